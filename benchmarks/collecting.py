@@ -1,12 +1,13 @@
 """What `collect` takes of time and memory where there is much to bring home, beside rsync by hand.
 
-Raises a cluster of its own, runs both sides in turn, checks what arrived, and prints every round, medians,
-ratios, and peak memory here and on the node. Then it kills a collect in the middle, and says what travels
-again.
+Raises a cluster of its own, runs both sides in turn, checks what arrived, and prints every round,
+medians, ratios, and peak memory here and on the node. Then it kills a collect in the middle, and
+says what travels again.
 
-Usage: python benchmarks/collecting.py [--rounds N] [--jobs N] [--log GB] [--files N] [--steps N] [WHAT...]
-WHAT: jobs (many small runs), large (one run: a log, and many small files), metrics (the figures and the
-report of a run of many steps, without a cluster). Default: all. The first two need rsync.
+Usage: python benchmarks/collecting.py [--rounds N] [--jobs N] [--log GB] [--files N] [--steps N]
+    [WHAT...]
+WHAT: jobs (many small runs), large (one run: a log, and many small files), metrics (the figures and
+the report of a run of many steps, without a cluster). Default: all. The first two need rsync.
 """
 
 from __future__ import annotations
@@ -117,7 +118,15 @@ def _peak_mb(status: str) -> float:
 
 def collect(cluster: Cluster, out: Path, ids: list[str], peak: Peak) -> float:
     """Seconds that `clusterctl collect` takes."""
-    argv = [BIN / "clusterctl", "-f", cluster.folder / "cluster.yaml", "collect", *ids, "--out", out]
+    argv = [
+        BIN / "clusterctl",
+        "-f",
+        cluster.folder / "cluster.yaml",
+        "collect",
+        *ids,
+        "--out",
+        out,
+    ]
     begun = time.perf_counter()
     with (cluster.folder / "collect.log").open("wb") as log, peak.watching():
         process = subprocess.Popen(argv, env=dict(cluster.environ), stdout=log, stderr=log)
@@ -132,7 +141,9 @@ def rsync(cluster: Cluster, remote: str, mirror: Path) -> float:
     shutil.rmtree(mirror, ignore_errors=True)
     shell = f"ssh -F {cluster.workspace}/ssh_config -l hpc"
     begun = time.perf_counter()
-    subprocess.run(["rsync", "-a", "-e", shell, f"{cluster.controller}:{remote}/", f"{mirror}/"], check=True)
+    subprocess.run(
+        ["rsync", "-a", "-e", shell, f"{cluster.controller}:{remote}/", f"{mirror}/"], check=True
+    )
     return time.perf_counter() - begun
 
 
@@ -153,7 +164,9 @@ def jobs(rounds: int, given: argparse.Namespace) -> None:
             prepared = PreparedJob(job, script_of(opened.facts, job), source_of(job))
             ids = [Submitter(opened).submit(prepared).job_id for _ in range(given.jobs)]
         wait_for_all(cluster)
-        out, mirror, peak = cluster.folder / "out", cluster.folder / "mirror", Peak()
+        out = cluster.folder / "out"
+        mirror = cluster.folder / "mirror"
+        peak = Peak()
 
         def ours() -> float:
             shutil.rmtree(out, ignore_errors=True)
@@ -183,7 +196,9 @@ def large(rounds: int, given: argparse.Namespace) -> None:
         script.write_text(LARGE.format(log_mb=int(given.log * 1000), files=given.files))
         job = cluster.run("submit", script, "--wait")["job_id"]
         remote = cluster.ssh(f"scontrol show job {job} | sed -n 's/^ *WorkDir=//p'").strip()
-        out, mirror, peak = cluster.folder / "out", cluster.folder / "mirror", Peak()
+        out = cluster.folder / "out"
+        mirror = cluster.folder / "mirror"
+        peak = Peak()
 
         def ours() -> float:
             shutil.rmtree(out, ignore_errors=True)
@@ -206,7 +221,9 @@ def large(rounds: int, given: argparse.Namespace) -> None:
 
 
 def metrics(rounds: int, given: argparse.Namespace) -> None:
-    """The figures and the report of a run that wrote its loss at each step, beside JSON and NumPy."""
+    """The figures and the report of a run that wrote its loss at each step, beside JSON and
+    NumPy.
+    """
     losses = numpy.random.default_rng(0).random(given.steps)
     with tempfile.TemporaryDirectory() as folder:
         run = RunRecord.model_validate({**RECORD, "directory": Path(folder)})
@@ -238,12 +255,14 @@ def resumed(cluster: Cluster, job: str, out: Path, given: argparse.Namespace) ->
     shutil.rmtree(out)
     argv = [BIN / "clusterctl", "-f", cluster.folder / "cluster.yaml", "collect", job, "--out", out]
     process = subprocess.Popen(argv, env=dict(cluster.environ), stderr=subprocess.DEVNULL)
-    begun, half = time.perf_counter(), 5e8 * given.log
+    begun = time.perf_counter()
+    half = 5e8 * given.log
     while _size(out) < half and process.poll() is None:
         time.sleep(0.2)
     process.kill()
     process.wait()
-    there, before = _size(out), time.perf_counter() - begun
+    there = _size(out)
+    before = time.perf_counter() - begun
     read = _received(cluster)
     begun = time.perf_counter()
     cluster.run("collect", job, "--out", out)
@@ -267,8 +286,12 @@ def _received(cluster: Cluster) -> int:
     """Bytes that this machine has received from the cluster."""
     lines = (cluster.workspace / "ssh_config").read_text().splitlines()
     address = next(line.split()[1] for line in lines if line.split()[:1] == ["HostName"])
-    route = subprocess.run(["ip", "-j", "route", "get", address], check=True, capture_output=True).stdout
-    return int(Path("/sys/class/net", json.loads(route)[0]["dev"], "statistics/rx_bytes").read_text())
+    route = subprocess.run(
+        ["ip", "-j", "route", "get", address], check=True, capture_output=True
+    ).stdout
+    return int(
+        Path("/sys/class/net", json.loads(route)[0]["dev"], "statistics/rx_bytes").read_text()
+    )
 
 
 def _shown(peak: Peak) -> str:
@@ -280,7 +303,9 @@ ALL = {one.__name__: one for one in (jobs, large, metrics)}
 
 def main() -> None:
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("what", nargs="*", choices=[[], *ALL], metavar="WHAT")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=200)
@@ -290,7 +315,9 @@ def main() -> None:
     given = parser.parse_args()
     if shutil.which("rsync") is None and {*given.what} != {metrics.__name__}:
         # Before a cluster is raised.
-        sys.exit("rsync is missing, which this compares with: install it, such as `apt install rsync`")
+        sys.exit(
+            "rsync is missing, which this compares with: install it, such as `apt install rsync`"
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # not without taking clusters down
     print(machine())
     for name in given.what or ALL:

@@ -1,17 +1,18 @@
-"""Faults in a training on a local cluster: when it continues, and whether its weights stay the same.
+"""Faults in a training on a local cluster: when it continues, and whether its weights stay the
+same.
 
-Creates a cluster of its own, with a controller and three nodes. Each training has a rank on two of them; the
-third is the spare. Needs root, because it kills machines and daemons.
+Creates a cluster of its own, with a controller and three nodes. Each training has a rank on two of
+them; the third is the spare. Needs root, because it kills machines and daemons.
 Usage: python benchmarks/faults.py [table] [--only NAME]... [--rounds N] [--launcher NAME]
        python benchmarks/faults.py campaign [--seed S] [--trainings N] [--faults N] [--only NAME]...
 
 The training is the bundled one, or with the launcher torchrun that of examples/torch_ddp.py.
 
-table: each fault in a training of its own, N rounds: seconds until the first sign of the fault, and until
-training continued (median and worst), iterations that were repeated, the final weights compared with those of
-an undisturbed training, and the diagnosis. campaign: random faults at random times, several in each training:
-the number of trainings that were lost, hung, trained twice at the same time, ended with other weights, or
-left something behind. Both write all results as JSON.
+table: each fault in a training of its own, N rounds: seconds until the first sign of the fault, and
+until training continued (median and worst), iterations that were repeated, the final weights
+compared with those of an undisturbed training, and the diagnosis. campaign: random faults at random
+times, several in each training: the number of trainings that were lost, hung, trained twice at the
+same time, ended with other weights, or left something behind. Both write all results as JSON.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ from benchmarks.support.trials import Result, Trials
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 ROW = "{:27} {:9} {:>13} {:>13} {:>6} {:>6} {:>9}  {}"
-TITLES = ROW.format("fault", "verdict", "noticed s", "again s", "starts", "redone", "weights", "diagnosis")
+TITLES = ROW.format(
+    "fault", "verdict", "noticed s", "again s", "starts", "redone", "weights", "diagnosis"
+)
 
 
 def table(trials: Trials, faults: Sequence[Fault], rounds: int) -> Iterator[Result]:
-    """Cause each fault in trainings of its own, print a row for each fault, and yield the results."""
+    """Cause each fault in trainings of its own, print a row for each fault, and yield the
+    results.
+    """
     print(TITLES, flush=True)
     for fault in faults:
         results = []
@@ -74,7 +79,9 @@ def shown_row(name: str, results: Sequence[Result]) -> str:
 
 def shown_counts(counts: Counter[str]) -> str:
     """Return words with their counts, or a single word without its count."""
-    return ", ".join(f"{number} {word}" if len(counts) > 1 else word for word, number in counts.items())
+    return ", ".join(
+        f"{number} {word}" if len(counts) > 1 else word for word, number in counts.items()
+    )
 
 
 def median_and_worst(seconds: Iterable[float | None]) -> str:
@@ -98,17 +105,23 @@ def notes(result: Result) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-def campaign(trials: Trials, faults: Sequence[Fault], asked: argparse.Namespace) -> Iterator[Result]:
+def campaign(
+    trials: Trials, faults: Sequence[Fault], asked: argparse.Namespace
+) -> Iterator[Result]:
     """Cause random faults in several trainings, print and yield the result of each training.
 
-    Faults for which a training was too short are caused in the next, so that there may be more trainings.
+    Faults for which a training was too short are caused in the next, so that there may be more
+    trainings.
     """
     draw = random.Random(asked.seed)  # noqa: S311
     left = draw.choices(faults, k=asked.faults)
     share = math.ceil(asked.faults / asked.trainings)
     for number in itertools.count(1):
         result = trials.several(tuple(left[:share]), draw)
-        print(f"training {number}: {result.verdict}, {result.end}, {len(result.faults)} of {share} faults")
+        print(
+            f"training {number}: {result.verdict}, {result.end}, {len(result.faults)} of {share} "
+            "faults"
+        )
         print(*notes(result), sep="\n", flush=True)
         yield result
         left = left[max(1, len(result.faults)) :]
@@ -136,17 +149,26 @@ def options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", nargs="?", choices=["table", "campaign"], default="table")
-    parser.add_argument("--only", action="append", choices=BY_NAME, metavar="NAME", help="; ".join(BY_NAME))
+    parser.add_argument(
+        "--only", action="append", choices=BY_NAME, metavar="NAME", help="; ".join(BY_NAME)
+    )
     parser.add_argument("--rounds", type=number, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trainings", type=number, default=10, help="at least")
     parser.add_argument("--faults", type=number, default=100)
     parser.add_argument("--launcher", choices=["srun", "mpirun", "torchrun"], default="srun")
     parser.add_argument(
-        "--patience", type=number, default=400, help="observations (two a second) without progress: hung"
+        "--patience",
+        type=number,
+        default=400,
+        help="observations (two a second) without progress: hung",
     )
-    parser.add_argument("--cluster", default="", metavar="NAME", help="the cluster's name; default: random")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="default: build/faults-table.json")
+    parser.add_argument(
+        "--cluster", default="", metavar="NAME", help="the cluster's name; default: random"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="default: build/faults-table.json"
+    )
     asked = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("root is required, because this program kills machines: run it with sudo")
@@ -159,7 +181,8 @@ def main() -> None:
     asked = options()
     # As Ctrl-C does, SIGTERM removes the cluster.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    begun, about = time.monotonic(), machine()
+    begun = time.monotonic()
+    about = machine()
     print(about, flush=True)
     file = asked.json or Path("build", f"faults-{asked.what}.json")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +192,9 @@ def main() -> None:
     with raised(3, name=asked.cluster) as cluster:
         trials = Trials(Nodes(cluster), asked.launcher, asked.patience)
         rows = (
-            table(trials, faults, asked.rounds) if asked.what == "table" else campaign(trials, faults, asked)
+            table(trials, faults, asked.rounds)
+            if asked.what == "table"
+            else campaign(trials, faults, asked)
         )
         for result in rows:
             results.append(result)

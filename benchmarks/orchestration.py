@@ -1,9 +1,11 @@
 """What clusterctl's verbs take, beside what the same costs without it.
 
-Raises clusters of its own, runs both sides of each comparison in turn, checks what they did, and prints every
-round, medians and ratios. Usage: python benchmarks/orchestration.py [--rounds N] [--nodes N] [WHAT...]
-WHAT: start, up, again, submit, attached, files, cold, fail, many, large. Default: all. `files` needs rsync,
-`attached` needs root, or sudo without a password.
+Raises clusters of its own, runs both sides of each comparison in turn, checks what they did, and
+prints every
+round, medians and ratios. Usage: python benchmarks/orchestration.py [--rounds N] [--nodes N]
+    [WHAT...]
+WHAT: start, up, again, submit, attached, files, cold, fail, many, large. Default: all. `files`
+needs rsync, `attached` needs root, or sudo without a password.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ from tests.support.foreign.user import user_of
 
 MIB = 1 << 20
 QUEUED = 1000
-LARGE = "import os\nwith open('large', 'wb') as f:\n    for _ in range(1000): f.write(os.urandom(10**6))\n"
+LARGE = (
+    "import os\n"
+    "with open('large', 'wb') as f:\n"
+    "    for _ in range(1000): f.write(os.urandom(10**6))\n"
+)
 SMALL = (
     "import os\nfor d in range({folders}):\n    os.mkdir(f'd{{d}}')\n    for i in range(100):\n"
     "        open(f'd{{d}}/f{{i}}', 'wb').write(os.urandom(1000 + 150 * i))\n"
@@ -57,7 +63,9 @@ def start(rounds: int, nodes: int = 2) -> None:
         "clusterctl --help",
         rounds * 3,
         aim="at most 0.1 s",
-        help=lambda: subprocess.run([BIN / "clusterctl", "--help"], check=True, capture_output=True) and None,
+        help=lambda: (
+            subprocess.run([BIN / "clusterctl", "--help"], check=True, capture_output=True) and None
+        ),
     ).show()
     with raised(nodes) as cluster:
         script = cluster.folder / "one" / "job.sh"
@@ -71,7 +79,10 @@ def start(rounds: int, nodes: int = 2) -> None:
         }
         for load in ("an empty queue", "1,000 queued jobs"):
             if load != "an empty queue":
-                cluster.ssh("seq 1000 | xargs -P4 -I{} sbatch --quiet --hold --time=1 --wrap=true >/dev/null")
+                cluster.ssh(
+                    "seq 1000 | xargs -P4 -I{} sbatch --quiet --hold --time=1 --wrap=true "
+                    ">/dev/null"
+                )
                 assert int(cluster.ssh("squeue --noheader | wc -l")) >= QUEUED
             for verb, ask in asks.items():
                 words = (verb, job) if verb == "logs" else (verb,)
@@ -99,7 +110,9 @@ def start(rounds: int, nodes: int = 2) -> None:
 
 @dataclass
 class Raised:
-    """What the rounds of a side took besides `up`: its phase `converge`, `down`, and memory of a node."""
+    """What the rounds of a side took besides `up`: its phase `converge`, `down`, and memory of a
+    node.
+    """
 
     converge: list[float] = field(default_factory=list)
     down: list[float] = field(default_factory=list)
@@ -107,12 +120,18 @@ class Raised:
 
 
 def up(rounds: int) -> None:
-    """Fresh nodes each time, the image there; the last side has each node configured by plain Ansible."""
-    _fresh(2, rounds, "at most 4 s from the cache, 7 s without; 4.5 times as fast as plain", plain=True)
+    """Fresh nodes each time, the image there; the last side has each node configured by plain
+    Ansible.
+    """
+    _fresh(
+        2, rounds, "at most 4 s from the cache, 7 s without; 4.5 times as fast as plain", plain=True
+    )
 
 
 def many(rounds: int) -> None:
-    """Many nodes on this one machine; with more than 16, each configured for itself takes minutes."""
+    """Many nodes on this one machine; with more than 16, each configured for itself takes
+    minutes.
+    """
     _fresh(16, min(rounds, 2), "at most 9 s from the cache, 15 s without", plain=True)
     for nodes, aim in ((64, "40 s"), (128, "75 s; its down at most 20 s")):
         _fresh(nodes, min(rounds, 2), f"at most {aim}", plain=False)
@@ -130,16 +149,22 @@ def _fresh(nodes: int, rounds: int, aim: str, *, plain: bool) -> None:
     if not plain:
         del sides["plain_linear"], taken["plain linear"]
     _raise(2, Raised(), name)
-    measured = measure(f"up, 1 + {nodes} nodes, image there, proof job included", rounds, aim=aim, **sides)
+    measured = measure(
+        f"up, 1 + {nodes} nodes, image there, proof job included", rounds, aim=aim, **sides
+    )
     memory = max(one for side in taken.values() for one in side.memory_mib)
     measured.notes.append(f"memory of a node, of its processes: at most {memory:.1f} MiB")
     measured.show()
-    Measured("of that, the phase `converge`", {side: one.converge for side, one in taken.items()}).show()
+    Measured(
+        "of that, the phase `converge`", {side: one.converge for side, one in taken.items()}
+    ).show()
     Measured(f"down of 1 + {nodes} nodes", {side: one.down for side, one in taken.items()}).show()
 
 
 def _raise(nodes: int, taken: Raised, name: str = "", *, plain: bool = False) -> float:
-    """The seconds of `up` of a cluster of this name; without one, no class has its name or its user's uid."""
+    """The seconds of `up` of a cluster of this name; without one, no class has its name or its
+    user's uid.
+    """
     more = "" if name else f"users: [{{name: hpc, uid: {20_000 + secrets.randbelow(40_000)}}}]\n"
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
         cluster = Cluster.new(folder, nodes, name=name, more=more)
@@ -172,7 +197,9 @@ def submit(rounds: int) -> None:
     with raised(2) as cluster:
 
         def by_hand(project: Path) -> None:
-            packed = subprocess.run(["tar", "-c", "-C", project, "."], check=True, capture_output=True).stdout
+            packed = subprocess.run(
+                ["tar", "-c", "-C", project, "."], check=True, capture_output=True
+            ).stdout
             cluster.ssh("mkdir -p jobs/new && tar -x -C jobs/new", stdin=packed)
             assert cluster.ssh("cd jobs/new && sbatch --parsable job.sh").strip().isdigit()
 
@@ -186,8 +213,12 @@ def attached(rounds: int) -> None:
         user.clusterctl("attach", "national")
 
         def by_hand(project: Path) -> None:
-            user.runs("sh", "-c", f"tar -c -C {project} . | ssh national 'mkdir -p new && tar -x -C new'")
-            said = user.runs("ssh", "national", "cd new && sbatch --account=proj1 --parsable job.sh")
+            user.runs(
+                "sh", "-c", f"tar -c -C {project} . | ssh national 'mkdir -p new && tar -x -C new'"
+            )
+            said = user.runs(
+                "ssh", "national", "cd new && sbatch --account=proj1 --parsable job.sh"
+            )
             assert said.split()[-1].isdigit()
 
         def ours(script: Path) -> object:
@@ -225,8 +256,9 @@ def _submits(
 def files(rounds: int) -> None:
     """Files both ways, and a job's, beside rsync over the same ssh_config and so the same cipher.
 
-    Each transfer goes to a new folder, and none is removed before the last of its row: ext4 passes over
-    inodes that were freed in the last minutes, which can cost the next transfer more than its own work.
+    Each transfer goes to a new folder, and none is removed before the last of its row: ext4 passes
+    over inodes that were freed in the last minutes, which can cost the next transfer more than its
+    own work.
     """
     with raised(2) as cluster:
         for number, (what, make) in enumerate(MAKE.items()):
@@ -305,7 +337,11 @@ def _files(rounds: int, what: str, row: _Files) -> None:
         new = row.there()
         return checked(row.rsync(sent, new), hashes_there(cluster, new))
 
-    for verb, ours, by_rsync in (("collect", collect, fetched), ("get", get, fetched), ("put", put, pushed)):
+    for verb, ours, by_rsync in (
+        ("collect", collect, fetched),
+        ("get", get, fetched),
+        ("put", put, pushed),
+    ):
         measure(
             f"{verb} of {what}, hashes checked by sha256sum there and hashlib here",
             rounds,
@@ -325,7 +361,9 @@ def hashes_here(folder: Path) -> dict[str, str]:
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
-                found[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+                found[str(path.relative_to(folder))] = hashlib.file_digest(
+                    file, "sha256"
+                ).hexdigest()
     return found
 
 
@@ -334,7 +372,9 @@ def cold(rounds: int) -> None:
     mirror = "http://deb.debian.org/debian/"  # one slash more than the default: an image of its own
 
     def side() -> float:
-        for kind, key in zip(("base", "image"), image_keys(LocalSettings(mirror=mirror)), strict=True):
+        for kind, key in zip(
+            ("base", "image"), image_keys(LocalSettings(mirror=mirror)), strict=True
+        ):
             shutil.rmtree(Path(f"/var/cache/clusterctl/{kind}-{key}"), ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
             cluster = Cluster.new(
@@ -373,7 +413,10 @@ FAILURES = {
 
 def fail(rounds: int) -> None:
     """Rank 1 of 2 fails while the other waits for it: how long until the job has ended."""
-    for scheduler, launchers in (("slurm", ("srun", "mpirun", "torchrun")), ("none", ("mpirun", "torchrun"))):
+    for scheduler, launchers in (
+        ("slurm", ("srun", "mpirun", "torchrun")),
+        ("none", ("mpirun", "torchrun")),
+    ):
         with raised(2, f"scheduler: {scheduler}\n") as cluster:
             (cluster.folder / "torch.txt").write_text("torch\n")
 
@@ -382,7 +425,15 @@ def fail(rounds: int) -> None:
                 text = FAILS.format(begin=TORCH if by_torch else MPI, line=line)
                 (cluster.folder / "fails.py").write_text(text)
                 more = ("--requirements", cluster.folder / "torch.txt") if by_torch else ()
-                words = ("submit", cluster.folder / "fails.py", "--nodes", "2", "--launcher", launcher, *more)
+                words = (
+                    "submit",
+                    cluster.folder / "fails.py",
+                    "--nodes",
+                    "2",
+                    "--launcher",
+                    launcher,
+                    *more,
+                )
                 job = cluster.run(*words)["job_id"]
                 while (found := cluster.run("jobs", job)["jobs"][0])["exit"] == "":  # it goes on
                     time.sleep(0.5)
@@ -396,7 +447,8 @@ def fail(rounds: int) -> None:
                     rounds,
                     aim="at most 15 s",
                     **{
-                        name: lambda line=line, by=launcher: side(by, line) for name, line in FAILURES.items()
+                        name: lambda line=line, by=launcher: side(by, line)
+                        for name, line in FAILURES.items()
                     },
                 ).show()
 
@@ -424,13 +476,16 @@ def large(rounds: int) -> None:
 
 
 ALL: dict[str, Callable[..., None]] = {
-    one.__name__: one for one in (start, up, again, submit, attached, files, cold, fail, many, large)
+    one.__name__: one
+    for one in (start, up, again, submit, attached, files, cold, fail, many, large)
 }
 
 
 def main() -> None:
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("what", nargs="*", choices=[[], *ALL], metavar="WHAT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nodes", type=int, default=2, help="of the cluster that `start` asks")

@@ -1,14 +1,16 @@
-"""The bundled training program against PyTorch's DistributedDataParallel with gloo, ranks of 1 thread each.
+"""The bundled training program against PyTorch's DistributedDataParallel with gloo, ranks of 1
+thread each.
 
-Both sides live in the same processes, start from the same weights, see the same data and take turns; their
-losses must agree as far as float32 allows. Variables that choose kernels (such as OPENBLAS_CORETYPE) are
-unset, and the kernels in use are printed.
+Both sides live in the same processes, start from the same weights, see the same data and take
+turns; their losses must agree as far as float32 allows. Variables that choose kernels (such as
+OPENBLAS_CORETYPE) are unset, and the kernels in use are printed.
 
 Usage: python benchmarks/training.py [--rounds N] [--ranks N] [--avx2] [WHAT...]
-WHAT: mlp, gpt, resnet (a training step of each, on 2 ranks or --ranks); allreduce (also against a bare mpi4py
-Allreduce, and what compressors send); checkpoint (for how long one stops training); memory (under each stage
-of ZeRO, 4 ranks). Default: all. Needs what `scripts/bootstrap` installs, PyTorch too.
---avx2: in training steps, both sides use AVX2 and not AVX-512, as on a processor without AVX-512.
+WHAT: mlp, gpt, resnet (a training step of each, on 2 ranks or --ranks); allreduce (also against a
+bare mpi4py Allreduce, and what compressors send); checkpoint (for how long one stops training);
+memory (under each stage of ZeRO, 4 ranks). Default: all. Needs what `scripts/bootstrap` installs,
+PyTorch too. --avx2: in training steps, both sides use AVX2 and not AVX-512, as on a processor
+without AVX-512.
 """
 
 from __future__ import annotations

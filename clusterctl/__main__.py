@@ -10,7 +10,8 @@ _ALLOCATIONS = 50_000
 
 def main() -> None:
     """Run the command line, and exit with the command's exit status."""
-    # Imported modules are never garbage. Searching them repeatedly would take 15 ms of each command.
+    # Imported modules are never garbage. Searching them repeatedly would take 15 ms of each
+    # command.
     gc.set_threshold(_ALLOCATIONS)
     try:
         # Ctrl-C may come during this import.

@@ -1,7 +1,7 @@
 """The commands of the command line as functions for Python programs, with the same errors.
 
-The functions neither print nor prompt. Progress lines go to ``report``. A function whose command would prompt
-raises an error without ``yes=True``.
+The functions neither print nor prompt. Progress lines go to ``report``. A function whose command
+would prompt raises an error without ``yes=True``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def _as_list(words: str | int | Path | Iterable[object]) -> list[str]:
 
 
 def _as_arguments(args: _Args) -> list[str]:
-    """Return a program's arguments: words as they are, a mapping as options such as ``--lr 0.1``."""
+    """Return a program's arguments: words as they are, a mapping as options such as ``--lr
+    0.1``.
+    """
     if not isinstance(args, Mapping):
         return _as_list(args)
     words: list[str] = []
@@ -110,8 +112,8 @@ def _confirm(prompt: str, *, yes: bool) -> None:
 class Cluster:
     """A cluster. Its methods raise ClusterctlError.
 
-    spec: the spec file. name: the cluster's name, instead of a spec file. Default: ./cluster.yaml; if it does
-        not exist, the only cluster that is up.
+    spec: the spec file. name: the cluster's name, instead of a spec file. Default: ./cluster.yaml;
+        if it does not exist, the only cluster that is up.
     report: called with each line of progress. ``report=print`` shows them.
     accept_host_key, become_password: for your own machines, as the options of `up`.
     """
@@ -144,7 +146,9 @@ class Cluster:
 
     def plan(self) -> Plan:
         """Return the changes that `up` would make."""
-        return preview(ClusterContext.of(self.validate(), prompts=Prompts(password=self.become_password)))
+        return preview(
+            ClusterContext.of(self.validate(), prompts=Prompts(password=self.become_password))
+        )
 
     def up(
         self,
@@ -164,7 +168,8 @@ class Cluster:
         reconfigure: configure all hosts, even unchanged hosts. limit: only these hosts. Empty: all.
         force: cancel jobs on nodes that the changed spec no longer has.
         discard: delete data that exists only on hosts that are removed or recreated.
-        bundle: archive with packages for hosts without internet. no_bundle: use the hosts' repositories.
+        bundle: archive with packages for hosts without internet. no_bundle: use the hosts'
+            repositories.
         no_wait: raise LockedError, instead of waiting, if another command has locked the cluster.
         """
         options = UpOptions(
@@ -194,10 +199,12 @@ class Cluster:
         forget: _Names = (),
         no_wait: bool = False,
     ) -> down.DownResult:
-        """Collect runs, remove the cluster, and check that nothing is left. Arguments: options of `down`.
+        """Collect runs, remove the cluster, and check that nothing is left. Arguments: options of
+        `down`.
 
         yes: agree to the removal. out: folder for the collected runs. Default: ./runs.
-        discard: delete everything on the cluster without collecting it. discard_run: only runs of these jobs.
+        discard: delete everything on the cluster without collecting it. discard_run: only runs of
+            these jobs.
         forget: hosts of your own that no longer exist.
         no_wait: raise LockedError, instead of waiting, if another command has locked the cluster.
         """
@@ -212,8 +219,11 @@ class Cluster:
             gone=expand_hosts(_as_list(forget)),
             prompts=self._prompts,
         )
-        reporter, wait_s = PhaseLines(self._note), 0 if no_wait else WAIT_S
-        return down.down(PhaseRunner(workspace=workspace, reporter=reporter, wait_s=wait_s), options)
+        reporter = PhaseLines(self._note)
+        wait_s = 0 if no_wait else WAIT_S
+        return down.down(
+            PhaseRunner(workspace=workspace, reporter=reporter, wait_s=wait_s), options
+        )
 
     def status(self) -> Status:
         """Return the state of the nodes, and the pending and running jobs."""
@@ -230,12 +240,14 @@ class Cluster:
     ) -> Job:
         """Submit a bundled job or a script.
 
-        args: the program's arguments: words, or options such as ``{"lr": 0.1}``, which is ``--lr 0.1``. True
-            is the option alone; False and None omit it.
-        run: the job loads this run's model. weights: those of its best evaluation, or the final weights.
+        args: the program's arguments: words, or options such as ``{"lr": 0.1}``, which is ``--lr
+            0.1``. True is the option alone; False and None omit it.
+        run: the job loads this run's model. weights: those of its best evaluation, or the final
+            weights.
         options: name, nodes, tasks_per_node, ranks, cpus, gpus, mem, time, partition, account, qos,
-            constraint, array, sweep, scaling, after, slurm, from_run, signal, requeue, chain, launcher, hang,
-            folder, include, exclude, outputs, env, container, requirements, tag, note: as in a job file.
+            constraint, array, sweep, scaling, after, slurm, from_run, signal, requeue, chain,
+            launcher, hang, folder, include, exclude, outputs, env, container, requirements, tag,
+            note: as in a job file.
         """
         if is_job_file(str(target)) or options.get("scaling"):
             raise UsageError(
@@ -255,14 +267,17 @@ class Cluster:
         variants: _Names = (),
         **options: Unpack[JobKeywords],
     ) -> tuple[Job, ...]:
-        """Submit the jobs in a job file, or those of a scaling, such as ``scaling={"nodes": [1, 2]}``.
+        """Submit the jobs in a job file, or those of a scaling, such as ``scaling={"nodes": [1,
+        2]}``.
 
         variants: names of the jobs to submit. Empty: all jobs.
         args, options: those of `submit`. They override those in the file.
         """
         return self._submit(self._submission(path, args, options, variants=_as_list(variants)))
 
-    def render(self, target: str | Path, args: _Args = (), **options: Unpack[JobKeywords]) -> tuple[str, ...]:
+    def render(
+        self, target: str | Path, args: _Args = (), **options: Unpack[JobKeywords]
+    ) -> tuple[str, ...]:
         """Return the scripts that `submit` would submit. args, options: those of `submit`."""
         submission = self._submission(target, args, options)
         jobs = Preparer(self._note).render(submission, spec_of_existing(self._chosen))
@@ -284,7 +299,9 @@ class Cluster:
 
     @staticmethod
     def _given(args: _Args, options: JobKeywords) -> dict[str, object]:
-        """Return the options of a job that are set, and its arguments, as ``read_jobs`` takes them."""
+        """Return the options of a job that are set, and its arguments, as ``read_jobs`` takes
+        them.
+        """
         reject_unknown(options, JobKeywords.__annotations__, "jobs have no option")
         if isinstance(sweep := options.get("sweep"), Mapping):
             options["sweep"] = {k: v if k in _OF_SWEEP else _as_texts(v) for k, v in sweep.items()}
@@ -333,18 +350,24 @@ class Cluster:
         """Submit the job of a collected run again.
 
         changes: the program's options with other values: name -> value.
-        failed: submit only the tasks that did not complete. Raise UsageError if all tasks have completed.
+        failed: submit only the tasks that did not complete. Raise UsageError if all tasks have
+            completed.
         code: the program's files: as sent with the run, or as they are in its folder now.
-        options: mem, time, partition, account, qos, constraint, tag, note. Default: those of the run.
+        options: mem, time, partition, account, qos, constraint, tag, note. Default: those of the
+            run.
         """
         reject_unknown(options, ReplayKeywords.__annotations__, "replay has no option")
         row = run if isinstance(run, Row) else named_run(str(run), self._chosen.ledger)
-        texts = {key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()}
+        texts = {
+            key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()
+        }
         given_options = {name: value for name, value in options.items() if value not in (None, [])}
         again = select_replay(row, texts, failed=failed, flags=given_options, code=Code(code))
         if again is None:
             fix = "leave out failed=True, to replay the whole array"
-            raise UsageError(f"all tasks of {row.shown} have completed", code="nothing-to-replay", fix=fix)
+            raise UsageError(
+                f"all tasks of {row.shown} have completed", code="nothing-to-replay", fix=fix
+            )
         replay = replay_job(row.run.directory, again)
         reject_invalid_arguments((replay.job,))
         (job,) = self._submit(Submission((replay.job,), replay=replay))
@@ -358,7 +381,9 @@ class Cluster:
         return Job(self, known_id, info.name, info.work_dir)
 
     def jobs(self, ids: _Names = ()) -> tuple[JobInfo, ...]:
-        """Return your jobs, newest first, or the jobs with these IDs. An array has an entry for each task."""
+        """Return your jobs, newest first, or the jobs with these IDs. An array has an entry for
+        each task.
+        """
         with self._session(SOON_S) as session:
             listing = queue.find_or_list(session, _as_list(ids))
         if listing.unlisted:
@@ -380,16 +405,19 @@ class Cluster:
         everywhere: bool = False,
         **options: Unpack[SelectionKeywords],
     ) -> tuple[Row, ...]:
-        """Copy the results of jobs (runs) from the cluster. The arguments are the options of `collect`.
+        """Copy the results of jobs (runs) from the cluster. The arguments are the options of
+        `collect`.
 
         ids: the jobs. Empty: all jobs of the current folder's project that are not collected yet.
-        out: folder for the runs. Default: ./runs. everywhere: also jobs that were submitted from other
-            folders; without ``out``, each run gets into the folder `runs` of its job's folder.
+        out: folder for the runs. Default: ./runs. everywhere: also jobs that were submitted from
+            other folders; without ``out``, each run gets into the folder `runs` of its job's
+            folder.
         checkpoints, max_checkpoint, max_file: as in `collect`; sizes such as ``4GiB``.
         everything: copy all that exists only on the cluster.
         """
         reject_unknown(options, SelectionKeywords.__annotations__, "collect has no option")
-        selection, folder = selection_of(**options), _path(out)
+        selection = selection_of(**options)
+        folder = _path(out)
         everywhere = (everywhere or selection.everything) and not ids
         with self._session(SHORT_PATIENCE_S) as session:
             runs = collect(
@@ -404,24 +432,37 @@ class Cluster:
         return tuple(Row(run) for run in runs)
 
     def put(self, paths: _Paths, to: str = ".") -> str:
-        """Copy files to a folder on the cluster, by default your home. Return the folder's full path."""
+        """Copy files to a folder on the cluster, by default your home. Return the folder's full
+        path.
+        """
         return files.put(self._chosen, [*_as_list(paths), to]).sent.folder
 
     def get(self, paths: _Names, to: str | Path = ".") -> Path:
-        """Copy files from the cluster to a folder on this machine. Return the folder's full path."""
+        """Copy files from the cluster to a folder on this machine. Return the folder's full
+        path.
+        """
         files.get(self._chosen, [*_as_list(paths), str(to)])
         return Path(to).absolute()
 
-    def ssh(self, command: _Names, host: str | None = None, *, admin: bool = False) -> CompletedProcess[str]:
-        """Run a command (a string: by the shell) on a host or the controller, as job user or ``admin``."""
-        workspace, words = self._chosen.workspace(), _as_list(command)
+    def ssh(
+        self, command: _Names, host: str | None = None, *, admin: bool = False
+    ) -> CompletedProcess[str]:
+        """Run a command (a string: by the shell) on a host or the controller, as job user or
+        ``admin``.
+        """
+        workspace = self._chosen.workspace()
+        words = _as_list(command)
         with naming_lock_holder(workspace):
             inventory = inventory_of(workspace)
         if host is not None:
-            reject_unknown([host], [node.name for node in inventory.hosts], "the cluster has no host")
+            reject_unknown(
+                [host], [node.name for node in inventory.hosts], "the cluster has no host"
+            )
         if not words:
             reason = "an interactive shell needs a terminal"
-            raise UsageError("no command is given", code="needs-terminal", why=reason, fix="pass a command")
+            raise UsageError(
+                "no command is given", code="needs-terminal", why=reason, fix="pass a command"
+            )
         host = host or inventory.controller.name
         ssh = OpenSSH(workspace.ssh_config, None if admin else inventory.job_user)
         with Connections(workspace.ssh_config) as connections:
@@ -446,8 +487,8 @@ class Job:
     def wait(self, timeout_s: float | None = None) -> tuple[JobInfo, ...]:
         """Wait until the job has ended, at most ``timeout_s`` seconds if given.
 
-        Raise JobFailedError or JobCancelledError, with the cause, if the job does not complete. Raise
-        WaitTimeoutError after ``timeout_s``; the job keeps running.
+        Raise JobFailedError or JobCancelledError, with the cause, if the job does not complete.
+        Raise WaitTimeoutError after ``timeout_s``; the job keeps running.
         """
         with self.cluster._session() as session:
             notes = watch.ChangeNotes(session, self.cluster._note)
@@ -458,7 +499,9 @@ class Job:
     def follow(
         self, show: Callable[[str], object] = print, *, timeout_s: float | None = None
     ) -> tuple[JobInfo, ...]:
-        """Call ``show`` with each line of output until the job ends. Errors, ``timeout_s``: as for `wait`."""
+        """Call ``show`` with each line of output until the job ends. Errors, ``timeout_s``: as for
+        `wait`.
+        """
 
         def show_lines(chunk: LogChunk) -> None:
             for line in chunk.data.removesuffix(b"\n").split(b"\n"):
@@ -466,12 +509,18 @@ class Job:
 
         with self.cluster._session() as session, whole_lines(show_lines) as take:
             notes = watch.ChangeNotes(session, self.cluster._note)
-            ended = watch.follow(session, self.id, on_output=take, timeout_s=timeout_s, on_change=notes)
+            ended = watch.follow(
+                session, self.id, on_output=take, timeout_s=timeout_s, on_change=notes
+            )
             watch.raise_unless_completed(session, ended, log_is_shown=True)
             return ended
 
-    def logs(self, *, stream: Literal["stdout", "stderr"] | None = None, rank: int | None = None) -> str:
-        """Return the last 8 MiB of the job's output so far. ``stream``, ``rank``: only this output."""
+    def logs(
+        self, *, stream: Literal["stdout", "stderr"] | None = None, rank: int | None = None
+    ) -> str:
+        """Return the last 8 MiB of the job's output so far. ``stream``, ``rank``: only this
+        output.
+        """
         kept = KeptLogs()
         with self.cluster._session() as session:
             rank_text = "" if rank is None else str(rank)
@@ -481,7 +530,9 @@ class Job:
         return "".join(log.text for log in logs)
 
     def stacks(self) -> dict[str, Any]:
-        """Return where the ranks of the running job are, as `clusterctl stacks -o json` prints it."""
+        """Return where the ranks of the running job are, as `clusterctl stacks -o json` prints
+        it.
+        """
         with self.cluster._session(SOON_S) as session:
             return stacks_of(session, self.id).as_dict()
 
@@ -494,7 +545,9 @@ class Job:
         """Cancel the pending or running job."""
         self.cluster.cancel([self.id])
 
-    def collect(self, *, out: str | Path | None = None, **options: Unpack[SelectionKeywords]) -> Row:
+    def collect(
+        self, *, out: str | Path | None = None, **options: Unpack[SelectionKeywords]
+    ) -> Row:
         """Copy the job's results (run) to ``out``, with the options of ``Cluster.collect``."""
         (run,) = self.cluster.collect([self.id], out=out, **options)
         return run
@@ -503,7 +556,7 @@ class Job:
 def report(runs: Row | Sequence[Row]) -> Report:
     """Return the report about a run or a sweep, or the comparison of several runs.
 
-    The report has the methods ``as_html()``, ``as_markdown()`` and ``as_dict()``. Raise UsageError if the
-    tasks of a sweep have no metric to rank them.
+    The report has the methods ``as_html()``, ``as_markdown()`` and ``as_dict()``. Raise UsageError
+    if the tasks of a sweep have no metric to rank them.
     """
     return report_of([runs] if isinstance(runs, Row) else runs)

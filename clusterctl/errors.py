@@ -1,11 +1,12 @@
-"""All expected errors: each has a message, and may have a place, a cause and a fix (advice to the user).
+"""All expected errors: each has a message, and may have a place, a cause and a fix (advice to the
+user).
 
-Code that calls a library (paramiko, ansible-runner, pydantic) or the operating system translates their errors
-to these classes, with ``from exc``. The command line shows all of them in the same format, without a
-traceback.
+Code that calls a library (paramiko, ansible-runner, pydantic) or the operating system translates
+their errors to these classes, with ``from exc``. The command line shows all of them in the same
+format, without a traceback.
 
-Exit codes: ``ClusterctlError`` 1; ``UsageError`` (a wrong command or spec) 2; errors of a job that `submit`
-waited for 4 to 6; a rehearsed job that did not survive 7.
+Exit codes: ``ClusterctlError`` 1; ``UsageError`` (a wrong command or spec) 2; errors of a job that
+`submit` waited for 4 to 6; a rehearsed job that did not survive 7.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import Any, ClassVar, Self
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure as `-o json` shows it. ``host`` and ``phase`` say where it happened, if that is known."""
+    """A failure as `-o json` shows it. ``host`` and ``phase`` say where it happened, if that is
+    known.
+    """
 
     code: str
     cause: str
@@ -33,7 +36,9 @@ class Failure:
 
 
 class Notice(str):
-    """A note or a warning for the user. ``code``: its name in docs/errors.md, which never changes."""
+    """A note or a warning for the user. ``code``: its name in docs/errors.md, which never
+    changes.
+    """
 
     __slots__ = ("code",)
     code: str
@@ -58,8 +63,8 @@ class BadValueError(ValueError):
 class ClusterctlError(Exception):
     """The base of all expected errors.
 
-    code: stable name of the condition, such as ``subnet-in-use``; docs/errors.md lists all codes. Default:
-        the attribute of the class.
+    code: stable name of the condition, such as ``subnet-in-use``; docs/errors.md lists all codes.
+        Default: the attribute of the class.
     what: the message: what failed.
     where: file, host or phase.
     why: the cause, in the words of the failed tool.
@@ -107,7 +112,13 @@ class ClusterctlError(Exception):
 
     @classmethod
     def of_hosts(
-        cls, what: str, failures: Iterable[Failure], *, code: str = "", fix: str = "", then: str = ""
+        cls,
+        what: str,
+        failures: Iterable[Failure],
+        *,
+        code: str = "",
+        fix: str = "",
+        then: str = "",
     ) -> Self:
         """Return an error that joins the failures of several hosts, with a line for each cause.
 
@@ -137,16 +148,24 @@ class ClusterctlError(Exception):
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures given at creation. If no failures were given, this error as a single failure."""
+        """The failures given at creation. If no failures were given, this error as a single
+        failure.
+        """
         single = Failure(self.code, self.cause, self.host, None, self.fix, self.retryable)
         failures = self._failures or (single,)
-        return tuple(replace(f, retryable=False) for f in failures) if self.had_side_effects else failures
+        return (
+            tuple(replace(f, retryable=False) for f in failures)
+            if self.had_side_effects
+            else failures
+        )
 
     def also(self, failure: Failure) -> None:
         self._failures = (*self.failures, failure)
 
     def __str__(self) -> str:
-        """Format the error for people. Only the cause and the fix may have several lines, all indented."""
+        """Format the error for people. Only the cause and the fix may have several lines, all
+        indented.
+        """
         head = f"{self.what} ({self.where})" if self.where else self.what
         lines = [printable(head)]
         for title, text in (("why", self.why), ("fix", self.fix)):
@@ -161,17 +180,24 @@ class UsageError(ClusterctlError, code="usage", exit_code=2):
 
 
 def excluded(first: str, second: str) -> UsageError:
-    message, fix = f"{first} can't be combined with {second}", f"leave out {first} or {second}"
+    message = f"{first} can't be combined with {second}"
+    fix = f"leave out {first} or {second}"
     return UsageError(message, code="options-exclusive", fix=fix)
 
 
 def unaccompanied(option: str, needed: str) -> UsageError:
-    return UsageError(f"{option} needs {needed}", code="option-needs-option", fix=f"also pass {needed}")
+    return UsageError(
+        f"{option} needs {needed}", code="option-needs-option", fix=f"also pass {needed}"
+    )
 
 
 def foreign_package_error(exc: BaseException) -> UsageError | None:
     """Return the error to show if a package of PYTHONPATH caused an exception, or None."""
-    folders = [os.path.abspath(name) for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if name]  # noqa: PTH100 - of any text
+    folders = [
+        os.path.abspath(name)  # noqa: PTH100 - links stay
+        for name in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if name
+    ]
     files = [
         getattr(exc, "path", None),
         *(frame.filename for frame in traceback.extract_tb(exc.__traceback__)),
@@ -199,7 +225,9 @@ class NotUpError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A mistake in a spec or job file. ``line`` and ``column`` count from 1; ``key``: path such as `a.b`."""
+    """A mistake in a spec or job file. ``line`` and ``column`` count from 1; ``key``: path such as
+    `a.b`.
+    """
 
     file: str
     line: int
@@ -215,11 +243,15 @@ class Problem:
 
 
 class SpecError(UsageError, code="spec"):
-    """A spec or a job file is wrong; ``problems`` holds every problem of the file, in file order."""
+    """A spec or a job file is wrong; ``problems`` holds every problem of the file, in file
+    order.
+    """
 
     def __init__(self, file: str, problems: tuple[Problem, ...], *, kind: str = "spec") -> None:
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
-        super().__init__(f"{file} is not a valid {kind}: {count}", fix="correct the lines named above")
+        super().__init__(
+            f"{file} is not a valid {kind}: {count}", fix="correct the lines named above"
+        )
         self.problems = problems
 
     @property
@@ -234,7 +266,9 @@ class SpecError(UsageError, code="spec"):
 
 
 class BundleError(UsageError, code="bundle"):
-    """A bundle (software for offline hosts) is damaged, incomplete or wrong. ``failures``: each fault."""
+    """A bundle (software for offline hosts) is damaged, incomplete or wrong. ``failures``: each
+    fault.
+    """
 
 
 class MachineError(ClusterctlError, code="machine"):
@@ -242,7 +276,9 @@ class MachineError(ClusterctlError, code="machine"):
 
 
 class DiskError(MachineError, code="disk"):
-    """A disk of this machine can't be written: it is full, read-only or failing, or a quota is exceeded."""
+    """A disk of this machine can't be written: it is full, read-only or failing, or a quota is
+    exceeded.
+    """
 
 
 class ProvisionError(ClusterctlError, code="provision"):
@@ -270,8 +306,8 @@ class ApiOffError(CloudError, code="api-off"):
 class TerraformError(ProvisionError, code="terraform"):
     """Terraform or the cloud failed in part; ``failures`` has an entry for each cause and host.
 
-    ``transient``: all causes are temporary, so a later retry helps. ``already_exists``: Terraform address ->
-    ID of each resource that could not be created, because it exists already.
+    ``transient``: all causes are temporary, so a later retry helps. ``already_exists``: Terraform
+    address -> ID of each resource that could not be created, because it exists already.
     """
 
     transient = False
@@ -279,7 +315,9 @@ class TerraformError(ProvisionError, code="terraform"):
 
 
 class StalePlanError(ProvisionError, code="stale-plan", retryable=True):
-    """The changes that the user confirmed are out of date, because something changed in the meantime."""
+    """The changes that the user confirmed are out of date, because something changed in the
+    meantime.
+    """
 
 
 class OnlyCopyError(ClusterctlError, code="only-copy"):
@@ -310,7 +348,8 @@ class TunnelError(UnreachableError):
 class TunnelRefusedError(TransportError, code="tunnel-refused"):
     """The service that carries the SSH connection rejects the login.
 
-    ``has_grace``: the login may be valid for a new host within a minute. Otherwise, retries do not help.
+    ``has_grace``: the login may be valid for a new host within a minute. Otherwise, retries do not
+        help.
     """
 
     has_grace = False
@@ -335,7 +374,9 @@ class HostKeyError(TransportError, code="host-key"):
 
 
 class CommandError(TransportError, code="command"):
-    """A command on a host failed; ``rc`` is its exit status, ``why`` the last part of its stderr."""
+    """A command on a host failed; ``rc`` is its exit status, ``why`` the last part of its
+    stderr.
+    """
 
     def __init__(
         self,
@@ -355,7 +396,9 @@ class CommandError(TransportError, code="command"):
 
 
 class ConfigureError(ClusterctlError, code="configure"):
-    """Tasks of Ansible failed; ``failures`` has an entry for each host, with role and task in ``phase``."""
+    """Tasks of Ansible failed; ``failures`` has an entry for each host, with role and task in
+    ``phase``.
+    """
 
 
 class SchedulerError(ClusterctlError, code="scheduler"):
@@ -369,7 +412,8 @@ class SlurmError(SchedulerError, code="slurm"):
 class SlurmAwayError(SlurmError, code="slurm-away", retryable=True):
     """slurmctld did not answer. The same command may succeed later.
 
-    words: a pattern of the messages of Slurm's commands then, and of the accounting's if slurmdbd is away.
+    words: a pattern of the messages of Slurm's commands then, and of the accounting's if slurmdbd
+        is away.
     """
 
     words: ClassVar = re.compile(
@@ -389,7 +433,8 @@ class LockedError(ClusterctlError, code="locked", retryable=True):
 
 
 class CollectError(ClusterctlError, code="collect", retryable=True):
-    """A run could not be collected completely. Collected files are kept, and the next collect resumes.
+    """A run could not be collected completely. Collected files are kept, and the next collect
+    resumes.
 
     ``jobs``: the IDs of the runs' jobs, as far as known.
     """
@@ -398,7 +443,9 @@ class CollectError(ClusterctlError, code="collect", retryable=True):
 
 
 class TransferError(ClusterctlError, code="transfer", retryable=True):
-    """Files could not be transferred completely. Transferred files are kept, and the same command resumes."""
+    """Files could not be transferred completely. Transferred files are kept, and the same command
+    resumes.
+    """
 
 
 class JobFailedError(ClusterctlError, code="job-failed", exit_code=4):
@@ -410,11 +457,15 @@ class JobCancelledError(ClusterctlError, code="job-cancelled", exit_code=5):
 
 
 class JobStuckError(JobFailedError, code="job-stuck"):
-    """The job that `submit` waited for never starts, unless a person changes the job or the cluster."""
+    """The job that `submit` waited for never starts, unless a person changes the job or the
+    cluster.
+    """
 
 
 class WaitTimeoutError(ClusterctlError, code="wait-timeout", exit_code=6):
-    """`submit` stopped waiting; the job keeps running. Not retryable: `submit` again starts a second job."""
+    """`submit` stopped waiting; the job keeps running. Not retryable: `submit` again starts a
+    second job.
+    """
 
 
 class RehearsalError(ClusterctlError, code="not-survived", exit_code=7):
@@ -423,7 +474,9 @@ class RehearsalError(ClusterctlError, code="not-survived", exit_code=7):
 
 def printable(text: str) -> str:
     """Return the text as a single line without control characters."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else visible(c) for c in text)
+    return (
+        text if text.isprintable() else "".join(c if c.isprintable() else visible(c) for c in text)
+    )
 
 
 def visible(char: str) -> str:

@@ -1,6 +1,7 @@
 """Hugging Face Accelerate on several nodes: prepare() wraps the model and shards the batches.
 
-clusterctl submit examples/accelerate_mlp.py --requirements examples/requirements-accelerate.txt --nodes 2
+clusterctl submit examples/accelerate_mlp.py --requirements examples/requirements-accelerate.txt
+--nodes 2
 """
 
 import torch
@@ -12,14 +13,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def main() -> None:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    rank, world = accelerator.process_index, accelerator.num_processes
+    rank = accelerator.process_index
+    world = accelerator.num_processes
     print(f"rank {rank} of {world}: {accelerator.device}", flush=True)
     set_seed(0)
     place = torch.rand(4096, 2) * 2 - 1
     label = (place.square().sum(dim=1) < 0.6).long()
     layers = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
     data = DataLoader(TensorDataset(place, label), batch_size=64, shuffle=True)
-    model, optimizer, data = accelerator.prepare(layers, torch.optim.Adam(layers.parameters(), lr=0.01), data)
+    model, optimizer, data = accelerator.prepare(
+        layers, torch.optim.Adam(layers.parameters(), lr=0.01), data
+    )
     for epoch in range(5):
         losses = []
         for batch, target in data:

@@ -1,4 +1,5 @@
-"""MPI in Python with mpi4py, which every node has: compute pi by the midpoint rule, a slice per rank.
+"""MPI in Python with mpi4py, which every node has: compute pi by the midpoint rule, a slice per
+rank.
 
 clusterctl submit examples/mpi4py_pi.py --nodes 2 --tasks-per-node 2 --follow
 """

@@ -1,4 +1,5 @@
-"""Let a PyTorch training survive time limits, failures and dead nodes: copy this file beside your program.
+"""Let a PyTorch training survive time limits, failures and dead nodes: copy this file beside your
+program.
 
 torch_ddp.py and lightning_mlp.py use it. docs/restarts.md of clusterctl explains it.
 """
@@ -38,7 +39,9 @@ def show_progress(step):
 
 
 def save(folder, step, write, keep=2):
-    """Have write(path) write a checkpoint. A crash at any time leaves the previous checkpoints whole."""
+    """Have write(path) write a checkpoint. A crash at any time leaves the previous checkpoints
+    whole.
+    """
     folder.mkdir(exist_ok=True)
     # A rank that is cut off may still write while its successor runs.
     new = folder / f"step-{step:08}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.tmp"
@@ -54,8 +57,12 @@ class Training:
     """Resume from the newest checkpoint. parts: objects with state_dict, the same on all ranks."""
 
     def __init__(self, folder="checkpoints", seconds=600, **parts):
-        self.folder, self.seconds, self.parts = Path(folder), seconds, parts
-        self.step, self.saved, self.signalled = 0, time.monotonic(), False
+        self.folder = Path(folder)
+        self.seconds = seconds
+        self.parts = parts
+        self.step = 0
+        self.saved = time.monotonic()
+        self.signalled = False
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, lambda *_: setattr(self, "signalled", True))
         # Rank 0 chooses, because NFS may show other ranks an older list of files.
@@ -73,10 +80,15 @@ class Training:
         if dist.get_rank() == 0:
             show_progress(self.step)
         # A signal reaches the ranks in different steps.
-        stop = torch.tensor(float(self.signalled), device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        stop = torch.tensor(
+            float(self.signalled), device="cuda" if dist.get_backend() == "nccl" else "cpu"
+        )
         dist.all_reduce(stop)
         if dist.get_rank() == 0 and (stop or time.monotonic() - self.saved >= self.seconds):
-            state = {"step": self.step, **{name: part.state_dict() for name, part in self.parts.items()}}
+            state = {
+                "step": self.step,
+                **{name: part.state_dict() for name, part in self.parts.items()},
+            }
             save(self.folder, self.step, lambda path: torch.save(state, path))
             self.saved = time.monotonic()
         if stop:

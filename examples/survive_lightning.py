@@ -1,4 +1,5 @@
-"""Let a Lightning training survive, as survive.py does for other programs: copy both files beside yours.
+"""Let a Lightning training survive, as survive.py does for other programs: copy both files beside
+yours.
 
 trainer = L.Trainer(callbacks=[survive_lightning.Survive()], enable_checkpointing=False)
 trainer.fit(model, data, ckpt_path=survive.newest("checkpoints"))
@@ -15,10 +16,14 @@ import survive
 
 class Survive(L.Callback):
     def __init__(self, folder="checkpoints", seconds=600):
-        self.folder, self.seconds, self.saved, self.signalled = Path(folder), seconds, time.monotonic(), False
+        self.folder = Path(folder)
+        self.seconds = seconds
+        self.saved = time.monotonic()
+        self.signalled = False
 
     def on_train_start(self, trainer, *_):
-        # These replace Lightning's handlers, which requeue the job themselves or wait for other ranks.
+        # These replace Lightning's handlers, which requeue the job themselves or wait for other
+        # ranks.
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, lambda *_: setattr(self, "signalled", True))
         if trainer.strategy.broadcast(trainer.global_step) != trainer.global_step:

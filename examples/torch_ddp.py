@@ -1,12 +1,14 @@
 """Distributed data-parallel training with PyTorch, as in its own tutorials: a process per rank.
 
-    clusterctl submit examples/torch_ddp.py --requirements examples/requirements-torch.txt --nodes 2 --follow
+    clusterctl submit examples/torch_ddp.py --requirements examples/requirements-torch.txt --nodes 2
+    --follow
 
-The network learns to classify the points of two spirals. The rank and the address of rank 0 come from the
-environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), which clusterctl sets as torchrun does.
-The backend is NCCL on GPUs and Gloo on CPUs.
+The network learns to classify the points of two spirals. The rank and the address of rank 0 come
+from the environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), which clusterctl sets
+as torchrun does. The backend is NCCL on GPUs and Gloo on CPUs.
 
-With --requeue it survives time limits, failures and dead nodes: see survive.py and the lines with `run`.
+With --requeue it survives time limits, failures and dead nodes: see survive.py and the lines with
+`run`.
 """
 
 import argparse
@@ -24,7 +26,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def spirals(points: int) -> TensorDataset:
-    """Points of two spirals in the plane, each with the number of its spiral; the same on every rank."""
+    """Points of two spirals in the plane, each with the number of its spiral; the same on every
+    rank.
+    """
     random = torch.Generator().manual_seed(0)
     turn = torch.rand(points, generator=random) * 3 * torch.pi
     label = torch.arange(points) % 2
@@ -33,7 +37,9 @@ def spirals(points: int) -> TensorDataset:
     return TensorDataset(place + 0.02 * torch.randn(points, 2, generator=random), label)
 
 
-def train(model: nn.Module, data: TensorDataset, device: torch.device, args: argparse.Namespace) -> None:
+def train(
+    model: nn.Module, data: TensorDataset, device: torch.device, args: argparse.Namespace
+) -> None:
     """Print the mean loss of each epoch, over all ranks."""
     sampler = DistributedSampler(data)
     batches = DataLoader(data, batch_size=64, sampler=sampler)
@@ -55,7 +61,9 @@ def train(model: nn.Module, data: TensorDataset, device: torch.device, args: arg
 
 
 def check_that_ranks_agree(model: nn.Module) -> None:
-    """After equal steps from equal parameters, every rank must hold the same numbers, bit by bit."""
+    """After equal steps from equal parameters, every rank must hold the same numbers, bit by
+    bit.
+    """
     mine = nn.utils.parameters_to_vector(model.parameters())
     all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(all_ranks, mine)
@@ -74,10 +82,16 @@ def main() -> None:
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    print(f"rank {rank} of {world} on {socket.gethostname()}: {device}, {dist.get_backend()}", flush=True)
+    rank = dist.get_rank()
+    world = dist.get_world_size()
+    print(
+        f"rank {rank} of {world} on {socket.gethostname()}: {device}, {dist.get_backend()}",
+        flush=True,
+    )
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+    layers = nn.Sequential(
+        nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
+    )
     model = DistributedDataParallel(layers.to(device))
     data = spirals(args.points)
     train(model, data, device, args)

@@ -1,4 +1,6 @@
-"""Entry point of ``python -m payload train|gemm|probe|...``: parses the command line and runs the command."""
+"""Entry point of ``python -m payload train|gemm|probe|...``: parses the command line and runs the
+command.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from payload.node.rank import allow_stacks
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command, and return its exit code. If it raises ``PayloadError``, rank 0 prints the error."""
+    """Run the command, and return its exit code. If it raises ``PayloadError``, rank 0 prints the
+    error.
+    """
     _limit_threads()
     try:
         config = parse(argv)
@@ -43,8 +47,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _refuse(error: UsageError) -> int:
-    """Print the error of a wrong command line or config file on rank 0, and return the exit code."""
-    # mpirun ends all ranks when a rank fails, so all ranks wait for each other in MPI before rank 0 prints.
+    """Print the error of a wrong command line or config file on rank 0, and return the exit
+    code.
+    """
+    # mpirun ends all ranks when a rank fails, so all ranks wait for each other in MPI before rank 0
+    # prints.
     rank = launcher_rank(os.environ)
     first_error: PayloadError = error
     if rank is not None:
@@ -74,7 +81,9 @@ def _world_rank() -> int:
 
 
 def _limit_threads() -> None:
-    """Limit NumPy's BLAS to the cores of this rank. By default, each rank would use all cores of the node."""
+    """Limit NumPy's BLAS to the cores of this rank. By default, each rank would use all cores of
+    the node.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
 
 

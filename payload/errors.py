@@ -4,24 +4,29 @@
     ├── UsageError      2   the command line is wrong, or names something that does not exist
     └── LaunchError     3   the launcher started a different number of ranks than MPI sees
 
-A run that a signal ends exits with ``STOPPED`` if it saved a checkpoint, otherwise with ``ENDED``. If a rank
-runs out of memory or raises ``RankError``, it prints a line, and all ranks end with exit code 1. Any other
+A run that a signal ends exits with ``STOPPED`` if it saved a checkpoint, otherwise with ``ENDED``.
+If a rank runs out of memory or raises ``RankError``, it prints a line, and all ranks end with exit
+code 1. Any other
 exception is a bug or a broken machine: it prints a traceback and aborts the whole MPI job.
 """
 
 from __future__ import annotations
 
 STOPPED = 75
-"""Exit code after a signal if the run saved a checkpoint and can be resumed (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code after a signal if the run saved a checkpoint and can be resumed (EX_TEMPFAIL of
+sysexits.h).
+"""
 
 ENDED = 128 + 15
 """Exit code after a signal if the run saves no checkpoints: that of a process that SIGTERM ends."""
 
 
 class PayloadError(Exception):
-    """An error that the user can correct. It is raised on every rank, so that all exit codes are the same.
+    """An error that the user can correct. It is raised on every rank, so that all exit codes are
+    the same.
 
-    ``code`` is the cause as a word for programs, such as ``checkpoint-damaged``: see docs/errors.md.
+    ``code`` is the cause as a word for programs, such as ``checkpoint-damaged``: see
+    docs/errors.md.
     """
 
     exit_code = 1
@@ -52,14 +57,19 @@ class RankError(Exception):
 
 
 _TOO_LARGE = ("Maximum allowed ", "array is too big", "Python int too large")
-"""How NumPy's ValueError and OverflowError messages start if an array is too large for any memory."""
+"""How NumPy's ValueError and OverflowError messages start if an array is too large for any memory.
+"""
 
 
 def line_of(error: BaseException) -> str | None:
-    """Return a message for the user if the error is a ``RankError`` or a lack of memory, not a bug."""
+    """Return a message for the user if the error is a ``RankError`` or a lack of memory, not a
+    bug.
+    """
     if isinstance(error, RankError):
         return str(error)
-    is_too_large = isinstance(error, ValueError | OverflowError) and str(error).startswith(_TOO_LARGE)
+    is_too_large = isinstance(error, ValueError | OverflowError) and str(error).startswith(
+        _TOO_LARGE
+    )
     return _out_of_memory(error) if is_too_large or isinstance(error, MemoryError) else None
 
 

@@ -2,8 +2,8 @@
 
     python -m payload.minimal book.txt --steps 200
 
-The rest of the package trains the same model (``models/gpt.py``) in the same way. A test checks that the
-weights after both trainings are equal except for rounding. The differences:
+The rest of the package trains the same model (``models/gpt.py``) in the same way. A test checks
+that the weights after both trainings are equal except for rounding. The differences:
 
     here                          in the package
     a dictionary of arrays        flat buffers, sharded over ranks (``parallel/zero.py``)
@@ -12,7 +12,8 @@ weights after both trainings are equal except for rounding. The differences:
     one batch                     micro-batches, over ranks and stages of a pipeline (``parallel/``)
     float32                       four precisions, with a loss scale (``optim/precision.py``)
 
-Shapes: B samples of T tokens, C numbers per token, H heads of D = C / H numbers, V tokens in the vocabulary.
+Shapes: B samples of T tokens, C numbers per token, H heads of D = C / H numbers, V tokens in the
+    vocabulary.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Config:
 def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
     """Return initial weights: normal for matrices, ones for norms, zeros for biases."""
     c = config.width
-    # Smaller weights preserve the variance of the residual stream, to which 2 · layers outputs are added.
+    # Smaller weights preserve the variance of the residual stream, to which 2 · layers outputs are
+    # added.
     into_residual = 0.02 / math.sqrt(2 * config.layers)
     deviations = {"embedding.weight": 0.02, "positions.weight": 0.02}
     shapes: dict[str, tuple[int, ...]] = {
@@ -95,34 +97,43 @@ def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
 
 
 # ---------------------------------------------------------------------------------------------------- layers
-# Each forward function returns the output, and the values that the backward function needs. A backward
-# function takes dy, the gradient with respect to the output. It writes the gradients of the weights to
-# ``grads`` and returns the gradient with respect to x.
+# Each forward function returns the output, and the values that the backward function needs. A
+# backward function takes dy, the gradient with respect to the output. It writes the gradients of
+# the weights to ``grads`` and returns the gradient with respect to x.
 
 
 def linear(w: Tensors, name: str, x: Array) -> Array:
-    """Return x W + b: (B, T, inputs) → (B, T, outputs). The names of W and b in ``w`` begin with ``name``."""
+    """Return x W + b: (B, T, inputs) → (B, T, outputs). The names of W and b in ``w`` begin with
+    ``name``.
+    """
     weight = w[f"{name}weight"]
     return x @ weight.reshape(len(weight), -1) + w[f"{name}bias"].ravel()
 
 
 def linear_backward(w: Tensors, grads: Tensors, name: str, dy: Array, x: Array) -> Array:
-    weight, bias = w[f"{name}weight"], w[f"{name}bias"]
-    rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])  # (B · T, ...)
+    weight = w[f"{name}weight"]
+    bias = w[f"{name}bias"]
+    # (B · T, ...)
+    rows = x.reshape(-1, x.shape[-1])
+    dy_rows = dy.reshape(-1, dy.shape[-1])
     grads[f"{name}weight"] = (rows.T @ dy_rows).reshape(weight.shape)
     grads[f"{name}bias"] = dy_rows.sum(axis=0).reshape(bias.shape)
     return dy @ weight.reshape(len(weight), -1).T
 
 
 def norm(w: Tensors, name: str, x: Array) -> tuple[Array, tuple[Array, Array]]:
-    """Return the layer norm of x (B, T, C) over its last axis, and two arrays for ``norm_backward``."""
+    """Return the layer norm of x (B, T, C) over its last axis, and two arrays for
+    ``norm_backward``.
+    """
     centered = x - x.mean(axis=-1, keepdims=True)
     inverse = 1 / xp.sqrt((centered * centered).mean(axis=-1, keepdims=True) + 1e-5)
     unit = centered * inverse
     return unit * w[f"{name}.weight"] + w[f"{name}.bias"], (unit, inverse)
 
 
-def norm_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: tuple[Array, Array]) -> Array:
+def norm_backward(
+    w: Tensors, grads: Tensors, name: str, dy: Array, saved: tuple[Array, Array]
+) -> Array:
     unit, inverse = saved
     grads[f"{name}.weight"] = (dy * unit).sum(axis=(0, 1))
     grads[f"{name}.bias"] = dy.sum(axis=(0, 1))
@@ -133,7 +144,8 @@ def norm_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: tuple
     return (dunit - along_ones - along_unit) * inverse
 
 
-_A, _B = math.sqrt(2 / math.pi), 0.044715
+_A = math.sqrt(2 / math.pi)
+_B = 0.044715
 
 
 def gelu(x: Array) -> Array:
@@ -147,7 +159,9 @@ def gelu_backward(dy: Array, x: Array) -> Array:
 
 
 def attention(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Array, ...]]:
-    """Return causal self-attention, (B, T, C) → (B, T, C), and the arrays for ``attention_backward``."""
+    """Return causal self-attention, (B, T, C) → (B, T, C), and the arrays for
+    ``attention_backward``.
+    """
     b, t, c = x.shape
     qkv = linear(w, f"{name}.in_proj_", x).reshape(b, t, 3, heads, c // heads)
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)  # (B, H, T, D) each
@@ -158,7 +172,9 @@ def attention(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple
     return linear(w, f"{name}.out_proj.", joined), (x, q, k, v, probs, joined)
 
 
-def attention_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: tuple[Array, ...]) -> Array:
+def attention_backward(
+    w: Tensors, grads: Tensors, name: str, dy: Array, saved: tuple[Array, ...]
+) -> Array:
     x, q, k, v, probs, joined = saved
     b, heads, t, d = q.shape
     djoined = linear_backward(w, grads, f"{name}.out_proj.", dy, joined)
@@ -166,7 +182,8 @@ def attention_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: 
     dv = probs.swapaxes(-1, -2) @ do
     dprobs = do @ v.swapaxes(-1, -2)
     dscores = probs * (dprobs - (probs * dprobs).sum(axis=-1, keepdims=True)) / math.sqrt(d)
-    dq, dk = dscores @ k, dscores.swapaxes(-1, -2) @ q
+    dq = dscores @ k
+    dk = dscores.swapaxes(-1, -2) @ q
     dqkv = xp.stack([dq, dk, dv]).transpose(1, 3, 0, 2, 4).reshape(b, t, 3 * heads * d)
     return linear_backward(w, grads, f"{name}.in_proj_", dqkv, x)
 
@@ -178,7 +195,9 @@ def softmax(x: Array) -> Array:
 
 
 def block(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Any, ...]]:
-    """Return y + feed_forward(norm(y)) with y = x + attention(norm(x)), and values for ``block_backward``."""
+    """Return y + feed_forward(norm(y)) with y = x + attention(norm(x)), and values for
+    ``block_backward``.
+    """
     normed1, saved_norm1 = norm(w, f"{name}.norm1", x)
     attended, saved_attention = attention(w, f"{name}.self_attn", normed1, heads)
     x = x + attended
@@ -189,7 +208,9 @@ def block(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Any
     return x, (saved_norm1, saved_attention, saved_norm2, normed2, up, active)
 
 
-def block_backward(w: Tensors, grads: Tensors, name: str, dx: Array, saved: tuple[Any, ...]) -> Array:
+def block_backward(
+    w: Tensors, grads: Tensors, name: str, dx: Array, saved: tuple[Any, ...]
+) -> Array:
     saved_norm1, saved_attention, saved_norm2, normed2, up, active = saved
     dup = gelu_backward(linear_backward(w, grads, f"{name}.linear2.", dx, active), up)
     dnormed2 = linear_backward(w, grads, f"{name}.linear1.", dup, normed2)
@@ -201,7 +222,9 @@ def block_backward(w: Tensors, grads: Tensors, name: str, dx: Array, saved: tupl
 # ----------------------------------------------------------------------------------------------------- model
 
 
-def loss_and_grads(w: Tensors, config: Config, tokens: Array, targets: Array) -> tuple[float, Tensors]:
+def loss_and_grads(
+    w: Tensors, config: Config, tokens: Array, targets: Array
+) -> tuple[float, Tensors]:
     """Return the mean cross-entropy of the next tokens, in nats, and its gradients.
 
     Args:
@@ -243,9 +266,18 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2)."""
 
     def __init__(
-        self, w: Tensors, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, decay: float = 0.01
+        self,
+        w: Tensors,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        decay: float = 0.01,
     ) -> None:
-        self.beta1, self.beta2, self.eps, self.decay = beta1, beta2, eps, decay
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.eps = eps
+        self.decay = decay
         self.mean = {name: xp.zeros_like(weight) for name, weight in w.items()}
         self.square = {name: xp.zeros_like(weight) for name, weight in w.items()}
         self.steps = 0
@@ -254,7 +286,9 @@ class AdamW:
         """Update the weights ``w`` in place with their gradients, at the learning rate ``lr``."""
         self.steps += 1
         for name, grad in grads.items():
-            mean, square, weight = self.mean[name], self.square[name], w[name]
+            mean = self.mean[name]
+            square = self.square[name]
+            weight = w[name]
             mean += (1 - self.beta1) * (grad - mean)
             square += (1 - self.beta2) * (grad * grad - square)
             # Correct the bias of the moments, which start at 0.
@@ -265,18 +299,25 @@ class AdamW:
             weight -= lr * unbiased_mean / (xp.sqrt(unbiased_square) + self.eps)
 
 
-# -------------------------------------------------------------------------------------------------- training
+# --------------------------------------------------------------------------------------------------
+# training
 
 
-def windows(text: Array, config: Config, batch: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return tokens (batch, T) from random positions in the text, and the next token of each token."""
+def windows(
+    text: Array, config: Config, batch: int, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Return tokens (batch, T) from random positions in the text, and the next token of each
+    token.
+    """
     starts = rng.integers(len(text) - config.length, size=batch)
     samples = text[starts[:, None] + np.arange(config.length + 1)].astype("int64")
     return xp.asarray(samples[:, :-1]), xp.asarray(samples[:, 1:])
 
 
 def train(text: Array, config: Config, *, steps: int, batch: int, lr: float, seed: int) -> Tensors:
-    """Train a model on ``text``, an array of bytes, print each step's loss, and return the weights."""
+    """Train a model on ``text``, an array of bytes, print each step's loss, and return the
+    weights.
+    """
     rng = np.random.default_rng(seed)
     w = init(config, seed)
     optimizer = AdamW(w)
@@ -290,7 +331,9 @@ def train(text: Array, config: Config, *, steps: int, batch: int, lr: float, see
 def main(argv: Sequence[str]) -> None:
     """Train on the bytes of the file in the command line ``argv``."""
     global xp  # noqa: PLW0603
-    parser = argparse.ArgumentParser(prog="python -m payload.minimal", description="Train a small GPT.")
+    parser = argparse.ArgumentParser(
+        prog="python -m payload.minimal", description="Train a small GPT."
+    )
     parser.add_argument("text", type=Path, help="file whose bytes are the tokens")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16, help="samples per step")

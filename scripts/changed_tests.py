@@ -1,9 +1,10 @@
-"""Choose the tests for a change, about a minute of them: `make test-changed` (scripts/run_tests.py).
+"""Choose the tests for a change, about a minute of them: `make test-changed`
+(scripts/run_tests.py).
 
-The change consists of the branch and of uncommitted files. Chosen are the unit tests in the folder of the
-changed subpackage, other unit tests that import or name a changed file, and an end-to-end test on a real
-cluster. Tests with the name of a changed file, or that import it, come first; tests that would make the run
-too long are left out.
+The change consists of the branch and of uncommitted files. Chosen are the unit tests in the folder
+of the changed subpackage, other unit tests that import or name a changed file, and an end-to-end
+test on a real cluster. Tests with the name of a changed file, or that import it, come first; tests
+that would make the run too long are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-UNIT, E2E = "tests/unit/", "tests/e2e/"
+UNIT = "tests/unit/"
+E2E = "tests/e2e/"
 # Start of a path -> the folders of its unit tests. The first match counts.
 FOLDERS = {
     "clusterctl/providers/gcp/terraform": ("terraform",),
@@ -36,8 +38,8 @@ FOLDERS = {
     "tests/support/": ("harness",),
 }
 MIRRORED = re.compile(r"(?:clusterctl|tests/unit)/(\w+)/")
-# Tests that create a local cluster, run a job or a training on it, collect the output, and remove the
-# cluster.
+# Tests that create a local cluster, run a job or a training on it, collect the output, and remove
+# the cluster.
 STORY = "tests/e2e/test_jobs.py::test_a_shell_script_runs_in_its_allocation"
 TRAINING = "tests/e2e/test_main_job.py::test_two_nodes_train_together"
 STORIES = {
@@ -49,7 +51,8 @@ STORIES = {
     "tests/e2e/conftest.py": STORY,
     "payload/": TRAINING,
 }
-# The longest run, and the assumed duration of a module without a record, in percent of all unit tests.
+# The longest run, and the assumed duration of a module without a record, in percent of all unit
+# tests.
 LIMIT = 8.0
 UNRECORDED = 0.3
 
@@ -64,14 +67,17 @@ class Choice:
 
 
 def changed_files(root: Path) -> list[str]:
-    """Return the files that differ from the merge base with the main branch, or from HEAD on the main branch.
+    """Return the files that differ from the merge base with the main branch, or from HEAD on the
+    main branch.
 
     Raises:
         subprocess.CalledProcessError: git fails, for example outside a checkout.
     """
 
     def git(*argv: str) -> list[str]:
-        output = subprocess.check_output(["git", *argv], cwd=root, text=True, stderr=subprocess.DEVNULL)
+        output = subprocess.check_output(
+            ["git", *argv], cwd=root, text=True, stderr=subprocess.DEVNULL
+        )
         return [word for word in output.strip("\n").split("\0") if word]
 
     base = "HEAD"
@@ -91,13 +97,16 @@ def modules_of(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): path.read_text() for path in paths}
 
 
-def choose(changed: Iterable[str], modules: Mapping[str, str], shares: Mapping[str, float]) -> Choice:
+def choose(
+    changed: Iterable[str], modules: Mapping[str, str], shares: Mapping[str, float]
+) -> Choice:
     """Choose tests for changed files.
 
     modules: path -> text of all test modules.
     shares: path -> duration, in percent of all unit tests.
     """
-    choice, ranks = Choice(), dict[str, int]()
+    choice = Choice()
+    ranks = dict[str, int]()
     for path in changed:
         if path in modules and path.startswith(E2E):
             choice.stories.append(path)
@@ -107,7 +116,9 @@ def choose(changed: Iterable[str], modules: Mapping[str, str], shares: Mapping[s
         elif not re.fullmatch(r"tests/(\w+/)*test_\w+\.py", path):
             for module, rank in _ranked(path, modules):
                 ranks[module] = min(rank, ranks.get(module, rank))
-            choice.stories += [story for start, story in STORIES.items() if path.startswith(start)][:1]
+            choice.stories += [story for start, story in STORIES.items() if path.startswith(start)][
+                :1
+            ]
     choice.stories = sorted({*choice.stories} - {""})
     total = 0.0
     for module in sorted(ranks, key=lambda module: (ranks[module], shares.get(module, UNRECORDED))):
@@ -120,12 +131,18 @@ def choose(changed: Iterable[str], modules: Mapping[str, str], shares: Mapping[s
 def _ranked(path: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     """Yield the modules that test a file, with their rank.
 
-    0: in the file's folder, with its name; 1: in its folder and using it, or elsewhere with its name; 2: in
-        its folder; 3: elsewhere and using it.
+    0: in the file's folder, with its name; 1: in its folder and using it, or elsewhere with its
+        name; 2: in its folder; 3: elsewhere and using it.
     """
     role = re.match(r"ansible/roles/(\w+)/", path)
     file = PurePath(path)
-    name = role[1] if role else file.parent.name if file.stem == "__init__" else file.name.partition(".")[0]
+    name = (
+        role[1]
+        if role
+        else file.parent.name
+        if file.stem == "__init__"
+        else file.name.partition(".")[0]
+    )
     named = re.compile(rf"test_(\w+_)?{re.escape(name)}(_\w+)?")
     mirrored = MIRRORED.match(path)
     listed = (folders for start, folders in FOLDERS.items() if path.startswith(start))
@@ -144,7 +161,8 @@ def _ranked(path: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 def _use(file: PurePath) -> re.Pattern[str]:
     """Return the pattern with which a test imports a module, or names another file."""
     if file.suffix != ".py" or file.parts[0] == "ansible":
-        # A name without a suffix, such as `run`, is too common a word, so the whole path must match.
+        # A name without a suffix, such as `run`, is too common a word, so the whole path must
+        # match.
         return re.compile(rf"(?<!\w){re.escape(file.name if file.suffix else str(file))}(?!\w)")
     *package, name = file.with_suffix("").parts if file.stem != "__init__" else file.parent.parts
     module = re.escape(".".join([*package, name]))

@@ -1,4 +1,6 @@
-"""Write docs/cli.md from the command line's options. `--check` reports whether the page is up to date."""
+"""Write docs/cli.md from the command line's options. `--check` reports whether the page is up to
+date.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Record the share of each test module in a test run, and report modules that take much longer than recorded.
+"""Record the share of each test module in a test run, and report modules that take much longer than
+recorded.
 
-`make test` writes the seconds of each module to build/durations.json; `make durations` records them in
-tests/durations.json, in percent of all unit tests or of all end-to-end tests. A share hardly depends on the
-speed
-or the load of the machine, but it varies: a module over its budget is reported, and the run does not fail.
+`make test` writes the seconds of each module to build/durations.json; `make durations` records them
+in tests/durations.json, in percent of all unit tests or of all end-to-end tests. A share hardly
+depends on the speed
+or the load of the machine, but it varies: a module over its budget is reported, and the run does
+not fail.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def write(path: Path, durations: Mapping[str, float]) -> None:
 
 
 def seconds_of(report: Path) -> dict[str, float]:
-    """Return the seconds of each module in a JUnit report: setup, call and teardown of its tests."""
+    """Return the seconds of each module in a JUnit report: setup, call and teardown of its
+    tests.
+    """
     seconds: dict[str, float] = defaultdict(float)
     cases = ET.parse(report).getroot().iter("testcase") if report.exists() else ()  # noqa: S314  (pytest's)
     for case in cases:
@@ -61,7 +65,9 @@ def _part(module: str) -> str:
 
 
 def findings(seconds: Mapping[str, float], recorded: Mapping[str, float]) -> Iterator[str]:
-    """Yield lines about modules over their budget, the longest first, and about modules without a record."""
+    """Yield lines about modules over their budget, the longest first, and about modules without a
+    record.
+    """
     shares = shares_of(seconds)
     for module, share in sorted(shares.items(), key=lambda item: -item[1]):
         if share > max(FLOOR, BUDGET * recorded.get(module, share)):
@@ -72,7 +78,8 @@ def findings(seconds: Mapping[str, float], recorded: Mapping[str, float]) -> Ite
 
 
 def renewed(seconds: Mapping[str, float], recorded: Mapping[str, float]) -> dict[str, float]:
-    """Return the shares to record. A recorded share stays if the new share differs by less than a quarter.
+    """Return the shares to record. A recorded share stays if the new share differs by less than a
+    quarter.
 
     Otherwise every run would change every line of the file.
     """

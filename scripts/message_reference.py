@@ -1,4 +1,5 @@
-"""Write docs/errors.md: every code with its messages. `--uncoded` lists places in the source without a code.
+"""Write docs/errors.md: every code with its messages. `--uncoded` lists places in the source
+without a code.
 
 The source is parsed, not run. A code is the argument ``code="…"`` of a call, the literal code of a
 ``Finding`` or a ``Notice``, or that of an error class for a single condition. The codes for causes
@@ -45,16 +46,18 @@ POSITIONS: Final = {
 }
 # Error classes for many conditions. Each call passes a code.
 BROAD: Final = frozenset(
-    "ClusterctlError UsageError NotUpError BundleError MachineError ProvisionError CloudError TransportError "
-    "CommandError ConfigureError SchedulerError SlurmError VerifyError CollectError TransferError "
-    "PayloadError RankError".split()
+    "ClusterctlError UsageError NotUpError BundleError MachineError ProvisionError CloudError "
+    "TransportError CommandError ConfigureError SchedulerError SlurmError VerifyError "
+    "CollectError TransferError PayloadError RankError".split()
 )
 CODE: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 # A new line and a vertical bar in a cell of a table.
-LINE, BAR = "<br>", "\\|"
+LINE = "<br>"
+BAR = "\\|"
 # The placeholder of a value that is filled in at run time.
 GAP: Final = "…"
-# The most texts for an expression with alternatives, and the longest chain of names that refer to names.
+# The most texts for an expression with alternatives, and the longest chain of names that refer to
+# names.
 _MOST: Final = 6
 _DEEPEST: Final = 2
 HEAD: Final = """\
@@ -70,7 +73,9 @@ changes. On this page, `…` and words in braces stand for values.
 
 @dataclass(frozen=True)
 class Message:
-    """A place in the source that reports a condition, with its texts. ``kind``: the class with the code."""
+    """A place in the source that reports a condition, with its texts. ``kind``: the class with the
+    code.
+    """
 
     code: str
     kind: str
@@ -115,7 +120,11 @@ class _Module:
             case ast.IfExp(body=first, orelse=second) | ast.BoolOp(values=[first, *_, second]):
                 found = [*self.texts(first, depth), *self.texts(second, depth)]
             case ast.Name(id=name) if depth < _DEEPEST:
-                found = (text for value in self._values(node, name) for text in self.texts(value, depth + 1))
+                found = (
+                    text
+                    for value in self._values(node, name)
+                    for text in self.texts(value, depth + 1)
+                )
         return tuple(itertools.islice(dict.fromkeys(found), _MOST)) or (GAP,)
 
     def _joined(self, parts: Iterable[ast.expr], depth: int) -> tuple[str, ...]:
@@ -123,18 +132,24 @@ class _Module:
         return tuple("".join(some) for some in itertools.islice(several, _MOST))
 
     def _values(self, node: ast.AST, name: str) -> Iterator[ast.expr]:
-        """Yield the values assigned to a name in the function around a node, otherwise in the module."""
+        """Yield the values assigned to a name in the function around a node, otherwise in the
+        module.
+        """
         scope = node
         while (scope := self.parents.get(scope, self.tree)) is not self.tree:
             if isinstance(scope, ast.FunctionDef):
                 values = self._reaching(list(_assigned(scope, name)), node)
-                if values or name in {arg.arg for arg in (*scope.args.args, *scope.args.kwonlyargs)}:
+                if values or name in {
+                    arg.arg for arg in (*scope.args.args, *scope.args.kwonlyargs)
+                }:
                     yield from values
                     return
         yield from _assigned(self.tree, name)
 
     def _reaching(self, values: list[ast.expr], node: ast.AST) -> list[ast.expr]:
-        """Return the assigned values that may reach a node: the last, and values from other branches."""
+        """Return the assigned values that may reach a node: the last, and values from other
+        branches.
+        """
         above = set(self._statements_above(node))
         reaching = []
         before = (value for value in values if value.lineno <= getattr(node, "lineno", 0))
@@ -162,12 +177,16 @@ def _assigned(scope: ast.AST, name: str) -> Iterator[ast.expr]:
         match node:
             case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
                 yield value
-            case ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value) if target == name:
+            case ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value) if (
+                target == name
+            ):
                 yield value
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
                 pairs = zip(targets, values, strict=False)
                 yield from (
-                    value for target, value in pairs if isinstance(target, ast.Name) and target.id == name
+                    value
+                    for target, value in pairs
+                    if isinstance(target, ast.Name) and target.id == name
                 )
 
 
@@ -195,13 +214,17 @@ def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, tuple[str, str]
     found = {}
     for module in every:
         for node in module.nodes:
-            if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.name not in BROAD:
+            if (
+                isinstance(node, ast.ClassDef)
+                and node.name.endswith("Error")
+                and node.name not in BROAD
+            ):
                 given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
                 for value in (*given, *_assigned(ast.Module(node.body, []), "code")):
                     if isinstance(value, ast.Constant):
                         found[node.name] = (
                             str(value.value),
-                            (ast.get_docstring(node) or "").partition("\n")[0],
+                            (ast.get_docstring(node) or "").partition("\n\n")[0].replace("\n", " "),
                         )
     return found
 
@@ -210,7 +233,8 @@ def messages() -> tuple[list[Message], list[str]]:
     """Return all messages with a code, and the places that report something without a code."""
     every = list(modules())
     own = classes_with_codes(every)
-    found, uncoded = list(_from_data()), []
+    found = list(_from_data())
+    uncoded = []
     for module in every:
         calls = (node for node in module.nodes if isinstance(node, ast.Call))
         for call in sorted(calls, key=lambda call: call.lineno):
@@ -222,13 +246,20 @@ def messages() -> tuple[list[Message], list[str]]:
             if not codes and kind in own:
                 codes = (own[kind][0],)
             found += [
-                Message(code, kind, module.place(call), *(_texts(module, part) for part in (what, why, fix)))
+                Message(
+                    code,
+                    kind,
+                    module.place(call),
+                    *(_texts(module, part) for part in (what, why, fix)),
+                )
                 for code in codes
             ]
             if not codes and kind in BROAD and not _is_relayed(given):
                 uncoded.append(f"{module.place(call)}: {kind}")
     reported = {message.code for message in found}
-    found += [Message(code, "class", "", (text,)) for code, text in own.values() if code not in reported]
+    found += [
+        Message(code, "class", "", (text,)) for code, text in own.values() if code not in reported
+    ]
     return found, uncoded
 
 
@@ -240,7 +271,9 @@ def _is_relayed(given: Mapping[str | None, ast.expr]) -> bool:
 def _parts(
     module: _Module, call: ast.Call, kind: str, given: Mapping[str | None, ast.expr]
 ) -> tuple[tuple[str, ...], ast.expr | None, ast.expr | None, ast.expr | None]:
-    """Return the codes, the message, the cause and the fix of a call. No codes: it reports nothing."""
+    """Return the codes, the message, the cause and the fix of a call. No codes: it reports
+    nothing.
+    """
     at_code, at_what, at_why, at_fix = POSITIONS.get(kind, (None, 0, None, None))
 
     def argument(position: int | None, *names: str) -> ast.expr | None:
@@ -259,13 +292,20 @@ def _texts(module: _Module, node: ast.expr | None) -> tuple[str, ...]:
 
 
 def _from_data() -> Iterator[Message]:
-    """Yield the causes of failed jobs, the faults of GPUs and the refusals of Google, ssh and sudo."""
+    """Yield the causes of failed jobs, the faults of GPUs and the refusals of Google, ssh and
+    sudo.
+    """
     for cause in tomllib.loads(CAUSES.read_text(encoding="utf-8"))["causes"]:
         fixes = (cause["fix"],) if "fix" in cause else ()
         yield Message(cause["code"], "cause of a job", CAUSES.name, (cause["cause"],), (), fixes)
     for fault in tomllib.loads(FAULTS.read_text(encoding="utf-8"))["faults"]:
         yield Message(
-            fault["code"], "fault", FAULTS.name, (fault["what"],), (fault["means"],), (fault["fix"],)
+            fault["code"],
+            "fault",
+            FAULTS.name,
+            (fault["what"],),
+            (fault["means"],),
+            (fault["fix"],),
         )
     for file in REFUSALS:
         for rule in yaml.safe_load(file.read_text(encoding="utf-8")):
@@ -287,7 +327,9 @@ def page(found: Iterable[Message]) -> str:
 
 def _cell(texts: Iterable[Iterable[str]]) -> str:
     """Return different texts as the lines of a table cell."""
-    distinct = dict.fromkeys(" ".join(text.split()) for text in itertools.chain.from_iterable(texts))
+    distinct = dict.fromkeys(
+        " ".join(text.split()) for text in itertools.chain.from_iterable(texts)
+    )
     return LINE.join(distinct).replace("|", BAR)
 
 

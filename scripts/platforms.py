@@ -1,7 +1,9 @@
-"""Write docs/platforms.md: the platforms that tests run on for real, on a stand-in, or only render files for.
+"""Write docs/platforms.md: the platforms that tests run on for real, on a stand-in, or only render
+files for.
 
 The source are markers of tests, such as ``@pytest.mark.platform("stand-in", "rocky-9")``, and the
-descriptions in scripts/platforms.toml. Tests with ``@pytest.mark.sweep`` run in `make test-all` only.
+descriptions in scripts/platforms.toml. Tests with ``@pytest.mark.sweep`` run in `make test-all`
+only.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def page() -> str:
     """Return the text of docs/platforms.md.
 
     Raises:
-        ValueError: a marker names a platform that platforms.toml lacks, or a way that ``WAYS`` lacks.
+        ValueError: a marker names a platform that platforms.toml lacks, or a way that ``WAYS``
+            lacks.
     """
     listed: list[dict[str, Any]] = tomllib.loads(TABLE.read_text())["platform"]
     proofs = _proofs()
@@ -77,7 +80,9 @@ def page() -> str:
     return "\n".join([*parts, UNCONFIRMED, *_unconfirmed(), ""])
 
 
-def _cells(platform: Mapping[str, Any], proofs: Mapping[tuple[str, str], list[Proof]]) -> Sequence[str]:
+def _cells(
+    platform: Mapping[str, Any], proofs: Mapping[tuple[str, str], list[Proof]]
+) -> Sequence[str]:
     ran = [_listed(proofs.get((way, platform["id"]), [])) for way in WAYS]
     missing = platform.get("missing", "")
     never = "" if any(ran) else "**never ran**: "
@@ -86,7 +91,9 @@ def _cells(platform: Mapping[str, Any], proofs: Mapping[tuple[str, str], list[Pr
 
 def _listed(proofs: Iterable[Proof]) -> str:
     always, sweep = ([one.link for one in proofs if one.sweep == late] for late in (False, True))
-    return "; ".join(filter(None, (", ".join(always), f"*sweep*: {', '.join(sweep)}" if sweep else "")))
+    return "; ".join(
+        filter(None, (", ".join(always), f"*sweep*: {', '.join(sweep)}" if sweep else ""))
+    )
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -117,7 +124,9 @@ def _proofs() -> Mapping[tuple[str, str], list[Proof]]:
 
 
 def _markers(test: Path) -> Iterator[tuple[tuple[str, str], bool]]:
-    """Yield (way, platform), and whether it is only in the sweep, for each test function with a marker."""
+    """Yield (way, platform), and whether it is only in the sweep, for each test function with a
+    marker.
+    """
     tree = ast.parse(test.read_text())
     of_module = [
         one

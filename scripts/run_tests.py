@@ -1,12 +1,12 @@
 """Run the tests of a Makefile target, continue after failures, and print the totals.
 
-`make test` runs the linters, the unit tests and the end-to-end tests side by side. Afterwards it reports
-modules that
+`make test` runs the linters, the unit tests and the end-to-end tests side by side. Afterwards it
+reports modules that
 took much longer than recorded: scripts/durations.py.
 
-The last line is `N passed, N failed`. A part that fails without a failed test, or reaches its time limit,
-counts as a failure. Ctrl-C, SIGTERM and a closed terminal end all processes that were started. The next run
-removes the leftovers of a killed run.
+The last line is `N passed, N failed`. A part that fails without a failed test, or reaches its time
+limit, counts as a failure. Ctrl-C, SIGTERM and a closed terminal end all processes that were
+started. The next run removes the leftovers of a killed run.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ from clusterctl.util.process import under_subreaper
 from scripts import changed_tests, durations
 
 ROOT = Path(__file__).resolve().parent.parent
-UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/harness"
+UNIT = "tests/unit"
+E2E = "tests/e2e"
+SUPPORT = "tests/unit/harness"
 PEERS = f"{E2E}/test_peers.py"
-# Real clusters wait about as long as they compute, and unit tests fill the gaps. If both need a core, the
-# clusters get it first, then the unit tests, then the linters.
+# Real clusters wait about as long as they compute, and unit tests fill the gaps. If both need a
+# core, the clusters get it first, then the unit tests, then the linters.
 CORES = len(os.sched_getaffinity(0))
 UNIT_WORKERS = CORES
 E2E_WORKERS = CORES
 NICE = {"unit": 10, "lint": 19}
-# `make test-all` runs these again on nodes with Debian 12, for its versions of Slurm, Open MPI and Python.
+# `make test-all` runs these again on nodes with Debian 12, for its versions of Slurm, Open MPI and
+# Python.
 ON_DEBIAN_12 = tuple(
     f"{E2E}/test_{name}.py"
-    for name in "main_job payload data own_folder jobs job_words shell submit_survival nodes no_scheduler "
-    "convergence examples".split()
+    for name in "main_job payload data own_folder jobs job_words shell submit_survival nodes "
+    "no_scheduler convergence examples".split()
 )
 # The tests of a group share a cluster, so they stay together: tests/support/groups.py.
 SPREAD = (f"-n{E2E_WORKERS}", "--dist=loadscope", "--no-loadscope-reorder")
@@ -72,11 +75,18 @@ Outcomes = Generator[Outcome, None, None]
 
 
 @contextmanager
-def beside(part: str, argv: list[str], report: Path | None = None) -> Iterator[Callable[[], Outcome]]:
-    """Run a part in the background. The yielded function waits for its end and prints its output."""
+def beside(
+    part: str, argv: list[str], report: Path | None = None
+) -> Iterator[Callable[[], Outcome]]:
+    """Run a part in the background. The yielded function waits for its end and prints its
+    output.
+    """
     began = time.time()
     lower = ["nice", f"-n{NICE[part]}", *argv]
-    with tempfile.TemporaryFile("w+") as said, started(lower, grace_s=GRACE_S, output=said) as process:
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        started(lower, grace_s=GRACE_S, output=said) as process,
+    ):
 
         def outcome() -> Outcome:
             code = ended(process, LIMIT_S)
@@ -103,7 +113,9 @@ def pytest_argv(report: Path, *options: str) -> list[str]:
 
 
 def outcome_of(part: str, code: int, report: Path | None, seconds: float) -> Outcome:
-    """Return the outcome of a part from its exit code and its report. Without a report, it is one check."""
+    """Return the outcome of a part from its exit code and its report. Without a report, it is one
+    check.
+    """
     passed, failed, skipped = count(report) if report else (int(code == 0), 0, 0)
     modules = durations.seconds_of(report) if report else {}
     return Outcome(part, passed, failed or int(code != 0), skipped, seconds, modules)
@@ -167,7 +179,9 @@ def end_by_signals() -> None:
 
 
 def count(report: Path) -> tuple[int, int, int]:
-    """Return the numbers of passed, failed and skipped tests in a JUnit report. 0 if it does not exist."""
+    """Return the numbers of passed, failed and skipped tests in a JUnit report. 0 if it does not
+    exist.
+    """
     if not report.exists():
         return 0, 0, 0
     suites = list(ET.parse(report).getroot().iter("testsuite"))  # noqa: S314  (pytest wrote it just now)
@@ -175,14 +189,16 @@ def count(report: Path) -> tuple[int, int, int]:
     def total(*names: str) -> int:
         return sum(int(suite.get(name, "0")) for suite in suites for name in names)
 
-    failed, skipped = total("failures", "errors"), total("skipped")
+    failed = total("failures", "errors")
+    skipped = total("skipped")
     return total("tests") - failed - skipped, failed, skipped
 
 
 def together(units: Sequence[str], stories: Sequence[str], sweeps: str, lint: bool) -> Outcomes:
     """Run unit tests, end-to-end tests and the linters side by side."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        report, behind = Path(folder) / "report.xml", []
+        report = Path(folder) / "report.xml"
+        behind = []
         if lint:
             behind.append(stack.enter_context(beside("lint", [str(ROOT / "scripts" / "lint")])))
         if units:
@@ -212,7 +228,9 @@ def everything(has_sweeps: bool = False) -> Outcomes:
 def changed() -> Outcomes:
     """Run the tests for the current change, for about a minute."""
     files = changed_tests.changed_files(ROOT)
-    choice = changed_tests.choose(files, changed_tests.modules_of(ROOT), durations.read(durations.RECORD))
+    choice = changed_tests.choose(
+        files, changed_tests.modules_of(ROOT), durations.read(durations.RECORD)
+    )
     print(f"{len(files)} changed files:", *choice.units, *choice.stories, sep="\n  ")
     if choice.left_out:
         print("left to `make test`:", *choice.left_out, sep="\n  ", flush=True)
@@ -251,7 +269,9 @@ def main() -> int:
             for outcome in parts:
                 outcomes.append(outcome)
         if target == "test":
-            notes = durations.report({name: s for one in outcomes for name, s in one.modules.items()})
+            notes = durations.report(
+                {name: s for one in outcomes for name, s in one.modules.items()}
+            )
     except SystemExit as exc:
         outcomes.append(Outcome("interrupted", 0, 1, 0, 0))
         return int(exc.code or 1)
@@ -266,7 +286,10 @@ def show(outcomes: list[Outcome], notes: list[str]) -> None:
     print()
     for one in outcomes:
         skipped = f", {one.skipped} skipped" if one.skipped else ""
-        print(f"{one.part:<12}{one.passed:5d} passed, {one.failed:3d} failed{skipped}  {one.seconds:7.1f} s")
+        print(
+            f"{one.part:<12}{one.passed:5d} passed, {one.failed:3d} failed{skipped}  "
+            f"{one.seconds:7.1f} s"
+        )
     for note in notes:
         print(note)
     failed = sum(one.failed for one in outcomes)

@@ -12,7 +12,8 @@ from typing import Any, Final
 from clusterctl.spec.load import json_schema
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "spec.md"
-_BEGIN, _END = "<!-- reference: begin -->\n", "<!-- reference: end -->\n"
+_BEGIN = "<!-- reference: begin -->\n"
+_END = "<!-- reference: end -->\n"
 _DEFINITIONS: Final = "#/$defs/"
 
 Schema = Mapping[str, Any]
@@ -26,8 +27,13 @@ def page(text: str) -> str:
 
 
 def reference(schema: Schema) -> str:
-    """Return Markdown tables of all fields, a table for each mapping, in the order of the schema."""
-    return "\n".join(_Reference(schema["$defs"]).section(_Table("", "The file", schema))).strip() + "\n"
+    """Return Markdown tables of all fields, a table for each mapping, in the order of the
+    schema.
+    """
+    return (
+        "\n".join(_Reference(schema["$defs"]).section(_Table("", "The file", schema))).strip()
+        + "\n"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +77,24 @@ class _Reference:
         if "oneOf" in kind:
             models = [self._model(one) for one in kind["oneOf"]]
             return [_Table(path, _heading(path, model), model) for model in models], "mapping"
-        holder, value = kind, "mapping"
+        holder = kind
+        value = "mapping"
         if kind.get("type") == "array":
-            holder, value, path = kind["items"], "list of mappings", f"{path}[]"
+            holder = kind["items"]
+            value = "list of mappings"
+            path = f"{path}[]"
         elif isinstance(kind.get("additionalProperties"), Mapping):
-            holder, value, path = kind["additionalProperties"], "mapping of mappings", f"{path}.NAME"
+            holder = kind["additionalProperties"]
+            value = "mapping of mappings"
+            path = f"{path}.NAME"
         if "$ref" not in holder:
             return [], _value({**field, **kind})
         model = self._model(holder)
         first = self._path_of.setdefault(model["title"], path)
         return (
-            ([_Table(path, f"`{path}`", model)], value) if first == path else ([], f"{value}, as `{first}`")
+            ([_Table(path, f"`{path}`", model)], value)
+            if first == path
+            else ([], f"{value}, as `{first}`")
         )
 
     def _model(self, holder: Schema) -> Schema:
@@ -116,13 +129,20 @@ def _value(kind: Schema) -> str:
         return ", ".join(f"`{word}`" for word in kind["enum"])
     if kind["type"] in {"integer", "number"}:
         number = "whole number" if kind["type"] == "integer" else "number"
-        low, high = kind["minimum"], kind.get("maximum")
+        low = kind["minimum"]
+        high = kind.get("maximum")
         return f"{number}, {low} to {high}" if high is not None else f"{number}, at least {low}"
     if examples := kind.get("examples"):
         return f"text such as `{examples[0]}`"
     below = "numbers" if "number" in json.dumps(kind.get("additionalProperties")) else "text"
-    plain = {"array": "list of text", "object": f"mapping of {below}", "boolean": "`true` or `false`"}
-    return plain.get(kind["type"]) or (f"text, `{kind['pattern']}`" if "pattern" in kind else "text")
+    plain = {
+        "array": "list of text",
+        "object": f"mapping of {below}",
+        "boolean": "`true` or `false`",
+    }
+    return plain.get(kind["type"]) or (
+        f"text, `{kind['pattern']}`" if "pattern" in kind else "text"
+    )
 
 
 def _prose(text: str) -> str:

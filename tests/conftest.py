@@ -1,4 +1,6 @@
-"""What end-to-end tests share: a home of their own, names, a runner of verbs, a look for residue."""
+"""What end-to-end tests share: a home of their own, names, a runner of verbs, a look for
+residue.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ END_TO_END = Path(__file__).parent / "e2e"
 def pytest_report_header() -> str:
     """Tests of the payload's arithmetic run on a GPU where one is: say whether they did."""
     device = choose("auto", 0)
-    where = f"CuPy on {device.gpu['name']}" if device.gpu else f"NumPy, no GPU ({device.note or 'none here'})"
+    where = (
+        f"CuPy on {device.gpu['name']}"
+        if device.gpu
+        else f"NumPy, no GPU ({device.note or 'none here'})"
+    )
     return f"payload: {where}"
 
 
@@ -40,7 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """What holds for all workers of pytest-xdist is set once, in the process that starts them."""
     settings.load_profile("some" if "not sweep" in config.getoption("markexpr") else "sweep")
     if getattr(config.option, "numprocesses", None):
-        os.environ["OMP_NUM_THREADS"] = "1"  # what waiting threads of BLAS burn is more than they gain
+        os.environ["OMP_NUM_THREADS"] = (
+            "1"  # what waiting threads of BLAS burn is more than they gain
+        )
     else:
         settle()
     if not hasattr(config, "workerinput"):
@@ -52,7 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage during the imports of tests: it takes a third of the CPU time and frees nothing."""
+    """Collect no garbage during the imports of tests: it takes a third of the CPU time and frees
+    nothing.
+    """
     gc.disable()
     result = yield
     gc.freeze()
@@ -61,7 +71,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
-    """Tests of a group share a cluster, so they stay together; all others go where there is time."""
+    """Tests of a group share a cluster, so they stay together; all others go where there is
+    time.
+    """
     return GroupScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
@@ -89,7 +101,9 @@ pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = _limited
 
 @pytest.fixture(scope="session")
 def clusterctl_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty CLUSTERCTL_HOME for this session. Clusters that tests left up are taken down at its end."""
+    """An empty CLUSTERCTL_HOME for this session. Clusters that tests left up are taken down at its
+    end.
+    """
     home = tmp_path_factory.mktemp("home")
     with nothing_left(home):
         yield home

@@ -32,7 +32,8 @@ options:
 """
 
 ACTIVE = "4: ACTIVE"
-INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
+INFINIBAND = "InfiniBand"
+ETHERNET = "Ethernet"
 ROCE_V2 = "RoCE v2"
 IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
 
@@ -40,7 +41,8 @@ IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
 class Port(NamedTuple):
     """A port of a network adapter that is up.
 
-    rate: in Gbit/s. gid_index: index of the GID with its IPv4 address under RoCE v2, None without RoCE.
+    rate: in Gbit/s. gid_index: index of the GID with its IPv4 address under RoCE v2, None without
+        RoCE.
     """
 
     device: str
@@ -60,7 +62,9 @@ class Port(NamedTuple):
 
 
 def read(path: Path) -> str:
-    """Return the text of a file in sysfs; "" if it can't be read, such as the file of an unused GID."""
+    """Return the text of a file in sysfs; "" if it can't be read, such as the file of an unused
+    GID.
+    """
     try:
         return path.read_text().strip()
     except OSError:
@@ -69,7 +73,9 @@ def read(path: Path) -> str:
 
 def ports(root: Path, interface: str) -> Iterator[Port]:
     """Yield the ports in ``root`` that are up. interface: the network interface for RoCE."""
-    for folder in sorted(root.glob("*/ports/*"), key=lambda path: (path.parent.parent.name, path.name)):
+    for folder in sorted(
+        root.glob("*/ports/*"), key=lambda path: (path.parent.parent.name, path.name)
+    ):
         if read(folder / "state") != ACTIVE:
             continue
         words = read(folder / "rate").split()
@@ -78,13 +84,17 @@ def ports(root: Path, interface: str) -> Iterator[Port]:
             number=int(folder.name),
             link_layer=read(folder / "link_layer"),
             rate=float(words[0]) if words else 0.0,
-            interfaces=tuple(sorted({read(path) for path in folder.glob("gid_attrs/ndevs/*")} - {""})),
+            interfaces=tuple(
+                sorted({read(path) for path in folder.glob("gid_attrs/ndevs/*")} - {""})
+            ),
             gid_index=roce_index(folder, interface),
         )
 
 
 def roce_index(port: Path, interface: str) -> int | None:
-    """Return the index of the interface's IPv4 address for RoCE v2 in a port's GID table. None: no index."""
+    """Return the index of the interface's IPv4 address for RoCE v2 in a port's GID table. None: no
+    index.
+    """
     for index in sorted(int(path.name) for path in port.glob("gids/*")):
         attributes = port / "gid_attrs"
         is_ours = read(attributes / "ndevs" / str(index)) == interface
@@ -95,19 +105,26 @@ def roce_index(port: Path, interface: str) -> int | None:
 
 
 def ports_for_jobs(active: Iterable[Port], interface: str) -> list[Port]:
-    """Return the fastest InfiniBand ports; without InfiniBand, the fastest RoCE ports of ``interface``."""
+    """Return the fastest InfiniBand ports; without InfiniBand, the fastest RoCE ports of
+    ``interface``.
+    """
     every = list(active)
     fast = [port for port in every if port.link_layer == INFINIBAND]
     if not fast:
-        fast = [port for port in every if port.link_layer == ETHERNET and interface in port.interfaces]
+        fast = [
+            port for port in every if port.link_layer == ETHERNET and interface in port.interfaces
+        ]
     best = max((port.rate for port in fast), default=0.0)
     return [port for port in fast if port.rate == best]
 
 
 def variables(chosen: list[Port], interface: str) -> dict[str, str]:
-    """Return the environment variables for jobs. In NCCL_IB_HCA, `=` means exact names, not prefixes."""
+    """Return the environment variables for jobs. In NCCL_IB_HCA, `=` means exact names, not
+    prefixes.
+    """
     if not chosen:
-        # Open MPI reports an error for each window if it tries UCX for windows without a fast network.
+        # Open MPI reports an error for each window if it tries UCX for windows without a fast
+        # network.
         return {"UCX_NET_DEVICES": interface, "OMPI_MCA_osc": "^ucx"}
     names = ",".join(port.name for port in chosen)
     indices = {port.gid_index for port in chosen}

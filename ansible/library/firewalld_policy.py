@@ -1,9 +1,10 @@
 #!/usr/bin/python
-"""Ansible module: lets firewalld open ports of this host for all hosts of a cluster, regardless of zones.
+"""Ansible module: lets firewalld open ports of this host for all hosts of a cluster, regardless of
+zones.
 
-The module writes a policy and an ipset, each to a file of its own, and changes no settings of the user. The
-files take effect with a reload, which drops runtime settings that are not permanent. If there are such
-settings, the module changes nothing and lists the settings.
+The module writes a policy and an ipset, each to a file of its own, and changes no settings of the
+user. The files take effect with a reload, which drops runtime settings that are not permanent. If
+there are such settings, the module changes nothing and lists the settings.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ KEPT_BY_A_RELOAD = frozenset({"interfaces"})
 
 
 def ipset_xml(addresses: list[str]) -> str:
-    """Return firewalld's XML file for an ipset of these addresses. Raise ValueError unless all are IPv4."""
+    """Return firewalld's XML file for an ipset of these addresses. Raise ValueError unless all are
+    IPv4.
+    """
     root = ElementTree.Element("ipset", {"type": "hash:ip"})
     ElementTree.SubElement(root, "short").text = "Hosts of this cluster (clusterctl)"
     for address in sorted(set(map(ipaddress.IPv4Address, addresses))):
@@ -62,7 +65,9 @@ def ipset_xml(addresses: list[str]) -> str:
 
 
 def policy_xml(name: str, ports: list[str]) -> str:
-    """Return firewalld's XML file for a policy that opens the ports for all addresses in ipset ``name``."""
+    """Return firewalld's XML file for a policy that opens the ports for all addresses in ipset
+    ``name``.
+    """
     root = ElementTree.Element("policy", {"priority": "-1", "target": "CONTINUE"})
     ElementTree.SubElement(root, "short").text = "Slurm, MPI and the shared folder (clusterctl)"
     ElementTree.SubElement(root, "ingress-zone", {"name": "ANY"})
@@ -78,7 +83,11 @@ def policy_xml(name: str, ports: list[str]) -> str:
 
 def as_text(root: ElementTree.Element) -> str:
     ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    return (
+        '<?xml version="1.0" encoding="utf-8"?>\n'
+        + ElementTree.tostring(root, encoding="unicode")
+        + "\n"
+    )
 
 
 def sections(kind: str, text: str) -> Sections:
@@ -87,10 +96,12 @@ def sections(kind: str, text: str) -> Sections:
     Settings that a reload of firewalld does not change are left out.
     """
     words_by_key: dict[str, set[str]] = {}
-    name, key = "", ""
+    name = ""
+    key = ""
     for line in text.splitlines():
         if line and not line[0].isspace():
-            name, key = line.split()[0], ""
+            name = line.split()[0]
+            key = ""
         elif line.startswith("\t"):
             words_by_key[key].add(line.strip())
         elif match := re.match(r"  (\S[^:]*): ?(.*)$", line):
@@ -103,7 +114,8 @@ def sections(kind: str, text: str) -> Sections:
 def differences(running: Sections, permanent: Sections) -> Iterator[str]:
     """Yield a text about each setting that a reload of firewalld would drop, or activate."""
     for key in sorted({*running, *permanent}):
-        now, then = running.get(key, frozenset()), permanent.get(key, frozenset())
+        now = running.get(key, frozenset())
+        then = permanent.get(key, frozenset())
         yield from (f"{key} {word} (not permanent)" for word in sorted(now - then))
         yield from (f"{key} {word} (not in force)" for word in sorted(then - now))
 
@@ -119,7 +131,9 @@ class Firewalld:
         return str(stdout)
 
     def read_settings(self, *, permanent: bool, exclude: str) -> Sections:
-        """Return firewalld's runtime or permanent settings, without the policy and ipset ``exclude``."""
+        """Return firewalld's runtime or permanent settings, without the policy and ipset
+        ``exclude``.
+        """
         options = ("--permanent",) if permanent else ()
         settings = sections("zone", self.run_command(*options, "--list-all-zones"))
         settings |= sections("policy", self.run_command(*options, "--list-all-policies"))
@@ -129,11 +143,17 @@ class Firewalld:
         for name in self.run_command(*options, "--get-ipsets").split():
             if name != exclude:
                 settings[f"ipset {name}:"] = self.entries(name, *options)
-        return {key: words for key, words in settings.items() if not key.startswith(f"policy {exclude}: ")}
+        return {
+            key: words
+            for key, words in settings.items()
+            if not key.startswith(f"policy {exclude}: ")
+        }
 
     def entries(self, ipset: str, *options: str) -> frozenset[str]:
         """Return the addresses of an ipset; empty if it does not exist."""
-        return frozenset(self.run_command(*options, f"--ipset={ipset}", "--get-entries", check=False).split())
+        return frozenset(
+            self.run_command(*options, f"--ipset={ipset}", "--get-entries", check=False).split()
+        )
 
     def rules(self, policy: str, *options: str) -> frozenset[str]:
         """Return the rules of a policy; empty if it does not exist."""
@@ -141,27 +161,35 @@ class Firewalld:
         return frozenset(line.strip() for line in listed.splitlines() if line.strip())
 
     def has(self, name: str, addresses: list[str], ports: list[str]) -> bool:
-        """Return whether policy and ipset ``name``, with these addresses and ports, are in effect."""
+        """Return whether policy and ipset ``name``, with these addresses and ports, are in
+        effect.
+        """
         rules = self.rules(name)
         numbers = [port.partition("/") for port in ports]
         has_all_ports = all(
             any(f'port="{number}" protocol="{protocol}"' in rule for rule in rules)
             for number, _, protocol in numbers
         )
-        return has_all_ports and len(rules) == len(ports) and self.entries(name) == frozenset(addresses)
+        return (
+            has_all_ports
+            and len(rules) == len(ports)
+            and self.entries(name) == frozenset(addresses)
+        )
 
 
 def reject_unsaved(module: AnsibleModule, firewalld: Firewalld, name: str) -> None:
-    """Fail if a reload would change settings of the user: all except the policy and the ipset ``name``."""
+    """Fail if a reload would change settings of the user: all except the policy and the ipset
+    ``name``.
+    """
     running = firewalld.read_settings(permanent=False, exclude=name)
     lost = list(differences(running, firewalld.read_settings(permanent=True, exclude=name)))
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         module.fail_json(
-            msg="firewalld must be reloaded to open the cluster's ports, but a reload would change other "
-            f"settings: {'; '.join(lost[:SHOWN])}{more}. Keep the runtime settings with `firewall-cmd "
-            "--runtime-to-permanent`, or drop them with `firewall-cmd --reload`; then run `clusterctl up` "
-            "again"
+            msg="firewalld must be reloaded to open the cluster's ports, but a reload would "
+            f"change other settings: {'; '.join(lost[:SHOWN])}{more}. Keep the runtime "
+            "settings with `firewall-cmd --runtime-to-permanent`, or drop them with "
+            "`firewall-cmd --reload`; then run `clusterctl up` again"
         )
 
 
@@ -184,7 +212,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    name, ports, folder = module.params["name"], module.params["ports"], Path(module.params["folder"])
+    name = module.params["name"]
+    ports = module.params["ports"]
+    folder = Path(module.params["folder"])
     try:
         ipset = ipset_xml(module.params["addresses"])
     except ValueError as exc:
@@ -205,7 +235,12 @@ def main() -> None:
         firewalld.run_command("--check-config")
         firewalld.run_command("--reload")
     diff = [
-        {"before": before[path], "after": text, "before_header": str(path), "after_header": str(path)}
+        {
+            "before": before[path],
+            "after": text,
+            "before_header": str(path),
+            "after_header": str(path),
+        }
         for path, text in texts.items()
         if before[path] != text
     ]

@@ -1,5 +1,7 @@
 #!/usr/bin/python
-"""Ansible module: records the state of a host before clusterctl changes the host, and restores this state."""
+"""Ansible module: records the state of a host before clusterctl changes the host, and restores this
+state.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ options:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["recorded", "sealed", "restored"], "required": True},
+            "state": {
+                "type": "str",
+                "choices": ["recorded", "sealed", "restored"],
+                "required": True,
+            },
             "cluster": {"type": "str", "required": True},
             "touches": {"type": "dict", "default": {}},
             "path": {"type": "path", "default": "/var/lib/clusterctl-ledger"},
@@ -62,7 +68,9 @@ def main() -> None:
 
 
 def act(module: AnsibleModule) -> dict[str, object]:
-    """Record or restore the host's state, as the parameter ``state`` says, and return the module's result."""
+    """Record or restore the host's state, as the parameter ``state`` says, and return the module's
+    result.
+    """
     store = Store(module.params["path"])
     ledger = store.read()
     cluster_id = module.params["cluster"]

@@ -34,12 +34,15 @@ options:
 
 NVIDIA = "0x10de"
 # PCI classes of a card and of an NVSwitch.
-DISPLAY, BRIDGE = 0x03, 0x06
+DISPLAY = 0x03
+BRIDGE = 0x06
 VERSION = re.compile(r"\b\d{3}\.\d+(?:\.\d+)?\b")
 
 
 def classes(devices: Path) -> Iterator[int]:
-    """Yield the PCI class (0x03: GPU, 0x06: NVSwitch) of each NVIDIA device. devices: a folder in sysfs."""
+    """Yield the PCI class (0x03: GPU, 0x06: NVSwitch) of each NVIDIA device. devices: a folder in
+    sysfs.
+    """
     for device in sorted(devices.glob("*")):
         if read(device / "vendor") == NVIDIA:
             yield int(read(device / "class") or "0", 16) >> 16
@@ -54,7 +57,9 @@ def read(path: Path) -> str:
 
 
 def version(text: str) -> str:
-    """Return the first driver version in a text, such as 550.54.15; "" if the text has no version."""
+    """Return the first driver version in a text, such as 550.54.15; "" if the text has no
+    version.
+    """
     match = VERSION.search(text)
     return match[0] if match else ""
 
@@ -72,7 +77,11 @@ def built(module: AnsibleModule) -> Iterator[str]:
 def facts(module: AnsibleModule) -> dict[str, Any]:
     device_classes = list(classes(Path(module.params["devices"])))
     loaded = version(read(Path(module.params["driver"])))
-    units = {path.name for folder in module.params["units"] for path in Path(folder).glob("nvidia-*.service")}
+    units = {
+        path.name
+        for folder in module.params["units"]
+        for path in Path(folder).glob("nvidia-*.service")
+    }
     return {
         "cards": device_classes.count(DISPLAY),
         "switches": device_classes.count(BRIDGE),
@@ -90,7 +99,11 @@ def main() -> None:
             "units": {
                 "type": "list",
                 "elements": "path",
-                "default": ["/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system"],
+                "default": [
+                    "/usr/lib/systemd/system",
+                    "/lib/systemd/system",
+                    "/etc/systemd/system",
+                ],
             },
         },
         supports_check_mode=True,

@@ -1,8 +1,9 @@
 #!/usr/bin/python
-"""Ansible module: a systemd unit is enabled and running, and was started after its last configuration change.
+"""Ansible module: a systemd unit is enabled and running, and was started after its last
+configuration change.
 
-Handlers are lost if a play is killed between a change and the restart. This module checks the unit itself
-instead, so that a second run always converges.
+Handlers are lost if a play is killed between a change and the restart. This module checks the unit
+itself instead, so that a second run always converges.
 """
 
 from __future__ import annotations
@@ -68,13 +69,17 @@ def read_unit(module: AnsibleModule, name: str) -> dict[str, str]:
 
 
 def is_stale(unit: dict[str, str], config: list[str], *, now: float, monotonic: float) -> bool:
-    """Return whether a ``config`` file is newer than the start of the unit, or missing. Times in seconds."""
+    """Return whether a ``config`` file is newer than the start of the unit, or missing. Times in
+    seconds.
+    """
     started = now - monotonic + max(int(unit.get(key) or 0) for key in STARTED) / 1e6
     return any(not Path(path).exists() or os.stat(path).st_ctime > started for path in config)  # noqa: PTH116
 
 
 def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:
-    """Return whether a process listens on a TCP port. Don't connect, because Slurm would log an error."""
+    """Return whether a process listens on a TCP port. Don't connect, because Slurm would log an
+    error.
+    """
     for table in tables:
         try:
             lines = Path(table).read_text().splitlines()[1:]
@@ -93,7 +98,9 @@ def size(log: str | None) -> int:
 
 
 def errors_since(log: str | None, start: int) -> list[str]:
-    """Return the last errors in a Slurm daemon's log after byte ``start``, without times and duplicates."""
+    """Return the last errors in a Slurm daemon's log after byte ``start``, without times and
+    duplicates.
+    """
     if size(log) <= start:
         return []
     lines = Path(str(log)).read_bytes()[start:].decode(errors="replace").splitlines()
@@ -103,20 +110,27 @@ def errors_since(log: str | None, start: int) -> list[str]:
 
 
 def wait_ready(module: AnsibleModule, name: str, start: int) -> None:
-    """Wait until the unit is active and listens on its port. Fail, with its log, if that takes too long."""
-    port, timeout_s = module.params["port"], module.params["timeout_s"]
+    """Wait until the unit is active and listens on its port. Fail, with its log, if that takes too
+    long.
+    """
+    port = module.params["port"]
+    timeout_s = module.params["timeout_s"]
     deadline = time.monotonic() + timeout_s
     while True:
         state = read_unit(module, name)["ActiveState"]
         if state == "active" and (port is None or listens(port)):
             return
         if state == "failed" or time.monotonic() > deadline:
-            fail_with_logs(module, name, f"{name} is {state} and not ready after {timeout_s} s", start)
+            fail_with_logs(
+                module, name, f"{name} is {state} and not ready after {timeout_s} s", start
+            )
         time.sleep(0.05)
 
 
 def fail_with_logs(module: AnsibleModule, name: str, message: str, start: int) -> None:
-    """Fail with a message, the end of the unit's journal, and the errors in its log after byte ``start``."""
+    """Fail with a message, the end of the unit's journal, and the errors in its log after byte
+    ``start``.
+    """
     argv = ["journalctl", "--unit", name, "--lines=20", "--no-pager", "--output=cat"]
     _, journal, _ = module.run_command(argv)
     text = f"{message}; the journal of {name} ends with:\n{journal.strip()}"
@@ -149,7 +163,9 @@ def main() -> None:
         # An earlier task would install the package.
         module.exit_json(changed=True, action="start")
     if unit["LoadState"] == "not-found":
-        module.fail_json(msg=f"the unit {name} does not exist, because its package is not installed")
+        module.fail_json(
+            msg=f"the unit {name} does not exist, because its package is not installed"
+        )
     if unit["ActiveState"] not in ("active", "activating", "reloading"):
         action = "start"
     elif is_stale(unit, module.params["config"], now=time.time(), monotonic=time.monotonic()):
@@ -163,7 +179,9 @@ def main() -> None:
 
 
 def enable_offline(module: AnsibleModule, name: str) -> bool:
-    """Enable a unit where systemd is not running, such as in an image. Return whether it was disabled."""
+    """Enable a unit where systemd is not running, such as in an image. Return whether it was
+    disabled.
+    """
     environ = {"SYSTEMD_OFFLINE": "1", "SYSTEMCTL_SKIP_SYSV": "1"}
     rc, _, _ = module.run_command(["systemctl", "is-enabled", name], environ_update=environ)
     if rc != 0 and not module.check_mode:
@@ -171,10 +189,15 @@ def enable_offline(module: AnsibleModule, name: str) -> bool:
     return bool(rc)
 
 
-def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str, enable: bool) -> None:
-    """Enable the unit if ``enable``; start or restart it, as ``action`` says; and wait until it is ready."""
+def apply(
+    module: AnsibleModule, name: str, unit: dict[str, str], *, action: str, enable: bool
+) -> None:
+    """Enable the unit if ``enable``; start or restart it, as ``action`` says; and wait until it is
+    ready.
+    """
     if enable:
-        # This also reloads the unit files. The hooks for Debian's SysV scripts are slow and skipped.
+        # This also reloads the unit files. The hooks for Debian's SysV scripts are slow and
+        # skipped.
         environ = {"SYSTEMCTL_SKIP_SYSV": "1"}
         module.run_command(["systemctl", "enable", name], check_rc=True, environ_update=environ)
     elif unit["NeedDaemonReload"] == "yes":
@@ -182,7 +205,9 @@ def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str
     wait = module.params["wait"]
     start = size(module.params["log"])
     if action != "none":
-        rc, _, _ = module.run_command(["systemctl", action, name, *([] if wait else ["--no-block"])])
+        rc, _, _ = module.run_command(
+            ["systemctl", action, name, *([] if wait else ["--no-block"])]
+        )
         if rc != 0:
             fail_with_logs(module, name, f"systemd could not {action} {name}", start)
     if wait:

@@ -76,7 +76,9 @@ WORD = re.compile(r"[A-Za-z0-9_.,:=-]+")
 
 
 def wall_time(seconds: int | None) -> str:
-    """Format a time limit like sacctmgr, rounded up to minutes: `1-02:30:00`; "" if there is no limit."""
+    """Format a time limit like sacctmgr, rounded up to minutes: `1-02:30:00`; "" if there is no
+    limit.
+    """
     if seconds is None:
         return ""
     days, rest = divmod(-(-seconds // 60), 24 * 60)
@@ -85,11 +87,14 @@ def wall_time(seconds: int | None) -> str:
 
 
 def plan_qos(qualities: list[dict[str, Any]], rows: Rows) -> Rows:
-    """Return the sacctmgr commands for QOS. rows: the existing QOS as name, priority, MaxWall, flags."""
+    """Return the sacctmgr commands for QOS. rows: the existing QOS as name, priority, MaxWall,
+    flags.
+    """
     present = {name: (int(priority or 0), wall, flags) for name, priority, wall, flags in rows}
     commands = []
     for qos in qualities:
-        name, priority = qos["name"], qos["priority"]
+        name = qos["name"]
+        priority = qos["priority"]
         wall = wall_time(qos["max_time_s"])
         if present.get(name) == (priority, wall, REFUSE):
             continue
@@ -102,16 +107,22 @@ def plan_qos(qualities: list[dict[str, Any]], rows: Rows) -> Rows:
 
 
 def plan_allowed_qos(cluster: str, qualities: list[dict[str, Any]], rows: Rows) -> Rows:
-    """Return the sacctmgr commands that let all users request all QOS. rows: account, user, allowed QOS."""
+    """Return the sacctmgr commands that let all users request all QOS. rows: account, user, allowed
+    QOS.
+    """
     names = {DEFAULT_QOS, *(qos["name"] for qos in qualities)}
     root = next((row[2] for row in rows if row[:2] == ["root", ""]), "")
     if names <= set(root.split(",")):
         return []
     value = ",".join(sorted(names | set(filter(None, root.split(",")))))
-    return [["modify", "account", "where", "name=root", f"cluster={cluster}", "set", f"qos={value}"]]
+    return [
+        ["modify", "account", "where", "name=root", f"cluster={cluster}", "set", f"qos={value}"]
+    ]
 
 
-def plan_users(cluster: str, wanted_users: list[dict[str, Any]], associations: Rows, users: Rows) -> Rows:
+def plan_users(
+    cluster: str, wanted_users: list[dict[str, Any]], associations: Rows, users: Rows
+) -> Rows:
     """Return the sacctmgr commands for users. associations: account, user, QOS.
 
     users: the existing users as name, default account, admin level.
@@ -120,11 +131,14 @@ def plan_users(cluster: str, wanted_users: list[dict[str, Any]], associations: R
     present = {name: (default, admin) for name, default, admin in users}
     commands = []
     for user in wanted_users:
-        name, accounts = user["name"], user["accounts"]
+        name = user["name"]
+        accounts = user["accounts"]
         admin = "Administrator" if user["admin"] else "None"
         missing = [account for account in accounts if (account, name) not in pairs]
         if missing:
-            commands.append(["add", "user", name, f"account={','.join(missing)}", f"cluster={cluster}"])
+            commands.append(
+                ["add", "user", name, f"account={','.join(missing)}", f"cluster={cluster}"]
+            )
         default, level = present.get(name, (missing[0] if missing else "", "None"))
         changes = [f"defaultaccount={accounts[0]}"] if default != accounts[0] else []
         changes += [f"adminlevel={admin}"] if level != admin else []
@@ -142,7 +156,8 @@ def plan_accounts(cluster: str, names: list[str], associations: Rows) -> Rows:
 
 def plan(params: dict[str, Any], tables: dict[str, Rows]) -> Rows:
     """Return all sacctmgr commands, in an order in which each can be executed."""
-    cluster, associations = params["cluster"], tables["associations"]
+    cluster = params["cluster"]
+    associations = tables["associations"]
     # Each registered cluster has a root account.
     is_registered = any(row[:2] == ["root", ""] for row in associations)
     return [
@@ -163,7 +178,9 @@ def answers(module: AnsibleModule) -> bool:
 
 
 def read_tables(module: AnsibleModule, cluster: str) -> dict[str, Rows]:
-    """Read "associations", "user" and "qos". The queries run in parallel, because they mostly wait."""
+    """Read "associations", "user" and "qos". The queries run in parallel, because they mostly
+    wait.
+    """
     queries = {
         "associations": ["associations", f"cluster={cluster}", "format=account,user,qos"],
         "user": ["user", "format=user,defaultaccount,adminlevel"],

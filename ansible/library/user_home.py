@@ -1,7 +1,9 @@
 #!/usr/bin/python
-"""Ansible module: creates clusterctl's files in the home of the user of jobs, with the rights of this user.
+"""Ansible module: creates clusterctl's files in the home of the user of jobs, with the rights of
+this user.
 
-A job can replace any file in its home by a link to /etc, a pipe, or huge data. Root never follows these.
+A job can replace any file in its home by a link to /etc, a pipe, or huge data. Root never follows
+these.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ PUBLIC_KEY = re.compile(rb"ssh-ed25519 [A-Za-z0-9+/]+=*(?: [^\r\n]*)?\n?")
 
 
 class Home:
-    """The home folder of an account. Call all methods except ``adopt`` with the rights of the account."""
+    """The home folder of an account. Call all methods except ``adopt`` with the rights of the
+    account.
+    """
 
     def __init__(self, module: AnsibleModule, account: pwd.struct_passwd, path: str) -> None:
         self._module = module
@@ -92,7 +96,9 @@ class Home:
         self.changed = False
 
     def adopt(self, name: str) -> None:
-        """Make the account the owner of a folder in its home. Create the folder if the account can't."""
+        """Make the account the owner of a folder in its home. Create the folder if the account
+        can't.
+        """
         place = f"{self._path}/{name}"
         with acting_as(self._account.pw_uid, self._account.pw_gid):
             closed = not os.access(self._path, os.W_OK | os.X_OK, effective_ids=True)
@@ -127,7 +133,9 @@ class Home:
         return place
 
     def authorize(self, keys: list[str], options: str, mark: str) -> None:
-        """Add keys with these options to .ssh/authorized_keys. Remove other lines that end in ``mark``."""
+        """Add keys with these options to .ssh/authorized_keys. Remove other lines that end in
+        ``mark``.
+        """
         old_text = _read(f"{self._path}/.ssh/authorized_keys", follow=True) or b""
         if not keys and mark.encode() not in old_text:
             return
@@ -141,13 +149,22 @@ class Home:
             else:
                 _add_key(new_lines, key.strip(), options)
         if new_lines != lines or text is None or not self._is_own(place, 0o600):
-            self._write(place, "".join(f"{line}\n" for line in new_lines), 0o600, kept=text is not None)
+            self._write(
+                place, "".join(f"{line}\n" for line in new_lines), 0o600, kept=text is not None
+            )
 
     def public_key(self, name: str) -> str:
-        """Return the public key of pair ``name`` in .ssh; "" if a file of the pair is missing or invalid."""
+        """Return the public key of pair ``name`` in .ssh; "" if a file of the pair is missing or
+        invalid.
+        """
         private = f"{self.folder('.ssh')}/{name}"
         public = _read(f"{private}.pub")
-        if not (_read(private) and public and PUBLIC_KEY.fullmatch(public) and self._is_own(private, 0o600)):
+        if not (
+            _read(private)
+            and public
+            and PUBLIC_KEY.fullmatch(public)
+            and self._is_own(private, 0o600)
+        ):
             return ""
         return public.decode(errors="replace").strip()
 
@@ -157,7 +174,9 @@ class Home:
         self._write(f"{place}.pub", public, 0o644)
 
     def link(self, name: str, target: str) -> None:
-        """Create a link in the home to ``target``. Rename an existing file or other link of this name."""
+        """Create a link in the home to ``target``. Rename an existing file or other link of this
+        name.
+        """
         place = f"{self._path}/{name}"
         if os.path.islink(place) and os.readlink(place) == target:  # noqa: PTH114, PTH115
             return
@@ -175,7 +194,9 @@ class Home:
         return is_own and stat.S_IMODE(status.st_mode) == mode
 
     def _write(self, place: str, text: str, mode: int, *, kept: bool = False) -> None:
-        """Write a file. Rename an existing file, unless ``kept``: the new text contains the old text."""
+        """Write a file. Rename an existing file, unless ``kept``: the new text contains the old
+        text.
+        """
         if not self._may_change():
             return
         fresh = f"{place}.clusterctl-{secrets.token_hex(4)}"
@@ -191,7 +212,8 @@ class Home:
     def _move_aside(self, place: str) -> None:
         if not os.path.lexists(place):
             return
-        aside, number = f"{place}.aside-clusterctl", 0
+        aside = f"{place}.aside-clusterctl"
+        number = 0
         while os.path.lexists(aside):
             number += 1
             aside = f"{place}.aside-clusterctl.{number}"
@@ -207,7 +229,9 @@ def _read(place: str, *, follow: bool = False) -> bytes | None:
 
 
 def _add_key(lines: list[str], key: str, options: str) -> None:
-    """Append a key with its options. If a line has the key with other options, replace this line instead."""
+    """Append a key with its options. If a line has the key with other options, replace this line
+    instead.
+    """
     kind, blob = key.split()[:2]
     line = f"{options} {key}" if options else key
     for number, old_line in enumerate(lines):
@@ -228,8 +252,11 @@ def make_pair(module: AnsibleModule, comment: str) -> tuple[str, str]:
 
 
 def converge(module: AnsibleModule, account: pwd.struct_passwd) -> dict[str, Any]:
-    """Create the files, folders and links that the parameters ask for, and return the module's result."""
-    params, answer = module.params, {}
+    """Create the files, folders and links that the parameters ask for, and return the module's
+    result.
+    """
+    params = module.params
+    answer = {}
     home = Home(module, account, params["home"] or account.pw_dir)
     needs_ssh = params["authorized_keys"] or params["key_pair"]
     for name in (".ssh" if needs_ssh else None, params["folder"]):
@@ -256,7 +283,8 @@ def converge(module: AnsibleModule, account: pwd.struct_passwd) -> dict[str, Any
 
 def remove_former_keys(module: AnsibleModule) -> bool:
     """Remove the lines that end in ``key_mark`` from the keys of accounts that are not current."""
-    params, changed = module.params, False
+    params = module.params
+    changed = False
     names = os.listdir(params["homes"]) if os.path.isdir(params["homes"]) else []  # noqa: PTH112, PTH208
     for name in sorted({*names} - {*params["current"]}):
         try:
@@ -292,7 +320,8 @@ def main() -> None:
         mutually_exclusive=[("name", "homes")],
         supports_check_mode=True,
     )
-    name, account = module.params["name"], None
+    name = module.params["name"]
+    account = None
     try:
         account = pwd.getpwnam(name) if name else None
     except KeyError:
@@ -303,7 +332,9 @@ def main() -> None:
     try:
         answer = converge(module, account) if account else {"changed": remove_former_keys(module)}
     except OSError as exc:
-        module.fail_json(msg=f"{exc.filename}: {exc.strerror}; check that the account can write to its home")
+        module.fail_json(
+            msg=f"{exc.filename}: {exc.strerror}; check that the account can write to its home"
+        )
     module.exit_json(**answer)
 
 

@@ -1,7 +1,9 @@
-"""Protection of files in /etc while packages are purged, because some packages remove whole folders there.
+"""Protection of files in /etc while packages are purged, because some packages remove whole folders
+there.
 
-Each file gets a second hard link, in the folder that records the host's earlier state. So a restored file is
-the same file, without the cost of a copy. After a crash, the next attempt finds the links and restores files.
+Each file gets a second hard link, in the folder that records the host's earlier state. So a
+restored file is the same file, without the cost of a copy. After a crash, the next attempt finds
+the links and restores files.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ def names(root: str = ETC) -> list[str]:
     return sorted(
         os.path.join(folder, name)  # noqa: PTH118
         for folder, folders, files in os.walk(root)
-        for name in [*files, *(subfolder for subfolder in folders if Path(folder, subfolder).is_symlink())]
+        for name in [
+            *files,
+            *(subfolder for subfolder in folders if Path(folder, subfolder).is_symlink()),
+        ]
     )
 
 
@@ -47,9 +52,11 @@ class FolderMover:
         return unmoved
 
     def put_back(self) -> dict[str, str]:
-        """Restore the names of all renamed folders, unless a package has put files into a new folder.
+        """Restore the names of all renamed folders, unless a package has put files into a new
+        folder.
 
-        Returns the folders that were not restored: original path -> path to which the folder was renamed.
+        Returns the folders that were not restored: original path -> path to which the folder was
+        renamed.
         """
         unmoved = {}
         for path in self._folders:
@@ -90,7 +97,9 @@ class Guard:
         fresh.rename(self._held)
 
     def put_back(self, exclude: Collection[str]) -> list[str]:
-        """Restore the removed files, except paths in ``exclude``. Return the paths of the restored files."""
+        """Restore the removed files, except paths in ``exclude``. Return the paths of the restored
+        files.
+        """
         restored = []
         for name in names(str(self._held)):
             path = self._root + name[len(str(self._held)) :]

@@ -29,8 +29,12 @@ class Units:
         self._run = run
 
     def read(self, unit: str) -> dict[str, str]:
-        """Return LoadState ("load"), UnitFileState ("file") and "active" (active or inactive) of a unit."""
-        _, out, _ = self._run(["systemctl", "show", unit, "--property=LoadState,UnitFileState,ActiveState"])
+        """Return LoadState ("load"), UnitFileState ("file") and "active" (active or inactive) of a
+        unit.
+        """
+        _, out, _ = self._run(
+            ["systemctl", "show", unit, "--property=LoadState,UnitFileState,ActiveState"]
+        )
         properties = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
         running = properties.get("ActiveState") in ("active", "activating", "reloading")
         return {
@@ -40,7 +44,9 @@ class Units:
         }
 
     def stop(self, unit: str, before: dict[str, str]) -> list[str]:
-        """Stop a unit unless it ran ``before``; disable it unless it was enabled. Return texts of both."""
+        """Stop a unit unless it ran ``before``; disable it unless it was enabled. Return texts of
+        both.
+        """
         now = self.read(unit)
         done = []
         if now["active"] == "active" and before["active"] != "active":
@@ -54,7 +60,8 @@ class Units:
     def start(self, unit: str, before: dict[str, str], *, changed: bool, reload: bool) -> list[str]:
         """Give a unit the state that it had ``before``. Return texts about the steps.
 
-        changed: whether its files changed, so that it must restart. reload: a reload is enough for that.
+        changed: whether its files changed, so that it must restart. reload: a reload is enough for
+            that.
         """
         now = self.read(unit)
         done = []
@@ -93,7 +100,9 @@ def groups() -> list[str]:
 
 
 def is_system_user(name: str) -> bool:
-    """Return whether an account's uid is below 1000, as the uids of accounts that packages create."""
+    """Return whether an account's uid is below 1000, as the uids of accounts that packages
+    create.
+    """
     return pwd.getpwnam(name).pw_uid < _SYSTEM
 
 
@@ -103,7 +112,9 @@ def is_system_group(name: str) -> bool:
 
 
 def remove_user(run: Run, name: str) -> str:
-    """Kill an account's processes and remove the account, but not its home. Return the path of the home."""
+    """Kill an account's processes and remove the account, but not its home. Return the path of the
+    home.
+    """
     entry = pwd.getpwnam(name)
     _end_processes(entry.pw_uid)
     run(["userdel", name], check_rc=True)
@@ -111,7 +122,9 @@ def remove_user(run: Run, name: str) -> str:
 
 
 def remove_group(run: Run, name: str) -> bool:
-    """Remove a group. Return False if it is gone already, or is still an account's primary group."""
+    """Remove a group. Return False if it is gone already, or is still an account's primary
+    group.
+    """
     try:
         entry = grp.getgrnam(name)
     except KeyError:

@@ -37,10 +37,14 @@ class _Manager(abc.ABC):
 
     @abc.abstractmethod
     def needed(self, output: str, names: Collection[str]) -> set[str]:
-        """Return the packages among ``names`` that other packages need, found in the output of ``TEST``."""
+        """Return the packages among ``names`` that other packages need, found in the output of
+        ``TEST``.
+        """
 
     def removable(self, names: Iterable[str]) -> list[str]:
-        """Return the packages among ``names`` that can be removed, because no other package needs them."""
+        """Return the packages among ``names`` that can be removed, because no other package needs
+        them.
+        """
         left = sorted(names)
         while left:
             rc, out, err = self._run([*self.TEST, *left])
@@ -60,21 +64,33 @@ class Dpkg(_Manager):
 
     def installed(self) -> dict[str, str]:
         """Return installed packages, name -> version."""
-        return {name: version for status, name, version in self._all() if status not in _NOT_INSTALLED}
+        return {
+            name: version for status, name, version in self._all() if status not in _NOT_INSTALLED
+        }
 
     def settings(self) -> list[str]:
-        """Return the removed packages that left configuration files behind (dpkg's state config-files)."""
+        """Return the removed packages that left configuration files behind (dpkg's state
+        config-files).
+        """
         return sorted(name for status, name, _ in self._all() if status == "config-files")
 
     def changed_settings(self, names: Iterable[str]) -> list[str]:
-        """Return the configuration files of packages that were changed. A purge would delete them."""
+        """Return the configuration files of packages that were changed. A purge would delete
+        them.
+        """
         out = _run_checked(self._run, ["dpkg-query", "-W", "-f", "${Conffiles}\n", *sorted(names)])
         rows = (line.split() for line in out.splitlines() if line.startswith(" "))
         return sorted(row[0] for row in rows if Path(row[0]).is_file() and _md5(row[0]) != row[1])
 
     def purged(self, names: Iterable[str], folders: Iterable[str]) -> list[str]:
-        """Return the folders that are mentioned in the packages' postrm scripts, which may delete them."""
-        scripts = [Path(_INFO, f"{stem}.postrm") for name in names for stem in (name, name.partition(":")[0])]
+        """Return the folders that are mentioned in the packages' postrm scripts, which may delete
+        them.
+        """
+        scripts = [
+            Path(_INFO, f"{stem}.postrm")
+            for name in names
+            for stem in (name, name.partition(":")[0])
+        ]
         text = "".join(script.read_text(errors="replace") for script in scripts if script.is_file())
         return [folder for folder in folders if folder in text]
 
@@ -89,7 +105,10 @@ class Dpkg(_Manager):
             _run_checked(self._run, ["apt-mark", "auto", *to_mark])
 
     def needed(self, output: str, names: Collection[str]) -> set[str]:
-        failed = {line.strip().partition(":")[0] for line in output.rpartition("processing:")[2].splitlines()}
+        failed = {
+            line.strip().partition(":")[0]
+            for line in output.rpartition("processing:")[2].splitlines()
+        }
         return {name for name in names if name.partition(":")[0] in failed}
 
     def remove(self, names: Collection[str], keep_settings: Collection[str] = ()) -> None:
@@ -103,7 +122,8 @@ class Dpkg(_Manager):
 
     def _all(self) -> Iterator[tuple[str, str, str]]:
         out = _run_checked(
-            self._run, ["dpkg-query", "-W", "-f", "${db:Status-Status} ${binary:Package} ${Version}\n"]
+            self._run,
+            ["dpkg-query", "-W", "-f", "${db:Status-Status} ${binary:Package} ${Version}\n"],
         )
         for line in out.splitlines():
             status, name, version = line.split(" ", 2)
@@ -116,10 +136,17 @@ class Rpm(_Manager):
     TEST = ("rpm", "-e", "--test")
 
     def installed(self) -> dict[str, str]:
-        """Return installed packages, name -> version. rpm lists the keys of signatures like packages."""
-        out = _run_checked(self._run, ["rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n"])
+        """Return installed packages, name -> version. rpm lists the keys of signatures like
+        packages.
+        """
+        out = _run_checked(
+            self._run, ["rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n"]
+        )
         rows = (line.split(" ") for line in out.splitlines())
-        return {(f"{row[0]}-{row[1]}" if row[0] == _KEY else f"{row[0]}.{row[2]}"): row[1] for row in rows}
+        return {
+            (f"{row[0]}-{row[1]}" if row[0] == _KEY else f"{row[0]}.{row[2]}"): row[1]
+            for row in rows
+        }
 
     def settings(self) -> list[str]:
         """Return nothing: rpm removes unchanged configuration files with their package."""
@@ -142,7 +169,9 @@ class Rpm(_Manager):
 
     def mark_automatic(self, names: Collection[str]) -> None:
         """Mark packages as dependencies, so that `dnf autoremove` may remove them."""
-        if to_mark := sorted(set(self.installed()).intersection(names).difference(self.automatic())):
+        if to_mark := sorted(
+            set(self.installed()).intersection(names).difference(self.automatic())
+        ):
             _run_checked(self._run, ["dnf", "--quiet", "mark", "remove", *to_mark])
 
     def needed(self, output: str, names: Collection[str]) -> set[str]:
@@ -150,12 +179,15 @@ class Rpm(_Manager):
         return self._providers(requirements).intersection(names)
 
     def remove(self, names: Collection[str], keep_settings: Collection[str] = ()) -> None:  # noqa: ARG002
-        """Remove packages. ``keep_settings`` has no effect: rpm keeps changed configuration files."""
+        """Remove packages. ``keep_settings`` has no effect: rpm keeps changed configuration
+        files.
+        """
         keys = sorted(name for name in names if name.startswith(_KEY))
         packages = sorted(set(names) - set(keys))
         if packages:
             options = (
-                "--assumeyes --quiet --cacheonly --setopt=clean_requirements_on_remove=False --disablerepo=*"
+                "--assumeyes --quiet --cacheonly --setopt=clean_requirements_on_remove=False "
+                "--disablerepo=*"
             )
             _run_checked(self._run, ["dnf", *options.split(), "remove", *packages])
         if keys:

@@ -1,4 +1,6 @@
-"""The state of files, links and folders: reading, restoring, and removing lines that clusterctl added."""
+"""The state of files, links and folders: reading, restoring, and removing lines that clusterctl
+added.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ State = dict[str, Any]
 
 
 def read_state(path: str, keep: Callable[[bytes], str] | None = None) -> State:
-    """Return the state of a path: its kind, owner, mode, hash of the content, and target of the link.
+    """Return the state of a path: its kind, owner, mode, hash of the content, and target of the
+    link.
 
-    keep: called with the content of a file; stores it and returns its hash. Default: only hash the content.
+    keep: called with the content of a file; stores it and returns its hash. Default: only hash the
+        content.
     """
     try:
         with rights_for(path):
@@ -66,7 +70,9 @@ def _read_state(path: str) -> tuple[State, bytes | None]:
 
 
 def read(path: str) -> bytes:
-    """Return the content of a regular file. In a home, use its owner's rights and a limit of the size."""
+    """Return the content of a regular file. In a home, use its owner's rights and a limit of the
+    size.
+    """
     with rights_for(path):
         return read_regular(path, MOST_BYTES if owner_above(path) else None)
 
@@ -87,7 +93,8 @@ def changed_ns(path: str) -> int | None:
 
 
 def write_state(path: str, state: State, content: bytes = b"", when_ns: int | None = None) -> None:
-    """Give a path this state. A file is replaced atomically. A folder is created without its content.
+    """Give a path this state. A file is replaced atomically. A folder is created without its
+    content.
 
     when_ns: new mtime in nanoseconds. Default: now.
     """
@@ -145,9 +152,11 @@ def _read_or_none(path: str) -> bytes | None:
 def owner_version(
     path: str, before: State, after: State, now: bytes, content: Callable[[str], bytes]
 ) -> bytes | None:
-    """Return a changed file's content without the lines that clusterctl added; None if that is impossible.
+    """Return a changed file's content without the lines that clusterctl added; None if that is
+    impossible.
 
-    before, after: states before and after clusterctl's change. now: present content. content: gets a hash.
+    before, after: states before and after clusterctl's change. now: present content. content: gets
+        a hash.
     """
     if after["kind"] != "file" or before["kind"] not in ("file", "absent"):
         return None
@@ -159,8 +168,11 @@ def owner_version(
 
 
 def remove_added_lines(before: bytes, after: bytes, now: bytes) -> bytes | None:
-    """Return ``now`` without the lines that ``after`` has and ``before`` lacks; None: lines were changed."""
-    old, new = before.splitlines(True), after.splitlines(True)
+    """Return ``now`` without the lines that ``after`` has and ``before`` lacks; None: lines were
+    changed.
+    """
+    old = before.splitlines(True)
+    new = after.splitlines(True)
     changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     if any(tag not in ("equal", "insert") for tag, *_ in changes):
         return None
@@ -190,7 +202,9 @@ def remove_tree(path: str) -> list[str]:
     if os.path.islink(path) or not Path(path).is_dir():  # noqa: PTH114
         _discard(path)
         return []
-    folders, emptied, remaining = [path], [], []
+    folders = [path]
+    emptied = []
+    remaining = []
     while folders:
         folder = folders.pop()
         if os.path.ismount(folder):
@@ -230,7 +244,9 @@ def _is_person(uid: int) -> bool:
 
 
 def _remove_block(lines: list[bytes], block: list[bytes]) -> list[bytes]:
-    """Return the lines without a block of lines. If they are not together, remove each line of it once."""
+    """Return the lines without a block of lines. If they are not together, remove each line of it
+    once.
+    """
     size = len(block)
     for start in range(len(lines) - size + 1):
         if lines[start : start + size] == block:
@@ -265,7 +281,9 @@ def _ignore_denied() -> Iterator[None]:
 
 
 def _attributes(path: str) -> dict[str, str]:
-    """Return the extended attributes, name -> value in hex: SELinux label, access list, capabilities."""
+    """Return the extended attributes, name -> value in hex: SELinux label, access list,
+    capabilities.
+    """
     try:
         return {name: os.getxattr(path, name).hex() for name in os.listxattr(path)}
     except OSError:

@@ -17,10 +17,16 @@ Touches = Mapping[str, Mapping[str, Any]]
 
 
 class Recorder:
-    """Writer of the record of a host's state. Call ``record`` before the roles run, and ``seal`` after."""
+    """Writer of the record of a host's state. Call ``record`` before the roles run, and ``seal``
+    after.
+    """
 
     def __init__(
-        self, run: Callable[..., Any], store: Store, ledger: dict[str, Any], packages: Dpkg | Rpm | None
+        self,
+        run: Callable[..., Any],
+        store: Store,
+        ledger: dict[str, Any],
+        packages: Dpkg | Rpm | None,
     ) -> None:
         self._run = run
         self._store = store
@@ -28,7 +34,8 @@ class Recorder:
         self._packages = packages
 
     def record(self, touches: Touches) -> None:
-        """Record the state of new paths and units in ``touches``, and changes that the host's owner has made.
+        """Record the state of new paths and units in ``touches``, and changes that the host's owner
+        has made.
 
         touches: for each role, the paths, units and accounts that it may change.
         """
@@ -46,9 +53,13 @@ class Recorder:
         self._store.write(self._ledger)
 
     def seal(self, touches: Touches) -> None:
-        """Record the state after the roles have run. Raise LedgerError if ``record`` has not run before."""
+        """Record the state after the roles have run. Raise LedgerError if ``record`` has not run
+        before.
+        """
         if not self._store.is_there:
-            raise LedgerError(f"{self._store.root} on this host has no record of the host's earlier state")
+            raise LedgerError(
+                f"{self._store.root} on this host has no record of the host's earlier state"
+            )
         for role, names in touches.items():
             # Patterns may match more paths now than before.
             for _, path in _paths(names):
@@ -57,7 +68,9 @@ class Recorder:
         for path, entry in self._ledger["paths"].items():
             entry["after"] = read_state(path, self._store.keep)
         self._seal_packages()
-        self._seal_accounts({name for names in touches.values() for name in names.get("accounts", ())})
+        self._seal_accounts(
+            {name for names in touches.values() for name in names.get("accounts", ())}
+        )
         self._ledger["etc"]["ours"] = sorted(new_in_etc(self._store, self._ledger))
         self._ledger["sealed"] = True
         self._store.write(self._ledger)
@@ -66,11 +79,17 @@ class Recorder:
         for pattern, path in _paths(names):
             entry = self._ledger["paths"].get(path)
             if entry is None:
-                # After an unfinished run, a path that a recorded pattern matches only now is of that run.
+                # After an unfinished run, a path that a recorded pattern matches only now is of
+                # that run.
                 is_own = pattern in self._ledger["patterns"] and not self._ledger["sealed"]
                 before = dict(ABSENT) if is_own else read_state(path, self._store.keep)
                 when = changed_ns(path) if before["kind"] in ("file", "link") else None
-                self._ledger["paths"][path] = {"role": role, "before": before, "after": None, "when_ns": when}
+                self._ledger["paths"][path] = {
+                    "role": role,
+                    "before": before,
+                    "after": None,
+                    "when_ns": when,
+                }
             else:
                 self._record_foreign_change(path, entry)
         for path in names.get("trees", ()):
@@ -80,7 +99,8 @@ class Recorder:
 
     def _record_foreign_change(self, path: str, entry: dict[str, Any]) -> None:
         """Record a change to a path since the last ``seal``, which the roles can't have made."""
-        before, after = entry["before"], entry["after"]
+        before = entry["before"]
+        after = entry["after"]
         if not self._ledger["sealed"] or after is None:
             return
         now = read_state(path, self._store.keep)
@@ -98,7 +118,9 @@ class Recorder:
                 self._ledger["versions"].setdefault(path, []).append(now)
 
     def _owner_content(self, path: str, before: State, after: State, now: State) -> str | None:
-        text = owner_version(path, before, after, self._store.content(now["content"]), self._store.content)
+        text = owner_version(
+            path, before, after, self._store.content(now["content"]), self._store.content
+        )
         return None if text is None else self._store.keep(text)
 
     def _record_etc(self) -> None:
@@ -155,9 +177,15 @@ class Recorder:
 
 
 def new_in_etc(store: Store, ledger: dict[str, Any]) -> set[str]:
-    """Return the paths in /etc that did not exist when ``Recorder.record`` listed the files there."""
+    """Return the paths in /etc that did not exist when ``Recorder.record`` listed the files
+    there.
+    """
     before = ledger["etc"]["before"]
-    return set(ledger_guard.names()) - set(store.content(before).decode().split("\n")) if before else set()
+    return (
+        set(ledger_guard.names()) - set(store.content(before).decode().split("\n"))
+        if before
+        else set()
+    )
 
 
 def _patterns(touches: Touches) -> Iterator[str]:
@@ -166,7 +194,9 @@ def _patterns(touches: Touches) -> Iterator[str]:
 
 
 def _paths(names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (pattern, path) for each path of a role. `~user` is skipped if the account does not exist."""
+    """Yield (pattern, path) for each path of a role. `~user` is skipped if the account does not
+    exist.
+    """
     spared = tuple(f"{folder}/" for folder in names.get("spared", ()))
     for pattern in (*names.get("files", ()), *names.get("folders", ())):
         path = os.path.expanduser(pattern)  # noqa: PTH111

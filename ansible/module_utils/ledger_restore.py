@@ -1,4 +1,6 @@
-"""Restores the state of a host before clusterctl changed it, and reports items that can't be restored."""
+"""Restores the state of a host before clusterctl changed it, and reports items that can't be
+restored.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,25 @@ from ansible.module_utils.user_rights import owner_above, rights_for
 
 DATABASES = "/var/lib/mysql"
 
-_OWN_DATABASES = frozenset({"mysql", "performance_schema", "sys", "test", "lost+found", "slurm_acct_db"})
+_OWN_DATABASES = frozenset(
+    {"mysql", "performance_schema", "sys", "test", "lost+found", "slurm_acct_db"}
+)
 # How the names of MariaDB's packages, unit, account and folders begin.
 _MARIADB = ("mariadb", "mysql", "my.cnf.d")
 _SHOWN = 10
 
 
 class Restorer:
-    """Undoes all recorded changes to this host. Every step can be repeated, such as after a crash."""
+    """Undoes all recorded changes to this host. Every step can be repeated, such as after a
+    crash.
+    """
 
     def __init__(
-        self, module: AnsibleModule, store: Store, ledger: dict[str, Any], packages: Dpkg | Rpm | None
+        self,
+        module: AnsibleModule,
+        store: Store,
+        ledger: dict[str, Any],
+        packages: Dpkg | Rpm | None,
     ) -> None:
         self._module = module
         self._run = module.run_command
@@ -57,7 +67,9 @@ class Restorer:
         self._mover = FolderMover([path for path, was in ledger["trees"].items() if was])
 
     def restore(self) -> dict[str, object]:
-        """Restore the host. Return the module's result, with notes about items that were not restored."""
+        """Restore the host. Return the module's result, with notes about items that were not
+        restored.
+        """
         if not self._store.is_there:
             # A run may have been killed before it wrote the ledger, or while it deleted the ledger.
             leftover = self._store.root.exists()
@@ -74,7 +86,8 @@ class Restorer:
             if not self._is_spared(unit):
                 self._done += self._units.stop(unit, before)
         self._unmount()
-        # The purge of munge fails on an account whose uid is not a system uid, so accounts go first.
+        # The purge of munge fails on an account whose uid is not a system uid, so accounts go
+        # first.
         self._remove_accounts()
         self._remove_packages()
         self._remove_saved()
@@ -83,7 +96,9 @@ class Restorer:
         for path, state in self._versions():
             with self._tolerate_home_errors(path):
                 place = save_beside(path, state, self._store.content(state["content"]))
-                self._left.append(f"{path} was changed by someone else: the changed version is now {place}")
+                self._left.append(
+                    f"{path} was changed by someone else: the changed version is now {place}"
+                )
         self._remove_trees()
         self._restore_folders()
         self._units.reload()
@@ -95,7 +110,8 @@ class Restorer:
         return {"changed": True, "done": self._done, "clusterctl_notes": self._left}
 
     def _check_contents(self) -> None:
-        # Raises LedgerError if the earlier content of a file is missing, before anything is removed.
+        # Raises LedgerError if the earlier content of a file is missing, before anything is
+        # removed.
         for entry in self._ledger["paths"].values():
             if entry["before"]["kind"] == "file" and entry["after"] != entry["before"]:
                 self._store.content(entry["before"]["content"])
@@ -104,16 +120,22 @@ class Restorer:
         """Keep MariaDB, although clusterctl installed it, if it has databases of other programs."""
         if not self._ledger["trees"].get(DATABASES, True) and (foreign := _foreign_databases()):
             self._spared = _MARIADB
-            self._left.append(f"MariaDB was kept because it has other databases: {_shorten(foreign)}")
+            self._left.append(
+                f"MariaDB was kept because it has other databases: {_shorten(foreign)}"
+            )
 
     def _is_spared(self, name: str) -> bool:
         """Return whether a package, unit or folder belongs to MariaDB, and MariaDB is kept."""
         return Path(name).name.startswith(self._spared)
 
     def _keep_foreign_versions(self) -> None:
-        """Before anything is removed, store clusterctl's files that someone else has changed since."""
+        """Before anything is removed, store clusterctl's files that someone else has changed
+        since.
+        """
         for path, entry in self._ledger["paths"].items():
-            before, after, now = entry["before"], entry["after"], read_state(path)
+            before = entry["before"]
+            after = entry["after"]
+            now = read_state(path)
             if after is None or after == before or now["kind"] != "file" or now == after:
                 continue
             if now.get("content") in (after.get("content"), before.get("content")):
@@ -147,8 +169,14 @@ class Restorer:
         if self._packages is None or not record["before"]:
             return
         installed = self._packages.installed()
-        ours = set(record["ours"]) if self._ledger["sealed"] else set(installed) - set(record["before"])
-        present = {*installed, *self._packages.settings()} - set(record["settings"]).difference(installed)
+        ours = (
+            set(record["ours"])
+            if self._ledger["sealed"]
+            else set(installed) - set(record["before"])
+        )
+        present = {*installed, *self._packages.settings()} - set(record["settings"]).difference(
+            installed
+        )
         # An earlier attempt may have removed packages without their settings.
         ours = {name for name in ours & present if not self._is_spared(name)}
         removable = self._packages.removable(ours)
@@ -170,14 +198,17 @@ class Restorer:
         self._guard.put_back(exclude=self._cluster_files_in_etc())
         if needed := sorted(ours - set(removable)):
             self._left.append(f"packages that other packages now need: {', '.join(needed)}")
-        newer = sorted(n for n, v in record["before"].items() if n in installed and installed[n] != v)
+        newer = sorted(
+            n for n, v in record["before"].items() if n in installed and installed[n] != v
+        )
         if newer:
             self._left.append(f"packages that are newer than before: {_shorten(newer)}")
         if record["marked"]:
             self._packages.mark_automatic(record["marked"])
 
     def _keep_settings(self, names: list[str], existing_folders: list[str]) -> list[str]:
-        """Rename folders that the purge of these packages would empty, but that existed before clusterctl.
+        """Rename folders that the purge of these packages would empty, but that existed before
+        clusterctl.
 
         Returns the packages that must not be purged, because such a folder can't be renamed.
         """
@@ -186,7 +217,9 @@ class Restorer:
         if not packages or not unmovable:
             return []
         kept = [name for name in names if packages.purged([name], unmovable)]
-        self._left.append(f"the settings of {_shorten(kept)}: their purge would empty {_shorten(unmovable)}")
+        self._left.append(
+            f"the settings of {_shorten(kept)}: their purge would empty {_shorten(unmovable)}"
+        )
         return kept
 
     def _put_folders_back(self) -> None:
@@ -198,8 +231,13 @@ class Restorer:
     def _restore_files(self) -> None:
         wrong = {}
         for path, entry in self._ledger["paths"].items():
-            before, now = entry["before"], read_state(path)
-            if entry["after"] == before or now == before or "folder" in (before["kind"], now["kind"]):
+            before = entry["before"]
+            now = read_state(path)
+            if (
+                entry["after"] == before
+                or now == before
+                or "folder" in (before["kind"], now["kind"])
+            ):
                 continue
             if "other" in (before["kind"], now["kind"]):
                 self._left.append(f"{path}: it is not a regular file")
@@ -214,13 +252,17 @@ class Restorer:
                 if before["kind"] == "absent":
                     remove(path)
                 else:
-                    content = self._store.content(before["content"]) if before["kind"] == "file" else b""
+                    content = (
+                        self._store.content(before["content"]) if before["kind"] == "file" else b""
+                    )
                     write_state(path, before, content, entry["when_ns"])
                 self._done.append(f"{'removed' if before == ABSENT else 'put back'} {path}")
 
     @contextmanager
     def _tolerate_home_errors(self, path: str) -> Iterator[None]:
-        """Report an error in a person's home instead of raising it, so that the restoration continues."""
+        """Report an error in a person's home instead of raising it, so that the restoration
+        continues.
+        """
         try:
             yield
         except OSError as exc:
@@ -229,15 +271,20 @@ class Restorer:
             self._left.append(f"{path}: {exc.strerror or exc}")
 
     def _remove_saved(self) -> None:
-        """Remove .rpmsave files of changed configuration files, if clusterctl has changed these files."""
+        """Remove .rpmsave files of changed configuration files, if clusterctl has changed these
+        files.
+        """
         for path, entry in self._ledger["paths"].items():
             saved = f"{path}{RPM_SAVED}"
-            now, after = read_state(saved), entry["after"]
+            now = read_state(saved)
+            after = entry["after"]
             if entry["before"] != ABSENT or now["kind"] != "file":
                 continue
             own_contents = [after["content"]] if after and after["kind"] == "file" else []
             # Foreign versions are saved beside the file later.
-            versions = (version for version_path, version in self._versions() if version_path == path)
+            versions = (
+                version for version_path, version in self._versions() if version_path == path
+            )
             own_contents += [version["content"] for version in versions]
             if now["content"] in own_contents:
                 Path(saved).unlink()
@@ -269,10 +316,18 @@ class Restorer:
             self._done.append(f"removed {path}")
 
     def _restore_folders(self) -> None:
-        """Restore or remove folders: subfolders first, because only empty folders can be removed."""
+        """Restore or remove folders: subfolders first, because only empty folders can be
+        removed.
+        """
         for path, entry in sorted(self._ledger["paths"].items(), reverse=True):
-            before, now = entry["before"], read_state(path)
-            if now["kind"] != "folder" or now == before or entry["after"] == before or self._is_spared(path):
+            before = entry["before"]
+            now = read_state(path)
+            if (
+                now["kind"] != "folder"
+                or now == before
+                or entry["after"] == before
+                or self._is_spared(path)
+            ):
                 continue
             with self._tolerate_home_errors(path):
                 if before["kind"] == "folder":
@@ -280,7 +335,9 @@ class Restorer:
                     self._done.append(f"put back {path}")
                 elif remove_empty(path):
                     self._done.append(f"removed {path}")
-                elif foreign := [name for name in _list_folder(path) if f"{path}/{name}" not in self._homes]:
+                elif foreign := [
+                    name for name in _list_folder(path) if f"{path}/{name}" not in self._homes
+                ]:
                     self._left.append(f"{path}: it contains {_shorten(foreign)}")
 
     def _remove_accounts(self) -> None:
@@ -295,14 +352,18 @@ class Restorer:
                 self._done.append(f"removed the group {name}")
 
     def _cluster_accounts(self, kind: str, names: list[str], is_system: Any) -> Iterator[str]:
-        """Yield the names that clusterctl created. kind: "users" or "groups". names: all that exist.
+        """Yield the names that clusterctl created. kind: "users" or "groups". names: all that
+        exist.
 
-        If the record of the last run is incomplete, every new system account counts as created by clusterctl.
+        If the record of the last run is incomplete, every new system account counts as created by
+        clusterctl.
         """
         record = self._ledger[kind]
         for name in names:
             is_new = name not in record["before"]
-            is_own = name in record["ours"] or (is_new and not self._ledger["sealed"] and is_system(name))
+            is_own = name in record["ours"] or (
+                is_new and not self._ledger["sealed"] and is_system(name)
+            )
             if is_own and name not in self._spared:
                 yield name
 

@@ -1,6 +1,8 @@
-"""The record of a host's earlier state on disk: a JSON document, and contents of files named by their hash.
+"""The record of a host's earlier state on disk: a JSON document, and contents of files named by
+their hash.
 
-Only root can read it. The document is replaced atomically, so that a crash leaves the previous document.
+Only root can read it. The document is replaced atomically, so that a crash leaves the previous
+document.
 """
 
 from __future__ import annotations
@@ -73,19 +75,28 @@ class Store:
         try:
             content = json.loads(text)
             if content["version"] > VERSION:
-                raise LedgerError(f"a newer clusterctl wrote {self.root} on this host: use that version")
-            entries = ((entry, form) for name, form in ENTRIES.items() for entry in content[name].values())
-            if not (_has_form(content, EMPTY) and all(_has_form(entry, form) for entry, form in entries)):
+                raise LedgerError(
+                    f"a newer clusterctl wrote {self.root} on this host: use that version"
+                )
+            entries = (
+                (entry, form) for name, form in ENTRIES.items() for entry in content[name].values()
+            )
+            if not (
+                _has_form(content, EMPTY) and all(_has_form(entry, form) for entry, form in entries)
+            ):
                 raise ValueError("fields are missing or have other types")
             return dict(content)
         except (ValueError, KeyError, TypeError) as exc:
             raise LedgerError(
-                f"{self.root}/ledger.json is damaged ({exc}), nothing was changed: restore the file from a "
-                f"backup; or restore this host by hand from {self.root}/contents, and delete {self.root}"
+                f"{self.root}/ledger.json is damaged ({exc}), nothing was changed: restore the "
+                f"file from a backup; or restore this host by hand from {self.root}/contents, "
+                f"and delete {self.root}"
             ) from exc
 
     def write(self, ledger: dict[str, Any]) -> None:
-        """Replace ledger.json. If nothing has changed, write nothing, so that this works on a full disk."""
+        """Replace ledger.json. If nothing has changed, write nothing, so that this works on a full
+        disk.
+        """
         text = json.dumps(ledger, indent=1, sort_keys=True).encode() + b"\n"
         if not self.is_there or (self.root / "ledger.json").read_bytes() != text:
             self._write_file("ledger.json", text)
@@ -98,7 +109,9 @@ class Store:
         return name
 
     def content(self, name: str) -> bytes:
-        """Return the stored content with this hash. Raise LedgerError if it is missing or damaged."""
+        """Return the stored content with this hash. Raise LedgerError if it is missing or
+        damaged.
+        """
         try:
             content = (self.root / "contents" / name).read_bytes()
         except FileNotFoundError as exc:
@@ -108,7 +121,9 @@ class Store:
         return content
 
     def remove(self) -> None:
-        """Delete the folder: ledger.json first, because without it the other files have no meaning."""
+        """Delete the folder: ledger.json first, because without it the other files have no
+        meaning.
+        """
         if self.root.exists():
             (self.root / "ledger.json").unlink(missing_ok=True)
             shutil.rmtree(self.root)
@@ -128,7 +143,9 @@ class Store:
 
 
 def _has_form(value: Any, form: Any) -> bool:
-    """Return whether a value has all keys of ``form`` (also in nested objects), with the same types."""
+    """Return whether a value has all keys of ``form`` (also in nested objects), with the same
+    types.
+    """
     inner = form.items() if isinstance(form, dict) else ()
     return isinstance(value, type(form)) and all(
         name in value and _has_form(value[name], inner_form) for name, inner_form in inner

@@ -1,4 +1,6 @@
-"""File access with the rights of a folder's owner, because root must not follow links that a job created."""
+"""File access with the rights of a folder's owner, because root must not follow links that a job
+created.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def acting_as(uid: int, gid: int) -> Iterator[None]:
     if os.geteuid() != 0 or uid == 0:
         yield
         return
-    groups, effective_gid = os.getgroups(), os.getegid()
+    groups = os.getgroups()
+    effective_gid = os.getegid()
     os.setgroups(_groups(uid, gid))
     os.setegid(gid)
     os.seteuid(uid)
@@ -46,7 +49,8 @@ def is_person_uid(uid: int) -> bool:
 
 
 def owner_above(path: str) -> os.stat_result | None:
-    """Return the status of the first folder above ``path``, from the root, that belongs to a person, if any.
+    """Return the status of the first folder above ``path``, from the root, that belongs to a
+    person, if any.
 
     Links above this folder belong to root.
     """
@@ -62,7 +66,9 @@ def owner_above(path: str) -> os.stat_result | None:
 
 @contextmanager
 def rights_for(path: str) -> Iterator[None]:
-    """Run the body with the rights of the owner of the home that contains the path; elsewhere, as root."""
+    """Run the body with the rights of the owner of the home that contains the path; elsewhere, as
+    root.
+    """
     person = owner_above(path)
     with acting_as(person.st_uid, person.st_gid) if person else acting_as(0, 0):
         yield
@@ -71,7 +77,8 @@ def rights_for(path: str) -> Iterator[None]:
 def read_regular(path: str, most: int | None = None, *, follow: bool = False) -> bytes:
     """Return the content of a regular file, without blocking. Raise OSError for anything else.
 
-    most: size limit in bytes, above which OSError is raised. Default: no limit. follow: accept a link.
+    most: size limit in bytes, above which OSError is raised. Default: no limit. follow: accept a
+        link.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     with os.fdopen(os.open(path, flags), "rb") as file:

@@ -1,8 +1,9 @@
-"""Ansible strategy plugin: mitogen's linear strategy, but with less work on the control host for each task.
+"""Ansible strategy plugin: mitogen's linear strategy, but with less work on the control host for
+each task.
 
-A playbook needs more processor time on the control host than on any other host. This plugin saves a process
-for each host that skips a task, includes a file or sets a variable, repeated compilation of the same modules,
-and garbage collections among objects that live as long as the run.
+A playbook needs more processor time on the control host than on any other host. This plugin saves a
+process for each host that skips a task, includes a file or sets a variable, repeated compilation of
+the same modules, and garbage collections among objects that live as long as the run.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _compiled = functools.cache(lambda source, mode: builtins.compile(source, "<modu
 
 
 def _compile(source: bytes, _name: str, mode: str) -> CodeType:
-    """Compile each source only once. Mitogen compiles a module for each task, to find its imports."""
+    """Compile each source only once. Mitogen compiles a module for each task, to find its
+    imports.
+    """
     code: CodeType = _compiled(source, mode)
     return code
 
@@ -56,7 +59,8 @@ class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: 
         self, host: Host, task: Task, task_vars: dict[str, Any], play_context: PlayContext
     ) -> None:
         queued = {"host": host, "task": task, "task_vars": task_vars, "play_context": play_context}
-        # Ansible looks up the task of each result here. A loop has results before `_run_here` returns.
+        # Ansible looks up the task of each result here. A loop has results before `_run_here`
+        # returns.
         self._queued_task_cache[host.name, task._uuid] = queued
         if (result := self._skipped(task, task_vars)) is not None:
             fields = task.dump_attrs()

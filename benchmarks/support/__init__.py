@@ -1,1 +1,3 @@
-"""What the benchmarks share: clusters of their own, rounds of two sides in turn, and how these are shown."""
+"""What the benchmarks share: clusters of their own, rounds of two sides in turn, and how these are
+shown.
+"""

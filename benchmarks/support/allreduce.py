@@ -1,4 +1,6 @@
-"""Sums of two ranks: the payload's, a bare mpi4py Allreduce's, and PyTorch's over gloo; compressed sums."""
+"""Sums of two ranks: the payload's, a bare mpi4py Allreduce's, and PyTorch's over gloo; compressed
+sums.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from dataclasses import dataclass
 from benchmarks.support.ranks import run
 
 RANKS = 2
-OURS, BARE, GLOO = "payload", "mpi4py Allreduce", "torch gloo"
+OURS = "payload"
+BARE = "mpi4py Allreduce"
+GLOO = "torch gloo"
 AIMS = {BARE: 1.0, GLOO: 3.0}
 
 
@@ -40,8 +44,9 @@ class Compared:
 
 
 def compare(rounds: int = 15) -> tuple[list[Compared], dict[str, dict[str, float]]]:
-    """Arrays of 4 KiB to 256 MiB; and by compressor, or ``none``, the bytes that a rank sends for gradients
-    of 5.8 million parameters, those of an MLP, and the seconds that it takes on this machine."""
+    """Arrays of 4 KiB to 256 MiB; and by compressor, or ``none``, the bytes that a rank sends for
+    gradients of 5.8 million parameters, those of an MLP, and the seconds that it takes on this
+    machine."""
     found = json.loads(run("benchmarks.support.allreduce_ranks", rounds, ranks=RANKS))
     return [Compared(one["nbytes"], one["rounds"]) for one in found["sizes"]], found["wire"]
 
@@ -52,5 +57,6 @@ def show_wire(wire: Mapping[str, Mapping[str, float]]) -> None:
     for name, one in wire.items():
         share = one["bytes"] / wire["none"]["bytes"]
         print(
-            f"  {name:9} {one['bytes']:12,.0f} bytes a rank ({share:7.2%})   {one['seconds'] * 1e3:8.2f} ms"
+            f"  {name:9} {one['bytes']:12,.0f} bytes a rank ({share:7.2%})   "
+            f"{one['seconds'] * 1e3:8.2f} ms"
         )

@@ -40,10 +40,13 @@ def main(rounds: int) -> None:
 
 
 def sums(nbytes: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds a sum of each side in each round, of the slower rank; each side's first sum is checked."""
+    """Seconds a sum of each side in each round, of the slower rank; each side's first sum is
+    checked.
+    """
     arrays = {side: np.full(nbytes // 4, world.rank + 1, np.float32) for side in (OURS, BARE, GLOO)}
     tensor = torch.from_numpy(arrays[GLOO])
-    comm, bare = mpi.MpiCommunicator(), mpi.MPI.COMM_WORLD.Dup()
+    comm = mpi.MpiCommunicator()
+    bare = mpi.MPI.COMM_WORLD.Dup()
     sides: dict[str, Act] = {
         OURS: lambda: comm.allreduce(arrays[OURS]),
         BARE: lambda: bare.Allreduce(mpi.MPI.IN_PLACE, arrays[BARE], op=mpi.MPI.SUM),
@@ -71,7 +74,9 @@ def wire(name: str, rounds: int) -> dict[str, float]:
     transport = mpi.MpiCommunicator()
     compressor = None if name == "none" else make_compressor(name, transport)
     if compressor:
-        compressor.attach(grads, [ParamSlice(*slice_) for slice_ in zip(starts, _SHAPES, strict=True)])
+        compressor.attach(
+            grads, [ParamSlice(*slice_) for slice_ in zip(starts, _SHAPES, strict=True)]
+        )
     comm = compressor or transport
     taken = []
     for _ in range(rounds):

@@ -32,7 +32,9 @@ partitions:
 
 @dataclass(frozen=True)
 class Cluster:
-    """One cluster's spec file, and how clusterctl is called for it. ``folder`` is free for files."""
+    """One cluster's spec file, and how clusterctl is called for it. ``folder`` is free for
+    files.
+    """
 
     name: str
     folder: Path
@@ -40,12 +42,23 @@ class Cluster:
 
     @classmethod
     def new(
-        cls, folder: str, nodes: int, *, name: str = "", provider: str = "", more: str = "", **environ: str
+        cls,
+        folder: str,
+        nodes: int,
+        *,
+        name: str = "",
+        provider: str = "",
+        more: str = "",
+        **environ: str,
     ) -> Cluster:
         """``provider`` is added to its settings, ``more`` are lines of the spec."""
         name = name or f"b{secrets.token_hex(3)}"
-        Path(folder, "cluster.yaml").write_text(SPEC.format(name=name, nodes=nodes, provider=provider) + more)
-        return cls(name, Path(folder), {**os.environ, "CLUSTERCTL_HOME": f"{folder}/home", **environ})
+        Path(folder, "cluster.yaml").write_text(
+            SPEC.format(name=name, nodes=nodes, provider=provider) + more
+        )
+        return cls(
+            name, Path(folder), {**os.environ, "CLUSTERCTL_HOME": f"{folder}/home", **environ}
+        )
 
     @property
     def workspace(self) -> Path:
@@ -55,10 +68,14 @@ class Cluster:
     def controller(self) -> str:
         return f"{self.name}-ctl"
 
-    def run(self, *words: str | Path, program: tuple[str | Path, ...] = (BIN / "clusterctl",)) -> Any:
+    def run(
+        self, *words: str | Path, program: tuple[str | Path, ...] = (BIN / "clusterctl",)
+    ) -> Any:
         """A verb's answer under `-o json`."""
         argv = [*program, "-o", "json", "-f", self.folder / "cluster.yaml", *words]
-        done = subprocess.run(argv, env=self.environ, cwd=self.folder, capture_output=True, check=False)
+        done = subprocess.run(
+            argv, env=self.environ, cwd=self.folder, capture_output=True, check=False
+        )
         if done.returncode != 0:
             raise SystemExit(f"{' '.join(map(str, argv))}\n{done.stderr.decode()[-3000:]}")
         return json.loads(done.stdout)
@@ -72,19 +89,33 @@ class Cluster:
         self.run("down", "--yes", "--discard")
 
     def memory_mib(self) -> float:
-        """Of a compute node, by median: its processes, with their parts of what they share (PSS)."""
+        """Of a compute node, by median: its processes, with their parts of what they share
+        (PSS).
+        """
         machines = machine_name((self.workspace / "id").read_text().strip(), 0).removesuffix("000")
         used: dict[str, int] = {}
         for pid, name in cgroup_members():
             if name.startswith(machines):
                 with suppress(OSError):  # it has ended
-                    found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+                    found = re.search(
+                        r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M
+                    )
                     used[name] = used.get(name, 0) + (int(found[1]) if found else 0)
         return statistics.median(used.values()) / 1024
 
-    def ssh(self, *words: str, user: str = "hpc", host: str = "", stdin: bytes | None = None) -> str:
+    def ssh(
+        self, *words: str, user: str = "hpc", host: str = "", stdin: bytes | None = None
+    ) -> str:
         """Plain ssh with the file that clusterctl wrote; a connection of its own."""
-        argv = ["ssh", "-F", self.workspace / "ssh_config", "-l", user, host or self.controller, *words]
+        argv = [
+            "ssh",
+            "-F",
+            self.workspace / "ssh_config",
+            "-l",
+            user,
+            host or self.controller,
+            *words,
+        ]
         done = subprocess.run(argv, input=stdin or b"", capture_output=True, check=False)
         if done.returncode != 0:
             raise SystemExit(f"{words}: {done.stderr.decode()}")

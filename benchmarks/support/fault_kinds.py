@@ -1,4 +1,6 @@
-"""The faults: functions that cause a fault in a training, and return the time at which it happened."""
+"""The faults: functions that cause a fault in a training, and return the time at which it
+happened.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ Cause = Callable[[Training], float]
 Damage = Literal["truncated", "flipped", "removed"]
 _PATIENCE_S = 180
 CHAIN = ("--time", "2m", "--chain", "1h")
-# A program with a bug: it saves its progress, and raises an exception in iteration 120 of each attempt.
+# A program with a bug: it saves its progress, and raises an exception in iteration 120 of each
+# attempt.
 RAISES = """\
 import json, os, time
 from pathlib import Path
@@ -46,9 +49,10 @@ else:
 class Fault:
     """A fault that a training is to survive.
 
-    ends: the job's right end. length: how many times as long as usual the training is. options: of `submit`.
-    program: text of the script that runs in place of `train`; empty: `train`. drawn: whether campaigns cause
-    the fault.
+    ends: the job's right end. length: how many times as long as usual the training is. options: of
+        `submit`.
+    program: text of the script that runs in place of `train`; empty: `train`. drawn: whether
+    campaigns cause the fault.
     """
 
     name: str
@@ -211,7 +215,10 @@ def up_twice(training: Training) -> float:
     argv = [BIN / "clusterctl", "-f", cluster.folder / "cluster.yaml", "up"]
     at = time.time()
     with Path(cluster.folder, "up.log").open("ab") as log:
-        both = [subprocess.Popen(argv, env=dict(cluster.environ), stdout=log, stderr=log) for _ in range(2)]
+        both = [
+            subprocess.Popen(argv, env=dict(cluster.environ), stdout=log, stderr=log)
+            for _ in range(2)
+        ]
     codes = [process.wait() for process in both]
     assert codes == [0, 0], f"two up at once exited with {codes}"
     return at
@@ -242,7 +249,9 @@ FAULTS = (
     Fault("scancel", partial(call, "scancel {job}"), ends="CANCELLED", drawn=False),
     Fault("all machines die, up", cut_power),
     Fault("time limit", partial(await_event, "signal"), length=24, options=CHAIN, drawn=False),
-    Fault("time limit, 10 min", partial(await_event, "signal"), length=75, options=CHAIN, drawn=False),
+    Fault(
+        "time limit, 10 min", partial(await_event, "signal"), length=75, options=CHAIN, drawn=False
+    ),
     Fault("own exception", partial(await_event, "end"), ends="FAILED", program=RAISES, drawn=False),
     Fault("SIGKILL slurmd", partial(kill_daemons, "slurmd")),
     Fault("controller dies, up", partial(kill_controller, 15), length=4),

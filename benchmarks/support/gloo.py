@@ -19,5 +19,6 @@ def join(world: MpiCommunicator) -> None:
     distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.size
     )
-    # PyTorch's own hook shows a traceback only after the hook before it has returned: MPI's never returns.
+    # PyTorch's own hook shows a traceback only after the hook before it has returned: MPI's never
+    # returns.
     sys.excepthook = hook

@@ -1,7 +1,8 @@
-"""What ``orchestration.large`` starts: a cluster of many nodes on paper, each step timed; prints JSON.
+"""What ``orchestration.large`` starts: a cluster of many nodes on paper, each step timed; prints
+JSON.
 
-Python starts anew for it, so that the peak memory is its own. No host is asked: what `up` and `plan` compute
-from the spec, and write.
+Python starts anew for it, so that the peak memory is its own. No host is asked: what `up` and
+`plan` compute from the spec, and write.
 """
 
 from __future__ import annotations
@@ -39,8 +40,19 @@ def main(folder: Path, nodes: int) -> None:
 
     ranges = [f"n[{first + 1:05}-{first + PARTITION:05}]" for first in range(0, nodes, PARTITION)]
     file = folder / "cluster.yaml"
-    lines = ["version: 1", "name: large", "provider:", "  type: onprem", "  controller: ctl", "  hosts:"]
-    lines += ["    ctl: {address: 10.0.0.1}", *(f"    {each}: {{}}" for each in ranges), "partitions:"]
+    lines = [
+        "version: 1",
+        "name: large",
+        "provider:",
+        "  type: onprem",
+        "  controller: ctl",
+        "  hosts:",
+    ]
+    lines += [
+        "    ctl: {address: 10.0.0.1}",
+        *(f"    {each}: {{}}" for each in ranges),
+        "partitions:",
+    ]
     lines += [f"  - {{name: p{number}, hosts: '{each}'}}" for number, each in enumerate(ranges)]
     file.write_text("\n".join([*lines, ""]))
     spec = timed("the spec is read", lambda: load_spec(file))
@@ -58,20 +70,29 @@ def main(folder: Path, nodes: int) -> None:
         )
         for number, name in enumerate(names)
     )
-    place = {"cluster": "large", "cluster_id": "a1b2c3", "provider": "onprem", "network": "10.0.0.0/8"}
+    place = {
+        "cluster": "large",
+        "cluster_id": "a1b2c3",
+        "provider": "onprem",
+        "network": "10.0.0.0/8",
+    }
     inventory = Inventory(**place, hosts=hosts, shared="/shared", baked=False, job_user="hpc")  # type: ignore[arg-type]
     workspace = Workspace(folder / "workspace")
     workspace.create()
     workspace.create_secrets()
     timed("hosts.json", lambda: workspace.inventory.write_text(inventory.model_dump_json(indent=2)))
-    assert timed("hosts.json read", lambda: Inventory.model_validate_json(workspace.inventory.read_bytes()))
+    assert timed(
+        "hosts.json read", lambda: Inventory.model_validate_json(workspace.inventory.read_bytes())
+    )
     assert timed("hosts.json read as verbs do", lambda: facts_of(workspace))
     timed("ssh_config and known_hosts", lambda: write_ssh_files(inventory, workspace))
     files = timed("Slurm's files", lambda: render_files(spec, inventory, {}))
     assert files["slurm.conf"].count("NodeName=") >= 1
     text = timed("Ansible's inventory", lambda: inventory_text(spec, inventory, workspace))
     assert names[-1] in text
-    assert len(timed("what to probe", lambda: probe_requests(spec, inventory, workspace))) == len(names)
+    assert len(timed("what to probe", lambda: probe_requests(spec, inventory, workspace))) == len(
+        names
+    )
     assert not timed("the spec compared", lambda: differences(spec, spec))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sys.stdout.write(json.dumps({"taken": taken, "peak_mib": peak / 1024}))

@@ -1,4 +1,6 @@
-"""What a rank holds under each stage of ZeRO, beside the paper's formula. Prints a table, on rank 0."""
+"""What a rank holds under each stage of ZeRO, beside the paper's formula. Prints a table, on rank
+0.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Held:
 
 def held(engine: Engine) -> Held:
     """By a rank, as far as it has trained: buffers are made when they are needed first."""
-    storage, state = engine.storage, engine.optimizer.state.values()
+    storage = engine.storage
+    state = engine.optimizer.state.values()
     return Held(
         weights=0 if storage.weights is storage.master_weights else storage.weights.nbytes,
         gradients=sum(array.nbytes for array in storage.gradients),
@@ -48,14 +51,17 @@ def held(engine: Engine) -> Held:
 
 
 def formula(numbers: int, *, precision: Precision, states: int, ranks: int, zero: int) -> Held:
-    """Of a model with so many numbers, on data-parallel ranks: figure 1 of the paper (see ``storage``), but
-    with gradients as wide as masters, and without weights where the masters serve as such.
+    """Of a model with so many numbers, on data-parallel ranks: figure 1 of the paper (see
+    ``storage``), but with gradients as wide as masters, and without weights where the masters serve
+    as such.
 
     Args:
         states: numbers that the optimizer keeps for each of the model's.
-        zero: what is in parts: from stage 1 on masters and optimizer, from 2 gradients, from 3 weights.
+        zero: what is in parts: from stage 1 on masters and optimizer, from 2 gradients, from 3
+            weights.
     """
-    wide, narrow = precision.master.itemsize, precision.compute.itemsize
+    wide = precision.master.itemsize
+    narrow = precision.compute.itemsize
     part = -(-numbers // ranks)
     owned, summed, computed = (part if zero >= stage else numbers for stage in (1, 2, 3))
     weights = 0 if wide == narrow and owned == computed else computed * narrow
@@ -64,17 +70,27 @@ def formula(numbers: int, *, precision: Precision, states: int, ranks: int, zero
 
 def main() -> None:
     mpi.start()
-    world, device = mpi.MpiCommunicator(Cpu()), Cpu()
+    world = mpi.MpiCommunicator(Cpu())
+    device = Cpu()
     mesh = make_mesh(world)
     if world.rank == 0:
-        print(f"\nbytes a rank holds, {world.size} ranks, GPT in bf16 with AdamW, without activations (MB)")
-        print("  ZeRO  weights  gradients  masters  optimizer  working    total  formula  total / formula")
+        print(
+            "\n"
+            f"bytes a rank holds, {world.size} ranks, GPT in bf16 with AdamW, without "
+            "activations (MB)"
+        )
+        print(
+            "  ZeRO  weights  gradients  masters  optimizer  working    total  formula  total / "
+            "formula"
+        )
     for zero in range(4):
         engine = _engine(device, mesh, zero)
         tokens = np.random.default_rng(0).integers(0, SIZES["vocabulary"], (1, SIZES["length"]))
         batch = MicroBatch(tokens, tokens, np.zeros(1, np.uint32))
         engine.step([batch], targets=tokens.size * world.size, iteration=1, lr=1e-3)
-        numbers = sum(p.size for p in {id(p): p for u in engine.units for p in u.layer.parameters}.values())
+        numbers = sum(
+            p.size for p in {id(p): p for u in engine.units for p in u.layer.parameters}.values()
+        )
         paper = formula(numbers, precision=PRECISION, states=2, ranks=world.size, zero=zero).total
         found = held(engine)
         if world.rank == 0:

@@ -1,4 +1,6 @@
-"""The nodes of a local cluster as root of this machine sees them: processes, links, files, Slurm's states."""
+"""The nodes of a local cluster as root of this machine sees them: processes, links, files, Slurm's
+states.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from clusterctl.providers.local.processes import Process, first_process, process
 from clusterctl.providers.local.system import NETNS_DIR
 
 # systemd(1), SIGNALS: what these signals make a container's systemd do.
-POWER_OFF, REBOOT = signal.SIGRTMIN + 4, signal.SIGRTMIN + 5
+POWER_OFF = signal.SIGRTMIN + 4
+REBOOT = signal.SIGRTMIN + 5
 # Folders of a node in which a job may leave files.
 _LEFT_IN = ("tmp", "dev/shm", "run/clusterctl", "var/spool/clusterctl-slurmd")
 # PyTorch leaves such folders in /tmp after every job.
@@ -72,7 +75,9 @@ class Nodes:
     def link(self, host: str, state: str) -> None:
         """Connect a host to the cluster's network, or cut it off. state: up or down."""
         inside = ["nsenter", f"--net={NETNS_DIR / layout.netns_name(self.id)}"]
-        subprocess.run([*inside, "ip", "link", "set", f"vb-{self.machines[host]}", state], check=True)
+        subprocess.run(
+            [*inside, "ip", "link", "set", f"vb-{self.machines[host]}", state], check=True
+        )
 
     def on_controller(self, command: str) -> str:
         """Run a command as root on the controller, without SSH; "" if that fails."""
@@ -97,8 +102,12 @@ class Nodes:
         return ""
 
     def states(self) -> dict[str, str]:
-        """Map each compute node to its state in Slurm's words, such as idle or down*. Empty: no answer."""
-        return dict(line.split() for line in self.on_controller("sinfo -h -N -o '%N %T'").splitlines())
+        """Map each compute node to its state in Slurm's words, such as idle or down*. Empty: no
+        answer.
+        """
+        return dict(
+            line.split() for line in self.on_controller("sinfo -h -N -o '%N %T'").splitlines()
+        )
 
     def files(self) -> set[str]:
         """List the files in which a job may leave something behind, on hosts that are on."""
@@ -107,7 +116,8 @@ class Nodes:
             if pid := self.init(host):
                 for folder in _LEFT_IN:
                     found |= {
-                        f"{host}:/{folder}/{name}" for name in _names(Path(f"/proc/{pid}/root/{folder}"))
+                        f"{host}:/{folder}/{name}"
+                        for name in _names(Path(f"/proc/{pid}/root/{folder}"))
                     }
         return found
 

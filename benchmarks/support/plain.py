@@ -1,4 +1,6 @@
-"""clusterctl with Ansible's own linear strategy, without mitogen, on each node; nothing else is changed."""
+"""clusterctl with Ansible's own linear strategy, without mitogen, on each node; nothing else is
+changed.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,15 @@ from pathlib import Path
 
 _MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n")
 _LAUNCHERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")
-_KERNELS = ("OPENBLAS_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "NPY_")  # each library is to choose its own
+# Each library is to choose its own.
+_KERNELS = (
+    "OPENBLAS_",
+    "MKL_",
+    "ONEDNN_",
+    "DNNL_",
+    "ATEN_",
+    "NPY_",
+)
 AVX2 = {
     "OPENBLAS_CORETYPE": "Haswell",
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
@@ -23,13 +31,18 @@ AVX2 = {
 def run(module: str, *arguments: object, ranks: int = 2, avx2: bool = False) -> str:
     """Return what the ranks print on standard output. Their standard error is shown as it comes.
 
-    avx2: whether NumPy and PyTorch may use AVX2 but not AVX-512. Default: all that the processor has.
+    avx2: whether NumPy and PyTorch may use AVX2 but not AVX-512. Default: all that the processor
+        has.
 
     Raises:
         SystemExit: a rank failed.
     """
     root = str(Path(__file__).parents[2])
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS + _KERNELS)}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_LAUNCHERS + _KERNELS)
+    }
     argv = [*_MPIRUN, str(ranks), sys.executable, "-m", module, *map(str, arguments)]
     env = {**clean, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **(AVX2 if avx2 else {})}
     done = subprocess.run(argv, env=env, cwd=root, stdout=subprocess.PIPE, text=True, check=False)

@@ -1,4 +1,6 @@
-"""Two sides measured in turn, so that whatever else the machine does hits both; every round is shown."""
+"""Two sides measured in turn, so that whatever else the machine does hits both; every round is
+shown.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-Side = Callable[[], float | None]  # does it once; returns the seconds, or None for those of the whole call
+# Does it once; returns the seconds, or None for those of the whole call.
+Side = Callable[[], float | None]
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,17 @@ class Measured:
             else:
                 # In the direction of the aim.
                 ratio = 1 / self.ratio
-                print(f"  {ours} / {theirs} = {ratio:.2f}, aim {'met' if ratio <= self.times else 'missed'}")
+                print(
+                    f"  {ours} / {theirs} = {ratio:.2f}, aim "
+                    f"{'met' if ratio <= self.times else 'missed'}"
+                )
         for note in self.notes:
             print(f"  {note}")
 
 
-def measure(title: str, rounds: int, *, aim: str = "", times: float | None = None, **sides: Side) -> Measured:
+def measure(
+    title: str, rounds: int, *, aim: str = "", times: float | None = None, **sides: Side
+) -> Measured:
     """Run all sides in turn, so many times; a side's name has underscores for blanks.
 
     Processor time is that of the programs which a side started here, and has waited for.
@@ -64,15 +72,24 @@ def measure(title: str, rounds: int, *, aim: str = "", times: float | None = Non
     for _ in range(rounds):
         load.append(f"{os.getloadavg()[0]:.1f}")
         for name, side in sides.items():
-            start, before = time.perf_counter(), os.times()
+            start = time.perf_counter()
+            before = os.times()
             seconds = side()
-            taken[name.replace("_", " ")].append(time.perf_counter() - start if seconds is None else seconds)
+            taken[name.replace("_", " ")].append(
+                time.perf_counter() - start if seconds is None else seconds
+            )
             after = os.times()
             used[name.replace("_", " ")].append(
-                after.children_user - before.children_user + after.children_system - before.children_system
+                after.children_user
+                - before.children_user
+                + after.children_system
+                - before.children_system
             )
     shown = "; ".join(f"{name} {statistics.median(each):.2f} s" for name, each in used.items())
-    notes = [f"processor time, medians: {shown}", f"load average before each round: {' '.join(load)}"]
+    notes = [
+        f"processor time, medians: {shown}",
+        f"load average before each round: {' '.join(load)}",
+    ]
     return Measured(title, taken, aim, notes, times)
 
 

@@ -1,4 +1,6 @@
-"""For how long training stands still for a checkpoint: if it is written beside, and if it is waited for."""
+"""For how long training stands still for a checkpoint: if it is written beside, and if it is waited
+for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from benchmarks.support.ranks import run
 from benchmarks.support.rounds import Measured, measure
 
 _RANKS = 2
-_TRAIN = "train --hidden 4096,4096 --iterations 64 --save-interval 16 --keep 1"  # 136 MB a checkpoint
+_TRAIN = (
+    "train --hidden 4096,4096 --iterations 64 --save-interval 16 --keep 1"  # 136 MB a checkpoint
+)
 
 
 def stalls(rounds: int = 3) -> Measured:

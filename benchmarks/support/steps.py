@@ -1,4 +1,5 @@
-"""Training steps of the payload and of PyTorch DDP, in turn, in the same processes. Started by training.py.
+"""Training steps of the payload and of PyTorch DDP, in turn, in the same processes. Started by
+training.py.
 
 Arguments: WHAT (a function below), the number of rounds.
 """
@@ -40,12 +41,13 @@ from payload.parallel.pipeline import MicroBatch
 LR = 1e-4
 NORMS = (nn.LayerNorm, nn.BatchNorm2d)
 STEPS = 10  # in one round
-# Rounding in float32 shifts a loss by less than this share in each step of the first round. Measured with the
-# kernels for AVX2 and for AVX-512: about one rounding (1.2e-7) after ten steps.
+# Rounding in float32 shifts a loss by less than this share in each step of the first round.
+# Measured with the kernels for AVX2 and for AVX-512: about one rounding (1.2e-7) after ten steps.
 ROUNDING = 4 * np.finfo(np.float32).eps
-# Later, rounding sets no bound: at times the training on one batch is unstable, and AdamW multiplies a
-# difference by up to five in each step. With the kernels for AVX2, GPT's losses differ by 2e-6 of the first
-# loss at step 73 and by 2e-4 at step 77. So later losses may differ by this share of their fall so far.
+# Later, rounding sets no bound: at times the training on one batch is unstable, and AdamW
+# multiplies a difference by up to five in each step. With the kernels for AVX2, GPT's losses differ
+# by 2e-6 of the first loss at step 73 and by 2e-4 at step 77. So later losses may differ by this
+# share of their fall so far.
 FALL = 0.05
 Step = Callable[[], float]  # trains on one global batch and gives the loss of this rank's share
 
@@ -62,7 +64,9 @@ class Match:
 
 
 def play(match: Match, world: mpi.MpiCommunicator, rounds: int) -> None:
-    """Rounds of ``STEPS`` steps in turn, after one not counted; the losses of both sides must agree."""
+    """Rounds of ``STEPS`` steps in turn, after one not counted; the losses of both sides must
+    agree.
+    """
     taken: dict[str, list[float]] = {"payload": [], "PyTorch DDP": []}
     used: dict[str, list[float]] = {side: [] for side in taken}
     losses: dict[str, list[float]] = {side: [] for side in taken}
@@ -71,7 +75,8 @@ def play(match: Match, world: mpi.MpiCommunicator, rounds: int) -> None:
         load.append(f"{os.getloadavg()[0]:.1f}")
         for side, step in zip(taken, (match.ours, match.theirs), strict=True):
             world.barrier()
-            start, processor = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
+            processor = time.process_time()
             losses[side] += [step() for _ in range(STEPS)]
             used[side].append(time.process_time() - processor)
             world.barrier()
@@ -111,8 +116,8 @@ def reject_disagreement(ours: Sequence[float], theirs: Sequence[float]) -> None:
         difference = abs(our - their)
         # A loss that is not a number is within no bound.
         assert difference <= allowed, (
-            f"step {step}: the losses differ by {difference:.2g} (payload {our:.8g}, PyTorch {their:.8g}), "
-            f"allowed are {allowed:.2g}"
+            f"step {step}: the losses differ by {difference:.2g} (payload {our:.8g}, PyTorch "
+            f"{their:.8g}), allowed are {allowed:.2g}"
         )
 
 
@@ -133,8 +138,14 @@ def kernels() -> list[str]:
 
 
 def _openblas_config(library: ctypes.CDLL) -> Callable[[], bytes] | None:
-    """What tells the version and the kernels in use, whatever its name is: NumPy's wheels rename it."""
-    for name in ("scipy_openblas_get_config64_", "scipy_openblas_get_config", "openblas_get_config"):
+    """What tells the version and the kernels in use, whatever its name is: NumPy's wheels rename
+    it.
+    """
+    for name in (
+        "scipy_openblas_get_config64_",
+        "scipy_openblas_get_config",
+        "openblas_get_config",
+    ):
         if config := getattr(library, name, None):
             config.restype = ctypes.c_char_p
             return config
@@ -142,7 +153,9 @@ def _openblas_config(library: ctypes.CDLL) -> Callable[[], bytes] | None:
 
 
 class Pair:
-    """An engine of ours and a DDP model of theirs that start alike and see the same batch again and again."""
+    """An engine of ours and a DDP model of theirs that start alike and see the same batch again and
+    again.
+    """
 
     def __init__(
         self,
@@ -155,7 +168,9 @@ class Pair:
         adam: bool,
     ) -> None:
         """``alike``: the layers of theirs by the beginning of the names of our parameters."""
-        self._world, device, mesh = world, Cpu(), make_mesh(world)
+        self._world = world
+        device = Cpu()
+        mesh = make_mesh(world)
         context = mesh.context(device)
         self._engine = Engine(
             device,
@@ -182,10 +197,13 @@ class Pair:
     def match(
         self, title: str, aim: str, inputs: Array, targets: Array, theirs: Array | None = None
     ) -> Match:
-        """This rank's share of the global batch; ``theirs``: the inputs as PyTorch's model wants them."""
+        """This rank's share of the global batch; ``theirs``: the inputs as PyTorch's model wants
+        them.
+        """
         count = len(inputs)
         batch = MicroBatch(inputs, targets, np.arange(count, dtype=np.uint32))
-        x, y = torch.from_numpy(inputs if theirs is None else theirs), torch.from_numpy(targets)
+        x = torch.from_numpy(inputs if theirs is None else theirs)
+        y = torch.from_numpy(targets)
         everywhere = targets.size * self._world.size
 
         def our_step() -> float:
@@ -222,7 +240,8 @@ def mlp(world: mpi.MpiCommunicator) -> Match:
     linears = [layer for layer in theirs if isinstance(layer, nn.Linear)]
     alike = {f"linear{number}": layer for number, layer in enumerate(linears)}
     rng = np.random.default_rng(world.rank)
-    x, labels = rng.standard_normal((64, 784), dtype=np.float32), rng.integers(0, 10, 64)
+    x = rng.standard_normal((64, 784), dtype=np.float32)
+    labels = rng.integers(0, 10, 64)
     pair = Pair(world, our_mlp.build, sizes, theirs, alike, adam=False)
     return pair.match("MLP 784-2048-2048-10, SGD, 64 samples a rank", "1.3x", x, labels)
 
@@ -233,11 +252,16 @@ def gpt(world: mpi.MpiCommunicator) -> Match:
     theirs = torch_models.GPT(**sizes)
     alike = {"embedding": theirs.tokens, "positions": theirs.positions, "norm": theirs.norm}
     for number, block in enumerate(theirs.blocks):
-        layers = {"norm1": block.norm1, "self_attn.in_proj": block.qkv, "self_attn.out_proj": block.out}
+        layers = {
+            "norm1": block.norm1,
+            "self_attn.in_proj": block.qkv,
+            "self_attn.out_proj": block.out,
+        }
         layers |= {"norm2": block.norm2, "linear1": block.up, "linear2": block.down}
         alike |= {f"layers.{number}.{name}": layer for name, layer in layers.items()}
     tokens = np.random.default_rng(world.rank).integers(0, 256, (8, 129))
-    x, labels = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
+    x = np.ascontiguousarray(tokens[:, :-1])
+    labels = np.ascontiguousarray(tokens[:, 1:])
     pair = Pair(world, our_gpt.build, sizes, theirs, alike, adam=True)
     return pair.match("GPT of 6 layers, 256 wide, AdamW, 8 x 128 tokens a rank", "1.1x", x, labels)
 
@@ -253,10 +277,13 @@ def resnet(world: mpi.MpiCommunicator) -> Match:
         name = f"layer{number // 2 + 1}.{number % 2}"
         alike |= {f"{name}.{part}": layer for part, layer in layers.items()}
     rng = np.random.default_rng(world.rank)
-    x, labels = rng.standard_normal((32, 32, 32, 3), dtype=np.float32), rng.integers(0, 10, 32)
+    x = rng.standard_normal((32, 32, 32, 3), dtype=np.float32)
+    labels = rng.integers(0, 10, 32)
     channels_first = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     pair = Pair(world, _local_resnet, {"classes": 10}, theirs, alike, adam=False)
-    return pair.match("ResNet-18, 32 x 32, SGD, 32 images a rank", "1.0x", x, labels, theirs=channels_first)
+    return pair.match(
+        "ResNet-18, 32 x 32, SGD, 32 images a rank", "1.0x", x, labels, theirs=channels_first
+    )
 
 
 def _local_resnet(context: Context, **sizes: int) -> list[Unit]:
@@ -264,7 +291,8 @@ def _local_resnet(context: Context, **sizes: int) -> list[Unit]:
 
 
 def main() -> None:
-    what, rounds = sys.argv[1], int(sys.argv[2])
+    what = sys.argv[1]
+    rounds = int(sys.argv[2])
     keep_freed_memory()
     mpi.start()
     world = mpi.MpiCommunicator(Cpu())

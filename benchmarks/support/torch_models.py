@@ -24,9 +24,12 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -44,7 +47,8 @@ class GPT(nn.Module):
 
     def __init__(self, vocabulary: int, length: int, layers: int, heads: int, width: int) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
 
@@ -61,7 +65,8 @@ class Residual(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn1, self.bn2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.bn2 = nn.BatchNorm2d(outputs)
         self.short = None
         if stride != 1 or inputs != outputs:
             self.short = nn.Sequential(
@@ -74,12 +79,17 @@ class Residual(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """(B, 3, 32, 32) → (B, classes), with the stem for small images: one 3x3 convolution and no pooling."""
+    """(B, 3, 32, 32) → (B, classes), with the stem for small images: one 3x3 convolution and no
+    pooling.
+    """
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
-        blocks, inputs = [], 64
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()
+        )
+        blocks = []
+        inputs = 64
         for stage, outputs in enumerate((64, 128, 256, 512)):
             blocks += [
                 Residual(inputs, outputs, 1 if stage == 0 else 2),

@@ -18,15 +18,17 @@ from benchmarks.support.nodes import Nodes
 from benchmarks.support.watched import WORKS, Figures, Seen, Training, end_of, figures
 
 # A training computes for about so long, and writes so many checkpoints.
-_TRAINING_S, _CHECKPOINTS = 8.0, 10
+_TRAINING_S = 8.0
+_CHECKPOINTS = 10
 _LEAST_ITERATIONS = 100
 _MODEL = "--hidden 1024,1024 --global-batch-size 256 --epochs 1000000 --resume auto".split()
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 # Iterations of an epoch of torch_ddp.py on two ranks.
 _EPOCH = 32
-# How often to check whether nodes have recovered by themselves, and whether the remains of a job are gone.
-# The checks take longer on a busy machine.
-_CHECKS, _CHECK_S = 40, 0.5
+# How often to check whether nodes have recovered by themselves, and whether the remains of a job
+# are gone. The checks take longer on a busy machine.
+_CHECKS = 40
+_CHECK_S = 0.5
 # Suffixes of unfinished checkpoints.
 _UNFINISHED = ("incomplete", "tmp")
 # The longest pause between two faults of a campaign.
@@ -50,9 +52,12 @@ class Plan:
 class Result:
     """The result of a training in which these faults were caused.
 
-    verdict: ok; lost: not the right end; hung: no end; wrong: other weights than an undisturbed training's;
-    doubled: two starts at the same time, or two jobs; residue: something is left on the nodes; error: of the
-    trial or of a verb. figures: of each fault. weights: their SHA-256. compared: same, differ, or none.
+    verdict: ok; lost: not the right end; hung: no end; wrong: other weights than an undisturbed
+        training's;
+    doubled: two starts at the same time, or two jobs; residue: something is left on the nodes;
+        error: of the
+    trial or of a verb. figures: of each fault. weights: their SHA-256. compared: same, differ, or
+        none.
     repair: seconds of the `up` that repaired the nodes; 0: they recovered by themselves.
     iteration_s: mean time per iteration. load: load average.
     """
@@ -74,7 +79,9 @@ class Result:
 
 @dataclass
 class Trials:
-    """Trials on a cluster. patience: observations without progress after which a training counts as hung."""
+    """Trials on a cluster. patience: observations without progress after which a training counts as
+    hung.
+    """
 
     nodes: Nodes
     launcher: str
@@ -85,7 +92,9 @@ class Trials:
 
     @cached_property
     def iterations(self) -> int:
-        """Number of iterations of a training of the usual length, at this machine's present speed."""
+        """Number of iterations of a training of the usual length, at this machine's present
+        speed.
+        """
         # Iterations of torch_ddp.py are short.
         least = 3 * _LEAST_ITERATIONS if self.launcher == "torchrun" else _LEAST_ITERATIONS
         result = self._trial(Plan(least))
@@ -135,10 +144,12 @@ class Trials:
                 time.sleep(0.1)
             over = time.time()
             result.end = end_of(seen) or self._cancel(training, seen)
-        events, runs = training.events(), training.runs()
+        events = training.events()
+        runs = training.runs()
         spans = itertools.pairwise([*times, over])
         result.figures = [figures(at, until, seen, events, runs) for at, until in spans]
-        result.weights, result.iteration_s = training.weights(), seen.iteration_s()
+        result.weights = training.weights()
+        result.iteration_s = seen.iteration_s()
         result.load = os.getloadavg()[0]
         try:
             result.diagnosis = training.diagnosis()
@@ -185,7 +196,9 @@ class Trials:
             yield fault, at
 
     def _trains(self, seen: Seen, since: float) -> bool:
-        """Wait for an iteration after the time ``since``. Return False if the training ends or hangs."""
+        """Wait for an iteration after the time ``since``. Return False if the training ends or
+        hangs.
+        """
         # With two checkpoints, the newest can be damaged.
         first = int(2.3 * self.save_interval)
         while not seen.trains(first, since):
@@ -201,7 +214,10 @@ class Trials:
     def _cancel(self, training: Training, seen: Seen) -> str:
         """End a job that hangs. Return "hung in STATE", with Slurm's words on the job and nodes."""
         state = seen.states[-1][2]
-        asks = f"squeue -h --states=all -j {training.job} -o '%T %r, excluded: %x'; sinfo -h -N -o '%N %T %E'"
+        asks = (
+            f"squeue -h --states=all -j {training.job} -o '%T %r, excluded: %x'; sinfo -h -N -o "
+            "'%N %T %E'"
+        )
         said = "; ".join(self.nodes.on_controller(asks).splitlines())
         self.nodes.on_controller(f"scancel {training.job}")
         for process in training.ranks():
@@ -210,7 +226,9 @@ class Trials:
         return f"hung in {state} ({said})"
 
     def _repair(self) -> float:
-        """Connect all nodes, have `up` repair nodes that do not recover, and return the seconds of `up`."""
+        """Connect all nodes, have `up` repair nodes that do not recover, and return the seconds of
+        `up`.
+        """
         for host in self.nodes.compute:
             if self.nodes.init(host):
                 self.nodes.link(host, "up")
@@ -231,12 +249,16 @@ class Trials:
             left = [f"process {words}" for words in training.left_processes()]
             left += sorted(self.nodes.files() - files)
             left += [
-                path.name for end in _UNFINISHED for path in training.folder.glob(f"checkpoints/*.{end}")
+                path.name
+                for end in _UNFINISHED
+                for path in training.folder.glob(f"checkpoints/*.{end}")
             ]
             if not left:
                 break
             time.sleep(_CHECK_S)
-        jobs = self.nodes.on_controller(f"squeue -h --states=all --name={training.name} -o %i").split()
+        jobs = self.nodes.on_controller(
+            f"squeue -h --states=all --name={training.name} -o %i"
+        ).split()
         return [*left, *(f"job {job}" for job in jobs if job != training.job)]
 
 

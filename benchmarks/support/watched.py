@@ -30,10 +30,11 @@ _ENDED = {
     "BOOT_FAIL",
     "DEADLINE",
 }
-# The watcher may yet requeue a job that has failed, but not after so many observations. They take longer on a
-# busy machine, as the watcher does.
+# The watcher may yet requeue a job that has failed, but not after so many observations. They take
+# longer on a busy machine, as the watcher does.
 _SURE = 20
-_METRICS_S, _STATES_S = 0.1, 0.5
+_METRICS_S = 0.1
+_STATES_S = 0.5
 _TAIL = 4096
 # A shorter pause of a training on a busy machine is no stall.
 _STALL_S = 1.5
@@ -43,7 +44,8 @@ _HANG_S = 30.0
 
 @dataclass(frozen=True)
 class Seen:
-    """Observations: iterations as (time, step); states of Slurm as (time, states of the nodes, the job's).
+    """Observations: iterations as (time, step); states of Slurm as (time, states of the nodes, the
+    job's).
 
     caused: times at which the causes of faults, such as `up` after a power cut, were over.
     """
@@ -53,7 +55,9 @@ class Seen:
     caused: list[float] = field(default_factory=list)
 
     def add(self, moment: float, step: int) -> None:
-        """Add the newest iteration in metrics.jsonl. A restart first removes iterations that it repeats."""
+        """Add the newest iteration in metrics.jsonl. A restart first removes iterations that it
+        repeats.
+        """
         if not self.steps or moment > self.steps[-1][0]:
             self.steps.append((moment, step))
 
@@ -69,7 +73,9 @@ class Seen:
         return (end - begin) / (last - first) if last > first else 0.0
 
     def idle(self) -> int:
-        """Count the observations of Slurm since the newest iteration, change of the job's state, or cause."""
+        """Count the observations of Slurm since the newest iteration, change of the job's state, or
+        cause.
+        """
         times = [moment for moment, _ in self.steps[-1:]] + self.caused[-1:]
         changes = itertools.pairwise(list(self.states))
         times += [moment for (_, _, before), (moment, _, job) in changes if job and job != before]
@@ -81,9 +87,10 @@ class Seen:
 class Figures:
     """Figures of a fault, in seconds after it. None: never.
 
-    sign: the first sign of the fault, and noticed: its time. again: when training continued; 0: it did not
-    stop. starts: number of starts of the job. redone: iterations that were repeated. doubled: whether two
-    starts trained at the same time.
+    sign: the first sign of the fault, and noticed: its time. again: when training continued; 0: it
+        did not
+    stop. starts: number of starts of the job. redone: iterations that were repeated. doubled:
+    whether two starts trained at the same time.
     """
 
     noticed: float | None
@@ -94,13 +101,17 @@ class Figures:
     doubled: bool
 
 
-def figures(at: float, until: float, seen: Seen, events: Sequence[Record], runs: Sequence[Record]) -> Figures:
+def figures(
+    at: float, until: float, seen: Seen, events: Sequence[Record], runs: Sequence[Record]
+) -> Figures:
     """Compute the figures of the fault at the time ``at``.
 
-    until: the time of the next fault, or of the end. events: the records of job.events. runs: the records of
-    kind `run` in metrics.jsonl.
+    until: the time of the next fault, or of the end. events: the records of job.events. runs: the
+    records of kind `run` in metrics.jsonl.
     """
-    seen = Seen([pair for pair in seen.steps if pair[0] < until], [s for s in seen.states if s[0] < until])
+    seen = Seen(
+        [pair for pair in seen.steps if pair[0] < until], [s for s in seen.states if s[0] < until]
+    )
     events = [event for event in events if event["time"] < until]
     # Every job ends with this event, and with these states.
     signs = [(e["time"], e["event"]) for e in events if e["time"] > at and e.get("status") != 0]
@@ -123,7 +134,9 @@ def figures(at: float, until: float, seen: Seen, events: Sequence[Record], runs:
 def _slurm_signs(at: float, seen: Seen) -> Iterator[tuple[float, str]]:
     for moment, nodes, job in seen.states:
         if moment > at:
-            yield from ((moment, f"{host} {state}") for host, state in nodes.items() if state not in WORKS)
+            yield from (
+                (moment, f"{host} {state}") for host, state in nodes.items() if state not in WORKS
+            )
             if job not in {"", "RUNNING", "COMPLETING", "COMPLETED"}:
                 yield moment, f"job {job}"
 
@@ -136,7 +149,9 @@ def _repeated(start: float, seen: Seen, runs: Sequence[Record]) -> int:
 
 
 def _resumed(at: float, until: float, seen: Seen, events: Sequence[Record]) -> float | None:
-    """Return the time of the first iteration after the next start or, if there is none, after the stall."""
+    """Return the time of the first iteration after the next start or, if there is none, after the
+    stall.
+    """
     after = [moment for moment, _ in seen.steps if moment > at]
     later = [event for event in events if event["time"] > at]
     starts = [event["time"] for event in later if event["event"] == "start"]
@@ -153,7 +168,9 @@ def _resumed(at: float, until: float, seen: Seen, events: Sequence[Record]) -> f
 
 @dataclass(frozen=True)
 class Training:
-    """A job on the cluster. ``folder``: its folder, ``program``: that of its program, as local paths."""
+    """A job on the cluster. ``folder``: its folder, ``program``: that of its program, as local
+    paths.
+    """
 
     nodes: Nodes
     job: str
@@ -164,7 +181,9 @@ class Training:
     def submit(cls, nodes: Nodes, name: str, words: Sequence[str | Path]) -> Training:
         """words: arguments of `submit`, those of the program after --."""
         answer = nodes.cluster.run("submit", words[0], "--name", name, *words[1:])
-        return cls(nodes, answer["job_id"], name, nodes.shared / Path(answer["dir"]).relative_to("/shared"))
+        return cls(
+            nodes, answer["job_id"], name, nodes.shared / Path(answer["dir"]).relative_to("/shared")
+        )
 
     @property
     def program(self) -> Path:
@@ -177,12 +196,18 @@ class Training:
     def host_of(self, rank: int) -> str:
         """Return the host on which a rank runs."""
         pid = self.ranks()[rank].pid
-        return next(host for host in self.nodes.compute if pid in {p.pid for p in self.nodes.processes(host)})
+        return next(
+            host
+            for host in self.nodes.compute
+            if pid in {p.pid for p in self.nodes.processes(host)}
+        )
 
     def launcher(self) -> list[Process]:
         """List the processes of the program srun or mpirun that launched the ranks."""
         launchers = [
-            process for process in self._processes() if process.name in {"srun", "mpirun", "prterun"}
+            process
+            for process in self._processes()
+            if process.name in {"srun", "mpirun", "prterun"}
         ]
         return [process for process in launchers if "--job-name=telemetry" not in process.words]
 
@@ -191,13 +216,17 @@ class Training:
 
     def _processes(self) -> list[Process]:
         processes = self.nodes.processes(*self.nodes.compute)
-        return [process for process in processes if process.variables.get("SLURM_JOB_ID") == self.job]
+        return [
+            process for process in processes if process.variables.get("SLURM_JOB_ID") == self.job
+        ]
 
     def events(self) -> list[Record]:
         return _records(self.folder / "job.events")
 
     def runs(self) -> list[Record]:
-        return [record for record in _records(self.program / "metrics.jsonl") if record["kind"] == "run"]
+        return [
+            record for record in _records(self.program / "metrics.jsonl") if record["kind"] == "run"
+        ]
 
     def newest_iteration(self) -> tuple[float, int] | None:
         # survive.py of the examples writes no metrics.
@@ -219,8 +248,12 @@ class Training:
         return sorted([*folders, *self.program.glob("checkpoints/step-*.pt")])
 
     def new_checkpoints(self) -> list[Path]:
-        """List the complete checkpoints that the job has written since its last start, oldest first."""
-        started = max((event["time"] for event in self.events() if event["event"] == "start"), default=0.0)
+        """List the complete checkpoints that the job has written since its last start, oldest
+        first.
+        """
+        started = max(
+            (event["time"] for event in self.events() if event["event"] == "start"), default=0.0
+        )
         found = []
         for path in self.checkpoints():
             # The training removes old checkpoints.
@@ -245,7 +278,8 @@ class Training:
     @contextmanager
     def watched(self) -> Iterator[Seen]:
         """Observe the training until the context ends."""
-        seen, ended = Seen(), threading.Event()
+        seen = Seen()
+        ended = threading.Event()
 
         def follow_metrics() -> None:
             while not ended.wait(_METRICS_S):
@@ -258,7 +292,9 @@ class Training:
             while not ended.wait(_STATES_S):
                 states = dict(
                     line.split()
-                    for line in self.nodes.on_controller(f"sinfo -h -N -o '%N %T'; {ask}").splitlines()
+                    for line in self.nodes.on_controller(
+                        f"sinfo -h -N -o '%N %T'; {ask}"
+                    ).splitlines()
                 )
                 job = states.pop("job", "")
                 seen.states.append((time.time(), states, job))

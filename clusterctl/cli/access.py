@@ -42,13 +42,17 @@ from clusterctl.transport.ssh import Connections
 Command = Annotated[Words, argument("A command, after --.", metavar="COMMAND")]
 _ALLOCATION: Final = {
     **some_flags(
-        "nodes tasks_per_node cpus gpus mem time partition account qos constraint slurm launcher include "
-        "exclude env requirements"
+        "nodes tasks_per_node cpus gpus mem time partition account qos constraint slurm "
+        "launcher include exclude env requirements"
     ),
     "slurm": flag(
-        list[str], "Another option of salloc, such as '--exclude=NODE'. Repeatable.", metavar="OPTION"
+        list[str],
+        "Another option of salloc, such as '--exclude=NODE'. Repeatable.",
+        metavar="OPTION",
     ),
-    "folder": flag(Path, "Send this folder, and start in it. Default: start in your home.", metavar="DIR"),
+    "folder": flag(
+        Path, "Send this folder, and start in it. Default: start in your home.", metavar="DIR"
+    ),
 }
 
 
@@ -56,12 +60,17 @@ def ssh(
     screen: Screen,
     host: Annotated[str | None, argument("Host name. Default: the controller.", tab=hosts)] = None,
     command: Command = None,
-    user: Annotated[str | None, option("Login user. Default: the job user.", "--user", "-u")] = None,
-    admin: Annotated[bool, option(f"Log in as the administrator {ADMIN_USER}, with sudo rights.")] = False,
+    user: Annotated[
+        str | None, option("Login user. Default: the job user.", "--user", "-u")
+    ] = None,
+    admin: Annotated[
+        bool, option(f"Log in as the administrator {ADMIN_USER}, with sudo rights.")
+    ] = False,
 ) -> int:
     """Open a shell on a host, or run a command there.
 
-    A single string is parsed by the remote shell, as with ssh; several words after -- are passed unchanged.
+    A single string is parsed by the remote shell, as with ssh; several words after -- are passed
+    unchanged.
     """
     if admin and user is not None:
         raise excluded("--admin", "--user")
@@ -73,7 +82,9 @@ def ssh(
     login = user or (None if admin else inventory.job_user)
     with Connections(workspace.ssh_config) as connections:
         connections.prepare(host)
-        argv = OpenSSH(workspace.ssh_config, login).argv(host, words[0] if len(words) == 1 else words)
+        argv = OpenSSH(workspace.ssh_config, login).argv(
+            host, words[0] if len(words) == 1 else words
+        )
         code, answer = _run(screen, argv, {"host": host})
     if screen.json:
         screen.result(answer)
@@ -96,8 +107,8 @@ def shell(
 ) -> int:
     """Open a shell, or run a command, on allocated nodes.
 
-    Runs on the first node of a new allocation, with a job's variables. In it, `launch PROGRAM` starts the
-    program's ranks as submit does. The allocation is released afterwards.
+    Runs on the first node of a new allocation, with a job's variables. In it, `launch PROGRAM`
+    starts the program's ranks as submit does. The allocation is released afterwards.
     """
     options = job_options(given)
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
@@ -121,7 +132,9 @@ def shell(
         stack.enter_context(forwarded(session, ssh, allocation, forwards))
         screen.note(f"job {allocation.job_id} holds {', '.join(allocation.nodes)} until you exit")
         for port in forwards:
-            screen.note(f"localhost:{port.local} forwards to port {port.remote} of {allocation.nodes[0]}")
+            screen.note(
+                f"localhost:{port.local} forwards to port {port.remote} of {allocation.nodes[0]}"
+            )
         argv = allocation.argv(command or [], folder.path, terminal=terminal, forwards=forwards)
         code, answer = _run(screen, argv, {"job_id": allocation.job_id, "nodes": allocation.nodes})
         files = folder.changes
@@ -133,7 +146,9 @@ def shell(
         if screen.json:
             screen.result(answer)
         if lease.was_revoked():
-            screen.note(f"note: Slurm ended the allocation; see `clusterctl jobs {allocation.job_id}`")
+            screen.note(
+                f"note: Slurm ended the allocation; see `clusterctl jobs {allocation.job_id}`"
+            )
     return code
 
 
@@ -144,8 +159,8 @@ def code(
 ) -> int:
     """Lead ssh, and editors that use it, into a running job.
 
-    Writes an SSH host entry, for VS Code, PyCharm, rsync, scp and ssh -L. It leads to the job's first node,
-    with the job's variables and GPUs, and ends with the job.
+    Writes an SSH host entry, for VS Code, PyCharm, rsync, scp and ssh -L. It leads to the job's
+    first node, with the job's variables and GPUs, and ends with the job.
     """
     if open_editor and shutil.which("code") is None:
         raise UsageError(
@@ -158,7 +173,12 @@ def code(
         entry = enter(session, job_id or last_submitted(screen, session))
     include = f"for programs without -F: put `Include {entry.config}` first in ~/.ssh/config"
     screen.note(Notice("include-entries", include))
-    answer = {**asdict(entry), "config": str(entry.config), "ssh": entry.ssh(), "editor": entry.editor}
+    answer = {
+        **asdict(entry),
+        "config": str(entry.config),
+        "ssh": entry.ssh(),
+        "editor": entry.editor,
+    }
     screen.result(answer, shlex.join(entry.ssh()), shlex.join(entry.editor))
     return run_attached(entry.editor) if open_editor else 0
 
@@ -174,7 +194,9 @@ def _environment(screen: Screen, session: Session, options: JobOptions) -> Envir
 def _folder(
     screen: Screen, stack: ExitStack, session: Session, job: JobSpec, environment: Environment
 ) -> SessionFolder:
-    """Create the session's folder on the cluster. Closing ``stack`` removes it if no files were written."""
+    """Create the session's folder on the cluster. Closing ``stack`` removes it if no files were
+    written.
+    """
     with screen.transfers() as progress:
         submitter = Submitter(session, screen.note, progress)
         folder = stack.enter_context(session_folder(submitter, job, environment))
@@ -185,8 +207,12 @@ def _folder(
     return folder
 
 
-def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) -> tuple[str, list[str]]:
-    """Return (host name, words of the command). Without a host, as in `ssh -- COMMAND`: the controller."""
+def _host_and_command(
+    inventory: Inventory, host: str | None, words: list[str]
+) -> tuple[str, list[str]]:
+    """Return (host name, words of the command). Without a host, as in `ssh -- COMMAND`: the
+    controller.
+    """
     if host is None:
         return inventory.controller.name, words
     names = [entry.name for entry in inventory.hosts]
@@ -213,7 +239,9 @@ def _note_wait(screen: Screen, session: Session, job_id: str) -> None:
 
 
 def _run(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Run a command line. Return its exit code, and the JSON answer with its output if JSON was asked for."""
+    """Run a command line. Return its exit code, and the JSON answer with its output if JSON was
+    asked for.
+    """
     if not screen.json:
         return run_attached(argv), answer
     result = run_captured(argv)

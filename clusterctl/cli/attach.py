@@ -26,8 +26,8 @@ def attach(
     login: Annotated[
         str | None,
         argument(
-            "The login node: an alias of ~/.ssh/config, USER@HOST or ssh://USER@HOST:PORT, or a dot for this "
-            "machine. Default: the login node of the chosen cluster.",
+            "The login node: an alias of ~/.ssh/config, USER@HOST or ssh://USER@HOST:PORT, or a "
+            "dot for this machine. Default: the login node of the chosen cluster.",
             metavar="[LOGIN]",
         ),
     ] = None,
@@ -35,31 +35,38 @@ def attach(
         str | None, option("Name of the cluster on this machine. Default: Slurm's ClusterName.")
     ] = None,
     folder: Annotated[
-        str | None, option("Folder for clusterctl's files there. Default: ~/clusterctl.", metavar="PATH")
+        str | None,
+        option("Folder for clusterctl's files there. Default: ~/clusterctl.", metavar="PATH"),
     ] = None,
-    account: Annotated[str | None, option("Slurm account of jobs. Default: the first that works.")] = None,
+    account: Annotated[
+        str | None, option("Slurm account of jobs. Default: the first that works.")
+    ] = None,
     qos: Annotated[str | None, option("Quality of service of jobs. Default: Slurm's.")] = None,
     partition: Annotated[str | None, option("Partition of jobs. Default: Slurm's.")] = None,
     module: Annotated[
         Words, option("Environment module that jobs load. Repeatable. Default: what MPI needs.")
     ] = None,
     python: Annotated[
-        str | None, option("A Python there, 3.11 or newer. Default: the first on PATH.", metavar="PATH")
+        str | None,
+        option("A Python there, 3.11 or newer. Default: the first on PATH.", metavar="PATH"),
     ] = None,
     no_wait: NoWait = False,
 ) -> int:
     """Use an existing Slurm cluster with your own account.
 
-    Finds your account and partitions, creates a folder with Python and MPI in your home on the cluster, and
-    tests with a job on two nodes that MPI works. Run it again to check the cluster again. It keeps your
-    options; an empty value, such as --partition '', withdraws an option.
+    Finds your account and partitions, creates a folder with Python and MPI in your home on the
+    cluster, and tests with a job on two nodes that MPI works. Run it again to check the cluster
+    again. It keeps your options; an empty value, such as --partition '', withdraws an option.
     """
     spec = None
     if login is None:
         spec = spec_of_existing(screen.chosen())
-        login, name = existing_cluster(spec.provider).login, name or spec.name
+        login = existing_cluster(spec.provider).login
+        name = name or spec.name
     given = {"name": name, "folder": folder, "account": account, "qos": qos, "partition": partition}
-    request = {key: value for key, value in {**given, "python": python}.items() if value is not None}
+    request = {
+        key: value for key, value in {**given, "python": python}.items() if value is not None
+    }
     attached = registry.attach(
         reporter=PhaseLines(screen.note, verbose=screen.verbose),
         login=login,
@@ -93,7 +100,8 @@ def _answer(attached: Attached, failure: Failure | None) -> dict[str, Any]:
 
 def summary(attached: Attached, failure: Failure | None) -> list[str]:
     """Return the summary of `attach`."""
-    name, width = attached.spec.name, max(len(fact.fact) for fact in attached.facts)
+    name = attached.spec.name
+    width = max(len(fact.fact) for fact in attached.facts)
     lines = [f"{fact.fact:{width}}  {fact.value}  ({fact.learned})" for fact in attached.facts]
     if failure is not None:
         lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
@@ -102,18 +110,27 @@ def summary(attached: Attached, failure: Failure | None) -> list[str]:
     elif attached.proof is None:
         size = f"{attached.probed.proof_nodes} nodes or more"
         lines += ["", "not proven yet: the queue is long"]
-        lines += [f"your first job on {size} runs the proof; `clusterctl doctor` then shows the result"]
+        lines += [
+            f"your first job on {size} runs the proof; `clusterctl doctor` then shows the result"
+        ]
     # The bundled job `train` ends by itself long before.
     limit = " --time 10m" if attached.probed.site.needs_time else ""
-    submit = f"clusterctl submit train --nodes {attached.probed.proof_nodes}{limit} --follow --cluster {name}"
+    submit = (
+        f"clusterctl submit train --nodes {attached.probed.proof_nodes}{limit} --follow "
+        f"--cluster {name}"
+    )
     return [*lines, f"cluster {name!r} is attached", f"submit a job with `{submit}`"]
 
 
 def detach(
     screen: Screen,
     dry_run: Annotated[bool, option("List what would be removed, and remove nothing.")] = False,
-    cancel: Annotated[bool, option("First cancel your pending and running jobs on the cluster.")] = False,
-    discard: Annotated[bool, option("Also delete runs and files that exist only on the cluster.")] = False,
+    cancel: Annotated[
+        bool, option("First cancel your pending and running jobs on the cluster.")
+    ] = False,
+    discard: Annotated[
+        bool, option("Also delete runs and files that exist only on the cluster.")
+    ] = False,
     forget: Annotated[
         bool, option("Remove only the records on this machine. The folder and the jobs stay.")
     ] = False,
@@ -121,8 +138,8 @@ def detach(
 ) -> None:
     """Remove clusterctl's files from an attached cluster.
 
-    Also removes the cluster's records from this machine. Refuses, with exit code 1, while jobs run, or while
-    runs or files exist only on the cluster.
+    Also removes the cluster's records from this machine. Refuses, with exit code 1, while jobs run,
+    or while runs or files exist only on the cluster.
     """
     workspace = screen.chosen().workspace(named=True)
     name = workspace.root.name
@@ -146,7 +163,9 @@ def detach(
     }
     done = "would remove" if dry_run else "removed"
     lines = [f"{done} {entry}" for entry in result.entries]
-    lines += [f"exists only there: {line}" for line in result.only_there.lines if dry_run and not forget]
+    lines += [
+        f"exists only there: {line}" for line in result.only_there.lines if dry_run and not forget
+    ]
     lines += [f"left there: {line}" for line in result.left]
     if not dry_run:
         gone = f"; {result.folder} is gone" if result.folder and not forget else ""

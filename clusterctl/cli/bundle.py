@@ -1,4 +1,6 @@
-"""The commands bundle create, verify and show. A bundle is a file with all software for air-gapped hosts."""
+"""The commands bundle create, verify and show. A bundle is a file with all software for air-gapped
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ from clusterctl.transport.tree import format_size
 BundleFile = Annotated[Path, argument("A bundle from `bundle create`.", metavar="FILE")]
 Systems = Annotated[
     Words,
-    option("A distribution of the hosts, such as debian-12 or rocky-9. Repeatable.", "--os", metavar="NAME"),
+    option(
+        "A distribution of the hosts, such as debian-12 or rocky-9. Repeatable.",
+        "--os",
+        metavar="NAME",
+    ),
 ]
 
 
@@ -31,13 +37,15 @@ def create(
     archive: Annotated[
         Words,
         option(
-            "A file with package repositories of a distribution, in apt or dnf format. Default: its public "
-            "repositories.",
+            "A file with package repositories of a distribution, in apt or dnf format. Default: "
+            "its public repositories.",
             "--from",
             metavar="NAME=FILE",
         ),
     ] = None,
-    out: Annotated[Path | None, option("Output file. Default: ./NAME.bundle.tar.", metavar="FILE")] = None,
+    out: Annotated[
+        Path | None, option("Output file. Default: ./NAME.bundle.tar.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Pack OS packages with dependencies and Python wheels into a file.
 
@@ -50,7 +58,8 @@ def create(
     archives = dict(_assignment(text) for text in archive or ())
     if unknown := archives.keys() - by_release.keys():
         raise UsageError(
-            f"--from names a distribution that the bundle does not cover: {', '.join(sorted(unknown))}",
+            "--from names a distribution that the bundle does not cover: "
+            f"{', '.join(sorted(unknown))}",
             code="unknown-distribution",
             fix="add the distribution with --os",
         )
@@ -95,7 +104,9 @@ def _distribution(name: str) -> Distribution:
 
 
 def _names(screen: Screen, names: list[str] | None) -> list[str]:
-    """Return ``names`` (from --os) or, if empty, the names of the Linux distributions of the hosts."""
+    """Return ``names`` (from --os) or, if empty, the names of the Linux distributions of the
+    hosts.
+    """
     if names:
         return names
     try:
@@ -124,9 +135,12 @@ def _assignment(text: str) -> tuple[str, Path]:
 def _show(screen: Screen, opened: Bundle, *last: str) -> None:
     manifest = opened.manifest
     systems: dict[str, dict[str, Any]] = {}
-    lines = [f"bundle for cluster {manifest.cluster!r}, created by clusterctl {manifest.clusterctl}"]
+    lines = [
+        f"bundle for cluster {manifest.cluster!r}, created by clusterctl {manifest.clusterctl}"
+    ]
     for release, system in manifest.systems.items():
-        count, wheels = system.packages, len(system.wheels + system.gpu + system.more)
+        count = system.packages
+        wheels = len(system.wheels + system.gpu + system.more)
         systems[release] = {"packages": count, "python": system.python, "wheels": wheels}
         lines.append(f"  {release}: {count} packages, {wheels} wheels for Python {system.python}")
     answer = {

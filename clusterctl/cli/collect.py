@@ -1,4 +1,6 @@
-"""The command collect, which copies runs from the cluster to this machine and lists skipped files."""
+"""The command collect, which copies runs from the cluster to this machine and lists skipped
+files.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,15 @@ _SELECTION: Final = {
         tab=lambda: list(CHECKPOINTS),
     ),
     "max_checkpoint": flag(
-        str, "Skip and list the latest checkpoint if it is larger than this. Default: 4GiB.", metavar="SIZE"
+        str,
+        "Skip and list the latest checkpoint if it is larger than this. Default: 4GiB.",
+        metavar="SIZE",
     ),
     "max_file": flag(str, "Skip and list files larger than this. Default: 64GiB.", metavar="SIZE"),
     "everything": flag(
         bool,
-        "Copy everything that exists only on the cluster: all files of runs of any size, including what "
-        "earlier collects skipped, and files in home folders and on node disks.",
+        "Copy everything that exists only on the cluster: all files of runs of any size, "
+        "including what earlier collects skipped, and files in home folders and on node disks.",
         "--all",
     ),
 }
@@ -55,8 +59,8 @@ def collect(
     everywhere: Annotated[
         bool,
         option(
-            "Also jobs that were submitted from other folders. Without --out, each run gets into the folder "
-            "`runs` of its job's folder. Included in --all.",
+            "Also jobs that were submitted from other folders. Without --out, each run gets "
+            "into the folder `runs` of its job's folder. Included in --all.",
             "--everywhere",
         ),
     ] = False,
@@ -64,7 +68,8 @@ def collect(
 ) -> None:
     """Copy runs from the cluster, with the SHA-256 of each file.
 
-    A run consists of a job's logs, metrics, telemetry, accounting, and the other files in its folder.
+    A run consists of a job's logs, metrics, telemetry, accounting, and the other files in its
+    folder.
     """
     everything = bool(given.get("everything"))
     everywhere = (everywhere or everything) and not ids
@@ -109,19 +114,29 @@ def collect(
 
 
 def elsewhere_note(elsewhere: Mapping[str, int]) -> Notice:
-    """Return a line about uncollected jobs of other folders. elsewhere: folder -> number of jobs."""
+    """Return a line about uncollected jobs of other folders. elsewhere: folder -> number of
+    jobs.
+    """
     count = sum(elsewhere.values())
     folders = first_few([f"{printable(folder)} ({number})" for folder, number in elsewhere.items()])
     jobs = "1 job of another folder is" if count == 1 else f"{count} jobs of other folders are"
     return Notice(
         "runs-of-other-folders",
-        f"note: {jobs} not collected: {folders}; `clusterctl collect --everywhere` puts each run there",
+        f"note: {jobs} not collected: {folders}; `clusterctl collect --everywhere` puts each run "
+        "there",
     )
 
 
 def _answer(run: RunRecord) -> dict[str, Any]:
-    count, path = len(run.not_here), str(run.directory)
-    return {"job_id": run.job_id, "state": run.state, "dir": path, "skipped": count, "cost_usd": run.cost_usd}
+    count = len(run.not_here)
+    path = str(run.directory)
+    return {
+        "job_id": run.job_id,
+        "state": run.state,
+        "dir": path,
+        "skipped": count,
+        "cost_usd": run.cost_usd,
+    }
 
 
 def _what_becomes(workspace: Workspace) -> str:
@@ -143,7 +158,9 @@ def not_brought_home(run: RunRecord) -> str:
     if not by_reason:
         return ""
     reasons = [f"{first_few(paths)} ({reason})" for reason, paths in by_reason.items()]
-    more = f", and more: see {_nearby(run.directory)}/run.json" if len(reasons) > _MOST_REASONS else ""
+    more = (
+        f", and more: see {_nearby(run.directory)}/run.json" if len(reasons) > _MOST_REASONS else ""
+    )
     shown = ", ".join(reasons[:_MOST_REASONS])
     return f"job {run.job_id} ({run.name}): not collected: {shown}{more}"
 

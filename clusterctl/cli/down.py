@@ -32,8 +32,12 @@ from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
 
-Name = Annotated[str | None, argument("Cluster name. Default: the spec's.", metavar="[NAME]", tab=clusters)]
-Project = Annotated[str | None, option("The Google Cloud project, if there is no spec.", "--project")]
+Name = Annotated[
+    str | None, argument("Cluster name. Default: the spec's.", metavar="[NAME]", tab=clusters)
+]
+Project = Annotated[
+    str | None, option("The Google Cloud project, if there is no spec.", "--project")
+]
 DiscardAll = Annotated[bool, option("Delete all data on it.", "--discard")]
 
 # The fields of DownOptions, and the options about prompts and locks.
@@ -53,8 +57,8 @@ _DOWN_FLAGS: Final = {
     ),
     "out": flag(
         Path,
-        "Folder for collected runs. Default: the folder `runs` in the folder from which each job was "
-        "submitted; if that can't be written, ./runs.",
+        "Folder for collected runs. Default: the folder `runs` in the folder from which each "
+        "job was submitted; if that can't be written, ./runs.",
         parser=folder_path,
         metavar="PATH",
     ),
@@ -102,7 +106,9 @@ def down(
             screen.note(f"note: {uncollected}")
 
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-    down_options = cluster_down.DownOptions(**given, on_run=on_run, gone=expand_hosts(gone), prompts=prompts)
+    down_options = cluster_down.DownOptions(
+        **given, on_run=on_run, gone=expand_hosts(gone), prompts=prompts
+    )
     with phases.shown("`clusterctl down` continues from here"):
         runner = PhaseRunner(workspace=workspace, reporter=phases, wait_s=0 if no_wait else WAIT_S)
         result = cluster_down.down(runner, down_options)
@@ -111,7 +117,9 @@ def down(
 
 def _show(screen: Screen, name: str, result: cluster_down.DownResult) -> None:
     screen.note(*(f"discarded: {line}" for line in result.lost.lines))
-    images = cached_images(report=lambda line: screen.note(str(line))) if result.on_this_machine else ()
+    images = (
+        cached_images(report=lambda line: screen.note(str(line))) if result.on_this_machine else ()
+    )
     size = sum(image.size_mib for image in images)
     answer = {
         "cluster": name,
@@ -128,7 +136,9 @@ def _show(screen: Screen, name: str, result: cluster_down.DownResult) -> None:
     lines = [f"cluster {name!r} is down; {verified}", *_kept_lines(name, result.kept)]
     lines += [f"kept: {image}; {prune}" for image in result.images]
     if size:
-        lines.append(f"the node image stays cached ({size} MiB); `clusterctl cache prune` removes it")
+        lines.append(
+            f"the node image stays cached ({size} MiB); `clusterctl cache prune` removes it"
+        )
     screen.result(answer, *lines)
 
 
@@ -147,7 +157,8 @@ def storage_remove(
 ) -> None:
     """Remove kept storage with all data on it. Lists the storage first, and asks.
 
-    Without --discard, exits with code 1, even with --yes: the storage may hold the only copy of files.
+    Without --discard, exits with code 1, even with --yes: the storage may hold the only copy of
+    files.
     """
     phases = Phases(screen)
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
@@ -160,7 +171,9 @@ def storage_remove(
     if storage.kept:
         screen.confirm("remove the kept storage with all data on it?", yes=yes)
     with phases.shown():
-        cluster_down.remove_storage(PhaseRunner(workspace=Workspace.of(cluster), reporter=phases), storage)
+        cluster_down.remove_storage(
+            PhaseRunner(workspace=Workspace.of(cluster), reporter=phases), storage
+        )
     screen.note(*(f"discarded: {kept.dated}" for kept in storage.kept))
     removed = f"removed the kept storage of cluster {cluster!r}"
     answer = {"cluster": cluster, "storage": [kept.as_dict() for kept in storage.kept]}
@@ -175,7 +188,10 @@ def _chosen(screen: Screen, name: str | None) -> ChosenCluster:
 
 
 def orphans_list(
-    screen: Screen, name: Name = None, project: Project = None, ask_become_pass: AskBecomePass = False
+    screen: Screen,
+    name: Name = None,
+    project: Project = None,
+    ask_become_pass: AskBecomePass = False,
 ) -> None:
     """List orphans: clusters with this name but no workspace, with their cost."""
     orphans = _orphans(screen, Phases(screen), name, project, ask_password=ask_become_pass)
@@ -190,7 +206,8 @@ def orphans_remove(
     discard: DiscardAll = False,
     ask_become_pass: AskBecomePass = False,
 ) -> None:
-    """Remove orphans: clusters with this name but no workspace. Lists them with their cost, and asks.
+    """Remove orphans: clusters with this name but no workspace. Lists them with their cost, and
+    asks.
 
     Without --discard, exits with code 1, even with --yes: the clusters' data can't be examined.
     """
@@ -201,7 +218,9 @@ def orphans_remove(
         screen.note(*lines)
         cluster_down.reject_orphans(orphans, discard=discard)
         cluster_ids = ", ".join(orphans.clusters)
-        screen.confirm(f"remove these clusters ({cluster_ids})? They may belong to another user", yes=yes)
+        screen.confirm(
+            f"remove these clusters ({cluster_ids})? They may belong to another user", yes=yes
+        )
         with phases.shown():
             runner = PhaseRunner(workspace=Workspace.of(orphans.name), reporter=phases)
             kept = cluster_down.remove_orphans(runner, orphans)
@@ -232,7 +251,10 @@ def _orphans_dict(orphans: cluster_down.Orphans) -> dict[str, object]:
 def _orphan_lines(orphans: cluster_down.Orphans) -> Iterator[str]:
     if not orphans.clusters:
         elsewhere = " on this machine; search a cloud with -f or --project"
-        yield f"cluster {orphans.name!r} has no orphans{elsewhere if orphans.settings.shares_kernel else ''}"
+        yield (
+            f"cluster {orphans.name!r} has no "
+            f"orphans{elsewhere if orphans.settings.shares_kernel else ''}"
+        )
     for cluster_id, resources in orphans.clusters.items():
         cost = sum(resource.usd_per_hour or 0 for resource in resources)
         yield f"cluster {cluster_id}" + (f", {cost:.2f} USD an hour:" if cost else ":")

@@ -19,13 +19,16 @@ def put(
     screen: Screen,
     paths: Annotated[
         list[str],
-        argument("Files and folders here, then the folder on the cluster.", metavar="LOCAL... [REMOTE]"),
+        argument(
+            "Files and folders here, then the folder on the cluster.", metavar="LOCAL... [REMOTE]"
+        ),
     ],
 ) -> None:
     """Copy files and folders to the cluster.
 
-    With a single argument, the target is your home folder, otherwise the last argument is the target folder.
-    On a cluster that other people run, the target is the folder `files` in clusterctl's folder there.
+    With a single argument, the target is your home folder, otherwise the last argument is the
+    target folder. On a cluster that other people run, the target is the folder `files` in
+    clusterctl's folder there.
     """
     started_at = time.monotonic()
     with screen.transfers() as progress:
@@ -34,15 +37,20 @@ def put(
         screen.note(f"note: not sent, because it is neither a file nor a folder: {path}")
     for path in done.own:
         screen.note(f"note: not sent, because clusterctl keeps its keys or caches there: {path}")
-    folder, skipped = done.sent.folder, [str(path) for path in (*done.skipped, *done.own)]
-    _show_transfer(screen, done.sent, started_at, "sent", folder=folder, where=done.place, skipped=skipped)
+    folder = done.sent.folder
+    skipped = [str(path) for path in (*done.skipped, *done.own)]
+    _show_transfer(
+        screen, done.sent, started_at, "sent", folder=folder, where=done.place, skipped=skipped
+    )
 
 
 def get(
     screen: Screen,
     paths: Annotated[
         list[str],
-        argument("Files and folders on the cluster, then the folder here.", metavar="REMOTE... [LOCAL]"),
+        argument(
+            "Files and folders on the cluster, then the folder here.", metavar="REMOTE... [LOCAL]"
+        ),
     ],
 ) -> None:
     """Copy files and folders from the cluster.
@@ -56,7 +64,9 @@ def get(
         screen.note(f"note: not fetched, because it is neither a file nor a folder: {path}")
     local = paths[-1] if len(paths) > 1 else "."
     folder = str(Path(local).absolute())
-    _show_transfer(screen, done, started_at, "fetched", folder=folder, where=local, skipped=done.skipped)
+    _show_transfer(
+        screen, done, started_at, "fetched", folder=folder, where=local, skipped=done.skipped
+    )
 
 
 def _show_transfer(
@@ -75,9 +85,15 @@ def _show_transfer(
     verb: the word "sent" or "fetched".
     folder, where: the full path of the target folder, and the path to show.
     """
-    seconds, size = time.monotonic() - started_at, format_size(done.bytes)
+    seconds = time.monotonic() - started_at
+    size = format_size(done.bytes)
     amount = f"1 file, {size}, is" if done.files == 1 else f"{done.files} files, {size}, are"
-    answer = {"folder": folder, "files": done.files, "bytes": done.bytes, "sent_bytes": done.sent_bytes}
+    answer = {
+        "folder": folder,
+        "files": done.files,
+        "bytes": done.bytes,
+        "sent_bytes": done.sent_bytes,
+    }
     screen.result(
         {**answer, "seconds": round(seconds, 3), "skipped": list(skipped)},
         f"{amount} in {where}: {format_size(done.sent_bytes)} {verb} in {seconds:.1f} s",

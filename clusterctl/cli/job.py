@@ -36,15 +36,23 @@ LastId = Annotated[
 ]
 Ids = Annotated[
     list[str],
-    argument("Job IDs, such as 12, 12_3 (a task) or demo/12, or runs' names.", metavar="ID...", tab=job_ids),
+    argument(
+        "Job IDs, such as 12, 12_3 (a task) or demo/12, or runs' names.",
+        metavar="ID...",
+        tab=job_ids,
+    ),
 ]
 
 
 def logs(
     screen: Screen,
     job_id: LastId = None,
-    follow: Annotated[bool, option("Follow the output until the job has ended.", "--follow", "-f")] = False,
-    rank: Annotated[int | None, option("Show only the output of this rank.", min=0, metavar="N")] = None,
+    follow: Annotated[
+        bool, option("Follow the output until the job has ended.", "--follow", "-f")
+    ] = False,
+    rank: Annotated[
+        int | None, option("Show only the output of this rank.", min=0, metavar="N")
+    ] = None,
     label: Annotated[bool, option("Begin each line with its rank, such as `1: `.")] = False,
     raw: Annotated[bool, option("Write the bytes unchanged to files and pipes.")] = False,
     file: Annotated[Path | None, option("Cluster spec. Default: ./cluster.yaml.")] = None,
@@ -66,7 +74,9 @@ def logs(
             output as on_output,
             labelled(on_output) if label and not screen.json else nullcontext(on_output) as show,
         ):
-            job_id = job_id_of(job_id, session.ledger) if job_id else last_submitted(screen, session)
+            job_id = (
+                job_id_of(job_id, session.ledger) if job_id else last_submitted(screen, session)
+            )
             if follow:
                 ended = follow_job(screen, session, job_id, None, show=show, rank=ranks)
                 state = {"state": worst_job(ended).state.value}
@@ -80,7 +90,10 @@ def logs(
         if not follow:
             raise
     finally:
-        screen.partial_answer = {"job_id": job_id, "logs": [asdict(log) for log in collected.texts()]}
+        screen.partial_answer = {
+            "job_id": job_id,
+            "logs": [asdict(log) for log in collected.texts()],
+        }
     if causes:
         screen.note(f"{causes[0].summary}; fix: {causes[0].fix}")
         state = {"diagnosis": causes[0].as_dict()}
@@ -106,7 +119,9 @@ def stacks(screen: Screen, job_id: LastId = None) -> None:
     rank-logs/RANK.stack in the job's folder.
     """
     with (
-        open_session(screen.chosen().of_jobs([job_id] if job_id else []), patience_s=SOON_S) as session,
+        open_session(
+            screen.chosen().of_jobs([job_id] if job_id else []), patience_s=SOON_S
+        ) as session,
         screen.working("observing the ranks"),
     ):
         job_id = job_id or last_submitted(screen, session)
@@ -121,10 +136,15 @@ def cancel(screen: Screen, ids: Ids) -> None:
     """Cancel jobs. The ID of an array cancels all its tasks."""
     with open_session(screen.chosen().of_jobs(ids), patience_s=SOON_S) as session:
         cancellation = queue.cancel(session, ids)
-    jobs = [job for job in cancellation.jobs if not {job.id, job.whole_id} & cancellation.errors.keys()]
+    jobs = [
+        job for job in cancellation.jobs if not {job.id, job.whole_id} & cancellation.errors.keys()
+    ]
     cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
     lines = [f"cancelled {named}" for named in _named(cancelled)]
-    lines += [f"{named} had already ended: {state_counts(tasks)}" for named, tasks in _named(ended).items()]
+    lines += [
+        f"{named} had already ended: {state_counts(tasks)}"
+        for named, tasks in _named(ended).items()
+    ]
     answer = {
         "cancelled": [job.id for job in cancelled],
         "already_ended": [{"job_id": job.id, "state": job.state.value} for job in ended],
@@ -137,7 +157,9 @@ def cancel(screen: Screen, ids: Ids) -> None:
 
 
 def _named(jobs: Sequence[JobInfo]) -> dict[str, list[JobInfo]]:
-    """Return the words for each job, or each array of which several tasks are meant -> its tasks."""
+    """Return the words for each job, or each array of which several tasks are meant -> its
+    tasks.
+    """
     arrays: dict[str, list[JobInfo]] = {}
     for job in jobs:
         arrays.setdefault(job.whole_id, []).append(job)
@@ -152,16 +174,25 @@ def wait_for(
     screen: Screen, session: Session, ids: list[str], timeout_s: float | None
 ) -> tuple[JobInfo, ...]:
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        return watch.wait(session, ids, timeout_s=timeout_s, on_change=ChangeNotes(session, screen.note))
+        return watch.wait(
+            session, ids, timeout_s=timeout_s, on_change=ChangeNotes(session, screen.note)
+        )
 
 
 def follow_job(
-    screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput, rank: str = ""
+    screen: Screen,
+    session: Session,
+    job_id: str,
+    timeout_s: float | None,
+    *,
+    show: OnOutput,
+    rank: str = "",
 ) -> tuple[JobInfo, ...]:
-    """Show the output of a job until the job has ended. Return the job, or all tasks of a job array.
+    """Show the output of a job until the job has ended. Return the job, or all tasks of a job
+    array.
 
-    show: called with each part of the output. rank: a rank's number, or "all" ranks; default: the job's log.
-    Raise JobFailedError or JobCancelledError if the job failed or was cancelled.
+    show: called with each part of the output. rank: a rank's number, or "all" ranks; default: the
+    job's log. Raise JobFailedError or JobCancelledError if the job failed or was cancelled.
     """
     changes = ChangeNotes(session, screen.note)
     with _detaching(screen, [job_id]):
@@ -178,7 +209,10 @@ def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except ENDINGS:
-        text = f"detached; job {', '.join(ids)} keeps running; follow it with `clusterctl logs {ids[0]} -f`"
+        text = (
+            f"detached; job {', '.join(ids)} keeps running; follow it with `clusterctl logs "
+            f"{ids[0]} -f`"
+        )
         screen.note(Notice("detached", text))
         raise
 
@@ -188,5 +222,6 @@ def timeout_of(text: str | None, flag: str = "--timeout") -> float | None:
     try:
         return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:
-        message, fix = f"{flag} {text} is not a time", f"write it as {flag} 30m"
+        message = f"{flag} {text} is not a time"
+        fix = f"write it as {flag} 30m"
         raise UsageError(message, code="bad-value", why=str(exc), fix=fix) from exc

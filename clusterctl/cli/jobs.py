@@ -99,7 +99,10 @@ def _lines(
     if cluster_status.partitions:
         lines += _partition_table(screen, cluster_status.partitions)
     else:
-        rows = [(n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason) for n in cluster_status.nodes]
+        rows = [
+            (n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason)
+            for n in cluster_status.nodes
+        ]
         lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], rows)
     if cluster_status.jobs:
         lines += ["", *job_table(screen, cluster_status.jobs, users=True)]
@@ -108,15 +111,24 @@ def _lines(
         text = f"Slurm's accounting (slurmdbd) does not answer, but jobs run: {repair}"
         lines += ["", Notice("no-accounting", text), f"  {reason.splitlines()[-1]}"]
     if auto_down := cluster_status.auto_down:
-        state = "" if auto_down["armed"] else ", but its timer is stopped; start it with `clusterctl up`"
-        lines += ["", f"the cluster shuts itself down after {auto_down['after']} without jobs{state}"]
+        state = (
+            ""
+            if auto_down["armed"]
+            else ", but its timer is stopped; start it with `clusterctl up`"
+        )
+        lines += [
+            "",
+            f"the cluster shuts itself down after {auto_down['after']} without jobs{state}",
+        ]
     for release in releases:
         lines += ["", str(release), f"  {release.fix}"]
     return lines
 
 
 def _reasons(waits: Sequence[Diagnosis]) -> list[str]:
-    """Return a line for each waiting job, and one for all tasks of an array that wait for the same reason."""
+    """Return a line for each waiting job, and one for all tasks of an array that wait for the same
+    reason.
+    """
     tasks: dict[tuple[str, str], list[Diagnosis]] = {}
     for wait in waits:
         tasks.setdefault((wait.job_id.partition("_")[0], wait.cause), []).append(wait)
@@ -143,12 +155,15 @@ def jobs(
     screen: Screen,
     ids: Annotated[
         Words,
-        argument("Show only these jobs; a single job is shown in full.", metavar="[ID...]", tab=job_ids),
+        argument(
+            "Show only these jobs; a single job is shown in full.", metavar="[ID...]", tab=job_ids
+        ),
     ] = None,
     everything: Annotated[
         bool,
         option(
-            f"List all jobs, not just the last {_RECENT} and those still active, and all tasks of an array.",
+            f"List all jobs, not just the last {_RECENT} and those still active, and all tasks "
+            "of an array.",
             "--all",
         ),
     ] = False,
@@ -156,13 +171,15 @@ def jobs(
 ) -> None:
     """List your jobs, newest first, or show a single job in full.
 
-    Lists pending and running jobs, and jobs submitted from this machine; an array has a single line. With a
-    single ID: also the job's resources, its folder and files on the cluster, the folder of its collected run,
-    and the cause of a failure.
+    Lists pending and running jobs, and jobs submitted from this machine; an array has a single
+    line. With a
+    single ID: also the job's resources, its folder and files on the cluster, the folder of its
+    collected run, and the cause of a failure.
     """
     if watch and screen.json:
         raise excluded("--watch", "-o json")
-    ids, most = ids or [], None if everything else _RECENT
+    ids = ids or []
+    most = None if everything else _RECENT
     with open_session(screen.chosen().of_jobs(ids), patience_s=SOON_S) as session:
         if watch:
             # The user ends the watch by Ctrl-C or a signal.
@@ -180,13 +197,21 @@ def jobs(
     }
     screen.result(answer, *job_table(screen, listing.jobs))
     if older := listing.older:
-        screen.note(Notice("older-jobs", f"{older} older jobs are hidden: `clusterctl jobs --all` shows all"))
+        screen.note(
+            Notice(
+                "older-jobs", f"{older} older jobs are hidden: `clusterctl jobs --all` shows all"
+            )
+        )
     if listing.unlisted:
         screen.note(listing.unlisted_notice)
 
 
-def _rounds(session: Session, ids: Sequence[str], most: int | None) -> Iterator[tuple[JobInfo, ...]]:
-    """Every 2 s yield all listed jobs, or with ``ids`` only these jobs, until all of them have ended."""
+def _rounds(
+    session: Session, ids: Sequence[str], most: int | None
+) -> Iterator[tuple[JobInfo, ...]]:
+    """Every 2 s yield all listed jobs, or with ``ids`` only these jobs, until all of them have
+    ended.
+    """
     while True:
         yield (infos := find_or_list(session, ids, most).jobs)
         if ids and all(job.ended for job in infos):
@@ -195,7 +220,9 @@ def _rounds(session: Session, ids: Sequence[str], most: int | None) -> Iterator[
 
 
 def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:
-    """Show the jobs that ``rounds`` yields every 2 s: as a table on a terminal, else a line per change."""
+    """Show the jobs that ``rounds`` yields every 2 s: as a table on a terminal, else a line per
+    change.
+    """
     if sys.stdout.isatty():
         with screen.redrawing() as draw:
             for infos in rounds:
@@ -217,7 +244,9 @@ def _in_a_line(job: JobInfo) -> str:
     return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{reason}{hang}"
 
 
-def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo], most: int | None) -> None:
+def _show_in_full(
+    screen: Screen, session: Session, tasks: Sequence[JobInfo], most: int | None
+) -> None:
     """Show a job or array. most: the longest array of which each task has a line. None: any."""
     # All tasks of an array share a folder.
     job = tasks[0]
@@ -231,11 +260,23 @@ def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo], mo
     # A job that the queue has forgotten may have been restarted.
     restarts = restarts_of_job(session, job) if len(tasks) == 1 and job.restarts != 0 else ()
     told = [restart.as_dict() for restart in restarts]
-    more = {"script": script, "files": files, "run_dir": run_dir, "diagnosis": diagnosis, "restarts": told}
+    more = {
+        "script": script,
+        "files": files,
+        "run_dir": run_dir,
+        "diagnosis": diagnosis,
+        "restarts": told,
+    }
     rows = _rows(job) if len(tasks) == 1 else []
     rows += [("hang", str(job.hang))] if job.hang and len(tasks) == 1 else []
-    rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files) if script else "")]
-    lacks = f"{'no longer on disk' if run_dir else 'not yet'}; run `clusterctl collect {job.whole_id}`"
+    rows += [
+        ("folder", job.work_dir),
+        ("script", script),
+        ("files", _shown_files(files) if script else ""),
+    ]
+    lacks = (
+        f"{'no longer on disk' if run_dir else 'not yet'}; run `clusterctl collect {job.whole_id}`"
+    )
     rows += [("collected", run_dir if is_here else lacks)] if script else []
     lines = [] if len(tasks) == 1 else [*_task_table(screen, tasks, most), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]
@@ -248,7 +289,9 @@ def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo], mo
 
 
 def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> list[str]:
-    """Return a line for each task or, of a long array, a line for the array and its tasks by state."""
+    """Return a line for each task or, of a long array, a line for the array and its tasks by
+    state.
+    """
     if most is None or len(tasks) <= most:
         return job_table(screen, tasks, tasks=True)
     by_state: dict[str, list[str]] = {}
@@ -256,7 +299,8 @@ def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> l
         by_state.setdefault(task.state.value, []).append(task.id)
     by_state.pop(JobState.COMPLETED.value, None)
     lines = [
-        f"{state}: {', '.join(ids[:most])}" + (f" and {len(ids) - most} more" if len(ids) > most else "")
+        f"{state}: {', '.join(ids[:most])}"
+        + (f" and {len(ids) - most} more" if len(ids) > most else "")
         for state, ids in by_state.items()
     ]
     text = f"`clusterctl jobs {tasks[0].whole_id} --all` shows a line for each task"
@@ -278,7 +322,9 @@ def _rows(job: JobInfo) -> list[tuple[str, str | None]]:
 
 
 def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
-    """Return a dict (path, bytes, host) per file in a job's folder, 3 levels deep; ``None``: an error."""
+    """Return a dict (path, bytes, host) per file in a job's folder, 3 levels deep; ``None``: an
+    error.
+    """
     files: list[dict[str, Any]] = []
     try:
         for host, transport in session.hosts_with_files(job.nodes):
@@ -305,13 +351,16 @@ def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
     ]
     other_count = len(files) - len(logs)
     shown = [*logs, *([f"{other_count} more"] if other_count else [])]
-    return ", ".join(shown) or Notice("job-folder-empty", "the job's folder is empty or was deleted")
+    return ", ".join(shown) or Notice(
+        "job-folder-empty", "the job's folder is empty or was deleted"
+    )
 
 
 def job_table(
     screen: Screen, infos: Sequence[JobInfo], *, users: bool = False, tasks: bool = False
 ) -> list[str]:
-    """Return the lines of the table that `jobs` and `status` show. Empty if the user asked for JSON.
+    """Return the lines of the table that `jobs` and `status` show. Empty if the user asked for
+    JSON.
 
     users: whether to add a column with the user of each job.
     tasks: whether to show a line for each task of an array, instead of a line for the array.
@@ -321,27 +370,36 @@ def job_table(
     if not infos:
         return ["no jobs"]
     head = ["JOB", "NAME", "STATE", "NODES", "SUBMITTED", "ELAPSED", "EXIT", "REASON"]
-    groups = [list(group) for _, group in groupby(infos, key=lambda job: job.id if tasks else job.whole_id)]
+    groups = [
+        list(group)
+        for _, group in groupby(infos, key=lambda job: job.id if tasks else job.whole_id)
+    ]
     rows = [_job_row(group) for group in groups]
     if users:
-        for row, cell in zip((head, *rows), ("USER", *(group[0].user for group in groups)), strict=True):
+        for row, cell in zip(
+            (head, *rows), ("USER", *(group[0].user for group in groups)), strict=True
+        ):
             row.insert(2, cell)
     if not any(row[-1] for row in rows):
         # The reasons of waiting jobs.
-        head, rows = head[:-1], [row[:-1] for row in rows]
+        head = head[:-1]
+        rows = [row[:-1] for row in rows]
     hangs = [f"job {job.id} hangs: {job.hang}" for job in infos if job.hang]
     return [*screen.table(head, rows), *(["", *hangs] if hangs else [])]
 
 
 def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
-    head, array = worst_job(jobs), len(jobs) > 1
+    head = worst_job(jobs)
+    array = len(jobs) > 1
     return [
         f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,
         head.name,
         state_counts(jobs) if array else head.state.value,
         fold_nodes(list(dict.fromkeys(node for job in jobs for node in job.nodes))),
         _short_time(head.submit_time),
-        shown_elapsed(max((job.elapsed_s for job in jobs if job.elapsed_s is not None), default=None)),
+        shown_elapsed(
+            max((job.elapsed_s for job in jobs if job.elapsed_s is not None), default=None)
+        ),
         head.exit or _NONE,
         "" if head.ended else head.reason,
     ]
@@ -351,7 +409,9 @@ def shown_time(at: int | None) -> str:
     """Format a time in seconds since 1970, in the local time zone."""
     # The time in a damaged record may be out of range.
     with suppress(OverflowError, ValueError, OSError):
-        return _NONE if at is None else f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
+        return (
+            _NONE if at is None else f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
+        )
     return str(at)
 
 
@@ -363,7 +423,9 @@ def _short_time(at: int | None) -> str:
 
 
 def shown_elapsed(seconds: int | None) -> str:
-    """Format a duration in seconds like Slurm: ``01:30:00``, ``2-00:00:00``. ``None`` becomes ``-``."""
+    """Format a duration in seconds like Slurm: ``01:30:00``, ``2-00:00:00``. ``None`` becomes
+    ``-``.
+    """
     if seconds is None:
         return _NONE
     days, rest = divmod(seconds, 86_400)

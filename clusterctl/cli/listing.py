@@ -1,4 +1,6 @@
-"""The commands list, storage list, cache list and cache prune, for clusters, kept storage and node images."""
+"""The commands list, storage list, cache list and cache prune, for clusters, kept storage and node
+images.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.providers.node_class import KeptImage
-from clusterctl.providers.registry import cached_images, clusters_on_this_machine, kept_images, recorded_cost
+from clusterctl.providers.registry import (
+    cached_images,
+    clusters_on_this_machine,
+    kept_images,
+    recorded_cost,
+)
 from clusterctl.providers.storage import REMOVE, KeptStorage, damaged_records, load_all_kept
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
 from clusterctl.state.chosen_spec import spec_of
@@ -24,7 +31,9 @@ from clusterctl.state.workspace import Workspace, state_home
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A cluster in the output of `list`. ``fix``: the command that removes an orphan, otherwise empty."""
+    """A cluster in the output of `list`. ``fix``: the command that removes an orphan, otherwise
+    empty.
+    """
 
     cluster: str
     provider: str
@@ -39,14 +48,22 @@ class _Listed:
 def list_(screen: Screen) -> None:
     """List your clusters, kept storage, and orphans on this machine.
 
-    States: `up`; `unfinished` and `damaged` (repair it with `clusterctl up`); `elsewhere` (created with
-    another CLUSTERCTL_HOME); `orphaned` (without records; remove it with `clusterctl orphans remove`).
+    States: `up`; `unfinished` and `damaged` (repair it with `clusterctl up`); `elsewhere` (created
+    with another CLUSTERCTL_HOME); `orphaned` (without records; remove it with `clusterctl orphans
+    remove`).
     """
     recorded = list(_recorded_clusters())
     listed = recorded + list(_unrecorded_clusters({entry.id for entry in recorded}))
     kept, storage = _storage(screen)
-    lines = [*(_table(screen, listed) if listed else ["no clusters"]), *([""] if kept else []), *storage]
-    answer = {"clusters": [asdict(entry) for entry in listed], "storage": [entry.as_dict() for entry in kept]}
+    lines = [
+        *(_table(screen, listed) if listed else ["no clusters"]),
+        *([""] if kept else []),
+        *storage,
+    ]
+    answer = {
+        "clusters": [asdict(entry) for entry in listed],
+        "storage": [entry.as_dict() for entry in kept],
+    }
     screen.result(answer, *lines)
 
 
@@ -62,20 +79,25 @@ def storage_list(screen: Screen) -> None:
 def _storage(screen: Screen) -> tuple[list[KeptStorage], list[str]]:
     for path in damaged_records():
         screen.note(
-            f"note: the record of kept storage can't be read: {path}; find the storage with the cluster's "
-            "spec: `clusterctl storage remove -f SPEC`"
+            f"note: the record of kept storage can't be read: {path}; find the storage with the "
+            "cluster's spec: `clusterctl storage remove -f SPEC`"
         )
-    kept, lines = list(load_all_kept()), []
+    kept = list(load_all_kept())
+    lines = []
     for storage in kept:
         remove = f"remove it with `{REMOVE.format(name=storage.cluster)}`"
-        lines += [f"kept storage of {storage.cluster!r}: {storage}", f"  `clusterctl up` reuses it; {remove}"]
+        lines += [
+            f"kept storage of {storage.cluster!r}: {storage}",
+            f"  `clusterctl up` reuses it; {remove}",
+        ]
     return kept, lines
 
 
 def _table(screen: Screen, clusters: Sequence[_Listed]) -> list[str]:
     head = ["CLUSTER", "PROVIDER", "STATE", "NODES", "WORKSPACE"]
     rows = [
-        [c.cluster, c.provider, c.state, "-" if c.nodes is None else c.nodes, c.workspace] for c in clusters
+        [c.cluster, c.provider, c.state, "-" if c.nodes is None else c.nodes, c.workspace]
+        for c in clusters
     ]
     if any(c.usd_per_hour is not None for c in clusters):
         head.insert(-1, "USD AN HOUR")
@@ -96,7 +118,9 @@ def _recorded_clusters() -> Iterator[_Listed]:
             workspace = Workspace(folder.parent)
             spec = applied_if_known(workspace)
             cost = recorded_cost(spec, workspace) if spec else None
-            yield _Listed(folder.parent.name, cloud, "unfinished", str(folder.parent), usd_per_hour=cost)
+            yield _Listed(
+                folder.parent.name, cloud, "unfinished", str(folder.parent), usd_per_hour=cost
+            )
     for path in sorted(state_home().glob("[!.]*/hosts.json")):
         where = str(path.parent)
         try:
@@ -131,15 +155,24 @@ def _unrecorded_clusters(recorded_ids: set[str | None]) -> Iterator[_Listed]:
         fix = f"clusterctl orphans remove {cluster.name}" if is_orphan else ""
         nodes = sum(not name.endswith("-ctl") for name in cluster.numbers)
         yield _Listed(
-            cluster.name, DEFAULT_PROVIDER.type, state, cluster.workspace, nodes, cluster.id, fix=fix
+            cluster.name,
+            DEFAULT_PROVIDER.type,
+            state,
+            cluster.workspace,
+            nodes,
+            cluster.id,
+            fix=fix,
         )
 
 
 def cache_prune(
     screen: Screen,
-    images: Annotated[bool, option("Also delete all images of clusterctl in the spec's project.")] = False,
+    images: Annotated[
+        bool, option("Also delete all images of clusterctl in the spec's project.")
+    ] = False,
 ) -> None:
-    """Remove cached node images that no cluster uses; with --images, also the images in a cloud project.
+    """Remove cached node images that no cluster uses; with --images, also the images in a cloud
+    project.
 
     Other clusters in that cloud project may still need the images.
     """
@@ -157,7 +190,9 @@ def cache_prune(
 
 
 def cache_list(screen: Screen) -> None:
-    """List the cached node images; for a cloud spec, also the images in its project, with their cost."""
+    """List the cached node images; for a cloud spec, also the images in its project, with their
+    cost.
+    """
     kept: Sequence[KeptImage] = ()
     if screen.cluster is not None or screen.chosen().spec_file is not None:
         try:
@@ -173,7 +208,12 @@ def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> No
     images = cached_images(prune=prune, report=lambda line: screen.note(str(line)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else Notice("cache-empty", "the image cache is empty")]
-    lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
+    lines = (
+        screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
+    )
     lines += [f"{'removed' if prune else 'kept'}: {image}" for image in kept]
-    answer = {"images": [i.model_dump() for i in images], "kept_images": [asdict(image) for image in kept]}
+    answer = {
+        "images": [i.model_dump() for i in images],
+        "kept_images": [asdict(image) for image in kept],
+    }
     screen.result(answer, *lines)

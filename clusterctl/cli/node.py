@@ -1,4 +1,6 @@
-"""The commands node drain, resume, reboot, add, remove, replace and forget, which manage individual nodes."""
+"""The commands node drain, resume, reboot, add, remove, replace and forget, which manage individual
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,21 @@ from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.base import Connect
 from clusterctl.transport.ssh import Connections
 
-Names = Annotated[list[str], argument("Node names, or host lists such as gpu[01-04].", metavar="NODE...")]
-Reason = Annotated[str, option("The reason, which sinfo and `status` show.", "--reason", metavar="TEXT")]
+Names = Annotated[
+    list[str], argument("Node names, or host lists such as gpu[01-04].", metavar="NODE...")
+]
+Reason = Annotated[
+    str, option("The reason, which sinfo and `status` show.", "--reason", metavar="TEXT")
+]
 Force = Annotated[bool, option("Cancel the jobs that run on the nodes.", "--force")]
 _REASON_REBOOT = "clusterctl: is to be booted"
 # The options of commands that add machines to the cluster.
-_JOINING = {"yes": Yes, "no_wait": NoWait, "ask_become_pass": AskBecomePass, "accept_host_key": AcceptHostKey}
+_JOINING = {
+    "yes": Yes,
+    "no_wait": NoWait,
+    "ask_become_pass": AskBecomePass,
+    "accept_host_key": AcceptHostKey,
+}
 
 
 @for_operators
@@ -39,11 +50,15 @@ def drain(
     names: Names,
     reason: Reason,
     wait: Annotated[bool, option("Wait until no job runs on the nodes.")] = False,
-    timeout: Annotated[str | None, option("With --wait: give up after this time.", metavar="TIME")] = None,
+    timeout: Annotated[
+        str | None, option("With --wait: give up after this time.", metavar="TIME")
+    ] = None,
 ) -> None:
     """Drain nodes: no new jobs start, running jobs continue. `up` does not resume drained nodes."""
     if not reason.strip():
-        raise UsageError("--reason is empty", code="reason-empty", fix="write a reason for other users")
+        raise UsageError(
+            "--reason is empty", code="reason-empty", fix="write a reason for other users"
+        )
     with _cluster(screen) as (inventory, scheduler):
         chosen = _chosen(inventory, names)
         scheduler.drain(chosen, reason)
@@ -73,7 +88,10 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
     inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.expand_hosts(names)
     if present := [name for name in chosen if inventory.host(name)]:
-        fix = f"to repair: `clusterctl up --limit {','.join(present)}`; to replace: `clusterctl node replace`"
+        fix = (
+            f"to repair: `clusterctl up --limit {','.join(present)}`; to replace: `clusterctl "
+            "node replace`"
+        )
         message = f"these hosts are already in the cluster: {', '.join(present)}"
         raise UsageError(message, code="host-exists", fix=fix)
     return bring_up(screen, spec, limit=chosen, **options)
@@ -82,7 +100,9 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
 @for_operators
 @takes({"force": Force, "discard": Discard, "yes": Yes, "no_wait": NoWait})
 def remove(screen: Screen, names: Names, **options: Any) -> int:
-    """Remove nodes from the cluster and restore the machines. Other nodes and their jobs are not affected."""
+    """Remove nodes from the cluster and restore the machines. Other nodes and their jobs are not
+    affected.
+    """
     workspace = screen.chosen().workspace()
     inventory = inventory_of(workspace)
     spec = applied_spec(workspace)
@@ -90,7 +110,9 @@ def remove(screen: Screen, names: Names, **options: Any) -> int:
     chosen = _chosen(inventory, names)
     fewer = nodes.spec_without(spec, chosen)
     code = bring_up(screen, fewer, limit=(inventory.controller.name, *chosen), **options)
-    screen.note(f"also remove {', '.join(chosen)} from your spec file, or the next `up` adds them again")
+    screen.note(
+        f"also remove {', '.join(chosen)} from your spec file, or the next `up` adds them again"
+    )
     return code
 
 
@@ -99,8 +121,8 @@ def remove(screen: Screen, names: Names, **options: Any) -> int:
 def replace(screen: Screen, names: Names, **options: Any) -> int:
     """Replace the machines of nodes; the node names stay.
 
-    Local nodes are recreated, and the data on their disks is lost. For your own machines you confirm the new
-    host keys; the old machines are restored, at once or when they answer again.
+    Local nodes are recreated, and the data on their disks is lost. For your own machines you
+    confirm the new host keys; the old machines are restored, at once or when they answer again.
     """
     spec = spec_of_existing(screen.chosen())
     workspace = Workspace.of(spec.name)
@@ -137,16 +159,20 @@ def reboot(
     names: Names,
     timeout: Annotated[
         str | None,
-        option("Give up, and reboot nothing, if jobs are still running after this time.", metavar="TIME"),
+        option(
+            "Give up, and reboot nothing, if jobs are still running after this time.",
+            metavar="TIME",
+        ),
     ] = None,
     no_wait: NoWait = False,
 ) -> int:
     """Reboot nodes once idle: drain them, wait for running jobs, then reboot.
 
-    After its reboot a node is configured, verified and resumed. A node that was already drained stays
-    drained.
+    After its reboot a node is configured, verified and resumed. A node that was already drained
+    stays drained.
     """
-    workspace, timeout_s = screen.chosen().workspace(), timeout_of(timeout)
+    workspace = screen.chosen().workspace()
+    timeout_s = timeout_of(timeout)
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
     chosen = _chosen(inventory, names)
@@ -172,7 +198,9 @@ def reboot(
 
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
-    """Raise UsageError if nodes can't be rebooted: local nodes, and the machine that runs clusterctl."""
+    """Raise UsageError if nodes can't be rebooted: local nodes, and the machine that runs
+    clusterctl.
+    """
     if inventory.traits.shares_kernel:
         raise UsageError(
             "local nodes can't be rebooted, because they share this machine's kernel",

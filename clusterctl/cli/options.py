@@ -25,8 +25,8 @@ from clusterctl.errors import ClusterctlError, MachineError, foreign_package_err
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, read_rows
 
-# Completions come from the workspace and the current folder, never from the network. They have no special
-# characters, because zsh evaluates even the descriptions of completions.
+# Completions come from the workspace and the current folder, never from the network. They have no
+# special characters, because zsh evaluates even the descriptions of completions.
 _PLAIN = re.compile(r"[\w.+][\w.+-]*")
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
 
@@ -34,13 +34,18 @@ INTERRUPTED = 130
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Complete IDs of jobs submitted from this machine, newest first. Return (ID, name of the job)."""
+    """Complete IDs of jobs submitted from this machine, newest first. Return (ID, name of the
+    job).
+    """
     entries: dict[str, dict[str, Any]] = {}
     with suppress(OSError, UnicodeDecodeError):
         for row in read_rows(_workspace(ctx) / "jobs.jsonl"):
             entries.setdefault(str(row.get("token")), {}).update(row)
     names = {str(row.get("job_id", "")): str(row.get("name") or "") for row in entries.values()}
-    return [(job_id, _NOT_PLAIN.sub("_", names[job_id])) for job_id in offered(reversed(names), incomplete)]
+    return [
+        (job_id, _NOT_PLAIN.sub("_", names[job_id]))
+        for job_id in offered(reversed(names), incomplete)
+    ]
 
 
 def run_names(incomplete: str) -> list[str]:
@@ -70,8 +75,12 @@ def offered(words: Iterable[str], incomplete: str) -> list[str]:
 
 def _workspace(ctx: typer.Context) -> Path:
     """Return the workspace folder of the cluster that the options typed so far select."""
-    typed = {**(ctx.parent.params if ctx.parent else {}), **{k: v for k, v in ctx.params.items() if v}}
-    file, name = typed.get("file"), typed.get("cluster")
+    typed = {
+        **(ctx.parent.params if ctx.parent else {}),
+        **{k: v for k, v in ctx.params.items() if v},
+    }
+    file = typed.get("file")
+    name = typed.get("cluster")
     screen = Screen(json=False, color=False, file=Path(file) if file else None, cluster=name)
     with suppress(ClusterctlError):
         return replace(screen.chosen(), note=lambda _: None).workspace().root
@@ -113,27 +122,41 @@ class Output(StrEnum):
 
 
 def folder_path(text: str) -> Path:
-    """Parse the path of a folder. An empty text is rejected, because it would mean the current folder."""
+    """Parse the path of a folder. An empty text is rejected, because it would mean the current
+    folder.
+    """
     if not text:
         raise typer.BadParameter("the path is empty; write . for the current folder")
     return Path(text)
 
 
 File = Annotated[
-    Path | None, option("Cluster spec. Default: ./cluster.yaml, or a local cluster.", "--file", "-f")
+    Path | None,
+    option("Cluster spec. Default: ./cluster.yaml, or a local cluster.", "--file", "-f"),
 ]
 Cluster = Annotated[
     str | None,
-    option("Use this cluster and its applied spec, instead of a spec file.", "--cluster", tab=clusters),
+    option(
+        "Use this cluster and its applied spec, instead of a spec file.", "--cluster", tab=clusters
+    ),
 ]
 Format = Annotated[Output | None, option("Show results as text or as JSON.", "--output", "-o")]
-Verbose = Annotated[bool, option("Show more detail, and tracebacks of unexpected errors.", "--verbose", "-v")]
+Verbose = Annotated[
+    bool, option("Show more detail, and tracebacks of unexpected errors.", "--verbose", "-v")
+]
 OutFolder = Annotated[
-    Path | None, option("Folder for collected runs. Default: ./runs.", parser=folder_path, metavar="PATH")
+    Path | None,
+    option("Folder for collected runs. Default: ./runs.", parser=folder_path, metavar="PATH"),
 ]
 NoColor = Annotated[bool, option("Disable colors, as the variable NO_COLOR does.", "--no-color")]
 
-COMMON: Final = {"file": File, "cluster": Cluster, "output": Format, "verbose": Verbose, "no_color": NoColor}
+COMMON: Final = {
+    "file": File,
+    "cluster": Cluster,
+    "output": Format,
+    "verbose": Verbose,
+    "no_color": NoColor,
+}
 
 
 def _version(value: bool) -> None:
@@ -161,12 +184,14 @@ _BY_NAME: Final = inspect.Parameter.KEYWORD_ONLY
 _SYNONYM: Final = "_synonym"
 # The help of --goal.
 GOAL: Final = (
-    "whether the metric's lowest (min) or highest (max) value is best. Default: by the metric's name."
+    "whether the metric's lowest (min) or highest (max) value is best. Default: by the metric's "
+    "name."
 )
 
 
 def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
-    """Return a decorator that adds options to a command. The command gets the options that the user sets.
+    """Return a decorator that adds options to a command. The command gets the options that the user
+    sets.
 
     flags: name of the keyword argument -> annotation of its option for Typer.
     synonyms: name in ``flags`` -> annotation of another option that sets the same keyword argument.
@@ -183,8 +208,9 @@ def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
 def verb(function: Verb) -> Callable[..., None]:
     """Turn ``function(screen, ...)`` into a Typer command that also has the options in ``COMMON``.
 
-    The function returns the exit code; ``None`` is 0. An option of the function replaces the option with the
-    same name in ``COMMON``. The traceback of an unexpected error is written to the state folder.
+    The function returns the exit code; ``None`` is 0. An option of the function replaces the option
+    with the same name in ``COMMON``. The traceback of an unexpected error is written to the state
+    folder.
     """
     flags = getattr(function, "flags", {})
     declared = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
@@ -195,13 +221,19 @@ def verb(function: Verb) -> Callable[..., None]:
         if parameter.kind is not rest and parameter.name not in flags
     }
     more = {**flags, **{name: kind for name, kind in COMMON.items() if name not in by_name}}
-    by_name |= {name: inspect.Parameter(name, _BY_NAME, default=None, annotation=more[name]) for name in more}
+    by_name |= {
+        name: inspect.Parameter(name, _BY_NAME, default=None, annotation=more[name])
+        for name in more
+    }
 
     @functools.wraps(function)
     def command(ctx: typer.Context, **arguments: Any) -> None:
         common = {name: arguments.pop(name, None) or ctx.obj[name] for name in COMMON}
-        output, no_color = common.pop("output"), common.pop("no_color") or os.environ.get("NO_COLOR")
-        screen = Screen(json=output == "json", markdown=output == "md", color=not no_color, **common)
+        output = common.pop("output")
+        no_color = common.pop("no_color") or os.environ.get("NO_COLOR")
+        screen = Screen(
+            json=output == "json", markdown=output == "md", color=not no_color, **common
+        )
         for name in flags:
             if (value := arguments.pop(name)) not in (None, [], ()):
                 arguments[name.removesuffix(_SYNONYM)] = value
@@ -215,7 +247,8 @@ def verb(function: Verb) -> Callable[..., None]:
     parameters += [parameter.replace(kind=_BY_NAME) for parameter in by_name.values()]
     for parameter in parameters:
         kind, info = (*get_args(parameter.annotation), None, None)[:2]
-        # Otherwise Typer adds ``--no-NAME``. Typer stores the first of the given flags as the ``default``.
+        # Otherwise Typer adds ``--no-NAME``. Typer stores the first of the given flags as the
+        # ``default``.
         if kind is bool and info.default is ... and not info.param_decls:
             info.param_decls = (f"--{parameter.name.replace('_', '-')}",)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -243,11 +276,15 @@ def _ended(exc: BaseException, screen: Screen) -> int:
 
 
 def _unexpected(screen: Screen) -> ClusterctlError:
-    """Return the error to show for a bug. Write the traceback to the state folder unless ``-v`` shows it."""
+    """Return the error to show for a bug. Write the traceback to the state folder unless ``-v``
+    shows it.
+    """
     text = traceback.format_exc()
-    cause, fix = text.strip().splitlines()[-1], "run the command again with -v"
+    cause = text.strip().splitlines()[-1]
+    fix = "run the command again with -v"
     if screen.verbose:
-        cause, fix = text, ""
+        cause = text
+        fix = ""
     else:
         with suppress(OSError, ClusterctlError):
             # The dot avoids a conflict with a cluster named "errors".

@@ -1,6 +1,7 @@
 """The output of commands: results on stdout, progress and errors on stderr.
 
-Control characters are escaped, also newlines. Therefore commands pass each line as a separate string.
+Control characters are escaped, also newlines. Therefore commands pass each line as a separate
+string.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Screen:
     json: whether to print the result as a single JSON object.
     markdown: whether `report` prints Markdown.
     file, cluster: the spec file or the cluster name from the options.
-    partial_answer: fields of the JSON answer that are known so far. A failed command prints these fields.
+    partial_answer: fields of the JSON answer that are known so far. A failed command prints these
+        fields.
     """
 
     json: bool
@@ -69,26 +71,34 @@ class Screen:
     _logs: dict[tuple[str, int | None], LogFilter] = field(default_factory=dict)
 
     def chosen(self) -> ChosenCluster:
-        """Return the cluster that the options -f and --cluster select. Print notes about the choice."""
+        """Return the cluster that the options -f and --cluster select. Print notes about the
+        choice.
+        """
         # A slow import, which --help does not need.
         from clusterctl.state.chosen import ChosenCluster
 
         return ChosenCluster(self.file, self.cluster, self.note)
 
     def result(self, answer: dict[str, Any], *lines: str) -> None:
-        """Print the result of a command: ``answer`` if the user asked for JSON, otherwise ``lines``."""
+        """Print the result of a command: ``answer`` if the user asked for JSON, otherwise
+        ``lines``.
+        """
         if self.json:
             self._write(_json({"ok": True, "failures": [], **answer}))
         elif lines:
             self._write(f"{self._shown(lines, stderr=False)}\n".encode(errors="replace"))
 
     def document(self, answer: dict[str, Any], text: str) -> None:
-        """Print a text such as a script as the result, or ``answer`` as JSON if the user asked for JSON."""
+        """Print a text such as a script as the result, or ``answer`` as JSON if the user asked for
+        JSON.
+        """
         if self.json:
             self.result(answer)
             return
         if sys.stdout.isatty():
-            text = "".join(part if part in "\t\n" else printable(part) for part in re.split("([\t\n])", text))
+            text = "".join(
+                part if part in "\t\n" else printable(part) for part in re.split("([\t\n])", text)
+            )
         self._write(text.encode(errors="replace").rstrip(b"\n") + b"\n")
 
     @contextmanager
@@ -104,7 +114,8 @@ class Screen:
                 self._write(log.end(), name)
 
     def _log(self, chunk: LogChunk, *, raw: bool) -> None:
-        data, log = chunk.data, (chunk.stream, chunk.task)
+        data = chunk.data
+        log = (chunk.stream, chunk.task)
         if not raw or getattr(sys, chunk.stream).isatty():
             if log not in self._logs:
                 self._logs[log] = _log_filter()
@@ -128,9 +139,13 @@ class Screen:
             stream.buffer.flush()
 
     def _shown(self, lines: Sequence[str], *, stderr: bool) -> str:
-        """Join lines to a text. Escape control characters. Make table headers bold on a terminal."""
+        """Join lines to a text. Escape control characters. Make table headers bold on a
+        terminal.
+        """
         shown = [printable(line) for line in lines]
-        if self._heads.intersection(shown) and self._is_colored(sys.stderr if stderr else sys.stdout):
+        if self._heads.intersection(shown) and self._is_colored(
+            sys.stderr if stderr else sys.stdout
+        ):
             shown = [f"\x1b[1m{line}\x1b[0m" if line in self._heads else line for line in shown]
         return "\n".join(shown)
 
@@ -138,14 +153,18 @@ class Screen:
         return self.color and stream.isatty() and can_draw()
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-        """Return the lines of a table without frames. Columns of numbers are aligned to the right."""
+        """Return the lines of a table without frames. Columns of numbers are aligned to the
+        right.
+        """
         from rich.cells import cell_len, set_cell_size
 
         numeric = [
-            bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))
+            bool(rows) and all(isinstance(row[i], int | float) for row in rows)
+            for i in range(len(head))
         ]
         cells = [
-            [printable(f"{c:.1f}" if isinstance(c, float) else str(c)) for c in row] for row in (head, *rows)
+            [printable(f"{c:.1f}" if isinstance(c, float) else str(c)) for c in row]
+            for row in (head, *rows)
         ]
         widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
         lines = [
@@ -193,7 +212,9 @@ class Screen:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Stop the animated display during the ``with`` block, so that the block can prompt the user."""
+        """Stop the animated display during the ``with`` block, so that the block can prompt the
+        user.
+        """
         if self.live is None:
             yield
             return
@@ -213,7 +234,9 @@ class Screen:
 
     @contextmanager
     def transfers(self) -> Iterator[Progress]:
-        """Yield a function that draws a progress bar of transfers. Without a terminal, it draws nothing."""
+        """Yield a function that draws a progress bar of transfers. Without a terminal, it draws
+        nothing.
+        """
         if self.json or not sys.stderr.isatty():
             yield lambda *_: None
             return
@@ -227,11 +250,15 @@ class Screen:
     def error(self, exc: ClusterctlError) -> None:
         if self.json:
             failures = [asdict(failure) for failure in exc.failures]
-            self._write(_json({"ok": False, "failures": failures, **self.partial_answer, **exc.answer}))
+            self._write(
+                _json({"ok": False, "failures": failures, **self.partial_answer, **exc.answer})
+            )
         title = "\x1b[1;31merror:\x1b[0m" if self._is_colored(sys.stderr) else "error:"
         try:
             self._own_line()
-            print(title, "\n".join(map(printable, str(exc).split("\n"))), file=sys.stderr, flush=True)
+            print(
+                title, "\n".join(map(printable, str(exc).split("\n"))), file=sys.stderr, flush=True
+            )
         except OSError:
             # stderr is closed. Only the exit code reports the error.
             silence(sys.stderr)
@@ -285,7 +312,9 @@ def _json(answer: dict[str, Any]) -> bytes:
 
 @contextmanager
 def writing(stream: TextIO) -> Iterator[None]:
-    """Turn OSErrors of writing to ``stream`` into ClusterctlErrors. Exit quietly if a pipe's reader ended."""
+    """Turn OSErrors of writing to ``stream`` into ClusterctlErrors. Exit quietly if a pipe's reader
+    ended.
+    """
     try:
         yield
     except BrokenPipeError:
@@ -294,9 +323,13 @@ def writing(stream: TextIO) -> Iterator[None]:
     except OSError as exc:
         silence(stream)
         reason = exc.strerror or str(exc)
-        raise ClusterctlError("the output can't be written", code="answer-unwritable", why=reason) from exc
+        raise ClusterctlError(
+            "the output can't be written", code="answer-unwritable", why=reason
+        ) from exc
 
 
 def silence(stream: TextIO) -> None:
-    """Redirect a broken stream to /dev/null, so that Python does not report the same error on exit."""
+    """Redirect a broken stream to /dev/null, so that Python does not report the same error on
+    exit.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,4 +1,6 @@
-"""The display of the phases (steps) of `up` and `down`. Prompts for host keys and the sudo password."""
+"""The display of the phases (steps) of `up` and `down`. Prompts for host keys and the sudo
+password.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from clusterctl.cluster.phases import Phase
 
 Yes = Annotated[bool, option("Do not prompt.", "--yes", "-y")]
-NoWait = Annotated[bool, option("Fail at once if another clusterctl holds the cluster's lock.", "--no-wait")]
+NoWait = Annotated[
+    bool, option("Fail at once if another clusterctl holds the cluster's lock.", "--no-wait")
+]
 AskBecomePass = Annotated[
     bool,
     option(
@@ -58,8 +62,11 @@ def for_operators(function: Verb) -> Verb:
     return command
 
 
-def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Prompts:
-    """Read the sudo password if ``ask_password`` is set. Return Prompts, which ask about host keys later.
+def prompts_for(
+    screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None
+) -> Prompts:
+    """Read the sudo password if ``ask_password`` is set. Return Prompts, which ask about host keys
+    later.
 
     accepted: fingerprints of host keys to accept without a prompt.
 
@@ -82,10 +89,16 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
 
 
 def sudo_password(*, ask: bool) -> str | None:
-    """If ``ask`` is set, return the sudo password: prompted on a terminal, otherwise read from stdin."""
+    """If ``ask`` is set, return the sudo password: prompted on a terminal, otherwise read from
+    stdin.
+    """
     if not ask:
         return None
-    text = getpass.getpass("sudo password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+    text = (
+        getpass.getpass("sudo password: ")
+        if sys.stdin.isatty()
+        else sys.stdin.readline().rstrip("\n")
+    )
     if not text:
         raise UsageError(
             "the password is empty",
@@ -99,7 +112,9 @@ def sudo_password(*, ask: bool) -> str | None:
 def _confirm(screen: Screen, offered: Sequence[OfferedKey]) -> None:
     rows = [[key.title, key.address, key.kind, key.fingerprint] for key in offered]
     with screen.still():
-        screen.note("these host keys are not confirmed yet; compare them with the keys on the machines")
+        screen.note(
+            "these host keys are not confirmed yet; compare them with the keys on the machines"
+        )
         screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
         if not screen.can_prompt:
             flags = [word for key in offered for word in ("--accept-host-key", key.fingerprint)]
@@ -107,7 +122,8 @@ def _confirm(screen: Screen, offered: Sequence[OfferedKey]) -> None:
                 "host keys must be confirmed",
                 code="host-keys-unconfirmed",
                 why="there is no terminal to prompt on",
-                fix=f"if the keys are correct, run `{shlex.join(['clusterctl', *sys.argv[1:], *flags])}`",
+                fix="if the keys are correct, run "
+                f"`{shlex.join(['clusterctl', *sys.argv[1:], *flags])}`",
                 failures=tuple(key.failure for key in offered),
             )
         screen.confirm("are these keys correct?", yes=False)
@@ -119,7 +135,8 @@ _FEW: Final = 3
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of a phase of `up` or `down`: its current task, and the hosts that finished each task.
+    """The progress of a phase of `up` or `down`: its current task, and the hosts that finished each
+    task.
 
     hosts: the hosts that have finished at least one task.
     total: the number of hosts of the current task. 0: unknown.
@@ -132,9 +149,12 @@ class _Progress:
 
     def update(self, step: str | HostStep) -> None:
         if isinstance(step, str):
-            self.task, self.hosts_done, self.total = step, {}, 0
+            self.task = step
+            self.hosts_done = {}
+            self.total = 0
             return
-        self.task, self.total = step.task, step.of
+        self.task = step.task
+        self.total = step.of
         done = self.hosts_done.setdefault(step.task, {})
         # If a host finishes a task with this name twice, there are two tasks with the same name.
         if step.host in done:
@@ -157,7 +177,9 @@ class _Progress:
 
 
 class Phases(PhaseLines):
-    """Shows the phases of `up` and `down`: animated on a terminal, otherwise as a line for each phase."""
+    """Shows the phases of `up` and `down`: animated on a terminal, otherwise as a line for each
+    phase.
+    """
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(screen.note, verbose=screen.verbose)
@@ -168,7 +190,9 @@ class Phases(PhaseLines):
 
     @contextmanager
     def shown(self, then: str = "") -> Iterator[None]:
-        """Show phases during the ``with`` block. ``then``: the note to show after Ctrl-C, if any."""
+        """Show phases during the ``with`` block. ``then``: the note to show after Ctrl-C, if
+        any.
+        """
         try:
             with self._moving():
                 yield
@@ -186,7 +210,8 @@ class Phases(PhaseLines):
         shown_on = console(stderr=True, color=screen.color, wrap=True)
         picture = running_tasks(shown_on)
         with picture, screen.notes_go_above(shown_on):
-            self._picture, screen.live = picture, picture.live
+            self._picture = picture
+            screen.live = picture.live
             try:
                 yield
             except BaseException:
@@ -223,8 +248,12 @@ class Phases(PhaseLines):
 
 
 def phase_table(screen: Screen, phases: Sequence[Phase], *, total: bool = False) -> list[str]:
-    """Return the lines of a table of phases and their seconds. ``total``: whether to add the sum."""
-    rows: list[list[object]] = [[shown_phase(phase.name), phase.seconds, phase.note] for phase in phases]
+    """Return the lines of a table of phases and their seconds. ``total``: whether to add the
+    sum.
+    """
+    rows: list[list[object]] = [
+        [shown_phase(phase.name), phase.seconds, phase.note] for phase in phases
+    ]
     rows += [["total", sum(phase.seconds for phase in phases), ""]] if total else []
     return [*screen.table(["PHASE", "SECONDS", ""], rows), ""]
 

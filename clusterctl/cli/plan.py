@@ -1,4 +1,6 @@
-"""The commands plan, which shows what `up` would change, and doctor, which reports problems of hosts."""
+"""The commands plan, which shows what `up` would change, and doctor, which reports problems of
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ CURRENCY: Final = "USD"
 def plan(
     screen: Screen,
     check: Annotated[bool, option("Exit 3 if `up` would change anything.")] = False,
-    diff: Annotated[bool, option("Show the lines that would change in files of on-prem hosts.")] = False,
+    diff: Annotated[
+        bool, option("Show the lines that would change in files of on-prem hosts.")
+    ] = False,
     preflight: Annotated[
         bool, option("List problems that would stop `up`; exit 1 if there are any.")
     ] = False,
@@ -46,8 +50,8 @@ def plan(
 ) -> int:
     """Show what `up` would change, and its cost.
 
-    Also lists the jobs that would be cancelled. Compares the spec with the spec of the last `up` and with
-    the live hosts. Changes nothing.
+    Also lists the jobs that would be cancelled. Compares the spec with the spec of the last `up`
+    and with the live hosts. Changes nothing.
     """
     spec = spec_of(screen.chosen())
     if not preflight:
@@ -84,7 +88,9 @@ def show_plan(
 
 
 def text(screen: Screen, spec: ClusterSpec, plan: Plan) -> list[str]:
-    """Return the plan as lines to print: the changes that `up` would make, their cost, and notes."""
+    """Return the plan as lines to print: the changes that `up` would make, their cost, and
+    notes.
+    """
     return [line for part in _parts(screen, spec, plan) for line in ("", *part)][1:]
 
 
@@ -98,14 +104,19 @@ def as_dict(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
         *(("setting", setting.key, "change", setting.what, "", None) for setting in plan.settings),
         *(("drift", drift.host, "repair", drift.what, "", None) for drift in plan.drift),
     ]
-    keys, of_job = ("kind", "name", "action", "what", "why", "usd_per_hour"), ("name", "user", "nodes")
+    keys = ("kind", "name", "action", "what", "why", "usd_per_hour")
+    of_job = ("name", "user", "nodes")
     return {
         "cluster": spec.name,
         "provider": spec.provider.type,
         "changes": [dict(zip(keys, row, strict=True)) for row in rows],
         "kept": [host.name for host in plan.hosts.hosts if host.action == "keep"],
         "affected_jobs": [
-            {"job_id": entry.job.id, **{key: getattr(entry.job, key) for key in of_job}, "why": entry.why}
+            {
+                "job_id": entry.job.id,
+                **{key: getattr(entry.job, key) for key in of_job},
+                "why": entry.why,
+            }
             for entry in plan.jobs.affected
         ],
         "affected_jobs_unknown": plan.jobs.unknown,
@@ -133,7 +144,9 @@ def _parts(screen: Screen, spec: ClusterSpec, plan: Plan) -> Iterator[list[str]]
     if plan.is_empty:
         yield [f"cluster {spec.name!r} ({spec.provider.type}): no changes"]
     else:
-        yield [f"cluster {spec.name!r} ({spec.provider.type}): changes that `clusterctl up` would make"]
+        yield [
+            f"cluster {spec.name!r} ({spec.provider.type}): changes that `clusterctl up` would make"
+        ]
         yield hosts_table(screen, plan.hosts, kept=True)
     for title, lines in (
         ("other changes:", plan.hosts.other),
@@ -146,7 +159,12 @@ def _parts(screen: Screen, spec: ClusterSpec, plan: Plan) -> Iterator[list[str]]
         if lines:
             yield [title, *(f"  {line}" for line in lines)]
     if plan.jobs.unknown:
-        yield [f"it is unknown which jobs would be cancelled, so `up` needs --force: {plan.jobs.unknown}"]
+        yield [
+            (
+                "it is unknown which jobs would be cancelled, so `up` needs --force: "
+                f"{plan.jobs.unknown}"
+            )
+        ]
     if cost := cost_lines(plan.hosts):
         yield cost
 
@@ -185,7 +203,9 @@ def cost_lines(planned: HostPlan) -> list[str]:
     lines = [f"cost: {_money(cost.then)}{now}"]
     if cost.unpriced:
         unpriced = fold_nodes(list(cost.unpriced))
-        lines.append(Notice("price-unknown", f"the cost does not include {unpriced}: no price is known"))
+        lines.append(
+            Notice("price-unknown", f"the cost does not include {unpriced}: no price is known")
+        )
     if planned.priced_on:
         lines.append(f"list prices of {planned.priced_on}")
     return lines
@@ -205,15 +225,17 @@ def doctor(
             show_default=False,
         ),
     ] = None,
-    bundle: Annotated[bool, option("Write facts and logs to FILE.tar.gz for a bug report.")] = False,
+    bundle: Annotated[
+        bool, option("Write facts and logs to FILE.tar.gz for a bug report.")
+    ] = False,
     ask_become_pass: AskBecomePass = False,
 ) -> int:
     """Check the hosts and report problems.
 
-    Checks SSH access, sudo, operating system, clock, names, disks, ports, firewall, locks, accounts and
-    GPUs. Changes nothing. On-prem hosts can be checked before the first `up`. Exits 1 if a host cannot be
-    part of the cluster. On a cluster that other people run, it shows each fact about the cluster and how it
-    was learned, and records the proof by your first job.
+    Checks SSH access, sudo, operating system, clock, names, disks, ports, firewall, locks, accounts
+    and GPUs. Changes nothing. On-prem hosts can be checked before the first `up`. Exits 1 if a host
+    cannot be part of the cluster. On a cluster that other people run, it shows each fact about the
+    cluster and how it was learned, and records the proof by your first job.
     --bundle writes the findings, the cluster's logs and the hosts' output to one archive
     without secrets, even if some hosts do not answer.
     """
@@ -228,18 +250,26 @@ def doctor(
     return 1 if report.errors else 0
 
 
-def examine(screen: Screen, spec: ClusterSpec, first_lines: Sequence[str], answer: Mapping[str, Any]) -> int:
+def examine(
+    screen: Screen, spec: ClusterSpec, first_lines: Sequence[str], answer: Mapping[str, Any]
+) -> int:
     """Check the hosts of a spec, and show the report below ``first_lines``. Return the exit code.
 
     answer: more fields of the JSON answer.
     """
     report = _examine_hosts(screen, spec, provider_of(spec.provider), ())
-    screen.result({**answer, **_report_dict(spec, report)}, *first_lines, "", *report_lines(screen, report))
+    screen.result(
+        {**answer, **_report_dict(spec, report)}, *first_lines, "", *report_lines(screen, report)
+    )
     return 1 if report.errors else 0
 
 
-def _write_bundle(screen: Screen, spec: ClusterSpec, provider: Provider, words: Sequence[str]) -> int:
-    """Write the archive of `doctor --bundle`. ``words``: names of hosts, and optionally of the archive."""
+def _write_bundle(
+    screen: Screen, spec: ClusterSpec, provider: Provider, words: Sequence[str]
+) -> int:
+    """Write the archive of `doctor --bundle`. ``words``: names of hosts, and optionally of the
+    archive.
+    """
     files = [word for word in words if word.endswith(_ARCHIVE)]
     if len(files) > 1:
         raise UsageError(
@@ -251,7 +281,9 @@ def _write_bundle(screen: Screen, spec: ClusterSpec, provider: Provider, words: 
     hosts = [word for word in words if word not in files]
     file = Path(*(files or [default]))
     if file.exists():
-        raise UsageError(f"{file} already exists", code="file-exists", fix="pass another name, or remove it")
+        raise UsageError(
+            f"{file} already exists", code="file-exists", fix="pass another name, or remove it"
+        )
 
     # A slow import, which only --bundle needs.
     from clusterctl.cluster.doctor_bundle import create
@@ -264,12 +296,18 @@ def _write_bundle(screen: Screen, spec: ClusterSpec, provider: Provider, words: 
             content = {"ok": False, "error": exc.cause}
         source = screen.chosen().spec_file
         archive = create(spec, workspace, content, file, source=source)
-    about = {"bundle": str(archive.file.absolute()), "files": archive.files, "missing": archive.missing}
+    about = {
+        "bundle": str(archive.file.absolute()),
+        "files": archive.files,
+        "missing": archive.missing,
+    }
     screen.result(
         {"ok": True, "failures": [], "cluster": spec.name, **about},
-        f"wrote {archive.file}: {len(archive.files)} files, {archive.file.stat().st_size >> 10} KiB",
+        f"wrote {archive.file}: {len(archive.files)} files, {archive.file.stat().st_size >> 10} "
+        "KiB",
         *(f"missing: {item}" for item in archive.missing),
-        "passwords, tokens and keys are redacted; names, addresses and paths are not: see its README.txt",
+        "passwords, tokens and keys are redacted; names, addresses and paths are not: see its "
+        "README.txt",
         f"review the content (`tar -xzf {archive.file}`), then attach the archive to your report",
     )
     return 0
@@ -282,7 +320,9 @@ def _provider(spec: ClusterSpec, *, ask_become_pass: bool) -> Provider:
 def _report_or_preflight(
     screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]
 ) -> DoctorReport:
-    """Check the hosts, or before the first `up`, find everything that would stop `up`. Return the report."""
+    """Check the hosts, or before the first `up`, find everything that would stop `up`. Return the
+    report.
+    """
     try:
         return _examine_hosts(screen, spec, provider, hosts)
     except NotUpError:
@@ -294,8 +334,13 @@ def _show_site(screen: Screen, spec: ClusterSpec) -> int:
     with screen.working("asking the login node"):
         facts = examine_site(Workspace.of(spec.name))
     problems = [fact for fact in facts if fact.is_problem]
-    failures = [Failure("site-problem", f"{fact.fact}: {fact.value}", phase="examine") for fact in problems]
-    rows = [[fact.fact, "error" if fact.is_problem else "ok", fact.value, fact.learned] for fact in facts]
+    failures = [
+        Failure("site-problem", f"{fact.fact}: {fact.value}", phase="examine") for fact in problems
+    ]
+    rows = [
+        [fact.fact, "error" if fact.is_problem else "ok", fact.value, fact.learned]
+        for fact in facts
+    ]
     screen.result(
         {
             "ok": not problems,
@@ -318,7 +363,9 @@ def _examine_hosts(
 def _report_dict(spec: ClusterSpec, report: DoctorReport) -> dict[str, Any]:
     return {
         "ok": not report.errors,
-        "failures": [asdict(failure) for failure in findings_as_failures(report.errors, phase="examine")],
+        "failures": [
+            asdict(failure) for failure in findings_as_failures(report.errors, phase="examine")
+        ],
         "cluster": spec.name,
         "hosts": {
             host: {

@@ -8,7 +8,14 @@ from clusterctl.cli.job import timeout_of
 from clusterctl.cli.options import Words, argument, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import JOB_FLAGS, SLURM_FLAGS, Target, preparer
-from clusterctl.rehearse.rehearsal import LIMIT_S, MTBF_S, OWN_OPTIONS, Rehearsal, Rehearser, job_to_rehearse
+from clusterctl.rehearse.rehearsal import (
+    LIMIT_S,
+    MTBF_S,
+    OWN_OPTIONS,
+    Rehearsal,
+    Rehearser,
+    job_to_rehearse,
+)
 from clusterctl.rehearse.verdict import CONTRACT, Fault
 from clusterctl.scheduler.session import open_session
 from clusterctl.spec.units import format_duration
@@ -27,7 +34,9 @@ def rehearse(
     fault: FaultNames = None,
     mtbf: Annotated[
         str | None,
-        option("Mean time between failures of the job, for the interval of checkpoints. Default: 2d."),
+        option(
+            "Mean time between failures of the job, for the interval of checkpoints. Default: 2d."
+        ),
     ] = None,
     timeout: Annotated[
         str | None, option("Cancel the job without a fault after this time. Default: 10m.")
@@ -36,8 +45,8 @@ def rehearse(
 ) -> None:
     """Cause faults in your job, and show whether it survives.
 
-    On a local cluster, runs the job without a fault, then once for each fault, and compares the results.
-    Exits with 7 if the job did not survive each fault.
+    On a local cluster, runs the job without a fault, then once for each fault, and compares the
+    results. Exits with 7 if the job did not survive each fault.
     """
     options = {"args": args, **given} if args else given
     job = job_to_rehearse(target, options)
@@ -75,18 +84,26 @@ def _lines(screen: Screen, rehearsal: Rehearsal) -> list[str]:
             faults_of.setdefault(line, []).append(trial.fault)
     for line, faults in faults_of.items():
         contract, advice = CONTRACT[line]
-        lines += ["", f"missing ({', '.join(faults)}): the program should {contract}", f"  write: {advice}"]
+        lines += [
+            "",
+            f"missing ({', '.join(faults)}): the program should {contract}",
+            f"  write: {advice}",
+        ]
     return [*lines, *_interval_lines(rehearsal)]
 
 
 def _interval_lines(rehearsal: Rehearsal) -> list[str]:
-    observed, best_s = rehearsal.undisturbed.observed, rehearsal.best_interval_s
+    observed = rehearsal.undisturbed.observed
+    best_s = rehearsal.best_interval_s
     if observed.save_s is None or best_s is None:
         return []
     mtbf = format_duration(int(rehearsal.mtbf_s))
     return [
         "",
-        f"a checkpoint takes {observed.save_s:.2f} s: with a failure every {mtbf}, save every {best_s:.0f} s",
+        (
+            f"a checkpoint takes {observed.save_s:.2f} s: with a failure every {mtbf}, save "
+            f"every {best_s:.0f} s"
+        ),
     ]
 
 

@@ -44,8 +44,12 @@ from clusterctl.state.facts import ClusterFacts, facts_of_spec
 def replay(
     screen: Screen,
     run: Run,
-    set_: Annotated[Words, option("Set a program option. Repeatable.", "--set", metavar="KEY=VALUE")] = None,
-    failed: Annotated[bool, option("For an array or sweep: only the tasks that did not complete.")] = False,
+    set_: Annotated[
+        Words, option("Set a program option. Repeatable.", "--set", metavar="KEY=VALUE")
+    ] = None,
+    failed: Annotated[
+        bool, option("For an array or sweep: only the tasks that did not complete.")
+    ] = False,
     code: Annotated[
         Code, option("The program's files: as sent with the run, or as they are in its folder now.")
     ] = Code.SENT,
@@ -57,13 +61,16 @@ def replay(
 ) -> None:
     """Submit a collected run again, unchanged.
 
-    Code, packages, options and arguments are the same. The job runs on the selected cluster, which may be a
-    different one; differences are shown before anything is sent.
+    Code, packages, options and arguments are the same. The job runs on the selected cluster, which
+    may be a different one; differences are shown before anything is sent.
     """
-    row, changes = named_run(run, screen.chosen().ledger), _changes(set_ or [])
+    row = named_run(run, screen.chosen().ledger)
+    changes = _changes(set_ or [])
     again = select_replay(row, changes, failed=failed, flags=given, code=code)
     if again is None:
-        screen.result({"jobs": []}, f"nothing was submitted: all tasks of {row.shown} have completed")
+        screen.result(
+            {"jobs": []}, f"nothing was submitted: all tasks of {row.shown} have completed"
+        )
         return
     replay = replay_job(row.run.directory, again)
     submission = Submission((replay.job,), replay=replay)
@@ -83,13 +90,21 @@ def replay(
         if watching is not None:
             is_followed = watch_jobs(screen, session, rows, (replay.job,), watching)
             losses, lines = _collected(session, row, replay, rows[0]["job_id"])
-            show = screen.note if is_followed else partial(screen.result, answer_of([rows[0] | losses]))
+            show = (
+                screen.note
+                if is_followed
+                else partial(screen.result, answer_of([rows[0] | losses]))
+            )
             show(*lines)
             return
     show_submitted(screen, rows, [])
     job_id = rows[0]["job_id"]
-    then = f"--sweep {row.run.job_id}" if "of_failed" in replay.known else f"diff {row.shown} {job_id}"
-    screen.note(f"when the job has ended, run `clusterctl collect {job_id}`, then `clusterctl runs {then}`")
+    then = (
+        f"--sweep {row.run.job_id}" if "of_failed" in replay.known else f"diff {row.shown} {job_id}"
+    )
+    screen.note(
+        f"when the job has ended, run `clusterctl collect {job_id}`, then `clusterctl runs {then}`"
+    )
 
 
 def _changes(settings: Sequence[str]) -> dict[str, str]:
@@ -98,7 +113,9 @@ def _changes(settings: Sequence[str]) -> dict[str, str]:
         key, equals, value = setting.partition("=")
         key = key.removeprefix("--")
         if not equals or not key or key in changes:
-            problem = f"{key!r} is given twice" if key in changes else f"{setting!r} is not KEY=VALUE"
+            problem = (
+                f"{key!r} is given twice" if key in changes else f"{setting!r} is not KEY=VALUE"
+            )
             raise UsageError(
                 f"--set: {problem}",
                 code="bad-setting",
@@ -109,7 +126,12 @@ def _changes(settings: Sequence[str]) -> dict[str, str]:
 
 
 def _note_differences(
-    screen: Screen, row: Row, replay: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
+    screen: Screen,
+    row: Row,
+    replay: Replay,
+    changes: Mapping[str, str],
+    facts: ClusterFacts,
+    job: JobSpec,
 ) -> dict[str, Any]:
     listed = differences(row, replay, changes, facts, job)
     tasks = f", tasks {job.array}" if "of_failed" in replay.known else ""
@@ -122,8 +144,12 @@ def _note_differences(
     return {"replay_of": str(row.folder), "differences": answer}
 
 
-def _collected(session: Session, row: Row, replay: Replay, job_id: str) -> tuple[dict[str, Any], list[str]]:
-    """Collect job ``job_id``, and compare its losses with the run ``row``. Return (JSON fields, lines)."""
+def _collected(
+    session: Session, row: Row, replay: Replay, job_id: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Collect job ``job_id``, and compare its losses with the run ``row``. Return (JSON fields,
+    lines).
+    """
     (run,) = collect(session, [job_id])
     lines = [f"job {job_id} ({run.name}) {run.state}: {run.directory}"]
     if "of_failed" in replay.known:

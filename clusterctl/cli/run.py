@@ -1,4 +1,6 @@
-"""The entry point: parse the command line, run a command, turn errors and signals into an exit code."""
+"""The entry point: parse the command line, run a command, turn errors and signals into an exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,12 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.spec.names import did_you_mean
 
 PROGRAM = "clusterctl"
-# The error that Typer raises for a wrong command line. It has no public name in all versions of Typer.
+# The error that Typer raises for a wrong command line. It has no public name in all versions of
+# Typer.
 _CommandLineError: Final[Any] = typer.BadParameter.__base__
 _FEW_DIGITS: Final = re.compile("[0-9]{1,9}", re.ASCII)
-# A shell's completion script sets this variable to get completions. If it is source_SHELL, Typer prints the
-# script.
+# A shell's completion script sets this variable to get completions. If it is source_SHELL, Typer
+# prints the script.
 VARIABLE = "_CLUSTERCTL_COMPLETE"
 
 
@@ -48,7 +51,8 @@ class Shell(StrEnum):
 def completion(screen: Screen, shell: Annotated[Shell, argument("Your shell.")]) -> None:
     """Print the completion script of a shell.
 
-    bash: eval "$(clusterctl completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc, after compinit;
+    bash: eval "$(clusterctl completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc, after
+        compinit;
     fish: clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish
     """
     os.environ[VARIABLE] = f"source_{shell}"
@@ -61,7 +65,9 @@ def completion(screen: Screen, shell: Annotated[Shell, argument("Your shell.")])
 
 
 def _register_shells() -> None:
-    """Register shells with Typer. Typer does this only for programs with Typer's completion options."""
+    """Register shells with Typer. Typer does this only for programs with Typer's completion
+    options.
+    """
     other_program = typer.Typer(add_completion=True)
     other_program.command()(lambda: None)
     typer.main.get_command(other_program)
@@ -99,14 +105,23 @@ VERBS: Final = {
     "put": ("files:put", "Copy files and folders to the cluster."),
     "get": ("files:get", "Copy files and folders from the cluster."),
     "completion": ("run:completion", "Print the completion script of a shell."),
-    "image bake": ("up:bake", "Build the image for new nodes, unless it exists for this configuration."),
+    "image bake": (
+        "up:bake",
+        "Build the image for new nodes, unless it exists for this configuration.",
+    ),
     "cache list": (
         "listing:cache_list",
-        "List the cached node images; for a cloud spec, also the images in its project, with their cost.",
+        (
+            "List the cached node images; for a cloud spec, also the images in its project, "
+            "with their cost."
+        ),
     ),
     "cache prune": (
         "listing:cache_prune",
-        "Remove cached node images that no cluster uses; with --images, also the images in a cloud project.",
+        (
+            "Remove cached node images that no cluster uses; with --images, also the images in "
+            "a cloud project."
+        ),
     ),
     "storage list": ("listing:storage_list", "List the kept storage of all clusters."),
     "storage remove": ("down:storage_remove", "Remove kept storage with all data on it."),
@@ -114,16 +129,31 @@ VERBS: Final = {
         "down:orphans_list",
         "List orphans: clusters with this name but no workspace, with their cost.",
     ),
-    "orphans remove": ("down:orphans_remove", "Remove orphans: clusters with this name but no workspace."),
+    "orphans remove": (
+        "down:orphans_remove",
+        "Remove orphans: clusters with this name but no workspace.",
+    ),
     "node drain": ("node:drain", "Drain nodes: no new jobs start, running jobs continue."),
     "node resume": ("node:resume", "Resume nodes, so that jobs can start on them again."),
-    "node reboot": ("node:reboot", "Reboot nodes once idle: drain them, wait for running jobs, then reboot."),
+    "node reboot": (
+        "node:reboot",
+        "Reboot nodes once idle: drain them, wait for running jobs, then reboot.",
+    ),
     "node remove": ("node:remove", "Remove nodes from the cluster and restore the machines."),
-    "node forget": ("node:forget", "Forget removed nodes that could not be restored and no longer exist."),
+    "node forget": (
+        "node:forget",
+        "Forget removed nodes that could not be restored and no longer exist.",
+    ),
     "node add": ("node:add", "Add machines of the spec to the running cluster."),
     "node replace": ("node:replace", "Replace the machines of nodes; the node names stay."),
-    "bundle create": ("bundle:create", "Pack OS packages with dependencies and Python wheels into a file."),
-    "bundle verify": ("bundle:verify", "Verify that a bundle is intact and matches clusterctl and the spec."),
+    "bundle create": (
+        "bundle:create",
+        "Pack OS packages with dependencies and Python wheels into a file.",
+    ),
+    "bundle verify": (
+        "bundle:verify",
+        "Verify that a bundle is intact and matches clusterctl and the spec.",
+    ),
     "bundle show": ("bundle:show", "Show the manifest of a bundle."),
 }
 _GROUPS: Final = {
@@ -135,8 +165,8 @@ _GROUPS: Final = {
     "node": "Manage individual nodes without affecting the others.",
     "bundle": "Packages and programs for air-gapped hosts, in a single file.",
 }
-# Commands and options of other tools -> the equivalent command line of clusterctl. A key is an unknown
-# command, or a command or group and the argument after it.
+# Commands and options of other tools -> the equivalent command line of clusterctl. A key is an
+# unknown command, or a command or group and the argument after it.
 HABITS: Final = {
     "apply": "up",
     "create": "up",
@@ -164,7 +194,9 @@ HABITS: Final = {
 
 
 def _plain_value(kind: Any, info: Any, word: object) -> Any:
-    """Convert ``word`` to the type ``kind`` as Typer would; ``None`` if only Typer can do (or reject) it."""
+    """Convert ``word`` to the type ``kind`` as Typer would; ``None`` if only Typer can do (or
+    reject) it.
+    """
     if not isinstance(word, str) or not word.isprintable() or info.parser is not None:
         return None
     if isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -177,7 +209,8 @@ def _plain_value(kind: Any, info: Any, word: object) -> Any:
 def _process_value(param: Any, annotation: Any, context: Any, value: Any) -> Any:
     """Do the same as Typer's ``param.process_value``, but convert common values without pydantic.
 
-    Newer versions of Typer convert all arguments with pydantic, whose import takes 55 ms of each command.
+    Newer versions of Typer convert all arguments with pydantic, whose import takes 55 ms of each
+    command.
     """
     kind, info = get_args(annotation)
     if isinstance(kind, UnionType):
@@ -201,7 +234,9 @@ class _Plain:
         parameters = inspect.signature(function, eval_str=True).parameters if function else {}
         for param in params:
             # --help is not in the signature. It is converted like --verbose.
-            annotation = parameters[param.name].annotation if param.name in parameters else options.Verbose
+            annotation = (
+                parameters[param.name].annotation if param.name in parameters else options.Verbose
+            )
             param.process_value = partial(_process_value, param, annotation)
         return params
 
@@ -222,13 +257,18 @@ class LazyVerb(TyperCommand):
         self._target = target
 
     def load(self) -> TyperCommand:
-        """Import the module of the command. Return the command with its parameters and its full help."""
+        """Import the module of the command. Return the command with its parameters and its full
+        help.
+        """
         name, _, function = self._target.partition(":")
         module = importlib.import_module(f"clusterctl.cli.{name}")
         return command(str(self.name), verb(getattr(module, function)))
 
-    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        loaded, typed = self.load(), tuple(args)
+    def make_context(
+        self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        loaded = self.load()
+        typed = tuple(args)
         try:
             context = loaded.make_context(info_name, args, parent, **extra)
         except _CommandLineError as exc:
@@ -244,9 +284,13 @@ class LazyVerb(TyperCommand):
 
 
 class _Group(_Root):
-    """A group of commands. Without a command, it runs its command ``list``, if there is such a command."""
+    """A group of commands. Without a command, it runs its command ``list``, if there is such a
+    command.
+    """
 
-    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def make_context(
+        self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
         names_none = args[0].startswith("-") and args[0] not in {"-h", "--help"} if args else True
         # During completion, the command may still follow.
         if names_none and "list" in self.commands and not extra.get("resilient_parsing"):
@@ -264,7 +308,8 @@ def _program() -> TyperGroup:
     root = typer.Typer(
         name=PROGRAM,
         cls=_Root,
-        help="Create a Slurm cluster from one YAML file, run jobs on it, and collect their results.",
+        help="Create a Slurm cluster from one YAML file, run jobs on it, and collect their "
+        "results.",
         no_args_is_help=True,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -298,7 +343,8 @@ def run() -> int:
     if VARIABLE in os.environ:
         _register_shells()
     try:
-        # Commands handle errors of their own output; `writing` handles errors of click's output, the help.
+        # Commands handle errors of their own output; `writing` handles errors of click's output,
+        # the help.
         with writing(sys.stdout):
             code = app(prog_name=PROGRAM, standalone_mode=False) or 0
             sys.stdout.flush()
@@ -313,7 +359,9 @@ def run() -> int:
 
 
 def end_by_signals() -> None:
-    """Make SIGTERM and SIGHUP end clusterctl like Ctrl-C, together with the processes that it started."""
+    """Make SIGTERM and SIGHUP end clusterctl like Ctrl-C, together with the processes that it
+    started.
+    """
 
     def end(number: int, _: FrameType | None) -> None:
         for stream in (sys.stdout, sys.stderr) if number == signal.SIGHUP else ():
@@ -330,7 +378,9 @@ def end_by_signals() -> None:
 
 
 def _signal_again(lost: sys.UnraisableHookArgs) -> None:
-    """Send clusterctl a signal again if Python dropped the signal's exception, as it does in finalizers."""
+    """Send clusterctl a signal again if Python dropped the signal's exception, as it does in
+    finalizers.
+    """
     match lost.exc_value:
         case KeyboardInterrupt():
             number = int(signal.SIGINT)
@@ -374,7 +424,8 @@ def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tupl
     unknown = _UNKNOWN_WORD.match(text)
     if unknown is None or context is None:
         return text, fix
-    word, verb = unknown[1] or unknown[2], context.command_path.removeprefix(PROGRAM).lstrip()
+    word = unknown[1] or unknown[2]
+    verb = context.command_path.removeprefix(PROGRAM).lstrip()
     of_group = next((words for words in VERBS if not verb and words.endswith(f" {word}")), None)
     habit = HABITS.get(f"{verb} {word}".lstrip(), of_group)
     if habit:
@@ -387,7 +438,9 @@ def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tupl
 
 
 def _advice_for_sbatch_option(word: str) -> str:
-    """Return the fix for an option of sbatch, such as ``-w``, or an empty text for another unknown option."""
+    """Return the fix for an option of sbatch, such as ``-w``, or an empty text for another unknown
+    option.
+    """
     # Other commands do not need the options of sbatch.
     from clusterctl.spec.sbatch import requests
 
@@ -409,13 +462,20 @@ def _typed(option: str) -> list[str]:
     beginning = f"{option}=" if option.startswith("--") else option
     for index, word in enumerate(sys.argv):
         if word == option or word.startswith(beginning):
-            return [word, *(text for text in sys.argv[index + 1 : index + 2] if not text.startswith("-"))]
+            return [
+                word,
+                *(text for text in sys.argv[index + 1 : index + 2] if not text.startswith("-")),
+            ]
     return [option]
 
 
 def _safe_guesses(names: Sequence[str], typed: Sequence[str], context: typer.Context) -> list[str]:
-    """Return the names that neither mean the opposite of an unknown option nor misread the word after it."""
-    params = [param for param in context.command.get_params(context) if getattr(param, "is_flag", False)]
+    """Return the names that neither mean the opposite of an unknown option nor misread the word
+    after it.
+    """
+    params = [
+        param for param in context.command.get_params(context) if getattr(param, "is_flag", False)
+    ]
     flags = {name for param in params for name in (*param.opts, *param.secondary_opts)}
     word, equals, _ = typed[0].partition("=")
     if equals:
@@ -425,12 +485,17 @@ def _safe_guesses(names: Sequence[str], typed: Sequence[str], context: typer.Con
     return [name for name in names if _NEGATION.sub("", name) != _NEGATION.sub("", word)]
 
 
-def _reject_words_before_dashes(verb: str, typed: Sequence[str], parameters: Mapping[str, Any]) -> None:
-    """Reject arguments between JOB and ``--``, because they may be meant for the verb or for the program.
+def _reject_words_before_dashes(
+    verb: str, typed: Sequence[str], parameters: Mapping[str, Any]
+) -> None:
+    """Reject arguments between JOB and ``--``, because they may be meant for the verb or for the
+    program.
 
-    Also reject a missing JOB. typed: all arguments after the verb. parameters: name -> value found by click.
+    Also reject a missing JOB. typed: all arguments after the verb. parameters: name -> value found
+        by click.
     """
-    target, args = parameters["target"], parameters["args"] or ()
+    target = parameters["target"]
+    args = parameters["args"] or ()
     if parameters.get("module") is not None:
         args = [*filter(None, [target]), *args]
     elif not target:

@@ -16,7 +16,14 @@ from typing import Annotated, Any, Final
 from clusterctl.cli.jobs import shown_elapsed, shown_time
 from clusterctl.cli.options import GOAL, argument, flag, folder_path, option, run_names, takes
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError, excluded, unaccompanied
+from clusterctl.errors import (
+    ClusterctlError,
+    CollectError,
+    Notice,
+    UsageError,
+    excluded,
+    unaccompanied,
+)
 from clusterctl.runs.collect import collect_runs
 from clusterctl.runs.compare import Difference, compare, compare_losses
 from clusterctl.runs.curve import STEP
@@ -76,10 +83,14 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
     "reverse": flag(bool, "Reverse the order.", "--reverse", "-r"),
     "since": flag(str, "Only runs submitted since 7d, 12h, or 2026-01-31.", metavar="TIME"),
     "tags": flag(list[str], "Only runs with this tag. Repeatable.", "--tag"),
-    "sweep": flag(str, "List the tasks of this sweep, the best first.", metavar="RUN", tab=run_names),
+    "sweep": flag(
+        str, "List the tasks of this sweep, the best first.", metavar="RUN", tab=run_names
+    ),
     "goal": flag(str, f"With --sweep: {GOAL}", metavar="min|max", tab=lambda: ["min", "max"]),
     "tasks": flag(bool, "Show a line for each task of an array.", "--tasks"),
-    "limit": flag(int, f"Show at most this many. Default: {_LAST}; in JSON: all.", "--limit", "-n", min=1),
+    "limit": flag(
+        int, f"Show at most this many. Default: {_LAST}; in JSON: all.", "--limit", "-n", min=1
+    ),
     "folders": flag(
         list[Path],
         "List the runs in this folder. Default: ./runs. Repeatable.",
@@ -87,7 +98,9 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
         parser=folder_path,
         metavar="PATH",
     ),
-    "everywhere": flag(bool, "List runs in all folders of this machine with collected runs.", "--everywhere"),
+    "everywhere": flag(
+        bool, "List runs in all folders of this machine with collected runs.", "--everywhere"
+    ),
 }
 
 
@@ -95,24 +108,30 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
 def list_(screen: Screen, **given: Any) -> None:
     """List collected runs, newest first.
 
-    Keys to show, sort by or filter: run, job, name, state, final, exit, user, cluster, partition, nodes,
-    tasks_per_node, submitted, started, ended, collected, elapsed, node_hours, gpu_energy (J), cost (USD),
-    tags, note; any option of the program, such as lr; any metric, such as loss, loss.min, loss.max.
+    Keys to show, sort by or filter: run, job, name, state, final, exit, user, cluster, partition,
+    nodes, tasks_per_node, submitted, started, ended, collected, elapsed, node_hours, gpu_energy
+    (J), cost (USD), tags, note; any option of the program, such as lr; any metric, such as loss,
+    loss.min, loss.max.
     """
     if given.keys() >= {"folders", "everywhere"}:
         raise excluded("--dir", "--everywhere")
     if "sweep" in given:
         if given.keys() - {"sweep", "sort", "goal", "reverse"}:
             raise excluded("--sweep", "other options than --sort, --goal and --reverse")
-        sweep, reverse = named_run(given["sweep"], screen.chosen().ledger), given.get("reverse", False)
-        ranking = ranked(sweep, given.get("sort"), goal=goal_given(given.get("goal")), reverse=reverse)
+        sweep = named_run(given["sweep"], screen.chosen().ledger)
+        reverse = given.get("reverse", False)
+        ranking = ranked(
+            sweep, given.get("sort"), goal=goal_given(given.get("goal")), reverse=reverse
+        )
         answer, lines = _ranking_table(screen, sweep, ranking)
         screen.result(answer, *lines)
         return
     if "goal" in given:
         raise unaccompanied("--goal", "--sweep")
     chosen = [key.strip() for key in given.pop("columns", "").split(",") if key.strip()]
-    limit, folders, everywhere = (given.pop(name, None) for name in ("limit", "folders", "everywhere"))
+    limit, folders, everywhere = (
+        given.pop(name, None) for name in ("limit", "folders", "everywhere")
+    )
     query = RunQuery(**given, columns=chosen, cluster=screen.cluster)
     selected = select_runs(query, folders or (), everywhere=bool(everywhere))
     for note in selected.notes:
@@ -123,7 +142,9 @@ def list_(screen: Screen, **given: Any) -> None:
     keys = list(dict.fromkeys(keys if "run" in keys else ["run", *keys]))
     answer = {"runs": [_answer(row) for row in shown], "total": len(selected.rows)}
     lines = (
-        _table(screen, shown, keys) if shown else [Notice("no-run-matches", "no run matches the conditions")]
+        _table(screen, shown, keys)
+        if shown
+        else [Notice("no-run-matches", "no run matches the conditions")]
     )
     if not selected.searched:
         lines = [Notice("no-runs", "no runs yet; `clusterctl collect` copies them here")]
@@ -135,7 +156,8 @@ def list_(screen: Screen, **given: Any) -> None:
 
 def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str, Any], list[str]]:
     """Return the ranking of a collected sweep for the JSON answer, and the lines to show."""
-    rows, metric = ranking.tasks, ranking.metric
+    rows = ranking.tasks
+    metric = ranking.metric
     keys = swept_keys(run)
     more = [name for name in _metric_columns(rows) if name != metric]
     lines = _table(screen, rows, list(dict.fromkeys(["job", *keys, metric, "state", *more])))
@@ -158,14 +180,21 @@ def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str
 
 
 def _failed_tasks(run: Row, rows: Sequence[Row]) -> list[Notice]:
-    """Return lines about tasks to repeat, and about repeated tasks that ran other code than the rest."""
+    """Return lines about tasks to repeat, and about repeated tasks that ran other code than the
+    rest.
+    """
     failed = failed_tasks(rows)
-    text = f"{len(failed)} of {len(rows)} tasks did not complete; to repeat them: {repeat_command(run)}"
+    text = (
+        f"{len(failed)} of {len(rows)} tasks did not complete; to repeat them: "
+        f"{repeat_command(run)}"
+    )
     lines = [Notice("sweep-incomplete", text)] if failed else []
     jobs = {row.run.source: row.run.full_id for row in rows}
     if len(jobs) > 1:
         first, second, *_ = sorted(jobs.values(), key=lambda job: (len(job), job))
-        text = f"jobs {first} and {second} ran different code: `clusterctl runs diff {first} {second}`"
+        text = (
+            f"jobs {first} and {second} ran different code: `clusterctl runs diff {first} {second}`"
+        )
         lines.append(Notice("sweep-of-two-programs", text))
     return lines
 
@@ -179,12 +208,14 @@ def show_tables(
 ) -> None:
     """Collect sweeps and scalings that have ended, and show their rankings and tables.
 
-    rows: a dict for each of the ``jobs``, as `-o json` shows it. A sweep's ranking is added to its dict, the
-        table of a scaling to that of its last job; None after an error.
+    rows: a dict for each of the ``jobs``, as `-o json` shows it. A sweep's ranking is added to its
+        dict, the table of a scaling to that of its last job; None after an error.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for row, job in zip(rows, jobs, strict=True):
-        if job.scaling or (job.sweep and all(info.ended for info in ended if info.whole_id == row["job_id"])):
+        if job.scaling or (
+            job.sweep and all(info.ended for info in ended if info.whole_id == row["job_id"])
+        ):
             groups.setdefault(job.name if job.scaling else row["job_id"], []).append(row)
     for group in groups.values():
         key = "sweep" if len(group) == 1 else "scaling"
@@ -192,7 +223,9 @@ def show_tables(
 
 
 def _show_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dict[str, Any] | None:
-    """Collect a sweep or the jobs of a scaling, and show the table of collected runs. Return it, or None."""
+    """Collect a sweep or the jobs of a scaling, and show the table of collected runs. Return it, or
+    None.
+    """
     runs: list[Row] = []
     try:
         for run in collect_runs(session, job_ids):
@@ -212,7 +245,10 @@ def _show_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dic
     except UsageError as exc:
         screen.note(f"note: {exc.cause}; {exc.fix}")
         return None
-    ends = [f"job {row.run.job_id} ({row.run.name}) {row.run.state}: {row.run.directory}" for row in runs]
+    ends = [
+        f"job {row.run.job_id} ({row.run.name}) {row.run.state}: {row.run.directory}"
+        for row in runs
+    ]
     if not screen.json:
         screen.result(answer, *lines)
     screen.note(*ends)
@@ -235,7 +271,9 @@ def _cell(row: Row, key: str) -> str:
 
 
 def shown_value(value: Value, key: str = "") -> str:
-    """Format a value for a table. ``key``: the name of the value; times and costs have their own format."""
+    """Format a value for a table. ``key``: the name of the value; times and costs have their own
+    format.
+    """
     if value is None or value == "":
         return _NONE
     if key in TIMES:
@@ -258,8 +296,8 @@ def _answer(row: Row) -> dict[str, Any]:
 def show(screen: Screen, run: Run) -> None:
     """Show a collected run in full.
 
-    Shows its resources, its nodes, its options and metrics, and the cause of a failure; for a scaling, its
-    table.
+    Shows its resources, its nodes, its options and metrics, and the cause of a failure; for a
+    scaling, its table.
     """
     rows = named_rows(run, screen.chosen().ledger)
     if is_scaling(rows):
@@ -269,7 +307,9 @@ def show(screen: Screen, run: Run) -> None:
     (row,) = rows
     lines = [f"{name:<11}{value}" for name, value in _about(row) if value not in {"", _NONE}]
     if row.config:
-        options_of = [[key, _NONE if value is None else str(value)] for key, value in row.config.items()]
+        options_of = [
+            [key, _NONE if value is None else str(value)] for key, value in row.config.items()
+        ]
         lines += ["", *screen.table(["OPTION", "VALUE"], options_of)]
     if row.metrics:
         lines += ["", *_metric_table(screen, row)]
@@ -284,20 +324,36 @@ def show(screen: Screen, run: Run) -> None:
 def scaling_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
     """Return the scaling for the JSON answer, and the lines to show: its table and its verdict."""
     scaling = scaling_of(rows)
-    table, missing = scaling.table(), [f"missing: {fact}" for fact in scaling.missing]
-    lines = [*screen.table(table.head, table.rows), "", *scaling.notes(), *scaling.verdict(), *missing]
+    table = scaling.table()
+    missing = [f"missing: {fact}" for fact in scaling.missing]
+    lines = [
+        *screen.table(table.head, table.rows),
+        "",
+        *scaling.notes(),
+        *scaling.verdict(),
+        *missing,
+    ]
     return asdict(scaling), lines
 
 
 def _failure_lines(row: Row) -> list[str]:
-    """Return lines about the cause of a run's failure. Empty for a run or a task that has not failed."""
+    """Return lines about the cause of a run's failure. Empty for a run or a task that has not
+    failed.
+    """
     diagnosis = row.run.diagnosis or {}
-    if not diagnosis or (row.task is not None and diagnosis.get("job_id") not in {None, row.task.id}):
+    if not diagnosis or (
+        row.task is not None and diagnosis.get("job_id") not in {None, row.task.id}
+    ):
         return []
     lines = diagnosis.get("lines")
     quoted = [f"| {line}" for line in lines] if isinstance(lines, list) else []
     which = f"job {diagnosis.get('job_id') or row.run.job_id}"
-    return ["", f"{which}: {diagnosis.get('cause', '')}", *quoted, f"fix: {diagnosis.get('fix', '')}"]
+    return [
+        "",
+        f"{which}: {diagnosis.get('cause', '')}",
+        *quoted,
+        f"fix: {diagnosis.get('fix', '')}",
+    ]
 
 
 def _about(row: Row) -> list[tuple[str, str]]:
@@ -327,7 +383,9 @@ def _metric_table(screen: Screen, row: Row) -> list[str]:
         axis = "" if metric.axis == STEP else f"{metric.axis} "
 
         def at(value: Value, place: float | None) -> str:
-            return shown_value(value) + ("" if value is None or place is None else f" at {axis}{place}")
+            return shown_value(value) + (
+                "" if value is None or place is None else f" at {axis}{place}"
+            )
 
         first = at(f"{metric.nonfinite:,}, first", metric.nonfinite_step)
         return [
@@ -335,7 +393,9 @@ def _metric_table(screen: Screen, row: Row) -> list[str]:
             at(row.nonfinite(f"metric.{name}") or metric.last, metric.last_step),
             at(metric.min, metric.min_step),
             at(metric.max, metric.max_step),
-            (str(metric.nonfinite) if metric.nonfinite_step is None else first) if metric.nonfinite else "",
+            (str(metric.nonfinite) if metric.nonfinite_step is None else first)
+            if metric.nonfinite
+            else "",
         ]
 
     rows = [line(name, metric) for name, metric in row.metrics.items()]
@@ -349,32 +409,45 @@ def diff(
 ) -> None:
     """Compare two runs.
 
-    Shows differences in the job, code, configuration, data, environment, hardware and result, and whether
-    the losses are identical at each step.
+    Shows differences in the job, code, configuration, data, environment, hardware and result, and
+    whether the losses are identical at each step.
     """
     ledger = screen.chosen().ledger
-    a, b = named_run(first, ledger), named_run(second, ledger)
+    a = named_run(first, ledger)
+    b = named_run(second, ledger)
     differences = compare(a, b)
     lines: list[str] = []
     for section in dict.fromkeys(difference.section for difference in differences):
-        rows = [_compared(difference) for difference in differences if difference.section == section]
-        lines += [*([""] if lines else []), *screen.table([section.upper(), a.shown, b.shown], rows)]
+        rows = [
+            _compared(difference) for difference in differences if difference.section == section
+        ]
+        lines += [
+            *([""] if lines else []),
+            *screen.table([section.upper(), a.shown, b.shown], rows),
+        ]
     lines = lines or ["no differences"]
     if losses := compare_losses(a, b):
         lines += ["", f"losses: {losses}"]
-    answer = {"a": str(a.folder), "b": str(b.folder), "differences": [asdict(entry) for entry in differences]}
+    answer = {
+        "a": str(a.folder),
+        "b": str(b.folder),
+        "differences": [asdict(entry) for entry in differences],
+    }
     screen.result({**answer, "losses": losses and asdict(losses)}, *lines)
 
 
 def _compared(difference: Difference) -> list[str]:
     key = difference.key if difference.section == "result" else ""
-    a, b = shown_value(difference.a, key), shown_value(difference.b, key)
+    a = shown_value(difference.a, key)
+    b = shown_value(difference.b, key)
     return [difference.key, *((a, b) if a != b else (repr(difference.a), repr(difference.b)))]
 
 
 def rm(
     screen: Screen,
-    run: Annotated[list[str], argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names)],
+    run: Annotated[
+        list[str], argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names)
+    ],
     yes: Annotated[bool, option("Do not ask.", "--yes", "-y")] = False,
 ) -> None:
     """Remove collected runs from this machine, after asking.
@@ -438,21 +511,27 @@ ReportFile = Annotated[
 
 def report(
     screen: Screen,
-    run: Annotated[list[str], argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names)],
+    run: Annotated[
+        list[str], argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names)
+    ],
     out: ReportFile = None,
     open_: Annotated[bool, option("Open the report in the browser.", "--open")] = False,
-    serve: Annotated[bool, option("Serve the report on the loopback address until Ctrl-C.")] = False,
+    serve: Annotated[
+        bool, option("Serve the report on the loopback address until Ctrl-C.")
+    ] = False,
     port: Annotated[
         int, option("Port of --serve. Default: a free port.", min=0, max=65535, metavar="PORT")
     ] = 0,
     output: Annotated[
-        Form | None, option("Print the report as JSON or Markdown, without writing a file.", "--output", "-o")
+        Form | None,
+        option("Print the report as JSON or Markdown, without writing a file.", "--output", "-o"),
     ] = None,
 ) -> None:
     """Write the report of a run, a sweep, or several runs.
 
-    The report is a single HTML file that needs no network: the verdict, then metrics, time per step, ranks,
-    nodes, the scheduler, configuration and environment. For several runs, it begins with the differences.
+    The report is a single HTML file that needs no network: the verdict, then metrics, time per
+    step, ranks, nodes, the scheduler, configuration and environment. For several runs, it begins
+    with the differences.
     """
     if (screen.markdown or screen.json or serve) and (out or open_):
         raise excluded("-o json, -o md or --serve", "--out or --open")
@@ -476,7 +555,11 @@ def report(
     write_report(content, path)
     facts = content.as_dict()
     screen.result(
-        {}, *facts["verdict"], *(f"missing: {fact}" for fact in facts["missing"]), "", f"report: {path}"
+        {},
+        *facts["verdict"],
+        *(f"missing: {fact}" for fact in facts["missing"]),
+        "",
+        f"report: {path}",
     )
     if open_ and not webbrowser.open(path.absolute().as_uri()):
         raise UsageError(
@@ -510,7 +593,7 @@ def _serve(screen: Screen, page: bytes, port: int) -> None:
     with server:
         at = server.server_port
         screen.note(
-            f"http://127.0.0.1:{at}/ serves the report until Ctrl-C; on another machine, run first: "
-            f"ssh -N -L {at}:127.0.0.1:{at} THIS_MACHINE"
+            f"http://127.0.0.1:{at}/ serves the report until Ctrl-C; on another machine, run "
+            f"first: ssh -N -L {at}:127.0.0.1:{at} THIS_MACHINE"
         )
         server.serve_forever()

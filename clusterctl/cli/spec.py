@@ -30,13 +30,19 @@ DEFAULT_FILE = Path("cluster.yaml")
 
 def init(
     screen: Screen,
-    provider: Annotated[str, option(f"The hosts' provider: {either(PROVIDERS)}.")] = DEFAULT_PROVIDER.type,
+    provider: Annotated[
+        str, option(f"The hosts' provider: {either(PROVIDERS)}.")
+    ] = DEFAULT_PROVIDER.type,
     from_inventory: Annotated[
         Path | None,
-        option("With --provider onprem: create the spec from this Ansible inventory.", metavar="PATH"),
+        option(
+            "With --provider onprem: create the spec from this Ansible inventory.", metavar="PATH"
+        ),
     ] = None,
     name: Annotated[str | None, option("The cluster's name.", metavar="NAME")] = None,
-    examples: Annotated[bool, option("Write the example programs into ./examples instead.")] = False,
+    examples: Annotated[
+        bool, option("Write the example programs into ./examples instead.")
+    ] = False,
     force: Annotated[bool, option("Overwrite existing files.")] = False,
 ) -> None:
     """Write a commented cluster.yaml."""
@@ -46,7 +52,8 @@ def init(
         _write_examples(screen, force=force)
         return
     path = screen.file or DEFAULT_FILE
-    text, notes = starter_spec(provider), list[str]()
+    text = starter_spec(provider)
+    notes = list[str]()
     if from_inventory is not None:
         if not PROVIDERS[provider].user_owned:
             raise unaccompanied("--from-inventory", "--provider onprem")
@@ -72,7 +79,8 @@ def _renamed(text: str, name: str) -> str:
 
 
 def _write_examples(screen: Screen, *, force: bool) -> None:
-    folder, unwanted = Path("examples"), shutil.ignore_patterns("__pycache__")
+    folder = Path("examples")
+    unwanted = shutil.ignore_patterns("__pycache__")
     with _new(folder):
         shutil.copytree(data_folder("examples"), folder, dirs_exist_ok=force, ignore=unwanted)
     answer = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
@@ -99,7 +107,12 @@ def validate(screen: Screen, live: Annotated[bool, option("Also check the hosts.
     """Validate a spec, and report all errors with their lines."""
     spec = spec_of(screen.chosen())
     nodes = sum(partition.nodes for partition in spec.partitions)
-    lines = [f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"]
+    lines = [
+        (
+            f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} "
+            f"node{'s'[: nodes != 1]}"
+        )
+    ]
     answer: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
     if spec.provider.is_cloud:
         types = {partition: gcp.machine_of(spec, partition) for partition in spec.partitions}
@@ -109,7 +122,9 @@ def validate(screen: Screen, live: Annotated[bool, option("Also check the hosts.
             + (f" with {machine.gpu}" if machine.gpu else "")
             for partition, machine in types.items()
         )
-        answer["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
+        answer["machine_types"] = {
+            partition.name: machine.name for partition, machine in types.items()
+        }
         if refused := gcp.image_error(spec):
             screen.note(f"note: `up` would reject this spec: {refused.what}; {refused.fix}")
     if (requirements := spec.software.python.requirements) is not None:
@@ -125,7 +140,9 @@ def validate(screen: Screen, live: Annotated[bool, option("Also check the hosts.
     return examine(screen, spec, lines, answer)
 
 
-def schema(screen: Screen, job: Annotated[bool, option("Print the schema of job files.")] = False) -> None:
+def schema(
+    screen: Screen, job: Annotated[bool, option("Print the schema of job files.")] = False
+) -> None:
     """Print the JSON Schema of the spec, for editors."""
     document = job_schema() if job else json_schema()
     screen.document({"schema": document}, json.dumps(document, indent=2))

@@ -31,8 +31,21 @@ from clusterctl.jobs.bundled import (
     reject_invalid_arguments,
     run_on_this_machine,
 )
-from clusterctl.jobs.first import Kept, new_first, places_of, reject_unfit, submit_first, wait_for_first
-from clusterctl.jobs.submission import Preparer, Submission, marking_side_effects, read_jobs, submit_prepared
+from clusterctl.jobs.first import (
+    Kept,
+    new_first,
+    places_of,
+    reject_unfit,
+    submit_first,
+    wait_for_first,
+)
+from clusterctl.jobs.submission import (
+    Preparer,
+    Submission,
+    marking_side_effects,
+    read_jobs,
+    submit_prepared,
+)
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
 from clusterctl.jobs.watch import LogChunk, notices_of_completed, raise_unless_completed
 from clusterctl.scheduler.base import JobState, worst_job
@@ -54,13 +67,15 @@ _PROGRAMS: Final = (".py", ".sh", ".bash", ".yaml", ".yml")
 
 DryRun = Annotated[bool, option("Print the sbatch script without submitting it.", "--dry-run")]
 Follow = Annotated[bool, option("Show the job's output until it has ended.", "--follow")]
-Timeout = Annotated[str | None, option("Stop waiting after this time, such as 10m; the job keeps running.")]
+Timeout = Annotated[
+    str | None, option("Stop waiting after this time, such as 10m; the job keeps running.")
+]
 
 Places = Annotated[
     str | None,
     option(
-        "Submit to partitions (P), accounts (P@ACCOUNT) or clusters (C, C/P), and keep the job that starts "
-        "first.",
+        "Submit to partitions (P), accounts (P@ACCOUNT) or clusters (C, C/P), and keep the job "
+        "that starts first.",
         metavar="PLACE,PLACE...",
     ),
 ]
@@ -68,15 +83,20 @@ Places = Annotated[
 # The keys are fields of JobOptions, which validates the values.
 JOB_FLAGS: Final[Mapping[str, Any]] = {
     "nodes": flag(int, "Number of nodes. Default: 1.", "--nodes", "-N"),
-    "tasks_per_node": flag(int, "Tasks (ranks) per node. Default: 1; for bundled jobs: number of GPUs."),
-    "ranks": flag(int, "Ranks that mpirun starts; the other tasks are for MPI_Comm_spawn. Default: all."),
+    "tasks_per_node": flag(
+        int, "Tasks (ranks) per node. Default: 1; for bundled jobs: number of GPUs."
+    ),
+    "ranks": flag(
+        int, "Ranks that mpirun starts; the other tasks are for MPI_Comm_spawn. Default: all."
+    ),
     "cpus": flag(int, "CPU cores per task."),
     "gpus": flag(int, "GPUs per node. Default: 0; for bundled jobs except probe and export: all."),
     "mem": flag(str, "Memory per node, such as 4GiB."),
     "time": flag(str, "Time limit, such as 30m or 1:30:00."),
     "name": flag(
         str,
-        "Job name. Default: that in the script's #SBATCH lines, or the name of the script or bundled job.",
+        "Job name. Default: that in the script's #SBATCH lines, or the name of the script or "
+        "bundled job.",
     ),
     "partition": flag(str, "Partition. Default: the first.", "--partition", "-p", tab=partitions),
     "account": flag(str, "Slurm account.", "--account", "-A"),
@@ -85,12 +105,14 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "array": flag(str, "Submit a job array, such as 1-10%2.", "--array", "-a"),
     "sweep": flag(
         list[str],
-        "Run one task per value of a program option, or per line of a table. Repeat it for all combinations.",
+        "Run one task per value of a program option, or per line of a table. Repeat it for all "
+        "combinations.",
         metavar="KEY=V,V|A..B|FILE.csv",
     ),
     "scaling": flag(
         str,
-        "Run the job on each of these numbers of nodes in turn, for a table of speed-up and efficiency.",
+        "Run the job on each of these numbers of nodes in turn, for a table of speed-up and "
+        "efficiency.",
         metavar="N,N...",
     ),
     "after": flag(
@@ -105,14 +127,18 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     ),
     "from_run": flag(
         str,
-        "Continue an earlier run (folder, name in ./runs, or job ID): its files are in $CLUSTERCTL_FROM_RUN.",
+        "Continue an earlier run (folder, name in ./runs, or job ID): its files are in "
+        "$CLUSTERCTL_FROM_RUN.",
         metavar="RUN",
         tab=run_names,
     ),
-    "signal": flag(str, "Signal for the program before the time limit, such as USR1@120 (seconds)."),
+    "signal": flag(
+        str, "Signal for the program before the time limit, such as USR1@120 (seconds)."
+    ),
     "requeue": flag(
         bool,
-        "Requeue the job after a failure or its time limit. Default for train: with --save-interval.",
+        "Requeue the job after a failure or its time limit. Default for train: with "
+        "--save-interval.",
         "--requeue/--no-requeue",
     ),
     "chain": flag(
@@ -125,7 +151,8 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     ),
     "hang": flag(
         str,
-        "If all ranks wait without progress: warn, end the program, or off. Default: warn; for train: end.",
+        "If all ranks wait without progress: warn, end the program, or off. Default: warn; for "
+        "train: end.",
         metavar="MODE[@SECONDS]",
         tab=lambda: ["warn", "end", "off"],
     ),
@@ -134,21 +161,30 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
         "Also send files matching PATTERN, even if .gitignore excludes them. Repeatable.",
         metavar="PATTERN",
     ),
-    "exclude": flag(list[str], "Do not send files matching PATTERN. Repeatable.", metavar="PATTERN"),
+    "exclude": flag(
+        list[str], "Do not send files matching PATTERN. Repeatable.", metavar="PATTERN"
+    ),
     "folder": flag(
         Path,
-        "Send this folder with the script. Default: the script's, or the project if the script uses it.",
+        "Send this folder with the script. Default: the script's, or the project if the script "
+        "uses it.",
         metavar="DIR",
     ),
     "outputs": flag(list[str], "Pattern of files to collect, such as 'results/**'. Repeatable."),
-    "env": flag(list[str], "Environment variable K=V. K alone passes your current value of K. Repeatable."),
-    "requirements": flag(Path, "Requirements file with packages for the program's Python environment."),
+    "env": flag(
+        list[str], "Environment variable K=V. K alone passes your current value of K. Repeatable."
+    ),
+    "requirements": flag(
+        Path, "Requirements file with packages for the program's Python environment."
+    ),
     "container": flag(str, "Run in this Apptainer image: a .sif file, here or on the cluster."),
     "tag": flag(list[str], "Tag for finding the run with `clusterctl runs`. Repeatable."),
     "note": flag(str, "A remark about the run."),
 }
 SCRIPT_FLAGS: Final[Mapping[str, Any]] = {
-    "module": flag(str, "Run a module of your project, as `python -m` does.", "-m", metavar="MODULE"),
+    "module": flag(
+        str, "Run a module of your project, as `python -m` does.", "-m", metavar="MODULE"
+    ),
     "no_folder": flag(bool, "Send only the script.", "--no-folder"),
 }
 # Flag -> the key of a job's `scaling` that has the sizes.
@@ -171,7 +207,8 @@ SCALING_FLAGS: Final[Mapping[str, Any]] = {
     "repeats": flag(int, "With --scaling: jobs of each size. Default: 1."),
     "time_to": flag(
         str,
-        "With --scaling: also the time until a metric reaches a value: eval_accuracy=0.97, 'loss<=0.3'.",
+        "With --scaling: also the time until a metric reaches a value: eval_accuracy=0.97, "
+        "'loss<=0.3'.",
         metavar="METRIC=VALUE",
     ),
 }
@@ -195,7 +232,9 @@ SLURM_FLAGS: Final[Mapping[str, Any]] = {
 
 
 def some_flags(names: str) -> Mapping[str, Any]:
-    """Return option name -> its Typer annotation. ``names``: names of job options, separated by spaces."""
+    """Return option name -> its Typer annotation. ``names``: names of job options, separated by
+    spaces.
+    """
     return {name: JOB_FLAGS[name] for name in names.split()}
 
 
@@ -204,7 +243,9 @@ def jobs_to_submit(incomplete: str) -> list[str]:
     names: list[str] = []
     with suppress(OSError):
         names = [path.name for path in Path().iterdir()]
-    return offered((*BUNDLED_JOBS, *sorted(name for name in names if name.endswith(_PROGRAMS))), incomplete)
+    return offered(
+        (*BUNDLED_JOBS, *sorted(name for name in names if name.endswith(_PROGRAMS))), incomplete
+    )
 
 
 Target = Annotated[
@@ -219,7 +260,8 @@ Target = Annotated[
 TrainedRun = Annotated[
     str | None,
     option(
-        "For eval, sample, predict and export: the trained run, by folder, by name in ./runs, or by job ID.",
+        "For eval, sample, predict and export: the trained run, by folder, by name in ./runs, "
+        "or by job ID.",
         tab=run_names,
     ),
 ]
@@ -230,10 +272,13 @@ def submit(
     screen: Screen,
     target: Target = "",
     args: Annotated[Words, argument("Arguments of the program, after --.")] = None,
-    variant: Annotated[Words, option("Submit only this variant of the job file. Repeatable.")] = None,
+    variant: Annotated[
+        Words, option("Submit only this variant of the job file. Repeatable.")
+    ] = None,
     run: TrainedRun = None,
     weights: Annotated[
-        Weights, option("With --run: use the weights of the best evaluation, or of the end of training.")
+        Weights,
+        option("With --run: use the weights of the best evaluation, or of the end of training."),
     ] = Weights.BEST,
     local: Annotated[bool, option("With --run: run on this machine, without a cluster.")] = False,
     dry_run: DryRun = False,
@@ -277,7 +322,9 @@ def submit(
 
 
 def _reject_beside_first(jobs: Sequence[JobSpec], flags: Mapping[str, bool]) -> None:
-    """Raise UsageError for flags (flag -> whether it is given) and jobs that --first does not allow."""
+    """Raise UsageError for flags (flag -> whether it is given) and jobs that --first does not
+    allow.
+    """
     for flag_name, is_given in flags.items():
         if is_given:
             raise excluded("--first", flag_name)
@@ -289,7 +336,9 @@ def _reject_beside_first(jobs: Sequence[JobSpec], flags: Mapping[str, bool]) -> 
         )
 
 
-def _submit_first(screen: Screen, submission: Submission, text: str, watching: Watching | None) -> None:
+def _submit_first(
+    screen: Screen, submission: Submission, text: str, watching: Watching | None
+) -> None:
     """Submit a job to several places. Show, and follow if asked for, the job that starts first."""
     chosen = screen.chosen()
     (job,) = submission.jobs
@@ -311,7 +360,8 @@ def _submit_first(screen: Screen, submission: Submission, text: str, watching: W
         first = new_first([place.cluster for place in places])
         with screen.transfers() as progress:
             submitters = {
-                name: Submitter(session, screen.note, progress) for name, session in sessions.items()
+                name: Submitter(session, screen.note, progress)
+                for name, session in sessions.items()
             }
             rows: list[JobRow] = []
             submissions = submit_first(submitters, prepared, first)
@@ -321,9 +371,13 @@ def _submit_first(screen: Screen, submission: Submission, text: str, watching: W
                 screen.note(f"submitted job {submitted.job_id} to {place.shown}")
         winner = wait_first(screen, [*sessions.values()], first, watching)
         for cluster, job_id in winner.not_cancelled:
-            text = f"note: job {job_id} is not cancelled yet, because cluster {cluster} can't be reached"
+            text = (
+                f"note: job {job_id} is not cancelled yet, because cluster {cluster} can't be "
+                "reached"
+            )
             screen.note(
-                f"{text}; `clusterctl jobs --cluster {cluster}` cancels it; it does not run your program"
+                f"{text}; `clusterctl jobs --cluster {cluster}` cancels it; it does not run your "
+                "program"
             )
         key = (winner.session.facts.cluster, winner.entry.job_id)
         kept = [row for row in rows if (row["cluster"], row["job_id"]) == key]
@@ -332,7 +386,9 @@ def _submit_first(screen: Screen, submission: Submission, text: str, watching: W
         show_or_watch(screen, winner.session, kept, [job], watching)
 
 
-def wait_first(screen: Screen, sessions: Sequence[Session], first: First, watching: Watching | None) -> Kept:
+def wait_first(
+    screen: Screen, sessions: Sequence[Session], first: First, watching: Watching | None
+) -> Kept:
     try:
         with screen.working("waiting for the first job to start"):
             return wait_for_first(sessions, first, watching.timeout_s if watching else None)
@@ -340,7 +396,10 @@ def wait_first(screen: Screen, sessions: Sequence[Session], first: First, watchi
         text = "detached; the first job that starts runs; `clusterctl jobs` cancels the other jobs"
         if first.is_across:
             minutes = WAIT_S // 60
-            text = f"detached; a job that starts waits {minutes} minutes for `clusterctl jobs` to choose it"
+            text = (
+                f"detached; a job that starts waits {minutes} minutes for `clusterctl jobs` to "
+                "choose it"
+            )
         screen.note(Notice("first-detached", text))
         raise
 
@@ -350,10 +409,12 @@ def _job_and_options(
 ) -> tuple[str, Mapping[str, object]]:
     """Return the job that the user named, and option of a job -> value. given: all options."""
     options = dict(given)
-    module, no_folder = options.pop("module", None), options.pop("no_folder", False)
+    module = options.pop("module", None)
+    no_folder = options.pop("no_folder", False)
     if module is not None:
         # Without JOB, the first argument of the program takes its place.
-        args, target = [*filter(None, [target]), *args], f"{MODULE_FLAG}{module}"
+        args = [*filter(None, [target]), *args]
+        target = f"{MODULE_FLAG}{module}"
     scaling = {name: options.pop(name) for name in SCALING_FLAGS if name in options}
     sizes = {key: options.pop(name) for name, key in _SIZE_KEYS.items() if name in options}
     if len(sizes) > 1:
@@ -377,7 +438,11 @@ def _job_and_options(
         options["sweep"] = {"grid": options["sweep"], **by}
     if no_folder and "folder" in options:
         raise excluded("--folder", "--no-folder")
-    return target, {**({"args": args} if args else {}), **options, **({"folder": False} if no_folder else {})}
+    return target, {
+        **({"args": args} if args else {}),
+        **options,
+        **({"folder": False} if no_folder else {}),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +453,9 @@ class Watching:
     timeout_s: float | None
 
     @classmethod
-    def of(cls, jobs: Sequence[JobSpec], *, wait: bool, follow: bool, timeout: str | None) -> Watching | None:
+    def of(
+        cls, jobs: Sequence[JobSpec], *, wait: bool, follow: bool, timeout: str | None
+    ) -> Watching | None:
         """Check the options of a command. Return ``None`` if they don't ask to wait for the jobs.
 
         Raises:
@@ -407,7 +474,9 @@ class Watching:
 
 
 def preparer(screen: Screen) -> Preparer:
-    """Return a Preparer, which prepares jobs and shows notes on the screen and, with -v, pip's output."""
+    """Return a Preparer, which prepares jobs and shows notes on the screen and, with -v, pip's
+    output.
+    """
     return Preparer(screen.note, screen.note if screen.verbose else SILENT.note)
 
 
@@ -417,17 +486,24 @@ def prepare(screen: Screen, session: Session, submission: Submission) -> tuple[P
 
 
 def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-    """Create the batch scripts of jobs without sending them. Show the folders that `submit` would send."""
+    """Create the batch scripts of jobs without sending them. Show the folders that `submit` would
+    send.
+    """
     with screen.working("preparing the job"):
         jobs = preparer(screen).render(submission, spec)
     for job in jobs:
         if job.source:
-            size, count = format_size(job.source.bytes), len(job.source.files)
-            screen.note(f"job {job.job.name} would send {count} files ({size}) from {job.source.folder}")
+            size = format_size(job.source.bytes)
+            count = len(job.source.files)
+            screen.note(
+                f"job {job.job.name} would send {count} files ({size}) from {job.source.folder}"
+            )
     return jobs
 
 
-def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING) -> None:
+def show_scripts(
+    screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING
+) -> None:
     """Print the batch scripts of jobs, with a heading for each script if there are several.
 
     more: more fields of the JSON answer for each job.
@@ -443,7 +519,8 @@ def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str,
 def submit_and_note(
     screen: Screen, session: Session, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING
 ) -> list[JobRow]:
-    """Submit jobs. Return a dict per job for JSON output, which shows submitted jobs even after an error.
+    """Submit jobs. Return a dict per job for JSON output, which shows submitted jobs even after an
+    error.
 
     more: more fields of each dict.
     """
@@ -491,18 +568,26 @@ def show_or_watch(
 def show_submitted(screen: Screen, rows: Sequence[JobRow], jobs: Sequence[JobSpec]) -> None:
     *lines, last = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
     for name in dict.fromkeys(job.name for job in jobs if job.scaling):
-        text = "the jobs run one after the other. Once they have ended, run `clusterctl collect`, then"
+        text = (
+            "the jobs run one after the other. Once they have ended, run `clusterctl collect`, then"
+        )
         screen.note(f"{name}: {text} `clusterctl runs show {name}` for the table")
-    screen.result(answer_of(rows), *lines, f"{last}; follow it with `clusterctl logs {rows[0]['job_id']} -f`")
+    screen.result(
+        answer_of(rows), *lines, f"{last}; follow it with `clusterctl logs {rows[0]['job_id']} -f`"
+    )
 
 
 def watch_jobs(
-    screen: Screen, session: Session, rows: Sequence[JobRow], jobs: Sequence[JobSpec], watching: Watching
+    screen: Screen,
+    session: Session,
+    rows: Sequence[JobRow],
+    jobs: Sequence[JobSpec],
+    watching: Watching,
 ) -> bool:
     """Wait for submitted jobs, or follow a single job. Return whether the job's output was shown.
 
-    rows: a dict per job, as `-o json` shows it. The job's state is added, and for a sweep its ranking,
-        and to the last job of a scaling its table.
+    rows: a dict per job, as `-o json` shows it. The job's state is added, and for a sweep its
+        ranking, and to the last job of a scaling its table.
 
     Raises:
         JobFailedError, JobCancelledError: a job has not completed.
@@ -532,7 +617,9 @@ def watch_jobs(
 
 
 def answer_of(rows: Sequence[JobRow]) -> dict[str, Any]:
-    """Return the JSON answer: ``rows`` (a dict per job) as ``jobs``, and for a single job also its keys."""
+    """Return the JSON answer: ``rows`` (a dict per job) as ``jobs``, and for a single job also its
+    keys.
+    """
     return {**(rows[0] if len(rows) == 1 else {}), "jobs": [dict(row) for row in rows]}
 
 
@@ -556,6 +643,7 @@ def _run_locally(
     try:
         answer = json.loads(printed)
     except ValueError as exc:
-        message, fix = f"the bundled job {job.name} did not print JSON", "remove -o json"
+        message = f"the bundled job {job.name} did not print JSON"
+        fix = "remove -o json"
         raise UsageError(message, code="no-json-answer", fix=fix) from exc
     screen.result(answer)

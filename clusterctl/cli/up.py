@@ -1,4 +1,6 @@
-"""The commands up, which creates, changes or repairs a cluster, and image bake, which builds node images."""
+"""The commands up, which creates, changes or repairs a cluster, and image bake, which builds node
+images.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,26 @@ from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 Discard = Annotated[
-    bool, option("Delete data that exists only on hosts that are removed or recreated.", "--discard")
+    bool,
+    option("Delete data that exists only on hosts that are removed or recreated.", "--discard"),
 ]
 # The fields of UpOptions, and the options about prompts and locks.
 _UP_FLAGS: Final = {
     "reconfigure": flag(bool, "Reconfigure all hosts, even unchanged ones.", "--reconfigure"),
     "force": flag(bool, "Cancel jobs on nodes that the changed spec no longer has.", "--force"),
     "discard": Discard,
-    "bundle": flag(Path, "Install on-prem hosts from this bundle, now and in later runs.", metavar="FILE"),
+    "bundle": flag(
+        Path, "Install on-prem hosts from this bundle, now and in later runs.", metavar="FILE"
+    ),
     "own_repositories": flag(
-        bool, "Stop using a bundle: install from the hosts' own package repositories.", "--no-bundle"
+        bool,
+        "Stop using a bundle: install from the hosts' own package repositories.",
+        "--no-bundle",
     ),
     "limit": flag(
         list[str],
-        "Configure only these on-prem hosts and the controller. Accepts host lists such as gpu[01-04].",
+        "Configure only these on-prem hosts and the controller. Accepts host lists such as "
+        "gpu[01-04].",
         metavar="HOST",
     ),
     "no_wait": NoWait,
@@ -64,7 +72,8 @@ _UP_FLAGS: Final = {
 def up(screen: Screen, **given: Any) -> int:
     """Create or repair the cluster. Exits 0 only after an MPI job has run across all idle nodes.
 
-    Prompts before it removes hosts or creates billed resources. Without a terminal, removal needs --yes.
+    Prompts before it removes hosts or creates billed resources. Without a terminal, removal needs
+    --yes.
     """
     if given.keys() >= {"bundle", "own_repositories"}:
         raise excluded("--bundle", "--no-bundle")
@@ -91,13 +100,21 @@ def bring_up(
     accept_host_key: tuple[str, ...] = (),
     **options: Any,
 ) -> int:
-    """Create or repair the cluster of this spec, and show the result. ``options``: fields of UpOptions."""
+    """Create or repair the cluster of this spec, and show the result. ``options``: fields of
+    UpOptions.
+    """
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
     phases = Phases(screen)
-    cluster = ClusterContext.of(spec, reporter=phases, prompts=prompts, wait_s=0 if no_wait else WAIT_S)
+    cluster = ClusterContext.of(
+        spec, reporter=phases, prompts=prompts, wait_s=0 if no_wait else WAIT_S
+    )
     try:
-        with phases.shown("`clusterctl up` continues from here; `clusterctl down` removes the cluster"):
-            result = cluster_up.up(cluster, UpOptions(approve=partial(approve, screen, yes=yes), **options))
+        with phases.shown(
+            "`clusterctl up` continues from here; `clusterctl down` removes the cluster"
+        ):
+            result = cluster_up.up(
+                cluster, UpOptions(approve=partial(approve, screen, yes=yes), **options)
+            )
     finally:
         screen.partial_answer = {"repaired": [asdict(repair) for repair in cluster.repairs]}
     screen.note(*(f"note: {line}" for line in result.notes))
@@ -127,13 +144,16 @@ def bring_up(
 def bake(screen: Screen, no_wait: NoWait = False, yes: Yes = False) -> None:
     """Build the image for new nodes, unless it exists for this configuration.
 
-    With `provider: {image: {bake: true}}`, `up` builds and uses the image itself. A build uses a billed
-    machine for a few minutes. The machine's type and price are shown first; on a terminal you are asked.
+    With `provider: {image: {bake: true}}`, `up` builds and uses the image itself. A build uses a
+    billed machine for a few minutes. The machine's type and price are shown first; on a terminal
+    you are asked.
     """
     spec = spec_of(screen.chosen())
     settings = spec.provider.baking()
     if spec.provider != settings:
-        screen.note("note: `up` only uses the image if the spec has `provider: {image: {bake: true}}`")
+        screen.note(
+            "note: `up` only uses the image if the spec has `provider: {image: {bake: true}}`"
+        )
     phases = Phases(screen)
 
     def confirm(images: tuple[str, ...]) -> None:
@@ -143,7 +163,9 @@ def bake(screen: Screen, no_wait: NoWait = False, yes: Yes = False) -> None:
                 screen.confirm("build the image at this price?", yes=yes)
 
     baked = spec.model_copy(update={"provider": settings})
-    cluster = ClusterContext.of(baked, reporter=phases, wait_s=0 if no_wait else WAIT_S, verb="bake")
+    cluster = ClusterContext.of(
+        baked, reporter=phases, wait_s=0 if no_wait else WAIT_S, verb="bake"
+    )
     with phases.shown("`clusterctl image bake` starts over and removes the unfinished image"):
         origin = bake_image(cluster, confirm)
     screen.note(*(f"note: {line}" for line in cluster.notes))
@@ -151,16 +173,19 @@ def bake(screen: Screen, no_wait: NoWait = False, yes: Yes = False) -> None:
     screen.result(
         {"cluster": spec.name, "made": origin == "made", "phases": phase_dicts(cluster.phases)},
         *phase_table(screen, cluster.phases),
-        f"{summary}; `clusterctl cache list` shows its cost, `clusterctl cache prune --images` removes it",
+        f"{summary}; `clusterctl cache list` shows its cost, `clusterctl cache prune --images` "
+        "removes it",
     )
 
 
 def approve(screen: Screen, plan: Plan, *, yes: bool) -> None:
-    """Show a plan, and ask for confirmation if it destroys data or may cost more, unless ``yes`` is set.
+    """Show a plan, and ask for confirmation if it destroys data or may cost more, unless ``yes`` is
+    set.
 
     Without a terminal, only a plan that destroys data requires ``yes``.
     """
-    planned, prompt = plan.hosts, prompt_about(plan)
+    planned = plan.hosts
+    prompt = prompt_about(plan)
     if not prompt and not planned.may_cost_more:
         return
     with screen.still():

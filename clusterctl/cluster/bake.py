@@ -1,4 +1,6 @@
-"""Builds images that nodes start from, and the configuration that all hosts of a group have in common."""
+"""Builds images that nodes start from, and the configuration that all hosts of a group have in
+common.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from clusterctl.util.progress import report_steps
 def bake_image(
     cluster: ClusterContext, approve: Callable[[tuple[str, ...]], None] = lambda _: None
 ) -> Literal["made", "cached"]:
-    """Build the image that new nodes start from. Return "cached" if it existed already, else "made".
+    """Build the image that new nodes start from. Return "cached" if it existed already, else
+    "made".
 
     If there is no cluster yet, afterwards remove all else that the build created.
 
@@ -39,7 +42,8 @@ def bake_image(
     Raise UsageError if the provider can't build an image for these nodes.
     """
     cluster.provider.check(cluster.spec)
-    spec, workspace = cluster.spec, cluster.workspace
+    spec = cluster.spec
+    workspace = cluster.workspace
     distribution = planned_distribution(spec, workspace)
     if distribution is None or cluster.provider.known_shared is None:
         raise UsageError(
@@ -92,7 +96,8 @@ def share_configuration(
 ) -> Mapping[str, str]:
     """Build the configuration that hosts of a group start with, for each group that gets new hosts.
 
-    distribution: of new hosts; if unknown, build nothing. Return group -> key in the provider's cache.
+    distribution: of new hosts; if unknown, build nothing. Return group -> key in the provider's
+        cache.
     """
     if distribution is None or not has_classes(cluster):
         return {}
@@ -107,9 +112,11 @@ def share_configuration(
 
 @dataclass(frozen=True, slots=True)
 class SharedConfiguration:
-    """Configurations that hosts start with. keys: group (controller, compute) -> key in the provider's cache.
+    """Configurations that hosts start with. keys: group (controller, compute) -> key in the
+    provider's cache.
 
-    origin: "made" if this command built any of these configurations, "cached" if all existed already.
+    origin: "made" if this command built any of these configurations, "cached" if all existed
+        already.
     """
 
     keys: Mapping[str, str]
@@ -119,10 +126,15 @@ class SharedConfiguration:
 def prepare_class(
     cluster: ClusterContext, distribution: Distribution, groups: Collection[str]
 ) -> Outcome[SharedConfiguration]:
-    """Build the configuration that all hosts of a group start with, for each group not in the cache yet."""
-    spec, workspace = cluster.spec, cluster.workspace
+    """Build the configuration that all hosts of a group start with, for each group not in the cache
+    yet.
+    """
+    spec = cluster.spec
+    workspace = cluster.workspace
     shared = str(cluster.provider.known_shared)
-    variables = {group: inventory_file.class_variables(spec, distribution, shared, group) for group in groups}
+    variables = {
+        group: inventory_file.class_variables(spec, distribution, shared, group) for group in groups
+    }
     all_variables = {name: value for values in variables.values() for name, value in values.items()}
     baked: list[Inventory] = []
 
@@ -130,7 +142,9 @@ def prepare_class(
         if image.baked:
             cluster.reporter.progress("building the configuration that hosts share")
             slurm = accounting_files(spec.name, _free_port())
-            results = ansible.configure_class(image.hosts, all_variables, slurm, workspace=workspace)
+            results = ansible.configure_class(
+                image.hosts, all_variables, slurm, workspace=workspace
+            )
             report_steps(results, cluster.reporter)
         else:
             _bake_machine(cluster, image, distribution, variables[COMPUTE])
@@ -143,23 +157,32 @@ def prepare_class(
 
 
 def _free_port() -> int:
-    """Return a free TCP port of this machine, for slurmdbd, which runs during the build of an image."""
+    """Return a free TCP port of this machine, for slurmdbd, which runs during the build of an
+    image.
+    """
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def _bake_machine(
-    cluster: ClusterContext, image: Inventory, distribution: Distribution, variables: inventory_file.Variables
+    cluster: ClusterContext,
+    image: Inventory,
+    distribution: Distribution,
+    variables: inventory_file.Variables,
 ) -> None:
-    spec, workspace, report_progress = cluster.spec, cluster.workspace, cluster.reporter.progress
+    spec = cluster.spec
+    workspace = cluster.workspace
+    report_progress = cluster.reporter.progress
     expected = image.controller.model_copy(update={"distribution": distribution.release})
     image = image.model_copy(update={"hosts": (expected, *image.compute)})
     with (
         workspace_copy(workspace, without=[workspace.terraform.name, workspace.logs.name]) as copy,
         Connections(copy.ssh_config) as connections,
     ):
-        probed_image = report_steps(with_distributions(image, copy, connections.to), cluster.reporter)
+        probed_image = report_steps(
+            with_distributions(image, copy, connections.to), cluster.reporter
+        )
         report_progress("downloading the wheels of the job environment")
         link_wheels(job_lock(), copy.wheels, probed_image.distribution)
         results = ansible.make_image(spec, probed_image, variables, workspace=copy, logs=workspace)

@@ -1,4 +1,5 @@
-"""Configuration of new hosts, and of hosts with files or services that have changed since `up` (drift).
+"""Configuration of new hosts, and of hosts with files or services that have changed since `up`
+(drift).
 
 Ansible runs only if a host, or the hash of all inputs, differs from the record of the last `up`.
 """
@@ -67,7 +68,8 @@ from clusterctl.util.progress import SILENT, report_steps
 
 UNFINISHED = Notice("up-unfinished", "the last `clusterctl up` did not finish")
 
-# Recorded instead of a digest after `up --limit`, so the next `up` without --limit configures all hosts.
+# Recorded instead of a digest after `up --limit`, so the next `up` without --limit configures all
+# hosts.
 _PARTIAL = "some hosts"
 
 _START_SLURMD = (
@@ -82,7 +84,8 @@ class Configured(BaseModel):
     inputs: hash of all inputs of the configuration. Empty until `up` has configured all hosts.
     groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
     marks: host -> the checksums and states that a probe found after the host was configured.
-    hardware: node -> the hardware that the node is configured for. Written before the nodes are configured.
+    hardware: node -> the hardware that the node is configured for. Written before the nodes are
+        configured.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -101,18 +104,22 @@ def converge(
     limit: Collection[str] | None,
     again: bool = False,
 ) -> Outcome[Mapping[str, HostReport]]:
-    """Configure new and changed hosts, and report each repair. Return host -> new probe result (all hosts).
+    """Configure new and changed hosts, and report each repair. Return host -> new probe result (all
+    hosts).
 
     limit: configure only these hosts and the controller. None: all hosts.
     again: also configure hosts that need no change.
     """
-    workspace, inventory = cluster.workspace, provisioned.inventory
+    workspace = cluster.workspace
+    inventory = provisioned.inventory
     slurm = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
     recorded = _read(workspace, provisioned.made)
     concerned = inventory.names if limit is None else limit
     reports = _install_slurmd(cluster, inventory, reports, concerned)
     at_work = partial(nodes_with_jobs, slurm, drain=True)
-    nodes = node_config(cluster.spec, inventory, reports, recorded.hardware, at_work, concerned=concerned)
+    nodes = node_config(
+        cluster.spec, inventory, reports, recorded.hardware, at_work, concerned=concerned
+    )
     rendered = render(cluster.spec, inventory, workspace, nodes.reports)
     notes = (
         *nodes.notes,
@@ -130,17 +137,25 @@ def converge(
 
     current = hardware(cluster.spec, inventory, nodes.reports)
     if work.replaces_record:
-        _record(workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "hardware": current}))
+        _record(
+            workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "hardware": current})
+        )
     new_reports, summary = _change_hosts(cluster, inventory, work, reports, files)
-    before, after = _marks(reports), _marks({**reports, **new_reports})
+    before = _marks(reports)
+    after = _marks({**reports, **new_reports})
     inputs = _PARTIAL if limit else rendered.inputs
     _record(workspace, Configured(inputs=inputs, groups=groups, marks=after, hardware=current))
-    # Without recorded inputs, the earlier state of the hosts is unknown, so no repair can be reported.
+    # Without recorded inputs, the earlier state of the hosts is unknown, so no repair can be
+    # reported.
     if limit or recorded.inputs:
-        cluster.report_repairs(Drift(host, change, "configured") for host, change in nodes.applied.items())
+        cluster.report_repairs(
+            Drift(host, change, "configured") for host, change in nodes.applied.items()
+        )
     if recorded.inputs and not limit:
         for host in sorted(before.keys() & recorded.marks.keys()):
-            cluster.report_repairs(repairs_of(host, recorded.marks[host], before[host], after[host]))
+            cluster.report_repairs(
+                repairs_of(host, recorded.marks[host], before[host], after[host])
+            )
     return Outcome({**reports, **new_reports}, summary, notes)
 
 
@@ -153,7 +168,8 @@ class Work:
     classed: new hosts that were created with their configuration already in place.
     renewed: hosts on which only host-specific files are rewritten.
     reconfigures: whether to run `scontrol reconfigure`.
-    replaces_record: whether to invalidate the record of the last `up` until these hosts are configured.
+    replaces_record: whether to invalidate the record of the last `up` until these hosts are
+        configured.
     """
 
     ansible: tuple[str, ...] = ()
@@ -169,10 +185,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class HostsToConfigure:
-    """Chooses the hosts to configure, by comparing the record of the last `up` with new probe results.
+    """Chooses the hosts to configure, by comparing the record of the last `up` with new probe
+    results.
 
     groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
-    files: host -> its host-specific files. Empty if no host can be configured by rewriting only these files.
+    files: host -> its host-specific files. Empty if no host can be configured by rewriting only
+        these files.
     """
 
     inventory: Inventory
@@ -183,11 +201,15 @@ class HostsToConfigure:
     files: NodeFiles
 
     def choose_limited(self, limit: Collection[str]) -> Work:
-        """For `up --limit`: choose these hosts and the controller. Other hosts only get the list of hosts."""
+        """For `up --limit`: choose these hosts and the controller. Other hosts only get the list of
+        hosts.
+        """
         ansible = tuple(
             host.name for host in self.inventory.hosts if host.name in limit or host.is_controller
         )
-        introduced = (host for host in self.recorded.marks if host in self.reports and host not in ansible)
+        introduced = (
+            host for host in self.recorded.marks if host in self.reports and host not in ansible
+        )
         return Work(ansible, tuple(introduced), reconfigures=True, replaces_record=True)
 
     def choose(self, classed: Collection[str], *, again: bool) -> Work:
@@ -197,8 +219,12 @@ class HostsToConfigure:
         """
         marks = _marks(self.reports)
         configures_all = again or self.recorded.inputs != self.rendered.inputs
-        host_names = self.inventory.names if configures_all else hosts_with_drift(self.recorded.marks, marks)
-        ready = () if again else self._without_cards(host for host in classed if host in self.reports)
+        host_names = (
+            self.inventory.names if configures_all else hosts_with_drift(self.recorded.marks, marks)
+        )
+        ready = (
+            () if again else self._without_cards(host for host in classed if host in self.reports)
+        )
         renewed = self._to_renew(marks) if configures_all and not again else ()
         controller = self.inventory.controller.name
         controller_drift = drifted(self.recorded.marks.get(controller, {}), marks[controller])
@@ -207,19 +233,25 @@ class HostsToConfigure:
             classed=ready if host_names else (),
             renewed=renewed,
             # Drift on a single node does not concern the slurmd of other nodes.
-            reconfigures=touches_slurm(controller_drift) or (configures_all and bool(self.recorded.marks)),
+            reconfigures=touches_slurm(controller_drift)
+            or (configures_all and bool(self.recorded.marks)),
             replaces_record=configures_all,
         )
 
     def _to_renew(self, marks: Mapping[str, Checksums]) -> tuple[str, ...]:
-        """Return the hosts that need no Ansible, because at most their host-specific files are outdated."""
+        """Return the hosts that need no Ansible, because at most their host-specific files are
+        outdated.
+        """
         recorded = self.recorded
-        unchanged = {group for group, inputs in self.groups.items() if inputs == recorded.groups.get(group)}
+        unchanged = {
+            group for group, inputs in self.groups.items() if inputs == recorded.groups.get(group)
+        }
         candidates = (host.name for host in self.inventory.hosts if unchanged & {*host.roles})
         return tuple(
             host
             for host in self._without_cards(name for name in candidates if name in recorded.marks)
-            if not drifted(recorded.marks[host], marks[host]) and can_renew(self.files[host], marks[host])
+            if not drifted(recorded.marks[host], marks[host])
+            and can_renew(self.files[host], marks[host])
         )
 
     def _without_cards(self, hosts: Iterable[str]) -> tuple[str, ...]:
@@ -234,7 +266,9 @@ def _change_hosts(
     reports: Mapping[str, HostReport],
     files: NodeFiles,
 ) -> tuple[Mapping[str, HostReport], str]:
-    """Configure the hosts chosen in ``work``. Return (host -> new probe result, summary for the user)."""
+    """Configure the hosts chosen in ``work``. Return (host -> new probe result, summary for the
+    user).
+    """
     connect = cluster.connections.to
     new_reports: dict[str, HostReport] = {}
     summary = []
@@ -245,16 +279,21 @@ def _change_hosts(
     if work.ansible:
         summary.insert(0, str(_run_playbook("configure", cluster, inventory, work.ansible)))
         new_reports |= cluster.probe(inventory, (*work.ansible, *work.introduced))
-    parallel_map(work.renewed, lambda host: renew(files[host], reports[host].checksums, connect(host)))
+    parallel_map(
+        work.renewed, lambda host: renew(files[host], reports[host].checksums, connect(host))
+    )
     if work.reconfigures and isinstance(scheduler := cluster.scheduler(inventory), Nodes):
         scheduler.reconfigure()
     expected: dict[str, Checksums] = {
         host: {**reports[host].checksums, **expected_marks(files[host])} for host in work.renewed
     }
-    expected |= marks_of_classed(cluster.spec, inventory, {host: files[host] for host in work.classed})
+    expected |= marks_of_classed(
+        cluster.spec, inventory, {host: files[host] for host in work.classed}
+    )
     if expected:
         compute = [host.name for host in inventory.compute if host.name in work.classed]
-        # These nodes booted before the controller was ready, and newer slurmd retries only after 10 s.
+        # These nodes booted before the controller was ready, and newer slurmd retries only after 10
+        # s.
         parallel_map(compute, lambda host: connect(host).run(_START_SLURMD))
         checked, differing = _check_without_ansible(cluster, inventory, expected, reports)
         new_reports |= checked
@@ -268,15 +307,20 @@ def _check_without_ansible(
     expected: Mapping[str, Checksums],
     reports: Mapping[str, HostReport],
 ) -> tuple[dict[str, HostReport], tuple[str, ...]]:
-    """Check hosts that were configured without Ansible. Run Ansible on hosts that differ from ``expected``.
+    """Check hosts that were configured without Ansible. Run Ansible on hosts that differ from
+    ``expected``.
 
     expected: host -> the checksums and states of a host that is configured correctly.
     Returns (host -> new probe result, the hosts on which Ansible ran).
     """
-    checked = {host: reports[host] for host in expected if matches(expected[host], reports[host].checksums)}
+    checked = {
+        host: reports[host] for host in expected if matches(expected[host], reports[host].checksums)
+    }
     if unknown_hosts := expected.keys() - checked.keys():
         checked |= cluster.probe(inventory, unknown_hosts)
-    differing = tuple(host for host in expected if not matches(expected[host], checked[host].checksums))
+    differing = tuple(
+        host for host in expected if not matches(expected[host], checked[host].checksums)
+    )
     if differing:
         _run_playbook("configure", cluster, inventory, differing)
         checked |= cluster.probe(inventory, differing)
@@ -305,15 +349,20 @@ def _install_slurmd(
     reports: Mapping[str, HostReport],
     concerned: Collection[str],
 ) -> Mapping[str, HostReport]:
-    """Install slurmd on nodes that lack slurmd. Return host -> probe result, with the detected hardware.
+    """Install slurmd on nodes that lack slurmd. Return host -> probe result, with the detected
+    hardware.
 
-    Also install NVIDIA's driver where it shows fewer GPUs than the PCI bus, because Slurm is configured with
-    the GPUs that the driver shows. If any node needs either, the same run of Ansible installs all missing
-    packages on the hosts to configure (``concerned``) and on the controller.
+    Also install NVIDIA's driver where it shows fewer GPUs than the PCI bus, because Slurm is
+    configured with the GPUs that the driver shows. If any node needs either, the same run of
+    Ansible installs all missing packages on the hosts to configure (``concerned``) and on the
+    controller.
     """
-    spec, workspace = cluster.spec, cluster.workspace
+    spec = cluster.spec
+    workspace = cluster.workspace
     nodes = [(host, reports[host.name]) for host in inventory.compute]
-    lacking = {host.name for host, report in nodes if needs_facts(inventory, host) and report.facts is None}
+    lacking = {
+        host.name for host, report in nodes if needs_facts(inventory, host) and report.facts is None
+    }
     if spec.software.nvidia.has_driver and (lacking or why_outdated(cluster, inventory, reports)):
         hidden = {host.name for host, report in nodes if report.cards > report.driver.cards}
         lacking |= hidden.intersection(concerned)
@@ -322,9 +371,13 @@ def _install_slurmd(
     others = (
         ()
         if inventory.baked
-        else inventory_file.hosts_to_install(inventory, spec.software, reports, cluster.connections.to)
+        else inventory_file.hosts_to_install(
+            inventory, spec.software, reports, cluster.connections.to
+        )
     )
-    chosen = lacking | {host.name for host in others if host.is_controller or host.name in concerned}
+    chosen = lacking | {
+        host.name for host in others if host.is_controller or host.name in concerned
+    }
     inventory_file.write_ansible_inventory(spec, inventory, workspace)
     _run_playbook("install_first", cluster, inventory, chosen)
     return {**reports, **cluster.probe(inventory, lacking)}
@@ -333,30 +386,45 @@ def _install_slurmd(
 def why_outdated(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Notice | None:
-    """Return the reason if `up` would configure all hosts: changed inputs, or an unfinished last `up`."""
+    """Return the reason if `up` would configure all hosts: changed inputs, or an unfinished last
+    `up`.
+    """
     recorded = _read(cluster.workspace)
     if not recorded.inputs:
         return UNFINISHED
     same = with_recorded_memory(reports, recorded.hardware)
-    rendered = inputs_of(cluster.spec, without_missing_cgroups(inventory, same), cluster.workspace, same)
+    rendered = inputs_of(
+        cluster.spec, without_missing_cgroups(inventory, same), cluster.workspace, same
+    )
     if rendered.inputs == recorded.inputs:
         return None
-    return Notice("hosts-outdated", "the spec, clusterctl or the hardware has changed since the last `up`")
+    return Notice(
+        "hosts-outdated", "the spec, clusterctl or the hardware has changed since the last `up`"
+    )
 
 
 def pending_changes(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
-    """Return the changes of hardware that `up` would configure, and those that it would postpone."""
-    at_work = partial(nodes_with_jobs, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S), drain=False)
+    """Return the changes of hardware that `up` would configure, and those that it would
+    postpone.
+    """
+    at_work = partial(
+        nodes_with_jobs, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S), drain=False
+    )
     recorded = _read(cluster.workspace).hardware
-    return node_config(cluster.spec, inventory, reports, recorded, at_work, concerned=inventory.names)
+    return node_config(
+        cluster.spec, inventory, reports, recorded, at_work, concerned=inventory.names
+    )
 
 
 def packages_lost_on(workspace: Workspace, reports: Mapping[str, HostReport]) -> Mapping[str, str]:
     """Return host -> the packages that were removed since the host was configured."""
     recorded = _read(workspace).marks
-    lost = {host: lost_packages(recorded.get(host, {}), report.checksums) for host, report in reports.items()}
+    lost = {
+        host: lost_packages(recorded.get(host, {}), report.checksums)
+        for host, report in reports.items()
+    }
     return {host: packages for host, packages in lost.items() if packages}
 
 
@@ -372,7 +440,9 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The files generated for the hosts: name -> content. inputs: hash of all inputs of the configuration."""
+    """The files generated for the hosts: name -> content. inputs: hash of all inputs of the
+    configuration.
+    """
 
     inputs: str
     files: Mapping[str, str]
@@ -399,7 +469,9 @@ def inputs_of(
         files[inventory_file.SLURMD_FILE] = render_slurmd_digests(slurm, inventory)
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     variables = inventory_file.inventory_text(spec, inventory, workspace)
-    cards = json.dumps({host: size.cards for host, size in hardware(spec, inventory, reports).items()})
+    cards = json.dumps(
+        {host: size.cards for host, size in hardware(spec, inventory, reports).items()}
+    )
     contents = (files[name] for name in sorted(files))
     return Rendered(digest(ansible_hash(), variables, *secrets, cards, *contents), files)
 
@@ -422,7 +494,9 @@ def _read(workspace: Workspace, recreated: Collection[str] = ()) -> Configured:
     except (FileNotFoundError, ValidationError):
         return Configured()
     marks = {host: checksums for host, checksums in recorded.marks.items() if host not in recreated}
-    hardware_by_host = {host: size for host, size in recorded.hardware.items() if host not in recreated}
+    hardware_by_host = {
+        host: size for host, size in recorded.hardware.items() if host not in recreated
+    }
     return recorded.model_copy(update={"marks": marks, "hardware": hardware_by_host})
 
 

@@ -1,4 +1,6 @@
-"""Detach a cluster that other people operate: remove clusterctl's folder there, and the workspace here."""
+"""Detach a cluster that other people operate: remove clusterctl's folder there, and the workspace
+here.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +70,12 @@ class DetachResult:
 
 
 def detach(workspace: Workspace, options: DetachOptions) -> DetachResult:
-    """Remove the folder on the cluster and the workspace. After it was killed, the next call continues.
+    """Remove the folder on the cluster and the workspace. After it was killed, the next call
+    continues.
 
     Raises:
-        OnlyCopyError: jobs run, or runs or files exist only there, and the options don't allow their loss.
+        OnlyCopyError: jobs run, or runs or files exist only there, and the options don't allow
+            their loss.
         UsageError: the cluster is not attached, or the folder's mark is not this cluster's.
         LeftoversError: some files can't be removed. TransportError: the cluster can't be reached.
     """
@@ -103,8 +107,12 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
     inventory = inventory_if_known(workspace) if options.forget else _recorded(workspace)
     folder = (inventory or settings).folder
     if options.forget:
-        kept = tuple(f"the run of {entry.shown} is not collected" for entry in uncollected(workspace))
-        return DetachResult(folder, (), OnlyCopies(runs=kept), left=(f"{settings.login}:{folder}", *kept))
+        kept = tuple(
+            f"the run of {entry.shown} is not collected" for entry in uncollected(workspace)
+        )
+        return DetachResult(
+            folder, (), OnlyCopies(runs=kept), left=(f"{settings.login}:{folder}", *kept)
+        )
     if inventory is None:
         return _unfinished(workspace, folder, options)
     with connect_session(facts_of(workspace), workspace) as session:
@@ -115,19 +123,26 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         if entries or not workspace.removing.exists():
             # Files that were sent from here, or collected, also exist here.
             search = Search(inventory, workspace, lambda _: session.transport, (), shared=True)
-            copies, runs = search.find(), uncollected(workspace)
+            copies = search.find()
+            runs = uncollected(workspace)
         else:
             # A killed `detach` has removed the folder.
-            copies, runs = OnlyCopies(), ()
+            copies = OnlyCopies()
+            runs = ()
         only_there = OnlyCopies(
-            jobs=tuple(f"job {job.whole_id} ({job.name}) is {job.state}" for job in jobs if not cancelled),
+            jobs=tuple(
+                f"job {job.whole_id} ({job.name}) is {job.state}" for job in jobs if not cancelled
+            ),
             runs=tuple(f"the run of {entry.shown} is not collected" for entry in runs),
-            files=tuple(copy for copy in copies.files if copy.job_id not in {run.job_id for run in runs}),
+            files=tuple(
+                copy for copy in copies.files if copy.job_id not in {run.job_id for run in runs}
+            ),
             unknown=copies.unknown,
         )
         if only_there and not options.dry_run and not (options.discard and not only_there.jobs):
             raise only_there.error(
-                f"cluster {workspace.root.name!r} was not detached: it has the only copy of jobs or files",
+                f"cluster {workspace.root.name!r} was not detached: it has the only copy of jobs "
+                "or files",
                 fix="`clusterctl collect --all` brings runs and files home; --cancel cancels jobs, "
                 "--discard deletes the rest",
             )
@@ -149,7 +164,9 @@ def _remove(place: AttachedFolder, workspace: Workspace) -> None:
 
 
 def _recorded(workspace: Workspace) -> Inventory | None:
-    """Read hosts.json; return None if `attach` has not finished. Raise UsageError if the file is damaged."""
+    """Read hosts.json; return None if `attach` has not finished. Raise UsageError if the file is
+    damaged.
+    """
     with suppress(NotUpError):
         return inventory_of(workspace)
     return None
@@ -170,7 +187,9 @@ def _unfinished(workspace: Workspace, folder: str, options: DetachOptions) -> De
             options.reporter.note(f"{folder} stays there: {exc.why}")
             return DetachResult("", (), OnlyCopies())
         # Another machine may have attached the same folder since.
-        copies = OnlyCopies(unknown=tuple(f"{folder}/{entry}" for entry in entries if not entry.by_attach))
+        copies = OnlyCopies(
+            unknown=tuple(f"{folder}/{entry}" for entry in entries if not entry.by_attach)
+        )
         if copies and not options.dry_run and not options.discard:
             raise copies.error(
                 f"cluster {workspace.root.name!r} was not detached: its folder has other files",
@@ -182,7 +201,9 @@ def _unfinished(workspace: Workspace, folder: str, options: DetachOptions) -> De
 
 
 def _active_jobs(session: Session, folder: str) -> tuple[JobInfo, ...]:
-    """Return the user's pending and running jobs that clusterctl has submitted, also from other machines."""
+    """Return the user's pending and running jobs that clusterctl has submitted, also from other
+    machines.
+    """
     return tuple(
         job
         for job in session.scheduler.own_jobs()
@@ -193,7 +214,9 @@ def _active_jobs(session: Session, folder: str) -> tuple[JobInfo, ...]:
 def _cancel(
     session: Session, folder: str, jobs: Sequence[JobInfo], options: DetachOptions
 ) -> tuple[str, ...]:
-    """If the options say so, cancel jobs and wait until they have ended and no longer write to the folder."""
+    """If the options say so, cancel jobs and wait until they have ended and no longer write to the
+    folder.
+    """
     ids = tuple(dict.fromkeys(job.whole_id for job in jobs))
     if not ids or not options.cancel or options.dry_run:
         return ()

@@ -1,4 +1,6 @@
-"""The archive of `doctor --bundle`: facts, logs and versions to send with a bug report, without secrets."""
+"""The archive of `doctor --bundle`: facts, logs and versions to send with a bug report, without
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,11 @@ _HANGING: Final = re.compile(r"^@@ (.*)\n(?:(?!@@ ).*\n)*?@! (.*)$", re.MULTILIN
 # Of a longer file, only the end is stored.
 _MAX_SIZE: Final = 1 << 20
 _MAX_LOGS: Final = 12
-# Files of the workspace to include. Keys have other suffixes, as has Terraform's state, which holds secrets.
-_SUFFIXES: Final = frozenset({".json", ".jsonl", ".yaml", ".yml", ".log", ".txt", ".conf", ".tf", ".hcl"})
+# Files of the workspace to include. Keys have other suffixes, as has Terraform's state, which holds
+# secrets.
+_SUFFIXES: Final = frozenset(
+    {".json", ".jsonl", ".yaml", ".yml", ".log", ".txt", ".conf", ".tf", ".hcl"}
+)
 _NAMES: Final = frozenset({"ssh_config", "known_hosts", "trusted_hosts", "access_config"})
 _SECRET_FILES: Final = ("id_ed25519", "munge.key", "ssh_host_ed25519_key", "slurm.key", "jwks.json")
 _ENVIRONMENT: Final = re.compile(
@@ -65,7 +70,9 @@ To send it: attach the file to your report, with the command that failed and wha
 
 @dataclass(frozen=True, slots=True)
 class DoctorBundle:
-    """A written archive: its path, the names of its members (``files``), and missing parts with reasons."""
+    """A written archive: its path, the names of its members (``files``), and missing parts with
+    reasons.
+    """
 
     file: Path
     files: tuple[str, ...]
@@ -93,7 +100,9 @@ def create(
         "environment.txt": _environment(),
         "spec.resolved.yaml": dump_spec(spec),
     }
-    paths = {f"workspace/{path.relative_to(workspace.root)}": path for path in _useful_files(workspace)}
+    paths = {
+        f"workspace/{path.relative_to(workspace.root)}": path for path in _useful_files(workspace)
+    }
     for name, path in {**paths, **({"spec.yaml": source} if source else {})}.items():
         try:
             texts[name] = path.read_bytes().decode(errors="replace")
@@ -106,7 +115,9 @@ def create(
     texts |= {f"hosts/{host}.txt": text for host, text in host_texts.items()}
     date = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     remarks = "".join(f"\nNot collected: {reason}" for reason in missing)
-    texts["README.txt"] = README.format(cluster=spec.name, date=date, missing=remarks, hidden=HIDDEN)
+    texts["README.txt"] = README.format(
+        cluster=spec.name, date=date, missing=remarks, hidden=HIDDEN
+    )
     redact = redactor(_secrets(workspace))
     shown = {redact(name): redact(text) for name, text in sorted(texts.items())}
     write_atomic(file, _archive(f"{spec.name}-doctor", shown))
@@ -117,15 +128,21 @@ def _archive(folder: str, texts: Mapping[str, str]) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         for name, text in texts.items():
-            raw = (text if len(text) <= _MAX_SIZE else f"[...]\n{text[-_MAX_SIZE:]}").encode(errors="replace")
+            raw = (text if len(text) <= _MAX_SIZE else f"[...]\n{text[-_MAX_SIZE:]}").encode(
+                errors="replace"
+            )
             entry = tarfile.TarInfo(f"{folder}/{name}")
-            entry.size, entry.mode, entry.mtime = len(raw), 0o600, int(time.time())
+            entry.size = len(raw)
+            entry.mode = 0o600
+            entry.mtime = int(time.time())
             tar.addfile(entry, io.BytesIO(raw))
     return stream.getvalue()
 
 
 def _secrets(workspace: Workspace) -> Iterator[str | bytes]:
-    """Yield all known secrets: the cluster's keys, environment variables, and Google credentials."""
+    """Yield all known secrets: the cluster's keys, environment variables, and Google
+    credentials.
+    """
     for name in _SECRET_FILES:
         with suppress(OSError):
             raw = (workspace.root / name).read_bytes()
@@ -138,7 +155,9 @@ def _secrets(workspace: Workspace) -> Iterator[str | bytes]:
     for path in (f"{folder}/application_default_credentials.json", named):
         with suppress(OSError, ValueError):
             login = json.loads(Path(os.path.expanduser(path)).read_bytes())  # noqa: PTH111 - it never raises
-            yield from (v for name, v in login.items() if isinstance(v, str) and is_secret_name(name))
+            yield from (
+                v for name, v in login.items() if isinstance(v, str) and is_secret_name(name)
+            )
 
 
 def _versions() -> Mapping[str, Any]:
@@ -151,10 +170,13 @@ def _versions() -> Mapping[str, Any]:
 
 
 def _environment() -> str:
-    """Return the environment variables that clusterctl and its tools read. Values of secrets are hidden."""
+    """Return the environment variables that clusterctl and its tools read. Values of secrets are
+    hidden.
+    """
     variables = {name: value for name, value in os.environ.items() if _ENVIRONMENT.match(name)}
     return "".join(
-        f"{name}={HIDDEN if is_secret_name(name) else value}\n" for name, value in sorted(variables.items())
+        f"{name}={HIDDEN if is_secret_name(name) else value}\n"
+        for name, value in sorted(variables.items())
     )
 
 
@@ -177,7 +199,8 @@ def _ask_hosts(workspace: Workspace) -> tuple[Mapping[str, str], list[str]]:
     argv = ("sudo", "-n", "sh", "-s", str(COMMAND_S))
     with Connections(workspace.ssh_config) as connections:
         answers, failed = call_on_hosts(
-            hosts, lambda host: connections.to(host).run(argv, stdin=_FACTS.encode(), timeout_s=_ANSWER_S)
+            hosts,
+            lambda host: connections.to(host).run(argv, stdin=_FACTS.encode(), timeout_s=_ANSWER_S),
         )
     texts = {host: answer.stdout for host, answer in answers.items()}
     hanging = [

@@ -1,6 +1,7 @@
 """The steps of `down`: collect runs → find files that exist only on the cluster → destroy → verify.
 
-Also removes storage that earlier clusters left behind, and orphans: clusters without records on this machine.
+Also removes storage that earlier clusters left behind, and orphans: clusters without records on
+this machine.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ from clusterctl.util.process import remove_stale_folders, roomiest_temporary_fol
 from clusterctl.util.progress import SILENT
 
 _BRING = (
-    "collect the files: run `clusterctl up` with `storage: {keep: true}`, then `clusterctl collect --all`, "
-    "then `clusterctl down`"
+    "collect the files: run `clusterctl up` with `storage: {keep: true}`, then `clusterctl "
+    "collect --all`, then `clusterctl down`"
 )
 # Home folders on machines that the user owns can't be collected.
 _COPY = "copy the files that you need from these machines"
@@ -77,7 +78,8 @@ class DownOptions:
     out: the folder for collected runs. Default: ./runs.
     on_run: called with each run after it was collected.
     gone: names of machines that the user owned and lost; `down` does not try to restore them.
-    prompts: how to ask the user about unknown host keys. Default: reject unknown keys without asking.
+    prompts: how to ask the user about unknown host keys. Default: reject unknown keys without
+        asking.
     """
 
     discard: bool = False
@@ -115,7 +117,8 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
     Raises:
         CollectError: a run could not be collected; the cluster is not removed.
-        OnlyCopyError: something exists only on the cluster, and `discard` is not set; nothing is removed.
+        OnlyCopyError: something exists only on the cluster, and `discard` is not set; nothing is
+            removed.
         DiskError: everything was removed except the workspace, which is on a read-only file system.
         LeftoversError: parts of the cluster still exist.
         NotUpError: there is no such cluster.
@@ -134,8 +137,9 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
         raise NotUpError(
             f"there is no cluster {name!r}",
             code="unknown-cluster",
-            fix="choose another cluster with --cluster (`clusterctl list` shows all); if the cluster's "
-            f"workspace was lost, find the cluster with `clusterctl orphans list {name}`",
+            fix="choose another cluster with --cluster (`clusterctl list` shows all); if the "
+            "cluster's workspace was lost, find the cluster with `clusterctl orphans list "
+            f"{name}`",
         )
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
@@ -149,8 +153,12 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
     return result
 
 
-def run_phases(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
-    """Run the phases of `down`. ``discarded``: submissions with runs to delete instead of collect."""
+def run_phases(
+    runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]
+) -> DownResult:
+    """Run the phases of `down`. ``discarded``: submissions with runs to delete instead of
+    collect.
+    """
     workspace = runner.workspace
     if not _has_begun(workspace):
         forget_machines(workspace, options.gone)
@@ -180,7 +188,9 @@ def run_phases(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEn
 
 
 def _has_begun(workspace: Workspace) -> bool:
-    """Return whether `up` may have created or changed a host, or a removed machine must still be restored."""
+    """Return whether `up` may have created or changed a host, or a removed machine must still be
+    restored.
+    """
     if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
         return True
     has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.has_id
@@ -188,7 +198,8 @@ def _has_begun(workspace: Workspace) -> bool:
 
 
 def restore_id(workspace: Workspace, provider: Provider) -> None:
-    """If the id of a cluster on this machine is damaged, find the cluster by its name, and record its id.
+    """If the id of a cluster on this machine is damaged, find the cluster by its name, and record
+    its id.
 
     Without such a cluster, only the workspace is left to be removed, and gets a new id.
     """
@@ -203,12 +214,17 @@ def restore_id(workspace: Workspace, provider: Provider) -> None:
 
 @contextmanager
 def _writable(runner: PhaseRunner) -> Iterator[PhaseRunner]:
-    """Yield the runner, with a temporary copy of its workspace if the workspace can't be written."""
+    """Yield the runner, with a temporary copy of its workspace if the workspace can't be
+    written.
+    """
     workspace = runner.workspace
     try:
         workspace.create()
     except DiskError as exc:
-        text = f"the folder {workspace.root} can't be written ({exc.why}); `down` works on a copy of it"
+        text = (
+            f"the folder {workspace.root} can't be written ({exc.why}); `down` works on a copy "
+            "of it"
+        )
         runner.reporter.note(Notice("works-on-a-copy", text))
         with workspace_copy(workspace, without=["logs"], place=roomiest_temporary_folder()) as copy:
             yield replace(runner, workspace=copy)
@@ -232,7 +248,9 @@ def collect_runs(
 
 
 def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcome[None]:
-    """Record the files to be lost, then remove the cluster. After a crash, the next `down` continues."""
+    """Record the files to be lost, then remove the cluster. After a crash, the next `down`
+    continues.
+    """
     workspace = runner.workspace
     note_removal(workspace, lost)
     try:
@@ -246,9 +264,11 @@ def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcom
 
 
 def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | None) -> None:
-    """Remove everything that belongs to a cluster. ``workspace``: of the cluster; None if it was lost.
+    """Remove everything that belongs to a cluster. ``workspace``: of the cluster; None if it was
+    lost.
 
-    Raise LeftoversError if parts of the cluster still exist, with a failure for each part and its cost.
+    Raise LeftoversError if parts of the cluster still exist, with a failure for each part and its
+    cost.
     """
     provider.destroy(cluster_id, workspace=workspace)
     left = provider.leftovers(cluster_id)
@@ -258,15 +278,20 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
             "parts of the cluster still exist",
             why="; ".join(map(str, left)),
             fix=fix,
-            failures=tuple(Failure(LeftoversError.code, str(x), phase="destroy", fix=fix) for x in left),
+            failures=tuple(
+                Failure(LeftoversError.code, str(x), phase="destroy", fix=fix) for x in left
+            ),
         )
 
 
 def keep_storage(
     runner: PhaseRunner, provider: Provider, left: StorageRecord
 ) -> Outcome[tuple[KeptStorage, ...]]:
-    """Save ``left``, the record of the storage that the cluster leaves behind, for the next `up`."""
-    name, now = runner.workspace.root.name, time.time()
+    """Save ``left``, the record of the storage that the cluster leaves behind, for the next
+    `up`.
+    """
+    name = runner.workspace.root.name
+    now = time.time()
     earlier = load_record(name)
     earlier_ids = {storage.id for storage in earlier.kept} if earlier else set()
     storages = find_kept(name, provider, left)
@@ -278,7 +303,9 @@ def keep_storage(
 
 
 def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptStorage, ...]:
-    """Return storage that clusters of this name left behind, with the recorded time when it was left."""
+    """Return storage that clusters of this name left behind, with the recorded time when it was
+    left.
+    """
     earlier = load_record(name)
     since = {storage.id: storage.since for storage in earlier.kept} if earlier else {}
     return tuple(
@@ -287,14 +314,19 @@ def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptS
     )
 
 
-def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
+def to_discard(
+    workspace: Workspace, ids: Collection[str], *, everything: bool
+) -> tuple[JobEntry, ...]:
     """Return the submissions with runs to delete instead of collect. UsageError: an id is unknown.
 
-    ids: job ids of these submissions. everything: ignore ``ids``, and return all that are not collected.
+    ids: job ids of these submissions. everything: ignore ``ids``, and return all that are not
+        collected.
     """
     not_collected = uncollected(workspace)
     submitted = Ledger(workspace.jobs).entries()
-    if unknown_ids := [job_id for job_id in ids if job_id not in {entry.job_id for entry in submitted}]:
+    if unknown_ids := [
+        job_id for job_id in ids if job_id not in {entry.job_id for entry in submitted}
+    ]:
         job_ids = ", ".join(entry.job_id for entry in not_collected if entry.job_id) or "none"
         raise UsageError(
             f"there is no run of job {', '.join(unknown_ids)} to discard",
@@ -302,17 +334,22 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
             why="this machine has no record of a submission of that job",
             fix=f"the runs of these jobs can be discarded: {job_ids}",
         )
-    return not_collected if everything else tuple(entry for entry in submitted if entry.job_id in ids)
+    return (
+        not_collected if everything else tuple(entry for entry in submitted if entry.job_id in ids)
+    )
 
 
 def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:
-    """Return the error for a `down` that could not collect runs: which runs, why, and how to discard them.
+    """Return the error for a `down` that could not collect runs: which runs, why, and how to
+    discard them.
 
     discarded: ids of jobs that the user discards already; the suggested command repeats these ids.
     """
     jobs = exc.jobs if isinstance(exc, CollectError) else ()
     remedy = exc.fix if jobs else "repair the cluster with `clusterctl up`, then run `down` again"
-    options = [f"--discard-run {job_id}" for job_id in (*discarded, *jobs)] if jobs else ["--discard"]
+    options = (
+        [f"--discard-run {job_id}" for job_id in (*discarded, *jobs)] if jobs else ["--discard"]
+    )
     return CollectError(
         "the cluster was not removed: some runs can't be collected",
         code="runs-not-collected",
@@ -326,13 +363,16 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
 def _applied_settings(workspace: Workspace) -> ProviderSettings:
     """Return the provider settings that the cluster was created with.
 
-    If the recorded spec is missing or damaged, return the settings of a local cluster. Raise UsageError if
-    the cluster may have hosts at another provider, because these hosts would be left behind.
+    If the recorded spec is missing or damaged, return the settings of a local cluster. Raise
+    UsageError if the cluster may have hosts at another provider, because these hosts would be left
+    behind.
     """
     try:
         return applied_spec(workspace).provider
     except UsageError:
-        created = workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.inventory.exists())
+        created = workspace.terraform.is_dir() and (
+            workspace.spec.exists() or workspace.inventory.exists()
+        )
         if created or is_of_own_machines(workspace) or any(workspace.terraform.glob("*.tfstate*")):
             raise
         # At Google nothing is created before the spec is written.
@@ -349,10 +389,13 @@ class Storage:
     kept: tuple[KeptStorage, ...]
 
 
-def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named: bool = False) -> Storage:
+def find_storage(
+    chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named: bool = False
+) -> Storage:
     """Ask the provider for the storage that earlier clusters of the chosen name left behind.
 
-    The record of the storage names the provider, else the spec file does. Without both, search this machine.
+    The record of the storage names the provider, else the spec file does. Without both, search this
+    machine.
 
     named: reject a cluster that is chosen only because it is the only cluster that is up.
     Raise NotUpError if no storage and no record has that name.
@@ -373,9 +416,11 @@ def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named:
         raise NotUpError(
             f"no storage was kept for a cluster {name!r}",
             code="unknown-cluster",
-            why=f"storage was kept only for {names}" if names else "no storage was kept for any cluster",
-            fix=f"{'pass one of these names; ' if names else ''}if the record of the storage was lost, pass "
-            "the spec of its cluster: -f FILE",
+            why=f"storage was kept only for {names}"
+            if names
+            else "no storage was kept for any cluster",
+            fix=f"{'pass one of these names; ' if names else ''}if the record of the storage was "
+            "lost, pass the spec of its cluster: -f FILE",
         )
     return Storage(name, provider, left, kept)
 
@@ -383,8 +428,8 @@ def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named:
 def reject_storage(storage: Storage, *, discard: bool) -> None:
     """Raise UsageError if a cluster or another machine may be using the storage.
 
-    Raise OnlyCopyError unless ``discard``, which accepts that files are lost. The files can't be listed,
-    because no cluster uses the storage.
+    Raise OnlyCopyError unless ``discard``, which accepts that files are lost. The files can't be
+    listed, because no cluster uses the storage.
     """
     if storage.kept and Workspace.of(storage.name).root.is_dir():
         raise UsageError(
@@ -398,7 +443,8 @@ def reject_storage(storage: Storage, *, discard: bool) -> None:
     if storage.kept and not discard:
         how_to_copy = _COPY if storage.record.provider.user_owned else _BRING
         raise _unexamined(storage).error(
-            f"kept storage of cluster {storage.name!r} was not removed: it may hold the only copy of files",
+            f"kept storage of cluster {storage.name!r} was not removed: it may hold the only "
+            "copy of files",
             fix=f"{how_to_copy}\nthen, or to delete all files, pass --discard",
         )
 
@@ -415,7 +461,9 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
         note_discarded(runner.workspace, _unexamined(storage).lines)
         for kept in storage.kept:
             storage.provider.remove_storage(kept)
-        save_record(storage.name, storage.record.model_copy(update={"kept": ()}) if storage.kept else None)
+        save_record(
+            storage.name, storage.record.model_copy(update={"kept": ()}) if storage.kept else None
+        )
         # While a cluster of this name exists, the list of copies describes that cluster's files.
         if not runner.workspace.root.is_dir():
             with suppress(OSError):
@@ -424,7 +472,9 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Clusters without a workspace (folder of records) here. clusters: cluster id -> its machines, disks."""
+    """Clusters without a workspace (folder of records) here. clusters: cluster id -> its machines,
+    disks.
+    """
 
     name: str
     settings: ProviderSettings
@@ -435,14 +485,17 @@ class Orphans:
 def find_orphans(
     chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, project: str | None = None
 ) -> Orphans:
-    """Ask the provider for clusters of the chosen name without a workspace (folder of records) here.
+    """Ask the provider for clusters of the chosen name without a workspace (folder of records)
+    here.
 
     The provider is read from the spec file or the workspace. Without both, search this machine.
 
-    project: the Google Cloud project to search. Raise UsageError if the choice is not by cluster name.
+    project: the Google Cloud project to search. Raise UsageError if the choice is not by cluster
+        name.
     """
     name, settings = _find_provider(chosen, project)
-    provider, own_id = provider_of(settings, prompts), None
+    provider = provider_of(settings, prompts)
+    own_id = None
     with suppress(MachineError):
         own_id = Workspace.of(name).known_id()
     ids = [cluster_id for cluster_id in provider.orphans(name) if cluster_id != own_id]
@@ -473,18 +526,22 @@ def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, Pro
 def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
     """Raise OnlyCopyError if there are orphans, because their files can't be listed.
 
-    Machines that the user owns keep their files and are not rejected. discard: accept the loss of files.
+    Machines that the user owns keep their files and are not rejected. discard: accept the loss of
+    files.
     """
     if orphans.clusters and not (discard or orphans.settings.user_owned):
         raise OnlyCopyError(
             f"cluster {', '.join(orphans.clusters)} may hold the only copy of files",
             why="its files can't be listed: the SSH keys of its hosts were lost with its workspace",
-            fix="copy the files that you need from its hosts; then pass --discard to delete the cluster",
+            fix="copy the files that you need from its hosts; then pass --discard to delete the "
+            "cluster",
         )
 
 
 def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> tuple[KeptStorage, ...]:
-    """Remove these clusters. Return the storage that is kept. LeftoversError: other parts still exist."""
+    """Remove these clusters. Return the storage that is kept. LeftoversError: other parts still
+    exist.
+    """
     runner.reporter.step("destroy")
     for cluster_id in orphans.clusters:
         remove_cluster(orphans.provider, cluster_id, None)

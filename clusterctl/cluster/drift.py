@@ -1,7 +1,9 @@
-"""Drift: differences between a host now and the record that was written after the host was configured.
+"""Drift: differences between a host now and the record that was written after the host was
+configured.
 
-A probe returns a mark for each item: the checksum of a file, or the state of a package, unit or account.
-``Checksums`` maps the key of an item, such as "file /etc/hosts" or "unit slurmd", to the mark.
+A probe returns a mark for each item: the checksum of a file, or the state of a package, unit or
+account. ``Checksums`` maps the key of an item, such as "file /etc/hosts" or "unit slurmd", to the
+mark.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from clusterctl.hosts.probe import Checksums
 
 MISSING = "missing"
 _OUTDATED = "outdated"
-_PACKAGE, _NOT_INSTALLED = "package ", "not installed"
+_PACKAGE = "package "
+_NOT_INSTALLED = "not installed"
 # The state of an item if the service that knows the state did not answer the probe.
 UNKNOWN = "no answer"
 # Kind of item -> its only good state, even if another state was recorded.
@@ -27,9 +30,13 @@ _GOOD_STATES = {
 
 
 def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
-    """Return the keys of items that differ from the record or are in a bad state, such as a stopped unit."""
+    """Return the keys of items that differ from the record or are in a bad state, such as a stopped
+    unit.
+    """
     return tuple(
-        key for key, mark in now.items() if not _is_fine(key, mark) or recorded.get(key, mark) != mark
+        key
+        for key, mark in now.items()
+        if not _is_fine(key, mark) or recorded.get(key, mark) != mark
     )
 
 
@@ -44,15 +51,21 @@ def matches(expected: Checksums, now: Checksums) -> bool:
 
 
 def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Drift]:
-    """Yield how a host differs from the record, without consequences (a missing account has no home)."""
+    """Yield how a host differs from the record, without consequences (a missing account has no
+    home).
+    """
     for key in _without_consequences(_recorded_drift(recorded, now), now):
         yield Drift(host, _describe(key, now[key])[0])
 
 
 def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
-    """Return the differences that `up` repaired. ``before``, ``after``: checksums before and after `up`."""
+    """Return the differences that `up` repaired. ``before``, ``after``: checksums before and after
+    `up`.
+    """
     changed = [key for key in _recorded_drift(recorded, before) if after.get(key) != before[key]]
-    return [Drift(host, *_describe(key, before[key])) for key in _without_consequences(changed, before)]
+    return [
+        Drift(host, *_describe(key, before[key])) for key in _without_consequences(changed, before)
+    ]
 
 
 def _recorded_drift(recorded: Checksums, now: Checksums) -> list[str]:
@@ -77,10 +90,14 @@ def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str
             yield key
 
 
-def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
+def hosts_with_drift(
+    recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]
+) -> tuple[str, ...]:
     """Return the hosts that differ from their record or have no record."""
     return tuple(
-        host for host, marks in now.items() if host not in recorded or drifted(recorded[host], marks)
+        host
+        for host, marks in now.items()
+        if host not in recorded or drifted(recorded[host], marks)
     )
 
 

@@ -1,7 +1,7 @@
 """Changes of the hosts' hardware since they were configured: GPUs, CPUs, memory.
 
-Slurm cancels the jobs of a node if its number of GPUs or CPUs changes. So a node with jobs keeps its
-configuration until they have ended.
+Slurm cancels the jobs of a node if its number of GPUs or CPUs changes. So a node with jobs keeps
+its configuration until they have ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import parallel_map, temporary_folder
 
-# Relative difference of memory that is no change. The kernel reports some MiB more or less after each boot.
+# Relative difference of memory that is no change. The kernel reports some MiB more or less after
+# each boot.
 _SAME_MEMORY: Final = 0.01
 # Codes of findings about GPUs that are visible but not usable.
 NOT_LINKED: Final = frozenset({"fabric-manager", "fabric-not-ready"})
@@ -52,7 +53,8 @@ NodesAtWork = Callable[[Collection[str]], Mapping[str, str]]
 class Hardware:
     """The hardware that a node is configured for.
 
-    facts: CPUs and memory, unless the inventory sets the node's size. driver: GPUs that the driver shows.
+    facts: CPUs and memory, unless the inventory sets the node's size. driver: GPUs that the driver
+        shows.
     cards: number of GPUs on the PCI bus; 0 if clusterctl installs no software for GPUs.
     """
 
@@ -65,8 +67,10 @@ class Hardware:
 class NodeConfig:
     """The hardware to configure the nodes for, and its changes.
 
-    reports: host -> its probe result, but with the old hardware if the change of hardware is postponed.
-    changes: host -> the change of its hardware, in words. waiting: host -> why its change is postponed.
+    reports: host -> its probe result, but with the old hardware if the change of hardware is
+        postponed.
+    changes: host -> the change of its hardware, in words. waiting: host -> why its change is
+        postponed.
     recorded: host -> the hardware that the last `up` configured the host for.
     """
 
@@ -86,11 +90,15 @@ class NodeConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(f"{host}: {self.changes[host]}: {reason}" for host, reason in self.waiting.items())
+        return tuple(
+            f"{host}: {self.changes[host]}: {reason}" for host, reason in self.waiting.items()
+        )
 
 
 def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[str, Hardware]:
-    """Return node -> its hardware as a probe found it, for all nodes in ``reports`` (host -> its answer)."""
+    """Return node -> its hardware as a probe found it, for all nodes in ``reports`` (host -> its
+    answer).
+    """
     counts_cards = spec.software.nvidia.installs
     return {
         host.name: Hardware(
@@ -106,14 +114,18 @@ def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[
 
 
 def cgroup_notes(inventory: Inventory, reports: Reports) -> tuple[str, ...]:
-    """Return a note that names the nodes that lack Slurm's cgroup plugin. Empty without such nodes."""
+    """Return a note that names the nodes that lack Slurm's cgroup plugin. Empty without such
+    nodes.
+    """
     names = (host.name for host in inventory.compute if needs_facts(inventory, host))
     lacking = _without_plugin(reports).intersection(names)
     return (str(cgroup_finding(str(NodeSet.fromlist(sorted(lacking))))),) if lacking else ()
 
 
 def without_missing_cgroups(inventory: Inventory, reports: Reports) -> Inventory:
-    """Return the inventory, with control groups turned off on each node that lacks Slurm's cgroup plugin."""
+    """Return the inventory, with control groups turned off on each node that lacks Slurm's cgroup
+    plugin.
+    """
     lacking = _without_plugin(reports)
     hosts = (
         host.model_copy(update={"cgroups": False}) if host.name in lacking else host
@@ -150,37 +162,54 @@ def node_config(
     }
     if not changes:
         return NodeConfig(reports)
-    # If the GPUs are on the PCI bus and only the driver fails, the node keeps its GPUs until it answers.
+    # If the GPUs are on the PCI bus and only the driver fails, the node keeps its GPUs until it
+    # answers.
     silent = [
         host
         for host in changes
         if reports[host].driver.fault and reports[host].cards and recorded[host].driver.cards
     ]
     changes |= dict.fromkeys(silent, "its driver does not answer")
-    waiting = {host: f"stays unchanged; nvidia-smi says: {reports[host].driver.fault}" for host in silent}
+    waiting = {
+        host: f"stays unchanged; nvidia-smi says: {reports[host].driver.fault}" for host in silent
+    }
     left_out = [host for host in changes if host not in concerned]
     waiting |= dict.fromkeys(left_out, "stays unchanged")
-    ending = {host for host in changes if host not in waiting and _ends_jobs(recorded[host], current[host])}
+    ending = {
+        host
+        for host in changes
+        if host not in waiting and _ends_jobs(recorded[host], current[host])
+    }
     if ending:
         waiting |= nodes_at_work(ending)
     return NodeConfig(as_recorded(reports, recorded, waiting), changes, waiting, recorded)
 
 
 def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
-    """Return host -> probe result, but with the recorded memory if the new value differs by 1 % at most."""
+    """Return host -> probe result, but with the recorded memory if the new value differs by 1 % at
+    most.
+    """
     result = dict(reports)
     for host, report in reports.items():
-        before, facts = recorded.get(host, Hardware()).facts, report.facts
-        if before and facts and abs(facts.memory_mib - before.memory_mib) <= _SAME_MEMORY * before.memory_mib:
+        before = recorded.get(host, Hardware()).facts
+        facts = report.facts
+        if (
+            before
+            and facts
+            and abs(facts.memory_mib - before.memory_mib) <= _SAME_MEMORY * before.memory_mib
+        ):
             result[host] = replace(report, facts=replace(facts, memory_mib=before.memory_mib))
     return result
 
 
-def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Collection[str]) -> Reports:
+def as_recorded(
+    reports: Reports, recorded: Mapping[str, Hardware], hosts: Collection[str]
+) -> Reports:
     """Return the probe results, with the recorded instead of the current hardware for ``hosts``."""
     result = dict(reports)
     for host in hosts:
-        old, facts = recorded[host], reports[host].facts
+        old = recorded[host]
+        facts = reports[host].facts
         if old.facts:
             facts = replace(old.facts, mpi=facts.mpi, cgroups=facts.cgroups) if facts else old.facts
         elif facts:
@@ -190,7 +219,9 @@ def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Colle
 
 
 def _ends_jobs(old: Hardware, new: Hardware) -> bool:
-    """Return whether the change from ``old`` makes Slurm cancel the node's jobs, or reduces its memory."""
+    """Return whether the change from ``old`` makes Slurm cancel the node's jobs, or reduces its
+    memory.
+    """
     if format_gres(old.driver.gpus) != format_gres(new.driver.gpus):
         return True
     if old.facts is None or new.facts is None:
@@ -206,7 +237,9 @@ def _describe_change(old: Hardware, new: Hardware) -> str:
     if old.facts and new.facts:
         memory = shown_memory(old.facts.memory_mib), shown_memory(new.facts.memory_mib)
         figures += [("CPUs", old.facts.cpus, new.facts.cpus), ("memory", *memory)]
-    changed = [f"{name}: {after} (was {before})" for name, before, after in figures if before != after]
+    changed = [
+        f"{name}: {after} (was {before})" for name, before, after in figures if before != after
+    ]
     return "; ".join(changed) or "the topology of its CPUs or GPUs has changed"
 
 
@@ -214,24 +247,39 @@ def _cores(facts: NodeFacts) -> tuple[int, ...]:
     return (facts.cpus, facts.boards, facts.sockets, facts.cores_per_socket, facts.threads_per_core)
 
 
-def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports) -> str:
-    """Return JSON: node -> cupy: whether to install it; uuids: GPUs in Slurm's order, if CUDA's differs."""
+def gpus_file(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports
+) -> str:
+    """Return JSON: node -> cupy: whether to install it; uuids: GPUs in Slurm's order, if CUDA's
+    differs.
+    """
     cupy = spec.software.cupy and _can_provide_cupy(inventory, workspace)
-    drivers = {host.name: reports[host.name].driver for host in inventory.compute if host.name in reports}
-    nodes = {name: {"cupy": cupy and gpus.cards > 0, "uuids": gpus.uuids} for name, gpus in drivers.items()}
+    drivers = {
+        host.name: reports[host.name].driver for host in inventory.compute if host.name in reports
+    }
+    nodes = {
+        name: {"cupy": cupy and gpus.cards > 0, "uuids": gpus.uuids}
+        for name, gpus in drivers.items()
+    }
     return json.dumps(nodes, indent=1, sort_keys=True) + "\n"
 
 
-def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Reports) -> tuple[str, ...]:
-    """Download CuPy to this machine for hosts with GPUs that can't download CuPy. Return notes for the user.
+def fetch_gpu_wheels(
+    cluster: ClusterContext, inventory: Inventory, reports: Reports
+) -> tuple[str, ...]:
+    """Download CuPy to this machine for hosts with GPUs that can't download CuPy. Return notes for
+    the user.
 
     Raises:
         MachineError: CuPy can't be downloaded.
         TransportError: a cloud host does not answer whether it reaches the package index.
     """
-    spec, workspace = cluster.spec, cluster.workspace
+    spec = cluster.spec
+    workspace = cluster.workspace
     hosts = [
-        host.name for host in inventory.compute if host.name in reports and reports[host.name].driver.cards
+        host.name
+        for host in inventory.compute
+        if host.name in reports and reports[host.name].driver.cards
     ]
     if not hosts or not spec.software.cupy:
         return ()
@@ -242,7 +290,9 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
     if spec.provider.is_cloud and not workspace.bundle.exists():
         # Cloud hosts may reach the package index through NAT.
         argv = ["sh", "-c", _CAN_FETCH, "sh", f"{inventory.root}/env/{mark_of_wheels(gpu_lock())}"]
-        lacking = parallel_map(hosts, lambda h: cluster.connections.to(h).run(argv, check=False).rc != 0)
+        lacking = parallel_map(
+            hosts, lambda h: cluster.connections.to(h).run(argv, check=False).rc != 0
+        )
         if not (needy := [host for host, lacks in zip(hosts, lacking, strict=True) if lacks]):
             # Without this link, the role job_env lets the hosts download the wheels.
             workspace.gpu_wheels.unlink(missing_ok=True)
@@ -257,12 +307,16 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
 
 
 def mark_of_wheels(lock: Path) -> str:
-    """Return the name of the file that shows that an environment has all wheels of this lock file."""
+    """Return the name of the file that shows that an environment has all wheels of this lock
+    file.
+    """
     return f"installed-{sha1(lock.read_bytes().rstrip(), usedforsecurity=False).hexdigest()}"
 
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
-    """Download the wheels of a lock file, and make ``link`` a symbolic link to the folder with the wheels."""
+    """Download the wheels of a lock file, and make ``link`` a symbolic link to the folder with the
+    wheels.
+    """
     wheels = wheelhouse(lock, NodePlatform.of(distribution))
     # The new link replaces the old link atomically.
     with temporary_folder(link.parent) as folder:
@@ -286,9 +340,11 @@ def reject_missing_gpus(
     *,
     needs: Sequence[Finding] = (),
 ) -> None:
-    """Raise VerifyError, with a failure for each node with unusable GPUs, or fewer GPUs than in the spec.
+    """Raise VerifyError, with a failure for each node with unusable GPUs, or fewer GPUs than in the
+    spec.
 
-    concerned: nodes to check. needs: findings about NVIDIA's driver, to show instead of nvidia-smi's text.
+    concerned: nodes to check. needs: findings about NVIDIA's driver, to show instead of
+        nvidia-smi's text.
     """
     required = {partition.name: partition.gpus for partition in spec.partitions}
     failures = []
@@ -303,14 +359,28 @@ def reject_missing_gpus(
         if not (missing or need):
             continue
         code = need.code if need and not missing else "gpus-missing"
-        reason = f"nvidia-smi says: {driver.fault}" if driver.fault else f"nvidia-smi shows {driver.cards}"
-        fix = "check NVIDIA's driver on the host (`clusterctl ssh HOST -- nvidia-smi`), or correct the spec"
+        reason = (
+            f"nvidia-smi says: {driver.fault}"
+            if driver.fault
+            else f"nvidia-smi shows {driver.cards}"
+        )
+        fix = (
+            "check NVIDIA's driver on the host (`clusterctl ssh HOST -- nvidia-smi`), or "
+            "correct the spec"
+        )
         if need:
-            reason, fix = need.why, need.fix
-        cause = f"in the spec, partition {host.partition} has {gpus.count} x {gpus.type}, but {reason}"
+            reason = need.why
+            fix = need.fix
+        cause = (
+            f"in the spec, partition {host.partition} has {gpus.count} x {gpus.type}, but {reason}"
+        )
         failures.append(Failure(code, cause, host.name, "verify", fix))
     if failures:
-        state = "missing" if any(failure.code == "gpus-missing" for failure in failures) else "not usable"
+        state = (
+            "missing"
+            if any(failure.code == "gpus-missing" for failure in failures)
+            else "not usable"
+        )
         message = f"GPUs are {state} on {{hosts}}"
         raise VerifyError.of_hosts(
             message, failures, code="nodes-changed-hardware", then="the other nodes are in service"
@@ -318,16 +388,21 @@ def reject_missing_gpus(
 
 
 def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
-    """Return host -> why its new hardware can't be configured yet: it runs jobs, or Slurm did not answer.
+    """Return host -> why its new hardware can't be configured yet: it runs jobs, or Slurm did not
+    answer.
 
-    drain: drain the hosts without jobs, so that they start no job. The verification of `up` resumes them.
+    drain: drain the hosts without jobs, so that they start no job. The verification of `up` resumes
+        them.
     """
     if not isinstance(scheduler, Nodes):
         return {}
     try:
         snapshot = drain_usable(scheduler, hosts if drain else (), REASON)
     except (SchedulerError, TransportError) as exc:
-        reason = f"the jobs on this node are unknown, because Slurm does not answer ({exc.why or exc.what})"
+        reason = (
+            "the jobs on this node are unknown, because Slurm does not answer "
+            f"({exc.why or exc.what})"
+        )
         return dict.fromkeys(hosts, f"{reason}; run `clusterctl up` again when it answers")
     jobs = {host: [job.id for job in snapshot.jobs if host in job.nodes] for host in sorted(hosts)}
     if still_used := [host for host in snapshot.drained if jobs[host]]:
@@ -335,8 +410,8 @@ def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> 
         with suppress(TransportError):
             scheduler.resume(still_used)
     return {
-        host: f"postponed; run `clusterctl up` again when job{'s' * (len(ids) > 1)} {', '.join(ids)} "
-        f"{'have' if len(ids) > 1 else 'has'} ended"
+        host: f"postponed; run `clusterctl up` again when job{'s' * (len(ids) > 1)} "
+        f"{', '.join(ids)} {'have' if len(ids) > 1 else 'has'} ended"
         for host, ids in jobs.items()
         if ids
     }

@@ -1,7 +1,7 @@
 """The effect of a changed spec on jobs, and the draining of hosts that leave the cluster.
 
-Slurm cancels the jobs of a node if its number of CPUs changes. So a node with jobs keeps its size, unless the
-spec demands another size; then the change is rejected.
+Slurm cancels the jobs of a node if its number of CPUs changes. So a node with jobs keeps its size,
+unless the spec demands another size; then the change is rejected.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Impact:
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(
-            f"{name} keeps {' and '.join(size.parts[:2])} while jobs run there; the next `up` changes it"
+            (
+                f"{name} keeps {' and '.join(size.parts[:2])} while jobs run there; the next "
+                "`up` changes it"
+            )
             for name, size in self.keep.items()
         )
 
@@ -70,10 +73,11 @@ def free_leaving_hosts(
     discard: bool = False,
     replaced: Collection[str] = (),
 ) -> Mapping[str, Size]:
-    """Drain nodes that a plan removes or restarts, check that no data is lost, then cancel affected jobs.
+    """Drain nodes that a plan removes or restarts, check that no data is lost, then cancel affected
+    jobs.
 
-    After an error, resume the nodes. Return node -> its size, for nodes that keep their size because they
-    run jobs.
+    After an error, resume the nodes. Return node -> its size, for nodes that keep their size
+    because they run jobs.
 
     force: cancel the affected jobs.
     discard: delete data that exists only on hosts that leave.
@@ -94,7 +98,9 @@ def free_leaving_hosts(
         if not (planned.changes or planned.other_lost or replaced):
             return NOTHING
         leaving = LeavingHosts(before, planned, replaced)
-        return cluster.run("check_leaving_nodes", check_leaving_hosts, leaving, scheduler, discard=discard)
+        return cluster.run(
+            "check_leaving_nodes", check_leaving_hosts, leaving, scheduler, discard=discard
+        )
 
     try:
         if not force:
@@ -113,19 +119,25 @@ def free_leaving_hosts(
 
 
 def impact_of(
-    cluster: ClusterContext, before: Inventory, planned: HostPlan, scheduler: Jobs, *, drain: bool = False
+    cluster: ClusterContext,
+    before: Inventory,
+    planned: HostPlan,
+    scheduler: Jobs,
+    *,
+    drain: bool = False,
 ) -> Impact:
     """Return the effect of the changed spec on jobs.
 
     before: the inventory of the last `up`.
     drain: drain the nodes that leave or restart, so that they start no new job.
     """
-    spec, provider = cluster.spec, cluster.provider
-    partitions = {node: partition for partition in spec.partitions for node in spec.node_names(partition)}
-    new_sizes, old_sizes = (
-        provider.sizes(spec),
-        {host.name: size for host in before.compute if (size := Size.of(host))},
-    )
+    spec = cluster.spec
+    provider = cluster.provider
+    partitions = {
+        node: partition for partition in spec.partitions for node in spec.node_names(partition)
+    }
+    new_sizes = provider.sizes(spec)
+    old_sizes = {host.name: size for host in before.compute if (size := Size.of(host))}
     resized = [name for name, size in old_sizes.items() if new_sizes.get(name, size) != size]
     reasons = _why_stopped(before, planned, partitions)
     if not (reasons or resized):
@@ -136,12 +148,15 @@ def impact_of(
         waits = leaving and any(job.state is JobState.PENDING for job in snapshot.jobs)
         required = scheduler.required_nodes() if waits else {}
     except (SchedulerError, TransportError) as exc:
-        # Nodes may run jobs even if the scheduler does not answer, unless the hosts are powered off.
+        # Nodes may run jobs even if the scheduler does not answer, unless the hosts are powered
+        # off.
         may_work = isinstance(exc, SchedulerError) or provider.alive(before.cluster_id)
         return Impact(unknown=exc.cause if may_work else "")
     keep = {}
     for name in resized:
-        partition, old, new = partitions[name], old_sizes[name], new_sizes[name]
+        partition = partitions[name]
+        old = old_sizes[name]
+        new = new_sizes[name]
         allocated = snapshot.nodes[name].allocated_mib if name in snapshot.nodes else 0
         too_small = partition.memory is not None and allocated > new.memory_mib
         if old.disk_mib != new.disk_mib or (partition.cpus and old.cpus != new.cpus) or too_small:
@@ -157,12 +172,18 @@ def impact_of(
     rest = [job for job in snapshot.jobs if job.id not in ending]
     affected = (*ended, *_stranded(rest, sizes, leaving, required))
     at_work = {node for job in snapshot.jobs if job.id not in ending for node in job.nodes}
-    keep = {name: size for name, size in keep.items() if name in at_work and size != new_sizes[name]}
+    keep = {
+        name: size for name, size in keep.items() if name in at_work and size != new_sizes[name]
+    }
     return Impact(keep, affected, drained=snapshot.drained)
 
 
-def _why_stopped(before: Inventory, planned: HostPlan, partitions: Mapping[str, Partition]) -> dict[str, str]:
-    """Return host -> why the plan would cancel its jobs. A restart of only the controller cancels no job."""
+def _why_stopped(
+    before: Inventory, planned: HostPlan, partitions: Mapping[str, Partition]
+) -> dict[str, str]:
+    """Return host -> why the plan would cancel its jobs. A restart of only the controller cancels
+    no job.
+    """
     reasons = {}
     for host in planned.changes:
         cause = f": {host.why}" if host.why else ""
@@ -176,7 +197,9 @@ def _why_stopped(before: Inventory, planned: HostPlan, partitions: Mapping[str, 
     return {**reasons, **{name: f"{name} leaves the cluster" for name in removed}}
 
 
-def _ended(active: Iterable[JobInfo], reasons: Mapping[str, str], before: Inventory) -> Iterator[AffectedJob]:
+def _ended(
+    active: Iterable[JobInfo], reasons: Mapping[str, str], before: Inventory
+) -> Iterator[AffectedJob]:
     """Yield the jobs that end with a host."""
     for job in active:
         # All jobs are lost with the controller.
@@ -220,25 +243,27 @@ def reject(impact: Impact) -> None:
             "can't determine which jobs this change would cancel",
             code="jobs-unknown",
             why=impact.unknown,
-            fix="run `clusterctl up` with the previous spec, which repairs the cluster; or pass --force to "
-            "apply the change anyway",
+            fix="run `clusterctl up` with the previous spec, which repairs the cluster; or pass "
+            "--force to apply the change anyway",
         )
     if impact.affected:
         raise UsageError(
             f"this change would cancel jobs: {len(impact.affected)}",
             code="jobs-would-end",
             why="; ".join(map(str, impact.affected)),
-            fix="wait until the jobs have ended, or cancel them: `clusterctl cancel`; or run the command "
-            "again with --force, which cancels them",
+            fix="wait until the jobs have ended, or cancel them: `clusterctl cancel`; or run "
+            "the command again with --force, which cancels them",
         )
 
 
 def reject_changed_users(cluster: ClusterContext) -> None:
-    """Raise UsageError if `users` was changed, and a user has the uid of another account on the controller.
+    """Raise UsageError if `users` was changed, and a user has the uid of another account on the
+    controller.
 
     If the controller is unreachable, nothing is checked, and the Ansible role `users` fails later.
     """
-    before, applied = cluster.inventory, cluster.applied
+    before = cluster.inventory
+    applied = cluster.applied
     if before is not None and (applied is None or cluster.spec.users != applied.users):
         with suppress(TransportError):
             accounts = cluster.connections.to(before.controller.name).run(["cat", "/etc/passwd"])
@@ -255,16 +280,20 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
     taken = [user for user in spec.users if holders.get(user.uid, user.name) != user.name]
     if taken:
         raise UsageError(
-            f"these users have uids of other accounts: {', '.join(f'{u.name} ({u.uid})' for u in taken)}",
+            "these users have uids of other accounts: "
+            f"{', '.join(f'{u.name} ({u.uid})' for u in taken)}",
             code="uid-taken",
             where="users",
-            why="; ".join(f"on the hosts, uid {u.uid} belongs to user {holders[u.uid]}" for u in taken),
+            why="; ".join(
+                f"on the hosts, uid {u.uid} belongs to user {holders[u.uid]}" for u in taken
+            ),
             fix="give each new user an unused uid, or take the cluster down first",
         )
 
 
 def cancel_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
-    """Cancel these jobs, with the reason in Slurm's accounting, and wait at most 60 s for their end.
+    """Cancel these jobs, with the reason in Slurm's accounting, and wait at most 60 s for their
+    end.
 
     Raise SchedulerError if a job can't be cancelled, or is still active after that time.
     """

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.cluster.phases import Outcome, PhaseRunner
-from clusterctl.errors import ClusterctlError, MachineError, SchedulerError, TransportError, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    MachineError,
+    SchedulerError,
+    TransportError,
+    UsageError,
+)
 from clusterctl.providers.base import HostPlan
 from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies, Search, search_all
@@ -37,10 +43,13 @@ LOOK_VALID_S = 3600.0
 def check_only_copies(
     runner: PhaseRunner, discarded: Collection[JobEntry], *, discard: bool
 ) -> Outcome[OnlyCopies]:
-    """Find and return jobs and files that exist only on the cluster, before `down` removes the cluster.
+    """Find and return jobs and files that exist only on the cluster, before `down` removes the
+    cluster.
 
-    discarded: jobs that the user does not want to collect. The result lists them; they don't stop `down`.
-    discard: the user accepts all losses. If false, raise OnlyCopyError if jobs or files would be lost.
+    discarded: jobs that the user does not want to collect. The result lists them; they don't stop
+        `down`.
+    discard: the user accepts all losses. If false, raise OnlyCopyError if jobs or files would be
+        lost.
     """
     workspace = runner.workspace
     ids = {entry.job_id for entry in discarded if entry.job_id}
@@ -52,16 +61,21 @@ def check_only_copies(
         copies = replace(copies, unknown=())
     lost = replace(copies, runs=tuple(f"the run of {entry.shown}" for entry in discarded))
     if copies and not discard:
-        message = f"cluster {workspace.root.name!r} was not removed: it holds the only copy of jobs or files"
-        raise copies.error(message, fix=_fix(copies, repair="`clusterctl up`", keep=_how_to_keep(workspace)))
+        message = (
+            f"cluster {workspace.root.name!r} was not removed: it holds the only copy of jobs or "
+            "files"
+        )
+        raise copies.error(
+            message, fix=_fix(copies, repair="`clusterctl up`", keep=_how_to_keep(workspace))
+        )
     return Outcome(lost, _summary(lost))
 
 
 def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCopies:
     """Return the waiting and running jobs of the cluster, and the files that exist only on it.
 
-    Machines that the user owns keep their files, so it is no problem if they don't answer. ``discarded``: ids
-    of jobs to leave out, with their files.
+    Machines that the user owns keep their files, so it is no problem if they don't answer.
+    ``discarded``: ids of jobs to leave out, with their files.
     """
     # Before the hosts were configured, no user could log in.
     if not workspace.configured.exists():
@@ -73,7 +87,9 @@ def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCo
     with Connections(workspace.ssh_config) as connections:
         shared = not keeps_storage(workspace)
         copies = search_all(inventory, workspace, connections.to, shared=shared).find()
-        files = tuple(file for file in copies.files if file.job_id is None or file.job_id not in discarded)
+        files = tuple(
+            file for file in copies.files if file.job_id is None or file.job_id not in discarded
+        )
         jobs, unknown = _active_jobs(inventory, connections.to, discarded)
     unknown = () if inventory.traits.user_owned else copies.unknown or unknown
     return OnlyCopies(jobs, files=files, unknown=unknown)
@@ -109,12 +125,18 @@ class LeavingHosts:
 
     @property
     def names(self) -> set[str]:
-        return {change.name for change in self.planned.changes if change.action in {"remove", "replace"}}
+        return {
+            change.name for change in self.planned.changes if change.action in {"remove", "replace"}
+        }
 
     def places_lost(self, *, keep: bool) -> tuple[list[str], bool]:
-        """Return (hosts that lose files, whether the shared folder is lost). ``keep``: the folder is kept."""
+        """Return (hosts that lose files, whether the shared folder is lost). ``keep``: the folder
+        is kept.
+        """
         restarted = {change.name for change in self.planned.changes if change.restarts}
-        emptied = {host.name for host in self.before.hosts if host.name in restarted and host.local_ssds}
+        emptied = {
+            host.name for host in self.before.hosts if host.name in restarted and host.local_ssds
+        }
         hosts = [host.name for host in self.before.hosts if host.name in self.names | emptied]
         loses_shared = self.before.controller.name in self.names and not keep
         return hosts, bool(self.planned.other_lost) or loses_shared
@@ -123,21 +145,27 @@ class LeavingHosts:
 def check_leaving_hosts(
     cluster: ClusterContext, leaving: LeavingHosts, scheduler: Jobs, *, discard: bool = False
 ) -> Outcome[OnlyCopies]:
-    """Find files and runs that exist only on hosts or a shared folder that a change removes or recreates.
+    """Find files and runs that exist only on hosts or a shared folder that a change removes or
+    recreates.
 
-    Machines that the user owns keep their files, but `collect` no longer finds the machines. So without a
-    shared folder, return the runs that are only on these machines and not collected.
+    Machines that the user owns keep their files, but `collect` no longer finds the machines. So
+    without a shared folder, return the runs that are only on these machines and not collected.
 
-    discard: the user accepts all losses. If false, raise OnlyCopyError if files or runs would be lost.
+    discard: the user accepts all losses. If false, raise OnlyCopyError if files or runs would be
+        lost.
     """
-    copies, workspace, inventory = NOTHING, cluster.workspace, leaving.before
+    copies = NOTHING
+    workspace = cluster.workspace
+    inventory = leaving.before
     if inventory.traits.user_owned:
         if inventory.shared_folder.kind == "none":
             copies = _uncollected_runs(workspace, scheduler, {*leaving.names, *leaving.replaced})
     else:
         hosts, shared = leaving.places_lost(keep=keeps_storage(workspace))
         if hosts or shared:
-            copies = Search(inventory, workspace, cluster.connections.to, hosts, shared=shared).find()
+            copies = Search(
+                inventory, workspace, cluster.connections.to, hosts, shared=shared
+            ).find()
     if copies and not discard:
         message = "nothing was changed: the hosts to be removed hold the only copy of runs or files"
         raise copies.error(message, fix=_fix(copies))
@@ -177,9 +205,11 @@ def all_answer(workspace: Workspace) -> bool:
 
 
 def note_removal(workspace: Workspace, lost: OnlyCopies) -> None:
-    """Record, before anything is removed, that the cluster is being removed, and the files to be lost.
+    """Record, before anything is removed, that the cluster is being removed, and the files to be
+    lost.
 
-    If all hosts could be searched for files, another `down` within an hour works even if hosts don't answer.
+    If all hosts could be searched for files, another `down` within an hour works even if hosts
+    don't answer.
     """
     looked_at = None if lost.unknown else _last_check_time(workspace) or time.time()
     with suppress(MachineError):
@@ -188,7 +218,9 @@ def note_removal(workspace: Workspace, lost: OnlyCopies) -> None:
 
 
 def note_discarded(workspace: Workspace, lines: Sequence[str]) -> None:
-    """Append lines about lost runs and files to the record of such losses. Without lines, write nothing."""
+    """Append lines about lost runs and files to the record of such losses. Without lines, write
+    nothing.
+    """
     if lines:
         row = {"time": time.time(), "cluster": workspace.root.name, "discarded": lines}
         with suppress(ClusterctlError, OSError):
@@ -201,7 +233,9 @@ def _last_check_time(workspace: Workspace) -> float:
 
 
 def _checked_recently(workspace: Workspace) -> bool:
-    """Return whether an earlier `down` searched all hosts recently, and no job was submitted since."""
+    """Return whether an earlier `down` searched all hosts recently, and no job was submitted
+    since.
+    """
     looked_at = _last_check_time(workspace)
     latest = max((entry.submitted_at for entry in Ledger(workspace.jobs).entries()), default=0.0)
     return latest < looked_at <= time.time() < looked_at + LOOK_VALID_S
@@ -212,12 +246,16 @@ def _summary(copies: OnlyCopies) -> str:
 
 
 def _how_to_keep(workspace: Workspace) -> str:
-    """Return advice on how to keep the shared folder. "" if it is kept already, or can't be kept any more."""
+    """Return advice on how to keep the shared folder. "" if it is kept already, or can't be kept
+    any more.
+    """
     with suppress(UsageError):
         spec = applied_spec(workspace)
         if spec.storage.keep or spec.provider.keeps_from_start:
             return ""
-    return "or keep the shared folder: add `storage: {keep: true}` to the spec and run `clusterctl up`"
+    return (
+        "or keep the shared folder: add `storage: {keep: true}` to the spec and run `clusterctl up`"
+    )
 
 
 def _fix(copies: OnlyCopies, *, repair: str = "", keep: str = "") -> str:
@@ -231,5 +269,7 @@ def _fix(copies: OnlyCopies, *, repair: str = "", keep: str = "") -> str:
         if keep and not all(file.host for file in copies.files):
             fixes.append(keep)
     if copies.unknown:
-        fixes.append("make all hosts reachable" + (f": {repair} repairs the cluster" if repair else ""))
+        fixes.append(
+            "make all hosts reachable" + (f": {repair} repairs the cluster" if repair else "")
+        )
     return "\n".join([*fixes, "or pass --discard to delete the jobs and files"])

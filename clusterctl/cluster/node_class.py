@@ -1,7 +1,9 @@
-"""The configuration that all hosts of a group start with ("class"), and the files specific to a host.
+"""The configuration that all hosts of a group start with ("class"), and the files specific to a
+host.
 
-A class is built once, and found in the provider's cache by a hash of its inputs. Addresses, sizes and secrets
-are in host-specific files. Ansible runs only on new hosts on which a probe does not find the expected files.
+A class is built once, and found in the provider's cache by a hash of its inputs. Addresses, sizes
+and secrets are in host-specific files. Ansible runs only on new hosts on which a probe does not
+find the expected files.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ import jinja2
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure import inventory_file
 from clusterctl.hosts.probe import Checksums, HostReport, ProbeRequest
-from clusterctl.hosts.roles import can_share_configuration, key_marks, probe_requests, system_accounts
+from clusterctl.hosts.roles import (
+    can_share_configuration,
+    key_marks,
+    probe_requests,
+    system_accounts,
+)
 from clusterctl.providers.node_class import NodeFile, NodeFiles
 from clusterctl.scheduler.slurm_conf import takes_nodes_by_reconfigure
 from clusterctl.spec.models import ClusterSpec
@@ -32,17 +39,23 @@ from clusterctl.util.assets import ansible_hash, data_folder, digest, read_table
 
 
 def has_classes(cluster: ClusterContext) -> bool:
-    """Return whether new hosts can start with a configuration that is built once for their whole group."""
+    """Return whether new hosts can start with a configuration that is built once for their whole
+    group.
+    """
     return cluster.provider.known_shared is not None and can_share_configuration(cluster.spec)
 
 
 def class_inputs(variables: Mapping[str, Any]) -> str:
-    """Return a hash of these variables and all Ansible roles. A built configuration is cached under it."""
+    """Return a hash of these variables and all Ansible roles. A built configuration is cached under
+    it.
+    """
     return digest(ansible_hash(), json.dumps(variables, sort_keys=True, default=str))
 
 
 def inputs_of_new_nodes(cluster: ClusterContext) -> str:
-    """Return the hash under which new nodes' configuration is cached. "" if it can't be built in advance."""
+    """Return the hash under which new nodes' configuration is cached. "" if it can't be built in
+    advance.
+    """
     distribution = planned_distribution(cluster.spec, cluster.workspace)
     if distribution is None or not has_classes(cluster):
         return ""
@@ -81,10 +94,15 @@ def node_files(
 
 @cache
 def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
-    """Return pairs of an Ansible role's folder and a task of the role that writes host-specific files."""
+    """Return pairs of an Ansible role's folder and a task of the role that writes host-specific
+    files.
+    """
     files = sorted((data_folder("ansible") / "roles").glob("*/tasks/*.yml"))
     tasks = (
-        (path, task) for path in files if _OWN in path.read_text() for task in read_table(path, list[Any])
+        (path, task)
+        for path in files
+        if _OWN in path.read_text()
+        for task in read_table(path, list[Any])
     )
     return tuple((path.parents[1], task) for path, task in tasks if task.get("tags") == _OWN)
 
@@ -92,9 +110,13 @@ def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
 def _files_of_task(
     role: Path, task: Mapping[str, Any], values: Mapping[str, Any], request: ProbeRequest
 ) -> Iterator[tuple[str, NodeFile]]:
-    """Yield (path, file) for each file that an Ansible task would write, if ``request`` lists its path."""
+    """Yield (path, file) for each file that an Ansible task would write, if ``request`` lists its
+    path.
+    """
     defaults = read_table(role / "defaults/main.yml", dict[str, Any])
-    ((module, arguments),) = ((key, value) for key, value in task.items() if key.startswith("ansible."))
+    ((module, arguments),) = (
+        (key, value) for key, value in task.items() if key.startswith("ansible.")
+    )
     owner = {"root": 0, **system_accounts()}[arguments.get("owner", "root")]
     for item in task.get("loop", [""]):
         variables = {**defaults, **values, **task.get("vars", {}), "item": item}
@@ -109,13 +131,18 @@ def _files_of_task(
             elif "content" in arguments:
                 text = arguments["content"]
             else:
-                yield path, NodeFile(Path(_value(arguments["src"], variables)).read_bytes(), mode, owner)
+                yield (
+                    path,
+                    NodeFile(Path(_value(arguments["src"], variables)).read_bytes(), mode, owner),
+                )
                 continue
             yield path, NodeFile(_value(text, variables).encode(), mode, owner)
 
 
 class _Context(jinja2.runtime.Context):
-    """Looks up template variables as Ansible does: a value that is itself a template is evaluated first."""
+    """Looks up template variables as Ansible does: a value that is itself a template is evaluated
+    first.
+    """
 
     def resolve_or_missing(self, key: str) -> Any:
         value = super().resolve_or_missing(key)
@@ -126,22 +153,31 @@ class _Environment(jinja2.Environment):
     context_class = _Context
 
 
-_ANSIBLE: Final = _Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+_ANSIBLE: Final = _Environment(
+    undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+)
 _ANSIBLE.filters |= {
     "combine": or_,
     "quote": shlex.quote,
     "from_json": json.loads,
     "to_nice_json": partial(json.dumps, indent=4, sort_keys=True),
 }
-_ANSIBLE.globals |= {"ansible_managed": "Ansible managed", "lookup": lambda _, path: Path(path).read_text()}
+_ANSIBLE.globals |= {
+    "ansible_managed": "Ansible managed",
+    "lookup": lambda _, path: Path(path).read_text(),
+}
 _expression = cache(partial(_ANSIBLE.compile_expression, undefined_to_none=False))
 _template = cache(_ANSIBLE.from_string)
 
 
 def _value(text: str, variables: Mapping[str, Any]) -> Any:
-    """Evaluate a template. Return text, but for a single ``{{ expression }}`` the expression's value."""
+    """Evaluate a template. Return text, but for a single ``{{ expression }}`` the expression's
+    value.
+    """
     match = re.fullmatch(r"{{((?:(?!}}).)*)}}", text)
-    return _expression(match[1].strip())(**variables) if match else _template(text).render(**variables)
+    return (
+        _expression(match[1].strip())(**variables) if match else _template(text).render(**variables)
+    )
 
 
 def expected_marks(files: Mapping[str, NodeFile]) -> Checksums:
@@ -149,7 +185,9 @@ def expected_marks(files: Mapping[str, NodeFile]) -> Checksums:
     return {_key(path, file): file.mark for path, file in files.items()}
 
 
-def marks_of_classed(spec: ClusterSpec, inventory: Inventory, files: NodeFiles) -> dict[str, Checksums]:
+def marks_of_classed(
+    spec: ClusterSpec, inventory: Inventory, files: NodeFiles
+) -> dict[str, Checksums]:
     """Return host -> the checksums that a probe finds on a new host that needs no Ansible.
 
     The controller needs Ansible unless the homes have exactly the spec's keys of people.
@@ -163,7 +201,8 @@ def _key(path: str, file: NodeFile) -> str:
 
 
 def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
-    """Return whether ``renew`` can update a host: all files were probed, and no secret file needs a change.
+    """Return whether ``renew`` can update a host: all files were probed, and no secret file needs a
+    change.
 
     files: path -> wanted file. checksums: the checksums that a probe of the host found.
     """
@@ -173,27 +212,44 @@ def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
 
 
 def renew(files: Mapping[str, NodeFile], checksums: Checksums, transport: Transport) -> None:
-    """Rewrite the ``files`` with another checksum on the host, and restart the units that read them."""
-    stale = {path: files[path] for path in files if checksums[_key(path, files[path])] != files[path].mark}
+    """Rewrite the ``files`` with another checksum on the host, and restart the units that read
+    them.
+    """
+    stale = {
+        path: files[path]
+        for path in files
+        if checksums[_key(path, files[path])] != files[path].mark
+    }
     if stale:
-        contents = {path: (file.data.decode(), file.mode, file.edges) for path, file in stale.items()}
-        transport.run(("sudo", "-n", *remote_argv("clusterctl.hosts.remote_own_files", json.dumps(contents))))
+        contents = {
+            path: (file.data.decode(), file.mode, file.edges) for path, file in stale.items()
+        }
+        transport.run(
+            ("sudo", "-n", *remote_argv("clusterctl.hosts.remote_own_files", json.dumps(contents)))
+        )
 
 
 def shared_inputs(cluster: ClusterContext, inventory: Inventory) -> Mapping[str, str]:
     """Return group of hosts -> hash of all configuration except the host-specific files.
 
-    The result lacks a group if its hosts differ in more than these files. It also lacks the controller's
-    group if slurmctld must be restarted to learn about new nodes.
+    The result lacks a group if its hosts differ in more than these files. It also lacks the
+    controller's group if slurmctld must be restarted to learn about new nodes.
     """
     spec = cluster.spec
     # Hosts that are not baked also differ in their firewall or a mount.
     if not has_classes(cluster) or not inventory.baked:
         return {}
-    inputs = {COMPUTE: inventory_file.class_variables(spec, inventory.distribution, inventory.shared)}
+    inputs = {
+        COMPUTE: inventory_file.class_variables(spec, inventory.distribution, inventory.shared)
+    }
     if takes_nodes_by_reconfigure(inventory):
-        controller = {"host": inventory.controller.model_dump(mode="json"), "slurm": inventory.slurm}
+        controller = {
+            "host": inventory.controller.model_dump(mode="json"),
+            "slurm": inventory.slurm,
+        }
         values = inventory_file.role_variables(spec, inventory, cluster.workspace)
         in_files = ("common_hosts", "openmpi_yield_when_idle")
-        inputs[CONTROLLER] = controller | {key: values[key] for key in values if key not in in_files}
+        inputs[CONTROLLER] = controller | {
+            key: values[key] for key in values if key not in in_files
+        }
     return {group: class_inputs(variables) for group, variables in inputs.items()}

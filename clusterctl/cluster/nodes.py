@@ -41,7 +41,9 @@ class NodeState:
 
 def resume(scheduler: Nodes, names: Sequence[str]) -> tuple[NodeState, ...]:
     """Resume these nodes. Return their states afterwards."""
-    out_of_service = [state.node.name for state in states(scheduler, names) if not state.node.usable]
+    out_of_service = [
+        state.node.name for state in states(scheduler, names) if not state.node.usable
+    ]
     # Slurm refuses to resume nodes that are in service.
     if out_of_service:
         scheduler.resume(out_of_service)
@@ -60,7 +62,9 @@ def states(scheduler: Jobs, names: Collection[str]) -> tuple[NodeState, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All nodes and active jobs. The jobs were read after the nodes in ``drained`` had been drained."""
+    """All nodes and active jobs. The jobs were read after the nodes in ``drained`` had been
+    drained.
+    """
 
     nodes: Mapping[str, NodeInfo]
     jobs: tuple[JobInfo, ...]
@@ -68,7 +72,8 @@ class Snapshot:
 
 
 def drain_usable(scheduler: Jobs, names: Collection[str], reason: str) -> Snapshot:
-    """Drain those nodes in ``names`` that are in service. Return all nodes and active jobs of the cluster.
+    """Drain those nodes in ``names`` that are in service. Return all nodes and active jobs of the
+    cluster.
 
     Without Slurm no node is drained. If the scheduler fails, resume the nodes and raise its error.
     """
@@ -93,13 +98,16 @@ def resume_drained(scheduler: Jobs, drained: Sequence[str]) -> None:
 
 
 def wait_idle(scheduler: Jobs, names: Sequence[str], *, timeout_s: float | None) -> Iterator[str]:
-    """Wait until no job runs on these nodes. Yield the ids of the running jobs each time they change.
+    """Wait until no job runs on these nodes. Yield the ids of the running jobs each time they
+    change.
 
     Raise WaitTimeoutError if jobs still run after ``timeout_s`` seconds. The nodes stay drained.
     """
     reported_ids = ""
     for _ in scheduler.clock.polls(timeout_s):
-        ids = ", ".join(dict.fromkeys(job.id for state in states(scheduler, names) for job in state.jobs))
+        ids = ", ".join(
+            dict.fromkeys(job.id for state in states(scheduler, names) for job in state.jobs)
+        )
         if not ids:
             return
         if ids != reported_ids:
@@ -123,20 +131,33 @@ def check_drained(scheduler: Jobs, names: Sequence[str]) -> None:
 
 
 def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None:
-    """Reboot these hosts in parallel, and wait until they are up again, each at most ``timeout_s`` seconds.
+    """Reboot these hosts in parallel, and wait until they are up again, each at most ``timeout_s``
+    seconds.
 
     Raise TransportError, with a failure for each host that did not answer or did not come back.
     """
-    reasons = dict(zip(hosts, parallel_map([*hosts.values()], lambda h: _reboot(h, timeout_s)), strict=True))
-    if failures := [Failure("reboot", reason, host, "reboot") for host, reason in reasons.items() if reason]:
-        fix = "check the host's console; when the host answers again, `clusterctl up` resumes the node"
+    reasons = dict(
+        zip(hosts, parallel_map([*hosts.values()], lambda h: _reboot(h, timeout_s)), strict=True)
+    )
+    if failures := [
+        Failure("reboot", reason, host, "reboot") for host, reason in reasons.items() if reason
+    ]:
+        fix = (
+            "check the host's console; when the host answers again, `clusterctl up` resumes the "
+            "node"
+        )
         raise TransportError.of_hosts(
-            "{hosts} did not come back after the reboot", failures, code="nodes-did-not-come-back", fix=fix
+            "{hosts} did not come back after the reboot",
+            failures,
+            code="nodes-did-not-come-back",
+            fix=fix,
         )
 
 
 def _reboot(host: Transport, timeout_s: float) -> str:
-    """Reboot a host, and wait until it is up again. Return "" after success, else the reason for failure."""
+    """Reboot a host, and wait until it is up again. Return "" after success, else the reason for
+    failure.
+    """
     try:
         boot_id = host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout
     except TransportError as exc:
@@ -157,7 +178,9 @@ def _reboot(host: Transport, timeout_s: float) -> str:
 
 def check_names(inventory: Inventory, names: Sequence[str]) -> None:
     node_names = [host.name for host in inventory.compute]
-    reject_unknown(names, node_names, "the cluster has no node", f"its nodes are {', '.join(node_names)}")
+    reject_unknown(
+        names, node_names, "the cluster has no node", f"its nodes are {', '.join(node_names)}"
+    )
 
 
 def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
@@ -166,12 +189,16 @@ def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for text in ranges for name in expand(text)))
     except ValueError as exc:
         raise UsageError(
-            "invalid host range", code="bad-hostlist", why=str(exc), fix="use the form gpu[01-03],gpu07"
+            "invalid host range",
+            code="bad-hostlist",
+            why=str(exc),
+            fix="use the form gpu[01-03],gpu07",
         ) from exc
 
 
 def limit_spec(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
-    """Return the spec, changed so that only the hosts in ``limit`` change. All other hosts stay as they are.
+    """Return the spec, changed so that only the hosts in ``limit`` change. All other hosts stay as
+    they are.
 
     Raise UsageError if the spec lacks such a host, or the user does not own the cluster's machines.
     """
@@ -185,7 +212,11 @@ def limit_spec(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) 
         now = {host.name: host.partition for host in inventory_of(workspace).compute}
         # Hosts that stay may be missing in the new spec.
         machines = applied_spec(workspace).provider.machines
-        staying = {name: machines[name] for name in now if name in machines and name not in provider.machines}
+        staying = {
+            name: machines[name]
+            for name in now
+            if name in machines and name not in provider.machines
+        }
         provider = provider.model_copy(update={"hosts": {**provider.hosts, **staying}})
     elif provider.controller not in limit:
         raise UsageError(
@@ -197,13 +228,19 @@ def limit_spec(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) 
         )
     nodes = {}
     for partition, names in named.items():
-        remaining = [name for name, part in now.items() if part == partition and name not in (*limit, *names)]
-        nodes[partition] = [name for name in names if name in limit or now.get(name) == partition] + remaining
+        remaining = [
+            name for name, part in now.items() if part == partition and name not in (*limit, *names)
+        ]
+        nodes[partition] = [
+            name for name in names if name in limit or now.get(name) == partition
+        ] + remaining
     return _with_nodes(spec.model_copy(update={"provider": provider}), nodes)
 
 
 def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
-    """Return the spec without these nodes. UsageError: a node is the controller, or no node is left."""
+    """Return the spec without these nodes. UsageError: a node is the controller, or no node is
+    left.
+    """
     provider = own_machines(spec.provider)
     if provider.controller in names:
         raise UsageError(
@@ -214,13 +251,15 @@ def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     remaining = {p.name: [n for n in spec.node_names(p) if n not in names] for p in spec.partitions}
     login = tuple(name for name in provider.login if name not in names)
     return _with_nodes(
-        spec.model_copy(update={"provider": provider.model_copy(update={"login": login})}), remaining
+        spec.model_copy(update={"provider": provider.model_copy(update={"login": login})}),
+        remaining,
     )
 
 
 @contextmanager
 def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
-    """Record that these host names belong to new machines, and that the old machines are to be restored.
+    """Record that these host names belong to new machines, and that the old machines are to be
+    restored.
 
     If the `with` block raises, undo these changes of the records.
     """
@@ -228,10 +267,13 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
     if not former:
         yield
         return
-    inventory, spec = inventory_of(workspace), applied_spec(workspace)
+    inventory = inventory_of(workspace)
+    spec = applied_spec(workspace)
     files = (workspace.inventory, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
     contents = {path: path.read_bytes() for path in files if path.exists()}
-    releases = [registry.record_pending(host, inventory, spec, workspace, why=REPLACED) for host in former]
+    releases = [
+        registry.record_pending(host, inventory, spec, workspace, why=REPLACED) for host in former
+    ]
     _forget_hosts(workspace, names)
     try:
         yield
@@ -244,9 +286,11 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
 
 
 def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
-    """Remove lost machines from the record of machines to restore, or from the record of cluster hosts.
+    """Remove lost machines from the record of machines to restore, or from the record of cluster
+    hosts.
 
-    If both records have a name, remove it only from the machines to restore. Return a line per removal.
+    If both records have a name, remove it only from the machines to restore. Return a line per
+    removal.
     """
     if not names:
         return ()
@@ -272,8 +316,8 @@ def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, 
 def check_pending_release(workspace: Workspace, names: Iterable[str]) -> None:
     released_names = {release.host.name for release in pending_releases(workspace)}
     fix = (
-        f"machines with a pending release: {', '.join(sorted(released_names)) or 'none'}; remove a machine "
-        "from the cluster with `clusterctl node remove` or `clusterctl down --forget`"
+        f"machines with a pending release: {', '.join(sorted(released_names)) or 'none'}; remove "
+        "a machine from the cluster with `clusterctl node remove` or `clusterctl down --forget`"
     )
     reject_unknown(names, released_names, "there is no machine with a pending release", fix)
 
@@ -296,11 +340,15 @@ def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
     for file in (workspace.trusted_hosts, workspace.known_hosts):
         if file.exists():
             lines = file.read_text().splitlines(keepends=True)
-            write_atomic(file, "".join(line for line in lines if line.partition(" ")[0] not in names))
+            write_atomic(
+                file, "".join(line for line in lines if line.partition(" ")[0] not in names)
+            )
 
 
 def _with_nodes(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
-    """Return the spec with these nodes in its partitions (partition -> nodes), without empty partitions."""
+    """Return the spec with these nodes in its partitions (partition -> nodes), without empty
+    partitions.
+    """
     partitions = tuple(
         p.model_copy(update={"hosts": ",".join(nodes[p.name]), "nodes": len(nodes[p.name])})
         for p in spec.partitions

@@ -1,4 +1,6 @@
-"""Runs, times and records the phases (steps) of `up` and `down`. Also makes copies of a workspace."""
+"""Runs, times and records the phases (steps) of `up` and `down`. Also makes copies of a
+workspace.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """The value that a phase returns, its summary for the table of phases, and notes for the user."""
+    """The value that a phase returns, its summary for the table of phases, and notes for the
+    user.
+    """
 
     value: T
     summary: str = ""
@@ -46,7 +50,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A deviation found on a host, in words, and the ``action`` that repaired it ("" if not repaired)."""
+    """A deviation found on a host, in words, and the ``action`` that repaired it ("" if not
+    repaired).
+    """
 
     host: str
     what: str
@@ -58,9 +64,11 @@ class Drift:
 
 @dataclass(kw_only=True)
 class PhaseRunner:
-    """Runs the phases of an `up` or `down`: each is timed, shown, and logged in a file in the workspace.
+    """Runs the phases of an `up` or `down`: each is timed, shown, and logged in a file in the
+    workspace.
 
-    wait_s: how long to wait for another clusterctl process that holds the cluster's lock, in seconds.
+    wait_s: how long to wait for another clusterctl process that holds the cluster's lock, in
+        seconds.
     """
 
     workspace: Workspace
@@ -79,12 +87,17 @@ class PhaseRunner:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run ``phase(self, ...)`` as ``name``: show and log it, and keep its notes. Return its value."""
+        """Run ``phase(self, ...)`` as ``name``: show and log it, and keep its notes. Return its
+        value.
+        """
         self.reporter.step(name)
-        start, ok, note = time.monotonic(), False, ""
+        start = time.monotonic()
+        ok = False
+        note = ""
         try:
             outcome = phase(self, *args, **kwargs)
-            ok, note = True, outcome.summary
+            ok = True
+            note = outcome.summary
         except ClusterctlError as exc:
             note = exc.what
             raise
@@ -102,14 +115,18 @@ class PhaseRunner:
                 append_line(self.workspace.journal, json.dumps({"verb": self.verb, **row}))
 
     def report_repairs(self, repairs: Iterable[Drift]) -> None:
-        """Show these repairs to the user at once, because they remain even if a later phase fails."""
+        """Show these repairs to the user at once, because they remain even if a later phase
+        fails.
+        """
         for repair in repairs:
             self.repairs.append(repair)
             self.reporter.note(f"repaired: {repair}")
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
-    """Return the provider, which creates and removes hosts. ``prompts``: ask about unknown host keys."""
+    """Return the provider, which creates and removes hosts. ``prompts``: ask about unknown host
+    keys.
+    """
     if settings.user_owned:
         # Only machines of the user are restored, and importing Ansible takes time.
         from clusterctl.configure.ansible import restore  # noqa: PLC0415
@@ -122,7 +139,8 @@ def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Pr
 def workspace_copy(
     workspace: Workspace, *, without: Collection[str], place: Path | None = None
 ) -> Iterator[Workspace]:
-    """Yield a writable, temporary copy of the workspace; an empty workspace if the original is missing.
+    """Yield a writable, temporary copy of the workspace; an empty workspace if the original is
+    missing.
 
     without: names of files that are not copied.
     place: the folder for the copy. Default: the folder of temporary files.
@@ -139,7 +157,9 @@ def workspace_copy(
                 shutil.copy2(workspace.copies, copy.copies)
         except OSError as exc:
             raise MachineError(
-                f"folder {workspace.root} can't be copied to {folder}", code="record-not-copied", why=str(exc)
+                f"folder {workspace.root} can't be copied to {folder}",
+                code="record-not-copied",
+                why=str(exc),
             ) from exc
         copy.create()
         if not copy.public_key.exists():

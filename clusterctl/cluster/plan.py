@@ -66,13 +66,19 @@ class Plan:
     @property
     def staying(self) -> set[str]:
         """The names of running hosts that `up` would keep or change, but not remove or recreate."""
-        return {host.name for host in self.hosts.hosts if host.action in {"keep", "change"} and not host.off}
+        return {
+            host.name
+            for host in self.hosts.hosts
+            if host.action in {"keep", "change"} and not host.off
+        }
 
     @property
     def summary(self) -> str:
         """The changes of hosts in a few words, such as ``hosts: 2 created, 1 removed``."""
         actions = [host.action for host in self.hosts.hosts]
-        counts = [(word, actions.count(action)) for action, word in _WORDS.items() if action in actions]
+        counts = [
+            (word, actions.count(action)) for action, word in _WORDS.items() if action in actions
+        ]
         parts = [f"{count} {word}" for word, count in counts] or [f"all {len(actions)} stay"]
         return f"hosts: {', '.join(parts)}"
 
@@ -95,7 +101,9 @@ def preview(cluster: ClusterContext) -> Plan:
 
 
 def prompt_about(plan: Plan) -> str:
-    """Return the question to ask before hosts or data are removed. "" if the plan removes nothing."""
+    """Return the question to ask before hosts or data are removed. "" if the plan removes
+    nothing.
+    """
     hosts = fold_nodes([host.name for host in plan.hosts.hosts if host.destroys])
     if removed := [*([hosts] if hosts else []), *plan.hosts.other_lost]:
         return f"remove {', '.join(removed)} and all data on it?"
@@ -109,7 +117,9 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
     recreated: hosts that the provider must remove and create again.
     Raise UsageError if the cluster is up with another provider or scheduler.
     """
-    spec, workspace, provider = cluster.spec, cluster.workspace, cluster.provider
+    spec = cluster.spec
+    workspace = cluster.workspace
+    provider = cluster.provider
     inventory = cluster.inventory
     _reject_other_cluster(cluster)
     options = HostOptions(recreated=recreated, inputs=inputs_of_new_nodes(cluster))
@@ -117,7 +127,9 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
     notes = software_notes(spec, hosts.distribution or planned_distribution(spec, workspace))
     if inventory is None:
         return Outcome(plan := Plan(hosts), plan.summary, (*notes, *notes_on_unused_storage(spec)))
-    impact = impact_of(cluster, inventory, hosts, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S))
+    impact = impact_of(
+        cluster, inventory, hosts, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
+    )
     if impact.keep:
         hosts = provider.plan(spec, workspace, replace(options, keep=impact.keep))
     unknown = (Difference("spec", "the applied spec is unknown"),)
@@ -126,13 +138,17 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
 
 
 def _reject_other_cluster(cluster: ClusterContext) -> None:
-    spec, inventory, applied = cluster.spec, cluster.inventory, cluster.applied
+    spec = cluster.spec
+    inventory = cluster.inventory
+    applied = cluster.applied
     # Hosts may exist even if the last `up` wrote no inventory.
     provider = inventory.provider if inventory else applied and applied.provider.type
     if provider not in (None, spec.provider.type):
-        difference, spec_key = f"with `provider.type: {provider}`", "provider.type"
+        difference = f"with `provider.type: {provider}`"
+        spec_key = "provider.type"
     elif inventory and inventory.scheduler != spec.scheduler:
-        difference, spec_key = f"with `scheduler: {inventory.scheduler}`", "scheduler"
+        difference = f"with `scheduler: {inventory.scheduler}`"
+        spec_key = "scheduler"
     elif inventory and applied and applied.software.slurm.kind != spec.software.slurm.kind:
         difference = f"with `software.slurm.from: {applied.software.slurm.origin}`"
         spec_key = "software.slurm"
@@ -167,8 +183,12 @@ def preflight(cluster: ClusterContext) -> Outcome[None]:
 
 
 def _drift(cluster: ClusterContext, plan: Plan, notes: list[str]) -> Iterator[Drift]:
-    """Yield the deviations that `up` would repair. Other facts about the hosts are appended to ``notes``."""
-    spec, inventory, staying = cluster.spec, cluster.inventory, plan.staying
+    """Yield the deviations that `up` would repair. Other facts about the hosts are appended to
+    ``notes``.
+    """
+    spec = cluster.spec
+    inventory = cluster.inventory
+    staying = plan.staying
     if inventory is None or inventory.controller.name not in staying:
         if staying:
             yield Drift(spec.controller_host, converge.UNFINISHED)
@@ -195,9 +215,14 @@ def _drift(cluster: ClusterContext, plan: Plan, notes: list[str]) -> Iterator[Dr
     yield from _drift_of_services(cluster, inventory, staying)
 
 
-def _drift_of_services(cluster: ClusterContext, inventory: Inventory, staying: set[str]) -> Iterator[Drift]:
-    """Yield a deviation for each node that Slurm can't use, and for a missing Python environment."""
-    spec, controller = cluster.spec, inventory.controller.name
+def _drift_of_services(
+    cluster: ClusterContext, inventory: Inventory, staying: set[str]
+) -> Iterator[Drift]:
+    """Yield a deviation for each node that Slurm can't use, and for a missing Python
+    environment.
+    """
+    spec = cluster.spec
+    controller = inventory.controller.name
     try:
         nodes = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S).nodes()
         for host, problem in find_unusable_nodes(node for node in nodes if node.name in staying):
@@ -217,7 +242,10 @@ def _drift_of_services(cluster: ClusterContext, inventory: Inventory, staying: s
 
 def _reasons_to_reject(cluster: ClusterContext) -> Iterator[str]:
     """Yield each reason why `up` would reject the spec, its users, or this machine."""
-    for check in (partial(cluster.provider.check, cluster.spec), partial(reject_changed_users, cluster)):
+    for check in (
+        partial(cluster.provider.check, cluster.spec),
+        partial(reject_changed_users, cluster),
+    ):
         try:
             check()
         except (MachineError, UsageError) as exc:
@@ -225,10 +253,15 @@ def _reasons_to_reject(cluster: ClusterContext) -> Iterator[str]:
 
 
 def _with_tasks(cluster: ClusterContext, plan: Plan, inventory: Inventory, copy: Workspace) -> Plan:
-    """Add the tasks to the plan that, according to Ansible's check mode, would change the user's machines."""
-    spec, workspace = cluster.spec, cluster.workspace
+    """Add the tasks to the plan that, according to Ansible's check mode, would change the user's
+    machines.
+    """
+    spec = cluster.spec
+    workspace = cluster.workspace
     if absent := [host.name for host in inventory.hosts if host.name not in plan.staying]:
-        return replace(plan, notes=(*plan.notes, f"Ansible's tasks are unknown without {', '.join(absent)}"))
+        return replace(
+            plan, notes=(*plan.notes, f"Ansible's tasks are unknown without {', '.join(absent)}")
+        )
     cluster.reporter.progress("running Ansible in check mode")
     for secret in (workspace.munge_key, workspace.key):
         (copy.root / secret.name).symlink_to(secret)
@@ -238,6 +271,8 @@ def _with_tasks(cluster: ClusterContext, plan: Plan, inventory: Inventory, copy:
         converge.render(spec, inventory, copy, nodes.reports)
         tasks, failures = ansible.preview(inventory, copy, hosts=tuple(nodes.reports))
     except (ConfigureError, TransportError) as exc:
-        return replace(plan, notes=(*plan.notes, f"the changes of Ansible's tasks are unknown: {exc.what}"))
+        return replace(
+            plan, notes=(*plan.notes, f"the changes of Ansible's tasks are unknown: {exc.what}")
+        )
     unchecked = (f"{f.host}: the changes after {f.phase} are unknown: {f.cause}" for f in failures)
     return replace(plan, tasks=tasks, notes=(*plan.notes, *unchecked))

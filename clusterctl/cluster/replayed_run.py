@@ -1,4 +1,6 @@
-"""Replays, which submit a collected run again: the tasks to submit, and differences from the first run."""
+"""Replays, which submit a collected run again: the tasks to submit, and differences from the first
+run.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,20 @@ _NUMBER: Final = re.compile(r"[0-9]{1,7}")
 
 
 def select_replay(
-    row: Row, changes: Mapping[str, str], *, failed: bool, flags: Mapping[str, object], code: Code = Code.SENT
+    row: Row,
+    changes: Mapping[str, str],
+    *,
+    failed: bool,
+    flags: Mapping[str, object],
+    code: Code = Code.SENT,
 ) -> ReplayRequest | None:
-    """Return the submission that repeats the run ``row``. None: ``failed`` is set, and all have completed.
+    """Return the submission that repeats the run ``row``. None: ``failed`` is set, and all have
+    completed.
 
     changes: options of the program with their new values. flags: options of `submit`.
     code: the files of the program.
-    failed: submit only the array tasks that completed neither in this run nor in later replays. Raise
-        UsageError if the run is not an array or has unfinished tasks.
+    failed: submit only the array tasks that completed neither in this run nor in later replays.
+        Raise UsageError if the run is not an array or has unfinished tasks.
     """
     indices = _unfinished_tasks(row, changes) if failed else []
     if failed and not indices:
@@ -50,7 +58,8 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
         raise UsageError(
             "--failed runs tasks again unchanged, and can't be combined with --set",
             code="options-exclusive",
-            fix=f"leave out --set, or change a single task: `clusterctl replay {row.run.job_id}_3 --set ...`",
+            fix="leave out --set, or change a single task: `clusterctl replay "
+            f"{row.run.job_id}_3 --set ...`",
         )
     if odd := next((task for task in tasks if not _NUMBER.fullmatch(task.number)), None):
         raise UsageError(
@@ -71,8 +80,11 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
 def differences(
     row: Row, replay: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
 ) -> list[Difference]:
-    """Return known differences between the run ``row`` and its replay ``job`` on the cluster ``facts``."""
-    run, programs = row.run, payload_hash()
+    """Return known differences between the run ``row`` and its replay ``job`` on the cluster
+    ``facts``.
+    """
+    run = row.run
+    programs = payload_hash()
     compared = [
         ("code", "clusterctl", replay.version, __version__),
         ("code", "its programs", replay.payload if job.bundled else programs, programs),

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.jobs.events import with_hangs
 from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.limits import with_limits
-from clusterctl.scheduler.session import SOON_S, connect_session, read_applied_spec, scheduler_client
+from clusterctl.scheduler.session import (
+    SOON_S,
+    connect_session,
+    read_applied_spec,
+    scheduler_client,
+)
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.spec.units import format_duration
@@ -30,11 +35,12 @@ class Status:
 
     ready: whether every node can be used. nodes: all nodes, as shown by the scheduler.
     jobs: the waiting and running jobs.
-    partitions: the partitions of a cluster that other people operate. Such a cluster is ready if a partition
-        has usable nodes. Its nodes are not listed, and its jobs are only the user's own.
+    partitions: the partitions of a cluster that other people operate. Such a cluster is ready if a
+        partition has usable nodes. Its nodes are not listed, and its jobs are only the user's own.
     required_nodes: number of a waiting job -> the nodes that it asks for by name.
     accounting_failure: why Slurm's accounting does not answer; "" if it answers.
-    auto_down: the idle time after which the cluster removes itself, and whether the timer is active.
+    auto_down: the idle time after which the cluster removes itself, and whether the timer is
+        active.
     """
 
     cluster: str
@@ -51,8 +57,8 @@ class Status:
 def status_of(workspace: Workspace) -> Status:
     """Ask the cluster for its status. Raise NotUpError if there is no such cluster.
 
-    If the cluster does not answer: LockedError while another clusterctl process holds its lock, else
-    SchedulerError or TransportError.
+    If the cluster does not answer: LockedError while another clusterctl process holds its lock,
+    else SchedulerError or TransportError.
     """
     with naming_lock_holder(workspace), ExitStack() as stack:
         facts = facts_of(workspace)
@@ -65,7 +71,9 @@ def status_of(workspace: Workspace) -> Status:
         nodes, jobs = scheduler.nodes_and_jobs()
         no_accounting = accounting_failure()
         # Parsing a spec with all its rules takes time, and most specs don't set auto_down.
-        has_auto_down = b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
+        has_auto_down = (
+            b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
+        )
         timer = auto_down(read_applied_spec(workspace), controller) if has_auto_down else None
     ready = {n.name for n in nodes if n.usable} >= {*facts.compute}
     # Only the job user can read the files of its jobs.
@@ -95,7 +103,9 @@ def _status_of_foreign(facts: ClusterFacts, workspace: Workspace) -> Status:
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
-    """Return {"after": idle time until the cluster removes itself, "armed": whether its timer runs}."""
+    """Return {"after": idle time until the cluster removes itself, "armed": whether its timer
+    runs}.
+    """
     if (idle_s := spec.provider.idle_timeout_s) is None:
         return None
     state = controller.run(

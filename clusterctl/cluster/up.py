@@ -1,7 +1,7 @@
 """The steps of `up`: plan → image → provision → probe → converge → verify.
 
-If `up` is killed at any point and run again, it converges: every phase checks the actual state and creates
-only missing parts.
+If `up` is killed at any point and run again, it converges: every phase checks the actual state and
+creates only missing parts.
 """
 
 from __future__ import annotations
@@ -55,11 +55,13 @@ class UpOptions:
     reconfigure: also configure hosts that need no change.
     force: cancel jobs on nodes that the changed spec no longer has.
     discard: delete data that exists only on hosts that are removed.
-    bundle: the bundle that hosts install packages from. Default: the bundle of the last `up`, if any.
-    own_repositories: install packages from the hosts' own repositories again, instead of from a bundle.
+    bundle: the bundle that hosts install packages from. Default: the bundle of the last `up`, if
+        any.
+    own_repositories: install packages from the hosts' own repositories again, instead of from a
+        bundle.
     limit: configure only these hosts and the controller. Default: all hosts.
-    replaced: names of hosts that are replaced by different machines. The old machines are removed, or
-        restored if the user owns them.
+    replaced: names of hosts that are replaced by different machines. The old machines are removed,
+        or restored if the user owns them.
     """
 
     approve: Callable[[Plan], None] = lambda _: None
@@ -83,13 +85,15 @@ class UpResult:
 def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
     """Create, change or repair the cluster. Return after an MPI job has run on all idle nodes.
 
-    Raise UsageError, with nothing changed, if the change would cancel jobs. Raise ClusterctlError if a phase
-    fails; the next `up` continues after the phases that finished.
+    Raise UsageError, with nothing changed, if the change would cancel jobs. Raise ClusterctlError
+    if a phase fails; the next `up` continues after the phases that finished.
     """
     cluster.provider.check(cluster.spec)
     with cluster.locked():
         if options.limit is not None:
-            cluster = replace(cluster, spec=limit_spec(cluster.spec, cluster.workspace, options.limit))
+            cluster = replace(
+                cluster, spec=limit_spec(cluster.spec, cluster.workspace, options.limit)
+            )
         decision = decide(cluster, options)
         cluster.run("prepare_image", prepare_image)
         keys = share_configuration(cluster, decision.plan.hosts, decision.distribution)
@@ -100,7 +104,12 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
         if cluster.workspace.bundle.exists() and not inventory.baked:
             cluster.run("send_packages", send_packages, decision.bundle, inventory, reports)
         reports = cluster.run(
-            "converge", converge, provisioned, reports, limit=options.limit, again=options.reconfigure
+            "converge",
+            converge,
+            provisioned,
+            reports,
+            limit=options.limit,
+            again=options.reconfigure,
         )
         if environment.lock is not None:
             cluster.run("build_environment", build_environment, environment, inventory)
@@ -111,12 +120,14 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
 def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
     """Create a plan, ask for approval, drain the hosts that leave, and record the spec.
 
-    If the plan is rejected, replaced hosts stay in the cluster. Raise UsageError if the change would cancel
-    jobs, OnlyCopyError if data exists only on hosts that leave.
+    If the plan is rejected, replaced hosts stay in the cluster. Raise UsageError if the change
+    would cancel jobs, OnlyCopyError if data exists only on hosts that leave.
     """
-    workspace, spec = cluster.workspace, cluster.spec
+    workspace = cluster.workspace
+    spec = cluster.spec
     with replacing(workspace, options.replaced if spec.provider.user_owned else ()):
-        # From now on these hosts belong to a cluster, so `up` must not resume a `down` or `image bake`.
+        # From now on these hosts belong to a cluster, so `up` must not resume a `down` or `image
+        # bake`.
         workspace.removing.unlink(missing_ok=True)
         workspace.baking.unlink(missing_ok=True)
         bundle = open_bundle(cluster, options)
@@ -133,7 +144,11 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
             reject(plan.jobs)
         options.approve(plan)
         keep = free_leaving_hosts(
-            cluster, plan.hosts, force=options.force, discard=options.discard, replaced=options.replaced
+            cluster,
+            plan.hosts,
+            force=options.force,
+            discard=options.discard,
+            replaced=options.replaced,
         )
     if cluster.applied is None or cluster.applied.users != spec.users:
         # usermod can't change the uid of an account while it is logged in.
@@ -143,8 +158,11 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
 
 
 def restore_munge_key(cluster: ClusterContext) -> None:
-    """Fetch the munge key from a host of the cluster if the file on this machine is missing or damaged."""
-    workspace, inventory = cluster.workspace, inventory_if_known(cluster.workspace)
+    """Fetch the munge key from a host of the cluster if the file on this machine is missing or
+    damaged.
+    """
+    workspace = cluster.workspace
+    inventory = inventory_if_known(cluster.workspace)
     if inventory is None or workspace.has_munge_key:
         return
     argv = ["sudo", "-n", "base64", "/etc/munge/munge.key"]
@@ -182,7 +200,9 @@ class Decision:
 
 
 def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
-    """Raise UsageError if the provider creates the hosts: only the user's machines install from bundles."""
+    """Raise UsageError if the provider creates the hosts: only the user's machines install from
+    bundles.
+    """
     if not spec.provider.user_owned:
         raise UsageError(
             f"bundles work only with your own machines, and the provider is {spec.provider.type}",
@@ -192,14 +212,20 @@ def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
 
 
 def open_bundle(cluster: ClusterContext, options: UpOptions) -> Bundle | None:
-    """Open the bundle (file of packages) that the options name, else the bundle of the last `up`, if any."""
+    """Open the bundle (file of packages) that the options name, else the bundle of the last `up`,
+    if any.
+    """
     if options.bundle is not None:
         reject_bundles(cluster.spec, fix="leave --bundle out")
         return cluster.run("open_bundle", _open_bundle, options.bundle)
     if options.own_repositories:
         cluster.workspace.bundle.unlink(missing_ok=True)
     bundle = cluster_bundle(cluster.workspace)
-    return cluster.run("open_bundle", _open_bundle, bundle.file) if bundle and bundle.file.exists() else None
+    return (
+        cluster.run("open_bundle", _open_bundle, bundle.file)
+        if bundle and bundle.file.exists()
+        else None
+    )
 
 
 def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
@@ -210,7 +236,9 @@ def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
 def resolve_environment(
     cluster: ClusterContext, distribution: Distribution, decision: Decision | None = None
 ) -> Environment:
-    """Return exact versions for the spec's Python requirements, from ``decision`` if it has them already."""
+    """Return exact versions for the spec's Python requirements, from ``decision`` if it has them
+    already.
+    """
     if decision and decision.environment and decision.distribution == distribution:
         return decision.environment
     if cluster.spec.software.python.requirements is None:
@@ -218,7 +246,9 @@ def resolve_environment(
     return cluster.run("resolve_environment", _resolve_environment, distribution)
 
 
-def _resolve_environment(cluster: ClusterContext, distribution: Distribution) -> Outcome[Environment]:
+def _resolve_environment(
+    cluster: ClusterContext, distribution: Distribution
+) -> Outcome[Environment]:
     progress = cluster.reporter.progress
     facts = facts_of_spec(cluster.spec)
     environment = Environments(progress, progress).resolve(facts, distribution)
@@ -226,9 +256,15 @@ def _resolve_environment(cluster: ClusterContext, distribution: Distribution) ->
     return Outcome(environment, f"{packages} Python packages")
 
 
-def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, str]) -> Outcome[Provisioned]:
-    """Create, start and remove hosts. ``keys``: group of hosts -> cache key of its built configuration."""
-    spec, workspace, progress = cluster.spec, cluster.workspace, cluster.reporter.progress
+def provision(
+    cluster: ClusterContext, decision: Decision, keys: Mapping[str, str]
+) -> Outcome[Provisioned]:
+    """Create, start and remove hosts. ``keys``: group of hosts -> cache key of its built
+    configuration.
+    """
+    spec = cluster.spec
+    workspace = cluster.workspace
+    progress = cluster.reporter.progress
 
     def completed(inventory: Inventory) -> Inventory:
         updates = {"usd_per_hour": decision.plan.hosts.usd_per_hour, **job_settings(spec)}
@@ -261,19 +297,25 @@ def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, st
 
 
 def _report_started(cluster: ClusterContext, provisioned: Provisioned) -> None:
-    cluster.report_repairs(Drift(host, "was powered off", "started") for host in provisioned.started)
+    cluster.report_repairs(
+        Drift(host, "was powered off", "started") for host in provisioned.started
+    )
 
 
 def probe(
     cluster: ClusterContext, inventory: Inventory, keep: Mapping[str, Size]
 ) -> Outcome[Mapping[str, HostReport]]:
-    """Probe hosts, and start powered-off hosts. Return host -> facts. ``keep``: node -> size that stays."""
+    """Probe hosts, and start powered-off hosts. Return host -> facts. ``keep``: node -> size that
+    stays.
+    """
     requests = probe_requests(cluster.spec, inventory, cluster.workspace)
     answers = []
     with closing(ask_hosts(requests, cluster.connections.to)) as steps:
         for answer in steps:
             if answer is None:
-                provisioned = cluster.provider.apply(cluster.spec, cluster.workspace, HostOptions(keep))
+                provisioned = cluster.provider.apply(
+                    cluster.spec, cluster.workspace, HostOptions(keep)
+                )
                 _report_started(cluster, provisioned)
             else:
                 answers.append(answer)
@@ -294,19 +336,27 @@ def probe(
 
 
 def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> ConfigureError:
-    """Return the error for hosts that lost packages and can't reinstall them: they must be recreated."""
+    """Return the error for hosts that lost packages and can't reinstall them: they must be
+    recreated.
+    """
     fixes = {host: f"recreate the node: `clusterctl node replace {host}`" for host in lost}
-    fixes[inventory.controller.name] = "recreate the controller: `clusterctl down`, then `clusterctl up`"
+    fixes[inventory.controller.name] = (
+        "recreate the controller: `clusterctl down`, then `clusterctl up`"
+    )
     failures = [
-        Failure("package-missing", f"packages were uninstalled: {packages}", host, "reach", fixes[host])
+        Failure(
+            "package-missing", f"packages were uninstalled: {packages}", host, "reach", fixes[host]
+        )
         for host, packages in lost.items()
     ]
-    return ConfigureError.of_hosts("packages are missing on {hosts}", failures, code="packages-missing")
+    return ConfigureError.of_hosts(
+        "packages are missing on {hosts}", failures, code="packages-missing"
+    )
 
 
 _NOT_INSTALLED = ("sudo", "-n", "sh", "-c", "rm -f /opt/clusterctl/installed-*")
-# usermod refuses to change the uid of an account that has processes, such as its own parent shell. In a new
-# PID namespace it sees no such process.
+# usermod refuses to change the uid of an account that has processes, such as its own parent shell.
+# In a new PID namespace it sees no such process.
 _RENUMBER = (
     *("sudo", "-n", "unshare", "--pid", "--fork", "--mount-proc"),
     *("usermod", "--uid", str(ADMIN_ID), ADMIN_USER),
@@ -316,8 +366,11 @@ _RENUMBER = (
 def _with_one_uid(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Mapping[str, HostReport]:
-    """Give the admin account the same uid on all hosts, if possible. Return host -> new probe result."""
-    # Cloud images create the account with the next free uid. The verification job needs the same uid.
+    """Give the admin account the same uid on all hosts, if possible. Return host -> new probe
+    result.
+    """
+    # Cloud images create the account with the next free uid. The verification job needs the same
+    # uid.
     uids = {host: r.accounts[ADMIN_USER] for host, r in reports.items() if ADMIN_USER in r.accounts}
     if len({*uids.values()}) <= 1:
         return reports
@@ -335,9 +388,14 @@ def _with_one_uid(
 
 
 def send_packages(
-    cluster: ClusterContext, bundle: Bundle | None, inventory: Inventory, reports: Mapping[str, HostReport]
+    cluster: ClusterContext,
+    bundle: Bundle | None,
+    inventory: Inventory,
+    reports: Mapping[str, HostReport],
 ) -> Outcome[None]:
-    """Send the packages of the bundle to hosts that lack packages. BundleError: the bundle is missing."""
+    """Send the packages of the bundle to hosts that lack packages. BundleError: the bundle is
+    missing.
+    """
     to = cluster.connections.to
     hosts = inventory_file.hosts_to_install(inventory, cluster.spec.software, reports, to)
     if not hosts:

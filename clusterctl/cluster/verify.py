@@ -1,7 +1,7 @@
 """Verification of a cluster: the states of its nodes, then an MPI job across all idle nodes.
 
-The job runs in a hidden partition, so it never waits behind users' jobs. Nodes that are busy, or were drained
-by an administrator, do not take part and are listed.
+The job runs in a hidden partition, so it never waits behind users' jobs. Nodes that are busy, or
+were drained by an administrator, do not take part and are listed.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ _GIVEN_UP: Final = frozenset({"DOWN", "NOT_RESPONDING"})
 _SLURMCTLD_LOG: Final = "/var/log/slurm/slurmctld.log"
 _STATE_FOLDER: Final = "/var/lib/slurm/slurmctld"
 _NORMAL_RESTARTS = 5
-# Slurm's words for a file of slurmctld's state that ends too early: load_all_job_state, load_all_node_state
-# and load_all_part_state in src/slurmctld.
+# Slurm's words for a file of slurmctld's state that ends too early: load_all_job_state,
+# load_all_node_state and load_all_part_state in src/slurmctld.
 _DAMAGED_STATE: Final = re.compile(r"^Incomplete (job|node|part)")
 TIMED_OUT = 124  # timeout(1)'s exit code
 # A block of Open MPI's advice about possible causes.
@@ -78,7 +78,9 @@ _ADVICE_BLOCK: Final = re.compile(r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.
 # Causes listed in the text of an error; the error's `failures` have all of them.
 _MAX_NAMED = 8
 _TIMEOUT_S = 60.0
-_OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", *NOT_LINKED})
+_OF_DRIVER = frozenset(
+    {"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", *NOT_LINKED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +110,26 @@ def verify(
     limit: verify only these nodes and the controller. None: all nodes.
     """
     host_names = inventory.names if limit is None else limit
-    nodes = [host.name for host in inventory.compute if host.is_controller or host.name in host_names]
+    nodes = [
+        host.name for host in inventory.compute if host.is_controller or host.name in host_names
+    ]
     verification = run_verification(inventory, cluster.connections.to, nodes)
     resumed = ((host, state) for host, state in verification.resumed.items() if REASON not in state)
     cluster.report_repairs(Drift(host, f"was {state}", "resumed") for host, state in resumed)
     scheduler = cluster.scheduler(inventory)
     jobs = scheduler.release_held_jobs() if isinstance(scheduler, Nodes) else ()
-    cluster.report_repairs(Drift(f"job {job}", "was held after a failed launch", "released") for job in jobs)
-    notes = [f"not verified, busy with jobs: {', '.join(verification.busy)}"] if verification.busy else []
-    notes += [f"not verified, stays drained: {host}: {text}" for host, text in verification.drained.items()]
+    cluster.report_repairs(
+        Drift(f"job {job}", "was held after a failed launch", "released") for job in jobs
+    )
+    notes = (
+        [f"not verified, busy with jobs: {', '.join(verification.busy)}"]
+        if verification.busy
+        else []
+    )
+    notes += [
+        f"not verified, stays drained: {host}: {text}"
+        for host, text in verification.drained.items()
+    ]
     findings = driver_findings(cluster.spec, inventory, cluster.connections)
     notes += [note for note in map(str, findings) if note not in cluster.notes]
     reject_missing_gpus(cluster.spec, inventory, reports, host_names, needs=findings)
@@ -129,15 +142,20 @@ def run_verification(
 ) -> Verification:
     """Verify these nodes through the controller. ``to`` connects to a host by its name.
 
-    Raise VerifyError, with hosts and causes, if nodes are missing or out of service, or the job fails.
+    Raise VerifyError, with hosts and causes, if nodes are missing or out of service, or the job
+    fails.
     """
     # ``wait_until_ready`` itself waits for slurmctld, and looks why it does not answer.
     scheduler = scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S)
     for _ in range(2):
         verification = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
-        result = scheduler.run_verification_job(verification.verified) if verification.verified else None
+        result = (
+            scheduler.run_verification_job(verification.verified) if verification.verified else None
+        )
         # A user's job may have started first, or a busy node started its part after `cred_expire`.
-        if not (result and result.rc != 0 and any(text in result.stderr for text in (_BUSY, _LATE))):
+        if not (
+            result and result.rc != 0 and any(text in result.stderr for text in (_BUSY, _LATE))
+        ):
             break
     if result and not has_passed(result, verification.verified):
         raise verification_error(result, verification.verified, inventory, to, scheduler)
@@ -193,14 +211,17 @@ def _nodes_with_lost_jobs(busy: Sequence[str], slurm: Nodes, to: Connect) -> dic
 
 
 def _seconds_since_boot(host: Transport) -> float:
-    """Return the age of a host's first process. A local node has the kernel of its host, but not its init."""
+    """Return the age of a host's first process. A local node has the kernel of its host, but not
+    its init.
+    """
     with suppress(CommandError, TransportError, ValueError):
         return int(host.run(["ps", "-o", "etimes=", "-p", "1"]).stdout)
     return math.inf
 
 
 def _restart_slurmd(hosts: Collection[str], to: Connect) -> None:
-    """Restart slurmd on hosts that Slurm has given up, so that they register without being asked again.
+    """Restart slurmd on hosts that Slurm has given up, so that they register without being asked
+    again.
 
     Slurm has ended the jobs of these hosts already.
     """
@@ -215,9 +236,11 @@ def _restart_slurmd(hosts: Collection[str], to: Connect) -> None:
 def wait_until_ready(
     inventory: Inventory, names: Sequence[str], slurm: Nodes, to: Connect, *, timeout_s: float
 ) -> Verification:
-    """Wait until these nodes are idle, busy or drained by an administrator. Resume nodes drained by Slurm.
+    """Wait until these nodes are idle, busy or drained by an administrator. Resume nodes drained by
+    Slurm.
 
-    Raise VerifyError, with hosts and reasons, if nodes are not ready in time, or Slurm lists removed nodes.
+    Raise VerifyError, with hosts and reasons, if nodes are not ready in time, or Slurm lists
+    removed nodes.
     """
     other_names = {host.name for host in inventory.compute}.difference(names)
     resumed: dict[str, str] = {}
@@ -240,7 +263,9 @@ def wait_until_ready(
                     resumed[node.name] = slurm_state_text(node)
             problems = dict(find_unusable_nodes(nodes.values()))
             problems |= dict.fromkeys(set(names) - set(nodes), "Slurm does not know this node")
-            problems |= dict.fromkeys(set(nodes) - set(names), "Slurm still lists this removed node")
+            problems |= dict.fromkeys(
+                set(nodes) - set(names), "Slurm still lists this removed node"
+            )
         except (SlurmError, CommandError, UnreachableError) as exc:
             problems = {inventory.controller.name: exc.why or exc.what}
             # slurmctld may still be starting.
@@ -254,7 +279,9 @@ def wait_until_ready(
                 drained={node.name: drain_reason(node) for node in by_state[Availability.DRAINED]},
                 resumed={**restarted, **resumed},
             )
-    failures = [Failure("verify", reason, host, "verify") for host, reason in sorted(problems.items())]
+    failures = [
+        Failure("verify", reason, host, "verify") for host, reason in sorted(problems.items())
+    ]
     host = min(problems)
     journal = f"sudo journalctl -u {'slurmd' if host in names else 'slurmctld'}"
     raise VerifyError.of_hosts(
@@ -266,7 +293,8 @@ def wait_until_ready(
 
 
 def _last_fatal_of_slurmctld(controller: Transport) -> str:
-    """Return why slurmctld ends again and again: the last fatal error of its log. "": it runs, or may start.
+    """Return why slurmctld ends again and again: the last fatal error of its log. "": it runs, or
+    may start.
 
     slurmctld also ends if slurmdbd is not up yet, so some restarts are normal.
     """
@@ -287,11 +315,17 @@ def _slurmctld_ended(host: str, fatal: str) -> VerifyError:
     """Return the error for a slurmctld that ends with a fatal error at each start."""
     state = _DAMAGED_STATE.search(fatal)
     if state is None:
-        fix = f"correct what it names; {_SLURMCTLD_LOG} on {host} has more (`clusterctl ssh --admin {host}`)"
+        fix = (
+            f"correct what it names; {_SLURMCTLD_LOG} on {host} has more (`clusterctl ssh "
+            f"--admin {host}`)"
+        )
     else:
         file = f"{_STATE_FOLDER}/{state[1]}_state"
         copy = f"clusterctl ssh --admin {host} -- sudo cp -p {file}.old {file}"
-        fix = f"`{copy}` restores the file as slurmctld saved it the time before; then run `clusterctl up`"
+        fix = (
+            f"`{copy}` restores the file as slurmctld saved it the time before; then run "
+            "`clusterctl up`"
+        )
     return VerifyError.of_hosts(
         "slurmctld ends at each start",
         [Failure("verify", fatal, host, "verify")],
@@ -310,9 +344,15 @@ def has_passed(result: Result, hosts: tuple[str, ...]) -> bool:
 
 
 def verification_error(
-    result: Result, hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
+    result: Result,
+    hosts: tuple[str, ...],
+    inventory: Inventory,
+    to: Connect,
+    scheduler: AdminClient,
 ) -> VerifyError:
-    """Return the error for a failed MPI job on ``hosts``. If ``result`` names no host, test each host."""
+    """Return the error for a failed MPI job on ``hosts``. If ``result`` names no host, test each
+    host.
+    """
     message = _error_text(result)
     failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, scheduler)
     if not failures:
@@ -342,7 +382,9 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
 def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> tuple[Failure, ...]:
-    """Return a failure for each unreachable host, or if all are reachable, for each that fails a test job."""
+    """Return a failure for each unreachable host, or if all are reachable, for each that fails a
+    test job.
+    """
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
     if (failures := find_unconnected_hosts(addresses, to)) or len(hosts) == 1:
         return failures
@@ -365,7 +407,9 @@ def _error_text(result: Result) -> str:
 def examine_cluster(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
-    """Report problems of a cluster's hosts, without changes. ``hosts``: examine only these. Empty: all."""
+    """Report problems of a cluster's hosts, without changes. ``hosts``: examine only these. Empty:
+    all.
+    """
     hosts_known: tuple[Host, ...] = ()
     try:
         inventory = inventory_of(workspace)
@@ -404,38 +448,52 @@ def examine_cluster(
 def _find_blocked_ports(
     spec: ClusterSpec, inventory: Inventory, connections: Connections, report: DoctorReport
 ) -> tuple[Finding, ...]:
-    """Return a finding for each port of the cluster that is blocked between two hosts that answered."""
+    """Return a finding for each port of the cluster that is blocked between two hosts that
+    answered.
+    """
     # Local nodes are connected by a bridge of this machine, so no port is blocked.
     if spec.provider.shares_kernel:
         return ()
     is_nfs = inventory.shared_folder.kind == "nfs"
     peers = {
-        host.name: Peer(host.address, needed_ports(spec, host, exports=is_nfs and host.is_controller))
+        host.name: Peer(
+            host.address, needed_ports(spec, host, exports=is_nfs and host.is_controller)
+        )
         for host in inventory.hosts
         if host.name in report.facts
     }
     members = {host.name: host.address for host in inventory.hosts}
     return tuple(
-        examine_ports(peers, members, report.facts, lambda host, argv: connections.to(host).converse(argv))
+        examine_ports(
+            peers, members, report.facts, lambda host, argv: connections.to(host).converse(argv)
+        )
     )
 
 
 def find_obstacles(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:
-    """Report everything that would stop `up`, on this machine and at the provider. Nothing is changed."""
+    """Report everything that would stop `up`, on this machine and at the provider. Nothing is
+    changed.
+    """
     report = provider.preflight(spec, workspace) or DoctorReport((), {})
     try:
         provider.check(spec)
     except (MachineError, UsageError) as exc:
         # Some providers check the same condition in both calls.
         if all(finding.what != exc.what for finding in report.findings):
-            refusal = Finding("this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix)
+            refusal = Finding(
+                "this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix
+            )
             return replace(report, findings=(refusal, *report.findings))
     return report
 
 
-def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:
+def driver_findings(
+    spec: ClusterSpec, inventory: Inventory, connections: Connections
+) -> tuple[Finding, ...]:
     """Return the findings about NVIDIA's driver on nodes with GPUs, such as a needed reboot."""
-    if not spec.software.nvidia.has_driver and not any(partition.gpus for partition in spec.partitions):
+    if not spec.software.nvidia.has_driver and not any(
+        partition.gpus for partition in spec.partitions
+    ):
         return ()
     report = _examine(spec, inventory, connections, [host.name for host in inventory.compute])
     return tuple(finding for finding in report.findings if finding.code in _OF_DRIVER)
@@ -447,7 +505,11 @@ def _examine(
     reject_unknown(hosts, [host.name for host in inventory.hosts], "the cluster has no host")
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
-        return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
+        return (
+            connections.to(host)
+            .run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S)
+            .stdout
+        )
 
     every = requirements_of_hosts(spec, inventory.hosts, installed=inventory.names)
     request = host_facts_request(spec, inventory.hosts)

@@ -1,7 +1,7 @@
 """Runs of Ansible's playbooks with ansible-runner: install, configure, preview and restore hosts.
 
-Each run has its own environment and processes, and stops all its processes at its end. ansible-runner is
-imported only when a playbook runs, because most calls of `up` need no playbook.
+Each run has its own environment and processes, and stops all its processes at its end.
+ansible-runner is imported only when a playbook runs, because most calls of `up` need no playbook.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ _RUNNER_KEYS = frozenset(
     {"ANSIBLE_STDOUT_CALLBACK", "ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_RETRY_FILES_ENABLED"}
 )
 
-# A running playbook: yields the results of its tasks, and returns the recap. Closing it stops Ansible.
+# A running playbook: yields the results of its tasks, and returns the recap. Closing it stops
+# Ansible.
 Results = Generator[TaskResult, None, Recap]
 
 
@@ -58,7 +59,8 @@ class PlaybookRun:
     """The input of a playbook run.
 
     playbook: file name of the playbook in ansible/. inventory: path of the Ansible inventory.
-    hosts: host -> its groups. The playbook is limited to these hosts. log: file for the complete output.
+    hosts: host -> its groups. The playbook is limited to these hosts. log: file for the complete
+        output.
     check: run in check mode, without changes.
     """
 
@@ -70,12 +72,13 @@ class PlaybookRun:
 
 
 def run_playbook(run: PlaybookRun) -> Results:
-    """Run a playbook: yield the result of each task, and return the summary. Ctrl-C also stops Ansible.
+    """Run a playbook: yield the result of each task, and return the summary. Ctrl-C also stops
+    Ansible.
 
     Raise ConfigureError if a task fails, a host is unreachable, or Ansible itself can't run.
     """
-    # The path of a socket is limited to 107 characters (unix(7)), and mitogen's names need about 45. With a
-    # longer path mitogen's process dies, and the playbook hangs.
+    # The path of a socket is limited to 107 characters (unix(7)), and mitogen's names need about
+    # 45. With a longer path mitogen's process dies, and the playbook hangs.
     temporary = tempfile.gettempdir()
     home = Path(temporary) if len(os.fsencode(temporary)) <= _LONGEST_SOCKET_HOME else SHORT
     failed: list[Event] = []
@@ -112,13 +115,19 @@ def run_playbook(run: PlaybookRun) -> Results:
 
 
 def _open_log(log: Path) -> IO[bytes]:
-    """Open the log to append. The file is unbuffered, so a failed write to a full disk is not repeated."""
+    """Open the log to append. The file is unbuffered, so a failed write to a full disk is not
+    repeated.
+    """
     with translating_write_errors(log):
-        return os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", buffering=0)
+        return os.fdopen(
+            os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", buffering=0
+        )
 
 
 def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, None, None]:
-    """Run Ansible in another thread. Yield ansible-runner's events, then the exit code as an event."""
+    """Run Ansible in another thread. Yield ansible-runner's events, then the exit code as an
+    event.
+    """
     import ansible_runner  # noqa: PLC0415
 
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -130,7 +139,9 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
         return False
 
     config = _prepare(ansible_runner.RunnerConfig, run, private, sockets)
-    runner = ansible_runner.Runner(config=config, event_handler=accept, cancel_callback=cancelled.is_set)
+    runner = ansible_runner.Runner(
+        config=config, event_handler=accept, cancel_callback=cancelled.is_set
+    )
 
     def work() -> None:
         reason = ""
@@ -140,7 +151,9 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
             reason = str(exc) or type(exc).__name__
         finally:
             # The consumer waits for this event, even after an exception. rc is None after a signal.
-            inbox.put({"event": _ENDED, "rc": -1 if runner.rc is None else int(runner.rc), "why": reason})
+            inbox.put(
+                {"event": _ENDED, "rc": -1 if runner.rc is None else int(runner.rc), "why": reason}
+            )
 
     thread = threading.Thread(target=work, name="ansible", daemon=True)
     thread.start()
@@ -160,19 +173,25 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
 
 
 def _next_event(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
-    """Wait for the next event. Raise ConfigureError if Ansible (``pid``) waits for a process that died."""
+    """Wait for the next event. Raise ConfigureError if Ansible (``pid``) waits for a process that
+    died.
+    """
     eldest: int | None = None
     while True:
         try:
             return inbox.get(timeout=LOOK_EVERY_S)
         except queue.Empty:
-            # At its normal end, the process is dead for a moment. So it must be dead in two checks in a row.
-            previous, eldest = eldest, _dead_child(pid) if pid is not None else None
+            # At its normal end, the process is dead for a moment. So it must be dead in two checks
+            # in a row.
+            previous = eldest
+            eldest = _dead_child(pid) if pid is not None else None
             if eldest is not None and eldest == previous:
                 text = "Ansible's connection process died"
                 cause = "the process was killed, perhaps because this machine ran out of memory"
                 fix = "run `clusterctl up` again, which continues from here"
-                failure = Failure("ansible-lost", f"{text}: {cause}", None, "configure", fix, retryable=True)
+                failure = Failure(
+                    "ansible-lost", f"{text}: {cause}", None, "configure", fix, retryable=True
+                )
                 raise ConfigureError(
                     text, code="ansible-lost", why=cause, fix=fix, failures=(failure,)
                 ) from None
@@ -201,7 +220,8 @@ def _prepare(config_class: Any, run: PlaybookRun, private: Path, sockets: Path) 
         quiet=True,
     )
     config.prepare()
-    config.pexpect_timeout, config.suppress_output_file = _POLL_S, True
+    config.pexpect_timeout = _POLL_S
+    config.suppress_output_file = True
     keep = _RUNNER_KEYS | set(variables)
     config.env = {k: v for k, v in config.env.items() if not k.startswith("ANSIBLE_") or k in keep}
     # Use the Ansible of this Python environment, even if PATH has another first.
@@ -216,7 +236,9 @@ def _environment(private: Path) -> Mapping[str, str]:
     here = str(Path(sys.executable).parent)
     if importlib.util.find_spec("ansible_mitogen") is None:
         fix = "install clusterctl again, with its dependencies"
-        raise ConfigureError("the Python package mitogen is missing", code="mitogen-missing", fix=fix)
+        raise ConfigureError(
+            "the Python package mitogen is missing", code="mitogen-missing", fix=fix
+        )
     return {
         "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         # Ansible refuses to run without UTF-8.
@@ -244,8 +266,12 @@ def _error(run: PlaybookRun, failed: Iterable[Event], rc: int) -> ConfigureError
         lines = run.log.read_text(errors="replace").splitlines()
         message = f"Ansible stopped with exit code {rc} and reported no failed host"
         tail = "\n".join(lines[-_TAIL_LINES:])
-        return ConfigureError(message, code="ansible-ended-early", where=run.playbook, why=tail, fix=hint)
-    error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, code="configure", then=hint)
+        return ConfigureError(
+            message, code="ansible-ended-early", where=run.playbook, why=tail, fix=hint
+        )
+    error = ConfigureError.of_hosts(
+        "configuration failed on {hosts}", failures, code="configure", then=hint
+    )
     error.where = failures[0].phase or run.playbook
     return error
 
@@ -264,19 +290,26 @@ Verb = Literal["configure", "install_first", "introduce", "restore", "seal"]
 _SEALED: Final = ("configure", "install_first")
 
 
-def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]) -> Results:
+def run(
+    verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]
+) -> Results:
     """Run a playbook on these hosts of the cluster. A repeated run changes nothing. ``verb``:
 
-    - configure: configure everything. The Ansible inventory and the files in ``workspace.rendered`` must be
-      written. A subset of hosts is valid only if nothing else has changed since all hosts were configured,
-      because hosts depend on each other.
-    - install_first: run the install part of every role, for hosts that do not start from an installed image.
-    - introduce: update the list of the cluster's hosts: names, addresses, the firewall. Restart nothing.
-    - restore: give hosts back the state that they had before the first `up`. The returned summary has notes
-      on everything that could not be restored. Restored or never configured hosts stay as they are.
-    - seal: after a failure, record clusterctl's changes so far, to tell them from later changes by the user.
+    - configure: configure everything. The Ansible inventory and the files in ``workspace.rendered``
+      must be written. A subset of hosts is valid only if nothing else has changed since all hosts
+      were configured, because hosts depend on each other.
+    - install_first: run the install part of every role, for hosts that do not start from an
+      installed image.
+    - introduce: update the list of the cluster's hosts: names, addresses, the firewall. Restart
+      nothing.
+    - restore: give hosts back the state that they had before the first `up`. The returned summary
+      has notes on everything that could not be restored. Restored or never configured hosts stay as
+      they are.
+    - seal: after a failure, record clusterctl's changes so far, to tell them from later changes by
+      the user.
 
-    Raise ConfigureError, with a failure for each host, if tasks fail. The output is in ``workspace.logs``.
+    Raise ConfigureError, with a failure for each host, if tasks fail. The output is in
+    ``workspace.logs``.
     """
     playbook = "site" if verb == "configure" and not inventory.baked else verb
     try:
@@ -291,7 +324,9 @@ def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collec
 def restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
-    """Restore the state that these hosts had before `up`. Return host -> things that can't be restored."""
+    """Restore the state that these hosts had before `up`. Return host -> things that can't be
+    restored.
+    """
     inventory_file.write_restore_inventory(inventory, workspace)
     record_inventory(inventory, workspace)
     return report_steps(run("restore", inventory, workspace, hosts=hosts), reporter).notes
@@ -308,9 +343,11 @@ def record_inventory(inventory: Inventory, workspace: Workspace) -> None:
 def preview(
     inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]
 ) -> tuple[tuple[TaskResult, ...], tuple[Failure, ...]]:
-    """Run Ansible's check mode on these hosts. Return (the tasks that would change something, failures).
+    """Run Ansible's check mode on these hosts. Return (the tasks that would change something,
+    failures).
 
-    After a failure on a host, later tasks are not checked there. ConfigureError: Ansible itself can't run.
+    After a failure on a host, later tasks are not checked there. ConfigureError: Ansible itself
+    can't run.
     """
     playbook = "configure" if inventory.baked else "site"
     results: list[TaskResult] = []
@@ -333,19 +370,24 @@ def _play(
     logs: Workspace | None = None,
     check: bool = False,
 ) -> Results:
-    """Run a playbook with the workspace's Ansible inventory. ``logs``: the workspace for Ansible's output."""
+    """Run a playbook with the workspace's Ansible inventory. ``logs``: the workspace for Ansible's
+    output.
+    """
     groups = {host.name: host.roles for host in inventory.hosts if host.name in hosts}
     log = (logs or workspace).logs / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
-    return run_playbook(PlaybookRun(f"{playbook}.yml", workspace.ansible_inventory, groups, log, check))
+    return run_playbook(
+        PlaybookRun(f"{playbook}.yml", workspace.ansible_inventory, groups, log, check)
+    )
 
 
 def install_image(
     spec: ClusterSpec, image: Host, *, wheels: Path, lock: Path, workspace: Workspace
 ) -> Results:
-    """Run the install part of every role on ``image``, a host that becomes a disk image. Start no service.
+    """Run the install part of every role on ``image``, a host that becomes a disk image. Start no
+    service.
 
-    spec: sets Slurm's release. wheels: folder with all wheels of ``lock``, a requirements file with hashes.
-    Raise ConfigureError if a task fails. Ansible's output goes to ``workspace.logs``.
+    spec: sets Slurm's release. wheels: folder with all wheels of ``lock``, a requirements file with
+    hashes. Raise ConfigureError if a task fails. Ansible's output goes to ``workspace.logs``.
     """
     with _image_inventory((image,), workspace) as (inventory, own):
         text = inventory_file.image_inventory_text(spec, inventory, own.ssh_config, wheels, lock)
@@ -360,7 +402,8 @@ def configure_class(
     *,
     workspace: Workspace,
 ) -> Results:
-    """Run Ansible on machines that become images: apply the configuration that all hosts of a group share.
+    """Run Ansible on machines that become images: apply the configuration that all hosts of a group
+    share.
 
     variables: the variables of the roles; see ``class_variables``.
     slurm: name -> content of the Slurm files that set up the accounting database on a controller.
@@ -369,7 +412,9 @@ def configure_class(
     with _image_inventory(images, workspace) as (inventory, own):
         for name, content in {**slurm, inventory_file.HEALTH_FILE: _no_health(inventory)}.items():
             write_atomic(own.rendered / name, content)
-        text = inventory_file.class_inventory_text(inventory, own.ssh_config, variables, own.rendered)
+        text = inventory_file.class_inventory_text(
+            inventory, own.ssh_config, variables, own.rendered
+        )
         write_atomic(own.ansible_inventory, text)
         return (yield from _play("class", inventory, own, inventory.names, logs=workspace))
 
@@ -382,15 +427,19 @@ def make_image(
     workspace: Workspace,
     logs: Workspace,
 ) -> Results:
-    """Make the compute host of this inventory ready to be an image: install, configure, remove keys and logs.
+    """Make the compute host of this inventory ready to be an image: install, configure, remove keys
+    and logs.
 
-    workspace: a workspace with the inventory's ssh_config. logs: the workspace for Ansible's output.
+    workspace: a workspace with the inventory's ssh_config. logs: the workspace for Ansible's
+        output.
     """
     health = workspace.rendered / inventory_file.HEALTH_FILE
     write_atomic(health, _no_health(inventory))
     text = inventory_file.image_of_class_text(spec, inventory, workspace, variables, health)
     write_atomic(workspace.ansible_inventory, text)
-    return _play("image", inventory, workspace, [host.name for host in inventory.compute], logs=logs)
+    return _play(
+        "image", inventory, workspace, [host.name for host in inventory.compute], logs=logs
+    )
 
 
 def _no_health(inventory: Inventory) -> str:
@@ -399,13 +448,19 @@ def _no_health(inventory: Inventory) -> str:
 
 
 @contextmanager
-def _image_inventory(images: Sequence[Host], workspace: Workspace) -> Iterator[tuple[Inventory, Workspace]]:
-    """Yield (inventory of the machines ``images``, temporary workspace with SSH settings for them)."""
+def _image_inventory(
+    images: Sequence[Host], workspace: Workspace
+) -> Iterator[tuple[Inventory, Workspace]]:
+    """Yield (inventory of the machines ``images``, temporary workspace with SSH settings for
+    them).
+    """
     empty_fields = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
     inventory = Inventory(hosts=tuple(images), baked=False, **empty_fields)
     with temporary_folder() as folder:
         own = Workspace(folder / "image")
         own.create()
         write_atomic(own.known_hosts, inventory.known_hosts())
-        write_atomic(own.ssh_config, inventory.ssh_config(key=workspace.key, known_hosts=own.known_hosts))
+        write_atomic(
+            own.ssh_config, inventory.ssh_config(key=workspace.key, known_hosts=own.known_hosts)
+        )
         yield inventory, own

@@ -1,4 +1,6 @@
-"""Parses events of ansible-runner: the results of tasks, the summary of a playbook, failures of hosts."""
+"""Parses events of ansible-runner: the results of tasks, the summary of a playbook, failures of
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from clusterctl.hosts.roles import role_hint
 from clusterctl.util.progress import HostStep
 
 # dnf's error if it can't read the index of a repository (RepoError, dnf/repo.py).
-_REPOSITORY: Final = re.compile(r"^(?:Error: )?Failed to download metadata for repo '([^']+)'", re.MULTILINE)
+_REPOSITORY: Final = re.compile(
+    r"^(?:Error: )?Failed to download metadata for repo '([^']+)'", re.MULTILINE
+)
 # Maximum length of a module's message in an error.
 _TAIL = 1500
 
@@ -30,7 +34,8 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult(HostStep):
-    """The result of an Ansible task on a host. ``how``: whether the task changed the host, failed, and so on.
+    """The result of an Ansible task on a host. ``how``: whether the task changed the host, failed,
+    and so on.
 
     diff: unified diff of the changes that check mode reports. "" for tasks with secrets.
     """
@@ -59,18 +64,23 @@ class Recap:
 
 
 def result_of(event: Event, hosts: Mapping[str, Collection[str]]) -> TaskResult | None:
-    """Return the task result that an event of ansible-runner reports, if any. ``hosts``: host -> groups."""
+    """Return the task result that an event of ansible-runner reports, if any. ``hosts``: host ->
+    groups.
+    """
     ended = event["event"].removeprefix("runner_on_")
     data = event.get("event_data", {})
     if ended not in ("ok", "failed", "unreachable") or data.get("ignore_errors"):
         return None
-    status, result = Status(ended), data.get("res", {})
+    status = Status(ended)
+    result = data.get("res", {})
     if status is Status.OK and result.get("changed"):
         status = Status.CHANGED
     groups = {*data.get("play_pattern", "all").split(":")}
     # A group clusterctl_* is either empty or has all hosts.
     is_for_all = any(group == "all" or group.startswith("clusterctl_") for group in groups)
-    host_count = len([host for host, roles in hosts.items() if is_for_all or not groups.isdisjoint(roles)])
+    host_count = len(
+        [host for host, roles in hosts.items() if is_for_all or not groups.isdisjoint(roles)]
+    )
     diff = "\n".join(_diffs(result)) if status is Status.CHANGED else ""
     failed = status in {Status.FAILED, Status.UNREACHABLE}
     return TaskResult(data["host"], _task_name(data, ": "), host_count, status, failed, diff)
@@ -81,7 +91,9 @@ def _task_name(data: Mapping[str, Any], separator: str) -> str:
 
 
 def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
-    """Return the first failed task of each host as a Failure. Later failures of a host are consequences."""
+    """Return the first failed task of each host as a Failure. Later failures of a host are
+    consequences.
+    """
     failures: dict[str, Failure] = {}
     for event in events:
         task = result_of(event, {})
@@ -92,11 +104,15 @@ def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
 
 
 def _failure(task: TaskResult, data: Mapping[str, Any]) -> Failure:
-    cause, where = _cause(data.get("res", {})), (task.host, _task_name(data, " / "))
+    cause = _cause(data.get("res", {}))
+    where = (task.host, _task_name(data, " / "))
     if task.how == Status.UNREACHABLE:
         return Failure("unreachable", cause, *where, "check that the host is up", retryable=True)
     if match := _REPOSITORY.search(cause):
-        fix = f"make `sudo dnf makecache --repo={match[1]}` work on the host, or disable the repository"
+        fix = (
+            f"make `sudo dnf makecache --repo={match[1]}` work on the host, or disable the "
+            "repository"
+        )
         return Failure("repository", cause, *where, fix)
     return Failure("configure", cause, *where, role_hint(data.get("role", "")))
 

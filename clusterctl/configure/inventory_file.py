@@ -1,4 +1,5 @@
-"""Input for Ansible: `inventory.yml`, and package repositories from bundles (the user's files) for hosts.
+"""Input for Ansible: `inventory.yml`, and package repositories from bundles (the user's files) for
+hosts.
 
 The inventory has hosts, groups and all role variables, so it also works with `ansible-playbook -i`.
 """
@@ -25,11 +26,19 @@ from clusterctl.spec.software import Software
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect, Transport, split_lines
-from clusterctl.util.assets import data_folder, digest, gpu_lock, install_inputs, job_lock, render, tree_files
+from clusterctl.util.assets import (
+    data_folder,
+    digest,
+    gpu_lock,
+    install_inputs,
+    job_lock,
+    render,
+    tree_files,
+)
 from clusterctl.util.process import call_on_hosts, parallel_map
 
-# Rendered files by node: the GPUs that its driver shows, the hardware that its health check expects, and the
-# digest of slurmd's configuration.
+# Rendered files by node: the GPUs that its driver shows, the hardware that its health check
+# expects, and the digest of slurmd's configuration.
 GPUS_FILE = "gpus.json"
 HEALTH_FILE = "health.json"
 SLURMD_FILE = "slurmd.json"
@@ -49,7 +58,9 @@ Variables = dict[str, Any]
 
 
 def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
-    """Write the Ansible inventory of the cluster. It names the files of secrets, but contains no secret."""
+    """Write the Ansible inventory of the cluster. It names the files of secrets, but contains no
+    secret.
+    """
     write_atomic(workspace.ansible_inventory, inventory_text(spec, inventory, workspace))
 
 
@@ -67,7 +78,9 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 def image_inventory_text(
     spec: ClusterSpec, inventory: Inventory, ssh_config: Path, wheels: Path, lock: Path
 ) -> str:
-    """Return the Ansible inventory for running `install.yml` on a host that becomes a disk image."""
+    """Return the Ansible inventory for running `install.yml` on a host that becomes a disk
+    image.
+    """
     variables = {
         "clusterctl_install_mark": install_mark(),
         "clusterctl_image": True,
@@ -80,21 +93,29 @@ def image_inventory_text(
 
 
 def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
-    """Return an Ansible variable with the source of a newer Slurm. {} if the distribution's Slurm is used."""
+    """Return an Ansible variable with the source of a newer Slurm. {} if the distribution's Slurm
+    is used.
+    """
     release = spec.slurm.version or ""
     if (suite := distribution.newer_slurm.get(release)) is None:
         return {}
-    source = {"release": release, "suite": suite, "mirror": _literal(str(spec.provider.debian_mirror))}
+    source = {
+        "release": release,
+        "suite": suite,
+        "mirror": _literal(str(spec.provider.debian_mirror)),
+    }
     return {"clusterctl_newer_slurm": source}
 
 
 def class_variables(
     spec: ClusterSpec, distribution: Distribution, shared: str, group: str = COMPUTE
 ) -> Variables:
-    """Return the Ansible variables for the configuration that hosts of a group share, even across clusters.
+    """Return the Ansible variables for the configuration that hosts of a group share, even across
+    clusters.
 
-    shared: path of the shared folder. Addresses, secrets and names of nodes are not included, because they
-    are in host-specific files. Variables of both groups (controller, compute) have the same value in both.
+    shared: path of the shared folder. Addresses, secrets and names of nodes are not included,
+    because they are in host-specific files. Variables of both groups (controller, compute) have the
+    same value in both.
     """
     group_variables = {
         COMPUTE: {"slurmd_conf_server": "", "slurmd_config_digest": ""},
@@ -107,7 +128,9 @@ def class_variables(
         # Home folders are on the shared folder.
         "users_makes_homes": False,
         "users_key_mark": "",
-        "users_accounts": [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": []} for u in spec.users],
+        "users_accounts": [
+            {"name": u.name, "uid": u.uid, "ssh_authorized_keys": []} for u in spec.users
+        ],
         "openmpi_network": "",
         "openmpi_fabric": spec.provider.user_owned,
         "openmpi_yield_when_idle": False,
@@ -117,8 +140,12 @@ def class_variables(
     }
 
 
-def class_inventory_text(inventory: Inventory, ssh_config: Path, variables: Variables, rendered: Path) -> str:
-    """Return the Ansible inventory for `class.yml`, to configure images. ``rendered``: folder with files."""
+def class_inventory_text(
+    inventory: Inventory, ssh_config: Path, variables: Variables, rendered: Path
+) -> str:
+    """Return the Ansible inventory for `class.yml`, to configure images. ``rendered``: folder with
+    files.
+    """
     paths = {
         "health_config_src": rendered / HEALTH_FILE,
         "slurmdbd_config_src": rendered / "slurmdbd.conf",
@@ -129,11 +156,17 @@ def class_inventory_text(inventory: Inventory, ssh_config: Path, variables: Vari
 
 
 def image_of_class_text(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, variables: Variables, health: Path
+    spec: ClusterSpec,
+    inventory: Inventory,
+    workspace: Workspace,
+    variables: Variables,
+    health: Path,
 ) -> str:
-    """Return the Ansible inventory for the playbook `image.yml`, which prepares a machine to be an image.
+    """Return the Ansible inventory for the playbook `image.yml`, which prepares a machine to be an
+    image.
 
-    The machine is installed like a node of this cluster, so nodes from this image need no installation.
+    The machine is installed like a node of this cluster, so nodes from this image need no
+    installation.
     """
     overrides = {
         "job_env_gpus_src": "",
@@ -151,7 +184,9 @@ def image_of_class_text(
 
 
 def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
-    """Write the Ansible inventory for `restore.yml`, on hosts that leave the cluster. No spec is needed."""
+    """Write the Ansible inventory for `restore.yml`, on hosts that leave the cluster. No spec is
+    needed.
+    """
     cluster = {"shared_storage_cluster_id": inventory.cluster_id}
     variables = {**cluster, "clusterctl_keeps": inventory.traits.user_owned}
     write_atomic(workspace.ansible_inventory, _text(inventory, workspace.ssh_config, variables))
@@ -173,13 +208,16 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
         "ansible_ssh_common_args": _literal(f"-F {shlex.quote(str(ssh_config))}"),
         "ansible_python_interpreter": PYTHON,
         "mitogen_ssh_compression": False,
-        # By default, Ansible would share a connection with a host of the same name in another cluster.
+        # By default, Ansible would share a connection with a host of the same name in another
+        # cluster.
         "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
     }
     document = {"all": {"vars": {**connection, **variables}, "children": children}}
     playbook = data_folder("ansible") / "site.yml"
     head = f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {playbook}\n"
-    return head + yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=2**16)
+    return head + yaml.dump(
+        document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=2**16
+    )
 
 
 class _Literal(str):
@@ -219,10 +257,13 @@ def _groups(
 
 
 def install_mark(inventory: Inventory | None = None, software: Software = PLAIN) -> str:
-    """Hash the inputs of an installation (default: of an image), to name the file that marks it as done."""
+    """Hash the inputs of an installation (default: of an image), to name the file that marks it as
+    done.
+    """
     inputs: dict[str, bool] = {}
     if inventory is not None:
-        kind, scheduler = inventory.shared_folder.kind, inventory.scheduler
+        kind = inventory.shared_folder.kind
+        scheduler = inventory.scheduler
         inputs = {
             kind: inventory.shared_folder.kind != "existing",
             f"scheduler: {scheduler}": scheduler != Inventory.model_fields["scheduler"].default,
@@ -239,8 +280,11 @@ def install_mark(inventory: Inventory | None = None, software: Software = PLAIN)
 
 
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
-    """Return the variables of all Ansible roles. A variable's name begins with the name of its role."""
-    runs, rendered = cluster_roles(spec, inventory), _literal(str(workspace.rendered))
+    """Return the variables of all Ansible roles. A variable's name begins with the name of its
+    role.
+    """
+    runs = cluster_roles(spec, inventory)
+    rendered = _literal(str(workspace.rendered))
     key = workspace.public_key.read_text().strip()
     return {
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
@@ -250,7 +294,11 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "users_home_root": f"{inventory.shared}/home",
         "users_key_mark": spec.key_mark,
         "users_accounts": [
-            {"name": u.name, "uid": u.uid, "ssh_authorized_keys": [key, *map(_literal, spec.key_lines(u))]}
+            {
+                "name": u.name,
+                "uid": u.uid,
+                "ssh_authorized_keys": [key, *map(_literal, spec.key_lines(u))],
+            }
             for u in spec.users
         ],
         **(_slurm(spec, inventory, workspace) if "slurmctld" in runs else {}),
@@ -271,7 +319,10 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_auto_down(spec, inventory),
         **own_machine_variables(spec, inventory),
         **({"apptainer_fetched": rendered} if "apptainer" in runs else {}),
-        **{name: _literal(v) if isinstance(v, str) else v for name, v in spec_variables(spec, runs).items()},
+        **{
+            name: _literal(v) if isinstance(v, str) else v
+            for name, v in spec_variables(spec, runs).items()
+        },
         **({} if inventory.baked else _job_packages(workspace.wheels, job_lock())),
         **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
     }
@@ -304,7 +355,9 @@ def _mpi_ssh(inventory: Inventory) -> Variables:
 
 
 def _literal(text: str) -> str:
-    """Return a string that Ansible does not evaluate as a template, even if a path contains braces."""
+    """Return a string that Ansible does not evaluate as a template, even if a path contains
+    braces.
+    """
     return _Literal(text) if "{" in text else text
 
 
@@ -331,7 +384,10 @@ def _shared_folder(inventory: Inventory) -> Variables:
 
 
 def _job_packages(wheels: Path, lock: Path) -> Variables:
-    return {"job_env_wheelhouse": _literal(str(wheels)), "job_env_requirements": _literal(str(lock))}
+    return {
+        "job_env_wheelhouse": _literal(str(wheels)),
+        "job_env_requirements": _literal(str(lock)),
+    }
 
 
 def _distribution(distribution: Distribution) -> Variables:
@@ -358,7 +414,9 @@ def _repositories(spec: ClusterSpec) -> Variables:
 
 
 def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:
-    """Return the variables with which the role auto_down turns its timer on or off. {} outside clouds."""
+    """Return the variables with which the role auto_down turns its timer on or off. {} outside
+    clouds.
+    """
     if not spec.provider.is_cloud:
         return {}
     return {
@@ -377,7 +435,9 @@ def _accounting(spec: ClusterSpec) -> Variables:
     users: list[Variables] = [{"name": u.name, "accounts": list(u.accounts)} for u in spec.users]
     users.append({"name": ADMIN_USER, "accounts": [ADMIN_USER], "admin": True})
     return {
-        "slurmctld_accounting_accounts": sorted({name for user in users for name in user["accounts"]}),
+        "slurmctld_accounting_accounts": sorted(
+            {name for user in users for name in user["accounts"]}
+        ),
         "slurmctld_accounting_users": users,
         "slurmctld_accounting_qos": [
             {"name": q.name, "priority": q.priority}
@@ -388,15 +448,19 @@ def _accounting(spec: ClusterSpec) -> Variables:
 
 
 def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
-    """Return the Ansible variables of the roles time, tuning, firewall and selinux. {} for local clusters."""
+    """Return the Ansible variables of the roles time, tuning, firewall and selinux. {} for local
+    clusters.
+    """
     if spec.provider.shares_kernel:
         return {}
     kind = inventory.shared_folder.kind
     guarded = {
-        # An active firewall and SELinux must allow the cluster's traffic. Traffic of a machine to itself is
-        # always allowed.
+        # An active firewall and SELinux must allow the cluster's traffic. Traffic of a machine to
+        # itself is always allowed.
         "clusterctl_guarded": True,
-        "firewall_addresses": [h.address for h in inventory.hosts if not is_this_machine(h.address)],
+        "firewall_addresses": [
+            h.address for h in inventory.hosts if not is_this_machine(h.address)
+        ],
         "firewall_exports": kind == "nfs",
         "selinux_homes": f"{inventory.shared}/home",
         "selinux_homes_are": {"nfs": "exported", "none": "node-local"}.get(kind, "mounted"),
@@ -417,8 +481,9 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
 _MAX_PARALLEL: Final = 8
 # A host is silent while it unpacks and prepares the repository.
 _UNPACK_S: Final = 1800.0
-# The folder with the settings of apt and dnf, by family, that replace the host's own repositories. The index
-# is unsigned, but was created from signed indexes; rpm packages have their own signatures.
+# The folder with the settings of apt and dnf, by family, that replace the host's own repositories.
+# The index is unsigned, but was created from signed indexes; rpm packages have their own
+# signatures.
 _TEMPLATES: Final = "bundle"
 
 # Prints a line for each mark file of a finished installation that exists.
@@ -428,13 +493,21 @@ _FIND_MARKS: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
 def hosts_to_install(
     inventory: Inventory, software: Software, reports: Mapping[str, HostReport], to: Connect
 ) -> tuple[Host, ...]:
-    """Return the hosts on which packages are missing. Nodes with GPUs also need ``software`` for GPUs."""
+    """Return the hosts on which packages are missing. Nodes with GPUs also need ``software`` for
+    GPUs.
+    """
     mark = install_mark(inventory, software)
     nodes = inventory.compute if software.nvidia.installs else ()
     with_cards = {host.name for host in nodes if reports[host.name].cards}
 
     def lacks(host: Host) -> bool:
-        argv = ["sh", "-c", _FIND_MARKS, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
+        argv = [
+            "sh",
+            "-c",
+            _FIND_MARKS,
+            "sh",
+            *_marks(host, mark, with_cards=host.name in with_cards),
+        ]
         return not to(host.name).run(argv).stdout
 
     lacking = parallel_map(inventory.hosts, lacks)
@@ -442,7 +515,8 @@ def hosts_to_install(
 
 
 def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple[str, ...]:
-    """Send the bundle's packages to the hosts that do not have them yet. Return the names of these hosts.
+    """Send the bundle's packages to the hosts that do not have them yet. Return the names of these
+    hosts.
 
     Raise BundleError, with nothing sent, if the bundle lacks packages for a host's distribution.
     Raise TransportError, with a failure for each host, if sending fails.
@@ -454,8 +528,14 @@ def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple
         by_name, lambda name: _send(bundle, by_name[name], to(name)), most=_MAX_PARALLEL
     )
     if failed:
-        is_full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
-        remedy = "free space in /var/lib on the host" if is_full else "check `clusterctl ssh --admin HOST`"
+        is_full = any(
+            isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values()
+        )
+        remedy = (
+            "free space in /var/lib on the host"
+            if is_full
+            else "check `clusterctl ssh --admin HOST`"
+        )
         raise TransportError.of_hosts(
             "the packages could not be sent to {hosts}",
             [exc.on(host, "bundle") for host, exc in failed.items()],
@@ -467,9 +547,20 @@ def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple
 
 def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
     """Send the bundle's package repository to a host that lacks it. Return whether it was sent."""
-    argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
+    argv = [
+        "sudo",
+        "-n",
+        "sh",
+        "-c",
+        render(f"{_TEMPLATES}/receive.sh"),
+        "sh",
+        BUNDLE_FOLDER,
+        bundle.digest,
+    ]
     with transport.converse(argv, silence_s=_UNPACK_S) as stream:
-        overflow = TransportError(f"{host.name}'s answer is too long", code="answer-too-long", host=host.name)
+        overflow = TransportError(
+            f"{host.name}'s answer is too long", code="answer-too-long", host=host.name
+        )
         answer = next(split_lines(iter(stream.receive, b""), overflow), b"").strip()
         if answer == b"send":
             for chunk in _tar(bundle, distribution_of(host.distribution)):
@@ -479,7 +570,9 @@ def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
 
 
 def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
-    """Return paths of files that `install.yml` creates at its end. If any exists, all packages are there."""
+    """Return paths of files that `install.yml` creates at its end. If any exists, all packages are
+    there.
+    """
     mark_file = f"/opt/clusterctl/installed-{mark}"
     roles = [role for role in (CONTROLLER, COMPUTE) if role in host.roles] or [LOGIN]
     role_mark = f"{mark_file}-{roles[0]}" if len(roles) == 1 else mark_file
@@ -487,14 +580,20 @@ def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
 
 
 def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
-    """Yield a tar archive with the bundle's package repository, and settings of apt or dnf to use it."""
+    """Yield a tar archive with the bundle's package repository, and settings of apt or dnf to use
+    it.
+    """
     folder = REPOSITORY.format(distribution.release)
     paths = sorted(path for path in bundle.hashes if path.startswith(f"{folder}/keys/"))
-    keys = " ".join(f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths)
+    keys = " ".join(
+        f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths
+    )
     root = data_folder("templates") / _TEMPLATES / distribution.family
     names = [path.relative_to(root.parents[1]).as_posix() for path in tree_files(root)]
     files = {
-        name.split("/", 2)[2].removesuffix(".j2"): render(name, folder=BUNDLE_FOLDER, keys=keys).encode()
+        name.split("/", 2)[2].removesuffix(".j2"): render(
+            name, folder=BUNDLE_FOLDER, keys=keys
+        ).encode()
         for name in names
     }
     return bundle.stream(folder, as_folder="repository", after=files)

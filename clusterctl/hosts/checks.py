@@ -1,4 +1,6 @@
-"""Checks of facts about hosts, for problems that keep a host out of a cluster or disturb the cluster."""
+"""Checks of facts about hosts, for problems that keep a host out of a cluster or disturb the
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from clusterctl.errors import ClusterctlError, ConfigureError, Failure, ProvisionError, TransportError
+from clusterctl.errors import (
+    ClusterctlError,
+    ConfigureError,
+    Failure,
+    ProvisionError,
+    TransportError,
+)
 from clusterctl.hosts.gpus import fault_of, flags
-from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, HostReport, ProbeRequest, parse_report
+from clusterctl.hosts.probe import (
+    PROGRAM,
+    GpuFacts,
+    HostFacts,
+    HostReport,
+    ProbeRequest,
+    parse_report,
+)
 from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, SHARED_MEMORY, HostRequirements
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.names import ADMIN_ID, ADMIN_USER, SYSTEM_ACCOUNTS
@@ -35,11 +50,14 @@ _DAEMONS: Final = _SLURM | {"munge", "mariadb"}
 _OUR_LISTENERS: Final = _SLURM | {"systemd"}
 # Beginnings of normal fabric states of a card.
 _READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")
-_MIG_NOW, _MIG_THEN = "mig.mode.current", "mig.mode.pending"
+_MIG_NOW = "mig.mode.current"
+_MIG_THEN = "mig.mode.pending"
 # Lowest PCI device number that NVIDIA's open kernel modules support.
 _TURING: Final = 0x1E00
 NO_CGROUPS: Final = "no-cgroups"
-SECURE_BOOT: Final = "Secure Boot is on: the kernel loads only modules that are signed with an enrolled key"
+SECURE_BOOT: Final = (
+    "Secure Boot is on: the kernel loads only modules that are signed with an enrolled key"
+)
 _NUMBERS: Final = {
     "uid-differs": "an account has another uid",
     "uid-taken": "a uid is in use",
@@ -67,7 +85,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The facts of a host. ``skew_s``: the host's clock minus the clock of this machine, in seconds."""
+    """The facts of a host. ``skew_s``: the host's clock minus the clock of this machine, in
+    seconds.
+    """
 
     facts: HostFacts
     skew_s: float
@@ -76,7 +96,9 @@ class Examined:
 def check_hosts(
     answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], *, leader: str
 ) -> tuple[Finding, ...]:
-    """Return the problems of all hosts. ``leader``: the controller, which has the reference clock."""
+    """Return the problems of all hosts. ``leader``: the controller, which has the reference
+    clock.
+    """
     findings = [*_clocks(answers, leader), *_duplicates(answers), *_names(answers, expected)]
     accounts = {host: examined.facts.accounts for host, examined in answers.items()}
     findings += admin_uid_findings(accounts, leader)
@@ -97,27 +119,48 @@ def _system(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Findin
     try:
         distribution_of(system.release)
     except ProvisionError as exc:
-        name, fix = system.name or "its system", "docs/onprem.md lists the supported distributions"
+        name = system.name or "its system"
+        fix = "docs/onprem.md lists the supported distributions"
         yield Finding(host, "error", "distribution", f"{name} is not supported", exc.why, fix)
     if system.machine != ARCHITECTURE:
         cause = f"the machine's architecture is {system.machine}"
         fix = f"use {ARCHITECTURE} machines"
-        yield Finding(host, "error", "architecture", f"the host is not an {ARCHITECTURE} machine", cause, fix)
+        yield Finding(
+            host, "error", "architecture", f"the host is not an {ARCHITECTURE} machine", cause, fix
+        )
     if not system.systemd:
         cause = "process 1 is another program, and Slurm's daemons run as systemd units"
-        yield Finding(host, "error", "systemd", "systemd does not run", cause, "boot the host with systemd")
+        yield Finding(
+            host, "error", "systemd", "systemd does not run", cause, "boot the host with systemd"
+        )
 
 
 def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
     """Yield a finding for each security policy of the host under which `up` or jobs would fail."""
     if facts.refuses_ed25519:
-        cause = "sshd accepts no ed25519 keys, as in FIPS mode, but the keys of clusterctl have this type"
-        fix = "use a host without FIPS mode; `sudo sshd -T | grep pubkeyaccepted` shows the accepted types"
-        yield Finding(host, "error", "ed25519-refused", "the host refuses clusterctl's SSH key", cause, fix)
+        cause = (
+            "sshd accepts no ed25519 keys, as in FIPS mode, but the keys of clusterctl have "
+            "this type"
+        )
+        fix = (
+            "use a host without FIPS mode; `sudo sshd -T | grep pubkeyaccepted` shows the "
+            "accepted types"
+        )
+        yield Finding(
+            host, "error", "ed25519-refused", "the host refuses clusterctl's SSH key", cause, fix
+        )
     if facts.fapolicyd:
-        cause = "fapolicyd refuses programs of no package: Ansible's modules, Python in /opt/clusterctl, jobs"
-        fix = "allow these in /etc/fapolicyd/rules.d, with a rule for dir=/opt/clusterctl/; or stop fapolicyd"
-        yield Finding(host, "warning", "fapolicyd", "the host only runs programs of packages", cause, fix)
+        cause = (
+            "fapolicyd refuses programs of no package: Ansible's modules, Python in "
+            "/opt/clusterctl, jobs"
+        )
+        fix = (
+            "allow these in /etc/fapolicyd/rules.d, with a rule for dir=/opt/clusterctl/; or "
+            "stop fapolicyd"
+        )
+        yield Finding(
+            host, "warning", "fapolicyd", "the host only runs programs of packages", cause, fix
+        )
 
 
 def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
@@ -126,17 +169,24 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
         is_memory = disk.paths == (SHARED_MEMORY,)
         level: Level = "warning" if is_memory else "error"
         least_inodes = _LEAST_INODES_IN_MEMORY if is_memory else LEAST_INODES
-        needed, free_mib = max(expected.free_mib[path] for path in disk.paths), disk.free >> 20
+        needed = max(expected.free_mib[path] for path in disk.paths)
+        free_mib = disk.free >> 20
         if disk.read_only:
             cause = f"{path} is mounted read-only"
             fix = "see `dmesg`: the kernel remounts a failing disk read-only"
             yield Finding(host, "error", "read-only", "a file system can't be written", cause, fix)
         elif free_mib < needed:
             cause = f"{path} has {format_size(free_mib)} free, but {format_size(needed)} are needed"
-            fix = f"find large folders on the host (`sudo du -xk {path} | sort -n | tail`), and remove some"
+            fix = (
+                f"find large folders on the host (`sudo du -xk {path} | sort -n | tail`), and "
+                "remove some"
+            )
             if is_memory:
                 cause += ", and programs that share memory, such as a DataLoader's workers, fail"
-                fix = f"remove what ended jobs have left there: `ls -l {path}` on the host shows the owners"
+                fix = (
+                    f"remove what ended jobs have left there: `ls -l {path}` on the host shows "
+                    "the owners"
+                )
             yield Finding(host, level, "disk-full", "too little disk space", cause, fix)
         elif disk.inodes is not None and disk.inodes < least_inodes:
             cause = f"{path} has {disk.inodes} inodes free, but {least_inodes} are needed"
@@ -144,12 +194,20 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
             yield Finding(host, level, "disk-full", "too few inodes", cause, fix)
         if disk.noexec and not is_memory:
             level = "warning" if disk.paths == ("/tmp",) else "error"  # noqa: S108
-            cause = f"{', '.join(disk.paths)} is mounted noexec, but Slurm and jobs run programs from it"
+            cause = (
+                f"{', '.join(disk.paths)} is mounted noexec, but Slurm and jobs run programs "
+                "from it"
+            )
             fix = "on the host, run `mount -o remount,exec PATH`, and remove noexec from /etc/fstab"
             fix += "; if only /tmp has noexec, `clusterctl submit --env TMPDIR=FOLDER` is enough"
-            yield Finding(host, level, "noexec", "programs can't run from a file system", cause, fix)
-    for path in sorted(expected.free_mib.keys() - {path for disk in facts.space for path in disk.paths}):
-        cause, fix = f"{path} can't be read", "see `mount` and `dmesg` on the host"
+            yield Finding(
+                host, level, "noexec", "programs can't run from a file system", cause, fix
+            )
+    for path in sorted(
+        expected.free_mib.keys() - {path for disk in facts.space for path in disk.paths}
+    ):
+        cause = f"{path} can't be read"
+        fix = "see `mount` and `dmesg` on the host"
         yield Finding(host, "error", "disk", "a file system does not answer", cause, fix)
 
 
@@ -158,12 +216,18 @@ def _ports(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
         holder = facts.listeners.get(port)
         if holder is not None and holder not in _OUR_LISTENERS:
             cause = f"{holder} listens on port {port}, which {daemon} needs"
-            fix = f"stop {holder} or change its port; `ss -lptn sport = :{port}` on the host shows its pid"
-            yield Finding(host, "error", "port-taken", "a port that the cluster needs is in use", cause, fix)
+            fix = (
+                f"stop {holder} or change its port; `ss -lptn sport = :{port}` on the host shows "
+                "its pid"
+            )
+            yield Finding(
+                host, "error", "port-taken", "a port that the cluster needs is in use", cause, fix
+            )
 
 
 def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    gpus, count = facts.gpus, expected.gpus
+    gpus = facts.gpus
+    count = expected.gpus
     if count and gpus.cards < count and len(gpus.shown) < count:
         cause = f"the spec has {count} GPUs for the host, but the host's PCI bus has {gpus.cards}"
         fix = "correct `gpus` of the partition in the spec, or repair the host"
@@ -173,47 +237,78 @@ def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[F
         fix = "on the host, `dmesg | grep -i xid` shows the GPU's errors"
         yield Finding(host, "warning", "gpu-lost", "a GPU does not answer", cause, fix)
     elif gpus.cards and not gpus.driver:
-        yield from _unsuitable_driver(host, gpus, expected) or [_missing_driver(host, gpus, expected)]
+        yield from _unsuitable_driver(host, gpus, expected) or [
+            _missing_driver(host, gpus, expected)
+        ]
     if gpus.driver:
         yield from _fabric(host, facts, expected)
         yield from _cards(host, facts, expected)
 
 
 def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield a finding if the fabric manager has not linked the GPUs, so that CUDA fails with error 802."""
+    """Yield a finding if the fabric manager has not linked the GPUs, so that CUDA fails with error
+    802.
+    """
     gpus = facts.gpus
     states = [
-        f"{gpu['fabric.state']}, {gpu['fabric.status']}" for gpu in gpus.states if "fabric.state" in gpu
+        f"{gpu['fabric.state']}, {gpu['fabric.status']}"
+        for gpu in gpus.states
+        if "fabric.state" in gpu
     ]
     waiting = [state for state in states if not state.startswith(_READY)]
     stopped = gpus.switches > 0 and FABRIC_MANAGER not in facts.units
     level: Level = "error" if stopped and expected.gpus and not expected.driver else "warning"
     if stopped or (waiting and gpus.manager not in ("", gpus.driver)):
         has = f"version {gpus.manager}" if gpus.manager else "not installed"
-        state = "is not running" if stopped else f"has not linked {len(waiting)} of {len(states)} GPUs"
-        cause = f"{FABRIC_MANAGER} {state} ({has}; driver {gpus.driver}): programs fail with CUDA error 802"
-        fix = f"install version {gpus.driver} on the host, then run `systemctl enable --now {FABRIC_MANAGER}`"
+        state = (
+            "is not running" if stopped else f"has not linked {len(waiting)} of {len(states)} GPUs"
+        )
+        cause = (
+            f"{FABRIC_MANAGER} {state} ({has}; driver {gpus.driver}): programs fail with CUDA "
+            "error 802"
+        )
+        fix = (
+            f"install version {gpus.driver} on the host, then run `systemctl enable --now "
+            f"{FABRIC_MANAGER}`"
+        )
         fix += "; if the spec sets software.nvidia, `clusterctl up` does both"
         yield Finding(host, level, "fabric-manager", "NVSwitches are not set up", cause, fix)
     elif waiting:
-        cause = f"{len(waiting)} of {len(states)} GPUs report {waiting[0]}; programs fail with CUDA error 802"
-        fix = f"wait a minute after a reboot; then see `systemctl status {FABRIC_MANAGER}` on the host"
+        cause = (
+            f"{len(waiting)} of {len(states)} GPUs report {waiting[0]}; programs fail with CUDA "
+            "error 802"
+        )
+        fix = (
+            f"wait a minute after a reboot; then see `systemctl status {FABRIC_MANAGER}` on the "
+            "host"
+        )
         yield Finding(host, "warning", "fabric-not-ready", "NVLinks are not set up", cause, fix)
 
 
 def _cards(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield findings about memory faults of GPUs, and about MIG settings that change at the next reboot."""
+    """Yield findings about memory faults of GPUs, and about MIG settings that change at the next
+    reboot.
+    """
     cards = dict(enumerate(facts.gpus.states))
     for flag in flags():
         if numbers := [number for number, card in cards.items() if flag.is_set(card)]:
-            cause, fix = f"{_gpu_list(numbers)}: {flag.means}", flag.fix or _how_to_reboot(host, expected)
+            cause = f"{_gpu_list(numbers)}: {flag.means}"
+            fix = flag.fix or _how_to_reboot(host, expected)
             yield Finding(host, "warning", "gpu-memory", "a GPU's memory has faults", cause, fix)
-    modes = {number: (card.get(_MIG_NOW, ""), card.get(_MIG_THEN, "")) for number, card in cards.items()}
-    for now, then in dict.fromkeys(mode for mode in modes.values() if {*mode} == {"Enabled", "Disabled"}):
+    modes = {
+        number: (card.get(_MIG_NOW, ""), card.get(_MIG_THEN, "")) for number, card in cards.items()
+    }
+    for now, then in dict.fromkeys(
+        mode for mode in modes.values() if {*mode} == {"Enabled", "Disabled"}
+    ):
         numbers = [number for number, mode in modes.items() if mode == (now, then)]
-        cause = f"{_gpu_list(numbers)}: MIG is {now} now, but {then} after a reboot or reset of the GPU"
+        cause = (
+            f"{_gpu_list(numbers)}: MIG is {now} now, but {then} after a reboot or reset of the GPU"
+        )
         fix = f"{_how_to_reboot(host, expected)}, then run `clusterctl up`"
-        yield Finding(host, "warning", "mig-pending", "the MIG mode changes at the next reboot", cause, fix)
+        yield Finding(
+            host, "warning", "mig-pending", "the MIG mode changes at the next reboot", cause, fix
+        )
 
 
 def _gpu_list(cards: Sequence[int]) -> str:
@@ -221,19 +316,26 @@ def _gpu_list(cards: Sequence[int]) -> str:
 
 
 def _unsuitable_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> list[Finding]:
-    """Return a finding if the host has a GPU older than Turing that the driver from `up` does not support."""
-    kind, branch = expected.driver, int(expected.branch or LAST_FOR_VOLTA)
+    """Return a finding if the host has a GPU older than Turing that the driver from `up` does not
+    support.
+    """
+    kind = expected.driver
+    branch = int(expected.branch or LAST_FOR_VOLTA)
     fits = kind != "open" and branch <= LAST_FOR_VOLTA
     if not kind or gpus.installed or gpus.oldest is None or gpus.oldest >= _TURING or fits:
         return []
     needs = f"NVIDIA's proprietary driver of branch {LAST_FOR_VOLTA}"
     cause = f"the card 10de:{gpus.oldest:04x} is older than Turing, and needs {needs} or older"
     fix = "in the spec, write software: {nvidia: {driver: proprietary}}, and leave out the branch"
-    return [Finding(host, "error", "driver-unfit", "the driver does not support the card", cause, fix)]
+    return [
+        Finding(host, "error", "driver-unfit", "the driver does not support the card", cause, fix)
+    ]
 
 
 def _missing_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> Finding:
-    """Return the finding about GPUs without a working driver: the cause, and whether a reboot is enough."""
+    """Return the finding about GPUs without a working driver: the cause, and whether a reboot is
+    enough.
+    """
     fault = fault_of(gpus.fault)
     if fault and (fault.code != "reboot-needed" or "mismatch" in fault.says):
         fix = _how_to_reboot(host, expected) if fault.code == "reboot-needed" else fault.fix
@@ -250,13 +352,22 @@ def _missing_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> Fi
                 host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", cause, enrol
             )
         return Finding(host, "warning", "reboot-needed", "a reboot is needed", cause, fix)
-    cause = f"{gpus.cards} NVIDIA cards have " + ("only nouveau" if gpus.nouveau else "no working driver")
+    cause = f"{gpus.cards} NVIDIA cards have " + (
+        "only nouveau" if gpus.nouveau else "no working driver"
+    )
     manager = f" and {FABRIC_MANAGER} of the same version" if gpus.switches else ""
-    fix = f"install the driver{manager}, or set software: {{nvidia: {{driver: open}}}}; see docs/gpus.md"
+    fix = (
+        f"install the driver{manager}, or set software: {{nvidia: {{driver: open}}}}; see "
+        "docs/gpus.md"
+    )
     if expected.driver:
-        fix = "`clusterctl up` installs it; after `up`, `dkms status` on the host shows why its build failed"
+        fix = (
+            "`clusterctl up` installs it; after `up`, `dkms status` on the host shows why its "
+            "build failed"
+        )
     if gpus.secure_boot:
-        cause, fix = f"{cause}, and {SECURE_BOOT}", f"{fix}. Before that: {_SIGNED}"
+        cause = f"{cause}, and {SECURE_BOOT}"
+        fix = f"{fix}. Before that: {_SIGNED}"
     return Finding(host, "warning", "no-driver", "the NVIDIA driver is missing", cause, fix)
 
 
@@ -273,7 +384,9 @@ def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterat
 
 
 def _cgroups(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield a finding if Slurm on the host, or Slurm in the host's distribution, has no cgroups plugin."""
+    """Yield a finding if Slurm on the host, or Slurm in the host's distribution, has no cgroups
+    plugin.
+    """
     # `_system` reports an unknown distribution.
     with suppress(ProvisionError):
         knows = distribution_of(facts.system.release).cgroup_v2
@@ -282,10 +395,12 @@ def _cgroups(host: str, facts: HostFacts, expected: HostRequirements) -> Iterato
 
 
 def cgroup_finding(host: str) -> Finding:
-    """Return the finding that Slurm can't limit jobs with cgroups. ``host`` may name several hosts."""
+    """Return the finding that Slurm can't limit jobs with cgroups. ``host`` may name several
+    hosts.
+    """
     cause = (
-        "Slurm has no plugin for the kernel's version of control groups: jobs can use GPUs of other jobs, "
-        "and are cancelled only some seconds after they exceed their memory"
+        "Slurm has no plugin for the kernel's version of control groups: jobs can use GPUs of "
+        "other jobs, and are cancelled only some seconds after they exceed their memory"
     )
     fix = f"if that matters, use a distribution with the plugin: see {NO_CGROUPS} in docs/doctor.md"
     return Finding(host, "warning", NO_CGROUPS, "Slurm runs without control groups", cause, fix)
@@ -304,32 +419,51 @@ def _processes_left(host: str, facts: HostFacts, _: HostRequirements) -> Iterato
         pids = " ".join(line.partition(" ")[0] for line in facts.left)
         cause = f"they may hold ports, memory or GPUs: {'; '.join(facts.left)}"
         fix = f"end them: `clusterctl ssh {host} --admin -- sudo kill -KILL {pids}`"
-        yield Finding(host, "warning", "processes-left", "processes of ended jobs still run", cause, fix)
+        yield Finding(
+            host, "warning", "processes-left", "processes of ended jobs still run", cause, fix
+        )
 
 
 def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield findings about existing Slurm, MariaDB and munge services that `up` would reconfigure."""
+    """Yield findings about existing Slurm, MariaDB and munge services that `up` would
+    reconfigure.
+    """
     if facts.texts.get(CLAIM) or not expected.brings & {*_SLURM, "munge"}:
         return
     if daemons := sorted(facts.units & _SLURM):
         names = " and ".join(daemons)
         cause = f"`up` would reconfigure {names} of another cluster, and its jobs would be lost"
-        fix = f"run `systemctl disable --now {' '.join(daemons)}` there, or remove the host from the spec"
-        yield Finding(host, "error", "slurm-in-use", "Slurm is already running on the host", cause, fix)
+        fix = (
+            f"run `systemctl disable --now {' '.join(daemons)}` there, or remove the host from "
+            "the spec"
+        )
+        yield Finding(
+            host, "error", "slurm-in-use", "Slurm is already running on the host", cause, fix
+        )
     elif "munge" in facts.units:
         cause = "`up` replaces munge's key with the cluster's key; `down` restores the old key"
         fix = "check that no other program on the host needs munge's present key"
-        yield Finding(host, "warning", "munge-in-use", "munge is already running on the host", cause, fix)
+        yield Finding(
+            host, "warning", "munge-in-use", "munge is already running on the host", cause, fix
+        )
     if "slurmctld" in expected.brings and facts.slurm_state:
-        cause = f"`up` would overwrite the files in /var/lib/slurm/slurmctld, such as {facts.slurm_state[0]}"
+        cause = (
+            "`up` would overwrite the files in /var/lib/slurm/slurmctld, such as "
+            f"{facts.slurm_state[0]}"
+        )
         fix = "move that folder to another path, or use another controller"
-        yield Finding(host, "error", "slurm-state", "the host has files of another slurmctld", cause, fix)
+        yield Finding(
+            host, "error", "slurm-state", "the host has files of another slurmctld", cause, fix
+        )
     if "mariadb" in expected.brings and facts.databases:
         names = ", ".join(facts.databases)
-        cause = f"MariaDB has the databases {names}; `up` would restart it and close its port to other hosts"
+        cause = (
+            f"MariaDB has the databases {names}; `up` would restart it and close its port to "
+            "other hosts"
+        )
         fix = (
-            "use another controller, or move these databases; for slurm_acct_db, which `down` leaves in an "
-            "existing MariaDB: `mariadb -e 'DROP DATABASE slurm_acct_db'`"
+            "use another controller, or move these databases; for slurm_acct_db, which `down` "
+            "leaves in an existing MariaDB: `mariadb -e 'DROP DATABASE slurm_acct_db'`"
         )
         yield Finding(host, "error", "database-in-use", "MariaDB is in use", cause, fix)
 
@@ -343,21 +477,31 @@ def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
         level: Level = "error" if abs(skew) > MOST_SKEW_S else "warning"
         skew_shown = format_duration(round(abs(skew)))
         reference_name = f"{leader}'s" if leader in answers else "this machine's"
-        cause = f"the clock is {skew_shown} " + ("ahead of " if skew > 0 else "behind ") + reference_name
+        cause = (
+            f"the clock is {skew_shown} "
+            + ("ahead of " if skew > 0 else "behind ")
+            + reference_name
+        )
         fix = "set the host's clock with `chronyc makestep` or `timedatectl set-ntp true`"
         yield Finding(host, level, "clock", "the clock is wrong", cause, fix)
 
 
 def admin_uid_findings(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Iterator[Finding]:
-    """Yield a warning per host if its admin account's uid in ``accounts`` is not that of host ``leader``."""
+    """Yield a warning per host if its admin account's uid in ``accounts`` is not that of host
+    ``leader``.
+    """
     expected_uid = accounts.get(leader, {}).get(ADMIN_USER)
     for host, numbers in accounts.items():
         uid = numbers.get(ADMIN_USER, expected_uid)
         if uid != expected_uid and expected_uid is not None:
             cause = f"{ADMIN_USER} has uid {uid} on the host, but {expected_uid} on {leader}"
-            rented = f"on cloud hosts, `clusterctl up` changes the uid to {ADMIN_ID} if that is free"
+            rented = (
+                f"on cloud hosts, `clusterctl up` changes the uid to {ADMIN_ID} if that is free"
+            )
             fix = f"{rented}; on your own machines, run `clusterctl down`, then `clusterctl up`"
-            yield Finding(host, "warning", "admin-differs", "the admin account's uid differs", cause, fix)
+            yield Finding(
+                host, "warning", "admin-differs", "the admin account's uid differs", cause, fix
+            )
 
 
 def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
@@ -368,43 +512,68 @@ def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
         first, *duplicates = hosts
         for host in duplicates:
             if answers[host].facts.addresses == answers[first].facts.addresses:
-                cause, fix = f"it is the same machine as {first}", "list each machine once in the spec"
+                cause = f"it is the same machine as {first}"
+                fix = "list each machine once in the spec"
                 yield Finding(host, "error", "same-machine", "a machine has two names", cause, fix)
             else:
                 cause = f"{first} has the same /etc/machine-id: one host is a clone of the other"
-                fix = "remove /etc/machine-id on one of them, run `systemd-machine-id-setup`, and reboot it"
-                yield Finding(host, "warning", "machine-id", "two machines share a machine-id", cause, fix)
+                fix = (
+                    "remove /etc/machine-id on one of them, run `systemd-machine-id-setup`, and "
+                    "reboot it"
+                )
+                yield Finding(
+                    host, "warning", "machine-id", "two machines share a machine-id", cause, fix
+                )
 
 
-def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements]) -> Iterator[Finding]:
-    """Yield a finding for each host name that a host resolves to an address other than the spec's."""
+def _names(
+    answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements]
+) -> Iterator[Finding]:
+    """Yield a finding for each host name that a host resolves to an address other than the
+    spec's.
+    """
     for host, examined in answers.items():
         for name, addresses in examined.facts.resolved.items():
             # On Debian, a host's own name is a loopback address.
             is_loopback = name == host and all(address.startswith("127.") for address in addresses)
-            if name in expected and addresses and expected[name].address not in addresses and not is_loopback:
-                shown, right = ", ".join(addresses), expected[name].address
+            if (
+                name in expected
+                and addresses
+                and expected[name].address not in addresses
+                and not is_loopback
+            ):
+                shown = ", ".join(addresses)
+                right = expected[name].address
                 cause = f"the host resolves {name} to {shown}, but the spec has {right}"
                 fix = "correct /etc/hosts on the host, the name server, or the address in the spec"
-                yield Finding(host, "warning", "name", "a host name resolves to a wrong address", cause, fix)
+                yield Finding(
+                    host, "warning", "name", "a host name resolves to a wrong address", cause, fix
+                )
 
 
 def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
-    """Raise a ConfigureError if file systems are full, because neither Ansible nor jobs can run then."""
+    """Raise a ConfigureError if file systems are full, because neither Ansible nor jobs can run
+    then.
+    """
     failures = tuple(
         Failure(
             "disk-full",
             str(disk),
             name,
             "reach",
-            f"on the host, find large folders (`sudo du -xk {disk.paths[0]} | sort -n | tail`); remove some",
+            f"on the host, find large folders (`sudo du -xk {disk.paths[0]} | sort -n | tail`); "
+            "remove some",
         )
         for name, report in reports.items()
         for disk in report.full
     )
     if failures:
-        fix = "remove unneeded files (`clusterctl ssh --admin HOST`), then run `clusterctl up` again"
-        raise ConfigureError.of_hosts("no disk space left on {hosts}", failures, code="no-room", fix=fix)
+        fix = (
+            "remove unneeded files (`clusterctl ssh --admin HOST`), then run `clusterctl up` again"
+        )
+        raise ConfigureError.of_hosts(
+            "no disk space left on {hosts}", failures, code="no-room", fix=fix
+        )
 
 
 def taken_numbers(
@@ -412,34 +581,48 @@ def taken_numbers(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (code, cause, fix) for each account that can't get its uid or gid on a host.
 
-    required: account -> its uid and gid. accounts, groups: name -> number, for those on the host. The uids
-    of slurm and munge are fixed, so other accounts must change theirs. An existing account munge may have
-    any uid. If groups slurm and munge exist, the Ansible role changes their gids.
+    required: account -> its uid and gid. accounts, groups: name -> number, for those on the host.
+    The uids of slurm and munge are fixed, so other accounts must change theirs. An existing account
+    munge may have any uid. If groups slurm and munge exist, the Ansible role changes their gids.
     """
     for name, number in required.items():
-        exists, fixed = name in accounts, name in SYSTEM_ACCOUNTS
+        exists = name in accounts
+        fixed = name in SYSTEM_ACCOUNTS
         if exists and name == "munge":
             continue
         scope = "on all hosts of a cluster" if fixed else "in the spec"
         for kind, table in (("uid", accounts),) if exists else (("uid", accounts), ("gid", groups)):
-            actual, change = table.get(name, number), f"{'user' if kind == 'uid' else 'group'}mod --{kind}"
+            actual = table.get(name, number)
+            change = f"{'user' if kind == 'uid' else 'group'}mod --{kind}"
             holders = sorted(user for user, uid in table.items() if uid == number and user != name)
             if actual != number and not (fixed and kind == "gid"):
                 fix = f"in the spec, write uid: {actual}"
-                fix = f"`{change} {number} {name}` on the host, and chown its files" if fixed else fix
-                yield f"{kind}-differs", f"{name} has {kind} {actual} on the host, but {number} {scope}", fix
+                fix = (
+                    f"`{change} {number} {name}` on the host, and chown its files" if fixed else fix
+                )
+                yield (
+                    f"{kind}-differs",
+                    f"{name} has {kind} {actual} on the host, but {number} {scope}",
+                    fix,
+                )
                 break
             if holders:
                 code = "uid-shared" if exists else f"{kind}-taken"
                 fix = f"give that account another {kind}: `{change} {kind.upper()} {holders[0]}`"
                 if not fixed and not exists:
                     fix = f"give {name} another uid in the spec"
-                yield code, f"{kind} {number}, which {name} needs, belongs to {', '.join(holders)}", fix
+                yield (
+                    code,
+                    f"{kind} {number}, which {name} needs, belongs to {', '.join(holders)}",
+                    fix,
+                )
                 break
 
 
 def reject_taken_numbers(reports: Mapping[str, HostReport], required: Mapping[str, int]) -> None:
-    """Raise a ConfigureError if accounts can't be created, because a host uses their uids or gids."""
+    """Raise a ConfigureError if accounts can't be created, because a host uses their uids or
+    gids.
+    """
     failures = tuple(
         Failure(code, cause, host, "reach", fix)
         for host, report in reports.items()
@@ -453,7 +636,8 @@ def reject_taken_numbers(reports: Mapping[str, HostReport], required: Mapping[st
         )
 
 
-# Runs a command as root on a host. Arguments: host, command, standard input. Returns the standard output.
+# Runs a command as root on a host. Arguments: host, command, standard input. Returns the standard
+# output.
 RunAsRoot = Callable[[str, Sequence[str], bytes], str]
 
 
@@ -478,12 +662,18 @@ def examine(
     only: Collection[str] = (),
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """Probe and check the hosts in ``expected`` or, if set, in ``only``. A silent host gets a finding too."""
+    """Probe and check the hosts in ``expected`` or, if set, in ``only``. A silent host gets a
+    finding too.
+    """
     hosts = [host for host in expected if not only or host in only]
-    answers, failed = call_on_hosts(hosts, lambda host: _examine_host(host, request, root), limit=limit)
+    answers, failed = call_on_hosts(
+        hosts, lambda host: _examine_host(host, request, root), limit=limit
+    )
     silent = [_unreached_finding(host, error) for host, error in failed.items()]
     findings = check_hosts(answers, expected, leader=leader)
-    return DoctorReport((*silent, *findings), {host: examined.facts for host, examined in answers.items()})
+    return DoctorReport(
+        (*silent, *findings), {host: examined.facts for host, examined in answers.items()}
+    )
 
 
 def findings_as_failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
@@ -495,7 +685,9 @@ def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined
     text = root(host, request.argv(), PROGRAM)
     facts = parse_report(text).host
     if facts is None:
-        raise TransportError("the host did not return valid JSON", code="answer-garbled", why=text[:500])
+        raise TransportError(
+            "the host did not return valid JSON", code="answer-garbled", why=text[:500]
+        )
     # The host's clock was read between these two times, so a time in between is no skew.
     return Examined(facts, facts.time - min(max(facts.time, started), time.time()))
 

@@ -1,4 +1,6 @@
-"""A node's GPUs as NVIDIA's driver reports them: models, device files, MIG, nearest cores, NVLinks."""
+"""A node's GPUs as NVIDIA's driver reports them: models, device files, MIG, nearest cores,
+NVLinks.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,12 @@ Sections = Mapping[str, str]
 class Gpu:
     """A GPU that Slurm allocates to jobs: a card, or a MIG device of a card.
 
-    type: the type that jobs request, such as ``h200`` or ``1g.10gb``. index: the driver's number of the card.
-    minor: number of the card's device file. caps: numbers of the device files for access to a MIG device.
-    cores: the nearest cores, in Slurm's numbering. links: the number of NVLinks to each card of the node.
+    type: the type that jobs request, such as ``h200`` or ``1g.10gb``. index: the driver's number of
+        the card.
+    minor: number of the card's device file. caps: numbers of the device files for access to a MIG
+        device.
+    cores: the nearest cores, in Slurm's numbering. links: the number of NVLinks to each card of the
+        node.
     """
 
     type: str
@@ -72,18 +77,25 @@ class Driver:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """The UUIDs of the GPUs in Slurm's order. Empty if CUDA numbers the GPUs in the same way as Slurm.
+        """The UUIDs of the GPUs in Slurm's order. Empty if CUDA numbers the GPUs in the same way as
+        Slurm.
 
         Slurm numbers GPUs by type, CUDA numbers all cards, and MIG devices have no number in CUDA.
         """
         counted = by_type(self.gpus)
         alike = [gpu.index for gpu in counted] == list(range(self.cards))
-        return () if alike and not any(gpu.caps for gpu in counted) else tuple(gpu.uuid for gpu in counted)
+        return (
+            ()
+            if alike and not any(gpu.caps for gpu in counted)
+            else tuple(gpu.uuid for gpu in counted)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error of nvidia-smi, recognised by the text ``says``. ``what``: its title; ``means``: its cause."""
+    """An error of nvidia-smi, recognised by the text ``says``. ``what``: its title; ``means``: its
+    cause.
+    """
 
     says: str
     code: str
@@ -94,7 +106,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A field of nvidia-smi that is Yes or 1 for a faulty card. ``fix``: the remedy; "": a reboot."""
+    """A field of nvidia-smi that is Yes or 1 for a faulty card. ``fix``: the remedy; "": a
+    reboot.
+    """
 
     field: str
     means: str
@@ -139,10 +153,11 @@ def by_type(gpus: Iterable[Gpu]) -> list[Gpu]:
 def _gpus(cards: Sequence[Element], sections: Sections) -> tuple[Gpu, ...]:
     """Return the GPUs that jobs can use.
 
-    A card in MIG mode is left out, even without MIG devices. MIG devices with unknown capabilities are left
-    out too, because Slurm accepts each device file only once.
+    A card in MIG mode is left out, even without MIG devices. MIG devices with unknown capabilities
+    are left out too, because Slurm accepts each device file only once.
     """
-    profiles, minors = _profiles(sections.get("mig", "")), dict(_MINOR.findall(sections.get("minors", "")))
+    profiles = _profiles(sections.get("mig", ""))
+    minors = dict(_MINOR.findall(sections.get("minors", "")))
     cores, links = _near(sections, len(cards))
     gpus: list[Gpu] = []
     for index, card in enumerate(cards):
@@ -153,8 +168,13 @@ def _gpus(cards: Sequence[Element], sections: Sections) -> tuple[Gpu, ...]:
             gpus.append(gpu)
         for part in card.findall("mig_device"):
             profile, uuid = profiles.get((index, _number(part, "index")), ("mig", ""))
-            instance = f"gpu{index if minor is None else minor}/gi{_number(part, 'gpu_instance_id')}"
-            paths = (f"{instance}/access", f"{instance}/ci{_number(part, 'compute_instance_id')}/access")
+            instance = (
+                f"gpu{index if minor is None else minor}/gi{_number(part, 'gpu_instance_id')}"
+            )
+            paths = (
+                f"{instance}/access",
+                f"{instance}/ci{_number(part, 'compute_instance_id')}/access",
+            )
             if all(path in minors for path in paths):
                 caps = tuple(int(minors[path]) for path in paths)
                 gpus.append(replace(gpu, type=profile, caps=caps, links="", uuid=uuid))
@@ -169,13 +189,17 @@ def _cards(text: str) -> list[Element]:
 
 
 def _number(element: Element, tag: str) -> int | None:
-    """Return the number in the XML subelement ``tag``. None if its text is no number, such as N/A."""
+    """Return the number in the XML subelement ``tag``. None if its text is no number, such as
+    N/A.
+    """
     text = element.findtext(tag, "").strip()
     return int(text) if text.isdecimal() else None
 
 
 def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
-    """Parse `nvidia-smi -L`: (card number, MIG device number) -> (profile such as 1g.10gb, UUID)."""
+    """Parse `nvidia-smi -L`: (card number, MIG device number) -> (profile such as 1g.10gb,
+    UUID).
+    """
     profiles: dict[tuple[int, int | None], tuple[str, str]] = {}
     card = -1
     for line in text.splitlines():
@@ -187,10 +211,14 @@ def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
 
 
 def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
-    """Return two texts per card: its nearest cores ("" if equal for all cards), its NVLinks to each card."""
+    """Return two texts per card: its nearest cores ("" if equal for all cards), its NVLinks to each
+    card.
+    """
     cpus, links = _matrix(sections.get("links", ""), count)
     core_of = _core_numbers(sections.get("cores", ""))
-    cores = [sorted({core_of[cpu] for cpu in cpus_of_card if cpu in core_of}) for cpus_of_card in cpus]
+    cores = [
+        sorted({core_of[cpu] for cpu in cpus_of_card if cpu in core_of}) for cpus_of_card in cpus
+    ]
     near = [str(RangeSet(",".join(map(str, numbers)) or None)) for numbers in cores]
     if len(set(near)) < 2 or "" in near:  # noqa: PLR2004 - all are equal
         near = [""] * count
@@ -200,7 +228,9 @@ def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
 
 def _matrix(text: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
     """Parse `nvidia-smi topo -m`. Return two lists by GPU: nearest CPUs, NVLinks to each GPU."""
-    rows = [[cell.strip() for cell in _ANSI.sub("", line).split("\t")] for line in text.splitlines()]
+    rows = [
+        [cell.strip() for cell in _ANSI.sub("", line).split("\t")] for line in text.splitlines()
+    ]
     heads = next((row for row in rows if _AFFINITY in row), [])
     titles = [cell for cell in heads if cell]
     cpus: list[list[int]] = [[] for _ in range(count)]
@@ -208,7 +238,8 @@ def _matrix(text: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
     for row in rows:
         if not row or not re.fullmatch(r"GPU\d+", row[0]) or int(row[0][3:]) >= count:
             continue
-        index, cells = int(row[0][3:]), row[1:]
+        index = int(row[0][3:])
+        cells = row[1:]
         links[index] = [_links(cell) for cell in cells[:count]]
         if _AFFINITY in titles and len(cells) > (column := titles.index(_AFFINITY)):
             cpus[index] = _numbers(cells[column])
@@ -231,9 +262,13 @@ def _numbers(text: str) -> list[int]:
 
 
 def _core_numbers(text: str) -> dict[int, int]:
-    """Return processor -> its core's number in Slurm, which sorts cores by socket, then by Linux's number."""
+    """Return processor -> its core's number in Slurm, which sorts cores by socket, then by Linux's
+    number.
+    """
     rows = [
-        tuple(map(int, line.split(","))) for line in text.splitlines() if re.fullmatch(r"\d+,\d+,\d+", line)
+        tuple(map(int, line.split(",")))
+        for line in text.splitlines()
+        if re.fullmatch(r"\d+,\d+,\d+", line)
     ]
     order = {core: number for number, core in enumerate(sorted({(row[1], row[2]) for row in rows}))}
     return {row[0]: order[row[1], row[2]] for row in rows}

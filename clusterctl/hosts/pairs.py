@@ -1,4 +1,6 @@
-"""Find ports of hosts that other hosts can't reach: all hosts listen, then each host tries other hosts."""
+"""Find ports of hosts that other hosts can't reach: all hosts listen, then each host tries other
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,9 @@ _OPENING: Final = {
         "on Rocky Linux `service iptables save`"
     ),
     "nftables": (
-        "`sudo nft insert rule inet filter input ip saddr {{ {listed} }} accept` (`sudo nft list ruleset` "
-        "shows the table and the chain), and add the rule to the file that nftables.service loads"
+        "`sudo nft insert rule inet filter input ip saddr {{ {listed} }} accept` (`sudo "
+        "nft list ruleset` shows the table and the chain), and add the rule to the file that "
+        "nftables.service loads"
     ),
 }
 
@@ -51,7 +54,8 @@ class Peer:
     """A host in a test of connections.
 
     address: the host's address on the cluster's network.
-    ports: the ports that other hosts try. They also try a port that the kernel chooses, like those of MPI.
+    ports: the ports that other hosts try. They also try a port that the kernel chooses, like those
+        of MPI.
     opens: whether the test program listens on these ports, unless another program does already.
     tried: whether other hosts try to connect to this host.
     """
@@ -66,7 +70,8 @@ class Peer:
 class Answers:
     """The results of a test of connections between hosts.
 
-    unreached: host -> other host -> port of the other host that the first host can't reach -> cause.
+    unreached: host -> other host -> port of the other host that the first host can't reach ->
+        cause.
     silent: the errors of hosts that did not answer, by host.
     """
 
@@ -88,7 +93,8 @@ def find_unconnected_hosts(
 ) -> tuple[Failure, ...]:
     """Return a failure for each host with a failed TCP connection to or from another host.
 
-    A host that does not listen within ``start_s`` gets a failure, and other hosts do not try to reach it.
+    A host that does not listen within ``start_s`` gets a failure, and other hosts do not try to
+    reach it.
     """
     peers = {name: Peer(address) for name, address in addresses.items()}
     answers = unreached_ports(peers, lambda host, argv: to(host).converse(argv), start_s=start_s)
@@ -96,22 +102,36 @@ def find_unconnected_hosts(
     for near, causes_by_host in answers.unreached.items():
         for far, reasons in causes_by_host.items():
             for host in (near, far):
-                causes.setdefault(host, []).append(f"{near} can't reach {far}: {'; '.join(reasons.values())}")
+                causes.setdefault(host, []).append(
+                    f"{near} can't reach {far}: {'; '.join(reasons.values())}"
+                )
     # 64 nodes that can't reach each other would have 2,016 pairs.
     for host, pairs in causes.items():
         if (more := len(pairs) - _SHOWN) > 0:
             causes[host] = [*pairs[:_SHOWN], f"and {more} more such pairs"]
     silence = (exc.on(host, "verify") for host, exc in answers.silent.items())
     return (
-        *(replace(error, cause=f"its test of the other hosts failed: {error.cause}") for error in silence),
-        *(Failure("network", "; ".join(pairs), host, "verify", _DROPPED) for host, pairs in causes.items()),
+        *(
+            replace(error, cause=f"its test of the other hosts failed: {error.cause}")
+            for error in silence
+        ),
+        *(
+            Failure("network", "; ".join(pairs), host, "verify", _DROPPED)
+            for host, pairs in causes.items()
+        ),
     )
 
 
 def unreached_ports(
-    peers: Mapping[str, Peer], start: StartOnHost, *, start_s: float = _START_S, limit: Limit = NO_LIMIT
+    peers: Mapping[str, Peer],
+    start: StartOnHost,
+    *,
+    start_s: float = _START_S,
+    limit: Limit = NO_LIMIT,
 ) -> Answers:
-    """Make all hosts in ``peers`` listen, then connect to each other. Return the ports not reached."""
+    """Make all hosts in ``peers`` listen, then connect to each other. Return the ports not
+    reached.
+    """
     if len(peers) < 2:  # noqa: PLR2004
         return Answers({}, {})
     seconds = str(_ASK_S + _ASK_PER_NODE_S * len(peers))
@@ -121,7 +141,9 @@ def unreached_ports(
             opened = peers[name].ports if peers[name].opens else ()
             argv = remote_argv("clusterctl.hosts.remote_pairs", seconds, json.dumps(opened))
             talk = talks.enter_context(start(name, argv))
-            too_long = TransportError(f"the answer of {name} is too long", code="answer-too-long", host=name)
+            too_long = TransportError(
+                f"the answer of {name} is too long", code="answer-too-long", host=name
+            )
             output = split_lines(iter(talk.receive, b""), too_long)
             return _Listening(talk, output, tuple(_answer(talk, output)))
 
@@ -134,7 +156,8 @@ def unreached_ports(
             listening[name].talk.send(json.dumps(tried).encode() + b"\n")
             answer = _answer(listening[name].talk, listening[name].output)
             return {
-                other: {int(port): text for port, text in ports.items()} for other, ports in answer.items()
+                other: {int(port): text for port, text in ports.items()}
+                for other, ports in answer.items()
             }
 
         within_s = min(start_s + _ASK_PER_NODE_S * len(peers), limit.rest_s)
@@ -161,7 +184,9 @@ def _answer(talk: Conversation, output: Iterator[bytes]) -> Any:
 
 
 def needed_ports(spec: ClusterSpec, host: Host, *, exports: bool) -> tuple[int, ...]:
-    """Return the ports of a host that other hosts need. ``exports``: the host exports the shared folder."""
+    """Return the ports of a host that other hosts need. ``exports``: the host exports the shared
+    folder.
+    """
     # mpirun starts ranks over SSH.
     by_ssh = (host.port,) if spec.scheduler == "none" else ()
     return (*role_ports(spec, host.roles), _SRUN, *((NFS_PORT,) if exports else ()), *by_ssh)
@@ -174,7 +199,8 @@ def examine_ports(
     start: StartOnHost,
     limit: Limit = NO_LIMIT,
 ) -> Iterator[Finding]:
-    """Make the hosts in ``peers`` connect to each other. Yield findings about ports that can't be reached.
+    """Make the hosts in ``peers`` connect to each other. Yield findings about ports that can't be
+    reached.
 
     If several hosts can't reach a port of a host for the same cause, there is a single finding.
     members: host -> address, for all hosts of the cluster; the advice names them in firewall rules.
@@ -186,35 +212,45 @@ def examine_ports(
     for name, unreached_of in answers.unreached.items():
         for other, ports in unreached_of.items():
             for reason in dict.fromkeys(ports.values()):
-                port_list = ", ".join(str(port) for port, cause in sorted(ports.items()) if cause == reason)
+                port_list = ", ".join(
+                    str(port) for port, cause in sorted(ports.items()) if cause == reason
+                )
                 kept_out.setdefault((other, port_list, reason), []).append(name)
     for (host, port_list, reason), names in kept_out.items():
         firewalls = {name: facts[name].firewall for name in (host, *names)}
         yield _closed(members, firewalls, port_list, reason)
 
 
-def _closed(members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports: str, text: str) -> Finding:
+def _closed(
+    members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports: str, text: str
+) -> Finding:
     host, *names = firewalls
     firewall = firewalls[host]
-    also = "".join(f", on {name} {firewalls[name]}" for name in names if firewalls[name].name != NO_FIREWALL)
+    also = "".join(
+        f", on {name} {firewalls[name]}" for name in names if firewalls[name].name != NO_FIREWALL
+    )
     cause = (
         f"{', '.join(names)} can't reach {members[host]}, port {ports}: {text}; "
         f"the firewall in force on {host} is {firewall}{also}"
     )
     port = ports.partition(",")[0]
     trace = (
-        f"`traceroute -T -p {port} {members[host]}` on {names[0]} shows where packets are dropped; allow them"
+        f"`traceroute -T -p {port} {members[host]}` on {names[0]} shows where packets are "
+        "dropped; allow them"
     )
     if firewall.name == NO_FIREWALL:
         return Finding(host, "error", "network", "other hosts can't reach this host", cause, trace)
     sources = [address for name, address in members.items() if name != host]
     opening = _OPENING[firewall.name].format(spaced=" ".join(sources), listed=",".join(sources))
     title = "a firewall blocks connections between the cluster's hosts"
-    return Finding(host, "error", "firewall", title, cause, f"{opening}; if that does not help, {trace}")
+    return Finding(
+        host, "error", "firewall", title, cause, f"{opening}; if that does not help, {trace}"
+    )
 
 
 def untested_findings(failed: Mapping[str, ClusterctlError]) -> Iterator[Finding]:
-    title, fix = "the host's connections to other hosts were not tested", "run the same command again"
+    title = "the host's connections to other hosts were not tested"
+    fix = "run the same command again"
     for host, error in failed.items():
         # Other checks report other errors.
         if isinstance(error, TransportError):

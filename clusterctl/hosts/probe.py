@@ -1,4 +1,6 @@
-"""Probe hosts over SSH in parallel. A single command per host returns all its facts (HostReport)."""
+"""Probe hosts over SSH in parallel. A single command per host returns all its facts
+(HostReport).
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,21 @@ Checksums = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """The items that a probe reports about a host. The key of an item's checksum is its kind and name.
+    """The items that a probe reports about a host. The key of an item's checksum is its kind and
+    name.
 
-    openmpi: names of files beside Open MPI's parameters. key_end: end of the spec's lines in authorized_keys.
-    blocks: file -> first and last line of a block. alone: files that must be the only *.conf in their folder.
-    rivals: file -> pattern that no line of a later file in the folder may match. numbers: account -> uid.
-    far_homes: homes that only the controller checks. units: unit -> files that the unit reads at its start.
-    accounting: arguments of `sacctmgr show`. host: facts for a host that is to join (``host_facts_request``).
-    node: report hardware and checksums. sized: nodes without GPUs report no hardware, as it is known already.
+    openmpi: names of files beside Open MPI's parameters. key_end: end of the spec's lines in
+        authorized_keys.
+    blocks: file -> first and last line of a block. alone: files that must be the only *.conf in
+        their folder.
+    rivals: file -> pattern that no line of a later file in the folder may match. numbers: account
+        -> uid.
+    far_homes: homes that only the controller checks. units: unit -> files that the unit reads at
+        its start.
+    accounting: arguments of `sacctmgr show`. host: facts for a host that is to join
+        (``host_facts_request``).
+    node: report hardware and checksums. sized: nodes without GPUs report no hardware, as it is
+        known already.
     """
 
     files: tuple[str, ...] = ()
@@ -90,7 +99,9 @@ class _Answer(BaseModel):
 
 
 class System(_Answer):
-    """The operating system and the machine. Machines cloned from each other share ``machine_id``, a hash."""
+    """The operating system and the machine. Machines cloned from each other share ``machine_id``, a
+    hash.
+    """
 
     id: str
     version: str
@@ -132,9 +143,12 @@ class Space(_Answer):
 class GpuFacts(_Answer):
     """The NVIDIA GPUs of a host.
 
-    cards, switches: numbers of GPUs and NVSwitches on the PCI bus. shown: names of the GPUs with a driver.
-    driver, installed, manager: versions of the running driver, the kernel module on disk, the fabric manager.
-    fault: the error of nvidia-smi. states: for each GPU, fields about NVLinks, memory faults and MIG.
+    cards, switches: numbers of GPUs and NVSwitches on the PCI bus. shown: names of the GPUs with a
+        driver.
+    driver, installed, manager: versions of the running driver, the kernel module on disk, the
+        fabric manager.
+    fault: the error of nvidia-smi. states: for each GPU, fields about NVLinks, memory faults and
+        MIG.
     oldest: the lowest PCI device ID among the GPUs. Older models have lower IDs.
     """
 
@@ -155,7 +169,9 @@ NO_FIREWALL: Final = "none"
 
 
 class Firewall(_Answer):
-    """The first firewall of a host that is active or has rules. ``zone``: firewalld's default zone."""
+    """The first firewall of a host that is active or has rules. ``zone``: firewalld's default
+    zone.
+    """
 
     name: Literal["firewalld", "ufw", "iptables", "nftables", "none"] = NO_FIREWALL
     zone: str = ""
@@ -167,11 +183,14 @@ class Firewall(_Answer):
 class HostFacts(_Answer):
     """The facts of a host that decide whether it can join a cluster.
 
-    time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create control
-    groups. cgroup_plugin: Slurm, if installed, has the plugin for them. refuses_ed25519: sshd refuses keys of
-    this type. fapolicyd: it refuses clusterctl's programs. left: processes of ended jobs ("PID COMMAND").
-    databases: MariaDB's, except system databases. files, packages: requested items that exist. texts:
-    requested file -> start of its text.
+    time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create
+        control
+    groups. cgroup_plugin: Slurm, if installed, has the plugin for them. refuses_ed25519: sshd
+        refuses keys of
+    this type. fapolicyd: it refuses clusterctl's programs. left: processes of ended jobs ("PID
+        COMMAND").
+    databases: MariaDB's, except system databases. files, packages: requested items that exist.
+    texts: requested file -> start of its text.
     """
 
     time: float
@@ -228,8 +247,10 @@ class _ProbeAnswer(_Answer):
 class HostReport:
     """The answer of a host to a probe.
 
-    facts: the hardware; None without slurmd, or if not requested. full: file systems without free space.
-    cards: number of NVIDIA GPUs on the PCI bus. openmpi: folder of Open MPI's parameters; "" if not known.
+    facts: the hardware; None without slurmd, or if not requested. full: file systems without free
+        space.
+    cards: number of NVIDIA GPUs on the PCI bus. openmpi: folder of Open MPI's parameters; "" if not
+        known.
     """
 
     facts: NodeFacts | None
@@ -264,10 +285,13 @@ def parse_report(text: str) -> HostReport:
         raise TransportError(message, code="answer-garbled", why=text[:500]) from exc
     if answer.state == _STOPPING:
         raise StoppingError("the host is shutting down")
-    host, node = answer.host, answer.node
+    host = answer.host
+    node = answer.node
     if node is None:
         if host is None:
-            raise TransportError("the host's answer contains no facts", code="answer-garbled", why=text[:500])
+            raise TransportError(
+                "the host's answer contains no facts", code="answer-garbled", why=text[:500]
+            )
         return HostReport(None, {}, host=host)
     # The program failed or took too long, because the host is too busy or still booting.
     if not node.said:
@@ -277,7 +301,8 @@ def parse_report(text: str) -> HostReport:
     facts, driver = read_node(node.said)
     facts = facts and replace(facts, cgroups=node.cgroup_plugin is not False)
     full = tuple(disk for disk in node.space if disk.is_full)
-    release, others = node.system.release, (node.accounts, node.groups, node.openmpi)
+    release = node.system.release
+    others = (node.accounts, node.groups, node.openmpi)
     return HostReport(facts, node.checksums, full, release, driver, node.cards, host, *others)
 
 
@@ -289,7 +314,9 @@ _PAIR = re.compile(r"(\w+)=(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The hardware of a node. ``cpus`` counts threads. ``cgroups``: Slurm has the control groups plugin."""
+    """The hardware of a node. ``cpus`` counts threads. ``cgroups``: Slurm has the control groups
+    plugin.
+    """
 
     cpus: int
     boards: int
@@ -309,7 +336,8 @@ def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
     """
     parts = _SECTION.split(text)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
-    driver, node = Driver.read(sections), sections.get("node", "")
+    driver = Driver.read(sections)
+    node = sections.get("node", "")
     if node.strip() == "absent":
         return None, driver
     pairs = dict(_PAIR.findall(node))
@@ -322,7 +350,9 @@ def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
             threads_per_core=int(pairs["ThreadsPerCore"]),
             memory_mib=int(pairs["RealMemory"]),
             gpus=driver.gpus,
-            mpi=tuple(sorted(line.removeprefix("mpi_") for line in sections.get("mpi", "").split())),
+            mpi=tuple(
+                sorted(line.removeprefix("mpi_") for line in sections.get("mpi", "").split())
+            ),
         )
     except (KeyError, ValueError) as exc:
         raise SlurmError(
@@ -343,13 +373,16 @@ _ANSWER_S = 60.0
 _PAUSE_S = 0.1
 # IAP, and sshd from 9.8 on (PerSourcePenalties), block clients that retry too often.
 _REFUSED_PAUSE_S = 5.0
-# How long Google may need to know a new host, a new grant or a new firewall rule, and sshd to start.
+# How long Google may need to know a new host, a new grant or a new firewall rule, and sshd to
+# start.
 _GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """The ``result`` of a host's probe, a report or an error. ``of``: the number of all probed hosts."""
+    """The ``result`` of a host's probe, a report or an error. ``of``: the number of all probed
+    hosts.
+    """
 
     host: str
     result: HostReport | ClusterctlError
@@ -357,7 +390,9 @@ class HostAnswer:
 
     @property
     def step(self) -> HostStep:
-        return HostStep(self.host, "answers", self.of, failed=isinstance(self.result, ClusterctlError))
+        return HostStep(
+            self.host, "answers", self.of, failed=isinstance(self.result, ClusterctlError)
+        )
 
 
 def ask_hosts(
@@ -368,7 +403,8 @@ def ask_hosts(
     away_s: float = AWAY_S,
     new: bool = False,
 ) -> Generator[HostAnswer | None, None, None]:
-    """Yield each host's answer on arrival, and ``None`` every ``away_s`` seconds while a host is unreachable.
+    """Yield each host's answer on arrival, and ``None`` every ``away_s`` seconds while a host is
+    unreachable.
 
     to: called with a host's name. Returns the transport to the host.
     new: the hosts are new and may reject the SSH key until they have created the account.
@@ -390,7 +426,9 @@ def ask_hosts(
         next_tick = time.monotonic() + away_s
         try:
             while pending:
-                done = wait(pending, max(0.0, next_tick - time.monotonic()), return_when=FIRST_COMPLETED).done
+                done = wait(
+                    pending, max(0.0, next_tick - time.monotonic()), return_when=FIRST_COMPLETED
+                ).done
                 for future in done:
                     yield HostAnswer(pending.pop(future), future.result(), len(requests))
                 if time.monotonic() >= next_tick:
@@ -407,16 +445,26 @@ def ask_hosts(
 
 
 def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[str, HostReport]:
-    """Return host -> report, in the order of ``hosts``. Raises a TransportError that lists failed hosts."""
+    """Return host -> report, in the order of ``hosts``. Raises a TransportError that lists failed
+    hosts.
+    """
     result_of = {answer.host: answer.result for answer in answers}
     results = {host: result_of[host] for host in hosts}
-    failed = {host: result for host, result in results.items() if isinstance(result, ClusterctlError)}
+    failed = {
+        host: result for host, result in results.items() if isinstance(result, ClusterctlError)
+    }
     if failed:
         problem = f"{len(failed)} of {len(results)} hosts can't be reached"
         failures = tuple(exc.on(host, "reach") for host, exc in failed.items())
         error, *_ = failed.values()
-        fix = "check the connection with `clusterctl ssh --admin HOST`, then run `clusterctl up` again"
-        if isinstance(error, TunnelError | TunnelRefusedError) and len({exc.fix for exc in failures}) == 1:
+        fix = (
+            "check the connection with `clusterctl ssh --admin HOST`, then run `clusterctl up` "
+            "again"
+        )
+        if (
+            isinstance(error, TunnelError | TunnelRefusedError)
+            and len({exc.fix for exc in failures}) == 1
+        ):
             fix = error.fix
             # The tunnel that all hosts share is broken.
             if len({exc.cause for exc in failures}) == 1 < len(failed) == len(results):
@@ -430,7 +478,9 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
 def probe_hosts(
     requests: Mapping[str, ProbeRequest], to: Connect, *, timeout_s: float = TIMEOUT_S
 ) -> Mapping[str, HostReport]:
-    """Probe hosts. Return host -> report. Raise TransportError, with a failure per host without an answer."""
+    """Probe hosts. Return host -> report. Raise TransportError, with a failure per host without an
+    answer.
+    """
     return reports_of(requests, filter(None, ask_hosts(requests, to, timeout_s=timeout_s)))
 
 
@@ -444,16 +494,22 @@ def _ask(transport: Transport, request: ProbeRequest) -> HostReport | Clusterctl
 
 @dataclass(slots=True)
 class _Patience:
-    """How long a host is probed again. _since: the start, or the last answer that is no tunnel's error."""
+    """How long a host is probed again. _since: the start, or the last answer that is no tunnel's
+    error.
+    """
 
     new: bool
     _since: float = field(default_factory=time.monotonic)
 
     def pause_s(self, answer: HostReport | ClusterctlError) -> float | None:
-        """Return the seconds to wait before the host is probed again; None if that would not help."""
+        """Return the seconds to wait before the host is probed again; None if that would not
+        help.
+        """
         if isinstance(answer, TunnelError | TunnelRefusedError):
             in_grace = time.monotonic() - self._since < _GRACE_S
-            may_help = in_grace if self.new and answer.has_grace else isinstance(answer, TunnelError)
+            may_help = (
+                in_grace if self.new and answer.has_grace else isinstance(answer, TunnelError)
+            )
             return _REFUSED_PAUSE_S if may_help else None
         self._since = time.monotonic()
         # The host may be booting or about to boot.
@@ -468,7 +524,9 @@ _DISTRIBUTION = ProbeRequest(space=())
 def with_distributions(
     inventory: Inventory, workspace: Workspace, to: Connect, *, timeout_s: float = NEW_TIMEOUT_S
 ) -> Generator[HostStep, None, Inventory]:
-    """Ask hosts with an unknown Linux distribution for it. Yield progress; return the updated inventory."""
+    """Ask hosts with an unknown Linux distribution for it. Yield progress; return the updated
+    inventory.
+    """
     unknown = [host.name for host in inventory.hosts if host.distribution == distributions.UNSEEN]
     if not unknown:
         return inventory
@@ -489,10 +547,17 @@ def with_distributions(
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"check the connection with `{by_hand}`, then run `clusterctl up` again"
         if is_new and any(failure.code == KeyRefusedError.code for failure in exc.failures):
-            fix = "see the host's boot log: the host creates the account itself (docs/gcp.md, OS Login)"
-        raise TransportError(exc.what, code=exc.code, why=exc.why, fix=fix, failures=exc.failures) from exc
+            fix = (
+                "see the host's boot log: the host creates the account itself (docs/gcp.md, OS "
+                "Login)"
+            )
+        raise TransportError(
+            exc.what, code=exc.code, why=exc.why, fix=fix, failures=exc.failures
+        ) from exc
     releases = {host.name: host.distribution for host in inventory.hosts}
     releases |= {name: report.distribution for name, report in reports.items()}
     distributions.common_distribution(releases)
-    hosts = (host.model_copy(update={"distribution": releases[host.name]}) for host in inventory.hosts)
+    hosts = (
+        host.model_copy(update={"distribution": releases[host.name]}) for host in inventory.hosts
+    )
     return inventory.model_copy(update={"hosts": tuple(hosts)})

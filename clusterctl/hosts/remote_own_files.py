@@ -1,8 +1,9 @@
 """Writes files of a single node, and restarts the units that read them. Runs on the node, as root.
 
-The request is '{"/etc/x": ["text", 420, null], "/etc/hosts": ["text", 420, ["# BEGIN", "# END"]]}': text,
-mode, and the lines between which the text belongs (null: it is the whole file). If a file is a drop-in of a
-unit, the unit is restarted. Files are replaced atomically. Standard library, Python 3.9.
+The request is '{"/etc/x": ["text", 420, null], "/etc/hosts": ["text", 420, ["# BEGIN", "# END"]]}':
+text, mode, and the lines between which the text belongs (null: it is the whole file). If a file is
+a drop-in of a unit, the unit is restarted. Files are replaced atomically. Standard library, Python
+3.9.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def place(path: str, text: str, mode: int) -> None:
 
 
 def with_block(content: str, text: str, begin: str, end: str) -> str:
-    """Replace the text between the lines ``begin`` and ``end`` in ``content``, or append all three."""
+    """Replace the text between the lines ``begin`` and ``end`` in ``content``, or append all
+    three.
+    """
     before, _, rest = content.partition(f"{begin}\n")
     return before + f"{begin}\n{text}{end}\n" + rest.partition(f"{end}\n")[2]
 

@@ -1,10 +1,10 @@
 """Tests which ports of other hosts can be reached over TCP. Runs on all hosts at once (Python 3.9).
 
-The program listens on a port that the kernel chooses, and on ports in its second argument that are free. It
-prints these ports in this order. When all hosts listen, it reads the other hosts' ports from stdin as in
-'{"d-train-2": ["10.0.0.4", {"41234": true, "6818": false}]}'. True: this program listens on that port of the
-other host. It tries each port for some seconds, prints the causes of failures by host and port, and listens
-until stdin ends.
+The program listens on a port that the kernel chooses, and on ports in its second argument that are
+free. It prints these ports in this order. When all hosts listen, it reads the other hosts' ports
+from stdin as in '{"d-train-2": ["10.0.0.4", {"41234": true, "6818": false}]}'. True: this program
+listens on that port of the other host. It tries each port for some seconds, prints the causes of
+failures by host and port, and listens until stdin ends.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ def answer(server: socket.socket) -> None:
 
 
 def reach(address: str, port: int, greets: bool, deadline: float) -> str | None:
-    """Try to connect to another host until the deadline. Return the last error, unless the host answers.
+    """Try to connect to another host until the deadline. Return the last error, unless the host
+    answers.
 
-    greets: this test program listens on that port. If not, a refused connection counts as an answer.
+    greets: this test program listens on that port. If not, a refused connection counts as an
+        answer.
     """
     while True:
         try:

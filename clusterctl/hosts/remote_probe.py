@@ -1,10 +1,11 @@
-"""Reports facts and checksums of a host. Runs on the host as root: standard library only, Python 3.6.
+"""Reports facts and checksums of a host. Runs on the host as root: standard library only, Python
+3.6.
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
 REQUEST and the answer are JSON objects; ``clusterctl.hosts.probe`` has the types.
-The program changes nothing. A checksum is a short text that changes if an item, such as a file, changes.
-Python 3.6 lets even a host that is too old for a cluster report its release.
+The program changes nothing. A checksum is a short text that changes if an item, such as a file,
+changes. Python 3.6 lets even a host that is too old for a cluster report its release.
 """
 
 import glob
@@ -28,7 +29,9 @@ from clusterctl.util.remote_rights import acting_as
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 # A PCI bridge of NVIDIA is an NVSwitch.
-PCI_DISPLAY, PCI_BRIDGE, PCI_NVIDIA = 0x03, 0x06, "0x10de"
+PCI_DISPLAY = 0x03
+PCI_BRIDGE = 0x06
+PCI_NVIDIA = "0x10de"
 # Fields of `--query-gpu` from driver 535 on. Remapped rows have another option of nvidia-smi.
 STATES = "fabric.state,fabric.status,mig.mode.current,mig.mode.pending,retired_pages.pending"
 ROWS = "remapped_rows.pending,remapped_rows.failure"
@@ -41,7 +44,8 @@ CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")
 CGROUPS_V2 = "/sys/fs/cgroup/cgroup.controllers"
 SLURMD = "/usr/sbin/slurmd"
 FENCE = "/opt/clusterctl/fence"
-MOST_LEFT, LONGEST = 16, 80
+MOST_LEFT = 16
+LONGEST = 80
 SLURM_PLUGINS = ("/usr/lib64/slurm", "/usr/lib/*/slurm*")  # EL, Debian
 DATABASES = "/var/lib/mysql"
 SLURM_STATE = "/var/lib/slurm/slurmctld"
@@ -54,17 +58,23 @@ INSTALLED = re.compile(
 )
 RPM = 'command -v rpm && { rpm --query --whatprovides --queryformat= "$@"; true; }'
 # Debian, EL. NVIDIA's package for EL has the name of EL's package, but another prefix.
-OPENMPI_LIST, OPENMPI_RPM = "/var/lib/dpkg/info/openmpi-bin.list", ["rpm", "--query", "--list", "openmpi"]
+OPENMPI_LIST = "/var/lib/dpkg/info/openmpi-bin.list"
+OPENMPI_RPM = ["rpm", "--query", "--list", "openmpi"]
 OPENMPI_PARAMS = "/openmpi-mca-params.conf"
-SSHD_SETTINGS, FAPOLICYD = ["/usr/sbin/sshd", "-T"], "/etc/fapolicyd"
+SSHD_SETTINGS = ["/usr/sbin/sshd", "-T"]
+FAPOLICYD = "/etc/fapolicyd"
 # Fields of /etc/passwd up to the uid.
 ROW = 3
-MISSING, UNKNOWN, TEXT = "missing", "no answer", 4096
-SELINUX, OS_RELEASE = "/sys/fs/selinux/enforce", "/etc/os-release"
+MISSING = "missing"
+UNKNOWN = "no answer"
+TEXT = 4096
+SELINUX = "/sys/fs/selinux/enforce"
+OS_RELEASE = "/etc/os-release"
 BOOT_S = 20
 OWNER_ALL = stat.S_IRWXU
 OTHERS_WRITE_OWNER_ALL = stat.S_IRWXU | stat.S_IWGRP | stat.S_IWOTH
-# The second time changes if a daemon re-executes itself, as slurmctld 23.11 at `scontrol reconfigure`.
+# The second time changes if a daemon re-executes itself, as slurmctld 23.11 at `scontrol
+# reconfigure`.
 STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
 PROPERTIES = ",".join(("Id", "LoadState", "ActiveState", "UnitFileState", *STARTED))
 
@@ -107,21 +117,25 @@ def resolved(name: str) -> List[str]:
 
 
 def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
-    """Return the disk space in bytes of the file systems that contain, or would contain, these paths."""
+    """Return the disk space in bytes of the file systems that contain, or would contain, these
+    paths.
+    """
     file_systems = {}  # type: Dict[int, Dict[str, Any]]
     for path in paths:
         folder = Path(path)
         try:
             while not folder.is_dir():
                 folder = folder.parent
-            device, room = folder.stat().st_dev, os.statvfs(str(folder))
+            device = folder.stat().st_dev
+            room = os.statvfs(str(folder))
         except OSError:
             # A file server does not answer.
             continue
         if device in file_systems:
             file_systems[device]["paths"].append(path)
             continue
-        free, inodes = room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None
+        free = room.f_bavail * room.f_frsize
+        inodes = room.f_favail if room.f_files else None
         file_systems[device] = {
             "paths": [path],
             "free": free,
@@ -160,7 +174,9 @@ def gpus() -> Dict[str, Any]:
     kinds = [kind for kind, _ in devices]
     lines = (nvidia_smi("name,driver_version") or "").splitlines()
     shown = [line.rsplit(", ", 1) for line in lines if SHOWN.search(line)]
-    manager = MANAGER.search(run(["sh", "-c", "exec nv-fabricmanager --version 2>&1"], any_exit=True) or "")
+    manager = MANAGER.search(
+        run(["sh", "-c", "exec nv-fabricmanager --version 2>&1"], any_exit=True) or ""
+    )
     secure = Path(EFI_VARIABLES).glob("SecureBoot-*")
     return {
         "cards": kinds.count(PCI_DISPLAY),
@@ -170,7 +186,9 @@ def gpus() -> Dict[str, Any]:
         "fault": next((line for line in lines if line.strip() and not SHOWN.search(line)), ""),
         "states": states() if shown else [],
         "manager": manager.group(1) if manager else "",
-        "oldest": min((number for kind, number in devices if kind == PCI_DISPLAY and number), default=None),
+        "oldest": min(
+            (number for kind, number in devices if kind == PCI_DISPLAY and number), default=None
+        ),
         "installed": driver_on_disk(),
         "nouveau": Path("/sys/module/nouveau").is_dir(),
         "secure_boot": any(path.read_bytes()[-1:] == b"\1" for path in secure),
@@ -191,7 +209,9 @@ def cells(fields: str, switch: str = "gpu") -> List[Dict[str, str]]:
 
 
 def nvidia_smi(fields: str, switch: str = "gpu") -> Optional[str]:
-    """Return the output of `nvidia-smi --query-SWITCH=FIELDS` or its error; "" if it is not installed."""
+    """Return the output of `nvidia-smi --query-SWITCH=FIELDS` or its error; "" if it is not
+    installed.
+    """
     command = "exec nvidia-smi --query-{}={} --format=csv,noheader 2>&1".format(switch, fields)
     return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + command], any_exit=True)
 
@@ -218,7 +238,10 @@ def processes_left() -> List[str]:
 
 def firewall() -> Dict[str, Any]:
     if run(["systemctl", "is-active", "--quiet", "firewalld"]) is not None:
-        return {"name": "firewalld", "zone": (run(["firewall-cmd", "--get-default-zone"]) or "").strip()}
+        return {
+            "name": "firewalld",
+            "zone": (run(["firewall-cmd", "--get-default-zone"]) or "").strip(),
+        }
     # Without the name of a table, the iptables commands load no kernel modules.
     queries = (
         ("ufw", ["ufw", "status"], r"^Status: active"),
@@ -226,7 +249,9 @@ def firewall() -> Dict[str, Any]:
         ("iptables", ["iptables-save"], r"^-A |^:\S+ DROP"),
         ("nftables", ["nft", "list", "ruleset"], r"\S"),
     )
-    active = (name for name, argv, rules in queries if re.search(rules, run(argv) or "", re.MULTILINE))
+    active = (
+        name for name, argv, rules in queries if re.search(rules, run(argv) or "", re.MULTILINE)
+    )
     return {"name": next(active, "none")}
 
 
@@ -236,7 +261,9 @@ def packages(names: Sequence[str]) -> List[str]:
 
 
 def lacking(names: Sequence[str]) -> Optional[List[str]]:
-    """Return the packages that are not installed; None if unknown. Read dpkg's file: dpkg-query is slow."""
+    """Return the packages that are not installed; None if unknown. Read dpkg's file: dpkg-query is
+    slow.
+    """
     if not names:
         return []
     try:
@@ -259,25 +286,38 @@ def package_marks(names: Sequence[str]) -> Dict[str, str]:
 
 
 def policies() -> Dict[str, bool]:
-    """Return whether sshd refuses ed25519 keys (FIPS mode), and fapolicyd refuses clusterctl's programs."""
+    """Return whether sshd refuses ed25519 keys (FIPS mode), and fapolicyd refuses clusterctl's
+    programs.
+    """
     accepted = re.search(r"^pubkeyaccepted\w+ (.*)$", run(SSHD_SETTINGS) or "", re.MULTILINE)
     settings, rules = (read(f"{FAPOLICYD}/{name}") for name in ("fapolicyd.conf", "compiled.rules"))
-    allows = re.search(r"^\s*permissive\s*=\s*1", settings, re.MULTILINE) or str(Path(FENCE).parent) in rules
+    allows = (
+        re.search(r"^\s*permissive\s*=\s*1", settings, re.MULTILINE)
+        or str(Path(FENCE).parent) in rules
+    )
     return {
-        "refuses_ed25519": accepted is not None and "ssh-ed25519" not in accepted.group(1).split(","),
-        "fapolicyd": not allows and run(["systemctl", "is-active", "--quiet", "fapolicyd"]) is not None,
+        "refuses_ed25519": accepted is not None
+        and "ssh-ed25519" not in accepted.group(1).split(","),
+        "fapolicyd": not allows
+        and run(["systemctl", "is-active", "--quiet", "fapolicyd"]) is not None,
     }
 
 
 def openmpi_folder() -> str:
-    """Return the folder of Open MPI's parameters, as the package database lists it; "" without Open MPI."""
+    """Return the folder of Open MPI's parameters, as the package database lists it; "" without Open
+    MPI.
+    """
     lines = (read(OPENMPI_LIST) or run(OPENMPI_RPM) or "").splitlines()
-    return next((line[: -len(OPENMPI_PARAMS)] for line in lines if line.endswith(OPENMPI_PARAMS)), "")
+    return next(
+        (line[: -len(OPENMPI_PARAMS)] for line in lines if line.endswith(OPENMPI_PARAMS)), ""
+    )
 
 
 def databases() -> List[str]:
     output = run(["my_print_defaults", "mysqld", "server", "mariadb", "mariadbd"]) or ""
-    configured = [line[len("--datadir=") :] for line in output.splitlines() if line.startswith("--datadir=")]
+    configured = [
+        line[len("--datadir=") :] for line in output.splitlines() if line.startswith("--datadir=")
+    ]
     folder = Path(configured[-1] if configured else DATABASES)
     names = {path.name for path in folder.glob("*") if path.is_dir()} - OWN_DATABASES
     return sorted(name for name in names if not name.startswith(("#", ".")))
@@ -309,7 +349,10 @@ def file_mark(path: str) -> str:
     except OSError:
         return MISSING
     with os.fdopen(fd, "rb") as file:
-        return f"{digest(file.read())} {stat.S_IMODE(status.st_mode):o} {status.st_uid}:{status.st_gid}"
+        return (
+            f"{digest(file.read())} {stat.S_IMODE(status.st_mode):o} "
+            f"{status.st_uid}:{status.st_gid}"
+        )
 
 
 def block_mark(path: str, begin: str, end: str) -> str:
@@ -320,26 +363,35 @@ def block_mark(path: str, begin: str, end: str) -> str:
 
 def alone_mark(path: str) -> str:
     """Return the paths of the other *.conf files in the folder of ``path``, or `none`."""
-    others = sorted(str(file) for file in Path(path).parent.glob("*.conf") if file.name != Path(path).name)
+    others = sorted(
+        str(file) for file in Path(path).parent.glob("*.conf") if file.name != Path(path).name
+    )
     return ", ".join(others) or "none"
 
 
 def rivals_mark(path: str, pattern: str) -> str:
-    """Return the *.conf files after ``path`` in its folder with a line matching ``pattern``, or `none`."""
+    """Return the *.conf files after ``path`` in its folder with a line matching ``pattern``, or
+    `none`.
+    """
     files = (
-        file for file in sorted(Path(path).parent.glob("*.conf")) if file.is_file() and not file.is_symlink()
+        file
+        for file in sorted(Path(path).parent.glob("*.conf"))
+        if file.is_file() and not file.is_symlink()
     )
     line = re.compile(pattern)
     rivals = [
         str(file)
         for file in files
-        if file.name > Path(path).name and any(line.match(text) for text in read(str(file)).splitlines())
+        if file.name > Path(path).name
+        and any(line.match(text) for text in read(str(file)).splitlines())
     ]
     return ", ".join(rivals) or "none"
 
 
 def unit_marks(units: Dict[str, List[str]], systemctl: str = "systemctl") -> Dict[str, str]:
-    """Return unit -> state, with `outdated` if a file that the unit reads changed after the unit's start."""
+    """Return unit -> state, with `outdated` if a file that the unit reads changed after the unit's
+    start.
+    """
     names = [name if "." in name else f"{name}.service" for name in units]
     output = run([systemctl, "show", f"--property={PROPERTIES}", *names], ASK_S)
     marks = dict.fromkeys(units, UNKNOWN)
@@ -384,7 +436,8 @@ def user_mark(name: str) -> str:
 def home_mark(user: str, home: str) -> str:
     """Return `fit` if sshd accepts the home folder: no other user owns it or may write to it."""
     try:
-        status, uid = Path(home).stat(), pwd.getpwnam(user).pw_uid
+        status = Path(home).stat()
+        uid = pwd.getpwnam(user).pw_uid
     except (OSError, KeyError):
         return MISSING
     fit = status.st_uid == uid and status.st_mode & OTHERS_WRITE_OWNER_ALL == OWNER_ALL
@@ -411,20 +464,32 @@ def key_marks(user: str, home: str, key: str, end: str) -> Dict[str, str]:
 
 
 def accounting_mark(queries: List[List[str]]) -> str:
-    answers = [run(["sacctmgr", "--noheader", "--parsable2", "show", *words], ASK_S) for words in queries]
+    answers = [
+        run(["sacctmgr", "--noheader", "--parsable2", "show", *words], ASK_S) for words in queries
+    ]
     if None in answers:
         return UNKNOWN
-    return digest("\n\n".join("\n".join(sorted(text.splitlines())) for text in answers if text).encode())
+    return digest(
+        "\n\n".join("\n".join(sorted(text.splitlines())) for text in answers if text).encode()
+    )
 
 
 def checksums(request: Dict[str, Any], openmpi: str) -> Dict[str, str]:
     files = [*request["files"], *("{}/{}".format(openmpi, name) for name in request["openmpi"])]
     marks = {"file " + path: file_mark(path) for path in files}
-    marks.update({"block " + path: block_mark(path, *edges) for path, edges in request["blocks"].items()})
-    marks.update({"path " + path: "there" if Path(path).exists() else MISSING for path in request["paths"]})
-    marks.update({"absent " + p: "there" if os.path.lexists(p) else "absent" for p in request["absent"]})
+    marks.update(
+        {"block " + path: block_mark(path, *edges) for path, edges in request["blocks"].items()}
+    )
+    marks.update(
+        {"path " + path: "there" if Path(path).exists() else MISSING for path in request["paths"]}
+    )
+    marks.update(
+        {"absent " + p: "there" if os.path.lexists(p) else "absent" for p in request["absent"]}
+    )
     marks.update({"alone " + path: alone_mark(path) for path in request["alone"]})
-    marks.update({"rivals " + path: rivals_mark(path, line) for path, line in request["rivals"].items()})
+    marks.update(
+        {"rivals " + path: rivals_mark(path, line) for path, line in request["rivals"].items()}
+    )
     marks.update({"user " + name: user_mark(name) for name in request["users"]})
     marks.update({"home " + name: home_mark(name, home) for name, home in request["homes"].items()})
     far = {name for name, home in request["far_homes"].items() if has_home(name, home)}
@@ -432,7 +497,9 @@ def checksums(request: Dict[str, Any], openmpi: str) -> Dict[str, str]:
     for name, key in ((name, key) for name, key in request["keys"].items() if name not in far):
         marks.update(key_marks(name, request["homes"].get(name, ""), key, request["key_end"]))
     marks.update({"unit " + name: mark for name, mark in unit_marks(request["units"]).items()})
-    marks.update({"package " + name: mark for name, mark in package_marks(request["packages"]).items()})
+    marks.update(
+        {"package " + name: mark for name, mark in package_marks(request["packages"]).items()}
+    )
     if request["accounting"]:
         running = marks.get("unit slurmdbd", "").startswith("running")
         marks["accounting all"] = accounting_mark(request["accounting"]) if running else UNKNOWN
@@ -490,7 +557,9 @@ def main() -> None:
                 "checksums": checksums(request, openmpi),
                 "space": space(request["space"]),
                 "accounts": accounts([*request["numbers"]], set(request["numbers"].values())),
-                "groups": accounts([*request["numbers"]], set(request["numbers"].values()), "group"),
+                "groups": accounts(
+                    [*request["numbers"]], set(request["numbers"].values()), "group"
+                ),
             }
     json.dump(answer, sys.stdout)
 

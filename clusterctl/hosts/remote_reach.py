@@ -1,4 +1,5 @@
-"""Tests whether a host reaches package repositories, the controller and NFS. Runs on the host, as root.
+"""Tests whether a host reaches package repositories, the controller and NFS. Runs on the host, as
+root.
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
@@ -33,9 +34,9 @@ APT_HELPER = (
     *(f"-oAcquire::{scheme}::Timeout={ANSWER_S:g}" for scheme in ("http", "https", "ftp")),
     "download-file",
 )
-# Prints URL and cause of the first required repository that dnf can't reach with its own configuration, after
-# four tries. A server that answers but lacks the file counts as reached. Arguments: seconds to connect, and
-# globs of repositories that are left out.
+# Prints URL and cause of the first required repository that dnf can't reach with its own
+# configuration, after four tries. A server that answers but lacks the file counts as reached.
+# Arguments: seconds to connect, and globs of repositories that are left out.
 DNF = """
 import dnf, sys
 base = dnf.Base()
@@ -60,7 +61,8 @@ for one in base.repos.iter_enabled():
 
 
 def as_sudo() -> tuple[str, ...]:
-    """Return the command prefix that gives a program the environment of Ansible's tasks, which run with sudo.
+    """Return the command prefix that gives a program the environment of Ansible's tasks, which run
+    with sudo.
 
     A root login may have other proxy settings: sudo's PAM configuration decides whether sudo reads
     /etc/environment.
@@ -71,7 +73,8 @@ def as_sudo() -> tuple[str, ...]:
 def unreached_repositories(left_out: Sequence[str]) -> dict[str, str]:
     """Return URL -> error of the package manager, for repositories that can't be reached.
 
-    Only the first repository of each server is tried. The URL "" means that the host has no repositories.
+    Only the first repository of each server is tried. The URL "" means that the host has no
+    repositories.
     left_out: globs of dnf's repositories that are not tried.
     """
     output = run(["apt-get", "--print-uris", "update"])
@@ -97,18 +100,32 @@ def unreached_by_dnf(left_out: Sequence[str]) -> dict[str, str]:
     for python in ("/usr/libexec/platform-python", "/usr/bin/python3"):
         listed = run([*as_sudo(), python, "-c", DNF, f"{CONNECT_S:g}", *left_out], REPOSITORY_S)
         if listed is not None:
-            return {url: cause for url, _, cause in (line.partition(" ") for line in listed.splitlines())}
+            return {
+                url: cause
+                for url, _, cause in (line.partition(" ") for line in listed.splitlines())
+            }
     return {}
 
 
 def unreached_by_apt(url: str) -> str:
-    """Return the reason why apt reaches no mirror of a repository; "" if it reaches or needs no mirror."""
+    """Return the reason why apt reaches no mirror of a repository; "" if it reaches or needs no
+    mirror.
+    """
     causes = []
     for mirror in apt_mirrors(url):
         if not re.match(r"(?:https?|ftp):", mirror):
             return ""
         with tempfile.TemporaryDirectory() as folder:
-            argv = ["sh", "-c", 'exec "$@" 2>&1', "sh", *as_sudo(), *APT_HELPER, mirror, f"{folder}/index"]
+            argv = [
+                "sh",
+                "-c",
+                'exec "$@" 2>&1',
+                "sh",
+                *as_sudo(),
+                *APT_HELPER,
+                mirror,
+                f"{folder}/index",
+            ]
             output = run(argv, REPOSITORY_S, any_exit=True)
         if output is None:
             output = f"E: Failed to fetch {mirror}  no answer within {REPOSITORY_S:g} s"
@@ -121,12 +138,18 @@ def unreached_by_apt(url: str) -> str:
 
 
 def apt_mirrors(url: str) -> list[str]:
-    """Return an apt URL's mirrors from a local list, or the server that has the list, or the URL itself."""
+    """Return an apt URL's mirrors from a local list, or the server that has the list, or the URL
+    itself.
+    """
     scheme, _, path = url.partition(":")
     if scheme in {"mirror+file", "mirror+copy"}:
         listed = next((parent for parent in Path(path).parents if parent.is_file()), None)
         lines = listed.read_text(errors="replace").splitlines() if listed else []
-        mirrors = [line.split()[0].rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
+        mirrors = [
+            line.split()[0].rstrip("/")
+            for line in lines
+            if line.strip() and not line.startswith("#")
+        ]
         return [f"{mirror}{path[len(str(listed)) :]}" for mirror in mirrors]
     return [f"http:{path}" if scheme == "mirror" else re.sub(r"^mirror\+", "", url)]
 
@@ -156,8 +179,14 @@ def loses_large_packets(address: str, mtu: int) -> bool:
 def main() -> None:
     request = json.loads(sys.argv[1])
     with ThreadPoolExecutor(CONCURRENT) as pool:
-        loses = pool.submit(loses_large_packets, request["ping"], request["mtu"]) if request["mtu"] else None
-        server = pool.submit(refused, request["nfs"], request["nfs_port"]) if request["nfs"] else None
+        loses = (
+            pool.submit(loses_large_packets, request["ping"], request["mtu"])
+            if request["mtu"]
+            else None
+        )
+        server = (
+            pool.submit(refused, request["nfs"], request["nfs_port"]) if request["nfs"] else None
+        )
         unreached = unreached_repositories(request["left_out"]) if request["repositories"] else {}
         answer = {
             "loses_large_packets": loses.result() if loses else False,

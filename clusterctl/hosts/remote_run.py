@@ -1,4 +1,6 @@
-"""Functions of the programs that probe a host: run a command, read a file. Works with Python 3.6."""
+"""Functions of the programs that probe a host: run a command, read a file. Works with Python
+3.6.
+"""
 
 import os
 import subprocess
@@ -10,7 +12,9 @@ ASK_S = 10
 
 
 def run(argv: Sequence[str], timeout_s: float = ASK_S, *, any_exit: bool = False) -> Optional[str]:
-    """Return a command's stdout; None if it takes too long or can't start, or fails without ``any_exit``."""
+    """Return a command's stdout; None if it takes too long or can't start, or fails without
+    ``any_exit``.
+    """
     try:
         result = subprocess.run(
             argv,

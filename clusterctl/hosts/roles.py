@@ -1,19 +1,20 @@
 """The packages, files and units of each Ansible role, and the requirements of a spec for each host.
 
-The source is meta/touches.yml of each role. The Ansible module host_ledger records the previous state of the
-items in these files, so that `down` can restore it. Keys that only clusterctl reads:
+The source is meta/touches.yml of each role. The Ansible module host_ledger records the previous
+state of the items in these files, so that `down` can restore it. Keys that only clusterctl reads:
 
     hosts: [controller]           the groups of hosts that the role runs on; `login`: hosts of no other group
     when: {scheduler: slurm}      conditions on the cluster and host, all of which must hold (``_spec_facts``,
-                                  ``_host_facts``; with a dot, a key of the spec: `software.apptainer`)
+                                  ``_host_facts``; with a dot, a key of the spec:
+                                  `software.apptainer`)
     variables: {x_y: software.y}  variables of the role that get the value of a key of the spec
     packages: as needed           packages depend on the host; or a list; default: the role's *_packages
     ports: {6817: slurmctld}      listening daemons by port
     drift:                        items that `up` and `plan` compare with their state after the last `up`
-      - files, blocks, paths, openmpi (files beside Open MPI's parameters), units (with the files that each
-        reads at its start), accounting (words for sacctmgr), absent (paths), alone (files without another
-        *.conf in their folder), rivals (a pattern that no line of a later file in the folder may match, by
-        file)
+      - files, blocks, paths, openmpi (files beside Open MPI's parameters), units (with the files
+        that each reads at its start), accounting (words for sacctmgr), absent (paths), alone (files
+        without another *.conf in their folder), rivals (a pattern that no line of a later file in
+        the folder may match, by file)
     hint: see ...                 advice if a task of the role fails
 """
 
@@ -47,13 +48,19 @@ _PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108
 Touches = Mapping[str, Any]
 
 
-def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
-    """Return the OS packages that all hosts of the groups ``roles`` need. Some hosts need more packages."""
+def role_packages(
+    spec: ClusterSpec, roles: Sequence[str], distribution: Distribution
+) -> tuple[str, ...]:
+    """Return the OS packages that all hosts of the groups ``roles`` need. Some hosts need more
+    packages.
+    """
     touches = _applied(spec, roles)
     listed_packages = [
         name for role_touches in touches.values() for name in _plain_items(role_touches, "packages")
     ]
-    default_roles = [role for role, role_touches in touches.items() if "packages" not in role_touches]
+    default_roles = [
+        role for role, role_touches in touches.items() if "packages" not in role_touches
+    ]
     return tuple(
         sorted(
             {
@@ -66,9 +73,11 @@ def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distrib
 
 
 def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
-    """Return patterns of files in /etc, except clusterctl's own, that Ansible roles may change on a host.
+    """Return patterns of files in /etc, except clusterctl's own, that Ansible roles may change on a
+    host.
 
-    roles: the host's groups. Roles that mount folders are left out, as they may not write /etc/fstab.
+    roles: the host's groups. Roles that mount folders are left out, as they may not write
+        /etc/fstab.
     """
     return frozenset(
         path
@@ -91,12 +100,16 @@ def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
     """Return port -> daemon that listens on it, for hosts of the groups ``roles``."""
     touches = _applied(spec, roles).values()
     return {
-        port: daemon for role_touches in touches for port, daemon in role_touches.get("ports", {}).items()
+        port: daemon
+        for role_touches in touches
+        for port, daemon in role_touches.get("ports", {}).items()
     }
 
 
 def can_share_configuration(spec: ClusterSpec) -> bool:
-    """Return whether hosts can share a configuration. Without Slurm, each needs all hosts' SSH host keys."""
+    """Return whether hosts can share a configuration. Without Slurm, each needs all hosts' SSH host
+    keys.
+    """
     return spec.has_slurm
 
 
@@ -114,7 +127,11 @@ def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
 def spec_variables(spec: ClusterSpec, roles: Collection[str]) -> dict[str, Any]:
     """Return variable -> value, for the variables of these Ansible roles that the spec sets."""
     touches = [_touches()[role] for role in sorted(roles)]
-    keys = {name: key for role_touches in touches for name, key in role_touches.get("variables", {}).items()}
+    keys = {
+        name: key
+        for role_touches in touches
+        for name, key in role_touches.get("variables", {}).items()
+    }
     variables = {name: to_jsonable_python(attrgetter(key)(spec)) for name, key in keys.items()}
     return {name: value for name, value in variables.items() if value is not None}
 
@@ -136,8 +153,12 @@ def role_hint(role: str) -> str:
     return str(_touches().get(role, {}).get("hint", ""))
 
 
-def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
-    """Return host -> items to probe. Their checksums show whether they have changed since the last `up`."""
+def probe_requests(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace
+) -> dict[str, ProbeRequest]:
+    """Return host -> items to probe. Their checksums show whether they have changed since the last
+    `up`.
+    """
     cluster_facts = _inventory_facts(spec, inventory)
     values = {
         "cluster": spec.name,
@@ -151,13 +172,17 @@ def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
     requests = {}
     for host in inventory.hosts:
         if (kind := (tuple(host.roles), bool(host.local_ssds), host.cpus is None)) not in made:
-            made[kind] = _probe_request(host, spec, inventory, values, _host_facts(cluster_facts, host))
+            made[kind] = _probe_request(
+                host, spec, inventory, values, _host_facts(cluster_facts, host)
+            )
         requests[host.name] = made[kind]
     return requests
 
 
 def key_marks(spec: ClusterSpec) -> dict[str, str]:
-    """Return the checksums that a probe finds on the controller if people's keys are those of the spec."""
+    """Return the checksums that a probe finds on the controller if people's keys are those of the
+    spec.
+    """
     lines = {user.name: "\n".join(sorted(spec.key_lines(user))) for user in spec.users}
     return {f"keys {name}": sha256(text.encode()).hexdigest()[:16] for name, text in lines.items()}
 
@@ -182,7 +207,9 @@ def _probe_request(
     has_homes = host.is_controller or inventory.shared_folder.kind == "none"
     return ProbeRequest(
         files=tuple(path for entry in drift for path in entry.get("files", ())),
-        blocks={path: tuple(edges) for entry in drift for path, edges in entry.get("blocks", {}).items()},
+        blocks={
+            path: tuple(edges) for entry in drift for path, edges in entry.get("blocks", {}).items()
+        },
         paths=tuple(path for entry in drift for path in entry.get("paths", ())),
         openmpi=tuple(name for entry in drift for name in entry.get("openmpi", ())),
         absent=tuple(path for entry in drift for path in entry.get("absent", ())),
@@ -194,7 +221,9 @@ def _probe_request(
         far_homes={} if has_homes else homes,
         keys=dict.fromkeys(users, values["public_key"]),
         key_end=spec.key_mark,
-        units={unit: tuple(files) for entry in drift for unit, files in entry.get("units", {}).items()},
+        units={
+            unit: tuple(files) for entry in drift for unit, files in entry.get("units", {}).items()
+        },
         packages=role_packages(spec, host.roles, inventory.distribution),
         accounting=tuple(tuple(words) for entry in drift for words in entry.get("accounting", ())),
         space=(*_PLACES, inventory.shared),
@@ -225,12 +254,20 @@ def _host_facts(cluster_facts: Mapping[str, object], host: Host) -> dict[str, ob
 
 
 def _applied(spec: ClusterSpec, roles: Sequence[str]) -> dict[str, Touches]:
-    """Return Ansible role -> its touches.yml, for the roles that run on hosts of the groups ``roles``."""
+    """Return Ansible role -> its touches.yml, for the roles that run on hosts of the groups
+    ``roles``.
+    """
     facts = _spec_facts(spec)
-    return {role: touches for role, touches in _touches().items() if _applies(touches, roles, spec, facts)}
+    return {
+        role: touches
+        for role, touches in _touches().items()
+        if _applies(touches, roles, spec, facts)
+    }
 
 
-def _applies(entry: Touches, roles: Sequence[str], spec: ClusterSpec, facts: Mapping[str, object]) -> bool:
+def _applies(
+    entry: Touches, roles: Sequence[str], spec: ClusterSpec, facts: Mapping[str, object]
+) -> bool:
     groups = set(roles) - {LOGIN} or {LOGIN}
     is_in_group = not groups.isdisjoint(entry.get("hosts", groups))
     return is_in_group and all(
@@ -252,7 +289,9 @@ def _plain_items(touches: Touches, key: str) -> Iterator[str]:
 
 
 def _fill_placeholders(entry: Any, values: Mapping[str, str]) -> Any:
-    """Return ``entry`` (text, list or dict) with each `{name}` in its texts replaced by ``values[name]``."""
+    """Return ``entry`` (text, list or dict) with each `{name}` in its texts replaced by
+    ``values[name]``.
+    """
     match entry:
         case str():
             return entry.format_map(values)
@@ -270,10 +309,12 @@ def _fill_placeholders(entry: Any, values: Mapping[str, str]) -> Any:
 class HostRequirements:
     """The requirements of the cluster for a host.
 
-    ports: port -> daemon that will listen. accounts: account -> uid and gid. free_mib: path -> disk space.
-    gpus: number of GPUs, if the spec gives it. brings: units that `up` will start or reconfigure on a host
-    that has not joined yet. runs: units that run on a host that has joined. driver, branch: kind and branch
-    of the NVIDIA driver that `up` installs, if any.
+    ports: port -> daemon that will listen. accounts: account -> uid and gid. free_mib: path -> disk
+        space.
+    gpus: number of GPUs, if the spec gives it. brings: units that `up` will start or reconfigure on
+        a host
+    that has not joined yet. runs: units that run on a host that has joined. driver, branch: kind
+    and branch of the NVIDIA driver that `up` installs, if any.
     here: clusterctl runs on the host. cgroups: Slurm will limit jobs by control groups.
     """
 
@@ -305,16 +346,23 @@ _CUPY: Final = {"/opt": 7168}
 
 
 def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeRequest:
-    """Return the facts to ask of hosts before they join the cluster, and of all hosts for `doctor`."""
+    """Return the facts to ask of hosts before they join the cluster, and of all hosts for
+    `doctor`.
+    """
     roles = sorted({member.roles for member in members})
     ports = {port for group in roles for port in role_ports(spec, group)}
-    packages = {name for os in releases() for group in roles for name in role_packages(spec, group, os)}
+    packages = {
+        name for os in releases() for group in roles for name in role_packages(spec, group, os)
+    }
     request: dict[str, Sequence[str | int]] = {
         "names": [member.name for member in members],
         "ports": sorted(ports),
         "paths": [*_BEFORE],
         "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
-        "accounts": [*required_accounts(spec), *([ADMIN_USER] if spec.scheduler == "slurm" else ())],
+        "accounts": [
+            *required_accounts(spec),
+            *([ADMIN_USER] if spec.scheduler == "slurm" else ()),
+        ],
         "uids": [*required_accounts(spec).values()],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),
         "texts": [CLAIM],
@@ -326,7 +374,9 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
 def requirements_of_hosts(
     spec: ClusterSpec, members: Sequence[Host], *, installed: Collection[str]
 ) -> Mapping[str, HostRequirements]:
-    """Return host -> requirements. Hosts in ``installed`` have the cluster's software and need less space."""
+    """Return host -> requirements. Hosts in ``installed`` have the cluster's software and need less
+    space.
+    """
     needed_mib = {True: dict.fromkeys(_BEFORE, 0) | _AFTER, False: dict(_BEFORE)}
     gpus = {
         host: partition.gpus.count
@@ -334,7 +384,8 @@ def requirements_of_hosts(
         if partition.gpus
         for host in spec.node_names(partition)
     }
-    cupy, nvidia = set(gpus) - set(installed) if spec.software.cupy else (), spec.software.nvidia
+    cupy = set(gpus) - set(installed) if spec.software.cupy else ()
+    nvidia = spec.software.nvidia
     cgroups = spec.scheduler == "slurm" and not spec.provider.shares_kernel
     here = [name for name, machine in spec.provider.machines.items() if machine.is_here]
     none: frozenset[str] = frozenset()

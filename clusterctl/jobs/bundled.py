@@ -1,7 +1,9 @@
-"""Bundled jobs, which run programs that are part of clusterctl: check arguments, and find trained models.
+"""Bundled jobs, which run programs that are part of clusterctl: check arguments, and find trained
+models.
 
-Each program's argument parser checks the arguments of its jobs. A trained model is the result of an earlier
-run, on this machine or on the cluster. The model is passed to a job, or to a program on this machine.
+Each program's argument parser checks the arguments of its jobs. A trained model is the result of an
+earlier run, on this machine or on the cluster. The model is passed to a job, or to a program on
+this machine.
 """
 
 from __future__ import annotations
@@ -42,55 +44,78 @@ MODEL_FLAG: Final = "--model-folder"
 _NAMING: Final = {"eval": (MODEL_FLAG, "--out", "--resume"), "export": (MODEL_FLAG, "--checkpoint")}
 # Fields of a job that set its number of ranks, and options of programs that depend on this number.
 _RANKS: Final = frozenset({"ranks", "tasks_per_node"})
-_OF_RANKS: Final = frozenset("--tp --pp --ranks --zero --bucket-mib --overlap --compress --scale-lr".split())
+_OF_RANKS: Final = frozenset(
+    "--tp --pp --ranks --zero --bucket-mib --overlap --compress --scale-lr".split()
+)
 # The rank is left out of the message because there is only one rank.
-_ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0 on \S+: )?(?P<what>.*)")
+_ERROR: Final = re.compile(
+    r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0 on \S+: )?(?P<what>.*)"
+)
 
 
 def reject_missing(session: Session, job: JobSpec) -> None:
-    """Raise UsageError if the image, model or earlier run of a replayed job is not on the cluster."""
+    """Raise UsageError if the image, model or earlier run of a replayed job is not on the
+    cluster.
+    """
     model = next((value for flag, value in pairwise(job.args) if flag == MODEL_FLAG), "")
     send_image = "`clusterctl submit SCRIPT --container IMAGE` sends a local image"
     send_model = "`clusterctl submit JOB --run RUN` sends the model of a collected run"
     for subject, path, fix in (
         ("the image", job.container or "", send_image),
         ("the model", model and f"{model}/{RECORD}", send_model),
-        ("the earlier run", job.env.get(FROM_RUN, ""), "`clusterctl submit --from-run RUN` sends a run"),
+        (
+            "the earlier run",
+            job.env.get(FROM_RUN, ""),
+            "`clusterctl submit --from-run RUN` sends a run",
+        ),
     ):
         if not path.startswith(("/", "~/")) or (subject == "the image" and os.path.isfile(path)):  # noqa: PTH113
             continue
         # The command starts in the home folder.
         if session.transport.run(["test", "-e", path.removeprefix("~/")], check=False).rc:
             raise UsageError(
-                f"{subject} of the job is not on this cluster", code="not-on-cluster", where=path, fix=fix
+                f"{subject} of the job is not on this cluster",
+                code="not-on-cluster",
+                where=path,
+                fix=fix,
             )
 
 
 def reject_invalid_arguments(
     jobs: Sequence[JobSpec], chosen: ChosenModel | None = None, ledger: Ledger | None = None
 ) -> None:
-    """Raise UsageError if a bundled job lacks a required model, or its program would reject the arguments.
+    """Raise UsageError if a bundled job lacks a required model, or its program would reject the
+    arguments.
 
-    Files on the cluster (such as that of --config) and limits that depend on a GPU are not checked. The
-    number of ranks is checked if the job sets it. chosen: the trained model that --run selects, if any.
-    ledger: the cluster's jobs. Given if the jobs have the arguments for the model, and their default numbers
-    of ranks on the cluster. Then only arguments for a run on this machine, or that depend on these numbers,
-    are checked.
+    Files on the cluster (such as that of --config) and limits that depend on a GPU are not checked.
+    The number of ranks is checked if the job sets it. chosen: the trained model that --run selects,
+    if any.
+    ledger: the cluster's jobs. Given if the jobs have the arguments for the model, and their
+    default numbers of ranks on the cluster. Then only arguments for a run on this machine, or that
+    depend on these numbers, are checked.
     """
     reject_unless_fitting(jobs, chosen)
     model_args = model_arguments(MODEL, chosen) if chosen and ledger is None else ()
     lines = []
     for job in jobs:
-        ranks = (job.ranks or job.tasks) if ledger is not None or job.model_fields_set & _RANKS else None
+        ranks = (
+            (job.ranks or job.tasks)
+            if ledger is not None or job.model_fields_set & _RANKS
+            else None
+        )
         run = _used_run(job, chosen, ledger) if job.bundled and ledger is not None else None
         for words, values in _lines(job) if job.bundled else ():
             has_word_of_ranks = not _OF_RANKS.isdisjoint(word.partition("=")[0] for word in words)
             needs_check = model_args or words or job.bundled in MODEL_JOBS
             if needs_check if ledger is None else (has_word_of_ranks or run):
                 where = " ".join([*([job.name] if len(jobs) > 1 else []), *values])
-                lines.append((job, where, [job.bundled, *model_args, *words], ranks, run and str(run)))
+                lines.append(
+                    (job, where, [job.bundled, *model_args, *words], ranks, run and str(run))
+                )
     calls = [line[2:] for line in lines]
-    answers = json.loads(_payload(["payload.training.fit"], json.dumps(calls)).stdout) if calls else []
+    answers = (
+        json.loads(_payload(["payload.training.fit"], json.dumps(calls)).stdout) if calls else []
+    )
     for (job, where, *_), problem in zip(lines, answers, strict=True):
         if problem:
             raise UsageError(
@@ -109,15 +134,21 @@ def _lines(job: JobSpec) -> list[tuple[list[str], list[str]]]:
 
 
 def _used_run(job: JobSpec, chosen: ChosenModel | None, ledger: Ledger) -> Path | None:
-    """Return the folder on this machine of the chosen model, or of the run to continue; None if missing."""
+    """Return the folder on this machine of the chosen model, or of the run to continue; None if
+    missing.
+    """
     name = chosen.run if chosen else job.from_run
     folder = find_run(name, ledger).folder if name else None
     return _model_of(folder) if chosen else folder
 
 
 def bundled_job_with_help(jobs: Sequence[JobSpec]) -> str | None:
-    """Return the name of the first bundled job with --help in its arguments; None without --help."""
-    return next((job.bundled for job in jobs if job.bundled and not _HELP.isdisjoint(job.args)), None)
+    """Return the name of the first bundled job with --help in its arguments; None without
+    --help.
+    """
+    return next(
+        (job.bundled for job in jobs if job.bundled and not _HELP.isdisjoint(job.args)), None
+    )
 
 
 def help_of(bundled: str) -> str:
@@ -132,7 +163,9 @@ def help_of(bundled: str) -> str:
 
 def _local_variables() -> dict[str, str]:
     env = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
-    cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cores = str(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     # The folder with NumPy, for Python with -S.
     numpy = find_spec("numpy")
     packages = [Path(numpy.origin).parents[1]] if numpy and numpy.origin else []
@@ -147,25 +180,32 @@ def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Resul
     if result.rc:
         reason = (result.stderr.strip().splitlines() or [f"it ended with {result.rc}"])[-1]
         raise ClusterctlError(
-            "the arguments of the bundled job could not be checked", code="program-not-asked", why=reason
+            "the arguments of the bundled job could not be checked",
+            code="program-not-asked",
+            why=reason,
         )
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """The trained model of a run. run: the run's folder, the folder's name in ./runs, or the job id."""
+    """The trained model of a run. run: the run's folder, the folder's name in ./runs, or the job
+    id.
+    """
 
     run: str
     weights: Weights
 
 
 def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
-    """Raise UsageError if a job lacks the model that it needs, or can't use the ``chosen`` model of --run."""
+    """Raise UsageError if a job lacks the model that it needs, or can't use the ``chosen`` model of
+    --run.
+    """
     for job in jobs:
         if chosen is not None and (job.bundled not in MODEL_JOBS or len(jobs) > 1):
             raise UsageError(
-                f"--run names the run with the model for a single job of type {', '.join(MODEL_JOBS)}",
+                "--run names the run with the model for a single job of type "
+                f"{', '.join(MODEL_JOBS)}",
                 code="option-needs-option",
                 fix="leave out --run, or submit a single such job",
             )
@@ -176,7 +216,8 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
             raise UsageError(
                 f"{job.bundled} needs a trained model: clusterctl submit {job.bundled} --run RUN",
                 code="needs-trained-model",
-                fix=f"RUN is a collected run's folder, its name below ./runs, or a job id{checkpoint}",
+                fix="RUN is a collected run's folder, its name below ./runs, or a job "
+                f"id{checkpoint}",
             )
 
 
@@ -192,7 +233,8 @@ def with_model(
     ledger: Ledger,
     session: Session | None = None,
 ) -> tuple[Sequence[JobSpec], Source | None]:
-    """Return the jobs with arguments for the chosen model, and the model's files to send with the job.
+    """Return the jobs with arguments for the chosen model, and the model's files to send with the
+    job.
 
     The files are None if the cluster's shared folder has the model, or if ``chosen`` is None.
 
@@ -218,12 +260,16 @@ def with_model(
 
 
 def model_arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
-    """Return the command-line arguments that make a bundled program load the model in ``folder``."""
+    """Return the command-line arguments that make a bundled program load the model in
+    ``folder``.
+    """
     return (MODEL_FLAG, folder, "--weights", chosen.weights.value)
 
 
 def _shared_path(session: Session, run: NamedRun, here: Path | None) -> str | None:
-    """Return the model's path in the shared folder; None if it is missing or is not the model ``here``."""
+    """Return the model's path in the shared folder; None if it is missing or is not the model
+    ``here``.
+    """
     sha256 = file_sha256(here / RECORD) if here is not None else ""
     for folder in folders_on_cluster(session, run):
         argv = ["sh", "-c", 'sha256sum <"$1"', "sh", f"{folder}/{MODEL}/{RECORD}"]
@@ -235,11 +281,15 @@ def _shared_path(session: Session, run: NamedRun, here: Path | None) -> str | No
 
 def _model_files(model: Path, weights: Weights) -> Source:
     """Return a model's files to send with a job, without the weights that the job does not use."""
-    unused_weights = {_weights_file(model, kind) for kind in Weights} - {_weights_file(model, weights)}
+    unused_weights = {_weights_file(model, kind) for kind in Weights} - {
+        _weights_file(model, weights)
+    }
     items = [item for item in list_items([model])[0] if Path(item.path).name not in unused_weights]
     items = [replace(item, path=f"{MODEL}{item.path.removeprefix(model.name)}") for item in items]
     settings = model.parent / _SETTINGS
-    return Source(model.parent, (*items, *(list_items([settings])[0] if settings.is_file() else ())))
+    return Source(
+        model.parent, (*items, *(list_items([settings])[0] if settings.is_file() else ()))
+    )
 
 
 def _weights_file(model: Path, weights: Weights) -> str | None:
@@ -272,16 +322,22 @@ def run_on_this_machine(
     output_option = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
     arguments = (*model_arguments(str(model), chosen), *output_option, *job.args)
     program = [sys.executable, "-P", "-m", "payload", str(job.bundled), *arguments]
-    result = yield from stdout_pieces(program, env={**_local_variables(), "PAYLOAD_ERROR_CODES": "1"})
+    result = yield from stdout_pieces(
+        program, env={**_local_variables(), "PAYLOAD_ERROR_CODES": "1"}
+    )
     if result.rc:
-        last_line = (result.stderr.strip().splitlines() or [f"the program ended with {result.rc}"])[-1]
+        last_line = (result.stderr.strip().splitlines() or [f"the program ended with {result.rc}"])[
+            -1
+        ]
         error = _ERROR.fullmatch(last_line)
         kind = UsageError if result.rc == UsageError.exit_code else ClusterctlError
         raise kind(error["what"] if error else last_line, code=(error and error["code"]) or "")
 
 
 def _missing_model(run: NamedRun, session: Session | None = None) -> UsageError:
-    """Return the error for a run without a model, or for a run that must be collected before its use."""
+    """Return the error for a run without a model, or for a run that must be collected before its
+    use.
+    """
     if run.folder is None and (session is None or session.unshared_nodes):
         return run.not_collected()
     places = [str(run.folder)] if run.folder else []

@@ -1,4 +1,6 @@
-"""Earlier runs that a job uses: find their folders here and on the cluster, and pass them to the job."""
+"""Earlier runs that a job uses: find their folders here and on the cluster, and pass them to the
+job.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ from clusterctl.transport.tree import format_size, list_items
 
 
 def with_from_run(job: JobSpec, ledger: Ledger, session: Session | None) -> tuple[JobSpec, str]:
-    """Return the job; if it has ``from_run``, with the path of that run's files on the cluster as a variable.
+    """Return the job; if it has ``from_run``, with the path of that run's files on the cluster as a
+    variable.
 
-    A run that is only on this machine is sent to the cluster. The second value is a line about it, or "".
+    A run that is only on this machine is sent to the cluster. The second value is a line about it,
+    or "".
 
     ledger: the jobs of the cluster. session: None: the path is not checked, and nothing is sent.
 
@@ -36,7 +40,8 @@ def with_from_run(job: JobSpec, ledger: Ledger, session: Session | None) -> tupl
             f"--from-run does not apply to the bundled job {job.bundled}",
             code="no-run-here",
             why="only `train` and your own programs continue an earlier run",
-            fix="leave out --from-run; `--run RUN` passes a model to eval, sample, predict and export",
+            fix="leave out --from-run; `--run RUN` passes a model to eval, sample, predict and "
+            "export",
         )
     run = find_run(job.from_run, ledger)
     folder = run.remote if session is None else _folder_on_cluster(session, run)
@@ -49,7 +54,8 @@ def with_from_run(job: JobSpec, ledger: Ledger, session: Session | None) -> tupl
 def folders_on_cluster(session: Session, run: NamedRun) -> list[str]:
     """Return the folders in the cluster's shared folder that may have a run's files.
 
-    Another machine may have submitted the job, which the cluster then knows. Raises UsageError if not.
+    Another machine may have submitted the job, which the cluster then knows. Raises UsageError if
+    not.
     """
     if session.unshared_nodes:
         return []
@@ -58,7 +64,9 @@ def folders_on_cluster(session: Session, run: NamedRun) -> list[str]:
     try:
         folder = folder_of(session, run.job_id)
     except SchedulerError as exc:
-        raise UsageError(f"run {run.name}: {exc.what}", code=exc.code, why=exc.why, fix=exc.fix) from exc
+        raise UsageError(
+            f"run {run.name}: {exc.what}", code=exc.code, why=exc.why, fix=exc.fix
+        ) from exc
     # Earlier versions had no folder for the program's files.
     return [run.below(top) for top in (f"{folder}/{PROGRAM_FOLDER}", folder)]
 
@@ -73,15 +81,19 @@ def _folder_on_cluster(session: Session, run: NamedRun) -> str | None:
 
 
 def _send(session: Session | None, run: NamedRun) -> tuple[str, str]:
-    """Send a run's local folder to the cluster. Return its path there, and a line about the bytes sent."""
-    here, token = run.folder, run.token
+    """Send a run's local folder to the cluster. Return its path there, and a line about the bytes
+    sent.
+    """
+    here = run.folder
+    token = run.token
     if here is None:
         cause = f"neither this machine nor a folder that all nodes share has {run.remote or 'them'}"
         raise UsageError(
             f"the files of run {run.name} are not available",
             code="run-gone",
             why=cause if session is not None else "--dry-run does not ask the cluster",
-            fix=f"run `clusterctl collect {run.full_name}` first, or name the folder of a collected run",
+            fix=f"run `clusterctl collect {run.full_name}` first, or name the folder of a "
+            "collected run",
         )
     if not token:
         raise UsageError(
@@ -96,11 +108,20 @@ def _send(session: Session | None, run: NamedRun) -> tuple[str, str]:
     items = [item for item in list_items([here])[0] if item.path != here.name]
     items = [replace(item, path=item.path.removeprefix(f"{here.name}/")) for item in items]
     paths = [program_path(os.fsencode(item.path)) for item in items]
-    items = [replace(item, path=os.fsdecode(path)) for item, path in zip(items, paths, strict=True) if path]
+    items = [
+        replace(item, path=os.fsdecode(path))
+        for item, path in zip(items, paths, strict=True)
+        if path
+    ]
     for transport in (session.transport, *session.transports_of_partition(None)):
         sent = Upload(transport).into(items, folder)
         # If this machine's disk is full, `down` treats the files on the cluster as only copies.
         with suppress(MachineError):
-            copies = Copies(transport.host, sent.folder, str(here), sent=True, renamed=os.fsdecode(FROM_JOB))
+            copies = Copies(
+                transport.host, sent.folder, str(here), sent=True, renamed=os.fsdecode(FROM_JOB)
+            )
             record_copies(session.workspace, [copies])
-    return sent.folder, f"run {printable(here.name)}: {format_size(sent.sent_bytes)} sent to {sent.folder}"
+    return (
+        sent.folder,
+        f"run {printable(here.name)}: {format_size(sent.sent_bytes)} sent to {sent.folder}",
+    )

@@ -1,6 +1,7 @@
 """An SSH host entry that leads into a running job, for editors, rsync, scp and forwarded ports.
 
-ssh connects by a ProxyCommand: srun starts `sshd -i` in the job, so nodes need no SSH service and no root.
+ssh connects by a ProxyCommand: srun starts `sshd -i` in the job, so nodes need no SSH service and
+    no root.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ Host {host}
     ServerAliveInterval 15
     ServerAliveCountMax 4
 """
-# When the job ends, the second ssh ends. The first must notice, so no other process may keep its pipe open.
+# When the job ends, the second ssh ends. The first must notice, so no other process may keep its
+# pipe open.
 _CONNECT: Final = """\
 exec 3<&0
 cat {file} - <&3 3<&- | {ssh} 3<&- &
@@ -72,7 +74,8 @@ class Entry:
 
 
 def enter(session: Session, job_id: str) -> Entry:
-    """Write an SSH host entry for a running job, and connect once. Remove the entries of ended jobs.
+    """Write an SSH host entry for a running job, and connect once. Remove the entries of ended
+    jobs.
 
     Raises:
         UsageError: the job is not running, or is an array; or the cluster has no Slurm.
@@ -120,7 +123,8 @@ def _program_folder(session: Session, job: JobInfo) -> str:
 
 def _write(session: Session, entry: Entry) -> None:
     """Write an entry's ssh_config, its keys, and the script that connects to sshd in the job."""
-    workspace, facts = session.workspace, session.facts
+    workspace = session.workspace
+    facts = session.facts
     folder = _folder_of_entries(workspace) / entry.job_id
     with translating_write_errors(folder):
         for directory in (folder.parent, folder):
@@ -142,7 +146,8 @@ def _write(session: Session, entry: Entry) -> None:
     text = _CONFIG.format(host=entry.host, user=facts.job_user, folder=folder)
     write_atomic(folder / "ssh_config", text)
     write_atomic(
-        entry.config, f'# Written by `clusterctl code`\nInclude "{state_home()}/*/entries/*/ssh_config"\n'
+        entry.config,
+        f'# Written by `clusterctl code`\nInclude "{state_home()}/*/entries/*/ssh_config"\n',
     )
 
 

@@ -45,14 +45,19 @@ _FETCH: Final = (Path(__file__).parent / "remote_fetch.sh").read_text(encoding="
 _LARGE: Final = 1 << 20  # bytes
 
 
-def describe_pending_build(spec: ClusterSpec, distribution: Distribution, transport: Transport) -> str:
-    """Return a text on changes by `clusterctl up` for a spec's requirements: "2 packages are installed".
+def describe_pending_build(
+    spec: ClusterSpec, distribution: Distribution, transport: Transport
+) -> str:
+    """Return a text on changes by `clusterctl up` for a spec's requirements: "2 packages are
+    installed".
 
-    Returns "" if nothing has to be installed. transport: a connection to the controller as the job user.
+    Returns "" if nothing has to be installed. transport: a connection to the controller as the job
+    user.
     """
     if spec.software.python.requirements is None:
         return ""
-    files, node = (spec.software.python.requirements,), NodePlatform.of(distribution)
+    files = (spec.software.python.requirements,)
+    node = NodePlatform.of(distribution)
     lock = cached_lock(Requirements(files, job_lock(), node=node, gpus=has_gpus(spec)))
     if lock is None:
         return "its packages are resolved again"
@@ -82,17 +87,20 @@ class Environments:
         job: JobOptions | JobSpec | None = None,
         replayed: str | None = None,
     ) -> Environment:
-        """Return the Python environment for the pip requirements of a cluster and a job. Nothing is sent.
+        """Return the Python environment for the pip requirements of a cluster and a job. Nothing is
+        sent.
 
         job: adds its own requirements to those of the cluster. None: no job.
-        replayed: for a job that is submitted again, its earlier lock file, used in place of the cluster's
-            requirements; "" if the job had no packages.
+        replayed: for a job that is submitted again, its earlier lock file, used in place of the
+            cluster's requirements; "" if the job had no packages.
 
         Raises:
             UsageError: the requirements can't be met.
             MachineError: wheels can't be stored on this machine.
         """
-        base, node, lock = job_lock(), NodePlatform.of(distribution), None
+        base = job_lock()
+        node = NodePlatform.of(distribution)
+        lock = None
         if facts.python:
             node = NodePlatform(facts.python, facts.glibc_minor)
         files = () if facts.requirements is None else (Path(facts.requirements),)
@@ -114,7 +122,8 @@ class Environments:
         job: JobOptions | JobSpec,
         replayed: str | None,
     ) -> Environment:
-        """Do the same as ``resolve``, for the distribution that the hosts of a spec have or will get.
+        """Do the same as ``resolve``, for the distribution that the hosts of a spec have or will
+        get.
 
         spec: None: that of the last `up`.
         """
@@ -125,12 +134,17 @@ class Environments:
         return resolve(requirements, Pip(requirements.node, self.report, self.heard))
 
     def _replayed(self, text: str, node: NodePlatform) -> Lock:
-        """Parse an earlier job's lock file. If it is for another Python, find wheels of the same versions."""
+        """Parse an earlier job's lock file. If it is for another Python, find wheels of the same
+        versions.
+        """
         pip = Pip(node, self.report, self.heard)
         if (lock := fetch_locked(text, job_lock(), pip)) is not None:
             return lock
         earlier_platform = text.partition("\n")[0].strip("# ")
-        note = f"the original job used packages for {earlier_platform}; this job uses packages for {node}"
+        note = (
+            f"the original job used packages for {earlier_platform}; this job uses packages for "
+            f"{node}"
+        )
         self.report(Notice("packages-for-another-python", note))
         with temporary_folder() as folder:
             file = folder / "requirements.txt"
@@ -138,13 +152,18 @@ class Environments:
             file.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in wheels))
             return resolve(Requirements((file,), job_lock(), node=node), pip)
 
-    def build(self, transport: Transport, environment: Environment, *, rented: bool = False) -> bool:
-        """Install a Python environment on a host, unless the host has it. Return whether it was installed.
+    def build(
+        self, transport: Transport, environment: Environment, *, rented: bool = False
+    ) -> bool:
+        """Install a Python environment on a host, unless the host has it. Return whether it was
+        installed.
 
-        Waits for another clusterctl that is installing. An interrupted installation is later started anew.
+        Waits for another clusterctl that is installing. An interrupted installation is later
+        started anew.
 
         transport: a connection to the host as the job user.
-        rented: the host is in a cloud, so it downloads large wheels itself, faster than they can be sent.
+        rented: the host is in a cloud, so it downloads large wheels itself, faster than they can be
+            sent.
 
         Raises:
             TransportError: the environment can't be installed, or the connection was lost.
@@ -152,7 +171,8 @@ class Environments:
         """
         if environment.lock is None or _is_there(transport, environment):
             return False
-        lock, base = environment.lock, environment.base
+        lock = environment.lock
+        base = environment.base
         fetched = self._fetch(transport, environment, lock) if rented else None
         self._report_sending(transport.host, lock, fetched)
         return build_environment(
@@ -168,20 +188,29 @@ class Environments:
         )
 
     def build_for(self, session: Session, environment: Environment, partition: str | None) -> None:
-        """Install it on the controller and, without shared folder, on nodes of a partition (None: all)."""
+        """Install it on the controller and, without shared folder, on nodes of a partition (None:
+        all).
+        """
         rented = environment.lock is not None and session.spec.provider.is_cloud
         for transport in (session.transport, *session.transports_of_partition(partition)):
             self.build(transport, environment, rented=rented)
 
     def _fetch(self, transport: Transport, environment: Environment, lock: Lock) -> frozenset[str]:
-        """Make a host download large wheels of ``lock``. Return hashes of those that the host then has."""
+        """Make a host download large wheels of ``lock``. Return hashes of those that the host then
+        has.
+        """
         sizes = {wheel: size for wheel in lock.wheels if (size := _size(wheel)) >= _LARGE}
         if not sizes:
             return frozenset()
         self.report(
-            f"{transport.host} is downloading {len(sizes)} wheels, {format_size(sum(sizes.values()))}"
+            f"{transport.host} is downloading {len(sizes)} wheels, "
+            f"{format_size(sum(sizes.values()))}"
         )
-        more = ["--extra-index-url", cpu_index()] if any("+cpu" in wheel.version for wheel in sizes) else []
+        more = (
+            ["--extra-index-url", cpu_index()]
+            if any("+cpu" in wheel.version for wheel in sizes)
+            else []
+        )
         argv = ["sh", "-c", _FETCH, "fetch", environment.base, store_of(environment.folder), *more]
         lines: list[bytes] = []
         with suppress(CommandError), transport.converse(argv, silence_s=BUILD_S) as talk:
@@ -200,7 +229,9 @@ class Environments:
 
 
 def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | None:
-    """Return the name of a job's partition; None if #SBATCH lines of the job's script may set it."""
+    """Return the name of a job's partition; None if #SBATCH lines of the job's script may set
+    it.
+    """
     if isinstance(job, JobSpec):
         return partition_name(facts, job)
     return job.partition or facts.partitions[0].name

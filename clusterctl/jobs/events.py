@@ -1,4 +1,6 @@
-"""Read the events of jobs (see ``clusterctl.scheduler.attempts``) in their folders on the cluster."""
+"""Read the events of jobs (see ``clusterctl.scheduler.attempts``) in their folders on the
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def with_hangs(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]
 
 
 def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
-    """Return the jobs, with the ``hang`` of those that hang, and all attempts of those that were restarted.
+    """Return the jobs, with the ``hang`` of those that hang, and all attempts of those that were
+    restarted.
 
     Asks the accounting once, and only for restarted jobs that the queue still has.
     """
@@ -76,42 +79,55 @@ def _hang_of(events: Sequence[Event]) -> Hang | None:
 
 
 class Turn:
-    """Decides when to ask Slurm about jobs: by the session's pace, and by new events in the jobs' folders.
+    """Decides when to ask Slurm about jobs: by the session's pace, and by new events in the jobs'
+    folders.
 
-    A query is due at most once in ``pace.changed_s`` on average. Unused queries are saved, up to a number.
+    A query is due at most once in ``pace.changed_s`` on average. Unused queries are saved, up to a
+    number.
     """
 
     def __init__(self, session: Session) -> None:
-        self._session, self._asked_at, self._saved = session, -math.inf, 0.0
+        self._session = session
+        self._asked_at = -math.inf
+        self._saved = 0.0
         self._events: Mapping[str, Sequence[Event]] = {}
 
     def is_due(self, jobs: Iterable[JobInfo]) -> bool:
         """Return whether to ask Slurm now. jobs: the answer to the last query."""
         now = self._session.scheduler.clock.now()
-        waited, pace_s = now - self._asked_at, self._session.pace.changed_s
+        waited = now - self._asked_at
+        pace_s = self._session.pace.changed_s
         active = [job for job in jobs if not job.ended]
         saved = min(_MOST_SAVED, self._saved + waited / pace_s) if pace_s else _MOST_SAVED
         # The fewer are left, the longer are the pauses, in seconds.
         may_ask = saved >= 1 and waited >= _MOST_SAVED - saved
         is_due = may_ask and (waited >= self._longest_s(active) or self._has_news(active))
         if is_due:
-            self._asked_at, self._saved = now, saved - 1
+            self._asked_at = now
+            self._saved = saved - 1
         return is_due
 
     def _longest_s(self, active: Sequence[JobInfo]) -> float:
         pace = self._session.pace
         pauses = {JobState.PENDING: pace.pending_s, JobState.RUNNING: pace.running_s}
-        longest_s = min((pauses.get(job.state, pace.changed_s) for job in active), default=pace.changed_s)
+        longest_s = min(
+            (pauses.get(job.state, pace.changed_s) for job in active), default=pace.changed_s
+        )
         # The events of the other jobs are not read.
         return longest_s if len(active) <= _MOST_READ else min(longest_s, pace.pending_s)
 
     def _has_news(self, active: Sequence[JobInfo]) -> bool:
         """Return whether jobs have recorded new events, or running jobs have recorded their end."""
-        previous, self._events = self._events, _events(self._session, active)
-        running = (self._events.get(job.id, ()) for job in active if job.state is not JobState.PENDING)
+        previous = self._events
+        self._events = _events(self._session, active)
+        running = (
+            self._events.get(job.id, ()) for job in active if job.state is not JobState.PENDING
+        )
         if any(events and ending_of(events).is_recorded for events in running):
             return True
-        return any(len(events) != len(previous.get(job_id, ())) for job_id, events in self._events.items())
+        return any(
+            len(events) != len(previous.get(job_id, ())) for job_id, events in self._events.items()
+        )
 
 
 def _events(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Sequence[Event]]:

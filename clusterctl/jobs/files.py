@@ -23,8 +23,10 @@ class Put:
     """The result of `put`.
 
     skipped: paths that were not sent because they are neither files nor folders.
-    own: clusterctl's folders with keys and caches, which are not sent with a folder that contains them.
-    place: path on the cluster of the folder that was sent, or the folder of several paths or a file.
+    own: clusterctl's folders with keys and caches, which are not sent with a folder that contains
+        them.
+    place: path on the cluster of the folder that was sent, or the folder of several paths or a
+        file.
     """
 
     sent: Sent
@@ -33,11 +35,13 @@ class Put:
     place: str = ""
 
 
-def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None) -> Put:
+def put(
+    chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None
+) -> Put:
     """Copy files and folders to a folder on the cluster.
 
-    paths: local paths, then the folder on the cluster. A single path is copied to the home folder, or on a
-        cluster that other people run, to the folder `files` in clusterctl's folder there.
+    paths: local paths, then the folder on the cluster. A single path is copied to the home folder,
+        or on a cluster that other people run, to the folder `files` in clusterctl's folder there.
 
     Raises:
         UsageError: a path is empty, or the last path is a local file.
@@ -60,7 +64,10 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
         sent = Upload(session.transport, progress).into(items, remote)
         copies = [
             Copies(
-                session.transport.host, f"{sent.folder}/{item.path}", str(item.origin.absolute()), sent=True
+                session.transport.host,
+                f"{sent.folder}/{item.path}",
+                str(item.origin.absolute()),
+                sent=True,
             )
             for item in items
             if "/" not in item.path
@@ -74,7 +81,9 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
     return Put(sent, tuple(skipped), own, place)
 
 
-def get(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None) -> Fetched:
+def get(
+    chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None
+) -> Fetched:
     """Copy files and folders from the cluster to a local folder.
 
     paths: remote paths, then the local folder. A single path is copied to the current folder.
@@ -88,20 +97,29 @@ def get(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
     remote, local = (paths, ".") if len(paths) == 1 else (paths[:-1], paths[-1])
     with open_session(chosen) as session:
         return fetch(
-            session.transport, [_below_home(path) for path in remote], Path(local), progress=progress
+            session.transport,
+            [_below_home(path) for path in remote],
+            Path(local),
+            progress=progress,
         )
 
 
 def _reject_empty(paths: Sequence[str]) -> None:
-    """Raise UsageError for an empty path: it would mean the current folder, but may be an unset variable."""
+    """Raise UsageError for an empty path: it would mean the current folder, but may be an unset
+    variable.
+    """
     if "" in paths:
         raise UsageError(
-            "a path is empty", code="path-empty", fix="pass a file or folder, or `.` for the whole folder"
+            "a path is empty",
+            code="path-empty",
+            fix="pass a file or folder, or `.` for the whole folder",
         )
 
 
 def _split(paths: Sequence[str]) -> tuple[Sequence[str], str | None]:
-    """Return (local paths, remote folder). Raises UsageError if the last of several paths is a local file."""
+    """Return (local paths, remote folder). Raises UsageError if the last of several paths is a
+    local file.
+    """
     if len(paths) == 1:
         return paths, None
     *local, remote = paths

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from clusterctl.errors import ClusterctlError, JobCancelledError, TransportError, UsageError, WaitTimeoutError
+from clusterctl.errors import (
+    ClusterctlError,
+    JobCancelledError,
+    TransportError,
+    UsageError,
+    WaitTimeoutError,
+)
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter, new_token
 from clusterctl.scheduler.first import First, settle
 from clusterctl.scheduler.session import Session
@@ -15,7 +21,8 @@ from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.submissions import JobEntry
 
 # On clusters of the user. On other people's clusters, the session has the pauses.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,9 @@ class Place:
     def of_job(self, job: JobSpec) -> JobSpec:
         """Return the job for this place."""
         chosen = {"partition": self.partition, "account": self.account}
-        return job.model_copy(update={name: value for name, value in chosen.items() if value is not None})
+        return job.model_copy(
+            update={name: value for name, value in chosen.items() if value is not None}
+        )
 
 
 def places_of(text: str, facts: ClusterFacts, clusters: Sequence[str]) -> tuple[Place, ...]:
@@ -61,7 +70,8 @@ def places_of(text: str, facts: ClusterFacts, clusters: Sequence[str]) -> tuple[
                 code="unknown-place",
                 why=f"{facts.cluster} has the partitions {', '.join(partitions)}; the clusters are "
                 f"{', '.join(clusters)}",
-                fix="write CLUSTER/PARTITION for another cluster's partition, PLACE@ACCOUNT for an account",
+                fix="write CLUSTER/PARTITION for another cluster's partition, PLACE@ACCOUNT for "
+                "an account",
             )
         places.append(place)
     if len(set(places)) < max(2, len(places)):
@@ -84,13 +94,16 @@ def reject_unfit(session: Session, job: JobSpec) -> None:
             fix="use --partition",
         )
     if job.array or job.sweep:
-        raise UsageError("--first does not apply to job arrays", code="first-of-array", fix="use --partition")
+        raise UsageError(
+            "--first does not apply to job arrays", code="first-of-array", fix="use --partition"
+        )
 
 
 def submit_first(
     submitters: Mapping[str, Submitter], jobs: Sequence[tuple[str, PreparedJob]], first: First
 ) -> Iterator[tuple[str, Submitted]]:
-    """Submit the jobs, given as (cluster, job), in turn. Yield each; after an error, cancel all of them.
+    """Submit the jobs, given as (cluster, job), in turn. Yield each; after an error, cancel all of
+    them.
 
     Raises the errors of ``Submitter.submit``.
     """
@@ -121,7 +134,8 @@ def new_first(clusters: Sequence[str]) -> First:
 class Kept:
     """The job of a `submit --first` that runs.
 
-    not_cancelled: (cluster, job id) of each job on clusters that can't be reached. Such a job does not run.
+    not_cancelled: (cluster, job id) of each job on clusters that can't be reached. Such a job does
+        not run.
     """
 
     session: Session
@@ -139,7 +153,8 @@ def wait_for_first(sessions: Sequence[Session], first: First, timeout_s: float |
         WaitTimeoutError: the time is up. The jobs stay in the queue.
         SchedulerError, MachineError: a cluster does not answer, or the choice can't be recorded.
     """
-    clock, paces = sessions[0].scheduler.clock, [session.pace for session in sessions]
+    clock = sessions[0].scheduler.clock
+    paces = [session.pace for session in sessions]
     first_s = max(_FIRST_PAUSE_S, *(pace.changed_s for pace in paces))
     longest_s = max(_LONGEST_PAUSE_S, *(pace.pending_s for pace in paces))
     for _ in clock.polls(timeout_s, first_s=first_s, longest_s=longest_s):
@@ -149,7 +164,9 @@ def wait_for_first(sessions: Sequence[Session], first: First, timeout_s: float |
             left, unreachable = _settled(sessions, first)
         for session, entry in left:
             if entry.kept:
-                waiting = tuple((c, str(e.job_id)) for c, e in _entries(unreachable, first) if not e.refused)
+                waiting = tuple(
+                    (c, str(e.job_id)) for c, e in _entries(unreachable, first) if not e.refused
+                )
                 return Kept(session, entry, waiting)
         if not left and not unreachable:
             states = [f"job {e.job_id} of {c} is {e.state}" for c, e in _entries(sessions, first)]
@@ -162,19 +179,24 @@ def wait_for_first(sessions: Sequence[Session], first: First, timeout_s: float |
     raise WaitTimeoutError(
         "no job of --first has started in time",
         code="first-timeout",
-        fix="the jobs stay in the queue; `clusterctl jobs` shows them, and chooses the first that started",
+        fix="the jobs stay in the queue; `clusterctl jobs` shows them, and chooses the first "
+        "that started",
     )
 
 
 def _settled(
     sessions: Sequence[Session], first: First
 ) -> tuple[list[tuple[Session, JobEntry]], list[Session]]:
-    """Settle the jobs on all clusters. Return the jobs that are left, and the clusters without an answer."""
+    """Settle the jobs on all clusters. Return the jobs that are left, and the clusters without an
+    answer.
+    """
     left: list[tuple[Session, JobEntry]] = []
     unreachable = []
     for session in sessions:
         try:
-            left += [(session, entry) for entry in settle(session.scheduler, session.ledger, first.id)]
+            left += [
+                (session, entry) for entry in settle(session.scheduler, session.ledger, first.id)
+            ]
         except TransportError:
             unreachable.append(session)
     return left, unreachable

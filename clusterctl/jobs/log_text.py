@@ -1,4 +1,6 @@
-"""Job logs as text: whole lines, lines labelled with their rank, and a limited copy for JSON answers."""
+"""Job logs as text: whole lines, lines labelled with their rank, and a limited copy for JSON
+answers.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,17 @@ _LONGEST_LINE: Final = 1 << 20
 
 @contextmanager
 def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
-    """Yield a function that passes output to ``show`` in whole lines. On exit, show unfinished lines too."""
+    """Yield a function that passes output to ``show`` in whole lines. On exit, show unfinished
+    lines too.
+    """
     begun: dict[LogChunk, bytes] = {}
 
     def show_lines(chunk: LogChunk) -> None:
         log = replace(chunk, data=b"")
         whole, newline, begun[log] = (begun.get(log, b"") + chunk.data).rpartition(b"\n")
         if len(begun[log]) > _LONGEST_LINE:
-            whole, newline = whole + newline + begun.pop(log), b"\n"
+            whole = whole + newline + begun.pop(log)
+            newline = b"\n"
         if newline:
             show(replace(log, data=whole + newline))
 
@@ -36,7 +41,9 @@ def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
 
 @contextmanager
 def labelled(show: OnOutput) -> Iterator[OnOutput]:
-    """Yield a function that passes whole lines to ``show``, with array task and rank before each line."""
+    """Yield a function that passes whole lines to ``show``, with array task and rank before each
+    line.
+    """
 
     def show_labelled(chunk: LogChunk) -> None:
         task = "" if chunk.task is None else f"{chunk.task}/"
@@ -50,7 +57,9 @@ def labelled(show: OnOutput) -> Iterator[OnOutput]:
 
 @dataclass(frozen=True, slots=True)
 class LogText:
-    """The log of a job, an array task, or a rank (both streams). truncated: the log's start is missing."""
+    """The log of a job, an array task, or a rank (both streams). truncated: the log's start is
+    missing.
+    """
 
     stream: Literal["stdout", "stderr"]
     task: int | None
@@ -60,7 +69,9 @@ class LogText:
 
 
 class KeptLogs:
-    """Holds at most ``most`` bytes of a job's logs in memory: it drops the start of the longest log."""
+    """Holds at most ``most`` bytes of a job's logs in memory: it drops the start of the longest
+    log.
+    """
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most

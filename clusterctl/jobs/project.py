@@ -1,4 +1,6 @@
-"""The project of a user's script: the folder that is sent with it, and the folder in which it starts."""
+"""The project of a user's script: the folder that is sent with it, and the folder in which it
+starts.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ _MOST_MODULES: Final = 200
 def with_project(job: JobSpec, here: Path) -> JobSpec:
     """Return the job with its project. ``here``: the folder in which the user starts the program.
 
-    Raises UsageError if the option --folder names no folder that contains the script, or a module's package
-    can't be sent.
+    Raises UsageError if the option --folder names no folder that contains the script, or a module's
+    package can't be sent.
     """
     if job.script is None or job.folder is False:
         if job.module is not None:
@@ -56,14 +58,16 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
             code="folder-unfit",
             where=str(uses.roots[0]),
             why=project_obstacle(uses.roots[0]) or f"only {folder} would be sent",
-            fix="move the project into a separate folder without symbolic links, or select it with --folder",
+            fix="move the project into a separate folder without symbolic links, or select it "
+            "with --folder",
         )
     project = Project(folder, script, _start(folder, here), tuple(dict.fromkeys(roots)))
     return job.model_copy(update={"project": project})
 
 
 def folder_project(folder: Path) -> Project:
-    """Return the project of a folder that is sent without a script, for `clusterctl shell --folder`.
+    """Return the project of a folder that is sent without a script, for `clusterctl shell
+    --folder`.
 
     Raises UsageError if the folder does not exist or can't be sent.
     """
@@ -73,9 +77,12 @@ def folder_project(folder: Path) -> Project:
 
 
 def _start(folder: Path, here: Path) -> str:
-    """Return the path below ``folder`` of the folder in which the program starts: ``here`` if it is sent."""
+    """Return the path below ``folder`` of the folder in which the program starts: ``here`` if it is
+    sent.
+    """
     # A path through a symbolic link would lead to the link, not to the folder.
-    inner, outer = here.resolve(), folder.resolve()
+    inner = here.resolve()
+    outer = folder.resolve()
     is_sent = inner.is_relative_to(outer) and not project_obstacle(folder)
     return os.path.relpath(inner, outer) if is_sent else "."
 
@@ -126,19 +133,24 @@ class _Uses:
         script = job.script or Path()
         folders = _folders(script, chosen or here)
         text = _Text.read(script)
-        highest, roots = 0, list[Path]()
+        highest = 0
+        roots = list[Path]()
         if job.module is not None:
             roots = [root := module_root(job.module, script)]
             highest = folders.index(root) if root in folders else 0
         for name in sorted(text.imports - sys.stdlib_module_names):
             pairs = ((n, root) for n, folder in enumerate(folders) for root in import_roots(folder))
-            number, root = next(((n, r) for n, r in pairs if holds_package(r, name)), (0, script.parent))
+            number, root = next(
+                ((n, r) for n, r in pairs if holds_package(r, name)), (0, script.parent)
+            )
             highest = max(highest, number)
             roots += [root] if root != script.parent else []
         if here in folders:
             arguments = (part for word in job.args for part in word.split("="))
             words = {*arguments, *(word for word in text.words if "/" in word or "." in word)}
-            if any(_is_file_of(here, word) and not _is_file_of(script.parent, word) for word in words):
+            if any(
+                _is_file_of(here, word) and not _is_file_of(script.parent, word) for word in words
+            ):
                 highest = max(highest, folders.index(here))
         return cls(folders, here, highest, roots)
 
@@ -147,15 +159,25 @@ class _Uses:
         if not self.highest:
             return self.folders[0]
         last = self.folders.index(self.here) if self.here in self.folders[self.highest :] else None
-        candidates = self.folders[self.highest :][: None if last is None else last - self.highest + 1]
-        marked = (folder for folder in candidates if any((folder / name).exists() for name in PROJECT_FILES))
+        candidates = self.folders[self.highest :][
+            : None if last is None else last - self.highest + 1
+        ]
+        marked = (
+            folder
+            for folder in candidates
+            if any((folder / name).exists() for name in PROJECT_FILES)
+        )
         return next(marked, candidates[0] if last is None else self.here)
 
 
 def _folders(script: Path, top: Path) -> list[Path]:
-    """Return the folders from the script's up to ``top`` or to the repository's root if that is higher."""
+    """Return the folders from the script's up to ``top`` or to the repository's root if that is
+    higher.
+    """
     above = [script.parent, *script.parent.parents]
-    tops = [above.index(folder) for folder in (top, repository_of(script.parent)) if folder in above]
+    tops = [
+        above.index(folder) for folder in (top, repository_of(script.parent)) if folder in above
+    ]
     folders = []
     for folder in above[: max(tops, default=0) + 1]:
         if project_obstacle(folder):
@@ -190,7 +212,8 @@ class _Text:
             names = (name for flag, name in pairwise(tokens) if flag == "-m")
             text.imports.update(name.partition(".")[0] for name in names)
             return text
-        pending, seen = [script], {script}
+        pending = [script]
+        seen = {script}
         while pending and len(seen) < _MOST_MODULES:
             for name in text._add(pending.pop()):
                 files = {script.parent / f"{name}.py", *script.parent.glob(f"{name}/*.py")}

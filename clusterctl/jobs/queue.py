@@ -19,7 +19,8 @@ from clusterctl.state.workspace import REPAIR
 class Cancellation:
     """Result of a cancellation.
 
-    jobs: the known jobs, with their state before the cancellation. An array has an entry for each task.
+    jobs: the known jobs, with their state before the cancellation. An array has an entry for each
+        task.
     errors: job id -> error, for ids of unknown jobs and of jobs that could not be cancelled.
     """
 
@@ -46,7 +47,8 @@ class Listing:
     """A list of jobs, newest first.
 
     older: the number of older jobs that are left out.
-    unlisted: the number of jobs that may have ended, but are left out because the accounting does not answer.
+    unlisted: the number of jobs that may have ended, but are left out because the accounting does
+        not answer.
     repair: what helps if the cluster is broken.
     """
 
@@ -59,8 +61,8 @@ class Listing:
     def unlisted_notice(self) -> Notice:
         return Notice(
             "unlisted-jobs",
-            f"{self.unlisted} jobs that have left the queue are missing in this list, because Slurm's "
-            f"accounting (slurmdbd) does not answer: {self.repair}",
+            f"{self.unlisted} jobs that have left the queue are missing in this list, because "
+            f"Slurm's accounting (slurmdbd) does not answer: {self.repair}",
         )
 
 
@@ -72,7 +74,8 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
         SchedulerError: the scheduler does not answer.
     """
     errors: dict[str, ClusterctlError]
-    # Else an array could start, or a part without an answer could stay in the queue, after its cancellation.
+    # Else an array could start, or a part without an answer could stay in the queue, after its
+    # cancellation.
     resolve_submissions(session.scheduler, session.ledger)
     ids = [job_id_of(name, session.ledger) for name in ids]
     try:
@@ -84,7 +87,9 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
     except AccountingAwayError as exc:
         jobs = exc.queued
         errors = {job_id: exc.of_job(job_id) for job_id in _missing(ids, jobs)}
-    active_ids = {active_id for job in jobs if not job.ended for active_id in (job.id, job.whole_id)}
+    active_ids = {
+        active_id for job in jobs if not job.ended for active_id in (job.id, job.whole_id)
+    }
     if to_cancel := [job_id for job_id in ids if job_id in active_ids]:
         errors |= session.scheduler.cancel(to_cancel)
     return Cancellation(jobs, errors)
@@ -122,7 +127,9 @@ def _remember(session: Session, jobs: Sequence[JobInfo]) -> None:
 
 
 def find_or_list(session: Session, ids: Sequence[str], most: int | None = None) -> Listing:
-    """Return the jobs with these ids or, without ids, those of ``list_jobs``, as ``with_attempts`` does."""
+    """Return the jobs with these ids or, without ids, those of ``list_jobs``, as ``with_attempts``
+    does.
+    """
     listing = Listing(known_jobs(session, ids)) if ids else list_jobs(session, most)
     return replace(listing, jobs=with_attempts(session, listing.jobs))
 
@@ -139,10 +146,14 @@ def running_job(session: Session, job_id: str) -> JobInfo:
     if len(running) == 1:
         return running[0]
     raise UsageError(
-        f"{len(running)} tasks of job {job_id} are running" if running else f"job {job_id} is not running",
+        f"{len(running)} tasks of job {job_id} are running"
+        if running
+        else f"job {job_id} is not running",
         code="several-tasks" if running else "job-not-running",
         why="" if running else f"its state is {jobs[0].state.value}",
-        fix=f"choose a task, such as {running[0].id}" if running else "`clusterctl jobs` lists the jobs",
+        fix=f"choose a task, such as {running[0].id}"
+        if running
+        else "`clusterctl jobs` lists the jobs",
     )
 
 
@@ -163,7 +174,8 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     # The queue may have forgotten tasks of an array.
     arrays = dict.fromkeys(job.whole_id for job in by_id.values() if job.task is not None)
     others = [e.job_id for e in entries if e.job_id and e.job_id not in listed and not e.refused]
-    queried, unlisted = others[-most:] if most else others, 0
+    queried = others[-most:] if most else others
+    unlisted = 0
     try:
         by_id |= {job.id: job for job in session.scheduler.jobs([*queried, *arrays])}
     except AccountingAwayError as exc:

@@ -2,14 +2,16 @@
 
     main(FOLDER, HOW, OFFSETS, TASK, RANK, MOST)
 
-``HOW`` is ``once``, or ``follow`` to run until killed. ``OFFSETS`` is a JSON object with the number of bytes
-of each log that were sent before. ``TASK`` selects a task of an array; empty: all. ``RANK`` selects the log
-of a rank, or of ``all`` ranks; empty: the job's logs. If ranks have no logs, rank 0 has the job's logs.
-``MOST``: of a log of which nothing was sent before, at most this many bytes at its end are sent; 0: all.
+``HOW`` is ``once``, or ``follow`` to run until killed. ``OFFSETS`` is a JSON object with the number
+of bytes of each log that were sent before. ``TASK`` selects a task of an array; empty: all.
+``RANK`` selects the log of a rank, or of ``all`` ranks; empty: the job's logs. If ranks have no
+logs, rank 0 has the job's logs.
+``MOST``: of a log of which nothing was sent before, at most this many bytes at its end are sent; 0:
+    all.
 
-Each line of output is a JSON object: ``{"log": name, "at": offset, "data": base64}``, ``{}`` as a keep-alive,
-or ``{"gone": 1}`` if the folder does not exist. A log that does not exist yet, is not a file, or has become
-shorter (a requeue) is not an error.
+Each line of output is a JSON object: ``{"log": name, "at": offset, "data": base64}``, ``{}`` as a
+keep-alive, or ``{"gone": 1}`` if the folder does not exist. A log that does not exist yet, is not a
+file, or has become shorter (a requeue) is not an error.
 """
 
 from __future__ import annotations
@@ -39,10 +41,12 @@ def emit(answer: dict[str, str | int]) -> None:
 
 
 def send_new(folder: str, name: str, offset: int, most: int = 0) -> int:
-    """Print the bytes of a log from ``offset`` to its current end, as JSON lines. Return the end's offset.
+    """Print the bytes of a log from ``offset`` to its current end, as JSON lines. Return the end's
+    offset.
 
     most: if nothing was sent before, the maximum number of bytes, at the log's end. 0: all.
-    Bytes that are added meanwhile wait for the next call: a fast-growing log must not delay other logs.
+    Bytes that are added meanwhile wait for the next call: a fast-growing log must not delay other
+    logs.
     """
     try:
         fd = open_file(os.fsencode(folder), os.fsencode(name))
@@ -63,15 +67,20 @@ def send_new(folder: str, name: str, offset: int, most: int = 0) -> int:
 
 
 def select_logs(folder: str, task: str, rank: str) -> list[str]:
-    """Return paths of logs in ``folder``, by array task ("": all) and rank ("": the job's own logs)."""
+    """Return paths of logs in ``folder``, by array task ("": all) and rank ("": the job's own
+    logs).
+    """
     with os.scandir(folder) as entries:
-        # stdout first, because an error is the last that a program writes; shorter names are lower numbers.
+        # stdout first, because an error is the last that a program writes; shorter names are lower
+        # numbers.
         names = sorted(
             (entry.name for entry in entries), key=lambda name: ("stderr" in name, len(name), name)
         )
     logs = {name: match[2] or "" for name in names if (match := LOG.fullmatch(name))}
     paths: list[str] = []
-    folders = [("", RANK_LOGS)] + [(m[1], f"{m[0]}/{RANK_LOGS}") for m in map(TASK.fullmatch, names) if m]
+    folders = [("", RANK_LOGS)] + [
+        (m[1], f"{m[0]}/{RANK_LOGS}") for m in map(TASK.fullmatch, names) if m
+    ]
     for task_of_folder, path in folders if rank else ():
         # A job without a launcher has no logs in this folder, but may have stacks.
         if task in ("", task_of_folder) and (ranks := ranks_in(folder, path)):

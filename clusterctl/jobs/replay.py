@@ -1,7 +1,8 @@
-"""Rebuild the job of a collected run with its options, arguments, files and packages, to submit it again.
+"""Rebuild the job of a collected run with its options, arguments, files and packages, to submit it
+again.
 
-A run may come from another person, so its content is not trusted: paths, numbers and sizes are limited, and a
-file is used only if it has the recorded sha256.
+A run may come from another person, so its content is not trusted: paths, numbers and sizes are
+limited, and a file is used only if it has the recorded sha256.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, hash_items
 from clusterctl.util.assets import file_sha256
 
-_OPTION: Final = re.compile(r"(?P<dashes>--?|\+{0,2})(?P<name>[A-Za-z][\w./@-]*)(?P<value>=.*)?", re.DOTALL)
+_OPTION: Final = re.compile(
+    r"(?P<dashes>--?|\+{0,2})(?P<name>[A-Za-z][\w./@-]*)(?P<value>=.*)?", re.DOTALL
+)
 _MAX_JSON: Final = 64 << 20
 _MAX_PATH: Final = 4096
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -47,7 +50,9 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
 class Code(StrEnum):
-    """The files of a replayed script: those that were sent with the run, or its folder's current files."""
+    """The files of a replayed script: those that were sent with the run, or its folder's current
+    files.
+    """
 
     SENT = "sent"
     CURRENT = "current"
@@ -76,10 +81,13 @@ class Replay:
     """A job to submit again, with its files.
 
     lock: a text with the exact versions of the job's Python packages. Empty: no packages.
-    known: entries for the new job's record (environment.client.json), such as the original git commit.
-    version, payload: clusterctl's version at the original submission, and the hash of its bundled programs.
+    known: entries for the new job's record (environment.client.json), such as the original git
+        commit.
+    version, payload: clusterctl's version at the original submission, and the hash of its bundled
+        programs.
     notes: messages for the user.
-    changed_files: path, shortened sha256 in the run, and now, of files that differ. None: no such file.
+    changed_files: path, shortened sha256 in the run, and now, of files that differ. None: no such
+        file.
     """
 
     job: JobSpec
@@ -93,28 +101,46 @@ class Replay:
 
 
 def replay_job(run: Path, again: ReplayRequest) -> Replay:
-    """Rebuild the job of the collected run in folder ``run``. Files come from there or from their origin.
+    """Rebuild the job of the collected run in folder ``run``. Files come from there or from their
+    origin.
 
-    Raises UsageError if the run does not list its job's options, or a file is missing or changed. With
-    ``Code.CURRENT``, only the script must exist.
+    Raises UsageError if the run does not list its job's options, or a file is missing or changed.
+    With ``Code.CURRENT``, only the script must exist.
     """
     client = _mapping(_read_mapping(run, ENVIRONMENT_FILE).get("client"))
     options = _mapping(client.get("job"))
     if not options:
-        raise _no_replay(run, "the job was submitted from another machine, which has its options and files")
-    lock, image = client.get("requirements"), client.get("image")
+        raise _no_replay(
+            run, "the job was submitted from another machine, which has its options and files"
+        )
+    lock = client.get("requirements")
+    image = client.get("image")
     # A bundled job has no files of its own, but may have a model that was sent.
     has_script = bool(options.get("script"))
     is_current = again.code is Code.CURRENT and has_script
     source = None if is_current else _source(run, client, options)
     local_image = _image(image, options.get("container"))
-    job = _job(run, client, {**options, "container": local_image or options.get("container")}, again, source)
+    job = _job(
+        run,
+        client,
+        {**options, "container": local_image or options.get("container")},
+        again,
+        source,
+    )
     source = source_of(job) if is_current else source
     notes = [] if image is None or local_image is not None else [_image_notice(image)]
     if again.code is Code.CURRENT and not has_script:
-        text = "--code current changes nothing: a bundled job always runs the programs of this clusterctl"
+        text = (
+            "--code current changes nothing: a bundled job always runs the programs of this "
+            "clusterctl"
+        )
         notes.append(Notice("code-of-bundled-job", text))
-    if has_script and not is_current and source is not None and (changed := _changed_here(run, source)):
+    if (
+        has_script
+        and not is_current
+        and source is not None
+        and (changed := _changed_here(run, source))
+    ):
         notes.append(_code_notice(changed, source.folder))
     original = {key: client.get(key) for key in ("git", "folder")}
     original |= {"job": {"script": options.get("script"), "folder": options.get("folder")}}
@@ -136,7 +162,9 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
 
 
 def _image_notice(image: object) -> Notice:
-    text = f"{printable(str(image))} is missing or changed on this machine; the cluster's copy is used"
+    text = (
+        f"{printable(str(image))} is missing or changed on this machine; the cluster's copy is used"
+    )
     return Notice("image-of-the-cluster", text)
 
 
@@ -144,13 +172,15 @@ def _code_notice(changed: Sequence[str], folder: Path) -> Notice:
     more = f" and {len(changed) - 1} more" if changed[1:] else ""
     return Notice(
         "code-changed-since",
-        f"{printable(changed[0])}{more} in {folder} changed after the submission; the replay uses the files "
-        "that were sent, and with `--code current` those of today",
+        f"{printable(changed[0])}{more} in {folder} changed after the submission; the replay "
+        "uses the files that were sent, and with `--code current` those of today",
     )
 
 
 def _changed_here(run: Path, source: Source) -> list[str]:
-    """Return the paths of a run's files that exist with other content in the folder that they came from."""
+    """Return the paths of a run's files that exist with other content in the folder that they came
+    from.
+    """
     files = _parse_source(_read_mapping(run, SOURCE_FILE))[0]
     changed = [file for file in files if os.path.lexists(source.folder / file.path)]
     same = _matching_files(changed, source.folder, own=True)
@@ -158,29 +188,46 @@ def _changed_here(run: Path, source: Source) -> list[str]:
 
 
 def _changed_files(run: Path, source: Source) -> tuple[tuple[str, str | None, str | None], ...]:
-    """Return path, sha256 in the run and sha256 now of the files that differ, with shortened hashes."""
+    """Return path, sha256 in the run and sha256 now of the files that differ, with shortened
+    hashes.
+    """
     hashes = hash_items(source.files)
     now = {item.path: hashes[item.origin] for item in source.files}
     rows = _mappings(_read_mapping(run, SOURCE_FILE).get("files"))
     sent = {str(row.get("path")): str(row.get("sha256")) for row in rows}
     return tuple(
-        (printable(path), sent[path][:12] if path in sent else None, now[path][:12] if path in now else None)
+        (
+            printable(path),
+            sent[path][:12] if path in sent else None,
+            now[path][:12] if path in now else None,
+        )
         for path in sorted(sent.keys() | now.keys())
         if sent.get(path) != now.get(path)
     )
 
 
 def _source(run: Path, client: Mapping[str, Any], options: Mapping[str, Any]) -> Source | None:
-    script, folder = options.get("script"), client.get("folder")
+    script = options.get("script")
+    folder = client.get("folder")
     if not script and not os.path.lexists(run / SOURCE_FILE):
         return None
-    top = Path(folder) if isinstance(folder, str) else Path(script).parent if isinstance(script, str) else run
+    top = (
+        Path(folder)
+        if isinstance(folder, str)
+        else Path(script).parent
+        if isinstance(script, str)
+        else run
+    )
     commit = str(_mapping(client.get("git")).get("commit") or "")
-    return _recover(run, run if "\0" in str(top) else top, commit if _COMMIT.fullmatch(commit) else "")
+    return _recover(
+        run, run if "\0" in str(top) else top, commit if _COMMIT.fullmatch(commit) else ""
+    )
 
 
 def _image(image: Any, remote_path: Any) -> str | None:
-    """Return ``image`` if it is a local file and ``remote_path`` contains the file's sha256; else None."""
+    """Return ``image`` if it is a local file and ``remote_path`` contains the file's sha256; else
+    None.
+    """
     if isinstance(image, str) and isinstance(remote_path, str) and os.path.isfile(image):  # noqa: PTH113 - any name
         return image if file_sha256(Path(image)) in remote_path else None
     return None
@@ -198,12 +245,14 @@ def _job(
     if again.indices:
         kept |= {key: recorded[key] for key in ("tag", "note") if recorded.get(key)}
         array = str(RangeSet(again.indices)) + "".join(str(array or "").partition("%")[1:])
-    target, folder = recorded.get("bundled"), Path()
+    target = recorded.get("bundled")
+    folder = Path()
     project = None
     if source is not None and recorded.get("script"):
         project = _project(run, recorded, source.folder)
         script = _script_of(run, project.script, source)
-        target, folder = f"./{script.name}", script.parent
+        target = f"./{script.name}"
+        folder = script.parent
     elif again.code is Code.CURRENT and recorded.get("script"):
         target = str(recorded["script"])
         if not os.path.isfile(target):  # noqa: PTH113 - any name
@@ -213,13 +262,17 @@ def _job(
         raise _no_replay(run, f"{ENVIRONMENT_FILE} has neither a script nor a bundled job")
     kept |= _given_options(run, client, recorded)
     try:
-        options = job_options({name: value for name, value in kept.items() if value not in (None, {}, [])})
+        options = job_options(
+            {name: value for name, value in kept.items() if value not in (None, {}, [])}
+        )
         indices = job_options({"array": array} if isinstance(array, str) else {})
         job = job_of(str(target), _given_again(options.given, new_options), folder=folder)
     except UsageError as exc:
         raise _no_replay(run, exc.why or exc.what) from exc
     if job.sweep is not None and [dict(values) for values in job.sweep.tasks] != _tasks(run):
-        raise _no_replay(run, f"this version of clusterctl computes other sweep values than {SWEEP_FILE} has")
+        raise _no_replay(
+            run, f"this version of clusterctl computes other sweep values than {SWEEP_FILE} has"
+        )
     if project is not None and recorded.get("project"):
         new_options |= {"project": project, "module": _module(recorded)}
     if again.code is Code.CURRENT and recorded.get("folder") is False:
@@ -228,11 +281,17 @@ def _job(
 
 
 def _given_again(given: dict[str, Any], replaced: Iterable[str]) -> dict[str, Any]:
-    """Return options without those of --slurm that name other jobs or a time, or set what is ``replaced``."""
+    """Return options without those of --slurm that name other jobs or a time, or set what is
+    ``replaced``.
+    """
     slurm: list[str] = []
     for request in requests_of(given.get("slurm", ())):
         if "after" in request.quantities:
-            slurm += ["--dependency=singleton"] if "singleton" in re.split("[,?]", str(request.value)) else []
+            slurm += (
+                ["--dependency=singleton"]
+                if "singleton" in re.split("[,?]", str(request.value))
+                else []
+            )
         elif request.option and request.option.clock:
             continue
         elif remaining := request.without(replaced):
@@ -246,12 +305,16 @@ def _project(run: Path, recorded: Mapping[str, Any], folder: Path) -> Project:
     Raises UsageError if the run's record is damaged.
     """
     place = _mapping(recorded.get("project"))
-    script, start, roots = place.get("script"), place.get("start", "."), place.get("roots", [])
+    script = place.get("script")
+    start = place.get("start", ".")
+    roots = place.get("roots", [])
     try:
         paths = ["." if path == "." else _checked_path(path) for path in (start, *roots)]
         script = _checked_path(Path(str(recorded["script"])).name if script is None else script)
     except (ValueError, TypeError) as exc:
-        raise _no_replay(run, f"{ENVIRONMENT_FILE} is damaged: {printable(str(exc)[:200])}") from exc
+        raise _no_replay(
+            run, f"{ENVIRONMENT_FILE} is damaged: {printable(str(exc)[:200])}"
+        ) from exc
     return Project(folder, script, paths[0], tuple(paths[1:]))
 
 
@@ -260,19 +323,27 @@ def _module(recorded: Mapping[str, Any]) -> str | None:
     return module if isinstance(module, str) and is_module(module) else None
 
 
-def _given_options(run: Path, client: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _given_options(
+    run: Path, client: Mapping[str, Any], recorded: Mapping[str, Any]
+) -> dict[str, Any]:
     names = client.get("given")
     if not isinstance(names, list):
         raise _no_replay(run, f"{ENVIRONMENT_FILE} does not list the options of the submission")
-    given = {name for name in names if isinstance(name, str)} & JobOptions.model_fields.keys() - NOT_REPLAYED
+    given = {
+        name for name in names if isinstance(name, str)
+    } & JobOptions.model_fields.keys() - NOT_REPLAYED
     return {name: recorded[name] for name in sorted(given) if recorded.get(name) is not None}
 
 
 def _start_options(
     run: Path, recorded: Mapping[str, Any], again: ReplayRequest
 ) -> tuple[dict[str, Any], Any]:
-    """Return the job's args, env, sweep and container with the changes (name -> value), and its --array."""
-    args, env, array = recorded.get("args"), _mapping(recorded.get("env")), recorded.get("array")
+    """Return the job's args, env, sweep and container with the changes (name -> value), and its
+    --array.
+    """
+    args = recorded.get("args")
+    env = _mapping(recorded.get("env"))
+    array = recorded.get("array")
     args = [arg for arg in args if isinstance(arg, str)] if isinstance(args, list) else []
     sweep = {name: value for name, value in _mapping(recorded.get("sweep")).items() if value}
     sweep |= {"list": sweep.pop("cases")} if "cases" in sweep else {}
@@ -285,7 +356,8 @@ def _start_options(
         values = _values(run, again.task)
         args += sweep_arguments(values, form)
         env |= {sweep_variable(key): value for key, value in values.items()}
-        sweep, array = {}, None
+        sweep = {}
+        array = None
     elif again.task:
         array = again.task
     listed_keys = [key for case in _mappings(sweep.get("list")) for key in case]
@@ -308,9 +380,13 @@ def _tasks(run: Path) -> list[dict[str, Any]]:
 
 
 def _values(run: Path, task: str) -> dict[str, str]:
-    values = next((task_values for number, task_values in enumerate(_tasks(run)) if str(number) == task), {})
+    values = next(
+        (task_values for number, task_values in enumerate(_tasks(run)) if str(number) == task), {}
+    )
     if not values or not all(isinstance(value, str) for value in values.values()):
-        raise _no_replay(run, f"{SWEEP_FILE} does not have the values of task {printable(task[:99])}")
+        raise _no_replay(
+            run, f"{SWEEP_FILE} does not have the values of task {printable(task[:99])}"
+        )
     return values
 
 
@@ -332,7 +408,9 @@ def _no_replay(run: Path, reason: str) -> UsageError:
 
 
 def _read_mapping(run: Path, name: str) -> dict[str, Any]:
-    """Return the JSON object in a file of a run. Raises UsageError if the file is missing or damaged."""
+    """Return the JSON object in a file of a run. Raises UsageError if the file is missing or
+    damaged.
+    """
     try:
         return _mapping(read_json(os.fsencode(run), name.encode(), _MAX_JSON))
     except (OSError, ValueError) as exc:
@@ -360,17 +438,20 @@ class _File:
 
 
 def _recover(run: Path, top: Path, commit: str) -> Source:
-    """Return the files listed in a run's source.json, taken from ``run`` or the original folder ``top``.
+    """Return the files listed in a run's source.json, taken from ``run`` or the original folder
+    ``top``.
 
-    commit: the git commit of ``top`` at submission. Empty: unknown. Raises UsageError if a file is missing
-        or changed in both folders.
+    commit: the git commit of ``top`` at submission. Empty: unknown. Raises UsageError if a file is
+        missing or changed in both folders.
     """
     try:
         files, links, folders = _parse_source(_read_mapping(run, SOURCE_FILE))
     except ValueError as exc:
         raise _no_replay(run, f"{SOURCE_FILE} is damaged: {printable(str(exc)[:200])}") from exc
     items_found = _matching_files(files, run, own=False)
-    items_found |= _matching_files([file for file in files if file.path not in items_found], top, own=True)
+    items_found |= _matching_files(
+        [file for file in files if file.path not in items_found], top, own=True
+    )
     if missing := [file.path for file in files if file.path not in items_found]:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise UsageError(
@@ -383,16 +464,22 @@ def _recover(run: Path, top: Path, commit: str) -> Source:
         )
     items = [Item(path, Kind.FOLDER, top / path, 0o755, time.time_ns()) for path in folders]
     items += [items_found[file.path] for file in files]
-    items += [Item(path, Kind.LINK, top / path, 0o777, 0, target=target) for path, target in links.items()]
+    items += [
+        Item(path, Kind.LINK, top / path, 0o777, 0, target=target) for path, target in links.items()
+    ]
     return Source(top, tuple(items))
 
 
 def _parse_source(document: Mapping[str, Any]) -> tuple[list[_File], dict[str, str], list[str]]:
-    """Return the files, links (path -> target) and folders of a source.json. ValueError: it is malformed."""
+    """Return the files, links (path -> target) and folders of a source.json. ValueError: it is
+    malformed.
+    """
     files: list[_File] = []
     links: dict[str, str] = {}
     for row in _mappings(document.get("files")):
-        path, sha256, size = _checked_path(row.get("path")), str(row.get("sha256")), row.get("size")
+        path = _checked_path(row.get("path"))
+        sha256 = str(row.get("sha256"))
+        size = row.get("size")
         if not _SHA256.fullmatch(sha256) or not isinstance(size, int) or size < 0:
             raise ValueError(f"size or sha256 of {path} is missing")
         files.append(_File(path, sha256, size, row.get("executable") is True))
@@ -403,9 +490,12 @@ def _parse_source(document: Mapping[str, Any]) -> tuple[list[_File], dict[str, s
         links[_checked_path(row.get("path"))] = target
     if len(files) + len(links) > MAX_FILES or sum(file.size for file in files) > MAX_BYTES:
         raise ValueError("it lists more files or bytes than a job may have")
-    leaves, listed = [*(file.path for file in files), *links], document.get("folders")
+    leaves = [*(file.path for file in files), *links]
+    listed = document.get("folders")
     folders = {_checked_path(path) for path in listed} if isinstance(listed, list) else set()
-    folders |= {str(parent) for path in (*leaves, *folders) for parent in PurePosixPath(path).parents} - {"."}
+    folders |= {
+        str(parent) for path in (*leaves, *folders) for parent in PurePosixPath(path).parents
+    } - {"."}
     # If a folder were a link, files below it would be written to the link's target.
     if len({*leaves}) < len(leaves) or not folders.isdisjoint(leaves):
         raise ValueError("it has two entries with the same name")
@@ -422,7 +512,9 @@ def _checked_path(name: object) -> str:
 
 
 def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[str, Item]:
-    """Return path -> file for those ``files`` with an unchanged copy in ``folder``. own: follow links."""
+    """Return path -> file for those ``files`` with an unchanged copy in ``folder``. own: follow
+    links.
+    """
     items: list[Item] = []
     real = os.path.realpath(folder)
     for file in files:
@@ -435,21 +527,30 @@ def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[
                 continue
         except (OSError, ValueError):
             continue
-        if stat.S_ISREG(status.st_mode) and status.st_size == file.size and os.access(path, os.R_OK):
+        if (
+            stat.S_ISREG(status.st_mode)
+            and status.st_size == file.size
+            and os.access(path, os.R_OK)
+        ):
             mode = 0o755 if file.executable else 0o644
             items.append(Item(file.path, Kind.FILE, path, mode, status.st_mtime_ns, status.st_size))
-    hashes, expected = hash_items(items), {file.path: file.sha256 for file in files}
+    hashes = hash_items(items)
+    expected = {file.path: file.sha256 for file in files}
     return {item.path: item for item in items if hashes[item.origin] == expected[item.path]}
 
 
 def with_changes(args: Sequence[str], changes: Mapping[str, str], *, pairs: bool) -> list[str]:
-    """Change options in arguments, where they may look like ``--lr 0.1``, ``--lr=0.1`` or ``lr=0.1``.
+    """Change options in arguments, where they may look like ``--lr 0.1``, ``--lr=0.1`` or
+    ``lr=0.1``.
 
-    The value ``true`` means the option without a value. ``false`` removes the option, as in a sweep. Options
-    that are not in ``args`` are added at the end, but before a ``--``; with ``pairs`` in the form ``lr=1``.
+    The value ``true`` means the option without a value. ``false`` removes the option, as in a
+    sweep. Options that are not in ``args`` are added at the end, but before a ``--``; with
+    ``pairs`` in the form ``lr=1``.
     """
     names = {key.replace("_", "-"): key for key in changes}
-    remaining, words, done = list(args), [], set()
+    remaining = list(args)
+    words = []
+    done = set()
     while remaining and remaining[0] != "--":
         word = remaining.pop(0)
         match = _OPTION.fullmatch(word)
@@ -462,7 +563,9 @@ def with_changes(args: Sequence[str], changes: Mapping[str, str], *, pairs: bool
         # The first occurrence of a repeated option gets the value. Later occurrences are removed.
         if key not in done:
             done.add(key)
-            words += _words(match["dashes"] + match["name"], changes[key], joined=match["value"] is not None)
+            words += _words(
+                match["dashes"] + match["name"], changes[key], joined=match["value"] is not None
+            )
     for key in changes:
         new = [f"{key}={changes[key]}"] if pairs else _words(f"--{key}", changes[key], joined=False)
         words += new if key not in done else []

@@ -1,8 +1,9 @@
-"""Interactive allocations of nodes, shells and commands inside them, their files, and forwarded ports.
+"""Interactive allocations of nodes, shells and commands inside them, their files, and forwarded
+ports.
 
-salloc runs on the controller over its own ssh connection, as long as clusterctl sends keep-alives. When
-clusterctl ends in any way (normally, by Ctrl-C or SIGKILL, or with a lost network), the keep-alives stop, and
-salloc withdraws its request or releases the nodes.
+salloc runs on the controller over its own ssh connection, as long as clusterctl sends keep-alives.
+When clusterctl ends in any way (normally, by Ctrl-C or SIGKILL, or with a lost network), the
+keep-alives stop, and salloc withdraws its request or releases the nodes.
 """
 
 from __future__ import annotations
@@ -66,7 +67,19 @@ _PATIENCE_S = 15.0
 # The name of the session's script. `launch` in it calls it by this name.
 SCRIPT = "job.sbatch"
 _FIND = ("find", "-P")
-_FILES = ("-mindepth", "1", "(", "-type", "f", "-o", "-type", "l", ")", "-printf", "%y %s %T@ %P\\0")
+_FILES = (
+    "-mindepth",
+    "1",
+    "(",
+    "-type",
+    "f",
+    "-o",
+    "-type",
+    "l",
+    ")",
+    "-printf",
+    "%y %s %T@ %P\\0",
+)
 _MOST_SHOWN = 5
 
 _HOLD = (Path(__file__).parent / "remote_hold.sh").read_text(encoding="utf-8")
@@ -104,7 +117,8 @@ class Allocation:
 
         command: the words of a command, or a single line for bash.
 
-        The command runs in Slurm's interactive step, so job steps started in it can use the whole allocation.
+        The command runs in Slurm's interactive step, so job steps started in it can use the whole
+        allocation.
 
         folder: the session's folder on the cluster. terminal: connect a terminal.
         forwards: ports of the node that the session claims, so that it can say if they are in use.
@@ -112,12 +126,18 @@ class Allocation:
         # As in a job that sbatch starts.
         variables = {**self._environment, "SLURM_SUBMIT_DIR": folder}
         if forwards:
-            variables["CLUSTERCTL_FORWARDED"] = " ".join(str(forward.remote) for forward in forwards)
+            variables["CLUSTERCTL_FORWARDED"] = " ".join(
+                str(forward.remote) for forward in forwards
+            )
         settings = [f"{name}={value}" for name, value in variables.items()]
         step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]
         step += ["--pty"] if terminal else []
         # As with ssh, a single string is for a shell, and several words are a command, or `launch`.
-        words = ["bash", "-c", *command] if len(command) == 1 else ["bash", "-c", '"$@"', "shell", *command]
+        words = (
+            ["bash", "-c", *command]
+            if len(command) == 1
+            else ["bash", "-c", '"$@"', "shell", *command]
+        )
         program = words if command else ["bash", "-i"]
         argv = ["env", *settings, *step, "bash", "-l", f"{folder}/{SCRIPT}", *program]
         return self._ssh.argv(self._controller, argv, "-t" if terminal else "-T")
@@ -142,7 +162,8 @@ class SessionFolder:
 
     @cached_property
     def changes(self) -> tuple[tuple[str, str], ...] | TransportError:
-        """(host, path below ``program_dir``) of each file that the session has written, listed at first use.
+        """(host, path below ``program_dir``) of each file that the session has written, listed at
+        first use.
 
         An error if a host can't list its files.
         """
@@ -168,7 +189,8 @@ class SessionFolder:
 
 
 def shell_job(options: JobOptions, facts: ClusterFacts) -> JobSpec:
-    """Return a job with the options of an interactive session. Its ``script`` is a folder, and never runs.
+    """Return a job with the options of an interactive session. Its ``script`` is a folder, and
+    never runs.
 
     Raises UsageError if the folder of --folder can't be sent, or options exclude each other.
     """
@@ -190,9 +212,13 @@ def shell_job(options: JobOptions, facts: ClusterFacts) -> JobSpec:
 
 
 def shell_script(job: JobSpec, environment: Environment) -> str:
-    """Return the script that sets a job's variables, and starts the shell or, for `launch`, the ranks."""
+    """Return the script that sets a job's variables, and starts the shell or, for `launch`, the
+    ranks.
+    """
     words = slurm_words(job)
-    settings = [f"{name}={value}" for name, value in program_variables(job, is_alone=job.tasks == 1).items()]
+    settings = [
+        f"{name}={value}" for name, value in program_variables(job, is_alone=job.tasks == 1).items()
+    ]
     start = '"$start"' if job.folder else '"$HOME"'
     return render(
         "job.sbatch.j2",
@@ -208,8 +234,11 @@ def shell_script(job: JobSpec, environment: Environment) -> str:
 
 
 @contextmanager
-def session_folder(submitter: Submitter, job: JobSpec, environment: Environment) -> Iterator[SessionFolder]:
-    """Create the folder of an interactive session on the cluster, and send the files of --folder to it.
+def session_folder(
+    submitter: Submitter, job: JobSpec, environment: Environment
+) -> Iterator[SessionFolder]:
+    """Create the folder of an interactive session on the cluster, and send the files of --folder to
+    it.
 
     When the ``with`` block ends, remove the folder, unless the session has written files into it.
 
@@ -217,7 +246,8 @@ def session_folder(submitter: Submitter, job: JobSpec, environment: Environment)
         UsageError: a file can't be sent, or the job's partition does not exist or is too small.
         TransferError, TransportError: the files could not be sent.
     """
-    session, source = submitter.session, source_of(job) if job.folder else None
+    session = submitter.session
+    source = source_of(job) if job.folder else None
     nodes = session.transports_of_partition(partition_of(session.facts, job).name)
     hosts = session.hosts_with_files((session.transport.host, *(node.host for node in nodes)))
     ours = {SCRIPT: shell_script(job, environment).encode(errors="surrogateescape")}
@@ -233,7 +263,8 @@ def session_folder(submitter: Submitter, job: JobSpec, environment: Environment)
 
 
 def kept_notice(session: Session, folder: str, files: Sequence[tuple[str, str]]) -> Notice:
-    """Return a message about files that an interactive session has written, with the command to fetch them.
+    """Return a message about files that an interactive session has written, with the command to
+    fetch them.
 
     files: (host, path below the folder of the program's files) of each file.
     """
@@ -243,7 +274,8 @@ def kept_notice(session: Session, folder: str, files: Sequence[tuple[str, str]])
     fix = f"`clusterctl get {shlex.quote(folder)}` copies the folder here"
     if session.unshared_nodes:
         hosts = sorted({host for host, _ in files})
-        place, fix = f"{place} on {', '.join(hosts)}", f"look at it with `clusterctl ssh {hosts[0]}`"
+        place = f"{place} on {', '.join(hosts)}"
+        fix = f"look at it with `clusterctl ssh {hosts[0]}`"
     return Notice("shell-files-kept", f"the session wrote files into {place}: {names}{more}; {fix}")
 
 
@@ -254,9 +286,11 @@ def salloc_options(job: JobSpec) -> list[str]:
 
 @contextmanager
 def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Lease]:
-    """Request nodes from Slurm. When the ``with`` block ends, release the nodes or withdraw the request.
+    """Request nodes from Slurm. When the ``with`` block ends, release the nodes or withdraw the
+    request.
 
-    job: of ``shell_job``. ssh: logs in as the job user. Raises UsageError on clusters without Slurm.
+    job: of ``shell_job``. ssh: logs in as the job user. Raises UsageError on clusters without
+        Slurm.
     """
     # This property raises an error if the cluster has no Slurm.
     _ = session.slurm
@@ -274,32 +308,39 @@ def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Le
 
 
 class Lease:
-    """An ssh connection to salloc on the controller. ssh runs in a new session, out of reach of Ctrl-C."""
+    """An ssh connection to salloc on the controller. ssh runs in a new session, out of reach of
+    Ctrl-C.
+    """
 
     def __init__(
         self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes, asked: Asked
     ) -> None:
-        self._session, self._ssh, self._asked = session, ssh, asked
+        self._session = session
+        self._ssh = ssh
+        self._asked = asked
         self._over = threading.Event()
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
         )
         assert self._process.stdin and self._process.stdout  # noqa: S101, PT018 - pipes were asked for
-        self._input, self._output = self._process.stdin, self._process.stdout
+        self._input = self._process.stdin
+        self._output = self._process.stdout
         with suppress(BrokenPipeError):
             self._input.write(script)
         threading.Thread(target=self._keep_alive, daemon=True).start()
         self._lines = self._salloc_lines()
 
     def allocation(self) -> str | Allocation:
-        """Wait for the nodes and return them. If they are busy, return the job's id: call again to wait.
+        """Wait for the nodes and return them. If they are busy, return the job's id: call again to
+        wait.
 
         Raises:
             SlurmError: Slurm rejected the request. The error has its message and the valid choices.
             UnreachableError: the connection to the controller was lost.
         """
-        controller, refusal = self._session.transport.host, list[str]()
+        controller = self._session.transport.host
+        refusal = list[str]()
         for line in self._lines:
             if line == _ENDED:
                 break
@@ -308,7 +349,9 @@ class Lease:
             if line == _GRANTED:
                 variables = dict(iter(lambda: next(self._lines, "").partition("=")[::2], ("", "")))
                 nodes = expand_nodes(variables["SLURM_JOB_NODELIST"])
-                return Allocation(variables["SLURM_JOB_ID"], nodes, variables, self._ssh, controller)
+                return Allocation(
+                    variables["SLURM_JOB_ID"], nodes, variables, self._ssh, controller
+                )
             if line.startswith(_COMPLAINT):
                 refusal.append(line.removeprefix(_COMPLAINT))
         if refusal:
@@ -330,7 +373,9 @@ class Lease:
         )
 
     def was_revoked(self) -> bool:
-        """Return whether Slurm has revoked the allocation after its time limit or a cancellation."""
+        """Return whether Slurm has revoked the allocation after its time limit or a
+        cancellation.
+        """
         os.set_blocking(self._output.fileno(), False)
         return _REVOKED.search(self._output.read() or b"") is not None
 
@@ -347,7 +392,9 @@ class Lease:
             self._process.wait()
 
     def _salloc_lines(self) -> Iterator[str]:
-        """Yield the output lines of salloc, without those of the login shell, until the connection ends."""
+        """Yield the output lines of salloc, without those of the login shell, until the connection
+        ends.
+        """
         lines = iter(self._output.readline, b"")
         for line in lines:
             if line.endswith(MARK):
@@ -371,7 +418,9 @@ class Forward:
 
 
 def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
-    """Parse ``8888`` or ``9000:8888`` (local:remote). Raises UsageError if malformed or in use locally."""
+    """Parse ``8888`` or ``9000:8888`` (local:remote). Raises UsageError if malformed or in use
+    locally.
+    """
     forwards: dict[int, Forward] = {}
     for text in texts:
         match = _SYNTAX.fullmatch(text)
@@ -400,15 +449,19 @@ def forwarded(
 ) -> Iterator[None]:
     """Forward local ports to the first node of ``allocation`` during the ``with`` block.
 
-    Raises UnreachableError if that fails. Nodes of an attached cluster need no SSH service; see ``entry``.
+    Raises UnreachableError if that fails. Nodes of an attached cluster need no SSH service; see
+    ``entry``.
     """
     if not forwards:
         yield
         return
     node = allocation.nodes[0]
     options = ["-o", "ExitOnForwardFailure=yes"]
-    options += [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
-    # `cat` ends with its input, so the ports close when clusterctl ends. It answers once all ports are open.
+    options += [
+        word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")
+    ]
+    # `cat` ends with its input, so the ports close when clusterctl ends. It answers once all ports
+    # are open.
     line, script = wrap_command(["cat"])
     if login_of(session.workspace.ssh_config) is None:
         argv = ssh.alone(node, line, *options)
@@ -425,7 +478,9 @@ def forwarded(
                 # This call raises the error with the cause.
                 talk.finish()
         except TransportError as exc:
-            raise UnreachableError(f"ports can't be forwarded to {node}", why=exc.why, host=node) from exc
+            raise UnreachableError(
+                f"ports can't be forwarded to {node}", why=exc.why, host=node
+            ) from exc
         yield
 
 

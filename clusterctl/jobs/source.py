@@ -34,8 +34,10 @@ from clusterctl.transport.tree import (
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-MAX_BYTES, MAX_FILES = 10 << 30, 100_000
-LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
+MAX_BYTES = 10 << 30
+MAX_FILES = 100_000
+LARGE_BYTES = 100 << 20
+LARGE_FILES = 5_000
 # This folder is neither sent nor searched.
 _NEVER = ".git"
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
@@ -47,7 +49,8 @@ GITIGNORE = ".gitignore"
 class Source:
     """The files of a project to send with a job.
 
-    notes: messages for the user. script: the path of the job's script in the folder; "" if it has none.
+    notes: messages for the user. script: the path of the job's script in the folder; "" if it has
+        none.
     """
 
     folder: Path
@@ -64,7 +67,9 @@ class Source:
         return sum(item.size for item in self.items)
 
     def listed_again(self) -> Source:
-        """Return the same files with their present sizes and times, without files that no longer exist."""
+        """Return the same files with their present sizes and times, without files that no longer
+        exist.
+        """
         items = []
         for item in self.items:
             now = item
@@ -82,11 +87,12 @@ class Source:
 
 
 def source_of(job: JobSpec) -> Source | None:
-    """Return the files to send with a job: its project without ignored files; None for a bundled job.
+    """Return the files to send with a job: its project without ignored files; None for a bundled
+    job.
 
     Raises:
-        UsageError: a file can't be read, a link leads to a folder outside, a name is reserved for clusterctl,
-            the folder is too large, or a pattern is malformed.
+        UsageError: a file can't be read, a link leads to a folder outside, a name is reserved for
+            clusterctl, the folder is too large, or a pattern is malformed.
     """
     # This call only rejects malformed patterns.
     patterns("--outputs", job.outputs, Path())
@@ -115,7 +121,8 @@ def source_of(job: JobSpec) -> Source | None:
         return Source(folder, tuple(walk.items), walk.notes(), job.place.script)
     if job.include:
         raise UsageError(
-            f"--include can't select files, because the script's folder is not sent: {folder} is {obstacle}",
+            f"--include can't select files, because the script's folder is not sent: {folder} is "
+            f"{obstacle}",
             code="script-alone",
             fix="move the script and the files it needs into a separate folder"
             if job.folder
@@ -125,13 +132,18 @@ def source_of(job: JobSpec) -> Source | None:
         item = Item.of(job.script.name, job.script, job.script.stat())
     except OSError as exc:
         raise unreadable_error([exc]) from exc
-    text = f"only the script is sent, not the other files of its folder, because {folder} is {obstacle}"
+    text = (
+        f"only the script is sent, not the other files of its folder, because {folder} is "
+        f"{obstacle}"
+    )
     note = Notice("script-sent-alone", text)
     return Source(folder, (item,) if item else (), (note,) if job.folder else ())
 
 
 def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:
-    """Return a sha256 over a job's files: names, contents (``hashes``), link targets, and executable bits."""
+    """Return a sha256 over a job's files: names, contents (``hashes``), link targets, and
+    executable bits.
+    """
     sha = hashlib.sha256()
     for item in sorted(items, key=lambda item: item.path):
         content = hashes[item.origin] if item.kind is Kind.FILE else item.target
@@ -144,11 +156,16 @@ def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:
 
 def manifest(items: Sequence[Item], hashes: Mapping[Path, str]) -> bytes:
     """Return the text of source.json, which lists a job's files. hashes: local path -> sha256."""
-    files, links = [], []
+    files = []
+    links = []
     folders = [item.path for item in items if item.kind is Kind.FOLDER]
     for item in items:
         if item.kind is Kind.FILE:
-            facts = {"sha256": hashes[item.origin], "size": item.size, "executable": _is_executable(item)}
+            facts = {
+                "sha256": hashes[item.origin],
+                "size": item.size,
+                "executable": _is_executable(item),
+            }
             files.append({"path": item.path, **facts})
         elif item.kind is Kind.LINK:
             links.append({"path": item.path, "target": item.target})
@@ -167,7 +184,8 @@ class FolderWalk:
 
     has_tasks: whether the job is an array, which has folders with the names task-0, task-1, ...
     kept_back: paths of environments, caches, runs and reports that patterns of --include match.
-    not_source: clusterctl's own folders, and those into which `collect --all` copied the cluster's files.
+    not_source: clusterctl's own folders, and those into which `collect --all` copied the cluster's
+        files.
     """
 
     folder: Path
@@ -194,10 +212,12 @@ class FolderWalk:
             raise unreadable_error([exc], fix=self._way_around(exc)) from exc
         if self.ours:
             raise UsageError(
-                f"these names are reserved for the folders of the array's tasks: {', '.join(self.ours)}",
+                "these names are reserved for the folders of the array's tasks: "
+                f"{', '.join(self.ours)}",
                 code="reserved-file-names",
                 where=str(self.folder),
-                fix=f"add {' '.join(f'--exclude /{name}' for name in self.ours[:3])}, or rename the files",
+                fix=f"add {' '.join(f'--exclude /{name}' for name in self.ours[:3])}, or rename "
+                "the files",
             )
 
     def _search(self, folder: _Folder) -> list[_Folder]:
@@ -218,14 +238,25 @@ class FolderWalk:
             path = path.parent
         if path == self.folder or not path.is_relative_to(self.folder):
             return "make it readable"
-        return f"make it readable, or leave it out: {_option('--exclude', path.relative_to(self.folder))}"
+        return (
+            "make it readable, or leave it out: "
+            f"{_option('--exclude', path.relative_to(self.folder))}"
+        )
 
     def _entry(self, entry: os.DirEntry[str], parent: _Folder) -> _Folder | None:
-        """Add an entry of the folder ``parent`` if it is sent. Return it if it is a folder to search."""
-        path, rules = Path(entry.path), parent.rules
+        """Add an entry of the folder ``parent`` if it is sent. Return it if it is a folder to
+        search.
+        """
+        path = Path(entry.path)
+        rules = parent.rules
         is_folder = entry.is_dir(follow_symlinks=False)
-        # Patterns that exclude the script's folder would also exclude the modules beside the script.
-        if is_folder and self.script.is_relative_to(path) and is_ignored(rules, path, is_folder=True):
+        # Patterns that exclude the script's folder would also exclude the modules beside the
+        # script.
+        if (
+            is_folder
+            and self.script.is_relative_to(path)
+            and is_ignored(rules, path, is_folder=True)
+        ):
             rules = ()
         is_ours = self._holds_no_source(path) if is_folder else _is_report(path)
         guard = parent.guard or (path if is_ours else None)
@@ -243,7 +274,9 @@ class FolderWalk:
             self.kept_back += [str(path.relative_to(self.folder))] if is_matched else []
         # An excluded folder may contain files that --include selects.
         is_searched = (
-            is_folder and entry.name != _NEVER and (is_sent or self.include.may_select_in(path, guard))
+            is_folder
+            and entry.name != _NEVER
+            and (is_sent or self.include.may_select_in(path, guard))
         )
         excluded = is_searched and self.exclude.decide(path, is_folder=True) is True
         leads_to_script = self.script.is_relative_to(path)
@@ -269,7 +302,9 @@ class FolderWalk:
         return not is_left_out and not is_ignored(rules, path, is_folder=is_folder)
 
     def _holds_no_source(self, folder: Path) -> bool:
-        """Return whether a folder contains installed, cached or collected files rather than source files."""
+        """Return whether a folder contains installed, cached or collected files rather than source
+        files.
+        """
         if folder.name in _LEFT_OUT or (folder / "pyvenv.cfg").is_file():
             return True
         # The working folder of a run that is being collected.
@@ -289,7 +324,9 @@ class FolderWalk:
         return self._link(item) if item is not None and item.kind is Kind.LINK else item
 
     def _link(self, item: Item) -> Item | None:
-        """Return the item to send for a link: the link or, if it leads to a file outside, that file."""
+        """Return the item to send for a link: the link or, if it leads to a file outside, that
+        file.
+        """
         root = self.folder.resolve()
         try:
             end = item.origin.resolve(strict=True)
@@ -306,18 +343,22 @@ class FolderWalk:
         if stat.S_ISDIR(status.st_mode):
             above = Path(os.path.commonpath((root, end)))
             shown = printable(shlex.quote(str(above)))
-            send_all = f"submit with --folder {shown}; or " if above.is_relative_to(Path.cwd()) else ""
+            send_all = (
+                f"submit with --folder {shown}; or " if above.is_relative_to(Path.cwd()) else ""
+            )
             raise UsageError(
                 f"a link leads to a folder outside of {self.folder}",
                 code="links-lead-outside",
                 why=printable(f"{item.path} -> {item.target}"),
-                fix=f"{send_all}exclude the link ({_option('--exclude', item.path)}) and copy the data with "
-                "`clusterctl put`",
+                fix=f"{send_all}exclude the link ({_option('--exclude', item.path)}) and copy "
+                "the data with `clusterctl put`",
             )
         return Item.of(item.path, item.origin, status)
 
     def add_folder(self, path: str) -> None:
-        """Add the folder ``path`` below the project, and those above it, unless they are added already."""
+        """Add the folder ``path`` below the project, and those above it, unless they are added
+        already.
+        """
         for parent in map(str, reversed((Path(path), *Path(path).parents[:-1]))):
             if parent not in (".", *self.folders):
                 self.folders.add(parent)
@@ -343,20 +384,25 @@ class FolderWalk:
                 code="folder-too-large",
                 where=str(self.folder),
                 why=f"the largest entries so far are {self._largest()}",
-                fix=f"{_LEAVE_OUT}; --folder selects a smaller folder, and --no-folder sends only the script",
+                fix=f"{_LEAVE_OUT}; --folder selects a smaller folder, and --no-folder sends "
+                "only the script",
             )
 
     def notes(self) -> tuple[str, ...]:
         notes = []
         if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
-            size = f"{format_size(self.bytes)} in {self.files:,} files, most of it in {self._largest()}"
+            size = (
+                f"{format_size(self.bytes)} in {self.files:,} files, most of it in "
+                f"{self._largest()}"
+            )
             text = f"the folder {self.folder} is large: {size}; {_LEAVE_OUT}"
             notes.append(Notice("folder-large", text))
         if self.kept_back:
             text = (
-                f"not sent, although --include matches: {printable(first_few(self.kept_back))}; a pattern "
-                "does not select collected runs, reports, caches and virtual environments; to send one, use "
-                f"its path: {_option('--include', self.kept_back[0])}"
+                f"not sent, although --include matches: {printable(first_few(self.kept_back))}; "
+                "a pattern does not select collected runs, reports, caches and virtual "
+                "environments; to send one, use its path: "
+                f"{_option('--include', self.kept_back[0])}"
             )
             notes.append(Notice("include-kept-back", text))
         return tuple(notes)
@@ -365,7 +411,9 @@ class FolderWalk:
         sizes: Counter[str] = Counter()
         for item in self.items:
             sizes[item.path.partition("/")[0]] += item.size
-        return ", ".join(f"{printable(name)} ({format_size(size)})" for name, size in sizes.most_common(3))
+        return ", ".join(
+            f"{printable(name)} ({format_size(size)})" for name, size in sizes.most_common(3)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,13 +441,17 @@ def _is_report(file: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """Patterns as in .gitignore, for paths below ``folder``. ``spec`` is None if there are no patterns."""
+    """Patterns as in .gitignore, for paths below ``folder``. ``spec`` is None if there are no
+    patterns.
+    """
 
     folder: Path
     spec: GitIgnoreSpec | None
 
     def decide(self, path: Path, *, is_folder: bool) -> bool | None:
-        """Return True if a pattern matches the path, False if a later ``!`` pattern does, otherwise None."""
+        """Return True if a pattern matches the path, False if a later ``!`` pattern does, otherwise
+        None.
+        """
         if self.spec is None:
             return None
         name = f"{path.relative_to(self.folder)}{'/' if is_folder else ''}"
@@ -408,10 +460,11 @@ class Ignore:
 
 @dataclass(frozen=True, slots=True)
 class Include:
-    """The patterns of --include. paths: the paths that patterns without wildcards name, from the top.
+    """The patterns of --include. paths: the paths that patterns without wildcards name, from the
+    top.
 
-    A pattern does not reach into a folder that holds no source, the ``guard``, nor does it select a report:
-    only its own path selects it, or the path of a file or folder in it.
+    A pattern does not reach into a folder that holds no source, the ``guard``, nor does it select a
+    report: only its own path selects it, or the path of a file or folder in it.
     """
 
     patterns: Ignore
@@ -426,7 +479,9 @@ class Include:
         decision = self.patterns.decide(path, is_folder=is_folder)
         if guard is None or decision is False:
             return decision is True
-        return any(named.is_relative_to(guard) and path.is_relative_to(named) for named in self.paths)
+        return any(
+            named.is_relative_to(guard) and path.is_relative_to(named) for named in self.paths
+        )
 
     def may_select_in(self, folder: Path, guard: Path | None) -> bool:
         """Return whether a pattern may select a file or folder in this folder."""
@@ -439,14 +494,18 @@ _WILDCARD: Final = re.compile(r"\\(.)|[*?\[]")
 
 
 def _literal_path(pattern: str) -> str:
-    """Return the path that a pattern without wildcards names; "" if it has wildcards or excludes (``!``)."""
+    """Return the path that a pattern without wildcards names; "" if it has wildcards or excludes
+    (``!``).
+    """
     has_wildcard = any(match[1] is None for match in _WILDCARD.finditer(pattern))
     is_path = not has_wildcard and not pattern.startswith("!")
     return _WILDCARD.sub(r"\1", pattern).strip("/") if is_path else ""
 
 
 def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
-    """Compile the patterns ``lines`` of the option ``flag``. Raises UsageError if a pattern is malformed."""
+    """Compile the patterns ``lines`` of the option ``flag``. Raises UsageError if a pattern is
+    malformed.
+    """
     for line in lines:
         if _spec([line]) is None:
             raise UsageError(
@@ -458,7 +517,8 @@ def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
 
 
 def read_gitignore(file: Path, folder: Path) -> Ignore | None:
-    """Return the patterns of a .gitignore for paths below ``folder``; None if the file does not exist.
+    """Return the patterns of a .gitignore for paths below ``folder``; None if the file does not
+    exist.
 
     A malformed line is ignored, as in git. Raises OSError if the file can't be read.
     """
@@ -473,7 +533,8 @@ def read_gitignore(file: Path, folder: Path) -> Ignore | None:
 
 
 def rules_above(folder: Path) -> tuple[Ignore, ...]:
-    """Return the ignore patterns of ``folder``'s git repository from the folders above, outermost first.
+    """Return the ignore patterns of ``folder``'s git repository from the folders above, outermost
+    first.
 
     Returns () if these patterns ignore ``folder`` itself, so that the files in it are sent anyway.
     """
@@ -482,20 +543,28 @@ def rules_above(folder: Path) -> tuple[Ignore, ...]:
     git = root / ".git"
     # In a submodule or worktree, .git is a file with the path of the git folder.
     if git.is_file():
-        lead = git.read_text(encoding="utf-8", errors="surrogateescape").removeprefix("gitdir:").strip()
+        lead = (
+            git.read_text(encoding="utf-8", errors="surrogateescape")
+            .removeprefix("gitdir:")
+            .strip()
+        )
         git = root / lead
         git = git.parents[1] if git.parent.name == "worktrees" else git
     exclude = read_gitignore(git / "info" / "exclude", root)
     inherited = [] if exclude is None else [exclude]
     ancestors = [path for path in folder.parents if path.is_relative_to(root)]
-    inherited += [rules for path in reversed(ancestors) if (rules := read_gitignore(path / GITIGNORE, path))]
+    inherited += [
+        rules for path in reversed(ancestors) if (rules := read_gitignore(path / GITIGNORE, path))
+    ]
     checked = (*reversed(ancestors), folder)[1:]
     ignored = any(is_ignored(inherited, path, is_folder=True) for path in checked)
     return () if ignored else tuple(inherited)
 
 
 def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
-    """Return whether a path is ignored, according to the last of ``rules`` with a matching pattern."""
+    """Return whether a path is ignored, according to the last of ``rules`` with a matching
+    pattern.
+    """
     for rule in reversed(rules):
         if path.is_relative_to(rule.folder) and path != rule.folder:
             verdict = rule.decide(path, is_folder=is_folder)
@@ -505,7 +574,9 @@ def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
 
 
 def _spec(lines: Sequence[str]) -> GitIgnoreSpec | None:
-    """Compile patterns of a .gitignore. Return None if there are no lines or a line is malformed."""
+    """Compile patterns of a .gitignore. Return None if there are no lines or a line is
+    malformed.
+    """
     try:
         return gitignore_spec(lines) if lines else None
     except (ValueError, re.error):

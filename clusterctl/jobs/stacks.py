@@ -21,7 +21,8 @@ _SHOW: Final = """\
 
 @dataclass(frozen=True, slots=True)
 class JobStacks:
-    """Where the ranks of a job are: in words, for each group of ranks at the same place, and for each rank.
+    """Where the ranks of a job are: in words, for each group of ranks at the same place, and for
+    each rank.
 
     ranks: the fields of ``Rank`` in payload/node/stacks.py.
     """
@@ -36,14 +37,16 @@ class JobStacks:
 
 
 def stacks_of(session: Session, job_id: str) -> JobStacks:
-    """Observe the ranks of a running job for a few seconds. Write rank-logs/RANK.stack in the job's folder.
+    """Observe the ranks of a running job for a few seconds. Write rank-logs/RANK.stack in the job's
+    folder.
 
     Raises:
         UsageError: the job is not running, or is an array.
         SchedulerError: the job is unknown, or a node did not answer.
     """
     job = running_job(session, job_id)
-    folder, has_slurm = folder_of(session, job.id), session.facts.has_slurm
+    folder = folder_of(session, job.id)
+    has_slurm = session.facts.has_slurm
     task_folder = folder if job.task is None else f"{folder}/task-{job.task}"
     words = [
         folder,

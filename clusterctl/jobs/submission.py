@@ -1,4 +1,6 @@
-"""Read the jobs of a `submit` command, check them, prepare their files and packages, and submit them."""
+"""Read the jobs of a `submit` command, check them, prepare their files and packages, and submit
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError, excluded
-from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments, reject_missing, with_model
+from clusterctl.jobs.bundled import (
+    ChosenModel,
+    reject_invalid_arguments,
+    reject_missing,
+    with_model,
+)
 from clusterctl.jobs.earlier import with_from_run
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
@@ -68,7 +75,8 @@ _MAY_SAVE: Final = ("--save-interval", "--config")
 _BATCH: Final = "--global-batch-size"
 # The bundled jobs with this option. The work of other bundled jobs grows with the ranks anyway.
 _WITH_BATCH: Final = ("train", "bench")
-# The jobs of a scaling have the same name. With this option, Slurm runs jobs with the same name in turn.
+# The jobs of a scaling have the same name. With this option, Slurm runs jobs with the same name in
+# turn.
 _IN_TURN: Final = "--dependency=singleton"
 # Room for the ending of the common name of a scaling's jobs.
 _LONGEST: Final = 48
@@ -89,7 +97,9 @@ class Submission:
     replay: Replay | None = None
 
 
-def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] = ()) -> tuple[JobSpec, ...]:
+def read_jobs(
+    target: str, given: Mapping[str, object], variants: Sequence[str] = ()
+) -> tuple[JobSpec, ...]:
     """Return the jobs for a target of `submit`.
 
     target: the name of a bundled job, the path of a script or a job file, or ``-m MODULE``.
@@ -123,11 +133,13 @@ def _scaled(jobs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
 
 
 def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
-    """Yield a job for each repeat and each number of nodes, tasks or GPUs. Their common name is new.
+    """Yield a job for each repeat and each number of nodes, tasks or GPUs. Their common name is
+    new.
 
     All sizes run before the first repeat, so that a change of the load affects all of them.
 
-    Raises UsageError: the job has options that a scaling sets, or it is not known how its work can grow.
+    Raises UsageError: the job has options that a scaling sets, or it is not known how its work can
+        grow.
     """
     varied = scaling.field
     for field in (varied, "after", "ranks", *(() if job.sweep else ("array",))):
@@ -139,7 +151,11 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
     for option in ("array", "dependency"):
         if script is not None and script.directives.last(option):
             raise excluded(f"#SBATCH --{option}", "--scaling")
-    if scaling.weak and job.sweep and _BATCH in {f"--{key.replace('_', '-')}" for key in job.sweep.keys}:
+    if (
+        scaling.weak
+        and job.sweep
+        and _BATCH in {f"--{key.replace('_', '-')}" for key in job.sweep.keys}
+    ):
         raise excluded(f"a sweep of {_BATCH}", "--weak")
     name = f"{job.name[:_LONGEST]}-scaling-{secrets.token_hex(2)}"
     changes = {"name": name, "slurm": (*job.slurm, _IN_TURN)}
@@ -160,12 +176,16 @@ def _flag_of(scaling: Scaling) -> str:
 
 
 def _arguments(job: JobSpec, size: int, *, is_weak: bool) -> tuple[str, ...]:
-    """Return the program's arguments; for weak scaling of a training with ``size`` times the batch."""
+    """Return the program's arguments; for weak scaling of a training with ``size`` times the
+    batch.
+    """
     if not is_weak or job.bundled not in _WITH_BATCH:
         return job.args
     words = [part for word in job.args for part in _split(word)]
     # The last of several counts.
-    at = max((number + 1 for number, word in enumerate(words) if word == _BATCH), default=len(words))
+    at = max(
+        (number + 1 for number, word in enumerate(words) if word == _BATCH), default=len(words)
+    )
     if at >= len(words) or not words[at].isdecimal():
         raise UsageError(
             f"weak scaling of {job.bundled} needs the batch of a node, task or GPU",
@@ -192,7 +212,9 @@ class Preparer:
     detail: LineReporter = SILENT.note
 
     def render(self, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-        """Prepare jobs for the cluster of ``spec``, without a connection. UsageError: a job can't run."""
+        """Prepare jobs for the cluster of ``spec``, without a connection. UsageError: a job can't
+        run.
+        """
         workspace = Workspace.of(spec.name)
         try:
             known = facts_of(workspace)
@@ -219,7 +241,9 @@ class Preparer:
         return replace(first, token=token), *remaining
 
     def environment(self, session: Session, job: JobOptions) -> Environment:
-        """Return the Python environment for `clusterctl shell`. UsageError: requirements can't be met."""
+        """Return the Python environment for `clusterctl shell`. UsageError: requirements can't be
+        met.
+        """
         return self._environment(session.facts, session.workspace, job)
 
     def _prepared(
@@ -238,7 +262,10 @@ class Preparer:
         jobs = [job for job, _ in continued]
         for job in jobs if not facts.pmix else ():
             if "launcher" in job.model_fields_set and job.launcher == "srun":
-                self.note(f"note: {job.name}: mpirun starts the ranks because Slurm has no PMIx plugin here")
+                self.note(
+                    f"note: {job.name}: mpirun starts the ranks because Slurm has no PMIx plugin "
+                    "here"
+                )
             reject_pmix(job)
         restarted = [with_restarts(facts, job) for job in jobs]
         for notice in filter(None, map(restart_notice, jobs, restarted)):
@@ -268,7 +295,8 @@ class Preparer:
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         for note in dict.fromkeys(note for source in sources if source for note in source.notes):
             self.note(f"note: {note}")
-        prepared, extra_facts = [], replay.known if replay else {}
+        prepared = []
+        extra_facts = replay.known if replay else {}
         for job, script, source in zip(jobs, scripts, sources, strict=True):
             lock = replay.lock if replay else None
             environment = self._environment(facts, ledger.workspace, job, spec=spec, lock=lock)
@@ -285,7 +313,9 @@ class Preparer:
         spec: ClusterSpec | None = None,
         lock: str | None = None,
     ) -> Environment:
-        """Return a job's Python environment. lock: a replayed job's lock file ("": it has no packages)."""
+        """Return a job's Python environment. lock: a replayed job's lock file ("": it has no
+        packages).
+        """
         environment = Environment.of(facts)
         if isinstance(job, JobSpec) and (job.bundled or job.container):
             if job.requirements is not None:
@@ -311,7 +341,8 @@ class Preparer:
 
 
 def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
-    """Return the job without dependencies on jobs that have ended as required. Slurm soon forgets such jobs.
+    """Return the job without dependencies on jobs that have ended as required. Slurm soon forgets
+    such jobs.
 
     Raises:
         UsageError: a dependency can never be satisfied.
@@ -324,8 +355,12 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
         job_id, _, end = dependency.partition(":")
         needed = known_jobs(session, [job_id])
         if not all(job.ended for job in needed):
-            remaining += [f"{slurm_id}:{end}".rstrip(":") for slurm_id in session.slurm.slurm_ids([job_id])]
-        elif end != "any" and ((worst := worst_job(needed)).outcome is Outcome.COMPLETED) == (end == "notok"):
+            remaining += [
+                f"{slurm_id}:{end}".rstrip(":") for slurm_id in session.slurm.slurm_ids([job_id])
+            ]
+        elif end != "any" and ((worst := worst_job(needed)).outcome is Outcome.COMPLETED) == (
+            end == "notok"
+        ):
             raise UsageError(
                 f"--after {dependency} can never be satisfied: job {job_id} ended as {worst.state}",
                 code="dependency-never-satisfied",
@@ -335,7 +370,9 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
 
 
 def _reject_excluded_nodes(facts: ClusterFacts, job: JobSpec) -> None:
-    """Raise UsageError if a pattern of --exclude is a node, which sbatch's option of this name excludes."""
+    """Raise UsageError if a pattern of --exclude is a node, which sbatch's option of this name
+    excludes.
+    """
     nodes = {name for partition in facts.partitions for name in partition.nodes}
     for pattern in job.exclude:
         with suppress(ValueError):
@@ -343,7 +380,8 @@ def _reject_excluded_nodes(facts: ClusterFacts, job: JobSpec) -> None:
                 raise UsageError(
                     f"--exclude leaves out files, but {pattern} names a node",
                     code="exclude-names-node",
-                    fix=f"use --slurm --exclude={pattern} for the node, or --exclude /{pattern} for a file",
+                    fix=f"use --slurm --exclude={pattern} for the node, or --exclude /{pattern} "
+                    "for a file",
                 )
 
 
@@ -364,7 +402,11 @@ def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
             f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`",
         )
     count = len(tasks_of(indices))
-    if facts.max_submit is not None and count > facts.max_submit and _has_default_limits(facts, job):
+    if (
+        facts.max_submit is not None
+        and count > facts.max_submit
+        and _has_default_limits(facts, job)
+    ):
         raise UsageError(
             f"the array {indices} has {count} tasks",
             code="too-many-tasks",
@@ -375,7 +417,9 @@ def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
 
 
 def _has_default_limits(facts: ClusterFacts, job: JobSpec) -> bool:
-    """Return whether the limits that `attach` has read are those of the job, which may name another QOS."""
+    """Return whether the limits that `attach` has read are those of the job, which may name another
+    QOS.
+    """
     defaults = {"account": facts.account, "qos": facts.qos, "partition": facts.partitions[0].name}
     script = UserScript.of(job)
     requests = [*(script.directives.requests if script else ()), *requests_of(job.slurm)]
@@ -385,32 +429,40 @@ def _has_default_limits(facts: ClusterFacts, job: JobSpec) -> bool:
 
 
 def _reject_parts_in_turn(facts: ClusterFacts, job: JobSpec, script: str) -> None:
-    """Raise UsageError if parts of an array that run in turn would need a dependency that Slurm refuses."""
-    array, own = array_of(job, UserScript.of(job)), dependencies_of(script)
+    """Raise UsageError if parts of an array that run in turn would need a dependency that Slurm
+    refuses.
+    """
+    array = array_of(job, UserScript.of(job))
+    own = dependencies_of(script)
     if "?" in own and any(part.in_turn for part in parts_of(array, facts.max_array)):
         raise UsageError(
             f"the array {array} can't have the dependency {own}",
             code="dependency-refused",
-            why=f"Slurm gets the array in parts (MaxArraySize is {facts.max_array}), each waits for the part "
-            "before it, and Slurm accepts no list of dependencies with both `,` and `?`",
-            fix="leave out the number of tasks at a time (%N), or name a single job in the dependency",
+            why=f"Slurm gets the array in parts (MaxArraySize is {facts.max_array}), each waits "
+            "for the part before it, and Slurm accepts no list of dependencies with both "
+            "`,` and `?`",
+            fix="leave out the number of tasks at a time (%N), or name a single job in the "
+            "dependency",
         )
 
 
 def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
     """Raise UsageError if all nodes that the job can run on lack Apptainer.
 
-    The nodes themselves are asked, as machines of the user may have Apptainer from elsewhere. Nodes that do
-    not answer may have it, and so may a PATH in ``job.env``.
+    The nodes themselves are asked, as machines of the user may have Apptainer from elsewhere. Nodes
+    that do not answer may have it, and so may a PATH in ``job.env``.
     """
     if session is None or job.container is None or "PATH" in job.env:
         return
-    partition, transports = partition_name(session.facts, job), session.nodes
+    partition = partition_name(session.facts, job)
+    transports = session.nodes
     of_job = [facts for facts in session.facts.partitions if partition in (None, facts.name)]
     nodes = [node for facts in of_job for node in facts.nodes if node in transports]
     # Usually the nodes are alike, so that the first is enough.
     for asked in (nodes[:1], nodes[1:]):
-        answers, silent = call_on_hosts(asked, lambda node: transports[node].run(_FIND, check=False))
+        answers, silent = call_on_hosts(
+            asked, lambda node: transports[node].run(_FIND, check=False)
+        )
         if silent or any(answer.rc == 0 for answer in answers.values()):
             return
     if nodes:
@@ -418,16 +470,17 @@ def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
             f"the nodes can't run --container {job.container}",
             code="no-apptainer",
             why=f"{nodes[0]} has neither apptainer nor singularity",
-            fix="install Apptainer (not on local nodes): `software: {apptainer: true}` in the spec, then "
-            "`clusterctl up`; or submit with --requirements in place of --container",
+            fix="install Apptainer (not on local nodes): `software: {apptainer: true}` in the "
+            "spec, then `clusterctl up`; or submit with --requirements in place of "
+            "--container",
         )
 
 
 def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     """Return the job; requeue it if it has a chain, or if it is a training with checkpoints.
 
-    A training that continues an earlier run resumes from the newest checkpoint unless its arguments say
-    otherwise. After a restart, a training resumes in any case.
+    A training that continues an earlier run resumes from the newest checkpoint unless its arguments
+    say otherwise. After a restart, a training resumes in any case.
     Raises UsageError if the job can't have a chain.
     """
     changes: dict[str, Any] = {}
@@ -443,9 +496,14 @@ def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:
 
 
 def restart_notice(before: JobSpec, job: JobSpec) -> Notice | None:
-    """Return a message about restarts that the user may not expect. before: the job as the user wrote it."""
+    """Return a message about restarts that the user may not expect. before: the job as the user
+    wrote it.
+    """
     if job.requeue and not before.requeue and job.chain is None:
-        text = f"{job.name} runs with --requeue: after a failure or its time limit it continues from its "
+        text = (
+            f"{job.name} runs with --requeue: after a failure or its time limit it continues "
+            "from its "
+        )
         return Notice("requeued-by-default", f"{text}newest checkpoint; --no-requeue prevents that")
     if job.requeue and job.bundled == "train" and not any(_has(job, flag) for flag in _MAY_SAVE):
         text = f"{job.name} writes no checkpoints, so each restart begins from zero"
@@ -463,7 +521,11 @@ def _reject_useless_chain(facts: ClusterFacts, job: JobSpec, chain_s: int) -> No
     script = UserScript.of(job)
     if script is not None and job.time is None and script.directives.last("time"):
         return
-    if job.partition is None and script is not None and (own := script.directives.last("partition")):
+    if (
+        job.partition is None
+        and script is not None
+        and (own := script.directives.last("partition"))
+    ):
         # It may be a list of partitions.
         if own.value not in {partition.name for partition in facts.partitions}:
             return
@@ -487,7 +549,9 @@ def _reject_useless_chain(facts: ClusterFacts, job: JobSpec, chain_s: int) -> No
 
 
 def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterator[Submitted]:
-    """Submit jobs in turn. Yield each job after its submission. Raises the errors of ``Submitter.submit``."""
+    """Submit jobs in turn. Yield each job after its submission. Raises the errors of
+    ``Submitter.submit``.
+    """
     for number, job in enumerate(jobs):
         with marking_side_effects(number > 0):
             submitted = submitter.submit(job)
@@ -496,7 +560,9 @@ def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterat
 
 @contextmanager
 def marking_side_effects(some: bool = True) -> Iterator[None]:
-    """If ``some``, set ``had_side_effects`` of errors in the ``with`` block: jobs are already submitted."""
+    """If ``some``, set ``had_side_effects`` of errors in the ``with`` block: jobs are already
+    submitted.
+    """
     try:
         yield
     except ClusterctlError as exc:

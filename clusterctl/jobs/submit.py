@@ -1,4 +1,6 @@
-"""Upload a job's folder and submit the job. A submission is not repeated even if the connection is lost."""
+"""Upload a job's folder and submit the job. A submission is not repeated even if the connection is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,8 @@ class PreparedJob:
     script: the text of the job script.
     source: the files to send with the job, if any.
     token: the job's identifier from ``start_receiver``. Empty: ``start_receiver`` was not called.
-    extra_facts: entries to add to environment.client.json, such as the git commit of a replayed job.
+    extra_facts: entries to add to environment.client.json, such as the git commit of a replayed
+        job.
     first: set for a job of `submit --first`.
     """
 
@@ -100,7 +103,9 @@ class PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class SentSource:
-    """Number, size and hash of a job's files. ``sent_bytes``: size of the files that the cluster lacked."""
+    """Number, size and hash of a job's files. ``sent_bytes``: size of the files that the cluster
+    lacked.
+    """
 
     folder: str
     files: int
@@ -146,7 +151,9 @@ def environments(**options: Any) -> Environments:
 
 
 def start_receiver(session: Session, name: str) -> str:
-    """Start the remote program that will receive a job's folder. Return a new token to identify the job."""
+    """Start the remote program that will receive a job's folder. Return a new token to identify the
+    job.
+    """
     token = new_token()
     folder = session.facts.folder
     begin_new_folder(session.transport, f"{folder}/jobs/{name}-{token}", store=store_of(folder))
@@ -159,9 +166,11 @@ def new_token() -> str:
 
 
 def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
-    """Reject (UsageError) bundled jobs with an input file that is on this machine but not on the cluster.
+    """Reject (UsageError) bundled jobs with an input file that is on this machine but not on the
+    cluster.
 
-    Absolute paths outside the home folder are not checked, as each node may have them on its own disk.
+    Absolute paths outside the home folder are not checked, as each node may have them on its own
+    disk.
     """
     home = os.path.expanduser("~")  # noqa: PTH111 - unlike Path.home, it never raises
     for flag, kind, path in (file for job in jobs if job.bundled for file in _files_read(job)):
@@ -183,13 +192,17 @@ def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
 
 
 def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield (option, prefix of the path such as ``idx:`` or "", path) for input files in job.args."""
+    """Yield (option, prefix of the path such as ``idx:`` or "", path) for input files in
+    job.args.
+    """
     words = list(job.args)
     while words:
         flag, equals, text = (word := words.pop(0)).partition("=")
         if flag.startswith("--"):
             # A switch has no value. Only predict has files without a flag, and it has no switches.
-            text = text if equals else words.pop(0) if words and not words[0].startswith("--") else ""
+            text = (
+                text if equals else words.pop(0) if words and not words[0].startswith("--") else ""
+            )
             kind, colon, path = text.partition(":")
             if flag in _READ_BY_KIND and colon:
                 yield flag, f"{kind}:", path
@@ -221,12 +234,16 @@ class Submitter:
         Raises:
             UsageError: the job requests resources that the cluster does not have.
             MachineError: this machine's list of jobs can't be written. The job was not submitted.
-            TransferError: a file changed during the upload, or the folder can't be created on the cluster.
-            SchedulerError: the scheduler rejected the job. The error has its message and the valid choices.
-            TransportError: the controller can't be reached, or it is unknown whether the job was submitted.
-                If it was submitted, the next command that lists or collects jobs finds it.
+            TransferError: a file changed during the upload, or the folder can't be created on the
+                cluster.
+            SchedulerError: the scheduler rejected the job. The error has its message and the valid
+                choices.
+            TransportError: the controller can't be reached, or it is unknown whether the job was
+                submitted. If it was submitted, the next command that lists or collects jobs finds
+                it.
         """
-        session, facts = self.session, self.session.facts
+        session = self.session
+        facts = self.session.facts
         session.scheduler.reject_if_busy()
         partition = partition_name(facts, prepared.job)
         nodes = session.transports_of_partition(partition)
@@ -237,7 +254,9 @@ class Submitter:
             builder = environments(report=self.report, progress=self.progress)
             builder.build_for(session, prepared.environment, partition)
         token = prepared.token or new_token()
-        remote_dir, source, own_files = self.stage(f"{job.name}-{token}", prepared.source, own_files, nodes)
+        remote_dir, source, own_files = self.stage(
+            f"{job.name}-{token}", prepared.source, own_files, nodes
+        )
         entry = JobEntry(
             token=token,
             name=job.name,
@@ -251,7 +270,8 @@ class Submitter:
         )
         try:
             session.ledger.keep(token, own_files)
-            # The entry is written before the submission, so that the token identifies the job in any case.
+            # The entry is written before the submission, so that the token identifies the job in
+            # any case.
             session.ledger.add(entry)
         except MachineError:
             remove_folder((session.transport, *nodes), remote_dir)
@@ -260,9 +280,12 @@ class Submitter:
         return Submitted(job_id, job.name, prepared.script, remote_dir, token, source)
 
     def _with_image(self, prepared: PreparedJob, nodes: Sequence[Transport]) -> PreparedJob:
-        """Send a local container image to the controller and ``nodes``. Return the job with the new path."""
+        """Send a local container image to the controller and ``nodes``. Return the job with the new
+        path.
+        """
         job = prepared.job
-        # Unlike Path.is_file, this does not raise. An unreadable or invalid path must be on the cluster.
+        # Unlike Path.is_file, this does not raise. An unreadable or invalid path must be on the
+        # cluster.
         if job.container is None or not os.path.isfile(job.container):  # noqa: PTH113
             return prepared
         image = Path(job.container)
@@ -278,9 +301,13 @@ class Submitter:
 
     def _files(self, prepared: PreparedJob) -> dict[str, bytes]:
         """Return name -> content of the files that clusterctl adds to a job's folder."""
-        job, source = prepared.job, prepared.source
+        job = prepared.job
+        source = prepared.source
         folder = job.place.folder if job.script is not None else Path.cwd()
-        extra_facts = {"folder": str(source.folder) if source is not None else None, **prepared.extra_facts}
+        extra_facts = {
+            "folder": str(source.folder) if source is not None else None,
+            **prepared.extra_facts,
+        }
         facts = client_facts(job, prepared.environment, folder=folder, known=extra_facts)
         own_files = {
             **outputs_file(job),
@@ -310,12 +337,14 @@ class Submitter:
     def _stage(
         self, name: str, source: Source | None, files: dict[str, bytes], nodes: Sequence[Transport]
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
-        """Create the job's folder on the controller and ``nodes``. If a host fails, remove it everywhere.
+        """Create the job's folder on the controller and ``nodes``. If a host fails, remove it
+        everywhere.
 
         The program's files go to a folder in it, so that the program meets no file of clusterctl's.
 
-        Also sends clusterctl's bundled programs to hosts that lack them. Returns the folder's path, the size
-        of ``source`` (None: no source), and ``files`` (name -> content) with source.json added.
+        Also sends clusterctl's bundled programs to hosts that lack them. Returns the folder's path,
+        the size of ``source`` (None: no source), and ``files`` (name -> content) with source.json
+        added.
         """
         items: Sequence[Item] = source.items if source is not None else ()
         hashes = hash_items(source.files if source is not None else (), progress=self.progress)
@@ -323,9 +352,14 @@ class Submitter:
             files = {**files, SOURCE_FILE: manifest(items, hashes)}
         payload = Item(payload_hash(), Kind.ARCHIVE, data_folder("payload"), mode=0, mtime_ns=0)
         program = Item(PROGRAM_FOLDER, Kind.FOLDER, Path(), 0o755, time.time_ns())
-        items = [program, *(replace(item, path=f"{PROGRAM_FOLDER}/{item.path}") for item in items), payload]
+        items = [
+            program,
+            *(replace(item, path=f"{PROGRAM_FOLDER}/{item.path}") for item in items),
+            payload,
+        ]
         area = self.session.facts.folder
-        folder, store = f"{area}/jobs/{name}", store_of(area)
+        folder = f"{area}/jobs/{name}"
+        store = store_of(area)
 
         def send(to: Transport) -> Sent:
             upload = Upload(to, self.progress) if to is self.session.transport else Upload(to)
@@ -335,7 +369,9 @@ class Submitter:
         try:
             parallel_map(nodes, send)
             if source is not None:
-                copies = _copies(self.session.transport.host, f"{sent.folder}/{PROGRAM_FOLDER}", source)
+                copies = _copies(
+                    self.session.transport.host, f"{sent.folder}/{PROGRAM_FOLDER}", source
+                )
                 record_copies(self.session.workspace, copies)
         except ClusterctlError:
             remove_folder((self.session.transport, *nodes), sent.folder)
@@ -344,15 +380,22 @@ class Submitter:
             return sent.folder, None, files
         if sent.grown:
             names = first_few([path.removeprefix(f"{PROGRAM_FOLDER}/") for path in sent.grown])
-            text = f"note: {printable(names)} was still growing; the job has the part that was listed"
+            text = (
+                f"note: {printable(names)} was still growing; the job has the part that was listed"
+            )
             self.report(Notice("file-still-grows", text))
         sent_source = SentSource(
-            str(source.folder), sent.files, sent.bytes, sent.sent_bytes, source_hash(source.items, hashes)
+            str(source.folder),
+            sent.files,
+            sent.bytes,
+            sent.sent_bytes,
+            source_hash(source.items, hashes),
         )
         return sent.folder, sent_source, files
 
     def _submit(self, job: JobSpec, entry: JobEntry) -> str:
-        session, folder = self.session, entry.remote_dir or ""
+        session = self.session
+        folder = entry.remote_dir or ""
         script = UserScript.of(job)
         try:
             request = JobRequest(
@@ -361,7 +404,10 @@ class Submitter:
                 folder,
                 session.scheduler.script_name,
                 submitted_at=entry.submitted_at,
-                directives=(*(script.directives.requests if script else ()), *requests_of(job.slurm)),
+                directives=(
+                    *(script.directives.requests if script else ()),
+                    *requests_of(job.slurm),
+                ),
                 options=_asked(job, script),
             )
             # With Slurm, the script has the remaining options.
@@ -382,16 +428,26 @@ class Submitter:
         return job_id
 
     def _submit_parts(self, request: JobRequest, entry: JobEntry, parts: Sequence[Part]) -> str:
-        """Submit the parts of an array, and return its id. No part starts before Slurm has all parts."""
-        session, ids = self.session, list[str]()
+        """Submit the parts of an array, and return its id. No part starts before Slurm has all
+        parts.
+        """
+        session = self.session
+        ids = list[str]()
         script = session.ledger.kept_file(entry.token, request.script)
         # If this is interrupted, ``resolve_submissions`` starts or cancels the parts later.
         entry = replace(entry, held="incomplete")
         for number, part in enumerate(parts):
-            row = replace(entry, token=f"{entry.token}p{number}", part_of=entry.token) if number else entry
+            row = (
+                replace(entry, token=f"{entry.token}p{number}", part_of=entry.token)
+                if number
+                else entry
+            )
             row = replace(row, offset=part.offset)
-            after = (with_dependency(script, f"afterany:{ids[-1]}"),) if part.in_turn and ids else ()
-            more, arguments = (*part.options, *after), (*part.arguments, *ids[:1])
+            after = (
+                (with_dependency(script, f"afterany:{ids[-1]}"),) if part.in_turn and ids else ()
+            )
+            more = (*part.options, *after)
+            arguments = (*part.arguments, *ids[:1])
             of_part = replace(request, token=row.token, more=more, arguments=arguments)
             try:
                 session.ledger.add(row)
@@ -419,9 +475,12 @@ class Submitter:
             return [exc]
 
     def _unfinished(self, end: str, cause: ClusterctlError) -> AnswerLostError:
-        """Return the error for an array that Slurm has at least in part, so that its folder has to remain."""
+        """Return the error for an array that Slurm has at least in part, so that its folder has to
+        remain.
+        """
         return AnswerLostError(
-            f"Slurm accepted at least a part of the array, and it is unknown whether the array was {end}",
+            "Slurm accepted at least a part of the array, and it is unknown whether the array "
+            f"was {end}",
             where=self.session.transport.host,
             why=cause.cause,
             fix="run `clusterctl jobs` after 10 minutes: it starts or cancels the array",
@@ -430,10 +489,14 @@ class Submitter:
 
 
 def _copies(host: str, program_dir: str, source: Source) -> Iterator[Copies]:
-    """Yield a record of each local folder with files that were copied to a program's folder on ``host``."""
+    """Yield a record of each local folder with files that were copied to a program's folder on
+    ``host``.
+    """
     names: dict[tuple[str, str], list[str]] = {}
     for item in source.files:
-        local_path, path, top = str(item.origin.absolute()), item.path, program_dir
+        local_path = str(item.origin.absolute())
+        path = item.path
+        top = program_dir
         if not local_path.endswith(f"/{path}"):
             first, _, path = path.partition("/")
             top = f"{program_dir}/{first}"
@@ -450,7 +513,8 @@ def client_facts(
     known: Mapping[str, Any] = MappingProxyType({}),
     patience_s: float = PATIENCE_S,
 ) -> dict[str, Any]:
-    """Return the content of environment.client.json: facts about the submitted job and this machine.
+    """Return the content of environment.client.json: facts about the submitted job and this
+    machine.
 
     folder: the folder to take the git commit and uncommitted changes from.
     known: facts to add. For a replay, the git state and job fields of the original job.
@@ -475,7 +539,8 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
     """Return a folder's git commit and uncommitted changes; None if git fails or takes too long."""
 
     def git(*words: str) -> bytes:
-        argv, output = ["git", "--no-optional-locks", "-C", str(folder), *words], bytearray()
+        argv = ["git", "--no-optional-locks", "-C", str(folder), *words]
+        output = bytearray()
         with start_conversation(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
             while len(output) <= MAX_DIFF and (chunk := talk.receive()):
                 output += chunk
@@ -505,7 +570,8 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
 
 
 def outputs_file(job: JobSpec) -> dict[str, bytes]:
-    """Return {"outputs.json": content}, with patterns of the files to collect; {} if the job has no patterns.
+    """Return {"outputs.json": content}, with patterns of the files to collect; {} if the job has no
+    patterns.
 
     The script and clusterctl's own files are always collected. `collect` reads this machine's copy.
     """
@@ -517,7 +583,9 @@ def outputs_file(job: JobSpec) -> dict[str, bytes]:
 
 
 def _asked(job: JobSpec, script: UserScript | None) -> tuple[str, ...]:
-    """Return the options for Slurm in a job's script, without those that clusterctl sets for itself."""
+    """Return the options for Slurm in a job's script, without those that clusterctl sets for
+    itself.
+    """
     own = script.directives.without_replaced(job) if script is not None else ()
     return (
         *(line.removeprefix("#SBATCH").strip() for line in own),

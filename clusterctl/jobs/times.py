@@ -1,4 +1,6 @@
-"""Points in time in options of sbatch. Users mean their own time zone, and sbatch reads the controller's."""
+"""Points in time in options of sbatch. Users mean their own time zone, and sbatch reads the
+controller's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from clusterctl.transport.base import Transport
 
 # The formats of sbatch for a time of day, and for a date with a time or without one.
 _CLOCKS: Final = ("%H:%M", "%H:%M:%S", "%I:%M%p", "%I:%M %p", "%I:%M:%S%p", "%I:%M:%S %p")
-_DATES: Final = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d", "%m/%d/%y", "%m/%d/%Y", "%m%d%y")
+_DATES: Final = (
+    "%Y-%m-%dT%H:%M:%S",
+    "%Y-%m-%dT%H:%M",
+    "%Y-%m-%d",
+    "%m/%d/%y",
+    "%m/%d/%Y",
+    "%m%d%y",
+)
 _WORDS: Final = {"midnight": "00:00", "noon": "12:00", "fika": "15:00", "teatime": "16:00"}
 _SLURM_FORMAT: Final = _DATES[0]
 

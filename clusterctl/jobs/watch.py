@@ -60,8 +60,10 @@ _APPEAR_S = 30.0
 _RECONNECT_S = 60.0
 # Slurm may report such a reason for a moment, for example while `up` changes a partition.
 _STUCK_S = 10.0
-# If a node died, its jobs may be FAILED with this reason until the controller's watcher requeues them.
-_KILLED, _KILLED_S = "RaisedSignal:9(", 15.0
+# If a node died, its jobs may be FAILED with this reason until the controller's watcher requeues
+# them.
+_KILLED = "RaisedSignal:9("
+_KILLED_S = 15.0
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
@@ -72,8 +74,10 @@ _ERRORS: Mapping[Outcome, type[ClusterctlError]] = {
 }
 # The longest interval between two queries for a job that is followed.
 LONGEST_PAUSE_S = 5.0
-# For grep: a number in JSON that is NaN or infinite. The first line is read up to this number of bytes.
-_NONFINITE, _MOST_LINE = r'": *-?(NaN|Infinity)', 1 << 16
+# For grep: a number in JSON that is NaN or infinite. The first line is read up to this number of
+# bytes.
+_NONFINITE = r'": *-?(NaN|Infinity)'
+_MOST_LINE = 1 << 16
 
 
 class _Watched:
@@ -82,8 +86,11 @@ class _Watched:
     def __init__(
         self, session: Session, ids: Sequence[str], on_change: OnChange, timeout_s: float | None
     ) -> None:
-        self._session, self._ids, self._on_change = session, tuple(ids), on_change
-        self._clock, self._timeout_s = session.scheduler.clock, timeout_s
+        self._session = session
+        self._ids = tuple(ids)
+        self._on_change = on_change
+        self._clock = session.scheduler.clock
+        self._timeout_s = timeout_s
         self.deadline = None if timeout_s is None else self._clock.now() + timeout_s
         self._unknown_until = self._clock.now() + _APPEAR_S
         self._stuck_since: float | None = None
@@ -92,7 +99,9 @@ class _Watched:
         self._killed: dict[str, float] = {}
 
     def poll(self) -> tuple[JobInfo, ...] | None:
-        """Query the jobs, and report changes. Return the jobs if all have ended or are stuck, else None."""
+        """Query the jobs, and report changes. Return the jobs if all have ended or are stuck, else
+        None.
+        """
         if not self._turn.is_due(self.seen.values()):
             return None
         try:
@@ -102,7 +111,9 @@ class _Watched:
             jobs = exc.queued
             if all(job.ended for job in jobs):
                 raise
-        jobs = (with_attempts if all(job.ended for job in jobs) else with_hangs)(self._session, jobs)
+        jobs = (with_attempts if all(job.ended for job in jobs) else with_hangs)(
+            self._session, jobs
+        )
         jobs = with_limits(self._session.scheduler, jobs)
         previous = {job_id: reported_state(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}
@@ -121,7 +132,9 @@ class _Watched:
         return jobs if self._are_stuck([job for job in jobs if not job.ended]) else None
 
     def _are_stuck(self, active: Sequence[JobInfo]) -> bool:
-        """Return whether no active job could start for the last ``_STUCK_S`` seconds, or ever will."""
+        """Return whether no active job could start for the last ``_STUCK_S`` seconds, or ever
+        will.
+        """
         now = self._clock.now()
         if not all(job.is_stuck for job in active):
             self._stuck_since = None
@@ -139,23 +152,33 @@ class _Watched:
 
     def pause(self, seconds: float) -> None:
         self.check_deadline()
-        remaining = seconds if self.deadline is None else min(seconds, self.deadline - self._clock.now())
+        remaining = (
+            seconds if self.deadline is None else min(seconds, self.deadline - self._clock.now())
+        )
         self._clock.sleep(max(0.0, remaining))
 
     def check_deadline(self) -> None:
         if self.deadline is None or self._clock.now() < self.deadline:
             return
         job_id = self._ids[0]
-        subject = f"job {job_id} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
+        subject = (
+            f"job {job_id} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
+        )
         active = [job for job in self.seen.values() if not job.ended]
         waiting = diagnose(
             self._session, [job for job in active if job.state is JobState.PENDING], waiting=True
         )
-        causes = {diagnosis.job_id: f" ({diagnosis.reason}): {diagnosis.cause}" for diagnosis in waiting}
-        states = [f"{job.id} is {job.state.value}{causes.get(job.id, '')}" for job in self.seen.values()]
+        causes = {
+            diagnosis.job_id: f" ({diagnosis.reason}): {diagnosis.cause}" for diagnosis in waiting
+        }
+        states = [
+            f"{job.id} is {job.state.value}{causes.get(job.id, '')}" for job in self.seen.values()
+        ]
         end = f"`clusterctl cancel {job_id}` ends it; without that, it"
         problem = f"{subject} not ended within {self._timeout_s:g} s"
-        fix = f"`clusterctl logs {job_id} -f` shows the output of a running job, {end} keeps running"
+        fix = (
+            f"`clusterctl logs {job_id} -f` shows the output of a running job, {end} keeps running"
+        )
         if active and len(waiting) == len(active):
             problem = f"{subject} not started within {self._timeout_s:g} s"
             fix = f"{waiting[0].fix}; {end} stays in the queue, and starts when it can"
@@ -203,7 +226,10 @@ class ChangeNotes:
         elif not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             self.note(f"job {job.id} {job.state.value}{location}{reason}")
         if job.failed_to_launch:
-            self.note(f"job {job.id} is held, as a node could not start it: {self.session.workspace.repair}")
+            self.note(
+                f"job {job.id} is held, as a node could not start it: "
+                f"{self.session.workspace.repair}"
+            )
 
 
 def wait(
@@ -237,7 +263,8 @@ def follow(
     timeout_s: float | None = None,
     on_change: OnChange = lambda *_: None,
 ) -> tuple[JobInfo, ...]:
-    """Pass on a job's output until the job has ended or can never start. Return the job, or an array's tasks.
+    """Pass on a job's output until the job has ended or can never start. Return the job, or an
+    array's tasks.
 
     After a lost connection, reading resumes where it stopped, so no output is repeated or left out.
 
@@ -249,7 +276,8 @@ def follow(
         WaitTimeoutError, SchedulerError: see ``wait``.
     """
     watched = _Watched(session, [job_id], on_change, timeout_s)
-    clock, logs = session.scheduler.clock, JobLogs(session, job_id, rank)
+    clock = session.scheduler.clock
+    logs = JobLogs(session, job_id, rank)
     broken_since: float | None = None
     waits = backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
     while True:
@@ -258,7 +286,8 @@ def follow(
         try:
             with closing(logs.grow(watched.seen, watched.deadline)) as chunks:
                 for chunk in chunks:
-                    broken_since, waits = None, backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
+                    broken_since = None
+                    waits = backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
                     if chunk is not None:
                         on_output(chunk)
                     if clock.now() >= next_poll:
@@ -276,10 +305,16 @@ def follow(
             watched.pause(next(waits))
 
 
-def diagnose(session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False) -> tuple[Diagnosis, ...]:
-    """Return why jobs failed, then why jobs were cancelled and, if ``waiting``, why jobs are pending."""
+def diagnose(
+    session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False
+) -> tuple[Diagnosis, ...]:
+    """Return why jobs failed, then why jobs were cancelled and, if ``waiting``, why jobs are
+    pending.
+    """
     states = (Outcome.FAILED, Outcome.CANCELLED)
-    if not any(job.outcome in states or (waiting and job.state is JobState.PENDING) for job in jobs):
+    if not any(
+        job.outcome in states or (waiting and job.state is JobState.PENDING) for job in jobs
+    ):
         return ()
     # Few jobs fail, and reading the table of causes is slow.
     from clusterctl.scheduler.evidence import diagnose_jobs  # noqa: PLC0415
@@ -288,11 +323,15 @@ def diagnose(session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False
 
 
 def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
-    """Return why a job (or an array's worst task) failed, was cancelled or is pending; otherwise None."""
+    """Return why a job (or an array's worst task) failed, was cancelled or is pending; otherwise
+    None.
+    """
     return next(iter(diagnose(session, jobs, waiting=True)), None)
 
 
-def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_shown: bool = False) -> None:
+def raise_unless_completed(
+    session: Session, jobs: Sequence[JobInfo], *, log_is_shown: bool = False
+) -> None:
     """Raise an error with the cause if a job failed, was cancelled or can never start.
 
     jobs: the result of ``wait`` or ``follow``.
@@ -306,7 +345,8 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_
     failures = diagnose(session, jobs, waiting=True)
     if not failures:
         return
-    head, more = failures[0], len(failures) - 1
+    head = failures[0]
+    more = len(failures) - 1
     kind = _ERRORS[worst_job(jobs).outcome]
     quoted = () if log_is_shown else (f"| {line}" for line in head.lines)
     error = kind(
@@ -333,7 +373,8 @@ def _fix_of(diagnosis: Diagnosis) -> str:
 class LogChunk:
     """Bytes of a job's log, as the job wrote them. ``task`` is set for an array.
 
-    A rank's log contains both streams. A chunk of this log has a ``rank``, and its ``stream`` is stdout.
+    A rank's log contains both streams. A chunk of this log has a ``rank``, and its ``stream`` is
+    stdout.
     at: the number of bytes of the log before the chunk.
     """
 
@@ -369,7 +410,8 @@ class LogReader:
         While waiting, yield None about once a second, so that the caller can check the job.
 
         Raises:
-            TransportError: the connection was lost. The next call continues where this call stopped.
+            TransportError: the connection was lost. The next call continues where this call
+                stopped.
         """
         task = "" if self.task is None else str(self.task)
         argv = remote_argv(
@@ -408,7 +450,9 @@ class LogReader:
 
 
 class JobLogs:
-    """The logs of a job on all hosts that have them. Each read continues where the previous read stopped."""
+    """The logs of a job on all hosts that have them. Each read continues where the previous read
+    stopped.
+    """
 
     def __init__(self, session: Session, job_id: str, rank: str = "", most: int = 0) -> None:
         session.scheduler.check_id(job_id)
@@ -424,7 +468,9 @@ class JobLogs:
         return all(reader.gone for reader in self._readers.values())
 
     def new(self, jobs: Iterable[JobInfo]) -> Iterator[LogChunk]:
-        """Yield new output. ``jobs``: their nodes are read if nodes have logs on their own disks."""
+        """Yield new output. ``jobs``: their nodes are read if nodes have logs on their own
+        disks.
+        """
         for reader in self._readers_of(jobs):
             yield from (chunk for chunk in reader.read("once") if chunk is not None)
 
@@ -451,8 +497,11 @@ class JobLogs:
         ]
 
 
-def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "", most: int = 0) -> None:
-    """Pass the output so far to ``on_output``: that of the job, a rank, or all ranks (see ``LogReader``).
+def logs(
+    session: Session, job_id: str, *, on_output: OnOutput, rank: str = "", most: int = 0
+) -> None:
+    """Pass the output so far to ``on_output``: that of the job, a rank, or all ranks (see
+    ``LogReader``).
 
     most: the maximum number of bytes of each log, at its end. 0: all.
 
@@ -475,7 +524,8 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "", 
         raise UsageError(
             f"job {job_id} has no log of rank {rank}",
             code="unknown-rank",
-            why="the job has no such rank, has not started, or is a shell script, which starts its own ranks",
+            why="the job has no such rank, has not started, or is a shell script, which starts "
+            "its own ranks",
             fix=f"`clusterctl logs {job_id} --label` shows the existing ranks",
         )
     if chunk is None and job_logs.task is not None and not session.scheduler.jobs([job_id]):
@@ -483,7 +533,9 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "", 
 
 
 def folder_of(session: Session, job_id: str) -> str:
-    """Return a job's folder on the cluster. Raises SchedulerError for a job not submitted by clusterctl."""
+    """Return a job's folder on the cluster. Raises SchedulerError for a job not submitted by
+    clusterctl.
+    """
     entry = session.ledger.find(job_id)
     if entry is not None and entry.remote_dir is not None:
         return entry.remote_dir
@@ -518,8 +570,14 @@ def nonfinite_notice(session: Session, job_id: str) -> Notice | None:
     argv = ["grep", "-m1", "-aE", _NONFINITE, f"{entry.program_dir}/{METRICS_FILE}"]
     with suppress(UnreachableError, ValueError, AttributeError):
         line = json.loads(session.transport.run(argv, check=False).stdout[:_MOST_LINE])
-        names = [key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
-        places = (f"{axis} {line[key]}" for key, axis in METRICS_PLACES if isinstance(line.get(key), int))
+        names = [
+            key
+            for key, value in line.items()
+            if isinstance(value, float) and not math.isfinite(value)
+        ]
+        places = (
+            f"{axis} {line[key]}" for key, axis in METRICS_PLACES if isinstance(line.get(key), int)
+        )
         place = next(places, "")
         when = f" at {place}" if place else ""
         shown = printable(", ".join(names[:5]))

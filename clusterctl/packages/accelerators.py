@@ -1,4 +1,6 @@
-"""The choice between CUDA builds (gigabytes) and CPU builds of PyTorch, JAX and TensorFlow for the nodes."""
+"""The choice between CUDA builds (gigabytes) and CPU builds of PyTorch, JAX and TensorFlow for the
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 INDEX_VARIABLE: Final = "CLUSTERCTL_TORCH_INDEX"
 _CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
 _LOOK_S: Final = 10.0
-# PyPI's torch wheels for Linux are built for CUDA. Other builds have a local version, such as 2.13.0+cpu.
+# PyPI's torch wheels for Linux are built for CUDA. Other builds have a local version, such as
+# 2.13.0+cpu.
 _CUDA_TORCH: Final = re.compile(
     r"(?:Downloading|Using cached|Processing) (?:\S*/)?torch-([0-9][^-+%\s]*)-\S*linux\S*\.whl"
 )
@@ -37,7 +40,9 @@ class CudaBuildError(Exception):
 
 
 def has_gpus(cluster: ClusterSpec | ClusterFacts, partition: str | None = None) -> bool | None:
-    """Return whether a cluster or partition has GPUs. None (unknown): no GPUs are declared, and no Slurm."""
+    """Return whether a cluster or partition has GPUs. None (unknown): no GPUs are declared, and no
+    Slurm.
+    """
     chosen = [p for p in cluster.partitions if partition in (None, p.name)]
     if any(p.gpus is not None for p in chosen):
         return True
@@ -50,9 +55,11 @@ def cpu_index() -> str:
 
 @dataclass
 class Builds:
-    """The arguments that make pip choose CUDA builds or CPU builds. Temporary files go to ``folder``.
+    """The arguments that make pip choose CUDA builds or CPU builds. Temporary files go to
+    ``folder``.
 
-    gpus: whether the nodes have GPUs; None: pip decides. report: called with a line about each large wheel.
+    gpus: whether the nodes have GPUs; None: pip decides. report: called with a line about each
+        large wheel.
     """
 
     gpus: bool | None
@@ -62,7 +69,9 @@ class Builds:
     _decided: bool = False
 
     def files(self, files: Sequence[Path]) -> list[Path]:
-        """Return requirements files; for nodes without GPUs, copies without extras such as jax[cuda12]."""
+        """Return requirements files; for nodes without GPUs, copies without extras such as
+        jax[cuda12].
+        """
         result = []
         for number, file in enumerate(files):
             text = file.read_text(errors="surrogateescape")
@@ -78,7 +87,9 @@ class Builds:
         return result
 
     def request_cuda(self, text: str) -> None:
-        """If nodes have GPUs and ``text`` requires JAX or TensorFlow, add the package's CUDA extra."""
+        """If nodes have GPUs and ``text`` requires JAX or TensorFlow, add the package's CUDA
+        extra.
+        """
         for name, extra in _CUDA_EXTRAS.items() if self.gpus and "--hash" not in text else ():
             for match in re.finditer(
                 rf"^[ \t]*{name}[ \t]*(?:[=<>~!][^;#\n]*)?(;[^#\n]*)?(?:#.*)?$", text, re.M | re.I
@@ -86,12 +97,16 @@ class Builds:
                 self.arguments.append(f"{name}[{extra}]{match[1] or ''}")
 
     def read_line(self, line: str) -> None:
-        """Report a large download in pip's output. Raises CudaBuildError for CUDA torch without GPUs."""
+        """Report a large download in pip's output. Raises CudaBuildError for CUDA torch without
+        GPUs.
+        """
         if not self._decided and (torch := _CUDA_TORCH.search(line)):
             self._decided = True
             if self.gpus is False:
                 raise CudaBuildError
-            self.report(f"torch {torch[1]} is built for CUDA; with its libraries it has several gigabytes")
+            self.report(
+                f"torch {torch[1]} is built for CUDA; with its libraries it has several gigabytes"
+            )
         if large := _LARGE.search(line):
             self.report(f"downloading {large[1]} {large[2].replace('%2B', '+')}, {large[3]}")
 
@@ -106,8 +121,8 @@ class Builds:
             self.arguments += ["--requirement", str(index_file)]
         else:
             self.report(
-                f"note: {index} can't be reached, so torch is installed with CUDA (several gigabytes); "
-                f"set {INDEX_VARIABLE} to a mirror of this index"
+                f"note: {index} can't be reached, so torch is installed with CUDA (several "
+                f"gigabytes); set {INDEX_VARIABLE} to a mirror of this index"
             )
 
 

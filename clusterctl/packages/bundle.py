@@ -1,7 +1,7 @@
 """A bundle: a tar file with all packages that a cluster is installed from.
 
-The manifest comes first, then SHA256SUMS with the hash of every other file, for `sha256sum -c`. The same
-content gives the same bytes. The packages are compressed, so the tar is not.
+The manifest comes first, then SHA256SUMS with the hash of every other file, for `sha256sum -c`. The
+same content gives the same bytes. The packages are compressed, so the tar is not.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ _PART: Final = r"[A-Za-z0-9_][A-Za-z0-9._+~%=@^-]*"
 _SUM: Final = re.compile(rf"([0-9a-f]{{64}})  ({_PART}(?:/{_PART}){{0,5}})")
 # The error code if a bundle is intact, but was created for another spec, release or clusterctl.
 MISMATCH: Final = "bundle-mismatch"
-_AGAIN: Final = "copy the bundle to this machine again, or create it again with `clusterctl bundle create`"
+_AGAIN: Final = (
+    "copy the bundle to this machine again, or create it again with `clusterctl bundle create`"
+)
 
 
 class _Stored(BaseModel):
@@ -74,9 +76,12 @@ class _Stored(BaseModel):
 class System(_Stored):
     """The packages in a bundle for a Linux distribution.
 
-    asked: OS packages that Ansible's roles install. packages: number of OS packages with dependencies.
-    wheels, gpu, more: wheel files for all nodes, for nodes with GPUs, and for the spec's requirements.
-    base, gpu_base, requirements: for each of these three, the hash of the file that lists the packages.
+    asked: OS packages that Ansible's roles install. packages: number of OS packages with
+        dependencies.
+    wheels, gpu, more: wheel files for all nodes, for nodes with GPUs, and for the spec's
+        requirements.
+    base, gpu_base, requirements: for each of these three, the hash of the file that lists the
+        packages.
     """
 
     asked: tuple[str, ...]
@@ -108,8 +113,8 @@ class Manifest(_Head):
 class Bundle:
     """A bundle with a checked manifest. ``damages`` checks the other files of the bundle.
 
-    hashes: path -> SHA-256, in the order of the tar. digest: the SHA-256 of SHA256SUMS, which identifies the
-    bundle's content.
+    hashes: path -> SHA-256, in the order of the tar. digest: the SHA-256 of SHA256SUMS, which
+    identifies the bundle's content.
     """
 
     file: Path
@@ -118,7 +123,9 @@ class Bundle:
     digest: str
 
     def stream(self, folder: str, *, as_folder: str, after: Mapping[str, bytes]) -> Iterator[bytes]:
-        """Yield a tar of the files ``after`` (path -> content) and ``folder``, renamed to ``as_folder``."""
+        """Yield a tar of the files ``after`` (path -> content) and ``folder``, renamed to
+        ``as_folder``.
+        """
         with _open_tar(self.file) as archive:
             members = (
                 (
@@ -132,7 +139,9 @@ class Bundle:
             yield from _tar(chain(starmap(_source, after.items()), members))
 
     def copy(self, paths: Iterable[str], folder: Path) -> None:
-        """Copy files of the bundle directly into ``folder``. Raises BundleError if a file is damaged."""
+        """Copy files of the bundle directly into ``folder``. Raises BundleError if a file is
+        damaged.
+        """
         with _open_tar(self.file) as archive:
             for path in paths:
                 target = folder / PurePosixPath(path).name
@@ -141,7 +150,9 @@ class Bundle:
                 if file_sha256(target) != self.hashes[path]:
                     target.unlink()
                     message = f"{path} in the bundle is damaged"
-                    raise BundleError(message, code="bundle-damaged", where=str(self.file), fix=_AGAIN)
+                    raise BundleError(
+                        message, code="bundle-damaged", where=str(self.file), fix=_AGAIN
+                    )
 
 
 def open_bundle(file: Path) -> Bundle:
@@ -150,9 +161,12 @@ def open_bundle(file: Path) -> Bundle:
         with _open_tar(file) as archive:
             raw, listed = (_read_next(archive, name) for name in (MANIFEST, HASHES))
     except OSError as exc:
-        message, reason = "the bundle can't be read", exc.strerror or str(exc)
+        message = "the bundle can't be read"
+        reason = exc.strerror or str(exc)
         fix = "pass a file that was created by `clusterctl bundle create`"
-        raise BundleError(message, code="bundle-unreadable", where=str(file), why=reason, fix=fix) from exc
+        raise BundleError(
+            message, code="bundle-unreadable", where=str(file), why=reason, fix=fix
+        ) from exc
     matches = [_SUM.fullmatch(line) for line in listed.decode(errors="replace").splitlines()]
     hashes = {match[2]: match[1] for match in matches if match}
     if len(hashes) != len(matches):
@@ -174,7 +188,9 @@ def _manifest(raw: bytes, file: Path) -> Manifest:
     try:
         head = _Head.model_validate_json(raw)
         if head.format != FORMAT:
-            message = f"the bundle has format {head.format}, but this clusterctl reads format {FORMAT}"
+            message = (
+                f"the bundle has format {head.format}, but this clusterctl reads format {FORMAT}"
+            )
             reason = f"it was created by clusterctl {head.clusterctl}"
             fix = "install that version of clusterctl, or create the bundle again with this version"
             raise BundleError(message, code="bundle-format", where=str(file), why=reason, fix=fix)
@@ -182,12 +198,16 @@ def _manifest(raw: bytes, file: Path) -> Manifest:
     except ValidationError as exc:
         first = exc.errors()[0]
         location = ".".join(map(str, first["loc"]))
-        raise _not_a_bundle(file, f"{MANIFEST}: {location + ': ' if location else ''}{first['msg']}") from exc
+        raise _not_a_bundle(
+            file, f"{MANIFEST}: {location + ': ' if location else ''}{first['msg']}"
+        ) from exc
 
 
 @contextmanager
 def _open_tar(file: Path) -> Iterator[tarfile.TarFile]:
-    """Open a bundle. Raises BundleError if it is no tar, or lacks a file that the `with` block reads."""
+    """Open a bundle. Raises BundleError if it is no tar, or lacks a file that the `with` block
+    reads.
+    """
     try:
         with tarfile.open(file, "r:") as archive:
             yield archive
@@ -204,27 +224,40 @@ def reject_defects(file: Path, defects: Sequence[Failure]) -> None:
     """Raise a BundleError that lists all defects, if there are any."""
     if not defects:
         return
-    causes, fix = first_few([defect.cause for defect in defects], most=10), defects[-1].fix
-    details: dict[str, Any] = {"where": str(file), "why": causes, "fix": fix, "failures": tuple(defects)}
+    causes = first_few([defect.cause for defect in defects], most=10)
+    fix = defects[-1].fix
+    details: dict[str, Any] = {
+        "where": str(file),
+        "why": causes,
+        "fix": fix,
+        "failures": tuple(defects),
+    }
     if all(defect.code == MISMATCH for defect in defects):
         raise BundleError("the bundle does not fit this cluster", code="bundle-mismatch", **details)
     raise BundleError("the bundle is damaged", code="bundle-damaged", **details)
 
 
 def damages(bundle: Bundle) -> tuple[Failure, ...]:
-    """Read the whole bundle. Return a failure for each file that is missing or differs from SHA256SUMS."""
+    """Read the whole bundle. Return a failure for each file that is missing or differs from
+    SHA256SUMS.
+    """
     hashes = {HASHES: bundle.digest, **bundle.hashes}
     corrupted = []
     with _open_tar(bundle.file) as archive, suppress(tarfile.ReadError):
         for member in archive:
             # Duplicate files and files that are not listed have no hash here.
-            if not _is_plain(member) or _sha256(_content(archive, member)) != hashes.get(member.name):
+            if not _is_plain(member) or _sha256(_content(archive, member)) != hashes.get(
+                member.name
+            ):
                 corrupted.append(member.name)
             hashes.pop(member.name, None)
     corruption = f"the file does not match its hash in {HASHES}"
     absence = "the file is missing, perhaps because the bundle was truncated"
     return (
-        *(Failure("bundle-corrupted", f"{printable(name)}: {corruption}", fix=_AGAIN) for name in corrupted),
+        *(
+            Failure("bundle-corrupted", f"{printable(name)}: {corruption}", fix=_AGAIN)
+            for name in corrupted
+        ),
         *(Failure("bundle-missing", f"{name}: {absence}", fix=_AGAIN) for name in hashes),
     )
 
@@ -241,12 +274,17 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedRe
 
 
 def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | bytes]) -> None:
-    """Write a bundle of ``sources`` (path -> file or content). It is renamed to ``target`` once checked.
+    """Write a bundle of ``sources`` (path -> file or content). It is renamed to ``target`` once
+    checked.
 
-    Raise a MachineError if the file can't be written, or a BundleError if a source file changed meanwhile.
+    Raise a MachineError if the file can't be written, or a BundleError if a source file changed
+    meanwhile.
     """
     raw = manifest.model_dump_json(indent=1).encode() + b"\n"
-    files: dict[str, Path | bytes] = {MANIFEST: raw, **{path: sources[path] for path in sorted(sources)}}
+    files: dict[str, Path | bytes] = {
+        MANIFEST: raw,
+        **{path: sources[path] for path in sorted(sources)},
+    }
     hashes = "".join(f"{_sha256(source)}  {path}\n" for path, source in files.items()).encode()
     files = {MANIFEST: raw, HASHES: hashes, **files}
     with translating_write_errors(target), temporary_folder(target.parent) as folder:
@@ -258,7 +296,9 @@ def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | 
 
 
 def _tar(files: Iterable[tuple[str, int, Iterable[bytes]]]) -> Iterator[bytes]:
-    """Yield the bytes of a tar of plain files, given as (name, size, content). Same files give same bytes."""
+    """Yield the bytes of a tar of plain files, given as (name, size, content). Same files give same
+    bytes.
+    """
     for name, size, chunks in files:
         info = tarfile.TarInfo(name)
         info.size = size
@@ -286,22 +326,31 @@ def _sha256(source: Path | bytes | io.BufferedReader) -> str:
 
 
 def asks_for_cupy(spec: ClusterSpec) -> bool:
-    """Return whether a bundle for this spec needs CuPy: the spec has nodes with GPUs, and asks for CuPy."""
+    """Return whether a bundle for this spec needs CuPy: the spec has nodes with GPUs, and asks for
+    CuPy.
+    """
     return spec.software.cupy and any(partition.gpus for partition in spec.partitions)
 
 
 def mismatches(
     bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()
 ) -> tuple[Failure, ...]:
-    """Return mismatches of a bundle with this clusterctl, the spec, or hosts of ``releases`` (debian-12)."""
+    """Return mismatches of a bundle with this clusterctl, the spec, or hosts of ``releases``
+    (debian-12).
+    """
     manifest = bundle.manifest
     differences = [*_clusterctl_mismatches(manifest)]
     reason = f"the bundle only has packages for {', '.join(manifest.systems)}"
     differences += [(release, reason) for release in releases if release not in manifest.systems]
     for release, system in manifest.systems.items():
         if not releases or release in releases:
-            differences += [(release, reason) for reason in _system_mismatches(release, system, spec)]
-    fix = "create a matching bundle with `clusterctl bundle create`, with the same version of clusterctl"
+            differences += [
+                (release, reason) for reason in _system_mismatches(release, system, spec)
+            ]
+    fix = (
+        "create a matching bundle with `clusterctl bundle create`, with the same version of "
+        "clusterctl"
+    )
     return tuple(
         Failure("bundle-mismatch", f"the bundle does not match {subject}: {reason}", fix=fix)
         for subject, reason in differences
@@ -310,9 +359,15 @@ def mismatches(
 
 def _clusterctl_mismatches(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.clusterctl != __version__:
-        yield "clusterctl", f"the bundle is from version {manifest.clusterctl}, but this is {__version__}"
+        yield (
+            "clusterctl",
+            f"the bundle is from version {manifest.clusterctl}, but this is {__version__}",
+        )
     if manifest.architecture != ARCHITECTURE:
-        yield "architecture", f"the bundle is for {manifest.architecture}, but the hosts have {ARCHITECTURE}"
+        yield (
+            "architecture",
+            f"the bundle is for {manifest.architecture}, but the hosts have {ARCHITECTURE}",
+        )
 
 
 def _system_mismatches(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
@@ -331,7 +386,9 @@ def _system_mismatches(release: str, system: System, spec: ClusterSpec | None) -
 
 
 def _needed_packages(release: str, spec: ClusterSpec | None) -> set[str]:
-    """Return OS packages that a bundle needs for a release (debian-12) and a spec (None: for every spec)."""
+    """Return OS packages that a bundle needs for a release (debian-12) and a spec (None: for every
+    spec).
+    """
     try:
         distribution = distribution_of(release)
     except ProvisionError:
@@ -344,7 +401,9 @@ def _needed_packages(release: str, spec: ClusterSpec | None) -> set[str]:
 
 
 class Remembered(BaseModel):
-    """The record of a cluster's bundle: its path, and its size and mtime when it was last checked in full."""
+    """The record of a cluster's bundle: its path, and its size and mtime when it was last checked
+    in full.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -356,11 +415,15 @@ class Remembered(BaseModel):
     @classmethod
     def of(cls, bundle: Bundle) -> Remembered:
         stat = bundle.file.stat()
-        return cls(file=bundle.file, digest=bundle.digest, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+        return cls(
+            file=bundle.file, digest=bundle.digest, size=stat.st_size, mtime_ns=stat.st_mtime_ns
+        )
 
 
 def cluster_bundle(workspace: Workspace) -> Remembered | None:
-    """Return the bundle that the cluster's hosts install from; None if hosts use online repositories."""
+    """Return the bundle that the cluster's hosts install from; None if hosts use online
+    repositories.
+    """
     try:
         return Remembered.model_validate_json(workspace.bundle.read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -383,8 +446,8 @@ def missing_bundle(workspace: Workspace) -> BundleError:
 def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace) -> Bundle:
     """Check a bundle, record it for the cluster, and copy its wheels to the cache.
 
-    An unchanged bundle is checked in full only once. Raise a BundleError if the bundle is damaged or does not
-    fit the spec or this clusterctl, or a MachineError if the cache can't be written.
+    An unchanged bundle is checked in full only once. Raise a BundleError if the bundle is damaged
+    or does not fit the spec or this clusterctl, or a MachineError if the cache can't be written.
     """
     bundle = open_bundle(file)
     reject_defects(file, mismatches(bundle, spec))
@@ -410,6 +473,10 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
             lock_file = WHEELS_LOCK.format(release)
             bundle.copy([lock_file], folder)
             text = (folder / PurePosixPath(lock_file).name).read_text()
-            missing = [wheel for wheel in Lock.read(text, {}).wheels if not wheel_path(wheel).is_file()]
+            missing = [
+                wheel for wheel in Lock.read(text, {}).wheels if not wheel_path(wheel).is_file()
+            ]
             bundle.copy([f"{WHEELS}/{wheel.file}" for wheel in missing], folder)
-            store_lock(Requirements((file,), job_lock(), node=node, gpus=has_gpus(spec)), text, folder)
+            store_lock(
+                Requirements((file,), job_lock(), node=node, gpus=has_gpus(spec)), text, folder
+            )

@@ -13,7 +13,14 @@ from clusterctl import __version__
 from clusterctl.errors import UsageError
 from clusterctl.packages import bundle
 from clusterctl.packages.accelerators import has_gpus
-from clusterctl.packages.bundle import REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System, asks_for_cupy
+from clusterctl.packages.bundle import (
+    REPOSITORY,
+    WHEELS,
+    WHEELS_LOCK,
+    Bundle,
+    System,
+    asks_for_cupy,
+)
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
 from clusterctl.packages.repository import RepositoryRequest, check, pack
 from clusterctl.packages.requirement_files import content_hash
@@ -42,8 +49,8 @@ _PACKAGES: Final = frozenset({".deb", ".rpm"})
 class BundleRequest:
     """The input for the creation of a bundle. ``report`` is called with a line about each step.
 
-    archives: release such as debian-12 -> file that lists the package repositories to use. For releases that
-        are not in ``archives``, the public repositories are used.
+    archives: release such as debian-12 -> file that lists the package repositories to use. For
+        releases that are not in ``archives``, the public repositories are used.
     """
 
     spec: ClusterSpec
@@ -53,26 +60,32 @@ class BundleRequest:
 
 
 def create(request: BundleRequest, out: Path) -> Bundle:
-    """Download all packages that a spec needs, and pack them into the file ``out``. Downloads are cached.
+    """Download all packages that a spec needs, and pack them into the file ``out``. Downloads are
+    cached.
 
-    The tools, the requirements files and ``out`` are checked before any download. Raise a MachineError if a
-    tool is missing or a download fails, or a UsageError if the requirements conflict, the distribution is not
-    supported, or ``out`` can't be written.
+    The tools, the requirements files and ``out`` are checked before any download. Raise a
+    MachineError if a tool is missing or a download fails, or a UsageError if the requirements
+    conflict, the distribution is not supported, or ``out`` can't be written.
     """
     _check_request(request, out)
-    lock, software, report = _cache_folder() / ".lock", request.spec.software, request.report
+    lock = _cache_folder() / ".lock"
+    software = request.spec.software
+    report = request.report
     with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
         sources: Sources = {}
         systems = {}
         for distribution in request.distributions:
             release = distribution.release
-            folder, archive = _cache_folder(f"{release}-{ARCHITECTURE}"), request.archives.get(release)
+            folder = _cache_folder(f"{release}-{ARCHITECTURE}")
+            archive = request.archives.get(release)
             upstream = upstream_packages(distribution, software)
             packing = RepositoryRequest(distribution, folder, report, archive, software, upstream)
             repository = pack(packing, package_names(distribution, software))
             files = tree_files(repository)
             inner = REPOSITORY.format(release)
-            sources |= {f"{inner}/{path.relative_to(repository).as_posix()}": path for path in files}
+            sources |= {
+                f"{inner}/{path.relative_to(repository).as_posix()}": path for path in files
+            }
             packages = sum(path.suffix in _PACKAGES for path in files)
             systems[release], wheels = _wheels(request, distribution, packages)
             sources |= wheels
@@ -88,12 +101,17 @@ def create(request: BundleRequest, out: Path) -> Bundle:
     return bundle.open_bundle(out)
 
 
-def _wheels(request: BundleRequest, distribution: Distribution, packages: int) -> tuple[System, Sources]:
-    spec, report = request.spec, request.report
+def _wheels(
+    request: BundleRequest, distribution: Distribution, packages: int
+) -> tuple[System, Sources]:
+    spec = request.spec
+    report = request.report
     node = NodePlatform.of(distribution)
     report("downloading the wheels of the job environment")
     base = sorted(wheelhouse(job_lock(), node).glob("*.whl"))
-    gpu, more, sources = [], [], Sources()
+    gpu = []
+    more = []
+    sources = Sources()
     if asks_for_cupy(spec):
         report("downloading CuPy and CUDA's libraries")
         gpu = sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
@@ -127,7 +145,9 @@ def _check_request(request: BundleRequest, out: Path) -> None:
         content_hash((file,))
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         fix = "pass another file with --out, in an existing and writable folder"
-        raise UsageError("the bundle can't be written", code="bundle-unwritable", where=str(out), fix=fix)
+        raise UsageError(
+            "the bundle can't be written", code="bundle-unwritable", where=str(out), fix=fix
+        )
 
 
 def _cache_folder(name: str = "") -> Path:

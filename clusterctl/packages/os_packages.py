@@ -42,35 +42,50 @@ class Upstream:
 
 
 def package_names(distribution: Distribution, software: Software = PLAIN) -> tuple[str, ...]:
-    """Return the OS packages that Ansible's roles install on hosts of all kinds with this distribution.
+    """Return the OS packages that Ansible's roles install on hosts of all kinds with this
+    distribution.
 
     Raise a ClusterctlError if a role's variables contain templates.
     """
     excluded = _AT_GOOGLE if software.apptainer else {*_AT_GOOGLE, _APPTAINER}
-    roles = {folder.parent.name for folder in data_folder("ansible").glob("roles/*/vars")} - excluded
+    roles = {
+        folder.parent.name for folder in data_folder("ansible").glob("roles/*/vars")
+    } - excluded
     names = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, software)}
-    return tuple(sorted(names.union(_nvidia_packages(software.nvidia, distribution), software.packages)))
+    return tuple(
+        sorted(names.union(_nvidia_packages(software.nvidia, distribution), software.packages))
+    )
 
 
 def asked_packages(distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """Return the packages that a bundle must have: names, and file names of packages in no distribution."""
+    """Return the packages that a bundle must have: names, and file names of packages in no
+    distribution.
+    """
     upstream = upstream_packages(distribution, software)
     return (*package_names(distribution, software), *(package.file for package in upstream))
 
 
-def packages_of(roles: Iterable[str], distribution: Distribution, software: Software) -> tuple[str, ...]:
+def packages_of(
+    roles: Iterable[str], distribution: Distribution, software: Software
+) -> tuple[str, ...]:
     openhpc = software.slurm.origin == "openhpc"
-    return tuple(sorted({name for role in roles for name in _names(role, distribution, openhpc=openhpc)}))
+    return tuple(
+        sorted({name for role in roles for name in _names(role, distribution, openhpc=openhpc)})
+    )
 
 
 def left_out_repositories() -> Sequence[str]:
     """Return globs of dnf repositories from which Ansible's roles install nothing."""
-    defaults = read_table(data_folder("ansible") / "roles/packages/defaults/main.yml", dict[str, Any])
+    defaults = read_table(
+        data_folder("ansible") / "roles/packages/defaults/main.yml", dict[str, Any]
+    )
     return list(defaults["packages_left_out"])
 
 
 def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
-    """Return the dnf module stream of NVIDIA's driver. None: no driver, or a distribution without streams."""
+    """Return the dnf module stream of NVIDIA's driver. None: no driver, or a distribution without
+    streams.
+    """
     nvidia = software.nvidia
     values = _variables(_CUDA_ROLE, distribution)
     kinds = [kind for kind in values.get("cuda_streams", ()) if kind in nvidia.parts]
@@ -82,14 +97,18 @@ def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
 
 
 def nvidia_preference(distribution: Distribution, software: Software) -> str:
-    """Return apt preferences that pin NVIDIA's driver to the spec's branch; "" without a branch or apt."""
+    """Return apt preferences that pin NVIDIA's driver to the spec's branch; "" without a branch or
+    apt.
+    """
     branch = software.nvidia.of_branch or ""
     text: str = _variables(_CUDA_ROLE, distribution).get("cuda_preference", "") if branch else ""
     return text.replace("%s", branch)
 
 
 def _nvidia_packages(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
-    """Yield the packages that the role cuda installs, except those with names that depend on the GPU."""
+    """Yield the packages that the role cuda installs, except those with names that depend on the
+    GPU.
+    """
     values = _variables(_CUDA_ROLE, distribution)
     toolkit = nvidia.toolkit or ""
     branch = nvidia.of_branch or ""
@@ -99,7 +118,9 @@ def _nvidia_packages(nvidia: Nvidia, distribution: Distribution) -> Iterator[str
     filled |= {"@version@": "", "@driver_branch@": branch}
     names = [name for part in nvidia.parts for name in values["cuda_names"][part]]
     if nvidia.has_driver:
-        manager = "fabric_manager_below_580" if branch and int(branch) < _RENAMED else "fabric_manager"
+        manager = (
+            "fabric_manager_below_580" if branch and int(branch) < _RENAMED else "fabric_manager"
+        )
         names += [*values["cuda_persistence"], *values["cuda_names"][manager]]
     for name in names:
         for placeholder, value in filled.items():
@@ -123,17 +144,25 @@ def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[
     for name, packages in variables.items():
         if not name.endswith(_SUFFIX):
             continue
-        names = variables.get(name.removesuffix(_SUFFIX) + _OPENHPC, packages) if openhpc else packages
+        names = (
+            variables.get(name.removesuffix(_SUFFIX) + _OPENHPC, packages) if openhpc else packages
+        )
         for package in names:
             if not isinstance(package, str) or "{{" in package:
                 message = f"{name} is not a plain list of packages"
-                fix = "write the names without templates, because they are also read without Ansible"
-                raise ClusterctlError(message, code="package-list-unreadable", where=f"role {role}", fix=fix)
+                fix = (
+                    "write the names without templates, because they are also read without Ansible"
+                )
+                raise ClusterctlError(
+                    message, code="package-list-unreadable", where=f"role {role}", fix=fix
+                )
             yield package
 
 
 def _variables(role: str, distribution: Distribution) -> dict[str, Any]:
-    """Return a role's variables. Values for a release (debian-12) override values for its family (Debian)."""
+    """Return a role's variables. Values for a release (debian-12) override values for its family
+    (Debian).
+    """
     folder = data_folder("ansible") / "roles" / role / "vars"
     paths = [folder / f"{name}.yml" for name in (distribution.family, distribution.release)]
     tables = [read_table(path, dict[str, Any]) for path in paths if path.is_file()]

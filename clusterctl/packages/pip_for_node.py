@@ -1,4 +1,5 @@
-"""A wrapper of pip that evaluates markers for a node. Usage: python -P THIS_FILE PYTHON ARCH PIP_ARGUMENT...
+"""A wrapper of pip that evaluates markers for a node. Usage: python -P THIS_FILE PYTHON ARCH
+PIP_ARGUMENT...
 
 pip has options to select wheels for another Python version, but evaluates markers such as
 `; python_version < "3.12"` for the Python that runs it. This file imports nothing of clusterctl.

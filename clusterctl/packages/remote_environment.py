@@ -41,11 +41,13 @@ def build_environment(
     wait_s: float = WAIT_S,
     progress: Progress = lambda *_: None,
 ) -> bool:
-    """Send ``wheels`` to a host, and install them as ``lock.key``. Return whether the host lacked it.
+    """Send ``wheels`` to a host, and install them as ``lock.key``. Return whether the host lacked
+    it.
 
-    folder, store: folders of environments and of files on the host. A relative path starts at the home.
-    base: an environment on the host that the new one extends. "": the wheels include pip, and ``python`` is
-        the Python of the new environment.
+    folder, store: folders of environments and of files on the host. A relative path starts at the
+        home.
+    base: an environment on the host that the new one extends. "": the wheels include pip, and
+        ``python`` is the Python of the new environment.
 
     Raises:
         TransportError: the environment can't be installed, or the connection was lost.
@@ -55,7 +57,9 @@ def build_environment(
         text = local_folder / "requirements.lock"
         text.write_text(lock.text)
         remote_paths = Upload(transport, progress).to_store([*wheels, text], store=store)
-    sent = "".join([*(f"{path.name} {target}\n" for path, target in remote_paths.items()), "\n"]).encode()
+    sent = "".join(
+        [*(f"{path.name} {target}\n" for path, target in remote_paths.items()), "\n"]
+    ).encode()
     python = python or f"{base}/bin/python"
     argv = ["sh", "-c", _BUILD, "build", lock.key, base, f"{wait_s:g}", str(HELD), folder, python]
     built = False
@@ -78,7 +82,9 @@ def build_environment(
 
 def lines_of(talk: Conversation) -> Iterator[bytes]:
     """Yield the lines that a build prints."""
-    error = TransportError("the environment's build printed a line that is too long", code="line-too-long")
+    error = TransportError(
+        "the environment's build printed a line that is too long", code="line-too-long"
+    )
     return split_lines(iter(talk.receive, b""), error)
 
 
@@ -87,7 +93,8 @@ def _held(host: str, folder: str, wait_s: float) -> TransportError:
         "the Python environment can't be built on the cluster: builds are locked",
         code="environment-locked",
         where=host,
-        why=f"{folder if folder.startswith('/') else f'~/{folder}'}/.lock is still locked after {wait_s:g} s",
+        why=f"{folder if folder.startswith('/') else f'~/{folder}'}/.lock is still locked after "
+        f"{wait_s:g} s",
         fix="wait for the other build; if there is none, end the process that holds the lock: "
         f"`clusterctl ssh {host} -- lslocks` shows it. If homes are shared, try each node",
         host=host,
@@ -106,7 +113,9 @@ def _not_built(transport: Transport, cause: CommandError) -> TransportError:
 
 
 def pip_wheel() -> Path:
-    """Return a wheel of this machine's pip, for hosts that have no pip, made from the installed files."""
+    """Return a wheel of this machine's pip, for hosts that have no pip, made from the installed
+    files.
+    """
     pip = distribution("pip")
     name = f"pip-{pip.version}-py3-none-any.whl"
     info = f"pip-{pip.version}.dist-info"
@@ -116,7 +125,9 @@ def pip_wheel() -> Path:
             files = {
                 str(file): Path(str(pip.locate_file(file))).read_bytes()
                 for file in pip.files or ()
-                if file.parts[0] in {"pip", info} and file.name not in _NOT_IN_WHEEL and file.suffix != ".pyc"
+                if file.parts[0] in {"pip", info}
+                and file.name not in _NOT_IN_WHEEL
+                and file.suffix != ".pyc"
             }
             files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
             with temporary_folder(home) as folder:

@@ -1,9 +1,10 @@
 """Download of a distribution's OS packages, with all dependencies, as a repository for its hosts.
 
 For Debian and Ubuntu, apt resolves and downloads the packages, and checks signatures and hashes;
-apt-ftparchive writes the index. For Red Hat's family, dnf and createrepo_c do this, and rpmkeys checks each
-signature with the keys of the repository, which go into the bundle, because hosts check the signatures, too.
-apt and dnf use an empty root, so that they treat no package as installed, and download all dependencies.
+apt-ftparchive writes the index. For Red Hat's family, dnf and createrepo_c do this, and rpmkeys
+checks each signature with the keys of the repository, which go into the bundle, because hosts check
+the signatures, too. apt and dnf use an empty root, so that they treat no package as installed, and
+download all dependencies.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from clusterctl.util.assets import file_sha256, read_table
 from clusterctl.util.progress import LineReporter
 
 _DATA: Final = Path(__file__).with_name("data")
-# Values of dnf's option `priority`: packages of the lower value win, even if they are older. 99: the default.
+# Values of dnf's option `priority`: packages of the lower value win, even if they are older. 99:
+# the default.
 _FIRST: Final = 10
 _LAST: Final = 99
 _ALWAYS: Final = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
@@ -65,9 +67,13 @@ class RepositoryRequest:
             )
         slurm = self.software.slurm
         added = {"openhpc": slurm.origin == "openhpc", "nvidia": self.software.nvidia.installs}
-        sources = [archive[name] for name, is_asked in added.items() if is_asked and name in archive]
+        sources = [
+            archive[name] for name, is_asked in added.items() if is_asked and name in archive
+        ]
         if own := slurm.repository:
-            sources.append({"keys": [own.key], "repositories": {"slurm": own.url}, "priority": _FIRST})
+            sources.append(
+                {"keys": [own.key], "repositories": {"slurm": own.url}, "priority": _FIRST}
+            )
         return (archive, *sources)
 
 
@@ -87,16 +93,19 @@ _TOOLS: Final = {
 
 
 def check(distribution: Distribution, archive: Path | None) -> None:
-    """Check that this machine has the tools for a distribution, and that ``archive`` (if given) is valid.
+    """Check that this machine has the tools for a distribution, and that ``archive`` (if given) is
+    valid.
 
-    Raise a MachineError if a tool is missing, or a UsageError if ``archive`` is not a list of repositories.
+    Raise a MachineError if a tool is missing, or a UsageError if ``archive`` is not a list of
+    repositories.
     """
     if archive:
         _read_user_file(archive)
     for tool, fix in _TOOLS[distribution.family].items():
         if shutil.which(tool) is None:
             message = (
-                f"packages of {distribution.release} can't be downloaded, because {tool} is not installed"
+                f"packages of {distribution.release} can't be downloaded, because {tool} is not "
+                "installed"
             )
             raise MachineError(message, code="tool-missing", fix=fix)
     if archive:
@@ -106,33 +115,47 @@ def check(distribution: Distribution, archive: Path | None) -> None:
 def pack(request: RepositoryRequest, names: Sequence[str]) -> Path:
     """Download these packages with all dependencies. Return the folder of the repository.
 
-    Call ``check`` first. The next call for the same distribution replaces the folder. Raise a MachineError if
-    a keyring is missing, a download fails or a signature is invalid, or a UsageError if the distribution's
-    repositories are unknown.
+    Call ``check`` first. The next call for the same distribution replaces the folder. Raise a
+    MachineError if a keyring is missing, a download fails or a signature is invalid, or a
+    UsageError if the distribution's repositories are unknown.
     """
     return {"Debian": _pack_apt, "RedHat": _pack_dnf}[request.distribution.family](request, names)
 
 
 def _pack_apt(request: RepositoryRequest, names: Sequence[str]) -> Path:
-    release, folder = request.distribution.release, request.folder
+    release = request.distribution.release
+    folder = request.folder
     apt = partial(_apt, _apt_options(request))
     request.report(f"{release}: reading the package lists")
     apt("update", task=f"reading the package lists of {release}")
-    install = ("install", "--quiet=2", *names, *(_upstream(package, folder) for package in request.upstream))
+    install = (
+        "install",
+        "--quiet=2",
+        *names,
+        *(_upstream(package, folder) for package in request.upstream),
+    )
     # With its cache, apt would list only the packages that are not downloaded yet.
     no_cache = f"Dir::Cache::archives={folder / 'none'}"
-    uris = apt(*install, "--print-uris", "-o", no_cache, task=f"resolving the packages of {release}")
-    paths = {file: _cached_path(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(uris)}
+    uris = apt(
+        *install, "--print-uris", "-o", no_cache, task=f"resolving the packages of {release}"
+    )
+    paths = {
+        file: _cached_path(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(uris)
+    }
     request.report(f"{release}: downloading {len(paths)} packages")
     apt(*install, "--download-only", task=f"downloading the packages of {release}")
     root = _repository(folder, "pool", paths)
-    index = _run(["apt-ftparchive", "packages", "pool"], task="creating the repository's index", cwd=root)
+    index = _run(
+        ["apt-ftparchive", "packages", "pool"], task="creating the repository's index", cwd=root
+    )
     (root / "Packages").write_text(index)
     return root
 
 
 def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
-    """Recreate the folder folder/repository/inner with links to packages. paths: link's name -> package."""
+    """Recreate the folder folder/repository/inner with links to packages. paths: link's name ->
+    package.
+    """
     root = folder / "repository"
     shutil.rmtree(root, ignore_errors=True)
     (root / inner).mkdir(parents=True)
@@ -142,7 +165,8 @@ def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
 
 
 def _apt_options(request: RepositoryRequest) -> list[str]:
-    folder, architecture = request.folder, _DEBS[ARCHITECTURE]
+    folder = request.folder
+    architecture = _DEBS[ARCHITECTURE]
     for name in ("state/lists/partial", "cache/archives/partial", "none/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "state/status").write_text("")
@@ -169,13 +193,15 @@ def _apt(options: Sequence[str], *words: str, task: str) -> str:
     return _run(
         ["apt-get", "--assume-yes", *options, *words],
         task=task,
-        fix="check that this machine reaches the repository (apt's proxy settings apply; --from selects "
-        "another), then run the command again; finished downloads are kept",
+        fix="check that this machine reaches the repository (apt's proxy settings apply; --from "
+        "selects another), then run the command again; finished downloads are kept",
     )
 
 
 def _cached_path(file: str, uri: str, folder: Path, sha256: str) -> Path:
-    """Return a package's path in apt's cache. Delete a damaged file there, as apt checks only its size."""
+    """Return a package's path in apt's cache. Delete a damaged file there, as apt checks only its
+    size.
+    """
     if uri.startswith("file:"):
         return Path(unquote(uri.removeprefix("file:")))
     path = folder / "cache/archives" / file
@@ -197,7 +223,9 @@ def _upstream(package: Upstream, folder: Path) -> str:
 
 def _check_sources(path: Path) -> None:
     options = (f"Dir::Etc::SourceList={path.absolute()}", "Dir::Etc::SourceParts=/dev/null")
-    result = _run_process(["apt-get", "indextargets", *(f"--option={option}" for option in options)])
+    result = _run_process(
+        ["apt-get", "indextargets", *(f"--option={option}" for option in options)]
+    )
     if result.rc != 0 or not result.stdout:
         reason = result.stderr.partition("\n")[0] or "the file names no repository"
         fix = "use the format of /etc/apt/sources.list.d; a .sources file needs the deb822 format"
@@ -207,10 +235,14 @@ def _check_sources(path: Path) -> None:
 def _apt_lines(request: RepositoryRequest) -> Iterator[str]:
     for archive in request.sources:
         if not Path(archive["keyring"]).is_file():
-            message = f"the signatures of {request.distribution.release} can't be checked on this machine"
+            message = (
+                f"the signatures of {request.distribution.release} can't be checked on this machine"
+            )
             reason = "the keyring is missing"
             fix = f"install the package {archive['keyring_package']} on this machine"
-            raise MachineError(message, code="keyring-missing", where=archive["keyring"], why=reason, fix=fix)
+            raise MachineError(
+                message, code="keyring-missing", where=archive["keyring"], why=reason, fix=fix
+            )
         for source in archive["sources"]:
             keyring = source.get("keyring", archive["keyring"])
             for suite in source["suites"]:
@@ -219,7 +251,8 @@ def _apt_lines(request: RepositoryRequest) -> Iterator[str]:
 
 
 def _pack_dnf(request: RepositoryRequest, names: Sequence[str]) -> Path:
-    release, folder = request.distribution.release, request.folder
+    release = request.distribution.release
+    folder = request.folder
     repositories, urls = _repositories(request)
     request.report(f"{release}: reading the repositories")
     dnf = partial(_dnf, request)
@@ -236,7 +269,12 @@ def _pack_dnf(request: RepositoryRequest, names: Sequence[str]) -> Path:
     files = {line.rpartition("/")[2] for line in urls_text.split() if line.endswith(".rpm")}
     request.report(f"{release}: downloading {len(files)} packages")
     downloads = folder / "packages"
-    dnf(*download, f"--downloaddir={downloads}", *names, task=f"downloading the packages of {release}")
+    dnf(
+        *download,
+        f"--downloaddir={downloads}",
+        *names,
+        task=f"downloading the packages of {release}",
+    )
     root = _repository(folder, "Packages", {file: downloads / file for file in files})
     (root / "keys").mkdir()
     for number, key in enumerate(keys):
@@ -274,7 +312,9 @@ def _repositories(request: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
 
 
 def _user_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return a .repo file's text and its gpgkey URLs. Raise a UsageError if the file has no gpgkey."""
+    """Return a .repo file's text and its gpgkey URLs. Raise a UsageError if the file has no
+    gpgkey.
+    """
     text = _read_user_file(path)
     parser = configparser.ConfigParser(interpolation=None)
     try:
@@ -285,7 +325,9 @@ def _user_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
         raise _not_repositories(path, "is not a .repo file", exc.message, fix) from exc
     if not keys:
         reason = "a bundle contains only packages with a signature that can be checked"
-        raise _not_repositories(path, "does not set gpgkey", reason, "set gpgkey= for each repository")
+        raise _not_repositories(
+            path, "does not set gpgkey", reason, "set gpgkey= for each repository"
+        )
     return text, tuple(sorted(keys))
 
 
@@ -295,14 +337,20 @@ def _check_signatures(folder: Path, root: Path) -> None:
     database.mkdir()
     rpmkeys = ["rpmkeys", f"--dbpath={database}", "--define=_pkgverify_level signature"]
     keys, packages = (
-        sorted(str(path.resolve()) for path in (root / name).iterdir()) for name in ("keys", "Packages")
+        sorted(str(path.resolve()) for path in (root / name).iterdir())
+        for name in ("keys", "Packages")
     )
-    _run([*rpmkeys, "--import", *keys], task="reading the keys of repositories", fix="correct gpgkey=")
+    _run(
+        [*rpmkeys, "--import", *keys],
+        task="reading the keys of repositories",
+        fix="correct gpgkey=",
+    )
     result = _run_process([*rpmkeys, "--checksig", *packages])
     if result.rc != 0:
         rejected = "; ".join(line for line in result.stdout.splitlines() if line.endswith("NOT OK"))
         fix = (
-            f"check where the package comes from, delete it from {folder / 'packages'}, run the command again"
+            f"check where the package comes from, delete it from {folder / 'packages'}, run the "
+            "command again"
         )
         message = "checking the signatures of packages failed"
         reason = rejected or result.reason
@@ -319,7 +367,8 @@ def _read_user_file(path: Path) -> str:
 
 
 def _not_repositories(path: Path, problem: str, reason: str, fix: str) -> UsageError:
-    message, cause = "the repository list can't be used", f"it {problem}: {reason}"
+    message = "the repository list can't be used"
+    cause = f"it {problem}: {reason}"
     return UsageError(message, code="bad-repositories", where=str(path), why=cause, fix=fix)
 
 
@@ -329,7 +378,9 @@ def _run(
     result = _run_process(argv, cwd)
     if result.rc != 0:
         message = f"{task} failed"
-        raise MachineError(message, code="package-tool-failed", where=argv[0], why=result.reason, fix=fix)
+        raise MachineError(
+            message, code="package-tool-failed", where=argv[0], why=result.reason, fix=fix
+        )
     return result.stdout
 
 
@@ -345,7 +396,12 @@ def _download(url: str, *, item: str) -> bytes:
         answer.raise_for_status()
     except OSError as exc:
         # All exceptions of requests are OSErrors.
-        fix = "check that this machine reaches the URL, then run the command again; downloads are kept"
+        fix = (
+            "check that this machine reaches the URL, then run the command again; downloads are "
+            "kept"
+        )
         message = f"{item} can't be downloaded"
-        raise MachineError(message, code="download-failed", where=url, why=str(exc), fix=fix) from exc
+        raise MachineError(
+            message, code="download-failed", where=url, why=str(exc), fix=fix
+        ) from exc
     return answer.content

@@ -17,14 +17,22 @@ COMMENT: Final = re.compile(r"(^|\s+)#.*$")
 
 
 def content_hash(files: Sequence[Path]) -> str:
-    """Return a hash of these requirements files and the files that they include, or raise a UsageError."""
+    """Return a hash of these requirements files and the files that they include, or raise a
+    UsageError.
+    """
     return digest(*(content for file in files for _, content in contents_of(file)))
 
 
 def contents_of(
-    file: Path, parents: frozenset[Path] = frozenset(), named_in: str = "", *, constraints: bool = True
+    file: Path,
+    parents: frozenset[Path] = frozenset(),
+    named_in: str = "",
+    *,
+    constraints: bool = True,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (folder, content) of a requirements file and included files, and ("", hash) of local wheels."""
+    """Yield (folder, content) of a requirements file and included files, and ("", hash) of local
+    wheels.
+    """
     file = file.absolute()
     if file in parents:
         return
@@ -32,16 +40,20 @@ def contents_of(
     yield str(file.parent).encode(errors="surrogateescape"), raw
     for number, line in _lines(raw.decode(errors="replace")):
         if include := _INCLUDE.match(line):
-            name, visited = include[2].strip("\"'"), parents | {file}
+            name = include[2].strip("\"'")
+            visited = parents | {file}
             if "://" not in name and (constraints or include[1] in {"-r", "--requirement"}):
                 place_of_name = f"{file}:{number}"
-                yield from contents_of(file.parent / name, visited, place_of_name, constraints=constraints)
+                yield from contents_of(
+                    file.parent / name, visited, place_of_name, constraints=constraints
+                )
         elif (place := _BUILT_THERE.match(line)) is not None and not Path(place["path"]).exists():
             raise UsageError(
                 f"{place['name']} is required from a folder that does not exist",
                 code="requirement-of-conda",
                 where=f"{file}:{number}",
-                why=f"{place['path']} is a place on the machine on which conda or pip built the package",
+                why=f"{place['path']} is a place on the machine on which conda or pip built the "
+                "package",
                 fix=f"write {place['name']}==VERSION; `pip list --format=freeze` writes such lines",
             )
         elif source := _source_in(line, file.parent):
@@ -67,9 +79,12 @@ def contents_of(
 
 
 def _read(file: Path, named_in: str) -> bytes:
-    name, fix = f"the requirements file {file}", "pass a file in pip's requirements format"
+    name = f"the requirements file {file}"
+    fix = "pass a file in pip's requirements format"
     if file.suffix in _OTHER_FORMATS or file.name in _OF_TOOLS:
-        command = _OF_TOOLS.get(file.name, "pip list --format=freeze --exclude-editable >requirements.txt")
+        command = _OF_TOOLS.get(
+            file.name, "pip list --format=freeze --exclude-editable >requirements.txt"
+        )
         raise UsageError(
             f"{file} is not a requirements file",
             code="not-requirements",
@@ -88,14 +103,18 @@ def _read(file: Path, named_in: str) -> bytes:
         ) from exc
     if len(raw) > _MAX_BYTES:
         raise UsageError(
-            f"{name} is larger than {_MAX_BYTES >> 20} MiB", code="file-too-large", where=named_in, fix=fix
+            f"{name} is larger than {_MAX_BYTES >> 20} MiB",
+            code="file-too-large",
+            where=named_in,
+            fix=fix,
         )
     return raw
 
 
 # Formats of conda, of Python projects, and of other tools.
 _OTHER_FORMATS: Final = frozenset({".yml", ".yaml", ".toml", ".cfg", ".json", ".py", ".whl"})
-# Files of other tools -> the command that writes their packages as a requirements file, without the project.
+# Files of other tools -> the command that writes their packages as a requirements file, without the
+# project.
 _OF_TOOLS: Final = {
     "uv.lock": "uv export --no-emit-project -o requirements.txt",
     "pyproject.toml": "uv export --no-emit-project -o requirements.txt",
@@ -111,8 +130,11 @@ _BUILT_THERE: Final = re.compile(r"(?P<name>[\w.-]+)(?:\[.*\])?\s*@\s*file://(?P
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the logical lines of a requirements file without comments, each with its first line number."""
-    joined, start = "", 0
+    """Yield the logical lines of a requirements file without comments, each with its first line
+    number.
+    """
+    joined = ""
+    start = 0
     for number, line in enumerate(text.splitlines(), start=1):
         start = start if joined else number
         joined += COMMENT.sub("", line)
@@ -127,18 +149,26 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _source_in(line: str, folder: Path) -> tuple[str, str] | None:
-    """Return what a line names if pip would clone or build it, and the fix. None: pip would do neither."""
+    """Return what a line names if pip would clone or build it, and the fix. None: pip would do
+    neither.
+    """
     editable = _EDITABLE.fullmatch(line)
     what = editable["what"] if editable else line
     if _REPOSITORY.match(what):
-        reason, example = "a repository", "git+https://..."
+        reason = "a repository"
+        example = "git+https://..."
     elif editable or _is_folder(what, folder):
-        reason, example = "a folder", "FOLDER"
+        reason = "a folder"
+        example = "FOLDER"
     else:
         return None
-    own = "remove the line if it names your script's project, which is sent with the job (`uv export "
+    own = (
+        "remove the line if it names your script's project, which is sent with the job (`uv export "
+    )
     own += "--no-emit-project` leaves it out); "
-    wheel = f"build a wheel (`pip wheel --no-deps {example}`) and write the wheel's path in its place"
+    wheel = (
+        f"build a wheel (`pip wheel --no-deps {example}`) and write the wheel's path in its place"
+    )
     return reason, (own if reason == "a folder" else "") + wheel
 
 
@@ -149,6 +179,8 @@ def _is_folder(line: str, folder: Path) -> bool:
 
 
 def _local_wheel(line: str, folder: Path) -> Path | None:
-    name = re.split(r"\s*;|\s+--|\s+$", line.rpartition(" @ ")[2].strip())[0].removeprefix("file://")
+    name = re.split(r"\s*;|\s+--|\s+$", line.rpartition(" @ ")[2].strip())[0].removeprefix(
+        "file://"
+    )
     path = folder / name
     return path if name.endswith(".whl") and "://" not in name and os.path.isfile(path) else None  # noqa: PTH113

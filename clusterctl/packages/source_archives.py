@@ -1,8 +1,9 @@
 """Wheels of packages that an index offers only as source archives, built on the user's machine.
 
-A build runs code of the package, so PIP_NO_BINARY, pip's own variable, must name the package. The build gets
-an empty home folder, few variables, no compiler and limited time, and only a wheel of pure Python is used.
-Nothing is built if requirements have hashes, because pip must check the files before their code runs.
+A build runs code of the package, so PIP_NO_BINARY, pip's own variable, must name the package. The
+build gets an empty home folder, few variables, no compiler and limited time, and only a wheel of
+pure Python is used. Nothing is built if requirements have hashes, because pip must check the files
+before their code runs.
 """
 
 from __future__ import annotations
@@ -26,14 +27,20 @@ from clusterctl.errors import Notice, UsageError
 from clusterctl.packages.requirement_files import COMMENT, contents_of
 from clusterctl.util.process import run
 
-_NO_WHEEL: Final = re.compile(r"No matching distribution found for ([\w.-]+)(?:\[[^\]]*\])?([^\s(;]*)")
-_NO_WHEELS: Final = re.compile(r"matching distributions available for your environment:\n((?: +\S+\n)+)")
+_NO_WHEEL: Final = re.compile(
+    r"No matching distribution found for ([\w.-]+)(?:\[[^\]]*\])?([^\s(;]*)"
+)
+_NO_WHEELS: Final = re.compile(
+    r"matching distributions available for your environment:\n((?: +\S+\n)+)"
+)
 _WANTED: Final = r"depends on ({})(?:\[[^\]]*\])?([^\s(;]*)"
 _OPTION: Final = re.compile(
-    r"^(-[ifc]|--(?:index-url|extra-index-url|find-links|constraint|no-index|trusted-host)\b)(.*)$", re.M
+    r"^(-[ifc]|--(?:index-url|extra-index-url|find-links|constraint|no-index|trusted-host)\b)(.*)$",
+    re.M,
 )
 _WITH_PATH: Final = frozenset({"-f", "--find-links", "-c", "--constraint"})
-# The build may use a proxy, the certificates and the settings of pip, but no other variable of the user.
+# The build may use a proxy, the certificates and the settings of pip, but no other variable of the
+# user.
 _PASSED_ON: Final = re.compile(
     r"PATH|LANG|LC_ALL|PIP_\w+|\w+_(?:proxy|PROXY)|SSL_CERT_\w+|REQUESTS_CA_BUNDLE"
 )
@@ -48,10 +55,11 @@ _LONGEST_REASON: Final = 1000
 class SourceArchives:
     """Builds wheels into ``folder``. options: lines of a requirements file with the user's indexes.
 
-    cwd: the folder that relative paths in ``options`` start at. is_hashed: whether pip checks hashes.
+    cwd: the folder that relative paths in ``options`` start at. is_hashed: whether pip checks
+        hashes.
     refused: names of packages without wheels that PIP_NO_BINARY does not name.
-    built: the wheels. failures: name -> why the package has no wheel. tried: names of packages that were
-        tried to build.
+    built: the wheels. failures: name -> why the package has no wheel. tried: names of packages that
+        were tried to build.
     """
 
     folder: Path
@@ -73,7 +81,9 @@ class SourceArchives:
             for place, content in contents
             for match in _OPTION.finditer(content.decode(errors="replace"))
         ]
-        is_hashed = any(_HASHES.search(content) for file in files for _, content in contents_of(file))
+        is_hashed = any(
+            _HASHES.search(content) for file in files for _, content in contents_of(file)
+        )
         return cls(folder, files[-1].absolute().parent, options, is_hashed)
 
     @property
@@ -82,14 +92,22 @@ class SourceArchives:
         return ["--find-links", str(self.folder)] if self.built else []
 
     def build_missing(self, output: str) -> list[Notice]:
-        """Build wheels that pip, according to its ``output``, did not find. Return a message about each."""
+        """Build wheels that pip, according to its ``output``, did not find. Return a message about
+        each.
+        """
         forbidden = self.is_hashed or {"PIP_ONLY_BINARY", "PIP_REQUIRE_HASHES"} & os.environ.keys()
-        missing = {} if forbidden else {canonicalize_name(name): wish for name, wish in _missing(output)}
+        missing = (
+            {} if forbidden else {canonicalize_name(name): wish for name, wish in _missing(output)}
+        )
         names = _allowed()
         self.refused = tuple(name for name in missing if not {name, ":all:"} & names)
-        wheels = [self._build(name, wish) for name, wish in missing.items() if name not in self.refused]
+        wheels = [
+            self._build(name, wish) for name, wish in missing.items() if name not in self.refused
+        ]
         reason = "on this machine, because the index has only its source archive"
-        return [Notice("built-from-source", f"built {wheel.name} {reason}") for wheel in wheels if wheel]
+        return [
+            Notice("built-from-source", f"built {wheel.name} {reason}") for wheel in wheels if wheel
+        ]
 
     @property
     def advice(self) -> str:
@@ -99,8 +117,8 @@ class SourceArchives:
         names = ",".join(sorted(_allowed().union(self.refused)))
         packages = ", ".join(self.refused)
         return (
-            f"; if there are only source archives of {packages}, and you trust their code, which builds run "
-            f"on this machine: set PIP_NO_BINARY={names}"
+            f"; if there are only source archives of {packages}, and you trust their code, which "
+            f"builds run on this machine: set PIP_NO_BINARY={names}"
         )
 
     def error(self, files: Sequence[Path], node: object) -> UsageError:
@@ -111,8 +129,9 @@ class SourceArchives:
             code="source-not-built",
             where=", ".join(map(str, files)),
             why=reason,
-            fix=f"require a version of {name} with a wheel for {node}, or build its wheel on such a machine "
-            f"(pip wheel --no-deps {name}) and add a line `--find-links FOLDER`",
+            fix=f"require a version of {name} with a wheel for {node}, or build its wheel on "
+            f"such a machine (pip wheel --no-deps {name}) and add a line `--find-links "
+            "FOLDER`",
         )
 
     def _build(self, name: str, versions: str) -> Path | None:
@@ -121,13 +140,27 @@ class SourceArchives:
         self.tried.add(canonicalize_name(name))
         home = Path(tempfile.mkdtemp(prefix="build-", dir=self.folder))
         (home / "wanted.txt").write_text("\n".join((*self.options, f"{name}{versions}", "")))
-        argv = [sys.executable, "-P", "-m", "pip", "wheel", "--no-input", "--disable-pip-version-check"]
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pip",
+            "wheel",
+            "--no-input",
+            "--disable-pip-version-check",
+        ]
         argv += ["--progress-bar=off", "--no-deps", "--no-cache-dir", "--no-binary", name]
         argv += ["--wheel-dir", str(home / "wheels"), "--requirement", str(home / "wanted.txt")]
         env = {key: value for key, value in os.environ.items() if _PASSED_ON.fullmatch(key)}
         # The packages that the build itself needs may be wheels.
         env.pop("PIP_NO_BINARY", None)
-        env |= {"HOME": str(home), "TMPDIR": str(home), "CC": "false", "CXX": "false", "NO_COLOR": "1"}
+        env |= {
+            "HOME": str(home),
+            "TMPDIR": str(home),
+            "CC": "false",
+            "CXX": "false",
+            "NO_COLOR": "1",
+        }
         # With another HOME, pip would not find the settings of the user.
         settings = Path("~/.config/pip/pip.conf").expanduser()
         if settings.is_file():
@@ -149,7 +182,9 @@ class SourceArchives:
 
 
 def _allowed() -> frozenset[str]:
-    """Return the names of the packages that the user allows to be built; ``:all:`` stands for all."""
+    """Return the names of the packages that the user allows to be built; ``:all:`` stands for
+    all.
+    """
     names = os.environ.get("PIP_NO_BINARY", "").replace(",", " ").split()
     return frozenset(name if name == ":all:" else canonicalize_name(name) for name in names)
 

@@ -35,7 +35,9 @@ _PIP: Final = Path(__file__).with_name("pip_for_node.py")
 
 @dataclass(frozen=True, slots=True)
 class NodePlatform:
-    """The platform that wheels must match: Python of jobs, such as ``3.11``, and glibc 2.``glibc_minor``."""
+    """The platform that wheels must match: Python of jobs, such as ``3.11``, and glibc
+    2.``glibc_minor``.
+    """
 
     python: str
     glibc_minor: int
@@ -65,9 +67,13 @@ class Pip:
     def download(
         self, arguments: Sequence[str], *, cwd: Path | None = None, builds: Builds | None = None
     ) -> Result:
-        """Run `pip download`. With ``builds``, stop pip if it chooses a CUDA build for nodes without GPUs."""
+        """Run `pip download`. With ``builds``, stop pip if it chooses a CUDA build for nodes
+        without GPUs.
+        """
         node = self.node
-        platforms = [f"manylinux_2_{minor}_{ARCHITECTURE}" for minor in range(node.glibc_minor, 4, -1)]
+        platforms = [
+            f"manylinux_2_{minor}_{ARCHITECTURE}" for minor in range(node.glibc_minor, 4, -1)
+        ]
         platforms += [f"manylinux{name}_{ARCHITECTURE}" for name in ("2014", "2010", "1")]
         # -P keeps files in the caller's folder from shadowing modules of pip.
         argv = [sys.executable, "-P", str(_PIP), node.python, ARCHITECTURE]
@@ -113,7 +119,9 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """The wheels that requirements need besides the packages of all jobs, ``base`` (name -> version)."""
+    """The wheels that requirements need besides the packages of all jobs, ``base`` (name ->
+    version).
+    """
 
     wheels: tuple[Wheel, ...]
     base: Mapping[str, str]
@@ -123,15 +131,23 @@ class Lock:
     def text(self) -> str:
         """The lock as a requirements file with hashes. The same wheels give the same text."""
         lines = sorted(map(str, self.wheels))
-        return "".join(f"{line}\n" for line in (f"# Python {self.node.python}, {ARCHITECTURE}", *lines))
+        return "".join(
+            f"{line}\n" for line in (f"# Python {self.node.python}, {ARCHITECTURE}", *lines)
+        )
 
     @property
     def key(self) -> str:
-        """The name of the Python environment's folder on a cluster: a hash of the wheels and ``base``."""
-        return digest(_LAYOUT, self.text, *(f"{name}=={version}" for name, version in self.base.items()))
+        """The name of the Python environment's folder on a cluster: a hash of the wheels and
+        ``base``.
+        """
+        return digest(
+            _LAYOUT, self.text, *(f"{name}=={version}" for name, version in self.base.items())
+        )
 
     @classmethod
-    def read(cls, text: str, base: Mapping[str, str], node: NodePlatform = DEFAULT_PLATFORM) -> Lock:
+    def read(
+        cls, text: str, base: Mapping[str, str], node: NodePlatform = DEFAULT_PLATFORM
+    ) -> Lock:
         """Parse a text from ``Lock.text``. Lines that do not list a wheel are ignored."""
         return cls(tuple(Wheel(*match.groups()) for match in _LINE.finditer(text)), base, node)
 
@@ -143,7 +159,9 @@ def pins(lock: Path) -> dict[str, str]:
 
 @contextmanager
 def cache_of_downloads(name: str = "") -> Iterator[Path]:
-    """Yield the cache folder or its subfolder ``name``. OSError in the `with` block becomes MachineError."""
+    """Yield the cache folder or its subfolder ``name``. OSError in the `with` block becomes
+    MachineError.
+    """
     folder = cache_home() / name
     try:
         yield folder
@@ -151,13 +169,16 @@ def cache_of_downloads(name: str = "") -> Iterator[Path]:
         message = "the cache of downloads can't be written"
         cause = write_error_reason(exc, folder)
         fix = "make the folder writable, or set XDG_CACHE_HOME to a writable folder"
-        raise MachineError(message, code="cache-unwritable", where=str(folder), why=cause, fix=fix) from exc
+        raise MachineError(
+            message, code="cache-unwritable", where=str(folder), why=cause, fix=fix
+        ) from exc
 
 
 def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
     """Return the folder with all wheels of a lock file. The wheels are downloaded only once.
 
-    Raise a MachineError if a wheel for the nodes can't be downloaded, or the cache can't be written.
+    Raise a MachineError if a wheel for the nodes can't be downloaded, or the cache can't be
+    written.
     """
     if not has_wheelhouse(lock, node):
         with new_wheelhouse(lock, node) as folder:
@@ -167,7 +188,9 @@ def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
 
 @contextmanager
 def new_wheelhouse(lock: Path, node: NodePlatform) -> Iterator[Path]:
-    """Yield a folder for a lock's wheels. If the `with` block succeeds, the folder becomes the wheelhouse."""
+    """Yield a folder for a lock's wheels. If the `with` block succeeds, the folder becomes the
+    wheelhouse.
+    """
     with cache_of_downloads() as home:
         home.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as unfinished:
@@ -196,8 +219,13 @@ def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
     if result.rc != 0:
         message = "the Python packages of the job environment could not be downloaded"
         output = result.stdout.strip()[-1500:]
-        fix = "check that the package index can be reached (pip's settings apply), then run the command again"
-        raise MachineError(message, code="wheels-not-downloaded", where=str(lock), why=output, fix=fix)
+        fix = (
+            "check that the package index can be reached (pip's settings apply), then run the "
+            "command again"
+        )
+        raise MachineError(
+            message, code="wheels-not-downloaded", where=str(lock), why=output, fix=fix
+        )
 
 
 def wheel_path(wheel: Wheel) -> Path:
@@ -209,7 +237,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
 _DOWNLOADED: Final = re.compile(r"^Successfully downloaded (.*)$", re.MULTILINE)
 _CONFLICT: Final = "The conflict is caused by:"
 _PARTY: Final = re.compile(
-    r"^ +(?:The user requested \(constraint\) ([\w.-]+)|([\w.-]+)(?:\[\S*\])? \S+ depends on )", re.MULTILINE
+    r"^ +(?:The user requested \(constraint\) ([\w.-]+)|([\w.-]+)(?:\[\S*\])? \S+ depends on )",
+    re.MULTILINE,
 )
 _LONGEST_REASON: Final = 2000
 # The cause is at the end of a traceback of pip, and at the start of its other messages.
@@ -218,9 +247,11 @@ _EXCEPTION: Final = "Traceback (most recent call last)"
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """The input for resolving requirements ``files`` with pip. ``base`` is the job environment's lock file.
+    """The input for resolving requirements ``files`` with pip. ``base`` is the job environment's
+    lock file.
 
-    held: normalized name -> version to keep if possible, such as versions in the cluster's environment.
+    held: normalized name -> version to keep if possible, such as versions in the cluster's
+        environment.
     gpus: whether the nodes have GPUs. None: pip chooses between CUDA and CPU builds.
     """
 
@@ -237,7 +268,9 @@ class Requirements:
     @property
     def answer(self) -> Path:
         """The path of the resulting lock in the cache. Its name is a hash of all inputs of pip."""
-        pips = (key for key in sorted(os.environ) if key.startswith("PIP_") and key != "PIP_NO_BINARY")
+        pips = (
+            key for key in sorted(os.environ) if key.startswith("PIP_") and key != "PIP_NO_BINARY"
+        )
         settings = [f"{key}={os.environ[key]}" for key in pips]
         if self.gpus is not None:
             settings += [f"gpus={self.gpus}", cpu_index()]
@@ -247,28 +280,34 @@ class Requirements:
 
 
 def resolve(requirements: Requirements, pip: Pip) -> Lock:
-    """Resolve requirements files for the nodes. The wheels are stored in the cache (see ``wheel_path``).
+    """Resolve requirements files for the nodes. The wheels are stored in the cache (see
+    ``wheel_path``).
 
-    Packages of the job environment keep their versions, unless the requirements exclude them. Then the lock
-    contains another version, which jobs import instead. ``pip``: for the platform of ``requirements``.
-    Raise a UsageError if pip can't meet the requirements, or a MachineError if the cache can't be written.
+    Packages of the job environment keep their versions, unless the requirements exclude them. Then
+    the lock contains another version, which jobs import instead. ``pip``: for the platform of
+    ``requirements``. Raise a UsageError if pip can't meet the requirements, or a MachineError if
+    the cache can't be written.
     """
     with cache_of_downloads(_CACHE) as home:
-        answer, base = requirements.answer, pins(requirements.base)
+        answer = requirements.answer
+        base = pins(requirements.base)
         if (cached := _load_lock(answer, requirements)) is not None:
             return cached
         pip.report(f"resolving {', '.join(map(str, requirements.files))}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
             wheels = _download(requirements, folder, pip)
-            additions = tuple(w for w in map(_move_to_cache, wheels) if base.get(w.name) != w.version)
+            additions = tuple(
+                w for w in map(_move_to_cache, wheels) if base.get(w.name) != w.version
+            )
             lock = Lock(additions, base, requirements.node)
         write_atomic(answer, lock.text)
     return lock
 
 
 def fetch_locked(text: str, base: Path, pip: Pip) -> Lock | None:
-    """Parse a lock and download its exact wheels, unless cached. Return None if it is for another platform.
+    """Parse a lock and download its exact wheels, unless cached. Return None if it is for another
+    platform.
 
     Raise a UsageError if an index lacks a wheel, or a MachineError if the cache can't be written.
     """
@@ -282,7 +321,8 @@ def fetch_locked(text: str, base: Path, pip: Pip) -> Lock | None:
         pip.report(f"downloading {len(missing)} wheels")
         home.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
-            requirements, target = folder / "wanted.txt", folder / "wheels"
+            requirements = folder / "wanted.txt"
+            target = folder / "wheels"
             requirements.write_text("".join(f"{wheel}\n" for wheel in missing))
             argv = ["--require-hashes", "--no-deps", "--requirement", str(requirements)]
             argv += ["--dest", str(target)]
@@ -323,11 +363,16 @@ def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
 
 
 def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
-    """Download wheels and return their paths. Keep versions of ``requirements.kept`` unless they conflict."""
-    files, kept = requirements.files, requirements.kept
+    """Download wheels and return their paths. Keep versions of ``requirements.kept`` unless they
+    conflict.
+    """
+    files = requirements.files
+    kept = requirements.kept
     limits = folder / "constraints.txt"
     builds = Builds(requirements.gpus, pip.report, folder)
-    contents = b"\n".join(text for file in files for _, text in contents_of(file, constraints=False))
+    contents = b"\n".join(
+        text for file in files for _, text in contents_of(file, constraints=False)
+    )
     text = contents.decode(errors="replace")
     builds.request_cuda(text)
     arguments = [word for file in builds.files(files) for word in ("--requirement", str(file))]
@@ -360,7 +405,9 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
 
 
 def _older_versions(text: str, result: Result, chosen: Mapping[str, str]) -> Iterator[Notice]:
-    """Yield a message for each package in requirements, ``text``, that pip tried in a newer version."""
+    """Yield a message for each package in requirements, ``text``, that pip tried in a newer
+    version.
+    """
     names = [canonicalize_name(match[0]) for match in map(_NAME.match, text.splitlines()) if match]
     for name, version in passed_over(result.stdout, names, chosen).items():
         kind = "the pre-release " if Version(chosen[name]).is_prerelease else ""
@@ -374,10 +421,14 @@ def _constraints(kept: Mapping[str, str]) -> str:
 
 
 def _without_conflict(kept: Mapping[str, str], result: Result) -> dict[str, str]:
-    """Return ``kept`` without packages that pip names in a conflict; {} if pip names no such package."""
+    """Return ``kept`` without packages that pip names in a conflict; {} if pip names no such
+    package.
+    """
     text = result.stdout.partition(_CONFLICT)[2]
     parties = {canonicalize_name(name or other) for name, other in _PARTY.findall(text)}
-    return {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}
+    return (
+        {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}
+    )
 
 
 def _reject_sources(files: Sequence[Path], result: Result, wheels: set[str]) -> None:
@@ -387,9 +438,10 @@ def _reject_sources(files: Sequence[Path], result: Result, wheels: set[str]) -> 
             f"pip found sources instead of wheels of: {', '.join(missing)}",
             code="no-wheel",
             where=", ".join(map(str, files)),
-            why="nodes install only wheels, and this requirement is a folder, an archive or a repository",
-            fix="build a wheel (pip wheel --no-deps ...) and require that file instead; your script's own "
-            "folder needs no requirement, because it is sent with the job",
+            why="nodes install only wheels, and this requirement is a folder, an archive or a "
+            "repository",
+            fix="build a wheel (pip wheel --no-deps ...) and require that file instead; your "
+            "script's own folder needs no requirement, because it is sent with the job",
         )
 
 
@@ -401,7 +453,9 @@ def _move_to_cache(path: Path) -> Wheel:
     return wheel
 
 
-def _unresolvable(requirements: Requirements, result: Result, archives: SourceArchives) -> UsageError:
+def _unresolvable(
+    requirements: Requirements, result: Result, archives: SourceArchives
+) -> UsageError:
     if archives.failures:
         return archives.error(requirements.files, requirements.node)
     begin = _REASON_BEGINS.search(result.stdout)
@@ -411,6 +465,8 @@ def _unresolvable(requirements: Requirements, result: Result, archives: SourceAr
         "the requirements can't be met",
         code="requirements-unmet",
         where=", ".join(map(str, requirements.files)),
-        why=f"pip says: {reason[-_LONGEST_REASON:] if _EXCEPTION in reason else reason[:_LONGEST_REASON]}",
-        fix=f"require versions that fit together and have wheels for {requirements.node}{archives.advice}",
+        why="pip says: "
+        f"{reason[-_LONGEST_REASON:] if _EXCEPTION in reason else reason[:_LONGEST_REASON]}",
+        fix="require versions that fit together and have wheels for "
+        f"{requirements.node}{archives.advice}",
     )

@@ -1,8 +1,10 @@
-"""The interface of providers, which create and delete the hosts of a cluster, and the types that they share.
+"""The interface of providers, which create and delete the hosts of a cluster, and the types that
+they share.
 
-A pending release is an on-prem machine that left the cluster but could not be restored yet. clusterctl keeps
-a small workspace folder with the machine's inventory entry, login settings and admin key, so that a later
-`up` or `down` can restore the machine even if the spec no longer contains it.
+A pending release is an on-prem machine that left the cluster but could not be restored yet.
+clusterctl keeps a small workspace folder with the machine's inventory entry, login settings and
+admin key, so that a later `up` or `down` can restore the machine even if the spec no longer
+contains it.
 """
 
 # ruff: noqa: ARG002 - the optional methods ignore their arguments
@@ -44,7 +46,9 @@ _NOTE: Final = "pending.json"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """CPUs and memory that a provider gives a compute host. ``disk_mib``: limit of its disk, or None."""
+    """CPUs and memory that a provider gives a compute host. ``disk_mib``: limit of its disk, or
+    None.
+    """
 
     cpus: int
     memory_mib: int
@@ -52,14 +56,18 @@ class Size:
 
     @classmethod
     def of(cls, host: Host | None) -> Size | None:
-        """Return the size in a host's inventory entry. None: no host, or the entry has no CPUs or memory."""
+        """Return the size in a host's inventory entry. None: no host, or the entry has no CPUs or
+        memory.
+        """
         if host is None or host.cpus is None or host.memory_mib is None:
             return None
         return cls(host.cpus, host.memory_mib, host.disk_mib)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The size as texts: `2 CPUs`, `4GiB of memory` and, if the disk is limited, `50GiB of disk`."""
+        """The size as texts: `2 CPUs`, `4GiB of memory` and, if the disk is limited, `50GiB of
+        disk`.
+        """
         cpus = f"{self.cpus} CPU{'s' if self.cpus > 1 else ''}"
         disk = () if self.disk_mib is None else (f"{format_size(self.disk_mib)} of disk",)
         return (cpus, f"{shown_memory(self.memory_mib)} of memory", *disk)
@@ -73,10 +81,12 @@ Sizes = Mapping[str, Size]  # by host
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """The result of ``Provider.apply``: the hosts of the cluster (``inventory``), and notes for the user.
+    """The result of ``Provider.apply``: the hosts of the cluster (``inventory``), and notes for the
+    user.
 
     made: names of new hosts. started: names of existing hosts that were off.
-    classed: names of the new hosts that started from a node template and already have all their files.
+    classed: names of the new hosts that started from a node template and already have all their
+        files.
     """
 
     inventory: Inventory
@@ -95,7 +105,8 @@ class HostChange:
 
     action: ``change`` keeps the host and its data; ``replace`` deletes both and recreates the host.
     what: the kind of machine, such as `g2-standard-8, spot`. why: the reason for the change.
-    usd_per_hour: the cost after the change; for ``remove``, the present cost. None if zero or unknown.
+    usd_per_hour: the cost after the change; for ``remove``, the present cost. None if zero or
+        unknown.
     was_usd_per_hour: the present cost. None if the cost does not change.
     restarts: the change stops the host and its jobs. off: the host is not running now.
     released: the host is an on-prem machine that is restored instead of deleted.
@@ -118,7 +129,9 @@ class HostChange:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A cluster's USD an hour, ``now`` and after the plan (``then``), without the ``unpriced`` resources."""
+    """A cluster's USD an hour, ``now`` and after the plan (``then``), without the ``unpriced``
+    resources.
+    """
 
     now: float
     then: float
@@ -132,7 +145,8 @@ class HostPlan:
     hosts: the change of each host; its action is ``keep`` if nothing changes.
     other: descriptions of the changes of other resources, such as networks.
     priced_on: the date of the price table. None: the provider has no price table.
-    other_usd_per_hour: (cost now, cost after the plan) of other resources, without ``other_unpriced``.
+    other_usd_per_hour: (cost now, cost after the plan) of other resources, without
+        ``other_unpriced``.
     other_lost: other resources that are deleted or recreated, so that their data is lost.
     images: for each node template that must be built, a text with its machine, cost and time.
     distribution: the distribution of the hosts, if the provider has asked them.
@@ -168,7 +182,9 @@ class HostPlan:
 
     @property
     def cost(self) -> Cost | None:
-        """The cost of the cluster. None: no resource has a price, and the provider has no price table."""
+        """The cost of the cluster. None: no resource has a price, and the provider has no price
+        table.
+        """
         now, then = self.other_usd_per_hour
         unpriced = [host.name for host in self.hosts if host.usd_per_hour is None]
         for host in self.hosts:
@@ -176,7 +192,11 @@ class HostPlan:
                 was = price if host.was_usd_per_hour is None else host.was_usd_per_hour
                 now += 0.0 if host.action == "make" else was
                 then += 0.0 if host.action == "remove" else price
-        if len(unpriced) == len(self.hosts) and not any(self.other_usd_per_hour) and self.priced_on is None:
+        if (
+            len(unpriced) == len(self.hosts)
+            and not any(self.other_usd_per_hour)
+            and self.priced_on is None
+        ):
             return None
         return Cost(now, then, (*unpriced, *self.other_unpriced))
 
@@ -199,8 +219,10 @@ class HostOptions:
 
     keep: host -> size of the existing hosts that must not be resized.
     recreated: hosts that are deleted and created again.
-    inputs: for ``plan``, hash of the configuration in the template of new compute nodes. "": no template.
-    node_class: for ``apply``, the templates of new hosts. None: new hosts start from the base image.
+    inputs: for ``plan``, hash of the configuration in the template of new compute nodes. "": no
+        template.
+    node_class: for ``apply``, the templates of new hosts. None: new hosts start from the base
+        image.
     """
 
     keep: Sizes = field(default_factory=dict)
@@ -227,23 +249,31 @@ class Provider(Protocol):
         return
 
     def check(self, spec: ClusterSpec) -> None:
-        """Raise a UsageError for unsupported settings, a MachineError for missing tools. Contact no host."""
+        """Raise a UsageError for unsupported settings, a MachineError for missing tools. Contact no
+        host.
+        """
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
     ) -> DoctorReport | None:
-        """Check existing machines before the first `up`. A provider that creates its hosts returns None.
+        """Check existing machines before the first `up`. A provider that creates its hosts returns
+        None.
 
-        hosts: names of the hosts to check. A UsageError rejects unknown names. Empty: all hosts of the spec.
+        hosts: names of the hosts to check. A UsageError rejects unknown names. Empty: all hosts of
+            the spec.
         """
         return None
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
-        """Return all problems that would make ``apply`` fail. None: ``check`` already finds all of them."""
+        """Return all problems that would make ``apply`` fail. None: ``check`` already finds all of
+        them.
+        """
         return None
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake) -> None:
-        """Raise a MachineError if this machine can't run hosts. Build the node image unless it is cached."""
+        """Raise a MachineError if this machine can't run hosts. Build the node image unless it is
+        cached.
+        """
         return
 
     def prepare_class(
@@ -252,24 +282,33 @@ class Provider(Protocol):
         """Build missing node templates for new hosts. Return group of hosts -> key of its template.
 
         inputs: group -> hash of the configuration that its template contains.
-        bake: called to configure the temporary machine of each missing template. May raise to abort.
+        bake: called to configure the temporary machine of each missing template. May raise to
+            abort.
         """
         return {}
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
-        """Return name of compute host -> its size in the spec. Empty if this provider sets no sizes."""
+        """Return name of compute host -> its size in the spec. Empty if this provider sets no
+        sizes.
+        """
         return {}
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> HostPlan:
+    def plan(
+        self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
+    ) -> HostPlan:
         """Return the changes that ``apply`` would make, without making them.
 
         workspace: an empty workspace if the cluster is not up.
 
-        Raise a MachineError if this machine can't run the hosts, a ProvisionError for any other failure.
+        Raise a MachineError if this machine can't run the hosts, a ProvisionError for any other
+        failure.
         """
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> Provisioned:
-        """Create missing hosts and remove hosts that are not in the spec. A repeated call changes nothing.
+    def apply(
+        self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
+    ) -> Provisioned:
+        """Create missing hosts and remove hosts that are not in the spec. A repeated call changes
+        nothing.
 
         After a ``plan``, make only the planned changes. Raise a ProvisionError if a change fails.
         """
@@ -278,34 +317,51 @@ class Provider(Protocol):
         """Kill a host at once. Only for hosts that share this machine's kernel."""
         return
 
-    def signal_ranks(self, cluster_id: str, job: str, number: int, *, last: bool) -> tuple[str, ...]:
+    def signal_ranks(
+        self, cluster_id: str, job: str, number: int, *, last: bool
+    ) -> tuple[str, ...]:
         """Send a signal to a job's ranks. Only for hosts that share this machine's kernel.
 
-        last: only to the rank with the highest number. Return the hosts of the ranks that got the signal.
+        last: only to the rank with the highest number. Return the hosts of the ranks that got the
+            signal.
         """
         return ()
 
     def alive(self, cluster_id: str) -> bool:
-        """Return whether a host of the cluster is running. A host that does not answer counts as running."""
+        """Return whether a host of the cluster is running. A host that does not answer counts as
+        running.
+        """
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
-        """Delete a cluster's resources. Without a ``workspace``, find the resources by ``cluster_id``."""
+        """Delete a cluster's resources. Without a ``workspace``, find the resources by
+        ``cluster_id``.
+        """
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        """Find the existing resources of a cluster by ``cluster_id`` alone, without its workspace."""
+        """Find the existing resources of a cluster by ``cluster_id`` alone, without its
+        workspace.
+        """
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        """Return the ids of the caller's clusters that are called ``name`` and have no workspace any more."""
+        """Return the ids of the caller's clusters that are called ``name`` and have no workspace
+        any more.
+        """
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
-        """Return the shared folders that `down` kept for the caller's clusters of this name and users."""
+        """Return the shared folders that `down` kept for the caller's clusters of this name and
+        users.
+        """
 
     def refuse_used(self, kept: KeptStorage) -> None:
-        """Raise a UsageError if a cluster or another machine uses a shared folder that `down` kept."""
+        """Raise a UsageError if a cluster or another machine uses a shared folder that `down`
+        kept.
+        """
         return
 
     def remove_storage(self, kept: KeptStorage) -> None:
-        """Delete a shared folder that `down` kept, if it exists. Raise a UsageError if it is in use."""
+        """Delete a shared folder that `down` kept, if it exists. Raise a UsageError if it is in
+        use.
+        """
 
 
 def load_known_inventory(workspace: Workspace) -> Inventory | None:
@@ -354,15 +410,21 @@ class OfferedKey:
 
 # Called with unknown host keys. Returns if the user confirms all of them; raises otherwise.
 Confirm = Callable[[Sequence[OfferedKey]], None]
-# Restores the original configuration of these hosts. Returns host -> items not restored, with the reasons.
+# Restores the original configuration of these hosts. Returns host -> items not restored, with the
+# reasons.
 Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
 
 
 def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
-    """Raise a ProvisionError that lists the keys, for commands that don't ask the user to confirm keys."""
+    """Raise a ProvisionError that lists the keys, for commands that don't ask the user to confirm
+    keys.
+    """
     then = "`clusterctl up` shows the keys and asks you to confirm them"
     raise ProvisionError.of_hosts(
-        "unknown host keys: {hosts}", [key.failure for key in offered], code="host-keys-unknown", then=then
+        "unknown host keys: {hosts}",
+        [key.failure for key in offered],
+        code="host-keys-unknown",
+        then=then,
     )
 
 
@@ -390,7 +452,8 @@ NO_PROMPTS: Final = Prompts()
 class PendingRelease:
     """An on-prem machine that left the cluster and still has to be restored for its owner.
 
-    machine: login settings from the spec. since: when it left (Unix time). why: why it was not restored.
+    machine: login settings from the spec. since: when it left (Unix time). why: why it was not
+        restored.
     """
 
     workspace: Workspace
@@ -411,8 +474,8 @@ class PendingRelease:
     @property
     def fix(self) -> str:
         return (
-            "make the machine reachable: `clusterctl up` then restores it; or, if it is gone for good: "
-            f"`clusterctl node forget {self.host.name}`"
+            "make the machine reachable: `clusterctl up` then restores it; or, if it is gone "
+            f"for good: `clusterctl node forget {self.host.name}`"
         )
 
     @property
@@ -425,7 +488,12 @@ class PendingRelease:
         return f"{self.title} is not restored yet: {self.why}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {"host": self.host.name, "address": self.address, "since": self.since, "why": self.why}
+        return {
+            "host": self.host.name,
+            "address": self.address,
+            "since": self.since,
+            "why": self.why,
+        }
 
     def save(self) -> PendingRelease:
         """Write this object to a file in its ``workspace`` folder, and return it."""
@@ -452,7 +520,8 @@ def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
             content = json.loads(path.read_bytes())
             host = Inventory.model_validate_json(workspace_of_host.inventory.read_bytes()).hosts[0]
             machine = OnpremHost.model_validate(content["machine"])
-            since, reason = float(content["since"]), str(content["why"])
+            since = float(content["since"])
+            reason = str(content["why"])
             pending.append(PendingRelease(workspace_of_host, host, machine, since, reason))
     return tuple(pending)
 

@@ -1,4 +1,6 @@
-"""Node templates: images from which a new controller or compute nodes start. Each then gets a few files."""
+"""Node templates: images from which a new controller or compute nodes start. Each then gets a few
+files.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from clusterctl.state.inventory import Inventory
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """A file of a node, or, with ``edges``, a block between two lines of a file. ``owner``: uid and gid."""
+    """A file of a node, or, with ``edges``, a block between two lines of a file. ``owner``: uid and
+    gid.
+    """
 
     data: bytes
     mode: int = 0o644
@@ -20,7 +24,9 @@ class NodeFile:
 
     @property
     def mark(self) -> str:
-        """The content's checksum and, for a whole file, mode and owner, as a probe on the host prints it."""
+        """The content's checksum and, for a whole file, mode and owner, as a probe on the host
+        prints it.
+        """
         content = hashlib.sha256(self.data).hexdigest()[:16]
         return content if self.edges else f"{content} {self.mode:o} {self.owner}:{self.owner}"
 
@@ -31,7 +37,9 @@ NodeFiles = Mapping[str, Mapping[str, NodeFile]]
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """A node template that is stored in the cloud. ``usd_per_month``: the price of storing it, if known."""
+    """A node template that is stored in the cloud. ``usd_per_month``: the price of storing it, if
+    known.
+    """
 
     name: str
     size_mib: int
@@ -44,7 +52,9 @@ class KeptImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """The templates of new hosts. ``keys``: group -> template's key. ``files``: returns each host's files."""
+    """The templates of new hosts. ``keys``: group -> template's key. ``files``: returns each host's
+    files.
+    """
 
     keys: Mapping[str, str]
     files: Callable[[Inventory], NodeFiles]

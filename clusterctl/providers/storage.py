@@ -1,7 +1,8 @@
-"""Kept storage: the shared folder that `down` keeps, with its data, if the spec has `storage.keep: true`.
+"""Kept storage: the shared folder that `down` keeps, with its data, if the spec has `storage.keep:
+true`.
 
-A provider can find its kept storage by searching. clusterctl also writes a record file for each cluster
-name, from which `list` gets the details and the provider to ask.
+A provider can find its kept storage by searching. clusterctl also writes a record file for each
+cluster name, from which `list` gets the details and the provider to ask.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class KeptStorage(BaseModel):
     homes: Mapping[str, int] = Field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return text such as ``disk demo-a1b2c3-shared in us-central1-a (100GiB, 10.00 USD a month)``."""
+        """Return text such as ``disk demo-a1b2c3-shared in us-central1-a (100GiB, 10.00 USD a
+        month)``.
+        """
         size = "" if self.size_mib is None else format_size(self.size_mib)
         cost = f"{self.usd_per_month:.2f} USD a month" if self.usd_per_month else ""
         more = ", ".join(filter(None, (size, cost)))
@@ -65,19 +68,29 @@ class KeptStorage(BaseModel):
 
 
 def choose_storage_to_reuse(spec: Cluster, storages: Sequence[KeptStorage]) -> KeptStorage | None:
-    """Return the kept storage that `up` reuses. None: `storage.keep` is false, or ``storages`` is empty.
+    """Return the kept storage that `up` reuses. None: `storage.keep` is false, or ``storages`` is
+    empty.
 
     Raises:
-        UsageError: there are several kept storages, or their files' owners differ from the spec's users.
+        UsageError: there are several kept storages, or their files' owners differ from the spec's
+            users.
     """
     if not spec.storage.keep or not storages:
         return None
     remove = REMOVE.format(name=spec.name)
     if len(storages) > 1:
-        message = f"the name {spec.name!r} is ambiguous: {len(storages)} clusters with it have kept storage"
+        message = (
+            f"the name {spec.name!r} is ambiguous: {len(storages)} clusters with it have kept "
+            "storage"
+        )
         reason = "; ".join(map(str, storages))
-        fix = f"rename the cluster, or remove storages: `{remove}` lists them and asks for confirmation"
-        raise UsageError(message, code="storage-name-ambiguous", where="storage.keep", why=reason, fix=fix)
+        fix = (
+            f"rename the cluster, or remove storages: `{remove}` lists them and asks for "
+            "confirmation"
+        )
+        raise UsageError(
+            message, code="storage-name-ambiguous", where="storage.keep", why=reason, fix=fix
+        )
     (kept,) = storages
     if conflicts := "; ".join(_others_files(spec, kept)):
         raise UsageError(
@@ -95,29 +108,39 @@ def _others_files(spec: Cluster, kept: KeptStorage) -> Iterator[str]:
     names = {uid: name for name, uid in kept.homes.items()}
     for user in spec.users:
         if (uid := kept.homes.get(user.name, user.uid)) != user.uid:
-            yield f"{user.name} has uid {user.uid} in the spec, but uid {uid} owns the files in the storage"
+            yield (
+                f"{user.name} has uid {user.uid} in the spec, but uid {uid} owns the files in "
+                "the storage"
+            )
         elif (name := names.get(user.uid, user.name)) != user.name:
             yield f"uid {user.uid} belongs to {user.name} in the spec, but to {name} in the storage"
 
 
 def notes_on_unused_storage(spec: ClusterSpec) -> tuple[str, ...]:
-    """Return notes about kept storage of this cluster name that `up` won't use, as `storage.keep` is false.
+    """Return notes about kept storage of this cluster name that `up` won't use, as `storage.keep`
+    is false.
 
     Raises:
-        UsageError: `storage.keep` is true, but the kept storage is with another provider or project.
+        UsageError: `storage.keep` is true, but the kept storage is with another provider or
+            project.
     """
     saved = load_record(spec.name)
     if saved is None:
         return ()
     if not spec.storage.keep:
         return tuple(
-            f"kept storage is not reused because storage.keep is false: {storage}" for storage in saved.kept
+            f"kept storage is not reused because storage.keep is false: {storage}"
+            for storage in saved.kept
         )
     if saved.place != new_record(spec.provider, spec.users).place:
-        message = f"the kept storage of cluster {spec.name!r} belongs to another provider or project"
+        message = (
+            f"the kept storage of cluster {spec.name!r} belongs to another provider or project"
+        )
         reason = "; ".join(storage.dated for storage in saved.kept)
         fix = f"rename the cluster, or remove the kept storage: `{REMOVE.format(name=spec.name)}`"
-        raise UsageError(message, code="storage-elsewhere", where="storage.keep", why=reason, fix=fix)
+        raise UsageError(
+            message, code="storage-elsewhere", where="storage.keep", why=reason, fix=fix
+        )
     return ()
 
 
@@ -126,7 +149,9 @@ def reuse_note(kept: KeptStorage) -> str:
 
 
 class StorageRecord(BaseModel):
-    """The kept storages of all clusters with the same name, and the provider and user names of their spec."""
+    """The kept storages of all clusters with the same name, and the provider and user names of
+    their spec.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -136,7 +161,9 @@ class StorageRecord(BaseModel):
 
     @property
     def place(self) -> tuple[str | None, ...]:
-        """(provider's type, Google Cloud project or None, and the first user if there is a project)."""
+        """(provider's type, Google Cloud project or None, and the first user if there is a
+        project).
+        """
         project = getattr(self.provider, "project", None)
         return (self.provider.type, project, *(self.users[:1] if project else ()))
 
@@ -152,9 +179,11 @@ def _file(name: str) -> Path:
 
 
 def save_record(name: str, record: StorageRecord | None) -> None:
-    """Write the record of a cluster name to its file. If the record lists no storage, delete the file.
+    """Write the record of a cluster name to its file. If the record lists no storage, delete the
+    file.
 
-    But keep the file if its ``place`` differs from the record's. Without a ``record``, always delete it.
+    But keep the file if its ``place`` differs from the record's. Without a ``record``, always
+    delete it.
     """
     saved = load_record(name)
     if record is not None and record.kept:

@@ -1,1 +1,3 @@
-"""Rehearse failures of a user's job on a local cluster: cause faults, and judge whether the job survives."""
+"""Rehearse failures of a user's job on a local cluster: cause faults, and judge whether the job
+survives.
+"""

@@ -1,4 +1,6 @@
-"""The observation of a job in a rehearsal: starts and ends, steps, and checkpoints, as they appear."""
+"""The observation of a job in a rehearsal: starts and ends, steps, and checkpoints, as they
+appear.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ TICK_S: Final = 0.01
 class Write:
     """A checkpoint that the job has written.
 
-    number: the number in its name. save_s: the seconds from its creation to its final name. None: unknown.
+    number: the number in its name. save_s: the seconds from its creation to its final name. None:
+        unknown.
     """
 
     path: str
@@ -43,9 +46,11 @@ class Observation:
     """A job's events, steps with their times, and checkpoints in the order of their writes.
 
     numbered: whether only files with numbers in their names are checkpoints.
-    fault_at: the time of the fault; None: it was not caused. killed: the node that was killed and is off.
+    fault_at: the time of the fault; None: it was not caused. killed: the node that was killed and
+        is off.
     state: the job's final state. "": it has not ended.
-    waits, waits_s: why it is in the queue, or was when it was given up, and for how long. "": it is not.
+    waits, waits_s: why it is in the queue, or was when it was given up, and for how long. "": it is
+        not.
     """
 
     job_id: str
@@ -77,7 +82,9 @@ class Observation:
         self.writes += sorted(new, key=lambda write: write.time)
 
     def select_checkpoints(self) -> None:
-        """Forget checkpoints without numbers if some have numbers: they may be models for evaluation."""
+        """Forget checkpoints without numbers if some have numbers: they may be models for
+        evaluation.
+        """
         numbered = [write for write in self.writes if write.number is not None]
         self.numbered = bool(numbered)
         self.writes = numbered or self.writes
@@ -93,7 +100,9 @@ class Observation:
     def has_ended(self) -> bool:
         """Whether the job's own record has its end: success, or the reason against a restart."""
         last = self.events[-1] if self.events else {}
-        return last.get("event") == "stop" or (last.get("event") == "end" and last.get("status") == 0)
+        return last.get("event") == "stop" or (
+            last.get("event") == "end" and last.get("status") == 0
+        )
 
     @property
     def seconds(self) -> float:
@@ -124,7 +133,9 @@ class Observation:
 
     @property
     def again_s(self) -> float | None:
-        """Seconds from the fault until the job continued: to its first step, or else to its new start."""
+        """Seconds from the fault until the job continued: to its first step, or else to its new
+        start.
+        """
         if self.fault_at is None or self.restarted is None:
             return None
         first = self.first_step_after
@@ -132,7 +143,9 @@ class Observation:
 
     @property
     def save_s(self) -> float | None:
-        """The median of the seconds that the job took to write a checkpoint, at least ``TICK_S``."""
+        """The median of the seconds that the job took to write a checkpoint, at least
+        ``TICK_S``.
+        """
         seconds = [write.save_s for write in self.writes if write.save_s is not None]
         return max(TICK_S, median(seconds)) if seconds else None
 
@@ -144,7 +157,9 @@ class Observation:
 
 
 def looks_of(transport: Transport, folder: str) -> Generator[dict[str, Any], None, None]:
-    """Yield the answers of payload/node/observe.py about a job's folder, a few per second, without end."""
+    """Yield the answers of payload/node/observe.py about a job's folder, a few per second, without
+    end.
+    """
     stream = transport.stream(["bash", "-c", _OBSERVE, "observe", "watch", folder])
     try:
         for line in split_lines(stream, _unusable("a line is too long")):
@@ -154,7 +169,9 @@ def looks_of(transport: Transport, folder: str) -> Generator[dict[str, Any], Non
 
 
 def results_of(transport: Transport, folder: str) -> dict[str, Any]:
-    """Return the hashes of a job's files, and the lines of its output (see payload/node/observe.py)."""
+    """Return the hashes of a job's files, and the lines of its output (see
+    payload/node/observe.py).
+    """
     result = transport.run(["bash", "-c", _OBSERVE, "observe", "results", folder], timeout_s=600)
     try:
         return dict(json.loads(result.stdout))
@@ -163,4 +180,6 @@ def results_of(transport: Transport, folder: str) -> dict[str, Any]:
 
 
 def _unusable(reason: str) -> SchedulerError:
-    return SchedulerError("the job's folder could not be observed", code="observation-failed", why=reason)
+    return SchedulerError(
+        "the job's folder could not be observed", code="observation-failed", why=reason
+    )

@@ -1,4 +1,6 @@
-"""Run a job undisturbed, then once for each fault, and judge whether it survives. Only on a local cluster."""
+"""Run a job undisturbed, then once for each fault, and judge whether it survives. Only on a local
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,14 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.units import format_duration
 from clusterctl.util.progress import LineReporter
 
-# The shortest silence that may be a hang, and the length of a job after a fault at most: so many times its
-# undisturbed length, and so many seconds for restarts and hangs.
-SILENCE_S, LONGEST_TIMES, LONGEST_MORE_S = 5, 3, 120.0
+# The shortest silence that may be a hang, and the length of a job after a fault at most: so many
+# times its undisturbed length, and so many seconds for restarts and hangs.
+SILENCE_S = 5
+LONGEST_TIMES = 3
+LONGEST_MORE_S = 120.0
 # How long an undisturbed job may run, and how often its job fails, by default.
-LIMIT_S, MTBF_S = 600.0, 172_800.0
+LIMIT_S = 600.0
+MTBF_S = 172_800.0
 # How long a job may take to save and end after the signal, besides the time of a checkpoint.
 _GRACE_S = 10.0
 # Slurm reports a job that it is going to requeue as ended, but only for a moment.
@@ -60,8 +65,8 @@ IFS=' ' read -r size file < <(find "$1" -type f -printf '%s %p\\n' | sort -nr)
 [ "$size" -gt 0 ] && truncate -s $((size / 2)) -- "$file"
 """
 _NO_CHECKPOINTS: Final = (
-    "the job wrote no checkpoint, so each restart begins from zero: rehearse it with a shorter interval of "
-    "checkpoints"
+    "the job wrote no checkpoint, so each restart begins from zero: rehearse it with a shorter "
+    "interval of checkpoints"
 )
 # Job options that a rehearsal sets itself, or that have several tasks.
 OWN_OPTIONS: Final = frozenset("array sweep scaling requeue chain hang".split())
@@ -87,7 +92,10 @@ class Rehearsal:
                 "seconds": round(observed.seconds, 1),
                 "steps": observed.last_step_before,
                 "checkpoints": [write.as_dict() for write in observed.writes],
-                "files": {**self.undisturbed.results["checkpoints"], **self.undisturbed.results["outputs"]},
+                "files": {
+                    **self.undisturbed.results["checkpoints"],
+                    **self.undisturbed.results["outputs"],
+                },
             },
             "faults": [each.as_dict() for each in self.trials],
             "save_s": observed.save_s,
@@ -109,12 +117,16 @@ class Rehearsal:
         """Raise RehearsalError with each fault that the job did not survive."""
         failed = not_survived(self.trials)
         if failed:
-            causes = {each.fault: ", ".join(filter(None, (each.verdict, each.cause))) for each in failed}
+            causes = {
+                each.fault: ", ".join(filter(None, (each.verdict, each.cause))) for each in failed
+            }
             error = RehearsalError(
                 f"{self.name} did not survive {len(failed)} of {len(self.trials)} faults",
                 why="\n".join(f"{fault}: {cause}" for fault, cause in causes.items()),
                 fix="docs/restarts.md explains the lines that the program lacks",
-                failures=tuple(Failure(RehearsalError.code, f"{f}: {cause}") for f, cause in causes.items()),
+                failures=tuple(
+                    Failure(RehearsalError.code, f"{f}: {cause}") for f, cause in causes.items()
+                ),
             )
             error.answer = self.as_dict()
             raise error
@@ -124,7 +136,8 @@ def job_to_rehearse(target: str, options: Mapping[str, object]) -> JobSpec:
     """Return the job for a target of `rehearse`. options: as for ``read_jobs``.
 
     Raises:
-        UsageError, SpecError: there is no such job, an option is wrong, or there are several jobs or tasks.
+        UsageError, SpecError: there is no such job, an option is wrong, or there are several jobs
+            or tasks.
     """
     jobs = read_jobs(target, {**options, "requeue": True, "hang": f"end@{SILENCE_S}"})
     if len(jobs) > 1 or jobs[0].array:
@@ -142,7 +155,8 @@ def job_to_rehearse(target: str, options: Mapping[str, object]) -> JobSpec:
 class Rehearser:
     """Runs the jobs of a rehearsal. report: called with each line about its progress.
 
-    limit_s: how long the undisturbed job may run. mtbf_s: the assumed mean time between failures of the job.
+    limit_s: how long the undisturbed job may run. mtbf_s: the assumed mean time between failures of
+        the job.
     """
 
     session: Session
@@ -170,7 +184,9 @@ class Rehearser:
         if any(judge(undisturbed, run).may_be_chance for run in runs):
             undisturbed = self._compared(prepared, undisturbed)
         trials = explained([judge(undisturbed, run) for run in runs])
-        return Rehearsal(name=prepared.job.name, undisturbed=undisturbed, trials=trials, mtbf_s=self.mtbf_s)
+        return Rehearsal(
+            name=prepared.job.name, undisturbed=undisturbed, trials=trials, mtbf_s=self.mtbf_s
+        )
 
     @cached_property
     def _provider(self) -> Provider:
@@ -198,7 +214,9 @@ class Rehearser:
         return Undisturbed(observed, results)
 
     def _compared(self, prepared: PreparedJob, undisturbed: Undisturbed) -> Undisturbed:
-        """Run the job without a fault again, to find out whether its results are always the same."""
+        """Run the job without a fault again, to find out whether its results are always the
+        same.
+        """
         again = self._undisturbed(prepared)
         steps = min(undisturbed.observed.last_step, again.observed.last_step)
         undisturbed = replace(undisturbed, fewest_steps=steps)
@@ -209,7 +227,9 @@ class Rehearser:
         self.report(Notice("results-not-repeatable", text))
         return replace(undisturbed, repeats=False)
 
-    def _disturbed(self, prepared: PreparedJob, fault: Fault, undisturbed: Undisturbed) -> Disturbed:
+    def _disturbed(
+        self, prepared: PreparedJob, fault: Fault, undisturbed: Undisturbed
+    ) -> Disturbed:
         longest_s = LONGEST_TIMES * undisturbed.observed.seconds + LONGEST_MORE_S
         with self._job(prepared, fault) as observed:
             observed.numbered = undisturbed.observed.numbered
@@ -231,7 +251,9 @@ class Rehearser:
 
     @contextmanager
     def _job(self, prepared: PreparedJob, note: str) -> Iterator[Observation]:
-        """Submit a job, and yield its observation. Afterwards, end it, and start a node that was killed."""
+        """Submit a job, and yield its observation. Afterwards, end it, and start a node that was
+        killed.
+        """
         noted = prepared.job.model_copy(update={"note": f"rehearsal: {note}"})
         submitted = Submitter(self.session, self.report).submit(replace(prepared, job=noted))
         observed = Observation(submitted.job_id, submitted.remote_dir)
@@ -246,8 +268,11 @@ class Rehearser:
             self._start(observed)
 
     def _watch(self, observed: Observation, longest_s: float) -> Iterator[None]:
-        """Update ``observed``, and yield, until the job has ended or ``longest_s`` seconds have passed."""
-        asked, ended = time.monotonic(), 0.0
+        """Update ``observed``, and yield, until the job has ended or ``longest_s`` seconds have
+        passed.
+        """
+        asked = time.monotonic()
+        ended = 0.0
         deadline = asked + longest_s
         with closing(looks_of(self.session.transport, observed.folder)) as looks:
             for look in looks:
@@ -255,7 +280,9 @@ class Rehearser:
                 now = time.monotonic()
                 if now - asked > _STATE_S or observed.has_ended:
                     job = self._info(observed)
-                    observed.waits = job.reason or "no reason" if job.state is JobState.PENDING else ""
+                    observed.waits = (
+                        job.reason or "no reason" if job.state is JobState.PENDING else ""
+                    )
                     observed.waits_s = observed.waits_s + now - asked if observed.waits else 0.0
                     asked = now
                     ended = (ended or now) if job.ended else 0.0
@@ -271,12 +298,15 @@ class Rehearser:
 
     def _cause(self, fault: Fault, job: JobSpec, observed: Observation) -> None:
         """Cause a fault, and record its time in ``observed`` if it could be caused."""
-        at, run = time.time(), self.session.transport.run
+        at = time.time()
+        run = self.session.transport.run
         if fault is Fault.NODE_KILLED:
             hit = self._kill_host(observed)
         elif fault is Fault.TIME_LIMIT:
             name = (job.signal or _DEFAULT_SIGNAL).partition("@")[0]
-            hit = not run(["scancel", "--batch", f"--signal={name}", observed.job_id], check=False).rc
+            hit = not run(
+                ["scancel", "--batch", f"--signal={name}", observed.job_id], check=False
+            ).rc
         elif fault is Fault.CHECKPOINT_TORN:
             hit = self._signal_ranks(observed, signal.SIGKILL) and self._tear(observed)
         else:
@@ -285,7 +315,9 @@ class Rehearser:
         observed.fault_at = at if hit else None
 
     def _tear(self, observed: Observation) -> bool:
-        """Tear the newest checkpoint, now that no rank writes any more. Return whether it is torn."""
+        """Tear the newest checkpoint, now that no rank writes any more. Return whether it is
+        torn.
+        """
         with closing(looks_of(self.session.transport, observed.folder)) as looks:
             observed.add(next(looks))
         argv = ["bash", "-c", _TEAR, "tear", f"{observed.folder}/{observed.writes[-1].path}"]
@@ -298,7 +330,9 @@ class Rehearser:
             return False
         observed.killed = nodes[-1]
         self._provider.kill_host(self._cluster_id, observed.killed)
-        if not any(node.usable and node.name not in nodes for node in self.session.scheduler.nodes()):
+        if not any(
+            node.usable and node.name not in nodes for node in self.session.scheduler.nodes()
+        ):
             self._start(observed)
         return True
 
@@ -309,9 +343,13 @@ class Rehearser:
             up(ClusterContext.of(self.session.spec, workspace=self.session.workspace), UpOptions())
             observed.killed = ""
 
-    def _signal_ranks(self, observed: Observation, number: signal.Signals, *, last: bool = False) -> bool:
+    def _signal_ranks(
+        self, observed: Observation, number: signal.Signals, *, last: bool = False
+    ) -> bool:
         """Send a signal to all ranks or to the last. Return whether there was such a rank."""
-        return bool(self._provider.signal_ranks(self._cluster_id, observed.job_id, number, last=last))
+        return bool(
+            self._provider.signal_ranks(self._cluster_id, observed.job_id, number, last=last)
+        )
 
     def _cause_of_end(self, observed: Observation) -> str:
         """Return in words why the job has not completed."""
@@ -337,17 +375,24 @@ def reject_other_clusters(session: Session) -> None:
 
 
 def _is_due(fault: Fault, undisturbed: Observation, observed: Observation) -> bool:
-    """Return whether the job has made enough progress for the fault: a checkpoint, or half of its time."""
-    half_s, running_s = undisturbed.seconds / 2, time.time() - min(observed.starts, default=time.time())
+    """Return whether the job has made enough progress for the fault: a checkpoint, or half of its
+    time.
+    """
+    half_s = undisturbed.seconds / 2
+    running_s = time.time() - min(observed.starts, default=time.time())
     # A hang is noticed sooner if a few changes of the job's files have shown how often they change.
-    if not undisturbed.writes or (fault is Fault.RANK_FROZEN and running_s < min(half_s, _SETTLED_S)):
+    if not undisturbed.writes or (
+        fault is Fault.RANK_FROZEN and running_s < min(half_s, _SETTLED_S)
+    ):
         return running_s > half_s
     # If the newest checkpoint is torn, the job may continue from the previous.
     return len(observed.writes) > (fault is Fault.CHECKPOINT_TORN and len(undisturbed.writes) > 1)
 
 
 def _ignores_signal(observed: Observation) -> bool:
-    """Return whether the job has not ended in time after the signal that announces its time limit."""
+    """Return whether the job has not ended in time after the signal that announces its time
+    limit.
+    """
     if observed.fault_at is None or observed.times_of("end")[len(observed.starts) - 1 :]:
         return False
     grace_s = _GRACE_S + 2 * (observed.save_s or 0.0)

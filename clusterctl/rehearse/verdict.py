@@ -1,4 +1,6 @@
-"""The verdict on a job after a fault, the missing line of the contract, the best interval of checkpoints."""
+"""The verdict on a job after a fault, the missing line of the contract, the best interval of
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ class Fault(StrEnum):
 class Verdict(StrEnum):
     """The outcome of a job with a fault.
 
-    SURVIVES: the job did all its work, and did not start from zero. TOO_LATE: it ended before the fault.
-    LOST: it also may have completed without doing all its work. UNKNOWN: it completed, and shows neither its
-    steps nor a result to compare.
+    SURVIVES: the job did all its work, and did not start from zero. TOO_LATE: it ended before the
+        fault.
+    LOST: it also may have completed without doing all its work. UNKNOWN: it completed, and shows
+    neither its steps nor a result to compare.
     """
 
     SURVIVES = "survives"
@@ -38,7 +41,8 @@ class Verdict(StrEnum):
     TOO_LATE = "too-late"
 
 
-# Line of the contract in docs/restarts.md -> what the program should do, and the code that it needs.
+# Line of the contract in docs/restarts.md -> what the program should do, and the code that it
+# needs.
 CONTRACT: Final = {
     "continues": (
         "continue by itself when it is started again with the same arguments in the same folder",
@@ -65,7 +69,10 @@ CONTRACT: Final = {
         "seed the sampler by epoch and random numbers by step, and save the state of the optimizer",
     ),
     "shows-progress": (
-        "show its progress: metrics.jsonl, or the number of steps in the file $CLUSTERCTL_HEARTBEAT",
+        (
+            "show its progress: metrics.jsonl, or the number of steps in the file "
+            "$CLUSTERCTL_HEARTBEAT"
+        ),
         "write the step as `show_progress` in survive.py does",
     ),
 }
@@ -85,8 +92,8 @@ _OF_ANY_FAULT: Final = {
     Verdict.DIFFERS: "repeatable",
 }
 _UNSEEN: Final = (
-    "it shows neither its steps nor a checkpoint with a number, and has no file that is the same as without "
-    "the fault"
+    "it shows neither its steps nor a checkpoint with a number, and has no file that is the "
+    "same as without the fault"
 )
 # A repeated line of the output tells how much of the work an attempt has done.
 _FEW_LINES: Final = 3
@@ -96,13 +103,14 @@ _FEW_LINES: Final = 3
 class Trial:
     """The verdict on a job after a fault.
 
-    identical: whether its last checkpoint has the content that it has without the fault. None: there is no
-        checkpoint of the same name to compare.
+    identical: whether its last checkpoint has the content that it has without the fault. None:
+        there is no checkpoint of the same name to compare.
     steps_lost: steps that were repeated, about. None: the job does not show its steps.
     seconds: of the job with all attempts. again_s: from the fault until the job continued.
     missing: lines of the contract that the program seems to lack, keys of ``CONTRACT``.
     is_completed: whether Slurm's state of the job is COMPLETED.
-    cause: why the verdict is that of a job that did not complete or has not done all its work, or is unknown.
+    cause: why the verdict is that of a job that did not complete or has not done all its work, or
+        is unknown.
     """
 
     fault: Fault
@@ -119,21 +127,25 @@ class Trial:
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as `-o json` shows it."""
         lines = [
-            {"line": name, "contract": CONTRACT[name][0], "write": CONTRACT[name][1]} for name in self.missing
+            {"line": name, "contract": CONTRACT[name][0], "write": CONTRACT[name][1]}
+            for name in self.missing
         ]
         return {**asdict(self), "missing": lines}
 
     @property
     def may_be_chance(self) -> bool:
         """Whether the job may have had this verdict without a fault: its results are compared."""
-        return self.verdict is Verdict.DIFFERS or (self.verdict is Verdict.LOST and self.is_completed)
+        return self.verdict is Verdict.DIFFERS or (
+            self.verdict is Verdict.LOST and self.is_completed
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed:
     """The job without a fault.
 
-    results: see ``results`` in payload/node/observe.py. repeats: whether each run has the same results.
+    results: see ``results`` in payload/node/observe.py. repeats: whether each run has the same
+        results.
     fewest_steps: the steps of the run with the fewest steps. None: those in ``observed``.
     """
 
@@ -168,7 +180,8 @@ class Disturbed:
 
 def judge(undisturbed: Undisturbed, disturbed: Disturbed) -> Trial:
     """Return the verdict on a job with a fault."""
-    fault, observed = disturbed.fault, disturbed.observed
+    fault = disturbed.fault
+    observed = disturbed.observed
     verdict, identical, cause = _verdict(fault, undisturbed, observed, disturbed.results)
     after = observed.first_step_after
     lost = max(0, observed.last_step_before - after[1]) if after else None
@@ -187,7 +200,9 @@ def judge(undisturbed: Undisturbed, disturbed: Disturbed) -> Trial:
 
 
 def hangs_too_often(fault: Fault, observed: Observation) -> bool:
-    """Return whether a hang ended the job after the fault. A frozen rank is itself a hang, but only once."""
+    """Return whether a hang ended the job after the fault. A frozen rank is itself a hang, but only
+    once.
+    """
     hangs = [event for event in observed.events if event.get("event") == "hang"]
     # A hang may be reported before it ends the job.
     ended = [event["time"] for event in hangs if event.get("action") != "warn"]
@@ -198,7 +213,9 @@ def hangs_too_often(fault: Fault, observed: Observation) -> bool:
 def _verdict(
     fault: Fault, undisturbed: Undisturbed, observed: Observation, results: Mapping[str, Any]
 ) -> tuple[Verdict, bool | None, str]:
-    """Return the verdict, whether the results are identical, and the cause if the job has completed."""
+    """Return the verdict, whether the results are identical, and the cause if the job has
+    completed.
+    """
     if observed.fault_at is None:
         return Verdict.TOO_LATE, None, ""
     if observed.waits:
@@ -221,11 +238,15 @@ def _verdict(
 
 
 def _work_left(undisturbed: Undisturbed, observed: Observation) -> str:
-    """Return how a completed job has done less than without a fault, by its steps or checkpoints, or ""."""
-    steps, done = undisturbed.last_step, observed.last_step
+    """Return how a completed job has done less than without a fault, by its steps or checkpoints,
+    or "".
+    """
+    steps = undisturbed.last_step
+    done = observed.last_step
     if steps:
         return f"it ended with exit code 0 after step {done} of {steps}" if done < steps else ""
-    number, newest = undisturbed.newest_checkpoint, _newest(observed)
+    number = undisturbed.newest_checkpoint
+    newest = _newest(observed)
     if newest < number and undisturbed.repeats:
         return f"it ended with exit code 0, and its newest checkpoint is {newest}, not {number}"
     return ""
@@ -249,12 +270,16 @@ def is_identical(expected: Mapping[str, Any], results: Mapping[str, Any]) -> boo
     return True if outputs and outputs == results["outputs"] else None
 
 
-def _is_from_zero(undisturbed: Undisturbed, observed: Observation, results: Mapping[str, Any]) -> bool:
+def _is_from_zero(
+    undisturbed: Undisturbed, observed: Observation, results: Mapping[str, Any]
+) -> bool:
     """Return whether the last attempt has repeated the whole work, from its steps or its output."""
     if observed.restarted is None:
         return False
     if observed.first_step_after:
-        saved = [step for at, step in observed.steps if observed.writes and at <= observed.writes[0].time]
+        saved = [
+            step for at, step in observed.steps if observed.writes and at <= observed.writes[0].time
+        ]
         done = saved[-1] if saved else observed.last_step_before
         return 2 * observed.first_step_after[1] < done
     expected = Counter(undisturbed.results["lines"])
@@ -282,10 +307,15 @@ def _missing(
 
 
 def explained(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Correct the missing lines: a program that never continues does so from a torn checkpoint neither."""
+    """Correct the missing lines: a program that never continues does so from a torn checkpoint
+    neither.
+    """
     verdicts = [each.verdict for each in trials if "continues" in each.missing]
     return tuple(
-        replace(each, missing=tuple("continues" if line == "verifies" else line for line in each.missing))
+        replace(
+            each,
+            missing=tuple("continues" if line == "verifies" else line for line in each.missing),
+        )
         if each.verdict in verdicts
         else each
         for each in trials
@@ -293,7 +323,9 @@ def explained(trials: Sequence[Trial]) -> tuple[Trial, ...]:
 
 
 def best_interval_s(save_s: float, mtbf_s: float) -> float:
-    """Return the interval of checkpoints by Young and Daly, from their cost and the time between failures."""
+    """Return the interval of checkpoints by Young and Daly, from their cost and the time between
+    failures.
+    """
     return math.sqrt(2 * save_s * mtbf_s)
 
 

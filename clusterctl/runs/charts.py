@@ -1,4 +1,6 @@
-"""Charts of the metrics that a program wrote: over steps, by a sweep's parameters, and the time of a step."""
+"""Charts of the metrics that a program wrote: over steps, by a sweep's parameters, and the time of
+a step.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,18 @@ _MOST_WINDOWS: Final = 50_000
 # The report and the table of a scaling have the medians of these metrics.
 SPEEDS: Final = ("samples_per_s", "tokens_per_s")
 EXPOSED: Final = "comm_exposed_ms"
-# The name of a chart's metrics without words for training and evaluation, and the axis of their values.
+# The name of a chart's metrics without words for training and evaluation, and the axis of their
+# values.
 _Group: TypeAlias = tuple[str, str]
 # Metrics of training and of evaluation that are shown in the same chart.
-_SPLIT: Final = re.compile(r"^(?:(train(?:ing)?)|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)[/_.]")
+_SPLIT: Final = re.compile(
+    r"^(?:(train(?:ing)?)|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)[/_.]"
+)
 # Metrics of the bundled `train` that the report shows in sentences or in charts of their own.
 _OWN_CHARTS: Final = frozenset(
-    "seconds data_ms comm_total_ms comm_exposed_ms skipped eval_windows stall_s write_s bytes".split()
+    (
+        "seconds data_ms comm_total_ms comm_exposed_ms skipped eval_windows stall_s write_s bytes"
+    ).split()
 )
 # The parts of a step's time.
 PARTS: Final = ("compute", "exposed communication", "data")
@@ -43,8 +50,23 @@ _SEED: Final = re.compile(r"(?:.*[._-])?(?:seed|random_state)", re.IGNORECASE)
 # Units of metrics, by the ends of their names. A share of 1 is shown in percent.
 _SHARE: Final = "share"
 _UNITS: Final = {
-    **{"s": "s", "sec": "s", "seconds": "s", "ms": "ms", "bytes": "B", "bytes_sent": "B", "mib": "MiB"},
-    **{"gib": "GiB", "gb": "GB", "gflops": "GFLOP/s", "percent": "%", "mfu": _SHARE, "efficiency": _SHARE},
+    **{
+        "s": "s",
+        "sec": "s",
+        "seconds": "s",
+        "ms": "ms",
+        "bytes": "B",
+        "bytes_sent": "B",
+        "mib": "MiB",
+    },
+    **{
+        "gib": "GiB",
+        "gb": "GB",
+        "gflops": "GFLOP/s",
+        "percent": "%",
+        "mfu": _SHARE,
+        "efficiency": _SHARE,
+    },
 }
 _UNIT: Final = re.compile(rf"(?:^|[_/.])({'|'.join(_UNITS)})$")
 _RATE: Final = re.compile(r"([^_/.]+)(?:_per_|/)s(?:ec(?:ond)?)?$")
@@ -57,15 +79,17 @@ _LARGER_UNITS: Final[Mapping[str, Sequence[tuple[str, float]]]] = {
 _ENOUGH: Final = 2
 # Lines closer than this share of the chart's height hide each other.
 _LINE: Final = 0.01
-# Points of a line from which a smoothed line can be shown, and the number of points of the smoothed line.
+# Points of a line from which a smoothed line can be shown, and the number of points of the smoothed
+# line.
 _SMOOTH_FROM: Final = 40
 _SMOOTH: Final = 50
 # The factor between the values of a parameter from which its axis is logarithmic.
 _WIDE: Final = 10
-# A line with a peak this many times lower than another line's can't be seen beside it on a linear axis.
+# A line with a peak this many times lower than another line's can't be seen beside it on a linear
+# axis.
 _FAR: Final = 20
-# A metric is a multiple of another metric if it has at least this many values, and differs from the multiple
-# by at most this share of each value and of the height of its chart.
+# A metric is a multiple of another metric if it has at least this many values, and differs from the
+# multiple by at most this share of each value and of the height of its chart.
 _MULTIPLE_FROM: Final = 3
 _MULTIPLE: Final = 1e-4
 
@@ -84,12 +108,18 @@ class RankTimes:
     def add(self, line: Mapping[str, Any]) -> None:
         means, slowest, windows = (line.get(key) for key in ("compute_ms", "slowest", "windows"))
         if isinstance(means, list) and isinstance(slowest, list) and isinstance(windows, int):
-            complete = len(means) == len(finite_values(means)) == len(finite_values(slowest)) == len(slowest)
+            complete = (
+                len(means)
+                == len(finite_values(means))
+                == len(finite_values(slowest))
+                == len(slowest)
+            )
             if complete and 0 < windows < _MOST_WINDOWS and len(means) == len(self.means or means):
                 totals = [mean * self.windows for mean in self.means] or [0.0] * len(means)
                 self.windows += windows
                 self.means = [
-                    (total + mean * windows) / self.windows for total, mean in zip(totals, means, strict=True)
+                    (total + mean * windows) / self.windows
+                    for total, mean in zip(totals, means, strict=True)
                 ]
                 earlier = self.slowest or [0] * len(means)
                 self.slowest = [sum(pair) for pair in zip(earlier, slowest, strict=True)]
@@ -102,7 +132,8 @@ class ProgramMetrics:
     curves: by the name of the metric.
     samples: the values of metrics whose median is needed, and as ``STEP`` the times of steps.
     parts: a curve for each of PARTS, over the steps that have them all.
-    stalls: step and time of the last checkpoints. stall_ms: the sum of all, of which there are stall_count.
+    stalls: step and time of the last checkpoints. stall_ms: the sum of all, of which there are
+        stall_count.
     hosts: rank -> host. seconds: the duration that the program measured since its last start.
     samples_done: the samples of all steps, also of steps that were computed twice; None if unknown.
     given: the options that the user set; None if the program does not tell.
@@ -137,7 +168,8 @@ class ProgramMetrics:
         for block in files.blocks():
             metrics._add(block)
         metrics.left_out = files.left_out
-        start, end = row.record.start_time or 0, row.record.end_time or math.inf
+        start = row.record.start_time or 0
+        end = row.record.end_time or math.inf
         for moment in (metrics.began, metrics.ended):
             if moment is not None and not start - CLOCK_S <= moment <= end + CLOCK_S:
                 # The program used another clock, such as the seconds since its start.
@@ -146,12 +178,16 @@ class ProgramMetrics:
         return metrics
 
     def median(self, name: str) -> float | None:
-        """Return the median of a metric, or of the times of steps (``STEP``); None without values."""
+        """Return the median of a metric, or of the times of steps (``STEP``); None without
+        values.
+        """
         return self.samples[name].median()
 
     @property
     def mean_step_ms(self) -> float | None:
-        """The mean time of a step, without checkpoints and evaluations; None if the program is another's."""
+        """The mean time of a step, without checkpoints and evaluations; None if the program is
+        another's.
+        """
         totals = self.part_means
         return sum(totals) if totals and sum(totals) < math.inf else None
 
@@ -208,9 +244,15 @@ class ProgramMetrics:
         steps_ms = [1e3 * value for value in seconds.ys]
         self.samples[STEP].extend(steps_ms)
         exposed, data = others
-        if exposed is None or data is None or not len(seconds.ys) == len(exposed.ys) == len(data.ys):
+        if (
+            exposed is None
+            or data is None
+            or not len(seconds.ys) == len(exposed.ys) == len(data.ys)
+        ):
             return
-        waits, loads, xs = exposed.ys, data.ys, seconds.xs or ()
+        waits = exposed.ys
+        loads = data.ys
+        xs = seconds.xs or ()
         if not math.isfinite(sum(map(sum, (steps_ms, waits, loads)))):
             rows = zip(steps_ms, waits, loads, xs, strict=True)
             finite_rows = [row for row in rows if all(map(math.isfinite, row))]
@@ -218,11 +260,15 @@ class ProgramMetrics:
         listed = zip(steps_ms, waits, loads, strict=True)
         compute = [max(0.0, step - wait - load) for step, wait, load in listed]
         for curve, ys in zip(self.parts, (compute, waits, loads), strict=True):
-            curve.extend(block.axis, Column(xs, ys, rises=seconds.rises and len(ys) == len(seconds.ys)))
+            curve.extend(
+                block.axis, Column(xs, ys, rises=seconds.rises and len(ys) == len(seconds.ys))
+            )
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of a metric, as its name tells: s, ms, B, MiB, samples/s, share. Otherwise ""."""
+    """Return the unit of a metric, as its name tells: s, ms, B, MiB, samples/s, share. Otherwise
+    "".
+    """
     if rate := _RATE.search(name):
         return f"{_UNITS.get(rate[1], rate[1])}/s"
     match = _UNIT.search(name)
@@ -230,12 +276,19 @@ def unit_of(name: str) -> str:
 
 
 def line_chart(
-    title: str, lines: Sequence[Series], x: str = "step", unit: str = "", *, x_end: float | None = None
+    title: str,
+    lines: Sequence[Series],
+    x: str = "step",
+    unit: str = "",
+    *,
+    x_end: float | None = None,
 ) -> Chart:
-    """Return a chart of lines, with units that fit their values. Of a repeated x the last value is drawn.
+    """Return a chart of lines, with units that fit their values. Of a repeated x the last value is
+    drawn.
 
     x: title of the axis. With the unit ``s`` it is an axis of time. x_end: the end of the axis x.
-    unit: of the values, such as B or s. Such values are amounts or shares, so their axis begins at 0.
+    unit: of the values, such as B or s. Such values are amounts or shares, so their axis begins at
+        0.
     """
     places = [place for line in lines for place, _ in line.points]
     x_unit, x_size = fitting_unit(x, places if x_end is None else [x_end])
@@ -253,7 +306,9 @@ def line_chart(
 
 
 def _on_axis(chart: Chart, unit: str) -> Chart:
-    """Return the chart with an axis that fits: from 0 if the values have a unit, logarithmic if needed."""
+    """Return the chart with an axis that fits: from 0 if the values have a unit, logarithmic if
+    needed.
+    """
     lines = chart.series
     if chart.kind == Kind.POINTS:
         lines = [Series("", [point]) for line in lines for point in line.points]
@@ -263,7 +318,9 @@ def _on_axis(chart: Chart, unit: str) -> Chart:
 
 
 def _needs_log(lines: Sequence[Series]) -> bool:
-    """Return whether a line can't be seen on a linear axis, such as beside that of a task that diverged."""
+    """Return whether a line can't be seen on a linear axis, such as beside that of a task that
+    diverged.
+    """
     heights = [finite_values(y for _, y in line.points) for line in lines]
     unmarked = [ys for line, ys in zip(lines, heights, strict=True) if not line.marks]
     peaks = [max(ys) for ys in unmarked if max(ys, default=0.0) > 0]
@@ -271,24 +328,34 @@ def _needs_log(lines: Sequence[Series]) -> bool:
     return bool(peaks) and is_positive and max(peaks) >= _FAR * min(peaks)
 
 
-def with_covers(lines: Sequence[Series], *, log: bool = False, from_zero: bool = False) -> list[Series]:
+def with_covers(
+    lines: Sequence[Series], *, log: bool = False, from_zero: bool = False
+) -> list[Series]:
     """Return the lines of a chart, with the number of earlier lines that each line hides.
 
     log: whether the axis is logarithmic. from_zero: whether it begins at 0.
     """
     placed = [
-        replace(line, points=[(x, math.log10(y) if y else None) for x, y in line.points]) if log else line
+        replace(line, points=[(x, math.log10(y) if y else None) for x, y in line.points])
+        if log
+        else line
         for line in lines
     ]
     heights = finite_values(y for line in placed for _, y in line.points)
     lowest = 0.0 if from_zero else min(heights, default=0.0)
     near = _LINE * (max(heights, default=0.0) - lowest)
-    covers = [sum(_covers(line, other, near) for other in placed[:at]) for at, line in enumerate(placed)]
+    covers = [
+        sum(_covers(line, other, near) for other in placed[:at]) for at, line in enumerate(placed)
+    ]
     return [replace(line, covers=count) for line, count in zip(lines, covers, strict=True)]
 
 
-def fitting_unit(unit: str, values: Iterable[float | None], enough: float = _ENOUGH) -> tuple[str, float]:
-    """Return the largest unit that the largest value has at least ``enough`` of, and its size in ``unit``."""
+def fitting_unit(
+    unit: str, values: Iterable[float | None], enough: float = _ENOUGH
+) -> tuple[str, float]:
+    """Return the largest unit that the largest value has at least ``enough`` of, and its size in
+    ``unit``.
+    """
     largest = max(map(abs, finite_values(values)), default=0.0)
     if unit == _SHARE:
         # Some programs write their MFU in percent.
@@ -315,9 +382,13 @@ def _covers(line: Series, other: Series, near: float) -> bool:
 
 
 def _gap(point: tuple[Any, float | None], line: Sequence[tuple[Any, float | None]]) -> float | None:
-    """Return the distance of a point from a line at the same x; None if the line has no value there."""
+    """Return the distance of a point from a line at the same x; None if the line has no value
+    there.
+    """
     (x, y), at = point, bisect_left(line, point[0], key=lambda each: each[0])
-    around = line[at : at + 1] if at < len(line) and line[at][0] == x else line[max(0, at - 1) : at + 1]
+    around = (
+        line[at : at + 1] if at < len(line) and line[at][0] == x else line[max(0, at - 1) : at + 1]
+    )
     (x0, y0), (x1, y1) = (around[0], around[-1]) if around else ((math.inf, None), (math.inf, None))
     if y is None or y0 is None or y1 is None or not x0 <= x <= x1:
         return None
@@ -327,11 +398,12 @@ def _gap(point: tuple[Any, float | None], line: Sequence[tuple[Any, float | None
 def metrics_section(
     runs: Mapping[str, ProgramMetrics], missing: list[str], only: Sequence[str] = ()
 ) -> Section:
-    """Return charts of the metrics ``only`` (empty: all), with a line per run. ``missing``: gets messages.
+    """Return charts of the metrics ``only`` (empty: all), with a line per run. ``missing``: gets
+    messages.
 
-    A run has the same color in all charts. The metrics of a single run have a color each. Metrics that never
-    changed are listed instead. A multiple of another metric is named in the title of that metric's chart, and
-    its range is listed.
+    A run has the same color in all charts. The metrics of a single run have a color each. Metrics
+    that never changed are listed instead. A multiple of another metric is named in the title of
+    that metric's chart, and its range is listed.
     """
     groups: dict[_Group, list[str]] = defaultdict(list)
     unchanged: list[str] = []
@@ -340,12 +412,18 @@ def metrics_section(
     ranges: list[str] = []
     is_bundled = any(metrics.is_ours for metrics in runs.values())
     listed = {
-        name: {title: metrics.curves[name] for title, metrics in runs.items() if name in metrics.curves}
+        name: {
+            title: metrics.curves[name] for title, metrics in runs.items() if name in metrics.curves
+        }
         for name in dict.fromkeys(name for metrics in runs.values() for name in metrics.curves)
         if not (name in _OWN_CHARTS and is_bundled) and not (only and name not in only)
     }
     drawn_values = [
-        _Values(name, axis, {title: curve for title, curve in curves.items() if curve.drawn_axis == axis})
+        _Values(
+            name,
+            axis,
+            {title: curve for title, curve in curves.items() if curve.drawn_axis == axis},
+        )
         for name, curves in listed.items()
         for axis in dict.fromkeys(curve.drawn_axis for curve in curves.values())
     ]
@@ -357,7 +435,9 @@ def metrics_section(
             continue
         alike = shown[values.places]
         factors = ((other, values.factor(other)) for other in alike)
-        first, factor = next(((first, factor) for first, factor in factors if factor), (values, None))
+        first, factor = next(
+            ((first, factor) for first, factor in factors if factor), (values, None)
+        )
         if factor is None:
             alike.append(values)
             groups[values.group].append(values.name)
@@ -365,7 +445,9 @@ def metrics_section(
             times = "the same as" if factor == 1 else f"{factor:.4g} times"
             multiples[first.group].append((f"{values.name} is {times}", first.name))
             if factor != 1:
-                low, high = (with_unit(y, unit_of(values.name)) for y in (values.lowest, values.highest))
+                low, high = (
+                    with_unit(y, unit_of(values.name)) for y in (values.lowest, values.highest)
+                )
                 ranges.append(f"{values.name}, {times} {first.name}: {low} to {high}")
     if len(groups) > MOST_CHARTS:
         missing.append(f"charts of {len(groups) - MOST_CHARTS} more metrics")
@@ -373,12 +455,16 @@ def metrics_section(
         missing.extend(f"{title}: {text}" if title else text for text in metrics.left_out)
     drawn = sorted(groups, key=_order)[:MOST_CHARTS]
     charts = [_metric_chart(group, groups[group], runs, multiples[group]) for group in drawn]
-    lines = [f"a single value each, so without a chart: {', '.join(unchanged)}"] if unchanged else []
+    lines = (
+        [f"a single value each, so without a chart: {', '.join(unchanged)}"] if unchanged else []
+    )
     return Section("Metrics", [*lines, *ranges, *_place_lines(listed)], charts)
 
 
 def _place_lines(listed: Mapping[str, Mapping[str, Curve]]) -> Iterator[str]:
-    """Yield sentences on values that a chart does not have. listed: metric -> title of a run -> curve."""
+    """Yield sentences on values that a chart does not have. listed: metric -> title of a run ->
+    curve.
+    """
     repeated: dict[str, list[str]] = defaultdict(list)
     unplaced: dict[str, list[str]] = defaultdict(list)
     by_row: dict[str, list[str]] = defaultdict(list)
@@ -387,10 +473,14 @@ def _place_lines(listed: Mapping[str, Mapping[str, Curve]]) -> Iterator[str]:
             where = f" of {title}" if title else ""
             if curve.drawn_axis != curve.axis:
                 counts = f"{curve.same:,} of {curve.count:,} values{where} have"
-                by_row[f"{counts} the {curve.axis} of the value before, so the chart is by row"].append(name)
+                by_row[
+                    f"{counts} the {curve.axis} of the value before, so the chart is by row"
+                ].append(name)
             elif curve.repeated:
                 counts = f"{curve.repeated:,} of {curve.count:,} values{where} have"
-                repeated[f"{counts} the {curve.axis} of an earlier value, or one before it"].append(name)
+                repeated[f"{counts} the {curve.axis} of an earlier value, or one before it"].append(
+                    name
+                )
             if curve.unplaced and curve.drawn_axis == curve.axis:
                 counts = f"{curve.unplaced:,} of {curve.count:,} values{where} have"
                 unplaced[f"{counts} no {curve.axis}"].append(name)
@@ -398,15 +488,16 @@ def _place_lines(listed: Mapping[str, Mapping[str, Curve]]) -> Iterator[str]:
         yield f"{first_few(names, MOST_LINES)}: {text}"
     for text, names in repeated.items():
         yield (
-            f"{first_few(names, MOST_LINES)}: {text}, for example after a restart; charts have the latest "
-            "values"
+            f"{first_few(names, MOST_LINES)}: {text}, for example after a restart; charts have "
+            "the latest values"
         )
     for text, names in unplaced.items():
         yield f"{first_few(names, MOST_LINES)}: {text}, and are not in charts"
 
 
 class _Values:
-    """The values of a metric in runs, by the same axis. ys: None for NaN. count: the most values in a run.
+    """The values of a metric in runs, by the same axis. ys: None for NaN. count: the most values in
+    a run.
 
     Of a curve with very many values, ``ys`` and ``places`` are those of its buckets.
     """
@@ -417,22 +508,29 @@ class _Values:
         self.count = max(curve.count for curve in curves.values())
         buckets = [bucket for curve in curves.values() for bucket in curve.buckets]
         self.places = tuple(
-            (title, curve.size, tuple(place for place, _ in curve.thin())) for title, curve in curves.items()
+            (title, curve.size, tuple(place for place, _ in curve.thin()))
+            for title, curve in curves.items()
         )
         points = (
             point
             for bucket in buckets
-            for point in ((bucket.first,) if bucket.count == 1 else (bucket.low, bucket.high, bucket.gap))
+            for point in (
+                (bucket.first,) if bucket.count == 1 else (bucket.low, bucket.high, bucket.gap)
+            )
         )
         self.ys = [None if point is None or math.isnan(point.y) else point.y for point in points]
         numbers = [y for y in self.ys if y is not None]
-        self.lowest, self.highest = min(numbers, default=math.nan), max(numbers, default=math.nan)
+        self.lowest = min(numbers, default=math.nan)
+        self.highest = max(numbers, default=math.nan)
 
     def factor(self, other: _Values) -> float | None:
-        """Return the factor by which the metric is a multiple of another metric at the same steps, if any."""
+        """Return the factor by which the metric is a multiple of another metric at the same steps,
+        if any.
+        """
         if self.ys == other.ys:
             return 1.0
-        factor, height = self.highest / (other.highest or 1.0), self.highest - self.lowest
+        factor = self.highest / (other.highest or 1.0)
+        height = self.highest - self.lowest
         is_multiple = (
             self.count >= _MULTIPLE_FROM
             and len(self.ys) == len(other.ys)
@@ -473,22 +571,29 @@ def _metric_chart(
     return line_chart(f"{title}{more}", _metric_lines(names, axis, runs), axis, unit_of(names[0]))
 
 
-def _metric_lines(names: Sequence[str], axis: str, runs: Mapping[str, ProgramMetrics]) -> list[Series]:
+def _metric_lines(
+    names: Sequence[str], axis: str, runs: Mapping[str, ProgramMetrics]
+) -> list[Series]:
     lines = []
     for number, (title, metrics) in enumerate(runs.items()):
         for at, name in enumerate(names):
             curve = metrics.curves.get(name)
             if curve is not None and curve.drawn_axis == axis:
                 words = [title, name] if len(names) > 1 else [title or name]
-                color, marks = number if len(runs) > 1 else at, _is_evaluation(name)
+                color = number if len(runs) > 1 else at
+                marks = _is_evaluation(name)
                 full_name = " ".join(filter(None, words))
                 smooth = () if curve.is_complete or marks else curve.means(_SMOOTH)
-                lines.append(Series(full_name, curve.points(), color, marks, smooth=smooth, run=title))
+                lines.append(
+                    Series(full_name, curve.points(), color, marks, smooth=smooth, run=title)
+                )
     return lines
 
 
 def loss_lines(metrics: ProgramMetrics) -> list[Series]:
-    """Return the losses of a run by Unix time; [] if the program did not log its loss with the time."""
+    """Return the losses of a run by Unix time; [] if the program did not log its loss with the
+    time.
+    """
     names = [name for name in metrics.curves if _SPLIT.sub("", name) == "loss"]
     lines = []
     for at, name in enumerate(names if metrics.has_clock else ()):
@@ -520,13 +625,21 @@ def step_charts(metrics: ProgramMetrics) -> Iterator[Chart]:
     if metrics.stalls:
         stalls = [(f"{step:.15g}", stall) for step, stall in metrics.stalls]
         count = metrics.stall_count
-        title = f"Checkpoints (the last {len(stalls)} of {count:,})" if count > len(stalls) else "Checkpoints"
+        title = (
+            f"Checkpoints (the last {len(stalls)} of {count:,})"
+            if count > len(stalls)
+            else "Checkpoints"
+        )
         yield Chart(title, [Series("wait of rank 0", stalls)], y="ms", kind=Kind.BARS)
 
 
 def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
-    """Return a chart of a metric by a parameter. tasks: in the order of their colors in other charts."""
-    numbered = ((task, task.value(key), task.value(metric), number) for number, task in enumerate(tasks))
+    """Return a chart of a metric by a parameter. tasks: in the order of their colors in other
+    charts.
+    """
+    numbered = (
+        (task, task.value(key), task.value(metric), number) for number, task in enumerate(tasks)
+    )
     plotted = [
         (x, y, number, task.record.state == JobState.COMPLETED)
         for task, x, y, number in numbered
@@ -550,9 +663,11 @@ def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
 def seeds_section(
     rows: Mapping[str, Row], keys: Sequence[str], metric: str, runs: Mapping[str, ProgramMetrics]
 ) -> Section:
-    """Return means and spreads of runs that differ only in their seed. Empty if there are no such runs.
+    """Return means and spreads of runs that differ only in their seed. Empty if there are no such
+    runs.
 
-    rows: title of a run -> run; those that did not complete do not count. keys: the options in which the
+    rows: title of a run -> run; those that did not complete do not count. keys: the options in
+        which the
     runs differ. runs: title -> its metrics.
     """
     others = [key for key in keys if not _SEED.fullmatch(key)]
@@ -562,8 +677,11 @@ def seeds_section(
             groups[tuple(row.value(key) for key in others)].append(title)
     if len(others) == len(keys) or all(len(titles) == 1 for titles in groups.values()):
         return Section("Seeds")
-    unit, cells, lines = unit_of(metric), [], []
-    stride, axis = 1, STEP
+    unit = unit_of(metric)
+    cells = []
+    lines = []
+    stride = 1
+    axis = STEP
     for number, (values, titles) in enumerate(groups.items()):
         results = [float(str(rows[title].value(metric))) for title in titles]
         spread = Spread.of(results)

@@ -1,4 +1,6 @@
-"""Collect runs: copy a job's files, accounting and environment to a local folder, all or nothing."""
+"""Collect runs: copy a job's files, accounting and environment to a local folder, all or
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +153,9 @@ def _bytes(flag: str, size: str | None, default: int) -> int:
         return default if size is None else parse_size_mib(size) << 20
     except ValueError as exc:
         message = f"{flag}: {size!r} is not a valid size"
-        raise UsageError(message, code="bad-value", why=str(exc), fix=f"for example, {flag} 4GiB") from exc
+        raise UsageError(
+            message, code="bad-value", why=str(exc), fix=f"for example, {flag} 4GiB"
+        ) from exc
 
 
 def collect(
@@ -163,8 +167,12 @@ def collect(
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
 ) -> tuple[RunRecord, ...]:
-    """Collect the runs of jobs. Return the runs' records. For arguments and errors, see ``collect_runs``."""
-    runs = collect_runs(session, ids, out=out, everywhere=everywhere, discard=discard, selection=selection)
+    """Collect the runs of jobs. Return the runs' records. For arguments and errors, see
+    ``collect_runs``.
+    """
+    runs = collect_runs(
+        session, ids, out=out, everywhere=everywhere, discard=discard, selection=selection
+    )
     return tuple(runs)
 
 
@@ -178,22 +186,25 @@ def collect_runs(
     selection: Selection = DEFAULT,
     progress: Progress = lambda *_: None,
 ) -> Iterator[RunRecord]:
-    """Collect the runs of jobs. Yield the record of each run once the run's files are on this machine.
+    """Collect the runs of jobs. Yield the record of each run once the run's files are on this
+    machine.
 
-    A run that was collected before is not copied again, with two exceptions: the copy of a then running job
-    is replaced, and files that stayed on the cluster are fetched if ``selection`` exceeds the default.
+    A run that was collected before is not copied again, with two exceptions: the copy of a then
+    running job is replaced, and files that stayed on the cluster are fetched if ``selection``
+    exceeds the default.
 
-    ids: job ids, or names of runs; a task's id selects its whole array. None: the uncollected jobs that were
-        submitted from the current folder, or from its project.
+    ids: job ids, or names of runs; a task's id selects its whole array. None: the uncollected jobs
+        that were submitted from the current folder, or from its project.
     out: the folder for the runs. None: ./runs.
-    everywhere: if ``ids`` is None, all uncollected jobs from this machine. Unless ``out`` is given, a run of
-        another project gets into the folder `runs` of the job's folder.
+    everywhere: if ``ids`` is None, all uncollected jobs from this machine. Unless ``out`` is given,
+        a run of another project gets into the folder `runs` of the job's folder.
     discard: job ids to leave out if ``ids`` is None.
     selection: the files to copy. The record's ``skipped`` lists the files that stay on the cluster.
 
     Raises:
         UsageError: an id is malformed.
-        CollectError: some runs could not be collected and are in ``failures``. All other runs were collected.
+        CollectError: some runs could not be collected and are in ``failures``. All other runs were
+            collected.
         SchedulerError: a job is unknown, or the scheduler does not answer.
         TransportError: the cluster can't be reached.
     """
@@ -209,7 +220,9 @@ def collect_runs(
     ) as collection:
         collection.query_jobs([entry.job_id for entry in entries if entry.job_id])
         for number, entry in enumerate(entries, 1):
-            title = f"job {entry.job_id}" + (f" ({number} of {len(entries)})" if len(entries) > 1 else "")
+            title = f"job {entry.job_id}" + (
+                f" ({number} of {len(entries)})" if len(entries) > 1 else ""
+            )
             collection.progress = with_title(title, progress)
             try:
                 run = collection.collect_run(entry)
@@ -235,13 +248,19 @@ def _entries_to_collect(
     if ids:
         job_ids = [job_id_of(name, session.ledger) for name in ids]
         return list(dict.fromkeys(_find_or_add_entry(session, job_id) for job_id in job_ids))
-    entries = (e for e in session.ledger.entries() if _is_uncollected(e) or _needs_more(e, selection))
+    entries = (
+        e for e in session.ledger.entries() if _is_uncollected(e) or _needs_more(e, selection)
+    )
     return [e for e in entries if e.job_id not in discard]
 
 
 def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: int) -> CollectError:
     (first, *more) = failed.values()
-    folders = {os.path.dirname(exc.where) for exc in failed.values() if exc.code == "run-unwritable"}  # noqa: PTH120
+    folders = {
+        os.path.dirname(exc.where)  # noqa: PTH120
+        for exc in failed.values()
+        if exc.code == "run-unwritable"
+    }
     is_unusable = len(folders) == 1 and not all(
         os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)  # noqa: PTH112 - never raises
         for path in folders
@@ -273,7 +292,11 @@ def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: i
 
 
 def collect_all(
-    spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None, discard: Collection[str] = ()
+    spec: ClusterSpec,
+    workspace: Workspace,
+    *,
+    out: Path | None = None,
+    discard: Collection[str] = (),
 ) -> Iterator[RunRecord]:
     """Collect all runs that are not on this machine, except those of the job ids in ``discard``."""
     facts = facts_of(workspace) if workspace.inventory.exists() else facts_of_spec(spec)
@@ -282,10 +305,14 @@ def collect_all(
 
 
 def uncollected_elsewhere(session: Session) -> Mapping[str, int]:
-    """Return folder -> number of its uncollected jobs, of folders that `collect` without ids leaves out."""
+    """Return folder -> number of its uncollected jobs, of folders that `collect` without ids leaves
+    out.
+    """
     here = Path.cwd()
     entries = session.ledger.entries()
-    folders = [entry.folder for entry in entries if _is_uncollected(entry) and entry.folder is not None]
+    folders = [
+        entry.folder for entry in entries if _is_uncollected(entry) and entry.folder is not None
+    ]
     return Counter(folder for folder in folders if not is_of_project(folder, here))
 
 
@@ -301,7 +328,9 @@ def _is_uncollected(entry: JobEntry) -> bool:
 
 
 def _needs_more(entry: JobEntry, selection: Selection) -> bool:
-    """Return whether ``selection`` may include files that an earlier collect left on the cluster."""
+    """Return whether ``selection`` may include files that an earlier collect left on the
+    cluster.
+    """
     if not selection.exceeds_default or entry.run_dir is None:
         return False
     try:
@@ -318,7 +347,8 @@ def _find_or_add_entry(session: Session, job_id: str) -> JobEntry:
     jobs = session.scheduler.jobs([job_id.partition("_")[0]])
     if not jobs:
         raise session.scheduler.unknown([job_id])
-    # Any user can copy another job's comment. A job with a known token would replace the real ledger entry.
+    # Any user can copy another job's comment. A job with a known token would replace the real
+    # ledger entry.
     ledger_tokens = {entry.token for entry in session.ledger.entries()}
     token = jobs[0].token
     if token in ("", *ledger_tokens) or jobs[0].user != session.facts.job_user:
@@ -337,7 +367,9 @@ def _find_or_add_entry(session: Session, job_id: str) -> JobEntry:
 
 
 def _program_folder(session: Session, folder: str) -> str | None:
-    """Return the folder in a job's folder with the program's files, as the job's script names it."""
+    """Return the folder in a job's folder with the program's files, as the job's script names
+    it.
+    """
     script = f"{folder}/{session.scheduler.script_name}"
     argv = ["sh", "-c", 'grep -qx "$1" <"$2"', "sh", f"files=$PWD/{PROGRAM_FOLDER}", script]
     named = session.transport.run(argv, check=False)
@@ -347,7 +379,8 @@ def _program_folder(session: Session, folder: str) -> str | None:
 class _Collection:
     """Collects the runs of several jobs in turn, over one connection to each host.
 
-    everywhere: see ``collect_runs``. verified: whether files of collected runs are compared with SHA256SUMS.
+    everywhere: see ``collect_runs``. verified: whether files of collected runs are compared with
+        SHA256SUMS.
     """
 
     def __init__(
@@ -359,7 +392,9 @@ class _Collection:
         everywhere: bool,
         verified: bool,
     ) -> None:
-        self.session, self.out, self.selection = session, out, selection
+        self.session = session
+        self.out = out
+        self.selection = selection
         self.everywhere = everywhere
         self.verified = verified
         self.progress: Progress = lambda *_: None
@@ -394,7 +429,9 @@ class _Collection:
             return self.own_jobs(entry, exc.queued) or (unknown,)
 
     def own_jobs(self, entry: JobEntry, jobs: Sequence[JobInfo]) -> Sequence[JobInfo]:
-        """Return the jobs of this submission: another job has its id if Slurm's numbers have begun again."""
+        """Return the jobs of this submission: another job has its id if Slurm's numbers have begun
+        again.
+        """
         ledger = self.session.ledger
         parts = (part.token for part in ledger.entries_and_parts() if part.part_of == entry.token)
         tokens = {entry.token, *parts}
@@ -442,7 +479,9 @@ class _Collection:
         with self.reporting_write_errors(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
             recorder = start_in_thread(partial(_recorder, self.session, entry, jobs))
-            manifest = self.fetch(entry, hosts, work, still_changing=not all(job.ended for job in jobs))
+            manifest = self.fetch(
+                entry, hosts, work, still_changing=not all(job.ended for job in jobs)
+            )
             writer = recorder()
             record = writer.write(work / "tree", manifest)
             for name_of_file in changed:
@@ -458,13 +497,16 @@ class _Collection:
         note_runs_folder(out)
         return record.model_copy(update={"directory": final})
 
-    def collect_skipped(self, entry: JobEntry, run: RunRecord, damaged: Sequence[bytes] = ()) -> RunRecord:
+    def collect_skipped(
+        self, entry: JobEntry, run: RunRecord, damaged: Sequence[bytes] = ()
+    ) -> RunRecord:
         """Fetch the files that an earlier collect left on the cluster. Return the run's new record.
 
-        damaged: files of the run to fetch again. Their present content stays beside them, as NAME.changed.
-        Raises CollectError if the cluster does not have all of these.
+        damaged: files of the run to fetch again. Their present content stays beside them, as
+        NAME.changed. Raises CollectError if the cluster does not have all of these.
         """
-        final, known = run.directory, collected_files(run.directory)
+        final = run.directory
+        known = collected_files(run.directory)
         with self.reporting_write_errors(run.job_id, final), working_folder(final) as work:
             tree = work / "tree"
             home = {name: facts for name, facts in known.items() if name not in damaged}
@@ -480,45 +522,64 @@ class _Collection:
                 update={
                     "files": run.files + len(new_sizes),
                     "bytes": run.bytes + sum(new_sizes),
-                    "skipped": (*manifest.skipped, *(s for s in run.skipped if s.path == ACCOUNTING)),
+                    "skipped": (
+                        *manifest.skipped,
+                        *(s for s in run.skipped if s.path == ACCOUNTING),
+                    ),
                     "collected_at": time.time(),
                 }
             )
             sums = {name: sha256 for name, (_, sha256) in home.items()} | {**manifest.sha256}
             sums |= {name: known[name][1] for name in lost if name in known}
             link(final, [name for name, (_, sha256) in home.items() if sums[name] == sha256], tree)
-            # RUN_FILE is a hard link here. Writing through it would change the run that is still in place.
+            # RUN_FILE is a hard link here. Writing through it would change the run that is still in
+            # place.
             (tree / RUN_FILE).unlink(missing_ok=True)
             (tree / RUN_FILE).write_text(record.as_json())
-            write_sums(tree, {name: sha256 for name, sha256 in sums.items() if name != RUN_FILE.encode()})
+            write_sums(
+                tree, {name: sha256 for name, sha256 in sums.items() if name != RUN_FILE.encode()}
+            )
             install_tree(work, final, manifest.links)
         if lost:
             raise CollectError(
-                f"{len(lost)} files of a collected run are missing or damaged, and can't be fetched again",
+                f"{len(lost)} files of a collected run are missing or damaged, and can't be "
+                "fetched again",
                 code="run-damaged",
                 where=str(final),
                 why=first_few([shown_path(name) for name in lost]),
-                fix=f"`clusterctl collect {run.full_id} --all` also fetches files that are otherwise left "
-                "out; restore other files from a backup",
+                fix=f"`clusterctl collect {run.full_id} --all` also fetches files that are "
+                "otherwise left out; restore other files from a backup",
             )
         return record
 
     def _mend(
-        self, entry: JobEntry, run: RunRecord, tree: Path, manifest: Manifest, damaged: Sequence[bytes]
+        self,
+        entry: JobEntry,
+        run: RunRecord,
+        tree: Path,
+        manifest: Manifest,
+        damaged: Sequence[bytes],
     ) -> list[bytes]:
-        """Add damaged files to ``tree`` as far as possible. Return those that the cluster does not have."""
+        """Add damaged files to ``tree`` as far as possible. Return those that the cluster does not
+        have.
+        """
         from clusterctl.runs.record import environment_text  # noqa: PLC0415 - slow, and rarely needed
 
         job_id = entry.job_id or ""
         lost = []
         for name in damaged:
-            path, old = tree / os.fsdecode(name), run.directory / os.fsdecode(name)
+            path = tree / os.fsdecode(name)
+            old = run.directory / os.fsdecode(name)
             if name == ACCOUNTING.encode() and self.jobs_of(entry)[0].state is not JobState.PURGED:
                 with suppress(SchedulerError):
                     path.write_text(self.session.scheduler.accounting(job_id) or "")
             elif name == ENVIRONMENT_FILE.encode():
-                facts = json.loads(self.session.ledger.kept_file(entry.token, CLIENT_FACTS) or b"null")
-                path.write_text(environment_text(tree, manifest, facts, self.session.scheduler.version()))
+                facts = json.loads(
+                    self.session.ledger.kept_file(entry.token, CLIENT_FACTS) or b"null"
+                )
+                path.write_text(
+                    environment_text(tree, manifest, facts, self.session.scheduler.version())
+                )
             if name != SUMS_FILE.encode() and not path.is_file():
                 lost.append(name)
                 link(run.directory, [name] if old.is_file() else [], tree)
@@ -535,7 +596,9 @@ class _Collection:
         *,
         still_changing: bool = False,
     ) -> Manifest:
-        """Copy a job's files from ``nodes`` to ``work/tree``, except files copied earlier (``home``)."""
+        """Copy a job's files from ``nodes`` to ``work/tree``, except files copied earlier
+        (``home``).
+        """
         job_id = entry.job_id or ""
         if entry.remote_dir is None:
             reason = "the submission's record on this machine does not name the folder"
@@ -555,7 +618,8 @@ class _Collection:
                 code="job-files-unreadable",
                 where=f"{entry.remote_dir} on the cluster",
                 why=exc.cause,
-                fix="check the folder with `clusterctl ssh`, then collect again; arrived files are kept",
+                fix="check the folder with `clusterctl ssh`, then collect again; arrived files "
+                "are kept",
             ) from exc
 
     @contextmanager
@@ -568,13 +632,17 @@ class _Collection:
                 code="run-unwritable",
                 where=str(final),
                 why=write_error_reason(exc, final),
-                fix="free disk space and check the folder's permissions, or pass another folder with --out",
+                fix="free disk space and check the folder's permissions, or pass another folder "
+                "with --out",
             ) from exc
 
 
 def _keep_changed(run: Path, name: bytes, tree: Path) -> None:
-    """Copy a changed file of a run beside the file in ``tree`` that replaces it, as NAME.changed."""
-    old, new = run / os.fsdecode(name), tree / os.fsdecode(name)
+    """Copy a changed file of a run beside the file in ``tree`` that replaces it, as
+    NAME.changed.
+    """
+    old = run / os.fsdecode(name)
+    new = tree / os.fsdecode(name)
     if old.is_file() and old.stat().st_size > 0 and name not in _GENERATED and new.is_file():
         shutil.copy2(old, new.with_name(f"{new.name}.changed"))
 
@@ -586,7 +654,9 @@ def _recorder(session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Rec
 
 
 def _outputs(kept: Mapping[str, bytes]) -> Outputs | None:
-    """Return a job's output patterns and submitted files; None if the job has no patterns (outputs.json)."""
+    """Return a job's output patterns and submitted files; None if the job has no patterns
+    (outputs.json).
+    """
     if OUTPUTS_FILE not in kept:
         return None
     source = json.loads(kept[SOURCE_FILE]) if SOURCE_FILE in kept else {"files": [], "links": []}

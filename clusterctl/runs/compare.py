@@ -1,4 +1,6 @@
-"""Comparison of two collected runs: job, code, configuration, data, environment, hardware, result, losses."""
+"""Comparison of two collected runs: job, code, configuration, data, environment, hardware, result,
+losses.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ _MOST_MIB: Final = 1 << 40  # of a node
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A value that differs between two runs: ``a`` in the first run, ``b`` in the second; None if missing.
+    """A value that differs between two runs: ``a`` in the first run, ``b`` in the second; None if
+    missing.
 
     ``section`` is job, code, configuration, data, environment, hardware or result.
     """
@@ -54,8 +57,10 @@ class Difference:
 class Losses:
     """The comparison of two runs' losses. steps: the number of steps that both runs have.
 
-    a, b: the number of steps of the first and the second run. first: the first step with different losses.
-    largest: the largest difference; None if a differing loss is NaN or infinite, or if all losses are equal.
+    a, b: the number of steps of the first and the second run. first: the first step with different
+        losses.
+    largest: the largest difference; None if a differing loss is NaN or infinite, or if all losses
+        are equal.
     axis: what a step is: ``step``, ``epoch``, or ``row`` if the program wrote neither.
     complete: whether all losses were compared. Of very many, only the first are.
     """
@@ -72,16 +77,25 @@ class Losses:
     def __str__(self) -> str:
         steps = f"{self.steps:,} {self.axis}{'s' if self.steps != 1 else ''}"
         totals = "" if self.a == self.b == self.steps else f" of {self.a:,} and {self.b:,}"
-        limit = "" if self.complete else f"; only the first {_MAX_LOSSES:,} losses of each run were compared"
+        limit = (
+            ""
+            if self.complete
+            else f"; only the first {_MAX_LOSSES:,} losses of each run were compared"
+        )
         if self.identical:
             return f"identical over {steps}{totals}{limit}"
         gap = "is not finite" if self.largest is None else f"is {self.largest:.3g}"
-        text = f"different from {self.axis} {self.first} on, of {steps}{totals}: the largest difference {gap}"
+        text = (
+            f"different from {self.axis} {self.first} on, of {steps}{totals}: the largest "
+            f"difference {gap}"
+        )
         return text + limit
 
 
 def compare_losses(a: Row, b: Row) -> Losses | None:
-    """Compare two runs' metrics with ``loss`` in their names. Return None if no step is in both runs."""
+    """Compare two runs' metrics with ``loss`` in their names. Return None if no step is in both
+    runs.
+    """
     losses_a, complete_a = _losses(a)
     losses_b, complete_b = _losses(b)
     wrong: list[tuple[float, str]] = []
@@ -93,7 +107,9 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
         common[task, axis] |= places
         pairs = ((place, own[place], other[place]) for place in places)
         differ = [
-            (place, abs(x - y)) for place, x, y in pairs if x != y and not (math.isnan(x) and math.isnan(y))
+            (place, abs(x - y))
+            for place, x, y in pairs
+            if x != y and not (math.isnan(x) and math.isnan(y))
         ]
         if differ:
             wrong.append((min(place for place, _ in differ), axis))
@@ -101,7 +117,9 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
             largest = max(largest, *gaps) if all(map(math.isfinite, gaps)) else math.inf
     if not any(common.values()):
         return None
-    first, axis = min(wrong, default=(None, next(axis for (_, axis), places in common.items() if places)))
+    first, axis = min(
+        wrong, default=(None, next(axis for (_, axis), places in common.items() if places))
+    )
     return Losses(
         not wrong,
         sum(map(len, common.values())),
@@ -126,7 +144,9 @@ def _count_steps(losses: _LossesOfRun) -> int:
 
 
 def _losses(row: Row) -> tuple[_LossesOfRun, bool]:
-    """Return the losses of a run, and whether these are all. For losses without a step, count from 1."""
+    """Return the losses of a run, and whether these are all. For losses without a step, count from
+    1.
+    """
     losses: _LossesOfRun = defaultdict(dict)
     total = 0
     tasks = row.tasks or [row]
@@ -138,7 +158,11 @@ def _losses(row: Row) -> tuple[_LossesOfRun, bool]:
                     continue
                 own = losses[number, name, block.axis]
                 # Lines of other metrics do not count.
-                xs = range(len(own) + 1, len(own) + 1 + len(column.ys)) if block.axis == ROW else column.xs
+                xs = (
+                    range(len(own) + 1, len(own) + 1 + len(column.ys))
+                    if block.axis == ROW
+                    else column.xs
+                )
                 room = _MAX_LOSSES - total
                 own.update(islice(zip(xs or (), column.ys, strict=True), room))
                 total += len(column.ys)
@@ -148,8 +172,11 @@ def _losses(row: Row) -> tuple[_LossesOfRun, bool]:
 
 
 def compare(a: Row, b: Row) -> tuple[Difference, ...]:
-    """Return the differences of two runs, section after section. CollectError: a run's file is damaged."""
-    facts_a, facts_b = environment_of(a), environment_of(b)
+    """Return the differences of two runs, section after section. CollectError: a run's file is
+    damaged.
+    """
+    facts_a = environment_of(a)
+    facts_b = environment_of(b)
     return (
         *_differences("job", _job(a, facts_a), _job(b, facts_b)),
         *_code(a, b, facts_a, facts_b),
@@ -161,20 +188,26 @@ def compare(a: Row, b: Row) -> tuple[Difference, ...]:
     )
 
 
-def _differences(section: str, a: Mapping[str, Value], b: Mapping[str, Value]) -> Iterator[Difference]:
+def _differences(
+    section: str, a: Mapping[str, Value], b: Mapping[str, Value]
+) -> Iterator[Difference]:
     for key in dict.fromkeys((*a, *b)):
         if a.get(key) != b.get(key):
             yield Difference(section, key, a.get(key), b.get(key))
 
 
 def environment_of(row: Row) -> Mapping[str, Any]:
-    """Return a run's environment.json; empty without this file. Raises CollectError if it is damaged."""
+    """Return a run's environment.json; empty without this file. Raises CollectError if it is
+    damaged.
+    """
     facts = _read(row.run.directory / ENVIRONMENT_FILE)
     return facts if isinstance(facts, dict) else {}
 
 
 def _read(path: Path) -> Any:
-    """Return a run's JSON file; None if the file is missing. Raises CollectError if it is damaged."""
+    """Return a run's JSON file; None if the file is missing. Raises CollectError if it is
+    damaged.
+    """
     try:
         return read_json(os.fsencode(path.parent), os.fsencode(path.name), _MAX_BYTES)
     except FileNotFoundError:
@@ -185,12 +218,15 @@ def _read(path: Path) -> Any:
             code="run-file-unreadable",
             where=str(path),
             why=str(exc).partition("\n")[0],
-            fix="run `sha256sum -c SHA256SUMS` in the run's folder; if files are damaged, compare other runs",
+            fix="run `sha256sum -c SHA256SUMS` in the run's folder; if files are damaged, "
+            "compare other runs",
         ) from exc
 
 
 def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return value[key1][key2]... for nested mappings; {} if a key is missing or a value is no mapping."""
+    """Return value[key1][key2]... for nested mappings; {} if a key is missing or a value is no
+    mapping.
+    """
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
@@ -199,7 +235,9 @@ def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
 def _flat_values(values: Mapping[str, Any]) -> dict[str, Value]:
     """Flatten nested mappings to names such as ``env.SEED``, and leave out empty values."""
     return {
-        key: value for key, value in flat(values, longest=_LONGEST).items() if value not in (None, "[]", "")
+        key: value
+        for key, value in flat(values, longest=_LONGEST).items()
+        if value not in (None, "[]", "")
     }
 
 
@@ -208,21 +246,34 @@ def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
     submission = mapping(facts, "client", "job")
     # The configuration lists the values of a sweep's task.
     sweep_keys = {"array", "sweep"} if row.task is not None else set()
-    requested = {key: value for key, value in submission.items() if key not in _NOT_THE_JOB | sweep_keys}
+    requested = {
+        key: value for key, value in submission.items() if key not in _NOT_THE_JOB | sweep_keys
+    }
     if isinstance(script := requested.get("script"), str):
         requested["script"] = Path(script).name
-    job = {key: value for key, value in _flat_values(requested).items() if not key.startswith("env.SWEEP_")}
+    job = {
+        key: value
+        for key, value in _flat_values(requested).items()
+        if not key.startswith("env.SWEEP_")
+    }
     return {**job, "cluster": row.run.cluster, "partition": row.run.partition}
 
 
-def _code(a: Row, b: Row, facts_a: Mapping[str, Any], facts_b: Mapping[str, Any]) -> Iterator[Difference]:
-    """Yield differences in submitted files, clusterctl's version and, if files differ, git commits."""
-    files_a, files_b = _files(a), _files(b)
+def _code(
+    a: Row, b: Row, facts_a: Mapping[str, Any], facts_b: Mapping[str, Any]
+) -> Iterator[Difference]:
+    """Yield differences in submitted files, clusterctl's version and, if files differ, git
+    commits.
+    """
+    files_a = _files(a)
+    files_b = _files(b)
     changed = list(_differences("code", files_a, files_b))
     yield from changed[:_MAX_FILES]
     if (more := len(changed) - _MAX_FILES) > 0:
         yield Difference("code", "more files", None, more)
-    versions = ({"clusterctl": mapping(facts, "client").get("clusterctl")} for facts in (facts_a, facts_b))
+    versions = (
+        {"clusterctl": mapping(facts, "client").get("clusterctl")} for facts in (facts_a, facts_b)
+    )
     yield from _differences("code", *versions)
     if changed:
         commits = [mapping(facts, "client", "git") for facts in (facts_a, facts_b)]
@@ -242,14 +293,23 @@ def _files(row: Row) -> dict[str, Value]:
 
 
 def _joined(tasks: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Join the values of an array's tasks. tasks: a task's number -> its values; "" for a single run.
+    """Join the values of an array's tasks. tasks: a task's number -> its values; "" for a single
+    run.
 
-    Values that differ between tasks come first, named ``task 3: lr``. A value of all tasks is named ``lr``.
+    Values that differ between tasks come first, named ``task 3: lr``. A value of all tasks is named
+    ``lr``.
     """
     keys = dict.fromkeys(key for values in tasks.values() for key in values)
     common = {key for key in keys if len({repr(values.get(key)) for values in tasks.values()}) == 1}
-    own = {f"task {n}: {k}": v for n, values in tasks.items() for k, v in values.items() if k not in common}
-    return own | {key: value for values in tasks.values() for key, value in values.items() if key in common}
+    own = {
+        f"task {n}: {k}": v
+        for n, values in tasks.items()
+        for k, v in values.items()
+        if k not in common
+    }
+    return own | {
+        key: value for values in tasks.values() for key, value in values.items() if key in common
+    }
 
 
 def _configuration(row: Row) -> dict[str, Value]:
@@ -262,7 +322,9 @@ def _configuration(row: Row) -> dict[str, Value]:
 
 
 def _data(row: Row) -> dict[str, Value]:
-    """Return the sizes and checksums of training data that the first line of metrics.jsonl lists."""
+    """Return the sizes and checksums of training data that the first line of metrics.jsonl
+    lists.
+    """
     tasks: dict[str, Mapping[str, Value]] = {}
     for task in row.tasks or [row]:
         first = next(MetricFiles(task.folder).blocks(), None)
@@ -276,7 +338,9 @@ def _data(row: Row) -> dict[str, Value]:
 
 
 def software_of(facts: Mapping[str, Any]) -> dict[str, Value]:
-    """Return name -> version of Slurm, node software and Python packages in ``facts`` (environment.json)."""
+    """Return name -> version of Slurm, node software and Python packages in ``facts``
+    (environment.json).
+    """
     versions: dict[str, Value] = {"slurm": facts.get("slurm")}
     for host in mapping(facts, "hosts").values():
         versions |= _flat_values(mapping(host, "versions"))
@@ -285,14 +349,22 @@ def software_of(facts: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
-    """Return {"nodes": text} with each kind of node (cores, CPU, memory, GPUs) in ``facts``, if any."""
+    """Return {"nodes": text} with each kind of node (cores, CPU, memory, GPUs) in ``facts``, if
+    any.
+    """
     kinds = set()
     for host in mapping(facts, "hosts").values():
         if isinstance(host, Mapping):
-            cores, memory, gpus = host.get("cpus"), host.get("memory_total_mib"), host.get("gpus")
+            cores = host.get("cpus")
+            memory = host.get("memory_total_mib")
+            gpus = host.get("gpus")
             count = f"{len(cores)} core{'s'[: len(cores) != 1]}" if isinstance(cores, list) else ""
             parts = [count, host.get("cpu_model")]
-            parts += [format_size(memory << 20) if isinstance(memory, int) and 0 < memory < _MOST_MIB else ""]
+            parts += [
+                format_size(memory << 20)
+                if isinstance(memory, int) and 0 < memory < _MOST_MIB
+                else ""
+            ]
             listed = gpus if isinstance(gpus, list) else ()
             parts += [str(gpu.get("name")) for gpu in listed if isinstance(gpu, Mapping)]
             kinds.add(", ".join(str(part) for part in parts if part))
@@ -305,7 +377,9 @@ def _result(row: Row) -> dict[str, Value]:
     usual = {name for task in row.tasks for name in task.metrics if is_usual(name)}
     # Each task of an array has all metrics. The usual metrics are its result.
     last = {
-        task.number: {key: metric.last for key, metric in task.metrics.items() if not usual or key in usual}
+        task.number: {
+            key: metric.last for key, metric in task.metrics.items() if not usual or key in usual
+        }
         for task in tasks
     }
     return row_values | _joined(last)

@@ -1,8 +1,9 @@
 """The values of a metric in bounded memory: exact figures of all values, and points for a chart.
 
-Values are in buckets, in the order in which the program wrote them. All buckets but the last have the same
-number of values, from the first value of a run to the last: one at first, and twice as many each time that
-there are too many buckets. So no part of a run has more weight than another, and no extreme is lost.
+Values are in buckets, in the order in which the program wrote them. All buckets but the last have
+the same number of values, from the first value of a run to the last: one at first, and twice as
+many each time that there are too many buckets. So no part of a run has more weight than another,
+and no extreme is lost.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Point(NamedTuple):
 
 @dataclass(slots=True)
 class Bucket:
-    """Consecutive values of a metric: their number, and the first, last, lowest and highest of them.
+    """Consecutive values of a metric: their number, and the first, last, lowest and highest of
+    them.
 
     finite, total: the number and the sum of the values that are not NaN or infinite.
     low, high: the lowest and the highest of these, the earlier of equal values.
@@ -72,7 +74,8 @@ class Bucket:
 
     def then(self, later: Bucket) -> Bucket:
         """Return a bucket with these values and the later ones."""
-        low, high = self.low, self.high
+        low = self.low
+        high = self.high
         if low is None or (later.low is not None and later.low.y < low.y):
             low = later.low
         if high is None or (later.high is not None and later.high.y > high.y):
@@ -97,15 +100,19 @@ class Bucket:
 
     def unplaced(self) -> Bucket:
         """Return the bucket without the places of its values."""
-        first, last = self.first._replace(x=None), self.last._replace(x=None)
-        low, high, gap = (point and point._replace(x=None) for point in (self.low, self.high, self.gap))
+        first = self.first._replace(x=None)
+        last = self.last._replace(x=None)
+        low, high, gap = (
+            point and point._replace(x=None) for point in (self.low, self.high, self.gap)
+        )
         return Bucket(self.count, first, last, low, high, gap, self.finite, self.total)
 
 
 class Column(NamedTuple):
     """Values that a program wrote one after the other, with their places and times.
 
-    xs: None if the places are unknown. times: in Unix seconds; None if all are unknown. rises: whether each
+    xs: None if the places are unknown. times: in Unix seconds; None if all are unknown. rises:
+        whether each
     place is after the one before. before: the number of earlier values of the metric.
     """
 
@@ -127,10 +134,12 @@ class Column(NamedTuple):
         first = self._point(start)
         if end - start == 1:
             return Bucket(1, first, first, first, first, None, 1, total)
-        lowest, highest = min(ys), max(ys)
+        lowest = min(ys)
+        highest = max(ys)
         low = high = first
         if lowest < highest:
-            low, high = self._point(start + ys.index(lowest)), self._point(start + ys.index(highest))
+            low = self._point(start + ys.index(lowest))
+            high = self._point(start + ys.index(highest))
         count = end - start
         return Bucket(count, first, self._point(end - 1), low, high, None, count, total)
 
@@ -144,10 +153,13 @@ class Column(NamedTuple):
 class Curve:
     """All values of a metric.
 
-    axis: what the places of its values are: ``step``, ``epoch`` or ``row``. repeated: the number of values
-    whose place an earlier value has, or is behind: after a restart, or if several programs wrote the file.
-    unplaced: the number of values without a place on this axis. size: the number of values in a full bucket.
-    same: the number of values with the place of the value before, such as those of batches of an epoch.
+    axis: what the places of its values are: ``step``, ``epoch`` or ``row``. repeated: the number of
+    values whose place an earlier value has, or is behind: after a restart, or if several programs
+    wrote the file.
+    unplaced: the number of values without a place on this axis. size: the number of values in a
+        full bucket.
+    same: the number of values with the place of the value before, such as those of batches of an
+        epoch.
     """
 
     axis: str = ""
@@ -166,7 +178,9 @@ class Curve:
         self._count_repeated(column)
         column = column._replace(before=self.count)
         self.count += len(column.ys)
-        at, end, buckets = 0, len(column.ys), self.buckets
+        at = 0
+        end = len(column.ys)
+        buckets = self.buckets
         while at < end:
             room = self.size - buckets[-1].count if buckets else 0
             if room:
@@ -175,7 +189,8 @@ class Curve:
             else:
                 if len(buckets) == _MOST_BUCKETS:
                     self.buckets = buckets = [
-                        first.then(second) for first, second in zip(buckets[::2], buckets[1::2], strict=True)
+                        first.then(second)
+                        for first, second in zip(buckets[::2], buckets[1::2], strict=True)
                     ]
                     self.size *= 2
                 more = column.bucket(at, min(end, at + self.size))
@@ -189,7 +204,9 @@ class Curve:
             self.axis = axis
             self.unplaced = self.count
             self.buckets = [bucket.unplaced() for bucket in self.buckets]
-            self.repeated, self.same, self._top = 0, 0, -math.inf
+            self.repeated = 0
+            self.same = 0
+            self._top = -math.inf
         else:
             return column._replace(xs=None)
         return column
@@ -229,7 +246,9 @@ class Curve:
         whole = self.whole
         if whole is None:
             return Metric()
-        last, low, high = whole.last, whole.low, whole.high
+        last = whole.last
+        low = whole.low
+        high = whole.high
         is_finite = math.isfinite(last.y)
         return Metric(
             last=last.y if is_finite else None,
@@ -247,10 +266,11 @@ class Curve:
         )
 
     def drawn(self) -> list[Point]:
-        """Return the points of a chart with a known place, in the order in which the program wrote them.
+        """Return the points of a chart with a known place, in the order in which the program wrote
+        them.
 
-        Of very many values, these are the first, lowest, highest and last of each bucket. Points of an
-        attempt that a later attempt repeated are then left out.
+        Of very many values, these are the first, lowest, highest and last of each bucket. Points of
+        an attempt that a later attempt repeated are then left out.
         """
         points = [point for bucket in self.buckets for point in bucket.points()]
         if self.drawn_axis != self.axis:
@@ -291,14 +311,18 @@ def _shown_place(point: Point | None) -> float | None:
 
 
 def _latest(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Yield the parts of a curve with rising places, each without the range of the parts after it."""
+    """Yield the parts of a curve with rising places, each without the range of the parts after
+    it.
+    """
     starts = [0, *(at for at, (a, b) in enumerate(pairwise(points), 1) if (b.x or 0) < (a.x or 0))]
-    first, last = math.inf, -math.inf
+    first = math.inf
+    last = -math.inf
     parts: list[list[Point]] = []
     for start, end in reversed([*pairwise([*starts, len(points)])]):
         part = points[start:end]
         parts.append([point for point in part if not first <= (point.x or 0) <= last])
-        first, last = min(first, part[0].x or 0), max(last, part[-1].x or 0)
+        first = min(first, part[0].x or 0)
+        last = max(last, part[-1].x or 0)
     yield from reversed(parts)
 
 

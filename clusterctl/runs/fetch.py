@@ -1,4 +1,6 @@
-"""Copies a job's folder from the cluster. Paths and sizes that the cluster reports are not trusted."""
+"""Copies a job's folder from the cluster. Paths and sizes that the cluster reports are not
+trusted.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ _MOST_ROWS = 1_250_000
 _MOST_HOLES = 16 << 30
 _MOST_SKIPPED = 1000
 _LONGEST = 2048  # bytes
-_UNWANTED, _LINK = "not among the outputs", "a symbolic link"
+_UNWANTED = "not among the outputs"
+_LINK = "a symbolic link"
 _OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES | {METRICS_FILE})
 _METRICS = METRICS_FILE.encode()
 _ROOM = "free some space, choose another folder with --out, or skip large files with --max-file"
@@ -81,8 +84,11 @@ class _Left(NamedTuple):
     target: bytes = b""
 
     def record(self) -> Skipped:
-        path, target = shown_path(self.path), shown_path(self.target)
-        return Skipped(path=path, reason=self.reason, bytes=self.size, files=self.files, target=target)
+        path = shown_path(self.path)
+        target = shown_path(self.target)
+        return Skipped(
+            path=path, reason=self.reason, bytes=self.size, files=self.files, target=target
+        )
 
 
 # Files that an earlier collect copied: sizes and sha256 by path.
@@ -93,7 +99,8 @@ CollectedFiles = Mapping[bytes, tuple[int, str]]
 class Selection:
     """Which files of a run `collect` copies. max_checkpoint, max_file: limits in bytes.
 
-    checkpoints: the checkpoints to copy: "latest", "all" or "none"; or "everything": all files of the run.
+    checkpoints: the checkpoints to copy: "latest", "all" or "none"; or "everything": all files of
+        the run.
     """
 
     checkpoints: str = "latest"
@@ -111,9 +118,13 @@ class Selection:
         return larger or self.checkpoints in {"all", EVERYTHING}
 
     def explain(self, reason: str, size: int, job_id: str) -> str:
-        """Return the reason why a file was skipped, with the `collect` command that copies it (if any)."""
+        """Return the reason why a file was skipped, with the `collect` command that copies it (if
+        any).
+        """
         if reason == TOO_LARGE:
-            reason = f"a checkpoint of {format_size(size)}, more than {format_size(self.max_checkpoint)}"
+            reason = (
+                f"a checkpoint of {format_size(size)}, more than {format_size(self.max_checkpoint)}"
+            )
             flags = ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
         elif reason in {NOT_WANTED, OLDER, UNFINISHED_ONE}:
             flags = ["--checkpoints", "all"]
@@ -135,9 +146,11 @@ CHECKPOINTS = ("latest", "all", "none")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of a run's folder, and its empty folders. All paths are relative to the run's folder.
+    """The files of a run's folder, and its empty folders. All paths are relative to the run's
+    folder.
 
-    files: path -> size in bytes. sha256: path -> hex digest. skipped: files that stay on the cluster.
+    files: path -> size in bytes. sha256: path -> hex digest. skipped: files that stay on the
+        cluster.
     links: path -> path of its target, for links to make when all files are there.
     """
 
@@ -151,9 +164,10 @@ class Manifest:
 class Outputs:
     """Selects the output files of a job: its logs, and the files that match the job's patterns.
 
-    patterns: patterns as in .gitignore. The last pattern that matches decides; with ``!``, it excludes.
-    sent: sizes of submitted files, by their paths; None: not known. If such a file is not copied, `collect`
-        lists it as skipped only if it has another size now.
+    patterns: patterns as in .gitignore. The last pattern that matches decides; with ``!``, it
+        excludes.
+    sent: sizes of submitted files, by their paths; None: not known. If such a file is not copied,
+        `collect` lists it as skipped only if it has another size now.
     """
 
     def __init__(self, patterns: Sequence[str], sent: Mapping[bytes, int | None] = {}) -> None:
@@ -161,7 +175,8 @@ class Outputs:
         self._sent = dict(sent)
 
     def _match(self, path: str) -> bool:
-        # GitIgnoreSpec itself would include files of an earlier pattern in spite of a later `!folder/`.
+        # GitIgnoreSpec itself would include files of an earlier pattern in spite of a later
+        # `!folder/`.
         matching = (pattern for pattern in self._patterns if pattern.include is not None)
         return bool(next((p.include for p in matching if p.match_file(path) is not None), False))
 
@@ -172,7 +187,8 @@ class Outputs:
     def take(self, path: bytes, *, is_folder: bool, is_job: bool) -> bool:
         """Return whether a file or folder is an output, by its path in the program's folder.
 
-        is_job: whether this is also the job's folder, so that names of clusterctl's files mean these files.
+        is_job: whether this is also the job's folder, so that names of clusterctl's files mean
+            these files.
         """
         top, _, rest = path.partition(b"/")
         end = "/" if is_folder else ""
@@ -189,7 +205,8 @@ class Source:
     """A job's folder on the cluster, and the rules for copying it.
 
     still_changing: the job is running, so files that keep changing are skipped.
-    outputs: the files to copy, unless `collect --all` is used. None: all files but older checkpoints.
+    outputs: the files to copy, unless `collect --all` is used. None: all files but older
+        checkpoints.
     home: files that an earlier `collect` copied to this machine. They are not copied again.
     files: the folder below it with the program's files. "": they are in the job's folder itself.
     """
@@ -206,34 +223,49 @@ class Source:
 
 def sender(transport: Transport) -> Sender:
     """Return a client of a program on the host that lists a job's folder and sends its files."""
-    return Sender(transport, remote_argv(REMOTE_PROGRAM, *sorted(map(os.fsdecode, _OURS))), many=True)
+    return Sender(
+        transport, remote_argv(REMOTE_PROGRAM, *sorted(map(os.fsdecode, _OURS))), many=True
+    )
 
 
 def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     """Copy a job's files and empty folders, except ``source.home``. Remove other files in ``tree``.
 
     Raises:
-        CollectError: files of an ended job keep changing, the local disk is full, or the answer is malformed.
+        CollectError: files of an ended job keep changing, the local disk is full, or the answer is
+            malformed.
         TransportError: the cluster can't be reached. Files that have arrived are kept.
     """
-    folder, home, selection = source.folder, source.home, source.selection
+    folder = source.folder
+    home = source.home
+    selection = source.selection
     tree.mkdir(parents=True, exist_ok=True)
     is_new = not any(tree.iterdir())
     hashed: dict[_Key, str] = {}
     checkpoints = "all" if source.outputs and not selection.everything else selection.checkpoints
-    request = json.dumps([folder, checkpoints, selection.max_checkpoint, source.files]).encode() + b"\n"
+    request = (
+        json.dumps([folder, checkpoints, selection.max_checkpoint, source.files]).encode() + b"\n"
+    )
     max_rows = sys.maxsize if selection.everything else _MOST_ROWS
     for _ in range(_ROUNDS):
         try:
             with sender.listed(request, most=max_rows) as download:
-                entries, links, skipped = choose_entries(download.entries, download.left, source, tree)
+                entries, links, skipped = choose_entries(
+                    download.entries, download.left, source, tree
+                )
                 missing = [
-                    entry for entry in entries if entry.local not in home and _key(entry) not in hashed
+                    entry
+                    for entry in entries
+                    if entry.local not in home and _key(entry) not in hashed
                 ]
-                arrived = download.bring(missing, tree, own=True, room=_ROOM, progress=source.progress)
+                arrived = download.bring(
+                    missing, tree, own=True, room=_ROOM, progress=source.progress
+                )
         except (TransferError, MachineError, UsageError) as exc:
             where = exc.where or f"{folder} on the cluster"
-            raise CollectError(exc.what, code=exc.code, where=where, why=exc.why, fix=exc.fix) from exc
+            raise CollectError(
+                exc.what, code=exc.code, where=where, why=exc.why, fix=exc.fix
+            ) from exc
         hashed |= {_key(entry): arrived[entry.index] for entry in missing if entry.index in arrived}
         files = [entry for entry in entries if entry.kind == Kind.FILE and entry.local not in home]
         changing = [entry for entry in files if _key(entry) not in hashed]
@@ -248,7 +280,9 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in parents)
     if not is_new:
         _remove_leftovers(os.fsencode(tree), {*hashes, *folders})
-    skipped += [_Left(entry.path, "it changed while it was read", entry.size, 1) for entry in changing]
+    skipped += [
+        _Left(entry.path, "it changed while it was read", entry.size, 1) for entry in changing
+    ]
     sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
     return Manifest(
         sizes | {name: size for name, (size, _) in home.items()},
@@ -261,11 +295,13 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
 
 def _restless(files: Sequence[Entry], folder: str) -> CollectError:
     return CollectError(
-        f"{len(files)} files keep changing while they are copied, such as {shown_path(files[0].path)}",
+        f"{len(files)} files keep changing while they are copied, such as "
+        f"{shown_path(files[0].path)}",
         code="files-keep-changing",
         where=f"{folder} on the cluster",
         why="a process still writes to the job's folder although the job has ended",
-        fix="end that process (`clusterctl ssh`), then collect again; files that have arrived are kept",
+        fix="end that process (`clusterctl ssh`), then collect again; files that have arrived "
+        "are kept",
     )
 
 
@@ -274,12 +310,15 @@ def _key(entry: Entry) -> _Key:
 
 
 def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
-    """Return a record for each of the largest skipped files, and a single record for all smaller files."""
+    """Return a record for each of the largest skipped files, and a single record for all smaller
+    files.
+    """
     if len(skipped) > _MOST_SKIPPED:
         skipped = sorted(skipped, key=lambda row: (-row.size, -row.files))
     named = [row.record() for row in skipped[:_MOST_SKIPPED]]
     if unnamed := [row for row in skipped[_MOST_SKIPPED:] if row.reason != UNCHANGED]:
-        size, files = sum(row.size for row in unnamed), sum(row.files for row in unnamed)
+        size = sum(row.size for row in unnamed)
+        files = sum(row.files for row in unnamed)
         reason = f"{len(unnamed):,} more, which are not listed"
         named.append(Skipped(path=".", reason=reason, bytes=size, files=files))
     return tuple(named)
@@ -303,10 +342,11 @@ def _remove_leftovers(tree: bytes, keep: set[bytes]) -> None:
 def fetch_from_hosts(hosts: Sequence[tuple[str, Sender]], source: Source, work: Path) -> Manifest:
     """Copy the job's folder from all hosts and merge the copies into ``work/tree``.
 
-    If two hosts have different files of the same name, the first host's file keeps the path, and the other
-    file goes to ``nodes/HOST/``. Raises the errors of ``fetch_tree``.
+    If two hosts have different files of the same name, the first host's file keeps the path, and
+    the other file goes to ``nodes/HOST/``. Raises the errors of ``fetch_tree``.
     """
-    tree, nodes = work / "tree", work / "nodes"
+    tree = work / "tree"
+    nodes = work / "nodes"
     if len(hosts) == 1:
         return fetch_tree(hosts[0][1], source, tree)
     by_name = dict(hosts)
@@ -336,20 +376,30 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
             sizes[target], hashes[target] = size, manifest.sha256[local]
         skipped |= {(entry.path, entry.reason): entry for entry in manifest.skipped}
     empty = []
-    for folder in sorted({folder for manifest in manifests.values() for folder in manifest.folders}):
+    for folder in sorted(
+        {folder for manifest in manifests.values() for folder in manifest.folders}
+    ):
         # A file of another host may have the folder's name.
         with suppress(FileExistsError, NotADirectoryError):
             (tree / os.fsdecode(folder)).mkdir(parents=True, exist_ok=True)
             empty.append(folder)
     # As with files, the first host's link keeps the path.
-    links = {path: to for manifest in reversed([*manifests.values()]) for path, to in manifest.links.items()}
+    links = {
+        path: to
+        for manifest in reversed([*manifests.values()])
+        for path, to in manifest.links.items()
+    }
     return Manifest(sizes, hashes, tuple(skipped.values()), tuple(empty), links)
 
 
 def _free_place(tree: Path, local: bytes, host: str) -> bytes:
-    """Return an unused path in ``tree``: ``local`` or nodes/HOST/``local``. Create the parent folder."""
+    """Return an unused path in ``tree``: ``local`` or nodes/HOST/``local``. Create the parent
+    folder.
+    """
     for number in count():
-        candidate = local if number == 0 else b"/".join([NODES, host.encode() + b"_" * (number - 1), local])
+        candidate = (
+            local if number == 0 else b"/".join([NODES, host.encode() + b"_" * (number - 1), local])
+        )
         full_path = tree / os.fsdecode(candidate)
         # A file may have the name of the parent folder.
         with suppress(FileExistsError, NotADirectoryError):
@@ -364,20 +414,23 @@ def choose_entries(
 ) -> tuple[list[Entry], Links, list[_Left]]:
     """Return (the files and folders to copy, the links to make, the files left on the cluster).
 
-    Sets the path and mode that each copied file or folder gets in the run's folder. A folder is copied if it
-    is empty or contains a copied file or link.
+    Sets the path and mode that each copied file or folder gets in the run's folder. A folder is
+    copied if it is empty or contains a copied file or link.
 
     listing: files and folders that the remote program can send.
     left_entries: files and folders that it does not send. The ``payload`` of each is the reason.
     """
     selection = source.selection
     skipped = [
-        _Left(e.path, selection.explain(printable(e.payload), e.size, source.job_id), e.size, e.space)
+        _Left(
+            e.path, selection.explain(printable(e.payload), e.size, source.job_id), e.size, e.space
+        )
         for e in left_entries
     ]
     parents = {entry.path.rpartition(b"/")[0] for entry in (*listing, *left_entries)}
     outputs = None if selection.everything else source.outputs
-    unwanted, links = list[Entry](), list[Entry]()
+    unwanted = list[Entry]()
+    links = list[Entry]()
     max_holes = sys.maxsize if selection.everything else _MOST_HOLES
     coming: set[bytes] = set()
     for entry in listing:
@@ -385,7 +438,11 @@ def choose_entries(
             continue
         path = path_of_program(entry.path, source.files)
         is_folder = entry.kind == Kind.FOLDER
-        if outputs and path and not outputs.take(path, is_folder=is_folder, is_job=not source.files):
+        if (
+            outputs
+            and path
+            and not outputs.take(path, is_folder=is_folder, is_job=not source.files)
+        ):
             if entry.kind == Kind.FILE and not outputs.has_sent(path, entry.size):
                 unwanted.append(entry)
         elif entry.kind == Kind.LINK:
@@ -397,8 +454,12 @@ def choose_entries(
             add_with_parents(coming, entry.path)
     for path, (size, files) in _by_folder(unwanted, coming).items():
         skipped.append(_Left(path, selection.explain(_UNWANTED, 0, source.job_id), size, files))
-    made = choose_links([e for e in links if not _name_fault(e.path)], coming, source.folder, source.files)
-    skipped += [_Left(e.path, _LINK, 0, 0, target_of(e)[:_LONGEST]) for e in links if e.path not in made]
+    made = choose_links(
+        [e for e in links if not _name_fault(e.path)], coming, source.folder, source.files
+    )
+    skipped += [
+        _Left(e.path, _LINK, 0, 0, target_of(e)[:_LONGEST]) for e in links if e.path not in made
+    ]
     for link in made:
         add_with_parents(coming, link.rpartition(b"/")[0])
     placed = {*coming, *made}
@@ -410,7 +471,9 @@ def choose_entries(
 
 
 def _copied(chosen: Sequence[Entry], tree: Path) -> list[Entry]:
-    """Return the entries to copy, with their modes in the run's folder. Each has another path there."""
+    """Return the entries to copy, with their modes in the run's folder. Each has another path
+    there.
+    """
     mode = tree.stat().st_mode  # the user's umask
     for entry in chosen:
         entry.mode = mode & (0o777 if entry.kind == Kind.FOLDER else 0o666)
@@ -419,25 +482,34 @@ def _copied(chosen: Sequence[Entry], tree: Path) -> list[Entry]:
     return [entry for entry in chosen if by_local.get(entry.local) is entry]
 
 
-def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, tuple[int, int]]:
+def _by_folder(
+    unwanted: Iterable[Entry], coming: Collection[bytes]
+) -> dict[bytes, tuple[int, int]]:
     # Unwanted files are summed up in their topmost folder without a path in ``coming``.
     totals: dict[bytes, tuple[int, int]] = {}
     for entry in unwanted:
-        path, parent = entry.path, entry.path.rpartition(b"/")[0]
+        path = entry.path
+        parent = entry.path.rpartition(b"/")[0]
         while parent and parent not in coming:
-            path, parent = parent, parent.rpartition(b"/")[0]
+            path = parent
+            parent = parent.rpartition(b"/")[0]
         size, files = totals.get(path, (0, 0))
         totals[path] = size + entry.size, files + 1
     return totals
 
 
 def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> str:
-    """Return why a file is not copied; "" if it is copied. max_holes: limit for a sparse file's holes."""
+    """Return why a file is not copied; "" if it is copied. max_holes: limit for a sparse file's
+    holes.
+    """
     if fault := _name_fault(entry.path):
         return fault
     if entry.size - entry.space > max_holes:
         size, on_disk, most = map(format_size, (entry.size, entry.space, _MOST_HOLES))
-        sparse = f"a sparse file of {size}, {on_disk} on disk; a run's files may have {most} of holes in all"
+        sparse = (
+            f"a sparse file of {size}, {on_disk} on disk; a run's files may have {most} of holes "
+            "in all"
+        )
         return _with_command(sparse, job_id, "--all")
     if entry.size > max_file:
         is_above_default = entry.size > MAX_FILE

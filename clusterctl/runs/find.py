@@ -1,4 +1,6 @@
-"""Find, look up and rank collected runs on this machine. Only the file run.json of each run is read."""
+"""Find, look up and rank collected runs on this machine. Only the file run.json of each run is
+read.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ class Row:
         """Return a line such as ``<run demo-12-train: COMPLETED, eval_loss 0.083>``."""
         name = next(metric_names([self]), "")
         last = self.metrics[name].last if name else None
-        return f"<run {self.shown}: {self.record.state}{'' if last is None else f', {name} {last:.4g}'}>"
+        return (
+            f"<run {self.shown}: "
+            f"{self.record.state}{'' if last is None else f', {name} {last:.4g}'}>"
+        )
 
     @property
     def number(self) -> str:
@@ -54,7 +59,11 @@ class Row:
     @property
     def shown(self) -> str:
         """The name of the run's folder. For a task, the name of the task's folder follows."""
-        return f"{self.run.directory.name}/{self.task.folder}" if self.task else self.run.directory.name
+        return (
+            f"{self.run.directory.name}/{self.task.folder}"
+            if self.task
+            else self.run.directory.name
+        )
 
     @property
     def record(self) -> RunRecord | TaskRecord:
@@ -87,7 +96,8 @@ class Row:
         return [Row(self.run, task) for task in self.run.tasks] if has_tasks else []
 
     def value(self, key: str) -> Value:
-        """Return the value of a field (``state``), a program's option or a metric; None if it has no value.
+        """Return the value of a field (``state``), a program's option or a metric; None if it has
+        no value.
 
         For a metric, ``KEY`` is the last value, ``KEY.min`` the lowest and ``KEY.max`` the highest.
         ``config.KEY`` and ``metric.KEY`` distinguish an option and a metric of the same name.
@@ -102,7 +112,9 @@ class Row:
         return self.config[key] if key in self.config else _metric_value(self.metrics, key)
 
     def nonfinite(self, key: str) -> str | None:
-        """Return ``nan``, ``inf`` or ``-inf`` if that is the last value of a metric; otherwise None."""
+        """Return ``nan``, ``inf`` or ``-inf`` if that is the last value of a metric; otherwise
+        None.
+        """
         metric = self.metrics.get(key) or self.metrics.get(key.removeprefix("metric."))
         if metric is None or metric.last is not None or not metric.nonfinite:
             return None
@@ -126,7 +138,9 @@ def _metric_value(metrics: Mapping[str, Metric], key: str) -> float | None:
 
 
 def _exit(row: Row) -> Value:
-    """Return the exit code or the name of the signal that ended the job (or an array's first failed task)."""
+    """Return the exit code or the name of the signal that ended the job (or an array's first failed
+    task).
+    """
     tasks = row.task_records
     failed = (task for task in tasks if task.exit_code or task.signal)
     task = next(failed, tasks[0] if tasks else None)
@@ -176,7 +190,8 @@ TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})
 def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
     """Return the runs in these folders, newest first, and the paths of unreadable runs.
 
-    folders: the folders of runs, or folders that contain them. Raises UsageError if a folder can't be read.
+    folders: the folders of runs, or folders that contain them. Raises UsageError if a folder can't
+        be read.
     """
     runs: list[RunRecord] = []
     damaged: list[Path] = []
@@ -194,15 +209,20 @@ def submitted_at(run: RunRecord) -> float:
 
 
 def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row]:
-    """Sort rows by a key's values, lowest first. Rows without a value come last, even with ``reverse``."""
+    """Sort rows by a key's values, lowest first. Rows without a value come last, even with
+    ``reverse``.
+    """
     with_value = [row for row in rows if row.value(key) is not None]
     without_value = [row for row in rows if row.value(key) is None]
-    return sorted(with_value, key=lambda row: _rank(row.value(key)), reverse=reverse) + without_value
+    return (
+        sorted(with_value, key=lambda row: _rank(row.value(key)), reverse=reverse) + without_value
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The tasks of a sweep by a metric, best first. Tasks that did not complete are behind all others.
+    """The tasks of a sweep by a metric, best first. Tasks that did not complete are behind all
+    others.
 
     goal: None if the tasks are sorted by an option or field, of which no value is the best.
     best: the best task that completed and has a value; None if there is none.
@@ -231,14 +251,17 @@ def ranked(
 ) -> Ranking:
     """Return the ranking of the tasks of a sweep.
 
-    For a task that was submitted again, the newest run is used. The default metric is defined by the sweep,
-    or is a usual metric such as ``val_loss``, or the first whose direction is known.
-    goal: whether the metric's lowest or highest value is best. Default: that of the sweep, or by the name.
+    For a task that was submitted again, the newest run is used. The default metric is defined by
+    the sweep, or is a usual metric such as ``val_loss``, or the first whose direction is known.
+    goal: whether the metric's lowest or highest value is best. Default: that of the sweep, or by
+        the name.
     reverse: list the worst of the tasks that completed first.
 
-    Raises UsageError if there are no tasks, or no metric, or if the metric's direction is not known.
+    Raises UsageError if there are no tasks, or no metric, or if the metric's direction is not
+    known.
     """
-    tasks, sweep = latest_tasks(run), run.run.sweep or {}
+    tasks = latest_tasks(run)
+    sweep = run.run.sweep or {}
     if not tasks:
         raise UsageError(
             f"{run.shown} is not a job array",
@@ -265,20 +288,25 @@ def ranked(
         raise UsageError(
             f"it is not known whether lower or higher values of {metric!r} are better",
             code="goal-unknown",
-            fix="add `--goal min` or `--goal max`: "
-            f"`clusterctl runs list --sweep {run.run.full_id} --sort {shlex.quote(metric)} --goal min`",
+            fix="add `--goal min` or `--goal max`: `clusterctl runs list --sweep "
+            f"{run.run.full_id} --sort {shlex.quote(metric)} --goal min`",
         )
     done = [task for task in tasks if task.record.state == JobState.COMPLETED]
     best_first = ordered(done, metric, reverse=goal is Goal.MAX)
     is_descending = (goal is Goal.MAX) != reverse
     behind = [task for task in tasks if task not in done]
-    rows = [*ordered(done, metric, reverse=is_descending), *ordered(behind, metric, reverse=is_descending)]
+    rows = [
+        *ordered(done, metric, reverse=is_descending),
+        *ordered(behind, metric, reverse=is_descending),
+    ]
     has_best = goal is not None and bool(best_first) and best_first[0].value(metric) is not None
     return Ranking(rows, metric, goal, best_first[0] if has_best else None)
 
 
 def _goal_of(metric: str, run: Row) -> Goal | None:
-    """Return which of a metric's values are best: by the definition of the sweep, or by the metric's name."""
+    """Return which of a metric's values are best: by the definition of the sweep, or by the
+    metric's name.
+    """
     sweep = run.run.sweep or {}
     if _metric_of(metric) == sweep.get("metric") and (goal := sweep.get("goal")) in {*Goal}:
         return Goal(str(goal))
@@ -297,13 +325,17 @@ def _metric_of(key: str) -> str:
 
 
 def swept_keys(run: Row) -> list[str]:
-    """Return the keys of the options that a sweep varies, which are not those of fields such as name."""
+    """Return the keys of the options that a sweep varies, which are not those of fields such as
+    name.
+    """
     keys = (run.run.sweep or {}).get("keys") or []
     return [f"config.{key}" if key in FIELDS else key for key in keys]
 
 
 def latest_tasks(run: Row) -> list[Row]:
-    """Return the newest run of each task of an array (`replay --failed` repeats tasks); [] if no array."""
+    """Return the newest run of each task of an array (`replay --failed` repeats tasks); [] if no
+    array.
+    """
     token = run.run.replay_of if run.run.of_failed else run.run.token
     records = {run.run.directory: run.run} | {
         run_again.directory: run_again for run_again in _array_runs(run, str(token))
@@ -326,7 +358,9 @@ def repeat_command(run: Row) -> str:
 
 
 def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
-    """Yield the collected run of an array (with this token), and the later runs of its failed tasks."""
+    """Yield the collected run of an array (with this token), and the later runs of its failed
+    tasks.
+    """
     for path in readable_runs((run.run.directory.parent, *runs_folders())):
         with suppress(OSError, CollectError):
             # Searching the bytes is faster than loading every record.
@@ -337,9 +371,13 @@ def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
 
 
 def metric_names(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the names of these runs' metrics: first usual metrics such as ``val_loss``, then the rest."""
+    """Yield the names of these runs' metrics: first usual metrics such as ``val_loss``, then the
+    rest.
+    """
     names = dict.fromkeys(name for row in rows for name in row.metrics)
-    usual = sorted(filter(is_usual, names), key=lambda name: USUAL_METRICS.index(name.replace("/", "_")))
+    usual = sorted(
+        filter(is_usual, names), key=lambda name: USUAL_METRICS.index(name.replace("/", "_"))
+    )
     yield from dict.fromkeys((*usual, *names))
 
 
@@ -357,7 +395,9 @@ def _rank(value: Value) -> tuple[int, float, str]:
     return (0, math.inf, "")
 
 
-def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str], *, as_metrics: bool = False) -> None:
+def reject_unknown_keys(
+    rows: Sequence[Row], keys: Iterable[str], *, as_metrics: bool = False
+) -> None:
     """Reject (UsageError) keys for which no row has a value. as_metrics: suggest only metrics."""
     for key in keys:
         if key in FIELDS or not rows or any(row.value(key) is not None for row in rows):
@@ -373,20 +413,23 @@ def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str], *, as_metrics:
             raise UsageError(
                 f"no run has a value for {key!r}",
                 code="unknown-run-key",
-                why=f"metrics were left out: {partial[0].shown}: {'; '.join(partial[0].record.left_out)}",
+                why=f"metrics were left out: {partial[0].shown}: "
+                f"{'; '.join(partial[0].record.left_out)}",
                 fix=f"if it is a metric, read it from the files of {shown}",
             )
         raise UsageError(
             f"no run has a value for {key!r}",
             code="unknown-run-key",
-            fix=suggestion or f"use {first_few([*known_keys], _MOST_KEYS)}, or METRIC.min or METRIC.max",
+            fix=suggestion
+            or f"use {first_few([*known_keys], _MOST_KEYS)}, or METRIC.min or METRIC.max",
         )
 
 
 def named_run(name: str, ledger: Ledger | None = None) -> Row:
     """Return the collected run or array task with this name.
 
-    name: the path of the run's folder, the folder's name, or the job id: ``12``, ``demo/12``, ``12_3``.
+    name: the path of the run's folder, the folder's name, or the job id: ``12``, ``demo/12``,
+        ``12_3``.
     ledger: the jobs of the cluster that an id refers to. Default: of the cluster in ./cluster.yaml.
 
     Raises:
@@ -402,14 +445,17 @@ def named_run(name: str, ledger: Ledger | None = None) -> Row:
 
 
 def named_rows(name: str, ledger: Ledger | None = None) -> list[Row]:
-    """Return the collected runs of the scaling with this name, the oldest first; or the run with this name.
+    """Return the collected runs of the scaling with this name, the oldest first; or the run with
+    this name.
 
     Raises the errors of ``named_run``.
     """
     if _SCALING.fullmatch(name):
         runs, _ = runs_of_scaling(name, runs_folders())
         # A run may have copies.
-        if rows := {run.token: Row(run) for run in reversed(runs) if run.scaling and run.name == name}:
+        if rows := {
+            run.token: Row(run) for run in reversed(runs) if run.scaling and run.name == name
+        }:
             return [*rows.values()]
         if any(entry.name == name for jobs in ledgers() for entry in jobs.entries()):
             raise UsageError(
@@ -421,7 +467,9 @@ def named_rows(name: str, ledger: Ledger | None = None) -> list[Row]:
 
 
 def runs_of_scaling(name: str, folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
-    """Return the collected runs of a scaling in these folders, and the paths of its unreadable runs."""
+    """Return the collected runs of a scaling in these folders, and the paths of its unreadable
+    runs.
+    """
     return find_runs(path for path in readable_runs(folders) if path.name.endswith(f"-{name}"))
 
 

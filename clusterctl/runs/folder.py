@@ -1,4 +1,6 @@
-"""The local folder of a collected run: its name, its atomic replacement, and the checksums of its files."""
+"""The local folder of a collected run: its name, its atomic replacement, and the checksums of its
+files.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ _ESCAPED = re.compile(rb"\\[\\nr]")
 
 
 def choose_run_folder(out: Path, name: str, token: str) -> Path:
-    """Return the folder in ``out`` for a run: the folder that already holds the run, or a new folder.
+    """Return the folder in ``out`` for a run: the folder that already holds the run, or a new
+    folder.
 
-    A recreated cluster numbers jobs from 1 again, so another run may have ``name``, but not this ``token``.
+    A recreated cluster numbers jobs from 1 again, so another run may have ``name``, but not this
+    ``token``.
     """
     for number in count(1):
         path = out / (name if number == 1 else f"{name}-{number}")
@@ -50,7 +54,9 @@ def choose_run_folder(out: Path, name: str, token: str) -> Path:
 
 @contextmanager
 def working_folder(final: Path) -> Iterator[Path]:
-    """Create, lock and yield a hidden folder beside ``final`` for a run's files, until all are there."""
+    """Create, lock and yield a hidden folder beside ``final`` for a run's files, until all are
+    there.
+    """
     work = final.parent / f".{final.name}.incomplete"
     work.mkdir(parents=True, exist_ok=True)
     being_collected = CollectError(
@@ -76,11 +82,13 @@ def working_folder(final: Path) -> Iterator[Path]:
 
 
 def install_tree(work: Path, final: Path, links: Links) -> None:
-    """Replace a run's folder ``final`` by ``work``/tree, which also gets files that the user had added.
+    """Replace a run's folder ``final`` by ``work``/tree, which also gets files that the user had
+    added.
 
     links: links to make in the tree, after all files.
     """
-    tree, old = work / "tree", work / "old"
+    tree = work / "tree"
+    old = work / "old"
     if final.exists():
         run_files = {*_sums(final), SUMS_FILE.encode()}
         existing_paths = [
@@ -110,7 +118,8 @@ def collected_files(run: Path) -> CollectedFiles:
 
 
 def damaged_files(run: Path) -> list[bytes]:
-    """Return the files of a collected run that are missing, or differ from its SHA256SUMS, but not run.json.
+    """Return the files of a collected run that are missing, or differ from its SHA256SUMS, but not
+    run.json.
 
     If the list of sums itself is missing, return it alone: then no file is known to be intact.
     """
@@ -144,7 +153,9 @@ def link(run: Path, names: Iterable[bytes], tree: Path) -> None:
 
 
 def write_sums(tree: Path, known_sums: Mapping[bytes, str]) -> None:
-    """Write ``tree``/SHA256SUMS for `sha256sum -c`. known_sums: path -> sha256 of files not to be read."""
+    """Write ``tree``/SHA256SUMS for `sha256sum -c`. known_sums: path -> sha256 of files not to be
+    read.
+    """
     root = os.fsencode(tree)
     paths = (
         os.path.join(folder, name)[len(root) + 1 :]  # noqa: PTH118  # names are bytes
@@ -177,11 +188,17 @@ def escaped(name: bytes) -> bytes:
 
 
 def write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
-    """Write clusterctl's files (name -> content) to ``tree``. Versions changed by the job are *.from-job."""
+    """Write clusterctl's files (name -> content) to ``tree``. Versions changed by the job are
+    *.from-job.
+    """
     for name, content in kept.items():
         # The program may have a file of that name, too.
         for theirs in tree.glob(f"{name}{os.fsdecode(FROM_JOB)}*"):
-            if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:
+            if (
+                theirs.is_file()
+                and theirs.stat().st_size == len(content)
+                and theirs.read_bytes() == content
+            ):
                 theirs.unlink()
         # environment.json holds the content of CLIENT_FACTS.
         if name != CLIENT_FACTS:

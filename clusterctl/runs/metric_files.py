@@ -1,8 +1,8 @@
-"""Reads the metrics that a job's program wrote to metrics.jsonl, TensorBoard's files, metrics.csv or the
-trainer_state.json of Transformers.
+"""Reads the metrics that a job's program wrote to metrics.jsonl, TensorBoard's files, metrics.csv
+or the trainer_state.json of Transformers.
 
-The job controls these files, so the bytes read, the number of names and their lengths are limited. What a
-limit leaves out is listed.
+The job controls these files, so the bytes read, the number of names and their lengths are limited.
+What a limit leaves out is listed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _CSV_FILE: Final = "metrics.csv"
 # A CSV file without one of these columns does not hold metrics.
 _OVER_TIME: Final = frozenset({"step", "epoch"})
 _EVENTS: Final = "tfevents"
-# Transformers' Trainer writes it beside the model, and into each checkpoint. It has all steps until then.
+# Transformers' Trainer writes it beside the model, and into each checkpoint. It has all steps until
+# then.
 _STATE_FILE: Final = "trainer_state.json"
 _CHECKPOINT: Final = re.compile(r"checkpoint-\d+/")
 _TIMES: Final = ("time", "_timestamp")
@@ -67,7 +68,9 @@ _MAX_FILES: Final = 100
 _MAX_DROPPED: Final = 100_000
 _ROWS: Final = 1 << 14
 # Folders that a program creates at each start: Lightning's, SummaryWriter's, or a date and time.
-_OF_A_START: Final = re.compile(r"version_\d+|[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.+|\d{8}[-_T]?\d{4,6}")
+_OF_A_START: Final = re.compile(
+    r"version_\d+|[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.+|\d{8}[-_T]?\d{4,6}"
+)
 _DIGITS: Final = re.compile(r"([0-9]+)")
 
 _Line = dict[str, Any]
@@ -102,9 +105,9 @@ class MetricFiles:
     def blocks(self) -> Iterator[Block]:
         """Yield the metrics, file by file.
 
-        Lines of metrics.jsonl come first, then metrics of other names from TensorBoard event files below the
-        folder, Lightning's metrics.csv and Transformers' trainer_state.json. For clusterctl's own ``train``,
-        only metrics.jsonl is read.
+        Lines of metrics.jsonl come first, then metrics of other names from TensorBoard event files
+        below the folder, Lightning's metrics.csv and Transformers' trainer_state.json. For
+        clusterctl's own ``train``, only metrics.jsonl is read.
         """
         names = Names()
         is_ours = False
@@ -132,7 +135,9 @@ class MetricFiles:
             rows += len(lines)
 
     def _runs(self) -> frozenset[str]:
-        """Return the names of the runs that wrote to metrics.jsonl; empty if it has those of a single run."""
+        """Return the names of the runs that wrote to metrics.jsonl; empty if it has those of a
+        single run.
+        """
         found: set[str] = set()
         for chunk in _chunks(self.folder, METRICS_FILE, []):
             if _RUN_KEY.search(chunk):
@@ -141,8 +146,8 @@ class MetricFiles:
                         found.add(run)
             if len(found) > _MOST_RUNS:
                 self.left_out.append(
-                    f"{METRICS_FILE} has lines of more than {_MOST_RUNS} runs (`{_RUN}`), whose values are "
-                    "not told apart"
+                    f"{METRICS_FILE} has lines of more than {_MOST_RUNS} runs (`{_RUN}`), whose "
+                    "values are not told apart"
                 )
                 return frozenset()
         return frozenset(found) if len(found) > 1 else frozenset()
@@ -163,11 +168,17 @@ class MetricFiles:
                     elif _EVENTS in entry.name or entry.name in {_CSV_FILE, _STATE_FILE}:
                         paths.append(path)
         if folders:
-            self.left_out.append(f"files with metrics after the first {_MAX_ENTRIES:,} files and folders")
+            self.left_out.append(
+                f"files with metrics after the first {_MAX_ENTRIES:,} files and folders"
+            )
         sent = _submitted_files(self.folder) if paths else {}
-        paths = sorted((path for path in paths if not _is_as_submitted(self.folder, path, sent)), key=_order)
+        paths = sorted(
+            (path for path in paths if not _is_as_submitted(self.folder, path, sent)), key=_order
+        )
         if len(paths) > _MAX_FILES:
-            self.left_out.append(f"{len(paths) - _MAX_FILES:,} of {len(paths):,} files with metrics")
+            self.left_out.append(
+                f"{len(paths) - _MAX_FILES:,} of {len(paths):,} files with metrics"
+            )
         return paths[:_MAX_FILES]
 
     def _event_blocks(self, names: Names, paths: Sequence[str]) -> Iterator[Block]:
@@ -190,11 +201,15 @@ class MetricFiles:
                             place = _column(xs, xs, times)
                             yield Block({name: _column(xs, ys, times)}, STEP, place)
             if reader.is_exhausted:
-                self.left_out.append(f"the rest of TensorBoard's files from the middle of {path} on")
+                self.left_out.append(
+                    f"the rest of TensorBoard's files from the middle of {path} on"
+                )
                 return
 
     def _csv_blocks(self, names: Names, paths: Sequence[str]) -> Iterator[Block]:
-        paths = [path for path in paths if not _OVER_TIME.isdisjoint(next(self._csv_rows(path, []), ()))]
+        paths = [
+            path for path in paths if not _OVER_TIME.isdisjoint(next(self._csv_rows(path, []), ()))
+        ]
         row = 0
         for prefix, path in zip(_prefixes(paths), paths, strict=True):
             rows = self._csv_rows(path, self.left_out)
@@ -202,7 +217,11 @@ class MetricFiles:
             while listed := list(islice(rows, _ROWS)):
                 lines = (dict(zip(head, cells, strict=False)) for cells in listed)
                 numbers = [
-                    {key: number for key, cell in line.items() if (number := _number(cell)) is not None}
+                    {
+                        key: number
+                        for key, cell in line.items()
+                        if (number := _number(cell)) is not None
+                    }
                     for line in lines
                 ]
                 yield from _blocks_of(numbers, names, row, prefix)
@@ -218,7 +237,9 @@ class MetricFiles:
         try:
             yield from rows
         except csv.Error:
-            left_out.append(f"rows of {path} after the first {rows.line_num - 1:,}, where it is damaged")
+            left_out.append(
+                f"rows of {path} after the first {rows.line_num - 1:,}, where it is damaged"
+            )
 
     def _state_blocks(self, names: Names, paths: Sequence[str]) -> Iterator[Block]:
         longest: dict[str, list[_Line]] = {}
@@ -311,7 +332,9 @@ def open_below(folder: Path, path: str) -> BufferedReader:
 
 
 def json_lines(folder: Path, name: str, left_out: list[str]) -> Iterator[list[_Line]]:
-    """Yield the JSON objects in a file's lines, many at a time. left_out: gets sentences on the others."""
+    """Yield the JSON objects in a file's lines, many at a time. left_out: gets sentences on the
+    others.
+    """
     if (folder / name).is_file() and _is_as_submitted(folder, name, _submitted_files(folder)):
         return
     for chunk in _chunks(folder, name, left_out):
@@ -353,7 +376,8 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
             else:
                 rest += tail
             if len(rest) > _MAX_LINE:
-                rest, is_within = b"", True
+                rest = b""
+                is_within = True
                 long_lines += 1
         else:
             if rest:
@@ -364,15 +388,24 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
 
 
 def _objects(chunk: bytes) -> list[_Line]:
-    return _parsed([line for line in chunk.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()])
+    return _parsed(
+        [line for line in chunk.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
+    )
 
 
 def _parsed(lines: Sequence[bytes]) -> list[_Line]:
-    """Return the lines that are JSON objects. A running job may have written half of the last line."""
+    """Return the lines that are JSON objects. A running job may have written half of the last
+    line.
+    """
     values: Sequence[Any] = ()
     with suppress(ValueError, RecursionError):
-        # Parsing many lines at once is faster. Python's parser accepts a little more, such as surrogates.
-        values = from_json(b"[%b]" % b",".join(lines)) if len(lines) > 1 else json.loads(b"[%b]" % lines[0])
+        # Parsing many lines at once is faster. Python's parser accepts a little more, such as
+        # surrogates.
+        values = (
+            from_json(b"[%b]" % b",".join(lines))
+            if len(lines) > 1
+            else json.loads(b"[%b]" % lines[0])
+        )
     if len(values) == len(lines):
         return [value for value in values if isinstance(value, dict)]
     if len(lines) == 1:
@@ -389,7 +422,9 @@ def _blocks_of(
     *,
     runs: frozenset[str] = frozenset(),
 ) -> Iterator[Block]:
-    """Yield lines as blocks. row: the number of lines before them. runs: the runs that wrote to the file."""
+    """Yield lines as blocks. row: the number of lines before them. runs: the runs that wrote to the
+    file.
+    """
     part = _Part(range(row + 1, row + 1 + len(lines)), lines)
     if not runs:
         yield from _shaped(part, names, prefix)
@@ -500,7 +535,9 @@ def _times(lines: Sequence[_Line]) -> list[float | None] | None:
     return None if all(time is None for time in times) else times
 
 
-def _places(rows: Sequence[int], lines: Sequence[_Line]) -> Iterator[tuple[str, int, int, Sequence[float]]]:
+def _places(
+    rows: Sequence[int], lines: Sequence[_Line]
+) -> Iterator[tuple[str, int, int, Sequence[float]]]:
     """Yield axis, start, end and places for parts of lines that have the same keys."""
     keys = [(key, axis) for key, axis in METRICS_PLACES if key in lines[0]]
     if not keys:
@@ -534,7 +571,9 @@ def _are_finite(values: Sequence[Any]) -> bool:
     return False
 
 
-def _column(xs: Sequence[float], ys: Sequence[float], times: Sequence[float | None] | None) -> Column:
+def _column(
+    xs: Sequence[float], ys: Sequence[float], times: Sequence[float | None] | None
+) -> Column:
     return Column(xs, ys, times, all(map(lt, xs, xs[1:])))
 
 
@@ -551,7 +590,8 @@ def _numbers(place: Column, values: Sequence[Any]) -> Column | None:
     ats = [at for at, value in enumerate(values) if is_number(value)]
     if not ats:
         return None
-    xs, times = place.xs, place.times
+    xs = place.xs
+    times = place.times
     return Column(
         None if xs is None else [xs[at] for at in ats],
         [float(values[at]) for at in ats],
@@ -561,7 +601,9 @@ def _numbers(place: Column, values: Sequence[Any]) -> Column | None:
 
 
 def _order(path: str) -> list[str | int]:
-    """Return a sort key: file name, then folder, with numbers as integers (version_10 follows version_2)."""
+    """Return a sort key: file name, then folder, with numbers as integers (version_10 follows
+    version_2).
+    """
     parent, _, name = path.rpartition("/")
     parts = _DIGITS.split(f"{name}/{parent}")
     return [int(part) if number % 2 else part for number, part in enumerate(parts)]
@@ -577,7 +619,9 @@ def _submitted_files(folder: Path) -> Mapping[str, str]:
 
 
 def _is_as_submitted(folder: Path, path: str, sent: Mapping[str, str]) -> bool:
-    """Return whether a file has the sha256 in ``sent`` (path -> sha256): the job did not change the file."""
+    """Return whether a file has the sha256 in ``sent`` (path -> sha256): the job did not change the
+    file.
+    """
     if path not in sent:
         return False
     with suppress(OSError), open_below(folder, path) as file:
@@ -586,10 +630,16 @@ def _is_as_submitted(folder: Path, path: str, sent: Mapping[str, str]) -> bool:
 
 
 def _prefixes(paths: Sequence[str]) -> list[str]:
-    """Return a prefix for the metric names of each file, made from the file's folder, such as ``train/``.
+    """Return a prefix for the metric names of each file, made from the file's folder, such as
+    ``train/``.
 
-    Folders of repeated starts of a program (such as version_2) get the same prefix, as they are a single run.
+    Folders of repeated starts of a program (such as version_2) get the same prefix, as they are a
+    single run.
     """
-    folders = [[part for part in path.split("/")[:-1] if not _OF_A_START.fullmatch(part)] for path in paths]
-    common_levels = sum(1 for _ in takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False)))
+    folders = [
+        [part for part in path.split("/")[:-1] if not _OF_A_START.fullmatch(part)] for path in paths
+    ]
+    common_levels = sum(
+        1 for _ in takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False))
+    )
     return ["".join(f"{part}/" for part in parts[common_levels:]) for parts in folders]

@@ -1,7 +1,7 @@
 """Find files that exist only on the cluster, and copy them to this machine.
 
-The search covers the shared folder and the hosts' own disks (remote_copies.py). It leaves out files that were
-sent from this machine or already copied to it (copies.py).
+The search covers the shared folder and the hosts' own disks (remote_copies.py). It leaves out files
+that were sent from this machine or already copied to it (copies.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import CollectError, Failure, MachineError, OnlyCopyError, TransportError, printable
+from clusterctl.errors import (
+    CollectError,
+    Failure,
+    MachineError,
+    OnlyCopyError,
+    TransportError,
+    printable,
+)
 from clusterctl.runs.fetch import shown_path
 from clusterctl.runs.folder import GOING_ON
 from clusterctl.state.inventory import Inventory, inventory_of
@@ -47,10 +54,12 @@ _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 @dataclass(frozen=True, slots=True)
 class UncopiedFiles:
-    """Files below a path that exist only on ``host``, or only in the shared folder (then ``host`` is "").
+    """Files below a path that exist only on ``host``, or only in the shared folder (then ``host``
+    is "").
 
-    what: the path or job, for messages. why: the reason why the files were not collected. bytes: the size as
-    `ls -l` shows it. on_disk: the size without holes of sparse files. age_s: the age of the newest file.
+    what: the path or job, for messages. why: the reason why the files were not collected. bytes:
+    the size as `ls -l` shows it. on_disk: the size without holes of sparse files. age_s: the age of
+    the newest file.
     top: the home folder or disk that is copied as a whole. job_id: the job that owns the files.
     """
 
@@ -72,10 +81,15 @@ class UncopiedFiles:
         size = format_size(self.bytes)
         if self.on_disk is not None and self.bytes - self.on_disk > max(self.on_disk, _FEW_HOLES):
             size += f" ({format_size(self.on_disk)} on disk)"
-        return f"{self.what}{location}: {size} in {files} of {self.owner}, {_age(self.age_s)}{reason}"
+        return (
+            f"{self.what}{location}: {size} in {files} of {self.owner}, {_age(self.age_s)}{reason}"
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("what", "host", "owner", "files", "bytes", "age_s")}
+        return {
+            name: getattr(self, name)
+            for name in ("what", "host", "owner", "files", "bytes", "age_s")
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +114,8 @@ class OnlyCopies:
     @property
     def shown(self) -> str:
         """A summary in a single line, for the log of `clusterctl up` or `clusterctl down`."""
-        size, files = sum(row.bytes for row in self.files), sum(row.files for row in self.files)
+        size = sum(row.bytes for row in self.files)
+        files = sum(row.files for row in self.files)
         total = [f"{format_size(size)} in {files:,} files"] if files else []
         return "; ".join([*total, *self._first_lines])
 
@@ -110,10 +125,14 @@ class OnlyCopies:
         return (*self.lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else []))
 
     def error(self, refusal: str, *, fix: str) -> OnlyCopyError:
-        """Return the error of a command that refuses (``refusal``) to delete this data, with a list of it."""
+        """Return the error of a command that refuses (``refusal``) to delete this data, with a list
+        of it.
+        """
         failures = [Failure(OnlyCopyError.code, line, phase="look") for line in self.lines]
         failures[:1] = [Failure(OnlyCopyError.code, self.lines[0], phase="look", fix=fix)]
-        return OnlyCopyError(refusal, why="\n".join(self._first_lines), fix=fix, failures=tuple(failures))
+        return OnlyCopyError(
+            refusal, why="\n".join(self._first_lines), fix=fix, failures=tuple(failures)
+        )
 
 
 NOTHING = OnlyCopies()
@@ -130,8 +149,8 @@ def _age(seconds: int) -> str:
 class Search:
     """A search, as the admin user, for files that exist only on the cluster.
 
-    hosts: hosts with disks to search. shared: also search the shared folder. left_out: folders to skip.
-    On a cluster that other people run, the job user searches only clusterctl's folder.
+    hosts: hosts with disks to search. shared: also search the shared folder. left_out: folders to
+    skip. On a cluster that other people run, the job user searches only clusterctl's folder.
     """
 
     def __init__(
@@ -144,19 +163,29 @@ class Search:
         shared: bool,
         left_out: Sequence[str] = (),
     ) -> None:
-        self.inventory, self.workspace, self.to = inventory, workspace, to
-        self.hosts, self.shared, self.left_out = hosts, shared, left_out
+        self.inventory = inventory
+        self.workspace = workspace
+        self.to = to
+        self.hosts = hosts
+        self.shared = shared
+        self.left_out = left_out
         self.entries = [entry for entry in Ledger(workspace.jobs).entries() if entry.remote_dir]
         # Digests of the files that are also on this machine. `bring` adds to them.
-        self.known = array("Q", (number for copies in _copies(workspace) for number in copies.numbers()))
+        self.known = array(
+            "Q", (number for copies in _copies(workspace) for number in copies.numbers())
+        )
 
     def find(self) -> OnlyCopies:
         """Search all hosts in parallel. The result's ``unknown`` lists hosts that do not answer."""
         controller = (self.inventory.controller.name,) if self.shared else ()
         answers, failed = call_on_hosts(dict.fromkeys([*controller, *self.hosts]), self._ask)
-        unknown = [f"{host} could not be checked: {printable(exc.cause)}" for host, exc in failed.items()]
+        unknown = [
+            f"{host} could not be checked: {printable(exc.cause)}" for host, exc in failed.items()
+        ]
         unknown += [line for answer in answers.values() for line in answer.unknown]
-        files = sorted((row for answer in answers.values() for row in answer.files), key=lambda r: -r.bytes)
+        files = sorted(
+            (row for answer in answers.values() for row in answer.files), key=lambda r: -r.bytes
+        )
         return OnlyCopies(files=tuple(files), unknown=tuple(unknown))
 
     def _request(self, host: str, **more: object) -> list[str]:
@@ -174,7 +203,8 @@ class Search:
         return [*become_root, *remote_argv(_PROGRAM, json.dumps(request))]
 
     def _ask(self, host: str) -> OnlyCopies:
-        files, unknown = [], []
+        files = []
+        unknown = []
         row: dict[str, Any] = {}
         with self.to(host).converse(self._request(host)) as talk:
             talk.send(encode_digests(self.known))
@@ -185,7 +215,9 @@ class Search:
                         files.append(self._files_there(row, host))
                     elif "unread" in row:
                         path = shown_path(base64.b64decode(row["unread"]))
-                        unknown.append(f"{path} on {host} can't be read: {printable(str(row['why']))}")
+                        unknown.append(
+                            f"{path} on {host} can't be read: {printable(str(row['why']))}"
+                        )
             except (ValueError, TypeError, LookupError, RecursionError) as exc:
                 raise _not_understood(host) from exc
             talk.finish()
@@ -198,18 +230,27 @@ class Search:
         full = f"{top}/{path}" if path else "more files, which are not listed"
         shared = self.inventory.shared
         host_shown = "" if top == shared or top.startswith(f"{shared}/") else host
-        title, reason, job_id = printable(full), "", None
+        title = printable(full)
+        reason = ""
+        job_id = None
         for entry in self.entries:
             if full == entry.remote_dir:
-                title, reason, job_id = f"files of {entry.shown}", _why_left(entry), entry.job_id
-        files, size, age_s, on_disk = (int(row[name]) for name in ("files", "bytes", "age_s", "on_disk"))
+                title = f"files of {entry.shown}"
+                reason = _why_left(entry)
+                job_id = entry.job_id
+        files, size, age_s, on_disk = (
+            int(row[name]) for name in ("files", "bytes", "age_s", "on_disk")
+        )
         owner = printable(str(row["owner"]))
-        return UncopiedFiles(title, owner, files, size, age_s, host_shown, top, reason, job_id, on_disk)
+        return UncopiedFiles(
+            title, owner, files, size, age_s, host_shown, top, reason, job_id, on_disk
+        )
 
     def bring(
         self, only_copies: Sequence[UncopiedFiles], out: Path, *, progress: Progress
     ) -> tuple[Path, ...]:
-        """Copy files into folders below ``out``, a folder for each home folder or disk. Return the folders.
+        """Copy files into folders below ``out``, a folder for each home folder or disk. Return the
+        folders.
 
         Raises:
             TransferError: some files could not be copied. Files that have arrived are kept.
@@ -217,8 +258,11 @@ class Search:
         """
         folders = []
         for host, top in dict.fromkeys((copy.host, copy.top) for copy in only_copies if copy.top):
-            source_host, source = host or self.inventory.controller.name, os.fsencode(top)
-            argv = self._request(source_host, top=base64.b64encode(source).decode(), most=_MOST_FILES)
+            source_host = host or self.inventory.controller.name
+            source = os.fsencode(top)
+            argv = self._request(
+                source_host, top=base64.b64encode(source).decode(), most=_MOST_FILES
+            )
             with (
                 writing_into(out),
                 closing(Sender(self.to(source_host), argv)) as sender,
@@ -229,7 +273,9 @@ class Search:
                 for entry in download.entries:
                     entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
                 folder = self._folder_of(host, top, out.absolute(), download.entries)
-                arrived = download.bring(download.entries, folder, progress=with_title(folder.name, progress))
+                arrived = download.bring(
+                    download.entries, folder, progress=with_title(folder.name, progress)
+                )
             folders.append(folder)
             self.known.extend(
                 digest(os.fsencode(host), source + b"/" + entry.path, entry.size, entry.mtime_ns)
@@ -239,11 +285,22 @@ class Search:
         return tuple(folders)
 
     def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
-        """Return the local folder of an earlier copy of ``top`` if no file is replaced, else a new folder."""
+        """Return the local folder of an earlier copy of ``top`` if no file is replaced, else a new
+        folder.
+        """
         for copies in read_copies(self.workspace):
             folder = Path(copies.directory)
-            is_of_top = (copies.host, copies.top, copies.sent, copies.renamed) == (host, top, False, "")
-            if is_of_top and folder.is_dir() and not any(_is_taken(folder, entry) for entry in entries):
+            is_of_top = (copies.host, copies.top, copies.sent, copies.renamed) == (
+                host,
+                top,
+                False,
+                "",
+            )
+            if (
+                is_of_top
+                and folder.is_dir()
+                and not any(_is_taken(folder, entry) for entry in entries)
+            ):
                 return folder
         shared = self.inventory.shared
         below = top.removeprefix(shared).strip("/") if not host else top.strip("/")
@@ -266,24 +323,38 @@ def _is_taken(folder: Path, entry: Entry) -> bool:
 
 
 def search_all(
-    inventory: Inventory, workspace: Workspace, to: Connect, *, shared: bool, left_out: Sequence[str] = ()
+    inventory: Inventory,
+    workspace: Workspace,
+    to: Connect,
+    *,
+    shared: bool,
+    left_out: Sequence[str] = (),
 ) -> Search:
-    """Return a search of all that `clusterctl down` deletes: nothing if the hosts are the user's machines."""
+    """Return a search of all that `clusterctl down` deletes: nothing if the hosts are the user's
+    machines.
+    """
     owned = inventory.traits.user_owned
     hosts = [] if owned else [host.name for host in inventory.hosts]
     return Search(inventory, workspace, to, hosts, shared=shared and not owned, left_out=left_out)
 
 
-def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_: None) -> tuple[Path, ...]:
+def bring_all(
+    workspace: Workspace, out: Path, *, progress: Progress = lambda *_: None
+) -> tuple[Path, ...]:
     """Copy all files that exist only on the cluster. Return the local folders with the copies.
 
     Raises:
-        CollectError, TransferError: some files could not be found or copied. Arrived files are kept.
+        CollectError, TransferError: some files could not be found or copied. Arrived files are
+            kept.
         TransportError: a host can't be reached.
     """
     folders: dict[Path, None] = {}
     # The files of a running job change all the time. `collect` copies a snapshot of them.
-    running = [entry.remote_dir for entry in Ledger(workspace.jobs).entries() if entry.run_state in GOING_ON]
+    running = [
+        entry.remote_dir
+        for entry in Ledger(workspace.jobs).entries()
+        if entry.run_state in GOING_ON
+    ]
     with Connections(workspace.ssh_config) as connections:
         left_out = [*filter(None, running)]
         search = search_all(
@@ -300,8 +371,8 @@ def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_
             "some files that exist only on the cluster could not be collected",
             code="only-copies-not-collected",
             why="\n".join(only_copies.lines[:_MOST_SHOWN]),
-            fix="end the processes that write these files, then collect again; if a host does not answer, "
-            f"{workspace.repair}; files that have arrived are kept",
+            fix="end the processes that write these files, then collect again; if a host does "
+            f"not answer, {workspace.repair}; files that have arrived are kept",
         )
     return tuple(folders)
 
@@ -314,7 +385,9 @@ def _why_left(entry: JobEntry) -> str:
     if entry.run_state in GOING_ON:
         return "the run was collected before the job ended"
     with suppress(CollectError):
-        reasons = dict.fromkeys(skipped.reason for skipped in RunRecord.load(Path(entry.run_dir)).not_here)
+        reasons = dict.fromkeys(
+            skipped.reason for skipped in RunRecord.load(Path(entry.run_dir)).not_here
+        )
         if reasons:
             return ", ".join([*reasons][:_MOST_REASONS])
     return f"different from the files in {printable(entry.run_dir)}"
@@ -326,18 +399,26 @@ def _not_understood(host: str) -> TransportError:
 
 
 def _copies(workspace: Workspace) -> Iterator[Copies]:
-    """Yield the local folders with copies of the cluster's files: sent or fetched files, collected runs."""
+    """Yield the local folders with copies of the cluster's files: sent or fetched files, collected
+    runs.
+    """
     for entry in Ledger(workspace.jobs).entries():
         if entry.run_dir and entry.remote_dir:
-            renamed, files = os.fsdecode(FROM_JOB), entry.files or ""
+            renamed = os.fsdecode(FROM_JOB)
+            files = entry.files or ""
             yield Copies("", entry.remote_dir, entry.run_dir, renamed=renamed, files=files)
     yield from read_copies(workspace)
 
 
 def record_kept_copies(workspace: Workspace) -> None:
-    """Record the folders of collected runs. A later `down` of storage that this `down` keeps needs them."""
+    """Record the folders of collected runs. A later `down` of storage that this `down` keeps needs
+    them.
+    """
     # The later `down` no longer has the list of jobs, which also names these folders.
     noted_copies = {*read_copies(workspace)}
-    # If this machine's disk is full, the next `down` treats the files on kept storage as only copies.
+    # If this machine's disk is full, the next `down` treats the files on kept storage as only
+    # copies.
     with suppress(MachineError):
-        record_copies(workspace, (copies for copies in _copies(workspace) if copies not in noted_copies))
+        record_copies(
+            workspace, (copies for copies in _copies(workspace) if copies not in noted_copies)
+        )

@@ -1,4 +1,6 @@
-"""A report with verdict, charts and tables, rendered as a single HTML file, as Markdown, or as JSON."""
+"""A report with verdict, charts and tables, rendered as a single HTML file, as Markdown, or as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,11 @@ class Kind(StrEnum):
 class Series:
     """A line of a chart, as (x, y) points. y is None for NaN and infinity.
 
-    color: number of the color, which a run or node has in all charts. A number for each point of ``POINTS``;
-        -1: faint. None: the line's position in the chart.
+    color: number of the color, which a run or node has in all charts. A number for each point of
+        ``POINTS``; -1: faint. None: the line's position in the chart.
     marks: drawn as markers on top of all lines, as evaluations are.
-    covers: the number of earlier lines that this line hides. It is dashed, so that these can be seen.
+    covers: the number of earlier lines that this line hides. It is dashed, so that these can be
+        seen.
     smooth: means of equal intervals, drawn instead of the points on request.
     spread: the lowest and the highest value at each point, drawn as a band.
     run: the name in the legend, which the lines of a run share. Default: the line's name.
@@ -71,7 +74,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart. ``x`` and ``y`` are the titles of its axes, with units. x_log: whether x is logarithmic.
+    """A chart. ``x`` and ``y`` are the titles of its axes, with units. x_log: whether x is
+    logarithmic.
 
     x_bytes: whether x is in bytes. has_points: whether lines have a marker at each point.
     x_end: the end of the axis x. None: the largest x. from_zero: whether y begins at 0.
@@ -93,10 +97,11 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. Each row has as many cells as the head. If only the first is not empty, it is a heading.
+    """A table. Each row has as many cells as the head. If only the first is not empty, it is a
+    heading.
 
-    title: text above the table. folded: whether the page hides the rows until a click on the title. Markdown
-        has only the title of such a table.
+    title: text above the table. folded: whether the page hides the rows until a click on the title.
+        Markdown has only the title of such a table.
     """
 
     head: Sequence[str]
@@ -118,7 +123,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report. verdict: sentences on the result, good if ``ok``. missing: data that was not found."""
+    """A report. verdict: sentences on the result, good if ``ok``. missing: data that was not
+    found.
+    """
 
     title: str
     verdict: Sequence[str]
@@ -132,9 +139,15 @@ class Report:
         return clean
 
     def as_markdown(self) -> str:
-        """Return the report in Markdown. Charts become tables of first, last, lowest and highest values."""
+        """Return the report in Markdown. Charts become tables of first, last, lowest and highest
+        values.
+        """
         clean = self.as_dict()
-        lines = [f"# {_escaped(clean['title'])}", "", *(f"- {_escaped(line)}" for line in clean["verdict"])]
+        lines = [
+            f"# {_escaped(clean['title'])}",
+            "",
+            *(f"- {_escaped(line)}" for line in clean["verdict"]),
+        ]
         lines += ["", "Missing:", ""] if clean["missing"] else []
         lines += [f"- {_escaped(line)}" for line in clean["missing"]]
         for section in clean["sections"]:
@@ -150,7 +163,8 @@ class Report:
     def as_html(self) -> str:
         """Return the report as a single HTML file that contains its scripts, style and data.
 
-        The page's Content-Security-Policy lists the hashes of the two scripts, so no other script can run.
+        The page's Content-Security-Policy lists the hashes of the two scripts, so no other script
+        can run.
         """
         report = self.as_dict()
         charts = [chart for section in report["sections"] for chart in section["charts"]]
@@ -175,12 +189,19 @@ def _template() -> jinja2.Template:
     environment.filters["as_table"] = _as_table
     environment.tests["heading"] = _is_heading
     scripts = [(folder / name).read_text() for name in ("chart.umd.min.js", "report.js")]
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    return environment.get_template("report.html.j2", globals={"scripts": scripts, "hashes": hashes})
+    hashes = [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
+    ]
+    return environment.get_template(
+        "report.html.j2", globals={"scripts": scripts, "hashes": hashes}
+    )
 
 
-def thinned(points: Iterable[tuple[float, float]], most: int = _POINTS) -> list[tuple[float, float | None]]:
-    """Return about ``most`` points: the lowest and highest point of each of ``most`` / 2 equal intervals.
+def thinned(
+    points: Iterable[tuple[float, float]], most: int = _POINTS
+) -> list[tuple[float, float | None]]:
+    """Return about ``most`` points: the lowest and highest point of each of ``most`` / 2 equal
+    intervals.
 
     The first and the last point are kept, too: a table of the chart says what they are.
     """
@@ -217,12 +238,16 @@ def _clean(value: Any) -> Any:
 
 
 def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a chart as a table: bars in full, other series by first, last, lowest and highest value."""
+    """Return a chart as a table: bars in full, other series by first, last, lowest and highest
+    value.
+    """
     unit = f" ({chart['y']})" if chart["y"] not in {"", chart["series"][0]["name"]} else ""
     if chart["kind"] == Kind.BARS:
         labels = list(dict.fromkeys(x for series in chart["series"] for x, _ in series["points"]))
         values = [dict(map(tuple, series["points"])) for series in chart["series"]]
-        rows = [[str(label), *(rounded(series.get(label)) for series in values)] for label in labels]
+        rows = [
+            [str(label), *(rounded(series.get(label)) for series in values)] for label in labels
+        ]
         names = [f"{series['name']}{unit}" for series in chart["series"]]
         return {"head": [chart["x"], *names], "rows": rows}
     rows = []
@@ -253,7 +278,9 @@ def _is_heading(row: Sequence[str]) -> bool:
 
 
 def _with_whole_words(text: str) -> Markup:
-    """Return a text as HTML in which no line ends within a word such as --save-interval or demo-train-1."""
+    """Return a text as HTML in which no line ends within a word such as --save-interval or
+    demo-train-1.
+    """
     # The text is escaped, and a character reference has no hyphen.
     return Markup(_HYPHENATED.sub(r'<span class="whole">\g<0></span>', str(escape(text))))  # noqa: S704
 
@@ -283,7 +310,8 @@ def _row(cells: Iterable[str], *, plain: bool = False) -> str:
 def write_report(report: Report, path: Path) -> None:
     """Write the report as an HTML file, atomically.
 
-    Raises UsageError if ``path`` holds a file that is not a report of clusterctl, or can't be written.
+    Raises UsageError if ``path`` holds a file that is not a report of clusterctl, or can't be
+    written.
     """
     if os.path.lexists(path) and not is_own_report(path):
         raise UsageError(

@@ -1,9 +1,10 @@
 """Where a job's files and symbolic links get in the folder of its run.
 
-On the cluster, clusterctl's files and the program's are in different folders. A run has them side by side.
+On the cluster, clusterctl's files and the program's are in different folders. A run has them side
+by side.
 
-A link is made only if it leads to a file or folder that is copied too, or to another such link. It then gets
-a relative target inside the run's folder, also if the cluster reports another.
+A link is made only if it leads to a file or folder that is copied too, or to another such link. It
+then gets a relative target inside the run's folder, also if the cluster reports another.
 """
 
 from __future__ import annotations
@@ -13,22 +14,33 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from clusterctl.state.submissions import ADDED_FILES, FROM_JOB, SENT_FILES, TASK, is_own, run_path, split_path
+from clusterctl.state.submissions import (
+    ADDED_FILES,
+    FROM_JOB,
+    SENT_FILES,
+    TASK,
+    is_own,
+    run_path,
+    split_path,
+)
 from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.tree import Kind
 
-# Names that clusterctl writes into a run's folder. A job's file or folder of such a name is renamed.
+# Names that clusterctl writes into a run's folder. A job's file or folder of such a name is
+# renamed.
 _RESERVED = frozenset(name.encode() for name in SENT_FILES | ADDED_FILES)
 # As long as Linux allows.
 _LONGEST = 4096  # bytes
-_HERE, _UP = b".", b".."
+_HERE = b"."
+_UP = b".."
 
 # Path of a link in the run's folder -> path of its target in the run's folder.
 Links = Mapping[bytes, bytes]
 
 
 def path_of_program(path: bytes, files: str) -> bytes | None:
-    """Return the path in the program's folder of a path in the job's folder; None if it is not in there.
+    """Return the path in the program's folder of a path in the job's folder; None if it is not in
+    there.
 
     files: the program's folder, below the job's. "": they are the same folder.
     """
@@ -37,7 +49,8 @@ def path_of_program(path: bytes, files: str) -> bytes | None:
 
 
 def place_entries(chosen: Sequence[Entry], listing: Sequence[Entry], files: str) -> None:
-    """Set the path that each chosen entry gets in the run's folder; b"" for the program's folder itself.
+    """Set the path that each chosen entry gets in the run's folder; b"" for the program's folder
+    itself.
 
     listing: all entries of the job's folder. files: as for ``path_of_program``.
     """
@@ -53,7 +66,8 @@ def place_entries(chosen: Sequence[Entry], listing: Sequence[Entry], files: str)
         entry.local = run_path(paths[entry.path] or b"", siblings)
         if entry.kind != Kind.FOLDER and entry.local in tasks:
             entry.local += FROM_JOB
-    # Beside the program's folder are clusterctl's files. A program may have written more files there.
+    # Beside the program's folder are clusterctl's files. A program may have written more files
+    # there.
     used = {above + name for entry in chosen for above, name, _ in [split_path(entry.local)]}
     reserved = _RESERVED | used
     outer = [split_path(path) for path, below in paths.items() if below is None]
@@ -65,7 +79,9 @@ def place_entries(chosen: Sequence[Entry], listing: Sequence[Entry], files: str)
 
 
 def _free(path: bytes, reserved: Collection[bytes], used: Collection[bytes]) -> bytes:
-    """Return the path. If its name is reserved, the result has another name, which is not in ``used``."""
+    """Return the path. If its name is reserved, the result has another name, which is not in
+    ``used``.
+    """
     above, name, rest = split_path(path)
     new = name
     while above + new in reserved or (new != name and above + new in used):
@@ -86,9 +102,11 @@ def add_with_parents(paths: set[bytes], path: bytes) -> None:
 def choose_links(
     links: Iterable[Entry], coming: Collection[bytes], top: str, files: str = ""
 ) -> dict[bytes, bytes]:
-    """Return the links to make: path -> path of the target, both in the job's folder. Targets come first.
+    """Return the links to make: path -> path of the target, both in the job's folder. Targets come
+    first.
 
-    coming: paths of the files and folders that are copied. top: path of the job's folder on the cluster.
+    coming: paths of the files and folders that are copied. top: path of the job's folder on the
+        cluster.
     files: as for ``path_of_program``. clusterctl's own files are never links.
     """
     possible = (entry for entry in links if not _is_own(entry.path, files))
@@ -120,7 +138,8 @@ def _path_in_run(link: Entry, top: bytes) -> bytes:
     target = target_of(link)
     folder = link.path.split(b"/")[:-1]
     if target.startswith(top + b"/"):
-        folder, target = [], target[len(top) :].lstrip(b"/")
+        folder = []
+        target = target[len(top) :].lstrip(b"/")
     names = [name for name in target.split(b"/") if name not in {b"", _HERE}]
     depth = next((i for i, name in enumerate(names) if name != _UP), len(names))
     if target.startswith(b"/") or len(target) > _LONGEST or depth > len(folder):
@@ -131,10 +150,13 @@ def _path_in_run(link: Entry, top: bytes) -> bytes:
 
 
 def make_links(tree: Path, links: Links) -> None:
-    """Make links in the complete folder of a run, except links that would replace a file or lead out."""
+    """Make links in the complete folder of a run, except links that would replace a file or lead
+    out.
+    """
     root = tree.resolve()
     for path, target in links.items():
-        link, place = root / os.fsdecode(path), root / os.fsdecode(target)
+        link = root / os.fsdecode(path)
+        place = root / os.fsdecode(target)
         # The user may have added links of that name, also in place of a folder.
         is_inside = link.parent.resolve() == link.parent and root in place.resolve().parents
         if is_inside and link.parent.is_dir() and place.exists() and not os.path.lexists(link):

@@ -48,7 +48,8 @@ _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 class RunQuery:
     """Conditions that runs must meet, and the order of the runs.
 
-    where: conditions such as ``lr>=1e-3``, ``state=FAILED`` or ``name~bert``. A run must meet all of them.
+    where: conditions such as ``lr>=1e-3``, ``state=FAILED`` or ``name~bert``. A run must meet all
+        of them.
     columns: keys to show. At least one run must have each key.
     sort: the key to sort by, lowest first. None: the newest run first.
     since: the maximum time since submission, such as 7d, or the earliest date.
@@ -80,10 +81,13 @@ class FoundRuns:
     notes: tuple[str, ...]
 
 
-def select_runs(query: RunQuery, folders: Sequence[Path] = (), *, everywhere: bool = False) -> FoundRuns:
+def select_runs(
+    query: RunQuery, folders: Sequence[Path] = (), *, everywhere: bool = False
+) -> FoundRuns:
     """Find the runs that meet a query.
 
-    folders: folders to search. Empty: ./runs or, if it does not exist, all folders that `collect` wrote to.
+    folders: folders to search. Empty: ./runs or, if it does not exist, all folders that `collect`
+        wrote to.
     everywhere: search all folders that `collect` wrote to, even if ./runs exists.
 
     Raises:
@@ -108,7 +112,9 @@ def select_runs(query: RunQuery, folders: Sequence[Path] = (), *, everywhere: bo
     return FoundRuns(selected, rows, notes)
 
 
-def _folders(requested: Sequence[Path], *, everywhere: bool) -> tuple[Sequence[Path], tuple[str, ...]]:
+def _folders(
+    requested: Sequence[Path], *, everywhere: bool
+) -> tuple[Sequence[Path], tuple[str, ...]]:
     """Return the folders to search, and a note for the user if ./runs does not exist."""
     if requested:
         return requested, ()
@@ -158,24 +164,30 @@ def _filter(rows: Sequence[Row], query: RunQuery) -> list[Row]:
 
 
 def _compared(row: Row, key: str) -> Value:
-    """Return the value of a key for a condition; NaN or infinity if it is the last value of a metric."""
+    """Return the value of a key for a condition; NaN or infinity if it is the last value of a
+    metric.
+    """
     value = row.value(key)
     text = row.nonfinite(key) if value is None else None
     return value if text is None else float(text)
 
 
-def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> Callable[[Value], bool]:
-    """Return a function that tells whether a value meets the condition "``key`` ``operator`` ``text``".
+def _condition(
+    key: str, operator: str, text: str, values: Sequence[Value]
+) -> Callable[[Value], bool]:
+    """Return a function that tells whether a value meets the condition "``key`` ``operator``
+    ``text``".
 
-    Upper and lower case are the same. values: the key's values in all rows. UsageError is raised if these are
-        all numbers, and ``text`` is not a number, time or duration.
+    Upper and lower case are the same. values: the key's values in all rows. UsageError is raised if
+        these are all numbers, and ``text`` is not a number, time or duration.
     """
     if operator == "~":
         return lambda value: value is not None and text.lower() in str(value).lower()
     if operator == "!=":
         is_equal = _condition(key, "=", text, values)
         return lambda value: not is_equal(value)
-    compare, expected = _OPERATORS[operator], _number(key, text)
+    compare = _OPERATORS[operator]
+    expected = _number(key, text)
     if expected is None and values and all(_is_number(value) or value is None for value in values):
         raise UsageError(
             f"the values of {key} are numbers, and {text!r} is not a number",
@@ -186,7 +198,9 @@ def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> C
         return lambda value: text in str(value).split(",")
 
     if isinstance(expected, float) and math.isnan(expected):
-        return lambda value: operator in {"=", "=="} and isinstance(value, float) and math.isnan(value)
+        return lambda value: (
+            operator in {"=", "=="} and isinstance(value, float) and math.isnan(value)
+        )
 
     def holds(value: Value) -> bool:
         if _is_number(value):
@@ -201,7 +215,9 @@ def _is_number(value: Value) -> bool:
 
 
 def _number(key: str, text: str) -> int | float | None:
-    """Parse a number, a time (to Unix seconds) or a duration (to seconds). Return None for other texts."""
+    """Parse a number, a time (to Unix seconds) or a duration (to seconds). Return None for other
+    texts.
+    """
     kinds: list[Callable[[str], int | float]] = [int, float]
     if key == "elapsed":
         kinds.append(parse_slurm_time_s)
@@ -220,7 +236,9 @@ def _since(text: str) -> float:
         # A time without a zone is in the user's zone.
         return datetime.fromisoformat(text).timestamp()
     raise UsageError(
-        f"--since: {text!r} is not a time", code="not-a-time", fix="use 7d, 12h, or a date such as 2026-01-31"
+        f"--since: {text!r} is not a time",
+        code="not-a-time",
+        fix="use 7d, 12h, or a date such as 2026-01-31",
     )
 
 
@@ -241,14 +259,17 @@ def list_runs(
 ) -> list[Row]:
     """Return collected runs, newest first, like `runs list`; or the tasks of ``sweep``, best first.
 
-    where: conditions such as ``lr>1e-4``; all must hold. sort: the key to sort by. reverse: the other order.
-    since: only runs of this time, such as ``7d``. tags: only runs with these tags. cluster: only its runs.
-    sweep: a run, or its name. Its tasks are ranked by its own metric, or by ``sort``. Tasks that did not
-        complete come last.
-    goal: with ``sweep``, whether the metric's lowest or highest value is best. Default: by its name, if the
-        name tells.
+    where: conditions such as ``lr>1e-4``; all must hold. sort: the key to sort by. reverse: the
+        other order.
+    since: only runs of this time, such as ``7d``. tags: only runs with these tags. cluster: only
+        its runs.
+    sweep: a run, or its name. Its tasks are ranked by its own metric, or by ``sort``. Tasks that
+        did not complete come last.
+    goal: with ``sweep``, whether the metric's lowest or highest value is best. Default: by its
+        name, if the name tells.
     tasks: an array has a row for each task. report: called with lines about damaged runs.
-    folders: the folders to search. Empty: ./runs. everywhere: search all folders of runs on this machine.
+    folders: the folders to search. Empty: ./runs. everywhere: search all folders of runs on this
+        machine.
     """
     if sweep is not None:
         if where or since or tags or tasks or folders or everywhere or cluster:
@@ -287,12 +308,13 @@ _TYPES: Final = {
 
 
 def frame(rows: Iterable[Row]) -> polars.DataFrame:
-    """Return runs as a data frame. The columns are those of `runs list`, program options, and metrics.
+    """Return runs as a data frame. The columns are those of `runs list`, program options, and
+    metrics.
 
     Columns in which the runs differ come first: the run, options, metrics, and other fields.
-    For a metric, ``KEY`` is the last value, ``KEY.min`` the lowest, ``KEY.max`` the highest. An option with
-    the name of a column is ``config.KEY``; a metric with the name of a column or option is ``metric.KEY``.
-    Times are in UTC. Raises MachineError if Polars is not installed.
+    For a metric, ``KEY`` is the last value, ``KEY.min`` the lowest, ``KEY.max`` the highest. An
+    option with the name of a column is ``config.KEY``; a metric with the name of a column or option
+    is ``metric.KEY``. Times are in UTC. Raises MachineError if Polars is not installed.
     """
     try:
         import polars  # noqa: PLC0415 - an optional dependency
@@ -305,9 +327,11 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
         ) from exc
     columns = []
     for name, values in _columns(list(rows)).items():
-        shown, dtype = [_as_number(value) for value in values], None
+        shown = [_as_number(value) for value in values]
+        dtype = None
         if name in TIMES:
-            shown, dtype = [_time(value) for value in values], polars.Datetime("us", "UTC")
+            shown = [_time(value) for value in values]
+            dtype = polars.Datetime("us", "UTC")
         elif name in FIELDS:
             dtype = getattr(polars, _TYPES.get(name, "String"))
         columns.append(polars.Series(name, shown, dtype=dtype, strict=False))
@@ -332,7 +356,9 @@ def _columns(rows: Sequence[Row]) -> Mapping[str, list[Value]]:
 
 
 def _as_number(value: Value) -> Any:
-    """Return the value; an integer above 64 bits as a float, or None if it is too large for a float."""
+    """Return the value; an integer above 64 bits as a float, or None if it is too large for a
+    float.
+    """
     if not isinstance(value, int) or -_LARGEST <= value < _LARGEST:
         return value
     with suppress(OverflowError):
@@ -341,7 +367,9 @@ def _as_number(value: Value) -> Any:
 
 
 def _time(value: Value) -> datetime | None:
-    """Convert Unix seconds to a time in UTC; None for an invalid time, which a damaged record may hold."""
+    """Convert Unix seconds to a time in UTC; None for an invalid time, which a damaged record may
+    hold.
+    """
     with suppress(OverflowError, ValueError, OSError):
         return None if value is None else datetime.fromtimestamp(int(value), UTC)
     return None

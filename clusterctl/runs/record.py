@@ -1,4 +1,6 @@
-"""The record of a collected run (run.json), made from the scheduler's data, telemetry and metrics."""
+"""The record of a collected run (run.json), made from the scheduler's data, telemetry and
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from clusterctl.runs.series import (
     sample_times,
     summarize,
 )
-from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobState, Outcome, worst_job
+from clusterctl.scheduler.base import (
+    AccountingAwayError,
+    JobInfo,
+    Jobs,
+    JobState,
+    Outcome,
+    worst_job,
+)
 from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.records import with_accounted, with_all_attempts
 from clusterctl.scheduler.session import Session
@@ -58,7 +67,8 @@ _ACCOUNTING_LAG_S = 10.0
 class Recorder:
     """Writes clusterctl's own files into the folder of a run.
 
-    accounting: sacct's record of the job as JSON; None if it is not available. missing: the reason, or "".
+    accounting: sacct's record of the job as JSON; None if it is not available. missing: the reason,
+        or "".
     accounting_away: whether the reason is that the accounting does not answer.
     """
 
@@ -80,12 +90,14 @@ class Recorder:
             return cls(session, entry, jobs, None, jobs[0].reason, version)
         try:
             accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=has_final_state)
-            missing, is_away = "", False
+            missing = ""
+            is_away = False
         except SchedulerError as exc:
             if exc.retryable and not isinstance(exc, AccountingAwayError):
                 raise
             is_away = isinstance(exc, AccountingAwayError)
-            accounting, missing = None, printable(exc.what if is_away else exc.cause)
+            accounting = None
+            missing = printable(exc.what if is_away else exc.cause)
         if not is_away:
             with suppress(AccountingAwayError):
                 accounted = session.scheduler.accounted([jobs[0].whole_id])
@@ -93,8 +105,12 @@ class Recorder:
         return cls(session, entry, jobs, accounting, missing, version, is_away)
 
     def write(self, tree: Path, manifest: Manifest) -> RunRecord:
-        """Write clusterctl's files and the checksums of all files into ``tree``. Return the run's record."""
-        kept = self.session.ledger.kept(self.entry.token) or {SPEC_FILE: applied_text(self.session.workspace)}
+        """Write clusterctl's files and the checksums of all files into ``tree``. Return the run's
+        record.
+        """
+        kept = self.session.ledger.kept(self.entry.token) or {
+            SPEC_FILE: applied_text(self.session.workspace)
+        }
         write_kept(tree, kept)
         if self.missing:
             missing = Skipped(path=ACCOUNTING, reason=self.missing, files=0)
@@ -126,13 +142,15 @@ class Recorder:
         return task.model_copy(update={"interruptions": restarts, "gpu_energy_j": joules})
 
     def _record(self, tree: Path, manifest: Manifest, source: str | None) -> RunRecord:
-        jobs, head = self.jobs, worst_job(self.jobs)
+        jobs = self.jobs
+        head = worst_job(self.jobs)
         tasks = tuple(self._task(job, tree) for job in jobs)
         starts = [task.start_time for task in tasks if task.start_time is not None]
         submits = [job.submit_time for job in jobs if job.submit_time is not None]
         ends = [job.end_time for job in jobs if job.end_time is not None]
         ended = all(job.ended for job in jobs)
-        start, end = min(starts, default=None), max(ends, default=None) if ended else None
+        start = min(starts, default=None)
+        end = max(ends, default=None) if ended else None
         elapsed_s = end - start if start is not None and end is not None else None
         price = node_price(self.session.spec, head.partition)
         node_hours = sum(task.node_hours for task in tasks)
@@ -171,7 +189,11 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     facts = facts if isinstance(facts, dict) else {}
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
-    submitted = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
+    submitted = {
+        "args": args,
+        "tags": tuple(dict.fromkeys(job.get("tag") or ())),
+        "note": job.get("note"),
+    }
     if isinstance(per_node := job.get("tasks_per_node"), int):
         submitted["tasks_per_node"] = per_node
     with suppress(ValidationError):
@@ -179,13 +201,16 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     submitted |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
     if not record.is_array:
         return record.model_copy(update={**submitted, **vars(summarize(tree, args))})
-    values, form = (sweep.pop("tasks"), sweep.get("form")) if isinstance(sweep, dict) else ([], None)
+    values, form = (
+        (sweep.pop("tasks"), sweep.get("form")) if isinstance(sweep, dict) else ([], None)
+    )
     if isinstance(sweep, dict):
         # Older versions of clusterctl did not record them.
         sweep.pop("arguments", None)
     tasks = []
     for task in record.tasks:
-        number, folder = task.number, tree / task.folder
+        number = task.number
+        folder = tree / task.folder
         has_values = number.isdecimal() and int(number) < len(values)
         summary = summarize(folder, args)
         if has_values:
@@ -195,11 +220,18 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
 
 
 def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
-    """Return sacct's record of a job. If the job has ended, wait a limited time until sacct shows the end."""
+    """Return sacct's record of a job. If the job has ended, wait a limited time until sacct shows
+    the end.
+    """
     deadline = scheduler.clock.now() + _ACCOUNTING_LAG_S
     while True:
         text = scheduler.accounting(job_id)
-        if text is None or not ended or scheduler.clock.now() >= deadline or not _shows_running_job(text):
+        if (
+            text is None
+            or not ended
+            or scheduler.clock.now() >= deadline
+            or not _shows_running_job(text)
+        ):
             return text
         scheduler.clock.sleep(0.5)
 
@@ -214,14 +246,18 @@ def _shows_running_job(accounting: str) -> bool:
 
 
 def environment_text(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
-    """Return the text of environment.json: ``client`` (the submission), versions, and hardware by host."""
+    """Return the text of environment.json: ``client`` (the submission), versions, and hardware by
+    host.
+    """
     hosts: dict[str, Any] = {}
     telemetry_files = [local for local in manifest.files if _TELEMETRY.search(local)]
     for path in sorted(tree / os.fsdecode(local) for local in telemetry_files[:_MOST_HOSTS]):
         with path.open("rb") as file:
             facts = _json(file.readline(1 << 16))
         if isinstance(facts, dict) and facts.get("kind") == "host":
-            hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
+            hosts[path.stem] = {
+                key: value for key, value in facts.items() if key not in {"kind", "time"}
+            }
     environment = {"client": client, "slurm": slurm_version, "hosts": hosts}
     return json.dumps(environment, indent=2) + "\n"
 

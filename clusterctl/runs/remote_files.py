@@ -1,23 +1,26 @@
-"""Lists jobs' folders and sends their files. Runs on the cluster: standard library only, Python 3.9.
+"""Lists jobs' folders and sends their files. Runs on the cluster: standard library only, Python
+3.9.
 
     main(NAME...)
 
-NAMEs are the job's metrics, and files that clusterctl itself writes to a job's folder. Each line of stdin is
-a JSON array [FOLDER, CHECKPOINTS, MOST, FILES]. FILES is the folder in FOLDER with the files of the job's
-program, "" if they are in FOLDER itself. This program lists FOLDER, and then sends the requested files in the
-format of transport/remote_content.py. It never follows links, but lists their targets. Files that stay on
-the cluster are listed with a reason, their size and their number:
+NAMEs are the job's metrics, and files that clusterctl itself writes to a job's folder. Each line of
+stdin is a JSON array [FOLDER, CHECKPOINTS, MOST, FILES]. FILES is the folder in FOLDER with the
+files of the job's program, "" if they are in FOLDER itself. This program lists FOLDER, and then
+sends the requested files in the format of transport/remote_content.py. It never follows links, but
+lists their targets. Files that stay on the cluster are listed with a reason, their size and their
+number:
 
-- large submitted files that source.json shows as unchanged. A job may write anything to source.json, but
-  this affects only the job's own folder;
-- checkpoints. With CHECKPOINTS "latest": all but the latest, and the latest too if it exceeds MOST bytes.
-  With "none": all checkpoints. With "all" or "everything": no checkpoint;
-- a folder with too many files, unless CHECKPOINTS is "everything". Files NAME and tasks' logs are sent.
+- large submitted files that source.json shows as unchanged. A job may write anything to
+  source.json, but this affects only the job's own folder;
+- checkpoints. With CHECKPOINTS "latest": all but the latest, and the latest too if it exceeds MOST
+  bytes. With "none": all checkpoints. With "all" or "everything": no checkpoint;
+- a folder with too many files, unless CHECKPOINTS is "everything". Files NAME and tasks' logs are
+  sent.
 
-Checkpoints are folders with names that begin with ``checkpoint`` or ``ckpt``, files with such names in the
-format of a framework, and ``*.ckpt`` files. If such a folder has numbered entries, each is a checkpoint:
-``checkpoints/iteration-00000010/``, ``checkpoints/epoch=3-step=100.ckpt``. Checkpoints with names that differ
-only in the numbers form a family.
+Checkpoints are folders with names that begin with ``checkpoint`` or ``ckpt``, files with such names
+in the format of a framework, and ``*.ckpt`` files. If such a folder has numbered entries, each is a
+checkpoint: ``checkpoints/iteration-00000010/``, ``checkpoints/epoch=3-step=100.ckpt``. Checkpoints
+with names that differ only in the numbers form a family.
 """
 
 from __future__ import annotations
@@ -49,10 +52,12 @@ FILE = re.compile(
 )
 # checkpoint-500, iteration-00000010, epoch=3-step=100, global_step100, ckpt_5
 NUMBERED = re.compile(
-    rb"(?<![a-z])(checkpoints?|ckpt|epoch|global_?step|step|iteration|iter)([-_=.]?)([0-9]+)", re.IGNORECASE
+    rb"(?<![a-z])(checkpoints?|ckpt|epoch|global_?step|step|iteration|iter)([-_=.]?)([0-9]+)",
+    re.IGNORECASE,
 )
 # checkpoints/500/. In a folder without the s, plain numbers may be ranks.
-PLURAL, BARE = re.compile(rb"(checkpoints|ckpts)", re.IGNORECASE), re.compile(rb"[0-9]{1,18}")
+PLURAL = re.compile(rb"(checkpoints|ckpts)", re.IGNORECASE)
+BARE = re.compile(rb"[0-9]{1,18}")
 # A metric such as val_loss=0.25 does not distinguish families.
 METRIC = re.compile(rb"=-?[0-9]+\.[0-9]+(e-?[0-9]+)?")
 UNFINISHED = re.compile(rb"tmp[-_.].*|.*\.(incomplete|tmp|part|partial)|.*[-.]tmp[-.].*", re.DOTALL)
@@ -62,18 +67,22 @@ DIGITS = 18
 NESTED = 2
 
 # Reasons why a checkpoint stays on the cluster.
-NOT_WANTED, OLDER = "a checkpoint", "an older checkpoint"
-UNFINISHED_ONE, TOO_LARGE = "an unfinished checkpoint", "a too large checkpoint"
+NOT_WANTED = "a checkpoint"
+OLDER = "an older checkpoint"
+UNFINISHED_ONE = "an unfinished checkpoint"
+TOO_LARGE = "a too large checkpoint"
 # Limits for measuring a folder: entries, and levels of subfolders.
 MOST_MEASURED = 10_000_000
 DEEPEST_MEASURED = 1000
 
-# job.py makes a link of this name to the metrics. It leads nowhere if the program writes no metrics.
+# job.py makes a link of this name to the metrics. It leads nowhere if the program writes no
+# metrics.
 METRICS = b"metrics.jsonl"
 TASK = re.compile(rb"task-[0-9]+")
 TASKS_LOG = re.compile(rb"(stdout|stderr)-[0-9]+\.log")
 # Submitted files are compared with the copy on the cluster only between these sizes in bytes.
-LARGE, LARGEST = 1 << 20, 10 << 30
+LARGE = 1 << 20
+LARGEST = 10 << 30
 EVERYTHING = "everything"
 MOST_ENTRIES = 1_000_000
 # Maximum number of bytes of all names in a listing.
@@ -110,7 +119,9 @@ class Number(NamedTuple):
 
 
 def number_of(path: bytes, *, is_folder: bool) -> Number | None:
-    """Return the family of a checkpoint and the numbers in its name; None if the name has no number."""
+    """Return the family of a checkpoint and the numbers in its name; None if the name has no
+    number.
+    """
     folder, name = os.path.split(path)
     if is_folder and BARE.fullmatch(name) and PLURAL.match(os.path.basename(folder)):
         return Number(b"", (int(name),))
@@ -119,9 +130,11 @@ def number_of(path: bytes, *, is_folder: bool) -> Number | None:
 
 
 def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
-    """Return the size of a file, or of all files below a folder. Links and special files are left out.
+    """Return the size of a file, or of all files below a folder. Links and special files are left
+    out.
 
-    An unreadable file or folder is a file of size 0. At most about ``MOST_MEASURED`` files are read.
+    An unreadable file or folder is a file of size 0. At most about ``MOST_MEASURED`` files are
+    read.
     """
     folder, _, name = path.rpartition(b"/")
     try:
@@ -132,7 +145,11 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
         return Size(status.st_size, 1, status.st_mtime_ns)
     if not stat.S_ISDIR(status.st_mode):
         return Size(mtime_ns=status.st_mtime_ns)
-    size, files, newest, visited, folders = 0, 0, 0, 0, [path]
+    size = 0
+    files = 0
+    newest = 0
+    visited = 0
+    folders = [path]
     while folders and visited < MOST_MEASURED:
         path = folders.pop()
         try:
@@ -144,7 +161,8 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
                         folders.append(os.path.join(path, os.fsencode(entry.name)))
                     elif entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
-                        size, files = size + status.st_size, files + 1
+                        size = size + status.st_size
+                        files = files + 1
                         newest = max(newest, status.st_mtime_ns)
         except OSError:
             files += 1
@@ -159,12 +177,18 @@ class Checkpoints:
     """
 
     def __init__(self, opener: Opener, choice: str, most: int, beat: Beat) -> None:
-        self.opener, self.choice, self.most, self.beat = opener, choice, most, beat
-        # Folders that contain several checkpoints, and folders that are (part of) a chosen checkpoint.
+        self.opener = opener
+        self.choice = choice
+        self.most = most
+        self.beat = beat
+        # Folders that contain several checkpoints, and folders that are (part of) a chosen
+        # checkpoint.
         self.collections: set[bytes] = set()
         self.chosen: set[bytes] = set()
 
-    def staying(self, folder: bytes, names: Iterable[tuple[bytes, bool]]) -> dict[bytes, tuple[str, Size]]:
+    def staying(
+        self, folder: bytes, names: Iterable[tuple[bytes, bool]]
+    ) -> dict[bytes, tuple[str, Size]]:
         """Return path -> (reason, size) of checkpoints in a folder that stay on the cluster.
 
         Must be called for a folder before its subfolders. names: (path, whether it is a folder).
@@ -189,7 +213,9 @@ class Checkpoints:
                 self.collections.add(path)
             else:
                 family, order = (path, ()) if number is None else number
-                families.setdefault(family, []).append((order, path, measure(self.opener, path, self.beat)))
+                families.setdefault(family, []).append(
+                    (order, path, measure(self.opener, path, self.beat))
+                )
         for family_members in families.values():
             stay.update(self.not_latest(family_members))
         return stay
@@ -218,8 +244,12 @@ class Checkpoints:
     def not_latest(
         self, members: list[tuple[tuple[int, ...], bytes, Size]]
     ) -> Iterator[tuple[bytes, tuple[str, Size]]]:
-        """Yield (path, (reason, size)) for all but the latest checkpoint, and for the latest if too large."""
-        latest = max(members, key=lambda item: (item[2].files > 0, item[0], item[2].mtime_ns, item[1]))
+        """Yield (path, (reason, size)) for all but the latest checkpoint, and for the latest if too
+        large.
+        """
+        latest = max(
+            members, key=lambda item: (item[2].files > 0, item[0], item[2].mtime_ns, item[1])
+        )
         self.chosen.add(latest[1])
         for member in members:
             _, path, size = member
@@ -236,7 +266,10 @@ def read_submitted(folder: bytes, below: bytes) -> SubmittedFiles:
     """
     try:
         source = read_json(folder, b"source.json", MOST_JSON)
-        files = {os.fsencode(row["path"]): (int(row["size"]), str(row["sha256"])) for row in source["files"]}
+        files = {
+            os.fsencode(row["path"]): (int(row["size"]), str(row["sha256"]))
+            for row in source["files"]
+        }
         files.update({os.fsencode(row["path"]): (0, str(row["target"])) for row in source["links"]})
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return {}
@@ -246,7 +279,8 @@ def read_submitted(folder: bytes, below: bytes) -> SubmittedFiles:
 class Listing:
     """Prints a job's folder: files to send, and files to leave.
 
-    ours: clusterctl's files and the job's metrics, always printed. files: the folder of the job's program.
+    ours: clusterctl's files and the job's metrics, always printed. files: the folder of the job's
+        program.
     """
 
     def __init__(
@@ -259,16 +293,22 @@ class Listing:
         entries: int = MOST_ENTRIES,
         files: bytes = b"",
     ) -> None:
-        self.top, self.ours, self.program = top, ours, files + b"/" if files else b""
+        self.top = top
+        self.ours = ours
+        self.program = files + b"/" if files else b""
         self.submitted = read_submitted(top, self.program)
         self.user = os.geteuid()
         everything = checkpoints == EVERYTHING
         self.most = entries
         # Entries and bytes of names that the listing may still have.
-        self.entries, self.bytes = (sys.maxsize, sys.maxsize) if everything else (entries, MOST_BYTES)
+        self.entries, self.bytes = (
+            (sys.maxsize, sys.maxsize) if everything else (entries, MOST_BYTES)
+        )
         self.beat = Beat(sys.stdout.buffer, ALIVE_LINE + b"\n")
         self.opener = Opener(top)
-        self.checkpoints = Checkpoints(self.opener, "all" if everything else checkpoints, most, self.beat)
+        self.checkpoints = Checkpoints(
+            self.opener, "all" if everything else checkpoints, most, self.beat
+        )
         # The path of each line.
         self.listed: list[bytes] = []
 
@@ -278,7 +318,9 @@ class Listing:
 
     def list_skipped(self, path: bytes, reason: str, size: Size | None = None) -> None:
         size = size or measure(self.opener, path, self.beat)
-        self.write_line(path, line_of(LEFT, path or b".", reason, size=size.bytes, space=size.files))
+        self.write_line(
+            path, line_of(LEFT, path or b".", reason, size=size.bytes, space=size.files)
+        )
 
     def folder(self, below: bytes, depth: int = 0) -> None:
         try:
@@ -293,7 +335,11 @@ class Listing:
         both = [*((path, False) for path in files), *((path, True) for path in folders)]
         stay = self.checkpoints.staying(below, both)
         # Of a link, the target is listed.
-        stay = {path: left for path, left in stay.items() if not os.path.islink(os.path.join(self.top, path))}
+        stay = {
+            path: left
+            for path, left in stay.items()
+            if not os.path.islink(os.path.join(self.top, path))
+        }
         for path, (reason, size) in stay.items():
             self.list_skipped(path, reason, size)
         for path, is_folder in both:
@@ -305,13 +351,16 @@ class Listing:
                 self.file(path)
 
     def names(self, below: bytes) -> tuple[os.stat_result, list[bytes], list[bytes]]:
-        """Return (a folder's stat, the paths of its files, the paths of its subfolders). Raises OSError.
+        """Return (a folder's stat, the paths of its files, the paths of its subfolders). Raises
+        OSError.
 
-        If a folder has too many files: OSError; in the job's and the program's folder, only ``ours``.
+        If a folder has too many files: OSError; in the job's and the program's folder, only
+            ``ours``.
         """
         is_top = below in (b"", self.program[:-1])
         children: list[tuple[bool, bytes, bool]] = []
-        size, full = 0, False
+        size = 0
+        full = False
         fd = self.opener.enter(below)
         status = os.fstat(fd)
         with os.scandir(fd) as entries:
@@ -336,7 +385,9 @@ class Listing:
             self.entries -= len(children)
             self.bytes -= size
         children.sort()
-        paths = [(below + b"/" + name if below else name, is_folder) for _, name, is_folder in children]
+        paths = [
+            (below + b"/" + name if below else name, is_folder) for _, name, is_folder in children
+        ]
         folders = [path for path, is_folder in paths if is_folder]
         return status, [path for path, is_folder in paths if not is_folder], folders
 
@@ -356,7 +407,11 @@ class Listing:
                         self.list_skipped(path, kind)
                     elif self.submitted.get(path) == (0, os.fsdecode(target := os.readlink(full))):
                         self.list_skipped(path, UNCHANGED)
-                    elif os.path.basename(path) != METRICS or b"../" not in target or os.path.exists(full):
+                    elif (
+                        os.path.basename(path) != METRICS
+                        or b"../" not in target
+                        or os.path.exists(full)
+                    ):
                         self.write_line(path, line_of_status(path, status, target))
                     return
             if path not in self.submitted and self.can_be_read(status):
@@ -384,7 +439,9 @@ class Listing:
 
 
 def is_link_of_a_task(path: bytes, full: bytes) -> bool:
-    """Return whether a path in the program's folder is a link of an array task to a submitted file."""
+    """Return whether a path in the program's folder is a link of an array task to a submitted
+    file.
+    """
     task, _, rest = path.partition(b"/")
     try:
         return bool(TASK.fullmatch(task)) and os.readlink(full) == b"../" * path.count(b"/") + rest

@@ -1,7 +1,7 @@
 """Reports of a run, of a comparison of runs, and of a sweep, built from the runs' folders alone.
 
-Charts show the program's metrics (series.py) and the nodes' telemetry; the rest comes from run.json and
-environment.json. Any file may be damaged or hostile, so unreadable data is listed as missing.
+Charts show the program's metrics (series.py) and the nodes' telemetry; the rest comes from run.json
+and environment.json. Any file may be damaged or hostile, so unreadable data is listed as missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from clusterctl.runs.charts import (
     step_charts,
     with_unit,
 )
-from clusterctl.runs.compare import compare_losses, environment_of, hardware_of, mapping, software_of
+from clusterctl.runs.compare import (
+    compare_losses,
+    environment_of,
+    hardware_of,
+    mapping,
+    software_of,
+)
 from clusterctl.runs.find import (
     Ranking,
     Row,
@@ -42,7 +48,16 @@ from clusterctl.runs.find import (
     swept_keys,
 )
 from clusterctl.runs.folder import collected_files
-from clusterctl.runs.page import REPORT_FILE, Chart, Kind, Report, Section, Series, Table, write_report
+from clusterctl.runs.page import (
+    REPORT_FILE,
+    Chart,
+    Kind,
+    Report,
+    Section,
+    Series,
+    Table,
+    write_report,
+)
 from clusterctl.runs.results import results_section, size_charts
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import hangs_in, restarts_in, result_lines
@@ -68,7 +83,8 @@ _MORE_METRICS: Final = 4
 def report_of(rows: Sequence[Row]) -> Report:
     """Return the report of a run, a job array or a scaling, or the comparison of several runs.
 
-    Raises UsageError if no metric ranks the tasks of a sweep, or no run has the metric of a scaling.
+    Raises UsageError if no metric ranks the tasks of a sweep, or no run has the metric of a
+    scaling.
     """
     if len(rows) > 1:
         return scaling_report(rows) or _comparison_report(rows)
@@ -82,12 +98,17 @@ def write_report_beside(run: RunRecord) -> None:
     """
     with suppress(Exception):
         path = report_path(Row(run))
-        if not path.exists() or path.stat().st_mtime_ns < (run.directory / RUN_FILE).stat().st_mtime_ns:
+        if (
+            not path.exists()
+            or path.stat().st_mtime_ns < (run.directory / RUN_FILE).stat().st_mtime_ns
+        ):
             write_report(report_of([Row(run)]), path)
 
 
 def report_path(row: Row) -> Path:
-    """Return the path for the report of a run or task. Raises UsageError if the job wrote a file there."""
+    """Return the path for the report of a run or task. Raises UsageError if the job wrote a file
+    there.
+    """
     path = row.folder / REPORT_FILE
     name = os.fsencode(path.relative_to(row.run.directory))
     if os.path.lexists(path) and name in collected_files(row.run.directory):
@@ -101,19 +122,23 @@ def report_path(row: Row) -> Path:
 
 
 def _run_report(row: Row) -> Report:
-    facts, missing = ProgramMetrics.of(row), list(_missing(row))
+    facts = ProgramMetrics.of(row)
+    missing = list(_missing(row))
     software = _environment_section(row, missing)
     nodes = nodes_section(row, facts, missing)
     lines = result_lines(row.folder)
     results = results_section(lines)
     if not facts.curves and not results.tables and not facts.left_out:
         missing.append(
-            "metrics: the program wrote no metrics.jsonl, TensorBoard file, metrics.csv or trainer_state.json"
+            "metrics: the program wrote no metrics.jsonl, TensorBoard file, metrics.csv or "
+            "trainer_state.json"
         )
-    speed, ranks = list(_speed_lines(facts)), _rank_section(facts)
+    speed = list(_speed_lines(facts))
+    ranks = _rank_section(facts)
     restarts = restarts_in(row.folder, row.record.attempts)
     hangs = [
-        f"{datetime.fromtimestamp(hang.since, UTC):%H:%M:%S} UTC: {hang}" for hang in hangs_in(row.folder)
+        f"{datetime.fromtimestamp(hang.since, UTC):%H:%M:%S} UTC: {hang}"
+        for hang in hangs_in(row.folder)
     ]
     sections = [
         _log_section(row),
@@ -123,7 +148,10 @@ def _run_report(row: Row) -> Report:
         replace(ranks, lines=()),
         nodes,
         # The verdict has the last restart and the last hang.
-        Section("Restarts", [restart.in_utc for restart in restarts[-MOST_LINES:]] if restarts[1:] else ()),
+        Section(
+            "Restarts",
+            [restart.in_utc for restart in restarts[-MOST_LINES:]] if restarts[1:] else (),
+        ),
         Section("Hangs", hangs[-MOST_LINES:] if hangs[1:] else ()),
         _scheduler_section(row, facts),
         configuration_section(row, facts),
@@ -142,21 +170,34 @@ def _run_report(row: Row) -> Report:
 
 def _without_empty(sections: Iterable[Section]) -> list[Section]:
     return [
-        part for part in sections if part.lines or part.log or part.charts or any(t.rows for t in part.tables)
+        part
+        for part in sections
+        if part.lines or part.log or part.charts or any(t.rows for t in part.tables)
     ]
 
 
 def _has_completed(row: Row) -> bool | None:
-    """Return True if the run completed, False if it failed, None if it was cancelled or is still running."""
+    """Return True if the run completed, False if it failed, None if it was cancelled or is still
+    running.
+    """
     with suppress(ValueError):
-        return {Outcome.COMPLETED: True, Outcome.FAILED: False}.get(JobState(row.record.state).outcome)
+        return {Outcome.COMPLETED: True, Outcome.FAILED: False}.get(
+            JobState(row.record.state).outcome
+        )
     return None
 
 
 def _outcome_lines(row: Row) -> Iterator[str]:
-    """Yield lines on how the run ended: state, duration, nodes, cost; for a failure also cause and remedy."""
-    record, elapsed = row.record, shown(row.value("elapsed"), "elapsed")
-    location = f" on {len(record.nodes)} node{'s' if len(record.nodes) > 1 else ''}" if record.nodes else ""
+    """Yield lines on how the run ended: state, duration, nodes, cost; for a failure also cause and
+    remedy.
+    """
+    record = row.record
+    elapsed = shown(row.value("elapsed"), "elapsed")
+    location = (
+        f" on {len(record.nodes)} node{'s' if len(record.nodes) > 1 else ''}"
+        if record.nodes
+        else ""
+    )
     after = f" after {elapsed}" if elapsed != "-" else ""
     hours = row.record.node_hours
     cost = f": {hours:.3g} node hours" if hours else ""
@@ -208,7 +249,8 @@ def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
         whole = curve.whole if curve is not None else None
         if curve is None or whole is None or whole.count <= 1:
             continue
-        metric, first = curve.metric(), whole.first.y
+        metric = curve.metric()
+        first = whole.first.y
         if metric.last is None:
             continue
         spread = f", between {shown(metric.min)} and {shown(metric.max)}"
@@ -216,7 +258,10 @@ def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
         if (goal := goal_of(name)) is not None:
             best = metric.max if goal is Goal.MAX else metric.min
             spread = f", at best {shown(best)}" if best != metric.last else ""
-        yield f"{name} went from {shown(first)} to {shown(metric.last)}{spread}, in {metric.count:,} values"
+        yield (
+            f"{name} went from {shown(first)} to {shown(metric.last)}{spread}, in "
+            f"{metric.count:,} values"
+        )
     for name, metric in row.metrics.items():
         if metric.nonfinite:
             place = metric.nonfinite_step
@@ -228,7 +273,8 @@ def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
 def _speed_lines(facts: ProgramMetrics) -> Iterator[str]:
     for name in SPEEDS:
         if (median := facts.median(name)) is not None:
-            unit, stride = name.removesuffix("_per_s"), facts.samples[name].stride
+            unit = name.removesuffix("_per_s")
+            stride = facts.samples[name].stride
             of = f" of one of {stride} values" if stride > 1 else ""
             yield f"median speed{of}: {shown(median)} {unit} per second"
     if means := facts.part_means:
@@ -237,26 +283,34 @@ def _speed_lines(facts: ProgramMetrics) -> Iterator[str]:
         sums |= {"checkpoints": facts.stall_ms} if facts.stalls else {}
         total = sum(sums.values())
         if 0 < total < math.inf:
-            shares = ", ".join(f"{100 * value / total:.0f} % {name}" for name, value in sums.items())
+            shares = ", ".join(
+                f"{100 * value / total:.0f} % {name}" for name, value in sums.items()
+            )
             yield f"mean time of a step: {shown(total / count)} ms, of which {shares}"
 
 
 def _rank_section(facts: ProgramMetrics) -> Section:
     ranks = facts.ranks
-    means, count = ranks.means, len(ranks.means)
+    means = ranks.means
+    count = len(ranks.means)
     if count <= 1:
         return Section("Ranks")
     hosts = [facts.hosts.get(rank) or "" for rank in range(count)]
     pipelined = "stages of a pipeline are not compared"
-    text = pipelined if facts.pipelined else compare_ranks(means, ranks.slowest, ranks.windows, hosts)
+    text = (
+        pipelined if facts.pipelined else compare_ranks(means, ranks.slowest, ranks.windows, hosts)
+    )
     bars = [(f"{rank} {hosts[rank]}".strip(), mean) for rank, mean in enumerate(means)]
     chart = Chart("Computing per step", [Series("mean", bars)], "rank", "ms, mean", Kind.BARS)
     return Section("Ranks", [text], [chart])
 
 
 def _spans(row: Row, facts: ProgramMetrics) -> list[tuple[str, float]]:
-    """Return the parts of a job's time in seconds. Start-up, run and exit are together the elapsed time."""
-    record, pauses = row.record, row.pauses
+    """Return the parts of a job's time in seconds. Start-up, run and exit are together the elapsed
+    time.
+    """
+    record = row.record
+    pauses = row.pauses
     moments = (
         ("queue", row.run.submit_time, record.start_time),
         ("start-up, until the first metric", record.start_time, facts.began),
@@ -272,7 +326,9 @@ def _spans(row: Row, facts: ProgramMetrics) -> list[tuple[str, float]]:
 
 
 def _scheduler_section(row: Row, facts: ProgramMetrics) -> Section:
-    run, record, spans = row.run, row.record, _spans(row, facts)
+    run = row.run
+    record = row.record
+    spans = _spans(row, facts)
     unit, size = fitting_unit("s", [sum(span for _, span in spans)])
     bars = [Series(name, [(run.name, span / size)]) for name, span in spans]
     keys = "job state exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
@@ -300,16 +356,28 @@ def _environment_section(row: Row, missing: list[str]) -> Section:
     if not facts:
         missing.append(f"the environment: {ENVIRONMENT_FILE} does not exist or is damaged")
         return Section("Environment")
-    rows = [(key, shown(value)) for key, value in {**software_of(facts), **hardware_of(facts)}.items()]
+    rows = [
+        (key, shown(value)) for key, value in {**software_of(facts), **hardware_of(facts)}.items()
+    ]
     if git := mapping(facts, "client", "git"):
-        rows.append(("git", f"{git.get('commit')}{' with uncommitted changes' if git.get('status') else ''}"))
+        rows.append(
+            (
+                "git",
+                f"{git.get('commit')}{' with uncommitted changes' if git.get('status') else ''}",
+            )
+        )
     rows.append(("clusterctl", str(mapping(facts, "client").get("clusterctl") or "-")))
-    return Section("Environment", tables=[Table(("", ""), [cells for cells in rows if cells[1] != "-"])])
+    return Section(
+        "Environment", tables=[Table(("", ""), [cells for cells in rows if cells[1] != "-"])]
+    )
 
 
 def _missing(row: Row) -> Iterator[str]:
     if not row.run.final:
-        yield "the rest of the run: it was collected before the job ended; run `clusterctl collect` again"
+        yield (
+            "the rest of the run: it was collected before the job ended; run `clusterctl "
+            "collect` again"
+        )
     if count := len(row.run.not_here):
         plural = "s or folders that were" if count > 1 else " or folder that was"
         yield f"{count} file{plural} not collected (`skipped` in run.json)"
@@ -318,7 +386,9 @@ def _missing(row: Row) -> Iterator[str]:
 
 
 def _comparison_report(rows: Sequence[Row]) -> Report:
-    """Return the report that compares runs. A sweep is compared by its best task, which the verdict names."""
+    """Return the report that compares runs. A sweep is compared by its best task, which the verdict
+    names.
+    """
     missing: list[str] = []
     best = [_best_task(row) for row in rows]
     compared = [row if task is None else task for row, (task, _) in zip(rows, best, strict=True)]
@@ -332,14 +402,19 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
     if len(rows) == 2 and (losses := compare_losses(*rows) or compare_losses(*compared)):  # noqa: PLR2004 - a pair
         verdict.append(f"losses: {losses}")
     for row, (task, ranking) in zip(rows[:MOST_LINES], best, strict=False):
-        figures = f"; compared by its best {_named_task(task)}, by {ranking}" if task is not None else ""
+        figures = (
+            f"; compared by its best {_named_task(task)}, by {ranking}" if task is not None else ""
+        )
         # The table has the state and the times of a run that completed.
         if figures or not _has_completed(row):
             verdict.append(f"{row.shown}: {next(_outcome_lines(row))}{figures}")
     keys = [name for name in metric_names(compared) if is_usual(name)][:_MORE_METRICS]
     options = dict.fromkeys(key for row in compared for key in row.config)
     varied = [key for key in options if len({row.config.get(key) for row in compared}) > 1]
-    results = [table_of("run", titled, [*keys, "state", "nodes", "elapsed"]), _use_table(titled, facts)]
+    results = [
+        table_of("run", titled, [*keys, "state", "nodes", "elapsed"]),
+        _use_table(titled, facts),
+    ]
     sections = [
         Section("Results", charts=_size_charts(titled), tables=results),
         seeds_section(titled, varied, keys[0], facts) if keys else Section("Seeds"),
@@ -350,7 +425,9 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
 
 
 def _size_charts(rows: Mapping[str, Row]) -> list[Chart]:
-    return size_charts({title: result_lines(row.folder) for title, row in [*rows.items()][:MOST_LINES]})
+    return size_charts(
+        {title: result_lines(row.folder) for title, row in [*rows.items()][:MOST_LINES]}
+    )
 
 
 def _use_table(rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics]) -> Table:
@@ -377,7 +454,9 @@ def _title(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _best_task(row: Row) -> tuple[Row | None, str]:
-    """Return the best task of a sweep, and what ranks its tasks; (None, "") for a run without a best task."""
+    """Return the best task of a sweep, and what ranks its tasks; (None, "") for a run without a
+    best task.
+    """
     with suppress(UsageError):
         ranking = ranked(row)
         return ranking.best, str(ranking)
@@ -403,8 +482,12 @@ def _describe_differences(sections: Sequence[Section], missing: Sequence[str], o
 
 
 def _array_report(run: Row) -> Report:
-    """Return the report of a sweep or another job array: ranked tasks, and a chart of each parameter."""
-    missing, tasks, ranking = list(_missing(run)), latest_tasks(run), None
+    """Return the report of a sweep or another job array: ranked tasks, and a chart of each
+    parameter.
+    """
+    missing = list(_missing(run))
+    tasks = latest_tasks(run)
+    ranking = None
     if usual := next(metric_names(tasks), None):
         try:
             ranking = ranked(run)
@@ -421,23 +504,35 @@ def _array_report(run: Row) -> Report:
     outcomes = [_has_completed(task) for task in tasks]
     ok = True if all(outcomes) else False if False in outcomes else None
     ended, *details = _outcome_lines(run)
-    verdict = [ended, *(() if ok else details), f"{outcomes.count(True)} of {len(tasks)} tasks completed"]
+    verdict = [
+        ended,
+        *(() if ok else details),
+        f"{outcomes.count(True)} of {len(tasks)} tasks completed",
+    ]
     if ranking is not None and ranking.goal is not None:
         verdict.insert(1, _best_line(ranking))
     # A task without a number has the whole array's ID.
     in_order = sorted(tasks, key=lambda task: (len(task.number), task.number))
     verdict += _incomplete_tasks(run, in_order)
-    for other in dict.fromkeys(task.run.job_id for task in tasks if task.run.token != run.run.token):
+    for other in dict.fromkeys(
+        task.run.job_id for task in tasks if task.run.token != run.run.token
+    ):
         numbers = [task.number for task in in_order if task.run.job_id == other]
         verdict.append(f"tasks {first_few(numbers, MOST_LINES)} ran again in job {other}")
-    without = [task for task in in_order if keys and metric and not isinstance(task.value(metric), float)]
+    without = [
+        task for task in in_order if keys and metric and not isinstance(task.value(metric), float)
+    ]
     if without:
         numbers = [task.number for task in without]
-        missing.append(f"the {metric} of task{'s'[: len(numbers) != 1]} {first_few(numbers, MOST_LINES)}")
+        missing.append(
+            f"the {metric} of task{'s'[: len(numbers) != 1]} {first_few(numbers, MOST_LINES)}"
+        )
     if metric and len(tasks) > MOST_LINES:
         missing.append(f"in the charts of metrics, all tasks but the best {MOST_LINES}")
     if partial := [task.number for task in tasks[MOST_LINES:] if task.record.left_out]:
-        missing.append(f"metrics of tasks {first_few(partial, MOST_LINES)} (`left_out` in run.json)")
+        missing.append(
+            f"metrics of tasks {first_few(partial, MOST_LINES)} (`left_out` in run.json)"
+        )
     titled = {f"task {task.number}": task for task in tasks}
     facts = {title: ProgramMetrics.of(titled[title]) for title in [*titled][:MOST_LINES] if metric}
     other_metrics = [name for name in metric_names(tasks) if is_usual(name) and name != metric]
@@ -448,7 +543,9 @@ def _array_report(run: Row) -> Report:
             f"Ranking by {ranking}" if ranking is not None else "Tasks",
             tables=[table_of("task", {task.number: task for task in tasks}, columns)],
         ),
-        Section("Parameters", charts=[parameter_chart(key, metric, tasks) for key in keys if metric]),
+        Section(
+            "Parameters", charts=[parameter_chart(key, metric, tasks) for key in keys if metric]
+        ),
         Section("Results", charts=_size_charts(titled)),
         seeds_section(titled, keys, metric, facts),
         metrics_section(facts, missing, [metric, "loss", "train_loss"]),
@@ -467,7 +564,9 @@ def _best_line(ranking: Ranking) -> str:
 
 
 def _incomplete_tasks(run: Row, tasks: Sequence[Row]) -> Iterator[str]:
-    """Yield the tasks of an array in each state but COMPLETED, and the command that repeats failed tasks."""
+    """Yield the tasks of an array in each state but COMPLETED, and the command that repeats failed
+    tasks.
+    """
     states: dict[str, list[str]] = {}
     for task in (task for task in tasks if task.record.state != JobState.COMPLETED):
         states.setdefault(task.record.state, []).append(str(task.value("job")))

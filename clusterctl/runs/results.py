@@ -9,7 +9,14 @@ from statistics import geometric_mean
 from typing import Any, Final
 
 from clusterctl.errors import printable
-from clusterctl.runs.charts import MOST_CHARTS, MOST_LINES, finite_values, line_chart, unit_of, with_unit
+from clusterctl.runs.charts import (
+    MOST_CHARTS,
+    MOST_LINES,
+    finite_values,
+    line_chart,
+    unit_of,
+    with_unit,
+)
 from clusterctl.runs.page import Chart, Section, Series, Table
 from clusterctl.runs.spread import mean_of
 from clusterctl.runs.tables import shown, unit_of_field
@@ -27,7 +34,8 @@ _CHECKS: Final = frozenset({"ok", "wrong", "wrong_rows"})
 class _BySize:
     """The chart of a kind of results by size.
 
-    sizes: keys of the size, their geometric mean. variant: the key of the values that a run's chart compares.
+    sizes: keys of the size, their geometric mean. variant: the key of the values that a run's chart
+        compares.
     """
 
     title: str
@@ -51,30 +59,38 @@ _BY_SIZE: Final = {
 def results_section(lines: Iterable[Mapping[str, Any]]) -> Section:
     """Return tables of results of the bundled jobs. Of many lines of a kind, the last are shown.
 
-    If all results were checked and right, a sentence says so instead of columns. The kind that the program
-    wrote last is first, as `train --find` writes its result after its trials.
+    If all results were checked and right, a sentence says so instead of columns. The kind that the
+    program wrote last is first, as `train --find` writes its result after its trials.
     """
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         kinds.setdefault(printable(str(line.get("kind", "")))[:_MOST_TEXT], []).append(line)
     checked = [listed for listed in kinds.values() if any("ok" in line for line in listed)]
-    are_right = bool(checked) and all(line.get("ok") is True for listed in checked for line in listed)
+    are_right = bool(checked) and all(
+        line.get("ok") is True for listed in checked for line in listed
+    )
     tables = []
     for kind, listed in reversed([*kinds.items()][:_MOST_KINDS]):
         last = listed[-_MOST_RESULTS:]
-        keys = dict.fromkeys(key for line in last for key, value in line.items() if value is not None)
+        keys = dict.fromkeys(
+            key for line in last for key, value in line.items() if value is not None
+        )
         columns = [key for key in keys if key not in (_HIDDEN | _CHECKS if are_right else _HIDDEN)]
         columns = columns[:_MOST_COLUMNS]
         cells = [[_measured(line.get(key), key) for key in columns] for line in last]
         head = [printable(key)[:_MOST_TEXT] for key in columns]
-        tables += [Table(head, cells, kind.replace("_", " ") if len(kinds) > 1 else "")] if head else []
+        tables += (
+            [Table(head, cells, kind.replace("_", " ") if len(kinds) > 1 else "")] if head else []
+        )
     return Section("Results", ["all results are right"] if are_right else [], tables=tables)
 
 
 def _measured(value: Any, key: str) -> str:
     """Return a measurement as text. A list has a value for each rank."""
     if isinstance(value, list):
-        entries = [str(entry) if isinstance(entry, list) else _measured(entry, key) for entry in value]
+        entries = [
+            str(entry) if isinstance(entry, list) else _measured(entry, key) for entry in value
+        ]
         return printable(", ".join(entries))[:_MOST_TEXT]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and (isinstance(value, float) or unit_of_field(key)):
@@ -85,8 +101,8 @@ def _measured(value: Any, key: str) -> str:
 def size_charts(rows: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[Chart]:
     """Return charts of the results of `allreduce`, `gemm` and `train --find` by size.
 
-    rows: title of a run -> its lines of results. Each transport or type of numbers is a line in the chart of
-    a single run. In a comparison, each has a chart with a line per run.
+    rows: title of a run -> its lines of results. Each transport or type of numbers is a line in the
+    chart of a single run. In a comparison, each has a chart with a line per run.
     """
     lines: dict[tuple[str, str], list[Series]] = defaultdict(list)
     for number, (title, results) in enumerate(rows.items()):
@@ -100,14 +116,19 @@ def size_charts(rows: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[Chart]:
         if len(rows) == 1 and all(len(line.points) == 1 for line in listed):
             continue
         by = _BY_SIZE[kind]
-        title, unit = f"{by.title}, {variant}" if variant else by.title, unit_of(by.result)
+        title = f"{by.title}, {variant}" if variant else by.title
+        unit = unit_of(by.result)
         chart = line_chart(title, listed[:MOST_LINES], by.x, unit)
         charts.append(replace(chart, x_log=True, x_bytes=by.sizes == ["bytes"], has_points=True))
     return charts[:MOST_CHARTS]
 
 
-def _by_size(results: Iterable[Mapping[str, Any]]) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
-    """Return (size, result) points by kind and variant. Of a list with a value per rank, take the mean."""
+def _by_size(
+    results: Iterable[Mapping[str, Any]],
+) -> Mapping[tuple[str, str], list[tuple[float, float]]]:
+    """Return (size, result) points by kind and variant. Of a list with a value per rank, take the
+    mean.
+    """
     curves: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for line in results:
         kind = line.get("kind")
@@ -116,8 +137,14 @@ def _by_size(results: Iterable[Mapping[str, Any]]) -> Mapping[tuple[str, str], l
         by = _BY_SIZE[kind]
         listed = line.get(by.result)
         values = listed if isinstance(listed, list) else [listed]
-        figures, sizes = finite_values(values), finite_values(line.get(key) for key in by.sizes)
-        if figures and len(figures) == len(values) and len(sizes) == len(by.sizes) and min(sizes) >= 1:
+        figures = finite_values(values)
+        sizes = finite_values(line.get(key) for key in by.sizes)
+        if (
+            figures
+            and len(figures) == len(values)
+            and len(sizes) == len(by.sizes)
+            and min(sizes) >= 1
+        ):
             curves[kind, str(line.get(by.variant, ""))].append(
                 (round(geometric_mean(sizes), 3), mean_of(figures))
             )

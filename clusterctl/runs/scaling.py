@@ -1,8 +1,8 @@
 """The table and the picture of a scaling: the runs of `submit --scaling` of each size.
 
-A size is a number of nodes, of tasks per node or of GPUs per node. A figure of a size is the mean over its
-runs, with the sample standard deviation. The speed-up of a run is its speed divided by the mean speed of the
-smallest size.
+A size is a number of nodes, of tasks per node or of GPUs per node. A figure of a size is the mean
+over its runs, with the sample standard deviation. The speed-up of a run is its speed divided by the
+mean speed of the smallest size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from clusterctl.errors import BadValueError, CollectError, UsageError
 from clusterctl.runs.charts import EXPOSED, PARTS, SPEEDS, ProgramMetrics, with_covers
 from clusterctl.runs.compare import environment_of, hardware_of, mapping
 from clusterctl.runs.curve import STEP
-from clusterctl.runs.find import Row, is_usual, metric_names, reject_unknown_keys, runs_of_scaling, swept_keys
+from clusterctl.runs.find import (
+    Row,
+    is_usual,
+    metric_names,
+    reject_unknown_keys,
+    runs_of_scaling,
+    swept_keys,
+)
 from clusterctl.runs.metric_files import MetricFiles, finite
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
 from clusterctl.runs.series import events_in
@@ -60,7 +67,14 @@ _TITLES: Final = {
 }
 # Words in the names of metrics: the first metric with each word is in the table.
 _CONVERGENCE: Final = ("loss", "acc")
-_PERPLEXITY: Final = ("eval_perplexity", "val_perplexity", "perplexity", "eval_ppl", "val_ppl", "ppl")
+_PERPLEXITY: Final = (
+    "eval_perplexity",
+    "val_perplexity",
+    "perplexity",
+    "eval_ppl",
+    "val_ppl",
+    "ppl",
+)
 # The name of a size, and of several.
 _UNITS: Final = {"nodes": ("node", "nodes"), "tasks": ("task", "tasks"), "gpus": ("GPU", "GPUs")}
 # A size pays if at least this share of what was added turns into speed.
@@ -78,7 +92,9 @@ _DOTTED: Final = (2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The completed runs of a size. figures: by name. expected: the same, as a document states them."""
+    """The completed runs of a size. figures: by name. expected: the same, as a document states
+    them.
+    """
 
     size: int
     nodes: int
@@ -92,8 +108,8 @@ class Size:
 class Document:
     """Throughput that a document states for numbers of GPUs.
 
-    kind: ``targets`` of the document, or an ``illustration`` in it. models: those of ``train``. Empty: any,
-    so that only the efficiency is compared. hardware: "" if the document names none.
+    kind: ``targets`` of the document, or an ``illustration`` in it. models: those of ``train``.
+    Empty: any, so that only the efficiency is compared. hardware: "" if the document names none.
     """
 
     kind: str
@@ -116,7 +132,9 @@ class Document:
             return {}
         speed_up = throughput[str(ranks)] / throughput[str(first)]
         figures = {_EFFICIENCY: 100 * speed_up * first / ranks}
-        return figures | ({metric: throughput[str(ranks)]} if self.models and metric == SPEEDS[0] else {})
+        return figures | (
+            {metric: throughput[str(ranks)]} if self.models and metric == SPEEDS[0] else {}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +183,8 @@ class Scaling:
         is_across = any(size.nodes > 1 for curve in self.curves for size in curve.sizes)
         if self.shares_machine and is_across:
             yield (
-                "nodes share a machine and its cores: this speed-up and efficiency say nothing about "
-                "separate machines"
+                "nodes share a machine and its cores: this speed-up and efficiency say nothing "
+                "about separate machines"
             )
         elif self.shares_machine:
             yield "nodes share a machine: what runs on its other nodes may slow this scaling"
@@ -178,10 +196,12 @@ class Scaling:
             yield from (f"{name}{text}" for text in (*sentences, *self._convergence(curve)))
 
     def _speed_lines(self, curve: ScalingCurve) -> Iterator[str]:
-        first, last = curve.sizes[0], curve.sizes[-1]
+        first = curve.sizes[0]
+        last = curve.sizes[-1]
         if _SPEED_UP not in last.figures or last is first:
             return
-        speed_up, efficiency = last.figures[_SPEED_UP], last.figures[_EFFICIENCY]
+        speed_up = last.figures[_SPEED_UP]
+        efficiency = last.figures[_EFFICIENCY]
         times = "" if str(speed_up) == "1" else f"{speed_up} times "
         faster = f"{times}as fast as on {self._named(first)}"
         slower = f"slower than on {self._named(first)}, speed-up {speed_up}"
@@ -198,12 +218,16 @@ class Scaling:
         return "" if self.goal is None or self.metric == _TIME else f" ({self.goal.words})"
 
     def _contradiction(self, curve: ScalingCurve) -> Iterator[str]:
-        """Yield a sentence if a size is faster by the metric and slower by the times, or vice versa."""
+        """Yield a sentence if a size is faster by the metric and slower by the times, or vice
+        versa.
+        """
         first, *others = curve.sizes
         for size in reversed(others if self.metric != _TIME and _TIME in first.figures else ()):
             if _SPEED_UP not in size.figures or _TIME not in size.figures:
                 continue
-            speed_up, before, after = size.figures[_SPEED_UP], first.figures[_TIME], size.figures[_TIME]
+            speed_up = size.figures[_SPEED_UP]
+            before = first.figures[_TIME]
+            after = size.figures[_TIME]
             grown = size.size / first.size if self.weak else 1.0
             by_time = before.mean / after.mean * grown if after.mean > 0 else 1.0
             low, high = sorted((speed_up.mean, by_time))
@@ -219,12 +243,16 @@ class Scaling:
                 return
 
     def _paying(self, curve: ScalingCurve) -> Iterator[str]:
-        """Yield a sentence on the size from which more does not pay, if the figures are clear enough."""
+        """Yield a sentence on the size from which more does not pay, if the figures are clear
+        enough.
+        """
         sizes = [size for size in curve.sizes if _SPEED_UP in size.figures]
         single = "" if all(size.runs > 1 for size in sizes) else " (a single run of a size)"
         for at, (before, size) in enumerate(pairwise(sizes), 1):
-            was, is_now = before.figures[_SPEED_UP], size.figures[_SPEED_UP]
-            ratio, least = is_now.mean / was.mean, 1 + _PAYS * (size.size / before.size - 1)
+            was = before.figures[_SPEED_UP]
+            is_now = size.figures[_SPEED_UP]
+            ratio = is_now.mean / was.mean
+            least = 1 + _PAYS * (size.size / before.size - 1)
             error = ratio * math.hypot(was.error / was.mean, is_now.error / is_now.mean)
             if abs(ratio - least) < 2 * error:
                 yield f"whether {self._named(size)} pay can't be told from the spread of the runs"
@@ -234,14 +262,18 @@ class Scaling:
                 # A later size that is better would contradict the sentence.
                 if max(efficiencies) == efficiencies[0]:
                     yield (
-                        f"stops paying at {self._named(size)}: efficiency {size.figures[_EFFICIENCY]} %, "
-                        f"{ratio:.2f} times the speed on {self._named(before)}{single}"
+                        f"stops paying at {self._named(size)}: efficiency "
+                        f"{size.figures[_EFFICIENCY]} %, {ratio:.2f} times the speed on "
+                        f"{self._named(before)}{single}"
                     )
                 return
         if len(sizes) >= _TO_FIT:
             last = sizes[-1]
             efficiency = last.figures[_EFFICIENCY]
-            yield f"pays up to {self._named(last)}, the most that ran: efficiency {efficiency} %{single}"
+            yield (
+                f"pays up to {self._named(last)}, the most that ran: efficiency {efficiency} "
+                f"%{single}"
+            )
 
     def _law(self, curve: ScalingCurve) -> Iterator[str]:
         """Yield a sentence with Amdahl's law, if it fits the speed-ups."""
@@ -258,8 +290,8 @@ class Scaling:
         worst = max(abs((serial + (1 - serial) * share) / time - 1) for share, time in pairs)
         if 0 < serial < 1 and worst <= _FITS:
             yield (
-                f"Amdahl's law fits within {max(100 * worst, 0.1):.1f} %: {100 * serial:.2g} % of the "
-                f"time on {self._named(first)} does not scale, so by this law at most "
+                f"Amdahl's law fits within {max(100 * worst, 0.1):.1f} %: {100 * serial:.2g} % "
+                f"of the time on {self._named(first)} does not scale, so by this law at most "
                 f"{1 / serial:.3g} times the speed"
             )
 
@@ -280,12 +312,20 @@ class Scaling:
                     for (size, value), differs in zip(compared, verdicts, strict=True)
                     if differs
                 ]
-                yield f"{key}: different, by more than the spread: {on_first}, {', '.join(different)}"
+                yield (
+                    f"{key}: different, by more than the spread: {on_first}, {', '.join(different)}"
+                )
             elif None in verdicts:
-                why = "with a single run" if min(v.count for _, v in compared) == 1 else "without a spread"
+                why = (
+                    "with a single run"
+                    if min(v.count for _, v in compared) == 1
+                    else "without a spread"
+                )
                 yield f"{key}: {on_first}, {rest}; {why} it can't be judged whether that differs"
             else:
-                have_spread = all(each.deviation for each in (base, *(value for _, value in compared)))
+                have_spread = all(
+                    each.deviation for each in (base, *(value for _, value in compared))
+                )
                 how = "within the spread of the runs" if have_spread else "in four digits"
                 yield f"{key}: the same {how}: {on_first}, {rest}"
 
@@ -301,7 +341,11 @@ class Scaling:
     def _named(self, size: Size) -> str:
         """Return a text such as ``2 nodes``, or ``4 tasks on each of 2 nodes``."""
         text = self._counted(size.size)
-        return text if self.by == "nodes" or size.nodes == 1 else f"{text} on each of {size.nodes} nodes"
+        return (
+            text
+            if self.by == "nodes" or size.nodes == 1
+            else f"{text} on each of {size.nodes} nodes"
+        )
 
     def table(self) -> Table:
         """Return the table: a column for each size, a row for each figure of each curve."""
@@ -326,7 +370,9 @@ class Scaling:
                     rows.append(self._expected_row(curve, name, shown))
         return Table(("", *map(self._counted, counts)), rows)
 
-    def _expected_row(self, curve: ScalingCurve, name: str, sizes: Sequence[Size | None]) -> list[str]:
+    def _expected_row(
+        self, curve: ScalingCurve, name: str, sizes: Sequence[Size | None]
+    ) -> list[str]:
         kind = curve.document.kind if curve.document is not None and name != _GPU else "targets"
         mark = " *" if curve.differs and name != _GPU else ""
         values = [size.expected.get(name) if size else None for size in sizes]
@@ -358,18 +404,24 @@ class Scaling:
         return Report(self.name, [*self.verdict()], None, self.missing, [section])
 
     def _chart(self) -> Chart:
-        """Return the chart of the speed-up. Both axes are linear, so that the ideal is a straight line."""
+        """Return the chart of the speed-up. Both axes are linear, so that the ideal is a straight
+        line.
+        """
         counts = self.sizes
         series = []
         for curve in self.curves:
             drawn = [size for size in curve.sizes if _SPEED_UP in size.figures]
             spreads = [size.figures[_SPEED_UP] for size in drawn]
             points = [(size.size, each.mean) for size, each in zip(drawn, spreads, strict=True)]
-            errors = [each.ends for each in spreads] if any(each.deviation for each in spreads) else []
+            errors = (
+                [each.ends for each in spreads] if any(each.deviation for each in spreads) else []
+            )
             series.append(Series(curve.title or "measured", points, errors=errors))
         # All lines begin at 1.
         rest = with_covers([replace(line, points=line.points[1:]) for line in series])
-        series = [replace(line, covers=later.covers) for line, later in zip(series, rest, strict=True)]
+        series = [
+            replace(line, covers=later.covers) for line, later in zip(series, rest, strict=True)
+        ]
         first = counts[0]
         ideal = Series("ideal", [(size, size / first) for size in counts], -1, dash=_DASHED)
         lines = [*series, ideal]
@@ -388,7 +440,11 @@ class Scaling:
 
 def is_scaling(rows: Sequence[Row]) -> bool:
     """Return whether several runs are those of the same scaling."""
-    return len(rows) > 1 and all(row.run.scaling for row in rows) and len({row.run.name for row in rows}) == 1
+    return (
+        len(rows) > 1
+        and all(row.run.scaling for row in rows)
+        and len({row.run.name for row in rows}) == 1
+    )
 
 
 def scaling_report(rows: Sequence[Row]) -> Report | None:
@@ -397,7 +453,9 @@ def scaling_report(rows: Sequence[Row]) -> Report | None:
 
 
 def scaling_of(rows: Sequence[Row]) -> Scaling:
-    """Return the scaling with these runs. Raises UsageError if no run has the metric of the scaling."""
+    """Return the scaling with these runs. Raises UsageError if no run has the metric of the
+    scaling.
+    """
     options: Mapping[str, Any] = rows[0].run.scaling or {}
     by = next((name for name in SIZE_FIELDS if options.get(name)), "nodes")
     parts = [part for row in rows for part in (row.tasks or [row])]
@@ -413,20 +471,29 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
     if metric is not None:
         reject_unknown_keys(done, [metric], as_metrics=True)
     else:
-        metric = next((name for name in SPEEDS if any(name in part.metrics for part in done)), _TIME)
+        metric = next(
+            (name for name in SPEEDS if any(name in part.metrics for part in done)), _TIME
+        )
     goal = Goal.MIN if metric == _TIME else goal_of(metric)
     if metric == options.get("metric") and options.get("goal") in {*Goal}:
         goal = Goal(str(options["goal"]))
     if goal is None:
         missing.append(
-            f"the speed-up: it is not known whether lower or higher values of {metric} are faster, which "
-            "`submit --goal min` or `--goal max` tells"
+            f"the speed-up: it is not known whether lower or higher values of {metric} are "
+            "faster, which `submit --goal min` or `--goal max` tells"
         )
     target = _target_of(options.get("time_to"))
     facts = [_Facts.of(part, by, metric, target) for part in done]
-    missing += [f"{each.row.shown}: no {metric} was recorded" for each in facts if metric not in each.figures]
     missing += [
-        f"{each.row.shown}: {metric} is {each.figures[metric]:g}, of which no speed-up can be computed"
+        f"{each.row.shown}: no {metric} was recorded"
+        for each in facts
+        if metric not in each.figures
+    ]
+    missing += [
+        (
+            f"{each.row.shown}: {metric} is {each.figures[metric]:g}, of which no speed-up can "
+            "be computed"
+        )
         for each in facts
         if goal is not None and each.figures.get(metric, 1.0) <= 0
     ]
@@ -462,7 +529,8 @@ def _target_of(text: object) -> Target | None:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """A completed run. figures: by name. clock: how its time was measured. gpus: the name of each GPU.
+    """A completed run. figures: by name. clock: how its time was measured. gpus: the name of each
+    GPU.
 
     size: the number of nodes, tasks or GPUs. not_timed: why the time to the target is not known.
     """
@@ -482,9 +550,15 @@ class _Facts:
         environment: Mapping[str, Any] = {}
         with suppress(CollectError):
             environment = environment_of(row)
-        job, hosts = mapping(environment, "client", "job"), [*mapping(environment, "hosts").values()]
+        job = mapping(environment, "client", "job")
+        hosts = [*mapping(environment, "hosts").values()]
         listed = [host.get("gpus") for host in hosts if isinstance(host, Mapping)]
-        gpus = [str(mapping(gpu).get("name")) for each in listed if isinstance(each, list) for gpu in each]
+        gpus = [
+            str(mapping(gpu).get("name"))
+            for each in listed
+            if isinstance(each, list)
+            for gpu in each
+        ]
         keys = swept_keys(row)
         metrics = ProgramMetrics.of(row, metric)
         seconds, clock = _seconds(row, metrics)
@@ -512,7 +586,8 @@ def _ranks(row: Row, per_node: object) -> int:
 
     per_node: the ranks per node in the job's options, which count without a scheduler.
     """
-    directives, script = Directives(""), row.run.directory / "job.sbatch"
+    directives = Directives("")
+    script = row.run.directory / "job.sbatch"
     with suppress(OSError, UsageError):
         directives = Directives.read(script, script.read_text(errors="replace").splitlines())
     counts = {
@@ -538,7 +613,8 @@ def _seconds(row: Row, metrics: ProgramMetrics) -> tuple[float | None, str]:
 
 
 def _seconds_to(row: Row, target: Target, metrics: ProgramMetrics) -> tuple[float | None, str]:
-    """Return the time from the program's start to the first value that reaches a target, or why not.
+    """Return the time from the program's start to the first value that reaches a target, or why
+    not.
 
     The time between the attempts of a restarted job does not count.
     """
@@ -559,8 +635,12 @@ def _seconds_to(row: Row, target: Target, metrics: ProgramMetrics) -> tuple[floa
     return None, f"{target} was not reached" if is_recorded else f"no {target.metric} was recorded"
 
 
-def _figures(row: Row, metrics: ProgramMetrics, metric: str, seconds: float | None) -> dict[str, float]:
-    """Return the figures of a run, in the order of the table. The program may have recorded few of them."""
+def _figures(
+    row: Row, metrics: ProgramMetrics, metric: str, seconds: float | None
+) -> dict[str, float]:
+    """Return the figures of a run, in the order of the table. The program may have recorded few of
+    them.
+    """
 
     def measured(name: str, key: str) -> float | None:
         median = metrics.median(name)
@@ -574,16 +654,21 @@ def _figures(row: Row, metrics: ProgramMetrics, metric: str, seconds: float | No
     figures |= {"comm_exposed_percent": _exposed_percent(row, metrics)}
     usual = [name for name in metric_names([row]) if is_usual(name)]
     for word in _CONVERGENCE:
-        figures |= {name: row.metrics[name].last for name in [name for name in usual if word in name][:1]}
+        figures |= {
+            name: row.metrics[name].last for name in [name for name in usual if word in name][:1]
+        }
     for name in [name for name in _PERPLEXITY if name in row.metrics][:1]:
         figures |= {name: row.metrics[name].last}
-    began, ended, span = metrics.began, metrics.ended, None
+    began = metrics.began
+    ended = metrics.ended
+    span = None
     if began is not None and ended is not None and row.record.start_time is not None:
         span = began, ended
     figures |= node_use(row.folder, row.record.nodes, span)
     if (percent := figures.get(_GPU)) is not None:
         figures[_GPU_IDLE] = 100 - percent
-    record, run = row.record, row.run
+    record = row.record
+    run = row.run
     joules = record.gpu_energy_j
     figures["energy_kj"] = None if joules is None else joules / 1000
     # The energy is that of all attempts; after a restart, some samples were computed twice.
@@ -598,7 +683,9 @@ def _figures(row: Row, metrics: ProgramMetrics, metric: str, seconds: float | No
 
 
 def _exposed_percent(row: Row, metrics: ProgramMetrics) -> float | None:
-    """Return the share of the exposed communication in the time of all steps, or in that of `bench`."""
+    """Return the share of the exposed communication in the time of all steps, or in that of
+    `bench`.
+    """
     means = dict(zip(PARTS, metrics.part_means, strict=False))
     if len(means) == len(PARTS) and (total := sum(means.values())) > 0:
         return 100 * means[PARTS[1]] / total
@@ -620,7 +707,8 @@ def _in_part(facts: Sequence[_Facts], metric: str, by: str) -> Iterator[str]:
 
 def _by_size(facts: Sequence[_Facts]) -> Mapping[int, Sequence[_Facts]]:
     return {
-        size: [each for each in facts if each.size == size] for size in sorted({each.size for each in facts})
+        size: [each for each in facts if each.size == size]
+        for size in sorted({each.size for each in facts})
     }
 
 
@@ -636,8 +724,11 @@ def _curve(
     sizes = []
     for size, group in groups.items():
         names = dict.fromkeys(name for each in group for name in each.figures)
-        values = {name: [each.figures[name] for each in group if name in each.figures] for name in names}
-        # A mean of some runs alone would be a figure from a part. Runs without the metric are named.
+        values = {
+            name: [each.figures[name] for each in group if name in each.figures] for name in names
+        }
+        # A mean of some runs alone would be a figure from a part. Runs without the metric are
+        # named.
         figures = {
             name: Spread.of(listed)
             for name, listed in values.items()
@@ -652,19 +743,26 @@ def _curve(
             figures |= {_SPEED_UP: speed_up, _EFFICIENCY: speed_up.times(100 * first / size)}
         if metric != _TIME and (by_time := _by_time(groups[first], group)) is not None:
             figures[_TIME_SPEED_UP] = by_time.times(size / first if is_weak else 1.0)
-        ranks, nodes = group[0].ranks, len(group[0].row.record.nodes)
-        expected = document.figures(metric, groups[first][0].ranks, ranks) if document is not None else {}
+        ranks = group[0].ranks
+        nodes = len(group[0].row.record.nodes)
+        expected = (
+            document.figures(metric, groups[first][0].ranks, ranks) if document is not None else {}
+        )
         if expected and _GPU in figures:
             expected |= {_GPU: _expected()[_GPU]["target"]}
         sizes.append(Size(size, nodes, ranks, len(group), _in_order(figures, metric), expected))
     if document is None or not any(size.expected for size in sizes):
         return ScalingCurve(title, sizes)
-    differs = not document.hardware or any(document.hardware not in gpu for names in gpus for gpu in names)
+    differs = not document.hardware or any(
+        document.hardware not in gpu for names in gpus for gpu in names
+    )
     return ScalingCurve(title, sizes, document, differs)
 
 
 def _by_time(first: Sequence[_Facts], group: Sequence[_Facts]) -> Spread | None:
-    """Return the speed-up by the times of the runs; None if a time is missing or was measured otherwise."""
+    """Return the speed-up by the times of the runs; None if a time is missing or was measured
+    otherwise.
+    """
     times = [each.figures.get(_TIME, 0.0) for each in (*first, *group)]
     if min(times) <= 0 or len({each.clock for each in (*first, *group)}) > 1:
         return None

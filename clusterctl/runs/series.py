@@ -1,4 +1,5 @@
-"""Summarizes the configuration and the metrics of a run, and reads its events, telemetry and results.
+"""Summarizes the configuration and the metrics of a run, and reads its events, telemetry and
+results.
 
 The job controls these files, so the number of names and their lengths are limited.
 """
@@ -77,7 +78,9 @@ def sample_times(folder: Path, events: Sequence[Event]) -> list[float]:
     return [sample["time"] for node in nodes_of(events) for sample in samples_of(folder, node)]
 
 
-def samples_of(folder: Path, node: str, left_out: list[str] | None = None) -> Iterator[dict[str, Any]]:
+def samples_of(
+    folder: Path, node: str, left_out: list[str] | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield a node's valid samples of telemetry. ``time`` is in Unix seconds.
 
     left_out: gets sentences on samples that were not read.
@@ -97,7 +100,9 @@ def gpus_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | None:
-    """Return the joules that the GPUs used in these attempts, by their counters. None: no counter."""
+    """Return the joules that the GPUs used in these attempts, by their counters. None: no
+    counter.
+    """
     joules: list[float] = []
     for node in dict.fromkeys(node for attempt in attempts for node in attempt.nodes):
         # The first and the last reading of each GPU in each attempt.
@@ -119,9 +124,13 @@ def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | Non
 
 
 def restarts_in(folder: Path, attempts: Sequence[AttemptRecord]) -> tuple[Restart, ...]:
-    """Return the restarts of the job or array task with this folder of a collected run, and its attempts."""
+    """Return the restarts of the job or array task with this folder of a collected run, and its
+    attempts.
+    """
     events = events_in(folder)
-    known = [Attempt(start_time=each.start_time, nodes=each.nodes, state=each.state) for each in attempts]
+    known = [
+        Attempt(start_time=each.start_time, nodes=each.nodes, state=each.state) for each in attempts
+    ]
     # Most jobs have no restart, and their metrics need not be read.
     if not (restarts := restarts_of(events, attempts=known)):
         return ()
@@ -130,20 +139,27 @@ def restarts_in(folder: Path, attempts: Sequence[AttemptRecord]) -> tuple[Restar
 
 
 def _steps_around(folder: Path, moments: Sequence[float]) -> list[tuple[float, int]]:
-    """Return the time and step of the first and the last metrics between each two of these moments."""
+    """Return the time and step of the first and the last metrics between each two of these
+    moments.
+    """
     ends: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
     for block in MetricFiles(folder).blocks():
         place = block.place
-        for time, step in zip(place.times or (), place.xs or (), strict=False) if block.axis == STEP else ():
+        for time, step in (
+            zip(place.times or (), place.xs or (), strict=False) if block.axis == STEP else ()
+        ):
             if time is not None:
-                at, point = bisect_right(moments, time), (time, int(step))
+                at = bisect_right(moments, time)
+                point = (time, int(step))
                 first, last = ends.get(at, (point, point))
                 ends[at] = min(first, point), max(last, point)
     return [point for both in ends.values() for point in both]
 
 
 def result_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the lines of the bundled jobs' files of results. Of very many lines, return the last."""
+    """Return the lines of the bundled jobs' files of results. Of very many lines, return the
+    last.
+    """
     return deque(_result_lines(folder), maxlen=_MAX_RESULTS)
 
 
@@ -165,7 +181,9 @@ class Summary:
 
 
 def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
-    """Summarize a run or an array task from its folder and the command-line arguments of its program."""
+    """Summarize a run or an array task from its folder and the command-line arguments of its
+    program.
+    """
     config = config_of(args)[0]
     curves: dict[str, Curve] = defaultdict(Curve)
     files = MetricFiles(folder)
@@ -188,14 +206,18 @@ def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
 
 
 def _measured(folder: Path) -> Iterator[tuple[str, float]]:
-    """Yield the measurements in the bundled jobs' files of results; of `bench` those on all of its ranks.
+    """Yield the measurements in the bundled jobs' files of results; of `bench` those on all of its
+    ranks.
 
-    Whole numbers, such as the sizes of arrays, are not measurements. A list has a value of each rank; the
-    measurement is their mean. Only the recipe that `--find` recommends counts, not its trials.
+    Whole numbers, such as the sizes of arrays, are not measurements. A list has a value of each
+    rank; the measurement is their mean. Only the recipe that `--find` recommends counts, not its
+    trials.
     """
     for line in _result_lines(folder):
         if line.get("side", _ALL_RANKS) == _ALL_RANKS and line.get("kind") != "trial":
-            listed = {key: value if isinstance(value, list) else [value] for key, value in line.items()}
+            listed = {
+                key: value if isinstance(value, list) else [value] for key, value in line.items()
+            }
             for key, values in listed.items():
                 if values and key not in AXES and all(isinstance(value, float) for value in values):
                     yield key, mean_of(values)
@@ -227,8 +249,8 @@ def config_of(args: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
 def config_of_task(values: Mapping[str, str], form: object = None) -> dict[str, Value]:
     """Return the options of a sweep's task, as ``config_of`` finds them in its arguments.
 
-    form: that of the sweep. If a task gets ``true`` as the option alone, the value is True, and ``false`` is
-        left out.
+    form: that of the sweep. If a task gets ``true`` as the option alone, the value is True, and
+        ``false`` is left out.
     """
     config = {configured_name(key): _value(text) for key, text in values.items()}
     if form in {Form.PAIR, Form.JOINED}:
@@ -242,7 +264,8 @@ def _is_option(word: str) -> bool:
 
 
 def _value(text: str) -> Value:
-    """Return the text as a number if a program would read the same number, otherwise as printable text.
+    """Return the text as a number if a program would read the same number, otherwise as printable
+    text.
 
     A text such as 007 or 1_000 may be a name.
     """
@@ -255,8 +278,12 @@ def _value(text: str) -> Value:
     return printable(text)[:MAX_TEXT]
 
 
-def flat(config: Mapping[str, Any], prefix: str = "", *, longest: int = MAX_TEXT) -> dict[str, Value]:
-    """Flatten nested settings to names such as ``optimizer.lr``. Cut texts to ``longest`` characters."""
+def flat(
+    config: Mapping[str, Any], prefix: str = "", *, longest: int = MAX_TEXT
+) -> dict[str, Value]:
+    """Flatten nested settings to names such as ``optimizer.lr``. Cut texts to ``longest``
+    characters.
+    """
     values: dict[str, Value] = {}
     for key, value in config.items():
         name = printable(f"{prefix}{key}")[:MAX_TEXT]

@@ -31,7 +31,9 @@ _STUDENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The mean of the values of ``count`` runs, and their sample standard deviation (0 for one run)."""
+    """The mean of the values of ``count`` runs, and their sample standard deviation (0 for one
+    run).
+    """
 
     mean: float
     deviation: float
@@ -47,7 +49,9 @@ class Spread:
         """Return a text such as ``290 ± 17``; without a deviation that four digits do not show."""
         if max(abs(self.mean), self.deviation) >= _LARGE:
             text = f"{self.mean:.{_DIGITS}g}"
-            return text if self.count == 1 or not self.deviation else f"{text} ± {self.deviation:.2g}"
+            return (
+                text if self.count == 1 or not self.deviation else f"{text} ± {self.deviation:.2g}"
+            )
         places = _places(self.mean, _DIGITS)
         if self.deviation < 10**-places / 2:
             text = f"{self.mean:,.{places}f}"
@@ -69,10 +73,11 @@ class Spread:
         return Spread(self.mean * factor, self.deviation * factor, self.count)
 
     def differs_from(self, other: Spread) -> bool | None:
-        """Return whether two means differ by more than chance explains; None if that can't be judged.
+        """Return whether two means differ by more than chance explains; None if that can't be
+        judged.
 
-        It can't with a single run, or if repeats have no spread because they have the same seed. Means
-        that are equal in all digits that are shown do not differ. Welch's t-test, at 95 %.
+        It can't with a single run, or if repeats have no spread because they have the same seed.
+        Means that are equal in all digits that are shown do not differ. Welch's t-test, at 95 %.
         """
         if f"{self.mean:.{_DIGITS}g}" == f"{other.mean:.{_DIGITS}g}":
             return False
@@ -81,7 +86,8 @@ class Spread:
         largest = max(self.deviation, other.deviation)
         variances = [(each.error / largest) ** 2 for each in (self, other)]
         weights = [
-            variance**2 / (each.count - 1) for variance, each in zip(variances, (self, other), strict=True)
+            variance**2 / (each.count - 1)
+            for variance, each in zip(variances, (self, other), strict=True)
         ]
         if not sum(weights):
             return None
@@ -99,7 +105,9 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def _scale(values: Sequence[float]) -> float:
-    """Return a divisor. Metrics of a diverged run may be so large that their sum does not fit a float."""
+    """Return a divisor. Metrics of a diverged run may be so large that their sum does not fit a
+    float.
+    """
     return max(1.0, max(map(abs, values)) / _LARGE)
 
 

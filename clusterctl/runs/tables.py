@@ -20,7 +20,9 @@ _HEAD: Final = ("option", "value")
 
 
 def shown(value: Value, key: str = "") -> str:
-    """Return a value as text. key: the name of a field, an option or a metric, which may tell the unit."""
+    """Return a value as text. key: the name of a field, an option or a metric, which may tell the
+    unit.
+    """
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -35,7 +37,9 @@ def unit_of_field(key: str) -> str:
 
 
 def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
-    """Return a table with these values of some runs. head: the title of the column with the runs' titles."""
+    """Return a table with these values of some runs. head: the title of the column with the runs'
+    titles.
+    """
     cells = [[title, *(shown(row.value(key), key) for key in keys)] for title, row in rows.items()]
     return Table((head, *keys), cells)
 
@@ -46,7 +50,11 @@ def configuration_section(row: Row, metrics: ProgramMetrics | None = None) -> Se
     parsed, words = config_of(run.args)
     # The table has the options, except those of a sweep.
     arguments = run.args if words or not parsed.keys() <= row.config.keys() else ()
-    extra_rows = (("arguments", " ".join(arguments)), ("tags", ", ".join(run.tags)), ("note", run.note or ""))
+    extra_rows = (
+        ("arguments", " ".join(arguments)),
+        ("tags", ", ".join(run.tags)),
+        ("note", run.note or ""),
+    )
     options = {key: shown(value) for key, value in row.config.items() if value is not None}
     own = given_options(row, metrics)
     rows = [
@@ -63,7 +71,9 @@ def _defaults(count: int) -> str:
 
 
 def given_options(row: Row, metrics: ProgramMetrics | None) -> set[str]:
-    """Return the names of the options that the user gave: all, unless the program tells which these are."""
+    """Return the names of the options that the user gave: all, unless the program tells which these
+    are.
+    """
     if metrics is None or metrics.given is None:
         return set(row.config)
     return {*metrics.given, *config_of(row.run.args)[0]}
@@ -74,7 +84,8 @@ def difference_sections(
 ) -> Iterator[Section]:
     """Yield a section for each kind of differences between the first run and the rest.
 
-    rows: title of a run -> run. runs: title -> its metrics. missing: gets messages about unreadable runs.
+    rows: title of a run -> run. runs: title -> its metrics. missing: gets messages about unreadable
+        runs.
     """
     (first, first_row), *others = rows.items()
     cells: dict[tuple[str, str], dict[str, str]] = {}
@@ -88,7 +99,9 @@ def difference_sections(
         titles.append(title)
         # The results have a table of their own.
         for difference in (each for each in differences if each.section != "result"):
-            values = cells.setdefault((difference.section, difference.key), {first: shown(difference.a)})
+            values = cells.setdefault(
+                (difference.section, difference.key), {first: shown(difference.a)}
+            )
             values[title] = shown(difference.b)
     own = {key for title, row in rows.items() for key in given_options(row, runs.get(title))}
     for section in dict.fromkeys(section for section, _ in cells):

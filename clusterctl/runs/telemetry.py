@@ -31,8 +31,9 @@ class Figure:
     """A figure of the nodes, with a chart. For GPUs, a percentage is the mean of the node's GPUs.
 
     unit: of its samples.
-    key: its name in comparisons and in the table of a scaling; "": it is only in charts. key_unit: the unit
-    there, with ``size`` of ``unit``. is_highest: whether it is the highest sample there, not the mean.
+    key: its name in comparisons and in the table of a scaling; "": it is only in charts. key_unit:
+    the unit there, with ``size`` of ``unit``. is_highest: whether it is the highest sample there,
+    not the mean.
     """
 
     title: str
@@ -56,8 +57,8 @@ FIGURES: Final = (
     Figure("Network sent", "B/s", "sent_mib_per_s", "MiB/s", _MIB),
     Figure("Power of GPUs", "W"),
 )
-# A straggler takes this much longer than the median of the other ranks, and is the slowest so often that the
-# probability for an equally fast node would be below `_BY_CHANCE`.
+# A straggler takes this much longer than the median of the other ranks, and is the slowest so often
+# that the probability for an equally fast node would be below `_BY_CHANCE`.
 _SLOWER: Final = 1.2
 _BY_CHANCE: Final = 1e-4
 
@@ -67,20 +68,28 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
 
     A figure with a single sample per node is a line of text. ``missing``: gets messages.
     """
-    record, nodes = row.record, row.record.nodes[:_MOST_NODES]
-    start, end = record.start_time or -math.inf, record.end_time or math.inf
-    samples = {node: _NodeSamples.of(row.folder, node, start - CLOCK_S, end + CLOCK_S) for node in nodes}
+    record = row.record
+    nodes = row.record.nodes[:_MOST_NODES]
+    start = record.start_time or -math.inf
+    end = record.end_time or math.inf
+    samples = {
+        node: _NodeSamples.of(row.folder, node, start - CLOCK_S, end + CLOCK_S) for node in nodes
+    }
     times = [time for each in samples.values() for time in each.ends]
     times += [time for time in (metrics.began, metrics.ended) if time is not None]
-    start, end = record.start_time or min(times, default=0.0), max([record.end_time or 0.0, *times])
+    start = record.start_time or min(times, default=0.0)
+    end = max([record.end_time or 0.0, *times])
     missing += [text for each in samples.values() for text in each.left_out]
     if silent_nodes := [node for node, each in samples.items() if not each.count]:
         missing.append(f"the telemetry of {', '.join(silent_nodes)}")
     if other_nodes := [node for node, each in samples.items() if each.count and not each.ends]:
-        missing.append(f"samples at the time of the job: compare the clocks of {', '.join(other_nodes)}")
+        missing.append(
+            f"samples at the time of the job: compare the clocks of {', '.join(other_nodes)}"
+        )
     if len(record.nodes) > len(nodes):
         missing.append(f"in the charts, {len(record.nodes) - len(nodes)} more nodes")
-    charts, texts = [], []
+    charts = []
+    texts = []
     for figure in FIGURES:
         lines = [
             Series(node, each.curves[figure.title].points(), at)
@@ -90,7 +99,12 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
         if any(len(line.points) > 1 for line in lines):
             charts.append(_time_chart(figure.title, lines, figure.unit, row, (start, end)))
         elif lines:
-            values = [(line.name, value) for line in lines for _, value in line.points if value is not None]
+            values = [
+                (line.name, value)
+                for line in lines
+                for _, value in line.points
+                if value is not None
+            ]
             shown = ", ".join(f"{node} {with_unit(value, figure.unit)}" for node, value in values)
             texts.append(f"{figure.title}: {shown}")
     if charts and (losses := loss_lines(metrics)):
@@ -99,16 +113,25 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
     return Section("Nodes", [text] if texts else [], charts)
 
 
-def _time_chart(title: str, lines: Sequence[Series], unit: str, row: Row, span: tuple[float, float]) -> Chart:
-    """Return a chart of lines by Unix time, over the span of the job, with gaps between its attempts."""
+def _time_chart(
+    title: str, lines: Sequence[Series], unit: str, row: Row, span: tuple[float, float]
+) -> Chart:
+    """Return a chart of lines by Unix time, over the span of the job, with gaps between its
+    attempts.
+    """
     gaps = [((begin + end) / 2, math.nan) for begin, end in row.pauses]
     # A node's clock can be a little behind that of Slurm.
-    placed = [[(max(0.0, time - span[0]), value) for time, value in (*line.points, *gaps)] for line in lines]
+    placed = [
+        [(max(0.0, time - span[0]), value) for time, value in (*line.points, *gaps)]
+        for line in lines
+    ]
     drawn = [replace(line, points=points) for line, points in zip(lines, placed, strict=True)]
     return line_chart(title, drawn, "s", unit, x_end=span[1] - span[0])
 
 
-def node_use(folder: Path, nodes: Sequence[str], span: tuple[float, float] | None = None) -> dict[str, float]:
+def node_use(
+    folder: Path, nodes: Sequence[str], span: tuple[float, float] | None = None
+) -> dict[str, float]:
     """Return figures of the nodes: means over time and nodes, and the most memory of a node.
 
     span: the first and the last moment, in Unix seconds. None: the whole job.
@@ -117,7 +140,9 @@ def node_use(folder: Path, nodes: Sequence[str], span: tuple[float, float] | Non
     samples = [_NodeSamples.of(folder, node, start, end) for node in nodes]
     use = {}
     for figure in (each for each in FIGURES if each.key):
-        wholes = [each.curves[figure.title].whole for each in samples if figure.title in each.curves]
+        wholes = [
+            each.curves[figure.title].whole for each in samples if figure.title in each.curves
+        ]
         if found := [whole for whole in wholes if whole is not None and whole.high is not None]:
             mean = sum(whole.total for whole in found) / sum(whole.finite for whole in found)
             highest = max(whole.high.y for whole in found if whole.high is not None)
@@ -129,7 +154,8 @@ def node_use(folder: Path, nodes: Sequence[str], span: tuple[float, float] | Non
 class _NodeSamples:
     """The samples of a node in a span of time.
 
-    curves: chart title -> values by Unix time. ends: the earliest and the latest time, [] if there are none.
+    curves: chart title -> values by Unix time. ends: the earliest and the latest time, [] if there
+        are none.
     count: the number of samples at any time. left_out: sentences on samples that were not read.
     """
 
@@ -146,7 +172,9 @@ class _NodeSamples:
             found.count += len(listed)
             inside = [sample for sample in listed if start <= sample["time"] <= end]
             times = [sample["time"] for sample in inside]
-            found.ends = [min([*found.ends, *times]), max([*found.ends, *times])] if times else found.ends
+            found.ends = (
+                [min([*found.ends, *times]), max([*found.ends, *times])] if times else found.ends
+            )
             points: dict[str, list[tuple[float, float]]] = defaultdict(list)
             for sample in inside:
                 for title, value in _figures(sample).items():
@@ -166,7 +194,10 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
 
     add("CPU", line.get("cpu_percent"))
     add("Memory", line.get("memory_used_mib"), _MIB)
-    for title, key in (("Network received", "net_rx_bytes_per_s"), ("Network sent", "net_tx_bytes_per_s")):
+    for title, key in (
+        ("Network received", "net_rx_bytes_per_s"),
+        ("Network sent", "net_tx_bytes_per_s"),
+    ):
         links = line.get(key)
         for value in links.values() if isinstance(links, dict) else ():
             add(title, value)
@@ -175,17 +206,22 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
         add("GPU memory", gpu.get("mem_used_mib"), _MIB)
         add("Power of GPUs", gpu.get("power_w"))
     means = {"CPU", "GPU"}
-    return {title: sum(parts) / (len(parts) if title in means else 1) for title, parts in values.items()}
+    return {
+        title: sum(parts) / (len(parts) if title in means else 1) for title, parts in values.items()
+    }
 
 
 def compare_ranks(
     means: Sequence[float], slowest: Sequence[float], windows: int, hosts: Sequence[str]
 ) -> str:
-    """Return a sentence that compares the ranks and names the straggler: a node or, on one node, a rank.
+    """Return a sentence that compares the ranks and names the straggler: a node or, on one node, a
+    rank.
 
-    means: each rank's milliseconds of computing per step. windows: the number of windows of ten steps.
-    slowest: for each rank, the number of windows in which this rank was slowest. hosts: each rank's node. A
-    straggler is named only if chance is an improbable cause (Chernoff-Hoeffding bound exp(-n KL)).
+    means: each rank's milliseconds of computing per step. windows: the number of windows of ten
+        steps.
+    slowest: for each rank, the number of windows in which this rank was slowest. hosts: each rank's
+    node. A straggler is named only if chance is an improbable cause (Chernoff-Hoeffding bound
+    exp(-n KL)).
     """
     names = hosts if len({*hosts}) > 1 else [f"rank {rank}" for rank in range(len(means))]
     ranks: dict[str, list[int]] = defaultdict(list)
@@ -195,19 +231,28 @@ def compare_ranks(
     share = sum(slowest[rank] for rank in ranks[worst]) / windows
     fair = len(ranks[worst]) / len(means)
     worst_mean = sum(means[rank] for rank in ranks[worst]) / len(ranks[worst])
-    other_median = statistics.median(means[rank] for name in ranks if name != worst for rank in ranks[name])
-    if worst_mean >= _SLOWER * other_median and windows * _divergence(share, fair) >= -math.log(_BY_CHANCE):
+    other_median = statistics.median(
+        means[rank] for name in ranks if name != worst for rank in ranks[name]
+    )
+    if worst_mean >= _SLOWER * other_median and windows * _divergence(share, fair) >= -math.log(
+        _BY_CHANCE
+    ):
         return (
-            f"{worst} is a straggler: it computed a mean of {rounded(worst_mean)} ms per step, the other "
-            f"ranks a median of {rounded(other_median)} ms; it was slowest in {100 * share:.0f} % of "
-            f"{windows} windows of ten steps"
+            f"{worst} is a straggler: it computed a mean of {rounded(worst_mean)} ms per step, "
+            f"the other ranks a median of {rounded(other_median)} ms; it was slowest in "
+            f"{100 * share:.0f} % of {windows} windows of ten steps"
         )
     too_few = windows * _divergence(1.0, fair) < -math.log(_BY_CHANCE)
     verdict = "too few steps to detect a straggler" if too_few else "no node is a straggler"
-    return f"ranks computed means of {rounded(min(means))} to {rounded(max(means))} ms per step; {verdict}"
+    return (
+        f"ranks computed means of {rounded(min(means))} to {rounded(max(means))} ms per step; "
+        f"{verdict}"
+    )
 
 
 def _divergence(share: float, fair: float) -> float:
-    """Return the KL divergence of Bernoulli(share) from Bernoulli(fair); 0 if ``share`` <= ``fair``."""
+    """Return the KL divergence of Bernoulli(share) from Bernoulli(fair); 0 if ``share`` <=
+    ``fair``.
+    """
     parts = ((share, fair), (1 - share, 1 - fair))
     return sum(a * math.log(a / b) for a, b in parts if a > 0) if share > fair else 0.0

@@ -1,10 +1,11 @@
-"""Reader of the scalars in TensorBoard's event files, as PyTorch, TensorFlow and Lightning write them.
+"""Reader of the scalars in TensorBoard's event files, as PyTorch, TensorFlow and Lightning write
+them.
 
-A file is a sequence of records: a length (uint64), the length's checksum, as many bytes, and their checksum
-(tensorflow/core/lib/io/record_writer.h). Each record is a protocol buffer ``Event``
-(tensorflow/core/util/event.proto, framework/summary.proto, framework/tensor.proto), of which only some fields
-are read. A job may write anything to the file, so reading ends at the first record that is not an Event.
-Checksums are not compared because that would take minutes.
+A file is a sequence of records: a length (uint64), the length's checksum, as many bytes, and their
+checksum (tensorflow/core/lib/io/record_writer.h). Each record is a protocol buffer ``Event``
+(tensorflow/core/util/event.proto, framework/summary.proto, framework/tensor.proto), of which only
+some fields are read. A job may write anything to the file, so reading ends at the first record that
+is not an Event. Checksums are not compared because that would take minutes.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ from typing import BinaryIO, Final
 
 # Limit for all files, where each record and field adds a cost, as millions of records may be empty.
 _MAX_BYTES: Final = 512 << 20
-_COST, _COST_OF_FIELD = 64, 8  # bytes
+# bytes
+_COST = 64
+_COST_OF_FIELD = 8
 # Larger records hold images, audio or graphs.
 _MAX_RECORD: Final = 1 << 18  # bytes
 # Bytes before and after the content of a record.
-_HEAD, _TAIL = 12, 4
+_HEAD = 12
+_TAIL = 4
 _MAX_VARINT: Final = 10  # bytes
 # Wire types of protocol buffers.
-_VARINT, _BITS64, _BYTES, _BITS32 = 0, 1, 2, 5
+_VARINT = 0
+_BITS64 = 1
+_BYTES = 2
+_BITS32 = 5
 _LONGEST: Final = 8  # bytes
 # Formats by TensorProto.dtype: DT_FLOAT, DT_DOUBLE.
 _FORMATS: Final = {1: "<f", 2: "<d"}
@@ -74,7 +81,8 @@ class EventFiles:
                 yield event
 
     def _event(self, message: bytes) -> Event:
-        step, time = 0, 0.0
+        step = 0
+        time = 0.0
         scalars: dict[str, float] = {}
         for field in self._fields(message):
             match field:
@@ -90,8 +98,11 @@ class EventFiles:
         return Event(scalars, step, time)
 
     def _scalar(self, message: bytes) -> Iterator[tuple[str, float]]:
-        """Yield (tag, number) of a ``Value`` message; nothing for an image, a histogram or a text."""
-        tag, number = "", None
+        """Yield (tag, number) of a ``Value`` message; nothing for an image, a histogram or a
+        text.
+        """
+        tag = ""
+        number = None
         for field in self._fields(message):
             match field:
                 case 1, 2, bytes(value):
@@ -104,8 +115,11 @@ class EventFiles:
             yield tag, number
 
     def _of_tensor(self, message: bytes) -> float | None:
-        """Return the number in a TensorProto of a single number, as TensorFlow 2 writes scalars, or None."""
-        kind, content = 0, b""
+        """Return the number in a TensorProto of a single number, as TensorFlow 2 writes scalars, or
+        None.
+        """
+        kind = 0
+        content = b""
         for field in self._fields(message):
             match field:
                 case 1, 0, int(value):
@@ -122,7 +136,9 @@ class EventFiles:
         return float(number)
 
     def _fields(self, message: bytes) -> Iterator[_Field]:
-        """Yield the fields of a protocol buffer. Raises ValueError or IndexError if it is malformed."""
+        """Yield the fields of a protocol buffer. Raises ValueError or IndexError if it is
+        malformed.
+        """
         position = 0
         while position < len(message):
             self._left -= _COST_OF_FIELD

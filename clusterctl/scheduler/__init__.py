@@ -1,1 +1,3 @@
-"""Schedulers: the interface for running jobs, its values, and its implementations for Slurm and mpirun."""
+"""Schedulers: the interface for running jobs, its values, and its implementations for Slurm and
+mpirun.
+"""

@@ -1,4 +1,6 @@
-"""The scheduler for administrators: drain and resume nodes, reconfigure Slurm, and run an MPI test job."""
+"""The scheduler for administrators: drain and resume nodes, reconfigure Slurm, and run an MPI test
+job.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ exit 1"""
 class SlurmNodes(SlurmClient, Nodes):
     """Client for administrators of Slurm. The user of ``transport`` must be an administrator.
 
-    has_pmix: whether Slurm has the PMIx plugin, so that srun can start MPI ranks; otherwise mpirun does.
+    has_pmix: whether Slurm has the PMIx plugin, so that srun can start MPI ranks; otherwise mpirun
+        does.
     root: clusterctl's folder on each node, with the jobs' Python.
     """
 
@@ -85,12 +88,26 @@ class SlurmNodes(SlurmClient, Nodes):
         if self.has_pmix:
             # Open MPI 5 needs HOME.
             exports = "--export=HOME,OMP_NUM_THREADS=1"
-            launched = ("srun", *allocation, "--mpi=pmix", "--kill-on-bad-exit=1", exports, *program)
+            launched = (
+                "srun",
+                *allocation,
+                "--mpi=pmix",
+                "--kill-on-bad-exit=1",
+                exports,
+                *program,
+            )
         else:
-            # mpirun runs on the controller and starts the ranks on the nodes of salloc's allocation.
+            # mpirun runs on the controller and starts the ranks on the nodes of salloc's
+            # allocation.
             start = ("salloc", "--quiet", *allocation, *program)
             launched = (*start, "mpirun", "--map-by", "ppr:1:node", "-x", "OMP_NUM_THREADS=1")
-        argv = ("timeout", "--kill-after=5", str(patience_s), *launched, *verification_argv(self.root, hosts))
+        argv = (
+            "timeout",
+            "--kill-after=5",
+            str(patience_s),
+            *launched,
+            *verification_argv(self.root, hosts),
+        )
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 
     def release_held_jobs(self) -> tuple[str, ...]:
@@ -117,11 +134,16 @@ class SlurmNodes(SlurmClient, Nodes):
         self.transport.run(["scontrol", "update", f"jobid={job_id}", f"admincomment={text}"])
 
 
-def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> AdminClient:
-    """Return the client for the cluster's scheduler that `up` and other administrative commands use."""
+def scheduler_of(
+    inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S
+) -> AdminClient:
+    """Return the client for the cluster's scheduler that `up` and other administrative commands
+    use.
+    """
     controller = to(inventory.controller.name)
     if inventory.has_slurm or inventory.job_user is None:
-        root, pmix = inventory.root, inventory.pmix
+        root = inventory.root
+        pmix = inventory.pmix
         return SlurmNodes(controller, patience_s=patience_s, has_pmix=pmix, root=root)
     return mpirun_client(inventory, inventory.job_user, controller, to, patience_s)
 

@@ -1,4 +1,5 @@
-"""The attempts of a job, read from the file job.events of payload/node/job.py: starts, ends and restarts.
+"""The attempts of a job, read from the file job.events of payload/node/job.py: starts, ends and
+restarts.
 
 The job can write to the file, so every value may be wrong or missing.
 """
@@ -42,7 +43,9 @@ class Attempt:
     @property
     def seconds(self) -> int:
         """Duration; until now, by the local clock, if the attempt lasts."""
-        return max(0, (int(time.time()) if self.end_time is None else self.end_time) - self.start_time)
+        return max(
+            0, (int(time.time()) if self.end_time is None else self.end_time) - self.start_time
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +54,11 @@ class Restart:
 
     cause: how the attempt ended, such as ``SIGKILL in rank 1 on n2``.
     reason: why job.py requeued the job (saved, failed, hang), or "" if Slurm or a person did.
-    status: exit status of the program. ended: None if the end was not recorded. nodes: of the ended attempt.
+    status: exit status of the program. ended: None if the end was not recorded. nodes: of the ended
+        attempt.
     noticed_s: from the last progress of a hung program to its end.
-    again_s: from the end to the first record of the next attempt. If the end is unknown, from the last record
-        before it that the next attempt has kept.
+    again_s: from the end to the first record of the next attempt. If the end is unknown, from the
+        last record before it that the next attempt has kept.
     steps_lost: steps that the next attempt repeated.
     None: unknown.
     """
@@ -71,7 +75,8 @@ class Restart:
     steps_lost: int | None = None
 
     def __str__(self) -> str:
-        """Return a line such as ``restart 1 at 12:03:05: SIGKILL in rank 1 on n2; started after 9s``.
+        """Return a line such as ``restart 1 at 12:03:05: SIGKILL in rank 1 on n2; started after
+        9s``.
 
         The time is this host's.
         """
@@ -90,7 +95,11 @@ class Restart:
             "started after": waited,
             "training again after": self.again_s,
         }
-        words = [f"{key} {format_duration(max(0, round(s)))}" for key, s in spans.items() if s is not None]
+        words = [
+            f"{key} {format_duration(max(0, round(s)))}"
+            for key, s in spans.items()
+            if s is not None
+        ]
         words += [] if self.steps_lost is None else [f"{self.steps_lost} steps lost"]
         return f"restart {self.number} at {at:%H:%M:%S}{zone}: {'; '.join([self.cause, *words])}"
 
@@ -105,7 +114,8 @@ class Hang:
 
     summary: where the ranks were, such as ``rank 7 on n2 is waiting in MPI at train.py:88``.
     since: time of the last progress. noticed: when hang.py recorded the hang.
-    until: the next progress, the end of the program, or the last time at which the job is known to hang.
+    until: the next progress, the end of the program, or the last time at which the job is known to
+        hang.
     ended_job: whether hang.py then ended the program.
     """
 
@@ -116,7 +126,9 @@ class Hang:
     ended_job: bool = False
 
     def __str__(self) -> str:
-        """Return a line such as ``no progress for 90s: rank 7 on n2 is waiting in MPI at train.py:88``."""
+        """Return a line such as ``no progress for 90s: rank 7 on n2 is waiting in MPI at
+        train.py:88``.
+        """
         return f"no progress for {self.duration}: {self.summary or 'ranks unknown'}"
 
     @property
@@ -132,7 +144,8 @@ class LastAttempt:
     signal: the last signal that the job was sent, such as SIGUSR1. "": no signal.
     hang: the hang that lasts, or lasted until the end. None: there is no such hang.
     port: MASTER_PORT of the attempt; 0 if it is unknown.
-    is_open: whether job.py has recorded the start, but neither the end nor SIGTERM, by which Slurm ends jobs.
+    is_open: whether job.py has recorded the start, but neither the end nor SIGTERM, by which Slurm
+        ends jobs.
     """
 
     number: int = 0
@@ -148,7 +161,8 @@ class Ending:
     """How the last attempt of a job ended, by its events. Times are Unix seconds. None: unknown.
 
     state: a state of Slurm, such as COMPLETED or TIMEOUT.
-    is_recorded: whether the events tell the end. Otherwise the job was killed, or its node was lost.
+    is_recorded: whether the events tell the end. Otherwise the job was killed, or its node was
+        lost.
     ended: time of the last event, if the end is not recorded.
     """
 
@@ -228,7 +242,8 @@ def ending_of(events: Sequence[Event]) -> Ending:
         "started": _number(start, "time"),
         "ended": later[-1]["time"] if later else _number(start, "time"),
     }
-    by_slurm, last = _state_by_slurm(start, later), _last(later, "end", "requeue")
+    by_slurm = _state_by_slurm(start, later)
+    last = _last(later, "end", "requeue")
     if events[-1].get("event") == "not-first":
         return Ending(state="CANCELLED", reason=_NOT_FIRST, **facts)
     if by_slurm in _BY_SLURM:
@@ -243,7 +258,9 @@ def ending_of(events: Sequence[Event]) -> Ending:
 
 
 def _state_by_slurm(start: Event, later: Sequence[Event]) -> str:
-    """Return the state in which Slurm has ended an attempt, REQUEUED if it has requeued the job, else ""."""
+    """Return the state in which Slurm has ended an attempt, REQUEUED if it has requeued the job,
+    else "".
+    """
     told = _last_term(later)
     state = _text(told, "state") if told else "RUNNING"
     if not state:
@@ -253,8 +270,14 @@ def _state_by_slurm(start: Event, later: Sequence[Event]) -> str:
 
 
 def program_seconds(events: Sequence[Event]) -> float | None:
-    """Return how long the program ran in all attempts, by the job's events. None if an end is missing."""
-    spans = [(start["time"], _last(later, "end").get("time")) for start, later in _attempts(events) if start]
+    """Return how long the program ran in all attempts, by the job's events. None if an end is
+    missing.
+    """
+    spans = [
+        (start["time"], _last(later, "end").get("time"))
+        for start, later in _attempts(events)
+        if start
+    ]
     ended = [end - start for start, end in spans if end is not None]
     return sum(ended) if spans and len(ended) == len(spans) else None
 
@@ -264,11 +287,13 @@ def nodes_of(events: Sequence[Event]) -> list[str]:
     return [*dict.fromkeys(node for start, _ in _attempts(events) for node in _nodes(start))]
 
 
-def recorded_attempts(events: Sequence[Event], times: Sequence[float]) -> Iterator[tuple[Attempt, bool]]:
+def recorded_attempts(
+    events: Sequence[Event], times: Sequence[float]
+) -> Iterator[tuple[Attempt, bool]]:
     """Yield each attempt in a job's record, and whether its end was recorded.
 
-    times: in order, at which the job was running, such as those of telemetry. An attempt without a recorded
-        end was killed, and ended after the last of these times.
+    times: in order, at which the job was running, such as those of telemetry. An attempt without a
+        recorded end was killed, and ended after the last of these times.
     """
     starts = [(start, later) for start, later in _attempts(events) if start]
     following = [start["time"] for start, _ in starts[1:]]
@@ -317,10 +342,12 @@ def restarts_of(
     """Return the restarts of a job, from its events.
 
     records: time and step of each record of metrics that the program wrote.
-    attempts: those that Slurm knows. An attempt that was killed may not have recorded its start or its end.
+    attempts: those that Slurm knows. An attempt that was killed may not have recorded its start or
+        its end.
     """
     steps = sorted(records)
-    restarts, known = [], {attempt.start_time: attempt for attempt in attempts}
+    restarts = []
+    known = {attempt.start_time: attempt for attempt in attempts}
     if missing := [*_unrecorded_starts(events, known)]:
         events = sorted([*events, *missing], key=lambda event: event["time"])
     for number, ((start, later), (following, _)) in enumerate(pairwise(_attempts(events)), 1):
@@ -342,7 +369,9 @@ def restarts_of(
 def _unrecorded_starts(events: Sequence[Event], attempts: Mapping[int, Attempt]) -> Iterator[Event]:
     recorded = [event["time"] for event in events if event.get("event") == "start"]
     # If no start is missing, the clocks of hosts may differ by any time.
-    for start, following in pairwise([*sorted(attempts), math.inf]) if len(recorded) < len(attempts) else ():
+    for start, following in (
+        pairwise([*sorted(attempts), math.inf]) if len(recorded) < len(attempts) else ()
+    ):
         if not any(start - SKEW_S <= time < following - SKEW_S for time in recorded):
             yield {"event": "start", "time": float(start), "nodes": [*attempts[int(start)].nodes]}
 
@@ -353,10 +382,13 @@ def _state_of(start: Event, attempts: Mapping[int, Attempt]) -> str:
     return near[0].state if len(near) == 1 else ""
 
 
-def _restart(number: int, start: Event, later: Sequence[Event], following: Event, state: str) -> Restart:
+def _restart(
+    number: int, start: Event, later: Sequence[Event], following: Event, state: str
+) -> Restart:
     """Return a restart.
 
-    number: used if Slurm has not counted the restart, because a power cut took slurmctld's record of it.
+    number: used if Slurm has not counted the restart, because a power cut took slurmctld's record
+        of it.
     later: events of the ended attempt. state: of the ended attempt in Slurm's accounting.
     """
     requeue = _last(later, "requeue")
@@ -386,14 +418,19 @@ def _failure(later: Sequence[Event], following: Event) -> Event:
 
 
 def _cause(start: Event, later: Sequence[Event], following: Event, state: str) -> str:
-    """Return why an attempt ended, by what it recorded, and only without such a record by Slurm's state."""
-    requeue, end = _last(later, "requeue"), _last(later, "end")
+    """Return why an attempt ended, by what it recorded, and only without such a record by Slurm's
+    state.
+    """
+    requeue = _last(later, "requeue")
+    end = _last(later, "end")
     failure = _failure(later, following)
     status = _number(end or requeue, "status")
-    kind, is_saved = _text(failure, "kind"), status == _EX_TEMPFAIL or _text(requeue, "reason") == _SAVED
+    kind = _text(failure, "kind")
+    is_saved = status == _EX_TEMPFAIL or _text(requeue, "reason") == _SAVED
     # job.py of the next attempt knows more about a lost node.
     told = "" if failure is following and kind else _text(_last_term(later), "state")
-    place, notice = _text(failure, "place"), _notice(later)
+    place = _text(failure, "place")
+    notice = _notice(later)
     if told in _TOLD:
         saved = "; the program saved its work" if is_saved else ""
         if told == "TIMEOUT" and notice and not is_saved:
@@ -433,7 +470,9 @@ def _last(events: Sequence[Event], *names: str) -> Event:
 
 
 def _attempts(events: Sequence[Event]) -> list[tuple[Event, list[Event]]]:
-    """Return each attempt as its start and its later events. Without a start: a single, empty attempt."""
+    """Return each attempt as its start and its later events. Without a start: a single, empty
+    attempt.
+    """
     attempts: list[tuple[Event, list[Event]]] = []
     for event in events:
         if event.get("event") == "start":

@@ -1,4 +1,6 @@
-"""Interface to the scheduler: Slurm, or mpirun over SSH without Slurm. Job states have Slurm's names."""
+"""Interface to the scheduler: Slurm, or mpirun over SSH without Slurm. Job states have Slurm's
+names.
+"""
 
 # ruff: noqa: ARG002 - methods with a body are defaults for clusters without Slurm
 
@@ -15,7 +17,13 @@ from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from clusterctl.errors import AnswerLostError, ClusterctlError, SchedulerError, TransportError, UsageError
+from clusterctl.errors import (
+    AnswerLostError,
+    ClusterctlError,
+    SchedulerError,
+    TransportError,
+    UsageError,
+)
 from clusterctl.scheduler.attempts import Attempt, Hang
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
@@ -27,9 +35,13 @@ if TYPE_CHECKING:
 _UNUSABLE = frozenset(
     "DOWN DRAIN DRAINED DRAINING FAIL ERROR UNKNOWN NOT_RESPONDING MAINT POWERED_DOWN FUTURE".split()
 )
-# Reasons of pending jobs whose nodes are out of service. Some versions of Slurm write _ instead of spaces.
-_NODES_OUT = re.compile(r"ReqNodeNotAvail(?!.*[Rr]eserved)|UnavailableNodes|Nodes.required.for.job.are.DOWN")
-# Reasons of pending jobs that never start, unless a person changes the job, its limits or the cluster.
+# Reasons of pending jobs whose nodes are out of service. Some versions of Slurm write _ instead of
+# spaces.
+_NODES_OUT = re.compile(
+    r"ReqNodeNotAvail(?!.*[Rr]eserved)|UnavailableNodes|Nodes.required.for.job.are.DOWN"
+)
+# Reasons of pending jobs that never start, unless a person changes the job, its limits or the
+# cluster.
 _STUCK = re.compile(
     r"DependencyNeverSatisfied|BadConstraints|Partition(Config|TimeLimit|NodeLimit)|JobHeld(User|Admin)"
     r"|JobHoldMaxRequeue|job.requeued.in.held.state|user.env.retrieval.failed.requeued.held"
@@ -46,7 +58,9 @@ _MARK = "clusterctl:"
 
 
 def comment_of(token: str) -> str:
-    """Return the Slurm comment for a job with this token, to find the job if sbatch's answer is lost."""
+    """Return the Slurm comment for a job with this token, to find the job if sbatch's answer is
+    lost.
+    """
     return _MARK + token
 
 
@@ -113,7 +127,9 @@ _SHOWN = tuple(
 
 
 def format_exit(exit_code: int | None, number: int | None) -> str:
-    """Return the name of the signal that ended a job, otherwise its exit code. "" if both are unknown."""
+    """Return the name of the signal that ended a job, otherwise its exit code. "" if both are
+    unknown.
+    """
     if not number:
         return "" if exit_code is None else str(exit_code)
     try:
@@ -126,12 +142,15 @@ def format_exit(exit_code: int | None, number: int | None) -> str:
 class JobInfo:
     """A job, or a task of a job array.
 
-    Times are Unix seconds. Fields without a value, such as the exit code of an active job, are None.
+    Times are Unix seconds. Fields without a value, such as the exit code of an active job, are
+    None.
     slurm_id: the number that Slurm itself gives the job or task (SLURM_JOB_ID), if it is known.
-    number: 0 if the scheduler's record is damaged. prefix: "m" if the cluster has no scheduler, else "".
+    number: 0 if the scheduler's record is damaged. prefix: "m" if the cluster has no scheduler,
+        else "".
     signal: 0 if no signal ended the job. expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
-    attempts: as far as they are known. start_time: of the last or, after ``with_all_attempts``, of the first.
+    attempts: as far as they are known. start_time: of the last or, after ``with_all_attempts``, of
+        the first.
     hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress.
     exceeds: set by ``with_limits`` (limits.py) if the job waits for a limit that it alone exceeds.
     """
@@ -184,8 +203,12 @@ class JobInfo:
 
     @property
     def elapsed_s(self) -> int | None:
-        """Seconds of all known attempts, until now by the local clock if the job runs. None: no start yet."""
-        own = [Attempt(start_time=self.start_time, end_time=self.end_time)] if self.start_time else []
+        """Seconds of all known attempts, until now by the local clock if the job runs. None: no
+        start yet.
+        """
+        own = (
+            [Attempt(start_time=self.start_time, end_time=self.end_time)] if self.start_time else []
+        )
         attempts = self.attempts or own
         return sum(attempt.seconds for attempt in attempts) if attempts else None
 
@@ -196,7 +219,9 @@ class JobInfo:
 
     @property
     def exit(self) -> str:
-        """Name of the signal that ended the job, otherwise its exit code. "" if both are unknown."""
+        """Name of the signal that ended the job, otherwise its exit code. "" if both are
+        unknown.
+        """
         return format_exit(self.exit_code, self.signal)
 
     @property
@@ -225,7 +250,9 @@ class JobInfo:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the job never starts, unless a person changes the job, its limits or the cluster."""
+        """Whether the job never starts, unless a person changes the job, its limits or the
+        cluster.
+        """
         is_stuck = bool(self.exceeds) or _STUCK.fullmatch(self.reason) is not None
         return self.state is JobState.PENDING and is_stuck
 
@@ -236,9 +263,15 @@ class JobInfo:
 
 @lru_cache
 def _in_utc(timestamp: int | None) -> str | None:
-    """Return a Unix time in ISO 8601; None if it is unknown, or out of range in a damaged record."""
+    """Return a Unix time in ISO 8601; None if it is unknown, or out of range in a damaged
+    record.
+    """
     with suppress(OverflowError, ValueError, OSError):
-        return None if timestamp is None else f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return (
+            None
+            if timestamp is None
+            else f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        )
     return None
 
 
@@ -246,7 +279,8 @@ def _in_utc(timestamp: int | None) -> str | None:
 class NodeInfo:
     """A node of the cluster, as the scheduler reports it.
 
-    shown: the node's state as sinfo prints it: ``idle+drain*``. allocated_mib: memory allocated to jobs.
+    shown: the node's state as sinfo prints it: ``idle+drain*``. allocated_mib: memory allocated to
+        jobs.
     reason_by: account that set the reason. Slurm's daemons use slurm or root.
     """
 
@@ -269,7 +303,11 @@ class NodeInfo:
     def flags(self) -> tuple[str, ...]:
         """Slurm's flags, such as ``DRAIN``. A ``*`` in ``shown`` counts as NOT_RESPONDING."""
         named = tuple(word.rstrip(_MARKS).upper() for word in self.shown.split("+")[1:])
-        return (*named, "NOT_RESPONDING") if "*" in self.shown and "NOT_RESPONDING" not in named else named
+        return (
+            (*named, "NOT_RESPONDING")
+            if "*" in self.shown and "NOT_RESPONDING" not in named
+            else named
+        )
 
     @property
     def usable(self) -> bool:
@@ -287,7 +325,8 @@ class StepInfo:
     """A job step in Slurm's accounting. The first step is the job itself.
 
     cancelled_by: uid of the user that cancelled the step, or "".
-    peak, peak_host, peak_task: largest memory of a task, in bytes, its node and its number in the step.
+    peak, peak_host, peak_task: largest memory of a task, in bytes, its node and its number in the
+        step.
     """
 
     id: str
@@ -299,12 +338,14 @@ class StepInfo:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A job to submit. folder: the job's folder on the cluster. script: name of the job script in it.
+    """A job to submit. folder: the job's folder on the cluster. script: name of the job script in
+    it.
 
     submitted_at: Unix seconds by the local clock.
     directives, options: of the user's script and of flags, which an error names.
     more, arguments: further options of sbatch, and arguments of the script.
-    nodes, limit_s (0: no limit): used only on clusters without a scheduler. Slurm reads them in the script.
+    nodes, limit_s (0: no limit): used only on clusters without a scheduler. Slurm reads them in the
+    script.
     """
 
     token: str
@@ -322,8 +363,8 @@ class JobRequest:
 
 
 class AccountingAwayError(SchedulerError, code="accounting-away", retryable=True):
-    """Slurm's accounting did not answer. A later command may succeed. queued: the requested jobs that
-    the queue has.
+    """Slurm's accounting did not answer. A later command may succeed. queued: the requested jobs
+    that the queue has.
     """
 
     queued: tuple[JobInfo, ...] = ()
@@ -339,12 +380,14 @@ def unmanaged_job_error(job: JobInfo) -> SchedulerError:
         f"job {job.id} was not submitted by clusterctl",
         code="not-our-job",
         why="clusterctl knows the files only of jobs that it submitted",
-        fix=f"look for the job's files in its working directory, {job.work_dir}, with `clusterctl ssh`",
+        fix=f"look for the job's files in its working directory, {job.work_dir}, with "
+        "`clusterctl ssh`",
     )
 
 
 def unknown_or_task(asked: str, jobs: Sequence[JobInfo], unknown: SchedulerError) -> SchedulerError:
-    """Return the error for an id that no job has: ``unknown``, unless it is Slurm's number of a task.
+    """Return the error for an id that no job has: ``unknown``, unless it is Slurm's number of a
+    task.
 
     jobs: the scheduler's answer to the id.
     """
@@ -352,23 +395,31 @@ def unknown_or_task(asked: str, jobs: Sequence[JobInfo], unknown: SchedulerError
     if task is None or asked in {task.id, task.whole_id}:
         return unknown
     return SchedulerError(
-        f"{asked} is Slurm's own number of task {task.id}", code="number-of-task", fix=f"use {task.id}"
+        f"{asked} is Slurm's own number of task {task.id}",
+        code="number-of-task",
+        fix=f"use {task.id}",
     )
 
 
 def worst_job(jobs: Sequence[JobInfo]) -> JobInfo:
-    """Return the job with the worst outcome. From worst to best: failed, cancelled, active, completed."""
+    """Return the job with the worst outcome. From worst to best: failed, cancelled, active,
+    completed.
+    """
     order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON, Outcome.COMPLETED)
     return min(jobs, key=lambda job: order.index(job.outcome))
 
 
 def state_counts(tasks: Sequence[JobInfo]) -> str:
     """Return the number of tasks in each state as text: ``3 COMPLETED, 1 RUNNING``."""
-    return ", ".join(f"{count} {state}" for state, count in Counter(job.state.value for job in tasks).items())
+    return ", ".join(
+        f"{count} {state}" for state, count in Counter(job.state.value for job in tasks).items()
+    )
 
 
 def retry(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
-    """Return the result of ``ask``. After a retryable error, call it again, for up to ``patience_s`` s."""
+    """Return the result of ``ask``. After a retryable error, call it again, for up to
+    ``patience_s`` s.
+    """
     for _ in clock.polls(patience_s, first_s=0.5, longest_s=5.0):
         try:
             return ask()
@@ -380,7 +431,8 @@ def retry(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
 
 
 def find_lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) -> str:
-    """Return the id of a job whose submission ended with the error ``cause``, if the scheduler has the job.
+    """Return the id of a job whose submission ended with the error ``cause``, if the scheduler has
+    the job.
 
     Otherwise, or if the scheduler does not answer, raise AnswerLostError.
     """
@@ -391,16 +443,19 @@ def find_lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) 
         "it is unknown whether the scheduler accepted the job",
         where=scheduler.transport.host,
         why=cause.why or cause.what,
-        fix="before submitting again, check `clusterctl jobs`: the job is listed if it was accepted",
+        fix="before submitting again, check `clusterctl jobs`: the job is listed if it was "
+        "accepted",
         host=scheduler.transport.host,
     ) from cause
 
 
 class Jobs(Protocol):
-    """Interface for users of a cluster: run jobs, list jobs and nodes. transport: access to the controller.
+    """Interface for users of a cluster: run jobs, list jobs and nodes. transport: access to the
+    controller.
 
-    All methods raise SchedulerError if the scheduler gives no usable answer, TransportError if a host is
-    unreachable. Methods with a body are defaults for clusters without a scheduler, queue and accounting.
+    All methods raise SchedulerError if the scheduler gives no usable answer, TransportError if a
+    host is unreachable. Methods with a body are defaults for clusters without a scheduler, queue
+    and accounting.
     """
 
     transport: Transport
@@ -420,7 +475,9 @@ class Jobs(Protocol):
 
     def unknown(self, ids: Sequence[str]) -> SchedulerError:
         """Return the error for ids of jobs that do not exist."""
-        message = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
+        message = (
+            f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
+        )
         return SchedulerError(message, code="unknown-job", fix="`clusterctl jobs` lists the jobs")
 
     def reject_if_busy(self) -> None:
@@ -441,7 +498,8 @@ class Jobs(Protocol):
 
         Raises:
             UsageError: an id is invalid.
-            AccountingAwayError: the accounting does not answer, and the queue lacks some of the jobs.
+            AccountingAwayError: the accounting does not answer, and the queue lacks some of the
+                jobs.
         """
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
@@ -454,11 +512,15 @@ class Jobs(Protocol):
         """Return all nodes that this user may see."""
 
     def nodes_and_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
-        """Return the results of ``nodes`` and ``all_jobs``. With Slurm, this takes a single round trip."""
+        """Return the results of ``nodes`` and ``all_jobs``. With Slurm, this takes a single round
+        trip.
+        """
         return self.nodes(), self.all_jobs()
 
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
-        """Return the job with this token in its comment, or None. submitted_at: local clock, Unix seconds."""
+        """Return the job with this token in its comment, or None. submitted_at: local clock, Unix
+        seconds.
+        """
 
     def cancel(self, ids: Sequence[str]) -> Mapping[str, ClusterctlError]:
         """Cancel jobs so that they are not requeued. Call ``jobs`` first to check the ids.
@@ -467,18 +529,24 @@ class Jobs(Protocol):
         """
 
     def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
-        """Run a command on the first node of a running job, as the job's user. It takes no resources."""
+        """Run a command on the first node of a running job, as the job's user. It takes no
+        resources.
+        """
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         """Return a job's steps from the accounting; () if the cluster has no accounting."""
         return ()
 
     def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
-        """Return node -> reason of those nodes of the job that stopped answering while the job ran."""
+        """Return node -> reason of those nodes of the job that stopped answering while the job
+        ran.
+        """
         return {}
 
     def required_nodes(self) -> dict[int, tuple[str, ...]]:
-        """Return number of a waiting job -> the nodes that it asks for by name. Other jobs are left out."""
+        """Return number of a waiting job -> the nodes that it asks for by name. Other jobs are left
+        out.
+        """
         return {}
 
     def exceeded_limit(self, job: JobInfo) -> str:
@@ -490,15 +558,21 @@ class Jobs(Protocol):
         return None
 
     def accounted(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """Return jobs and tasks of arrays with all ``attempts`` in the accounting; () without accounting."""
+        """Return jobs and tasks of arrays with all ``attempts`` in the accounting; () without
+        accounting.
+        """
         return ()
 
     def accounting_failure(self) -> str:
-        """Return why the accounting does not answer; "" if it answers or the cluster has no accounting."""
+        """Return why the accounting does not answer; "" if it answers or the cluster has no
+        accounting.
+        """
         return ""
 
     def version(self) -> str | None:
-        """Return the scheduler's version, such as ``22.05.8``, or None on a cluster without a scheduler."""
+        """Return the scheduler's version, such as ``22.05.8``, or None on a cluster without a
+        scheduler.
+        """
         return None
 
 
@@ -516,10 +590,14 @@ class Nodes(Jobs, Protocol):
         """Resume nodes that are drained or down."""
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """Run an MPI test (the program ``probe``) with a rank on each host. Kill the test if it hangs."""
+        """Run an MPI test (the program ``probe``) with a rank on each host. Kill the test if it
+        hangs.
+        """
 
     def release_held_jobs(self) -> tuple[str, ...]:
-        """Release jobs that Slurm holds because a node could not launch the job. Return the jobs' ids."""
+        """Release jobs that Slurm holds because a node could not launch the job. Return the jobs'
+        ids.
+        """
 
     def reconfigure(self) -> None:
         """Make all daemons of Slurm read their configuration files again."""

@@ -1,6 +1,8 @@
-"""Causes of failed jobs whose evidence is more than a pattern in a log. See data/causes.toml for the others.
+"""Causes of failed jobs whose evidence is more than a pattern in a log. See data/causes.toml for
+the others.
 
-Each function looks at the facts of a job, and returns an explanation, or None if its cause does not apply.
+Each function looks at the facts of a job, and returns an explanation, or None if its cause does not
+apply.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Explanation:
 class FailedJob:
     """The facts of a failed job that the functions read.
 
-    raw: the job's log with the launcher's messages. at: the place of the failure, " in rank 1 on n2" or "".
+    raw: the job's log with the launcher's messages. at: the place of the failure, " in rank 1 on
+        n2" or "".
     left_here: searches this machine for a file that the job did not find.
     excluded: " and without --exclude PATTERN" if --exclude was used, or "".
     ended: ranks with a record of how they failed. script: the text of the job's script, or "".
@@ -71,7 +74,9 @@ _NO_INPUT: Final = re.compile(
     r"|^(?:EOFError|CondaSystemExit|click\.exceptions\.Abort)\b.*$",
     re.MULTILINE,
 )
-_ASKS: Final = re.compile(r"\b(?:input|getpass|prompt|confirm|ask|tcgetattr|raw_input)\s*\(", re.IGNORECASE)
+_ASKS: Final = re.compile(
+    r"\b(?:input|getpass|prompt|confirm|ask|tcgetattr|raw_input)\s*\(", re.IGNORECASE
+)
 _NO_TERMINAL: Final = re.compile(
     r"^(?:termios\.error|OSError): .*Inappropriate ioctl for device", re.MULTILINE
 )
@@ -82,20 +87,27 @@ _ANSWER: Final = (
 
 
 def no_input(facts: FailedJob) -> Explanation | None:
-    """A program asked a question. Evidence: its prompt is the end of the log, or a call that reads failed."""
+    """A program asked a question. Evidence: its prompt is the end of the log, or a call that reads
+    failed.
+    """
     match = search([_NO_INPUT], facts.error.evidence)
     if match is not None and match[0].startswith(("EOFError", "CondaSystemExit", "click")):
         # Files have ends, too.
-        is_asking = any(_ASKS.search(line) for line in facts.error.source) or not facts.error.tracebacks
+        is_asking = (
+            any(_ASKS.search(line) for line in facts.error.source) or not facts.error.tracebacks
+        )
         match = match if is_asking else None
-    if match is None and any("tcgetattr" in line or "getpass" in line for line in facts.error.source):
+    if match is None and any(
+        "tcgetattr" in line or "getpass" in line for line in facts.error.source
+    ):
         match = _NO_TERMINAL.search(facts.error.evidence)
     if match is None:
         return None
     fix = _ANSWER
     if match[0] == _HOST_KEY:
         fix = (
-            "accept the host's key before: run ssh once in `clusterctl ssh`, or use ssh-keyscan in the script"
+            "accept the host's key before: run ssh once in `clusterctl ssh`, or use ssh-keyscan "
+            "in the script"
         )
     return Explanation(
         "no-input",
@@ -110,12 +122,15 @@ _READ: Final = re.compile(
     r"^[ \t]*(?:if +)?(?:! +)?(?:IFS=\S* +)?read\b(?![^\n]*(?:<| -\w*[ut]))[^\n]*$", re.MULTILINE
 )
 _ENDS_AT_ERROR: Final = re.compile(
-    r"^[ \t]*set +-(?:\w*e|o +errexit)|^#!.* -\w*e|\bread\b[^\n]*\|\| *\{?[^\n]*\bexit\b", re.MULTILINE
+    r"^[ \t]*set +-(?:\w*e|o +errexit)|^#!.* -\w*e|\bread\b[^\n]*\|\| *\{?[^\n]*\bexit\b",
+    re.MULTILINE,
 )
 
 
 def unanswered_read(facts: FailedJob) -> Explanation | None:
-    """`read` fails without input, and bash prints no prompt. Evidence: the script as it was sent."""
+    """`read` fails without input, and bash prints no prompt. Evidence: the script as it was
+    sent.
+    """
     match = _READ.search(facts.script)
     if match is None or facts.failed.exit_code != 1 or _ENDS_AT_ERROR.search(facts.script) is None:
         return None
@@ -143,14 +158,23 @@ _NAMED: Final = tuple(
         rf"{_OPEN}{_NAME}{_CLOSE}(?: for \w+)?: (?:\[Errno 2\] )?{_NO_FILE}",
         rf"^tar: (?P<file>[^\n]+): Cannot \w+: {_NO_FILE}",
         # Python
-        rf"(?:{_NO_FILE}|[Ff]ile [Nn]ot [Ff]ound|non-existent directory)[^\n'\"]*{_OPEN}{_NAME}{_CLOSE}",
+        (
+            rf"(?:{_NO_FILE}|[Ff]ile [Nn]ot [Ff]ound|non-existent "
+            rf"directory)[^\n'\"]*{_OPEN}{_NAME}{_CLOSE}"
+        ),
         # C++
         rf"{_NO_FILE} \[(?P<file>[^\]\n]+)\]",
         # Go
-        r"\b(?:open|stat|lstat|chdir|mkdir|readlink|remove) (?P<file>\S+): no such file or directory",
+        (
+            r"\b(?:open|stat|lstat|chdir|mkdir|readlink|remove) (?P<file>\S+): no such file or "
+            r"directory"
+        ),
         # bash and sh
         rf"^\S+: line \d+: (?:cd: )?(?P<file>[^:\n]+): {_NO_FILE}",
-        rf"^\S+: \d+: (?:\.: |cd: )?(?:cannot (?:open|create) |can't cd to )?(?P<file>[^:\n]+): {_NO_FILE}",
+        (
+            rf"^\S+: \d+: (?:\.: |cd: )?(?:cannot (?:open|create) |can't cd to "
+            rf")?(?P<file>[^:\n]+): {_NO_FILE}"
+        ),
         # PROGRAM: FILE, and paths
         rf"^\S+: (?P<file>[^'\":\s]+): (?:\[Errno 2\] )?{_NO_FILE}",
         rf"(?<![^'\":\s])(?P<file>[^'\":\s]*[^'\":\s.]/[^'\":\s]*|/[^'\":\s]+|\.{{1,2}}/[^'\":\s]+"
@@ -166,7 +190,9 @@ _CALLS: Final = re.compile(
 
 
 def _missing_name(error: ProgramError) -> tuple[str, re.Match[str]] | None:
-    """Return the file that the error names as missing, "" if the message has no name; None: no such error."""
+    """Return the file that the error names as missing, "" if the message has no name; None: no such
+    error.
+    """
     for pattern in _NAMED:
         for match in pattern.finditer(error.evidence):
             if not _CALLS.fullmatch(match["file"]) and not is_phrase(match):
@@ -175,7 +201,8 @@ def _missing_name(error: ProgramError) -> tuple[str, re.Match[str]] | None:
     return ("", unnamed) if unnamed is not None else None
 
 
-# What sbatch writes for a letter after % in the name of a log. For other letters, see ``_log_pattern``.
+# What sbatch writes for a letter after % in the name of a log. For other letters, see
+# ``_log_pattern``.
 _LOG_NAMES: Final = {"x": r"[^/]*", "N": r"[^/]*", "n": r"\d+", "%": "%"}
 
 
@@ -189,7 +216,9 @@ def _log_pattern(log: str) -> str:
 
 
 def log_has_another_path(facts: FailedJob) -> Explanation | None:
-    """The script reads its own log. Evidence: the missing file fits the path in a line of the script."""
+    """The script reads its own log. Evidence: the missing file fits the path in a line of the
+    script.
+    """
     found = _missing_name(facts.error)
     if found is None or not found[0]:
         return None
@@ -198,10 +227,10 @@ def log_has_another_path(facts: FailedJob) -> Explanation | None:
         if re.fullmatch(_log_pattern(log), file):
             return Explanation(
                 "log-has-another-path",
-                f"no file {file}{facts.at}: clusterctl writes the job's log to a file of its own, so "
-                f"that the script's {option} has no effect",
-                "`clusterctl logs` shows the log; if the script needs the file, redirect into it, as in "
-                "`PROGRAM > FILE`",
+                f"no file {file}{facts.at}: clusterctl writes the job's log to a file of its "
+                f"own, so that the script's {option} has no effect",
+                "`clusterctl logs` shows the log; if the script needs the file, redirect into "
+                "it, as in `PROGRAM > FILE`",
                 match,
             )
     return None
@@ -226,8 +255,8 @@ def file_stayed_at_home(facts: FailedJob) -> Explanation | None:
         return Explanation(
             "virtual-environment-not-sent",
             f"no file {file}{facts.at}: virtual environments are not sent with jobs",
-            f"remove the line with {venv} from the script, and submit with --requirements requirements.txt "
-            "(such a file: pip freeze)",
+            f"remove the line with {venv} from the script, and submit with --requirements "
+            "requirements.txt (such a file: pip freeze)",
             match,
         )
     return _stayed(facts, file, here, match)
@@ -246,7 +275,8 @@ def _stayed(
     if above := here.get("above"):
         return Explanation(
             "file-stayed-at-home",
-            f"no file {file}{facts.at}: it exists in {above} on your machine, and that folder was not sent",
+            f"no file {file}{facts.at}: it exists in {above} on your machine, and that folder "
+            "was not sent",
             f"submit with --folder {above}",
             match,
         )
@@ -266,7 +296,9 @@ _MOST_PATHS = 20
 
 
 def data_stayed_at_home(facts: FailedJob) -> Explanation | None:
-    """The program itself says that it found no data at a path. The path exists here, and was not sent."""
+    """The program itself says that it found no data at a path. The path exists here, and was not
+    sent.
+    """
     text = facts.error.evidence if facts.error.tracebacks else "\n".join(facts.error.last_lines)
     for line in text.split("\n"):
         # The message of a shell names the script, and lacks a program.
@@ -276,8 +308,8 @@ def data_stayed_at_home(facts: FailedJob) -> Explanation | None:
                 if partly := here.get("partly"):
                     return Explanation(
                         "file-stayed-at-home",
-                        f"the program found nothing in {path}{facts.at}: some of the files in it on your "
-                        "machine were not sent with the job",
+                        f"the program found nothing in {path}{facts.at}: some of the files in it "
+                        "on your machine were not sent with the job",
                         f"submit with --include {partly}{facts.excluded}",
                     )
                 if found := _stayed(facts, path, here, None):
@@ -286,7 +318,9 @@ def data_stayed_at_home(facts: FailedJob) -> Explanation | None:
 
 
 def _paths(line: str) -> Iterator[str]:
-    """Yield the words of a line that may be paths. For a pattern such as data/*.txt, yield its folder."""
+    """Yield the words of a line that may be paths. For a pattern such as data/*.txt, yield its
+    folder.
+    """
     quoted = re.findall(r"['\"`\u2018]([^'\"`\u2018\u2019\n]+)['\"\u2019]", line)
     words = (word.rstrip(".:,!?") for word in (*quoted, *_PATH.findall(line)))
     for word in [word for word in words if "/" in word.strip("/") or word in quoted][:_MOST_PATHS]:
@@ -310,8 +344,8 @@ def missing_file(facts: FailedJob) -> Explanation | None:
     return Explanation(
         "missing-file",
         f"no such file{facts.at}: {file}",
-        "use the path of the file on the cluster; upload data with `clusterctl put`, and files in the "
-        "script's folder with --include",
+        "use the path of the file on the cluster; upload data with `clusterctl put`, and files "
+        "in the script's folder with --include",
         match,
     )
 
@@ -326,7 +360,9 @@ _CRASHED: Final = re.compile(
 
 
 def launcher_crashed(facts: FailedJob) -> Explanation | None:
-    """mpirun itself crashed. Evidence: bash names it as the crashed process, or it is in the stack."""
+    """mpirun itself crashed. Evidence: bash names it as the crashed process, or it is in the
+    stack.
+    """
     if facts.failed.rank is not None or not facts.failed.signal:
         return None
     if (match := _CRASHED.search(facts.raw)) is None:
@@ -335,7 +371,8 @@ def launcher_crashed(facts: FailedJob) -> Explanation | None:
     return Explanation(
         "launcher-crashed",
         f"{what} itself crashed ({facts.failed.signal}){facts.at}, not the program that it started",
-        "submit again; if it crashes again, start the ranks with srun (--launcher srun), or use another MPI",
+        "submit again; if it crashes again, start the ranks with srun (--launcher srun), or use "
+        "another MPI",
     )
 
 
@@ -347,21 +384,27 @@ _NO_PMIX: Final = re.compile(
 
 
 def mpi_without_pmix(facts: FailedJob) -> Explanation | None:
-    """MPI does not work with the launcher's PMIx. An exception of the program shows that MPI has started."""
-    is_of_program = facts.error.tracebacks and not re.search(r"\bP?MPI?\b|\bPMIx\b", facts.error.text)
+    """MPI does not work with the launcher's PMIx. An exception of the program shows that MPI has
+    started.
+    """
+    is_of_program = facts.error.tracebacks and not re.search(
+        r"\bP?MPI?\b|\bPMIx\b", facts.error.text
+    )
     if is_of_program or search([_NO_PMIX], facts.raw) is None:
         return None
     return Explanation(
         "mpi-pmix",
         f"MPI could not start{facts.at}: the MPI library does not work with the launcher's PMIx",
-        "use the cluster's MPI and mpi4py, or start the ranks by mpirun: with --launcher mpirun, or "
-        "`mpirun PROGRAM` in a script",
+        "use the cluster's MPI and mpi4py, or start the ranks by mpirun: with --launcher "
+        "mpirun, or `mpirun PROGRAM` in a script",
     )
 
 
-# Slurm's PMIx plugin lost the connection to a rank that had not called MPI_Finalize, and ends the step.
+# Slurm's PMIx plugin lost the connection to a rank that had not called MPI_Finalize, and ends the
+# step.
 _LOST_RANK: Final = re.compile(
-    r"^slurmstepd\S*: error: .*mpi/pmix.*Error handler invoked: .*source = \[\S+:(?P<rank>\d{1,9})\]",
+    r"^slurmstepd\S*: error: .*mpi/pmix.*Error handler invoked: .*source = "
+    r"\[\S+:(?P<rank>\d{1,9})\]",
     re.MULTILINE,
 )
 _TASKS = r"\d{1,9}(?:-\d{1,9})?"
@@ -373,7 +416,8 @@ _FAILED_TASKS: Final = re.compile(
 def left_mpi(facts: FailedJob) -> Explanation | None:
     """A rank ended with exit code 0 while the others waited for it in MPI, and Slurm killed them.
 
-    Evidence: Slurm's PMIx lost this rank first, and there is neither a record nor a message of its failure.
+    Evidence: Slurm's PMIx lost this rank first, and there is neither a record nor a message of its
+        failure.
     """
     lost = _LOST_RANK.search(facts.raw)
     if lost is None or facts.error.tracebacks or facts.failed.signal not in {"SIGKILL", "SIGTERM"}:
@@ -384,9 +428,10 @@ def left_mpi(facts: FailedJob) -> Explanation | None:
         return None
     return Explanation(
         "left-mpi",
-        f"rank {rank} ended with exit code 0 before MPI_Finalize, and Slurm then killed the other ranks",
-        "all ranks must take part in each collective and end with MPI_Finalize: look for sys.exit, os._exit "
-        f"or an early return in rank {rank} (`clusterctl logs --rank {rank}`)",
+        f"rank {rank} ended with exit code 0 before MPI_Finalize, and Slurm then killed the "
+        "other ranks",
+        "all ranks must take part in each collective and end with MPI_Finalize: look for "
+        f"sys.exit, os._exit or an early return in rank {rank} (`clusterctl logs --rank {rank}`)",
         failed=Failed(rank=rank, host=facts.job.nodes[0] if len(facts.job.nodes) == 1 else ""),
     )
 
@@ -399,7 +444,9 @@ def _is_in(number: int, ranges: str) -> bool:
 
 # srun starts a program for which a step has no PATH.
 _NOT_STARTED: Final = re.compile(r"execve\(\): (?P<what>[\w.+-]+): No such file or directory")
-_STEP_EXPORT: Final = re.compile(r"^[^#\n]*\bsrun\b[^\n]*--export[= ](?P<value>(?!ALL\b)\S+)", re.MULTILINE)
+_STEP_EXPORT: Final = re.compile(
+    r"^[^#\n]*\bsrun\b[^\n]*--export[= ](?P<value>(?!ALL\b)\S+)", re.MULTILINE
+)
 
 
 def step_without_path(facts: FailedJob) -> Explanation | None:
@@ -425,18 +472,22 @@ _PORT_IN_USE: Final = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 
 
 
 def master_port_in_use(facts: FailedJob) -> Explanation | None:
-    """A process has MASTER_PORT already. Evidence: the message or the failed call names this port."""
+    """A process has MASTER_PORT already. Evidence: the message or the failed call names this
+    port.
+    """
     match = search([_PORT_IN_USE], facts.error.evidence)
     if match is None or not facts.port:
         return None
     said = (facts.error.evidence, *facts.error.source)
-    if not any(re.search(rf"\bMASTER_PORT\b|(?<![\d.]){facts.port}(?![\d.]*\d)", text) for text in said):
+    if not any(
+        re.search(rf"\bMASTER_PORT\b|(?<![\d.]){facts.port}(?![\d.]*\d)", text) for text in said
+    ):
         return None
     return Explanation(
         "port-in-use",
         f"MASTER_PORT ({facts.port}) is already in use{facts.at}: a process on the node has it",
-        "if two parts of the program listen on MASTER_PORT, give one of them another port; otherwise submit "
-        "again: the job then gets another port",
+        "if two parts of the program listen on MASTER_PORT, give one of them another port; "
+        "otherwise submit again: the job then gets another port",
         match,
     )
 
@@ -467,7 +518,8 @@ _NOTICE: Final = re.compile(
     r"^#SBATCH\s+(?:\S+\s+)*?--signal[=\s](?:[BR]+:)?(?:SIG)?(?P<name>[A-Z]\w*)(?:@(?P<lead>\d+))?(?:\s|$)",
     re.MULTILINE,
 )
-_LEAD_S, _EARLY_S = 60, 65
+_LEAD_S = 60
+_EARLY_S = 65
 
 
 def notice_not_handled(facts: FailedJob) -> Explanation | None:
@@ -475,7 +527,8 @@ def notice_not_handled(facts: FailedJob) -> Explanation | None:
 
     Evidence: the script asks for this signal, and the time limit was near.
     """
-    job, signal = facts.job, facts.failed.signal
+    job = facts.job
+    signal = facts.failed.signal
     if not job.time_limit_s or job.last_start is None or job.end_time is None:
         return None
     left_s = job.time_limit_s - (job.end_time - job.last_start)
@@ -483,8 +536,10 @@ def notice_not_handled(facts: FailedJob) -> Explanation | None:
         if signal == f"SIG{asked['name']}" and left_s <= int(asked["lead"] or _LEAD_S) + _EARLY_S:
             return Explanation(
                 "notice-not-handled",
-                f"ended by {signal}{facts.at}, with which Slurm announced the time limit (#SBATCH --signal)",
-                f"handle {signal} in the program, as docs/restarts.md shows, or use a longer --time",
+                f"ended by {signal}{facts.at}, with which Slurm announced the time limit "
+                "(#SBATCH --signal)",
+                f"handle {signal} in the program, as docs/restarts.md shows, or use a longer "
+                "--time",
             )
     return None
 

@@ -1,9 +1,9 @@
 """Diagnosis of a job: why it failed or waits, from the scheduler's answers and the job's logs.
 
-``diagnose`` is a pure function. The possible causes are in data/causes.toml, and those that need more than
-a pattern in causes.py; the first cause that matches is the diagnosis. Usually a single rank fails first, and
-other ranks fail as a consequence. The launcher's messages tell the first failed rank, and this rank's own
-log, if it exists, has the error.
+``diagnose`` is a pure function. The possible causes are in data/causes.toml, and those that need
+more than a pattern in causes.py; the first cause that matches is the diagnosis. Usually a single
+rank fails first, and other ranks fail as a consequence. The launcher's messages tell the first
+failed rank, and this rank's own log, if it exists, has the error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from clusterctl.scheduler.failed_rank import (
     host_of,
     nodes_lost_by,
 )
-from clusterctl.scheduler.program_error import End, ProgramError, find_error, search, without_long_lines
+from clusterctl.scheduler.program_error import (
+    End,
+    ProgramError,
+    find_error,
+    search,
+    without_long_lines,
+)
 from clusterctl.spec.units import format_duration
 from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.tree import format_size
@@ -53,7 +59,9 @@ _NO_LOG: Final = "submit again with more output: `set -x` in a shell script show
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """An entry of causes.toml, which explains the fields. The cause applies if all its conditions hold."""
+    """An entry of causes.toml, which explains the fields. The cause applies if all its conditions
+    hold.
+    """
 
     code: str
     state: str = ""
@@ -70,7 +78,9 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """The content of causes.toml. noise, consequence: patterns of messages that are not a job's own error."""
+    """The content of causes.toml. noise, consequence: patterns of messages that are not a job's own
+    error.
+    """
 
     noise: Sequence[str]
     consequence: Sequence[str]
@@ -82,13 +92,14 @@ class Catalogue:
 class Evidence:
     """Facts about a job.
 
-    log: end of the job's own log. stdout: the part of it that is the job's stdout, if its stderr is another
-        file, so that the order of their lines is unknown. ranks: rank -> end of the rank's log.
+    log: end of the job's own log. stdout: the part of it that is the job's stdout, if its stderr is
+        another file, so that the order of their lines is unknown. ranks: rank -> end of the rank's
+        log.
     ends: failed rank -> record of when and how the rank ended (see ``first_failed``).
     attempt: the job's last attempt. lost: node -> reason of the nodes that stopped answering.
     folder: the folder of the program on the cluster. "": the job's folder.
-    left_here: called with a file, or the path of a module, that the job did not find. Returns placeholder ->
-        text for the causes that depend on the files of this machine.
+    left_here: called with a file, or the path of a module, that the job did not find. Returns
+        placeholder -> text for the causes that depend on the files of this machine.
     excluded: patterns of files that were not sent (--exclude).
     script: text of the job's script, if this machine still has it as it was sent. "": unknown.
     was_read: whether the job's logs were read, so that an empty log is known to be empty.
@@ -122,7 +133,8 @@ class Diagnosis:
     """Reason why a job ended or waits.
 
     state: Slurm's state. code: code of the cause in causes.toml. lines: relevant lines of the log.
-    rank, host: of the first rank that failed; None and "" if unknown. signal: a name such as SIGSEGV, or "".
+    rank, host: of the first rank that failed; None and "" if unknown. signal: a name such as
+        SIGSEGV, or "".
     """
 
     job_id: str
@@ -159,25 +171,38 @@ class Diagnosis:
 
     @property
     def summary(self) -> str:
-        """A line such as ``job 12 (train) failed: out of memory on demo-train-2: 3.9 GiB used of 4 GiB``."""
+        """A line such as ``job 12 (train) failed: out of memory on demo-train-2: 3.9 GiB used of 4
+        GiB``.
+        """
         outcome = JobState(self.state).outcome
         verb = {Outcome.FAILED: "failed", Outcome.CANCELLED: "ended", Outcome.GOES_ON: "is waiting"}
         return f"job {self.job_id} ({self.name}) {verb.get(outcome, 'completed')}: {self.cause}"
 
     @property
     def details(self) -> str:
-        """State of the job and how its first failed rank ended: ``FAILED, rank 1 on n2, exit code 1``."""
-        reason = "" if self.reason in {"", "None", "NonZeroExitCode", "JobLaunchFailure"} else self.reason
+        """State of the job and how its first failed rank ended: ``FAILED, rank 1 on n2, exit code
+        1``.
+        """
+        reason = (
+            ""
+            if self.reason in {"", "None", "NonZeroExitCode", "JobLaunchFailure"}
+            else self.reason
+        )
         code = f"exit code {self.exit_code}" if self.exit_code else ""
         rank_and_host = str(Failed(rank=self.rank, host=self.host))
         return ", ".join(
-            filter(None, (self.state, reason and f"reason {reason}", rank_and_host, self.signal or code))
+            filter(
+                None,
+                (self.state, reason and f"reason {reason}", rank_and_host, self.signal or code),
+            )
         )
 
 
 @cache
 def catalogue() -> Catalogue:
-    """Return the content of causes.toml. It is not validated, because pydantic is slow to import."""
+    """Return the content of causes.toml. It is not validated, because pydantic is slow to
+    import.
+    """
     tables = tomllib.loads(_DATA.read_text(encoding="utf-8"))
     return Catalogue(causes=[Cause(**row) for row in tables.pop("causes")], **tables)
 
@@ -194,14 +219,19 @@ def _diagnose(evidence: Evidence) -> Diagnosis:
     if (writer := case.writer_of(found)) != case.failed:
         case = _Case.of(evidence, writer)
         found = case.find()
-    code, cause, fix = found.code, found.cause, found.fix
+    code = found.code
+    cause = found.cause
+    fix = found.fix
     for stop in catalogue().causes:
         if stop.stop and stop.stop == evidence.attempt.stop:
             words = {"cause": found.cause, "fix": found.fix}
-            code, cause, fix = stop.code, fill_in(stop.cause, words), fill_in(stop.fix, words)
+            code = stop.code
+            cause = fill_in(stop.cause, words)
+            fix = fill_in(stop.fix, words)
     if evidence.was_read and not case.error.shown:
         fix = _READ_THE_LOG.sub(_NO_LOG, fix)
-    job, failed = evidence.job, found.failed or case.failed
+    job = evidence.job
+    failed = found.failed or case.failed
     return Diagnosis(
         job_id=job.id,
         name=job.name,
@@ -227,14 +257,23 @@ def diagnose_waiting(
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis of each pending job.
 
-    is_foreign: whether other people operate the cluster. nodes: all nodes; empty if they are unknown.
+    is_foreign: whether other people operate the cluster. nodes: all nodes; empty if they are
+        unknown.
     required: number of a job -> the nodes that it asks for by name.
     """
     waits = [job for job in jobs if job.state is JobState.PENDING]
     diagnoses: dict[tuple[object, ...], Diagnosis] = {}
     for job in waits:
         own = tuple((required or {}).get(job.number, ()))
-        key = (job.reason, job.expected_start, job.partition, job.tres, job.time_limit_s, job.exceeds, own)
+        key = (
+            job.reason,
+            job.expected_start,
+            job.partition,
+            job.tres,
+            job.time_limit_s,
+            job.exceeds,
+            own,
+        )
         if key not in diagnoses:
             evidence = Evidence(job=job, is_foreign=is_foreign, nodes=nodes, required=own)
             diagnoses[key] = _diagnose(evidence)
@@ -243,7 +282,9 @@ def diagnose_waiting(
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Facts about a job, prepared for the search for a cause. raw: the job's log with shortened lines."""
+    """Facts about a job, prepared for the search for a cause. raw: the job's log with shortened
+    lines.
+    """
 
     evidence: Evidence
     failed: Failed
@@ -256,7 +297,11 @@ class _Case:
         """Prepare the facts. failed: the first rank that failed. None: search for it."""
         raw = without_long_lines(evidence.log)
         failed = failed or first_failed(
-            raw, evidence.job, evidence.tasks_per_node, ranks=evidence.ranks or {}, ends=evidence.ends
+            raw,
+            evidence.job,
+            evidence.tasks_per_node,
+            ranks=evidence.ranks or {},
+            ends=evidence.ends,
         )
         rank_log = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
         stderr = evidence.log.removeprefix(evidence.stdout)
@@ -311,7 +356,9 @@ class _Case:
             asked.add(cause.code)
             if not cause.stop and (words := self.words_of(cause)) is not None:
                 match = search(cause.log, self.error.evidence)
-                return Explanation(cause.code, fill_in(cause.cause, words), fill_in(cause.fix, words), match)
+                return Explanation(
+                    cause.code, fill_in(cause.cause, words), fill_in(cause.fix, words), match
+                )
         raise AssertionError("the last cause always applies")
 
     def _ask_functions(self, code: str) -> Explanation | None:
@@ -319,7 +366,8 @@ class _Case:
         if self.evidence.job.ended:
             failed = (function(self._failed_job) for function in causes.BEFORE.get(code, ()))
             return next(filter(None, failed), None)
-        evidence, words = self.evidence, self.words
+        evidence = self.evidence
+        words = self.words
         facts = waiting.WaitingJob(
             job=evidence.job,
             nodes=evidence.nodes,
@@ -328,7 +376,9 @@ class _Case:
             repair=words["repair"],
             is_foreign=evidence.is_foreign,
         )
-        return next(filter(None, (function(facts) for function in waiting.BEFORE.get(code, ()))), None)
+        return next(
+            filter(None, (function(facts) for function in waiting.BEFORE.get(code, ()))), None
+        )
 
     @property
     def _failed_job(self) -> causes.FailedJob:
@@ -349,12 +399,15 @@ class _Case:
     def writer_of(self, cause: Explanation) -> Failed:
         """Return the rank that wrote the text by which ``cause`` applies.
 
-        The rank that failed first may be silent, because the program reports its errors on another rank.
+        The rank that failed first may be silent, because the program reports its errors on another
+        rank.
         """
         match = cause.match
         if match is None or self.failed.rank is None:
             return self.failed
-        line = self.error.text[self.error.text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
+        line = self.error.text[self.error.text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[
+            0
+        ]
         writers = [rank for rank, log in (self.evidence.ranks or {}).items() if line in log]
         if len(writers) != 1 or self.failed.rank in writers:
             return self.failed
@@ -362,8 +415,12 @@ class _Case:
         return replace(self.failed, rank=writers[0], host=host)
 
     def words_of(self, cause: Cause) -> dict[str, str] | None:
-        """If all conditions of a cause hold, return placeholder -> value for its texts; otherwise None."""
-        job, failed, words = self.evidence.job, self.failed, dict(self.words)
+        """If all conditions of a cause hold, return placeholder -> value for its texts; otherwise
+        None.
+        """
+        job = self.evidence.job
+        failed = self.failed
+        words = dict(self.words)
         code = failed.exit_code or 0
         if cause.state not in ("", job.state) or cause.signal not in ("", failed.signal):
             return None
@@ -379,13 +436,17 @@ class _Case:
                 if (match := search(patterns, text)) is None:
                     return None
                 words |= {
-                    name: plain_line(value)[:_WORD_COLUMNS] for name, value in match.groupdict("").items()
+                    name: plain_line(value)[:_WORD_COLUMNS]
+                    for name, value in match.groupdict("").items()
                 }
-        packages, module = catalogue().packages, words.get("module", "")
+        packages = catalogue().packages
+        module = words.get("module", "")
         top_module = module.partition(".")[0]
         words["package"] = packages.get(module) or packages.get(top_module) or top_module
         if "peak" in words:
-            words["used"] = f": {format_size(int(words['peak']))} used of {format_size(int(words['most']))}"
+            words["used"] = (
+                f": {format_size(int(words['peak']))} used of {format_size(int(words['most']))}"
+            )
         if not _LOCAL.isdisjoint(cause.when):
             name = words.get("file") or module.replace(".", "/")
             words |= self.evidence.left_here(name, is_module="file" not in words)
@@ -399,8 +460,11 @@ def _is_shared(failed: Failed, rank_log: str | None, log: str, ranks: Mapping[in
 
 
 def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
-    """Return placeholder -> value for texts in causes.toml: the values that are the same for all causes."""
-    job, place = evidence.job, str(failed)
+    """Return placeholder -> value for texts in causes.toml: the values that are the same for all
+    causes.
+    """
+    job = evidence.job
+    place = str(failed)
     elapsed = (job.end_time or 0) - (job.last_start or 0) if job.last_start else 0
     soon = job.expected_start - time.time() if job.expected_start else 0
     hang = evidence.attempt.hang
@@ -412,7 +476,9 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         "where": f" ({place})" if place else "",
         "by": f" by {evidence.cancelled_by}" if evidence.cancelled_by else "",
         "elapsed": format_duration(elapsed) if elapsed > 0 else "",
-        "excluded": f" and without --exclude {shlex.join(evidence.excluded)}" if evidence.excluded else "",
+        "excluded": f" and without --exclude {shlex.join(evidence.excluded)}"
+        if evidence.excluded
+        else "",
         "soon": f"; Slurm expects to start it in {format_duration(round(soon))}"
         if 0 < soon < _LONGEST_S
         else "",
@@ -466,7 +532,9 @@ def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
     return {
         "used": f"{host}: {used}{of_limit}" if used or of_limit else "",
         "measured": f"{measured} of {format_size(limit)}" if measured and limit else measured,
-        "nearly": f"{format_size(largest.peak)} of its {format_size(limit)}" if used and limit else "",
+        "nearly": f"{format_size(largest.peak)} of its {format_size(limit)}"
+        if used and limit
+        else "",
     }
 
 

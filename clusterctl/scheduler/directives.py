@@ -66,17 +66,24 @@ class Directives:
         for line in texts.values():
             if _HETEROGENEOUS.match(line):
                 raise UsageError(
-                    f"the script {path} asks for a heterogeneous job, which clusterctl can't submit",
+                    f"the script {path} asks for a heterogeneous job, which clusterctl can't "
+                    "submit",
                     code="heterogeneous-job",
                     fix="submit the script with `sbatch` on the cluster (`clusterctl ssh`)",
                 )
-        late = tuple(number for number in _comments(lines, is_python=is_python) if number not in texts)
-        words = [(number, word) for number, line in texts.items() for word in _words(path, number, line)]
+        late = tuple(
+            number for number in _comments(lines, is_python=is_python) if number not in texts
+        )
+        words = [
+            (number, word) for number, line in texts.items() for word in _words(path, number, line)
+        ]
         return cls(path.name, tuple(texts.values()), tuple(requests(words)), late)
 
     def last(self, name: str) -> Request | None:
         """Return the last option with this name, which is the option that sbatch uses."""
-        return next((r for r in reversed(self.requests) if r.option and r.option.name == name), None)
+        return next(
+            (r for r in reversed(self.requests) if r.option and r.option.name == name), None
+        )
 
     def notes(self, job: JobSpec) -> Iterator[str]:
         """Yield a line for each thing that the script's #SBATCH lines ask for in vain."""
@@ -87,19 +94,29 @@ class Directives:
         for instead, options in ignored.items():
             names = " and ".join(dict.fromkeys(request.own_name for request in options))
             has = "has" if len({request.own_name for request in options}) == 1 else "have"
-            yield f"{self._place(request.line for request in options)}: {names} {has} no effect: {instead}"
+            yield (
+                f"{self._place(request.line for request in options)}: {names} {has} no effect: "
+                f"{instead}"
+            )
         named = self.last("job-name")
         if named and named.value != job.name == safe_name(named.value or ""):
             yield f"{self._place([named.line])}: the job is called {job.name}: {_NAMES}"
         export = self.last("export")
         if export and export.without(self._replaced(job)):
-            words = set((export.value or "").split(",")) - {"ALL", "NONE", "NIL", ""} - job.env.keys()
+            words = (
+                set((export.value or "").split(",")) - {"ALL", "NONE", "NIL", ""} - job.env.keys()
+            )
             if variables := sorted(word for word in words if "=" not in word):
-                passes = f"--export={','.join(variables)} passes the value of your account on the cluster"
+                passes = (
+                    f"--export={','.join(variables)} passes the value of your account on the "
+                    "cluster"
+                )
                 yours = " ".join(f"--env {name}" for name in variables)
                 yield f"{self._place([export.line])}: {passes}; `submit {yours}` passes yours"
         if self.late:
-            problem = "#SBATCH after the first command has no effect: move it to the top of the script"
+            problem = (
+                "#SBATCH after the first command has no effect: move it to the top of the script"
+            )
             yield f"{self._place(self.late)}: {problem}"
 
     def _place(self, lines: Iterable[int]) -> str:
@@ -125,7 +142,9 @@ class Directives:
         if kept == list(self.requests):
             return self.lines
         lines = (group for _, group in groupby(kept, key=lambda request: request.line))
-        return tuple(f"{MARK} {' '.join(quoted(str(request)) for request in line)}" for line in lines)
+        return tuple(
+            f"{MARK} {' '.join(quoted(str(request)) for request in line)}" for line in lines
+        )
 
     def _replaced(self, job: JobSpec) -> frozenset[str]:
         """Return the quantities that the job's flags set."""
@@ -179,7 +198,9 @@ def _comments_of_shell(lines: Sequence[str]) -> Iterator[int]:
 
 
 def in_program_folder(request: Request, job: JobSpec) -> Request:
-    """Return an option, with the path of --input below the program's folder, to which the file is sent."""
+    """Return an option, with the path of --input below the program's folder, to which the file is
+    sent.
+    """
     path = request.value or ""
     if request.own_name != "--input" or path.startswith("/"):
         return request
@@ -187,9 +208,13 @@ def in_program_folder(request: Request, job: JobSpec) -> Request:
 
 
 def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:
-    """Return the problem and the fix if an option of the script contradicts the job's flags, or None."""
-    name, sets = request.own_name, request.option.sets if request.option else ""
-    flags, value = job.model_fields_set, request.value or ""
+    """Return the problem and the fix if an option of the script contradicts the job's flags, or
+    None.
+    """
+    name = request.own_name
+    sets = request.option.sets if request.option else ""
+    flags = job.model_fields_set
+    value = request.value or ""
     if sets == "never":
         advice = f", and use `clusterctl submit {request.use}`" if request.use else ""
         return "is not an option of a job", f"leave it out of the script{advice}"
@@ -204,7 +229,10 @@ def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:
         fix = f"use --nodes {count}, or name other nodes with --slurm --nodelist=NODES"
         return f"names more nodes than --nodes {job.nodes}", fix
     if any(name == given.own_name for given in requests_of(job.slurm)):
-        return (f"can't be combined with --slurm {name}", "leave out either, or pass --gpus or --cpus")
+        return (
+            f"can't be combined with --slurm {name}",
+            "leave out either, or pass --gpus or --cpus",
+        )
     if sets and "gpu" in name and "gpus" in flags and not job.gpus:
         return "needs GPUs, and --gpus is 0", f"replace it with --{sets.replace('_', '-')}"
     return None

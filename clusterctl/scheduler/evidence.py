@@ -1,4 +1,6 @@
-"""Collection of the facts about a failed or waiting job: its logs, its steps, and the files sent with it."""
+"""Collection of the facts about a failed or waiting job: its logs, its steps, and the files sent
+with it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ _Json = Mapping[str, Any]
 
 
 def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
-    """Return why a job failed, was cancelled or waits, from its logs on the cluster if they can be read."""
+    """Return why a job failed, was cancelled or waits, from its logs on the cluster if they can be
+    read.
+    """
     bare = Evidence(job=job, is_foreign=session.facts.is_foreign)
     if not job.ended:
         return next(diagnose_waiting_jobs(session, [job]), diagnose(bare))
@@ -58,7 +62,8 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
 def diagnose_jobs(
     session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False
 ) -> tuple[Diagnosis, ...]:
-    """Return diagnoses of failed jobs, then of cancelled jobs, then, if ``waiting`` is set, of pending jobs.
+    """Return diagnoses of failed jobs, then of cancelled jobs, then, if ``waiting`` is set, of
+    pending jobs.
 
     Only the logs of the first ``_MOST_READ`` jobs are read: an array may have thousands of tasks.
     """
@@ -71,18 +76,25 @@ def diagnose_jobs(
 
 
 def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator[Diagnosis]:
-    """Yield why jobs are pending, from Slurm's reasons, the states of the nodes, and limits of groups."""
+    """Yield why jobs are pending, from Slurm's reasons, the states of the nodes, and limits of
+    groups.
+    """
     waits = with_limits(session.scheduler, [job for job in jobs if job.state is JobState.PENDING])
     nodes: Sequence[NodeInfo] = ()
     required: Mapping[int, Sequence[str]] = {}
     if any(waits_for_nodes(job) for job in waits):
         with suppress(SchedulerError, TransportError):
-            nodes, required = session.scheduler.nodes(), session.scheduler.required_nodes()
-    return diagnose_waiting(waits, is_foreign=session.facts.is_foreign, nodes=nodes, required=required)
+            nodes = session.scheduler.nodes()
+            required = session.scheduler.required_nodes()
+    return diagnose_waiting(
+        waits, is_foreign=session.facts.is_foreign, nodes=nodes, required=required
+    )
 
 
 def error_of_completed(session: Session, job: JobInfo) -> tuple[LastError | None, bool]:
-    """Return the error with which the log of a completed job ends, and whether the job is a shell script."""
+    """Return the error with which the log of a completed job ends, and whether the job is a shell
+    script.
+    """
     logs: _Json = {}
     with suppress(SchedulerError, TransportError):
         logs = _read_logs(session, job)
@@ -102,12 +114,16 @@ def _sent(session: Session, job: JobInfo) -> tuple[LocalFiles, _Json, _Json]:
 
 
 def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:
-    """Return the diagnosis of a job from ``tree``, the local folder with the job's collected files."""
+    """Return the diagnosis of a job from ``tree``, the local folder with the job's collected
+    files.
+    """
     return diagnose(evidence_of(session, job, remote_logs.ends(str(tree), _task(job))))
 
 
 def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
-    """Return the facts about a job. logs: the ends of the job's logs, as ``remote_logs`` returns them."""
+    """Return the facts about a job. logs: the ends of the job's logs, as ``remote_logs`` returns
+    them.
+    """
     local_files, source, facts = _sent(session, job)
     request = facts.get("job") or {}
     steps, canceller = _accounted(session, job)
@@ -146,20 +162,30 @@ def _read(raw: bytes) -> _Json:
 
 
 def _read_logs(session: Session, job: JobInfo) -> _Json:
-    """Return the ends of the job's logs, merged from its hosts; raise TransportError if no host answers.
+    """Return the ends of the job's logs, merged from its hosts; raise TransportError if no host
+    answers.
 
     ``unread`` in the result: why the first host, which has the job's own log, can't be read, or "".
     """
     entry = session.ledger.find(job.id)
-    folder = entry.remote_dir if entry is not None and entry.remote_dir else job.work_dir if job.token else ""
+    folder = (
+        entry.remote_dir
+        if entry is not None and entry.remote_dir
+        else job.work_dir
+        if job.token
+        else ""
+    )
     if not folder:
         return {}
     hosts = dict(session.hosts_with_files(job.nodes)[:_MOST_HOSTS])
     argv = remote_argv("clusterctl.scheduler.remote_logs", "ends", folder, _task(job))
-    answers, failed = call_on_hosts(hosts, lambda host: _read(hosts[host].run(argv).stdout.encode()))
+    answers, failed = call_on_hosts(
+        hosts, lambda host: _read(hosts[host].run(argv).stdout.encode())
+    )
     if not answers:
         raise next(iter(failed.values()))
-    logs, first_failure = list(answers.values()), failed.get(next(iter(hosts)))
+    logs = list(answers.values())
+    first_failure = failed.get(next(iter(hosts)))
     merged = {
         key: {rank: text for log in reversed(logs) for rank, text in (log.get(key) or {}).items()}
         for key in ("ranks", "ends")

@@ -1,4 +1,6 @@
-"""Search for the rank that failed first, by the messages of the launcher: srun, mpirun or torchrun."""
+"""Search for the rank that failed first, by the messages of the launcher: srun, mpirun or
+torchrun.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from clusterctl.scheduler.base import JobInfo
 
 _BY_LAUNCHER: Final = frozenset({"SIGTERM", "SIGKILL"})
 # Exit codes of ranks that Open MPI ends because they lost another rank, or slurmstepd.
-_LOST_PEER, LOST_SERVER = 14, 195
+_LOST_PEER = 14
+LOST_SERVER = 195
 _FROM_SHELL = 128  # plus the signal
-# Exit codes of ranks that ended because of another rank: lost it, saved their work, or got SIGTERM. The same
-# as in payload/node/restarts.py.
+# Exit codes of ranks that ended because of another rank: lost it, saved their work, or got SIGTERM.
+# The same as in payload/node/restarts.py.
 _BY_ANOTHER: Final = frozenset({_LOST_PEER, LOST_SERVER, 75, _FROM_SHELL + signal.SIGTERM})
 _NAMES: Final = {number.value: number.name for number in signal.Signals}
 _SIGNALS: Final = {signal.strsignal(number): number.name for number in signal.Signals}
@@ -46,7 +49,9 @@ _SRUN_ENDS: Final = re.compile(
     r"^srun: (?:launch/slurm: _step_signal|Job step aborted|Terminating)", re.MULTILINE
 )
 # job.py then kills srun and all ranks.
-_SRUN_KILLED: Final = re.compile(r"^clusterctl: srun waits for ranks that have no slurmstepd", re.MULTILINE)
+_SRUN_KILLED: Final = re.compile(
+    r"^clusterctl: srun waits for ranks that have no slurmstepd", re.MULTILINE
+)
 _NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _MPIRUN: Final = re.compile(
     r"(?:mpirun|prterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"
@@ -61,36 +66,50 @@ _TORCHRUN: Final = re.compile(
     re.MULTILINE,
 )
 _PEER_GONE: Final = re.compile(
-    r"MPI communication peer process has unexpectedly disconnected|An error occurred in Socket closed"
+    r"MPI communication peer process has unexpectedly disconnected|An error occurred in Socket "
+    r"closed"
 )
 _CAUGHT: Final = re.compile(
-    r"^\[(?P<host>[^\s:\]]+):\d[^\]]*\] (?:Caught signal |Signal: [A-Za-z ]+\()(?P<signal>\d+)", re.MULTILINE
+    r"^\[(?P<host>[^\s:\]]+):\d[^\]]*\] (?:Caught signal |Signal: [A-Za-z ]+\()(?P<signal>\d+)",
+    re.MULTILINE,
 )
 
 
 def first_failed(
-    log: str, job: JobInfo, tasks_per_node: int | None, *, ranks: Mapping[int, str], ends: Mapping[int, str]
+    log: str,
+    job: JobInfo,
+    tasks_per_node: int | None,
+    *,
+    ranks: Mapping[int, str],
+    ends: Mapping[int, str],
 ) -> Failed:
-    """Return the rank that failed first, by the launcher's messages in ``log``, else only the exit code.
+    """Return the rank that failed first, by the launcher's messages in ``log``, else only the exit
+    code.
 
-    If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name the lost
-    rank, return the earliest rank in ``ends``, or else a rank that reports a signal in its log.
+    If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name
+    the lost rank, return the earliest rank in ``ends``, or else a rank that reports a signal in its
+    log.
 
-    ranks: rank -> log. ends: failed rank -> "TIME CODE HOST": Unix seconds, exit code of the rank's shell,
-        host; "" if the rank was killed while it wrote this record.
+    ranks: rank -> log. ends: failed rank -> "TIME CODE HOST": Unix seconds, exit code of the rank's
+        shell, host; "" if the rank was killed while it wrote this record.
     """
     failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log)
     # Without a message from a launcher, use the job's own exit code or signal.
     failed = failed or _ended(-job.signal if job.signal else job.exit_code or 0)
     rank_log = None if failed.rank is None else ranks.get(failed.rank, "")
-    # Open MPI does not always report that a rank lost its peer, but the rank then has this exit code.
-    has_lost_peer = failed.exit_code == _LOST_PEER or (rank_log is not None and _PEER_GONE.search(rank_log))
+    # Open MPI does not always report that a rank lost its peer, but the rank then has this exit
+    # code.
+    has_lost_peer = failed.exit_code == _LOST_PEER or (
+        rank_log is not None and _PEER_GONE.search(rank_log)
+    )
     by_another = rank_log is None or failed.signal in _BY_LAUNCHER or has_lost_peer
     if by_another and (_PEER_GONE.search(log) or _SRUN_ENDS.search(log)):
         failed = _first_recorded(ranks, ends, log) or _signalled_rank(ranks) or failed
     if failed.rank is not None and not failed.host:
         failed = replace(failed, host=host_of(failed.rank, job, tasks_per_node))
-    host = next((node for node in job.nodes if node.partition(".")[0] == failed.host.partition(".")[0]), "")
+    host = next(
+        (node for node in job.nodes if node.partition(".")[0] == failed.host.partition(".")[0]), ""
+    )
     return replace(failed, host=host or (job.nodes[0] if len(job.nodes) == 1 else failed.host))
 
 
@@ -106,47 +125,63 @@ def nodes_lost_by(log: str) -> dict[str, str]:
 
 
 def failed_by_itself(failed: Failed, log: str, ends: Mapping[int, str]) -> Failed | None:
-    """Return how the rank ended; None if it was ended, or if it only lost another rank or slurmstepd."""
+    """Return how the rank ended; None if it was ended, or if it only lost another rank or
+    slurmstepd.
+    """
     end = None
     if failed.rank is not None and (record := ends.get(failed.rank)):
         with suppress(ValueError, IndexError):  # invalid record
             end = _ended(int(record.split()[1]), rank=failed.rank)
     elif failed.rank is not None and (killed := _SRUN_ENDS.search(log)):
-        end = next((end for end in _ends_by_srun(log[: killed.start()]) if end.rank == failed.rank), None)
+        end = next(
+            (end for end in _ends_by_srun(log[: killed.start()]) if end.rank == failed.rank), None
+        )
     elif failed.exit_code or failed.signal:
         end = failed
     by_another = _BY_LAUNCHER if _SRUN_KILLED.search(log) else ("SIGTERM",)
     is_own = (
-        end is not None and end.exit_code not in (_LOST_PEER, LOST_SERVER) and end.signal not in by_another
+        end is not None
+        and end.exit_code not in (_LOST_PEER, LOST_SERVER)
+        and end.signal not in by_another
     )
     return end if is_own else None
 
 
 def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str) -> Failed | None:
-    """Return the rank in ``ends`` that failed first, if possible not by losing its connection to a rank."""
+    """Return the rank in ``ends`` that failed first, if possible not by losing its connection to a
+    rank.
+    """
     candidates = []
     for rank, record in ends.items():
         if not record:
             ends_by_srun = (end for end in _ends_by_srun(log) if end.rank == rank)
-            failed = _signalled_rank({rank: ranks.get(rank, "")}) or next(ends_by_srun, Failed(rank=rank))
+            failed = _signalled_rank({rank: ranks.get(rank, "")}) or next(
+                ends_by_srun, Failed(rank=rank)
+            )
             candidates.append((1, 0.0, rank, failed))
             continue
         with suppress(ValueError):  # invalid record
             when, code, host = record.split()
             if not _PEER_GONE.search(ranks.get(rank, "")):
                 order = 2 if int(code) in _BY_ANOTHER else 0
-                candidates.append((order, float(when), rank, _ended(int(code), rank=rank, host=host)))
+                candidates.append(
+                    (order, float(when), rank, _ended(int(code), rank=rank, host=host))
+                )
     return min(candidates, key=lambda entry: entry[:3])[3] if candidates else None
 
 
 def _signalled_rank(ranks: Mapping[int, str]) -> Failed | None:
-    """Return a rank that caught a signal, according to a message of Open MPI or UCX in the rank's log."""
+    """Return a rank that caught a signal, according to a message of Open MPI or UCX in the rank's
+    log.
+    """
     caught = ((rank, match) for rank, log in ranks.items() if (match := _CAUGHT.search(log)))
     return next((_ended(-int(m["signal"]), rank=rank, host=m["host"]) for rank, m in caught), None)
 
 
 def _ended(code: int, **fields: Any) -> Failed:
-    """Return a failure with this exit code. The codes 128 + N (shell) and -N (Python) mean signal N."""
+    """Return a failure with this exit code. The codes 128 + N (shell) and -N (Python) mean signal
+    N.
+    """
     number = -code if code < 0 else code - _FROM_SHELL
     if name := _NAMES.get(number):
         return Failed(signal=name, **fields)
@@ -161,14 +196,19 @@ def _of_torchrun(log: str) -> Failed | None:
 
 
 def _of_mpi_abort(log: str) -> Failed | None:
-    """Return the rank that called MPI_Abort, with the exit code or signal that the launcher reports."""
+    """Return the rank that called MPI_Abort, with the exit code or signal that the launcher
+    reports.
+    """
     if (aborted := _ABORTED.search(log)) is None:
         return None
     rank = int(aborted[1])
-    reported = next((end for end in _ends_by_srun(log) if end.rank == rank), None) or _of_mpirun(log)
+    reported = next((end for end in _ends_by_srun(log) if end.rank == rank), None) or _of_mpirun(
+        log
+    )
     if reported is None or reported.rank != rank:
         reported = Failed(rank=rank)
-    # The launcher kills the rank at the rank's request, so the exit code is the argument of MPI_Abort.
+    # The launcher kills the rank at the rank's request, so the exit code is the argument of
+    # MPI_Abort.
     if not reported.exit_code:
         return replace(reported, exit_code=int(aborted[2]), signal="")
     return reported
@@ -179,16 +219,25 @@ def _ends_by_srun(log: str) -> list[Failed]:
     for match in _SRUN.finditer(log):
         # Of ranks that were killed together, it is unknown which was the first.
         is_known = bool(match["code"]) or not match["more"]
-        fields: dict[str, Any] = {"rank": int(match["rank"]) if is_known else None, "host": match["host"]}
-        signal_name = "SIGKILL" if match["how"] == "Out Of Memory" else _SIGNALS.get(match["how"] or "", "")
+        fields: dict[str, Any] = {
+            "rank": int(match["rank"]) if is_known else None,
+            "host": match["host"],
+        }
+        signal_name = (
+            "SIGKILL" if match["how"] == "Out Of Memory" else _SIGNALS.get(match["how"] or "", "")
+        )
         ends.append(
-            _ended(int(match["code"]), **fields) if match["code"] else Failed(signal=signal_name, **fields)
+            _ended(int(match["code"]), **fields)
+            if match["code"]
+            else Failed(signal=signal_name, **fields)
         )
     return ends
 
 
 def _of_srun(log: str) -> Failed | None:
-    """Return the first failed rank in srun's messages, if possible a rank that srun itself did not kill."""
+    """Return the first failed rank in srun's messages, if possible a rank that srun itself did not
+    kill.
+    """
     end = _SRUN_ENDS.search(log)
     if end is not None and (ends_before := _ends_by_srun(log[: end.start()])):
         return ends_before[0]

@@ -1,9 +1,11 @@
-"""The jobs of `submit --first`: the first job that starts runs its program, and the other jobs are cancelled.
+"""The jobs of `submit --first`: the first job that starts runs its program, and the other jobs are
+cancelled.
 
-On a cluster, these jobs share a file, their claim. It is created once and never changed, and has the id of
-the job that may run its program (see payload/node/first.py). On a single cluster, the first job that starts
-claims it for itself. On several clusters, a job that starts waits for clusterctl to write the claim, and ends
-if it waits in vain. clusterctl chooses once: the choice is in the ledger before the claim is written.
+On a cluster, these jobs share a file, their claim. It is created once and never changed, and has
+the id of the job that may run its program (see payload/node/first.py). On a single cluster, the
+first job that starts claims it for itself. On several clusters, a job that starts waits for
+clusterctl to write the claim, and ends if it waits in vain. clusterctl chooses once: the choice is
+in the ledger before the claim is written.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ fi
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The common properties of the jobs of a `submit --first`: id, and whether they are on several clusters.
+    """The common properties of the jobs of a `submit --first`: id, and whether they are on several
+    clusters.
 
     wait_s: if these are several clusters: how long a job waits to be chosen, in seconds.
     """
@@ -65,11 +68,12 @@ def settle_all(scheduler: Jobs, ledger: Ledger) -> None:
 
 
 def settle(scheduler: Jobs, ledger: Ledger, first: str) -> tuple[JobEntry, ...]:
-    """Choose a job of a `submit --first` if a job has started. Cancel the other jobs on this cluster.
+    """Choose a job of a `submit --first` if a job has started. Cancel the other jobs on this
+    cluster.
 
-    A job that was cancelled is marked in the ledger, and its folder is removed. When all jobs on this cluster
-    have ended, their claim is removed. Return the jobs that are left on this cluster, which wait, have ended
-    and may have run, or, if ``kept``, run or have run.
+    A job that was cancelled is marked in the ledger, and its folder is removed. When all jobs on
+    this cluster have ended, their claim is removed. Return the jobs that are left on this cluster,
+    which wait, have ended and may have run, or, if ``kept``, run or have run.
 
     Raises:
         MachineError: the choice can't be recorded.
@@ -111,10 +115,11 @@ def settle(scheduler: Jobs, ledger: Ledger, first: str) -> tuple[JobEntry, ...]:
 def _choose(
     scheduler: Jobs, ledger: Ledger, entries: Sequence[JobEntry], jobs: Mapping[str, JobInfo]
 ) -> tuple[JobEntry | None, str]:
-    """Return the job of this cluster that runs, and the reason to cancel the other jobs here ("": wait).
+    """Return the job of this cluster that runs, and the reason to cancel the other jobs here ("":
+    wait).
 
-    On several clusters, claim the right to run for the running job that started first, unless a job is
-    chosen already.
+    On several clusters, claim the right to run for the running job that started first, unless a job
+    is chosen already.
     """
     own = {entry.token: entry for entry in entries}
     cluster, chosen = _chosen(str(entries[0].first))
@@ -140,7 +145,8 @@ def _choose(
 
 
 def _may_have_run(entry: JobEntry, job: JobInfo) -> bool:
-    """Return whether an ended job may have run, though its claim is missing: on NFS, it may appear late.
+    """Return whether an ended job may have run, though its claim is missing: on NFS, it may appear
+    late.
 
     On several clusters, the claim is written on the controller, which sees it at once.
     """
@@ -150,7 +156,9 @@ def _may_have_run(entry: JobEntry, job: JobInfo) -> bool:
 
 def next_to_run(entries: Sequence[JobEntry], jobs: Mapping[str, JobInfo]) -> JobEntry | None:
     """Return the running job that started first."""
-    running = [e for e in entries if (job := jobs.get(str(e.job_id))) and job.state is JobState.RUNNING]
+    running = [
+        e for e in entries if (job := jobs.get(str(e.job_id))) and job.state is JobState.RUNNING
+    ]
     return min(running, key=lambda e: jobs[str(e.job_id)].start_time or 0, default=None)
 
 
@@ -164,7 +172,9 @@ def _chosen(first: str) -> tuple[str, JobEntry | None]:
 
 
 def _claim(scheduler: Jobs, claim: str, job_id: str) -> str | None:
-    """Return the id in a claim; None: it does not exist. If ``job_id`` is not empty, create it first."""
+    """Return the id in a claim; None: it does not exist. If ``job_id`` is not empty, create it
+    first.
+    """
     answer = scheduler.transport.run(["sh", "-c", _CLAIM, "claim", claim, job_id]).stdout
     return answer.removeprefix("claim ").strip() if answer else None
 

@@ -1,7 +1,8 @@
-"""Limits of accounts and QOS for groups of jobs: does a job alone exceed the limit for which it waits?
+"""Limits of accounts and QOS for groups of jobs: does a job alone exceed the limit for which it
+waits?
 
-Slurm gives the same reason, such as AssocGrpCpuLimit, to a job that waits for other jobs to end and to a job
-that is larger than the limit and can never start.
+Slurm gives the same reason, such as AssocGrpCpuLimit, to a job that waits for other jobs to end and
+to a job that is larger than the limit and can never start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Final
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler.base import JobInfo, Jobs, JobState
 
-# A reason: who has the limit, what is limited, and whether a product with the time limit in minutes.
+# A reason: who has the limit, what is limited, and whether a product with the time limit in
+# minutes.
 _REASON: Final = re.compile(
     r"(?P<who>Assoc|QOS)?(?P<group>Grp|Max)(?P<what>Cpu|CPU|Mem|Memory|Node|GRES|Gres|Billing)"
     r"(?P<minutes>RunMinutes|Minutes)?(?:Per(?P<per>User|Account))?(?:Limit)?"
@@ -42,7 +44,9 @@ Ask = Callable[[Sequence[str]], str]
 
 
 def with_limits(scheduler: Jobs, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
-    """Return the jobs. Waiting jobs that alone exceed a limit of a group have the limit in ``exceeds``."""
+    """Return the jobs. Waiting jobs that alone exceed a limit of a group have the limit in
+    ``exceeds``.
+    """
     return tuple(replace(job, exceeds=_exceeds(scheduler, job)) for job in jobs)
 
 
@@ -79,12 +83,17 @@ def exceeded_limit(job: JobInfo, ask: Ask) -> str:
         for name, limit in _amounts(limits).items():
             if name.startswith(resource) and wanted.get(name, 0) > limit:
                 times = " for its time limit" if match["minutes"] else ""
-                return f"{name}={shown[name]}{times}, more than {column}={name}={texts[name]} of {holder}"
+                return (
+                    f"{name}={shown[name]}{times}, more than {column}={name}={texts[name]} of "
+                    f"{holder}"
+                )
     return ""
 
 
 def _amounts(tres: str) -> Mapping[str, float]:
-    """Return resource -> amount in a text such as ``cpu=2,mem=4G``. Memory without a unit is in MiB."""
+    """Return resource -> amount in a text such as ``cpu=2,mem=4G``. Memory without a unit is in
+    MiB.
+    """
     amounts = {}
     for part in tres.split(","):
         name, _, value = part.partition("=")
@@ -96,14 +105,19 @@ def _amounts(tres: str) -> Mapping[str, float]:
 
 def _associations(job: JobInfo, column: str, ask: Ask) -> Iterator[tuple[str, str]]:
     """Yield (name, limits) of the user's association, its account, and the accounts above."""
-    account, cluster = job.account, ""
+    account = job.account
+    cluster = ""
     for level in range(_MOST_LEVELS):
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "where"]
-        answer = ask([*argv, f"account={account}", f"format=Cluster,User,Partition,ParentName,{column}"])
+        answer = ask(
+            [*argv, f"account={account}", f"format=Cluster,User,Partition,ParentName,{column}"]
+        )
         rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 4]  # noqa: PLR2004
         if not cluster and len({row[0] for row in rows}) > 1:
             # The accounting of a site may have several clusters.
-            name = re.search(r"^ClusterName\s*= *(\S+)", ask(["scontrol", "show", "config"]), re.MULTILINE)
+            name = re.search(
+                r"^ClusterName\s*= *(\S+)", ask(["scontrol", "show", "config"]), re.MULTILINE
+            )
             cluster = name[1].lower() if name else "?"
         rows = [row for row in rows if cluster in ("", row[0].lower())]
         for _, user, partition, _, limits in rows:

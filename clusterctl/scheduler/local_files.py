@@ -26,8 +26,10 @@ _REQUIREMENTS = "requirements.txt"
 class LocalFiles:
     """The folder of this machine that was sent with a job.
 
-    script: path of the job's script; None for a bundled job. start: folder in which the program started.
-    sent: paths of the sent files below ``folder``. remote: the folder of the job's program on the cluster.
+    script: path of the job's script; None for a bundled job. start: folder in which the program
+        started.
+    sent: paths of the sent files below ``folder``. remote: the folder of the job's program on the
+        cluster.
     requirements: the job's requirements file. Empty: the job has no such file.
     is_alone: whether only the script was sent, because of --no-folder.
     """
@@ -42,37 +44,47 @@ class LocalFiles:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], source: Mapping[str, Any], remote: str) -> LocalFiles:
-        """Read the facts of a submission (environment.client.json), and its list of files (source.json)."""
+        """Read the facts of a submission (environment.client.json), and its list of files
+        (source.json).
+        """
         request = facts.get("job") or {}
         script = Path(request["script"]) if request.get("script") else None
         sent = [str(file.get("path")) for file in source.get("files", ())]
         folder = Path(facts.get("folder") or (script.parent if script else ""))
         start = str((request.get("project") or {}).get("start") or ".")
-        requirements, is_alone = str(request.get("requirements") or ""), request.get("folder") is False
+        requirements = str(request.get("requirements") or "")
+        is_alone = request.get("folder") is False
         return cls(folder, script, start, sent, remote, requirements, is_alone)
 
     def script_text(self, source: Mapping[str, Any]) -> str:
-        """Return the text of the script as it was sent; "" if it has changed since then, or is not text.
+        """Return the text of the script as it was sent; "" if it has changed since then, or is not
+        text.
 
         source: the job's list of files (source.json).
         """
         if self.script is None:
             return ""
-        hashes = {file.get("sha256") for file in source.get("files", ()) if isinstance(file, Mapping)}
+        hashes = {
+            file.get("sha256") for file in source.get("files", ()) if isinstance(file, Mapping)
+        }
         with suppress(OSError, ValueError):
-            content = self.script.read_bytes() if self.script.stat().st_size <= _MOST_SCRIPT else b""
+            content = (
+                self.script.read_bytes() if self.script.stat().st_size <= _MOST_SCRIPT else b""
+            )
             if hashlib.sha256(content).hexdigest() in hashes:
                 return content.decode()
         return ""
 
     def find(self, name: str, *, is_module: bool) -> dict[str, str]:
-        """Return placeholder -> text for the causes in causes.toml that depend on this machine's files.
+        """Return placeholder -> text for the causes in causes.toml that depend on this machine's
+        files.
 
         home: the pattern for --include that selects only the file or folder.
         above: the folder that --folder must name.
         partly: the folder that was sent without some of its files.
-        venv: the virtual environment that contains the file. inside: its path below the program's folder, if
-            it was sent and the program searches the job's folder. beside: the value that PYTHONPATH needs.
+        venv: the virtual environment that contains the file. inside: its path below the program's
+            folder, if it was sent and the program searches the job's folder. beside: the value that
+            PYTHONPATH needs.
         own: the package of the user that lacks the module. listed: the file that lists the package.
         """
         if self.script is None:
@@ -81,10 +93,15 @@ class LocalFiles:
         jobs = os.path.dirname(self.remote.removesuffix(f"/{PROGRAM_FOLDER}"))  # noqa: PTH120 - any name
         is_of_job = bool(jobs) and name.startswith(f"{jobs}/")
         job_folder = self.remote.removesuffix(PROGRAM_FOLDER)
-        if job_folder != self.remote and os.path.normpath(name).removeprefix(job_folder) in self.sent:
+        if (
+            job_folder != self.remote
+            and os.path.normpath(name).removeprefix(job_folder) in self.sent
+        ):
             return {"inside": f"{PROGRAM_FOLDER}/{os.path.normpath(name).removeprefix(job_folder)}"}
         # An absolute path replaces the start.
-        path = os.path.normpath(os.path.relpath(name, self.remote) if is_of_job else Path(self.start) / name)
+        path = os.path.normpath(
+            os.path.relpath(name, self.remote) if is_of_job else Path(self.start) / name
+        )
         if venv := self._virtual_environment(path):
             return {"venv": venv}
         if os.path.isabs(path):  # noqa: PTH117 - any name
@@ -101,25 +118,39 @@ class LocalFiles:
         return {} if above is None else {"above": shlex.quote(str(above))}
 
     def _above_of(self, path: str) -> Path | None:
-        """Return the folder that contains a file outside of the sent folder, such as ``../a.json``."""
+        """Return the folder that contains a file outside of the sent folder, such as
+        ``../a.json``.
+        """
         file = Path(os.path.normpath(self.folder / path))
         folders = (folder for folder in self._above() if file.is_relative_to(folder))
         return next(folders, None) if os.path.lexists(file) else None
 
     def _virtual_environment(self, path: str) -> str:
         parents = (str(parent) for parent in Path(path).parents)
-        return next((name for name in parents if os.path.isfile(self.folder / name / "pyvenv.cfg")), "")  # noqa: PTH113 - never raises
+        return next(
+            (
+                name
+                for name in parents
+                if os.path.isfile(self.folder / name / "pyvenv.cfg")  # noqa: PTH113
+            ),
+            "",
+        )
 
     def _unsent(self, path: str, is_module: bool) -> str:
         bases = dict.fromkeys((path, os.path.relpath(path, self.start)))
-        for candidate in (f"{base}{ending}" for base in bases for ending in ("", ".py")[: 1 + is_module]):
-            is_sent = any(other == candidate or other.startswith(f"{candidate}/") for other in self.sent)
+        for candidate in (
+            f"{base}{ending}" for base in bases for ending in ("", ".py")[: 1 + is_module]
+        ):
+            is_sent = any(
+                other == candidate or other.startswith(f"{candidate}/") for other in self.sent
+            )
             is_here = os.path.lexists(self.folder / candidate)
             if is_module and is_here:
                 # A folder of data may have the name of a package.
                 is_here = holds_package((self.folder / candidate).parent, Path(candidate).stem)
             if not is_sent and is_here:
-                # A pattern without a slash at its start would select files of that name in all folders.
+                # A pattern without a slash at its start would select files of that name in all
+                # folders.
                 return shlex.quote(literal_pattern(candidate))
         return ""
 
@@ -132,18 +163,24 @@ class LocalFiles:
         return ""
 
     def _files_below(self, name: str) -> Iterator[str]:
-        """Yield the first files of a folder of this machine, without hidden files and Python's caches."""
+        """Yield the first files of a folder of this machine, without hidden files and Python's
+        caches.
+        """
         for count, (folder, names, files) in enumerate(os.walk(self.folder / name)):
             if count > _MOST_FOLDERS:
                 return
             names[:] = [each for each in names if not each.startswith((".", "__pycache__"))]
             below = os.path.relpath(folder, self.folder)
-            yield from (f"{below}/{file}" for file in files[:_MOST_FILES] if not file.startswith("."))
+            yield from (
+                f"{below}/{file}" for file in files[:_MOST_FILES] if not file.startswith(".")
+            )
 
     def _module(self, path: str) -> dict[str, str]:
         """Search for a module. path: its name, with slashes in place of dots."""
         top = path.partition("/")[0]
-        pattern = re.compile(rf"(?:(?P<root>.+)/)?{re.escape(top)}(?:\.py|/[^/]*\.py|/[^/]*/__init__\.py)")
+        pattern = re.compile(
+            rf"(?:(?P<root>.+)/)?{re.escape(top)}(?:\.py|/[^/]*\.py|/[^/]*/__init__\.py)"
+        )
         roots = [match["root"] or "." for sent in self.sent if (match := pattern.fullmatch(sent))]
         if roots and "/" in path:
             return {"own": top}
@@ -158,7 +195,9 @@ class LocalFiles:
         return self._requirements()
 
     def _above(self) -> Iterator[Path]:
-        """Yield the folders above the sent folder, up to the repository's root or below the home folder."""
+        """Yield the folders above the sent folder, up to the repository's root or below the home
+        folder.
+        """
         top = repository_of(self.folder)
         for folder in self.folder.parents:
             if folder in (Path(os.path.expanduser("~")), folder.parent):  # noqa: PTH111 - it never raises
@@ -173,7 +212,11 @@ class LocalFiles:
         for count, (folder, names, files) in enumerate(os.walk(root or self.folder)):
             if count > _MOST_FOLDERS:
                 return
-            names[:] = [] if "pyvenv.cfg" in files else [name for name in names if not name.startswith(".")]
+            names[:] = (
+                []
+                if "pyvenv.cfg" in files
+                else [name for name in names if not name.startswith(".")]
+            )
             yield Path(folder)
 
     def _requirements(self) -> dict[str, str]:

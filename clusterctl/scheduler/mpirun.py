@@ -13,7 +13,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, UnreachableError
+from clusterctl.errors import (
+    ClusterctlError,
+    Failure,
+    SchedulerError,
+    TransportError,
+    UnreachableError,
+)
 from clusterctl.scheduler.base import (
     JobInfo,
     JobRequest,
@@ -35,7 +41,10 @@ _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /p
 _KIB_MIB = 1024
 _HEALTH_S = 60.0
 _IN_JOB_S = 120.0
-_REPAIR = "repair the node, then submit again, which repeats the health check; docs/gpus.md lists the checks"
+_REPAIR = (
+    "repair the node, then submit again, which repeats the health check; docs/gpus.md lists the "
+    "checks"
+)
 _VERIFICATION_S = 30
 # A host that did not answer is not contacted again for this time.
 _AWAY_S = 15.0
@@ -43,7 +52,9 @@ _AWAY_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class MpirunClient(Jobs):
-    """Client for ``user``'s jobs. to: connects to a host as admin. transport: access to the controller."""
+    """Client for ``user``'s jobs. to: connects to a host as admin. transport: access to the
+    controller.
+    """
 
     script_name = "job.mpirun"
     id_pattern = re.compile(r"m([1-9][0-9]*)")
@@ -59,7 +70,12 @@ class MpirunClient(Jobs):
 
     @classmethod
     def of(
-        cls, cluster: Workspace | Inventory, user: str, controller: Transport, to: Connect, patience_s: float
+        cls,
+        cluster: Workspace | Inventory,
+        user: str,
+        controller: Transport,
+        to: Connect,
+        patience_s: float,
     ) -> MpirunClient:
         inventory = cluster if isinstance(cluster, Inventory) else inventory_of(cluster)
         return cls(inventory, user, controller, to, patience_s=patience_s)
@@ -78,7 +94,12 @@ class MpirunClient(Jobs):
         self._reject_unhealthy(request.nodes)
         names = ("token", "name", "folder", "partition", "nodes", "limit_s")
         record = {name: getattr(request, name) for name in names}
-        start = {"do": "submit", "job": record, "script": request.script, "limit_s": request.limit_s}
+        start = {
+            "do": "submit",
+            "job": record,
+            "script": request.script,
+            "limit_s": request.limit_s,
+        }
         answer = self._ask_once(first_node, start)
         if "busy" in answer:
             raise _busy(job_info(answer["busy"], self.user))
@@ -93,7 +114,9 @@ class MpirunClient(Jobs):
 
     def _reject_unhealthy(self, nodes: Sequence[str]) -> None:
         argv = ["sudo", "-n", HEALTH_PROGRAM]
-        results = parallel_map(nodes, lambda node: self.to(node).run(argv, timeout_s=_HEALTH_S, check=False))
+        results = parallel_map(
+            nodes, lambda node: self.to(node).run(argv, timeout_s=_HEALTH_S, check=False)
+        )
         failures = tuple(
             Failure("unhealthy", "; ".join(result.stdout.splitlines()), node, fix=_REPAIR)
             for node, result in zip(nodes, results, strict=True)
@@ -127,7 +150,9 @@ class MpirunClient(Jobs):
         return next((job for job in self.own_jobs() if job.token == token), None)
 
     def cancel(self, ids: Sequence[str]) -> Mapping[str, ClusterctlError]:
-        """Cancel jobs: send SIGTERM to each job's script, and later SIGKILL to processes that remain."""
+        """Cancel jobs: send SIGTERM to each job's script, and later SIGKILL to processes that
+        remain.
+        """
         errors: dict[str, ClusterctlError] = {}
         for job in self.jobs(ids):
             if not job.nodes:
@@ -185,23 +210,33 @@ class MpirunClient(Jobs):
         return self.clock.now() - self._away.get(host, -_AWAY_S) < _AWAY_S
 
     def _node(self, host: Host, at_work: Iterable[str]) -> NodeInfo:
-        cpus, memory_mib = host.cpus or 0, host.memory_mib or 0
+        cpus = host.cpus or 0
+        memory_mib = host.memory_mib or 0
         state = "allocated" if host.name in at_work else "idle"
         down = NodeInfo(
-            host.name, "down*", "the host does not answer", cpus, memory_mib, "", (host.partition or "",)
+            host.name,
+            "down*",
+            "the host does not answer",
+            cpus,
+            memory_mib,
+            "",
+            (host.partition or "",),
         )
         if self._is_away(host.name):
             return down
         try:
             threads, kib = self.to(host.name).run(_HARDWARE).stdout.split()
-            cpus, memory_mib = host.cpus or int(threads), host.memory_mib or int(kib) // _KIB_MIB
+            cpus = host.cpus or int(threads)
+            memory_mib = host.memory_mib or int(kib) // _KIB_MIB
         except (TransportError, ValueError):
             self._away[host.name] = self.clock.now()
             return down
         return replace(down, shown=state, reason="", cpus=cpus, memory_mib=memory_mib)
 
     def _ask(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a host's answer to a request. Repeat the request while the host is briefly unreachable."""
+        """Return a host's answer to a request. Repeat the request while the host is briefly
+        unreachable.
+        """
         return retry(self.clock, self.patience_s, lambda: self._ask_once(host, request))
 
     def _ask_once(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -213,7 +248,9 @@ class MpirunClient(Jobs):
             return {**answer}
         except (ValueError, TypeError) as exc:
             problem = "the host's answer is not a valid list of jobs"
-            raise SchedulerError(problem, code="answer-garbled", where=host, why=output[:500]) from exc
+            raise SchedulerError(
+                problem, code="answer-garbled", where=host, why=output[:500]
+            ) from exc
 
 
 def _busy(job: JobInfo) -> SchedulerError:
@@ -222,14 +259,17 @@ def _busy(job: JobInfo) -> SchedulerError:
         f"job {job.id} ({job.name}) is already running",
         code="busy",
         where=", ".join(job.nodes),
-        why=f"{job.user} started it at {since:%Y-%m-%d %H:%M:%S}; without a scheduler, jobs do not queue",
-        fix=f"wait until it ends (`clusterctl logs {job.id} -f`), or cancel it: `clusterctl cancel {job.id}`",
+        why=f"{job.user} started it at {since:%Y-%m-%d %H:%M:%S}; without a scheduler, jobs do "
+        "not queue",
+        fix=f"wait until it ends (`clusterctl logs {job.id} -f`), or cancel it: `clusterctl "
+        f"cancel {job.id}`",
     )
 
 
 PREFIX: Final = "m"
 
-# Result of a unit -> state, reason. See systemd.exec(5), $SERVICE_RESULT. The last three are clusterctl's.
+# Result of a unit -> state, reason. See systemd.exec(5), $SERVICE_RESULT. The last three are
+# clusterctl's.
 _RESULTS: Final[Mapping[str, tuple[JobState, str]]] = {
     "success": (JobState.COMPLETED, ""),
     "exit-code": (JobState.FAILED, "NonZeroExitCode"),
@@ -238,17 +278,24 @@ _RESULTS: Final[Mapping[str, tuple[JobState, str]]] = {
     "timeout": (JobState.TIMEOUT, "TimeLimit"),
     "oom-kill": (JobState.OUT_OF_MEMORY, "OutOfMemory"),
     "shutdown": (JobState.NODE_FAIL, "the job's first node was shut down"),
-    "lost": (JobState.NODE_FAIL, "the job's first node was restarted, or systemd no longer has the job"),
+    "lost": (
+        JobState.NODE_FAIL,
+        "the job's first node was restarted, or systemd no longer has the job",
+    ),
     "start": (JobState.BOOT_FAIL, "the job's first node could not start the job"),
 }
 _SIGNALS: Final = {number.name.removeprefix("SIG"): number.value for number in signal.Signals}
 
 
 def job_info(record: Mapping[str, Any], user: str) -> JobInfo:
-    """Convert a record of remote_jobs.py. A damaged record becomes a job without nodes, in state UNKNOWN."""
+    """Convert a record of remote_jobs.py. A damaged record becomes a job without nodes, in state
+    UNKNOWN.
+    """
     match = MpirunClient.id_pattern.fullmatch(str(record.get("id")))
     number = int(match[1]) if match else 0
-    job = JobInfo(number=number, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
+    job = JobInfo(
+        number=number, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX
+    )
     try:
         if match is None:
             raise ValueError("the id is missing or invalid")
@@ -278,7 +325,8 @@ def _outcome(end: Mapping[str, Any] | None, *, cancelled: bool) -> dict[str, Any
         return {"state": JobState.COMPLETING if cancelled else JobState.RUNNING}
     state, reason = _RESULTS.get(str(end["result"]), (JobState.FAILED, str(end["result"])))
     if cancelled and state is not JobState.COMPLETED:
-        state, reason = JobState.CANCELLED, ""
+        state = JobState.CANCELLED
+        reason = ""
     status = str(end["status"])
     exit_code, ended_by = (int(status), 0) if status.isdigit() else (0, _SIGNALS.get(status, 0))
     return {"state": state, "reason": reason, "exit_code": exit_code, "signal": ended_by}

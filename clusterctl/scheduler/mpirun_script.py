@@ -36,7 +36,8 @@ def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobReq
     """
     _reject_slurm_options(job)
     partition = partition_of(facts, job)
-    nodes, limit_s = partition.nodes[: job.nodes], job.time or partition.max_time or 0
+    nodes = partition.nodes[: job.nodes]
+    limit_s = job.time or partition.max_time or 0
     return replace(request, partition=partition.name, nodes=nodes, limit_s=limit_s)
 
 
@@ -77,9 +78,13 @@ def render_mpirun_script(
 
 def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
     if job.launcher is Launcher.TORCHRUN:
-        spread, ranks = "--map-by ppr:1:node --bind-to none", nodes
+        spread = "--map-by ppr:1:node --bind-to none"
+        ranks = nodes
     else:
-        spread = f"--map-by {mapping(job, str(job.tasks_per_node))}{f':PE={job.cpus}' if job.cpus else ''}"
+        spread = (
+            "--map-by "
+            f"{mapping(job, str(job.tasks_per_node))}{f':PE={job.cpus}' if job.cpus else ''}"
+        )
         ranks = job.ranks or job.tasks
     return f"mpirun -np {ranks} --hostfile job.hosts {spread}", mpirun_exports(job)
 
@@ -92,8 +97,10 @@ def _reject_slurm_options(job: JobSpec) -> None:
         options.append("launcher srun")
     if options:
         raise UsageError(
-            f"this cluster has no scheduler, so jobs can't use {', '.join(f'--{flag}' for flag in options)}",
+            "this cluster has no scheduler, so jobs can't use "
+            f"{', '.join(f'--{flag}' for flag in options)}",
             code="needs-slurm",
-            why="only Slurm supports them; without it, jobs do not queue, and a job has its nodes to itself",
+            why="only Slurm supports them; without it, jobs do not queue, and a job has its "
+            "nodes to itself",
             fix="leave these options out, or use a cluster with `scheduler: slurm`",
         )

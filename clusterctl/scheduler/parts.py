@@ -1,8 +1,10 @@
-"""Arrays with indices above Slurm's MaxArraySize: users see one job, and Slurm has an array for each part.
+"""Arrays with indices above Slurm's MaxArraySize: users see one job, and Slurm has an array for
+each part.
 
-A part has the tasks with numbers of the same first digits, such as 20 to 29. In Slurm, the last digits are
-their numbers, so Slurm gives their logs the right names. The job's script gets the rest as arguments (see
-templates/job.sbatch.j2). All parts share the job's folder. The id of the first part is the job's id.
+A part has the tasks with numbers of the same first digits, such as 20 to 29. In Slurm, the last
+digits are their numbers, so Slurm gives their logs the right names. The job's script gets the rest
+as arguments (see templates/job.sbatch.j2). All parts share the job's folder. The id of the first
+part is the job's id.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ MOST_PARTS: Final = 100
 class Part:
     """Part of an array. options, arguments: for sbatch. offset: of its tasks' numbers to Slurm's.
 
-    in_turn: whether it may start only after the part before it, because the array limits its running tasks.
+    in_turn: whether it may start only after the part before it, because the array limits its
+        running tasks.
     """
 
     offset: int
@@ -49,7 +52,9 @@ def fold_tasks(numbers: Iterable[int]) -> str:
 
 
 def most_tasks(max_array: int) -> int:
-    """Return the limit of an array's indices if it is sent in parts. max_array: Slurm's MaxArraySize."""
+    """Return the limit of an array's indices if it is sent in parts. max_array: Slurm's
+    MaxArraySize.
+    """
     size = _size(max_array)
     return MOST_PARTS * size if size > 1 else max_array
 
@@ -64,13 +69,17 @@ def parts_of(array: str, max_array: int) -> tuple[Part, ...]:
     tasks = tasks_of(array)
     if not tasks or tasks[-1] < max_array:
         return ()
-    size, limit = _size(max_array), "".join(array.partition("%")[1:])
+    size = _size(max_array)
+    limit = "".join(array.partition("%")[1:])
     whole = (str(tasks[0]), str(tasks[-1]), str(len(tasks)))
     parts = []
     for first in dict.fromkeys(task // size for task in tasks):
         own = RangeSet.fromlist([str(task % size) for task in tasks if task // size == first])
         number = f"{first}%{len(str(size)) - 1}a" if first else "%a"
-        logs = (f"--{name}={file}-{number}.log" for name, file in (("output", "stdout"), ("error", "stderr")))
+        logs = (
+            f"--{name}={file}-{number}.log"
+            for name, file in (("output", "stdout"), ("error", "stderr"))
+        )
         options = (f"--array={own}{limit}", *logs, "--hold")
         parts.append(Part(first * size, options, (str(first * size), *whole), bool(limit)))
     return tuple(parts)
@@ -97,7 +106,9 @@ class SplitArrays:
 
     def _slurm_ids(self, job_id: str) -> Iterator[str]:
         number, _, task = job_id.partition("_")
-        own = [(offset, part) for part, (entry, offset) in self.parts.items() if entry.job_id == number]
+        own = [
+            (offset, part) for part, (entry, offset) in self.parts.items() if entry.job_id == number
+        ]
         if task:
             offset, part = max(((o, p) for o, p in own if o <= int(task)), default=(0, number))
             yield f"{part}_{int(task) - offset}"

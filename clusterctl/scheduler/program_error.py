@@ -1,7 +1,8 @@
 """Errors in a program's log: its tracebacks, or the end of the log.
 
-An exception may be raised while another was handled, or in another process, which passes its traceback on as
-text. The message of an exception is searched for causes, not the lines of source code in the traceback.
+An exception may be raised while another was handled, or in another process, which passes its
+traceback on as text. The message of an exception is searched for causes, not the lines of source
+code in the traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _COLUMNS = 400
 _LONGEST = 2 * _COLUMNS
 _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
 # The margin and the rules of the traceback of an ExceptionGroup.
-_MARGIN: Final = re.compile(r"^ +(?:\| |\+ Exception Group (?=Traceback )|\+[-+].*$|\|$)", re.MULTILINE)
+_MARGIN: Final = re.compile(
+    r"^ +(?:\| |\+ Exception Group (?=Traceback )|\+[-+].*$|\|$)", re.MULTILINE
+)
 _CHAINED: Final = re.compile(r"\n\n(?:During handling of|The above exception was) .*\n\n")
 # PyTorch's workers add the traceback of their process to the message of the exception.
 _ORIGINAL: Final = re.compile(r"\nOriginal Traceback \(most recent call last\):\n")
@@ -43,9 +46,11 @@ _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (
 # Python's own modules, and installed packages.
 _IMPORTER: Final = re.compile(r"\b(?:runpy|importlib)\b")
 # Exceptions that programs raise about their own values.
-_OWN: Final = re.compile(r"(?:Value|Type|Key|Index|Lookup|Attribute|Assertion|NotImplemented)Error\b")
-# Lines by which a program reports that it keeps running: by their level, or in words. NCCL writes its errors
-# with the level WARN.
+_OWN: Final = re.compile(
+    r"(?:Value|Type|Key|Index|Lookup|Attribute|Assertion|NotImplemented)Error\b"
+)
+# Lines by which a program reports that it keeps running: by their level, or in words. NCCL writes
+# its errors with the level WARN.
 _LEVEL: Final = re.compile(
     r"^(?:[\[\d][\w.,:/+| \]-]{0,40}?[\]:,| ] *)?\[?"
     r"(?:(?:WARN(?:ING)?|INFO|DEBUG|NOTICE|TRACE)\b|(?i:warn(?:ing)?|note|hint|info|debug)[:\]]"
@@ -60,7 +65,8 @@ _CONTINUES: Final = re.compile(
     re.IGNORECASE,
 )
 _GIVES_UP: Final = re.compile(
-    r"\b(?:giv(?:es?|ing) up|gave up|exceeded|exhausted|fatal|abort(?:s|ed|ing)?|exiting|cannot continue)\b",
+    r"\b(?:giv(?:es?|ing) up|gave up|exceeded|exhausted|fatal|abort(?:s|ed|ing)?|exiting|cannot "
+    r"continue)\b",
     re.IGNORECASE,
 )
 # An exception that a program of Python wrote as text.
@@ -71,14 +77,18 @@ _PRINTED: Final = re.compile(
 # another, if a command fails.
 _UNCAUGHT = 1
 _OF_XARGS = 123
-_MAKE_FAILED: Final = re.compile(rf"^\S*make(?:\[\d+\])?: \*\*\* .*Error {_UNCAUGHT}$", re.MULTILINE)
+_MAKE_FAILED: Final = re.compile(
+    rf"^\S*make(?:\[\d+\])?: \*\*\* .*Error {_UNCAUGHT}$", re.MULTILINE
+)
 # C++ aborts so while Python, which an exception has ended, stops its threads.
 _ABORTED_AT_EXIT: Final = re.compile(
     r"^terminate called (?:without an active exception|recursively)", re.MULTILINE
 )
 _SHELL: Final = re.compile(r"#!.*\b(?:ba|da|k|z|c|tc|fi)?sh\b")
 # Words around an error's name in a sentence about the error.
-_PHRASE_BEFORE: Final = re.compile(r"(?i)\b(?:no|without|never|if|whether|in case of|says|said) [\"'`]?$")
+_PHRASE_BEFORE: Final = re.compile(
+    r"(?i)\b(?:no|without|never|if|whether|in case of|says|said) [\"'`]?$"
+)
 _PHRASE_AFTER: Final = re.compile(
     r"[\"'`]? (?:is|was|are|were|means|would|will|could|can|may|might|should|happens)\b"
 )
@@ -114,7 +124,9 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Traceback:
-    """An exception with its frames. ``is_remote``: another process raised it, and sent it as text."""
+    """An exception with its frames. ``is_remote``: another process raised it, and sent it as
+    text.
+    """
 
     head: tuple[str, ...]
     frames: tuple[Frame, ...]
@@ -143,7 +155,11 @@ class Traceback:
         last = self.frames[-_FRAMES:]
         own = self.own_frame
         frames = last if own is None or own in last else (own, *last)
-        return [*self.head, *(line for frame in frames for line in frame.shown), *self.message.split("\n")]
+        return [
+            *self.head,
+            *(line for frame in frames for line in frame.shown),
+            *self.message.split("\n"),
+        ]
 
     @property
     def shadow(self) -> str:
@@ -159,9 +175,10 @@ class Traceback:
 class ProgramError:
     """Error message of a program. ``shown`` is shown to the user.
 
-    text: the messages of the tracebacks, or the end of the log. evidence: the same text, with blanks in place
-        of lines that are not the error; it is searched for causes.
-    tracebacks: the exception to report, then the exceptions before and after it. Empty: the end of a log.
+    text: the messages of the tracebacks, or the end of the log. evidence: the same text, with
+        blanks in place of lines that are not the error; it is searched for causes.
+    tracebacks: the exception to report, then the exceptions before and after it. Empty: the end of
+        a log.
     is_consequence: whether the end of another rank raised the exception.
     is_own: whether all exceptions in ``text`` are of types that no call of the system raises.
     """
@@ -195,7 +212,9 @@ class ProgramError:
         return next((traceback.shadow for traceback in self.tracebacks if traceback.shadow), "")
 
     def lines_from(self, match: re.Match[str] | None) -> tuple[str, ...]:
-        """Return lines to show: the traceback, else the log from ``match`` in it on, else the log's end."""
+        """Return lines to show: the traceback, else the log from ``match`` in it on, else the log's
+        end.
+        """
         if self.tracebacks or match is None:
             return self.shown
         rest = self.text[self.text.rfind("\n", 0, match.start() + 1) + 1 :]
@@ -208,7 +227,8 @@ class End:
 
     exit_code: None or 0: unknown, or not the program's own. signal: a name such as SIGSEGV, or "".
     is_abort: whether the program called MPI_Abort, with an exit code that it chose.
-    is_ordered: whether the job's log is a single stream. Otherwise the order of its lines is unknown.
+    is_ordered: whether the job's log is a single stream. Otherwise the order of its lines is
+        unknown.
     """
 
     exit_code: int | None = None
@@ -231,7 +251,9 @@ class End:
         log: with the launcher's messages. script: text of the job's script, or "".
         """
         is_of_command = exit_code == _OF_XARGS or _MAKE_FAILED.search(log) is not None
-        is_of_script = re.search(rf"^[^#\n]*\bexit +{exit_code}\b", script, re.MULTILINE) is not None
+        is_of_script = (
+            re.search(rf"^[^#\n]*\bexit +{exit_code}\b", script, re.MULTILINE) is not None
+        )
         is_at_exit = signal == "SIGABRT" and _ABORTED_AT_EXIT.search(log) is not None
         code = None if is_of_command or (is_shell(script) and is_of_script) else exit_code
         return cls(code, "" if is_at_exit else signal, "MPI_ABORT was invoked" in log, is_ordered)
@@ -270,13 +292,16 @@ def find_error(
     is_shared: bool,
     end: End,
 ) -> ProgramError:
-    """Return the last exception that is not a consequence of another rank's end, or the end of the log.
+    """Return the last exception that is not a consequence of another rank's end, or the end of the
+    log.
 
-    rank_log: log of the rank that failed first, if it exists. It is searched before ``job_log``, and messages
-        of other ranks about this rank's end are ignored.
-    noise: patterns of messages to ignore. consequences: patterns of exceptions that are a consequence.
+    rank_log: log of the rank that failed first, if it exists. It is searched before ``job_log``,
+        and messages of other ranks about this rank's end are ignored.
+    noise: patterns of messages to ignore. consequences: patterns of exceptions that are a
+        consequence.
     show_noise: use the launcher's messages if the logs have no other text.
-    is_shared: whether several ranks write to a log, so that lines after an error may be of other ranks.
+    is_shared: whether several ranks write to a log, so that lines after an error may be of other
+        ranks.
     end: how the program ended. A rank's own log is a single stream.
     """
     consequence = re.compile("|".join(consequences))
@@ -298,7 +323,11 @@ def find_error(
         if primary or (chains and text is last_resort):
             return _error_of((primary or chains)[-1], is_consequence=not primary)
     if rank_log is not None and not texts[0].strip():
-        lines = (line for line in _TRACEBACK.sub("", texts[1]).split("\n") if not consequence.search(line))
+        lines = (
+            line
+            for line in _TRACEBACK.sub("", texts[1]).split("\n")
+            if not consequence.search(line)
+        )
         said = "\n".join([*lines][-_MOST_LINES:])
         return ProgramError(said, _without_handled(said), ())
     text = next(filter(str.strip, (*texts, job_log if show_noise else "")), "")
@@ -308,17 +337,23 @@ def find_error(
     remaining = [line for _, line in last[-_MOST_LINES:]]
     if not end.is_by_exception and not is_shared:
         is_ordered = end.is_ordered or text is not texts[1]
-        last_word = max((n for n, line in enumerate(remaining) if not _NO_STATEMENT.match(line)), default=-1)
+        last_word = max(
+            (n for n, line in enumerate(remaining) if not _NO_STATEMENT.match(line)), default=-1
+        )
         for number, line in enumerate(remaining):
             if _PRINTED.search(line) and not (is_ordered and number == last_word):
                 remaining[number] = " " * len(line)
     most = _MOST_LINES if is_shared else _LINES_AFTER_ERROR
     evidence = _without_handled("\n".join(remaining), most=most)
-    return ProgramError(said, evidence, tuple(_shown_lines(line for line, _ in last[-_TAIL_LINES:])))
+    return ProgramError(
+        said, evidence, tuple(_shown_lines(line for line, _ in last[-_TAIL_LINES:]))
+    )
 
 
 class LastError(NamedTuple):
-    """The error with which a log ends, as a line. log: "log", or "stderr" or "stdout" if there are both."""
+    """The error with which a log ends, as a line. log: "log", or "stderr" or "stdout" if there are
+    both.
+    """
 
     line: str
     log: str
@@ -329,11 +364,15 @@ def is_shell(script: str) -> bool:
     return _SHELL.match(script) is not None
 
 
-def error_at_end(stdout: str, stderr: str, *, noise: Sequence[str], is_shell: bool) -> LastError | None:
-    """Return the error with which the log of a COMPLETED job ends: that of a traceback, or of a command.
+def error_at_end(
+    stdout: str, stderr: str, *, noise: Sequence[str], is_shell: bool
+) -> LastError | None:
+    """Return the error with which the log of a COMPLETED job ends: that of a traceback, or of a
+    command.
 
-    noise: patterns of messages to ignore. is_shell: whether the job's program is a shell script, which goes
-        on after a failed command. Another program has handled an error that is not the last that it wrote.
+    noise: patterns of messages to ignore. is_shell: whether the job's program is a shell script,
+        which goes on after a failed command. Another program has handled an error that is not the
+        last that it wrote.
     """
     texts = {
         name: _without(noise, without_long_lines(text))
@@ -349,7 +388,9 @@ def error_at_end(stdout: str, stderr: str, *, noise: Sequence[str], is_shell: bo
 
 
 def _last_error(text: str, *, remarks: int) -> str:
-    """Return the error with which a log ends, or "". remarks: number of lines that may come after it."""
+    """Return the error with which a log ends, or "". remarks: number of lines that may come after
+    it.
+    """
     *_, (end, chain) = [(0, []), *_chains(text)]
     if chain:
         error, *more = chain[-1].message.split("\n")
@@ -377,17 +418,26 @@ def _without_traceback(text: str, start: int, end: int) -> str:
 
 
 def _without_handled(text: str, most: int = _MOST_LINES) -> str:
-    """Return the end of a log with blanks in place of the lines after which the program kept running.
+    """Return the end of a log with blanks in place of the lines after which the program kept
+    running.
 
-    most: number of lines at the end that may hold the error. A banner of a launcher counts as a line.
+    most: number of lines at the end that may hold the error. A banner of a launcher counts as a
+        line.
     """
     lines = text.split("\n")
-    starts = {text.count("\n", 0, match.start()): match[0].count("\n") for match in _BANNER.finditer(text)}
-    in_banners = {number for start, count in starts.items() for number in range(start + 1, start + count + 1)}
-    seen, was_ignored = 0, False
+    starts = {
+        text.count("\n", 0, match.start()): match[0].count("\n") for match in _BANNER.finditer(text)
+    }
+    in_banners = {
+        number for start, count in starts.items() for number in range(start + 1, start + count + 1)
+    }
+    seen = 0
+    was_ignored = False
     for number in reversed(range(len(lines))):
         line = lines[number]
-        is_handled = (was_ignored and not _NO_STATEMENT.match(line)) or _LEVEL.search(line) or _goes_on(line)
+        is_handled = (
+            (was_ignored and not _NO_STATEMENT.match(line)) or _LEVEL.search(line) or _goes_on(line)
+        )
         # make writes so after the error of a command.
         was_ignored = line.endswith("(ignored)")
         if is_handled or seen >= most:
@@ -403,7 +453,11 @@ def _error_of(chain: Sequence[Traceback], *, is_consequence: bool) -> ProgramErr
     tracebacks = (main, *(traceback for traceback in reversed(chain) if traceback is not main))
     # A statement other than `raise` failed by itself, so the exceptions before it had been handled.
     last = [line.strip() for line in main.frames[-1].shown[1:]]
-    is_new = bool(last) and not any(re.search(r"\braise\b", line) for line in last) and not main.is_remote
+    is_new = (
+        bool(last)
+        and not any(re.search(r"\braise\b", line) for line in last)
+        and not main.is_remote
+    )
     messages = [traceback.message for traceback in (tracebacks[:1] if is_new else tracebacks)]
     is_own = all(_OWN.match(message) for message in messages)
     said = "\n".join(messages)
@@ -420,7 +474,9 @@ def _chains(text: str) -> Iterator[tuple[int, list[Traceback]]]:
     end = 0
     for match in _TRACEBACK.finditer(text):
         # No exception, or an exception that did not end the program.
-        if match["message"] is None or _IGNORED.search(text, max(0, match.start() - _LONGEST), match.start()):
+        if match["message"] is None or _IGNORED.search(
+            text, max(0, match.start() - _LONGEST), match.start()
+        ):
             continue
         between = text[end : match.start()]
         is_original = bool(chain) and _ORIGINAL.match(text, end) is not None
@@ -440,7 +496,8 @@ def _shown_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def without_long_lines(text: str) -> str:
-    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long lines.
+    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long
+    lines.
 
     Tracebacks in an ExceptionGroup become separate tracebacks.
     """
@@ -448,7 +505,9 @@ def without_long_lines(text: str) -> str:
     if "Exception Group Traceback" in text:
         text = _MARGIN.sub("", text)
     lines = text.split("\n")
-    return "\n".join(line if len(line) <= _LONGEST else line[:_COLUMNS] + line[-_COLUMNS:] for line in lines)
+    return "\n".join(
+        line if len(line) <= _LONGEST else line[:_COLUMNS] + line[-_COLUMNS:] for line in lines
+    )
 
 
 def _without(patterns: Sequence[str], text: str) -> str:

@@ -1,6 +1,8 @@
-"""Ended jobs from the records in their folders, for jobs that neither Slurm's queue nor its accounting tells.
+"""Ended jobs from the records in their folders, for jobs that neither Slurm's queue nor its
+accounting tells.
 
-The script of a job records its start, signals and end (payload/node/job.py). The job can change its record.
+The script of a job records its start, signals and end (payload/node/job.py). The job can change its
+record.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ DELAY_S: Final = 60.0
 _Record = Mapping[str, Any]
 
 
-def recorded_jobs(transport: Transport, ledger: Ledger, numbers: Collection[str]) -> tuple[JobInfo, ...]:
+def recorded_jobs(
+    transport: Transport, ledger: Ledger, numbers: Collection[str]
+) -> tuple[JobInfo, ...]:
     """Return ended jobs, and each task of arrays, as far as ``ledger`` has their folders.
 
     numbers: ids of jobs that Slurm's queue does not have. An array has a single id.
@@ -59,12 +63,16 @@ def recorded_jobs(transport: Transport, ledger: Ledger, numbers: Collection[str]
     answers = _read(transport, [*known.values()])
     records = dict(zip(known, answers, strict=True))
     return tuple(
-        job for job_id, entry in entries.items() for job in _jobs_of(entry, records.get(job_id), ledger)
+        job
+        for job_id, entry in entries.items()
+        for job in _jobs_of(entry, records.get(job_id), ledger)
     )
 
 
 def remember_states(ledger: Ledger, jobs: Iterable[JobInfo]) -> None:
-    """Record the final states of jobs, and of arrays all of whose tasks have ended, if they are new."""
+    """Record the final states of jobs, and of arrays all of whose tasks have ended, if they are
+    new.
+    """
     by_id: dict[str, list[JobInfo]] = {}
     for job in jobs:
         by_id.setdefault(job.whole_id, []).append(job)
@@ -77,19 +85,25 @@ def remember_states(ledger: Ledger, jobs: Iterable[JobInfo]) -> None:
 
 
 def final_states(jobs: Sequence[JobInfo]) -> dict[str, Change]:
-    """Return the fields of the ledger's entry with the states of an ended job or of an array's tasks."""
+    """Return the fields of the ledger's entry with the states of an ended job or of an array's
+    tasks.
+    """
     tasks: dict[str, list[int]] = {}
     for job in jobs:
         if job.task is not None:
             tasks.setdefault(job.state.value, []).append(job.task)
     states: dict[str, Change] = {"state": worst_job(jobs).state.value, "state_at": time.time()}
     if tasks:
-        states["task_states"] = " ".join(f"{state}:{fold_tasks(tasks[state])}" for state in sorted(tasks))
+        states["task_states"] = " ".join(
+            f"{state}:{fold_tasks(tasks[state])}" for state in sorted(tasks)
+        )
     return states
 
 
 def with_comments(ledger: Ledger | None, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
-    """Return jobs from an accounting that may not keep comments with the comments of their submissions."""
+    """Return jobs from an accounting that may not keep comments with the comments of their
+    submissions.
+    """
     if ledger is None or all(job.comment for job in jobs):
         return tuple(jobs)
     tokens = {entry.remote_dir: entry.token for entry in ledger.entries() if entry.remote_dir}
@@ -106,17 +120,22 @@ def with_accounted(job: JobInfo, accounted: Iterable[JobInfo]) -> JobInfo:
 
     An earlier job, in another folder, may have had the same id, before Slurm's numbers began again.
     """
-    same = next((each for each in accounted if (each.id, each.work_dir) == (job.id, job.work_dir)), None)
+    same = next(
+        (each for each in accounted if (each.id, each.work_dir) == (job.id, job.work_dir)), None
+    )
     if same is None:
         return job
     return replace(job, submit_time=same.submit_time or job.submit_time, attempts=same.attempts)
 
 
-def with_all_attempts(job: JobInfo, events: Sequence[Event], times: Iterable[float] = ()) -> JobInfo:
+def with_all_attempts(
+    job: JobInfo, events: Sequence[Event], times: Iterable[float] = ()
+) -> JobInfo:
     """Return the job with all its attempts, and the start of the first.
 
-    They are ``job.attempts``, which the accounting has, or else those in the job's own record. If a person
-    requeues a job that has ended, the accounting ends the attempt only then, so the recorded end counts.
+    They are ``job.attempts``, which the accounting has, or else those in the job's own record. If a
+    person requeues a job that has ended, the accounting ends the attempt only then, so the recorded
+    end counts.
 
     times: see ``recorded_attempts``.
     """
@@ -139,7 +158,9 @@ def with_all_attempts(job: JobInfo, events: Sequence[Event], times: Iterable[flo
 
 
 def _until_recorded_end(attempt: Attempt, recorded: Sequence[tuple[Attempt, bool]]) -> Attempt:
-    """Return an attempt of the accounting with the end that the job recorded, if that was earlier."""
+    """Return an attempt of the accounting with the end that the job recorded, if that was
+    earlier.
+    """
     end = attempt.end_time
     if end is None:
         return attempt
@@ -149,14 +170,17 @@ def _until_recorded_end(attempt: Attempt, recorded: Sequence[tuple[Attempt, bool
 
 
 def recorded_job(transport: Transport, ledger: Ledger, token: str) -> JobInfo | None:
-    """Return the ended job of a submission without an answer, by the id in its record, if it has started.
+    """Return the ended job of a submission without an answer, by the id in its record, if it has
+    started.
 
     Raises AccountingAwayError if its folder can't be read.
     """
     entries = [entry for entry in ledger.entries() if entry.token == token and entry.remote_dir]
     records = _read(transport, [entry.remote_dir or "" for entry in entries])
     for entry, record in zip(entries, records, strict=True):
-        texts = [str(task.get("events")) for task in (record or {}).values() if isinstance(task, dict)]
+        texts = [
+            str(task.get("events")) for task in (record or {}).values() if isinstance(task, dict)
+        ]
         for event in events_of("\n".join(texts)):
             number = str(event.get("job", "")).partition("_")[0]
             if number.isdecimal():
@@ -165,7 +189,8 @@ def recorded_job(transport: Transport, ledger: Ledger, token: str) -> JobInfo | 
 
 
 def await_ends(transport: Transport, clock: Clock, jobs: Sequence[JobInfo]) -> None:
-    """Wait until this host sees the recorded ends of ended jobs, and so the last lines of their logs.
+    """Wait until this host sees the recorded ends of ended jobs, and so the last lines of their
+    logs.
 
     jobs: a job, or the tasks of an array. Jobs that a signal has ended may have recorded no end.
     A record that can't be read is not waited for.
@@ -174,7 +199,9 @@ def await_ends(transport: Transport, clock: Clock, jobs: Sequence[JobInfo]) -> N
     ended = [job for job in ended if job.state in (JobState.COMPLETED, JobState.FAILED)]
     latest = max((job.end_time or 0 for job in ended), default=0)
     names = {"" if job.task is None else str(job.task) for job in ended}
-    for _ in clock.polls(latest + DELAY_S - time.time(), first_s=0.5, longest_s=5.0) if ended else ():
+    for _ in (
+        clock.polls(latest + DELAY_S - time.time(), first_s=0.5, longest_s=5.0) if ended else ()
+    ):
         try:
             (record,) = _read(transport, [ended[0].work_dir])
         except AccountingAwayError:
@@ -231,7 +258,8 @@ def _jobs_of(entry: JobEntry, record: _Record | None, ledger: Ledger) -> Iterato
         ending = _ending(record, "" if task is None else str(task)) or ending_of(())
         recorded = JobState(ending.state)
         state = JobState.__members__.get(known.get(task, ""), JobState.UNKNOWN)
-        # Slurm's own state is more precise, such as OUT_OF_MEMORY, unless the job was started again since.
+        # Slurm's own state is more precise, such as OUT_OF_MEMORY, unless the job was started again
+        # since.
         is_new = entry.state_at is None or (ending.started or 0.0) > entry.state_at
         if state.outcome is Outcome.GOES_ON or (is_new and state.outcome is not recorded.outcome):
             state = recorded
@@ -273,10 +301,14 @@ def _ending(record: _Record | None, name: str) -> Ending | None:
     if not events:
         return Ending(state="FAILED", reason=_NO_START, is_recorded=False, started=last, ended=last)
     ending = ending_of(events)
-    return ending if ending.is_recorded else replace(ending, ended=max(ending.ended or 0, last or 0))
+    return (
+        ending if ending.is_recorded else replace(ending, ended=max(ending.ended or 0, last or 0))
+    )
 
 
 def _tasks(script: bytes) -> Sequence[int]:
-    """Return the numbers of the tasks of an array, from the last such option in the job's script."""
+    """Return the numbers of the tasks of an array, from the last such option in the job's
+    script.
+    """
     options = _ARRAY.findall(script)
     return tasks_of(options[-1].decode()) if options else []

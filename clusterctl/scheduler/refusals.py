@@ -1,4 +1,6 @@
-"""The fix if Slurm rejects a job: the option at fault, and the command that lists its valid values."""
+"""The fix if Slurm rejects a job: the option at fault, and the command that lists its valid
+values.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from clusterctl.spec.sbatch import Request
 
-# Pattern in Slurm's message, the flag at fault, its quantities, and the command that lists valid values.
+# Pattern in Slurm's message, the flag at fault, its quantities, and the command that lists valid
+# values.
 _REFUSALS: Final = (
     ("mutually exclusive", "--mem", {"mem"}, ""),
     ("job array spec", "--array", {"array"}, ""),
     ("invalid partition|partition name", "--partition", {"partition"}, "sinfo --format=%R"),
     ("invalid qos", "--qos", {"qos"}, "sacctmgr show qos format=name"),
     ("feature", "--constraint", {"constraint", "--prefer"}, "sinfo --format=%f"),
-    (r"generic resource|\bgres\b|\bgpus?\b(?!-)", "--gpus", {"gpus", "--gres"}, "sinfo --format=%G"),
+    (
+        r"generic resource|\bgres\b|\bgpus?\b(?!-)",
+        "--gpus",
+        {"gpus", "--gres"},
+        "sinfo --format=%G",
+    ),
     (r"time.?limit|wall.?time|--time\b", "--time", {"time"}, "sinfo --format=%R,%l"),
     ("dependency", "--after", {"after"}, "squeue --format=%i"),
     ("node name|node list", "--nodelist", {"nodelist", "--exclude"}, "sinfo --format=%n"),
@@ -27,8 +35,11 @@ _REFUSALS: Final = (
 _TOO_LARGE: Final = re.compile(
     "node configuration is not available|Node count|More processors|limit", re.IGNORECASE
 )
-# Reasons of limits of an account or a QOS, and Slurm's message that follows them. It also names time limits.
-_OF_ACCOUNT: Final = re.compile(r"\b(Assoc|QOS)\w*(Limit|PerUser|PerAccount|PerJob)|accounting/QOS policy")
+# Reasons of limits of an account or a QOS, and Slurm's message that follows them. It also names
+# time limits.
+_OF_ACCOUNT: Final = re.compile(
+    r"\b(Assoc|QOS)\w*(Limit|PerUser|PerAccount|PerJob)|accounting/QOS policy"
+)
 _JOBS_LIMIT: Final = re.compile(r"\b(Assoc|QOS)\w*SubmitJob")
 _ACCOUNT: Final = re.compile("invalid account", re.IGNORECASE)
 _LIST: Final = "sacctmgr show associations where user=$USER format=account,partition,qos"
@@ -38,8 +49,8 @@ _LIST: Final = "sacctmgr show associations where user=$USER format=account,parti
 class Asked:
     """The options of a request to Slurm.
 
-    options: the options of sbatch or salloc. directives: those in the user's script and of --slurm, with
-        their places. is_foreign: whether other people operate the cluster.
+    options: the options of sbatch or salloc. directives: those in the user's script and of --slurm,
+        with their places. is_foreign: whether other people operate the cluster.
     lists_accounts: whether Slurm's accounting tells the user's accounts.
     """
 
@@ -49,12 +60,20 @@ class Asked:
     lists_accounts: bool = True
 
     def fix(self, refusal: str) -> str:
-        """Return the fix for a refusal message. It names the option at fault and the place of the option."""
+        """Return the fix for a refusal message. It names the option at fault and the place of the
+        option.
+        """
         if re.search("time limit|deadline", refusal, re.IGNORECASE) and (
             late := [request for request in self.directives if request.own_name == "--deadline"]
         ):
-            return f"leave out {_places(late)}, or use a time that leaves the job's --time until then"
-        return self._fix_of_account(refusal) or self._fix_of_option(refusal) or self._general_fix(refusal)
+            return (
+                f"leave out {_places(late)}, or use a time that leaves the job's --time until then"
+            )
+        return (
+            self._fix_of_account(refusal)
+            or self._fix_of_option(refusal)
+            or self._general_fix(refusal)
+        )
 
     def _fix_of_option(self, refusal: str) -> str:
         """Return the fix if the refusal names an option, otherwise ""."""
@@ -81,17 +100,24 @@ class Asked:
         if not _TOO_LARGE.search(refusal):
             return "correct the option that Slurm's message names"
         if self.is_foreign:
-            return "ask for less; `clusterctl ssh 'sinfo --format=%R,%D,%c,%m,%G'` shows what the nodes have"
+            return (
+                "ask for less; `clusterctl ssh 'sinfo --format=%R,%D,%c,%m,%G'` shows what the "
+                "nodes have"
+            )
         return "ask for less; `clusterctl status` shows the nodes with their cores and memory"
 
     def _fix_of_account(self, refusal: str) -> str:
         """Return the fix if the account or the QOS is the cause, otherwise ""."""
         more = f"; `clusterctl ssh '{_LIST}'` lists yours" if self.lists_accounts else ""
-        more += "; `clusterctl attach --account NAME` sets it for all jobs" if self.is_foreign else ""
+        more += (
+            "; `clusterctl attach --account NAME` sets it for all jobs" if self.is_foreign else ""
+        )
         if _ACCOUNT.search(refusal):
             if not any(option.startswith(("--account", "-A")) for option in self.options):
                 return f"name your Slurm account with --account{more}"
-            given = _places([r for r in self.directives if "account" in r.quantities]) or "--account"
+            given = (
+                _places([r for r in self.directives if "account" in r.quantities]) or "--account"
+            )
             leave = "" if self.is_foreign else f"leave out {given}, or "
             return f"{leave}use another account, or another --partition or --qos{more}"
         if not _OF_ACCOUNT.search(refusal):
@@ -100,16 +126,20 @@ class Asked:
             is_array = any(option.startswith(("--array", "-a")) for option in self.options)
             fewer = "submit fewer tasks, or " if is_array else ""
             return (
-                f"{fewer}use another --account or --qos, or submit again when fewer of your jobs wait or run"
-                f"{more}"
+                f"{fewer}use another --account or --qos, or submit again when fewer of your jobs "
+                f"wait or run{more}"
             )
         return f"ask for less, or use another --account or --qos{more}"
 
 
 def _places(requests: Sequence[Request]) -> str:
-    """Return the requests as the user wrote them: in lines of the script, or (line 0) with --slurm."""
+    """Return the requests as the user wrote them: in lines of the script, or (line 0) with
+    --slurm.
+    """
     places = (
-        f"`#SBATCH {given}` in line {given.line} of the script" if given.line else f"`--slurm {given}`"
+        f"`#SBATCH {given}` in line {given.line} of the script"
+        if given.line
+        else f"`--slurm {given}`"
         for given in requests
     )
     return " and ".join(places)

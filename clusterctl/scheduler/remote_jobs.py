@@ -1,10 +1,13 @@
-"""Program that starts, cancels and lists jobs without a scheduler. Runs on hosts as root, for Python 3.9.
+"""Program that starts, cancels and lists jobs without a scheduler. Runs on hosts as root, for
+Python 3.9.
 
     main(REQUEST)
 
-REQUEST and the answer are JSON objects. A job's records are in its user's home, which all hosts share:
-`~/clusterctl/mpirun/m1/` holds `job.json`, `end.json` (written by the job's unit at its end) and `cancelled`.
-All are opened as the user: root may have no rights in a shared home, and must not follow a job's links.
+REQUEST and the answer are JSON objects. A job's records are in its user's home, which all hosts
+share: `~/clusterctl/mpirun/m1/` holds `job.json`, `end.json` (written by the job's unit at its end)
+    and `cancelled`.
+All are opened as the user: root may have no rights in a shared home, and must not follow a job's
+    links.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ ASK_S = 20
 STOP_S = 10  # SIGTERM to SIGKILL
 LOST = "lost"
 
-# The unit's main process. It opens the logs with the user's rights; systemd itself would open them as root.
+# The unit's main process. It opens the logs with the user's rights; systemd itself would open them
+# as root.
 START = """\
 #!/bin/sh
 folder=${0%/*}
@@ -74,7 +78,9 @@ class User:
     def jobs(self) -> list[Record]:
         """Return the records of all jobs, sorted by number."""
         with acting_as(self.account):
-            names = [name for name in self._names() if os.path.lexists(self.registry / name / "job.json")]
+            names = [
+                name for name in self._names() if os.path.lexists(self.registry / name / "job.json")
+            ]
             return [self._job(name) for name in names]
 
     def _names(self) -> list[str]:
@@ -85,12 +91,16 @@ class User:
         return sorted(names, key=lambda name: int(name[1:]))
 
     def new_name(self) -> str:
-        """Return the name of the next job. Names of jobs with damaged or removed records are not reused."""
+        """Return the name of the next job. Names of jobs with damaged or removed records are not
+        reused.
+        """
         with acting_as(self.account):
             return f"m{1 + max((int(name[1:]) for name in self._names()), default=0)}"
 
     def _job(self, name: str) -> Record:
-        """Return the record of a job. If job.json is invalid, the record has only id, end and cancelled."""
+        """Return the record of a job. If job.json is invalid, the record has only id, end and
+        cancelled.
+        """
         folder = self.registry / name
         return {
             **valid_record(read(folder / "job.json")),
@@ -146,7 +156,9 @@ def unit_exists(name: str) -> bool:
 
 
 def submit(user: User, request: Record) -> Record:
-    """Start a job if it was not started before. Return {"id": ID}, {"busy": OTHER JOB}, {"failed": ERROR}."""
+    """Start a job if it was not started before. Return {"id": ID}, {"busy": OTHER JOB}, {"failed":
+    ERROR}.
+    """
     with user.locked():
         for job in user.jobs():
             if job.get("token") == request["job"]["token"]:
@@ -181,14 +193,22 @@ def systemd_run(user: User, name: str, request: Record) -> list[str]:
         **({"RuntimeMaxSec": str(limit)} if limit else {}),
     }
     return [
-        *("systemd-run", "--quiet", "--collect", f"--unit={unit(name)}", f"--uid={user.account.pw_name}"),
+        *(
+            "systemd-run",
+            "--quiet",
+            "--collect",
+            f"--unit={unit(name)}",
+            f"--uid={user.account.pw_name}",
+        ),
         *(f"--property={key}={value}" for key, value in properties.items()),
         *("/bin/sh", f"{folder}/start", request["script"]),
     ]
 
 
 def record_lost_jobs(user: User, request: Record) -> Record:
-    """Write end.json for jobs that systemd no longer has. Return {"jobs": records of requested jobs}."""
+    """Write end.json for jobs that systemd no longer has. Return {"jobs": records of requested
+    jobs}.
+    """
     with user.locked():
         for job in user.jobs():
             # Check the unit after the record: a unit writes its end before it disappears.

@@ -1,19 +1,22 @@
-"""Program that reads the ends of jobs' logs. Runs on the cluster and locally: standard library, Python 3.9.
+"""Program that reads the ends of jobs' logs. Runs on the cluster and locally: standard library,
+Python 3.9.
 
     main("ends", FOLDER, TASK)
     main("events", FOLDER...)
     main("records")
 
-"records" reads a JSON list of folders from stdin: an argument has at most 128 KiB. Its answer is a JSON list:
-for each job's folder null if it does not exist, otherwise a JSON object with a record for each task of an
-array that has started, or for "", the job itself. A record has ``events``, the events of the last attempt,
-``written``, when the job last wrote a file, in Unix seconds, and ``error``, why the events can't be read. An
-array's record "" has the reason why the tasks without a record were not read.
+"records" reads a JSON list of folders from stdin: an argument has at most 128 KiB. Its answer is a
+JSON list: for each job's folder null if it does not exist, otherwise a JSON object with a record
+for each task of an array that has started, or for "", the job itself. A record has ``events``, the
+events of the last attempt, ``written``, when the job last wrote a file, in Unix seconds, and
+``error``, why the events can't be read. An array's record "" has the reason why the tasks without a
+record were not read.
 
-The answer for several folders is a JSON list with the end of each job.events, "" if it can't be read.
-TASK is the number of an array task, or "". The answer is a JSON object. ``stdout``, ``stderr``: end of each
-log, "" if it is missing or not a file. ``ranks``: rank -> end of its own log. ``ends``: rank -> when and how
-it failed, as recorded by payload/node/task.py, or "" if the rank was killed before it could write the record.
+The answer for several folders is a JSON list with the end of each job.events, "" if it can't be
+read. TASK is the number of an array task, or "". The answer is a JSON object. ``stdout``,
+``stderr``: end of each log, "" if it is missing or not a file. ``ranks``: rank -> end of its own
+log. ``ends``: rank -> when and how it failed, as recorded by payload/node/task.py, or "" if the
+    rank was killed before it could write the record.
 ``events``: end of job.events, of all attempts of the job. The rest is about the job's last attempt.
 ``gone``: whether the folder is missing.
 """
@@ -56,7 +59,8 @@ def end_of(folder: str, path: str, most: int) -> str:
 
 
 def of_attempt(text: str, restarts: int, most: int) -> str | None:
-    """Return the part of a log's end that the attempt after ``restarts`` restarts wrote, or None without it.
+    """Return the part of a log's end that the attempt after ``restarts`` restarts wrote, or None
+    without it.
 
     most: number of bytes that were read. The start of a longer log is unknown.
     """
@@ -67,7 +71,9 @@ def of_attempt(text: str, restarts: int, most: int) -> str | None:
 
 
 def ends(folder: str, task: str) -> dict[str, Any]:
-    """Return the ends of the logs of a job and its ranks, as the JSON object that the module describes."""
+    """Return the ends of the logs of a job and its ranks, as the JSON object that the module
+    describes.
+    """
     suffix, own = (f"-{task}", f"task-{task}/") if task else ("", "")
     events = end_of(folder, f"{own}job.events", END)
     starts = STARTED.findall(events)
@@ -80,7 +86,8 @@ def ends(folder: str, task: str) -> dict[str, Any]:
     logs = sorted(filter(None, map(RANK_LOG.fullmatch, names)), key=lambda match: int(match[1]))
     most = ALL_END // max(16, len(logs))
     ranks = {
-        log[1]: of_attempt(end_of(folder, f"{own}rank-logs/{log[0]}", most), restarts, most) for log in logs
+        log[1]: of_attempt(end_of(folder, f"{own}rank-logs/{log[0]}", most), restarts, most)
+        for log in logs
     }
     return {
         "stderr": of_attempt(end_of(folder, f"stderr{suffix}.log", END), restarts, END) or "",
@@ -98,7 +105,9 @@ def ends(folder: str, task: str) -> dict[str, Any]:
 
 
 def records(folder: str, most: int = MOST_TASKS) -> dict[str, dict[str, Any]] | None:
-    """Return the records of a job's tasks, as the module describes. most: number of tasks that are read."""
+    """Return the records of a job's tasks, as the module describes. most: number of tasks that are
+    read.
+    """
     try:
         names = os.listdir(folder)  # noqa: PTH208
     except FileNotFoundError:
@@ -108,7 +117,9 @@ def records(folder: str, most: int = MOST_TASKS) -> dict[str, dict[str, Any]] | 
     tasks = {match[1] or "" for match in map(STARTED_TASK.fullmatch, names) if match}
     read = sorted(tasks, key=lambda task: (len(task), task))[:most]
     answer = {task: record(folder, task) for task in read}
-    return answer if len(tasks) == len(read) else {**answer, "": unread(f"only {most} tasks are read")}
+    return (
+        answer if len(tasks) == len(read) else {**answer, "": unread(f"only {most} tasks are read")}
+    )
 
 
 def unread(reason: str) -> dict[str, Any]:

@@ -31,11 +31,24 @@ if TYPE_CHECKING:
 
 # Variables that mpirun passes to the ranks.
 _EXPORTED: Final = (
-    *("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "CLUSTERCTL_HEARTBEAT"),
+    *(
+        "PATH",
+        "PYTHONUNBUFFERED",
+        "OMP_NUM_THREADS",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "CLUSTERCTL_HEARTBEAT",
+    ),
     "TORCH_FR_DUMP_TEMP_FILE",
 )
 # PyTorch's variables for a single rank that no launcher starts.
-_ALONE: Final = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
+_ALONE: Final = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "NODE_RANK": "0",
+}
 # Bundled jobs without GPUs: the probe tests the network between ranks, and export copies files.
 _ON_THE_CPU: Final = ("probe", "export")
 
@@ -43,14 +56,18 @@ _ON_THE_CPU: Final = ("probe", "export")
 _SHORTEST_SILENCE_S: Final = 60
 # The variable of the job's script with the folder of the program's files.
 FILES: Final = '"$files"'
-# Slurm checks time limits once a minute: a signal less than 60 s before the end could come too late. A short
-# job gets the signal later, because it would otherwise get the signal at its start.
-_SIGNAL, _SIGNAL_S, _SIGNAL_PART = "USR1", 60, 3
+# Slurm checks time limits once a minute: a signal less than 60 s before the end could come too
+# late. A short job gets the signal later, because it would otherwise get the signal at its start.
+_SIGNAL = "USR1"
+_SIGNAL_S = 60
+_SIGNAL_PART = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A job's Python environment: packages of ``lock``; if None, only the packages that all jobs have."""
+    """A job's Python environment: packages of ``lock``; if None, only the packages that all jobs
+    have.
+    """
 
     lock: Lock | None = None
     root: str = ROOT
@@ -67,7 +84,9 @@ class Environment:
 
     @property
     def profile(self) -> str:
-        """Path of a script that jobs source first, on hosts where Open MPI is an environment module."""
+        """Path of a script that jobs source first, on hosts where Open MPI is an environment
+        module.
+        """
         return f"{self.root}/job-profile.sh"
 
     @property
@@ -77,7 +96,9 @@ class Environment:
 
     @property
     def payloads(self) -> str:
-        """Folder of clusterctl's bundled programs, by their hash, as a value of a variable in a script."""
+        """Folder of clusterctl's bundled programs, by their hash, as a value of a variable in a
+        script.
+        """
         return _in_shell(archives_of(self.folder), home="$HOME")
 
     @property
@@ -101,7 +122,9 @@ PLAIN: Final = Environment()
 
 
 def _in_shell(path: str, home: str = '"$HOME"') -> str:
-    """Return a path on the cluster, quoted for a node's shell. A relative path starts at the home folder."""
+    """Return a path on the cluster, quoted for a node's shell. A relative path starts at the home
+    folder.
+    """
     return shlex.quote(path) if path.startswith("/") else f"{home}/{shlex.quote(path)}"
 
 
@@ -126,7 +149,8 @@ class Words:
 def program(
     job: JobSpec, script: UserScript | None, environment: Environment, words: Words, *, cluster: str
 ) -> list[str]:
-    """Return the parts of a job's command line, for bash. UsageError: torchrun can't start the program.
+    """Return the parts of a job's command line, for bash. UsageError: torchrun can't start the
+    program.
 
     cluster: the cluster's name, which the command that continues a training contains.
     """
@@ -135,14 +159,20 @@ def program(
         raise UsageError(
             "torchrun can start only Python programs",
             code="torchrun-needs-python",
-            why="a shell script starts its ranks itself" if script else "the bundled jobs are MPI programs",
+            why="a shell script starts its ranks itself"
+            if script
+            else "the bundled jobs are MPI programs",
             fix="leave --launcher out",
         )
     is_rank = is_launched(job, script)
     if job.ranks is not None:
-        _reject_ranks(job, script, by_mpirun=is_rank and not torchrun and "--of=mpirun" in words.started_by)
+        _reject_ranks(
+            job, script, by_mpirun=is_rank and not torchrun and "--of=mpirun" in words.started_by
+        )
     runner = ' "$node"/rank.py' if is_rank and script is not None and not torchrun else ""
-    env = program_variables(job, cluster, is_alone=bool(script and script.is_python and not is_rank))
+    env = program_variables(
+        job, cluster, is_alone=bool(script and script.is_python and not is_rank)
+    )
     python = "python3" if job.container else environment.python
     # `env` rather than `export`: --env wins over what job.py sets.
     parts = ["env " + " ".join(f"{name}={value}" for name, value in env.items())] if env else []
@@ -150,11 +180,14 @@ def program(
         parts += [*words.launcher, *([] if torchrun else rank_starter(job, python, words))]
     parts += [] if torchrun else [words.start]
     if job.container is not None:
-        folders = f'{words.folder},"$payload"' if job.bundled or runner or torchrun else words.folder
+        folders = (
+            f'{words.folder},"$payload"' if job.bundled or runner or torchrun else words.folder
+        )
         if run := job.env.get(FROM_RUN):
             folders += f",{shlex.quote(run)}"
         parts.append(
-            f'"$python" -IS "$node"/job.py container --image={_image(job.container)} --bind={folders}'
+            f'"$python" -IS "$node"/job.py container --image={_image(job.container)} '
+            f"--bind={folders}"
         )
         parts[-1] += f" --env={','.join(env)}"
     if torchrun:
@@ -163,8 +196,13 @@ def program(
 
 
 def program_variables(job: JobSpec, cluster: str = "", *, is_alone: bool) -> dict[str, str]:
-    """Return variable -> value, quoted for bash, for a job's program. is_alone: no launcher starts it."""
-    env = {name: shlex.quote(value) for name, value in {**(_ALONE if is_alone else {}), **job.env}.items()}
+    """Return variable -> value, quoted for bash, for a job's program. is_alone: no launcher starts
+    it.
+    """
+    env = {
+        name: shlex.quote(value)
+        for name, value in {**(_ALONE if is_alone else {}), **job.env}.items()
+    }
     own_path = [env["PYTHONPATH"]] if job.env.get("PYTHONPATH") else []
     if job.bundled == "train":
         options = (f"--cluster={cluster}", *submit_options(job))
@@ -178,9 +216,11 @@ def program_variables(job: JobSpec, cluster: str = "", *, is_alone: bool) -> dic
 
 
 def submit_options(job: JobSpec) -> Iterator[str]:
-    """Yield the options of `clusterctl submit` that submit a job like this again, without its program's.
+    """Yield the options of `clusterctl submit` that submit a job like this again, without its
+    program's.
 
-    Variables are named without their values, which may be secret. sbatch's option --export is left out.
+    Variables are named without their values, which may be secret. sbatch's option --export is left
+    out.
     """
     hidden = (FROM_RUN, *(word for word in job.slurm if word.startswith("--export=")))
     for name, value in job.record.items():
@@ -195,7 +235,9 @@ def submit_options(job: JobSpec) -> Iterator[str]:
 
 
 def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:
-    """Return the parts of a command that the launcher starts for each rank or, for torchrun, on each node."""
+    """Return the parts of a command that the launcher starts for each rank or, for torchrun, on
+    each node.
+    """
     if job.launcher is not Launcher.TORCHRUN:
         return [f'"$python" -IS "$node"/task.py{words.started_by}']
     options = f"--nnodes={words.nodes} --nproc-per-node={words.slots} --rdzv-id={words.job_id}"
@@ -204,21 +246,29 @@ def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:
 
 
 def _reject_ranks(job: JobSpec, script: UserScript | None, *, by_mpirun: bool) -> None:
-    problem, fix = "", "use --launcher mpirun"
+    problem = ""
+    fix = "use --launcher mpirun"
     if script is not None and not script.is_python:
-        problem, fix = "a shell script starts its ranks itself", f"in the script, use mpirun -n {job.ranks}"
+        problem = "a shell script starts its ranks itself"
+        fix = f"in the script, use mpirun -n {job.ranks}"
     elif not by_mpirun and job.launcher is Launcher.MPIRUN:
-        problem, fix = "a job of a single task has no launcher", "use a larger --tasks-per-node"
+        problem = "a job of a single task has no launcher"
+        fix = "use a larger --tasks-per-node"
     elif not by_mpirun:
         problem = f"only mpirun can leave tasks free for MPI_Comm_spawn, not {job.launcher}"
     elif (script is None or not script.directives.lines) and (job.ranks or 0) > job.tasks:
-        problem, fix = f"the job has {job.tasks} tasks", "use a larger --nodes or --tasks-per-node"
+        problem = f"the job has {job.tasks} tasks"
+        fix = "use a larger --nodes or --tasks-per-node"
     if problem:
-        raise UsageError(f"--ranks {job.ranks} is not possible", code="ranks-unfit", why=problem, fix=fix)
+        raise UsageError(
+            f"--ranks {job.ranks} is not possible", code="ranks-unfit", why=problem, fix=fix
+        )
 
 
 def _in_program_folder(path: str) -> str:
-    """Return a path below the folder of the program's files, quoted for bash. "." is the folder itself."""
+    """Return a path below the folder of the program's files, quoted for bash. "." is the folder
+    itself.
+    """
     return FILES if path == "." else f"{FILES}/{shlex.quote(path)}"
 
 
@@ -246,23 +296,28 @@ def mpirun_exports(job: JobSpec) -> str:
 
 
 def sweep_variable(key: str) -> str:
-    """Return the name of the environment variable for a parameter of a sweep, such as SWEEP_LR for lr."""
+    """Return the name of the environment variable for a parameter of a sweep, such as SWEEP_LR for
+    lr.
+    """
     return "SWEEP_" + re.sub(r"\W", "_", key.lstrip("+")).upper()
 
 
 def is_launched(job: JobSpec, script: UserScript | None) -> bool:
-    """Return whether srun, mpirun or torchrun starts the ranks: not for shell scripts and single ranks."""
+    """Return whether srun, mpirun or torchrun starts the ranks: not for shell scripts and single
+    ranks.
+    """
     if script is None or not script.is_python:
         return script is None
     return job.tasks > 1 or bool(script.directives.lines) or job.launcher is Launcher.TORCHRUN
 
 
 def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:
-    """Return the job with defaults for its GPUs and ranks, from its partition's number of GPUs per node.
+    """Return the job with defaults for its GPUs and ranks, from its partition's number of GPUs per
+    node.
 
-    Default: all GPUs of a node, and a rank for each. If only GPUs or only ranks are given, the other number
-    is the same. Jobs of a single rank get a single GPU. Users' scripts, jobs with ``--device cpu``, and jobs
-    in partitions without GPUs are unchanged.
+    Default: all GPUs of a node, and a rank for each. If only GPUs or only ranks are given, the
+    other number is the same. Jobs of a single rank get a single GPU. Users' scripts, jobs with
+    ``--device cpu``, and jobs in partitions without GPUs are unchanged.
     """
     facts_by_name = {partition.name: partition for partition in facts.partitions}
     partition = facts_by_name.get(job.partition or facts.partitions[0].name)
@@ -287,12 +342,15 @@ def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:
 def with_account(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     """Return the job with the cluster's account and QOS, unless the job or its script names others.
 
-    On a cluster that other people operate, the job also names its partition: Slurm may have another default.
+    On a cluster that other people operate, the job also names its partition: Slurm may have another
+    default.
     """
     defaults = {"account": facts.account, "qos": facts.qos}
     if facts.is_foreign:
         defaults["partition"] = facts.partitions[0].name
-    script = UserScript.read(job.script) if job.script is not None and not job.script.is_dir() else None
+    script = (
+        UserScript.read(job.script) if job.script is not None and not job.script.is_dir() else None
+    )
     changes = {
         name: value
         for name, value in defaults.items()
@@ -311,7 +369,9 @@ _BY_PMIX: Final = re.compile(r"^[^#\n]*(?:--mpi[= ]pmix|SLURM_MPI_TYPE=pmix)", r
 
 
 def reject_pmix(job: JobSpec) -> None:
-    """Raise UsageError if the job's shell script uses PMIx. Call this only if Slurm has no PMIx plugin."""
+    """Raise UsageError if the job's shell script uses PMIx. Call this only if Slurm has no PMIx
+    plugin.
+    """
     if job.script is None or is_python(job.script):
         return
     if _BY_PMIX.search(job.script.read_text(errors="replace")):
@@ -319,7 +379,8 @@ def reject_pmix(job: JobSpec) -> None:
             f"the script {job.script.name} starts ranks with PMIx",
             code="no-pmix",
             where=str(job.script),
-            why="the PMIx plugin of Slurm is not installed on this cluster, so the job step would fail",
+            why="the PMIx plugin of Slurm is not installed on this cluster, so the job step "
+            "would fail",
             fix="in the script, use `mpirun PROGRAM` instead of `srun --mpi=pmix PROGRAM`",
         )
 
@@ -376,7 +437,8 @@ def watch_options(job: JobSpec, interval_s: float) -> list[str]:
 def common_words(
     job: JobSpec, script: UserScript | None, environment: Environment, payload_hash: str
 ) -> dict[str, str]:
-    """Return placeholder -> text for the templates of job scripts, the same for Slurm and for mpirun.
+    """Return placeholder -> text for the templates of job scripts, the same for Slurm and for
+    mpirun.
 
     ``needs`` lists the files that must be in the current folder to start the script by hand.
     """
@@ -398,7 +460,9 @@ def common_words(
 
 
 def array_of(job: JobSpec, script: UserScript | None) -> str:
-    """Return the indices of a job's array, from its option or its script. Empty: the job is not an array."""
+    """Return the indices of a job's array, from its option or its script. Empty: the job is not an
+    array.
+    """
     own = script.directives.last("array") if job.array is None and script is not None else None
     return str(plain_array(own.value if own is not None else job.array) or "")
 
@@ -408,17 +472,32 @@ def is_array(job: JobSpec, script: UserScript | None) -> bool:
 
 
 def _options(job: JobSpec, script: UserScript | None) -> list[str]:
-    """Return clusterctl's sbatch options for a job. Script lines that set the same quantities are left out.
+    """Return clusterctl's sbatch options for a job. Script lines that set the same quantities are
+    left out.
 
-    If the script has #SBATCH lines, only flags given on the command line are returned, not the defaults.
+    If the script has #SBATCH lines, only flags given on the command line are returned, not the
+    defaults.
     """
     task = "-%a" if is_array(job, script) else ""
-    fields = job.model_fields_set if script is not None and script.directives.lines else set(JOB_FIELDS)
-    log_options = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
+    fields = (
+        job.model_fields_set if script is not None and script.directives.lines else set(JOB_FIELDS)
+    )
+    log_options = [
+        f"--job-name={job.name}",
+        f"--output=stdout{task}.log",
+        f"--error=stderr{task}.log",
+    ]
     array = [f"--array={job.array}"] if job.array is not None else []
     after = [f"--dependency={','.join(map(_dependency, job.after))}"] if job.after else []
     more = [quoted(str(in_program_folder(request, job))) for request in requests_of(job.slurm)]
-    return log_options + resource_options(job, fields) + array + _signal_options(job, script) + after + more
+    return (
+        log_options
+        + resource_options(job, fields)
+        + array
+        + _signal_options(job, script)
+        + after
+        + more
+    )
 
 
 def dependencies_of(script: str) -> str:
@@ -434,7 +513,9 @@ def with_dependency(script: bytes, dependency: str) -> str:
 
 
 def _dependency(after: str) -> str:
-    """Return a value of --after, such as ``12:any``, as a dependency of Slurm, such as ``afterany:12``."""
+    """Return a value of --after, such as ``12:any``, as a dependency of Slurm, such as
+    ``afterany:12``.
+    """
     job_id, _, end = after.partition(":")
     return f"after{end or 'ok'}:{job_id}"
 
@@ -456,14 +537,21 @@ def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
 
 
 def resource_options(job: JobOptions | JobSpec, given: Collection[str]) -> list[str]:
-    """Return a job's resources as options of sbatch and salloc: nodes and tasks only if in ``given``."""
+    """Return a job's resources as options of sbatch and salloc: nodes and tasks only if in
+    ``given``.
+    """
     values: list[tuple[str, object]] = [
         ("nodes", job.nodes if "nodes" in given else None),
         ("ntasks-per-node", job.tasks_per_node if "tasks_per_node" in given else None),
         ("cpus-per-task", job.cpus),
         ("gpus-per-node", job.gpus or None),
         ("mem", f"{job.mem}M" if job.mem is not None else None),
-        ("time", f"{job.time // 3600:02}:{job.time // 60 % 60:02}:{job.time % 60:02}" if job.time else None),
+        (
+            "time",
+            f"{job.time // 3600:02}:{job.time // 60 % 60:02}:{job.time % 60:02}"
+            if job.time
+            else None,
+        ),
         ("partition", job.partition),
         ("account", job.account),
         ("qos", job.qos),
@@ -479,21 +567,28 @@ def _launcher(job: JobSpec) -> tuple[str, ...]:
         cpus = '--cpus-per-task="$((slots * ${SLURM_CPUS_PER_TASK:-1}))"'
         tasks = f'--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 {cpus}'
         return "srun --mpi=none --kill-on-bad-exit=1", tasks
-    spread = f'--map-by "{mapping(job, "$slots")}${{SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}}"'
+    spread = (
+        f'--map-by "{mapping(job, "$slots")}${{SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}}"'
+    )
     ranks = job.ranks or '"$ranks"'
     return f"mpirun -np {ranks} --hostfile job.hosts {spread}", mpirun_exports(job)
 
 
 def mapping(job: JobSpec, slots: str) -> str:
-    """Return the value of mpirun's --map-by. slots: ranks per node. Spawned ranks may inherit the mapping."""
+    """Return the value of mpirun's --map-by. slots: ranks per node. Spawned ranks may inherit the
+    mapping.
+    """
     return "slot" if job.ranks else f"ppr:{slots}:node"
 
 
-# Seconds per node in the time limit of the verification job: many local nodes start their ranks on few cores.
+# Seconds per node in the time limit of the verification job: many local nodes start their ranks on
+# few cores.
 VERIFICATION_PER_NODE_S = 3
 
 
 def verification_argv(root: str, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that each rank of an MPI test (probe) runs. It contains the test's Python code."""
+    """Return the command that each rank of an MPI test (probe) runs. It contains the test's Python
+    code.
+    """
     texts = module_texts("payload.commands.probe", data_folder("payload").parent)
     return (f"{root}/env/bin/python", "-c", BOOT, texts, json.dumps([",".join(hosts)]))

@@ -1,4 +1,6 @@
-"""A job user's connection to a running cluster, with its scheduler and the list of submitted jobs."""
+"""A job user's connection to a running cluster, with its scheduler and the list of submitted
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,12 @@ _SBATCH_MAY_HANG_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The shortest times between two queries of Slurm about watched jobs, in seconds. 0: as often as needed.
+    """The shortest times between two queries of Slurm about watched jobs, in seconds. 0: as often
+    as needed.
 
     changed_s: on average, after an event in the job's folder, and for jobs that start or end.
-    pending_s, running_s: while all jobs are pending, or running. Meanwhile only the jobs' folders are read.
+    pending_s, running_s: while all jobs are pending, or running. Meanwhile only the jobs' folders
+        are read.
     """
 
     changed_s: float = 0.0
@@ -46,7 +50,8 @@ class Pace:
 
 
 OWN_PACE = Pace()
-# Other people's Slurm serves many users. A running job that is killed records nothing, so Slurm is asked.
+# Other people's Slurm serves many users. A running job that is killed records nothing, so Slurm is
+# asked.
 FOREIGN_PACE = Pace(changed_s=10.0, pending_s=30.0, running_s=300.0)
 
 
@@ -74,7 +79,9 @@ class Session:
 
     @property
     def spec(self) -> ClusterSpec:
-        """The spec that `up` was last given, read only on demand, because few job commands need the spec."""
+        """The spec that `up` was last given, read only on demand, because few job commands need the
+        spec.
+        """
         return read_applied_spec(self.workspace)
 
     @property
@@ -82,15 +89,21 @@ class Session:
         return self.scheduler.transport
 
     def transports_of_partition(self, partition: str | None) -> tuple[Transport, ...]:
-        """Return connections to ``unshared_nodes`` of a partition (None: all), without the controller."""
+        """Return connections to ``unshared_nodes`` of a partition (None: all), without the
+        controller.
+        """
         partitions = [facts for facts in self.facts.partitions if partition in (None, facts.name)]
         names = (name for facts in partitions for name in facts.nodes)
         transports = (self.unshared_nodes[name] for name in names if name in self.unshared_nodes)
         return tuple(transport for transport in transports if transport is not self.transport)
 
     def hosts_with_files(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
-        """Return (host, connection) of all ``hosts``; only the controller if hosts share the jobs' folder."""
-        transports = tuple((host, self.unshared_nodes[host]) for host in hosts if host in self.unshared_nodes)
+        """Return (host, connection) of all ``hosts``; only the controller if hosts share the jobs'
+        folder.
+        """
+        transports = tuple(
+            (host, self.unshared_nodes[host]) for host in hosts if host in self.unshared_nodes
+        )
         return transports or ((self.transport.host, self.transport),)
 
     @property
@@ -102,7 +115,8 @@ class Session:
             "this command needs Slurm, and the cluster does not run Slurm",
             code="needs-slurm",
             why="the cluster's spec has `scheduler: none`",
-            fix="run jobs with `clusterctl submit`, or open a shell on a host with `clusterctl ssh HOST`",
+            fix="run jobs with `clusterctl submit`, or open a shell on a host with `clusterctl "
+            "ssh HOST`",
         )
 
 
@@ -114,7 +128,9 @@ def connect_session(
     with Connections(workspace.ssh_config, stays=facts.controller, path=facts.path) as connections:
         controller = connections.to(facts.controller, facts.job_user)
         ledger = Ledger(workspace.jobs)
-        scheduler = scheduler_client(facts, workspace, controller, connections.to, patience_s, ledger=ledger)
+        scheduler = scheduler_client(
+            facts, workspace, controller, connections.to, patience_s, ledger=ledger
+        )
         nodes = {host: connections.to(host, facts.job_user) for host in facts.compute}
         unshared_nodes = {} if facts.is_shared else nodes
         yield Session(facts, scheduler, ledger, nodes, unshared_nodes)
@@ -127,7 +143,8 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
     patience_s: how long to wait for the scheduler, in seconds.
 
     Raises:
-        LockedError: the cluster does not answer while another clusterctl process works on the cluster.
+        LockedError: the cluster does not answer while another clusterctl process works on the
+            cluster.
     """
     workspace = chosen.workspace()
     with naming_lock_holder(workspace):
@@ -136,7 +153,9 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
         if damage := opened.ledger.damage:
             chosen.note(Notice("jobs-damaged", f"note: {damage}"))
         if refusal := opened.ledger.refusal:
-            chosen.note(f"note: {refusal.what} ({refusal.why}); the next command updates the jobs' states")
+            chosen.note(
+                f"note: {refusal.what} ({refusal.why}); the next command updates the jobs' states"
+            )
 
 
 def read_applied_spec(workspace: Workspace) -> ClusterSpec:
@@ -156,7 +175,8 @@ def scheduler_client(
     *,
     ledger: Ledger | None = None,
 ) -> Jobs:
-    """Return the client for the cluster's scheduler. A Slurm client acts as the user of ``controller``.
+    """Return the client for the cluster's scheduler. A Slurm client acts as the user of
+    ``controller``.
 
     ledger: for the records of jobs, if ``controller`` is the job user's connection.
     """
@@ -176,14 +196,17 @@ def scheduler_client(
 def mpirun_client(
     cluster: Workspace | Inventory, user: str, controller: Transport, to: Connect, patience_s: float
 ) -> MpirunClient:
-    """Return the client for a cluster without a scheduler. Its module is imported only when needed."""
+    """Return the client for a cluster without a scheduler. Its module is imported only when
+    needed.
+    """
     from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415
 
     return MpirunClient.of(cluster, user, controller, to, patience_s)
 
 
 def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
-    """Find the jobs of submissions with a lost answer. Record their ids, or their absence, in ``ledger``.
+    """Find the jobs of submissions with a lost answer. Record their ids, or their absence, in
+    ``ledger``.
 
     A submission stays unresolved if the job is not in the queue and the accounting does not answer.
     Then finish interrupted submissions of arrays, and choose among the jobs of `submit --first`.
@@ -204,15 +227,20 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
 
 
 def _finish_arrays(slurm: SlurmClient, ledger: Ledger) -> None:
-    """Start the arrays of interrupted submissions that Slurm has with all parts. Cancel incomplete arrays."""
+    """Start the arrays of interrupted submissions that Slurm has with all parts. Cancel incomplete
+    arrays.
+    """
     for entry in ledger.entries():
         if not entry.held or entry.job_id is None or entry.refused or ledger.is_superseded(entry):
             continue
         try:
             if entry.held == "complete":
                 slurm.release([entry.job_id])
-            elif time.time() - entry.submitted_at <= _SBATCH_MAY_HANG_S or slurm.cancel([entry.job_id]):
-                # A part may still reach Slurm, or is not cancelled yet. A later command cancels the array.
+            elif time.time() - entry.submitted_at <= _SBATCH_MAY_HANG_S or slurm.cancel(
+                [entry.job_id]
+            ):
+                # A part may still reach Slurm, or is not cancelled yet. A later command cancels the
+                # array.
                 continue
             else:
                 slurm.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)

@@ -1,6 +1,7 @@
 """Client for Slurm: runs Slurm's commands on the controller.
 
-Queries are repeated for a limited time while slurmctld, slurmdbd or the host does not answer. ``sbatch`` is
+Queries are repeated for a limited time while slurmctld, slurmdbd or the host does not answer.
+``sbatch`` is
 not repeated: if its answer is lost, the job is searched for by the comment that clusterctl gave it.
 """
 
@@ -58,23 +59,29 @@ _DAY_S = 86400
 _T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
 _NOT_CANCELLED = re.compile(r"scancel: error: Kill job error on job id ([0-9_]+): (.*)")
 _UNKNOWN_ID = re.compile("Invalid job id specified")
-_ENDED_MEANWHILE = re.compile(f"{_UNKNOWN_ID.pattern}|[Jj]ob.* already (finished|completing or completed)")
-# Slurm accepted the connection, so a request that it did not answer in time may still be carried out.
+_ENDED_MEANWHILE = re.compile(
+    f"{_UNKNOWN_ID.pattern}|[Jj]ob.* already (finished|completing or completed)"
+)
+# Slurm accepted the connection, so a request that it did not answer in time may still be carried
+# out.
 _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure", re.IGNORECASE)
 # There was no connection at all, so nothing was sent.
 _NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
 _BACK_SOON_S = 6.0
-# Commands that ask slurmdbd, the accounting. For queries that can do without, and for the check of `status`.
+# Commands that ask slurmdbd, the accounting. For queries that can do without, and for the check of
+# `status`.
 _ACCOUNTING = ("sacct", "sacctmgr")
 _ACCOUNTING_S = 5.0
 _PING_S = 2
-# slurmctld notices the loss of a node after SlurmdTimeout and a round of pings, and a job may end sooner.
+# slurmctld notices the loss of a node after SlurmdTimeout and a round of pings, and a job may end
+# sooner.
 _NOTICED_S = 120
 # Longer than a busy slurmctld needs for an answer.
 _SOON_S = 5.0
-# Variables such as SBATCH_TIMELIMIT are unset, because they would override the options in the script.
-# If slurmctld and its backup are down, sbatch would try to reach them for a MessageTimeout, so check with a
-# ping first, unless a process listens on slurmctld's port (state 0A), because a ping is slower than the rest.
+# Variables such as SBATCH_TIMELIMIT are unset, because they would override the options in the
+# script. If slurmctld and its backup are down, sbatch would try to reach them for a MessageTimeout,
+# so check with a ping first, unless a process listens on slurmctld's port (state 0A), because a
+# ping is slower than the rest.
 _SBATCH = f"""\
 if ! grep -qs ":{SLURMCTLD_PORT:04X} [0-9A-F:]* 0A" /proc/net/tcp /proc/net/tcp6 &&
     timeout 2 scontrol ping | tr -d '\\n' | grep -v " is UP" | grep -q " is DOWN"; then
@@ -85,8 +92,8 @@ unset $(env | sed -n 's/^\\(SBATCH_[A-Z0-9_]*\\)=.*/\\1/p')
 cd -- "$1" && shift && exec sbatch "$@\""""
 # A step beside the job's own steps.
 _STEP = (
-    "srun --quiet --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mem=0 --gres=none --cpu-bind=none "
-    "--mpi=none"
+    "srun --quiet --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mem=0 --gres=none "
+    "--cpu-bind=none --mpi=none"
 ).split()
 _STEP_S = 120.0
 # scancel has a line for each of many jobs.
@@ -104,9 +111,11 @@ class _How(TypedDict, total=False):
 
 @dataclass
 class SlurmClient(Jobs):
-    """Client for Slurm as the user of ``transport``. Queries wait up to ``patience_s`` for an answer.
+    """Client for Slurm as the user of ``transport``. Queries wait up to ``patience_s`` for an
+    answer.
 
-    ledger: names the folders of jobs, whose records replace the accounting. None: the records are not used.
+    ledger: names the folders of jobs, whose records replace the accounting. None: the records are
+        not used.
     no_accounting: why the cluster has no accounting that this user may read. "": it has.
     is_foreign: whether other people operate the cluster.
     """
@@ -138,7 +147,8 @@ class SlurmClient(Jobs):
         return self._query(slurm_parse.SINFO)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """Return jobs from squeue, and from sacct if squeue lacks them. An array's id means all its tasks.
+        """Return jobs from squeue, and from sacct if squeue lacks them. An array's id means all its
+        tasks.
 
         For the number that Slurm itself gives a task of an array (SLURM_JOB_ID), return the task.
         """
@@ -149,7 +159,8 @@ class SlurmClient(Jobs):
         found_jobs = tuple(
             job for job in self._queued(self._jobs_option(*ids), nothing=_UNKNOWN_ID) if job.number
         )
-        # squeue soon forgets ended tasks of an array that is still running, so also ask sacct for arrays.
+        # squeue soon forgets ended tasks of an array that is still running, so also ask sacct for
+        # arrays.
         complete = {str(job.number) for job in found_jobs if job.task is None} | {
             job.id for job in found_jobs
         }
@@ -158,11 +169,14 @@ class SlurmClient(Jobs):
             try:
                 accounted = self._ended(missing)
             except AccountingAwayError as exc:
-                exc.queued = _sorted([*{job.id: job for job in (*exc.queued, *found_jobs)}.values()])
+                exc.queued = _sorted(
+                    [*{job.id: job for job in (*exc.queued, *found_jobs)}.values()]
+                )
                 raise
             # For a moment, sacct has the last task of an array without its task number.
             arrays = {job.number for job in (*found_jobs, *accounted) if job.task is not None}
-            queued_ids, missing_ids = {job.id for job in found_jobs}, {*missing}
+            queued_ids = {job.id for job in found_jobs}
+            missing_ids = {*missing}
             new = {
                 job.id: job
                 for job in accounted
@@ -179,7 +193,11 @@ class SlurmClient(Jobs):
             return self._accounted(self._jobs_option(*ids))
         except AccountingAwayError as exc:
             numbers = [job_id.partition("_")[0] for job_id in ids]
-            jobs = recorded_jobs(self.transport, self.ledger, numbers) if self.ledger is not None else ()
+            jobs = (
+                recorded_jobs(self.transport, self.ledger, numbers)
+                if self.ledger is not None
+                else ()
+            )
             if {*numbers} > {str(job.number) for job in jobs}:
                 exc.queued = jobs
                 raise
@@ -216,22 +234,36 @@ class SlurmClient(Jobs):
         try:
             accounted = self._accounted(f"--starttime=now-{days}days")
         except AccountingAwayError:
-            ended = recorded_job(self.transport, self.ledger, token) if self.ledger is not None else None
+            ended = (
+                recorded_job(self.transport, self.ledger, token)
+                if self.ledger is not None
+                else None
+            )
             if ended is None and not self.no_accounting:
                 raise
             return ended
         return next((job for job in accounted if job.token == token), None)
 
     def submit(self, request: JobRequest) -> str:
-        """Submit a job. Repeat sbatch once, and only if Slurm can't have received the first request."""
+        """Submit a job. Repeat sbatch once, and only if Slurm can't have received the first
+        request.
+        """
         # Appended logs survive a requeue. A second sbatch in the folder, by hand, truncates them.
         comment = comment_of(request.token)
         asked = Asked(request.options, request.directives, self.is_foreign, not self.no_accounting)
-        options = (f"--comment={comment}", f"--chdir={request.folder}", "--open-mode=append", *request.more)
+        options = (
+            f"--comment={comment}",
+            f"--chdir={request.folder}",
+            "--open-mode=append",
+            *request.more,
+        )
         for tries_left in (1, 0):
             try:
-                script, arguments = request.script, request.arguments
-                return self.sbatch(request.folder, script, *options, arguments=arguments, asked=asked)
+                script = request.script
+                arguments = request.arguments
+                return self.sbatch(
+                    request.folder, script, *options, arguments=arguments, asked=asked
+                )
             except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
                 was_not_sent = _NOT_SENT.search(exc.why) and not _ON_ITS_WAY.search(exc.why)
                 # Unless the request was certainly not sent, sbatch may still be working on it.
@@ -269,7 +301,8 @@ class SlurmClient(Jobs):
         arguments: Sequence[str] = (),
         asked: Asked = _NOTHING,
     ) -> str:
-        """Submit a script from its folder and return the job's id. asked: the options in it, for a refusal.
+        """Submit a script from its folder and return the job's id. asked: the options in it, for a
+        refusal.
 
         Raises:
             SlurmError: Slurm rejected the job.
@@ -278,12 +311,16 @@ class SlurmClient(Jobs):
             AnswerLostError: sbatch succeeded, but did not print a job id.
         """
         result = self.transport.run(
-            ["sh", "-c", _SBATCH, "sh", folder, "--parsable", *options, "--", script, *arguments], check=False
+            ["sh", "-c", _SBATCH, "sh", folder, "--parsable", *options, "--", script, *arguments],
+            check=False,
         )
         if result.rc != 0:
             if SlurmAwayError.words.search(result.stderr):
                 raise SlurmAwayError("slurmctld did not answer sbatch", why=result.stderr.strip())
-            words = (re.sub(r"^sbatch: (error: )?", "", line) for line in result.stderr.strip().splitlines())
+            words = (
+                re.sub(r"^sbatch: (error: )?", "", line)
+                for line in result.stderr.strip().splitlines()
+            )
             reason = "; ".join(words)
             raise SlurmError(
                 "Slurm rejected the job",
@@ -292,7 +329,11 @@ class SlurmClient(Jobs):
                 why=reason,
                 fix=asked.fix(reason),
             )
-        job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
+        job_id = (
+            result.stdout.strip().splitlines()[-1].partition(";")[0]
+            if result.stdout.strip()
+            else ""
+        )
         if not job_id.isdigit():
             raise AnswerLostError(
                 "sbatch did not print a job id", why=result.stdout[:500], host=self.transport.host
@@ -311,14 +352,18 @@ class SlurmClient(Jobs):
             if not refusals:
                 raise
             return {
-                own_id: SlurmError(f"job {own_id} can't be cancelled", code="job-not-cancelled", why=reason)
+                own_id: SlurmError(
+                    f"job {own_id} can't be cancelled", code="job-not-cancelled", why=reason
+                )
                 for job_id, reason in refusals.items()
                 if (own_id := self._arrays().own_id(job_id)) and not _ENDED_MEANWHILE.search(reason)
             }
         return {}
 
     def _forbid_requeue(self, ids: Sequence[str]) -> None:
-        """Forbid Slurm to requeue jobs, because a program may requeue its job when it gets SIGTERM."""
+        """Forbid Slurm to requeue jobs, because a program may requeue its job when it gets
+        SIGTERM.
+        """
         try:
             self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"])
         except SlurmAwayError:
@@ -347,7 +392,14 @@ class SlurmClient(Jobs):
         if start is None or not job.nodes or is_own_end:
             return {}
         end = job.end_time or start
-        argv = ["sacctmgr", "--noheader", "--parsable2", "show", "event", f"nodes={fold_nodes(job.nodes)}"]
+        argv = [
+            "sacctmgr",
+            "--noheader",
+            "--parsable2",
+            "show",
+            "event",
+            f"nodes={fold_nodes(job.nodes)}",
+        ]
         argv += [f"start=uts{start}", "format=nodename,start,state,reason"]
         outages = "" if self.no_accounting else self._ask(argv, patience_s=_ACCOUNTING_S)
         lost = slurm_parse.parse_outages(outages, start, end + _NOTICED_S)
@@ -367,7 +419,15 @@ class SlurmClient(Jobs):
         return {number: slurm_parse.expand_nodes(nodes) for number, nodes in required.items()}
 
     def exceeded_limit(self, job: JobInfo) -> str:
-        key = (job.reason, job.user, job.account, job.qos, job.partition, job.tres, job.time_limit_s)
+        key = (
+            job.reason,
+            job.user,
+            job.account,
+            job.qos,
+            job.partition,
+            job.tres,
+            job.time_limit_s,
+        )
         if key not in self._exceeded:
             ask = partial(self._ask, patience_s=_ACCOUNTING_S)
             self._exceeded[key] = "" if self.no_accounting else exceeded_limit(job, ask)
@@ -377,11 +437,15 @@ class SlurmClient(Jobs):
         self.check_id(job_id)
         if self.no_accounting:
             return None
-        answer = self._ask(["sacct", "--json", self._jobs_option(job_id)], env={}, patience_s=_ACCOUNTING_S)
+        answer = self._ask(
+            ["sacct", "--json", self._jobs_option(job_id)], env={}, patience_s=_ACCOUNTING_S
+        )
         with suppress(ValueError):
             json.loads(answer)
             return answer
-        raise SlurmError("sacct's answer is not valid JSON", code="slurm-answer-garbled", why=answer[-200:])
+        raise SlurmError(
+            "sacct's answer is not valid JSON", code="slurm-answer-garbled", why=answer[-200:]
+        )
 
     def accounted(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         for job_id in ids:
@@ -405,7 +469,11 @@ class SlurmClient(Jobs):
 
     def _arrays(self) -> SplitArrays:
         # clusterctl's own clusters take arrays of any size.
-        return SplitArrays.of(self.ledger) if self.is_foreign and self.ledger is not None else SplitArrays({})
+        return (
+            SplitArrays.of(self.ledger)
+            if self.is_foreign and self.ledger is not None
+            else SplitArrays({})
+        )
 
     def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
         return self._arrays().renumbered(self._query(slurm_parse.SQUEUE, *options, nothing=nothing))
@@ -424,9 +492,13 @@ class SlurmClient(Jobs):
         except SlurmError as exc:
             reason = exc.why or exc.what
         message = "Slurm's accounting gives no usable answer"
-        raise AccountingAwayError(message, why=reason, fix="`clusterctl jobs` shows the jobs in the queue")
+        raise AccountingAwayError(
+            message, why=reason, fix="`clusterctl jobs` shows the jobs in the queue"
+        )
 
-    def _query(self, query: slurm_parse.Query[_T], *options: str, **how: Unpack[_How]) -> tuple[_T, ...]:
+    def _query(
+        self, query: slurm_parse.Query[_T], *options: str, **how: Unpack[_How]
+    ) -> tuple[_T, ...]:
         separator: str = slurm_parse.new_separator()
         return query.parse(self._ask([*query.command(separator), *options], **how), separator)
 
@@ -442,10 +514,12 @@ class SlurmClient(Jobs):
         env: Mapping[str, str] = slurm_parse.ENVIRONMENT,
         patience_s: float | None = None,
     ) -> list[str]:
-        """Run commands in a single round trip; stop at the first failure. Return each command's stdout.
+        """Run commands in a single round trip; stop at the first failure. Return each command's
+        stdout.
 
         nothing: pattern of an error message that means an empty answer.
-        patience_s: how long to try again while Slurm does not answer. Default and maximum: the client's.
+        patience_s: how long to try again while Slurm does not answer. Default and maximum: the
+            client's.
         """
         boundary = slurm_parse.new_separator()
         line = f" && printf %s {shlex.quote(boundary)} && ".join(map(shlex.join, commands))
@@ -463,24 +537,33 @@ class SlurmClient(Jobs):
                 return outputs
             if nothing is not None and nothing.search(result.stderr):
                 return [""] * len(commands)
-            command, reason = commands[len(outputs) - 1][0], result.stderr.strip()[-_LONGEST_ERROR:]
+            command = commands[len(outputs) - 1][0]
+            reason = result.stderr.strip()[-_LONGEST_ERROR:]
             if SlurmAwayError.words.search(result.stderr):
                 raise self._away_error(command, reason, limit_s)
-            failed = CommandError(command, code="slurm-command-failed", rc=result.rc, stderr=result.stderr)
+            failed = CommandError(
+                command, code="slurm-command-failed", rc=result.rc, stderr=result.stderr
+            )
             raise SlurmError(
-                f"{command} failed with exit status {result.rc}", code="slurm-command-failed", why=reason
+                f"{command} failed with exit status {result.rc}",
+                code="slurm-command-failed",
+                why=reason,
             ) from failed
 
         return retry(self.clock, limit_s, ask)
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str]) -> Result:
-        """Run a command. After a timeout, ping slurmctld; repeat the command only if slurmctld answers."""
+        """Run a command. After a timeout, ping slurmctld; repeat the command only if slurmctld
+        answers.
+        """
         if not self._in_doubt:
             with suppress(NoAnswerError):
                 return self.transport.run(argv, check=False, env=env, timeout_s=_SOON_S)
             self._in_doubt = True
         if not self.is_there():
-            raise self._away_error("a ping", "slurmctld does not accept connections", self.patience_s)
+            raise self._away_error(
+                "a ping", "slurmctld does not accept connections", self.patience_s
+            )
         self._in_doubt = False
         return self.transport.run(argv, check=False, env=env)
 

@@ -14,7 +14,13 @@ from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type, faults, flags
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT
+from clusterctl.spec.names import (
+    ADMIN_USER,
+    PROOF_PARTITION,
+    SLURMCTLD_PORT,
+    SLURMD_PORT,
+    SLURMDBD_PORT,
+)
 from clusterctl.spec.slurm_lines import SlurmLine
 from clusterctl.state.inventory import HEALTH_PROGRAM, SRUN_PORTS, Host, Inventory
 from clusterctl.util.assets import digest, render
@@ -22,13 +28,14 @@ from clusterctl.util.assets import digest, render
 TASK_PROLOG = "/opt/clusterctl/task-prolog"
 FENCE = "/opt/clusterctl/fence"
 
-# The memory that the kernel reports varies by some MiB between boots, and Slurm drains a node with less
-# memory than configured.
+# The memory that the kernel reports varies by some MiB between boots, and Slurm drains a node with
+# less memory than configured.
 _MEMORY_PROMISED = 0.98
 # The first release with `CgroupPlugin=disabled`; tested with this release and 26.05.
 _DISABLES_CGROUPS = "24.11"
-# From 23.11, `scontrol reconfigure` makes the daemons re-execute themselves: scontrol(1). Before 23.11.8 that
-# could lose credentials and crash slurmctld (Slurm's CHANGELOG/slurm-23.11.md), and Ubuntu 24.04 has 23.11.4.
+# From 23.11, `scontrol reconfigure` makes the daemons re-execute themselves: scontrol(1). Before
+# 23.11.8 that could lose credentials and crash slurmctld (Slurm's CHANGELOG/slurm-23.11.md), and
+# Ubuntu 24.04 has 23.11.4.
 _RECONFIGURES = "24.05"
 _TREE_WIDTH = 128  # nodes
 _PROOF_PRIORITY_TIER = 1000
@@ -39,7 +46,9 @@ Settings = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node in slurm.conf. topology: boards, sockets, cores, threads; () if it is a part of a machine."""
+    """A node in slurm.conf. topology: boards, sockets, cores, threads; () if it is a part of a
+    machine.
+    """
 
     host: Host
     cpus: int
@@ -48,11 +57,13 @@ class Node:
     gpus: tuple[Gpu, ...]
 
 
-def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
+def render_files(
+    spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]
+) -> dict[str, str]:
     """Return Slurm's configuration files: file name -> text. Empty for a cluster without Slurm.
 
-    facts: hardware by host name, for hosts without cpus and memory in the inventory. SlurmError is raised if
-        the facts of such a host are missing.
+    facts: hardware by host name, for hosts without cpus and memory in the inventory. SlurmError is
+        raised if the facts of such a host are missing.
     """
     if not inventory.has_slurm:
         return {}
@@ -61,7 +72,8 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
     knows_disabled = _release(inventory) >= _DISABLES_CGROUPS
     gpus = [_line(settings) for node in nodes for settings in _gres_settings(node)]
     switches = [
-        f"SwitchName={name} " + (f"Nodes={switch.hosts}" if switch.hosts else f"Switches={switch.switches}")
+        f"SwitchName={name} "
+        + (f"Nodes={switch.hosts}" if switch.hosts else f"Switches={switch.switches}")
         for name, switch in spec.provider.switches.items()
     ]
     return {
@@ -74,7 +86,9 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
         ),
         # Slurm ignores the file if there are no switches.
         "topology.conf": render("topology.conf.j2", lines=switches),
-        "slurmdbd.conf": render("slurmdbd.conf.j2", host=inventory.controller.own_name, port=SLURMDBD_PORT),
+        "slurmdbd.conf": render(
+            "slurmdbd.conf.j2", host=inventory.controller.own_name, port=SLURMDBD_PORT
+        ),
     }
 
 
@@ -91,7 +105,9 @@ def accounting_files(cluster: str, port: int) -> dict[str, str]:
 
 
 def takes_nodes_by_reconfigure(inventory: Inventory) -> bool:
-    """Return whether Slurm learns about new nodes by `scontrol reconfigure`, without restarts of daemons."""
+    """Return whether Slurm learns about new nodes by `scontrol reconfigure`, without restarts of
+    daemons.
+    """
     return _release(inventory) >= _RECONFIGURES
 
 
@@ -103,10 +119,11 @@ def needs_facts(inventory: Inventory, host: Host) -> bool:
 def fault_timeouts(nodes: int) -> Settings:
     """Return settings that decide how soon a fault is noticed and a requeued job restarts.
 
-    Slurm's defaults are for thousands of nodes: a lost node is noticed after five minutes, and a requeued job
-    waits until credentials expire (120 s). These settings are shorter, and grow with the number of nodes. But
-    they allow a busy node half a minute without an answer, because a node marked DOWN loses its jobs.
-    The watcher on the controller finds lost nodes of jobs with --requeue sooner.
+    Slurm's defaults are for thousands of nodes: a lost node is noticed after five minutes, and a
+    requeued job waits until credentials expire (120 s). These settings are shorter, and grow with
+    the number of nodes. But they allow a busy node half a minute without an answer, because a node
+    marked DOWN loses its jobs. The watcher on the controller finds lost nodes of jobs with
+    --requeue sooner.
     """
     extra_s = nodes // 8
     return {
@@ -157,7 +174,9 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
 
 def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]) -> str:
     has_shares = any(not node.topology for node in nodes)
-    counted_otherwise = any(Driver(len({gpu.index for gpu in node.gpus}), node.gpus).uuids for node in nodes)
+    counted_otherwise = any(
+        Driver(len({gpu.index for gpu in node.gpus}), node.gpus).uuids for node in nodes
+    )
     return render(
         "slurm.conf.j2",
         cluster=spec.name,
@@ -169,7 +188,8 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         switches=spec.provider.switches,
         tasks=_line(_tasks(has_shares=has_shares, cgroups=inventory.cgroups), "\n"),
         mpi="pmix" if inventory.pmix else "none",
-        # Sets the host's variables, CUDA_VISIBLE_DEVICES, and a variable that marks a Slurm without PMIx.
+        # Sets the host's variables, CUDA_VISIBLE_DEVICES, and a variable that marks a Slurm without
+        # PMIx.
         task_prolog=TASK_PROLOG if inventory.has_task_prolog or counted_otherwise else None,
         timeouts=_line(fault_timeouts(len(nodes)), "\n"),
         health=HEALTH_PROGRAM,
@@ -200,15 +220,21 @@ def _with_settings(text: str, lines: tuple[SlurmLine, ...]) -> str:
 
 def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
     if has_shares:
-        # The machine binds its parts to cores and manages their cgroups, so Slurm must change neither. Slurm
-        # counts memory itself, and ends tasks that use more than their job's memory.
-        parameters, tracks, binds = {"SlurmdParameters": "config_overrides"}, "linuxproc", "task/none"
+        # The machine binds its parts to cores and manages their cgroups, so Slurm must change
+        # neither. Slurm counts memory itself, and ends tasks that use more than their job's memory.
+        parameters = {"SlurmdParameters": "config_overrides"}
+        tracks = "linuxproc"
+        binds = "task/none"
     elif cgroups:
-        parameters, tracks, binds = {}, "cgroup", "task/cgroup,task/affinity"
+        parameters = {}
+        tracks = "cgroup"
+        binds = "task/cgroup,task/affinity"
     else:
-        parameters, tracks, binds = {}, "linuxproc", "task/affinity"
-    # It kills daemons, which linuxproc does not find because their parent is process 1, and removes the
-    # files that a job leaves in memory.
+        parameters = {}
+        tracks = "linuxproc"
+        binds = "task/affinity"
+    # It kills daemons, which linuxproc does not find because their parent is process 1, and removes
+    # the files that a job leaves in memory.
     epilog = {"Epilog": FENCE}
     return {**parameters, "ProctrackType": f"proctrack/{tracks}", "TaskPlugin": binds, **epilog}
 
@@ -242,7 +268,9 @@ def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings
         yield _amended(settings, lines.get(partition.name))
     for line, names in spec.more_partitions.items():
         members = [node for node in nodes if node.host.name in names]
-        yield _amended({"PartitionName": line.value, "DefMemPerCPU": _memory_of_a_cpu(members)}, line)
+        yield _amended(
+            {"PartitionName": line.value, "DefMemPerCPU": _memory_of_a_cpu(members)}, line
+        )
     yield {
         "PartitionName": PROOF_PARTITION,
         "Nodes": "ALL",
@@ -257,7 +285,9 @@ def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings
 
 
 def _memory_of_a_cpu(nodes: Sequence[Node]) -> str:
-    """Return DefMemPerCPU in MiB. Without it, a job that does not ask for memory gets all of its nodes'."""
+    """Return DefMemPerCPU in MiB. Without it, a job that does not ask for memory gets all of its
+    nodes'.
+    """
     return str(min(node.memory_mib // node.cpus for node in nodes))
 
 
@@ -279,7 +309,14 @@ def _gres_settings(node: Node) -> Iterable[Settings]:
         files = {"MultipleFiles" if gpu.caps else "File": ",".join(gpu.files)}
         near = {"Cores": gpu.cores} if gpu.cores and node.topology else {}
         links = {"Links": gpu.links} if gpu.links else {}
-        yield {"NodeName": node.host.name, "Name": "gpu", "Type": gpu.type, **files, **near, **links}
+        yield {
+            "NodeName": node.host.name,
+            "Name": "gpu",
+            "Type": gpu.type,
+            **files,
+            **near,
+            **links,
+        }
 
 
 def _line(settings: Settings, separator: str = " ") -> str:
@@ -294,17 +331,26 @@ _GRAVE_XIDS: Final = (
 )
 
 
-def render_health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]) -> str:
-    """Return JSON: host -> settings of its health check. A host that is not in ``drivers`` has no GPUs."""
-    limits, settings = spec.monitoring.health, {}
+def render_health_file(
+    spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]
+) -> str:
+    """Return JSON: host -> settings of its health check. A host that is not in ``drivers`` has no
+    GPUs.
+    """
+    limits = spec.monitoring.health
+    settings = {}
     for name in (host.name for host in inventory.compute):
         driver = drivers.get(name, Driver())
         settings[name] = {
             "node": name,
             "gpus": {"cards": driver.cards, "parts": sum(bool(gpu.caps) for gpu in driver.gpus)},
             "gpu_temperature_c": limits.gpu_temperature,
-            "faults": {fault.says: f"{fault.means}: {fault.fix.partition(';')[0]}" for fault in faults()},
-            "flags": {flag.field: f"{flag.means}: {flag.fix or 'boot the node'}" for flag in flags()},
+            "faults": {
+                fault.says: f"{fault.means}: {fault.fix.partition(';')[0]}" for fault in faults()
+            },
+            "flags": {
+                flag.field: f"{flag.means}: {flag.fix or 'boot the node'}" for flag in flags()
+            },
             "xids": _GRAVE_XIDS,
             "disks": _DISKS,
             "disk_free_mib": limits.disk_free,
@@ -319,10 +365,12 @@ _PARTITION_SIZE: Final = re.compile(r"(?<= )DefMemPerCPU=\d+ ")
 
 
 def render_slurmd_digests(files: Mapping[str, str], inventory: Inventory) -> str:
-    """Return JSON: host -> digest of the settings that require a restart of slurmd when they change.
+    """Return JSON: host -> digest of the settings that require a restart of slurmd when they
+    change.
 
-    files: Slurm's files, from ``render_files``. If `scontrol reconfigure` can add nodes, a host's digest does
-    not depend on other nodes' lines, nor on its own line if the host shares a machine with other nodes.
+    files: Slurm's files, from ``render_files``. If `scontrol reconfigure` can add nodes, a host's
+    digest does not depend on other nodes' lines, nor on its own line if the host shares a machine
+    with other nodes.
     """
     reconfigures = takes_nodes_by_reconfigure(inventory)
     reloaded_keys = (
@@ -340,4 +388,7 @@ def render_slurmd_digests(files: Mapping[str, str], inventory: Inventory) -> str
             common.append(_PARTITION_SIZE.sub("", _SIZE.sub("", line)))
     shared = digest(*common)
     names = [host.name for host in inventory.compute]
-    return json.dumps({host: digest(shared, *node_lines.get(host, ())) for host in names}, indent=1) + "\n"
+    return (
+        json.dumps({host: digest(shared, *node_lines.get(host, ())) for host in names}, indent=1)
+        + "\n"
+    )

@@ -1,9 +1,9 @@
 """Parser of Slurm's output, and the commands that produce it.
 
-A job's name, comment and folder may hold every byte but NUL, including newlines. So each field is followed by
-a separator that is random for each command, and a record is a fixed number of fields. A record that can't be
-parsed becomes a job or node with the error as its reason. Times are Unix seconds. Each task of an array
-becomes a job.
+A job's name, comment and folder may hold every byte but NUL, including newlines. So each field is
+followed by a separator that is random for each command, and a record is a fixed number of fields. A
+record that can't be parsed becomes a job or node with the error as its reason. Times are Unix
+seconds. Each task of an array becomes a job.
 """
 
 from __future__ import annotations
@@ -66,29 +66,40 @@ class Query(Generic[_T]):
     read: Callable[[Iterator[_Record]], Iterable[_T]]
 
     def command(self, separator: str) -> list[str]:
-        """Return the query's command line, which prints each field in full length and then the separator."""
+        """Return the query's command line, which prints each field in full length and then the
+        separator.
+        """
         if self.argv[0] == "sacct":
             return [*self.argv, f"--delimiter={separator}", f"--format={','.join(self.fields)}"]
         return [*self.argv, "--Format=" + ",".join(f"{field}:{separator}" for field in self.fields)]
 
     def parse(self, text: str, separator: str) -> tuple[_T, ...]:
-        """Parse the command's output into jobs, nodes or steps. Raises SlurmError if that is impossible."""
+        """Parse the command's output into jobs, nodes or steps. Raises SlurmError if that is
+        impossible.
+        """
         *values, remainder = text.split(separator)
         if remainder.strip() or len(values) % len(self.fields):
             raise _parse_error(self.argv[0], text)
-        rows = (values[start : start + len(self.fields)] for start in range(0, len(values), len(self.fields)))
+        rows = (
+            values[start : start + len(self.fields)]
+            for start in range(0, len(values), len(self.fields))
+        )
         # The previous record ended with a newline; ids and node names contain no newlines.
         records = ([first.rpartition("\n")[2], *remaining] for first, *remaining in rows)
         return tuple(self.read(dict(zip(self.fields, row, strict=True)) for row in records))
 
 
 def new_separator() -> str:
-    """Return a random separator. It begins with ``|``, because Slurm reads a leading digit as a width."""
+    """Return a random separator. It begins with ``|``, because Slurm reads a leading digit as a
+    width.
+    """
     return f"|{os.urandom(8).hex()}|"
 
 
 def parse_version(text: str) -> str:
-    """Return ``22.05.8`` from ``slurm-wlm 22.05.8``. Raises SlurmError if the text has no version."""
+    """Return ``22.05.8`` from ``slurm-wlm 22.05.8``. Raises SlurmError if the text has no
+    version.
+    """
     if match := re.search(r"\d+\.\d+\S*", text):
         return match.group()
     raise _parse_error("sinfo --version", text)
@@ -110,13 +121,17 @@ def _text(record: _Record, name: str) -> str:
 
 
 def _time(text: str) -> int | None:
-    """Return the number in a field's text, such as a Unix time; None for a text such as N/A or Unknown."""
+    """Return the number in a field's text, such as a Unix time; None for a text such as N/A or
+    Unknown.
+    """
     return int(text) if _is_number(text) else None
 
 
 @lru_cache
 def _limit_s(text: str) -> int | None:
-    """Return a time limit in seconds. None for UNLIMITED, NOT_SET, and 365 days, which mean no limit."""
+    """Return a time limit in seconds. None for UNLIMITED, NOT_SET, and 365 days, which mean no
+    limit.
+    """
     with suppress(ValueError):
         seconds = parse_slurm_time_s(text)
         return None if seconds == _YEAR_S else seconds
@@ -124,7 +139,9 @@ def _limit_s(text: str) -> int | None:
 
 
 def _exit(record: _Record, name: str) -> tuple[int, int]:
-    """Return (exit code, signal) from ``1:0`` or, in squeue before Slurm 23, from a status of wait(2)."""
+    """Return (exit code, signal) from ``1:0`` or, in squeue before Slurm 23, from a status of
+    wait(2).
+    """
     code, colon, signal = record[name].partition(":")
     if colon and _is_number(code) and _is_number(signal):
         return int(code), int(signal)
@@ -166,7 +183,8 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
 
 
 def with_attempts(records: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
-    """Return each job in sacct's records once, as it is now, with its attempts and the first submission.
+    """Return each job in sacct's records once, as it is now, with its attempts and the first
+    submission.
 
     records: of each attempt, in order. Records of a job with another folder belong to a job that
         had the same id before Slurm's numbers began again.
@@ -242,7 +260,9 @@ def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
 
 
 def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobInfo]:
-    """Convert records. An invalid record becomes a job in state UNKNOWN. read: the field with a job's id."""
+    """Convert records. An invalid record becomes a job in state UNKNOWN. read: the field with a
+    job's id.
+    """
     # The nodes of an invalid record are in use too, so its job gets them if possible.
     for record in records:
         try:
@@ -286,20 +306,28 @@ def _step(record: _Record) -> StepInfo:
 
 
 def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
-    """Yield each node in records once. sinfo prints a record for each pair of node and partition."""
+    """Yield each node in records once. sinfo prints a record for each pair of node and
+    partition.
+    """
     nodes: dict[str, NodeInfo] = {}
     for record in records:
-        name, partitions = record["NodeList"], (record["Partition"].rstrip("*"),)
+        name = record["NodeList"]
+        partitions = (record["Partition"].rstrip("*"),)
         if name in nodes:
             nodes[name] = replace(nodes[name], partitions=nodes[name].partitions + partitions)
             continue
         try:
-            cpus, memory_mib = _number(record, "CPUs"), _number(record, "Memory")
+            cpus = _number(record, "CPUs")
+            memory_mib = _number(record, "Memory")
             reason = "" if record["Reason"] == "none" else _text(record, "Reason")
         except ValueError as exc:
-            cpus, memory_mib, reason = 0, 0, _parse_message("sinfo", exc)
+            cpus = 0
+            memory_mib = 0
+            reason = _parse_message("sinfo", exc)
         # Only the short form of the state has the star of a node that is not responding.
-        mute = "*" if record["StateLong"].endswith("*") and "*" not in record["StateComplete"] else ""
+        mute = (
+            "*" if record["StateLong"].endswith("*") and "*" not in record["StateComplete"] else ""
+        )
         nodes[name] = NodeInfo(
             # NodeList, because NodeHost is the machine's own name.
             name=name,
@@ -317,16 +345,16 @@ def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
 
 SQUEUE: Final = Query(
     ("squeue", "--noheader", "--array", "--states=all"),
-    "JobID ArrayJobID ArrayTaskID Name UserName Partition Account QOS State Reason exit_code NodeList "
-    "SubmitTime StartTime EndTime TimeLimit tres-alloc WorkDir Comment RestartCnt".split(),
+    "JobID ArrayJobID ArrayTaskID Name UserName Partition Account QOS State Reason exit_code "
+    "NodeList SubmitTime StartTime EndTime TimeLimit tres-alloc WorkDir Comment RestartCnt".split(),
     partial(_jobs, "squeue", "ArrayJobID"),
 )
-# sacct has a single record for all tasks of an array that never started; the parser yields a job for each.
-# A job that was requeued has a record for each attempt.
+# sacct has a single record for all tasks of an array that never started; the parser yields a job
+# for each. A job that was requeued has a record for each attempt.
 SACCT: Final = Query(
     ("sacct", "--noheader", "--allocations", "--parsable", "--duplicates"),
-    "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
-    "Timelimit AllocTRES ReqTRES WorkDir Comment".split(),
+    "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit "
+    "Start End Timelimit AllocTRES ReqTRES WorkDir Comment".split(),
     partial(_jobs, "sacct", "JobID"),
 )
 STEPS: Final = Query(
@@ -357,7 +385,9 @@ def _partitions(records: Iterator[_Record]) -> Iterator[PartitionInfo]:
         )
 
 
-PARTITIONS: Final = Query(("sinfo", "--noheader"), "Partition Available Time NodeAIOT".split(), _partitions)
+PARTITIONS: Final = Query(
+    ("sinfo", "--noheader"), "Partition Available Time NodeAIOT".split(), _partitions
+)
 
 
 def parse_outages(text: str, start: int, end: int) -> dict[str, str]:
@@ -383,7 +413,9 @@ def _parse_error(command: str, answer: str) -> SlurmError:
 
 
 def expand_nodes(nodelist: str) -> tuple[str, ...]:
-    """Return the node names in a Slurm hostlist such as ``a-[1-3,7]``; raise ValueError if it is invalid."""
+    """Return the node names in a Slurm hostlist such as ``a-[1-3,7]``; raise ValueError if it is
+    invalid.
+    """
     if nodelist in {"", "None assigned", "(null)", "N/A"}:
         return ()
     if not {",", "["} & set(nodelist):

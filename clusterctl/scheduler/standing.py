@@ -1,4 +1,6 @@
-"""Availability of nodes: ready, busy, drained by an administrator, or taken out of service by Slurm."""
+"""Availability of nodes: ready, busy, drained by an administrator, or taken out of service by
+Slurm.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,18 @@ HEALTH_REASON: Final = "clusterctl health:"
 DRAINED_STATES: Final = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
 _RESERVED = frozenset({"MAINT", "RESERVED"})
 _SLURM = "slurm"  # slurmctld's account
-# First words of reasons set by clusterctl and slurmd, because they run as root, like some administrators.
+# First words of reasons set by clusterctl and slurmd, because they run as root, like some
+# administrators.
 _OUR_WORDS = ("clusterctl: ", "clusterctl watcher: ")
 _SLURMDS_WORDS = (
-    *("Kill task failed", "Prolog error", "Epilog error", "batch job complete failure", "Low ", "gres/"),
+    *(
+        "Kill task failed",
+        "Prolog error",
+        "Epilog error",
+        "batch job complete failure",
+        "Low ",
+        "gres/",
+    ),
     *("Not responding", "Node unexpectedly rebooted", "Duplicate jobid"),
 )
 
@@ -61,10 +71,14 @@ def group_by_standing(nodes: Iterable[NodeInfo]) -> dict[Availability, list[Node
 
 
 def find_unusable_nodes(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
-    """Return (name, "Slurm reports STATE: REASON") of each node that has failed or is out of service."""
+    """Return (name, "Slurm reports STATE: REASON") of each node that has failed or is out of
+    service.
+    """
     out = (Availability.OUT, Availability.FAILED)
     return tuple(
-        (node.name, f"Slurm reports {slurm_state_text(node)}") for node in nodes if standing_of(node) in out
+        (node.name, f"Slurm reports {slurm_state_text(node)}")
+        for node in nodes
+        if standing_of(node) in out
     )
 
 

@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 
 _ASKS_SLURM: Final = re.compile(r"[^#]*\bscontrol\b.*\bshow\b.*\bjob")
 _COMMAND: Final = re.compile(r"[^#]*\bCommand\b")
-_SCRIPT_BLOCK: Final = re.compile(r"^# /// script[ \t]*\n((?:#(?: .*)?\n)+?)# ///[ \t]*$", re.MULTILINE)
+_SCRIPT_BLOCK: Final = re.compile(
+    r"^# /// script[ \t]*\n((?:#(?: .*)?\n)+?)# ///[ \t]*$", re.MULTILINE
+)
 _MOST_PACKAGES: Final = 5
 MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
 
 
 @dataclass(frozen=True, slots=True)
 class UserScript:
-    """A script of the user: a Python program, started once per rank, or another script, started once.
+    """A script of the user: a Python program, started once per rank, or another script, started
+    once.
 
     interpreter: command that runs the script. directives: the script's #SBATCH lines.
-    asks_for_command: number of the line in which the script looks for its file by `scontrol show job`.
-        0: it does not.
+    asks_for_command: number of the line in which the script looks for its file by `scontrol show
+        job`. 0: it does not.
     packages: the packages that the program lists in a comment (PEP 723), as `uv run` reads it.
     """
 
@@ -62,7 +65,8 @@ class UserScript:
                 f"the script {path} can't be read",
                 code="file-unreadable",
                 why=exc.strerror or str(exc),
-                fix="use a bundled job (see `clusterctl submit --help`), or the path of an existing script",
+                fix="use a bundled job (see `clusterctl submit --help`), or the path of an "
+                "existing script",
             ) from exc
         _reject_unusable(path, content)
         text = content.decode(errors="surrogateescape")
@@ -84,34 +88,48 @@ class UserScript:
         """Yield a line for each thing that the script asks of Slurm in vain."""
         yield from self.directives.notes(job)
         if self.asks_for_command:
-            problem = "`scontrol show job` names clusterctl's job.sbatch, which is not in the script's folder"
+            problem = (
+                "`scontrol show job` names clusterctl's job.sbatch, which is not in the "
+                "script's folder"
+            )
             yield f'{self.name}, line {self.asks_for_command}: {problem}: use `dirname "$0"`'
         if self.packages and job.requirements is None and job.container is None:
             listed = ", ".join(map(shown, self.packages[:_MOST_PACKAGES]))
             problem = f"the packages in its comment `# /// script` are not installed ({listed})"
-            yield f"{self.name}: {problem}: write them to a file, one a line, and use --requirements"
+            yield (
+                f"{self.name}: {problem}: write them to a file, one a line, and use --requirements"
+            )
 
 
 def _reject_unusable(path: Path, content: bytes) -> None:
-    reason, fix = "", "rename the script"
+    reason = ""
+    fix = "rename the script"
     if len(content) > MAX_BYTES:
         reason = f"it is larger than {MAX_BYTES >> 20} MiB, Slurm's limit"
         fix = "move data out of the script, and send it with --include"
     elif not path.name.isprintable():
         reason = "its name has characters that can't be printed"
     elif b"\0" in content:
-        reason, fix = "it is not a text file", "submit a script that starts the program"
+        reason = "it is not a text file"
+        fix = "submit a script that starts the program"
     else:
         reason, fix = _encoding_fault(path, content)
     if reason:
-        raise UsageError(f"the script {path} can't be submitted", code="script-unfit", why=reason, fix=fix)
+        raise UsageError(
+            f"the script {path} can't be submitted", code="script-unfit", why=reason, fix=fix
+        )
 
 
 def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
-    """Return the reason why bash or sbatch would misread a script, and the fix; ("", "") if all is well."""
-    name, is_shell = shlex.quote(str(path)), language_of(path) is Language.SHELL
+    """Return the reason why bash or sbatch would misread a script, and the fix; ("", "") if all is
+    well.
+    """
+    name = shlex.quote(str(path))
+    is_shell = language_of(path) is Language.SHELL
     if content.startswith(codecs.BOM_UTF8) and (is_shell or b"#SBATCH" in content):
-        reason = "it begins with a byte order mark, which hides its first line and its #SBATCH lines"
+        reason = (
+            "it begins with a byte order mark, which hides its first line and its #SBATCH lines"
+        )
         return reason, f"remove the mark with `sed -i '1s/^\\xef\\xbb\\xbf//' {name}`"
     if is_shell and b"\r\n" in content:
         reason = "it has Windows line endings, which bash takes for a part of each line's last word"
@@ -123,11 +141,15 @@ def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
 
 
 def _listed_packages(text: str) -> tuple[str, ...]:
-    """Return the packages that a program lists as PEP 723 says. Empty: it lists none, or not as TOML."""
+    """Return the packages that a program lists as PEP 723 says. Empty: it lists none, or not as
+    TOML.
+    """
     block = _SCRIPT_BLOCK.search(text)
     if block is None:
         return ()
-    content = "".join(line.removeprefix("#").removeprefix(" ") for line in block[1].splitlines(keepends=True))
+    content = "".join(
+        line.removeprefix("#").removeprefix(" ") for line in block[1].splitlines(keepends=True)
+    )
     with suppress(tomllib.TOMLDecodeError):
         packages = tomllib.loads(content).get("dependencies")
         if isinstance(packages, list):
@@ -141,26 +163,36 @@ def points_in_time(job: JobSpec) -> dict[str, Request]:
     own = script.directives.requests if script is not None else ()
     # An option of --slurm replaces that of the script, and the last of several options counts.
     requests = (*own, *requests_of(job.slurm))
-    return {request.own_name: request for request in requests if request.option and request.option.clock}
+    return {
+        request.own_name: request for request in requests if request.option and request.option.clock
+    }
 
 
 def partition_name(facts: ClusterFacts, job: JobSpec) -> str | None:
     """Return the partition of a job, or None if the script's #SBATCH lines set it."""
-    script = UserScript.read(job.script) if job.partition is None and job.script is not None else None
+    script = (
+        UserScript.read(job.script) if job.partition is None and job.script is not None else None
+    )
     if script is not None and script.directives.last("partition"):
         return None
     return partition_of(facts, job).name
 
 
 def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
-    """Return a job's partition (default: the first); raise UsageError if it is unknown or too small."""
+    """Return a job's partition (default: the first); raise UsageError if it is unknown or too
+    small.
+    """
     by_name = {partition.name: partition for partition in facts.partitions}
     partition = facts.partitions[0] if job.partition is None else by_name.get(job.partition)
     if partition is None:
-        cause, attach = "", ""
+        cause = ""
+        attach = ""
         if facts.is_foreign:
             cause = "at `attach`, Slurm had no such partition, or accepted no job of yours in it"
-            attach = f"`clusterctl attach LOGIN --account NAME --partition {job.partition}` tries it; or "
+            attach = (
+                f"`clusterctl attach LOGIN --account NAME --partition {job.partition}` tries it; "
+                "or "
+            )
         raise UsageError(
             f"partition {job.partition!r} does not exist",
             code="unknown-partition",
@@ -182,14 +214,16 @@ def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
         raise UsageError(
             f"the job asks for a time limit of {format_duration(job.time)}",
             code="time-above-limit",
-            why=f"the time limit (max_time) of partition {partition.name} is {format_duration(longest)}",
+            why=f"the time limit (max_time) of partition {partition.name} is "
+            f"{format_duration(longest)}",
             fix="use a shorter --time, or another partition",
         )
     return partition
 
 
 def reject_long_script(facts: ClusterFacts, job: JobSpec) -> None:
-    """Raise UsageError if the time limit in a script's #SBATCH lines is above its partition's, as for --time.
+    """Raise UsageError if the time limit in a script's #SBATCH lines is above its partition's, as
+    for --time.
 
     The Slurm of other people may accept such a job, which then never starts.
     """

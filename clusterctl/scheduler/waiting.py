@@ -1,4 +1,6 @@
-"""Causes for which jobs wait, if Slurm's reason alone does not tell. See data/causes.toml for the others."""
+"""Causes for which jobs wait, if Slurm's reason alone does not tell. See data/causes.toml for the
+others.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from clusterctl.scheduler.standing import (
     standing_of,
 )
 
-_NODES: Final = re.compile(r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN|NodeDown")
+_NODES: Final = re.compile(
+    r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN|NodeDown"
+)
 _UNAVAILABLE: Final = re.compile(r"UnavailableNodes:(\S+)")
 _MOST_SHOWN: Final = 3  # nodes
 
@@ -46,7 +50,9 @@ def waits_for_nodes(job: JobInfo) -> bool:
 
 
 def unavailable_nodes(facts: WaitingJob) -> Explanation | None:
-    """Nodes are reserved, or out of service. Evidence: their states, because Slurm's reason is the same."""
+    """Nodes are reserved, or out of service. Evidence: their states, because Slurm's reason is the
+    same.
+    """
     if not waits_for_nodes(facts.job):
         return None
     named = _UNAVAILABLE.search(facts.job.reason)
@@ -104,7 +110,9 @@ def _fix(facts: WaitingJob, out: Sequence[NodeInfo]) -> str:
         command = f"`clusterctl ssh {out[0].name}`"
         return f"correct this on the node ({command}); its health check then returns it to service"
     if all(standing_of(node) is Availability.DRAINED for node in out):
-        return f"a person drained them: once they may be used again, `clusterctl node resume {names}`"
+        return (
+            f"a person drained them: once they may be used again, `clusterctl node resume {names}`"
+        )
     return f"{facts.repair}; `clusterctl ssh -- sinfo -R` shows why they are out of service"
 
 
@@ -115,7 +123,8 @@ def beyond_group_limit(facts: WaitingJob) -> Explanation | None:
     return Explanation(
         "waiting-beyond-job-limit",
         f"the job can never start: it asks for {facts.job.exceeds} ({facts.job.reason})",
-        "cancel the job with `clusterctl cancel`, and ask for less, or use another --qos or --account",
+        "cancel the job with `clusterctl cancel`, and ask for less, or use another --qos or "
+        "--account",
     )
 
 

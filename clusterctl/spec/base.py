@@ -1,4 +1,6 @@
-"""The base class of the models of specs and job files, field types, and messages about wrong values."""
+"""The base class of the models of specs and job files, field types, and messages about wrong
+values.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class Fault:
 
 
 def repeated(values: Iterable[object]) -> Iterator[tuple[int, int]]:
-    """For each value that occurred before, yield the value's index and the index of the first occurrence."""
+    """For each value that occurred before, yield the value's index and the index of the first
+    occurrence.
+    """
     first: dict[object, int] = {}
     for index, value in enumerate(values):
         if value is not UNKNOWN and first.setdefault(value, index) != index:
@@ -75,7 +79,9 @@ def repeated(values: Iterable[object]) -> Iterator[tuple[int, int]]:
 
 
 def dotted(loc: Loc) -> str:
-    """Return a location in a file as text: ``("partitions", 1, "nodes")`` is ``partitions[1].nodes``."""
+    """Return a location in a file as text: ``("partitions", 1, "nodes")`` is
+    ``partitions[1].nodes``.
+    """
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return text.removeprefix(".")
 
@@ -100,7 +106,9 @@ _TEXTS: Final[Mapping[str, Notice]] = {
     "model_attributes_type": Notice("wrong-type", "{name} must be a mapping of keys, not {shown}"),
     "tuple_type": Notice("wrong-type", "{name} must be a list, not {shown}"),
     "model_type": Notice("wrong-type", "{name} must be a mapping of keys, not {shown}"),
-    "ip_v4_network": Notice("not-a-network", "{name} must be a network such as 10.77.0.0/24, not {shown}"),
+    "ip_v4_network": Notice(
+        "not-a-network", "{name} must be a network such as 10.77.0.0/24, not {shown}"
+    ),
     "invalid_key": Notice("wrong-type", "the key {name} must be text"),
     "value_error": Notice("bad-value", "{error}"),
 }
@@ -119,7 +127,9 @@ def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> 
     expected = str(context.get("expected", "")).replace("'", "")
     plain = {key: f"{word:g}" if isinstance(word, float) else word for key, word in context.items()}
     code = getattr(context.get("error"), "code", template.code)
-    return Notice(code, template.format(**{**plain, "expected": expected, "name": name, "shown": value}))
+    return Notice(
+        code, template.format(**{**plain, "expected": expected, "name": name, "shown": value})
+    )
 
 
 def either(words: Iterable[object]) -> str:
@@ -129,7 +139,9 @@ def either(words: Iterable[object]) -> str:
 
 
 class _Unknown:
-    """The type of UNKNOWN, which replaces wrong values in ``partial_model``. Its attributes are UNKNOWN."""
+    """The type of UNKNOWN, which replaces wrong values in ``partial_model``. Its attributes are
+    UNKNOWN.
+    """
 
     def __bool__(self) -> bool:
         return False
@@ -160,9 +172,12 @@ class Model(BaseModel):
 def partial_model(model: type[M], values: object, context: Mapping[str, Any]) -> M:
     """Build a model from values that may be wrong. UNKNOWN replaces each wrong or missing value.
 
-    So clusterctl can check the model for contradictions between fields although some fields are wrong.
+    So clusterctl can check the model for contradictions between fields although some fields are
+    wrong.
     """
-    result: M = _tolerant_validator(model).validate_python(values, context={**context, _PARTIAL: True})
+    result: M = _tolerant_validator(model).validate_python(
+        values, context={**context, _PARTIAL: True}
+    )
     return result
 
 
@@ -177,19 +192,26 @@ def is_partial(info: ValidationInfo) -> bool:
 
 
 def _tolerant_schema(schema: Any) -> Any:
-    """Return a copy of a pydantic schema in which models accept wrong values and replace them by UNKNOWN."""
+    """Return a copy of a pydantic schema in which models accept wrong values and replace them by
+    UNKNOWN.
+    """
     if isinstance(schema, list):
         return [_tolerant_schema(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    schema = {key: part if key == "metadata" else _tolerant_schema(part) for key, part in schema.items()}
+    schema = {
+        key: part if key == "metadata" else _tolerant_schema(part) for key, part in schema.items()
+    }
     if schema.get("type") == "model-fields":
         for field in schema["fields"].values():
             parent = field["schema"] if field["schema"]["type"] == "default" else field
             strict = parent["schema"]
-            parent["schema"] = core_schema.no_info_wrap_validator_function(_value_or_unknown, strict)
+            parent["schema"] = core_schema.no_info_wrap_validator_function(
+                _value_or_unknown, strict
+            )
     if schema.get("type") == "model":
-        select_fields, ref = partial(_given_or_required, schema["cls"]), schema.pop("ref", None)
+        select_fields = partial(_given_or_required, schema["cls"])
+        ref = schema.pop("ref", None)
         return core_schema.no_info_before_validator_function(select_fields, schema, ref=ref)
     return schema
 
@@ -200,14 +222,19 @@ def _value_or_unknown(value: object, handler: ValidatorFunctionWrapHandler) -> A
     except ValidationError as exc:
         wrong = {error["loc"][0] for error in exc.errors(include_url=False) if error["loc"]}
         if isinstance(value, Mapping) and not wrong.isdisjoint(value):
-            return _value_or_unknown({key: part for key, part in value.items() if key not in wrong}, handler)
+            return _value_or_unknown(
+                {key: part for key, part in value.items() if key not in wrong}, handler
+            )
         return UNKNOWN
 
 
 def _given_or_required(model: type[BaseModel], value: object) -> dict[str, object]:
-    values, fields = value if isinstance(value, Mapping) else {}, model.model_fields.items()
+    values = value if isinstance(value, Mapping) else {}
+    fields = model.model_fields.items()
     keys = ((info.alias or name, info) for name, info in fields)
-    return {key: values.get(key, UNKNOWN) for key, info in keys if key in values or info.is_required()}
+    return {
+        key: values.get(key, UNKNOWN) for key, info in keys if key in values or info.is_required()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +247,9 @@ class Pattern:
     regex: str
     asks_for: str
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.with_info_after_validator_function(self._checked, handler(source))
 
     def __get_pydantic_json_schema__(
@@ -232,7 +261,8 @@ class Pattern:
         return re.fullmatch(self.regex, text) is not None
 
     def _checked(self, text: str, info: ValidationInfo) -> str:
-        # This mistake was reported before the partial model was built. The text still serves as a name.
+        # This mistake was reported before the partial model was built. The text still serves as a
+        # name.
         if not self.matches(text) and not is_partial(info):
             raise PydanticCustomError("pattern", "not {asks_for}", {"asks_for": self.asks_for})
         return text
@@ -243,17 +273,22 @@ PATTERNS: Final = {
     for name, row in read_table(DATA / "patterns.toml", dict[str, tuple[str, str]]).items()
 }
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-PRIVATE_NETWORKS: Final = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
+PRIVATE_NETWORKS: Final = tuple(
+    IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+)
 
 Url = Annotated[str, PATTERNS["url"]]
 UnixName = Annotated[str, PATTERNS["unix_name"]]
 # Strict: neither `yes` in quotes nor 1 is accepted as true.
 Toggle = Annotated[bool, Field(strict=True)]
 # ``ipaddress`` would accept a number as an address.
-Network = Annotated[IPv4Network, BeforeValidator(lambda raw: str(raw) if isinstance(raw, int) else raw)]
+Network = Annotated[
+    IPv4Network, BeforeValidator(lambda raw: str(raw) if isinstance(raw, int) else raw)
+]
 Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 
-# Keys of the validation context. RECORDED: true for the spec of existing hosts, to which newer rules do not
+# Keys of the validation context. RECORDED: true for the spec of existing hosts, to which newer
+# rules do not
 # apply. HERE: the folder that paths are relative to.
 RECORDED: Final = "recorded"
 HERE: Final = "folder"
@@ -278,12 +313,16 @@ def expanded(text: str, info: ValidationInfo) -> str:
 
 
 FileName = Annotated[
-    Path, AfterValidator(_located), WithJsonSchema({"type": "string", "examples": ["requirements.txt"]})
+    Path,
+    AfterValidator(_located),
+    WithJsonSchema({"type": "string", "examples": ["requirements.txt"]}),
 ]
 
 # A text instead of a Path, because it is written into an ssh_config.
 KeyFile = Annotated[
-    str, AfterValidator(expanded), WithJsonSchema({"type": "string", "examples": ["~/.ssh/id_ed25519"]})
+    str,
+    AfterValidator(expanded),
+    WithJsonSchema({"type": "string", "examples": ["~/.ssh/id_ed25519"]}),
 ]
 
 _SIZE_TEXT = PlainSerializer(format_size, return_type=str)
@@ -291,7 +330,9 @@ _DURATION_TEXT = PlainSerializer(format_duration, return_type=str)
 
 
 def _schema(example: str, **keys: object) -> WithJsonSchema:
-    return WithJsonSchema({**(keys or {"type": ["string", "integer"], "minimum": 1}), "examples": [example]})
+    return WithJsonSchema(
+        {**(keys or {"type": ["string", "integer"], "minimum": 1}), "examples": [example]}
+    )
 
 
 _SIZE_SCHEMA = _schema("50GiB", type="string", pattern=SIZE_PATTERN)
@@ -303,7 +344,9 @@ JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _
 
 
 def at_least(text: str) -> AfterValidator:
-    """Return a validator that rejects lower values. ``text``: the minimum, such as ``10m`` or ``64MiB``."""
+    """Return a validator that rejects lower values. ``text``: the minimum, such as ``10m`` or
+    ``64MiB``.
+    """
     least = parse_size_mib(text) if text.endswith("B") else parse_duration_s(text)
 
     def check(value: int) -> int:
@@ -327,5 +370,7 @@ def at_most(text: str) -> AfterValidator:
 
 
 def spelled(text: str, description: str) -> Any:
-    """Return a pydantic field. ``text``: its default, a duration or size such as ``10m`` or ``64MiB``."""
+    """Return a pydantic field. ``text``: its default, a duration or size such as ``10m`` or
+    ``64MiB``.
+    """
     return Field(text, validate_default=True, description=description)

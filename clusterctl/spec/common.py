@@ -9,7 +9,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec.base import (
@@ -26,7 +33,14 @@ from clusterctl.spec.base import (
     spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, PublicKey, Switch, expand
-from clusterctl.spec.names import ADMIN_USER, DATA, LEAST_DISK_MIB, MAX_ARRAY_SIZE, MAX_COUNT, PROOF_PARTITION
+from clusterctl.spec.names import (
+    ADMIN_USER,
+    DATA,
+    LEAST_DISK_MIB,
+    MAX_ARRAY_SIZE,
+    MAX_COUNT,
+    PROOF_PARTITION,
+)
 from clusterctl.spec.slurm_lines import SLURM_LINE, SlurmLine, nodes_of, parse_line
 from clusterctl.spec.software import Software
 from clusterctl.spec.units import format_size
@@ -43,7 +57,8 @@ _RESERVED: Final = read_table(DATA / "reserved.toml", dict[str, tuple[str, ...]]
 RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
 # Slurm's own account, and the account of the verification partition.
 RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})
-# The controller's host name ends in -ctl. Slurm reads a partition DEFAULT as defaults of all partitions.
+# The controller's host name ends in -ctl. Slurm reads a partition DEFAULT as defaults of all
+# partitions.
 RESERVED_PARTITIONS = frozenset({"ctl", "default", PROOF_PARTITION})
 
 
@@ -64,7 +79,9 @@ def _other_than(reserved: Collection[str], description: str) -> AfterValidator:
 _SlurmText = Annotated[
     str, AfterValidator(_slurm_line), WithJsonSchema({"type": "string", "pattern": SLURM_LINE})
 ]
-UserAccount = Annotated[AccountName, _other_than(RESERVED_ACCOUNTS, "an account of clusterctl or Slurm")]
+UserAccount = Annotated[
+    AccountName, _other_than(RESERVED_ACCOUNTS, "an account of clusterctl or Slurm")
+]
 
 MOST_GPUS: Final = 16
 
@@ -72,8 +89,12 @@ MOST_GPUS: Final = 16
 class Gpus(Model):
     """The GPUs of a node."""
 
-    type: Annotated[str, PATTERNS["gpu_type"]] = Field(description="their type, such as l4, t4, a100, h100")
-    count: Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)] = Field(1, description="number per node")
+    type: Annotated[str, PATTERNS["gpu_type"]] = Field(
+        description="their type, such as l4, t4, a100, h100"
+    )
+    count: Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)] = Field(
+        1, description="number per node"
+    )
 
     def __str__(self) -> str:
         return f"{self.count} x {self.type}"
@@ -84,7 +105,9 @@ _Interval = Annotated[DurationS, at_least("5s")]
 
 
 class Health(Model):
-    """The health check. It drains nodes that fail, and resumes nodes once they pass. See docs/gpus.md."""
+    """The health check. It drains nodes that fail, and resumes nodes once they pass. See
+    docs/gpus.md.
+    """
 
     interval: _Interval = spelled("1m", "time between two checks of a node")
     gpu_temperature: Annotated[int, Field(ge=40, le=120, strict=True)] = Field(
@@ -103,11 +126,15 @@ class Monitoring(Model):
         description="checks (each second) that a node may miss before its jobs start elsewhere, if all "
         "have `--requeue`; large clusters allow more. 0: Slurm decides, after a minute",
     )
-    health: Health = Field(Health(), description="the limits and the interval of the nodes' health check")
+    health: Health = Field(
+        Health(), description="the limits and the interval of the nodes' health check"
+    )
 
 
 class Storage(Model):
-    """The shared folder, /shared on the hosts: home folders, datasets, output of jobs. See docs/data.md."""
+    """The shared folder, /shared on the hosts: home folders, datasets, output of jobs. See
+    docs/data.md.
+    """
 
     keep: Toggle = Field(
         False,
@@ -117,33 +144,48 @@ class Storage(Model):
 
 
 class Partition(Model):
-    """A Slurm partition of equal nodes, named ``<cluster>-<partition>-1`` and so on, or as in ``hosts``."""
+    """A Slurm partition of equal nodes, named ``<cluster>-<partition>-1`` and so on, or as in
+    ``hosts``.
+    """
 
     # `nodes` may be left out if `hosts` is given.
     model_config = ConfigDict(
-        json_schema_extra={"required": ["name"], "anyOf": [{"required": ["nodes"]}, {"required": ["hosts"]}]}
+        json_schema_extra={
+            "required": ["name"],
+            "anyOf": [{"required": ["nodes"]}, {"required": ["hosts"]}],
+        }
     )
 
     name: SlurmName = Field(description="the partition's name in Slurm and in its nodes' names")
-    nodes: Annotated[int, Field(ge=1, strict=True, description="number of nodes; with hosts, their number")]
-    hosts: HostRange | None = Field(None, description="its nodes, on your own machines, such as gpu[01-08]")
+    nodes: Annotated[
+        int, Field(ge=1, strict=True, description="number of nodes; with hosts, their number")
+    ]
+    hosts: HostRange | None = Field(
+        None, description="its nodes, on your own machines, such as gpu[01-08]"
+    )
     cpus: Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)] | None = Field(
-        None, description="cores of each local node; by default this machine's, divided among the nodes"
+        None,
+        description="cores of each local node; by default this machine's, divided among the nodes",
     )
     memory: Annotated[SizeMib, at_least(format_size(LEAST_MEMORY_MIB))] | None = Field(
-        None, description="memory of each local node; by default this machine's, divided among the nodes"
+        None,
+        description="memory of each local node; by default this machine's, divided among the nodes",
     )
     disk: Annotated[SizeMib, at_least(format_size(LEAST_DISK_MIB))] | None = Field(
         None,
         description="disk space of each local node; by default limited only by this machine's free space",
     )
     gpus: Gpus | None = Field(
-        None, description="GPUs of each node; they select a cloud's machine type; local nodes have no GPUs"
+        None,
+        description="GPUs of each node; they select a cloud's machine type; local nodes have no GPUs",
     )
     price_per_hour: Usd | None = Field(
-        None, description="price of a node in USD per hour; by default the built-in price of the cloud"
+        None,
+        description="price of a node in USD per hour; by default the built-in price of the cloud",
     )
-    max_time: DurationS | None = Field(None, description="longest time limit of a job; default: unlimited")
+    max_time: DurationS | None = Field(
+        None, description="longest time limit of a job; default: unlimited"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -158,7 +200,9 @@ class Partition(Model):
 
 
 class User(Model):
-    """An ordinary account, the same on all nodes. The first user runs the jobs that clusterctl submits."""
+    """An ordinary account, the same on all nodes. The first user runs the jobs that clusterctl
+    submits.
+    """
 
     name: Annotated[UnixName, _other_than(RESERVED_USERS, "a system account")] = Field(
         description="the account's name"
@@ -171,8 +215,8 @@ class User(Model):
     )
     ssh_keys: tuple[PublicKey, ...] = Field(
         (),
-        description="SSH public keys that may log in as this account, each as text or as the name of a file, "
-        "relative to this file or to ~",
+        description="SSH public keys that may log in as this account, each as text or as the name of a "
+        "file, relative to this file or to ~",
     )
 
 
@@ -183,7 +227,9 @@ class Qos(Model):
     priority: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] = Field(
         0, description="added to the priority of its jobs"
     )
-    max_time: DurationS | None = Field(None, description="longest time limit of a job; default: unlimited")
+    max_time: DurationS | None = Field(
+        None, description="longest time limit of a job; default: unlimited"
+    )
 
 
 class SlurmSettings(Model):
@@ -191,13 +237,16 @@ class SlurmSettings(Model):
 
     version: Literal["24.11", "26.05"] | None = Field(
         None,
-        description="release of Slurm, on local nodes with Debian 13: 24.11, or 26.05 from Debian testing; "
-        "by default the distribution's; a cluster that is up keeps its release",
+        description="release of Slurm, on local nodes with Debian 13: 24.11, or 26.05 from Debian "
+        "testing; by default the distribution's; a cluster that is up keeps its release",
     )
-    qos: tuple[Qos, ...] = Field((), description="qualities of service in addition to Slurm's `normal`")
+    qos: tuple[Qos, ...] = Field(
+        (), description="qualities of service in addition to Slurm's `normal`"
+    )
     extra: tuple[_SlurmText, ...] = Field(
         (),
-        description="slurm.conf lines, except keys that clusterctl sets; also more partitions and node sets",
+        description="slurm.conf lines, except keys that clusterctl sets; also more partitions and node "
+        "sets",
     )
 
     @property
@@ -213,11 +262,13 @@ class SlurmSettings(Model):
 
 
 class ProviderSettings(Model):
-    """Settings of a provider. Class variables and properties tell how it differs from other providers.
+    """Settings of a provider. Class variables and properties tell how it differs from other
+    providers.
 
     foreign: whether other people operate the cluster, and the user only has an account there.
     user_owned: whether the hosts are the user's own machines, which `down` restores.
-    shares_kernel: whether the hosts use this machine's kernel. Then they can't reboot and have no firewall.
+    shares_kernel: whether the hosts use this machine's kernel. Then they can't reboot and have no
+        firewall.
     is_cloud: whether the hosts are rented, by machine type.
     keeps_from_start: whether storage.keep can't be changed while the cluster is up.
     default_uid: uid of the job user if the spec has no users. None: the uid that runs clusterctl.
@@ -233,7 +284,9 @@ class ProviderSettings(Model):
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
-        """Host name -> address and login, for machines of the user. Empty if clusterctl creates the hosts."""
+        """Host name -> address and login, for machines of the user. Empty if clusterctl creates the
+        hosts.
+        """
         return {}
 
     @property
@@ -243,7 +296,9 @@ class ProviderSettings(Model):
 
     @property
     def switches(self) -> Mapping[str, Switch]:
-        """Name -> switch of the fast network between hosts. Empty if the spec has no key `fabric`."""
+        """Name -> switch of the fast network between hosts. Empty if the spec has no key
+        `fabric`.
+        """
         return {}
 
     @property
@@ -252,7 +307,8 @@ class ProviderSettings(Model):
         return {}
 
     def baking(self) -> Self:
-        """Return a copy of these settings with `image.bake` enabled, so that `up` builds a node image.
+        """Return a copy of these settings with `image.bake` enabled, so that `up` builds a node
+        image.
 
         Raises:
             UsageError: the provider can't build images in advance.
@@ -274,7 +330,9 @@ class ProviderSettings(Model):
         return None
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:  # noqa: ARG002
-        """Yield contradictions between fields of a spec with this provider. A wrong field may be UNKNOWN."""
+        """Yield contradictions between fields of a spec with this provider. A wrong field may be
+        UNKNOWN.
+        """
         yield from ()
 
     def controller_of(self, cluster: str) -> str:
@@ -282,15 +340,20 @@ class ProviderSettings(Model):
         return f"{cluster}-ctl"
 
     def with_images(self, spec: Cluster, raised: Cluster | None) -> Self:  # noqa: ARG002
-        """Return a copy of these settings with each host's image. ``raised``: the running cluster's spec."""
+        """Return a copy of these settings with each host's image. ``raised``: the running cluster's
+        spec.
+        """
         return self
 
     def expected_release(self, spec: Cluster) -> str | None:  # noqa: ARG002
-        """Return the distribution of all hosts. None: unknown until clusterctl connects to the hosts."""
+        """Return the distribution of all hosts. None: unknown until clusterctl connects to the
+        hosts.
+        """
         return None
 
 
-# A key that a provider or a scheduler does not allow, such as `partitions.gpus`; the message; the fix.
+# A key that a provider or a scheduler does not allow, such as `partitions.gpus`; the message; the
+# fix.
 Refusal = tuple[str, str, str]
 
 OF_OWN_MACHINES: Final[Refusal] = (
@@ -308,18 +371,27 @@ class Cluster(Model):
     version: Literal[1] = Field(description="the version of this file's format")
     name: ClusterName = Field(description="the cluster's name, first part of its hosts' names")
     provider: ProviderSettings
-    partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
+    partitions: tuple[Partition, ...] = Field(
+        min_length=1, description="the nodes, by Slurm partition"
+    )
     users: tuple[User, ...] = Field(
-        (), description="accounts on all nodes; default: you (with uid 10000 on gcp), or hpc if you are root"
+        (),
+        description="accounts on all nodes; default: you (with uid 10000 on gcp), or hpc if you are root",
     )
     software: Software = Field(Software(), description="software on the nodes beyond the defaults")
-    storage: Storage = Field(Storage(), description="whether the shared folder outlives the cluster")
-    scheduler: Literal["slurm", "none"] = Field(
-        "slurm", description="the scheduler of jobs; none: plain mpirun over SSH, a single job at a time"
+    storage: Storage = Field(
+        Storage(), description="whether the shared folder outlives the cluster"
     )
-    slurm: SlurmSettings = Field(SlurmSettings(), description="Slurm's settings beyond the defaults")
+    scheduler: Literal["slurm", "none"] = Field(
+        "slurm",
+        description="the scheduler of jobs; none: plain mpirun over SSH, a single job at a time",
+    )
+    slurm: SlurmSettings = Field(
+        SlurmSettings(), description="Slurm's settings beyond the defaults"
+    )
     monitoring: Monitoring = Field(
-        Monitoring(), description="the telemetry step that runs beside every job, and the health of nodes"
+        Monitoring(),
+        description="the telemetry step that runs beside every job, and the health of nodes",
     )
 
     @field_validator("version", mode="before")
@@ -330,12 +402,16 @@ class Cluster(Model):
 
     @property
     def job_user(self) -> User:
-        """The account that jobs run as. Needs a spec from ``resolve_spec``, which fills in ``users``."""
+        """The account that jobs run as. Needs a spec from ``resolve_spec``, which fills in
+        ``users``.
+        """
         return self.users[0]
 
     @property
     def key_mark(self) -> str:
-        """The end of each line that the Ansible role `users` manages in a person's authorized_keys."""
+        """The end of each line that the Ansible role `users` manages in a person's
+        authorized_keys.
+        """
         return f" managed by clusterctl for {self.name}"
 
     def key_lines(self, user: User) -> tuple[str, ...]:
@@ -372,16 +448,22 @@ class Cluster(Model):
         """Line of ``slurm.extra`` that defines another partition -> the names of its nodes."""
         nodes = self.nodes_by_partition
         lines = self.slurm.lines
-        defined = (line for line in lines if line.defines == "partitionname" and line.value not in nodes)
+        defined = (
+            line for line in lines if line.defines == "partitionname" and line.value not in nodes
+        )
         return {line: nodes_of(line, lines, nodes) for line in defined}
 
     def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
-        """Yield a fault for each key in ``rows`` that the spec sets. Ignore keys with the value UNKNOWN."""
+        """Yield a fault for each key in ``rows`` that the spec sets. Ignore keys with the value
+        UNKNOWN.
+        """
         for key, message, fix in rows:
             top, _, name = key.partition(".")
             section = getattr(self, top)
             is_single = isinstance(section, Model)
-            sections = [((top,), section)] if is_single else [((top, i), x) for i, x in enumerate(section)]
+            sections = (
+                [((top,), section)] if is_single else [((top, i), x) for i, x in enumerate(section)]
+            )
             for loc, settings in sections:
                 value = getattr(settings, name, UNKNOWN)
                 if value is not UNKNOWN and value != type(settings).model_fields[name].default:

@@ -1,4 +1,6 @@
-"""The distributions that clusterctl configures, from data/distributions.toml, and their Slurm releases."""
+"""The distributions that clusterctl configures, from data/distributions.toml, and their Slurm
+releases.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,18 @@ class Distribution:
     """A release of a Linux distribution, such as Debian 13.
 
     python: path of the interpreter that creates the job environment.
-    openmpi_conf: Open MPI's parameters. mpi_module: environment module of Open MPI; None: it needs no module.
-        Both are of the distribution's package: a host may have NVIDIA's, with another prefix and no module.
+    openmpi_conf: Open MPI's parameters. mpi_module: environment module of Open MPI; None: it needs
+        no module. Both are of the distribution's package: a host may have NVIDIA's, with another
+        prefix and no module.
     glibc_minor: the x of glibc 2.x.
     cgroup_v2: whether the distribution's Slurm supports cgroup version 2.
     slurm: the release of Slurm in the distribution's packages. None: it changes with updates.
-    newer_slurm: release of Slurm that a node image can have instead of ``slurm`` -> Debian suite to use.
+    newer_slurm: release of Slurm that a node image can have instead of ``slurm`` -> Debian suite to
+        use.
     slurm_without_pmix: releases in ``newer_slurm`` without packages of the PMIx plugin.
     oldest_cuda: the oldest release of CUDA in NVIDIA's repository. 0: all that a spec can name.
-    slurm_flaws: the known vulnerabilities of the distribution's Slurm, in words. Empty: nothing is known.
+    slurm_flaws: the known vulnerabilities of the distribution's Slurm, in words. Empty: nothing is
+        known.
     """
 
     release: str
@@ -78,12 +83,14 @@ def distribution_of(name: str) -> Distribution:
 
 
 def common_distribution(hosts: Mapping[str, str]) -> Distribution:
-    """Return the distribution that all hosts share, because Slurm, Open MPI and Python must be the same.
+    """Return the distribution that all hosts share, because Slurm, Open MPI and Python must be the
+    same.
 
     hosts: host name -> ID and VERSION_ID such as ``rocky-9.6``, the controller first.
 
     Raises:
-        ProvisionError: hosts have different or unsupported releases; ``failures`` has an entry for each host.
+        ProvisionError: hosts have different or unsupported releases; ``failures`` has an entry for
+            each host.
     """
     failures: list[Failure] = []
     by_host: dict[str, Distribution] = {}
@@ -95,24 +102,32 @@ def common_distribution(hosts: Mapping[str, str]) -> Distribution:
     if not failures:
         failures = differing(by_host)
     if failures:
-        raise ProvisionError.of_hosts("{hosts} can't be in this cluster", failures, code="distribution-unfit")
+        raise ProvisionError.of_hosts(
+            "{hosts} can't be in this cluster", failures, code="distribution-unfit"
+        )
     return next(iter(by_host.values()))
 
 
 def differing(hosts: Mapping[str, Distribution]) -> list[Failure]:
-    """Return a failure for each host with another distribution than the controller, the first host."""
+    """Return a failure for each host with another distribution than the controller, the first
+    host.
+    """
     (leader, first), *others = hosts.items()
     differs = f"but {leader} has {first.title} with another Slurm and Open MPI"
     fix = "use hosts with the same distribution and release, or create two clusters"
     return [
-        Failure("distributions-differ", f"the host has {distribution.title}, {differs}", host, fix=fix)
+        Failure(
+            "distributions-differ", f"the host has {distribution.title}, {differs}", host, fix=fix
+        )
         for host, distribution in others
         if distribution != first
     ]
 
 
 def redhat_release(os_release: Path = _OS_RELEASE) -> str | None:
-    """Return this machine's distribution, such as ``rocky-9``, if it belongs to the Red Hat family."""
+    """Return this machine's distribution, such as ``rocky-9``, if it belongs to the Red Hat
+    family.
+    """
     values = _read(os_release)
     name = f"{values.get('ID', '')}-{values.get('VERSION_ID', '').partition('.')[0]}"
     try:
@@ -123,7 +138,9 @@ def redhat_release(os_release: Path = _OS_RELEASE) -> str | None:
 
 
 def of_local_nodes() -> str:
-    """Return the distribution for local nodes: this machine's, if of the Red Hat family, otherwise Debian."""
+    """Return the distribution for local nodes: this machine's, if of the Red Hat family, otherwise
+    Debian.
+    """
     return redhat_release() or DEFAULT
 
 
@@ -161,7 +178,8 @@ def _unknown(name: str, reason: str) -> ProvisionError:
     )
 
 
-# Release of Slurm -> lower-case keys of slurm.conf that prevent the daemons of this release from starting.
+# Release of Slurm -> lower-case keys of slurm.conf that prevent the daemons of this release from
+# starting.
 # Source: Slurm's RELEASE_NOTES and CHANGELOG.
 _REMOVED_KEYS: Final = {
     "26.05": (
@@ -188,10 +206,12 @@ def is_removed(key: str, release: str) -> bool:
 def refuse_slurm(
     release: str, distribution: Distribution | None, *, makes_image: bool
 ) -> SoftwareRefusal | None:
-    """Return the reason why hosts can't have this release of Slurm. None: clusterctl knows no reason.
+    """Return the reason why hosts can't have this release of Slurm. None: clusterctl knows no
+    reason.
 
     distribution: the hosts' distribution, or ``None`` before the hosts are probed.
-    makes_image: whether clusterctl builds the hosts' image, which can contain another release of Slurm.
+    makes_image: whether clusterctl builds the hosts' image, which can contain another release of
+        Slurm.
     """
     candidates = releases() if distribution is None else (distribution,)
     if release in {candidate.slurm for candidate in candidates}:
@@ -229,7 +249,9 @@ def refuse_slurm_source(origin: str, distribution: Distribution) -> SoftwareRefu
 
 
 def refuse_toolkit(toolkit: str | None, distribution: Distribution) -> SoftwareRefusal | None:
-    """Return the reason why hosts can't have this version of the CUDA toolkit. None: they may have it."""
+    """Return the reason why hosts can't have this version of the CUDA toolkit. None: they may have
+    it.
+    """
     oldest = distribution.oldest_cuda
     if not toolkit or int(toolkit.partition(".")[0]) >= oldest:
         return None

@@ -1,4 +1,6 @@
-"""The settings of a cluster that other people operate, `provider: {type: existing}`, and their checks."""
+"""The settings of a cluster that other people operate, `provider: {type: existing}`, and their
+checks.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _REFUSED: Final[tuple[Refusal, ...]] = (
 
 
 class ExistingSettings(ProviderSettings):
-    """A Slurm cluster that other people operate: you have an account there. See docs/howto/attach.md."""
+    """A Slurm cluster that other people operate: you have an account there. See
+    docs/howto/attach.md.
+    """
 
     foreign: ClassVar[bool] = True
 
@@ -40,8 +44,12 @@ class ExistingSettings(ProviderSettings):
         "~/clusterctl",
         description="the folder there for everything that clusterctl writes; `attach` makes it absolute",
     )
-    account: SlurmName | None = Field(None, description="Slurm account of jobs; default: yours in Slurm")
-    qos: SlurmName | None = Field(None, description="quality of service of jobs; default: your account's")
+    account: SlurmName | None = Field(
+        None, description="Slurm account of jobs; default: yours in Slurm"
+    )
+    qos: SlurmName | None = Field(
+        None, description="quality of service of jobs; default: your account's"
+    )
     modules: tuple[Annotated[str, PATTERNS["module"]], ...] = Field(
         (), description="environment modules that jobs load, such as that of MPI"
     )
@@ -60,14 +68,24 @@ class ExistingSettings(ProviderSettings):
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
         if spec.scheduler == "none":
-            yield Fault("not-here", ("scheduler",), "it runs Slurm", "remove scheduler", at_key=True)
+            yield Fault(
+                "not-here", ("scheduler",), "it runs Slurm", "remove scheduler", at_key=True
+            )
         if spec.users:
-            yield Fault("not-here", ("users",), "jobs run as your account there", "remove users", at_key=True)
+            yield Fault(
+                "not-here",
+                ("users",),
+                "jobs run as your account there",
+                "remove users",
+                at_key=True,
+            )
         yield from spec.refused(_REFUSED)
 
 
 def existing_cluster(provider: ProviderSettings) -> ExistingSettings:
-    """Return ``provider``, which must be that of an existing cluster. Raise UsageError otherwise."""
+    """Return ``provider``, which must be that of an existing cluster. Raise UsageError
+    otherwise.
+    """
     if isinstance(provider, ExistingSettings):
         return provider
     raise UsageError(
@@ -84,6 +102,6 @@ def operators_only(cluster: str) -> UsageError:
         f"other people operate cluster {cluster!r}, so you can't change its nodes",
         code="cluster-of-others",
         why="you use it with an ordinary account; only the site's administrators may do this",
-        fix="ask them; `clusterctl attach` checks again what you may use, `clusterctl detach` removes what "
-        "clusterctl has put there",
+        fix="ask them; `clusterctl attach` checks again what you may use, `clusterctl detach` "
+        "removes what clusterctl has put there",
     )

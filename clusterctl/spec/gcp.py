@@ -1,4 +1,6 @@
-"""The settings of Google Cloud in a spec, `provider: {type: gcp, ...}`, and checks between its fields."""
+"""The settings of Google Cloud in a spec, `provider: {type: gcp, ...}`, and checks between its
+fields.
+"""
 
 from __future__ import annotations
 
@@ -60,16 +62,22 @@ class GcpNetwork(Model):
     """A new network for this cluster, or an existing network if both of its names are given."""
 
     cidr: Network = Field(
-        IPv4Network("10.80.0.0/20"), description="addresses of a new subnetwork", examples=["10.80.0.0/20"]
+        IPv4Network("10.80.0.0/20"),
+        description="addresses of a new subnetwork",
+        examples=["10.80.0.0/20"],
     )
     network: Resource | None = Field(None, description="an existing network of the project")
-    subnetwork: Resource | None = Field(None, description="a subnetwork of it, in the zone's region")
+    subnetwork: Resource | None = Field(
+        None, description="a subnetwork of it, in the zone's region"
+    )
 
 
 class Filestore(Model):
     """The shared folder on Filestore, instead of the controller's own disk over NFS."""
 
-    tier: Literal["BASIC_HDD", "BASIC_SSD", "ZONAL", "REGIONAL"] = Field("BASIC_HDD", description="its tier")
+    tier: Literal["BASIC_HDD", "BASIC_SSD", "ZONAL", "REGIONAL"] = Field(
+        "BASIC_HDD", description="its tier"
+    )
     capacity: SizeMib = spelled("1TiB", "its size, in whole GiB")
 
 
@@ -77,23 +85,31 @@ class Bucket(Model):
     """A Cloud Storage bucket that every node mounts as /bucket, for datasets and results."""
 
     name: Annotated[str, PATTERNS["bucket"]] = Field(description="its globally unique name")
-    create: Toggle = Field(False, description="create it with the cluster; `down` only deletes it if empty")
+    create: Toggle = Field(
+        False, description="create it with the cluster; `down` only deletes it if empty"
+    )
 
 
 class GcsState(Model):
-    """A bucket for Terraform's state, which then outlives this machine; by default the state is local."""
+    """A bucket for Terraform's state, which then outlives this machine; by default the state is
+    local.
+    """
 
     bucket: Annotated[str, PATTERNS["bucket"]] = Field(description="an existing bucket")
-    prefix: Annotated[str, PATTERNS["folder"]] = Field("clusterctl", description="folder in the bucket")
+    prefix: Annotated[str, PATTERNS["folder"]] = Field(
+        "clusterctl", description="folder in the bucket"
+    )
 
 
 class NodeImage(Model):
-    """An image in the project, with the software that all nodes share, which new nodes start from."""
+    """An image in the project, with the software that all nodes share, which new nodes start
+    from.
+    """
 
     bake: Toggle = Field(
         False,
-        description="`up` builds the image unless the project has an image of this configuration; false: the "
-        "software is installed on each node",
+        description="`up` builds the image unless the project has an image of this configuration; "
+        "false: the software is installed on each node",
     )
 
 
@@ -107,36 +123,53 @@ class GcpSettings(ProviderSettings):
     type: Literal["gcp"] = Field(description="the provider's type")
     project: Project = Field(description="the project's ID")
     zone: Annotated[str, PATTERNS["zone"]] = Field(description="the zone of all nodes")
-    region: str | None = Field(None, description="the zone's region; by default derived from the zone")
-    partitions: Mapping[str, GcpNodes] = Field({}, description="settings of the instances, by partition")
-    controller: GcpNodes = Field(GcpNodes(), description="settings of the instance with Slurm's daemons")
-    image: NodeImage = Field(NodeImage(), description="an image built for the nodes of the partitions")
+    region: str | None = Field(
+        None, description="the zone's region; by default derived from the zone"
+    )
+    partitions: Mapping[str, GcpNodes] = Field(
+        {}, description="settings of the instances, by partition"
+    )
+    controller: GcpNodes = Field(
+        GcpNodes(), description="settings of the instance with Slurm's daemons"
+    )
+    image: NodeImage = Field(
+        NodeImage(), description="an image built for the nodes of the partitions"
+    )
     network: GcpNetwork = Field(GcpNetwork(), description="the network of the nodes")
     filestore: Filestore | None = Field(
-        None, description="a managed file server for the shared folder, instead of the controller's disk"
+        None,
+        description="a managed file server for the shared folder, instead of the controller's disk",
     )
     shared_disk: GcpDisk | None = Field(
         None,
-        description="the controller's disk for the shared folder, with storage.keep and without filestore; "
-        "by default 100GiB",
+        description="the controller's disk for the shared folder, with storage.keep and without "
+        "filestore; by default 100GiB",
     )
     bucket: Bucket | None = Field(None, description="a bucket that every node mounts as /bucket")
     kms_key: Annotated[str, PATTERNS["kms_key"]] | None = Field(
         None, description="a customer-managed key (CMEK) that encrypts all disks"
     )
-    labels: Mapping[Annotated[str, PATTERNS["label_key"]], Annotated[str, PATTERNS["label_value"]]] = Field(
+    labels: Mapping[
+        Annotated[str, PATTERNS["label_key"]], Annotated[str, PATTERNS["label_value"]]
+    ] = Field(
         {},
         description="labels of all resources, in addition to clusterctl's",
         json_schema_extra={"additionalProperties": False},
     )
-    enable_apis: Toggle = Field(True, description="enable the required APIs; if false, `up` only lists them")
+    enable_apis: Toggle = Field(
+        True, description="enable the required APIs; if false, `up` only lists them"
+    )
     state: GcsState | None = Field(None, description="a bucket for Terraform's state")
     auto_down: Annotated[DurationS, at_least("10m")] | None = Field(
-        None, description="idle time after which the cluster deletes its nodes and stops its controller"
+        None,
+        description="idle time after which the cluster deletes its nodes and stops its controller",
     )
-    secure_boot: Toggle = Field(False, description="load only signed drivers; NVIDIA's often are unsigned")
+    secure_boot: Toggle = Field(
+        False, description="load only signed drivers; NVIDIA's often are unsigned"
+    )
     prices: Mapping[str, Usd] = Field(
-        {}, description="your prices in USD per hour, by machine type; they override the built-in table"
+        {},
+        description="your prices in USD per hour, by machine type; they override the built-in table",
     )
 
     machine_types: Mapping[str, MachineFacts] = Field(
@@ -175,12 +208,14 @@ class GcpSettings(ProviderSettings):
         images = {}
         for name, (nodes, has_gpus) in _nodes_by_name(spec).items():
             previous, had_gpus_before = previous_nodes.get(name, (nodes, has_gpus))
-            # After a change between nodes with and without GPUs, the previous image has the wrong driver.
+            # After a change between nodes with and without GPUs, the previous image has the wrong
+            # driver.
             kept_image = previous.image if had_gpus_before == has_gpus else None
             images[name] = nodes.image or kept_image or (GPU_IMAGE if has_gpus else PLAIN_IMAGE)
         controller = self.controller.model_copy(update={"image": images.pop("")})
         partitions = {
-            name: self.nodes_of(name).model_copy(update={"image": image}) for name, image in images.items()
+            name: self.nodes_of(name).model_copy(update={"image": image})
+            for name, image in images.items()
         }
         return self.model_copy(update={"controller": controller, "partitions": partitions})
 
@@ -200,12 +235,16 @@ class GcpSettings(ProviderSettings):
 
 
 def whole_project(project: str) -> GcpSettings:
-    """Return settings for a search of a whole project for orphaned resources. The search ignores the zone."""
+    """Return settings for a search of a whole project for orphaned resources. The search ignores
+    the zone.
+    """
     return GcpSettings(type="gcp", project=project, zone="us-central1-a")
 
 
 def machine_of(spec: Cluster, partition: Partition) -> Machine:
-    """Return the type and GPUs of a partition's machines. The spec's provider must be Google Cloud."""
+    """Return the type and GPUs of a partition's machines. The spec's provider must be Google
+    Cloud.
+    """
     gpus = partition.gpus
     wanted_gpus = Gpus(type=gpu_type(gpus.type) or gpus.type, count=gpus.count) if gpus else None
     name = settings_of(spec).nodes_of(partition.name).machine_type
@@ -240,7 +279,9 @@ def settings_of(spec: Cluster) -> GcpSettings:
 
 
 def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
-    """Return partition name -> (settings, whether its instances have GPUs). Key "": the controller."""
+    """Return partition name -> (settings, whether its instances have GPUs). Key "": the
+    controller.
+    """
     if not isinstance(spec.provider, GcpSettings):
         return {}
 
@@ -253,14 +294,17 @@ def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
     controller = spec.provider.controller
     named = ((partition, spec.provider.nodes_of(partition.name)) for partition in spec.partitions)
     return {"": (controller, has_gpus(controller))} | {
-        partition.name: (nodes, partition.gpus is not None or has_gpus(nodes)) for partition, nodes in named
+        partition.name: (nodes, partition.gpus is not None or has_gpus(nodes))
+        for partition, nodes in named
     }
 
 
 def image_error(spec: Cluster) -> UsageError | None:
-    """Return an error if the names of the spec's images show an unsupported distribution, or several of them.
+    """Return an error if the names of the spec's images show an unsupported distribution, or
+    several of them.
 
-    If a name shows no distribution, this is an error only if clusterctl must know the distribution before any
+    If a name shows no distribution, this is an error only if clusterctl must know the distribution
+    before any
     host runs: to build a node image, or because the spec sets Slurm's release.
     """
     named = {key: release for key, image in _images(spec) if (release := release_of(image))}
@@ -281,9 +325,18 @@ def image_error(spec: Cluster) -> UsageError | None:
         return None
     origin = spec.software.slurm.origin
     for key, problem in (
-        ("provider.image.bake", "clusterctl can't build a node image" if settings_of(spec).bakes else ""),
-        ("slurm.version", f"Slurm {spec.slurm.version} can't be guaranteed" if spec.slurm.version else ""),
-        ("software.slurm", f"Slurm from {origin} can't be guaranteed" if origin != "distribution" else ""),
+        (
+            "provider.image.bake",
+            "clusterctl can't build a node image" if settings_of(spec).bakes else "",
+        ),
+        (
+            "slurm.version",
+            f"Slurm {spec.slurm.version} can't be guaranteed" if spec.slurm.version else "",
+        ),
+        (
+            "software.slurm",
+            f"Slurm from {origin} can't be guaranteed" if origin != "distribution" else "",
+        ),
     ):
         if problem:
             return UsageError(
@@ -305,8 +358,9 @@ def _images(spec: Cluster) -> Iterator[tuple[str, Image]]:
 
 
 MAX_HOSTS: Final = 1000
-# The ids that Google's guest agent may use: it runs `groupadd google-sudoers` and `useradd -m -s /bin/bash
-# -p * NAME` (cfg/cfg.go, non_windows_accounts.go, 2026-07). Some images already have accounts from 1000 on.
+# The ids that Google's guest agent may use: it runs `groupadd google-sudoers` and `useradd -m -s
+# /bin/bash -p * NAME` (cfg/cfg.go, non_windows_accounts.go, 2026-07). Some images already have
+# accounts from 1000 on.
 _GIVEN_OUT: Final = range(1000, 1010)
 _LARGEST_PREFIX: Final = 29
 # The reserved addresses of a subnetwork: network, gateway, broadcast, and one for Google.
@@ -314,7 +368,11 @@ _TAKEN_ADDRESSES: Final = 4
 _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
 _OF_LOCAL_NODES: Final = tuple(
-    (f"partitions.{key}", f"{key} is only for local nodes", f"set {word} in provider.partitions instead")
+    (
+        f"partitions.{key}",
+        f"{key} is only for local nodes",
+        f"set {word} in provider.partitions instead",
+    )
     for key, word in (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
 )
 
@@ -323,23 +381,38 @@ def _partition_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     for index, partition in enumerate(spec.partitions):
         if partition.name and partition.name.endswith("-"):
             message = f"{shown(partition.name)} ends with a dash, but names on Google Cloud can't"
-            yield Fault("name-ends-with-dash", ("partitions", index, "name"), message, "remove the dash")
+            yield Fault(
+                "name-ends-with-dash", ("partitions", index, "name"), message, "remove the dash"
+            )
     names = [partition.name for partition in spec.partitions if partition.name]
     for name in provider.partitions:
         if name not in names:
-            hint = did_you_mean(name, names) or f"the partitions are {', '.join(names) or 'missing'}"
+            hint = (
+                did_you_mean(name, names) or f"the partitions are {', '.join(names) or 'missing'}"
+            )
             where = ("provider", "partitions", name)
-            yield Fault("unknown-partition", where, f"there is no partition {shown(name)}", hint, at_key=True)
+            yield Fault(
+                "unknown-partition",
+                where,
+                f"there is no partition {shown(name)}",
+                hint,
+                at_key=True,
+            )
 
 
 def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
-    at, driver_for, machine_types = ("provider", "controller"), "", provider.known_machines
+    at = ("provider", "controller")
+    driver_for = ""
+    machine_types = provider.known_machines
     for index, partition in enumerate(spec.partitions):
         if partition.name:
-            name, settings = partition.name, provider.nodes_of(partition.name)
+            name = partition.name
+            settings = provider.nodes_of(partition.name)
             where = ("provider", "partitions", name)
             gpus_at = ("partitions", index, "gpus")
-            node_machine, faults = check(Nodes(name, where, settings, machine_types, partition.gpus, gpus_at))
+            node_machine, faults = check(
+                Nodes(name, where, settings, machine_types, partition.gpus, gpus_at)
+            )
             yield from faults
             if node_machine and node_machine.gpu and not settings.image:
                 driver_for = driver_for or name
@@ -348,27 +421,44 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     machine, faults = check(nodes)
     yield from faults
     if controller.local_ssds or (machine and machine.bundled_ssds):
-        message = "the controller can't have local disks, because Terraform can't stop instances with them"
+        message = (
+            "the controller can't have local disks, because Terraform can't stop instances with "
+            "them"
+        )
         place = (*at, "local_ssds") if controller.local_ssds else nodes.machine_at
-        hint = "remove local_ssds" if controller.local_ssds else "use a machine type without local disks"
-        yield Fault("controller-local-disks", place, message, f"{hint}; compute nodes can have local disks")
+        hint = (
+            "remove local_ssds"
+            if controller.local_ssds
+            else "use a machine type without local disks"
+        )
+        yield Fault(
+            "controller-local-disks", place, message, f"{hint}; compute nodes can have local disks"
+        )
     if controller.spot:
         message = "the controller can't be a spot node: if Google preempts it, the cluster stops"
         yield Fault("controller-spot", (*at, "spot"), message, "remove spot")
     elif controller.flex_start:
-        message = "the controller can't be a flex-start node, because Google deletes it after at most 7d"
+        message = (
+            "the controller can't be a flex-start node, because Google deletes it after at most 7d"
+        )
         yield Fault("controller-flex-start", (*at, "flex_start"), message, "remove flex_start")
     elif controller.compact_placement:
         message = "compact placement has no effect on the controller, which is a single instance"
-        yield Fault("controller-placement", (*at, "compact_placement"), message, "remove compact_placement")
+        yield Fault(
+            "controller-placement", (*at, "compact_placement"), message, "remove compact_placement"
+        )
     if provider.secure_boot and driver_for:
-        message = f"secure_boot blocks the NVIDIA driver of the default image on {shown(driver_for)}"
+        message = (
+            f"secure_boot blocks the NVIDIA driver of the default image on {shown(driver_for)}"
+        )
         hint = f"remove secure_boot, or set an image with a signed driver for {shown(driver_for)}"
         yield Fault("secure-boot-driver", ("provider", "secure_boot"), message, hint)
 
 
 def _uid_faults(spec: Cluster) -> Iterator[Fault]:
-    """Yield a fault for each uid that Google's software may already use for its own accounts on a host."""
+    """Yield a fault for each uid that Google's software may already use for its own accounts on a
+    host.
+    """
     for index, user in enumerate(spec.users):
         if user.uid in _GIVEN_OUT:
             reason = "Google's images assign uids from 1000 on"
@@ -380,7 +470,8 @@ def _uid_faults(spec: Cluster) -> Iterator[Fault]:
 def _location_faults(provider: GcpSettings) -> Iterator[Fault]:
     if not provider.zone or not PATTERNS["zone"].matches(provider.zone):
         return
-    zone, region = provider.zone, provider.region_name
+    zone = provider.zone
+    region = provider.region_name
     if provider.region is not None and provider.region != region:
         message = f"zone {zone} is in region {region}, not {shown(provider.region)}"
         yield Fault("zone-not-in-region", ("provider", "region"), message, "remove region")
@@ -391,7 +482,9 @@ def _location_faults(provider: GcpSettings) -> Iterator[Fault]:
 
 
 def _network_faults(network: GcpNetwork, hosts: int) -> Iterator[Fault]:
-    at, cidr, default = ("provider", "network"), network.cidr, GcpNetwork().cidr
+    at = ("provider", "network")
+    cidr = network.cidr
+    default = GcpNetwork().cidr
     if hosts > MAX_HOSTS:
         message = f"the nodes and the controller together are more than {MAX_HOSTS} hosts"
         hint = f"ask for at most {MAX_HOSTS - 1} nodes"
@@ -410,9 +503,12 @@ def _network_faults(network: GcpNetwork, hosts: int) -> Iterator[Fault]:
 
 
 def _address_faults(cidr: IPv4Network, hosts: int) -> Iterator[Fault]:
-    at, room = ("provider", "network", "cidr"), cidr.num_addresses - _TAKEN_ADDRESSES
+    at = ("provider", "network", "cidr")
+    room = cidr.num_addresses - _TAKEN_ADDRESSES
     if not any(cidr.subnet_of(private) for private in PRIVATE_NETWORKS):
-        yield Fault("network-not-private", at, f"{cidr} is not a private network, such as 10.80.0.0/20")
+        yield Fault(
+            "network-not-private", at, f"{cidr} is not a private network, such as 10.80.0.0/20"
+        )
     elif cidr.prefixlen > _LARGEST_PREFIX:
         hint = f"use a /{_LARGEST_PREFIX} or a larger network"
         yield Fault("network-too-small", at, f"{cidr} is too small for a subnetwork", hint)
@@ -425,7 +521,8 @@ def _filestore_faults(provider: GcpSettings) -> Iterator[Fault]:
     filestore = provider.filestore
     if not filestore or not filestore.tier or not filestore.capacity:
         return
-    limits, size_mib = data()["filestore"][filestore.tier], filestore.capacity
+    limits = data()["filestore"][filestore.tier]
+    size_mib = filestore.capacity
     is_large = size_mib >= limits.get("large_from", limits["most"] + 1) * GIB_MIB
     steps = "large_step" if is_large else "step"
     least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", steps))
@@ -441,10 +538,15 @@ def _filestore_faults(provider: GcpSettings) -> Iterator[Fault]:
 
 
 def _kept_storage_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
-    disk, at = provider.shared_disk, ("provider", "shared_disk")
+    disk = provider.shared_disk
+    at = ("provider", "shared_disk")
     if spec.storage.keep and provider.filestore and provider.network.network is None:
-        message = "a Filestore instance can't outlive its network, which `down` deletes with the cluster"
-        fix = "use an existing network (provider.network.network and subnetwork), or remove filestore"
+        message = (
+            "a Filestore instance can't outlive its network, which `down` deletes with the cluster"
+        )
+        fix = (
+            "use an existing network (provider.network.network and subnetwork), or remove filestore"
+        )
         yield Fault("storage-goes-with-network", ("storage", "keep"), message, fix)
     if disk is None:
         return
@@ -459,7 +561,9 @@ def _kept_storage_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault
 
 def _other_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     if provider.image and provider.image.bake and spec.scheduler == "none":
-        message = "without Slurm, an image saves little time, because each node needs its own SSH keys"
+        message = (
+            "without Slurm, an image saves little time, because each node needs its own SSH keys"
+        )
         yield Fault("bake-without-slurm", ("provider", "image", "bake"), message, "remove bake")
     for name in provider.prices:
         if name not in (machine_types := provider.known_machines):

@@ -50,13 +50,15 @@ class Machine:
 
     gpu: type and number of the machine's GPUs. The type is clusterctl's short name.
     accelerator: Google's name of the GPU type.
-    guest_accelerator: whether the GPUs are added to the machine type, instead of included in the type.
+    guest_accelerator: whether the GPUs are added to the machine type, instead of included in the
+        type.
     local_ssds: the allowed numbers of additional local disks.
     bundled_ssds: the number of local disks that the machine type includes.
-    only: names of the settings, such as ``spot``, without which Google does not offer this type. Empty: also
-        on demand.
+    only: names of the settings, such as ``spot``, without which Google does not offer this type.
+        Empty: also on demand.
     flex_start: whether Google offers this type as flex-start instances.
-    reservation_bound: whether instances from a reservation need the provisioning model RESERVATION_BOUND.
+    reservation_bound: whether instances from a reservation need the provisioning model
+        RESERVATION_BOUND.
     arm: whether its processors are Arm's.
     """
 
@@ -81,8 +83,12 @@ class Machine:
 
     @property
     def has_nvswitches(self) -> bool:
-        """Whether NVSwitches connect the machine's GPUs. The instance itself may not see the switches."""
-        return bool(self.gpu and self.gpu.count > 1 and data()["gpus"][self.gpu.type].get("nvswitches"))
+        """Whether NVSwitches connect the machine's GPUs. The instance itself may not see the
+        switches.
+        """
+        return bool(
+            self.gpu and self.gpu.count > 1 and data()["gpus"][self.gpu.type].get("nvswitches")
+        )
 
 
 @cache
@@ -116,7 +122,11 @@ def with_stated(stated: Mapping[str, MachineFacts]) -> Mapping[str, Machine]:
 
 def _stated_machine(name: str, facts: MachineFacts) -> Machine:
     known_row = _rows().get(name, {})
-    row: dict[str, Any] = {**known_row, "vcpus": facts.vcpus or 0, "gib": (facts.memory or 0) / GIB_MIB}
+    row: dict[str, Any] = {
+        **known_row,
+        "vcpus": facts.vcpus or 0,
+        "gib": (facts.memory or 0) / GIB_MIB,
+    }
     if facts.bundled_ssds is not None:
         row["bundled_ssds"] = facts.bundled_ssds
     if facts.gpus and facts.gpus.count and (gpu := gpu_type(facts.gpus.type)):
@@ -127,7 +137,8 @@ def _stated_machine(name: str, facts: MachineFacts) -> Machine:
 
 
 def _machine(name: str, row: Mapping[str, Any]) -> Machine:
-    family, vcpus = name.partition("-")[0], row["vcpus"]
+    family = name.partition("-")[0]
+    vcpus = row["vcpus"]
     families = data()["families"]
     facts = {**families.get(family, families["unknown"]), **row}
     steps = facts.get("local_ssds_up_to", ())
@@ -141,7 +152,9 @@ def _machine(name: str, row: Mapping[str, Any]) -> Machine:
         compact_placement=facts.get("compact_placement", False),
         tier_1=vcpus >= facts.get("tier_1_from", vcpus + 1),
         gvnic_only=facts.get("gvnic_only", False),
-        local_ssds=tuple(facts.get("local_ssds") or next((n for most, n in steps if vcpus <= most), ())),
+        local_ssds=tuple(
+            facts.get("local_ssds") or next((n for most, n in steps if vcpus <= most), ())
+        ),
         bundled_ssds=facts.get("bundled_ssds", 0),
         boot_disks=tuple(facts["boot_disks"]),
         extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),
@@ -162,7 +175,9 @@ def gpu_type(name: str) -> str | None:
 
 
 def counts(gpu: str) -> tuple[int, ...]:
-    """Return the allowed numbers of GPUs per node, such as 1, 2, 4. ``gpu``: clusterctl's model name."""
+    """Return the allowed numbers of GPUs per node, such as 1, 2, 4. ``gpu``: clusterctl's model
+    name.
+    """
     attached = {int(count) for count in data()["attached"].get(gpu, {})}
     with_gpus = (machine.gpu for machine in machines().values() if machine.gpu)
     bundled = {gpus.count for gpus in with_gpus if gpus.type == gpu}
@@ -170,13 +185,16 @@ def counts(gpu: str) -> tuple[int, ...]:
 
 
 def most_vcpus(gpus: Gpus) -> int | None:
-    """Return the maximum of vCPUs of an N1 machine with these GPUs. None: N1 can't have these GPUs."""
+    """Return the maximum of vCPUs of an N1 machine with these GPUs. None: N1 can't have these
+    GPUs.
+    """
     limit: int | None = data()["attached"].get(gpus.type, {}).get(str(gpus.count))
     return limit
 
 
 def default_machine(gpus: Gpus | None) -> Machine:
-    """Return the smallest machine type with these GPUs, or a small machine type if ``gpus`` is None.
+    """Return the smallest machine type with these GPUs, or a small machine type if ``gpus`` is
+    None.
 
     Raises:
         ValueError: no machine type has these GPUs. The checks of a spec reject such GPUs earlier.
@@ -199,7 +217,9 @@ def with_added(machine: Machine, gpus: Gpus) -> Machine:
 def unknown_machine(
     name: str, at: Loc, machine_types: Mapping[str, Machine], *, at_key: bool = False
 ) -> Fault:
-    """Return a fault about a machine type that neither clusterctl nor the spec knows. Google may offer it."""
+    """Return a fault about a machine type that neither clusterctl nor the spec knows. Google may
+    offer it.
+    """
     describe = (
         f"provider.machine_types: {{{name}: {{vcpus: N, memory: NGiB}}}}, "
         f"as `gcloud compute machine-types describe {name} --zone ZONE` shows"

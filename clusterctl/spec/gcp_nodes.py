@@ -55,7 +55,8 @@ class GcpDisk(Model):
     size: SizeMib = Field(description="its size, in whole GiB")
     type: DiskType | None = Field(
         None,
-        description="its type; by default pd-balanced, or hyperdisk-balanced if the machine type needs it",
+        description="its type; by default pd-balanced, or hyperdisk-balanced if the machine type needs "
+        "it",
     )
 
 
@@ -71,22 +72,34 @@ class GcpNodes(Model):
     boot_disk: GcpDisk = Field(
         GcpDisk.model_validate({"size": "50GiB"}), description="the boot disk of each instance"
     )
-    extra_disks: tuple[GcpDisk, ...] = Field((), description="more persistent disks for each instance")
-    local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
-        0, description="number of local NVMe disks of 375 GiB, as /scratch; their data is lost with the node"
+    extra_disks: tuple[GcpDisk, ...] = Field(
+        (), description="more persistent disks for each instance"
     )
-    spot: Toggle = Field(False, description="use spot instances: cheaper, but Google may preempt them")
+    local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
+        0,
+        description="number of local NVMe disks of 375 GiB, as /scratch; their data is lost with the "
+        "node",
+    )
+    spot: Toggle = Field(
+        False, description="use spot instances: cheaper, but Google may preempt them"
+    )
     termination_action: Literal["STOP", "DELETE"] = Field(
         "STOP", description="whether a preempted spot node is stopped or deleted"
     )
     flex_start: Annotated[DurationS, at_least("10m"), at_most("7d")] | None = Field(
-        None, description="use flex-start instances: cheaper; Google deletes them after this time, 10m to 7d"
+        None,
+        description="use flex-start instances: cheaper; Google deletes them after this time, 10m to 7d",
     )
-    compact_placement: Toggle = Field(False, description="use a compact placement policy, for low latency")
-    tier_1: Toggle = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
+    compact_placement: Toggle = Field(
+        False, description="use a compact placement policy, for low latency"
+    )
+    tier_1: Toggle = Field(
+        False, description="TIER_1 networking, on large machine types; needs gvnic"
+    )
     gvnic: Toggle = Field(True, description="Google's own network interface, instead of virtio")
     reservation: Annotated[str, PATTERNS["reservation"]] | None = Field(
-        None, description="a reservation, or a block of it, that the instances use; also of another project"
+        None,
+        description="a reservation, or a block of it, that the instances use; also of another project",
     )
 
     @property
@@ -106,9 +119,9 @@ GPU_IMAGE: Final = Image(
 )
 # Google's own projects. Only their image names contain the distribution.
 _PUBLIC: Final = frozenset(
-    "debian-cloud ubuntu-os-cloud ubuntu-os-accelerator-images ubuntu-os-pro-cloud rocky-linux-cloud "
-    "rocky-linux-accelerator-cloud almalinux-cloud rhel-cloud centos-cloud cloud-hpc-image-public "
-    "deeplearning-platform-release".split()
+    "debian-cloud ubuntu-os-cloud ubuntu-os-accelerator-images ubuntu-os-pro-cloud "
+    "rocky-linux-cloud rocky-linux-accelerator-cloud almalinux-cloud rhel-cloud centos-cloud "
+    "cloud-hpc-image-public deeplearning-platform-release".split()
 )
 _NAMED: Final = re.compile(
     r"(?:^|-)(?P<id>debian|ubuntu|rocky|almalinux|rhel|centos)(?:-[a-z]+)*-(?P<number>\d+)"
@@ -118,7 +131,9 @@ _YEAR_AND_MONTH: Final = 4
 
 
 def image_of(nodes: GcpNodes, machine: Machine) -> Image:
-    """Return the image that the spec sets for these nodes, otherwise the default for their machine type."""
+    """Return the image that the spec sets for these nodes, otherwise the default for their machine
+    type.
+    """
     return nodes.image or (GPU_IMAGE if machine.gpu else PLAIN_IMAGE)
 
 
@@ -158,12 +173,15 @@ class Nodes:
 
     @property
     def machine_at(self) -> Loc:
-        return (*self.where, "machine_type") if self.settings.machine_type else (*self.gpus_at, "type")
+        return (
+            (*self.where, "machine_type") if self.settings.machine_type else (*self.gpus_at, "type")
+        )
 
 
 def check(nodes: Nodes) -> tuple[Machine | None, list[Fault]]:
     """Return (machine type of the nodes or ``None``, faults in the nodes' settings)."""
-    faults, machine = [*_machine_independent_faults(nodes)], _machine_or_fault(nodes)
+    faults = [*_machine_independent_faults(nodes)]
+    machine = _machine_or_fault(nodes)
     if isinstance(machine, Fault):
         return None, [machine, *faults]
     if machine is not None:
@@ -172,8 +190,11 @@ def check(nodes: Nodes) -> tuple[Machine | None, list[Fault]]:
 
 
 def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
-    """Return the nodes' machine type, or a fault, or ``None`` if another check reports the fault."""
-    gpus, name = nodes.gpus, nodes.settings.machine_type
+    """Return the nodes' machine type, or a fault, or ``None`` if another check reports the
+    fault.
+    """
+    gpus = nodes.gpus
+    name = nodes.settings.machine_type
     if gpus is not None:
         if gpus.type is UNKNOWN or gpus.count is UNKNOWN:
             return None
@@ -190,12 +211,14 @@ def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
 
 
 def _named_machine(nodes: Nodes, name: str, gpus: Gpus | None) -> Machine | Fault:
-    at, named = (*nodes.where, "machine_type"), nodes.machine_types.get(name)
+    at = (*nodes.where, "machine_type")
+    named = nodes.machine_types.get(name)
     if named is None:
         return unknown_machine(name, at, nodes.machine_types)
     if gpus is None or named.gpu == gpus:
         return named
-    suitable, limit = default_machine(gpus).name, most_vcpus(gpus)
+    suitable = default_machine(gpus).name
+    limit = most_vcpus(gpus)
     if named.gpu is not None:
         message = f"machine type {name} has {named.gpu}, not the {gpus} that {nodes.name} requests"
         return Fault("machine-has-other-gpus", at, message, f"use {suitable}, which has {gpus}")
@@ -209,14 +232,22 @@ def _named_machine(nodes: Nodes, name: str, gpus: Gpus | None) -> Machine | Faul
 
 
 def _machine_independent_faults(nodes: Nodes) -> Iterator[Fault]:
-    settings, at = nodes.settings, nodes.where
+    settings = nodes.settings
+    at = nodes.where
     if settings.spot and settings.reservation:
         message = "a spot node can't be taken from a reservation"
-        yield Fault("spot-in-reservation", (*at, "reservation"), message, "remove reservation, or spot: true")
+        yield Fault(
+            "spot-in-reservation",
+            (*at, "reservation"),
+            message,
+            "remove reservation, or spot: true",
+        )
     for key, name in (("spot", "a spot node"), ("reservation", "taken from a reservation")):
         if settings.flex_start and getattr(settings, key):
             message = f"a flex-start node can't be {name}"
-            yield Fault("flex-start-combination", (*at, key), message, f"remove {key}, or flex_start")
+            yield Fault(
+                "flex-start-combination", (*at, key), message, f"remove {key}, or flex_start"
+            )
     if settings.spot and settings.compact_placement:
         message = "spot nodes can't have compact placement: a preempted node may restart elsewhere"
         hint = "remove compact_placement, or spot: true"
@@ -226,10 +257,16 @@ def _machine_independent_faults(nodes: Nodes) -> Iterator[Fault]:
         hint = "remove termination_action, or write spot: true"
         yield Fault("needs-spot", (*at, "termination_action"), message, hint)
     if settings.tier_1 and settings.gvnic is False:
-        yield Fault("needs-gvnic", (*at, "gvnic"), "tier_1 needs gvnic", "remove gvnic: false, or tier_1")
+        yield Fault(
+            "needs-gvnic", (*at, "gvnic"), "tier_1 needs gvnic", "remove gvnic: false, or tier_1"
+        )
     if settings.image and (settings.image.family is None) == (settings.image.name is None):
         message = "an image needs either a family or a name"
-        hint = "write family: NAME or name: NAME" if settings.image.name is None else "remove either key"
+        hint = (
+            "write family: NAME or name: NAME"
+            if settings.image.name is None
+            else "remove either key"
+        )
         yield Fault("image-family-or-name", (*at, "image"), message, hint, at_key=True)
     for place, disk in _disks(nodes):
         yield from disk_size((*place, "size"), disk.size)
@@ -247,13 +284,16 @@ def disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
         message = f"the size of a disk must be in whole GiB, not {format_size(size_mib)}"
         yield Fault("disk-size", at, message, f"write {size_mib // GIB_MIB + 1}GiB")
     elif size_mib and not _LEAST_DISK_MIB <= size_mib <= _MOST_DISK_MIB:
-        least, most = format_size(_LEAST_DISK_MIB), format_size(_MOST_DISK_MIB)
+        least = format_size(_LEAST_DISK_MIB)
+        most = format_size(_MOST_DISK_MIB)
         message = f"the size of a disk must be {least} to {most}, not {format_size(size_mib)}"
         yield Fault("disk-size", at, message, f"write a size from {least} to {most}")
 
 
 def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
-    settings, name, where = nodes.settings, machine.name, nodes.where
+    settings = nodes.settings
+    name = machine.name
+    where = nodes.where
     if machine.only and all(getattr(settings, way) in {None, False} for way in machine.only):
         ways = {
             "spot": "write spot: true",
@@ -261,7 +301,9 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
             "flex_start": "write flex_start: 2d",
         }
         hint = ", or ".join(ways[way] for way in machine.only)
-        yield Fault("machine-not-on-demand", nodes.machine_at, f"{name} is not available on demand", hint)
+        yield Fault(
+            "machine-not-on-demand", nodes.machine_at, f"{name} is not available on demand", hint
+        )
     if settings.compact_placement and not machine.compact_placement:
         message = f"machine type {name} does not support compact placement"
         hint = f"use a machine type of {either(_families_with('compact_placement'))}"
@@ -279,12 +321,16 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     if machine.gpu and not settings.image and data()["gpus"][machine.gpu.type].get("closed_driver"):
         reason = "the driver's open kernel modules need a t4 or newer"
         message = f"the default image's driver does not support {machine.gpu.type}: {reason}"
-        hint = f"set an image for {nodes.name} with NVIDIA's proprietary driver, branch 580 or older"
+        hint = (
+            f"set an image for {nodes.name} with NVIDIA's proprietary driver, branch 580 or older"
+        )
         at = (*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at
         yield Fault("gpu-needs-closed-driver", at, message, hint)
     if machine.arm:
         message = f"{name} has Arm processors, but clusterctl supports only x86_64"
-        yield Fault("machine-architecture", nodes.machine_at, message, "use machines of another type")
+        yield Fault(
+            "machine-architecture", nodes.machine_at, message, "use machines of another type"
+        )
     yield from _local_ssd_faults(nodes, machine)
     yield from _disk_faults(nodes, machine)
 
@@ -296,14 +342,17 @@ def _families_with(key: str) -> Iterator[str]:
 
 def _tier_1_hint(machine: Machine) -> str:
     families = data()["families"].items()
-    from_vcpus = {name: facts["tier_1_from"] for name, facts in families if facts.get("tier_1_from")}
+    from_vcpus = {
+        name: facts["tier_1_from"] for name, facts in families if facts.get("tier_1_from")
+    }
     if machine.family in from_vcpus:
         return f"use a {machine.family} with at least {from_vcpus[machine.family]} processors"
     return f"use a large machine type of {either(from_vcpus)}"
 
 
 def _local_ssd_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
-    count, hint = nodes.settings.local_ssds, "remove local_ssds"
+    count = nodes.settings.local_ssds
+    hint = "remove local_ssds"
     if not count or count in machine.local_ssds:
         return
     message = f"{machine.name} can't have local disks"
@@ -322,7 +371,9 @@ def _disk_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
         if disk.type and disk.type not in allowed:
             use = "boot from" if is_boot else "have"
             message = f"{machine.name} can't {use} a disk of type {shown(disk.type)}"
-            yield Fault("disk-type", (*at, "type"), message, f"write {either(allowed)}, or remove the type")
+            yield Fault(
+                "disk-type", (*at, "type"), message, f"write {either(allowed)}, or remove the type"
+            )
     size_mib = nodes.settings.boot_disk.size
     if not size_mib or nodes.settings.image or size_mib < _LEAST_DISK_MIB or size_mib % GIB_MIB:
         return

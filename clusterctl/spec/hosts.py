@@ -50,7 +50,8 @@ def _names(part: str) -> Iterator[str]:
     *pairs, tail = _RANGE.split(part)
     if any(bracket in plain for plain in (*pairs[::2], tail) for bracket in "[]"):
         raise BadValueError("hostlist-bracket", f"{part!r} has an unmatched bracket")
-    heads, choices = pairs[::2], [list(_numbers(inner, part)) for inner in pairs[1::2]]
+    heads = pairs[::2]
+    choices = [list(_numbers(inner, part)) for inner in pairs[1::2]]
     for chosen in product(*choices):
         yield "".join(head + number for head, number in zip(heads, chosen, strict=True)) + tail
 
@@ -59,11 +60,15 @@ def _numbers(inner: str, part: str) -> Iterator[str]:
     for piece in inner.split(","):
         match = _PART.fullmatch(piece.strip())
         if match is None:
-            raise BadValueError("hostlist-range", f"{part!r}: {piece!r} is not a number or range like 01-08")
-        first, last = match[1], match[2] or match[1]
+            raise BadValueError(
+                "hostlist-range", f"{part!r}: {piece!r} is not a number or range like 01-08"
+            )
+        first = match[1]
+        last = match[2] or match[1]
         if int(last) < int(first) or int(last) - int(first) >= MOST:
             raise BadValueError(
-                "hostlist-range", f"{part!r}: {piece!r} is not an ascending range of at most {MOST} numbers"
+                "hostlist-range",
+                f"{part!r}: {piece!r} is not an ascending range of at most {MOST} numbers",
             )
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}d}"
@@ -80,7 +85,9 @@ HostRange = Annotated[str, AfterValidator(_is_range)]
 class Switch(Model):
     """A network switch, with the nodes or the lower switches connected to it."""
 
-    hosts: HostRange | None = Field(None, description="the nodes at this switch, such as gpu[01-08]")
+    hosts: HostRange | None = Field(
+        None, description="the nodes at this switch, such as gpu[01-08]"
+    )
     switches: HostRange | None = Field(None, description="the switches below it, such as leaf[1-4]")
 
 
@@ -96,7 +103,8 @@ def _are_addresses(text: str) -> str:
             except ValueError as exc:
                 raise BadValueError(
                     "not-an-address-range",
-                    f"{shown(address)} is not an address such as 10.0.0.11; a port belongs in the key `port`",
+                    f"{shown(address)} is not an address such as 10.0.0.11; a port belongs in "
+                    "the key `port`",
                 ) from exc
     return text
 
@@ -123,10 +131,13 @@ class Access(Model):
     user: Login | None = Field(None, description="login name; by default yours")
     port: Port = Field(22, description="sshd's port")
     key: KeyFile | None = Field(
-        None, description="private key, relative to this file or to ~; by default ssh's keys and the agent's"
+        None,
+        description="private key, relative to this file or to ~; by default ssh's keys and the agent's",
     )
     jump: tuple[Jump, ...] = Field((), description="hosts to jump through, in order")
-    become: Literal["sudo", "none"] = Field("sudo", description="how to become root; none: the user is root")
+    become: Literal["sudo", "none"] = Field(
+        "sudo", description="how to become root; none: the user is root"
+    )
 
 
 class OnpremHost(Model):
@@ -140,10 +151,13 @@ class OnpremHost(Model):
     user: Login | None = Field(None, description="login name")
     port: Port | None = Field(None, description="sshd's port")
     key: KeyFile | None = Field(None, description="private key")
-    jump: tuple[Jump, ...] | None = Field(None, description="hosts to jump through; []: connect directly")
+    jump: tuple[Jump, ...] | None = Field(
+        None, description="hosts to jump through; []: connect directly"
+    )
     become: Literal["sudo", "none"] | None = Field(None, description="how to become root")
     host_key: HostKey | None = Field(
-        None, description="its public host key; by default you confirm the key that the host shows first"
+        None,
+        description="its public host key; by default you confirm the key that the host shows first",
     )
 
     @property
@@ -152,7 +166,9 @@ class OnpremHost(Model):
 
 
 def is_this_machine(address: str) -> bool:
-    """Return whether an address is localhost, a loopback address such as 127.0.0.1, or 0.0.0.0 or ``::``."""
+    """Return whether an address is localhost, a loopback address such as 127.0.0.1, or 0.0.0.0 or
+    ``::``.
+    """
     bare = address.strip("[]").lower()
     if bare in _HERE:
         return True
@@ -180,7 +196,8 @@ _MOST_BYTES: Final = 64 << 10
 _MAKE: Final = "make a key with `ssh-keygen -t ed25519`"
 _PRIVATE: Final = re.compile("PRIVATE KEY|PuTTY-User-Key-File")
 
-# The format of a line is that of authorized_keys in sshd(8). A backslash escapes only a quotation mark.
+# The format of a line is that of authorized_keys in sshd(8). A backslash escapes only a quotation
+# mark.
 _VALUE: Final = r'"(?:[^"\\]|\\"|\\(?!"))*"'
 _LINE: Final = re.compile(
     rf'(?:(?P<options>(?:{_VALUE}|[^\s"])+)\s+)?(?P<kind>{"|".join(map(re.escape, _LENGTHS))})\s+'
@@ -189,9 +206,15 @@ _LINE: Final = re.compile(
 _WORD: Final = re.compile(rf'(?:{_VALUE}|[^,"])+')
 _HOST_PORT: Final = r"([^:/\[\]]+|\[[^\]]+\]):([1-9][0-9]{0,4}|\*)"
 # Option that sshd accepts -> pattern of its value; None: the option has no value.
-_RIGHTS: Final = (
-    "agent-forwarding port-forwarding x11-forwarding pty user-rc touch-required verify-required".split()
-)
+_RIGHTS: Final = [
+    "agent-forwarding",
+    "port-forwarding",
+    "x11-forwarding",
+    "pty",
+    "user-rc",
+    "touch-required",
+    "verify-required",
+]
 _OPTIONS: Final = {
     "restrict": None,
     **dict.fromkeys(f"{no}{right}" for right in _RIGHTS for no in ("", "no-")),
@@ -206,7 +229,9 @@ _OPTIONS: Final = {
 
 
 def key_fields(kind: str, encoded: str) -> tuple[bytes, ...]:
-    """Return the fields of a public key after its kind; () if the key is incomplete or of another kind."""
+    """Return the fields of a public key after its kind; () if the key is incomplete or of another
+    kind.
+    """
     fields = []
     with suppress(ValueError):
         rest = b64decode(encoded, validate=True)
@@ -218,7 +243,9 @@ def key_fields(kind: str, encoded: str) -> tuple[bytes, ...]:
             rest = rest[end:]
     lengths = (len(kind), *_LENGTHS[kind])
     fits = len(fields) == len(lengths) and fields[0] == kind.encode()
-    fits = fits and all(length in (0, len(field)) for field, length in zip(fields, lengths, strict=True))
+    fits = fits and all(
+        length in (0, len(field)) for field, length in zip(fields, lengths, strict=True)
+    )
     return tuple(fields[1:]) if fits else ()
 
 
@@ -251,11 +278,14 @@ def _content(file: Path, text: str) -> str:
         with file.open("rb") as stream:
             content = stream.read(_MOST_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as exc:
-        reason = (exc.strerror or str(exc)) if isinstance(exc, OSError) else "it is not text in UTF-8"
+        reason = (
+            (exc.strerror or str(exc)) if isinstance(exc, OSError) else "it is not text in UTF-8"
+        )
         raise BadValueError(
             "key-file-unreadable",
-            f"{shown(text)} is neither a public key nor a readable file ({reason}): write a key such as "
-            "`ssh-ed25519 AAAA... ada@laptop`, or the name of its file, such as keys/ada.pub",
+            f"{shown(text)} is neither a public key nor a readable file ({reason}): write a key "
+            "such as `ssh-ed25519 AAAA... ada@laptop`, or the name of its file, such as "
+            "keys/ada.pub",
         ) from exc
     if _PRIVATE.search(content):
         raise _private_key(str(file))
@@ -270,23 +300,33 @@ def _private_key(place: str) -> BadValueError:
 
 
 def _checked(line: str, place: str) -> str:
-    """Return a line of authorized_keys with single spaces between its parts, if sshd accepts the line."""
+    """Return a line of authorized_keys with single spaces between its parts, if sshd accepts the
+    line.
+    """
     match = _LINE.fullmatch(line)
     fields = key_fields(match["kind"], match["key"]) if match else ()
     if not (match and fields and line.isprintable()):
         problem = (
-            "of the kind ssh-dss, which sshd refuses" if "ssh-dss" in line else "not a complete public key"
+            "of the kind ssh-dss, which sshd refuses"
+            if "ssh-dss" in line
+            else "not a complete public key"
         )
         message = f"{place} is {problem}: copy the line of ~/.ssh/id_ed25519.pub, or {_MAKE}"
         raise BadValueError("not-a-public-key", message)
     bits = int.from_bytes(fields[-1], "big").bit_length()
     if match["kind"] == "ssh-rsa" and bits < _LEAST_RSA_BITS:
         message = (
-            f"{place} is an RSA key of {bits} bits, and some hosts' sshd needs {_LEAST_RSA_BITS}: {_MAKE}"
+            f"{place} is an RSA key of {bits} bits, and some hosts' sshd needs "
+            f"{_LEAST_RSA_BITS}: {_MAKE}"
         )
         raise BadValueError("key-too-short", message)
     _check_options(match["options"] or "", place)
-    parts = (match["options"], match["kind"], match["key"], " ".join((match["comment"] or "").split()))
+    parts = (
+        match["options"],
+        match["kind"],
+        match["key"],
+        " ".join((match["comment"] or "").split()),
+    )
     return " ".join(part for part in parts if part)
 
 
@@ -297,8 +337,9 @@ def _check_options(options: str, place: str) -> None:
         if name in once or not _is_option(word):
             raise BadValueError(
                 "key-option",
-                f"{place}: sshd would refuse the key because of its option {shown(word)}: remove or correct "
-                "it; sshd(8) has the options, and those for certificates can't be used here",
+                f"{place}: sshd would refuse the key because of its option {shown(word)}: remove "
+                "or correct it; sshd(8) has the options, and those for certificates can't be "
+                "used here",
             )
         once |= {name} & {"command", "from"}
 
@@ -314,5 +355,7 @@ def _is_option(word: str) -> bool:
 PublicKey = Annotated[
     str,
     AfterValidator(_read_key),
-    WithJsonSchema({"type": "string", "examples": ["ssh-ed25519 AAAA... ada@laptop", "keys/ada.pub"]}),
+    WithJsonSchema(
+        {"type": "string", "examples": ["ssh-ed25519 AAAA... ada@laptop", "keys/ada.pub"]}
+    ),
 ]

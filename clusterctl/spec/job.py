@@ -1,4 +1,6 @@
-"""JobSpec, the description of a job, and the search for the script or bundled program of `submit JOB`."""
+"""JobSpec, the description of a job, and the search for the script or bundled program of `submit
+JOB`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,17 @@ from clusterctl.spec.units import (
 if TYPE_CHECKING:
     from clusterctl.spec.sweep import Scaling, Sweep
 
-BUNDLED_JOBS = ("train", "eval", "sample", "predict", "export", "bench", "gemm", "allreduce", "probe")
+BUNDLED_JOBS = (
+    "train",
+    "eval",
+    "sample",
+    "predict",
+    "export",
+    "bench",
+    "gemm",
+    "allreduce",
+    "probe",
+)
 # The bundled jobs that read a trained model.
 MODEL_JOBS = ("eval", "sample", "predict", "export")
 ONE_RANK_JOBS = ("sample", "predict", "export")
@@ -38,7 +50,8 @@ _NEGATIVE: Final = re.compile(r"-(?:[0-9]+|[0-9]*\.[0-9]+)?")
 
 
 def sweep_arguments(values: Mapping[str, str], form: object = None) -> list[str]:
-    """Return a sweep task's values as arguments: ``--lr 0.1``, ``--flag`` for true, nothing for false.
+    """Return a sweep task's values as arguments: ``--lr 0.1``, ``--flag`` for true, nothing for
+    false.
 
     form: that of the sweep. With ``key=value`` and ``--key=value``, true and false are also values.
         ``--key value``: each value is an argument of its own. Default: as ``--key value``, but
@@ -80,7 +93,9 @@ class ReplayKeywords(TypedDict, total=False):
 
 
 class JobKeywords(ReplayKeywords, total=False):
-    """The keyword arguments of functions that submit a job: the fields of JobOptions except ``args``."""
+    """The keyword arguments of functions that submit a job: the fields of JobOptions except
+    ``args``.
+    """
 
     name: str
     nodes: int
@@ -125,12 +140,15 @@ class Project:
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class JobSpec:
-    """A job: ``bundled`` (a program of clusterctl) or ``script`` is set. ``mem``: MiB. Times: seconds.
+    """A job: ``bundled`` (a program of clusterctl) or ``script`` is set. ``mem``: MiB. Times:
+    seconds.
 
-    module: name of the module to run, as `python -m` does; ``script`` is its file. None: run ``script``.
+    module: name of the module to run, as `python -m` does; ``script`` is its file. None: run
+        ``script``.
     project: None: the project is the script's folder.
-    JobOptions documents the other fields. ``model_fields_set``: names of the fields that the caller set.
-    JobSpec is not a pydantic model, because the import of pydantic is slow and most jobs do not need it.
+    JobOptions documents the other fields. ``model_fields_set``: names of the fields that the caller
+    set. JobSpec is not a pydantic model, because the import of pydantic is slow and most jobs do
+    not need it.
     """
 
     name: str
@@ -198,17 +216,23 @@ class JobSpec:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The fields, as environment.client.json has them: ``mem`` and ``time`` as text: ``4GiB``, ``1h``."""
+        """The fields, as environment.client.json has them: ``mem`` and ``time`` as text: ``4GiB``,
+        ``1h``.
+        """
         values = {name: getattr(self, name) for name in JOB_FIELDS}
         values["mem"] = format_size(self.mem) if self.mem is not None else None
         values |= {
-            name: format_duration(values[name]) for name in ("time", "chain") if values[name] is not None
+            name: format_duration(values[name])
+            for name in ("time", "chain")
+            if values[name] is not None
         }
         if self.project is not None:
             paths = asdict(self.project)
             values["project"] = {name: path for name, path in paths.items() if name != "folder"}
         models = {"sweep": self.sweep, "scaling": self.scaling}
-        return values | {name: model.model_dump() for name, model in models.items() if model is not None}
+        return values | {
+            name: model.model_dump() for name, model in models.items() if model is not None
+        }
 
     @property
     def place(self) -> Project:
@@ -224,7 +248,9 @@ class JobSpec:
         return self.nodes * self.tasks_per_node
 
 
-_DEFAULTS: Final = {item.name: item.default for item in fields(JobSpec) if item.default is not MISSING}
+_DEFAULTS: Final = {
+    item.name: item.default for item in fields(JobSpec) if item.default is not MISSING
+}
 JOB_FIELDS: Final = tuple(item.name for item in fields(JobSpec) if item.name != "model_fields_set")
 # Fields that a command to resume a job leaves out: its program, and the choice of a task or a run.
 NOT_RESUMED: Final = frozenset("bundled args array sweep scaling after from_run".split())
@@ -260,7 +286,9 @@ def is_job_file(target: str) -> bool:
 
 
 class Language(StrEnum):
-    """What a script is written in. Python programs are started for each rank, other scripts once."""
+    """What a script is written in. Python programs are started for each rank, other scripts
+    once.
+    """
 
     PYTHON = "Python"
     SHELL = "shell"
@@ -310,13 +338,15 @@ def language_of(script: Path) -> Language:
 
 def _not_a_script(script: Path, head: bytes) -> tuple[str, str]:
     """Return the reason why a file can't be submitted, and the fix."""
-    name, suffix = shlex.quote(script.name), script.suffix.lower()
+    name = shlex.quote(script.name)
+    suffix = script.suffix.lower()
     if suffix == ".ipynb":
         by_hand = f"jupyter nbconvert --to notebook --execute {name}"
         return (
             "it is a notebook",
-            f"submit the program that `jupyter nbconvert --to script {name}` writes; to keep the outputs, "
-            f"submit a script with the line: {by_hand}, and --requirements with nbconvert and ipykernel",
+            f"submit the program that `jupyter nbconvert --to script {name}` writes; to keep the "
+            f"outputs, submit a script with the line: {by_hand}, and --requirements with "
+            "nbconvert and ipykernel",
         )
     if script.name.lower() in _MAKEFILES:
         return "it is a makefile", f"submit a script, such as run.sh, with the line: make -f {name}"
@@ -333,28 +363,40 @@ def _not_a_script(script: Path, head: bytes) -> tuple[str, str]:
 
 
 def import_roots(folder: Path) -> tuple[Path, Path]:
-    """Return the folders in which a project's packages lie: the project's folder or its folder src."""
+    """Return the folders in which a project's packages lie: the project's folder or its folder
+    src.
+    """
     return folder, folder / "src"
 
 
 def holds_package(root: Path, name: str) -> bool:
-    """Return whether ``import NAME`` finds a module, or a folder with modules, in the folder ``root``."""
+    """Return whether ``import NAME`` finds a module, or a folder with modules, in the folder
+    ``root``.
+    """
     folder = root / name
     if is_file(root / f"{name}.py") or is_file(folder / "__init__.py"):
         return True
     with suppress(OSError):
-        return folder.is_dir() and any(next(folder.glob(names), None) for names in ("*.py", "*/__init__.py"))
+        return folder.is_dir() and any(
+            next(folder.glob(names), None) for names in ("*.py", "*/__init__.py")
+        )
     return False
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a path is a file. False if a folder above can't be searched, unlike Path.is_file."""
+    """Return whether a path is a file. False if a folder above can't be searched, unlike
+    Path.is_file.
+    """
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def repository_of(folder: Path) -> Path | None:
-    """Return the root of the git repository that contains ``folder``; None if there is no repository."""
-    return next((path for path in (folder, *folder.parents) if os.path.lexists(path / ".git")), None)
+    """Return the root of the git repository that contains ``folder``; None if there is no
+    repository.
+    """
+    return next(
+        (path for path in (folder, *folder.parents) if os.path.lexists(path / ".git")), None
+    )
 
 
 def absolute_path(path: Path) -> Path:
@@ -368,12 +410,14 @@ def is_module(text: str) -> bool:
 
 
 def module_file(module: str, folder: Path) -> Path:
-    """Return the file that `python -m MODULE` would run, from ``folder`` or a folder above in its repository.
+    """Return the file that `python -m MODULE` would run, from ``folder`` or a folder above in its
+    repository.
 
     Raises UsageError if no such file exists.
     """
     here = absolute_path(folder)
-    top, name = repository_of(here) or here, module.replace(".", "/")
+    top = repository_of(here) or here
+    name = module.replace(".", "/")
     folders = [path for path in (here, *here.parents) if path.is_relative_to(top)]
     for root in (root for path in folders for root in import_roots(path)):
         for file in (root / f"{name}.py", root / name / "__main__.py"):
@@ -383,12 +427,15 @@ def module_file(module: str, folder: Path) -> Path:
         f"there is no module {shown(module)}",
         code="unknown-module",
         why=f"neither {here} nor its folder src has {name}.py or {name}/__main__.py",
-        fix="run the command in the project's folder; a shell script can run an installed module: python -m",
+        fix="run the command in the project's folder; a shell script can run an installed "
+        "module: python -m",
     )
 
 
 def module_root(module: str, file: Path) -> Path:
-    """Return the folder from which a module is imported, given the file that `python -m MODULE` runs."""
+    """Return the folder from which a module is imported, given the file that `python -m MODULE`
+    runs.
+    """
     is_package = file.stem != module.rpartition(".")[2]
     return file.parents[module.count(".") + is_package]
 
@@ -396,8 +443,8 @@ def module_root(module: str, file: Path) -> Path:
 def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
     """Return (name of a bundled job, None) or (None, absolute path of a script).
 
-    target: name or path. ``train`` is the bundled job even if there is a file train; ``./train`` is the file.
-        ``-m MODULE`` is the file of a module.
+    target: name or path. ``train`` is the bundled job even if there is a file train; ``./train`` is
+        the file. ``-m MODULE`` is the file of a module.
     folder: the folder that paths are relative to.
 
     Raises:
@@ -439,7 +486,9 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
 
 
 def _suggestion(target: str, folder: Path) -> str:
-    """Return the fix for a missing script: a bundled job, or a file in its folder, with a similar name."""
+    """Return the fix for a missing script: a bundled job, or a file in its folder, with a similar
+    name.
+    """
     path = folder / target
     try:
         files = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
@@ -483,15 +532,19 @@ def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
     flags: field of JobOptions -> value that the user gave.
 
     Raises:
-        UsageError: there is no such job or script, or flags are wrong; ``failures`` has an entry for each
-            flag.
+        UsageError: there is no such job or script, or flags are wrong; ``failures`` has an entry
+            for each flag.
     """
     return job_of(target, valid_options(flags), folder=Path())
 
 
 # Count options -> minimum; options with units -> parser; options that are names.
 _COUNTS: Final = {"nodes": 1, "tasks_per_node": 1, "ranks": 1, "cpus": 1, "gpus": 0}
-_UNITS: Final = {"mem": parse_slurm_memory_mib, "time": parse_slurm_time_s, "chain": parse_slurm_time_s}
+_UNITS: Final = {
+    "mem": parse_slurm_memory_mib,
+    "time": parse_slurm_time_s,
+    "chain": parse_slurm_time_s,
+}
 _NAMES: Final = frozenset({"name", "partition", "account", "qos"})
 # Every option in _NAMES accepts a text of this form.
 _PLAIN_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,19}", re.ASCII)
@@ -500,7 +553,8 @@ _PLAIN_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,19}", re.ASCII)
 def valid_options(flags: Mapping[str, object]) -> Mapping[str, Any]:
     """Validate the flags of a job. Return field -> value. Raise the same errors as ``job_options``.
 
-    Common values are validated without pydantic, because its import would take most of the time of `submit`.
+    Common values are validated without pydantic, because its import would take most of the time of
+    `submit`.
     """
     plain = {name: _plain(name, value) for name, value in flags.items()}
     if None not in plain.values():
@@ -511,7 +565,9 @@ def valid_options(flags: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def _plain(name: str, value: object) -> object:
-    """Convert the value of an option as JobOptions would, but without pydantic. None: this needs pydantic."""
+    """Convert the value of an option as JobOptions would, but without pydantic. None: this needs
+    pydantic.
+    """
     if name in _COUNTS:
         return value if type(value) is int and _COUNTS[name] <= value <= MAX_COUNT else None
     if name in {"folder", "requeue"} and isinstance(value, bool):
@@ -519,7 +575,11 @@ def _plain(name: str, value: object) -> object:
     if name == "folder" and isinstance(value, str | Path) and str(value):
         return Path.cwd() / value
     if name == "args" and isinstance(value, list | tuple):
-        return tuple(value) if all(isinstance(word, str) and word.isprintable() for word in value) else None
+        return (
+            tuple(value)
+            if all(isinstance(word, str) and word.isprintable() for word in value)
+            else None
+        )
     if isinstance(value, str) and name in _UNITS:
         with suppress(ValueError):
             return _UNITS[name](value)
@@ -539,11 +599,15 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
     bundled, script = named_job(target, folder)
     module = target.removeprefix(MODULE_FLAG).strip() if target.startswith(MODULE_FLAG) else None
     name = safe_name(module.rpartition(".")[2] if module else Path(target).stem)
-    if script is not None and (own_name := values_in(_head(script), "--job-name").get("--job-name")):
+    if script is not None and (
+        own_name := values_in(_head(script), "--job-name").get("--job-name")
+    ):
         name = safe_name(own_name)
     job = JobSpec(name=bundled or name, bundled=bundled, script=script)
     job = job.model_copy(update={"module": module}) if module else job
-    chosen = {field: value for field, value in options.items() if field != "name" or value is not None}
+    chosen = {
+        field: value for field, value in options.items() if field != "name" or value is not None
+    }
     job = job.model_copy(update=chosen)
     if job.sweep is not None:
         if job.array is not None:
@@ -557,7 +621,8 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
         job = job.model_copy(update={"array": sweep.array, "sweep": sweep})
     if bundled in ONE_RANK_JOBS and job.tasks > 1:
         raise UsageError(
-            f"the bundled job {bundled} runs on a single rank, but {job.tasks} ranks were requested",
+            f"the bundled job {bundled} runs on a single rank, but {job.tasks} ranks were "
+            "requested",
             code="one-rank-job",
             fix="remove --nodes and --tasks-per-node",
         )

@@ -29,17 +29,28 @@ class _Program(JobOptions):
 
 
 class Variant(_Program):
-    """A variant of a job: options that override options at the top of the file. `env` is merged with them.
+    """A variant of a job: options that override options at the top of the file. `env` is merged
+    with them.
 
-    A list with a + at the end of its key is appended to the file's list. A list without + is rejected if the
-    file also has the list.
+    A list with a + at the end of its key is appended to the file's list. A list without + is
+    rejected if the file also has the list.
     """
 
-    more_args: tuple[Argument, ...] = Field((), alias="args+", description="more arguments of the program")
-    more_include: tuple[FilePattern, ...] = Field((), alias="include+", description="more include patterns")
-    more_exclude: tuple[FilePattern, ...] = Field((), alias="exclude+", description="more exclude patterns")
-    more_outputs: tuple[FilePattern, ...] = Field((), alias="outputs+", description="more outputs patterns")
-    more_slurm: tuple[SbatchText, ...] = Field((), alias="slurm+", description="more options of sbatch")
+    more_args: tuple[Argument, ...] = Field(
+        (), alias="args+", description="more arguments of the program"
+    )
+    more_include: tuple[FilePattern, ...] = Field(
+        (), alias="include+", description="more include patterns"
+    )
+    more_exclude: tuple[FilePattern, ...] = Field(
+        (), alias="exclude+", description="more exclude patterns"
+    )
+    more_outputs: tuple[FilePattern, ...] = Field(
+        (), alias="outputs+", description="more outputs patterns"
+    )
+    more_slurm: tuple[SbatchText, ...] = Field(
+        (), alias="slurm+", description="more options of sbatch"
+    )
 
 
 _LISTS: Final = ("args", "include", "exclude", "outputs", "slurm")
@@ -49,7 +60,8 @@ class JobFile(_Program):
     """A job, or several variants of it. Paths are relative to the file."""
 
     variants: Mapping[VariantName, Variant] = Field(
-        {}, description="the options that each variant overrides, by its name; all variants are submitted"
+        {},
+        description="the options that each variant overrides, by its name; all variants are submitted",
     )
 
 
@@ -70,11 +82,14 @@ def _faults(file: JobFile) -> Iterator[Fault]:
 
 
 def _replaced_lists(file: JobFile, name: str, variant: Variant) -> Iterator[Fault]:
-    """Yield faults for lists of a variant that would silently replace lists at the top of the file."""
+    """Yield faults for lists of a variant that would silently replace lists at the top of the
+    file.
+    """
     for key in _LISTS:
         if key not in variant.model_fields_set:
             continue
-        where, append = ("variants", name, key), f"write {key}+ to append to the file's {key}"
+        where = ("variants", name, key)
+        append = f"write {key}+ to append to the file's {key}"
         if f"more_{key}" in variant.model_fields_set:
             message = f"the variant {name} has both {key} and {key}+"
             yield Fault("list-twice", where, message, f"join both lists; {append}")
@@ -99,7 +114,8 @@ def jobs_of_file(
 ) -> tuple[JobSpec, ...]:
     """Return the jobs of a job file. Flags override options in the file.
 
-    variants: names of the variants to return. Empty: all variants, or the file's job if it has no variants.
+    variants: names of the variants to return. Empty: all variants, or the file's job if it has no
+        variants.
 
     Raises:
         UsageError: the file can't be read, a variant does not exist, or flags are wrong.
@@ -110,7 +126,8 @@ def jobs_of_file(
         raise UsageError(
             f"{path} describes a cluster, not a job",
             code="spec-not-a-job-file",
-            fix=f"submit a job file, which has the key `job`; `clusterctl -f {path} up` creates the cluster",
+            fix=f"submit a job file, which has the key `job`; `clusterctl -f {path} up` creates "
+            "the cluster",
         )
     return _jobs(path, document, job_options(flags), variants)
 
@@ -144,30 +161,42 @@ def _jobs(
 
 
 def _layered(*layers: JobOptions) -> dict[str, Any]:
-    """Merge options. Later layers override earlier layers; `env`, `tag` and keys like `args+` extend them."""
+    """Merge options. Later layers override earlier layers; `env`, `tag` and keys like `args+`
+    extend them.
+    """
     options: dict[str, Any] = {}
     for layer in layers:
         env = {**options.get("env", {}), **layer.env}
         tags = tuple(dict.fromkeys((*options.get("tag", ()), *layer.tag)))
         more = {key: layer.given.get(f"more_{key}", ()) for key in _LISTS}
         added = {key: (*options.get(key, ()), *entries) for key, entries in more.items() if entries}
-        options |= layer.given | added | ({"env": env} if env else {}) | ({"tag": tags} if tags else {})
+        options |= (
+            layer.given | added | ({"env": env} if env else {}) | ({"tag": tags} if tags else {})
+        )
     return {field: value for field, value in options.items() if field in JobOptions.model_fields}
 
 
 def _job_of_file(
-    path: Path, document: Document[JobFile], where: Loc, target: str | None, options: Mapping[str, Any]
+    path: Path,
+    document: Document[JobFile],
+    where: Loc,
+    target: str | None,
+    options: Mapping[str, Any],
 ) -> JobSpec:
     try:
         return job_of(target or "", options, folder=path.parent)
     except UsageError as exc:
         message = f"{exc.what}: {exc.why}" if exc.why else exc.what
-        problem = Problem(document.file, *document.place(where), dotted(where), exc.code, message, exc.fix)
+        problem = Problem(
+            document.file, *document.place(where), dotted(where), exc.code, message, exc.fix
+        )
         raise SpecError(document.file, (problem,), kind=JOB_FILE.name) from exc
 
 
 def job_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a job file. `submit` also rejects mistakes that the schema can't express."""
+    """Return the JSON Schema of a job file. `submit` also rejects mistakes that the schema can't
+    express.
+    """
     return {
         "$schema": SCHEMA_DIALECT,
         **JobFile.model_json_schema(),

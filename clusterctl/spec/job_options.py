@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from clusterctl.errors import BadValueError, Failure, Notice, UsageError
 from clusterctl.spec.base import (
@@ -33,9 +40,13 @@ _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
 
 def _can_travel(value: str) -> str:
-    """Return the text. Reject null bytes and text that is not UTF-8, which no process can receive."""
+    """Return the text. Reject null bytes and text that is not UTF-8, which no process can
+    receive.
+    """
     if "\0" in value:
-        raise BadValueError("null-byte", f"{shown(value)} contains a null byte, which no process can receive")
+        raise BadValueError(
+            "null-byte", f"{shown(value)} contains a null byte, which no process can receive"
+        )
     try:
         value.encode()
     except UnicodeEncodeError as exc:
@@ -44,7 +55,9 @@ def _can_travel(value: str) -> str:
 
 
 def _as_mapping(value: object) -> object:
-    """Turn ``["A=1", "B"]`` into a mapping. The value of ``B`` is taken from clusterctl's environment."""
+    """Turn ``["A=1", "B"]`` into a mapping. The value of ``B`` is taken from clusterctl's
+    environment.
+    """
     if isinstance(value, list | tuple):
         pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
         if len(pairs) < len(value):
@@ -55,7 +68,8 @@ def _as_mapping(value: object) -> object:
     for name, text in value.items():
         if text is None and name not in os.environ:
             raise BadValueError(
-                "variable-without-value", f"{shown(name)} is not set in your environment; write NAME=value"
+                "variable-without-value",
+                f"{shown(name)} is not set in your environment; write NAME=value",
             )
     return {name: os.environ[name] if text is None else text for name, text in value.items()}
 
@@ -77,9 +91,13 @@ def _variable(name: str) -> str:
 
 
 def _image(value: str, info: ValidationInfo) -> str:
-    """Return an absolute path if the container image is a file on this machine, or else the cluster path."""
+    """Return an absolute path if the container image is a file on this machine, or else the cluster
+    path.
+    """
     if "://" in value:
-        raise BadValueError("not-an-image", f"{shown(value)} is a URL, not a file: run `apptainer pull`")
+        raise BadValueError(
+            "not-an-image", f"{shown(value)} is a URL, not a file: run `apptainer pull`"
+        )
     try:
         local = (folder_of(info) / value).expanduser().absolute()
         if local.is_file():
@@ -90,7 +108,8 @@ def _image(value: str, info: ValidationInfo) -> str:
     if value.startswith(("/", "~/")):
         return value
     raise BadValueError(
-        "no-such-file", f"this machine has no file {shown(value)}; a path on the cluster begins with / or ~/"
+        "no-such-file",
+        f"this machine has no file {shown(value)}; a path on the cluster begins with / or ~/",
     )
 
 
@@ -99,8 +118,8 @@ def _pattern(value: str) -> str:
     if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
         raise BadValueError(
             "pattern-matches-nothing",
-            f"{shown(value)} can't match any file: write a path relative to the folder, without . and .., "
-            "such as 'results/**'; write \\# for a leading #",
+            f"{shown(value)} can't match any file: write a path relative to the folder, without "
+            ". and .., such as 'results/**'; write \\# for a leading #",
         )
     return value
 
@@ -110,7 +129,9 @@ def _folder(value: object, info: ValidationInfo) -> object:
         return value
     if isinstance(value, str | Path) and str(value):
         return folder_of(info) / value
-    raise BadValueError("wrong-type", f"must be true, false or the path of a folder, not {shown(value)}")
+    raise BadValueError(
+        "wrong-type", f"must be true, false or the path of a folder, not {shown(value)}"
+    )
 
 
 def _run(value: str, info: ValidationInfo) -> str:
@@ -127,7 +148,9 @@ def _sbatch_options(value: str) -> str:
 Text = Annotated[str, AfterValidator(_can_travel)]
 # The folder to send with a script.
 Folder = Annotated[
-    bool | Path, BeforeValidator(_folder), WithJsonSchema({"type": ["boolean", "string"], "minLength": 1})
+    bool | Path,
+    BeforeValidator(_folder),
+    WithJsonSchema({"type": ["boolean", "string"], "minLength": 1}),
 ]
 Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Variables = Annotated[
@@ -158,7 +181,9 @@ _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 def _runnable_array(value: str) -> str:
     indices, _, limit = value.partition("%")
     if limit and int(limit) == 0:
-        raise BadValueError("array-runs-nothing", f"{shown(value)} allows no task to run: use %1 or more")
+        raise BadValueError(
+            "array-runs-nothing", f"{shown(value)} allows no task to run: use %1 or more"
+        )
     for first, last, stride in _ARRAY_RANGE.findall(indices):
         if int(last) < int(first):
             raise BadValueError("array-range", f"{first}-{last} is not an ascending range")
@@ -170,7 +195,8 @@ def _runnable_array(value: str) -> str:
 def _timely_signal(value: str) -> str:
     if int(value.partition("@")[2]) > _MAX_SIGNAL_S:
         raise BadValueError(
-            "signal-too-early", f"{shown(value)} is earlier than {_MAX_SIGNAL_S} s before the time limit"
+            "signal-too-early",
+            f"{shown(value)} is earlier than {_MAX_SIGNAL_S} s before the time limit",
         )
     return value
 
@@ -179,15 +205,20 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 JobName = Annotated[str, PATTERNS["job_name"]]
 Tag = Annotated[str, PATTERNS["job_name"]]
 Signal = Annotated[str, PATTERNS["signal"], AfterValidator(_timely_signal)]
-Array = Annotated[str, BeforeValidator(plain_array), PATTERNS["array"], AfterValidator(_runnable_array)]
+Array = Annotated[
+    str, BeforeValidator(plain_array), PATTERNS["array"], AfterValidator(_runnable_array)
+]
 Hang = Annotated[str, PATTERNS["hang"]]
 
 
 class JobOptions(Model):
-    """The options of a job. Each field has the name of its flag. ``None``: Slurm's default applies."""
+    """The options of a job. Each field has the name of its flag. ``None``: Slurm's default
+    applies.
+    """
 
     name: JobName | None = Field(
-        None, description="the job's name; default: that in the script's #SBATCH lines, or of its program"
+        None,
+        description="the job's name; default: that in the script's #SBATCH lines, or of its program",
     )
     args: tuple[Argument, ...] = Field((), description="arguments of the program")
     nodes: Count = Field(1, description="number of nodes")
@@ -196,7 +227,9 @@ class JobOptions(Model):
         None, description="number of ranks that mpirun starts; default: as many as there are tasks"
     )
     cpus: Count | None = Field(None, description="cores of each rank")
-    gpus: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = Field(0, description="GPUs on each node")
+    gpus: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = Field(
+        0, description="GPUs on each node"
+    )
     mem: JobMemoryMib | None = Field(None, description="memory on each node")
     time: JobTimeS | None = Field(None, description="time limit; a bare number is minutes")
     partition: SlurmName | None = Field(None, description="Slurm partition; default: the first")
@@ -214,8 +247,8 @@ class JobOptions(Model):
     )
     after: tuple[Dependency, ...] = Field(
         (),
-        description="jobs that must end before the job starts; with :ok (default) successfully, with :notok "
-        "not successfully, with :any in any way",
+        description="jobs that must end before the job starts; with :ok (default) successfully, with "
+        ":notok not successfully, with :any in any way",
         examples=["12:ok"],
     )
     slurm: tuple[SbatchText, ...] = Field(
@@ -245,14 +278,15 @@ class JobOptions(Model):
     launcher: Launcher = Field(Launcher.SRUN, description="the program that starts the ranks")
     hang: Hang | None = Field(
         None,
-        description="if all ranks wait and nothing makes progress: end the program (default of train), warn "
-        "(default of other jobs), or off; and the shortest silence in seconds (default: 60)",
+        description="if all ranks wait and nothing makes progress: end the program (default of train), "
+        "warn (default of other jobs), or off; and the shortest silence in seconds "
+        "(default: 60)",
         examples=["end@300"],
     )
     folder: Folder = Field(
         True,
-        description="the folder to send with the script; default: the script's folder, or the project if the "
-        "script uses more of it; false: only the script",
+        description="the folder to send with the script; default: the script's folder, or the project "
+        "if the script uses more of it; false: only the script",
         examples=["."],
     )
     include: tuple[FilePattern, ...] = Field(
@@ -266,9 +300,12 @@ class JobOptions(Model):
     )
     env: Variables = Field({}, description="environment variables of the program")
     container: Image | None = Field(
-        None, description="an Apptainer image to run the program in: a file here, or a path on the cluster"
+        None,
+        description="an Apptainer image to run the program in: a file here, or a path on the cluster",
     )
-    requirements: FileName | None = Field(None, description="a pip requirements file for the program")
+    requirements: FileName | None = Field(
+        None, description="a pip requirements file for the program"
+    )
     tag: tuple[Tag, ...] = Field((), description="tags to find the run with")
     note: Text | None = Field(None, description="a remark about the run")
 
@@ -291,7 +328,9 @@ def job_options(flags: Mapping[str, object]) -> JobOptions:
 
 
 def wrong_flags(exc: ValidationError, flags: Mapping[str, object]) -> UsageError:
-    """Return the error for wrong flags; ``failures`` has an entry for each. ``flags``: field -> value."""
+    """Return the error for wrong flags; ``failures`` has an entry for each. ``flags``: field ->
+    value.
+    """
     messages = tuple(_explained(exc, flags).values())
     failures = tuple(Failure(message.code, message) for message in messages)
     if len(messages) == 1:
@@ -306,7 +345,8 @@ _FLAGS: Final = {"args": "the arguments after --", "modules": "--module"}
 def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, Notice]:
     wrong: dict[str, Notice] = {}
     for entry in error.errors(include_url=False, include_input=False):
-        field, kind = str(entry["loc"][0]), entry["type"]
+        field = str(entry["loc"][0])
+        kind = entry["type"]
         flag = _FLAGS.get(field, f"--{field.replace('_', '-')}")
         value, (at, *_) = flags[field], (*entry["loc"][1:], None)
         if isinstance(value, list | tuple) and isinstance(at, int):

@@ -1,4 +1,6 @@
-"""Load spec files, resolve their defaults, dump and compare specs, and write the files of `init`."""
+"""Load spec files, resolve their defaults, dump and compare specs, and write the files of
+`init`.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def read_spec(path: Path | None, *, recorded: bool = False) -> ClusterSpec:
     """Read a spec file. ``resolve_spec`` must still fill in its defaults.
 
     path: the spec file. None: return the default spec, with 2 local nodes in the partition `train`.
-    recorded: whether the hosts of the spec exist already. Then contradictions between fields are allowed.
+    recorded: whether the hosts of the spec exist already. Then contradictions between fields are
+        allowed.
 
     Raises:
         UsageError: the file can't be read.
@@ -60,8 +63,8 @@ def resolve_spec(
 ) -> ClusterSpec:
     """Fill in the defaults that depend on the caller's account and on the running cluster.
 
-    raised: the spec of the running cluster with this name, if any. The defaults are taken from this spec, so
-        that a new version of clusterctl, with other defaults, changes no host.
+    raised: the spec of the running cluster with this name, if any. The defaults are taken from this
+        spec, so that a new version of clusterctl, with other defaults, changes no host.
     """
     provider = spec.provider.with_images(spec, raised)
     spec = spec.model_copy(update={"provider": provider})
@@ -76,8 +79,12 @@ def load_spec(
 
 
 def default_spec() -> ClusterSpec:
-    """Return the spec for commands without a spec file. ``resolve_spec`` must still fill in its defaults."""
-    return ClusterSpec(version=1, name=DEFAULT_CLUSTER, partitions=(Partition(name="train", nodes=2),))
+    """Return the spec for commands without a spec file. ``resolve_spec`` must still fill in its
+    defaults.
+    """
+    return ClusterSpec(
+        version=1, name=DEFAULT_CLUSTER, partitions=(Partition(name="train", nodes=2),)
+    )
 
 
 def parse_spec(text: str, file: str) -> ClusterSpec:
@@ -111,7 +118,8 @@ def read_name(path: Path) -> tuple[str, SpecError | None]:
 def dump_spec(spec: ClusterSpec) -> str:
     """Return YAML that loads to the same spec. Fields without a value are omitted.
 
-    If others operate the cluster, defaults are omitted too: most of them are about software on its hosts.
+    If others operate the cluster, defaults are omitted too: most of them are about software on its
+    hosts.
     """
     short = spec.provider.foreign
     values = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=short)
@@ -120,7 +128,8 @@ def dump_spec(spec: ClusterSpec) -> str:
 
 def yaml_text(document: Mapping[str, Any]) -> str:
     """Return a document as YAML with indented lists. Lines are not folded."""
-    yaml, stream = YAML(), io.StringIO()
+    yaml = YAML()
+    stream = io.StringIO()
     yaml.width = 2**16
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.dump(document, stream)
@@ -128,7 +137,8 @@ def yaml_text(document: Mapping[str, Any]) -> str:
 
 
 def starter_spec(provider: str) -> str:
-    """Return the text of a commented `cluster.yaml` for a provider. The text is valid without edits.
+    """Return the text of a commented `cluster.yaml` for a provider. The text is valid without
+    edits.
 
     Raises:
         UsageError: there is no such provider.
@@ -159,7 +169,9 @@ class CurrentUser:
 
     @classmethod
     def current(cls) -> CurrentUser:
-        """Return the account of this process. Under sudo, this is root rather than the caller of sudo."""
+        """Return the account of this process. Under sudo, this is root rather than the caller of
+        sudo.
+        """
         uid = os.geteuid()
         try:
             return cls(pwd.getpwuid(uid).pw_name, uid)
@@ -170,10 +182,12 @@ class CurrentUser:
 def resolve_users(
     spec: ClusterSpec, current_user: CurrentUser, raised: ClusterSpec | None = None
 ) -> ClusterSpec:
-    """Fill in ``users`` if it is empty: with the caller's account, or with `hpc` if the nodes can't have it.
+    """Fill in ``users`` if it is empty: with the caller's account, or with `hpc` if the nodes can't
+    have it.
 
-    The nodes can't have root, for example. The uid is the account's uid in the running cluster (``raised``),
-    or else the provider's default uid, or else the caller's uid. Others' clusters have no users.
+    The nodes can't have root, for example. The uid is the account's uid in the running cluster
+    (``raised``), or else the provider's default uid, or else the caller's uid. Others' clusters
+    have no users.
     """
     if spec.users or spec.provider.foreign:
         return spec
@@ -184,26 +198,37 @@ def resolve_users(
 
 
 def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[Notice, ...]:
-    """Return a note if jobs run as `hpc` because the nodes can't have the caller's account; else nothing."""
+    """Return a note if jobs run as `hpc` because the nodes can't have the caller's account; else
+    nothing.
+    """
     if current_user.uid == 0 or _as_user(current_user, spec) or spec.users != (FALLBACK_USER,):
         return ()
     caller = (
-        f"{current_user.name!r} (uid {current_user.uid})" if current_user.name else f"uid {current_user.uid}"
+        f"{current_user.name!r} (uid {current_user.uid})"
+        if current_user.name
+        else f"uid {current_user.uid}"
     )
-    name, uid = FALLBACK_USER.name, FALLBACK_USER.uid
-    text = f"the nodes can't have the account {caller}: jobs run as {name} (uid {uid}); see the key `users`"
+    name = FALLBACK_USER.name
+    uid = FALLBACK_USER.uid
+    text = (
+        f"the nodes can't have the account {caller}: jobs run as {name} (uid {uid}); see the key "
+        "`users`"
+    )
     return (Notice("caller-unfit-for-nodes", text),)
 
 
 def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:
-    """Return the caller's account as a user of the spec. ``None`` if nodes can't have it, as with root."""
+    """Return the caller's account as a user of the spec. ``None`` if nodes can't have it, as with
+    root.
+    """
     try:
         return User(name=current_user.name, uid=spec.provider.default_uid or current_user.uid)
     except ValidationError:
         return None
 
 
-# A public SSH key: its constant first characters, and those at its end, which tell it from other keys.
+# A public SSH key: its constant first characters, and those at its end, which tell it from other
+# keys.
 _KEY: Final = re.compile(r"\b(AAAA)[A-Za-z0-9+/]{48,}([A-Za-z0-9+/]{12}=*)")
 _OF_THE_HOSTS: Final = {"version", "name", "provider"}
 _OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
@@ -211,7 +236,9 @@ _OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A changed setting. ``key``: such as ``storage.keep``. ``what``: text with the old and the new value."""
+    """A changed setting. ``key``: such as ``storage.keep``. ``what``: text with the old and the new
+    value.
+    """
 
     key: str
     what: str
@@ -221,7 +248,9 @@ class Difference:
 
 
 def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ...]:
-    """Return the settings that differ between two specs, except the provider's and the nodes' resources."""
+    """Return the settings that differ between two specs, except the provider's and the nodes'
+    resources.
+    """
     old, new = ({key: value for key, value in _settings(spec) if value} for spec in (before, after))
     return tuple(
         Difference(key, f"{old.get(key, 'not set')} -> {new.get(key, 'not set')}")
@@ -231,7 +260,9 @@ def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ..
 
 
 def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, value) of each setting that is not about hosts, such as ``storage.keep``."""
+    """Yield (dotted key, value) of each setting that is not about hosts, such as
+    ``storage.keep``.
+    """
     values = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=_OF_THE_HOSTS)
     for key, value in values.items():
         yield from _flat(key, value, {"name", *(_OF_A_NODE if key == "partitions" else ())})
@@ -240,7 +271,8 @@ def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
 def _flat(key: str, value: Any, left_out: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     if isinstance(value, list):
         names = (
-            entry["name"] if isinstance(entry, Mapping) else _KEY.sub(r"\1...\2", entry) for entry in value
+            entry["name"] if isinstance(entry, Mapping) else _KEY.sub(r"\1...\2", entry)
+            for entry in value
         )
         yield key, ", ".join(names)
         for entry in value:
@@ -255,7 +287,9 @@ def _flat(key: str, value: Any, left_out: Collection[str] = ()) -> Iterator[tupl
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a spec file. `validate` also finds mistakes that the schema can't express."""
+    """Return the JSON Schema of a spec file. `validate` also finds mistakes that the schema can't
+    express.
+    """
     return {
         "$schema": SCHEMA_DIALECT,
         **ClusterSpec.model_json_schema(),

@@ -1,6 +1,7 @@
 """The table of metric names: whether lower or higher values of a metric are better.
 
-Everything that ranks or compares by a metric asks here. The direction of a name that is not known here
+Everything that ranks or compares by a metric asks here. The direction of a name that is not known
+here
 is never guessed: the user states it as ``goal``.
 """
 
@@ -130,8 +131,8 @@ def goal_given(text: object) -> Goal | None:
 def goal_of(metric: str) -> Goal | None:
     """Return whether a metric's lowest or highest value is best, by its name; None if unknown.
 
-    The last word that is not a mere addition decides: ``val/accuracy_loss`` is a loss. Amounts of work
-    per time, energy or money are speeds.
+    The last word that is not a mere addition decides: ``val/accuracy_loss`` is a loss. Amounts of
+    work per time, energy or money are speeds.
     """
     if _PASSED.search(metric):
         return Goal.MAX
@@ -171,7 +172,8 @@ class Target:
     def of(cls, text: str) -> Target:
         """Read a target such as ``eval_accuracy=0.97``, ``loss<=0.3`` or ``widgets>=2``.
 
-        Raises BadValueError for other texts, and for ``=`` if the direction of the metric is not known.
+        Raises BadValueError for other texts, and for ``=`` if the direction of the metric is not
+        known.
         """
         match = _TARGET.fullmatch(text)
         try:
@@ -183,7 +185,8 @@ class Target:
                 "not-a-target",
                 f"{text!r} is not a metric with a number, such as eval_accuracy=0.97 or loss<=0.3",
             )
-        metric, sign = match[1], match[2]
+        metric = match[1]
+        sign = match[2]
         goal = _SIGNS.get(sign) or goal_of(metric)
         if goal is None:
             raise BadValueError(
@@ -287,7 +290,9 @@ def _of_last(words: list[str], before: list[str], last: str) -> Goal | None:
     """
     if last in _SHARES:
         goal = _direction(before[-1]) if before else None
-        is_speed = last == "rate" and bool(before) and before[-1] != "sample" and _is_work(before[-1:])
+        is_speed = (
+            last == "rate" and bool(before) and before[-1] != "sample" and _is_work(before[-1:])
+        )
         return goal or (Goal.MAX if is_speed else _direction(last))
     if last in _UNITS_OF_TIME and words[-1] == last and before and _is_bytes(before[-1]):
         # GB_s

@@ -7,7 +7,14 @@ from contextlib import suppress
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import ConfigDict, Discriminator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from clusterctl.errors import BadValueError, Notice, ProvisionError
@@ -38,10 +45,22 @@ from clusterctl.spec.units import shown
 
 _OF_OTHER_NODES: Final = (
     ("partitions.gpus", "local nodes have no GPUs", "remove gpus"),
-    ("software.apptainer", "local nodes are air-gapped and their image has no Apptainer", "remove apptainer"),
-    ("software.slurm", "local nodes have their distribution's Slurm", "remove slurm; see slurm.version"),
+    (
+        "software.apptainer",
+        "local nodes are air-gapped and their image has no Apptainer",
+        "remove apptainer",
+    ),
+    (
+        "software.slurm",
+        "local nodes have their distribution's Slurm",
+        "remove slurm; see slurm.version",
+    ),
     ("software.mirrors", "local nodes use the repositories of this machine", "remove mirrors"),
-    ("software.nvidia", "local nodes have no GPUs, and their kernel is this machine's", "remove nvidia"),
+    (
+        "software.nvidia",
+        "local nodes have no GPUs, and their kernel is this machine's",
+        "remove nvidia",
+    ),
 )
 _OF_SLURM: Final = {
     "slurm.qos": "qualities of service need Slurm, but scheduler is none",
@@ -68,17 +87,21 @@ class LocalSettings(ProviderSettings):
     )
     distribution: Literal["debian-12", "debian-13"] | None = Field(
         None,
-        description="distribution of the nodes; by default debian-13; on Rocky Linux and AlmaLinux always "
-        "this machine's",
+        description="distribution of the nodes; by default debian-13; on Rocky Linux and AlmaLinux "
+        "always this machine's",
     )
-    mirror: Url = Field("http://deb.debian.org/debian", description="Debian mirror to build the node image")
+    mirror: Url = Field(
+        "http://deb.debian.org/debian", description="Debian mirror to build the node image"
+    )
 
     @field_validator("subnet")
     @classmethod
     def _private_24(cls, value: IPv4Network | None) -> IPv4Network | None:
         is_private = value is None or any(value.subnet_of(net) for net in PRIVATE_NETWORKS)
         if value is not None and (value.prefixlen != 24 or not is_private):  # noqa: PLR2004
-            raise BadValueError("network-not-private", f"{value} is not a private /24, such as 10.77.0.0/24")
+            raise BadValueError(
+                "network-not-private", f"{value} is not a private /24, such as 10.77.0.0/24"
+            )
         return value
 
     @property
@@ -95,7 +118,10 @@ class LocalSettings(ProviderSettings):
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
         if 1 + spec.node_count > MAX_LOCAL_HOSTS:
-            message = f"a local cluster can have at most {MAX_LOCAL_HOSTS} hosts, including the controller"
+            message = (
+                f"a local cluster can have at most {MAX_LOCAL_HOSTS} hosts, including the "
+                "controller"
+            )
             hint = f"request at most {MAX_LOCAL_HOSTS - 1} nodes"
             yield Fault("too-many-hosts", ("partitions",), message, hint, at_key=True)
         yield from spec.refused((*_OF_OTHER_NODES, OF_OWN_MACHINES))
@@ -111,7 +137,9 @@ DEFAULT_PROVIDER: Final = LocalSettings()
 
 
 def traits_of(provider: str) -> type[ProviderSettings]:
-    """Return the settings of a provider by its name; the base class if this version does not have it."""
+    """Return the settings of a provider by its name; the base class if this version does not have
+    it.
+    """
     return PROVIDERS.get(provider, ProviderSettings)
 
 
@@ -132,7 +160,9 @@ class ClusterSpec(Cluster):
 
 
 def faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """Yield all contradictions between the fields of a spec. A field with a wrong value may be UNKNOWN."""
+    """Yield all contradictions between the fields of a spec. A field with a wrong value may be
+    UNKNOWN.
+    """
     yield from spec.provider.faults(spec)
     yield from _partition_name_faults(spec)
     if spec.scheduler == "none":
@@ -152,7 +182,9 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
         at = tuple(where.split("."))
         for index, first in repeated(values):
             message = f"{shown(values[index])} is already the {field} of {dotted((*at, first))}"
-            yield Fault("value-twice", (*at, index, field), message, f"every {field} must be unique")
+            yield Fault(
+                "value-twice", (*at, index, field), message, f"every {field} must be unique"
+            )
     yield from _slurm_line_faults(spec)
     for index, user in enumerate(spec.users):
         keys = [key and public_part(key) for key in user.ssh_keys]
@@ -177,7 +209,9 @@ def _partition_name_faults(spec: ClusterSpec) -> Iterator[Fault]:
 
 
 def _slurm_line_faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """Yield a fault for each line of ``slurm.extra`` that contradicts another line or the partitions."""
+    """Yield a fault for each line of ``slurm.extra`` that contradicts another line or the
+    partitions.
+    """
     values = (
         *spec.slurm.extra,
         *(value for part in spec.partitions for value in (part.name, part.nodes, part.hosts)),
@@ -194,18 +228,24 @@ def _slurm_line_faults(spec: ClusterSpec) -> Iterator[Fault]:
 
 
 def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """Yield a fault for each line of ``slurm.extra`` that does not fit the release ``slurm.version``."""
+    """Yield a fault for each line of ``slurm.extra`` that does not fit the release
+    ``slurm.version``.
+    """
     version = spec.slurm.version
     if not version:
         return
     for index, line in enumerate(spec.slurm.lines):
         if distributions.is_removed(line.key, version):
             message = f"Slurm {version} no longer accepts {line.key} and would not start"
-            yield Fault("setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove the line")
+            yield Fault(
+                "setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove the line"
+            )
 
 
 def _distribution_faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """Yield a fault for each key that names software which the hosts' distribution does not have."""
+    """Yield a fault for each key that names software which the hosts' distribution does not
+    have.
+    """
     # Wrong distributions, machine types and numbers of GPUs are reported at their own fields.
     with suppress(ProvisionError, LookupError, TypeError, ValueError):
         release = spec.provider.expected_release(spec)
@@ -221,7 +261,8 @@ def software_refusals(
 
     distribution: None: unknown until the hosts are probed.
     """
-    version, makes_image = spec.slurm.version, spec.provider.shares_kernel
+    version = spec.slurm.version
+    makes_image = spec.provider.shares_kernel
     if version and spec.has_slurm:
         refusal = distributions.refuse_slurm(version, distribution, makes_image=makes_image)
         if refusal:
@@ -245,4 +286,6 @@ def software_notes(spec: ClusterSpec, distribution: Distribution | None) -> tupl
     if spec.provider.shares_kernel or not spec.has_slurm or spec.software.slurm != SlurmSource():
         return ()
     fix = "a new cluster with `software: {slurm: {from: openhpc}}` has a maintained release"
-    return (Notice("slurm-vulnerable", f"{distribution.slurm_flaws}; {fix}: see docs/distributions.md"),)
+    return (
+        Notice("slurm-vulnerable", f"{distribution.slurm_flaws}; {fix}: see docs/distributions.md"),
+    )

@@ -1,4 +1,6 @@
-"""Names that do not depend on a spec: files, accounts, folders, ports; suggestions for misspelt names."""
+"""Names that do not depend on a spec: files, accounts, folders, ports; suggestions for misspelt
+names.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ PROJECT_FILES: Final = ("pyproject.toml", "setup.cfg", "setup.py", "requirements
 # The name of the cluster without a spec file.
 DEFAULT_CLUSTER: Final = "local"
 ADMIN_USER: Final = "clusterctl"
-# The uid and gid of the admin account, outside the ranges that Debian, EL and `users` give to people.
+# The uid and gid of the admin account, outside the ranges that Debian, EL and `users` give to
+# people.
 ADMIN_ID: Final = 64100
 # The accounts of the daemons, which the role `users` creates.
 SYSTEM_ACCOUNTS: Final = ("slurm", "munge")
@@ -30,10 +33,13 @@ PROOF_JOB: Final = "clusterctl-proof-"
 ROOT: Final = "/opt/clusterctl"
 # The folder with the job user's files of clusterctl, below the home.
 FOLDER: Final = "clusterctl"
-SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
-# Ports of nodes. No program listens on the first, so a running host refuses connections of the controller.
-# On the second, the controller asks to kill the processes of lost jobs.
-ALIVE_PORT, FENCE_PORT = 6815, 6816
+SLURMCTLD_PORT = 6817
+SLURMD_PORT = 6818
+SLURMDBD_PORT = 6819
+# Ports of nodes. No program listens on the first, so a running host refuses connections of the
+# controller. On the second, the controller asks to kill the processes of lost jobs.
+ALIVE_PORT = 6815
+FENCE_PORT = 6816
 # The role mpi_ssh creates this folder. Job users connect from host to host with MPI_SSH.
 MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"
 MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"
@@ -49,7 +55,9 @@ MAX_ARRAY_SIZE: Final = 1001
 
 
 class Launcher(StrEnum):
-    """The program that starts ranks: ``srun`` with PMIx, ``mpirun`` with a hostfile, or ``torchrun``."""
+    """The program that starts ranks: ``srun`` with PMIx, ``mpirun`` with a hostfile, or
+    ``torchrun``.
+    """
 
     SRUN = "srun"
     MPIRUN = "mpirun"
@@ -63,7 +71,9 @@ def is_cluster_name(text: str) -> bool:
 
 
 def find_spec(start: Path) -> Path | None:
-    """Return the path of the spec file in the folder ``start``, if the file exists, even if unreadable."""
+    """Return the path of the spec file in the folder ``start``, if the file exists, even if
+    unreadable.
+    """
     path = start / SPEC_NAME
     return path if path.exists() or path.is_symlink() else None
 
@@ -75,14 +85,20 @@ def first_few(names: Sequence[str], most: int = 1) -> str:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return ``did you mean nodes?`` if a known name is similar to the word, otherwise an empty text."""
+    """Return ``did you mean nodes?`` if a known name is similar to the word, otherwise an empty
+    text.
+    """
     by_lower_case = {name.lower(): name for name in names}
     near = difflib.get_close_matches(word.lower(), by_lower_case, n=1)
     return f"did you mean {by_lower_case[near[0]]}?" if near else ""
 
 
 def reject_unknown(
-    names: Iterable[str], allowed: Collection[str], message: str, otherwise: str = "", where: str = ""
+    names: Iterable[str],
+    allowed: Collection[str],
+    message: str,
+    otherwise: str = "",
+    where: str = "",
 ) -> None:
     """Reject names that are not allowed.
 

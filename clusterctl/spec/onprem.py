@@ -1,4 +1,6 @@
-"""The settings of on-premises machines in a spec, `provider: {type: onprem, ...}`, and their checks."""
+"""The settings of on-premises machines in a spec, `provider: {type: onprem, ...}`, and their
+checks.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def _is_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", text):
         raise BadValueError(
             "not-a-switch-name",
-            f"{text!r} is not a valid switch name: use at most 63 letters, digits, dashes or underscores",
+            f"{text!r} is not a valid switch name: use at most 63 letters, digits, dashes or "
+            "underscores",
         )
     return text
 
@@ -59,14 +62,17 @@ class OnpremSettings(ProviderSettings):
     user_owned: ClassVar[bool] = True
 
     type: Literal["onprem"] = Field(description="the provider's type")
-    controller: HostName = Field(description="the host that runs slurmctld; it may also be a compute node")
+    controller: HostName = Field(
+        description="the host that runs slurmctld; it may also be a compute node"
+    )
     login: tuple[HostName, ...] = Field((), description="login nodes in addition to the controller")
     hosts: Mapping[HostRange, OnpremHost] = Field(
         min_length=1, description="the machines by name or range of names, such as gpu[01-08]"
     )
     access: Access = Field(Access(), description="the first login to the hosts")
     network: Network | None = Field(
-        None, description="network for MPI and Slurm; by default the network of the controller's address"
+        None,
+        description="network for MPI and Slurm; by default the network of the controller's address",
     )
     shared: OnpremShared = Field(OnpremShared(), description="the shared folder of all hosts")
     fabric: Mapping[SwitchName, Switch] = Field(
@@ -86,8 +92,12 @@ class OnpremSettings(ProviderSettings):
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
-        """Host name -> address and login. ``access`` supplies the settings that a host's entry omits."""
-        pairs = (pair for names, settings in self.hosts.items() for pair in self._each(names, settings))
+        """Host name -> address and login. ``access`` supplies the settings that a host's entry
+        omits.
+        """
+        pairs = (
+            pair for names, settings in self.hosts.items() for pair in self._each(names, settings)
+        )
         return dict(pairs)
 
     def controller_of(self, cluster: str) -> str:  # noqa: ARG002
@@ -160,7 +170,8 @@ def _host_faults(provider: OnpremSettings) -> Iterator[Fault]:
     first: dict[str, str] = {}
     places: dict[tuple[str, int], str] = {}
     for key, host in provider.hosts.items():
-        at, names = ("provider", "hosts", key), expand(key)
+        at = ("provider", "hosts", key)
+        names = expand(key)
         for name in names:
             if name in first:
                 message = f"host {name} is already in {first[name]}"
@@ -176,7 +187,9 @@ def _host_faults(provider: OnpremSettings) -> Iterator[Fault]:
             place = (address, provider.access.port if host.port is None else host.port)
             if places.get(place, name) != name:
                 message = f"{name} has the same address as {places[place]}"
-                yield Fault("address-twice", at, message, "give each host a different address", at_key=True)
+                yield Fault(
+                    "address-twice", at, message, "give each host a different address", at_key=True
+                )
             places[place] = name
 
 
@@ -185,14 +198,19 @@ def _expanded(text: str | None) -> tuple[str, ...]:
 
 
 def _localhost_faults(provider: OnpremSettings, names: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield faults if a host has a loopback address although there are other hosts or SSH settings."""
+    """Yield faults if a host has a loopback address although there are other hosts or SSH
+    settings.
+    """
     for key, host in provider.hosts.items():
-        at, address = ("provider", "hosts", key), host.address or key
+        at = ("provider", "hosts", key)
+        address = host.address or key
         if not is_this_machine(address):
             continue
         if key == "localhost":
             message = "localhost can't be the name of a host"
-            yield Fault("host-is-localhost", at, message, "write NAME: {address: localhost}", at_key=True)
+            yield Fault(
+                "host-is-localhost", at, message, "write NAME: {address: localhost}", at_key=True
+            )
         if len(names) > 1:
             message = f"the other hosts can't reach this machine by the address {address}"
             fix = "write this machine's network address, or remove the other hosts"
@@ -200,8 +218,13 @@ def _localhost_faults(provider: OnpremSettings, names: Mapping[str, str]) -> Ite
         for where, settings in ((at, host), (("provider", "access"), provider.access)):
             for field in _WAY_THERE:
                 if getattr(settings, field, None) not in _UNSAID:
-                    message = f"{field} is only for SSH, which is not used for this machine ({address})"
-                    fix = f"remove {field}, or write the address of another machine instead of {address}"
+                    message = (
+                        f"{field} is only for SSH, which is not used for this machine ({address})"
+                    )
+                    fix = (
+                        f"remove {field}, or write the address of another machine instead of "
+                        f"{address}"
+                    )
                     yield Fault("localhost-login", (*where, field), message, fix, at_key=True)
 
 
@@ -217,7 +240,9 @@ def _partition_faults(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault
         at = ("partitions", index)
         if partition.hosts is None:
             hint = "write hosts: RANGE, such as gpu[01-08]"
-            yield Fault("partition-without-hosts", at, "the partition has no hosts", hint, at_key=True)
+            yield Fault(
+                "partition-without-hosts", at, "the partition has no hosts", hint, at_key=True
+            )
         hosts = _expanded(partition.hosts)
         if hosts and partition.nodes and partition.nodes != len(hosts):
             message = f"nodes is {partition.nodes}, but hosts lists {len(hosts)} hosts"
@@ -232,16 +257,27 @@ def _partition_faults(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault
 
 
 def _shared_folder_faults(provider: OnpremSettings, spec: Cluster) -> Iterator[Fault]:
-    shared, at = provider.shared, ("provider", "shared")
+    shared = provider.shared
+    at = ("provider", "shared")
     for key in ("server", "export"):
         if shared.kind != "nfs" and getattr(shared, key) is not None:
-            yield Fault("needs-nfs", (*at, key), f"{key} is only for kind: nfs", f"remove {key}", at_key=True)
+            yield Fault(
+                "needs-nfs",
+                (*at, key),
+                f"{key} is only for kind: nfs",
+                f"remove {key}",
+                at_key=True,
+            )
     if shared.kind == "nfs" and (shared.server is None) != (shared.export is None):
         hint = "set both, or leave out both, and the controller exports a folder"
-        yield Fault("nfs-incomplete", at, "server and export must be set together", hint, at_key=True)
+        yield Fault(
+            "nfs-incomplete", at, "server and export must be set together", hint, at_key=True
+        )
     if shared.kind == "nfs" and shared.path and _is_system_folder(shared.path):
         message = f"{shown(shared.path)} is a system folder and can't be exported to all hosts"
-        yield Fault("shared-system-folder", (*at, "path"), message, "use another folder, such as /shared")
+        yield Fault(
+            "shared-system-folder", (*at, "path"), message, "use another folder, such as /shared"
+        )
     if spec.storage.keep and shared.kind == "none":
         message = "there is no shared folder to keep"
         hint = "remove keep, or write shared: {kind: nfs}"
@@ -271,7 +307,9 @@ def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fa
                     yield Fault("unknown-in-fabric", at, message, did_you_mean(member, allowed))
                 elif member in placed:
                     message = f"{member} is already at switch {placed[member]}"
-                    yield Fault("fabric-placed-twice", at, message, f"put each {noun} at a single switch")
+                    yield Fault(
+                        "fabric-placed-twice", at, message, f"put each {noun} at a single switch"
+                    )
                 placed.setdefault(member, name)
         if kind == "hosts" and switches and (unplaced := sorted(nodes - set(placed))):
             names = f"{', '.join(unplaced[:3])}{' and more' if len(unplaced) > 3 else ''}"  # noqa: PLR2004
@@ -282,14 +320,20 @@ def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fa
 
 
 def _switch_faults(switches: Mapping[str, Switch], above: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield a fault for each switch that is empty, has both hosts and switches, or is in a cycle."""
+    """Yield a fault for each switch that is empty, has both hosts and switches, or is in a
+    cycle.
+    """
     for name, switch in switches.items():
         at = ("provider", "fabric", name)
         if (switch.hosts is None) == (switch.switches is None):
-            hint = "write hosts: RANGE for a switch with nodes, or switches: RANGE for a switch above others"
+            hint = (
+                "write hosts: RANGE for a switch with nodes, or switches: RANGE for a switch "
+                "above others"
+            )
             message = "a switch needs either hosts or switches"
             yield Fault("fabric-mixed-switch", at, message, hint, at_key=True)
-        seen, upward = {name}, above.get(name)
+        seen = {name}
+        upward = above.get(name)
         while upward is not None and upward not in seen:
             seen.add(upward)
             upward = above.get(upward)

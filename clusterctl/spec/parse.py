@@ -15,7 +15,17 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.base import INCONSISTENT, RECORDED, Fault, Loc, M, dotted, either, explain, partial_model
+from clusterctl.spec.base import (
+    INCONSISTENT,
+    RECORDED,
+    Fault,
+    Loc,
+    M,
+    dotted,
+    either,
+    explain,
+    partial_model,
+)
 from clusterctl.spec.models import PROVIDERS, ClusterSpec
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.units import shown
@@ -26,7 +36,8 @@ class Filetype(Generic[M]):
     """A type of user file: spec or job file.
 
     name: the type's name in messages.
-    faults: called with a model, in which wrong values are UNKNOWN; returns contradictions between its fields.
+    faults: called with a model, in which wrong values are UNKNOWN; returns contradictions between
+        its fields.
     missing: the fix if the file does not exist.
     empty: the fix if the file is empty.
     as_text: keys below which numbers and booleans are read as text.
@@ -43,8 +54,24 @@ class Filetype(Generic[M]):
 MAX_BYTES: Final = 1024 * 1024
 # Keys of other tools' files. A file with two of them, and without the own keys, is such a file.
 _OTHER_TOOLS: Final = {
-    "a task of SkyPilot": {"resources", "run", "setup", "num_nodes", "workdir", "envs", "file_mounts"},
-    "a configuration of dstack": {"type", "commands", "resources", "ide", "python", "backends", "fleets"},
+    "a task of SkyPilot": {
+        "resources",
+        "run",
+        "setup",
+        "num_nodes",
+        "workdir",
+        "envs",
+        "file_mounts",
+    },
+    "a configuration of dstack": {
+        "type",
+        "commands",
+        "resources",
+        "ide",
+        "python",
+        "backends",
+        "fleets",
+    },
     "an object of Kubernetes": {"apiVersion", "kind", "metadata", "spec"},
     "a Compose file": {"services", "networks", "volumes"},
     "an environment of conda": {"channels", "dependencies", "prefix"},
@@ -66,7 +93,9 @@ def read_text(path: Path, filetype: Filetype[M]) -> str:
             raise ValueError("the file is larger than 1 MiB")
         return raw.decode()
     except FileNotFoundError as exc:
-        raise UsageError(f"there is no {title} {path}", code="no-such-file", fix=filetype.missing) from exc
+        raise UsageError(
+            f"there is no {title} {path}", code="no-such-file", fix=filetype.missing
+        ) from exc
     except (OSError, ValueError) as exc:
         # A ValueError means that the text is not UTF-8, or that the path has a null byte.
         raise UsageError(
@@ -101,7 +130,8 @@ class Document(Generic[M]):
         Raises:
             SpecError: the text is empty, or not YAML.
         """
-        self.file, self.filetype = file, filetype
+        self.file = file
+        self.filetype = filetype
         yaml = YAML(typ="safe", pure=True)
         yaml.max_depth = MAX_DEPTH
         yaml.composer.warn_double_anchors = False
@@ -160,10 +190,14 @@ class Document(Generic[M]):
 
     def keys(self, loc: Loc) -> tuple[str, ...]:
         node = self.node(loc)
-        return tuple(str(key.value) for key, _ in node.value) if isinstance(node, MappingNode) else ()
+        return (
+            tuple(str(key.value) for key, _ in node.value) if isinstance(node, MappingNode) else ()
+        )
 
     def text(self, loc: Loc) -> str:
-        """Return the value at a location as the user wrote it. Empty for a list, a mapping or no value."""
+        """Return the value at a location as the user wrote it. Empty for a list, a mapping or no
+        value.
+        """
         node = self.node(loc)
         return node.value if isinstance(node, ScalarNode) else ""
 
@@ -178,11 +212,13 @@ class Document(Generic[M]):
         return here
 
     def place(self, loc: Loc, *, at_key: bool = False) -> tuple[int, int]:
-        """Return line and column of a value, or of its key if ``at_key`` is set or the value is empty.
+        """Return line and column of a value, or of its key if ``at_key`` is set or the value is
+        empty.
 
         For a missing value, return line and column of the mapping that lacks the value.
         """
-        here, key = self._root, None
+        here = self._root
+        key = None
         for part in loc:
             key, child = _child(here, part)
             if child is None:
@@ -230,7 +266,8 @@ def _known_keys_once(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 def _syntax_problem(exc: Exception, file: str) -> Problem:
     """Turn an error of ruamel.yaml into a Problem with line and column."""
-    message, context = getattr(exc, "problem", None) or str(exc), getattr(exc, "context", None)
+    message = getattr(exc, "problem", None) or str(exc)
+    context = getattr(exc, "context", None)
     context_mark = getattr(exc, "context_mark", None)
     mark = getattr(exc, "problem_mark", None) or context_mark
     if context and context_mark:
@@ -275,15 +312,22 @@ class _Errors:
             if fault.loc not in reported:
                 place = self._document.place(fault.loc, at_key=fault.at_key)
                 key = path_text(fault.loc)
-                yield Problem(self._document.file, *place, key, fault.code, fault.message, fault.hint)
+                yield Problem(
+                    self._document.file, *place, key, fault.code, fault.message, fault.hint
+                )
 
     def _is_noise(self, error: ErrorDetails) -> bool:
-        """Return whether to drop an error: pydantic also calls a list with invalid entries too short."""
+        """Return whether to drop an error: pydantic also calls a list with invalid entries too
+        short.
+        """
         return error["type"] == "too_short" and bool(self._document.value(error["loc"]))
 
     def _placed(self, error: ErrorDetails) -> ErrorDetails:
-        """Return the error with its location in the file, without the provider's type that pydantic adds."""
-        loc, kind = error["loc"], error["type"]
+        """Return the error with its location in the file, without the provider's type that pydantic
+        adds.
+        """
+        loc = error["loc"]
+        kind = error["type"]
         if kind == "union_tag_invalid":
             return {**error, "loc": (*loc, "type"), "type": "literal_error"}
         if kind == "union_tag_not_found":
@@ -301,7 +345,8 @@ class _Errors:
     def _known_keys(self, loc: Loc) -> tuple[str, ...]:
         here: Any = self._model
         if here is ClusterSpec and loc[:1] == ("provider",) and self._document.keys(loc[:1]):
-            here, loc = PROVIDERS.get(self._document.text(("provider", "type"))), loc[1:]
+            here = PROVIDERS.get(self._document.text(("provider", "type")))
+            loc = loc[1:]
             if here is None:
                 return ("type",)
         for part in loc:
@@ -311,7 +356,8 @@ class _Errors:
         return tuple(field.alias or name for name, field in here.model_fields.items())
 
     def _field_problem(self, error: ErrorDetails) -> Problem:
-        loc, kind = error["loc"], error["type"]
+        loc = error["loc"]
+        kind = error["type"]
         is_key = loc[-1] == _KEY
         loc = loc[:-1] if is_key else loc
         place = self._document.place(loc, at_key=is_key or kind == "extra_forbidden")
@@ -322,10 +368,13 @@ class _Errors:
         last_key = max((i for i, part in enumerate(loc) if isinstance(part, str)), default=0)
         name = "a name here" if is_key else path_text(loc[last_key:])
         message = explain(kind, context, name, value)
-        return Problem(self._document.file, *place, path_text(loc), message.code, message, self._hint(error))
+        return Problem(
+            self._document.file, *place, path_text(loc), message.code, message, self._hint(error)
+        )
 
     def _shown(self, loc: Loc) -> str:
-        value, text = self._document.value(loc), self._document.text(loc)
+        value = self._document.value(loc)
+        text = self._document.text(loc)
         if self._document.node(loc) is None:
             # The file may have a text instead of a mapping: `gpu01: 10.0.0.11`.
             above = self._document.value(loc[:-1])
@@ -336,7 +385,8 @@ class _Errors:
         return shown(text).strip("'")
 
     def _hint(self, error: ErrorDetails) -> str:
-        loc, kind = error["loc"], error["type"]
+        loc = error["loc"]
+        kind = error["type"]
         value = self._document.value(loc)
         if kind == "extra_forbidden":
             keys = self._known_keys(loc[:-1])
@@ -364,4 +414,7 @@ def _mapping_in(annotation: Any) -> Any:
 def path_text(loc: Loc) -> str:
     """Return the dotted path of a location, with long or unprintable keys abbreviated."""
     is_plain = [isinstance(part, int) or (part.isprintable() and len(part) <= 40) for part in loc]  # noqa: PLR2004
-    return dotted(tuple(p if plain else shown(p) for p, plain in zip(loc, is_plain, strict=True))) or "spec"
+    return (
+        dotted(tuple(p if plain else shown(p) for p, plain in zip(loc, is_plain, strict=True)))
+        or "spec"
+    )

@@ -1,4 +1,6 @@
-"""The options of sbatch (data/sbatch.toml), and texts that contain them: #SBATCH lines, and --slurm."""
+"""The options of sbatch (data/sbatch.toml), and texts that contain them: #SBATCH lines, and
+--slurm.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,18 @@ from clusterctl.spec.units import shown
 # The start of a line of a script with options of sbatch.
 MARK: Final = "#SBATCH"
 # Clusterctl must know the values of these quantities, so --slurm can't set them.
-_KNOWN: Final = frozenset("name nodes tasks tasks_per_node gpus time partition array signal requeue".split())
+_KNOWN: Final = frozenset(
+    "name nodes tasks tasks_per_node gpus time partition array signal requeue".split()
+)
 # Options that only salloc has.
-_OF_SALLOC: Final = frozenset({"--bell", "--immediate", "--kill-command", "--no-bell", "--no-shell"})
+_OF_SALLOC: Final = frozenset(
+    {"--bell", "--immediate", "--kill-command", "--no-bell", "--no-shell"}
+)
 # Options with a list of resources, such as gpu:2,tmpfs:10G. Each entry is a quantity of its own.
 _LISTS: Final = frozenset({"gres", "tres-per-task"})
 _ENTRIES: Final = (("gpus", re.compile(r"(gres[:/])?gpu\b")), ("cpus", re.compile(r"cpu\b")))
-# A part of a word, as sbatch reads it: a backslash works in both kinds of quotes, and # begins a comment.
+# A part of a word, as sbatch reads it: a backslash works in both kinds of quotes, and # begins a
+# comment.
 _PART: Final = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s\\'"#]+""")
 
 _BRACKETS: Final = re.compile(r"\[([^][]*)\]((?:%.*)?)")
@@ -67,7 +74,9 @@ class Request:
 
     @property
     def quantities(self) -> frozenset[str]:
-        """The quantities that the request sets: fields of JobOptions, or names such as ``--exclude``."""
+        """The quantities that the request sets: fields of JobOptions, or names such as
+        ``--exclude``.
+        """
         if self.option is None:
             return frozenset()
         if self.option.name in _LISTS:
@@ -87,12 +96,16 @@ class Request:
             return self
         if not remaining or self.option.name not in _LISTS:
             return None
-        return replace(self, value=",".join(entry for name, entry in self._entries() if name in remaining))
+        return replace(
+            self, value=",".join(entry for name, entry in self._entries() if name in remaining)
+        )
 
     def _entries(self) -> Iterator[tuple[str, str]]:
         """Yield (quantity, entry) for each entry of a list of resources."""
         for entry in (self.value or "").split(","):
-            quantity = next((name for name, pattern in _ENTRIES if pattern.match(entry)), self.own_name)
+            quantity = next(
+                (name for name, pattern in _ENTRIES if pattern.match(entry)), self.own_name
+            )
             yield quantity, entry
 
 
@@ -111,14 +124,18 @@ def sbatch_option(word: str) -> SbatchOption | None:
     options = sbatch_options()
     if not word.startswith("--"):
         letter = word[1:2] if word.startswith("-") else ""
-        return next((option for option in options.values() if letter and option.letter == letter), None)
+        return next(
+            (option for option in options.values() if letter and option.letter == letter), None
+        )
     name = word[2:].partition("=")[0]
     near = [option for option in options.values() if name and option.name.startswith(name)]
     return options.get(name) or (near[0] if len(near) == 1 else None)
 
 
 def directive_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield (number, line) for each #SBATCH line before a script's first command, as sbatch finds them."""
+    """Yield (number, line) for each #SBATCH line before a script's first command, as sbatch finds
+    them.
+    """
     for number, line in enumerate(lines, start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             return
@@ -127,7 +144,8 @@ def directive_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def values_in(lines: Iterable[str], *names: str) -> dict[str, str]:
-    """Return name -> value for these options in the #SBATCH lines of a script: the last of each that counts.
+    """Return name -> value for these options in the #SBATCH lines of a script: the last of each
+    that counts.
 
     names: such as ``--job-name``. Empty: the lines have none of them, or can't be read.
     """
@@ -138,7 +156,9 @@ def values_in(lines: Iterable[str], *names: str) -> dict[str, str]:
         except ValueError:
             return {}
     return {
-        found.own_name: found.value for found in requests(words) if found.own_name in names and found.value
+        found.own_name: found.value
+        for found in requests(words)
+        if found.own_name in names and found.value
     }
 
 
@@ -150,7 +170,8 @@ def plain_array(value: object) -> object:
 
 def split_words(text: str) -> list[str]:
     """Split a text into words as sbatch does. Raises ValueError if a quote is not closed."""
-    words, start = [], 0
+    words = []
+    start = 0
     while start < len(text):
         if text[start].isspace():
             start += 1
@@ -159,7 +180,8 @@ def split_words(text: str) -> list[str]:
             break
         word = ""
         while match := _PART.match(text, start):
-            part, start = match[0], match.end()
+            part = match[0]
+            start = match.end()
             word += re.sub(r"\\(.)", r"\1", part[1:-1] if part[0] in "'\"" else part)
         if start < len(text) and not text[start].isspace() and text[start] != "#":
             raise ValueError("a quote is not closed")
@@ -175,7 +197,9 @@ def quoted(word: str) -> str:
 
 
 def requests(words: Iterable[tuple[int, str]]) -> Iterator[Request]:
-    """Yield the options in words, as sbatch's getopt finds them. ``words``: pairs (number of line, word)."""
+    """Yield the options in words, as sbatch's getopt finds them. ``words``: pairs (number of line,
+    word).
+    """
     remaining = iter(words)
     for line, word in remaining:
         option = sbatch_option(word)
@@ -207,7 +231,8 @@ def requests_of(texts: Iterable[str]) -> tuple[Request, ...]:
     """Return the options in texts of --slurm.
 
     Raises:
-        BadValueError: a text has no option, a wrong option, or an option for which `submit` has a flag.
+        BadValueError: a text has no option, a wrong option, or an option for which `submit` has a
+            flag.
     """
     options: list[Request] = []
     for text in texts:
@@ -216,7 +241,9 @@ def requests_of(texts: Iterable[str]) -> tuple[Request, ...]:
         except ValueError as exc:
             raise BadValueError("not-an-sbatch-option", f"{shown(text)}: {exc}") from exc
         if not given or not text.isprintable():
-            problem = "has no option" if text.isprintable() else "has a character that can't be printed"
+            problem = (
+                "has no option" if text.isprintable() else "has a character that can't be printed"
+            )
             raise BadValueError("not-an-sbatch-option", f"{shown(text)} {problem}")
         for request in given:
             _check(request)
@@ -225,7 +252,8 @@ def requests_of(texts: Iterable[str]) -> tuple[Request, ...]:
 
 
 def _check(request: Request) -> None:
-    option, code = request.option, "not-an-sbatch-option"
+    option = request.option
+    code = "not-an-sbatch-option"
     if option is None:
         names = () if str(request).partition("=")[0] in _OF_SALLOC else sbatch_options()
         near = did_you_mean(str(request), [f"--{name}" for name in names])
@@ -235,4 +263,6 @@ def _check(request: Request) -> None:
         raise BadValueError(code, f"{request.own_name} {problem}")
     if option.sets in {"ours", "never"} or (request.use and request.quantities & _KNOWN):
         advice = f"use {request.use} of `clusterctl submit`" if request.use else "leave it out"
-        raise BadValueError("option-of-clusterctl", f"clusterctl itself sets {request.own_name}: {advice}")
+        raise BadValueError(
+            "option-of-clusterctl", f"clusterctl itself sets {request.own_name}: {advice}"
+        )

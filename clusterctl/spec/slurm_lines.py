@@ -58,7 +58,9 @@ class SlurmLine:
         return (self.key.lower(), self.value if self.defines else "")
 
     def setting(self, key: str) -> str | None:
-        """Return the value of another setting of the line, whatever its case; None if it is not set."""
+        """Return the value of another setting of the line, whatever its case; None if it is not
+        set.
+        """
         return next((value for name, value in self.settings if name.lower() == key), None)
 
     @property
@@ -76,7 +78,9 @@ def parse_line(line: str) -> SlurmLine:
             partition that is reserved.
     """
     if not line.isprintable() or re.search(SLURM_LINE, line) is None:
-        raise BadValueError("not-a-setting", f"{shown(line)} is not a slurm.conf line like Key=value")
+        raise BadValueError(
+            "not-a-setting", f"{shown(line)} is not a slurm.conf line like Key=value"
+        )
     (key, value), *others = re.findall(rf"([A-Za-z0-9_.]+) *= *{_VALUE}", line)
     parsed = SlurmLine(key, value, tuple(others))
     if not parsed.defines:
@@ -86,22 +90,29 @@ def parse_line(line: str) -> SlurmLine:
         return parsed
     if not PATTERNS["slurm_name"].matches(parsed.value):
         asks_for = PATTERNS["slurm_name"].asks_for
-        raise BadValueError("bad-format", f"{parsed.key} must be {asks_for}, not {shown(parsed.value)}")
+        raise BadValueError(
+            "bad-format", f"{parsed.key} must be {asks_for}, not {shown(parsed.value)}"
+        )
     if parsed.value.lower() in {PROOF_PARTITION, "default", "all"}:
         message = f"{parsed.value!r} is reserved: it is a name that clusterctl or Slurm uses"
         raise BadValueError("name-reserved", message)
     keys = [key.lower() for key, _ in others]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise BadValueError("setting-twice", f"{twice!r} is set twice in {shown(line)}")
-    if clash := next((key for key in keys if key in {"partitionname", "nodeset", "nodename"}), None):
+    if clash := next(
+        (key for key in keys if key in {"partitionname", "nodeset", "nodename"}), None
+    ):
         raise BadValueError("setting-reserved", f"{clash!r} must begin a line of its own")
     return parsed
 
 
-def faults_of(lines: tuple[SlurmLine, ...], nodes: Mapping[str, tuple[str, ...]]) -> Iterator[Fault]:
+def faults_of(
+    lines: tuple[SlurmLine, ...], nodes: Mapping[str, tuple[str, ...]]
+) -> Iterator[Fault]:
     """Yield each contradiction between the lines of ``slurm.extra`` and the partitions of the spec.
 
-    nodes: name of a partition of the spec -> its nodes. Only used if a line defines a partition or node set.
+    nodes: name of a partition of the spec -> its nodes. Only used if a line defines a partition or
+        node set.
     """
     sets = {line.value for line in lines if line.defines == "nodeset"}
     first: dict[tuple[str, str], int] = {}
@@ -109,14 +120,20 @@ def faults_of(lines: tuple[SlurmLine, ...], nodes: Mapping[str, tuple[str, ...]]
         loc = ("slurm", "extra", index)
         if first.setdefault(line.identity, index) != index:
             name = f"{line.key} {line.value}" if line.defines else shown(line.key)
-            yield Fault("setting-twice", loc, f"{name} is already set above", "remove one of the lines")
+            yield Fault(
+                "setting-twice", loc, f"{name} is already set above", "remove one of the lines"
+            )
         elif line.defines:
             if line.defines == "partitionname":
                 yield from _partition_faults(line, loc, nodes)
-            yield from _node_faults(line, loc, {node for names in nodes.values() for node in names} | sets)
+            yield from _node_faults(
+                line, loc, {node for names in nodes.values() for node in names} | sets
+            )
 
 
-def _partition_faults(line: SlurmLine, loc: Loc, nodes: Mapping[str, tuple[str, ...]]) -> Iterator[Fault]:
+def _partition_faults(
+    line: SlurmLine, loc: Loc, nodes: Mapping[str, tuple[str, ...]]
+) -> Iterator[Fault]:
     if line.value in nodes:
         for key, spec_key in _SPEC_SETS.items():
             if line.setting(key) is not None:
@@ -157,11 +174,14 @@ def nodes_of(
 ) -> tuple[str, ...]:
     """Return the nodes of a partition or node set that a line defines, in the order of the spec.
 
-    nodes: name of a partition of the spec -> its nodes. Each node has its partition's name as a feature.
+    nodes: name of a partition of the spec -> its nodes. Each node has its partition's name as a
+        feature.
     """
     every = tuple(node for names in nodes.values() for node in names)
     chosen = set(nodes.get(line.setting("feature") or "", ()))
-    sets = {other.value: other for other in lines if other.defines == "nodeset" and other is not line}
+    sets = {
+        other.value: other for other in lines if other.defines == "nodeset" and other is not line
+    }
     text = line.setting("nodes") or ""
     if text.upper() == "ALL":
         return every

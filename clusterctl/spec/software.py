@@ -1,4 +1,6 @@
-"""The software on the nodes in a spec: the source of Slurm's packages, mirrors, NVIDIA's software."""
+"""The software on the nodes in a spec: the source of Slurm's packages, mirrors, NVIDIA's
+software.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,22 @@ from pydantic import BeforeValidator, Field, model_validator
 from clusterctl.errors import BadValueError
 from clusterctl.spec.base import PATTERNS, FileName, Model, Toggle, Url
 
-# The last driver branch for Maxwell, Pascal and Volta; the first branch without proprietary kernel modules.
+# The last driver branch for Maxwell, Pascal and Volta; the first branch without proprietary kernel
+# modules.
 LAST_FOR_VOLTA: Final = 580
 _OPEN_ALONE: Final = 620
 
 
 class Nvidia(Model):
-    """The software for hosts with NVIDIA GPUs. An installed driver is never changed. See docs/gpus.md."""
+    """The software for hosts with NVIDIA GPUs. An installed driver is never changed. See
+    docs/gpus.md.
+    """
 
     driver: Literal["present", "open", "proprietary"] = Field(
         "present",
-        description="the NVIDIA driver to install on hosts without a driver: with open kernel modules (for "
-        "Turing and newer: RTX 20, T4, A100, H100), or proprietary; present: install no driver",
+        description="the NVIDIA driver to install on hosts without a driver: with open kernel modules "
+        "(for Turing and newer: RTX 20, T4, A100, H100), or proprietary; present: install "
+        "no driver",
     )
     branch: Annotated[str, PATTERNS["branch"]] | None = Field(
         None,
@@ -29,10 +35,13 @@ class Nvidia(Model):
     )
     toolkit: Annotated[str, PATTERNS["toolkit"]] | None = Field(
         None,
-        description="version of the CUDA toolkit to install; by default none: CuPy includes CUDA's libraries",
+        description="version of the CUDA toolkit to install; by default none: CuPy includes CUDA's "
+        "libraries",
         examples=["12.9"],
     )
-    nccl: Toggle = Field(False, description="install NCCL as a package, for programs not written in Python")
+    nccl: Toggle = Field(
+        False, description="install NCCL as a package, for programs not written in Python"
+    )
     dcgm: Toggle = Field(False, description="install and run NVIDIA's data center GPU manager")
 
     @model_validator(mode="after")
@@ -58,7 +67,9 @@ class Nvidia(Model):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the Ansible role cuda that some host may need. The role selects each host's parts."""
+        """The parts of the Ansible role cuda that some host may need. The role selects each host's
+        parts.
+        """
         chosen = {
             self.driver: self.has_driver,
             "toolkit": self.toolkit is not None,
@@ -77,7 +88,8 @@ class PythonSettings(Model):
 
     requirements: FileName | None = Field(
         None,
-        description="a pip requirements file with more packages for jobs; its path is relative to this file",
+        description="a pip requirements file with more packages for jobs; its path is relative to this "
+        "file",
     )
 
 
@@ -86,20 +98,25 @@ class Repository(Model):
 
     url: Url = Field(description="the mirror's address")
     key: Url | None = Field(
-        None, description="address of its signing key, if the key or its address is not the project's"
+        None,
+        description="address of its signing key, if the key or its address is not the project's",
     )
 
 
 class Mirrors(Model):
     """Mirrors of repositories that do not belong to the distribution."""
 
-    epel: Repository | None = Field(None, description="EPEL, which has Slurm for Rocky Linux and RHEL")
+    epel: Repository | None = Field(
+        None, description="EPEL, which has Slurm for Rocky Linux and RHEL"
+    )
     openhpc: Repository | None = Field(
         None,
-        description="OpenHPC for Rocky Linux and RHEL, up to its version: http://mirror.example.org/OpenHPC/3",
+        description="OpenHPC for Rocky Linux and RHEL, up to its version: "
+        "http://mirror.example.org/OpenHPC/3",
     )
     nvidia: Repository | None = Field(
-        None, description="NVIDIA's for the distribution: http://mirror.example.org/cuda/repos/rhel9/x86_64"
+        None,
+        description="NVIDIA's for the distribution: http://mirror.example.org/cuda/repos/rhel9/x86_64",
     )
 
 
@@ -112,7 +129,9 @@ class SlurmSource(Model):
         description="distribution (on Rocky Linux: EPEL); for Rocky Linux and RHEL also openhpc, or the "
         "address of a repository with SchedMD's names of packages, such as slurm-slurmd",
     )
-    key: Url | None = Field(None, description="address of the key that signs the repository at an address")
+    key: Url | None = Field(
+        None, description="address of the key that signs the repository at an address"
+    )
 
     @model_validator(mode="after")
     def _signed(self) -> Self:
@@ -144,16 +163,20 @@ class Software(Model):
     ] = Field(SlurmSource(), description="the source of Slurm's packages")
     packages: tuple[Annotated[str, PATTERNS["package"]], ...] = Field(
         (),
-        description="more packages of the distribution on all hosts, such as git; `up` installs those that "
-        "are added later",
+        description="more packages of the distribution on all hosts, such as git; `up` installs those "
+        "that are added later",
     )
     mirrors: Mirrors = Field(Mirrors(), description="mirrors of package repositories")
     python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
     apptainer: Toggle = Field(
         False,
-        description="install Apptainer, for `submit --container`, on hosts without it; not on local nodes",
+        description="install Apptainer, for `submit --container`, on hosts without it; not on local "
+        "nodes",
     )
     cupy: Toggle = Field(
-        True, description="install CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes with NVIDIA GPUs"
+        True,
+        description="install CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes with NVIDIA GPUs",
     )
-    nvidia: Nvidia = Field(Nvidia(), description="software for hosts with NVIDIA GPUs; not on local nodes")
+    nvidia: Nvidia = Field(
+        Nvidia(), description="software for hosts with NVIDIA GPUs; not on local nodes"
+    )

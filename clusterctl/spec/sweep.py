@@ -1,4 +1,6 @@
-"""Sweeps: job arrays with other values for each task. Scalings: jobs on several numbers of nodes."""
+"""Sweeps: job arrays with other values for each task. Scalings: jobs on several numbers of
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,19 @@ def _key(name: str) -> str:
 
 
 def _texts(value: object) -> object:
-    """Turn a value, a list of values, or a range of whole numbers such as ``0..2`` into a tuple of texts."""
+    """Turn a value, a list of values, or a range of whole numbers such as ``0..2`` into a tuple of
+    texts.
+    """
     values = value if isinstance(value, list | tuple) else [value]
     texts: list[str] = []
     for entry in values:
         if not isinstance(entry, str):
-            advice = ": write it in quotes, such as '[64,64]'" if isinstance(entry, list | dict) else ""
-            raise BadValueError("sweep-value", f"{shown(entry)} is not a text, number or boolean{advice}")
+            advice = (
+                ": write it in quotes, such as '[64,64]'" if isinstance(entry, list | dict) else ""
+            )
+            raise BadValueError(
+                "sweep-value", f"{shown(entry)} is not a text, number or boolean{advice}"
+            )
         match = _RANGE.fullmatch(entry)
         texts += _whole_numbers(entry, match) if match else [entry]
     return tuple(texts)
@@ -73,11 +81,13 @@ def _texts(value: object) -> object:
 
 def _whole_numbers(text: str, match: re.Match[str]) -> list[str]:
     try:
-        first, last = int(match[2]), int(match[3])
+        first = int(match[2])
+        last = int(match[3])
     except ValueError:
         if not _NUMBERS.fullmatch(text):
             return [text]
-        first, last = 0, -1
+        first = 0
+        last = -1
     if match[1] or not 0 <= last - first < MAX_TASKS:
         raise BadValueError(
             "sweep-range",
@@ -88,26 +98,35 @@ def _whole_numbers(text: str, match: re.Match[str]) -> list[str]:
 
 
 def _drawn_from(value: object) -> object:
-    """Accept a list to choose from, or a range such as ``0.1..0.5``, ``1..8`` or ``log 1e-5..1e-2``."""
+    """Accept a list to choose from, or a range such as ``0.1..0.5``, ``1..8`` or ``log
+    1e-5..1e-2``.
+    """
     if isinstance(value, list | tuple) and value and all(isinstance(entry, str) for entry in value):
         return tuple(value)
     match = _RANGE.fullmatch(value) if isinstance(value, str) else None
     try:
         low, high = (Decimal(match[2]), Decimal(match[3])) if match else (Decimal(0), Decimal(0))
-        if match and low.is_finite() and high.is_finite() and low < high and (low > 0 or not match[1]):
+        if (
+            match
+            and low.is_finite()
+            and high.is_finite()
+            and low < high
+            and (low > 0 or not match[1])
+        ):
             return value
     except InvalidOperation:
         pass
     raise BadValueError(
-        "sweep-values", f"{shown(value)} is neither a list nor a range such as 1..8, 0.1..0.5, log 1e-5..1e-2"
+        "sweep-values",
+        f"{shown(value)} is neither a list nor a range such as 1..8, 0.1..0.5, log 1e-5..1e-2",
     )
 
 
 def as_sweep(value: object) -> object:
     """Turn flags into a sweep: ``["lr=1e-4,3e-4"]`` into ``{"grid": {"lr": ["1e-4", "3e-4"]}}``.
 
-    The flags may also be the grid of a sweep with more keys, such as ``metric``. A name such as params.csv is
-    a table with combinations of values.
+    The flags may also be the grid of a sweep with more keys, such as ``metric``. A name such as
+    params.csv is a table with combinations of values.
     """
     if isinstance(value, list | tuple):
         return _values_of(value)
@@ -125,10 +144,14 @@ def _values_of(flags: Sequence[object]) -> dict[str, object]:
         if not equals and entry.lower().endswith((".csv", ".tsv")):
             tables.append(entry)
         elif not equals or not texts:
-            problem = "does not have the form KEY=V,V or KEY=0..2, and is no table such as params.csv"
+            problem = (
+                "does not have the form KEY=V,V or KEY=0..2, and is no table such as params.csv"
+            )
             raise BadValueError("sweep-entry", f"{shown(entry)} {problem}")
         elif name in grid:
-            raise BadValueError("option-twice", f"{shown(name)} is given twice; join the values in one list")
+            raise BadValueError(
+                "option-twice", f"{shown(name)} is given twice; join the values in one list"
+            )
         else:
             grid[name] = _split_values(name, texts)
     if len(tables) > 1:
@@ -144,7 +167,8 @@ def _split_values(name: str, text: str) -> list[str]:
 
     Raises BadValueError if the text has commas, and a bracket or a quote that is not closed.
     """
-    values, start = [], 0
+    values = []
+    start = 0
     # What closes the brackets and the quote that are open.
     closing: list[str] = []
     for at, letter in enumerate(text):
@@ -167,8 +191,9 @@ def _split_values(name: str, text: str) -> list[str]:
     if closing and "," in text:
         raise BadValueError(
             "sweep-brackets",
-            f"{shown(text)} has a bracket or quote without its counterpart, so that its commas may be "
-            f"parts of values: write them in a job file, `sweep: {{grid: {{{name}: ['V', 'V']}}}}`",
+            f"{shown(text)} has a bracket or quote without its counterpart, so that its commas "
+            f"may be parts of values: write them in a job file, `sweep: {{grid: {{{name}: ['V', "
+            "'V']}}`",
         )
     return [*values, text[start:]]
 
@@ -191,7 +216,9 @@ def _rows(value: object, info: ValidationInfo) -> object:
 
 _TEXT: Final = {"type": ["string", "number", "boolean"]}
 Key = Annotated[str, AfterValidator(_key)]
-_Fixed = Annotated[Mapping[Key, str], WithJsonSchema({"type": "object", "additionalProperties": _TEXT})]
+_Fixed = Annotated[
+    Mapping[Key, str], WithJsonSchema({"type": "object", "additionalProperties": _TEXT})
+]
 _Cases = Annotated[
     tuple[_Fixed, ...],
     BeforeValidator(_rows),
@@ -213,12 +240,16 @@ _Several = Annotated[
 _Random = Annotated[
     tuple[str, ...] | str,
     BeforeValidator(_drawn_from),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT, "minItems": 1}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT, "minItems": 1}]}
+    ),
 ]
 
 
 class Sweep(Model):
-    """A sweep. Its tasks are all combinations of ``list``, ``grid`` and the ``trials`` of ``random``."""
+    """A sweep. Its tasks are all combinations of ``list``, ``grid`` and the ``trials`` of
+    ``random``.
+    """
 
     grid: Mapping[Key, _Several] = Field(
         {},
@@ -234,14 +265,16 @@ class Sweep(Model):
     )
     random: Mapping[Key, _Random] = Field(
         {},
-        description="values to draw for each trial: from a list, or from a range of whole numbers, a uniform "
-        "range, or a range that is uniform in the logarithm",
+        description="values to draw for each trial: from a list, or from a range of whole numbers, a "
+        "uniform range, or a range that is uniform in the logarithm",
         examples=[{"lr": "log 1e-5..1e-2", "layers": "1..8", "dropout": "0.0..0.5"}],
     )
     trials: Annotated[int, Field(ge=1, le=MAX_TASKS, strict=True)] | None = Field(
         None, description="number of random trials"
     )
-    seed: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="seed of the random numbers")
+    seed: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0, description="seed of the random numbers"
+    )
     exclude: tuple[_Fixed, ...] = Field((), description="combinations to leave out")
     when: Mapping[Key, Mapping[Key, _Several]] = Field(
         {},
@@ -253,11 +286,14 @@ class Sweep(Model):
     )
     form: Form | None = Field(
         None,
-        description="how the program gets a value: `--key value`, `--key=value`, or `key=value` as "
-        "for Hydra; default: `key=value` if all of the program's other arguments have this form, or a "
-        "key begins with +; otherwise `--key value`, and `--key=value` for values such as -1e-3 and -x",
+        description="how the program gets a value: `--key value`, `--key=value`, or `key=value` as for "
+        "Hydra; default: `key=value` if all of the program's other arguments have this "
+        "form, or a key begins with +; otherwise `--key value`, and `--key=value` for "
+        "values such as -1e-3 and -x",
     )
-    metric: str | None = Field(None, description="the metric that ranks the tasks", examples=["eval_loss"])
+    metric: str | None = Field(
+        None, description="the metric that ranks the tasks", examples=["eval_loss"]
+    )
     goal: Goal | None = Field(
         None,
         description="whether the metric's lowest or highest value is best; default: by its name, if the "
@@ -276,15 +312,21 @@ class Sweep(Model):
             raise BadValueError("sweep-empty", "a sweep needs a grid, a list, or random values")
         names = [*self.grid, *self.random, *{name for case in self.cases for name in case}]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise BadValueError("option-twice", f"grid, list and random must not share keys: {shown(twice)}")
+            raise BadValueError(
+                "option-twice", f"grid, list and random must not share keys: {shown(twice)}"
+            )
         for name, values in self.grid.items():
             if value := next((value for value in values if values.count(value) > 1), None):
                 message = f"{shown(value)} is twice among the values of {name}"
-                raise BadValueError("value-twice", f"{message}; to repeat a task, sweep a seed, too")
+                raise BadValueError(
+                    "value-twice", f"{message}; to repeat a task, sweep a seed, too"
+                )
         conditions = (*self.exclude, *self.when.values())
         for name in {*self.when, *(key for condition in conditions for key in condition)}:
             if name not in names:
-                raise BadValueError("sweep-without-values", f"{shown(name)} in a condition has no values")
+                raise BadValueError(
+                    "sweep-without-values", f"{shown(name)} in a condition has no values"
+                )
         sizes = (max(len(self.cases), 1), self.trials or 1, *map(len, self.grid.values()))
         if math.prod(sizes) > 100 * MAX_TASKS or not 1 <= len(self.tasks) <= MAX_TASKS:
             raise BadValueError("sweep-too-large", f"a sweep must have 1 to {MAX_TASKS} tasks")
@@ -292,7 +334,9 @@ class Sweep(Model):
 
     @cached_property
     def tasks(self) -> tuple[Values, ...]:
-        """For each task, in the order of the array's indices, option -> value. Equal tasks occur once."""
+        """For each task, in the order of the array's indices, option -> value. Equal tasks occur
+        once.
+        """
         tasks: dict[tuple[tuple[str, str], ...], None] = {}
         for values in self._combinations():
             if any(combination.items() <= values.items() for combination in self.exclude):
@@ -314,20 +358,27 @@ class Sweep(Model):
             yield {key: _draw(rng, choice) for key, choice in self.random.items()}
 
     def _holds(self, key: str, values: Values) -> bool:
-        return all(values.get(other) in allowed for other, allowed in self.when.get(key, {}).items())
+        return all(
+            values.get(other) in allowed for other, allowed in self.when.get(key, {}).items()
+        )
 
     def for_arguments(self, args: Sequence[str], *, reads_words: bool = False) -> Self:
-        """Return the sweep with its form, which follows from the keys, the other arguments and the program.
+        """Return the sweep with its form, which follows from the keys, the other arguments and the
+        program.
 
         reads_words: whether the program reads only ``--key value``.
         """
         is_of_hydra = any(not _OPTION.fullmatch(key) for values in self.tasks for key in values)
-        default = Form.PAIR if is_of_hydra or are_pairs(args) else Form.OPTION if reads_words else None
+        default = (
+            Form.PAIR if is_of_hydra or are_pairs(args) else Form.OPTION if reads_words else None
+        )
         return self.model_copy(update={"form": self.form or default})
 
     @property
     def record(self) -> dict[str, Any]:
-        """The content of sweep-tasks.json: each task's values and arguments, and the ranking metric."""
+        """The content of sweep-tasks.json: each task's values and arguments, and the ranking
+        metric.
+        """
         goal = self.goal or (goal_of(self.metric) if self.metric else None)
         ranking = {"metric": self.metric, "goal": goal}
         arguments = [sweep_arguments(values, self.form) for values in self.tasks]
@@ -336,7 +387,9 @@ class Sweep(Model):
 
     @property
     def keys(self) -> list[str]:
-        """The names, as in a run's configuration, of the options that the sweep sets in at least one task."""
+        """The names, as in a run's configuration, of the options that the sweep sets in at least
+        one task.
+        """
         names = (configured_name(key) for values in self.tasks for key in values)
         return list(dict.fromkeys(names))
 
@@ -351,7 +404,8 @@ def _draw(rng: random.Random, choice: tuple[str, ...] | str) -> str:
     if not isinstance(choice, str):
         return rng.choice(choice)
     match: Any = _RANGE.fullmatch(choice)
-    low, high = Decimal(match[2]), Decimal(match[3])
+    low = Decimal(match[2])
+    high = Decimal(match[3])
     if match[1]:
         return f"{math.exp(rng.uniform(math.log(low), math.log(high))):.6g}"
     if match[2].lstrip("+-").isdecimal() and match[3].lstrip("+-").isdecimal():
@@ -365,12 +419,16 @@ def configured_name(key: str) -> str:
 
 
 def are_pairs(args: Sequence[str]) -> bool:
-    """Return whether a program has arguments, and all of them have the form ``lr=0.1``, as for Hydra."""
+    """Return whether a program has arguments, and all of them have the form ``lr=0.1``, as for
+    Hydra.
+    """
     return bool(args) and all(map(_PAIR.fullmatch, args))
 
 
 def _reject_unknown_goal(metric: str | None, goal: Goal | None) -> None:
-    """Raise BadValueError if neither a metric's name nor the user says which of its values are better."""
+    """Raise BadValueError if neither a metric's name nor the user says which of its values are
+    better.
+    """
     if metric is not None and goal is None and goal_of(metric) is None:
         raise BadValueError(
             "goal-unknown",
@@ -381,7 +439,13 @@ def _reject_unknown_goal(metric: str | None, goal: Goal | None) -> None:
 
 def _sizes(value: object) -> object:
     """Turn ``1,2,4`` or a list into different numbers in ascending order."""
-    words = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    words = (
+        value.split(",")
+        if isinstance(value, str)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     texts = [str(word).strip() for word in words]
     are_numbers = all(text.isdecimal() and 0 < int(text) <= MAX_COUNT for text in texts)
     if not are_numbers or len({*map(int, texts)}) < 2:  # noqa: PLR2004 - numbers to compare
@@ -403,28 +467,32 @@ SIZE_FIELDS: Final = {"nodes": "nodes", "tasks": "tasks_per_node", "gpus": "gpus
 
 
 class Scaling(Model):
-    """Run a job on several numbers of nodes, or of tasks or GPUs per node, for a table of its scaling."""
+    """Run a job on several numbers of nodes, or of tasks or GPUs per node, for a table of its
+    scaling.
+    """
 
     nodes: _Sizes | None = Field(
-        None, description="numbers of nodes; the smallest is compared with the rest", examples=[[1, 2, 4]]
+        None,
+        description="numbers of nodes; the smallest is compared with the rest",
+        examples=[[1, 2, 4]],
     )
     tasks: _Sizes | None = Field(
         None,
-        description="in place of nodes: numbers of tasks (ranks) per node; in a bundled job each has a GPU, "
-        "if the nodes have GPUs",
+        description="in place of nodes: numbers of tasks (ranks) per node; in a bundled job each has a "
+        "GPU, if the nodes have GPUs",
         examples=[[1, 2, 4, 8]],
     )
     gpus: _Sizes | None = Field(
         None,
-        description="in place of nodes: numbers of GPUs per node, with a task (rank) for each unless the job "
-        "sets tasks_per_node",
+        description="in place of nodes: numbers of GPUs per node, with a task (rank) for each unless "
+        "the job sets tasks_per_node",
         examples=[[1, 2, 4, 8]],
     )
     weak: Toggle = Field(
         False,
         description="weak scaling: the work grows with the nodes, tasks or GPUs. For bundled jobs, "
-        "--global-batch-size is the batch of one of them; your own program adapts its work itself. Default: "
-        "strong scaling, with the same work on all",
+        "--global-batch-size is the batch of one of them; your own program adapts its work "
+        "itself. Default: strong scaling, with the same work on all",
     )
     repeats: Annotated[int, Field(ge=1, le=_MAX_REPEATS, strict=True)] = Field(
         1, description="number of jobs of each size"

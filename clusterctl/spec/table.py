@@ -17,8 +17,8 @@ _MAX_BYTES: Final = 4 << 20
 def read_table(path: Path) -> list[dict[str, str]]:
     """Return name -> value for each row of a table. Its first line has the names.
 
-    Values are separated by commas, by tabs, or by semicolons, as spreadsheets write them in some languages.
-    An empty value is left out.
+    Values are separated by commas, by tabs, or by semicolons, as spreadsheets write them in some
+    languages. An empty value is left out.
 
     Raises:
         BadValueError: the file can't be read, or a line is wrong; the message names the line.
@@ -33,7 +33,9 @@ def read_table(path: Path) -> list[dict[str, str]]:
             raise _wrong(path, number, f"there are {len(cells)} values for {len(names)} names")
         values = tuple((name, cell) for name, cell in zip(names, cells, strict=True) if cell)
         if values in found:
-            problem = f"the values are those of line {found[values]}, and a sweep runs equal tasks once"
+            problem = (
+                f"the values are those of line {found[values]}, and a sweep runs equal tasks once"
+            )
             raise _wrong(path, number, f"{problem}: remove the line, or add a column such as seed")
         found[values] = number
     if not found:

@@ -1,6 +1,7 @@
 """Parse and format sizes and durations: ``50GiB``, ``1h30m``, and the formats of Slurm's flags.
 
-Digits must be ASCII, numbers in a spec need a unit, and values over 1024TiB or ten years are rejected.
+Digits must be ASCII, numbers in a spec need a unit, and values over 1024TiB or ten years are
+rejected.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ _SLURM_DAYS = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]
 _SLURM_CLOCK = re.compile(r"(?:([0-9]{1,9}):)?([0-9]{1,9})(?::([0-9]{1,9}))")
 # Words of sbatch for no time limit.
 _UNLIMITED: Final = frozenset({"unlimited", "infinite"})
-_WITHOUT_LIMIT: Final = "leave it out for the partition's time limit, or write a long time, such as 30d"
+_WITHOUT_LIMIT: Final = (
+    "leave it out for the partition's time limit, or write a long time, such as 30d"
+)
 _DIGITS = re.compile(r"[0-9]{1,12}")
 
 _SHOWN_LENGTH: Final = 60
 
 
 def shown(value: object) -> str:
-    """Format a value for a message: short, on a single line, in YAML's notation instead of Python's."""
+    """Format a value for a message: short, on a single line, in YAML's notation instead of
+    Python's.
+    """
     if value is None:
         return "empty"
     if isinstance(value, bool):
@@ -61,7 +66,8 @@ def parse_size_mib(value: object) -> int:
         kib = int(whole + part) * 1024 ** _KIB_EXPONENT[unit.upper()] // 10 ** len(part)
         return _size_in_range(value, kib // 1024)
     raise BadValueError(
-        "not-a-size", f"{shown(value)} is not a size; write a number with a unit, such as 512MiB or 50GiB"
+        "not-a-size",
+        f"{shown(value)} is not a size; write a number with a unit, such as 512MiB or 50GiB",
     )
 
 
@@ -74,11 +80,14 @@ def parse_duration_s(value: object) -> int:
     if isinstance(value, str) and value and (match := _DURATION.fullmatch(value)):
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return _duration_in_range(value, days, hours, minutes, seconds)
-    raise BadValueError("not-a-duration", f"{shown(value)} is not a duration like 45s, 30m, 1h30m or 2d")
+    raise BadValueError(
+        "not-a-duration", f"{shown(value)} is not a duration like 45s, 30m, 1h30m or 2d"
+    )
 
 
 def parse_slurm_time_s(value: object) -> int:
-    """Parse a job's time limit: a duration such as ``1h30m``, or any of Slurm's formats. Return seconds.
+    """Parse a job's time limit: a duration such as ``1h30m``, or any of Slurm's formats. Return
+    seconds.
 
     Slurm's formats are minutes, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS``.
 
@@ -87,7 +96,9 @@ def parse_slurm_time_s(value: object) -> int:
     """
     text = _spelled(value)
     if _DIGITS.fullmatch(text) and not int(text):
-        raise BadValueError("duration-zero", f"{shown(value)} is no time limit for sbatch; {_WITHOUT_LIMIT}")
+        raise BadValueError(
+            "duration-zero", f"{shown(value)} is no time limit for sbatch; {_WITHOUT_LIMIT}"
+        )
     if _DIGITS.fullmatch(text):
         return _duration_in_range(text, 0, 0, int(text), 0)
     if match := _SLURM_DAYS.fullmatch(text) or _SLURM_CLOCK.fullmatch(text):
@@ -99,12 +110,14 @@ def parse_slurm_time_s(value: object) -> int:
     if text.lower() in _UNLIMITED:
         raise BadValueError("not-a-time", f"{shown(value)} is not a time; {_WITHOUT_LIMIT}")
     raise BadValueError(
-        "not-a-time", f"{shown(value)} is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00"
+        "not-a-time",
+        f"{shown(value)} is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00",
     )
 
 
 def parse_slurm_memory_mib(value: object) -> int:
-    """Parse a job's memory: a size such as ``4G`` or ``4GiB``, or Slurm's bare number of MB. Return MiB.
+    """Parse a job's memory: a size such as ``4G`` or ``4GiB``, or Slurm's bare number of MB. Return
+    MiB.
 
     Raises:
         ValueError: not a size, zero, or more than ``MAX_SIZE_MIB``.
@@ -115,7 +128,8 @@ def parse_slurm_memory_mib(value: object) -> int:
     if _SIZE.fullmatch(text):
         return parse_size_mib(text)
     raise BadValueError(
-        "not-a-memory-size", f"{shown(value)} is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)"
+        "not-a-memory-size",
+        f"{shown(value)} is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)",
     )
 
 
@@ -150,7 +164,9 @@ def _size_in_range(text: str, mib: int) -> int:
     if mib < 1:
         raise BadValueError("size-too-small", f"{shown(text)} is less than the minimum, 1MiB")
     if mib > MAX_SIZE_MIB:
-        raise BadValueError("size-too-large", f"{shown(text)} is more than {format_size(MAX_SIZE_MIB)}")
+        raise BadValueError(
+            "size-too-large", f"{shown(text)} is more than {format_size(MAX_SIZE_MIB)}"
+        )
     return mib
 
 
@@ -160,5 +176,7 @@ def _duration_in_range(text: str, days: int, hours: int, minutes: int, seconds: 
         raise BadValueError("duration-zero", f"{shown(text)} is zero; it must be at least 1s")
     if total > MAX_DURATION_S:
         most = format_duration(MAX_DURATION_S)
-        raise BadValueError("duration-too-long", f"{shown(text)} is longer than the maximum, {most}")
+        raise BadValueError(
+            "duration-too-long", f"{shown(text)} is longer than the maximum, {most}"
+        )
     return total

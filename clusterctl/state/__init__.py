@@ -1,1 +1,3 @@
-"""The state of clusters on the user's machine: a folder per cluster, and records of its hosts and jobs."""
+"""The state of clusters on the user's machine: a folder per cluster, and records of its hosts and
+jobs.
+"""

@@ -1,4 +1,6 @@
-"""The choice of the cluster for a command: by its name, by a spec file, or as the only cluster that is up."""
+"""The choice of the cluster for a command: by its name, by a spec file, or as the only cluster that
+is up.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from clusterctl.errors import (
     UsageError,
     excluded,
 )
-from clusterctl.spec.names import DEFAULT_CLUSTER, SPEC_NAME, did_you_mean, find_spec, is_cluster_name
+from clusterctl.spec.names import (
+    DEFAULT_CLUSTER,
+    SPEC_NAME,
+    did_you_mean,
+    find_spec,
+    is_cluster_name,
+)
 from clusterctl.state.run_names import cluster_of, names_no_cluster
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace, clusters_up
@@ -29,7 +37,8 @@ from clusterctl.util.progress import SILENT, LineReporter
 _NAME_LINE: Final = re.compile(r"""^name:\s*(["']?)([a-z][a-z0-9-]*)\1\s*(?:#.*)?$""", re.MULTILINE)
 _SIMILAR_NAMES: Final = (SPEC_NAME, "cluster.yml")
 BUILT_IN: Final = Notice(
-    "built-in-spec", "no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)"
+    "built-in-spec",
+    "no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)",
 )
 
 
@@ -37,9 +46,10 @@ BUILT_IN: Final = Notice(
 class ChosenCluster:
     """The cluster that a command is about, chosen by a spec file or a name.
 
-    file: the spec file (YAML). Default: ./cluster.yaml if it exists, otherwise the only cluster that is up,
-        otherwise the built-in local cluster.
-    name: the name of a cluster, instead of a spec file. Its spec is then that of its last `clusterctl up`.
+    file: the spec file (YAML). Default: ./cluster.yaml if it exists, otherwise the only cluster
+        that is up, otherwise the built-in local cluster.
+    name: the name of a cluster, instead of a spec file. Its spec is then that of its last
+        `clusterctl up`.
     note: called with a line for the user, such as which cluster was chosen.
     """
 
@@ -49,15 +59,18 @@ class ChosenCluster:
 
     @property
     def spec_file(self) -> Path | None:
-        """Path of the spec: ``file``, otherwise ./cluster.yaml; None if that file does not exist."""
+        """Path of the spec: ``file``, otherwise ./cluster.yaml; None if that file does not
+        exist.
+        """
         return self.file or find_spec(Path.cwd())
 
     def workspace(self, *, named: bool = False) -> Workspace:
-        """Return the cluster's local folder. If it exists, only the cluster's name is read from the spec.
+        """Return the cluster's local folder. If it exists, only the cluster's name is read from the
+        spec.
 
-        named: raise UsageError instead of choosing a cluster only because it is the only cluster that is up.
-        Raise UsageError if the file can't be read or lacks a valid name, or if several clusters are up.
-        Raise NotUpError if the spec file has errors, and the cluster is not up.
+        named: raise UsageError instead of choosing a cluster only because it is the only cluster
+        that is up. Raise UsageError if the file can't be read or lacks a valid name, or if several
+        clusters are up. Raise NotUpError if the spec file has errors, and the cluster is not up.
         """
         if self.name is not None:
             return self.named_workspace()
@@ -70,7 +83,9 @@ class ChosenCluster:
         return _known_workspace(path) or self._workspace_of_file(path)
 
     def note_built_in(self) -> None:
-        """Note that the built-in local cluster is used. UsageError: a spec here has a similar name."""
+        """Note that the built-in local cluster is used. UsageError: a spec here has a similar
+        name.
+        """
         names: list[str] = []
         # A folder may be searchable, but not readable.
         with suppress(OSError):
@@ -86,7 +101,9 @@ class ChosenCluster:
         self.note(BUILT_IN)
 
     def named_workspace(self) -> Workspace:
-        """Return the local folder of cluster ``name``. UsageError: ``name`` is invalid or ``file`` is set."""
+        """Return the local folder of cluster ``name``. UsageError: ``name`` is invalid or ``file``
+        is set.
+        """
         if self.file is not None:
             raise excluded("-f", "--cluster")
         if not is_cluster_name(self.name or ""):
@@ -96,8 +113,9 @@ class ChosenCluster:
     def only_cluster(self, *, named: bool = False) -> str | None:
         """Return the name of the only cluster that is up, if the user has chosen no cluster.
 
-        Return None if the user has chosen a cluster, or if no cluster or the built-in cluster is up. Raise
-        UsageError if several clusters are up; with ``named``, also if only a single cluster is up.
+        Return None if the user has chosen a cluster, or if no cluster or the built-in cluster is
+        up. Raise UsageError if several clusters are up; with ``named``, also if only a single
+        cluster is up.
         """
         clusters = self._candidates()
         if not clusters:
@@ -109,27 +127,39 @@ class ChosenCluster:
                 why=f"these clusters are up: {', '.join(clusters)}",
                 fix=f"pass the name, such as `--cluster {clusters[0]}`, or the spec: -f FILE",
             )
-        self.note(Notice("only-cluster-up", f"using cluster {clusters[0]!r} (the only cluster that is up)"))
+        self.note(
+            Notice(
+                "only-cluster-up", f"using cluster {clusters[0]!r} (the only cluster that is up)"
+            )
+        )
         return clusters[0]
 
     def _candidates(self) -> list[str]:
-        """Return the clusters that are up, if the user has chosen no cluster, and the built-in is not up."""
-        if self.name is not None or self.spec_file or DEFAULT_CLUSTER in (clusters := clusters_up()):
+        """Return the clusters that are up, if the user has chosen no cluster, and the built-in is
+        not up.
+        """
+        if (
+            self.name is not None
+            or self.spec_file
+            or DEFAULT_CLUSTER in (clusters := clusters_up())
+        ):
             return []
         return clusters
 
     def of_jobs(self, names: Iterable[str]) -> ChosenCluster:
-        """Return the choice for a command about jobs or runs with these names, which may name the cluster.
+        """Return the choice for a command about jobs or runs with these names, which may name the
+        cluster.
 
-        The options --cluster and -f override the names, and the names override ./cluster.yaml. An id without
-        a cluster selects the cluster only if otherwise several clusters could be meant.
+        The options --cluster and -f override the names, and the names override ./cluster.yaml. An
+        id without a cluster selects the cluster only if otherwise several clusters could be meant.
 
-        Raises UsageError: nothing has the name, jobs of several clusters have the id, or the jobs are of
-        several clusters.
+        Raises UsageError: nothing has the name, jobs of several clusters have the id, or the jobs
+        are of several clusters.
         """
         if self.file is not None or self.name is not None:
             return self
-        names, up = list(names), clusters_up()
+        names = list(names)
+        up = clusters_up()
         if len(self._candidates()) <= 1 and all(map(names_no_cluster, names)):
             return self
         named = {cluster: name for name in names if (cluster := cluster_of(name, up))}
@@ -144,7 +174,8 @@ class ChosenCluster:
 
     @property
     def ledger(self) -> Ledger | None:
-        """The jobs of the chosen cluster, for commands that need no cluster. None: there is no choice.
+        """The jobs of the chosen cluster, for commands that need no cluster. None: there is no
+        choice.
 
         Raises the errors of ``workspace`` if the user has chosen a file or a name.
         """
@@ -170,7 +201,8 @@ class ChosenCluster:
                 code="spec-without-name",
                 where=str(path),
                 why=reason,
-                fix="correct the file, or pass --cluster NAME (`clusterctl list` shows all clusters)",
+                fix="correct the file, or pass --cluster NAME (`clusterctl list` shows all "
+                "clusters)",
             ) from exc
         workspace = Workspace.of(name)
         if spec_error is not None and not workspace.root.is_dir():
@@ -179,8 +211,8 @@ class ChosenCluster:
                 code="not-up",
                 where=str(path),
                 why="\n".join(map(str, spec_error.problems)),
-                fix="correct the file and run `clusterctl up`; or choose a cluster without reading the file: "
-                "pass --cluster NAME (`clusterctl list` shows all names)",
+                fix="correct the file and run `clusterctl up`; or choose a cluster without "
+                "reading the file: pass --cluster NAME (`clusterctl list` shows all names)",
             )
         return workspace
 
@@ -202,7 +234,8 @@ def _known_workspace(path: Path) -> Workspace | None:
 
 @contextmanager
 def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
-    """If the `with` block fails while another clusterctl process holds the cluster's lock, raise LockedError.
+    """If the `with` block fails while another clusterctl process holds the cluster's lock, raise
+    LockedError.
 
     The error names that process, which may be the reason why the cluster does not answer.
     """

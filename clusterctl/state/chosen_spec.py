@@ -19,15 +19,18 @@ from clusterctl.util.progress import SILENT
 def spec_of(chosen: ChosenCluster) -> ClusterSpec:
     """Return the spec in the chosen file, in ./cluster.yaml, or of the built-in local cluster.
 
-    For a cluster chosen by its name, return the spec of its last `clusterctl up`. If that spec breaks a rule
-    of a newer clusterctl, report this as a note, not as an error, so that the cluster can still be repaired.
-    Raise SpecError if the file has errors, UsageError if the file or cluster does not exist.
+    For a cluster chosen by its name, return the spec of its last `clusterctl up`. If that spec
+    breaks a rule of a newer clusterctl, report this as a note, not as an error, so that the cluster
+    can still be repaired. Raise SpecError if the file has errors, UsageError if the file or cluster
+    does not exist.
     """
     if chosen.name is not None:
         workspace = chosen.named_workspace()
         if not workspace.spec.exists():
             known = workspace.inventory.exists() or workspace.jobs.exists()
-            raise no_spec(workspace, "the file is missing") if known else unknown_cluster(chosen.name)
+            raise (
+                no_spec(workspace, "the file is missing") if known else unknown_cluster(chosen.name)
+            )
         spec = applied_spec(workspace)
         for fault in faults(spec):
             chosen.note(f"note: {fault.key}: {fault.message} (a rule newer than the cluster)")
@@ -40,20 +43,25 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
 
 
 def spec_of_existing(chosen: ChosenCluster) -> ClusterSpec:
-    """Like `spec_of`, but if no file or name is chosen, return the spec of the only cluster that is up."""
+    """Like `spec_of`, but if no file or name is chosen, return the spec of the only cluster that is
+    up.
+    """
     return spec_of(replace(chosen, name=chosen.only_cluster() or chosen.name))
 
 
 def reject_foreign(chosen: ChosenCluster) -> None:
-    """Raise UsageError if other people operate the chosen cluster, for commands that only they may use.
+    """Raise UsageError if other people operate the chosen cluster, for commands that only they may
+    use.
 
     A wrong choice of the cluster is reported by the command itself.
     """
     quiet = replace(chosen, note=SILENT.note)
-    name, foreign = "", False
+    name = ""
+    foreign = False
     with suppress(ClusterctlError):
         workspace = quiet.workspace()
-        name, inventory = workspace.root.name, inventory_if_known(workspace)
+        name = workspace.root.name
+        inventory = inventory_if_known(workspace)
         foreign = (inventory.traits if inventory else spec_of(quiet).provider).foreign
     if foreign:
         raise operators_only(name)

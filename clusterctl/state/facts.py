@@ -1,6 +1,8 @@
-"""Properties of a cluster that commands for jobs need, read from its file hosts.json or from a spec.
+"""Properties of a cluster that commands for jobs need, read from its file hosts.json or from a
+spec.
 
-This module does not import the pydantic models of hosts.json and of specs, because that takes 0.1 s.
+This module does not import the pydantic models of hosts.json and of specs, because that takes 0.1
+s.
 """
 
 from __future__ import annotations
@@ -42,17 +44,20 @@ class ClusterFacts:
         is_shared: whether the hosts have a shared folder, with the home folders.
         pmix: whether Slurm itself starts the ranks of MPI programs.
         interval_s: seconds between two samples of telemetry.
-        requirements: the pip requirements file for the Python of all jobs. None: the spec has no such file.
+        requirements: the pip requirements file for the Python of all jobs. None: the spec has no
+            such file.
         root: the folder on the hosts with the software of jobs, such as their Python.
-        folder: the folder with the job user's files of clusterctl. A relative path starts at the home.
-        python, glibc_minor: release of the Python of jobs, such as 3.11, and glibc 2.``glibc_minor`` of the
-            nodes. "": those of the hosts' distribution.
+        folder: the folder with the job user's files of clusterctl. A relative path starts at the
+            home.
+        python, glibc_minor: release of the Python of jobs, such as 3.11, and glibc
+            2.``glibc_minor`` of the nodes. "": those of the hosts' distribution.
         max_array: Slurm's MaxArraySize; indices of job arrays are lower.
         max_submit: how many jobs of ``account`` Slurm's queue takes. None: unknown, or any number.
         provider: the type of provider in the spec. "" if these properties were read from a spec.
         no_accounting: why Slurm has no accounting that the job user may read. "": it has.
         account, qos: of jobs that name none. "": Slurm's defaults.
-        is_foreign: whether other people run the cluster, so that clusterctl should ask their Slurm rarely.
+        is_foreign: whether other people run the cluster, so that clusterctl should ask their Slurm
+            rarely.
         slurm_path: the folder of Slurm's commands, if PATH may lack it. "": PATH has it.
     """
 
@@ -81,12 +86,16 @@ class ClusterFacts:
 
     @property
     def path(self) -> str:
-        """The folders that PATH on the controller may lack: Slurm's, and that of the Python of jobs."""
+        """The folders that PATH on the controller may lack: Slurm's, and that of the Python of
+        jobs.
+        """
         return f"{self.slurm_path}:{self.root}/env/bin" if self.is_foreign else self.slurm_path
 
 
 def facts_of(workspace: Workspace) -> ClusterFacts:
-    """Read the properties from hosts.json. NotUpError: there is no hosts.json. UsageError: it is damaged."""
+    """Read the properties from hosts.json. NotUpError: there is no hosts.json. UsageError: it is
+    damaged.
+    """
     try:
         return _facts_of_record(json.loads(workspace.inventory.read_bytes()))
     except FileNotFoundError as exc:
@@ -97,10 +106,16 @@ def facts_of(workspace: Workspace) -> ClusterFacts:
 
 def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
     roles = {str(host["name"]): host["roles"] for host in record["hosts"]}
-    partitions = (PartitionFacts(**{**row, "nodes": (*row["nodes"],)}) for row in record["partitions"])
-    same = {field.name: record[field.name] for field in fields(ClusterFacts) if field.name in record}
+    partitions = (
+        PartitionFacts(**{**row, "nodes": (*row["nodes"],)}) for row in record["partitions"]
+    )
+    same = {
+        field.name: record[field.name] for field in fields(ClusterFacts) if field.name in record
+    }
     derived = {
-        "controller": next(name for name, host_roles in roles.items() if "controller" in host_roles),
+        "controller": next(
+            name for name, host_roles in roles.items() if "controller" in host_roles
+        ),
         "compute": tuple(name for name, host_roles in roles.items() if "compute" in host_roles),
         "has_slurm": record["scheduler"] == "slurm",
         "is_shared": record["shared_folder"]["kind"] != "none",
@@ -136,7 +151,9 @@ def damaged(workspace: Workspace) -> UsageError:
 
 
 def applied_text(workspace: Workspace) -> bytes:
-    """Return the text of the spec of the last `clusterctl up`. Raise UsageError if it can't be read."""
+    """Return the text of the spec of the last `clusterctl up`. Raise UsageError if it can't be
+    read.
+    """
     try:
         return workspace.spec.read_bytes()
     except OSError as exc:
@@ -157,7 +174,9 @@ def no_spec(workspace: Workspace, reason: str = "") -> UsageError:
 
 
 def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:
-    """Return the properties that the cluster of a spec has or will have; the cluster need not be up."""
+    """Return the properties that the cluster of a spec has or will have; the cluster need not be
+    up.
+    """
     recorded = job_settings(spec)
     del recorded["scheduler"]
     return ClusterFacts(
@@ -180,11 +199,15 @@ def _partitions(spec: ClusterSpec) -> Iterator[PartitionFacts]:
         yield PartitionFacts(partition.name, names, partition.max_time, count)
     for line, names in spec.more_partitions.items():
         counts = {gpus[name] for name in names}
-        yield PartitionFacts(line.value, names, line.max_time_s, counts.pop() if len(counts) == 1 else None)
+        yield PartitionFacts(
+            line.value, names, line.max_time_s, counts.pop() if len(counts) == 1 else None
+        )
 
 
 def job_settings(spec: ClusterSpec) -> dict[str, Any]:
-    """Return the fields of ``Inventory`` that job commands need, from a spec: name of the field -> value."""
+    """Return the fields of ``Inventory`` that job commands need, from a spec: name of the field ->
+    value.
+    """
     requirements = spec.software.python.requirements
     return {
         "scheduler": spec.scheduler,

@@ -1,7 +1,7 @@
 """The inventory of a cluster: its hosts, in the same form for all providers.
 
-The file `hosts.json` stores the inventory. Files for other tools are derived from it: `inventory.yml`
-(``ansible-playbook -i``), `ssh_config` (``ssh -F``) and `known_hosts`.
+The file `hosts.json` stores the inventory. Files for other tools are derived from it:
+`inventory.yml` (``ansible-playbook -i``), `ssh_config` (``ssh -F``) and `known_hosts`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ HEALTH_PROGRAM: Final = "/opt/clusterctl/health"
 SRUN_PORTS = "61000-64999"
 # A tunnel may need this long to open.
 PROXIED_TIMEOUT_S = 60
-# A jump host may need this long to reach a host behind it, with the time of gcloud to open the tunnel.
+# A jump host may need this long to reach a host behind it, with the time of gcloud to open the
+# tunnel.
 JUMP_TIMEOUT_S = 30
 
 
@@ -44,14 +45,14 @@ class Host(BaseModel):
 
     address: the address that Slurm, MPI and the other hosts use.
     roles: a subset of CONTROLLER, COMPUTE and LOGIN.
-    cpus, memory_mib: the node's share of a machine, if several nodes share a machine. Slurm is configured
-        with this share instead of the detected hardware (``config_overrides``).
+    cpus, memory_mib: the node's share of a machine, if several nodes share a machine. Slurm is
+        configured with this share instead of the detected hardware (``config_overrides``).
     disk_mib: limit of the disk space that the node may use. Default: no limit.
-    proxy_command: program whose standard streams carry the SSH connection if there is no route to the host;
-        `%p` stands for the port.
+    proxy_command: program whose standard streams carry the SSH connection if there is no route to
+        the host; `%p` stands for the port.
     jump: name of the host that SSH connects through, if there is no other way to the host.
-    job_environment: variables for every job on the host, unless the job sets them; `{interface}` in a value
-        stands for the host's interface on the cluster's network.
+    job_environment: variables for every job on the host, unless the job sets them; `{interface}` in
+        a value stands for the host's interface on the cluster's network.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -71,8 +72,12 @@ class Host(BaseModel):
     cpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
-    hostname: str | None = Field(None, description="the machine's short hostname, if it is not `name`")
-    instance_id: str | None = Field(None, description="id of the machine; a recreated host has another")
+    hostname: str | None = Field(
+        None, description="the machine's short hostname, if it is not `name`"
+    )
+    instance_id: str | None = Field(
+        None, description="id of the machine; a recreated host has another"
+    )
     proxy_command: tuple[str, ...] = ()
     jump: str | None = None
     job_environment: Mapping[str, str] = {}
@@ -95,8 +100,9 @@ class Host(BaseModel):
 class SharedFolder(BaseModel):
     """The source of the folder that all hosts share.
 
-    `existing`: hosts have the folder mounted already. `nfs`: the controller exports the folder. `filestore`:
-    a Filestore instance exports it. `server`: the user's NFS server exports it. `none`: no shared folder.
+    `existing`: hosts have the folder mounted already. `nfs`: the controller exports the folder.
+    `filestore`: a Filestore instance exports it. `server`: the user's NFS server exports it.
+        `none`: no shared folder.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -104,11 +110,15 @@ class SharedFolder(BaseModel):
     kind: Literal["existing", "nfs", "filestore", "server", "none"] = "existing"
     server: str | None = Field(None, description="address of the server that exports the folder")
     path: str | None = Field(None, description="exported path, unless it is mounted already")
-    disk: str | None = Field(None, description="device name of the controller's disk for the folder")
+    disk: str | None = Field(
+        None, description="device name of the controller's disk for the folder"
+    )
 
 
 class Inventory(BaseModel):
-    """The hosts of a cluster, the controller first, and facts about the cluster that tools and jobs need."""
+    """The hosts of a cluster, the controller first, and facts about the cluster that tools and jobs
+    need.
+    """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -119,19 +129,27 @@ class Inventory(BaseModel):
     network: str = Field(description="CIDR that MPI and Slurm traffic uses")
     shared: str = Field(description="path of the shared folder on every host")
     shared_folder: SharedFolder = SharedFolder()
-    bucket: str | None = Field(None, description="Cloud Storage bucket mounted at /bucket on every host")
+    bucket: str | None = Field(
+        None, description="Cloud Storage bucket mounted at /bucket on every host"
+    )
     oversubscribed: bool = Field(False, description="the compute nodes share cores with each other")
-    usd_per_hour: float | None = Field(None, description="cost of the cluster at the prices of its last `up`")
+    usd_per_hour: float | None = Field(
+        None, description="cost of the cluster at the prices of its last `up`"
+    )
     scheduler: Literal["slurm", "none"] = Field("slurm", description="the scheduler of its jobs")
     job_user: str | None = Field(None, description="the account that jobs run as")
     partitions: tuple[PartitionFacts, ...] = ()
     interval_s: int = Field(1, description="seconds between two samples of telemetry")
     requirements: str | None = Field(None, description="requirements file of the jobs' Python")
     max_array: int = Field(MAX_ARRAY_SIZE, description="Slurm's MaxArraySize")
-    max_submit: int | None = Field(None, description="how many jobs of the account Slurm's queue takes")
+    max_submit: int | None = Field(
+        None, description="how many jobs of the account Slurm's queue takes"
+    )
     root: str = Field(ROOT, description="folder with the software of jobs, such as their Python")
     folder: str = Field(FOLDER, description="folder with the job user's files of clusterctl")
-    python: str = Field("", description="release of the jobs' Python, if it is not the distribution's")
+    python: str = Field(
+        "", description="release of the jobs' Python, if it is not the distribution's"
+    )
     glibc_minor: int = Field(0, description="minor release of glibc on the nodes, with `python`")
     slurm: str = Field("", description="Slurm's release, if it is not the distribution's")
     no_accounting: str = Field("", description="why the job user can't read Slurm's accounting")
@@ -173,7 +191,9 @@ class Inventory(BaseModel):
 
     @property
     def constrains_devices(self) -> bool:
-        """Whether Slurm hides a job's GPUs from other jobs. It can't if several nodes share a machine."""
+        """Whether Slurm hides a job's GPUs from other jobs. It can't if several nodes share a
+        machine.
+        """
         shares = any(host.cpus is not None and host.memory_mib is not None for host in self.compute)
         return self.has_slurm and self.cgroups and not shares
 
@@ -185,7 +205,9 @@ class Inventory(BaseModel):
     @property
     def has_task_prolog(self) -> bool:
         """Whether jobs need a TaskProlog: hosts set variables in jobs, or Slurm lacks PMIx."""
-        return any(host.job_environment for host in self.hosts) or (self.has_slurm and not self.pmix)
+        return any(host.job_environment for host in self.hosts) or (
+            self.has_slurm and not self.pmix
+        )
 
     def host(self, name: str) -> Host | None:
         return next((h for h in self.hosts if h.name == name), None)
@@ -193,11 +215,14 @@ class Inventory(BaseModel):
     def ssh_config(self, *, key: Path, known_hosts: Path) -> str:
         """Return an ssh_config for all hosts, which lies beside ``known_hosts``.
 
-        With it, ssh uses only these two files, and never prompts. Hosts behind a proxy command or a jump host
-        get a longer connection timeout. Paths are quoted, because paths may contain spaces.
+        With it, ssh uses only these two files, and never prompts. Hosts behind a proxy command or a
+        jump host get a longer connection timeout. Paths are quoted, because paths may contain
+        spaces.
         """
         proxies = {host.name: self._proxy_command(host, known_hosts.parent) for host in self.hosts}
-        timeouts = {host.name: JUMP_TIMEOUT_S if host.jump else PROXIED_TIMEOUT_S for host in self.hosts}
+        timeouts = {
+            host.name: JUMP_TIMEOUT_S if host.jump else PROXIED_TIMEOUT_S for host in self.hosts
+        }
         values = {"key": key, "known_hosts": known_hosts, "timeouts": timeouts}
         return render("ssh_config.j2", hosts=self.hosts, proxies=proxies, **values)
 
@@ -210,7 +235,9 @@ class Inventory(BaseModel):
         return ("sh", "-c", JUMP, str(folder.absolute()), name, "%h", "%p", jump.name)
 
     def known_hosts(self) -> str:
-        """Return the content of known_hosts: a line per host, under the host's name (see HostKeyAlias)."""
+        """Return the content of known_hosts: a line per host, under the host's name (see
+        HostKeyAlias).
+        """
         return "".join(f"{host.name} {host.host_key}\n" for host in self.hosts)
 
 
@@ -232,7 +259,9 @@ def inventory_if_known(workspace: Workspace) -> Inventory | None:
 
 
 def applied_spec(workspace: Workspace) -> ClusterSpec:
-    """Return the spec of the last `clusterctl up`. The user may have changed the spec file since then."""
+    """Return the spec of the last `clusterctl up`. The user may have changed the spec file since
+    then.
+    """
     from clusterctl.spec.load import load_spec  # noqa: PLC0415 - as above
 
     return load_spec(workspace.spec, recorded=True)
@@ -246,7 +275,9 @@ def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
 
 
 def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
-    """Return whether the last `up`'s spec keeps the shared folder; ``if_damaged`` if it can't be read."""
+    """Return whether the last `up`'s spec keeps the shared folder; ``if_damaged`` if it can't be
+    read.
+    """
     try:
         return applied_spec(workspace).storage.keep
     except UsageError:
@@ -254,7 +285,8 @@ def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
 
 
 def may_keep_storage(workspace: Workspace) -> bool:
-    """Return whether a shared folder may remain after `down`: the spec keeps it, or `up` never finished.
+    """Return whether a shared folder may remain after `down`: the spec keeps it, or `up` never
+    finished.
 
     In the second case, `up` may have attached the folder of an earlier cluster.
     """
@@ -264,7 +296,9 @@ def may_keep_storage(workspace: Workspace) -> bool:
 
 
 def planned_distribution(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
-    """Return the Linux distribution that the hosts have or will have; None before `up` has looked at them."""
+    """Return the Linux distribution that the hosts have or will have; None before `up` has looked
+    at them.
+    """
     try:
         return inventory_of(workspace).distribution
     except UsageError:

@@ -1,6 +1,7 @@
 """Collected runs (results of jobs, copied to this machine): the record run.json.
 
-Unknown keys in run.json are ignored, because another version of clusterctl may have written the file.
+Unknown keys in run.json are ignored, because another version of clusterctl may have written the
+file.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ class _Stored(BaseModel):
 class Metric:
     """A metric of a run: its last, lowest and highest value, each with its place.
 
-    axis: what the places (``last_step`` ...) are: ``step``, ``epoch``, or ``row`` if there is neither.
-    last: None if the last value is NaN or infinite. last_nonfinite: then ``nan``, ``inf`` or ``-inf``.
-    nonfinite: number of values that are NaN or infinite. nonfinite_step: the first place of such a value.
+    axis: what the places (``last_step`` ...) are: ``step``, ``epoch``, or ``row`` if there is
+        neither.
+    last: None if the last value is NaN or infinite. last_nonfinite: then ``nan``, ``inf`` or
+        ``-inf``.
+    nonfinite: number of values that are NaN or infinite. nonfinite_step: the first place of such a
+        value.
     repeated: number of values with a place that an earlier value has, or is behind.
     """
 
@@ -52,10 +56,11 @@ Time = Annotated[int, Field(ge=0, le=1 << 40)]  # Unix seconds
 
 
 class SweepRecord(TypedDict, total=False):
-    """The options that a sweep varies (``keys``), and the metric and goal (min, max) that rank its tasks.
+    """The options that a sweep varies (``keys``), and the metric and goal (min, max) that rank its
+    tasks.
 
-    form: that of a task's arguments, such as ``key=value``. None: ``--key value``, or ``--key=value`` for a
-        value that begins with a dash.
+    form: that of a task's arguments, such as ``key=value``. None: ``--key value``, or
+        ``--key=value`` for a value that begins with a dash.
     """
 
     version: int
@@ -66,7 +71,9 @@ class SweepRecord(TypedDict, total=False):
 
 
 class ScalingRecord(TypedDict, total=False):
-    """The options of `submit --scaling`. All jobs of a scaling have the same name and the same options."""
+    """The options of `submit --scaling`. All jobs of a scaling have the same name and the same
+    options.
+    """
 
     nodes: list[int] | None
     tasks: list[int] | None
@@ -79,7 +86,8 @@ class ScalingRecord(TypedDict, total=False):
 
 
 class AttemptRecord(_Stored):
-    """A time in which a job had its nodes: from a start to the next requeue or the end. Unix seconds.
+    """A time in which a job had its nodes: from a start to the next requeue or the end. Unix
+    seconds.
 
     state: Slurm's state of an attempt that has ended, such as PREEMPTED. "": unknown.
     """
@@ -93,7 +101,10 @@ class AttemptRecord(_Stored):
         """Return a text such as ``2026-11-27 09:30:00 UTC on 2 nodes for 42s``."""
         start = datetime.fromtimestamp(self.start_time, UTC)
         lasted = "" if self.end_time is None else f" for {format_duration(self.seconds)}"
-        return f"{start:%Y-%m-%d %H:%M:%S} UTC on {len(self.nodes)} node{'s'[: len(self.nodes) != 1]}{lasted}"
+        return (
+            f"{start:%Y-%m-%d %H:%M:%S} UTC on {len(self.nodes)} "
+            f"node{'s'[: len(self.nodes) != 1]}{lasted}"
+        )
 
     @property
     def seconds(self) -> int:
@@ -105,11 +116,12 @@ class TaskRecord(_Stored):
     """The final state of a job, or of a task of a job array. Times are Unix seconds.
 
     nodes: those of the last attempt. start_time: of the first attempt. end_time: of the job.
-    attempts: an entry for each start, so several for a requeued job. Empty: the job has not started, or an
-        earlier version collected it.
+    attempts: an entry for each start, so several for a requeued job. Empty: the job has not
+        started, or an earlier version collected it.
     interruptions: the job's restarts, as `clusterctl jobs ID -o json` shows them.
     node_hours: of all attempts. A shared node counts in full; an attempt that has not ended: 0.
-    gpu_energy_j: joules that the GPUs used in all attempts, by their counters. None: no counter is known.
+    gpu_energy_j: joules that the GPUs used in all attempts, by their counters. None: no counter is
+        known.
     """
 
     id: str
@@ -161,7 +173,8 @@ class TaskRecord(_Stored):
 class Skipped(_Stored):
     """A file or folder of a job that `collect` did not copy, and why.
 
-    path: path in the job's folder, made printable. bytes: total size. files: 0 if there is no data to copy.
+    path: path in the job's folder, made printable. bytes: total size. files: 0 if there is no data
+        to copy.
     target: the target of a link, made printable; "" for other files.
     """
 
@@ -189,26 +202,28 @@ def _fault(exc: OSError | ValueError) -> str:
 
 
 class RunRecord(_Stored):
-    """A collected run: the content of run.json in the folder ``directory``. Unknown values are None.
+    """A collected run: the content of run.json in the folder ``directory``. Unknown values are
+    None.
 
     token: distinguishes the run from jobs with the same id on earlier clusters of the same name.
     state: Slurm's job state; for an array, the state of the worst task.
     final: False if the job was still running when it was collected.
     submit_time, start_time, end_time, collected_at: Unix seconds.
-    elapsed_s: seconds of all attempts together; for an array, from the first start of a task to the last end.
+    elapsed_s: seconds of all attempts together; for an array, from the first start of a task to the
+        last end.
     node_hours, gpu_energy_j: of all tasks.
     tasks_per_node: as `submit` set it; a script's own lines may set another number.
     price_per_hour: price of a node in USD. cost_usd: cost of all nodes of all tasks.
     source: hash of the job's input files, as in source.json.
     diagnosis: why the job failed or was cancelled.
-    args: arguments of the program. config: the program's options and its configuration in metrics.jsonl.
-        Each task of an array has its own ``config`` and ``metrics``.
+    args: arguments of the program. config: the program's options and its configuration in
+        metrics.jsonl. Each task of an array has its own ``config`` and ``metrics``.
     left_out: sentences on metrics that the program wrote and that ``metrics`` does not have.
     tags, note: set by the user. sweep: the varied options of a sweep, and how its tasks are ranked.
     shares_machine: whether the nodes are containers of the same machine.
     scaling: set for a job of a scaling. The runs of a scaling have the same name.
-    replay_of: token of the run that this run repeats. of_failed: whether only the failed tasks of that run
-        were repeated; their results then replace the failed tasks in rankings.
+    replay_of: token of the run that this run repeats. of_failed: whether only the failed tasks of
+        that run were repeated; their results then replace the failed tasks in rankings.
     """
 
     version: int = 1
@@ -253,7 +268,9 @@ class RunRecord(_Stored):
 
     @property
     def not_here(self) -> list[Skipped]:
-        """The files and folders in ``skipped``, without submitted files that this machine has anyway."""
+        """The files and folders in ``skipped``, without submitted files that this machine has
+        anyway.
+        """
         return [skipped for skipped in self.skipped if skipped.reason != UNCHANGED]
 
     @property
@@ -274,7 +291,9 @@ class RunRecord(_Stored):
 
     @property
     def full_id(self) -> str:
-        """The job id with the cluster, ``CLUSTER/ID``, which means the same wherever a command is run."""
+        """The job id with the cluster, ``CLUSTER/ID``, which means the same wherever a command is
+        run.
+        """
         return f"{self.cluster}/{self.job_id}"
 
     @property
@@ -286,7 +305,9 @@ class RunRecord(_Stored):
         """Read the record in a run's folder. Raise CollectError if it is missing or damaged."""
         path = directory / RUN_FILE
         try:
-            return cls.model_validate_json(path.read_bytes()).model_copy(update={"directory": directory})
+            return cls.model_validate_json(path.read_bytes()).model_copy(
+                update={"directory": directory}
+            )
         except (OSError, ValueError) as exc:
             if has_files_of_runs(directory) or token_of_run(directory):
                 raise CollectError(
@@ -294,12 +315,14 @@ class RunRecord(_Stored):
                     code="run-damaged",
                     where=str(path),
                     why=_fault(exc),
-                    fix="`clusterctl collect` with the ID of its job collects the run again, if the cluster "
-                    "still has the job",
+                    fix="`clusterctl collect` with the ID of its job collects the run again, if "
+                    "the cluster still has the job",
                 ) from exc
             message = f"{directory} is not a collected run"
             fix = "pass a folder that was created by `clusterctl collect`"
-            raise CollectError(message, code="not-a-run", where=str(path), why=_fault(exc), fix=fix) from exc
+            raise CollectError(
+                message, code="not-a-run", where=str(path), why=_fault(exc), fix=fix
+            ) from exc
 
     def as_json(self) -> str:
         """Return the content of run.json, without the path of its folder."""

@@ -1,4 +1,6 @@
-"""The job or run that a name means: an ID, with or without its cluster, or a collected run's folder."""
+"""The job or run that a name means: an ID, with or without its cluster, or a collected run's
+folder.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from clusterctl.state.submissions import (
     token_of_run,
 )
 
-_JOB: Final = re.compile(r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d+)(?:_(?P<task>\d+))?")
+_JOB: Final = re.compile(
+    r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d+)(?:_(?P<task>\d+))?"
+)
 _TASK_FOLDER: Final = re.compile(r"task-(\d+)")
 _MOST_CHOICES: Final = 5
 
@@ -32,10 +36,13 @@ class NamedRun:
     """The run, or the task of an array, that a name means.
 
     name: as the user gave it.
-    run_folder: the run's folder on this machine, or another folder that the user named. None: not collected.
+    run_folder: the run's folder on this machine, or another folder that the user named. None: not
+        collected.
     token: identifies the run's job. "" if the folder is not a run's, or no run is on this machine.
-    entry: the job in the cluster's ledger. None: the job was not submitted from here to the chosen cluster.
-    job_id: the job's id, if the user named an id. task: the array task's number. Empty: the whole run.
+    entry: the job in the cluster's ledger. None: the job was not submitted from here to the chosen
+        cluster.
+    job_id: the job's id, if the user named an id. task: the array task's number. Empty: the whole
+        run.
     cluster: the name of the run's cluster. "" if it is unknown.
     """
 
@@ -55,12 +62,16 @@ class NamedRun:
 
     @property
     def remote(self) -> str | None:
-        """The folder on the cluster with the program's files of the run, or of the task; None if unknown."""
+        """The folder on the cluster with the program's files of the run, or of the task; None if
+        unknown.
+        """
         folder = self.entry.program_dir if self.entry else ""
         return self.below(folder) if folder else None
 
     def below(self, folder: str) -> str:
-        """Return the folder of the named task in the folder of its array; the folder itself for a run."""
+        """Return the folder of the named task in the folder of its array; the folder itself for a
+        run.
+        """
         return "/".join((folder, *self._below))
 
     @property
@@ -84,7 +95,11 @@ class NamedRun:
 
     def not_collected(self) -> UsageError:
         """Return the error for a run that is not on this machine."""
-        job = f"{self.entry.shown} was submitted from this machine" if self.entry else "no such job is known"
+        job = (
+            f"{self.entry.shown} was submitted from this machine"
+            if self.entry
+            else "no such job is known"
+        )
         return UsageError(
             f"run {self.name} is not on this machine",
             code="run-not-collected",
@@ -94,17 +109,19 @@ class NamedRun:
 
 
 def find_run(name: str, ledger: Ledger | None = None) -> NamedRun:
-    """Return the run that a name means: a run on this machine, or a job that was submitted from here.
+    """Return the run that a name means: a run on this machine, or a job that was submitted from
+    here.
 
     A job id that is unknown here is returned too, because the job may come from another machine.
 
-    name: the path of a run's folder, the folder's name, or a job id, ``[CLUSTER/]ID``; ``12_3`` is a task.
-        Any other folder, such as a model's, comes last.
-    ledger: the jobs of the chosen cluster, to which an id without a cluster refers. None: no cluster is
-        chosen, so that the id may be of any cluster.
+    name: the path of a run's folder, the folder's name, or a job id, ``[CLUSTER/]ID``; ``12_3`` is
+        a task. Any other folder, such as a model's, comes last.
+    ledger: the jobs of the chosen cluster, to which an id without a cluster refers. None: no
+        cluster is chosen, so that the id may be of any cluster.
 
-    Raises UsageError: nothing has the name; several runs have the name or the job id; only runs of other
-    clusters than the chosen cluster have the job id; or the run of another cluster is not on this machine.
+    Raises UsageError: nothing has the name; several runs have the name or the job id; only runs of
+    other clusters than the chosen cluster have the job id; or the run of another cluster is not on
+    this machine.
     """
     folders = runs_folders()
     by_cluster = {jobs.cluster: jobs for jobs in (*ledgers(), *([ledger] if ledger else []))}
@@ -165,7 +182,9 @@ def cluster_of(name: str, clusters: Collection[str]) -> str:
     elif match["cluster"]:
         return match["cluster"] if match["cluster"] in clusters else ""
     else:
-        named = list(_runs_of_job(name, match, runs_folders(), {jobs.cluster: jobs for jobs in ledgers()}))
+        named = list(
+            _runs_of_job(name, match, runs_folders(), {jobs.cluster: jobs for jobs in ledgers()})
+        )
     runs = {run.cluster: run for run in named if run.cluster in clusters}
     return _only(name, [*runs.values()]).cluster if runs else ""
 
@@ -184,7 +203,9 @@ def _paths_of(name: str, folders: Iterable[Path]) -> Sequence[Path]:
     return paths[: 1 if "/" in name and os.path.isdir(name) else None]  # noqa: PTH112
 
 
-def _runs_at(name: str, paths: Iterable[Path], by_cluster: Mapping[str, Ledger]) -> Sequence[NamedRun]:
+def _runs_at(
+    name: str, paths: Iterable[Path], by_cluster: Mapping[str, Ledger]
+) -> Sequence[NamedRun]:
     """Return the collected runs, or tasks of these, with these folders."""
     runs: dict[str, NamedRun] = {}
     for path in paths:
@@ -193,7 +214,9 @@ def _runs_at(name: str, paths: Iterable[Path], by_cluster: Mapping[str, Ledger])
             if token := token_of_run(folder):
                 cluster = str(read_record(folder).get("cluster"))
                 entry = _entry_of(by_cluster.get(cluster), token)
-                runs.setdefault(token, NamedRun(name, folder, token, entry, task=number, cluster=cluster))
+                runs.setdefault(
+                    token, NamedRun(name, folder, token, entry, task=number, cluster=cluster)
+                )
                 break
     return [*runs.values()]
 
@@ -202,18 +225,22 @@ def _runs_of_job(
     name: str, match: re.Match[str], folders: Iterable[Path], by_cluster: Mapping[str, Ledger]
 ) -> Sequence[NamedRun]:
     """Return the runs and jobs of all clusters, or of the named cluster, that have this job id."""
-    job_id, task = match["job"], match["task"] or ""
+    job_id = match["job"]
+    task = match["task"] or ""
     runs: dict[str, NamedRun] = {}
     mentions_id = re.compile(rb'"job_id":\s*"%s"' % job_id.encode())
     for path in readable_runs(folders):
         record = read_record(path, mentions_id)
-        token, cluster = str(record.get("token")), str(record.get("cluster"))
+        token = str(record.get("token"))
+        cluster = str(record.get("cluster"))
         if record.get("job_id") == job_id and match["cluster"] in {None, cluster}:
             entry = _entry_of(by_cluster.get(cluster), token)
             runs.setdefault(token, NamedRun(name, path, token, entry, job_id, task, cluster))
     for cluster, ledger in by_cluster.items():
         if match["cluster"] in {None, cluster} and (entry := ledger.find(job_id)):
-            runs.setdefault(entry.token, NamedRun(name, None, entry.token, entry, job_id, task, cluster))
+            runs.setdefault(
+                entry.token, NamedRun(name, None, entry.token, entry, job_id, task, cluster)
+            )
     return [*runs.values()]
 
 
@@ -221,7 +248,8 @@ def _of_cluster(cluster: str, runs: Sequence[NamedRun]) -> Sequence[NamedRun]:
     """Return the runs of a cluster. Raise UsageError if only other clusters have such a run."""
     own = [run for run in runs if run.cluster == cluster]
     if runs and not own:
-        name, names = runs[0].name, list(dict.fromkeys(run.full_name for run in runs))
+        name = runs[0].name
+        names = list(dict.fromkeys(run.full_name for run in runs))
         raise UsageError(
             f"no run of job {name} of cluster {cluster!r} is known here",
             code="run-of-other-cluster",
@@ -239,7 +267,10 @@ def _only(name: str, runs: Sequence[NamedRun]) -> NamedRun:
     choices = [
         run.full_name
         if full_names.count(run.full_name) == 1
-        else str(run.run_folder or f"job {run.job_id}, not collected (`clusterctl collect {run.full_name}`)")
+        else str(
+            run.run_folder
+            or f"job {run.job_id}, not collected (`clusterctl collect {run.full_name}`)"
+        )
         for run in runs
     ]
     raise UsageError(
@@ -251,7 +282,11 @@ def _only(name: str, runs: Sequence[NamedRun]) -> NamedRun:
 
 
 def _entry_of(ledger: Ledger | None, token: str) -> JobEntry | None:
-    return next((entry for entry in ledger.entries() if entry.token == token), None) if ledger else None
+    return (
+        next((entry for entry in ledger.entries() if entry.token == token), None)
+        if ledger
+        else None
+    )
 
 
 def _unknown(name: str, folders: Iterable[Path]) -> UsageError:
@@ -270,7 +305,8 @@ def _unknown(name: str, folders: Iterable[Path]) -> UsageError:
     return UsageError(
         f"there is no run {name!r}",
         code="unknown-run",
-        why=f"searched folders: {', '.join(map(str, folders)) or 'none, as no run was collected yet'}",
+        why="searched folders: "
+        f"{', '.join(map(str, folders)) or 'none, as no run was collected yet'}",
         fix=(f"runs of jobs with this name: {first_few(of_job, _MOST_CHOICES)}" if of_job else "")
         or did_you_mean(name, names)
         or "`clusterctl runs` lists the runs, and `clusterctl jobs` the jobs; "

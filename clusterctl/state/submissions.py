@@ -1,9 +1,11 @@
 """The list of submitted jobs (jobs.jsonl), and the collected runs.
 
-A run on this machine is recognized by its record, run.json. The model of a record is in ledger.py, which is
+A run on this machine is recognized by its record, run.json. The model of a record is in ledger.py,
+which is
 slow to import. Also here: the names of clusterctl's files in folders of jobs and runs.
 
-Unknown keys in jobs.jsonl are ignored, because another version of clusterctl may have written the file.
+Unknown keys in jobs.jsonl are ignored, because another version of clusterctl may have written the
+file.
 """
 
 from __future__ import annotations
@@ -56,23 +58,27 @@ METRICS_PLACES: Final = (
     ("iteration", "step"),
     ("epoch", "epoch"),
 )
-# The folder in a job's folder with the files of its program, in which the program starts. Nothing in it is
-# clusterctl's. A run's folder has these files beside clusterctl's.
+# The folder in a job's folder with the files of its program, in which the program starts. Nothing
+# in it is clusterctl's. A run's folder has these files beside clusterctl's.
 PROGRAM_FOLDER = "files"
-# SENT_FILES are written to a job's folder by `submit`, WRITTEN_FILES by the job's script, and ADDED_FILES are
-# added to a run's folder by `collect`. The logs of array tasks also have numbers.
+# SENT_FILES are written to a job's folder by `submit`, WRITTEN_FILES by the job's script, and
+# ADDED_FILES are added to a run's folder by `collect`. The logs of array tasks also have numbers.
 SENT_FILES = frozenset(
     (
-        f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} {OUTPUTS_FILE} {CLIENT_FACTS} "
-        f"{FIRST_FILE}"
+        f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} {OUTPUTS_FILE} "
+        f"{CLIENT_FACTS} {FIRST_FILE}"
     ).split()
 )
 WRITTEN_FILES = frozenset(
-    "stdout.log stderr.log rank-logs telemetry telemetry.log job.hosts job.events hang.json heartbeat".split()
+    (
+        "stdout.log stderr.log rank-logs telemetry telemetry.log job.hosts job.events hang.json "
+        "heartbeat"
+    ).split()
 )
 ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} {SUMS_FILE}".split())
 _OWN = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES | ADDED_FILES)
-TASK, TASKS_LOG = re.compile(rb"task-[0-9]+"), re.compile(rb"(stdout|stderr)-[0-9]+\.log")
+TASK = re.compile(rb"task-[0-9]+")
+TASKS_LOG = re.compile(rb"(stdout|stderr)-[0-9]+\.log")
 # The suffix in a run's folder of a program's files and folders that have a name of clusterctl's.
 FROM_JOB = b".from-job"
 # The default folder of collected runs.
@@ -83,24 +89,30 @@ UNCHANGED = "unchanged since it was submitted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEntry:
-    """A submitted job, recorded before it is sent to Slurm. ``token``: random text that identifies the job.
+    """A submitted job, recorded before it is sent to Slurm. ``token``: random text that identifies
+    the job.
 
-    job_id: set when sbatch has answered. refused: whether Slurm rejected the job, so it never gets an id.
+    job_id: set when sbatch has answered. refused: whether Slurm rejected the job, so it never gets
+        an id.
     state: the job's final state; None until it is known. Of an array, that of the worst task.
     task_states: for an array, the final states that Slurm has told: `COMPLETED:0-3,7 FAILED:4-6`.
     state_at: when Slurm told them, in Unix seconds by the local clock.
-    run_dir: local folder with the job's collected results. run_state: the job's state when they were copied.
+    run_dir: local folder with the job's collected results. run_state: the job's state when they
+        were copied.
     folder: the folder on this machine from which the job was submitted. None: unknown.
-    files: the folder below ``remote_dir`` with the program's files. None: a job of an earlier version, with
-        all its files in ``remote_dir`` itself.
+    files: the folder below ``remote_dir`` with the program's files. None: a job of an earlier
+        version, with all its files in ``remote_dir`` itself.
     first: identifies the jobs of a `submit --first`, of which a single job runs its program.
-    is_across: whether these jobs are on several clusters. chosen: whether this job is to run among them.
+    is_across: whether these jobs are on several clusters. chosen: whether this job is to run among
+        them.
     kept: whether the cluster knows that it runs, so that the other jobs can be cancelled.
-    lost_to: the job that runs instead, for a cancelled job of `submit --first`. It is also ``refused``.
-    part_of: for a later part of an array (see clusterctl/scheduler/parts.py), the token of the array.
+    lost_to: the job that runs instead, for a cancelled job of `submit --first`. It is also
+        ``refused``.
+    part_of: for a later part of an array (see clusterctl/scheduler/parts.py), the token of the
+        array.
     offset: for a part, also the first, the offset of its tasks' numbers to Slurm's.
-    held: for an array in parts that Slurm holds: ``incomplete`` until Slurm has all parts, then ``complete``
-        until it starts them. Empty: ``submit`` has finished.
+    held: for an array in parts that Slurm holds: ``incomplete`` until Slurm has all parts, then
+        ``complete`` until it starts them. Empty: ``submit`` has finished.
     """
 
     token: str
@@ -151,7 +163,8 @@ def _kinds() -> Mapping[str, Any]:
 class _Rows:
     """The content of jobs.jsonl. tokens: job id -> token of its last submission.
 
-    damaged: numbers of lines that can't be read. lost: ids or tokens of jobs without their first line.
+    damaged: numbers of lines that can't be read. lost: ids or tokens of jobs without their first
+        line.
     """
 
     entries: tuple[JobEntry, ...]
@@ -171,9 +184,15 @@ class _Rows:
             elif row is None or known:
                 damaged.append(number)
         # A job that has lost its first line is found again by its id.
-        lost = [str(row.get("job_id") or row["token"]) for row in merged.values() if _REQUIRED - row.keys()]
+        lost = [
+            str(row.get("job_id") or row["token"])
+            for row in merged.values()
+            if _REQUIRED - row.keys()
+        ]
         entries = tuple(JobEntry(**row) for row in merged.values() if row.keys() >= _REQUIRED)
-        tokens = {e.job_id: e.token for e in entries if e.job_id and e.part_of is None and not e.refused}
+        tokens = {
+            e.job_id: e.token for e in entries if e.job_id and e.part_of is None and not e.refused
+        }
         return cls(entries, tokens, damaged, lost)
 
     def damage(self, path: Path) -> str:
@@ -193,9 +212,11 @@ class _Rows:
 
 
 class Ledger:
-    """The list of a cluster's submitted jobs, in jobs.jsonl. A change appends a line, which updates the job.
+    """The list of a cluster's submitted jobs, in jobs.jsonl. A change appends a line, which updates
+    the job.
 
-    jobs/TOKEN/ has copies of the files that clusterctl sent, because a job can change files in its folder.
+    jobs/TOKEN/ has copies of the files that clusterctl sent, because a job can change files in its
+    folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -235,13 +256,17 @@ class Ledger:
         return self._read[1].damage(self._path) if self._read else ""
 
     def is_superseded(self, entry: JobEntry) -> bool:
-        """Return whether a later submission has the job's id: Slurm's numbers have begun again since."""
+        """Return whether a later submission has the job's id: Slurm's numbers have begun again
+        since.
+        """
         self.entries_and_parts()
         latest = self._read[1].tokens if self._read else {}
         return latest.get(entry.job_id or "", entry.token) != entry.token
 
     def find(self, job_id: str) -> JobEntry | None:
-        """Return the entry of this job or array task; None if the job was not submitted from this machine."""
+        """Return the entry of this job or array task; None if the job was not submitted from this
+        machine.
+        """
         base = job_id.partition("_")[0]
         return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
 
@@ -252,7 +277,9 @@ class Ledger:
         return entry
 
     def update(self, entry: JobEntry, **changes: Change) -> JobEntry:
-        """Return the changed entry. Record the changes: in memory if the disk is full (see ``refusal``)."""
+        """Return the changed entry. Record the changes: in memory if the disk is full (see
+        ``refusal``).
+        """
         try:
             return self.record(entry, **changes)
         except DiskError as exc:
@@ -262,11 +289,15 @@ class Ledger:
 
     def record(self, entry: JobEntry, **changes: Change) -> JobEntry:
         """Return the changed entry. The changes are on disk when this method returns."""
-        append_line(self._path, json.dumps({"token": entry.token, **changes}, separators=(",", ":")))
+        append_line(
+            self._path, json.dumps({"token": entry.token, **changes}, separators=(",", ":"))
+        )
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:
-        """Store copies of the files (name -> content) sent for a job. After an error, no file is stored."""
+        """Store copies of the files (name -> content) sent for a job. After an error, no file is
+        stored.
+        """
         folder = self._folder(token)
         try:
             with translating_write_errors(folder):
@@ -280,12 +311,18 @@ class Ledger:
             raise
 
     def kept(self, token: str) -> Mapping[str, bytes]:
-        """Return name -> content of files that ``keep`` stored; {} if another machine submitted the job."""
+        """Return name -> content of files that ``keep`` stored; {} if another machine submitted the
+        job.
+        """
         folder = self._folder(token)
-        return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
+        return (
+            {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
+        )
 
     def kept_file(self, token: str, name: str) -> bytes:
-        """Return the content of a single file that ``keep`` stored; b"" if there is no such file."""
+        """Return the content of a single file that ``keep`` stored; b"" if there is no such
+        file.
+        """
         with suppress(FileNotFoundError):
             return (self._folder(token) / name).read_bytes()
         return b""
@@ -296,22 +333,32 @@ class Ledger:
 
 
 def is_of_project(folder: str | None, here: Path) -> bool:
-    """Return whether a job's folder is ``here`` or of the same project. True if the folder is unknown."""
+    """Return whether a job's folder is ``here`` or of the same project. True if the folder is
+    unknown.
+    """
     return folder is None or Path(folder) == here or _project_of(Path(folder)) == _project_of(here)
 
 
 def _project_of(folder: Path) -> Path:
-    """Return the nearest root of a project at or above a folder; the folder itself if there is none."""
+    """Return the nearest root of a project at or above a folder; the folder itself if there is
+    none.
+    """
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - unlike Path.home, it never raises
     above = takewhile(lambda path: path not in (home, path.parent), (folder, *folder.parents))
     return next(
-        (path for path in above if any((path / name).exists() for name in (*PROJECT_FILES, SPEC_NAME))),
+        (
+            path
+            for path in above
+            if any((path / name).exists() for name in (*PROJECT_FILES, SPEC_NAME))
+        ),
         folder,
     )
 
 
 def runs_folder_of(entry: JobEntry) -> Path:
-    """Return the folder `runs` of the job's folder; ./runs if that is of this project or can't be written."""
+    """Return the folder `runs` of the job's folder; ./runs if that is of this project or can't be
+    written.
+    """
     if entry.folder is None or is_of_project(entry.folder, Path.cwd()):
         return RUNS.absolute()
     beside = Path(entry.folder) / RUNS
@@ -320,12 +367,16 @@ def runs_folder_of(entry: JobEntry) -> Path:
 
 
 def is_own(name: bytes) -> bool:
-    """Return whether a file or folder of this name, in a run's or task's folder, is clusterctl's."""
+    """Return whether a file or folder of this name, in a run's or task's folder, is
+    clusterctl's.
+    """
     return name in _OWN or TASKS_LOG.fullmatch(name) is not None
 
 
 def split_path(path: bytes) -> tuple[bytes, bytes, bytes]:
-    """Split a path in a run's folder: the folder of an array task with a slash, or b""; a name; the rest."""
+    """Split a path in a run's folder: the folder of an array task with a slash, or b""; a name; the
+    rest.
+    """
     task, slash, below = path.partition(b"/")
     above, path = (task + slash, below) if below and TASK.fullmatch(task) else (b"", path)
     name, slash, rest = path.partition(b"/")
@@ -335,7 +386,8 @@ def split_path(path: bytes) -> tuple[bytes, bytes, bytes]:
 def run_path(path: bytes, siblings: Collection[bytes] = ()) -> bytes:
     """Return the path that a file in the program's folder gets in the run's folder.
 
-    siblings: all paths in the program's folder. The suffix ``FROM_JOB`` makes a name that none of them has.
+    siblings: all paths in the program's folder. The suffix ``FROM_JOB`` makes a name that none of
+        them has.
     """
     above, name, rest = split_path(path)
     new = name
@@ -345,7 +397,9 @@ def run_path(path: bytes, siblings: Collection[bytes] = ()) -> bytes:
 
 
 def program_path(path: bytes) -> bytes | None:
-    """Return the path in the program's folder of a file in a run's folder; None if it is clusterctl's."""
+    """Return the path in the program's folder of a file in a run's folder; None if it is
+    clusterctl's.
+    """
     above, name, rest = split_path(path)
     original = name
     while original.endswith(FROM_JOB):
@@ -356,7 +410,9 @@ def program_path(path: bytes) -> bytes | None:
 
 
 def job_paths(path: bytes, files: bytes) -> Iterator[bytes]:
-    """Yield the paths that a file of the run's folder may have in the job's folder. files: see JobEntry."""
+    """Yield the paths that a file of the run's folder may have in the job's folder. files: see
+    JobEntry.
+    """
     inner = program_path(path)
     if inner is not None:
         yield b"%s/%s" % (files, inner)
@@ -371,7 +427,9 @@ def job_paths(path: bytes, files: bytes) -> Iterator[bytes]:
 
 
 def read_record(folder: Path, pattern: re.Pattern[bytes] | None = None) -> dict[str, Any]:
-    """Return the content of a run's record; {} if it can't be read or does not contain ``pattern``."""
+    """Return the content of a run's record; {} if it can't be read or does not contain
+    ``pattern``.
+    """
     path = folder / RUN_FILE
     with suppress(OSError, ValueError, RecursionError):
         status = path.stat()
@@ -383,7 +441,9 @@ def read_record(folder: Path, pattern: re.Pattern[bytes] | None = None) -> dict[
 
 
 def token_of_run(folder: Path) -> str:
-    """Return the token that identifies a collected run's job; "" if the folder is not a collected run."""
+    """Return the token that identifies a collected run's job; "" if the folder is not a collected
+    run.
+    """
     token = read_record(folder).get("token")
     return token if isinstance(token, str) and _RUN_TOKEN.fullmatch(token) else ""
 
@@ -394,7 +454,9 @@ def is_run(folder: Path) -> bool:
 
 
 def lacks_record(folder: Path) -> bool:
-    """Return whether a folder has other files that `collect` adds to each run, but no record that fits."""
+    """Return whether a folder has other files that `collect` adds to each run, but no record that
+    fits.
+    """
     return has_files_of_runs(folder) and not token_of_run(folder)
 
 
@@ -404,7 +466,9 @@ def has_files_of_runs(folder: Path | str) -> bool:
 
 
 def is_own_report(path: Path) -> bool:
-    """Return whether the path is a report that clusterctl wrote: a regular file that contains its marker."""
+    """Return whether the path is a report that clusterctl wrote: a regular file that contains its
+    marker.
+    """
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -416,7 +480,8 @@ def is_own_report(path: Path) -> bool:
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
-    """Yield the folder if it has a run.json; otherwise its subfolders with a run.json or without access.
+    """Yield the folder if it has a run.json; otherwise its subfolders with a run.json or without
+    access.
 
     Raises UsageError if the folder can't be read.
     """
@@ -426,7 +491,9 @@ def run_folders(folder: Path) -> Iterator[Path]:
         return
     try:
         with os.scandir(folder) as entries:
-            subfolders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+            subfolders = [
+                entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()
+            ]
     except OSError as exc:
         raise UsageError(
             "the folder of runs can't be read",
@@ -474,7 +541,9 @@ def ledgers() -> tuple[Ledger, ...]:
 
 
 def note_runs_folder(folder: Path) -> None:
-    """Add a folder to the list of folders with runs. Ignore a full disk: the runs are already copied."""
+    """Add a folder to the list of folders with runs. Ignore a full disk: the runs are already
+    copied.
+    """
     _note("folder", folder)
 
 

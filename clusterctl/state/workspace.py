@@ -1,7 +1,8 @@
-"""The workspace of a cluster (its folder on the user's machine): its paths and lock, and atomic writes.
+"""The workspace of a cluster (its folder on the user's machine): its paths and lock, and atomic
+writes.
 
-All workspaces are in `$CLUSTERCTL_HOME`, by default in the caller's XDG state folder. Folders have mode 0700,
-files 0600. The files also work without clusterctl, with ssh, ansible and terraform.
+All workspaces are in `$CLUSTERCTL_HOME`, by default in the caller's XDG state folder. Folders have
+mode 0700, files 0600. The files also work without clusterctl, with ssh, ansible and terraform.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ ROOM = 1 << 20
 WAIT_S = 600.0
 _PAUSE_S = 0.2
 
-# ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share a connection to it,
-# which ends when it is idle. Arguments: the folder of the ssh_config, the name of the socket, the host's
-# address and port, the jump host. It changes to the folder, as a socket's path is limited to 107 bytes.
-# Machines may share a home, but not a socket. A file system without sockets has no FIFOs either, and then
-# each host has its own connection to the jump host.
+# ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share a
+# connection to it,
+# which ends when it is idle. Arguments: the folder of the ssh_config, the name of the socket, the
+# host's address and port, the jump host. It changes to the folder, as a socket's path is limited to
+# 107 bytes. Machines may share a home, but not a socket. A file system without sockets has no FIFOs
+# either, and then each host has its own connection to the jump host.
 JUMP = (
     'cd "$0" && s="connections/$1-$(uname -n)" && t="connections/$$" && '
     '{ [ -S "$s" ] || { mkfifo "$t" && rm -f "$t"; } 2>/dev/null || s=none; } && '
@@ -54,7 +56,9 @@ def state_home() -> Path:
     Raise MachineError if there is no home folder, or the path can't be written in an ssh_config.
     """
     home = os.environ.get("CLUSTERCTL_HOME")
-    folder = _expand_home(home).absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
+    folder = (
+        _expand_home(home).absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
+    )
     if invalid := _UNFIT & set(str(folder)):
         raise MachineError(
             "the path of the state folder can't be used in an ssh_config",
@@ -71,12 +75,16 @@ def clusters_up() -> list[str]:
 
 
 def cache_home() -> Path:
-    """Return clusterctl's cache folder, for downloads (wheels, terraform) and hashes of local files."""
+    """Return clusterctl's cache folder, for downloads (wheels, terraform) and hashes of local
+    files.
+    """
     return _xdg_folder("XDG_CACHE_HOME", ".cache")
 
 
 def _xdg_folder(variable: str, default: str) -> Path:
-    """Return clusterctl's folder in an XDG base directory. A relative path in the variable is ignored."""
+    """Return clusterctl's folder in an XDG base directory. A relative path in the variable is
+    ignored.
+    """
     named = Path(os.environ.get(variable, ""))
     return (named if named.is_absolute() else _expand_home("~") / default) / "clusterctl"
 
@@ -88,7 +96,10 @@ def _expand_home(path: str) -> Path:
         # pathlib raises this if the home folder is unknown.
         fix = "set CLUSTERCTL_HOME and XDG_CACHE_HOME to folders of your own"
         raise MachineError(
-            "the home folder of this account is unknown", code="no-home-folder", why=str(exc), fix=fix
+            "the home folder of this account is unknown",
+            code="no-home-folder",
+            why=str(exc),
+            fix=fix,
         ) from exc
 
 
@@ -100,10 +111,11 @@ def _private_folder(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool = False) -> bool:
-    """Write a file so that a reader, even after a crash, sees all of the old or all of the new content.
+    """Write a file so that a reader, even after a crash, sees all of the old or all of the new
+    content.
 
-    A file that already has this content is replaced only if ``anew``. Return whether the file was written.
-    Raise MachineError if the file can't be written; see ``translating_write_errors``.
+    A file that already has this content is replaced only if ``anew``. Return whether the file was
+    written. Raise MachineError if the file can't be written; see ``translating_write_errors``.
     """
     raw = data.encode() if isinstance(data, str) else data
     # The file may be removed between the two checks.
@@ -167,7 +179,8 @@ class Workspace:
     ansible_inventory = _Path("inventory.yml")
     inventory = _Path("hosts.json")
     ssh_config = _Path("ssh_config")
-    # Of an attached cluster: the destination for ssh, and the ssh_config for commands that must not ask.
+    # Of an attached cluster: the destination for ssh, and the ssh_config for commands that must not
+    # ask.
     login = _Path("login")
     background_config = _Path("background_ssh_config")
     # The times of the commands that ran on an attached cluster.
@@ -199,8 +212,8 @@ class Workspace:
     connections = _Path("connections")
     # Machines of the user that could not be restored yet.
     releases = _Path("pending-releases")
-    # Exists once `down` has started to remove hosts, with the time of its search for only copies, or `detach`
-    # to remove the folder.
+    # Exists once `down` has started to remove hosts, with the time of its search for only copies,
+    # or `detach` to remove the folder.
     removing = _Path("removing")
     # Exists while an image is built without a cluster.
     baking = _Path("baking")
@@ -209,8 +222,8 @@ class Workspace:
     def known_id(self) -> str | None:
         """Return the cluster's id; None if the cluster has no id yet.
 
-        If the file is missing or damaged, it is the id in hosts.json. Raise MachineError if that is damaged
-        too.
+        If the file is missing or damaged, it is the id in hosts.json. Raise MachineError if that is
+        damaged too.
         """
         text = read_text(self._id).strip()
         if _ID.fullmatch(text):
@@ -265,7 +278,10 @@ class Workspace:
             self.create()
             yield
         except BaseException:
-            if not (existed or self.spec.exists() or self.confirmed.exists()) and self.root.exists():
+            if (
+                not (existed or self.spec.exists() or self.confirmed.exists())
+                and self.root.exists()
+            ):
                 self.remove()
             raise
 
@@ -282,10 +298,10 @@ class Workspace:
                 f"the munge key of cluster {self.root.name!r} is damaged",
                 code="munge-key-damaged",
                 where=str(self.munge_key),
-                why=f"it has {self.munge_key.stat().st_size:,} bytes instead of {MUNGE_KEY_BYTES:,}, and no "
-                "host has answered with the intact key",
-                fix="run the command again when the hosts are up; or remove the file: `clusterctl up` then "
-                "gives all hosts a new key",
+                why=f"it has {self.munge_key.stat().st_size:,} bytes instead of "
+                f"{MUNGE_KEY_BYTES:,}, and no host has answered with the intact key",
+                fix="run the command again when the hosts are up; or remove the file: "
+                "`clusterctl up` then gives all hosts a new key",
             )
         write_atomic(self.munge_key, secrets.token_bytes(MUNGE_KEY_BYTES))
 
@@ -295,7 +311,9 @@ class Workspace:
         return self.munge_key.is_file() and self.munge_key.stat().st_size == MUNGE_KEY_BYTES
 
     def draw_host_key(self) -> str:
-        """Return the public key of ``host_key``: `ssh-ed25519 AAAA...`. Create the pair if it is missing."""
+        """Return the public key of ``host_key``: `ssh-ed25519 AAAA...`. Create the pair if it is
+        missing.
+        """
         return draw_key_pair(self.host_key).read_text().strip()
 
     def remove(self) -> None:
@@ -323,18 +341,24 @@ class Workspace:
 
     @property
     def copies(self) -> Path:
-        """Path of the list of the cluster's files that also exist on this machine. `down` keeps this list."""
+        """Path of the list of the cluster's files that also exist on this machine. `down` keeps
+        this list.
+        """
         return self.root.parent / f"{self.root.name}.copies.jsonl"
 
     @property
     def lock_file(self) -> Path:
-        """Path of the lock file. It is outside the workspace, which `down` removes before it unlocks."""
+        """Path of the lock file. It is outside the workspace, which `down` removes before it
+        unlocks.
+        """
         return self.root.parent / f".{self.root.name}.lock"
 
     def lock(
         self, verb: str, *, wait_s: float, waiting: Callable[[str], None]
     ) -> AbstractContextManager[None]:
-        """Return a context that locks the cluster against other clusterctl processes (see ``hold``)."""
+        """Return a context that locks the cluster against other clusterctl processes (see
+        ``hold``).
+        """
         with translating_write_errors(self.root):
             _private_folder(self.root.parent)
         locked = f"cluster {self.root.name!r}"
@@ -347,7 +371,8 @@ class Workspace:
 def draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
     """Create an SSH key pair, unless it exists. Return the path of the public key.
 
-    A missing or damaged public key is derived from the private key. Raise MachineError if that is damaged.
+    A missing or damaged public key is derived from the private key. Raise MachineError if that is
+    damaged.
     """
     public_half = path.with_suffix(".pub")
     if path.exists() or public_half.exists():
@@ -361,19 +386,27 @@ def draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
 
     key = Ed25519PrivateKey.generate()
     openssh = serialization.PrivateFormat.OpenSSH
-    write_atomic(path, key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    write_atomic(
+        path, key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     write_atomic(public_half, public + comment + b"\n")
     return public_half
 
 
 def _public_half(path: Path) -> str:
-    """Return the public key, as `ssh-ed25519 AAAA...`, in an OpenSSH private key without a password."""
+    """Return the public key, as `ssh-ed25519 AAAA...`, in an OpenSSH private key without a
+    password.
+    """
     lines = read_text(path).split("\n")
     with suppress(ValueError, IndexError, struct.error):
         if lines[0] != _KEY_BEGINS or lines[-2:] != [_KEY_ENDS, ""]:
             raise ValueError(path)
-        rest = base64.b64decode("".join(lines[1:-2]), validate=True).removeprefix(b"openssh-key-v1\0")
+        rest = base64.b64decode("".join(lines[1:-2]), validate=True).removeprefix(
+            b"openssh-key-v1\0"
+        )
         # The cipher, the key derivation and its options, the number of keys, then the public key.
         for _ in range(3):
             (length,) = struct.unpack(">I", rest[:4])
@@ -389,18 +422,21 @@ def _public_half(path: Path) -> str:
         why="the file is missing or empty"
         if not read_text(path).strip()
         else "it is not a complete private key",
-        fix="restore the file from a backup; without it, `clusterctl down --discard` removes the cluster "
-        "(or `clusterctl detach --forget`), and the next `clusterctl up` creates a new key",
+        fix="restore the file from a backup; without it, `clusterctl down --discard` removes "
+        "the cluster (or `clusterctl detach --forget`), and the next `clusterctl up` "
+        "creates a new key",
     )
 
 
-# The lock file contains its holder. It is not removed on release, so locking works even if the disk becomes
-# full or read-only.
+# The lock file contains its holder. It is not removed on release, so locking works even if the disk
+# becomes full or read-only.
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that holds the lock: its clusterctl command, start (Unix seconds) and account, if known."""
+    """The process that holds the lock: its clusterctl command, start (Unix seconds) and account, if
+    known.
+    """
 
     verb: str
     pid: int
@@ -419,10 +455,11 @@ def hold(
 ) -> Iterator[None]:
     """Hold a lock during the `with` block.
 
-    verb: this clusterctl command, named to other processes. ``what``: the locked resource, for messages.
-    waiting: called once, if the lock is not free, with a message about the process that holds the lock.
-    Raise LockedError if another clusterctl process holds the lock for ``wait_s`` seconds, MachineError if the
-    lock file can't be created.
+    verb: this clusterctl command, named to other processes. ``what``: the locked resource, for
+        messages.
+    waiting: called once, if the lock is not free, with a message about the process that holds the
+    lock. Raise LockedError if another clusterctl process holds the lock for ``wait_s`` seconds,
+    MachineError if the lock file can't be created.
     """
     deadline = time.monotonic() + wait_s
     is_reported = False
@@ -465,14 +502,18 @@ def _acquire(fd: int, kind: int) -> bool:
 
 
 def _name_holder(fd: int, text: str) -> None:
-    """Replace the content of the lock file, which names the holder. Ignore a full or read-only disk."""
+    """Replace the content of the lock file, which names the holder. Ignore a full or read-only
+    disk.
+    """
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, text.encode(), 0)
 
 
 def holder(path: Path) -> Holder | None:
-    """Return the process that holds the lock; None if the lock is free or the process is unknown."""
+    """Return the process that holds the lock; None if the lock is free or the process is
+    unknown.
+    """
     try:
         owner = Holder(**json.loads(path.read_bytes()))
         # A dead process holds no lock. PermissionError: the process lives under another account.
@@ -500,7 +541,8 @@ def _user() -> str:
 def open_private(path: str | Path, _flags: int = 0) -> int:
     """Open a lock file, without following links. Can be passed as the `opener` of `open`.
 
-    The mode is set to 0600, also of an existing file, because an account that can read the file can lock it.
+    The mode is set to 0600, also of an existing file, because an account that can read the file can
+    lock it.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

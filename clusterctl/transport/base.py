@@ -1,4 +1,6 @@
-"""Interface to the hosts: run commands, given as lists of arguments and quoted for the remote shell."""
+"""Interface to the hosts: run commands, given as lists of arguments and quoted for the remote
+shell.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from clusterctl.errors import CommandError, NoAnswerError, TransportError, UnreachableError, printable
+from clusterctl.errors import (
+    CommandError,
+    NoAnswerError,
+    TransportError,
+    UnreachableError,
+    printable,
+)
 from clusterctl.transport.login import login_of
 from clusterctl.util.process import Result
 
@@ -23,27 +31,30 @@ PIPE = 1 << 18
 ENDED_BY_SIGNAL = -1  # exit status
 SILENCE_S = 120.0
 
-# Each command on a host begins with this line, which every login shell accepts, csh included. The command's
-# output follows the mark. The command itself is the first part of stdin, because a shell would quote it and a
-# command line holds at most 128 KiB. The closing brace ensures that an incomplete command is not run.
+# Each command on a host begins with this line, which every login shell accepts, csh included. The
+# command's output follows the mark. The command itself is the first part of stdin, because a shell
+# would quote it and a command line holds at most 128 KiB. The closing brace ensures that an
+# incomplete command is not run.
 MARK = b"\x1eclusterctl\x1e\n"
 _WRAPPER = 'exec /bin/sh -c \'printf "\\036clusterctl\\036\\n" && eval "$(head -c $0)"\' {size}'
 
-# sshd does not end a command without a terminal when its channel closes. This line starts a watcher that ends
-# the command and its children when the channel's input is closed. The watcher keeps no output open, and is no
-# child of the shell, for which a script's `wait` would wait.
+# sshd does not end a command without a terminal when its channel closes. This line starts a watcher
+# that ends the command and its children when the channel's input is closed. The watcher keeps no
+# output open, and is no child of the shell, for which a script's `wait` would wait.
 _END_WITH_CHANNEL = (
-    "exec 3<&0; ({ read -r _ <&3; kill -0 $$ && kill -TERM 0; } >/dev/null 2>&1 &); exec 3<&- </dev/null"
+    "exec 3<&0; ({ read -r _ <&3; kill -0 $$ && kill -TERM 0; } >/dev/null 2>&1 &); exec 3<&- "
+    "</dev/null"
 )
 
 _ROOT = Path(__file__).parents[2]
 _IMPORTS = re.compile(r"^from clusterctl\..*\n", re.MULTILINE)
 _IMPORT = re.compile(r"^from ((?:clusterctl|payload)\.[a-z_.]+) import ", re.MULTILINE)
 
-# Creates modules from (name, text) pairs, under their import names, and calls `main` of the last module. The
-# program exits as soon as its stdout is closed, because clusterctl has then ended or given it up. Without
-# arguments on the command line, both are read from descriptor 3. If python3 is older than the modules need,
-# as 3.6 of EL 8 is, a newer Python on the PATH runs this command again.
+# Creates modules from (name, text) pairs, under their import names, and calls `main` of the last
+# module. The program exits as soon as its stdout is closed, because clusterctl has then ended or
+# given it up. Without arguments on the command line, both are read from descriptor 3. If python3 is
+# older than the modules need, as 3.6 of EL 8 is, a newer Python on the PATH runs this command
+# again.
 BOOT = """\
 import _thread, json, os, select, sys, types
 if sys.version_info < (3, 9):
@@ -82,8 +93,8 @@ class Conversation(Protocol):
     """A running command with open stdin and stdout. It must read its input before it prints much.
 
     All methods raise NoAnswerError if no byte passes in either direction for too long. ``send`` and
-    ``finish`` raise CommandError if the command exits too early or non-zero, UnreachableError if the
-    connection breaks.
+    ``finish`` raise CommandError if the command exits too early or non-zero, UnreachableError if
+    the connection breaks.
     """
 
     def send(self, data: bytes) -> None:
@@ -97,7 +108,8 @@ class Conversation(Protocol):
 
 
 class Transport(Protocol):
-    """Runs commands on a host as a given user. When clusterctl ends, they are killed, or their stdin closes.
+    """Runs commands on a host as a given user. When clusterctl ends, they are killed, or their
+    stdin closes.
 
     A clusterctl program on the host (see ``remote_argv``) also ends when its stdout is closed.
     """
@@ -120,13 +132,16 @@ class Transport(Protocol):
         Bytes of stdout that are not UTF-8 become U+FFFD; ``stream`` returns stdout unchanged.
 
         Raises:
-            CommandError: ``check`` is set, and the command exited non-zero, or a signal ended it (rc is -1).
-            NoAnswerError: the command did not exit in ``timeout_s``. Children under sudo may keep running.
+            CommandError: ``check`` is set, and the command exited non-zero, or a signal ended it
+                (rc is -1).
+            NoAnswerError: the command did not exit in ``timeout_s``. Children under sudo may keep
+                running.
             UnreachableError: there is no connection to the host.
         """
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        """Run a command without stdin and yield its stdout in pieces. Raises errors like ``Conversation``.
+        """Run a command without stdin and yield its stdout in pieces. Raises errors like
+        ``Conversation``.
 
         Closing the generator ends the command.
         """
@@ -136,13 +151,16 @@ class Transport(Protocol):
     ) -> AbstractContextManager[Conversation]:
         """Start a command that reads stdin and answers on stdout. Raises UnreachableError.
 
-        If the context is left without ``finish``, stdin is closed and the command must end by itself.
-        silence_s: seconds without a byte in either direction after which NoAnswerError is raised. Default:
-            ``SILENCE_S``.
+        If the context is left without ``finish``, stdin is closed and the command must end by
+        itself.
+        silence_s: seconds without a byte in either direction after which NoAnswerError is raised.
+            Default: ``SILENCE_S``.
         """
 
     def begin(self, argv: Sequence[str]) -> None:
-        """Start the command of a later ``converse`` early, if a connection is open. Raises no exception."""
+        """Start the command of a later ``converse`` early, if a connection is open. Raises no
+        exception.
+        """
 
     def close(self) -> None:
         """Close the connection. May be called twice."""
@@ -153,7 +171,9 @@ Connect = Callable[[str], Transport]
 
 
 def enlarge_pipe(pipe: int) -> None:
-    """Enlarge a pipe's buffer from 64 KiB, to reduce context switches when much data passes through it."""
+    """Enlarge a pipe's buffer from 64 KiB, to reduce context switches when much data passes through
+    it.
+    """
     # OSError: the user may not enlarge pipes. AttributeError: not Linux.
     with suppress(OSError, AttributeError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
@@ -173,14 +193,16 @@ def checked_argv(argv: Sequence[str]) -> Sequence[str]:
 def wrap_command(
     argv: Sequence[str], env: Mapping[str, str] | None = None, *, reads: bool = True, path: str = ""
 ) -> tuple[str, bytes]:
-    """Return (line, script): a login shell that gets the line, and the script first on stdin, runs ``argv``.
+    """Return (line, script): a login shell that gets the line, and the script first on stdin, runs
+    ``argv``.
 
-    The line holds no word of ``argv``, because every user of the host can read it in the list of processes.
+    The line holds no word of ``argv``, because every user of the host can read it in the list of
+    processes.
 
     Raises TransportError if an argument holds a NUL character.
     env: variables to add to the command's environment.
-    reads: whether the command reads the stdin after the script. Otherwise its stdin is empty, and the command
-        ends when the SSH channel is closed.
+    reads: whether the command reads the stdin after the script. Otherwise its stdin is empty, and
+        the command ends when the SSH channel is closed.
     path: folders to append to the command's PATH, separated by colons. "": no folder.
     """
     variables = [f"{key}={value}" for key, value in (env or {}).items()]
@@ -193,10 +215,12 @@ def wrap_command(
 
 
 def _command(argv: Sequence[str]) -> str:
-    """Return the line that runs ``argv`` in a shell. It shows other users as few arguments as possible.
+    """Return the line that runs ``argv`` in a shell. It shows other users as few arguments as
+    possible.
 
-    The shell itself runs the script of `sh -c`, and `test`. It becomes any other command, so sshd reports the
-    exit status or the signal of the command. A program of ``remote_argv`` reads its arguments from a pipe.
+    The shell itself runs the script of `sh -c`, and `test`. It becomes any other command, so sshd
+    reports the exit status or the signal of the command. A program of ``remote_argv`` reads its
+    arguments from a pipe.
     """
     if tuple(argv[:2]) == ("sh", "-c"):
         return f"set -- {shlex.join(argv[4:])}\n{argv[2]}"
@@ -215,7 +239,9 @@ def shown_command(argv: Sequence[str], limit: int = 120) -> str:
 
 
 def command_error(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
-    """Return the error for a command on ``host`` if the command exited non-zero or a signal ended it."""
+    """Return the error for a command on ``host`` if the command exited non-zero or a signal ended
+    it.
+    """
     outcome = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
     return CommandError(
         f"`{shown_command(argv)}` {outcome}",
@@ -230,10 +256,14 @@ def command_error(host: str, argv: Sequence[str], rc: int, stderr: str) -> Comma
 def unreachable_error(
     host: str, config: Path, problem: str, cause: Exception | str | None = None
 ) -> UnreachableError:
-    """Return the error for a host that ssh can't connect to. config: its `ssh_config`. cause: ssh's error."""
+    """Return the error for a host that ssh can't connect to. config: its `ssh_config`. cause: ssh's
+    error.
+    """
     login = login_of(config)
     fix = f"try `ssh {login}`" if login else "if the host is down, start it with `clusterctl up`"
-    return UnreachableError(f"{host}: {problem}", where=str(config), why=str(cause or ""), fix=fix, host=host)
+    return UnreachableError(
+        f"{host}: {problem}", where=str(config), why=str(cause or ""), fix=fix, host=host
+    )
 
 
 def no_answer_error(host: str, argv: Sequence[str], seconds: float) -> NoAnswerError:
@@ -254,7 +284,9 @@ def remove_folder(transports: Sequence[Transport], folder: str) -> None:
 
 
 def split_lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:
-    """Yield the lines of a stream, without line feeds; raise ``too_long`` at a line over LONGEST_LINE."""
+    """Yield the lines of a stream, without line feeds; raise ``too_long`` at a line over
+    LONGEST_LINE.
+    """
     unfinished = b""
     for piece in stream:
         *whole, unfinished = (unfinished + piece).split(b"\n")
@@ -264,24 +296,30 @@ def split_lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]
 
 
 def remote_argv(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs ``main`` of a module such as ``clusterctl.jobs.remote_follow`` on a host.
+    """Return the command that runs ``main`` of a module such as ``clusterctl.jobs.remote_follow``
+    on a host.
 
-    The command carries the text of the module and of all clusterctl modules that it imports. Arguments are
-    passed as JSON, because arguments may hold names that are not UTF-8 (from `os.fsdecode`). Python runs
-    isolated, so that it imports no file from the account's home, such as a json.py left by a job.
+    The command carries the text of the module and of all clusterctl modules that it imports.
+    Arguments are passed as JSON, because arguments may hold names that are not UTF-8 (from
+    `os.fsdecode`). Python runs isolated, so that it imports no file from the account's home, such
+    as a json.py left by a job.
     """
     return [*_PROGRAM, module_texts(module), json.dumps(arguments)]
 
 
 def remote_program(module: str) -> str:
-    """Return the text of a clusterctl module with the modules that it imports, as a single program."""
+    """Return the text of a clusterctl module with the modules that it imports, as a single
+    program.
+    """
     texts = [text for _, text in json.loads(module_texts(module)) if text]
     return "\n\n".join(_IMPORTS.sub("", text) for text in texts)
 
 
 @cache
 def module_texts(module: str, root: Path = _ROOT) -> str:
-    """Return a module and the modules below ``root`` that it imports, as JSON pairs of name and text."""
+    """Return a module and the modules below ``root`` that it imports, as JSON pairs of name and
+    text.
+    """
     texts: dict[str, str] = {}
     _add(module, root, texts)
     packages = {name[:end] for name in texts for end, char in enumerate(name) if char == "."}
@@ -289,7 +327,9 @@ def module_texts(module: str, root: Path = _ROOT) -> str:
 
 
 def _add(module: str, root: Path, texts: dict[str, str]) -> None:
-    """Add a module's text to ``texts`` (name -> text), after the texts of the modules that it imports."""
+    """Add a module's text to ``texts`` (name -> text), after the texts of the modules that it
+    imports.
+    """
     if module not in texts:
         text = (root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         for name in _IMPORT.findall(text):

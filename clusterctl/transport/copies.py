@@ -1,7 +1,9 @@
-"""List of the files that exist both on the cluster and on this machine, because they were sent or collected.
+"""List of the files that exist both on the cluster and on this machine, because they were sent or
+collected.
 
-If the local file no longer has the same size and time (see ``digest`` of remote_copies.py), the file on the
-cluster is no copy. `down` removes the cluster's local folder, but not this list, which lies beside it.
+If the local file no longer has the same size and time (see ``digest`` of remote_copies.py), the
+file on the cluster is no copy. `down` removes the cluster's local folder, but not this list, which
+lies beside it.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ from clusterctl.util.disk import append_line, read_rows
 class Copies:
     """A file or folder ``top`` on a host that also exists on this machine as ``directory``.
 
-    host: "" for the shared file system. names: names of the copied files in the folder; None: all files.
-    sent: whether clusterctl sent the files to the host. They may then be on the shared file system instead.
-    renamed: suffix that files and folders directly in ``directory`` have, but not their originals in ``top``.
+    host: "" for the shared file system. names: names of the copied files in the folder; None: all
+        files.
+    sent: whether clusterctl sent the files to the host. They may then be on the shared file system
+        instead.
+    renamed: suffix that files and folders directly in ``directory`` have, but not their originals
+        in ``top``.
     files: for a collected run, the folder in ``top`` with the program's files (see ``JobEntry``).
     """
 
@@ -40,17 +45,23 @@ class Copies:
     files: str = ""
 
     def numbers(self) -> Iterator[int]:
-        """Yield the ``digest`` of each file on the host, if its size and time are those of the local file."""
+        """Yield the ``digest`` of each file on the host, if its size and time are those of the
+        local file.
+        """
         hosts = {os.fsencode(self.host), *([b""] if self.sent else [])}
         for local, remote in self._files():
             with suppress(OSError):
                 # If the local path is a link, its target was sent.
                 status = os.stat(local) if self.sent else os.lstat(local)  # noqa: PTH116  # names are bytes
                 if not _is_same_file(remote, status):
-                    yield from (digest(host, remote, status.st_size, status.st_mtime_ns) for host in hosts)
+                    yield from (
+                        digest(host, remote, status.st_size, status.st_mtime_ns) for host in hosts
+                    )
 
     def _files(self) -> Iterator[tuple[bytes, bytes]]:
-        root, top, ending = os.fsencode(self.directory), os.fsencode(self.top), os.fsencode(self.renamed)
+        root = os.fsencode(self.directory)
+        top = os.fsencode(self.top)
+        ending = os.fsencode(self.renamed)
         if self.names is not None:
             for name in map(os.fsencode, self.names):
                 yield b"%s/%s" % (root, name), b"%s/%s" % (top, name)
@@ -71,7 +82,9 @@ class Copies:
 
 
 def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
-    """Return whether ``remote`` is the local file itself: the host is this machine, or both share a disk."""
+    """Return whether ``remote`` is the local file itself: the host is this machine, or both share a
+    disk.
+    """
     try:
         return os.path.samestat(os.stat(remote), status)  # noqa: PTH116  # names are bytes
     except OSError:
@@ -81,19 +94,29 @@ def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
 def record_copies(workspace: Workspace, copies: Iterable[Copies]) -> None:
     """Append these copies to the list ``workspace.copies``.
 
-    If this raises MachineError, `down` will treat these files on the cluster as files without a copy.
+    If this raises MachineError, `down` will treat these files on the cluster as files without a
+    copy.
     """
-    rows = [{key: value for key, value in asdict(copy).items() if value not in (None, "")} for copy in copies]
+    rows = [
+        {key: value for key, value in asdict(copy).items() if value not in (None, "")}
+        for copy in copies
+    ]
     if rows:
         append_line(workspace.copies, "\n".join(map(json.dumps, rows)))
 
 
 def read_copies(workspace: Workspace) -> Iterator[Copies]:
-    """Yield the copies written by ``record_copies``, including copies of earlier clusters with this name."""
+    """Yield the copies written by ``record_copies``, including copies of earlier clusters with this
+    name.
+    """
     for row in read_rows(workspace.copies):
         with suppress(KeyError, TypeError):  # damaged row
-            host, top, directory, names = row.get("host", ""), row["top"], row["directory"], row.get("names")
-            renamed, files = row.get("renamed", ""), row.get("files", "")
+            host = row.get("host", "")
+            top = row["top"]
+            directory = row["directory"]
+            names = row.get("names")
+            renamed = row.get("renamed", "")
+            files = row.get("files", "")
             strings = (host, top, directory, renamed, files, *(names or ()))
             if all(isinstance(text, str) and "\0" not in text for text in strings):
                 sent = row.get("sent") is True
@@ -102,7 +125,9 @@ def read_copies(workspace: Workspace) -> Iterator[Copies]:
 
 
 def encode_digests(digests: Iterable[int]) -> bytes:
-    """Return the bytes that the program remote_copies.py reads from stdin: a count, and sorted digests."""
+    """Return the bytes that the program remote_copies.py reads from stdin: a count, and sorted
+    digests.
+    """
     numbers = array("Q", sorted(digests))
     count = HEADER.pack(len(numbers))
     # Hosts are little-endian.

@@ -1,4 +1,6 @@
-"""Download of files from the cluster. Files that exist locally are skipped; interrupted files are resumed."""
+"""Download of files from the cluster. Files that exist locally are skipped; interrupted files are
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Result of a download. sent_bytes: bytes that had to be sent. skipped: paths of pipes, devices etc."""
+    """Result of a download. sent_bytes: bytes that had to be sent. skipped: paths of pipes, devices
+    etc.
+    """
 
     files: int
     bytes: int
@@ -48,26 +52,38 @@ class Fetched:
 
 
 def fetch(
-    transport: Transport, paths: Sequence[str], folder: Path, *, progress: Progress = lambda *_: None
+    transport: Transport,
+    paths: Sequence[str],
+    folder: Path,
+    *,
+    progress: Progress = lambda *_: None,
 ) -> Fetched:
     """Download files and folders of the cluster into the local ``folder``, each under its own name.
 
-    Relative ``paths`` start at the user's home on the cluster. Other files in ``folder`` stay unchanged.
-    After an error, files that are already complete stay as well.
+    Relative ``paths`` start at the user's home on the cluster. Other files in ``folder`` stay
+    unchanged. After an error, files that are already complete stay as well.
 
     Raises:
         UsageError: a path does not exist on the cluster.
-        TransferError: a file changed, can't be read on the cluster, or can't be written on this machine.
+        TransferError: a file changed, can't be read on the cluster, or can't be written on this
+            machine.
         TransportError: the cluster can't be reached.
     """
     argv = remote_argv("clusterctl.transport.remote_content", *paths)
     try:
-        with closing(Sender(transport, argv)) as sender, sender.listed() as download, writing_into(folder):
+        with (
+            closing(Sender(transport, argv)) as sender,
+            sender.listed() as download,
+            writing_into(folder),
+        ):
             arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
         if exc.rc == NOT_THERE:
             problem = f"the file or folder {printable(exc.why)} does not exist on the cluster"
-            fix = "list the files with `clusterctl ssh -- ls`; relative paths start at the job user's home"
+            fix = (
+                "list the files with `clusterctl ssh -- ls`; relative paths start at the job "
+                "user's home"
+            )
             raise UsageError(problem, code="no-such-file", where=transport.host, fix=fix) from exc
         raise TransferError(
             "the files can't be read on the cluster",
@@ -92,7 +108,9 @@ def fetch(
 
 @contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """Raise TransferError if the body of the ``with`` can't write a file below the local ``folder``."""
+    """Raise TransferError if the body of the ``with`` can't write a file below the local
+    ``folder``.
+    """
     try:
         yield
     except OSError as exc:
@@ -106,13 +124,16 @@ def writing_into(folder: Path) -> Iterator[None]:
 
 
 class Sender:
-    """A program on a host that lists and sends files (see remote_content.py). It starts at the first request.
+    """A program on a host that lists and sends files (see remote_content.py). It starts at the
+    first request.
 
     many: keep the program running between requests, so that only the first request needs a login.
     """
 
     def __init__(self, transport: Transport, argv: Sequence[str], *, many: bool = False) -> None:
-        self._transport, self._argv, self._many = transport, argv, many
+        self._transport = transport
+        self._argv = argv
+        self._many = many
         self._running = ExitStack()
         self._talk: Conversation | None = None
 
@@ -123,10 +144,12 @@ class Sender:
 
     @contextmanager
     def listed(self, request: bytes = b"", *, most: int = sys.maxsize) -> Iterator[Download]:
-        """Send ``request``, unless it is b"", to the program, and yield the list that the program returns.
+        """Send ``request``, unless it is b"", to the program, and yield the list that the program
+        returns.
 
         Raises:
-            TransferError: the list is invalid or longer than ``most`` lines, or the files don't match it.
+            TransferError: the list is invalid or longer than ``most`` lines, or the files don't
+                match it.
             TransportError: the cluster can't be reached, or the program failed.
         """
         try:
@@ -153,10 +176,14 @@ class Sender:
 
 
 class Download:
-    """Files that a host offers: ``entries`` can be downloaded, ``left`` can't. ``sent``: bytes received."""
+    """Files that a host offers: ``entries`` can be downloaded, ``left`` can't. ``sent``: bytes
+    received.
+    """
 
     def __init__(self, talk: Conversation, most: int, *, more_follows: bool) -> None:
-        self._talk, self._more_follows, self._stream = talk, more_follows, Stream(talk)
+        self._talk = talk
+        self._more_follows = more_follows
+        self._stream = Stream(talk)
         self._incoming = Incoming(self._stream)
         self.entries, self.left = parse_listing(iter(self._incoming.line, b""), most)
         self.sent = 0
@@ -172,9 +199,9 @@ class Download:
     ) -> Mapping[int, str]:
         """Download these entries into ``folder``. Return index -> sha256 of each complete file.
 
-        own: whether only clusterctl writes to ``folder``. If so, a link or file with the name of a folder is
-            removed, and every file is hashed. If not, such a link or file raises OSError, and the sha256 of a
-            newly received file is "".
+        own: whether only clusterctl writes to ``folder``. If so, a link or file with the name of a
+            folder is removed, and every file is hashed. If not, such a link or file raises OSError,
+            and the sha256 of a newly received file is "".
         room: advice to the user, for the TransferError.
 
         Raises:
@@ -192,10 +219,12 @@ class Download:
             find_existing(files)
             reject_small_disk(root, files)
             self._talk.send(b"".join(entry.request_line for entry in files) + b"\n")
-            self._stream.progress, self._stream.total = progress, sum(entry.size for entry in files)
+            self._stream.progress = progress
+            self._stream.total = sum(entry.size for entry in files)
             arrived = dict(self._receive(files, hashed=own))
         except NoRoomError as exc:
-            where, details = printable(str(folder)), printable(str(exc.strerror))
+            where = printable(str(folder))
+            details = printable(str(exc.strerror))
             raise TransferError(
                 "the files do not fit on this machine's disk",
                 code="no-room",
@@ -212,7 +241,8 @@ class Download:
     def _receive(self, files: Sequence[Entry], *, hashed: bool) -> Iterator[tuple[int, str]]:
         done = 0
         for entry in files:
-            self._stream.done, self._stream.came = done + entry.have, 0
+            self._stream.done = done + entry.have
+            self._stream.came = 0
             sha256 = receive(entry, self._incoming, hashed=hashed)
             done += entry.size
             if sha256 is not None:
@@ -226,7 +256,9 @@ def _local_items(files: Sequence[Entry]) -> Mapping[Entry, Item]:
     for entry in files:
         place = Path(os.fsdecode(entry.final))
         with suppress(OSError):
-            item = None if entry.is_new or entry.payload else Item.of(place.name, place, place.lstat())
+            item = (
+                None if entry.is_new or entry.payload else Item.of(place.name, place, place.lstat())
+            )
             if item and item.kind is Kind.FILE and item.size == entry.size:
                 place.open("rb").close()
                 items[entry] = item
@@ -236,7 +268,8 @@ def _local_items(files: Sequence[Entry]) -> Mapping[Entry, Item]:
 def parse_listing(
     lines: Iterable[bytes], most: int = sys.maxsize
 ) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-    """Parse a list of files. Return (entries to download, each folder before its content; other entries).
+    """Parse a list of files. Return (entries to download, each folder before its content; other
+    entries).
 
     Raises TransferError if the list is invalid or has more than ``most`` lines.
     """
@@ -270,7 +303,9 @@ def parse_listing(
 
 
 def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
-    """Return the entry if it is valid; else raise ValueError or LookupError. previous: path -> entry."""
+    """Return the entry if it is valid; else raise ValueError or LookupError. previous: path ->
+    entry.
+    """
     parent, slash, name = entry.path.rpartition(b"/")
     _parts(name)
     Kind(entry.kind)
@@ -278,7 +313,9 @@ def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
         base64.b64decode(entry.payload)
     if entry.path in previous:
         raise ValueError("two entries have the same path")
-    if not (0 <= entry.size < _MOST and 0 <= entry.space < _MOST and -_MOST <= entry.mtime_ns < _MOST):
+    if not (
+        0 <= entry.size < _MOST and 0 <= entry.space < _MOST and -_MOST <= entry.mtime_ns < _MOST
+    ):
         raise ValueError("the size or time is out of range")
     if slash and previous[parent].kind != Kind.FOLDER:
         raise ValueError("the parent of the path is not a folder")
@@ -287,7 +324,9 @@ def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
 
 
 def _parts(path: bytes) -> list[bytes]:
-    """Return the names in a relative path; raise ValueError if a name is "", "." or "..", or too long."""
+    """Return the names in a relative path; raise ValueError if a name is "", "." or "..", or too
+    long.
+    """
     parts = path.split(b"/")
     if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
         raise ValueError("the path is not inside the folder, or a name is too long")

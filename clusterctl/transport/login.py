@@ -1,6 +1,8 @@
-"""The login of an attached cluster, to which clusterctl connects by the user's own SSH configuration.
+"""The login of an attached cluster, to which clusterctl connects by the user's own SSH
+configuration.
 
-Others run an attached cluster. `attach` is given an SSH destination, or HERE on a login node of the cluster.
+Others run an attached cluster. `attach` is given an SSH destination, or HERE on a login node of the
+cluster.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from clusterctl.util.disk import read_text
 LOGIN_HOST: Final = "login"
 # The destination that stands for this machine.
 HERE: Final = "."
-# The variables that a command on this machine gets of this program's, as a login by SSH would set them.
+# The variables that a command on this machine gets of this program's, as a login by SSH would set
+# them.
 _KEPT: Final = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 _OWN_CONFIG: Final = "~/.ssh/config"
-# ssh itself refuses these characters, and a backslash at the end. `$` is refused too: commands in the user's
-# ssh_config may have the name in them.
+# ssh itself refuses these characters, and a backslash at the end. `$` is refused too: commands in
+# the user's ssh_config may have the name in them.
 _USER: Final = r"""(?:(?P<user>(?!-)[^:/\s\x00-\x1f'"`$;&<>|(){}]+)(?<!\\)@)?"""
 _NAME: Final = r"[\w.%+][\w.%+-]*"
 _IPV6: Final = r"(?:[0-9a-fA-F]*:){2,}[0-9a-fA-F.]*"
@@ -35,8 +38,8 @@ _PORT: Final = r"(?P<port>:[0-9]{1,5})?"
 _URI: Final = re.compile(rf"ssh://{_USER}(?P<host>{_NAME}|\[{_IPV6}\]){_PORT}/?", re.ASCII)
 # The size of the count of commands at which lines older than an hour are removed.
 _MOST_COUNTED: Final = 1 << 16  # bytes
-# The user's settings come first; the last lines apply only to what the user has not set. A command of the
-# user's own would replace every command of clusterctl.
+# The user's settings come first; the last lines apply only to what the user has not set. A command
+# of the user's own would replace every command of clusterctl.
 _CONFIG: Final = """\
 # Written by clusterctl; use it with: ssh -F THIS_FILE {login}
 RemoteCommand none
@@ -47,8 +50,8 @@ Host *
     ServerAliveInterval 15
     ServerAliveCountMax 4
 """
-# ssh passes the name of its file to the ssh that connects to a jump host, but no options. So no ssh asks, and
-# the words with which a site refuses a login, which ssh prints at INFO, are not lost.
+# ssh passes the name of its file to the ssh that connects to a jump host, but no options. So no ssh
+# asks, and the words with which a site refuses a login, which ssh prints at INFO, are not lost.
 _BACKGROUND_CONFIG: Final = """\
 # Written by clusterctl: ssh_config for commands that must not ask for a password
 BatchMode yes
@@ -61,7 +64,8 @@ Include "{config}"
 def checked_login(login: str) -> str:
     """Return the login in the form to write down: HERE if it is this machine, otherwise unchanged.
 
-    login: `HOST`, `USER@HOST`, `ssh://USER@HOST:PORT`, an alias of ~/.ssh/config, or HERE. Raises UsageError.
+    login: `HOST`, `USER@HOST`, `ssh://USER@HOST:PORT`, an alias of ~/.ssh/config, or HERE. Raises
+        UsageError.
     """
     if login == HERE:
         return HERE
@@ -82,18 +86,22 @@ def checked_login(login: str) -> str:
 def write_login_files(login: str, workspace: Workspace, own_config: str = _OWN_CONFIG) -> None:
     """Write the ssh_config files and the login of an attached cluster. Raises UsageError.
 
-    Unchanged files are not replaced: that would end open connections. own_config: the user's ssh_config.
+    Unchanged files are not replaced: that would end open connections. own_config: the user's
+        ssh_config.
     """
     login = checked_login(login)
     write_atomic(workspace.login, f"{login}\n")
     write_atomic(workspace.ssh_config, _CONFIG.format(login=login, own_config=own_config))
     write_atomic(
-        workspace.background_config, _BACKGROUND_CONFIG.format(config=workspace.ssh_config.absolute())
+        workspace.background_config,
+        _BACKGROUND_CONFIG.format(config=workspace.ssh_config.absolute()),
     )
 
 
 def login_of(config: Path) -> str | None:
-    """Return the login of the attached cluster whose `ssh_config` this is; None if it is not attached."""
+    """Return the login of the attached cluster whose `ssh_config` this is; None if it is not
+    attached.
+    """
     try:
         return Workspace(config.parent).login.read_bytes().decode(errors="replace").strip()
     except FileNotFoundError:
@@ -103,8 +111,8 @@ def login_of(config: Path) -> str | None:
 def here_words(command: str | Sequence[str]) -> list[str]:
     """Return the words that run a command of a login on this machine. Empty command: a login shell.
 
-    command: a line for a shell, or words. clusterctl's own variables do not reach the command: they would
-    reach the jobs that it submits.
+    command: a line for a shell, or words. clusterctl's own variables do not reach the command: they
+    would reach the jobs that it submits.
     """
     environment = [f"{name}={value}" for name, value in os.environ.items() if name in _KEPT]
     shell = os.environ.get("SHELL", "/bin/sh")
@@ -123,7 +131,9 @@ def no_login_error(host: str) -> TransportError:
 
 
 def count_call(path: Path) -> None:
-    """Add a line with the time to the count of commands. Without an exception: no command depends on it."""
+    """Add a line with the time to the count of commands. Without an exception: no command depends
+    on it.
+    """
     with suppress(OSError, ClusterctlError):
         with path.open("a") as file:
             os.fchmod(file.fileno(), 0o600)

@@ -26,27 +26,36 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport import openssh
 from clusterctl.transport.login import login_of
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH
-from clusterctl.transport.refusals import connection_error, login_refused_error, may_need_answers, proxy_of
+from clusterctl.transport.refusals import (
+    connection_error,
+    login_refused_error,
+    may_need_answers,
+    proxy_of,
+)
 
 IDLE_S = 300
-# As in the `ssh_config`. While a host behind the jump host is connected, the connection is not idle.
+# As in the `ssh_config`. While a host behind the jump host is connected, the connection is not
+# idle.
 JUMP_IDLE_S = 10
-# A connection used more recently than this is used without a check: the next command notices if it is dead.
+# A connection used more recently than this is used without a check: the next command notices if it
+# is dead.
 FRESH_S = 60.0
 _ANSWER_S = 10.0
-# The same for the login of an attached cluster. A new connection there may need an answer of the user, and a
-# session may take a minute to open.
+# The same for the login of an attached cluster. A new connection there may need an answer of the
+# user, and a session may take a minute to open.
 LOGIN_IDLE_S = 8 * 3600
 _LOGIN_LIMITS_S = (60.0, 180.0)
 # ssh has limits of its own, such as ConnectTimeout in the `ssh_config`.
 _START_S = 75.0
 _EXIT_S = 2.0
-# Time to connect to the socket of a new connection. A connection without a watcher ends after this time.
+# Time to connect to the socket of a new connection. A connection without a watcher ends after this
+# time.
 _WATCHED_WITHIN_S = 3
 _STDIN = 0
 # In the foreground ssh shows its messages itself, among them the site's instructions.
 _ASKING = ("-T", "-o", "BatchMode=no", "-o", "LogLevel=INFO", "-o", "ClearAllForwardings=yes")
-# A server refuses a login with words of the site, such as those of /etc/nologin, which ssh prints at INFO.
+# A server refuses a login with words of the site, such as those of /etc/nologin, which ssh prints
+# at INFO.
 _TALKATIVE = ("-o", "LogLevel=INFO")
 # ssh's name for the host if a ProxyCommand carries the connection.
 _BY_PROXY = "UNKNOWN port"
@@ -55,7 +64,8 @@ _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """An SSH connection that commands share, held by an ssh process. folder, name: of its control socket.
+    """An SSH connection that commands share, held by an ssh process. folder, name: of its control
+    socket.
 
     watch: a connection to the control socket. An idle ssh does not exit while ``watch`` is open.
     stays: whether ``close`` leaves the SSH connection open for the next clusterctl command.
@@ -67,7 +77,9 @@ class Master:
     stays: bool
 
     def has_ended(self, within_s: float = 0.0) -> bool:
-        """Wait up to ``within_s`` seconds for the end of the connection. Return whether it has ended."""
+        """Wait up to ``within_s`` seconds for the end of the connection. Return whether it has
+        ended.
+        """
         if self.watch.fileno() < 0:
             return True
         poll = select.poll()
@@ -96,16 +108,18 @@ def open_master(
 ) -> Master | None:
     """Return a shared connection to a host. Return None if each command must connect separately.
 
-    stays: whether to share the connection with later clusterctl commands, until the `ssh_config` file is
-        replaced. Otherwise the connection ends with this process, even if the process is killed. The
-        connection to an attached cluster always stays.
+    stays: whether to share the connection with later clusterctl commands, until the `ssh_config`
+        file is replaced. Otherwise the connection ends with this process, even if the process is
+        killed. The connection to an attached cluster always stays.
     start: whether to open a connection if no connection is open.
     socket_name: use this socket, which the `ssh_config` names too. Needs ``stays``.
-    asks: whether ssh may ask the user of an attached cluster, on this terminal, for a password and the like.
+    asks: whether ssh may ask the user of an attached cluster, on this terminal, for a password and
+        the like.
 
     Raises:
         HostKeyError, KeyRefusedError: the host has another key, or refuses the cluster's key.
-        UnreachableError, TransportError: the host can't be reached, or ssh rejects the `ssh_config`.
+        UnreachableError, TransportError: the host can't be reached, or ssh rejects the
+            `ssh_config`.
     """
     folder = _private_folder(config)
     if folder is None or not config.exists():
@@ -118,14 +132,19 @@ def open_master(
         with suppress(OSError):
             if time.time() - (folder / name).stat().st_mtime < FRESH_S:
                 return Master(folder, name, _connect(folder, name), stays)
-    if is_login and not (folder / name).exists() and (master := _users_master(config, host)) is not None:
+    if (
+        is_login
+        and not (folder / name).exists()
+        and (master := _users_master(config, host)) is not None
+    ):
         return master
     if not start:
         return None
     idle_s = _idle_s(is_login=is_login, is_jump=bool(socket_name), stays=stays)
     options = ["-S", f"./{name}", "-o", "ControlMaster=auto"]
     options += ["-o", f"ControlPersist={idle_s}", *(() if stays else ("-f", "-N"))]
-    command, ssh = "true" if stays else "", OpenSSH(config, user)
+    command = "true" if stays else ""
+    ssh = OpenSSH(config, user)
     if (error := _start(ssh, host, command, options, folder / name)) is not None:
         if not (asks and may_need_answers(error)):
             raise connection_error(host, config, error, user)
@@ -144,19 +163,25 @@ def _idle_s(*, is_login: bool, is_jump: bool, stays: bool) -> int:
 
 
 def _start(ssh: OpenSSH, host: str, command: str, options: list[str], path: Path) -> str | None:
-    """Open a connection with its socket at ``path``, unless it is open. Return ssh's messages if it fails."""
-    # ssh opens a connection if no ssh holds it, or if a killed ssh has left its socket. A connection that was
-    # idle for long may be dead without its ssh knowing, as after a laptop's sleep, so the first try is short.
+    """Open a connection with its socket at ``path``, unless it is open. Return ssh's messages if it
+    fails.
+    """
+    # ssh opens a connection if no ssh holds it, or if a killed ssh has left its socket. A
+    # connection that was idle for long may be dead without its ssh knowing, as after a laptop's
+    # sleep, so the first try is short.
     answer_s, start_s = (_ANSWER_S, _START_S) if login_of(ssh.config) is None else _LOGIN_LIMITS_S
     for limit_s in (answer_s, start_s) if path.exists() else (start_s,):
-        rc, stderr = _run_ssh(ssh.background(host, command, *_TALKATIVE, *options), path.parent, limit_s)
+        rc, stderr = _run_ssh(
+            ssh.background(host, command, *_TALKATIVE, *options), path.parent, limit_s
+        )
         if rc is not None:
             break
         _end_connection(path.parent, path.name)
     if rc not in {None, NO_CONNECTION} or _NO_SOCKET.search(stderr):
         return None
     if not stderr or _BY_PROXY in stderr:
-        # A persistent ssh discards its ProxyCommand's messages, so repeat the attempt with a plain ssh.
+        # A persistent ssh discards its ProxyCommand's messages, so repeat the attempt with a plain
+        # ssh.
         # No other attempt is repeated: a server that refuses logins may shut out who asks often.
         words = ssh.background(host, "true", "-S", "none", *_TALKATIVE)
         _, stderr = _run_ssh(words, path.parent, start_s)
@@ -164,7 +189,9 @@ def _start(ssh: OpenSSH, host: str, command: str, options: list[str], path: Path
 
 
 def may_ask() -> bool:
-    """Return whether ssh may ask the user: this is the main thread of a command that has the terminal."""
+    """Return whether ssh may ask the user: this is the main thread of a command that has the
+    terminal.
+    """
     try:
         has_terminal = os.tcgetpgrp(_STDIN) == os.getpgrp()
     except OSError:
@@ -175,7 +202,9 @@ def may_ask() -> bool:
 def _users_master(config: Path, host: str) -> Master | None:
     """Return the connection that the user's own ssh has opened to the login, if it is open."""
     command = OpenSSH(config).background(host, "", "-G")
-    settings = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stdout
+    settings = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False
+    ).stdout
     rows = dict(line.partition(" ")[::2] for line in settings.splitlines())
     path = Path(rows.get("controlpath", "none"))
     try:
@@ -185,15 +214,19 @@ def _users_master(config: Path, host: str) -> Master | None:
 
 
 def _log_in(config: Path, words: list[str], folder: Path) -> None:
-    """Run ssh on this terminal, where it may ask the user. Raises KeyRefusedError, KeyboardInterrupt.
+    """Run ssh on this terminal, where it may ask the user. Raises KeyRefusedError,
+    KeyboardInterrupt.
 
-    ssh gets a process group of its own, and the terminal for as long as it runs. The ssh that connects to a
-    jump host stays in this group, so a later Ctrl-C does not end the connection.
+    ssh gets a process group of its own, and the terminal for as long as it runs. The ssh that
+    connects to a jump host stays in this group, so a later Ctrl-C does not end the connection.
     """
     # ssh must have the terminal before it asks.
     words = ["sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh", *words]
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    process = subprocess.Popen(words, cwd=folder, stdin=pipe, stdout=nothing, process_group=0, bufsize=0)
+    pipe = subprocess.PIPE
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(
+        words, cwd=folder, stdin=pipe, stdout=nothing, process_group=0, bufsize=0
+    )
     assert process.stdin is not None  # noqa: S101
     # Taking the terminal back from a group in the background would stop this program.
     previous = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -216,7 +249,9 @@ def _log_in(config: Path, words: list[str], folder: Path) -> None:
 
 
 def end_all_connections(config: Path) -> None:
-    """End the shared connections to all hosts of this `ssh_config`, including connections in use."""
+    """End the shared connections to all hosts of this `ssh_config`, including connections in
+    use.
+    """
     folder = Workspace(config.parent).connections
     with suppress(OSError):
         for socket_file in list(folder.iterdir()):
@@ -224,11 +259,15 @@ def end_all_connections(config: Path) -> None:
 
 
 def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
-    """Run ssh. Return (exit status, stderr), with status None if ssh ran longer than ``limit_s``."""
-    # A file instead of a pipe, because the ssh that stays in the background may keep its stderr open.
+    """Run ssh. Return (exit status, stderr), with status None if ssh ran longer than
+    ``limit_s``.
+    """
+    # A file instead of a pipe, because the ssh that stays in the background may keep its stderr
+    # open.
     with tempfile.TemporaryFile() as stderr:
         nothing = subprocess.DEVNULL
-        # The ProxyCommand of a shared connection stays in this group, so the group must outlive clusterctl.
+        # The ProxyCommand of a shared connection stays in this group, so the group must outlive
+        # clusterctl.
         process = subprocess.Popen(
             words, cwd=folder, stdin=nothing, stdout=nothing, stderr=stderr, process_group=0
         )
@@ -245,7 +284,9 @@ def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None
 
 
 def _private_folder(config: Path) -> Path | None:
-    """Return the folder for sockets, created if missing; None if other users could enter the folder."""
+    """Return the folder for sockets, created if missing; None if other users could enter the
+    folder.
+    """
     folder = Workspace(config.parent.absolute()).connections
     try:
         # Root must not create a folder in a user's workspace.
@@ -279,7 +320,9 @@ def _end_connection(folder: Path, name: str) -> None:
 
 
 class Jumps:
-    """The connections to the jump hosts of an `ssh_config`, which all hosts behind a jump host share."""
+    """The connections to the jump hosts of an `ssh_config`, which all hosts behind a jump host
+    share.
+    """
 
     def __init__(self) -> None:
         self._masters: dict[str, Master | None] = {}
@@ -287,12 +330,15 @@ class Jumps:
         self._lock = threading.Lock()
 
     def open(self, host: str, config: Path) -> None:
-        """Open the connection to the jump host of ``host``, if it is behind a jump host and not connected.
+        """Open the connection to the jump host of ``host``, if it is behind a jump host and not
+        connected.
 
-        Raise the jump host's error, as an error of ``host``, if it can't be reached. Threads that wait for
-        the same connection get the same error, so a broken tunnel is tried once, not once for each host.
+        Raise the jump host's error, as an error of ``host``, if it can't be reached. Threads that
+        wait for the same connection get the same error, so a broken tunnel is tried once, not once
+        for each host.
         """
-        asked, jump = time.monotonic(), proxy_of(host, config).jump
+        asked = time.monotonic()
+        jump = proxy_of(host, config).jump
         if jump is None:
             return
         jump_host, name = jump
@@ -303,7 +349,9 @@ class Jumps:
             failed_at, error = self._failed.get(name, (0.0, None))
             if error is None or failed_at < asked:
                 try:
-                    self._masters[name] = open_master(config, jump_host, None, stays=True, socket_name=name)
+                    self._masters[name] = open_master(
+                        config, jump_host, None, stays=True, socket_name=name
+                    )
                     return
                 except TransportError as exc:
                     error = exc

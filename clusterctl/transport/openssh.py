@@ -1,4 +1,6 @@
-"""Command lines of the ssh program for a cluster's `ssh_config`, and conversations with running programs."""
+"""Command lines of the ssh program for a cluster's `ssh_config`, and conversations with running
+programs.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def start_conversation(
     """
     host, argv = remote or ("localhost", words)
     with start_program(words, stdin=stdin, is_ssh=remote is not None) as process:
-        talk = Talk(host, argv, process, silence_s, is_ssh=remote is not None, is_wrapped=bool(script))
+        talk = Talk(
+            host, argv, process, silence_s, is_ssh=remote is not None, is_wrapped=bool(script)
+        )
         if script:
             talk.send(script)
         yield talk
@@ -69,12 +73,17 @@ def start_conversation(
 
 @contextmanager
 def start_program(
-    words: Sequence[str], *, stdin: int = subprocess.PIPE, cwd: Path | None = None, is_ssh: bool = False
+    words: Sequence[str],
+    *,
+    stdin: int = subprocess.PIPE,
+    cwd: Path | None = None,
+    is_ssh: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program with pipes as its streams. Leaving the ``with`` kills the program and its children.
+    """Start a program with pipes as its streams. Leaving the ``with`` kills the program and its
+    children.
 
-    is_ssh: whether the program is ssh. If clusterctl is killed, ssh and its remote command end as well.
-    Raises CommandError if the program can't be started.
+    is_ssh: whether the program is ssh. If clusterctl is killed, ssh and its remote command end as
+    well. Raises CommandError if the program can't be started.
     """
     try:
         process = subprocess.Popen(
@@ -106,7 +115,9 @@ def start_program(
 
 
 def prepare_pipes(process: subprocess.Popen[bytes]) -> None:
-    """Enlarge the pipes of a program, and make writing to its stdin non-blocking, as ``Talk`` expects."""
+    """Enlarge the pipes of a program, and make writing to its stdin non-blocking, as ``Talk``
+    expects.
+    """
     for pipe in filter(None, (process.stdin, process.stdout)):
         enlarge_pipe(pipe.fileno())
     if process.stdin is not None:
@@ -114,7 +125,9 @@ def prepare_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 def process_group_ending_with_us() -> int:
-    """Return the id of a process group that is killed as soon as this process ends, even by SIGKILL."""
+    """Return the id of a process group that is killed as soon as this process ends, even by
+    SIGKILL.
+    """
     return _leader(os.getpid()).pid
 
 
@@ -126,7 +139,9 @@ def _leader(_owner: int) -> subprocess.Popen[bytes]:
     nothing = subprocess.DEVNULL
     words = ["sh", "-c", "read -r _; kill -KILL 0"]
     try:
-        return subprocess.Popen(words, stdin=reading, stdout=nothing, stderr=nothing, process_group=0)
+        return subprocess.Popen(
+            words, stdin=reading, stdout=nothing, stderr=nothing, process_group=0
+        )
     finally:
         os.close(reading)
 
@@ -159,7 +174,8 @@ class Talk:
     _stderr: bytearray = field(default_factory=bytearray, init=False)
 
     def send(self, data: bytes) -> None:
-        fd, unsent = _fd(self.process.stdin), memoryview(data)
+        fd = _fd(self.process.stdin)
+        unsent = memoryview(data)
         try:
             while unsent:
                 self._ready({fd: select.POLLOUT})
@@ -182,8 +198,10 @@ class Talk:
         close: whether to close stdin after the last byte. The program need not read all of stdin.
         Raises TransportError if the program prints more than ``most`` bytes.
         """
-        output, unsent = bytearray(), memoryview(stdin)
-        fd, stdout = _fd(self.process.stdin), _fd(self.process.stdout)
+        output = bytearray()
+        unsent = memoryview(stdin)
+        fd = _fd(self.process.stdin)
+        stdout = _fd(self.process.stdout)
         events = {stdout: select.POLLIN} | ({fd: select.POLLOUT} if unsent else {})
         while len(output) <= most:
             ready = self._ready(events)
@@ -211,14 +229,18 @@ class Talk:
         self.raise_unless_succeeded()
 
     def raise_unless_succeeded(self) -> None:
-        """Raise CommandError unless the command exits with status 0. Call this at the end of its stdout."""
+        """Raise CommandError unless the command exits with status 0. Call this at the end of its
+        stdout.
+        """
         if (rc := self.status()) != 0:
             raise command_error(self.host, self.argv, rc, self.stderr_tail())
 
     def status(self) -> int:
-        """Wait for the command to exit, and return its exit status. Call this at the end of its stdout.
+        """Wait for the command to exit, and return its exit status. Call this at the end of its
+        stdout.
 
-        Raises NoAnswerError if the command does not exit in time, UnreachableError if the connection broke.
+        Raises NoAnswerError if the command does not exit in time, UnreachableError if the
+        connection broke.
         """
         poll = select.poll()
         poll.register(_fd(self.process.stderr), select.POLLIN)
@@ -232,7 +254,8 @@ class Talk:
             pass
         try:
             rc = max(
-                self.process.wait(max(0.0, self._give_up_time(started) - time.monotonic())), ENDED_BY_SIGNAL
+                self.process.wait(max(0.0, self._give_up_time(started) - time.monotonic())),
+                ENDED_BY_SIGNAL,
             )
         except subprocess.TimeoutExpired as exc:
             raise self._no_answer() from exc
@@ -250,7 +273,9 @@ class Talk:
         return rc
 
     def _read(self) -> bytes | None:
-        """Return a piece of the command's stdout; None while only the host's login shell has printed."""
+        """Return a piece of the command's stdout; None while only the host's login shell has
+        printed.
+        """
         data = os.read(_fd(self.process.stdout), _READ)
         if not self.is_wrapped:
             return data
@@ -276,15 +301,21 @@ class Talk:
         )
 
     def _ready(self, events: dict[int, int]) -> set[int]:
-        """Wait until pipes in ``events`` (descriptor -> poll flags) are ready. Return their descriptors."""
-        poll, stderr = select.poll(), _fd(self.process.stderr)
+        """Wait until pipes in ``events`` (descriptor -> poll flags) are ready. Return their
+        descriptors.
+        """
+        poll = select.poll()
+        stderr = _fd(self.process.stderr)
         for fd, event in events.items():
             poll.register(fd, event)
         poll.register(stderr, select.POLLIN)
         started = time.monotonic()
         while True:
             ready = {
-                fd for fd, _ in poll.poll(max(0.0, self._give_up_time(started) - time.monotonic()) * 1000)
+                fd
+                for fd, _ in poll.poll(
+                    max(0.0, self._give_up_time(started) - time.monotonic()) * 1000
+                )
             }
             if not ready:
                 raise self._no_answer()
@@ -294,7 +325,9 @@ class Talk:
                 return ready
 
     def _read_stderr(self) -> bool:
-        """Read more of stderr, and keep only the last ``most_stderr`` bytes. Return False at end of file."""
+        """Read more of stderr, and keep only the last ``most_stderr`` bytes. Return False at end of
+        file.
+        """
         chunk = os.read(_fd(self.process.stderr), _READ)
         self._stderr += chunk
         del self._stderr[: -self.most_stderr]
@@ -309,11 +342,13 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class OpenSSH:
-    """The ssh command line for the hosts of an `ssh_config`, as ``user`` (default: the user in the file).
+    """The ssh command line for the hosts of an `ssh_config`, as ``user`` (default: the user in the
+    file).
 
-    The login of an attached cluster is reached as its own user, and without ssh if it is this machine. All
-    methods raise MachineError if this machine has no ssh program, TransportError if the command holds a NUL
-    character, and UsageError if an attached cluster allows no login to the host.
+    The login of an attached cluster is reached as its own user, and without ssh if it is this
+    machine. All methods raise MachineError if this machine has no ssh program, TransportError if
+    the command holds a NUL character, and UsageError if an attached cluster allows no login to the
+    host.
     """
 
     config: Path
@@ -322,7 +357,8 @@ class OpenSSH:
     def argv(self, host: str, command: str | Sequence[str] = (), *options: str) -> list[str]:
         """Return the command line that runs ``command`` on ``host`` for a user at this terminal.
 
-        A list is quoted for the remote shell; a string is passed to the shell unchanged. Empty command: run a
+        A list is quoted for the remote shell; a string is passed to the shell unchanged. Empty
+        command: run a
         login shell. options: of ssh.
         """
         return self._words(self.config, host, command, *options, shares=True)
@@ -345,7 +381,8 @@ class OpenSSH:
     def alone(self, host: str, command: str, *options: str) -> list[str]:
         """Return the command line of an ssh in the background with its own connection.
 
-        The connection to an attached cluster is shared, because opening another could ask for a password.
+        The connection to an attached cluster is shared, because opening another could ask for a
+        password.
         """
         if login_of(self.config) is not None:
             return self.background(host, command, *options, shares=True)
@@ -354,11 +391,13 @@ class OpenSSH:
     def _words(
         self, config: Path, host: str, command: str | Sequence[str], *options: str, shares: bool
     ) -> list[str]:
-        login, user = login_of(self.config), self.user
+        login = login_of(self.config)
+        user = self.user
         if login is not None:
             if host != LOGIN_HOST:
                 raise no_login_error(host)
-            host, user = login, None
+            host = login
+            user = None
         line = command if isinstance(command, str) else shlex.join(command)
         checked_argv([line])
         if login == HERE:
@@ -373,7 +412,9 @@ class OpenSSH:
 
 
 def socket_name(config: Path, host: str, user: str | None) -> str:
-    """Return the name of the control socket of the connection that commands share, in ``connections``."""
+    """Return the name of the control socket of the connection that commands share, in
+    ``connections``.
+    """
     status = config.stat()
     # Machines may share a home, but a socket works only on the machine that created it.
     words = (os.uname().nodename, login_of(config) or host, user, status.st_ino, status.st_mtime_ns)
@@ -383,19 +424,23 @@ def socket_name(config: Path, host: str, user: str | None) -> str:
 def _shared(config: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the words before ssh, and its options, for the connection to an attached cluster.
 
-    Empty if clusterctl has opened none. Then ssh uses the connection that the user's configuration names, if
-    that is open.
+    Empty if clusterctl has opened none. Then ssh uses the connection that the user's configuration
+    names, if that is open.
     """
-    folder, name = Workspace(config.parent.absolute()).connections, socket_name(config, LOGIN_HOST, None)
+    folder = Workspace(config.parent.absolute()).connections
+    name = socket_name(config, LOGIN_HOST, None)
     if not (folder / name).exists():
         return (), ()
-    # The real path may be too long for a socket address. ssh would print that a shared connection is closed.
+    # The real path may be too long for a socket address. ssh would print that a shared connection
+    # is closed.
     before = ("sh", "-c", 'cd -- "$0" && exec "$@"', str(folder))
     return before, ("-S", f"./{name}", "-o", "LogLevel=ERROR")
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
-    """Write known_hosts and `ssh_config`. Don't replace unchanged files: that would end open connections."""
+    """Write known_hosts and `ssh_config`. Don't replace unchanged files: that would end open
+    connections.
+    """
     changed = write_atomic(workspace.known_hosts, inventory.known_hosts())
     ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
     if any(host.jump for host in inventory.hosts):

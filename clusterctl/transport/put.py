@@ -1,4 +1,6 @@
-"""Upload of files to the cluster. Files that the cluster has are skipped; interrupted uploads are resumed."""
+"""Upload of files to the cluster. Files that the cluster has are skipped; interrupted uploads are
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from typing import BinaryIO, cast
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
 from clusterctl.spec.names import first_few
 from clusterctl.transport.base import ENDED_BY_SIGNAL, Conversation, Transport, remote_argv
-from clusterctl.transport.remote_content import ALIVE_LINE, HEADER, SAME, line_of, parse_request, send_file
+from clusterctl.transport.remote_content import (
+    ALIVE_LINE,
+    HEADER,
+    SAME,
+    line_of,
+    parse_request,
+    send_file,
+)
 from clusterctl.transport.remote_incoming import Incoming, TruncatedError, UnexpectedError
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items, unreadable_error
@@ -31,7 +40,8 @@ _SIGNALLED = 128
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Result of an upload to ``folder`` on the cluster. bytes: size of all files. sent_bytes: bytes sent.
+    """Result of an upload to ``folder`` on the cluster. bytes: size of all files. sent_bytes: bytes
+    sent.
 
     at: paths of the files in the cluster's file store; () if the files were sent to another folder.
     grown: paths of files that were growing. They were sent as they were when they were listed.
@@ -55,8 +65,8 @@ class Upload:
     def into(self, items: Sequence[Item], folder: str) -> Sent:
         """Upload items into a folder of the cluster. Create the folder if it is missing.
 
-        A relative ``folder`` starts at the user's home. Other files in the folder stay. After an error,
-        complete files stay on the cluster.
+        A relative ``folder`` starts at the user's home. Other files in the folder stay. After an
+        error, complete files stay on the cluster.
 
         Raises:
             UsageError: a local file can't be read.
@@ -74,18 +84,21 @@ class Upload:
         store: str,
         ours: Mapping[str, bytes],
     ) -> Sent:
-        """Create a folder on the cluster from ``items`` and from generated files, ``ours`` (name -> content).
+        """Create a folder on the cluster from ``items`` and from generated files, ``ours`` (name ->
+        content).
 
-        Files are uploaded to the file store ``store`` and copied to the folder, which appears when complete.
-        An item of kind ARCHIVE only goes to the store. hashes: local path of each file -> sha256.
+        Files are uploaded to the file store ``store`` and copied to the folder, which appears when
+        complete. An item of kind ARCHIVE only goes to the store. hashes: local path of each file ->
+        sha256.
         """
         return self._converse(_receiver(store, folder), items, hashes, ours)
 
     def to_store(self, files: Sequence[Path], *, store: str) -> Mapping[Path, str]:
-        """Upload files into the cluster's file store only. Return a mapping: local path -> remote path.
+        """Upload files into the cluster's file store only. Return a mapping: local path -> remote
+        path.
 
-        A stored file is read-only, named by its hash, and never uploaded again. The store removes files that
-        were unused for 30 days, so call this before each use.
+        A stored file is read-only, named by its hash, and never uploaded again. The store removes
+        files that were unused for 30 days, so call this before each use.
         """
         items = []
         for number, path in enumerate(files):
@@ -109,7 +122,8 @@ class Upload:
         hashes: Mapping[Path, str] | None,
         ours: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Sent:
-        """Run ``argv`` on the cluster, and send it the list of items and the files that it then requests.
+        """Run ``argv`` on the cluster, and send it the list of items and the files that it then
+        requests.
 
         hashes: local path -> sha256. If None, the list has no hashes.
         """
@@ -123,7 +137,9 @@ class Upload:
                 outgoing.flush()
                 requests = _read_requests(items, answers, host)
                 replaceable = [request.item for request in requests if request.sha256]
-                local_hashes = hash_items(replaceable, progress=self.progress) if replaceable else {}
+                local_hashes = (
+                    hash_items(replaceable, progress=self.progress) if replaceable else {}
+                )
                 # The hash of a job's file is that of the listed bytes.
                 beginnings = hashes is not None
                 total = _send_requested(outgoing, requests, local_hashes, beginnings=beginnings)
@@ -157,7 +173,9 @@ def archives_of(folder: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A file that the cluster requests. have: bytes that the cluster has. sha256: of its file, or ""."""
+    """A file that the cluster requests. have: bytes that the cluster has. sha256: of its file, or
+    "".
+    """
 
     item: Item
     have: int
@@ -204,7 +222,9 @@ def _listing(
     now = time.time_ns()
     for name, content in ours.items():
         size = len(content)
-        line = line_of("ours", os.fsencode(name), content, mode=0o600, mtime_ns=now, size=size, space=size)
+        line = line_of(
+            "ours", os.fsencode(name), content, mode=0o600, mtime_ns=now, size=size, space=size
+        )
         yield line.encode()
     yield b"\n"
 
@@ -216,11 +236,15 @@ def _send_requested(
     *,
     beginnings: bool,
 ) -> int:
-    """Send the requested files. Return the number of bytes, without files that the cluster has already.
+    """Send the requested files. Return the number of bytes, without files that the cluster has
+    already.
 
-    beginnings: send the listed bytes of a file that has grown. Otherwise, report that file as changed.
+    beginnings: send the listed bytes of a file that has grown. Otherwise, report that file as
+        changed.
     """
-    changed = [file for file in requests if not file.sha256 or hashes[file.item.origin] != file.sha256]
+    changed = [
+        file for file in requests if not file.sha256 or hashes[file.item.origin] != file.sha256
+    ]
     total = outgoing.total = sum(file.item.size - file.have for file in changed)
     outgoing.sent = done = 0
     for request in requests:
@@ -235,7 +259,8 @@ def _send_requested(
         try:
             fd = os.open(item.origin, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # A file that grew still begins with the listed bytes, but it is no longer the listed file.
+                # A file that grew still begins with the listed bytes, but it is no longer the
+                # listed file.
                 has_grown = os.fstat(fd).st_size > item.size
                 outgoing.grown += [item.path] if has_grown else []
                 size = sys.maxsize if has_grown and not beginnings else item.size
@@ -252,9 +277,15 @@ def _send_requested(
 
 
 def archive_of(folder: Path) -> bytes:
-    """Return a folder's files as compressed JSON: path (with the folder's name) -> bytes as Latin-1."""
-    files = {path.relative_to(folder.parent).as_posix(): path.read_bytes() for path in tree_files(folder)}
-    return zlib.compress(json.dumps({path: data.decode("latin-1") for path, data in files.items()}).encode())
+    """Return a folder's files as compressed JSON: path (with the folder's name) -> bytes as
+    Latin-1.
+    """
+    files = {
+        path.relative_to(folder.parent).as_posix(): path.read_bytes() for path in tree_files(folder)
+    }
+    return zlib.compress(
+        json.dumps({path: data.decode("latin-1") for path, data in files.items()}).encode()
+    )
 
 
 @dataclass(slots=True)
@@ -289,11 +320,14 @@ class _Outgoing:
 
 
 def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
-    """Parse the last line from the cluster. Raise TransferError if files changed. total: bytes sent."""
+    """Parse the last line from the cluster. Raise TransferError if files changed. total: bytes
+    sent.
+    """
     try:
         answer = json.loads(line)
         folder = os.fsdecode(base64.b64decode(answer["folder"]))
-        wrong, store_paths = [items[index] for index in answer["wrong"]], tuple(map(str, answer["at"]))
+        wrong = [items[index] for index in answer["wrong"]]
+        store_paths = tuple(map(str, answer["at"]))
     except (LookupError, TypeError, ValueError, RecursionError) as exc:
         raise _not_understood(line, host) from exc
     if wrong:
@@ -306,17 +340,23 @@ def _not_understood(answer: bytes, host: str) -> TransportError:
     problem = "clusterctl does not understand the cluster's answer"
     reason = printable(answer[:200].decode(errors="replace"))
     fix = "run the command again; if it fails again, report this as a bug"
-    return TransportError(problem, code="answer-garbled", where=host, why=reason, fix=fix, host=host)
+    return TransportError(
+        problem, code="answer-garbled", where=host, why=reason, fix=fix, host=host
+    )
 
 
 def _write_error(host: str, exc: CommandError) -> TransferError:
     problem = "the files can't be written on the cluster"
-    fix = "free disk space or change permissions on the host (`clusterctl ssh`), then run the command again"
+    fix = (
+        "free disk space or change permissions on the host (`clusterctl ssh`), then run the "
+        "command again"
+    )
     if exc.rc == HELD:
         problem = "another process holds the lock on the cluster's file store"
         fix = (
-            "end the process that holds the lock (`clusterctl ssh lslocks` lists it, or `lslocks` on another "
-            "node), or remove the lock file while no `submit` runs; then run the command again"
+            "end the process that holds the lock (`clusterctl ssh lslocks` lists it, or "
+            "`lslocks` on another node), or remove the lock file while no `submit` runs; then "
+            "run the command again"
         )
     elif exc.rc == ENDED_BY_SIGNAL or exc.rc > _SIGNALLED:
         return TransferError(
@@ -329,13 +369,15 @@ def _write_error(host: str, exc: CommandError) -> TransferError:
             host=host,
         )
     reason = printable((exc.why.strip().splitlines() or [exc.what])[-1])
-    return TransferError(problem, code="files-unwritable", where=host, why=reason, fix=fix, host=host)
+    return TransferError(
+        problem, code="files-unwritable", where=host, why=reason, fix=fix, host=host
+    )
 
 
 def _changed_error(items: Sequence[Item]) -> TransferError:
     return TransferError(
         f"{printable(first_few([item.path for item in items]))} changed during the upload",
         code="files-changed",
-        fix="run the command again when no program writes to these files; `submit` leaves out files with "
-        "--exclude",
+        fix="run the command again when no program writes to these files; `submit` leaves out "
+        "files with --exclude",
     )

@@ -1,4 +1,6 @@
-"""The meaning of the messages of ssh, and of programs that carry its connections, such as gcloud."""
+"""The meaning of the messages of ssh, and of programs that carry its connections, such as
+gcloud.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import HostKeyError, KeyRefusedError, TransportError, TunnelError, TunnelRefusedError
+from clusterctl.errors import (
+    HostKeyError,
+    KeyRefusedError,
+    TransportError,
+    TunnelError,
+    TunnelRefusedError,
+)
 from clusterctl.state.workspace import JUMP, Workspace
 from clusterctl.transport.base import unreachable_error
 from clusterctl.transport.login import login_of
@@ -30,7 +38,9 @@ _NO_SERVER: Final = re.compile(
     re.MULTILINE,
 )
 _MOST_LINES: Final = 20
-_NO_KEY: Final = re.compile(r"(?:Load key |no such identity: )\"?(?P<file>[^\"\r\n]+?)\"?: (?P<why>[^\r\n]+)")
+_NO_KEY: Final = re.compile(
+    r"(?:Load key |no such identity: )\"?(?P<file>[^\"\r\n]+?)\"?: (?P<why>[^\r\n]+)"
+)
 _OPTION: Final = re.compile(r"--(project|zone)=(\S+)")
 
 
@@ -47,7 +57,8 @@ class Proxy:
     """How an `ssh_config` reaches a host without a route.
 
     command: the words of the program that carries the connection. Empty: ssh connects directly.
-    jump: the jump host, and the socket's name of the connection to it, which all hosts behind it share.
+    jump: the jump host, and the socket's name of the connection to it, which all hosts behind it
+        share.
     """
 
     command: tuple[str, ...] = ()
@@ -76,7 +87,9 @@ def proxy_of(host: str, config: Path) -> Proxy:
     return Proxy(tuple(command), jump)
 
 
-def connection_error(host: str, config: Path, stderr: str, user: str | None = None) -> TransportError:
+def connection_error(
+    host: str, config: Path, stderr: str, user: str | None = None
+) -> TransportError:
     """Return the error for a host that ssh could not connect to. stderr: messages of ssh."""
     lines = [line.rstrip("\r") for line in stderr.strip().split("\n")]
     reason = "\n".join(line for line in lines if not line.startswith("@"))
@@ -85,7 +98,9 @@ def connection_error(host: str, config: Path, stderr: str, user: str | None = No
     return _host_error(host, config, stderr, reason, user)
 
 
-def _host_error(host: str, config: Path, stderr: str, reason: str, user: str | None) -> TransportError:
+def _host_error(
+    host: str, config: Path, stderr: str, reason: str, user: str | None
+) -> TransportError:
     """Return the error for a host that clusterctl has configured. reason: ssh's messages."""
     if _CHANGED in stderr:
         problem = f"the host key of {host} has changed"
@@ -96,7 +111,10 @@ def _host_error(host: str, config: Path, stderr: str, reason: str, user: str | N
         return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
     if "Host key verification failed" in stderr:
         problem = f"the host key of {host} is not known"
-        fix = "run `clusterctl up`, which records the hosts' keys; clusterctl trusts no key on first use"
+        fix = (
+            "run `clusterctl up`, which records the hosts' keys; clusterctl trusts no key on "
+            "first use"
+        )
         return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
     if damaged := _NO_KEY.search(stderr):
         return KeyRefusedError(
@@ -104,11 +122,14 @@ def _host_error(host: str, config: Path, stderr: str, reason: str, user: str | N
             code="ssh-key-damaged",
             where=damaged["file"],
             why=damaged["why"],
-            fix="restore the file from a backup; without it, `clusterctl down --discard` removes the cluster",
+            fix="restore the file from a backup; without it, `clusterctl down --discard` "
+            "removes the cluster",
             host=host,
         )
     if "Permission denied (" in stderr:
-        problem = f"{host} does not accept the cluster's SSH key" + (f" for user {user}" if user else "")
+        problem = f"{host} does not accept the cluster's SSH key" + (
+            f" for user {user}" if user else ""
+        )
         fix = "run `clusterctl up` again, which installs the key"
         return KeyRefusedError(problem, where=str(config), why=reason, fix=fix, host=host)
     if "Can't open user config file" in stderr or "bad configuration option" in stderr:
@@ -127,26 +148,35 @@ def _host_error(host: str, config: Path, stderr: str, reason: str, user: str | N
 
 
 def may_need_answers(stderr: str) -> bool:
-    """Return whether ssh failed because it may not ask the user for a password, a code or a confirmation."""
+    """Return whether ssh failed because it may not ask the user for a password, a code or a
+    confirmation.
+    """
     return _UNANSWERED.search(stderr) is not None and _CHANGED not in stderr
 
 
 def _login_error(login: str, config: Path, stderr: str, reason: str) -> TransportError:
-    """Return the error for the login of an attached cluster. reason: messages of ssh and of the site."""
+    """Return the error for the login of an attached cluster. reason: messages of ssh and of the
+    site.
+    """
     reason = "\n".join(reason.split("\n")[-_MOST_LINES:])
     if _CHANGED in stderr:
-        fix = f"if the site has replaced the machine, remove its old key, which `ssh {login}` names; "
+        fix = (
+            f"if the site has replaced the machine, remove its old key, which `ssh {login}` names; "
+        )
         fix += "otherwise another machine may be answering in its place"
         problem = f"the host key of {login} has changed"
         return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=login)
     if may_need_answers(stderr):
         fix = (
-            f"log in once in a terminal with `clusterctl ssh --cluster {config.parent.name} -- true`; "
-            "the connection stays open until it is unused for 8 h"
+            f"log in once in a terminal with `clusterctl ssh --cluster {config.parent.name} -- "
+            "true`; the connection stays open until it is unused for 8 h"
         )
         # The cluster has no name before `attach` ends.
         if not Workspace(config.parent).inventory.exists():
-            fix = f"run `ssh {login}` once in a terminal, or `clusterctl attach` there if ssh asks each time"
+            fix = (
+                f"run `ssh {login}` once in a terminal, or `clusterctl attach` there if ssh asks "
+                "each time"
+            )
         return KeyRefusedError(
             f"{login}: ssh can't log in without asking you, and this command may not ask",
             code="login-needed",
@@ -162,20 +192,29 @@ def _login_error(login: str, config: Path, stderr: str, reason: str) -> Transpor
         code="login-refused",
         where=str(config),
         why=reason,
-        fix=f"wait until the site accepts logins, which `ssh {login}` shows; clusterctl does not try again",
+        fix=f"wait until the site accepts logins, which `ssh {login}` shows; clusterctl does not "
+        "try again",
         host=login,
     )
 
 
 def login_refused_error(config: Path) -> KeyRefusedError:
-    """Return the error for a login of an attached cluster that failed after ssh has asked the user."""
+    """Return the error for a login of an attached cluster that failed after ssh has asked the
+    user.
+    """
     login = login_of(config)
     fix = f"see ssh's messages above; `ssh -v {login}` tells more"
-    return KeyRefusedError(f"{login} refused the login", code="login-refused", where=str(config), fix=fix)
+    return KeyRefusedError(
+        f"{login} refused the login", code="login-refused", where=str(config), fix=fix
+    )
 
 
-def _tunnel_error(host: str, config: Path, reason: str, proxy: Proxy) -> TunnelError | TunnelRefusedError:
-    """Return the error for a host that gcloud or an open jump host did not connect to. reason: messages."""
+def _tunnel_error(
+    host: str, config: Path, reason: str, proxy: Proxy
+) -> TunnelError | TunnelRefusedError:
+    """Return the error for a host that gcloud or an open jump host did not connect to. reason:
+    messages.
+    """
     tunnel = proxy.jump[0] if proxy.jump else host
     rules = read_table(Path(__file__).with_name("data") / "tunnels.yaml", tuple[_Rule, ...])
     match = first_rule((rule for rule in rules if rule.jump == bool(proxy.jump)), reason)

@@ -7,18 +7,20 @@ On a cluster that other people run, it runs as the user, with `folder`.
 REQUEST is a JSON object:
     shared: folder that all hosts share; look_at_shared: whether to search this folder
     local: whether to search this host's own disks; host: name of this host
-    folder: if not empty, only this folder is searched, clusterctl's on a cluster that other people run
+    folder: if not empty, only this folder is searched, clusterctl's on a cluster that other people
+        run
     ours: names of the files that clusterctl puts into job folders; left_out: folders to skip
-stdin begins with the files that also exist on the user's machine: eight bytes with the number of ``digest``s,
-and the digests, sorted.
+stdin begins with the files that also exist on the user's machine: eight bytes with the number of
+``digest``s, and the digests, sorted.
 
-The answer is lines of JSON: {"top", "path", "owner", "files", "bytes", "on_disk", "age_s"} for the files
-below a path (``on_disk``: bytes, without the holes of sparse files), {"unread", "why"} for a path that can't
-be read, {} as a keep-alive, and {"end": true}. Paths are base64. If there are very many paths, the largest
-are listed, and a line with the path "" sums up the rest.
+The answer is lines of JSON: {"top", "path", "owner", "files", "bytes", "on_disk", "age_s"} for the
+files below a path (``on_disk``: bytes, without the holes of sparse files), {"unread", "why"} for a
+path that can't be read, {} as a keep-alive, and {"end": true}. Paths are base64. If there are very
+many paths, the largest are listed, and a line with the path "" sums up the rest.
 
-If the request has ``top``, a folder of an earlier answer, the program lists and sends up to ``most`` files of
-that folder, as transport/remote_content.py describes. Links are never followed; empty files are left out.
+If the request has ``top``, a folder of an earlier answer, the program lists and sends up to
+``most`` files of that folder, as transport/remote_content.py describes. Links are never followed;
+empty files are left out.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ MOST_TOLD = 200
 MOST_UNREAD = 20
 HOMES = b"home"
 JOBS = b"clusterctl/jobs/"
-FIRST_UID, NOBODY = 1000, 65534
+FIRST_UID = 1000
+NOBODY = 65534
 # Below a home: clusterctl's own files, caches, and files that shells and ssh write.
 NOT_IN_HOMES = frozenset(
     b"clusterctl/store clusterctl/environments clusterctl/mpirun "
@@ -73,14 +76,21 @@ PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 # The folder of a job whose submission has not finished.
 INCOMPLETE = re.compile(JOBS + rb"\.[^/]*\.incomplete")
 # Names of jobs' folders contain a hyphen, unlike those of sessions' folders and of claims.
-# Files that `launch` writes in the folder of a `clusterctl shell`, which has shown the ranks' output.
+# Files that `launch` writes in the folder of a `clusterctl shell`, which has shown the ranks'
+# output.
 OF_SESSION = re.compile(JOBS + rb"shell\.[^/-]+/(rank-logs|job\.hosts|heartbeat)")
-# The claim of a `submit --first` with the id of the job that runs, and temporary files beside the claim.
+# The claim of a `submit --first` with the id of the job that runs, and temporary files beside the
+# claim.
 CLAIM = re.compile(JOBS + rb"\.first\.[^/-]+")
-SKELETON, MOST_SKELETON = b"/etc/skel", 1 << 16
-# Folders of / without files of users; and names that programs give their files in temporary folders.
+SKELETON = b"/etc/skel"
+MOST_SKELETON = 1 << 16
+# Folders of / without files of users; and names that programs give their files in temporary
+# folders.
 OF_THE_SYSTEM = frozenset(
-    b"bin boot dev etc lib lib32 lib64 libx32 lost+found opt proc root run sbin snap sys usr var".split()
+    (
+        b"bin boot dev etc lib lib32 lib64 libx32 lost+found opt proc root run sbin snap sys usr "
+        b"var"
+    ).split()
 )
 TEMPORARY = frozenset([b"/tmp", b"/var/tmp"])
 OF_PROGRAMS = re.compile(
@@ -92,7 +102,9 @@ NETWORK = frozenset(b"nfs nfs4 cifs smb3 9p ceph lustre beegfs gpfs autofs fuse"
 
 
 def digest(host: bytes, path: bytes, size: int, mtime_ns: int) -> int:
-    """Return a hash of a file's host, path, size and modification time. host: b"" for the shared folder."""
+    """Return a hash of a file's host, path, size and modification time. host: b"" for the shared
+    folder.
+    """
     text = b"%s\0%s\0%d\0%d" % (host, path, size, mtime_ns // 1_000_000_000)
     return int.from_bytes(hashlib.blake2b(text, digest_size=DIGEST).digest(), "little")
 
@@ -107,20 +119,28 @@ def answer(**fields: object) -> None:
 
 
 class Top:
-    """A folder to search for files of users. host: name of the host, or b"" for the shared file system.
+    """A folder to search for files of users. host: name of the host, or b"" for the shared file
+    system.
 
-    not_here: paths below the folder that are skipped. Temporary files of daemons are skipped as well.
-    above: path of the folder below a home, which ``not_here`` and the names of jobs' folders begin with.
+    not_here: paths below the folder that are skipped. Temporary files of daemons are skipped as
+        well.
+    above: path of the folder below a home, which ``not_here`` and the names of jobs' folders begin
+        with.
     """
 
     def __init__(
         self, path: bytes, host: bytes = b"", not_here: Collection[bytes] = (), above: bytes = b""
     ) -> None:
-        self.path, self.host, self.not_here, self.above = path, host, not_here, above
+        self.path = path
+        self.host = host
+        self.not_here = not_here
+        self.above = above
         self.is_temporary = path in TEMPORARY
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
-        """Return whether this path is skipped. ours: names of clusterctl's own files in job folders."""
+        """Return whether this path is skipped. ours: names of clusterctl's own files in job
+        folders.
+        """
         path = self.above + path
         name = path.rpartition(b"/")[2]
         return (
@@ -143,7 +163,9 @@ class Top:
         return not (path.startswith(b".") and b"/" not in path and self.is_as_created(path, status))
 
     def is_as_created(self, name: bytes, status: os.stat_result) -> bool:
-        """Return whether file ``name`` equals the file in /etc/skel that is copied into every new home."""
+        """Return whether file ``name`` equals the file in /etc/skel that is copied into every new
+        home.
+        """
         try:
             with open(os.path.join(SKELETON, name), "rb") as file:
                 created = file.read(MOST_SKELETON)
@@ -165,13 +187,16 @@ def name_of(uid: int) -> str:
 def folders_in(path: bytes) -> list[bytes]:
     try:
         with os.scandir(path) as entries:
-            return sorted(os.fsencode(entry.name) for entry in entries if entry.is_dir(follow_symlinks=False))
+            return sorted(
+                os.fsencode(entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
+            )
     except OSError:
         return []
 
 
 def tops_of(request: dict[str, Any]) -> Iterator[Top]:
-    shared, host = os.fsencode(request["shared"]), os.fsencode(request["host"])
+    shared = os.fsencode(request["shared"])
+    host = os.fsencode(request["host"])
     if request["folder"]:
         yield Top(os.fsencode(request["folder"]), b"", NOT_IN_FOLDER, FOLDER_BELOW_HOME)
         return
@@ -200,7 +225,8 @@ def network_mounts() -> set[bytes]:
 
 
 class Walk:
-    """Search for files of which the user's machine has no copy. ``unread``: unreadable paths with the reason.
+    """Search for files of which the user's machine has no copy. ``unread``: unreadable paths with
+    the reason.
 
     copied: ``digest``s of the files that also exist on the user's machine, sorted.
     """
@@ -208,12 +234,16 @@ class Walk:
     def __init__(
         self, copied: array[int], ours: Collection[bytes], left_out: Collection[bytes], beat: Beat
     ) -> None:
-        self.copied, self.ours, self.beat = copied, ours, beat
+        self.copied = copied
+        self.ours = ours
+        self.beat = beat
         self.passed_over = network_mounts() | {*left_out}
         self.unread: list[tuple[bytes, str]] = []
 
     def files(self, top: Top) -> Iterator[tuple[bytes, os.stat_result]]:
-        """Yield path and status of each file below ``top`` that does not also exist on the user's machine."""
+        """Yield path and status of each file below ``top`` that does not also exist on the user's
+        machine.
+        """
         if top.path in self.passed_over and top.host:
             return
         try:
@@ -223,7 +253,9 @@ class Walk:
             return
         yield from self.below(top, fd, b"", 0)
 
-    def below(self, top: Top, fd: int, above: bytes, depth: int) -> Iterator[tuple[bytes, os.stat_result]]:
+    def below(
+        self, top: Top, fd: int, above: bytes, depth: int
+    ) -> Iterator[tuple[bytes, os.stat_result]]:
         try:
             with os.scandir(fd) as entries:
                 for entry in entries:
@@ -241,7 +273,9 @@ class Walk:
                         elif full not in self.passed_over:
                             if depth == DEEPEST:
                                 raise OSError(0, f"more than {DEEPEST} folders deep")
-                            yield from self.below(top, os.open(name, FOLDER, dir_fd=fd), path, depth + 1)
+                            yield from self.below(
+                                top, os.open(name, FOLDER, dir_fd=fd), path, depth + 1
+                            )
                     except FileNotFoundError:
                         continue
                     except OSError as exc:
@@ -262,15 +296,23 @@ class Walk:
 
 
 class Group:
-    """Totals of a group of files: all files of a job, or below a file or folder in a searched folder."""
+    """Totals of a group of files: all files of a job, or below a file or folder in a searched
+    folder.
+    """
 
     def __init__(self) -> None:
         self.files = self.bytes = self.on_disk = self.newest_ns = 0
         self.owners: set[int] = set()
 
-    def add(self, files: int, size: int, on_disk: int, newest_ns: int, owners: Collection[int]) -> None:
-        self.files, self.bytes = self.files + files, self.bytes + size
-        self.on_disk, self.newest_ns = self.on_disk + min(size, on_disk), max(self.newest_ns, newest_ns)
+    def add(
+        self, files: int, size: int, on_disk: int, newest_ns: int, owners: Collection[int]
+    ) -> None:
+        self.files = self.files + files
+        self.bytes = self.bytes + size
+        self.on_disk, self.newest_ns = (
+            self.on_disk + min(size, on_disk),
+            max(self.newest_ns, newest_ns),
+        )
         # Two owners suffice to report "several users".
         if len(self.owners) <= 1:
             self.owners.update(owners)
@@ -288,14 +330,18 @@ class Group:
 
 
 def keep_largest(groups: dict[tuple[bytes, bytes], Group], rest: Group) -> None:
-    """Remove all but the ``MOST_TOLD`` largest groups, and add the removed groups to the sum ``rest``."""
+    """Remove all but the ``MOST_TOLD`` largest groups, and add the removed groups to the sum
+    ``rest``.
+    """
     for key in sorted(groups, key=lambda key: -groups[key].bytes)[MOST_TOLD:]:
         small = groups.pop(key)
         rest.add(small.files, small.bytes, small.on_disk, small.newest_ns, small.owners)
 
 
 def report_files(walk: Walk, tops: Iterator[Top]) -> None:
-    """Print a line for each of the largest groups of files, and a line for the sum of the smaller groups."""
+    """Print a line for each of the largest groups of files, and a line for the sum of the smaller
+    groups.
+    """
     groups: dict[tuple[bytes, bytes], Group] = {}
     rest = Group()
     for top in tops:
@@ -304,8 +350,11 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
             # A job's folder, and otherwise what is directly in a home.
             depth = 2 if top.above else 3 if path.startswith(JOBS) else 1
             key = top.path, b"/".join(parts[:depth])
-            size, on_disk = status.st_size, status.st_blocks * BLOCK
-            groups.setdefault(key, Group()).add(1, size, on_disk, status.st_mtime_ns, [status.st_uid])
+            size = status.st_size
+            on_disk = status.st_blocks * BLOCK
+            groups.setdefault(key, Group()).add(
+                1, size, on_disk, status.st_mtime_ns, [status.st_uid]
+            )
             if len(groups) > 2 * MOST_TOLD:
                 keep_largest(groups, rest)
     keep_largest(groups, rest)
@@ -319,7 +368,9 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
 
 
 def send_top(walk: Walk, top: Top, most: int) -> None:
-    """List at most ``most`` files below ``top``, and their folders. Then send the requested files."""
+    """List at most ``most`` files below ``top``, and their folders. Then send the requested
+    files.
+    """
     paths: list[bytes] = []
     parents: list[bytes] = []
 
@@ -347,7 +398,9 @@ def main(text: str) -> None:
     copied.frombytes(sys.stdin.buffer.read(count * DIGEST))
     ours = frozenset(os.fsencode(name) for name in request["ours"])
     sign = b"{}\n" if "top" not in request else ALIVE_LINE + b"\n"
-    walk = Walk(copied, ours, [*map(os.fsencode, request["left_out"])], Beat(sys.stdout.buffer, sign))
+    walk = Walk(
+        copied, ours, [*map(os.fsencode, request["left_out"])], Beat(sys.stdout.buffer, sign)
+    )
     if "top" not in request:
         report_files(walk, tops_of(request))
         return

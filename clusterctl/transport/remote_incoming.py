@@ -1,4 +1,5 @@
-"""The receiver's part of a file transfer (see remote_content.py): receive files and write them to disk.
+"""The receiver's part of a file transfer (see remote_content.py): receive files and write them to
+disk.
 
 Runs on this machine and on the cluster: standard library only, Python 3.9.
 """
@@ -18,7 +19,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from clusterctl.transport.remote_content import ALIVE, HEADER, SAME, UNREADABLE, ZEROS, hash_of
-from clusterctl.transport.remote_open import OWNERS, SILENT, Beat, is_same_file, open_own, remove_unless
+from clusterctl.transport.remote_open import (
+    OWNERS,
+    SILENT,
+    Beat,
+    is_same_file,
+    open_own,
+    remove_unless,
+)
 
 # Bytes up to which a new folder's file arrives without a name, in an O_TMPFILE.
 SMALL = 1 << 16
@@ -32,10 +40,14 @@ DIGEST = 32  # bytes
 
 
 class HashLater:
-    """Object like a sha256 that ignores arriving data: ``digest`` reads and hashes the complete file."""
+    """Object like a sha256 that ignores arriving data: ``digest`` reads and hashes the complete
+    file.
+    """
 
     def __init__(self, fd: int, size: int, beat: Beat) -> None:
-        self.fd, self.size, self.beat = fd, size, beat
+        self.fd = fd
+        self.size = size
+        self.beat = beat
 
     def update(self, data: bytes | memoryview) -> None:
         pass
@@ -53,16 +65,21 @@ class UnexpectedError(Exception):
 
 
 class Incoming:
-    """Parser of the sender's data. beat: called while a local file is hashed, to send keep-alives."""
+    """Parser of the sender's data. beat: called while a local file is hashed, to send
+    keep-alives.
+    """
 
     def __init__(self, stream: Iterator[bytes], beat: Beat = SILENT) -> None:
-        self.stream, self.beat = stream, beat
+        self.stream = stream
+        self.beat = beat
         # The last piece received, and the bytes of it that are consumed.
-        self.buffer, self.at = b"", 0
+        self.buffer = b""
+        self.at = 0
 
     def fill(self) -> None:
         if self.at == len(self.buffer):
-            self.buffer, self.at = next(self.stream, b""), 0
+            self.buffer = next(self.stream, b"")
+            self.at = 0
             if not self.buffer:
                 raise TruncatedError
 
@@ -77,7 +94,8 @@ class Incoming:
 
     def exactly(self, size: int) -> bytes:
         """Return the next ``size`` bytes."""
-        start, end = self.at, self.at + size
+        start = self.at
+        end = self.at + size
         if end > len(self.buffer):
             return b"".join(self.chunks(size))
         self.at = end
@@ -88,11 +106,13 @@ class Incoming:
         line = b""
         while len(line) <= LONGEST_LINE:
             self.fill()
-            start, end = self.at, self.buffer.find(b"\n", self.at)
+            start = self.at
+            end = self.buffer.find(b"\n", self.at)
             if end >= 0:
                 self.at = end + 1
                 return line + self.buffer[start:end]
-            line, self.at = line + self.buffer[start:], len(self.buffer)
+            line = line + self.buffer[start:]
+            self.at = len(self.buffer)
         raise UnexpectedError
 
     def number(self) -> int:
@@ -100,7 +120,9 @@ class Incoming:
         return int(HEADER.unpack(self.exactly(HEADER.size))[0])
 
     def read_header(self, size: int, *, has_hash: bool) -> int:
-        """Return the number sent before a file: ``size``, ``UNREADABLE`` or, if ``has_hash``, ``SAME``."""
+        """Return the number sent before a file: ``size``, ``UNREADABLE`` or, if ``has_hash``,
+        ``SAME``.
+        """
         while (header := self.number()) == ALIVE:
             pass
         if header not in {size, UNREADABLE} and not (has_hash and header == SAME):
@@ -112,15 +134,19 @@ class Incoming:
     ) -> Any:
         """Receive the rest of a file that ``send_content`` sends. Return the file's sha256 object.
 
-        fd: the file, which holds the first ``have`` of ``size`` bytes. Holes of the sent file stay holes.
+        fd: the file, which holds the first ``have`` of ``size`` bytes. Holes of the sent file stay
+            holes.
         stored: whether to sync the file to disk at intervals, so that a later sync is short.
-        hashed: whether to hash the file as it arrives. If not, the sha256 object reads the file when needed.
+        hashed: whether to hash the file as it arrives. If not, the sha256 object reads the file
+            when needed.
         """
         sha = hash_of(fd, have, self.beat) if hashed else HashLater(fd, size, self.beat)
         # Only if longer, because ext4 syncs a file at close that was truncated to nothing.
         if os.fstat(fd).st_size > have:
             os.ftruncate(fd, have)
-        remaining, length, unsynced = size - have, 0, 0
+        remaining = size - have
+        length = 0
+        unsynced = 0
         os.lseek(fd, have, os.SEEK_SET)
         while remaining:
             length = self.number()
@@ -143,7 +169,9 @@ class Incoming:
         return sha
 
     def is_complete(self, sha: Any) -> bool:
-        """Read the end of a sent file. Return whether it confirms ``sha``, the hash of the received data."""
+        """Read the end of a sent file. Return whether it confirms ``sha``, the hash of the received
+        data.
+        """
         while (length := self.number()) == ALIVE:
             pass
         if length not in {0, DIGEST}:
@@ -151,7 +179,9 @@ class Incoming:
         return not length or bool(self.exactly(length) == sha.digest())
 
     def end(self, *, more_follows: bool = False) -> None:
-        """Raise UnexpectedError if unread data remain. more_follows: don't wait for the end of the stream."""
+        """Raise UnexpectedError if unread data remain. more_follows: don't wait for the end of the
+        stream.
+        """
         if self.at < len(self.buffer) or (not more_follows and next(self.stream, b"")):
             raise UnexpectedError
 
@@ -165,10 +195,12 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 class Entry:
     """A file, folder or link in the sender's list, and its place on the receiver's disk.
 
-    local: path below the target folder. It differs from ``path`` if the collection of a run renames the file.
+    local: path below the target folder. It differs from ``path`` if the collection of a run renames
+        the file.
     final, partial: full path of the complete file, and of the file while it arrives.
-    is_new: whether this transfer created the file's folder. known: sha256 of the existing file at ``final``
-        if it has the listed size, otherwise "". fd: the open partial file, with the first ``have`` bytes.
+    is_new: whether this transfer created the file's folder. known: sha256 of the existing file at
+        ``final`` if it has the listed size, otherwise "". fd: the open partial file, with the first
+        ``have`` bytes.
     """
 
     __slots__ = (
@@ -180,12 +212,17 @@ class Entry:
         """Parse a line of the list. Raises ValueError if the line is invalid."""
         kind, path, mode, mtime_ns, size, space, payload = line.split(b" ", 6)
         self.index = index
-        self.kind, self.payload = kind.decode(), payload.decode()
+        self.kind = kind.decode()
+        self.payload = payload.decode()
         self.path = self.local = binascii.a2b_base64(path)
-        self.mode, self.mtime_ns = int(mode) & 0o777, int(mtime_ns)
-        self.size, self.space = int(size), int(space)
+        self.mode = int(mode) & 0o777
+        self.mtime_ns = int(mtime_ns)
+        self.size = int(size)
+        self.space = int(space)
         self.final = self.partial = b""
-        self.is_new, self.known, self.have = False, "", 0
+        self.is_new = False
+        self.known = ""
+        self.have = 0
         self.fd: int | None = None
 
     @property
@@ -195,18 +232,20 @@ class Entry:
 
 
 def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: bool = False) -> None:
-    """Set ``final`` and ``partial`` of entries to paths below ``into``. Create the folders and links.
+    """Set ``final`` and ``partial`` of entries to paths below ``into``. Create the folders and
+    links.
 
     follow: whether a link to a folder is accepted as a folder.
-    own: whether only clusterctl writes below ``into``. If so, an existing file of another kind, such as a
-        link with the name of a folder, is removed. If not, it raises OSError.
+    own: whether only clusterctl writes below ``into``. If so, an existing file of another kind,
+        such as a link with the name of a folder, is removed. If not, it raises OSError.
     """
     os.makedirs(into, exist_ok=True)
     # New or empty folders.
     new = set() if os.listdir(into) else {into}
     for entry in entries:
         entry.final = os.path.join(into, entry.local)
-        # The key includes size and time, so a partial file is always the beginning of the listed file.
+        # The key includes size and time, so a partial file is always the beginning of the listed
+        # file.
         key = hashlib.sha256(b"%s\0%d\0%d" % (entry.path, entry.size, entry.mtime_ns)).hexdigest()
         folder, _, _ = entry.final.rpartition(b"/")
         entry.partial = b"%s/.clusterctl-%s.part" % (folder, key[:32].encode())
@@ -214,12 +253,15 @@ def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: boo
 
 
 def find_existing(files: Iterable[Entry], beat: Beat = SILENT) -> None:
-    """For each file, hash the existing complete file, or open the partial file of an earlier transfer."""
+    """For each file, hash the existing complete file, or open the partial file of an earlier
+    transfer.
+    """
     open_paths: set[bytes] = set()
     for entry in files:
         if entry.is_new or entry.kind != "file":
             continue
-        # If the list has the file's hash, the caller has already compared the complete file with it.
+        # If the list has the file's hash, the caller has already compared the complete file with
+        # it.
         entry.known = "" if entry.payload else entry.known or hash_in_place(entry, beat)
         if entry.known or entry.partial in open_paths or len(open_paths) == MAX_OPEN:
             continue
@@ -231,7 +273,9 @@ def find_existing(files: Iterable[Entry], beat: Beat = SILENT) -> None:
 
 
 def hash_in_place(entry: Entry, beat: Beat) -> str:
-    """Return the hash of the existing file at an entry's path; "" if it has another size or can't be read."""
+    """Return the hash of the existing file at an entry's path; "" if it has another size or can't
+    be read.
+    """
     try:
         status = os.lstat(entry.final)
         if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
@@ -250,24 +294,33 @@ class NoRoomError(OSError):
 
 
 def reject_small_disk(folder: bytes, files: Sequence[Entry]) -> None:
-    """Raise NoRoomError if the disk of ``folder``, which need not exist, lacks space for the missing data."""
+    """Raise NoRoomError if the disk of ``folder``, which need not exist, lacks space for the
+    missing data.
+    """
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     status = os.statvfs(folder)
     missing = {entry.path: max(0, entry.space - entry.have) for entry in files if not entry.known}
-    free, needed = status.f_bavail * status.f_frsize, sum(missing.values()) + SPARE
+    free = status.f_bavail * status.f_frsize
+    needed = sum(missing.values()) + SPARE
     if missing and needed > free:
         largest = max(missing, key=lambda path: missing[path])
-        details = f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free; the largest file is "
+        details = (
+            f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free; the largest file is "
+        )
         details += f"{os.fsdecode(largest)!r} with {missing[largest] >> 20} MiB"
         raise NoRoomError(errno.ENOSPC, details, folder)
 
 
-def receive(entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: bool = False) -> str | None:
+def receive(
+    entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: bool = False
+) -> str | None:
     """Receive a file and rename it once it is complete. Return its sha256, or "" if not ``hashed``.
 
-    Return None if the file is incomplete, can't be read by the sender, or does not have the listed hash.
-    stored: whether the file is for the file store. If so, sync it, and replace a link or folder of its name.
+    Return None if the file is incomplete, can't be read by the sender, or does not have the listed
+    hash.
+    stored: whether the file is for the file store. If so, sync it, and replace a link or folder of
+        its name.
     """
     header = incoming.read_header(entry.size - entry.have, has_hash=bool(entry.known))
     if header == SAME:
@@ -290,7 +343,8 @@ def receive(entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: b
             remove_unless(stat.S_IFREG, entry.final)
         if partial:
             os.replace(partial, entry.final)
-            # After the rename, because until then another transfer of the file must be able to open it.
+            # After the rename, because until then another transfer of the file must be able to open
+            # it.
             finish(fd, entry)
         else:
             link_into_place(fd, entry)
@@ -311,8 +365,11 @@ def close_partial_files(files: Iterable[Entry]) -> None:
 
 
 def open_arriving(entry: Entry) -> tuple[int, bytes]:
-    """Open a file for an entry's content. Return (descriptor, path); path b"" if it has no name yet."""
-    fd, entry.fd = entry.fd, None
+    """Open a file for an entry's content. Return (descriptor, path); path b"" if it has no name
+    yet.
+    """
+    fd = entry.fd
+    entry.fd = None
     if fd is not None:
         return fd, entry.partial
     if (fd := open_unnamed(entry)) is not None:
@@ -325,7 +382,9 @@ def open_arriving(entry: Entry) -> tuple[int, bytes]:
 
 
 def open_partial(path: bytes) -> int | None:
-    """Open (or create) and lock a partial file. Return None if another transfer is writing the file."""
+    """Open (or create) and lock a partial file. Return None if another transfer is writing the
+    file.
+    """
     fd = open_own(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -339,13 +398,16 @@ def open_partial(path: bytes) -> int | None:
 
 
 def open_unnamed(entry: Entry) -> int | None:
-    """Open a file that has no name until ``link_into_place`` names it. This is faster than a rename.
+    """Open a file that has no name until ``link_into_place`` names it. This is faster than a
+    rename.
 
     Returns None if the entry is not a small file of a new folder, or O_TMPFILE is not supported.
     """
     if entry.is_new and entry.size <= SMALL and hasattr(os, "O_TMPFILE"):
         with contextlib.suppress(OSError):
-            return os.open(os.path.dirname(entry.final), os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, OWNERS)
+            return os.open(
+                os.path.dirname(entry.final), os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, OWNERS
+            )
     return None
 
 
@@ -382,7 +444,9 @@ def make_place(entry: Entry, new: set[bytes], *, follow: bool, own: bool) -> Non
 
 
 def make_folder(path: bytes, *, follow: bool) -> bool:
-    """Create a folder, or make an existing folder writable for its owner. Return whether it was created."""
+    """Create a folder, or make an existing folder writable for its owner. Return whether it was
+    created.
+    """
     try:
         os.mkdir(path, 0o700)
         return True
@@ -404,7 +468,9 @@ def make_link(target: bytes, path: bytes) -> None:
 
 
 def finish_places(entries: Iterable[Entry]) -> None:
-    """Set mode and time of files and folders to the listed values: a folder's after those of its content."""
+    """Set mode and time of files and folders to the listed values: a folder's after those of its
+    content.
+    """
     for entry in reversed([*entries]):
         if entry.kind != "link" and os.path.exists(entry.final):
             finish(entry.final, entry)

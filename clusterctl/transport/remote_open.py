@@ -1,11 +1,14 @@
-"""Safe opening and locking of files that a job can write. Runs on the cluster: standard library, Python 3.9.
+"""Safe opening and locking of files that a job can write. Runs on the cluster: standard library,
+Python 3.9.
 
-A job can create anything in its folder: links to any path, pipes that are never written to, devices,
-terabytes of zeros. So clusterctl's programs read a job's folder with ``open_file`` only: it never blocks,
-follows no link, and opens only regular files of the folder's owner, of this user, or of root.
+A job can create anything in its folder: links to any path, pipes that are never written to,
+devices, terabytes of zeros. So clusterctl's programs read a job's folder with ``open_file`` only:
+it never blocks, follows no link, and opens only regular files of the folder's owner, of this user,
+or of root.
 
-Jobs run as the user that owns clusterctl's files in the home, so a job may replace such a file by a pipe or a
-link, or hold its lock. So ``open_own`` never blocks and follows no link, and ``lock`` has a deadline.
+Jobs run as the user that owns clusterctl's files in the home, so a job may replace such a file by a
+pipe or a link, or hold its lock. So ``open_own`` never blocks and follows no link, and ``lock`` has
+a deadline.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from typing import Any, BinaryIO
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # For the parent folders of a file, which this account may be unable to list. Linux only.
 ON_THE_WAY = FOLDER | getattr(os, "O_PATH", 0)
-# Most lists and objects in a JSON file, because each takes much more memory than its two bytes of text.
+# Most lists and objects in a JSON file, because each takes much more memory than its two bytes of
+# text.
 CONTAINERS = 1 << 18
 # Mode of clusterctl's own files: only the owner may read and write them.
 OWNERS = 0o600
@@ -34,10 +38,14 @@ ALIVE_S = 1.0
 
 
 class Beat:
-    """Writer of keep-alives, to be called during long work. It writes ``sign`` at most once a second."""
+    """Writer of keep-alives, to be called during long work. It writes ``sign`` at most once a
+    second.
+    """
 
     def __init__(self, out: BinaryIO | None, sign: bytes) -> None:
-        self.out, self.sign, self.due = out, sign, time.monotonic() + ALIVE_S
+        self.out = out
+        self.sign = sign
+        self.due = time.monotonic() + ALIVE_S
 
     def __call__(self) -> None:
         if self.out is not None and time.monotonic() >= self.due:
@@ -63,20 +71,29 @@ def open_folder(top: bytes, path: bytes = b"") -> int:
 
 
 def open_file(top: bytes, path: bytes, *, any_owner: bool = False) -> int:
-    """Open a regular file below ``top`` to read it, without blocking. Raises OSError for anything else."""
+    """Open a regular file below ``top`` to read it, without blocking. Raises OSError for anything
+    else.
+    """
     with contextlib.closing(Opener(top, any_owner=any_owner)) as opener:
         return opener.open(path)
 
 
 class Opener:
-    """Opens files like ``open_file``. Keeps the last folder open, as the next file is often in it too."""
+    """Opens files like ``open_file``. Keeps the last folder open, as the next file is often in it
+    too.
+    """
 
     def __init__(self, top: bytes, *, any_owner: bool = False) -> None:
-        self.top, self.any_owner = top, any_owner
-        self.entered, self.folder, self.owner = b"", -1, 0
+        self.top = top
+        self.any_owner = any_owner
+        self.entered = b""
+        self.folder = -1
+        self.owner = 0
 
     def enter(self, path: bytes) -> int:
-        """Open the folder ``path`` below ``top``, unless it is open already. Return the descriptor."""
+        """Open the folder ``path`` below ``top``, unless it is open already. Return the
+        descriptor.
+        """
         if self.folder < 0 or path != self.entered:
             self.close()
             self.entered, self.folder = path, open_folder(self.top, path)
@@ -107,7 +124,9 @@ def fail(path: bytes, exc: OSError) -> None:
 
 
 def read_whole(top: bytes, path: bytes, most: int) -> bytes:
-    """Return the content of a file; raise OSError if it is larger than ``most`` bytes or unsafe to open."""
+    """Return the content of a file; raise OSError if it is larger than ``most`` bytes or unsafe to
+    open.
+    """
     with os.fdopen(open_file(top, path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -135,14 +154,18 @@ def remove(path: bytes) -> None:
 
 
 def remove_unless(kind: int, path: bytes) -> None:
-    """Remove the file, link or folder at a path unless it is of ``kind``: ``S_IFREG`` or ``S_IFDIR``."""
+    """Remove the file, link or folder at a path unless it is of ``kind``: ``S_IFREG`` or
+    ``S_IFDIR``.
+    """
     with contextlib.suppress(FileNotFoundError):
         if stat.S_IFMT(os.lstat(path).st_mode) != kind:
             remove(path)
 
 
 def open_own(path: bytes) -> int:
-    """Open a regular file to read and write. Create it if missing; remove a link or folder of its name."""
+    """Open a regular file to read and write. Create it if missing; remove a link or folder of its
+    name.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_EXCL, OWNERS)
@@ -160,7 +183,8 @@ def is_same_file(path: bytes, fd: int) -> bool:
 
 
 def lock(path: bytes, how: int, wait_s: float, beat: Beat = SILENT) -> int:
-    """Open and lock a file. Return its descriptor. Exit with status ``HELD`` after ``wait_s`` without lock.
+    """Open and lock a file. Return its descriptor. Exit with status ``HELD`` after ``wait_s``
+    without lock.
 
     how: ``fcntl.LOCK_SH`` or ``LOCK_EX``. beat: called between tries, to send keep-alives.
     """

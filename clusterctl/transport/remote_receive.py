@@ -1,18 +1,20 @@
 """Program that receives files on the cluster: standard library only, Python 3.9.
 
-Arguments: STORE INTO [WAIT_S]. stdin and stdout are a transfer as in remote_content.py, with two more KINDs
-in the list. ours: PAYLOAD is the content of a file. archive: a folder that the store keeps as archives/PATH;
-if the store lacks this folder, it arrives as eight bytes with a length and that many bytes of compressed
-JSON, path -> bytes as Latin-1. Partial files stay for the next transfer.
+Arguments: STORE INTO [WAIT_S]. stdin and stdout are a transfer as in remote_content.py, with two
+    more KINDs
+in the list. ours: PAYLOAD is the content of a file. archive: a folder that the store keeps as
+archives/PATH; if the store lacks this folder, it arrives as eight bytes with a length and that many
+bytes of compressed JSON, path -> bytes as Latin-1. Partial files stay for the next transfer.
 
-With STORE "" the files are written directly below INTO, a folder that is created if missing; the list then
-has no hashes. With a STORE each file is known by its sha256, and INTO must not exist: it appears complete
-once the store has all its files. With INTO "" only the store is filled. Relative paths start at the home
-folder. WAIT_S is the longest wait for the lock on the store (exit status 68).
+With STORE "" the files are written directly below INTO, a folder that is created if missing; the
+list then has no hashes. With a STORE each file is known by its sha256, and INTO must not exist: it
+appears complete once the store has all its files. With INTO "" only the store is filled. Relative
+paths start at the home folder. WAIT_S is the longest wait for the lock on the store (exit status
+68).
 
-The answer is a line of JSON, {"folder": PATH, "wrong": [INDEX, ...], "at": [PATH, ...]}. ``wrong``: files
-that arrived incomplete or without the listed hash; they are discarded. ``at``: path of each file in the
-store, if only the store was filled.
+The answer is a line of JSON, {"folder": PATH, "wrong": [INDEX, ...], "at": [PATH, ...]}. ``wrong``:
+files that arrived incomplete or without the listed hash; they are discarded. ``at``: path of each
+file in the store, if only the store was filled.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ from clusterctl.transport.remote_open import Beat, fail, lock, open_own, remove,
 
 STDIN = cast("BufferedReader", sys.stdin.buffer)
 READ_ONLY = 0o400  # in the store
-# Modification time of the files in the store, in whole seconds because some file systems keep no fractions.
+# Modification time of the files in the store, in whole seconds because some file systems keep no
+# fractions.
 SEALED = 1_000_000_000
 # Bytes up to which a file is hashed again when it is copied from the store.
 CHECKED = 1 << 20
@@ -82,9 +85,11 @@ def read_entries() -> list[Entry]:
 
 
 def is_stored(entry: Entry, beat: Beat) -> bool:
-    """Return whether the file store has the entry's content. If so, set the access time, to record the use.
+    """Return whether the file store has the entry's content. If so, set the access time, to record
+    the use.
 
-    Stored files have the mtime ``SEALED``. A file with another mtime may have been changed, so it is hashed.
+    Stored files have the mtime ``SEALED``. A file with another mtime may have been changed, so it
+    is hashed.
     """
     try:
         if entry.kind == "archive":
@@ -103,7 +108,9 @@ def is_stored(entry: Entry, beat: Beat) -> bool:
 
 
 def receive_archive(entry: Entry, incoming: Incoming) -> None:
-    """Receive an archive under a temporary name. Rename it, unless another transfer has stored it."""
+    """Receive an archive under a temporary name. Rename it, unless another transfer has stored
+    it.
+    """
     files = json.loads(zlib.decompress(incoming.exactly(incoming.number())))
     making = entry.partial + b".%d" % os.getpid()
     shutil.rmtree(making, ignore_errors=True)
@@ -125,7 +132,9 @@ def receive_archive(entry: Entry, incoming: Incoming) -> None:
 
 
 def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[int]:
-    """Receive these files and archives below ``folder``. Return the indices of incomplete or wrong files."""
+    """Receive these files and archives below ``folder``. Return the indices of incomplete or wrong
+    files.
+    """
     beat = alive()
     find_existing(entries, beat)
     try:
@@ -160,12 +169,14 @@ def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
 
 
 def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
-    """Lock the file store against ``sweep``, which removes unused files. Return the lock's descriptor.
+    """Lock the file store against ``sweep``, which removes unused files. Return the lock's
+    descriptor.
 
     If a sweep is due, and no other process uses the store, sweep it first.
     """
     make_real_folder(os.path.join(store, b"partial"))
-    path, swept = os.path.join(store, b"lock"), os.path.join(store, b"swept")
+    path = os.path.join(store, b"lock")
+    swept = os.path.join(store, b"swept")
     beat = alive()
     is_due = True
     with contextlib.suppress(FileNotFoundError):
@@ -187,7 +198,9 @@ def make_real_folder(path: bytes) -> None:
 
 
 def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
-    """Remove unfinished job folders, and files unused for ``UNUSED_S`` (archives: ``ARCHIVE_UNUSED_S``)."""
+    """Remove unfinished job folders, and files unused for ``UNUSED_S`` (archives:
+    ``ARCHIVE_UNUSED_S``).
+    """
     now = time.time()
     for folder in os.scandir(store):
         oldest = now - (ARCHIVE_UNUSED_S if folder.name == ARCHIVES else UNUSED_S)
@@ -205,7 +218,9 @@ def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
 
 
 def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
-    """Set ``final`` and ``partial`` of files and archives. Return copies with mode and time of the store."""
+    """Set ``final`` and ``partial`` of files and archives. Return copies with mode and time of the
+    store.
+    """
     stored = []
     for entry in entries:
         if entry.kind not in {"file", "archive"}:
@@ -215,7 +230,8 @@ def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
         entry.final = os.path.join(store, name[:2] if is_file else ARCHIVES, name)
         entry.partial = os.path.join(store, b"partial", name)
         stored.append(copy.copy(entry))
-        stored[-1].mode, stored[-1].mtime_ns = READ_ONLY, SEALED * 1_000_000_000
+        stored[-1].mode = READ_ONLY
+        stored[-1].mtime_ns = SEALED * 1_000_000_000
     for folder in {os.path.dirname(entry.final) for entry in stored}:
         make_real_folder(folder)
     return stored
@@ -224,12 +240,15 @@ def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
 def receive_into_store(
     store: bytes, into: bytes, entries: list[Entry], wait_s: float
 ) -> tuple[list[int], list[str]]:
-    lock_fd, beat = open_store(store, os.path.dirname(into), wait_s), alive()
+    lock_fd = open_store(store, os.path.dirname(into), wait_s)
+    beat = alive()
     stored = place_in_store(store, entries)
     # Files of equal content are sent once.
     by_place = {entry.final: entry for entry in reversed(stored)}
     lacking = [entry for entry in by_place.values() if not is_stored(entry, beat)]
-    wrong = receive_all(sorted(lacking, key=lambda entry: entry.index), os.path.abspath(store), stored=True)
+    wrong = receive_all(
+        sorted(lacking, key=lambda entry: entry.index), os.path.abspath(store), stored=True
+    )
     if into and not wrong:
         make_new_folder(into, entries)
     os.close(lock_fd)
@@ -251,7 +270,9 @@ def make_new_folder(into: bytes, entries: list[Entry]) -> None:
 
 
 def copy_stored(entry: Entry, fd: int) -> bool:
-    """Copy a stored file to ``fd``. Return False if its size or, if the file is small, its hash is wrong."""
+    """Copy a stored file to ``fd``. Return False if its size or, if the file is small, its hash is
+    wrong.
+    """
     with open(entry.final, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != entry.size:
             return False
@@ -276,26 +297,36 @@ def copy_stored(entry: Entry, fd: int) -> bool:
 
 
 def assemble(folder: bytes, entries: list[Entry]) -> None:
-    """Fill the new folder with copies of stored files, not links, because jobs may write to their files."""
+    """Fill the new folder with copies of stored files, not links, because jobs may write to their
+    files.
+    """
     folder_entries = [entry for entry in entries if entry.kind != "archive"]
-    damaged = [entry for entry in folder_entries if not make_entry(os.path.join(folder, entry.path), entry)]
+    damaged = [
+        entry for entry in folder_entries if not make_entry(os.path.join(folder, entry.path), entry)
+    ]
     for entry in damaged:
         # The file may be gone already if two entries have the same content.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(entry.final)
     if damaged:
-        sys.exit(f"{len(damaged)} files in the file store were damaged; the next upload sends them again")
+        sys.exit(
+            f"{len(damaged)} files in the file store were damaged; the next upload sends them again"
+        )
 
 
 def make_entry(path: bytes, entry: Entry) -> bool:
-    """Create a file, folder or link at ``path``. Return False if the file in the file store is damaged."""
+    """Create a file, folder or link at ``path``. Return False if the file in the file store is
+    damaged.
+    """
     if entry.kind == "folder":
         os.mkdir(path, 0o700)
         return True
     if entry.kind == "link":
         os.symlink(base64.b64decode(entry.payload), path)
         return True
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 | (entry.mode & 0o100))
+    fd = os.open(
+        path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 | (entry.mode & 0o100)
+    )
     try:
         if entry.kind == "ours":
             write_all(fd, base64.b64decode(entry.payload))

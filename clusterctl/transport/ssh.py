@@ -1,7 +1,9 @@
-"""SSH transport: the ssh program runs each command, with the same `ssh_config` as a plain ``ssh -F``.
+"""SSH transport: the ssh program runs each command, with the same `ssh_config` as a plain ``ssh
+-F``.
 
-Commands share a connection (see ``master``). Only the cluster's key and known_hosts are used: no agent, no
-keys of the user, no trust on first use. For an attached cluster, the user's own SSH configuration is used.
+Commands share a connection (see ``master``). Only the cluster's key and known_hosts are used: no
+agent, no keys of the user, no trust on first use. For an attached cluster, the user's own SSH
+configuration is used.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ _REFUSED_S = 60.0
 class CommandTransport(ABC):
     """The part of a ``Transport`` that ``_talk`` does not decide.
 
-    max_output: maximum number of bytes of stdout that ``run`` accepts, and of stderr that it returns.
+    max_output: maximum number of bytes of stdout that ``run`` accepts, and of stderr that it
+        returns.
     path: folders that are appended to PATH of all commands, separated by colons. "": no folder.
     calls: the file that counts the commands. None: they are not counted.
     """
@@ -68,9 +71,12 @@ class CommandTransport(ABC):
         deadline = time.monotonic() + timeout_s
         line, script = self._wrapped(argv, env, reads=stdin is not None)
         with self._talk(argv, line, timeout_s) as talk:
-            talk.deadline, talk.most_stderr = deadline, self.max_output
+            talk.deadline = deadline
+            talk.most_stderr = self.max_output
             # If the command reads no stdin, closing stdin would end it.
-            stdout = talk.exchange(script + (stdin or b""), self.max_output, close=stdin is not None)
+            stdout = talk.exchange(
+                script + (stdin or b""), self.max_output, close=stdin is not None
+            )
             rc = talk.status()
             result = Result(rc, stdout.decode(errors="replace"), talk.stderr_tail())
         if check and rc != 0:
@@ -89,7 +95,9 @@ class CommandTransport(ABC):
         return self._conversation(argv, silence_s or self.silence_s)
 
     @contextmanager
-    def _conversation(self, argv: Sequence[str], silence_s: float, *, reads: bool = True) -> Iterator[Talk]:
+    def _conversation(
+        self, argv: Sequence[str], silence_s: float, *, reads: bool = True
+    ) -> Iterator[Talk]:
         line, script = self._wrapped(argv, reads=reads)
         with self._talk(argv, line, silence_s) as talk:
             talk.send(script)
@@ -104,7 +112,9 @@ class CommandTransport(ABC):
         return wrap_command(argv, env, reads=reads, path=self.path)
 
     @abstractmethod
-    def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> AbstractContextManager[Talk]:
+    def _talk(
+        self, argv: Sequence[str], line: str, silence_s: float
+    ) -> AbstractContextManager[Talk]:
         """Run ``line``, made of ``argv`` by ``wrap_command``, in a login shell of the host."""
 
 
@@ -113,7 +123,8 @@ class SSHTransport(CommandTransport):
     """Transport to a host of an `ssh_config` (see ``Transport``).
 
     user: account on the host. Default: the user in the `ssh_config`.
-    stays: leave the connection open for the next clusterctl command. That of an attached cluster stays open.
+    stays: leave the connection open for the next clusterctl command. That of an attached cluster
+        stays open.
     jumps: the connections to jump hosts, shared with the transports to other hosts.
     """
 
@@ -130,7 +141,9 @@ class SSHTransport(CommandTransport):
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def log_in(self) -> None:
-        """Open the shared connection; ssh may ask on this terminal. The first command raises the error."""
+        """Open the shared connection; ssh may ask on this terminal. The first command raises the
+        error.
+        """
         with self._lock:
             try:
                 self._master = open_master(self.config, self.host, self.user, stays=True, asks=True)
@@ -141,7 +154,9 @@ class SSHTransport(CommandTransport):
     def begin(self, argv: Sequence[str]) -> None:
         with self._lock:
             if self.stays and self._master is None and _may_stay(self.config):
-                self._master = open_master(self.config, self.host, self.user, stays=True, start=False)
+                self._master = open_master(
+                    self.config, self.host, self.user, stays=True, start=False
+                )
             if self._master is None or self._master.has_ended():
                 return
         with suppress(TransportError), ExitStack() as stack:
@@ -149,7 +164,9 @@ class SSHTransport(CommandTransport):
             self._begun[tuple(argv)] = (stack.pop_all(), talk)
 
     @contextmanager
-    def converse(self, argv: Sequence[str], *, silence_s: float | None = None) -> Iterator[Conversation]:
+    def converse(
+        self, argv: Sequence[str], *, silence_s: float | None = None
+    ) -> Iterator[Conversation]:
         stack, talk = self._begun.pop(tuple(argv), (ExitStack(), None))
         with stack:
             if talk is not None and talk.process.poll() is None:
@@ -180,17 +197,22 @@ class SSHTransport(CommandTransport):
         with start_program(words, cwd=master.folder if master else None, is_ssh=True) as process:
             self._running.add(process)
             try:
-                yield _Command(self.host, argv, process, silence_s, is_wrapped=True, ssh=self, master=master)
+                yield _Command(
+                    self.host, argv, process, silence_s, is_wrapped=True, ssh=self, master=master
+                )
             finally:
                 self._running.discard(process)
 
     def connect(self) -> Master | None:
-        """Return the shared connection, opened if necessary; None if each command must connect separately."""
+        """Return the shared connection, opened if necessary; None if each command must connect
+        separately.
+        """
         with self._lock:
             refused, until = self._refused
             if refused is not None and time.monotonic() < until:
                 raise refused
-            failed, self._failed = self._failed, None
+            failed = self._failed
+            self._failed = None
             if failed is not None:
                 raise failed
             if self._master is not None and self._master.has_ended():
@@ -207,7 +229,9 @@ class SSHTransport(CommandTransport):
             return self._master
 
     def _note_refusal(self, error: TransportError) -> None:
-        """Have commands of the next minute raise the error of an attached cluster that refused the login."""
+        """Have commands of the next minute raise the error of an attached cluster that refused the
+        login.
+        """
         if isinstance(error, KeyRefusedError) and login_of(self.config) is not None:
             self._refused = (error, time.monotonic() + _REFUSED_S)
 
@@ -220,10 +244,11 @@ class _Command(Talk):
     master: Master | None
 
     def _status(self, rc: int) -> int:
-        """Return the command's exit status; -1 if a signal ended it. Raise UnreachableError if ssh failed.
+        """Return the command's exit status; -1 if a signal ended it. Raise UnreachableError if ssh
+        failed.
 
-        ssh exits with 255 if it fails, or if a signal ended the command. A command that itself exits with 255
-        looks the same as a command that a signal ended.
+        ssh exits with 255 if it fails, or if a signal ended the command. A command that itself
+        exits with 255 looks the same as a command that a signal ended.
         """
         ended_here = rc == ENDED_BY_SIGNAL
         if rc != NO_CONNECTION and not ended_here:
@@ -239,9 +264,11 @@ class _Command(Talk):
 
 @dataclass(slots=True, eq=False)
 class LocalTransport(CommandTransport):
-    """Transport to this machine, a login node of an attached cluster, as this user (see ``Transport``).
+    """Transport to this machine, a login node of an attached cluster, as this user (see
+    ``Transport``).
 
-    A command has a session of its own. It ends as it would over SSH: when its stdin or stdout is closed.
+    A command has a session of its own. It ends as it would over SSH: when its stdin or stdout is
+    closed.
     """
 
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
@@ -284,7 +311,9 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 def _may_stay(config: Path) -> bool:
-    """Return whether an unused connection may stay open. It would keep an auto_down cluster running."""
+    """Return whether an unused connection may stay open. It would keep an auto_down cluster
+    running.
+    """
     workspace = Workspace(config.parent)
     try:
         return not workspace.removing.exists() and b"auto_down" not in workspace.spec.read_bytes()
@@ -295,7 +324,8 @@ def _may_stay(config: Path) -> bool:
 def _attached_path(ssh_config: Path) -> str:
     """Return the folders that PATH on an attached cluster may lack; "" for other clusters."""
     if login_of(ssh_config) is not None:
-        # Before `attach` has finished there is no record. Commands that need it report a damaged record.
+        # Before `attach` has finished there is no record. Commands that need it report a damaged
+        # record.
         with suppress(UsageError):
             return facts_of(Workspace(ssh_config.parent)).path
     return ""
@@ -304,14 +334,17 @@ def _attached_path(ssh_config: Path) -> str:
 class Connections(ExitStack):
     """Transports to the hosts of an `ssh_config`. Leaving the context closes their connections.
 
-    Entering the context logs in to an attached cluster if ssh may ask the user. Afterwards nothing asks.
+    Entering the context logs in to an attached cluster if ssh may ask the user. Afterwards nothing
+    asks.
 
     stays: name of the host whose connection is left open for the next clusterctl command.
-    path: folders that are appended to PATH of all commands, separated by colons. "": no folder. Default: the
-        folders that PATH on an attached cluster may lack.
+    path: folders that are appended to PATH of all commands, separated by colons. "": no folder.
+        Default: the folders that PATH on an attached cluster may lack.
     """
 
-    def __init__(self, ssh_config: Path, *, stays: str | None = None, path: str | None = None) -> None:
+    def __init__(
+        self, ssh_config: Path, *, stays: str | None = None, path: str | None = None
+    ) -> None:
         super().__init__()
         self._ssh_config = ssh_config
         self._stays = stays
@@ -331,7 +364,8 @@ class Connections(ExitStack):
     def to(self, host: str, user: str | None = None) -> Transport:
         """Return the transport to this host as this user. Default: the admin user.
 
-        The user of an attached cluster is always that of the login, so that there is only one connection.
+        The user of an attached cluster is always that of the login, so that there is only one
+        connection.
         """
         login = login_of(self._ssh_config)
         if login is not None:
@@ -339,14 +373,19 @@ class Connections(ExitStack):
         with self._lock:
             if (host, user) not in self._open:
                 is_here = (login, host) == (HERE, LOGIN_HOST)
-                transport = LocalTransport(host, path=self._path) if is_here else self._ssh(host, user)
-                transport.calls = Workspace(self._ssh_config.parent).calls if login is not None else None
+                transport = (
+                    LocalTransport(host, path=self._path) if is_here else self._ssh(host, user)
+                )
+                transport.calls = (
+                    Workspace(self._ssh_config.parent).calls if login is not None else None
+                )
                 self._open[host, user] = transport
                 self.callback(transport.close)
             return self._open[host, user]
 
     def prepare(self, host: str) -> None:
-        """Open the connection that a plain ssh to ``host`` uses: to its jump host, or to an attached cluster.
+        """Open the connection that a plain ssh to ``host`` uses: to its jump host, or to an
+        attached cluster.
 
         ssh itself would not tell why the jump host can't be reached. Raises TransportError.
         """

@@ -49,7 +49,8 @@ def with_title(title: str, progress: Progress) -> Progress:
 class Stream:
     """Iterator over the pieces of stdout that a conversation receives.
 
-    progress: called after each piece with the number of bytes received and ``total``, unless ``total`` is 0.
+    progress: called after each piece with the number of bytes received and ``total``, unless
+        ``total`` is 0.
     done: bytes of the complete files. came: bytes received of the current file.
     """
 
@@ -77,7 +78,8 @@ class Stream:
 class Kind(StrEnum):
     """Kinds of items that can be sent. Pipes, sockets and devices can't be sent.
 
-    ARCHIVE: a folder sent as a single piece, unless the cluster's file store has a folder of that name.
+    ARCHIVE: a folder sent as a single piece, unless the cluster's file store has a folder of that
+        name.
     """
 
     FOLDER = "folder"
@@ -104,8 +106,11 @@ class Item:
 
     @classmethod
     def of(cls, path: str, origin: Path, status: os.stat_result) -> Item | None:
-        """Return the item for a local file ``origin`` with this status; None for a pipe, socket or device."""
-        mode, mtime = stat.S_IMODE(status.st_mode), status.st_mtime_ns
+        """Return the item for a local file ``origin`` with this status; None for a pipe, socket or
+        device.
+        """
+        mode = stat.S_IMODE(status.st_mode)
+        mtime = status.st_mtime_ns
         if stat.S_ISDIR(status.st_mode):
             return cls(path, Kind.FOLDER, origin, mode, mtime)
         if stat.S_ISLNK(status.st_mode):
@@ -119,7 +124,8 @@ class Item:
 def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
     """Return the items at and below ``roots``, and the paths of skipped pipes, sockets and devices.
 
-    The path of an item begins with the name of its root. Links are not followed, except in ``roots``.
+    The path of an item begins with the name of its root. Links are not followed, except in
+    ``roots``.
 
     Raises:
         UsageError: files can't be read, or two roots have the same name.
@@ -134,7 +140,10 @@ def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...
             raise UsageError(
                 f"two of the files and folders to send are called {printable(name)}"
                 if name
-                else f"the folder {printable(str(root))} can't be sent, because its path ends without a name",
+                else (
+                    f"the folder {printable(str(root))} can't be sent, because its path ends "
+                    "without a name"
+                ),
                 code="name-twice",
                 fix="rename one of them, or send them by separate commands to different folders"
                 if name
@@ -161,13 +170,20 @@ def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...
 
 
 def unreadable_error(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
-    """Return the error for local files that can't be read. ``fix``: advice instead of the default advice."""
-    reasons = [f"{printable(os.fsdecode(exc.filename or ''))}: {exc.strerror or exc}" for exc in errors]
+    """Return the error for local files that can't be read. ``fix``: advice instead of the default
+    advice.
+    """
+    reasons = [
+        f"{printable(os.fsdecode(exc.filename or ''))}: {exc.strerror or exc}" for exc in errors
+    ]
     more = f", and {len(reasons) - 3} more" if len(reasons) > 3 else ""  # noqa: PLR2004
     problem = "the files to send can't be read"
     details = "; ".join(reasons[:3]) + more
     return UsageError(
-        problem, code="files-unreadable", why=details, fix=fix or "make the files readable, or leave them out"
+        problem,
+        code="files-unreadable",
+        why=details,
+        fix=fix or "make the files readable, or leave them out",
     )
 
 
@@ -185,8 +201,12 @@ _SPECIAL: Final = re.compile(r"[\\*?\[\]]|\s+\Z")
 
 
 def literal_pattern(path: str) -> str:
-    """Return the .gitignore pattern that matches only this path, from the top of the patterns' folder."""
-    return "/" + _SPECIAL.sub(lambda match: "".join(f"\\{char}" for char in match[0]), path.rstrip("/"))
+    """Return the .gitignore pattern that matches only this path, from the top of the patterns'
+    folder.
+    """
+    return "/" + _SPECIAL.sub(
+        lambda match: "".join(f"\\{char}" for char in match[0]), path.rstrip("/")
+    )
 
 
 def format_size(size: float) -> str:
@@ -197,10 +217,13 @@ def format_size(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -> Mapping[Path, str]:
+def hash_items(
+    files: Sequence[Item], *, progress: Progress = lambda *_: None
+) -> Mapping[Path, str]:
     """Return a mapping: local path of each file -> sha256 in hex of its first ``Item.size`` bytes.
 
-    A file that has grown since it was listed counts as it was then. Hashes of large files are cached.
+    A file that has grown since it was listed counts as it was then. Hashes of large files are
+    cached.
 
     Raises UsageError if files can't be read. The error lists up to three of these files.
     """
@@ -217,7 +240,9 @@ def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -
 
 @dataclass(slots=True)
 class _Hashing:
-    """Hashing of files in several threads. total, done: bytes. stopped: set it to end all threads."""
+    """Hashing of files in several threads. total, done: bytes. stopped: set it to end all
+    threads.
+    """
 
     cache: _HashCache
     progress: Progress
@@ -249,7 +274,8 @@ class _Hashing:
             if previous_key == key and not has_grown:
                 self._count(status.st_size)
                 return sha256
-            sha, rest = hashlib.sha256(), size
+            sha = hashlib.sha256()
+            rest = size
             while data := file.read(min(_CHUNK, rest)):
                 sha.update(data)
                 rest -= len(data)
@@ -270,13 +296,18 @@ class _Hashing:
 
 @contextmanager
 def _hash_cache(*, used: bool) -> Iterator[_HashCache]:
-    """Yield the cache of hashes; an empty cache unless ``used``. Save it at the end if the disk permits."""
+    """Yield the cache of hashes; an empty cache unless ``used``. Save it at the end if the disk
+    permits.
+    """
     if not used:
         yield {}
         return
-    file, cache = cache_home() / "hashes.json", cast("_HashCache", {})
+    file = cache_home() / "hashes.json"
+    cache = cast("_HashCache", {})
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        cache = {path: ((*key,), sha256) for path, (key, sha256) in json.loads(file.read_bytes()).items()}
+        cache = {
+            path: ((*key,), sha256) for path, (key, sha256) in json.loads(file.read_bytes()).items()
+        }
     before = dict(cache)
     yield cache
     if cache != before:

@@ -1,7 +1,8 @@
-"""The data folders of clusterctl (templates, ansible, ...), in a checkout or a wheel; rendering of templates.
+"""The data folders of clusterctl (templates, ansible, ...), in a checkout or a wheel; rendering of
+templates.
 
-Templates only insert values: logic is in Python. Some data files are not in a data folder but beside the code
-that reads them, such as tables that explain a program's messages.
+Templates only insert values: logic is in Python. Some data files are not in a data folder but
+beside the code that reads them, such as tables that explain a program's messages.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ R = TypeVar("R", bound="Rule")
 
 
 def data_folder(name: str) -> Path:
-    """Return the path of a data folder. Raises ClusterctlError if the installation lacks the folder."""
+    """Return the path of a data folder. Raises ClusterctlError if the installation lacks the
+    folder.
+    """
     for candidate in (_PACKAGE / "_assets" / name, _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate
@@ -55,7 +58,9 @@ def file_sha256(path: Path) -> str:
 
 
 def tree_hash(root: Path) -> str:
-    """Return a hash of the relative names and the contents of the files below ``root``: 16 hex digits."""
+    """Return a hash of the relative names and the contents of the files below ``root``: 16 hex
+    digits.
+    """
     files = tree_files(root)
     return digest(
         *(part for file in files for part in (file.relative_to(root).as_posix(), file.read_bytes()))
@@ -63,7 +68,9 @@ def tree_hash(root: Path) -> str:
 
 
 def digest(*parts: str | bytes) -> str:
-    """Return a hash of these parts, in this order, as 16 hex digits that are the same in every process."""
+    """Return a hash of these parts, in this order, as 16 hex digits that are the same in every
+    process.
+    """
     sha = hashlib.sha256()
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
@@ -74,7 +81,9 @@ def digest(*parts: str | bytes) -> str:
 
 @cache
 def payload_hash() -> str:
-    """Return the hash of the files of the training program. On clusters, its folder is named by the hash."""
+    """Return the hash of the files of the training program. On clusters, its folder is named by the
+    hash.
+    """
     return tree_hash(data_folder("payload"))
 
 
@@ -85,20 +94,26 @@ def ansible_hash() -> str:
 
 
 def job_lock() -> Path:
-    """Return the path of the requirements (versions and hashes) of the nodes' Python environment for jobs."""
+    """Return the path of the requirements (versions and hashes) of the nodes' Python environment
+    for jobs.
+    """
     return data_folder("payload") / "requirements.lock"
 
 
 def gpu_lock() -> Path:
-    """Return the path of the requirements that nodes with NVIDIA GPUs need in addition, such as CuPy."""
+    """Return the path of the requirements that nodes with NVIDIA GPUs need in addition, such as
+    CuPy.
+    """
     return data_folder("payload") / "requirements-gpu.lock"
 
 
 @cache
 def install_inputs() -> tuple[bytes, ...]:
-    """Return all files that determine the software that `up` installs on a host: names and contents in turn.
+    """Return all files that determine the software that `up` installs on a host: names and contents
+    in turn.
 
-    A role's files that only its configure.yml reads are left out, so that changing them installs nothing.
+    A role's files that only its configure.yml reads are left out, so that changing them installs
+    nothing.
     """
     ansible = data_folder("ansible")
     files = [ansible / "install.yml", job_lock()]
@@ -107,7 +122,11 @@ def install_inputs() -> tuple[bytes, ...]:
     for path in sorted(ansible.glob("roles/*/**/*")):
         _, role, inner, *_ = path.relative_to(ansible).parts
         is_install_task = role not in configuring and inner == "tasks"
-        counts = is_install_task or inner in {"vars", "defaults", "files"} or path.name.startswith("install")
+        counts = (
+            is_install_task
+            or inner in {"vars", "defaults", "files"}
+            or path.name.startswith("install")
+        )
         if path.is_file() and role in installing and counts and path.suffix != ".pyc":
             files.append(path)
     return tuple(part for path in files for part in (path.name.encode(), path.read_bytes()))
@@ -121,7 +140,8 @@ if TYPE_CHECKING:
 def _environment() -> Environment:
     import jinja2  # noqa: PLC0415 - few commands render templates
 
-    # No autoescape, because the output is configuration and shell text, not HTML. `q` quotes for the shell.
+    # No autoescape, because the output is configuration and shell text, not HTML. `q` quotes for
+    # the shell.
     environment = jinja2.Environment(  # noqa: S701
         loader=jinja2.FileSystemLoader(data_folder("templates")),
         undefined=jinja2.StrictUndefined,
@@ -160,8 +180,8 @@ def _read(path: Path, kind: Any) -> Any:
 class Rule:
     """An explanation (cause and fix) of all messages that match a pattern in ``match``.
 
-    In ``cause`` and ``fix``, `{name}` is replaced by a named group of the pattern; `{name:text}` by text if
-    the group is empty.
+    In ``cause`` and ``fix``, `{name}` is replaced by a named group of the pattern; `{name:text}` by
+    text if the group is empty.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -173,18 +193,25 @@ class Rule:
     retryable: bool = False
 
     def failure(self, words: Mapping[str, str], *, host: str | None, phase: str) -> Failure:
-        """Return a failure with this rule's cause and fix; ``words`` (name -> value) are inserted."""
-        cause, fix = fill_in(self.cause, words), fill_in(self.fix, words)
+        """Return a failure with this rule's cause and fix; ``words`` (name -> value) are
+        inserted.
+        """
+        cause = fill_in(self.cause, words)
+        fix = fill_in(self.fix, words)
         return Failure(self.code, cause, host, phase, fix, self.retryable)
 
 
 def fill_in(text: str, words: Mapping[str, str]) -> str:
-    """Replace `{name}` in a text by its value in ``words``, `{name:text}` by `text` if it has no value."""
+    """Replace `{name}` in a text by its value in ``words``, `{name:text}` by `text` if it has no
+    value.
+    """
     return text.format_map(_Words({name: _Word(value) for name, value in words.items()}))
 
 
 def first_rule(rules: Iterable[R], text: str) -> tuple[R, dict[str, str]] | None:
-    """Return the first rule that matches a text, and its pattern's groups by name; None: no match."""
+    """Return the first rule that matches a text, and its pattern's groups by name; None: no
+    match.
+    """
     for rule in rules:
         if matches := [match for pattern in rule.match if (match := re.search(pattern, text))]:
             groups = (group for match in reversed(matches) for group in match.groupdict().items())

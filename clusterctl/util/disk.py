@@ -58,7 +58,9 @@ def disk_error(exc: OSError, path: Path | None = None) -> DiskError:
 
 
 def write_error_reason(exc: OSError, path: Path) -> str:
-    """Return why a file could not be written. If the disk is full or unwritable, name its mount point."""
+    """Return why a file could not be written. If the disk is full or unwritable, name its mount
+    point.
+    """
     cause = exc.strerror or str(exc)
     if exc.errno not in REFUSALS:
         return cause
@@ -69,7 +71,9 @@ def write_error_reason(exc: OSError, path: Path) -> str:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file and sync the file. After an error, the line may be incomplete in the file."""
+    """Append a line to a file and sync the file. After an error, the line may be incomplete in the
+    file.
+    """
     with translating_write_errors(path):
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -86,7 +90,9 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object in each line of a file. Skip damaged lines. A missing file has no lines."""
+    """Yield the JSON object in each line of a file. Skip damaged lines. A missing file has no
+    lines.
+    """
     return (row for _, row in read_lines(path) if row is not None)
 
 
@@ -102,7 +108,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file that may be damaged or missing. Bytes that are no text are replaced."""
+    """Return the text of a file that may be damaged or missing. Bytes that are no text are
+    replaced.
+    """
     return path.read_bytes().decode(errors="replace") if path.exists() else ""
 
 

@@ -1,8 +1,8 @@
 """Running of programs, private temporary folders, and calls in parallel threads.
 
-Programs end with clusterctl, even if clusterctl is killed. A temporary folder is locked while it is in use;
-an unlocked folder was left by a killed process, and the next clusterctl removes it. Ctrl-C does not wait for
-threads that hang.
+Programs end with clusterctl, even if clusterctl is killed. A temporary folder is locked while it is
+in use; an unlocked folder was left by a killed process, and the next clusterctl removes it. Ctrl-C
+does not wait for threads that hang.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _MAX_THREADS: Final = 32
-# A signal just before a thread blocks does not wake it, so waits must be short, or Ctrl-C would be lost.
+# A signal just before a thread blocks does not wake it, so waits must be short, or Ctrl-C would be
+# lost.
 _INTERRUPTIBLE_S: Final = 0.2
 
 
 def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
-    """Return a command that runs ``argv``. All its processes end when this process ends (only on Linux).
+    """Return a command that runs ``argv``. All its processes end when this process ends (only on
+    Linux).
 
-    grace_s: seconds between SIGINT and SIGKILL; 0: only SIGKILL. SIGTERM to the command has the same effect
-        as the end of this process; SIGHUP during the grace time kills at once.
+    grace_s: seconds between SIGINT and SIGKILL; 0: only SIGKILL. SIGTERM to the command has the
+        same effect as the end of this process; SIGHUP during the grace time kills at once.
     """
     if sys.platform != "linux":
         return list(argv)
@@ -61,7 +63,9 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """The reason of a failure: the end of stderr; if stderr is empty, of stdout; else the exit status."""
+        """The reason of a failure: the end of stderr; if stderr is empty, of stdout; else the exit
+        status.
+        """
         return (self.stderr.strip() or self.stdout.strip())[-1500:] or f"exit {self.rc}"
 
 
@@ -77,7 +81,8 @@ def run(
 
     Raises:
         OSError: the program does not exist.
-        TimeoutExpired: the program took longer than ``timeout_s``, and was ended with its descendants.
+        TimeoutExpired: the program took longer than ``timeout_s``, and was ended with its
+            descendants.
     """
     stdin_bytes = stdin.encode() if isinstance(stdin, str) else stdin
     with _started(argv, env, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd) as process:
@@ -87,7 +92,9 @@ def run(
             process.terminate()
             raise
         # ssh ends the lines of its own messages with \r\n.
-        outputs = (output.decode(errors="replace").replace("\r\n", "\n") for output in (stdout, stderr))
+        outputs = (
+            output.decode(errors="replace").replace("\r\n", "\n") for output in (stdout, stderr)
+        )
         return Result(process.returncode, *outputs)
 
 
@@ -98,9 +105,13 @@ def run_with_lines(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Result:
-    """Run a program with its stderr joined to its stdout, and call ``heard`` with each line of output."""
+    """Run a program with its stderr joined to its stdout, and call ``heard`` with each line of
+    output.
+    """
     lines = []
-    with _started(argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=cwd) as process:
+    with _started(
+        argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=cwd
+    ) as process:
         try:
             for raw in process.stdout or ():
                 lines.append(line := raw.decode(errors="replace"))
@@ -131,7 +142,12 @@ def stdout_pieces(
 
 
 def _started(
-    argv: Sequence[str], env: Mapping[str, str] | None, *, stdin: int, stderr: int, cwd: Path | None = None
+    argv: Sequence[str],
+    env: Mapping[str, str] | None,
+    *,
+    stdin: int,
+    stderr: int,
+    cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     # The subreaper could report a missing program only in words.
     if shutil.which(argv[0]) is None:
@@ -143,7 +159,9 @@ def _started(
 
 @contextmanager
 def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -> Iterator[Path]:
-    """Create a private folder in ``place`` for the ``with`` body. Default: the folder for temporary files."""
+    """Create a private folder in ``place`` for the ``with`` body. Default: the folder for temporary
+    files.
+    """
     parent = Path(place) if place else _temporary_place()
     remove_stale_folders(parent, prefix=prefix)
     while True:
@@ -162,7 +180,9 @@ def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -
 
 
 def remove_stale_folders(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
-    """Remove folders that killed processes left in ``place`` (default: all places for temporary files)."""
+    """Remove folders that killed processes left in ``place`` (default: all places for temporary
+    files).
+    """
     places = {Path(place)} if place else {_temporary_place(), SHORT, _MEMORY}
     for folder in [folder_path for parent in places for folder_path in parent.glob(f"{prefix}*")]:
         # The folder may belong to another user, or be removed already.
@@ -181,7 +201,9 @@ def roomiest_temporary_folder() -> Path:
 
 
 def _temporary_place() -> Path:
-    """Return the folder for temporary files: in memory if no disk is writable, so that `down` works."""
+    """Return the folder for temporary files: in memory if no disk is writable, so that `down`
+    works.
+    """
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:  # no writable folder
@@ -203,12 +225,17 @@ def _locked(folder: Path) -> int | None:
 
 
 def call_on_hosts(
-    hosts: Iterable[str], ask: Callable[[str], R], *, most: int = _MAX_THREADS, limit: Limit = NO_LIMIT
+    hosts: Iterable[str],
+    ask: Callable[[str], R],
+    *,
+    most: int = _MAX_THREADS,
+    limit: Limit = NO_LIMIT,
 ) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
-    """Call ``ask`` with each host in parallel. Return two mappings: host -> answer, and host -> error.
+    """Call ``ask`` with each host in parallel. Return two mappings: host -> answer, and host ->
+    error.
 
-    limit: calls that take longer are abandoned, and their hosts get an UnreachableError. With a limit,
-        ``ask`` must not change anything.
+    limit: calls that take longer are abandoned, and their hosts get an UnreachableError. With a
+        limit, ``ask`` must not change anything.
     """
 
     def answer(host: str) -> R | ClusterctlError:
@@ -217,7 +244,8 @@ def call_on_hosts(
                 raise TimeoutError
             return ask(host) if limit is NO_LIMIT else start_in_thread(partial(ask, host))(limit)
         except TimeoutError:
-            reason, fix = "the time limit for all hosts has passed", f"check the load of {host}"
+            reason = "the time limit for all hosts has passed"
+            fix = f"check the load of {host}"
             return UnreachableError(f"{host} does not answer", why=reason, fix=fix, host=host)
         except ClusterctlError as exc:
             return exc
@@ -225,14 +253,19 @@ def call_on_hosts(
     names = list(hosts)
     answers = dict(zip(names, parallel_map(names, answer, most=most), strict=True))
     errors = {host: value for host, value in answers.items() if isinstance(value, ClusterctlError)}
-    return {host: value for host, value in answers.items() if not isinstance(value, ClusterctlError)}, errors
+    return {
+        host: value for host, value in answers.items() if not isinstance(value, ClusterctlError)
+    }, errors
 
 
-def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = _MAX_THREADS) -> list[R]:
+def parallel_map(
+    items: Sequence[T], function: Callable[[T], R], *, most: int = _MAX_THREADS
+) -> list[R]:
     """Call a function for each item in parallel. Return the results in the order of the items.
 
-    After an exception, no further call starts. The exception is raised when the running calls have ended,
-    because these calls may need a lock that the caller holds. An interrupt does not wait for running calls.
+    After an exception, no further call starts. The exception is raised when the running calls have
+    ended, because these calls may need a lock that the caller holds. An interrupt does not wait for
+    running calls.
     """
     results: list[R | None] = [None] * len(items)
     failed: list[BaseException] = []
@@ -264,10 +297,11 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
 
 
 def start_in_thread(call: Callable[[], R]) -> Callable[..., R]:
-    """Start a call in a thread. Return a function that waits for the call's result or raises its exception.
+    """Start a call in a thread. Return a function that waits for the call's result or raises its
+    exception.
 
-    The returned function takes a ``Limit``, and raises TimeoutError once the limit has passed. The process
-    may exit before the call has returned.
+    The returned function takes a ``Limit``, and raises TimeoutError once the limit has passed. The
+    process may exit before the call has returned.
     """
     results: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()
 

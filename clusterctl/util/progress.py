@@ -1,4 +1,6 @@
-"""Progress reports of phases, the functions that receive them, and clocks and limits for waiting."""
+"""Progress reports of phases, the functions that receive them, and clocks and limits for
+waiting.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """A task that a host has finished. how: its result. of: number of hosts in this phase; 0: unknown."""
+    """A task that a host has finished. how: its result. of: number of hosts in this phase; 0:
+    unknown.
+    """
 
     host: str
     task: str
@@ -38,7 +42,9 @@ LineReporter = Callable[[str], None]
 
 
 class Reporter:
-    """Receiver of the progress of a command, which consists of phases. This base class shows nothing."""
+    """Receiver of the progress of a command, which consists of phases. This base class shows
+    nothing.
+    """
 
     def step(self, phase: str) -> None:
         """Report that this phase begins."""
@@ -71,7 +77,8 @@ class PhaseLines(Reporter):
     """
 
     def __init__(self, report: LineReporter, *, verbose: bool = False) -> None:
-        self._report, self._verbose = report, verbose
+        self._report = report
+        self._verbose = verbose
         self._start = time.monotonic()
         self._failed: set[str] = set()
         self.phase = ""
@@ -118,7 +125,9 @@ class Clock:
     def polls(
         self, timeout_s: float | None, *, first_s: float = 0.2, longest_s: float = 15.0
     ) -> Iterator[None]:
-        """Yield before each poll, and sleep between polls, until ``timeout_s`` (if given) has passed."""
+        """Yield before each poll, and sleep between polls, until ``timeout_s`` (if given) has
+        passed.
+        """
         give_up = math.inf if timeout_s is None else self.now() + timeout_s
         for pause in backoff(first_s, longest_s=longest_s):
             yield

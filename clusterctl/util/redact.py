@@ -1,7 +1,8 @@
-"""Removal of secrets (keys, tokens, passwords, credentials in URLs) from text that leaves this machine.
+"""Removal of secrets (keys, tokens, passwords, credentials in URLs) from text that leaves this
+machine.
 
-Known secrets are removed in every place and spelling. Unknown secrets are recognized by the patterns of
-data/secrets.toml, or as long random words.
+Known secrets are removed in every place and spelling. Unknown secrets are recognized by the
+patterns of data/secrets.toml, or as long random words.
 """
 
 from __future__ import annotations
@@ -29,25 +30,33 @@ _LONG: Final = re.compile(
     r"(?<![\w+/-])(?<!SHA256:)(?<!h1:)(?<!sha256[=:-])(?<!sha384[=:-])(?<!sha512[=:-])"
     r"(?!AAAA(?:[BC]3NzaC1|E2VjZHNh|[GI]nNr))[A-Za-z0-9+/_-]{40,}={0,2}"
 )
-_KINDS: Final = {letter: kind for kind in (ascii_lowercase, ascii_uppercase, digits) for letter in kind}
+_KINDS: Final = {
+    letter: kind for kind in (ascii_lowercase, ascii_uppercase, digits) for letter in kind
+}
 # From this length, in letters, a word counts as secret whatever its letters.
 _ANY: Final = 100
-_ORDINARY: Final = re.compile(r"[0-9a-f]{128}|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # SHA512, UUID
+# SHA512, UUID.
+_ORDINARY: Final = re.compile(r"[0-9a-f]{128}|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SECRET: Final = ("secret", "several", "items", "heredoc", "json")  # groups of patterns
-# Share of neighbouring characters that differ in kind (lower, upper, digit). Base64: 0.6; paths: 0.1.
+# Share of neighbouring characters that differ in kind (lower, upper, digit). Base64: 0.6; paths:
+# 0.1.
 _CHANGES: Final = 0.3
 _LEAST_LINE: Final = 16  # letters
 
 
 @cache
 def patterns() -> Mapping[str, re.Pattern[str]]:
-    """Return the patterns of data/secrets.toml, in the order to apply them: kind of secret -> pattern."""
+    """Return the patterns of data/secrets.toml, in the order to apply them: kind of secret ->
+    pattern.
+    """
     return {name: re.compile(_filled(text)) for name, text in _data()["patterns"].items()}
 
 
 @cache
 def is_secret_name(name: str) -> bool:
-    """Return whether a variable or key with this name, such as API_TOKEN, usually has a secret value."""
+    """Return whether a variable or key with this name, such as API_TOKEN, usually has a secret
+    value.
+    """
     return re.match(_filled("(?!PWD$).*(?i:@word@)"), name) is not None
 
 
@@ -58,7 +67,9 @@ def _data() -> Mapping[str, Mapping[str, Any]]:
 def _filled(text: str) -> str:
     def piece(match: re.Match[str]) -> str:
         alternatives = _data()["pieces"][match[1]]
-        return _filled(alternatives if isinstance(alternatives, str) else f"(?:{'|'.join(alternatives)})")
+        return _filled(
+            alternatives if isinstance(alternatives, str) else f"(?:{'|'.join(alternatives)})"
+        )
 
     return re.sub(r"@([a-z_]+)@", piece, text)
 
@@ -66,7 +77,8 @@ def _filled(text: str) -> str:
 def redactor(
     secrets: Iterable[str | bytes], looks: Iterable[re.Pattern[str]] | None = None
 ) -> Callable[[str], str]:
-    """Return a function that hides these secrets, in all spellings, and text that looks like a secret.
+    """Return a function that hides these secrets, in all spellings, and text that looks like a
+    secret.
 
     looks: patterns for such text. Default: ``patterns``.
     """
@@ -100,13 +112,17 @@ def _is_random(word: str) -> bool:
     if _ORDINARY.fullmatch(word) is not None:
         return False
     kinds = [_KINDS.get(letter) for letter in word]
-    changes = sum(kind != next_kind and None not in (kind, next_kind) for kind, next_kind in pairwise(kinds))
+    changes = sum(
+        kind != next_kind and None not in (kind, next_kind) for kind, next_kind in pairwise(kinds)
+    )
     mixed = {*_KINDS.values()} <= {*kinds} and changes > _CHANGES * len(word)
     return mixed or len(word) >= _ANY
 
 
 def _spellings(raw: bytes) -> Iterator[str]:
-    """Yield a secret's spellings: text, JSON, URL, base64, hexadecimal, and wrapped lines of the last two."""
+    """Yield a secret's spellings: text, JSON, URL, base64, hexadecimal, and wrapped lines of the
+    last two.
+    """
     for form in (base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode(), raw.hex()):
         yield form
         for width in _WRAPPED_AT:

@@ -1,4 +1,5 @@
-"""Acting with an account's rights and reading an account's files, for programs that run as root on hosts.
+"""Acting with an account's rights and reading an account's files, for programs that run as root on
+hosts.
 
 For Python 3.6 and its standard library.
 """
@@ -15,11 +16,14 @@ MOST_BYTES = 16 << 20  # of a file
 
 @contextmanager
 def acting_as(account: pwd.struct_passwd) -> Iterator[None]:
-    """Run the body with an account's rights, because root must not follow links that a job has created."""
+    """Run the body with an account's rights, because root must not follow links that a job has
+    created.
+    """
     if os.geteuid() != 0 or account.pw_uid == 0:
         yield
         return
-    groups, gid = os.getgroups(), os.getegid()
+    groups = os.getgroups()
+    gid = os.getegid()
     os.setgroups(os.getgrouplist(account.pw_name, account.pw_gid))
     os.setegid(account.pw_gid)
     os.seteuid(account.pw_uid)
@@ -32,7 +36,9 @@ def acting_as(account: pwd.struct_passwd) -> Iterator[None]:
 
 
 def read_regular(path: str) -> bytes:
-    """Return the content of a small regular file, without blocking. Raises OSError for any other file."""
+    """Return the content of a small regular file, without blocking. Raises OSError for any other
+    file.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         data = file.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else None

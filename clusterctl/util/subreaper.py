@@ -1,11 +1,14 @@
-"""Subreaper: runs a program, and kills all its descendants when the program or PARENT ends. Linux only.
+"""Subreaper: runs a program, and kills all its descendants when the program or PARENT ends. Linux
+only.
 
     python -I -S THIS_FILE PARENT GRACE COMMAND...
 
-PARENT is the pid of the process that starts the subreaper. Killing a process group is not enough, because
-Ansible's workers have their own sessions. Orphaned descendants become children of the subreaper instead of
-init's. If GRACE is not 0, the program first gets SIGINT, and GRACE seconds to end; SIGHUP ends this time
-early. A second SIGTERM has no effect: it may arrive when PARENT ends. Other open file descriptors stay open
+PARENT is the pid of the process that starts the subreaper. Killing a process group is not enough,
+because Ansible's workers have their own sessions. Orphaned descendants become children of the
+subreaper instead of init's. If GRACE is not 0, the program first gets SIGINT, and GRACE seconds to
+end; SIGHUP ends this time
+early. A second SIGTERM has no effect: it may arrive when PARENT ends. Other open file descriptors
+    stay open
 in the subreaper and are not inherited: a lock on such a file is held as long as the subreaper runs.
 """
 
@@ -20,7 +23,9 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 
-_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+# Options of prctl(2).
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALLED = 128
 _DAY_S = 86400
@@ -28,7 +33,8 @@ _STDERR = 2
 
 
 def main(parent: int, grace_s: int, argv: list[str]) -> int:
-    # Block the signals and wait for them, because a handler does not interrupt a wait(2) that starts later.
+    # Block the signals and wait for them, because a handler does not interrupt a wait(2) that
+    # starts later.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDING, signal.SIGCHLD})
     # SIGINT is for the program.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -57,7 +63,9 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
 
 
 def _exit_code(program: int, ending: Collection[int], until: float = math.inf) -> int:
-    """Wait for the program and return its exit code. Exit at a signal in ``ending``, or at time ``until``."""
+    """Wait for the program and return its exit code. Exit at a signal in ``ending``, or at time
+    ``until``.
+    """
     while True:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == program:
@@ -70,9 +78,11 @@ def _exit_code(program: int, ending: Collection[int], until: float = math.inf) -
 
 
 def _end_children() -> None:
-    """Kill all children. This process inherits the children of killed children, so repeat until all are dead.
+    """Kill all children. This process inherits the children of killed children, so repeat until all
+    are dead.
 
-    Children under sudo belong to root and can't be killed. They end because their input or output is closed.
+    Children under sudo belong to root and can't be killed. They end because their input or output
+    is closed.
     """
     # `os.wait` raises ChildProcessError if no child is left.
     with suppress(ChildProcessError), open(f"/proc/self/task/{os.getpid()}/children") as children:

@@ -22,8 +22,8 @@ from clusterctl.errors import printable, visible
 
 _LONGEST_SGR: Final = 64  # characters
 _SGR: Final = rf"\x1b\[[0-9;:]{{0,{_LONGEST_SGR}}}m"
-# C0 except \t \n \r, DEL, C1, line and paragraph separators, text direction overrides and isolates, and
-# invalid UTF-8, decoded with "surrogateescape": a terminal may take those bytes for C1.
+# C0 except \t \n \r, DEL, C1, line and paragraph separators, text direction overrides and isolates,
+# and invalid UTF-8, decoded with "surrogateescape": a terminal may take those bytes for C1.
 _ACTS: Final = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ud800-\udfff]"
 _COLOR_OR_ACTS: Final = re.compile(f"{_SGR}|{_ACTS}")
 _BEGUN_SGR: Final = re.compile(rf"\x1b(?:\[[0-9;:]{{0,{_LONGEST_SGR}}})?\Z")
@@ -40,8 +40,8 @@ def plain_line(text: str) -> str:
 class LogFilter:
     """Filter that makes a stream of bytes safe for a terminal. The output is UTF-8.
 
-    The stream may be split anywhere: an incomplete color or character, at most about 70 bytes, is held back
-    until the next piece.
+    The stream may be split anywhere: an incomplete color or character, at most about 70 bytes, is
+    held back until the next piece.
     """
 
     def __init__(self) -> None:
@@ -65,12 +65,16 @@ class LogFilter:
         return rest + self._reset()
 
     def end_line(self) -> bytes:
-        """Return the bytes that end the stream's color and line, if necessary, before other output."""
-        in_line, self._in_line = self._in_line, False
+        """Return the bytes that end the stream's color and line, if necessary, before other
+        output.
+        """
+        in_line = self._in_line
+        self._in_line = False
         return self._reset() + b"\n" * in_line
 
     def _reset(self) -> bytes:
-        colored, self._colored = self._colored, False
+        colored = self._colored
+        self._colored = False
         return b"\x1b[0m" if colored else b""
 
     def _shown(self, text: str) -> bytes:

@@ -7,6 +7,7 @@
         rank-00001.safetensors
         manifest.json                         written last: settings, and each file's size and CRC-32
 
-``shards`` defines the shards that each rank saves, and their files. ``saver`` and its thread ``writer`` write
-the files. ``session`` loads the files, also if the number or the arrangement of ranks has changed.
+``shards`` defines the shards that each rank saves, and their files. ``saver`` and its thread
+``writer`` write the files. ``session`` loads the files, also if the number or the arrangement of
+ranks has changed.
 """

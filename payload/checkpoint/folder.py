@@ -1,4 +1,6 @@
-"""The folder of a run's checkpoints: its file names, its lock, and the removal of unfinished checkpoints."""
+"""The folder of a run's checkpoints: its file names, its lock, and the removal of unfinished
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,27 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def complete(folder: Path) -> dict[int, Path]:
-    """Return the paths of all complete checkpoints by iteration, in ascending order. Reads no files."""
-    checkpoints = {int(match[1]): path for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))}
+    """Return the paths of all complete checkpoints by iteration, in ascending order. Reads no
+    files.
+    """
+    checkpoints = {
+        int(match[1]): path for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))
+    }
     return dict(sorted(checkpoints.items()))
 
 
 def superseded(folder: Path, iteration: int, *, keep: int) -> list[Path]:
-    """Return the folders to delete after saving ``iteration``, so that ``keep`` checkpoints remain."""
+    """Return the folders to delete after saving ``iteration``, so that ``keep`` checkpoints
+    remain.
+    """
     older = [path for number, path in complete(folder).items() if number < iteration]
     leftovers = list(folder.glob(f"iteration-*{OLD}"))
     return leftovers + (older[: len(older) - (keep - 1)] if len(older) >= keep else [])
 
 
 def prepare(folder: Path, world: Communicator) -> None:
-    """Create the folder on rank 0, delete unfinished checkpoints, and check that all ranks see the folder.
+    """Create the folder on rank 0, delete unfinished checkpoints, and check that all ranks see the
+    folder.
 
     Raises UsageError on every rank if the folder cannot be written, or is not shared by all nodes.
     """
@@ -74,18 +83,22 @@ def prepare(folder: Path, world: Communicator) -> None:
 
 
 PATIENCE_S = 100.0
-"""How long a run waits for the lock. An NFS server may take 90 s to release the locks of a dead node."""
+"""How long a run waits for the lock. An NFS server may take 90 s to release the locks of a dead
+node.
+"""
 
 
 class Lock:
     """Locks a folder, so that two runs never write checkpoints into it at the same time.
 
-    The lock is on the file ``.lock`` in the folder, until ``close`` or the end of the process. The file
-    remains, and names the last run that held the lock.
+    The lock is on the file ``.lock`` in the folder, until ``close`` or the end of the process. The
+    file remains, and names the last run that held the lock.
     """
 
     def __init__(self, folder: Path, *, patience_s: float = PATIENCE_S) -> None:
-        """Create the folder, and wait for the lock. Raises UsageError if that fails or takes too long."""
+        """Create the folder, and wait for the lock. Raises UsageError if that fails or takes too
+        long.
+        """
         path = folder / ".lock"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -101,16 +114,21 @@ class Lock:
             ) from exc
 
     def _wait(self, folder: Path, patience_s: float) -> None:
-        start, has_warned = time.monotonic(), False
+        start = time.monotonic()
+        has_warned = False
         while not self._try():
             holder = os.pread(self._descriptor, 1024, 0).decode(errors="replace") or "another run"
             if time.monotonic() - start >= patience_s:
                 raise UsageError(
-                    f"--checkpoints: {folder} is in use by {holder}: stop that run, or use another folder",
+                    f"--checkpoints: {folder} is in use by {holder}: stop that run, or use "
+                    "another folder",
                     code="checkpoints-in-use",
                 )
             if not has_warned:
-                text = f"waiting up to {patience_s:.0f} s for the lock of {folder}, which {holder} holds"
+                text = (
+                    f"waiting up to {patience_s:.0f} s for the lock of {folder}, which {holder} "
+                    "holds"
+                )
                 sys.stderr.write(f"payload: {text}\n")
                 sys.stderr.flush()
                 has_warned = True

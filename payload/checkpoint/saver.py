@@ -1,4 +1,6 @@
-"""Saves checkpoints during training: each rank copies its shards, and a thread writes the copy to disk."""
+"""Saves checkpoints during training: each rank copies its shards, and a thread writes the copy to
+disk.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Catches the signals that Slurm sends before it ends a job (SIGTERM, SIGUSR1), and sets ``came``."""
+    """Catches the signals that Slurm sends before it ends a job (SIGTERM, SIGUSR1), and sets
+    ``came``.
+    """
 
     def __init__(self) -> None:
         self.came = False
@@ -51,10 +55,11 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous handlers, or ignore both signals if the run ends because of a signal.
+        """Restore the previous handlers, or ignore both signals if the run ends because of a
+        signal.
 
-        When a rank ends, srun sends SIGTERM to the other ranks. Python removes its handlers when it shuts
-        down, but ignored signals remain ignored.
+        When a rank ends, srun sends SIGTERM to the other ranks. Python removes its handlers when it
+        shuts down, but ignored signals remain ignored.
         """
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.came else handler)
@@ -100,15 +105,22 @@ class Saver:
             wait: whether training waits until each checkpoint is on disk.
             data_state: state of the data set, such as its tokenizer, to save in each checkpoint.
             lock: the folder's lock, on the rank that holds it. Released by ``__exit__``.
-            save_model: called on rank 0 with the folder of each checkpoint. Writes the best weights so far
-                into the folder, and returns their description for ``Manifest.model``. If it raises
-                PayloadError, the checkpoint fails.
+            save_model: called on rank 0 with the folder of each checkpoint. Writes the best weights
+                so far into the folder, and returns their description for ``Manifest.model``. If it
+                raises PayloadError, the checkpoint fails.
             saved: iteration of the newest checkpoint in the folder. 0: no checkpoint.
         """
-        self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
-        self._folder, self._manifest, self._report = folder, manifest, report
-        self._interval, self._keep, self._wait = interval, keep, wait
-        self._lock, self._save_model = lock, save_model
+        self._engine = engine
+        self._device = engine.device
+        self._world = engine.mesh.world
+        self._folder = folder
+        self._manifest = manifest
+        self._report = report
+        self._interval = interval
+        self._keep = keep
+        self._wait = wait
+        self._lock = lock
+        self._save_model = save_model
         self._data = json.dumps(dict(data_state)) + "\n"
         # Each run writes into its own folders, because ranks of a killed run may still be writing.
         self._token = self._world.allgather(secrets.token_hex(4))[0]
@@ -133,7 +145,10 @@ class Saver:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         finished = False
         try:
@@ -159,14 +174,16 @@ class Saver:
         last: bool = False,
         evaluated: bool = True,
     ) -> None:
-        """Save a checkpoint if it is due after this iteration, and complete the previous checkpoint.
+        """Save a checkpoint if it is due after this iteration, and complete the previous
+        checkpoint.
 
         Args:
-            written: number of ranks on which the method ``written`` returned True in this iteration.
+            written: number of ranks on which the method ``written`` returned True in this
+                iteration.
             stop: whether the run stops early. In this case, wait until the checkpoint is on disk.
             last: whether this is the last iteration.
-            evaluated: False if an evaluation is due after this iteration. In this case, also wait. Call the
-                method ``evaluated`` after the evaluation.
+            evaluated: False if an evaluation is due after this iteration. In this case, also wait.
+                Call the method ``evaluated`` after the evaluation.
 
         Raises PayloadError on every rank if a checkpoint could not be written.
         """
@@ -179,16 +196,18 @@ class Saver:
             self._finish()
 
     def evaluated(self, iteration: int, *, stopped: bool) -> None:
-        """Record in the checkpoint of this iteration that the evaluation is complete, with the best weights.
+        """Record in the checkpoint of this iteration that the evaluation is complete, with the best
+        weights.
 
-        stopped: a signal stopped the evaluation. In this case, save the iteration unless it is saved.
-        Raises PayloadError on every rank if a checkpoint could not be written.
+        stopped: a signal stopped the evaluation. In this case, save the iteration unless it is
+        saved. Raises PayloadError on every rank if a checkpoint could not be written.
         """
         if stopped and iteration != self._saved:
             self._begin(iteration, evaluated=False)
             self._finish()
         elif not stopped and iteration == self._saved:
-            folder, is_first = self._folder / checkpoint_name(iteration), self._world.rank == 0
+            folder = self._folder / checkpoint_name(iteration)
+            is_first = self._world.rank == 0
             model = on_all_ranks(self._world, lambda: self._save_model(folder) if is_first else {})
             if is_first:
                 manifest = replace(self._published, evaluated=True, model=model)
@@ -213,12 +232,15 @@ class Saver:
                 manifest = replace(manifest, model=self._save_model(self._incomplete(iteration)))
             except PayloadError as exc:
                 self._failure = exc
-        self._save, self._saved = _Save(manifest, self._device.mark()), iteration
+        self._save = _Save(manifest, self._device.mark())
+        self._saved = iteration
         self.written()
         self._save.stall_s = time.perf_counter() - began
 
     def written(self) -> bool:
-        """Start to write this rank's file if its copy in memory is complete. Return whether it is on disk."""
+        """Start to write this rank's file if its copy in memory is complete. Return whether it is
+        on disk.
+        """
         save = self._save
         if save and not save.has_started and self._device.has_passed(save.copied):
             self._write(save)
@@ -230,11 +252,13 @@ class Saver:
         self._writer.begin(write, self._memory, path, self._writer.cancelled)
 
     def _complete(self, *, wait: bool) -> None:
-        """Wait until all ranks' files are on disk. Then rank 0 starts to rename the checkpoint's folder.
+        """Wait until all ranks' files are on disk. Then rank 0 starts to rename the checkpoint's
+        folder.
 
         wait: whether to wait until the folder is renamed.
         """
-        save, self._save = self._save, None
+        save = self._save
+        self._save = None
         assert save is not None  # noqa: S101
         began = time.perf_counter()
         if not save.has_started:
@@ -242,7 +266,10 @@ class Saver:
             self._write(save)
         written = self._world.allgather(on_all_ranks(self._world, self._written))
         if self._world.rank == 0:
-            files = [FileFacts(rank_file(n), each["size"], each["crc32"]) for n, each in enumerate(written)]
+            files = [
+                FileFacts(rank_file(n), each["size"], each["crc32"])
+                for n, each in enumerate(written)
+            ]
             self._publish(save.manifest, files)
         if wait:
             on_all_ranks(self._world, self._settle)
@@ -255,13 +282,16 @@ class Saver:
         )
 
     def _written(self) -> Any:
-        """Wait until this rank's file is on disk. Return its size, CRC-32 and the seconds of writing."""
+        """Wait until this rank's file is on disk. Return its size, CRC-32 and the seconds of
+        writing.
+        """
         if self._failure:
             raise self._failure
         return self._writer.result()
 
     def _publish(self, manifest: Manifest, files: list[FileFacts]) -> None:
-        iteration, data = manifest.iteration, self._data.encode()
+        iteration = manifest.iteration
+        data = self._data.encode()
         every = [FileFacts(DATA, len(data), zlib.crc32(data)), *files]
         self._published = replace(manifest, files=every)
         self._writer.begin(
@@ -274,7 +304,9 @@ class Saver:
         )
 
     def _settle(self) -> None:
-        """Wait for the writer thread's task: on rank 0, it may still be renaming the previous checkpoint."""
+        """Wait for the writer thread's task: on rank 0, it may still be renaming the previous
+        checkpoint.
+        """
         if self._writer.busy:
             for leftover in self._writer.result():
                 self._report.print_line(

@@ -1,4 +1,6 @@
-"""A run's checkpoints for the training loop: choosing the checkpoint to resume from, and saving new ones."""
+"""A run's checkpoints for the training loop: choosing the checkpoint to resume from, and saving new
+ones.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
 
 
 class CheckpointSession:
-    """A run's checkpoints: the checkpoint from which the run resumes, and the checkpoints that it saves."""
+    """A run's checkpoints: the checkpoint from which the run resumes, and the checkpoints that it
+    saves.
+    """
 
     def __init__(self, config: TrainConfig, world: Communicator) -> None:
         """Prepare the folder of checkpoints, and choose the checkpoint to resume from.
@@ -52,7 +56,9 @@ class CheckpointSession:
         start = start_of(settings.resume, self._folder, world)
         self._lock: Lock | None = None
         if settings.save_interval and not config.batch.find:
-            self._lock = on_all_ranks(world, lambda: Lock(self._folder) if world.rank == 0 else None)
+            self._lock = on_all_ranks(
+                world, lambda: Lock(self._folder) if world.rank == 0 else None
+            )
             prepare(self._folder, world)
             refuse_others(self._folder, start, world)
         self.chosen = choose(start, self._folder, world)
@@ -68,7 +74,9 @@ class CheckpointSession:
 
     @property
     def data_state(self) -> Mapping[str, Any] | None:
-        """State of the data set, such as its tokenizer, in the resumed checkpoint. None: no checkpoint."""
+        """State of the data set, such as its tokenizer, in the resumed checkpoint. None: no
+        checkpoint.
+        """
         return self.chosen.data_state if self.chosen else None
 
     def saver(
@@ -80,7 +88,8 @@ class CheckpointSession:
         data_state: Mapping[str, Any],
         save_model: Callable[[Path], Mapping[str, Any]],
     ) -> AbstractContextManager[Saver | None]:
-        """Return the ``Saver`` of this run; without ``--save-interval``, a context manager that yields None.
+        """Return the ``Saver`` of this run; without ``--save-interval``, a context manager that
+        yields None.
 
         now: this run's manifest, from ``describe``. data_state, save_model: see ``Saver``.
         """
@@ -112,7 +121,8 @@ class CheckpointSession:
 
         identity: settings that must be the same in a run that resumes from this run's checkpoints.
         """
-        config, mesh = self._config, engine.mesh
+        config = self._config
+        mesh = engine.mesh
         # The error feedback of compressed gradients is stored as a multiple of the loss scale.
         compressed = config.layout.compress != "none"
         return Manifest(
@@ -159,7 +169,8 @@ class Resumed:
 def start_of(resume_from: str, folder: Path, world: Communicator) -> str:
     """Return the value of ``--resume`` that applies now.
 
-    If Slurm has restarted the job, the run continues from a checkpoint of its own if it has written any.
+    If Slurm has restarted the job, the run continues from a checkpoint of its own if it has written
+    any.
     """
     restarted = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     return world.allgather("auto" if restarted and complete(folder) else resume_from)[0]
@@ -168,11 +179,12 @@ def start_of(resume_from: str, folder: Path, world: Communicator) -> str:
 def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None:
     """Verify and return the checkpoint that ``--resume`` selects. None: start from scratch.
 
-    resume_from: ``never``, ``auto`` (the newest undamaged checkpoint in ``folder``, or in the earlier run of
-        CLUSTERCTL_FROM_RUN if ``folder`` has no checkpoints), or a checkpoint's path.
+    resume_from: ``never``, ``auto`` (the newest undamaged checkpoint in ``folder``, or in the
+        earlier run of CLUSTERCTL_FROM_RUN if ``folder`` has no checkpoints), or a checkpoint's
+        path.
 
-    Raises UsageError on every rank if that checkpoint, or for ``auto``, every checkpoint is damaged, or
-    neither ``folder`` nor the given earlier run has checkpoints.
+    Raises UsageError on every rank if that checkpoint, or for ``auto``, every checkpoint is
+    damaged, or neither ``folder`` nor the given earlier run has checkpoints.
     """
     notes: list[str] = []
     newest_first = [Path(resume_from)] if resume_from != "never" else []
@@ -193,17 +205,22 @@ def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None
         except BrokenError as exc:
             notes.append(f"{path} is broken: {exc}")
             if resume_from != "auto":
-                raise UsageError(f"--resume: {path} is broken: {exc}", code="checkpoint-damaged") from exc
+                raise UsageError(
+                    f"--resume: {path} is broken: {exc}", code="checkpoint-damaged"
+                ) from exc
     if notes:
         raise UsageError(
-            f"--resume auto: all checkpoints are broken: {'; '.join(notes)}; remove them to start over",
+            f"--resume auto: all checkpoints are broken: {'; '.join(notes)}; remove them to "
+            "start over",
             code="checkpoints-all-damaged",
         )
     return None
 
 
 def command_to_resume(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Return the command that continues a stopped run, for a shell. argv: arguments, from ``train`` on."""
+    """Return the command that continues a stopped run, for a shell. argv: arguments, from ``train``
+    on.
+    """
     command, *words = argv
     if "--resume" in words:
         position = words.index("--resume")
@@ -228,18 +245,23 @@ def variables_to_set(env: Mapping[str, str]) -> list[str]:
 
 
 def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
-    """Load a checkpoint into the engine. Without a checkpoint, return the state at the start of training.
+    """Load a checkpoint into the engine. Without a checkpoint, return the state at the start of
+    training.
 
-    now: this run's manifest. Raises UsageError on every rank if a setting differs that must not change.
+    now: this run's manifest. Raises UsageError on every rank if a setting differs that must not
+        change.
     """
     if chosen is None:
         return Resumed()
-    path, manifest = chosen.path, chosen.manifest
+    path = chosen.path
+    manifest = chosen.manifest
     refuse_other_settings(path, manifest.identity, now.identity)
     same_layout = manifest.layout == now.layout
     on_all_ranks(engine.mesh.world, lambda: _load(engine, path, manifest, own=same_layout))
     note = f"resuming from {path}{'' if same_layout else _resharding(manifest, now, engine)}"
-    return Resumed(manifest.iteration, [*chosen.notes, note], path, manifest.model, manifest.evaluated)
+    return Resumed(
+        manifest.iteration, [*chosen.notes, note], path, manifest.model, manifest.evaluated
+    )
 
 
 def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
@@ -264,7 +286,9 @@ def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
 
 
 def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
-    """Return a checkpoint's manifest and the state of its data set. Raises BrokenError for a damaged file."""
+    """Return a checkpoint's manifest and the state of its data set. Raises BrokenError for a
+    damaged file.
+    """
 
     def check() -> Manifest:
         manifest = read_manifest(path)
@@ -277,18 +301,28 @@ def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, An
     return manifest, world.allgather(data_state)[0]
 
 
-def refuse_other_settings(path: Path, saved_with: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UsageError if settings that must not change differ: ``now`` and in the checkpoint at ``path``."""
-    saved, current = ({name: _text(value) for name, value in each.items()} for each in (saved_with, now))
+def refuse_other_settings(
+    path: Path, saved_with: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+    """Raise UsageError if settings that must not change differ: ``now`` and in the checkpoint at
+    ``path``.
+    """
+    saved, current = (
+        {name: _text(value) for name, value in each.items()} for each in (saved_with, now)
+    )
     # Earlier versions did not save eval-samples.
-    current = {name: value for name, value in current.items() if name in saved or name != "eval-samples"}
+    current = {
+        name: value for name, value in current.items() if name in saved or name != "eval-samples"
+    }
     different = [name for name in current if saved.get(name) != current[name]]
     if different:
         old, new = (
-            ", ".join(f"{name} {each.get(name, 'none')}" for name in different) for each in (saved, current)
+            ", ".join(f"{name} {each.get(name, 'none')}" for name in different)
+            for each in (saved, current)
         )
         raise UsageError(
-            f"--resume: {path} was saved with {old}, but this run has {new}", code="checkpoint-other-settings"
+            f"--resume: {path} was saved with {old}, but this run has {new}",
+            code="checkpoint-other-settings",
         )
 
 
@@ -305,7 +339,9 @@ def _resharding(saved: Manifest, now: Manifest, engine: Engine) -> str:
 
 
 def _load(engine: Engine, path: Path, manifest: Manifest, *, own: bool) -> None:
-    """Load this rank's shards from the checkpoint at ``path``. own: also ``own_state``, of this rank only."""
+    """Load this rank's shards from the checkpoint at ``path``. own: also ``own_state``, of this
+    rank only.
+    """
     # Own state fits only the layout of ranks that saved it.
     reader = Reader(path, manifest)
     restorable = [each for each in own_state(engine) if own and reader.holds(*each)]

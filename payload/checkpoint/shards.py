@@ -1,8 +1,8 @@
 """The contents of a checkpoint: shards of tensors, each with its position in the tensor.
 
-Positions let a run load the shards even if its ranks are arranged differently from those of the saving run.
-On disk, a rank's shards are a file of flat tensors (see ``saved_model.safetensors``). A manifest has the
-files' sizes and checksums.
+Positions let a run load the shards even if its ranks are arranged differently from those of the
+saving run. On disk, a rank's shards are a file of flat tensors (see ``saved_model.safetensors``). A
+manifest has the files' sizes and checksums.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from payload.saved_model.safetensors import FilePlan, plan, read
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The position of some numbers in a tensor: ``[start, stop)`` in part number ``part``, flattened.
+    """The position of some numbers in a tensor: ``[start, stop)`` in part number ``part``,
+    flattened.
 
-    kind: ``weight``, ``optimizer.NAME``, ``state`` (of a layer), or ``rankN`` (state of rank N alone).
+    kind: ``weight``, ``optimizer.NAME``, ``state`` (of a layer), or ``rankN`` (state of rank N
+        alone).
     shape: shape of the whole tensor, with padding.
     axis: the axis that is split into ``parts`` parts. None: the tensor is not split.
     rows: size of the first axis without padding. None: there is no padding.
@@ -67,14 +69,21 @@ HeldShard = tuple[Shard, Array]
 
 
 def held_shards(engine: Engine) -> list[HeldShard]:
-    """Return shards of all arrays on this rank, to be filled from a checkpoint, except ``own_state``."""
+    """Return shards of all arrays on this rank, to be filled from a checkpoint, except
+    ``own_state``.
+    """
     return [(shard, array) for shard, array, _ in _all(engine)]
 
 
 def saved_shards(engine: Engine) -> list[HeldShard]:
-    """Return the shards that this rank saves. If several ranks have the same array, each saves a part."""
+    """Return the shards that this rank saves. If several ranks have the same array, each saves a
+    part.
+    """
     cut = [
-        (replace(shard, start=shard.start + share.start, stop=shard.start + share.stop), array[share])
+        (
+            replace(shard, start=shard.start + share.start, stop=shard.start + share.stop),
+            array[share],
+        )
         for shard, array, share in _all(engine)
         if share.stop > share.start
     ]
@@ -82,13 +91,19 @@ def saved_shards(engine: Engine) -> list[HeldShard]:
 
 
 def own_state(engine: Engine) -> list[HeldShard]:
-    """Return shards of state that only this rank has: the error feedback of gradient compression."""
+    """Return shards of state that only this rank has: the error feedback of gradient
+    compression.
+    """
     kind = f"rank{engine.mesh.world.rank}"
-    return [(_whole(kind, name, array), array.reshape(-1)) for name, array in engine.own_state.items()]
+    return [
+        (_whole(kind, name, array), array.reshape(-1)) for name, array in engine.own_state.items()
+    ]
 
 
 def scalars(engine: Engine) -> dict[str, int | float]:
-    """Return by name the engine's state outside arrays, such as the loss scale. Equal on all ranks."""
+    """Return by name the engine's state outside arrays, such as the loss scale. Equal on all
+    ranks.
+    """
     scale = {f"loss_scale.{name}": value for name, value in engine.loss_scale.state.items()}
     return {"updates": engine.optimizer.updates, **scale}
 
@@ -101,13 +116,20 @@ def set_scalars(engine: Engine, saved: Mapping[str, int | float]) -> None:
 
 
 def _all(engine: Engine) -> Iterator[tuple[Shard, Array, slice]]:
-    """For each array on this rank, yield its shard, the flat array, and the slice that this rank saves."""
-    storage, mesh = engine.storage, engine.mesh
+    """For each array on this rank, yield its shard, the flat array, and the slice that this rank
+    saves.
+    """
+    storage = engine.storage
+    mesh = engine.mesh
     values = storage.master_weights
     kinds = {"weight": values} | {
         f"optimizer.{name}": array for name, array in engine.optimizer.state.items()
     }
-    share = slice(0, len(values)) if storage.sharded else local_slice(len(values), mesh.dp.rank, mesh.dp.size)
+    share = (
+        slice(0, len(values))
+        if storage.sharded
+        else local_slice(len(values), mesh.dp.rank, mesh.dp.size)
+    )
 
     for kind, array in kinds.items():
         if array.shape == values.shape:
@@ -120,7 +142,11 @@ def _all(engine: Engine) -> Iterator[tuple[Shard, Array, slice]]:
             yield _whole(kind, "", array), array.reshape(-1), slice(0, array.size)
     is_first = mesh.dp.rank == mesh.tp.rank == 0
     for name, array in state_of([unit.layer for unit in engine.units]).items():
-        yield _whole("state", name, array), array.reshape(-1), slice(0, array.size) if is_first else NONE
+        yield (
+            _whole("state", name, array),
+            array.reshape(-1),
+            slice(0, array.size) if is_first else NONE,
+        )
 
 
 def _shard_of(kind: str, segment: Segment) -> Shard:
@@ -162,10 +188,13 @@ def rank_file(rank: int) -> str:
 
 
 def plan_shards(held: Sequence[HeldShard]) -> tuple[FilePlan, list[int]]:
-    """Return the layout of a file with these shards, and the byte offset of each shard's numbers in it."""
+    """Return the layout of a file with these shards, and the byte offset of each shard's numbers in
+    it.
+    """
     names = [f"{shard.tensor}[{shard.start}:{shard.stop}]" for shard, _ in held]
     tensors = {
-        name: ((array.size,), np.dtype(array.dtype)) for name, (_, array) in zip(names, held, strict=True)
+        name: ((array.size,), np.dtype(array.dtype))
+        for name, (_, array) in zip(names, held, strict=True)
     }
     shards = {name: asdict(shard) for name, (shard, _) in zip(names, held, strict=True)}
     layout = plan(tensors, shards=json.dumps(shards))
@@ -219,13 +248,15 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         text = (folder / MANIFEST).read_bytes().decode()
         fields = json.loads(text)
-        version, crc32 = fields.pop("format"), fields.pop("crc32")
+        version = fields.pop("format")
+        crc32 = fields.pop("crc32")
         blank = text.replace(f'"{crc32}"', f'"{_BLANK}"', 1)
         if f"{zlib.crc32(blank.encode()):08x}" != crc32:
             raise BrokenError(f"{MANIFEST} is damaged")
         if version != VERSION:
             raise BrokenError(
-                f"it has format {version}, but this payload reads {VERSION}: use the version that wrote it"
+                f"it has format {version}, but this payload reads {VERSION}: use the version "
+                "that wrote it"
             )
         fields["files"] = [FileFacts(**facts) for facts in fields["files"]]
         return Manifest(**fields)
@@ -238,7 +269,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_data(folder: Path) -> Mapping[str, Any]:
-    """Return the state of a checkpoint's data set. Raises BrokenError if its file is missing or damaged."""
+    """Return the state of a checkpoint's data set. Raises BrokenError if its file is missing or
+    damaged.
+    """
     try:
         data_state: Mapping[str, Any] = json.loads((folder / DATA).read_bytes())
     except OSError as exc:
@@ -252,7 +285,8 @@ def verify(folder: Path, facts: FileFacts) -> None:
     """Raise BrokenError if the file's size or checksum in ``folder`` differs from ``facts``."""
     path = folder / facts.name
     try:
-        size, crc32 = path.stat().st_size, 0
+        size = path.stat().st_size
+        crc32 = 0
         if size != facts.size:
             raise BrokenError(f"{facts.name} has {size} bytes, not {facts.size}")
         with path.open("rb") as file:
@@ -265,7 +299,9 @@ def verify(folder: Path, facts: FileFacts) -> None:
 
 
 class Reader:
-    """Reads a checkpoint for any layout of ranks. Files are memory-mapped: only requested parts are read."""
+    """Reads a checkpoint for any layout of ranks. Files are memory-mapped: only requested parts are
+    read.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder = folder
@@ -282,11 +318,14 @@ class Reader:
         )
 
     def whole(self, kind: str, name: str) -> NDArray[Any]:
-        """Return a whole tensor. kind, name: see ``Shard``. Raises UsageError if the tensor is missing."""
+        """Return a whole tensor. kind, name: see ``Shard``. Raises UsageError if the tensor is
+        missing.
+        """
         stored = self._shards.get(f"{kind}/{name}")
         if not stored:
             raise UsageError(
-                f"{self._folder} does not contain the tensor {kind}/{name}", code="checkpoint-without-entry"
+                f"{self._folder} does not contain the tensor {kind}/{name}",
+                code="checkpoint-without-entry",
             )
         shard, numbers = stored[0]
         size = math.prod(shard.shape)
@@ -294,9 +333,11 @@ class Reader:
         return self.read(whole_shard, numbers.dtype).reshape(shard.shape)
 
     def read(self, target: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return the numbers of the shard ``target`` as a flat array, joined from shards in the checkpoint.
+        """Return the numbers of the shard ``target`` as a flat array, joined from shards in the
+        checkpoint.
 
-        Raises UsageError if the checkpoint does not have the tensor with the shard's shape and this dtype.
+        Raises UsageError if the checkpoint does not have the tensor with the shard's shape and this
+        dtype.
         """
         stored = self._shards.get(target.tensor, [])
         if not stored:
@@ -320,7 +361,11 @@ class Reader:
             self._interval(target.tensor, part, 0, size).reshape(stored_shard.part_shape)
             for part in range(stored_shard.parts)
         ]
-        whole = np.concatenate(parts, axis=stored_shard.axis) if stored_shard.axis is not None else parts[0]
+        whole = (
+            np.concatenate(parts, axis=stored_shard.axis)
+            if stored_shard.axis is not None
+            else parts[0]
+        )
         # With another number of tensor-parallel ranks, the padding differs.
         if stored_shard.shape != target.shape:
             padded = np.zeros(target.shape, whole.dtype)
@@ -331,18 +376,23 @@ class Reader:
         return whole.reshape(-1)[target.start : target.stop]
 
     def _interval(self, tensor: str, part: int, start: int, stop: int) -> NDArray[Any]:
-        """Return numbers ``[start, stop)`` of the tensor's part with this index, joined from saved shards."""
+        """Return numbers ``[start, stop)`` of the tensor's part with this index, joined from saved
+        shards.
+        """
         stored = [(shard, numbers) for shard, numbers in self._shards[tensor] if shard.part == part]
         result: NDArray[Any] = np.empty(stop - start, self._shards[tensor][0][1].dtype)
         filled = start
         for shard, numbers in sorted(stored, key=lambda each: each[0].start):
             last = min(stop, shard.stop)
             if shard.start <= filled < last:
-                result[filled - start : last - start] = numbers[filled - shard.start : last - shard.start]
+                result[filled - start : last - start] = numbers[
+                    filled - shard.start : last - shard.start
+                ]
                 filled = last
         if filled < stop:
             raise UsageError(
-                f"--resume: {self._folder} is incomplete: part {part} of {tensor} ends after number {filled}",
+                f"--resume: {self._folder} is incomplete: part {part} of {tensor} ends after "
+                f"number {filled}",
                 code="checkpoint-incomplete",
             )
         return result

@@ -46,9 +46,12 @@ class Writer:
         self._task = self._thread.submit(task, *arguments)
 
     def result(self) -> Any:
-        """Wait for the task, and return its result. Raises PayloadError if a file cannot be written."""
+        """Wait for the task, and return its result. Raises PayloadError if a file cannot be
+        written.
+        """
         assert self._task is not None  # noqa: S101
-        task, self._task = self._task, None
+        task = self._task
+        self._task = None
         try:
             return task.result()
         except OSError as exc:
@@ -65,7 +68,9 @@ class Writer:
 
 
 def _use_all_cores() -> None:
-    """Let this thread run on all cores of the job, because training may keep the rank's core busy."""
+    """Let this thread run on all cores of the job, because training may keep the rank's core
+    busy.
+    """
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
@@ -75,7 +80,8 @@ def write(memory: NDArray[Any], path: Path, cancelled: threading.Event) -> dict[
 
     Return the file's ``size`` and ``crc32``, and the ``seconds`` that writing took.
     """
-    began, crc32 = time.perf_counter(), 0
+    began = time.perf_counter()
+    crc32 = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb", buffering=0) as file:
@@ -93,9 +99,14 @@ def write(memory: NDArray[Any], path: Path, cancelled: threading.Event) -> dict[
 
 
 def publish(
-    path: Path, complete: Path, texts: Mapping[str, str], sizes: Mapping[str, int], remove: Sequence[Path]
+    path: Path,
+    complete: Path,
+    texts: Mapping[str, str],
+    sizes: Mapping[str, int],
+    remove: Sequence[Path],
 ) -> list[str]:
-    """Check a checkpoint's files, then add text files, rename the folder, and remove old checkpoints.
+    """Check a checkpoint's files, then add text files, rename the folder, and remove old
+    checkpoints.
 
     Args:
         path: the unfinished checkpoint's folder, with the files of all ranks.
@@ -104,8 +115,8 @@ def publish(
         sizes: sizes of the ranks' files, by name.
         remove: the old checkpoints.
 
-    Return a message for each old checkpoint that could not be removed. Raises OSError, without removing any
-    checkpoint, if a file is missing or cannot be written.
+    Return a message for each old checkpoint that could not be removed. Raises OSError, without
+    removing any checkpoint, if a file is missing or cannot be written.
     """
     for name, size in sizes.items():
         # On NFS, only opening a file gets its current size from the server.
@@ -140,7 +151,9 @@ def update(path: Path, text: str) -> list[str]:
 
 
 def _discard(folder: Path) -> None:
-    """Rename a checkpoint, then remove it, so that a half-removed checkpoint does not look complete."""
+    """Rename a checkpoint, then remove it, so that a half-removed checkpoint does not look
+    complete.
+    """
     aside = folder
     if not folder.name.endswith(OLD):
         aside = folder.with_name(f"{folder.name}{OLD}")

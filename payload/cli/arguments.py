@@ -37,13 +37,17 @@ from payload.models import MODELS
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises an exception on errors. argparse itself would print and exit on every rank."""
+    """A parser that raises an exception on errors. argparse itself would print and exit on every
+    rank.
+    """
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see --help", code="bad-flag")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse like argparse. For an unknown flag, the error suggests a similar flag of the command."""
+        """Parse like argparse. For an unknown flag, the error suggests a similar flag of the
+        command.
+        """
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             hint = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
@@ -53,8 +57,12 @@ class _Parser(argparse.ArgumentParser):
 
 @cache
 def parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m payload", description="Train, test and monitor on a cluster's nodes.")
-    subparsers = parser.add_subparsers(required=True, dest="command", metavar=f"{{{','.join(COMMANDS)}}}")
+    parser = _Parser(
+        prog="python -m payload", description="Train, test and monitor on a cluster's nodes."
+    )
+    subparsers = parser.add_subparsers(
+        required=True, dest="command", metavar=f"{{{','.join(COMMANDS)}}}"
+    )
     for name, command in COMMANDS.items():
         sub = subparsers.add_parser(
             name, help=command.__doc__, description=command.__doc__, allow_abbrev=False
@@ -71,8 +79,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_flag(group: argparse._ActionsContainer, setting: Field[Any]) -> None:
-    """Add the flag of a setting. The parsed namespace contains the setting only if the user gave the flag."""
-    kind, about, default = setting.metadata["kind"], setting.metadata["about"], setting.default
+    """Add the flag of a setting. The parsed namespace contains the setting only if the user gave
+    the flag.
+    """
+    kind = setting.metadata["kind"]
+    about = setting.metadata["about"]
+    default = setting.default
     if default not in (None, (), MISSING):
         about += f" (default {text_of(default).replace('%', '%%')})"
     value_options = {"type": kind.read, "metavar": setting.metadata["metavar"], "help": about}
@@ -96,14 +108,17 @@ def parse(argv: Sequence[str]) -> Any:
 
 
 def check(config: Command, *, several: bool | None = None, gpu: bool | None = None) -> None:
-    """Raise UsageError if settings contradict each other, or the user set an option that has no effect.
+    """Raise UsageError if settings contradict each other, or the user set an option that has no
+    effect.
 
     Args:
         several: whether there are several data-parallel ranks. None: not known yet.
         gpu: whether ranks compute on GPUs. None: not known yet.
     """
     if isinstance(config, TrainConfig):
-        _refuse_without_gpu(config.run.device, [config.layout.comm], cuda_aware=config.layout.cuda_aware)
+        _refuse_without_gpu(
+            config.run.device, [config.layout.comm], cuda_aware=config.layout.cuda_aware
+        )
         MODELS[config.model.model].reject_unfit_data(config.data.data)
         _refuse_contradictions(config)
         _refuse_for_launch(config, several, gpu)
@@ -126,7 +141,9 @@ def _refuse_without_gpu(device: str, comm: Sequence[str], *, cuda_aware: bool = 
 
 
 def _refuse_contradictions(config: TrainConfig) -> None:
-    optimizer, layout, precision = config.optimizer, config.layout, config.precision
+    optimizer = config.optimizer
+    layout = config.layout
+    precision = config.precision
     complaint = ""
     if optimizer.schedule == "step" and not optimizer.decay_iterations:
         complaint = "--schedule step: pass --decay-iterations, after which the learning rate falls"
@@ -134,20 +151,24 @@ def _refuse_contradictions(config: TrainConfig) -> None:
         complaint = f"--compress {layout.compress} and --zero {layout.zero} cannot be combined"
     elif layout.compress != "none" and precision.precision == "fp16" and not precision.loss_scale:
         complaint = (
-            f"--compress {layout.compress} and --precision fp16 need a fixed --loss-scale, because delayed "
-            "gradients cannot be rescaled; pass --loss-scale, or use --precision bf16"
+            f"--compress {layout.compress} and --precision fp16 need a fixed --loss-scale, "
+            "because delayed gradients cannot be rescaled; pass --loss-scale, or use "
+            "--precision bf16"
         )
     if complaint:
         raise UsageError(complaint, code="bad-settings")
 
 
 def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | None) -> None:
-    """Raise UsageError for flags (not config files) without effect here. several, gpu: see ``check``."""
-    bench, find = isinstance(config, BenchConfig), config.batch.find
+    """Raise UsageError for flags (not config files) without effect here. several, gpu: see
+    ``check``.
+    """
+    bench = isinstance(config, BenchConfig)
+    find = config.batch.find
     training_only = (
-        "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor scale_lr "
-        "eval_interval eval_samples save_interval save keep init new_head save_model profile "
-        "profile_iterations tensorboard"
+        "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor "
+        "scale_lr eval_interval eval_samples save_interval save keep init new_head save_model "
+        "profile profile_iterations tensorboard"
     )
     if bench or find:
         refuse_without_effect(config, training_only, "in training", in_files=False)
@@ -166,8 +187,11 @@ def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | No
 
 def _refuse_useless(config: TrainConfig) -> None:
     """Raise UsageError for settings that have no effect because of the value of another setting."""
-    layout, optimizer, files = config.layout, config.optimizer, config.checkpoints
-    takes, kind = MODELS[config.model.model].takes, config.data.data.partition(":")[0]
+    layout = config.layout
+    optimizer = config.optimizer
+    files = config.checkpoints
+    takes = MODELS[config.model.model].takes
+    kind = config.data.data.partition(":")[0]
     resumes = bool(files.save_interval) or files.resume == "auto"
     for has_effect, names, condition in (
         (takes != "images", "sequence_length", "with a --model of text"),
@@ -195,7 +219,8 @@ def _refuse_useless(config: TrainConfig) -> None:
 def parse_here(argv: Sequence[str]) -> Command | None:
     """Parse and check a command line where its files are missing. Raises UsageError if it is wrong.
 
-    Return None if the command line requests help, or names a config file, which could change any setting.
+    Return None if the command line requests help, or names a config file, which could change any
+    setting.
     """
     try:
         with contextlib.redirect_stdout(io.StringIO()):

@@ -1,7 +1,8 @@
-"""The settings of each command. ``arguments`` creates their flags and help, ``settings`` reads config files.
+"""The settings of each command. ``arguments`` creates their flags and help, ``settings`` reads
+config files.
 
-To add a setting, declare a field in a section. If the setting's effect depends on another setting, add a rule
-to ``arguments``. Standard library only, so that `--help` is fast.
+To add a setting, declare a field in a section. If the setting's effect depends on another setting,
+add a rule to ``arguments``. Standard library only, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ _counts = by_commas(count)
 _dtype = one_of(*DTYPES)
 _formats = one_of("fp64", "fp32", "bf16", "fp16")
 _device = one_of("auto", "cpu", "gpu"), "auto: a GPU if CuPy finds one, otherwise the CPU"
-_weights = one_of("best", "final"), "best: weights of the best evaluation; final: weights at the end"
+_weights = (
+    one_of("best", "final"),
+    "best: weights of the best evaluation; final: weights at the end",
+)
 _sizes = by_commas(gemm_size)
 _output = one_of("text", "json")
 
@@ -65,7 +69,9 @@ class Model:
     hidden: tuple[int, ...] | None = setting(None, _counts, "mlp: widths of the hidden layers")
     layers: int | None = setting(None, depth, "blocks of a Transformer, layers of an LSTM")
     heads: int | None = setting(None, count, "attention heads")
-    width: int | None = setting(None, count, "per token, or units of an LSTM, or of a ResNet's first stage")
+    width: int | None = setting(
+        None, count, "per token, or units of an LSTM, or of a ResNet's first stage"
+    )
     patch: int | None = setting(None, count, "vit: side of a patch in pixels")
     dropout: float | None = setting(None, fraction, "share of activations to drop, in [0, 1)")
     norm_eps: float | None = setting(None, positive, "Transformer: epsilon of its norms")
@@ -76,9 +82,13 @@ class Data:
     """Settings of the data"""
 
     data: str = setting("digits", data_name, "data for training and evaluation")
-    augment: tuple[str, ...] = setting((), some_of("crop", "flip"), "random changes to images", "crop,flip")
+    augment: tuple[str, ...] = setting(
+        (), some_of("crop", "flip"), "random changes to images", "crop,flip"
+    )
     clean: bool = switch(False, "remove repeated images, and print their number")
-    tokenizer: str = setting("bytes", tokenizer_name, "bpe:N learns N tokens; gpt2:DIR: GPT-2's files")
+    tokenizer: str = setting(
+        "bytes", tokenizer_name, "bpe:N learns N tokens; gpt2:DIR: GPT-2's files"
+    )
     sequence_length: int = setting(128, count, "tokens in a sample of text")
     prefetch: int = setting(2, whole, "iterations whose samples are prepared in advance")
 
@@ -88,7 +98,9 @@ class Batch:
     """Settings of the batch size and the length of the training"""
 
     global_batch_size: int = setting(64, count, "samples in an iteration, over all ranks")
-    micro_batch_size: int | None = setting(None, count, "samples at once on a rank (default: its share)")
+    micro_batch_size: int | None = setting(
+        None, count, "samples at once on a rank (default: its share)"
+    )
     epochs: int = setting(30, count, "passes over the training set")
     iterations: int | None = setting(None, count, "stop after this many iterations, if earlier")
     seed: int = setting(0, whole, "for the initial weights and the order of samples")
@@ -102,7 +114,9 @@ class Evaluating:
     eval_interval: int | None = setting(
         None, count, "iterations between evaluations (default: after each epoch)"
     )
-    eval_samples: int | None = setting(None, count, "held-out samples to evaluate on (default: all)")
+    eval_samples: int | None = setting(
+        None, count, "held-out samples to evaluate on (default: all)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +126,12 @@ class Layout:
     tp: int = setting(1, count, "ranks that split each layer's tensors")
     pp: int = setting(1, count, "ranks that split the model's layers, as pipeline stages")
     zero: int = setting(0, stage, "ZeRO stage: how much is sharded over ranks", "0-3")
-    offload_optimizer: bool = switch(False, "keep master weights and optimizer state in host memory")
-    recompute: bool = switch(False, "save only the activations between blocks, and recompute the rest")
+    offload_optimizer: bool = switch(
+        False, "keep master weights and optimizer state in host memory"
+    )
+    recompute: bool = switch(
+        False, "save only the activations between blocks, and recompute the rest"
+    )
     bucket_mib: int = setting(25, count, "minimum size of gradients that are summed in one call")
     overlap: bool = switch(True, "sum gradients during the backward pass")
     comm: str = setting("mpi", _transport, "how ranks communicate")
@@ -128,20 +146,30 @@ class Optimizer:
     """Settings of the optimizer"""
 
     optimizer: str = setting("sgd", one_of(*_OPTIMIZERS), "algorithm that updates the weights")
-    lr: float | None = setting(None, positive, "learning rate (default 0.05; adamw 0.001, lamb 0.002)")
+    lr: float | None = setting(
+        None, positive, "learning rate (default 0.05; adamw 0.001, lamb 0.002)"
+    )
     momentum: float = setting(0.9, fraction, "sgd: momentum, in [0, 1)")
     nesterov: bool = switch(False, "sgd: use Nesterov momentum")
     beta1: float = setting(0.9, fraction, "adamw and lamb: decay of the mean, in [0, 1)")
     beta2: float = setting(0.999, fraction, "adamw and lamb: decay of the mean square, in [0, 1)")
     eps: float | None = setting(None, positive, "epsilon (default 1e-8 for adamw, 1e-6 for lamb)")
-    weight_decay: float | None = setting(None, non_negative, "for matrices (default: sgd 0, otherwise 0.01)")
+    weight_decay: float | None = setting(
+        None, non_negative, "for matrices (default: sgd 0, otherwise 0.01)"
+    )
     clip_grad: float | None = setting(None, positive, "scale gradients down to this norm")
-    schedule: str = setting("constant", one_of("constant", "cosine", "step"), "decay of the learning rate")
-    warmup_iterations: int = setting(0, whole, "iterations in which the learning rate rises to --lr")
+    schedule: str = setting(
+        "constant", one_of("constant", "cosine", "step"), "decay of the learning rate"
+    )
+    warmup_iterations: int = setting(
+        0, whole, "iterations in which the learning rate rises to --lr"
+    )
     min_lr: float = setting(0.0, non_negative, "lowest learning rate of cosine and step")
     decay_iterations: tuple[int, ...] | None = setting(None, _counts, "when step lowers the rate")
     decay_factor: float = setting(0.1, share, "factor by which step lowers the rate, at most 1")
-    scale_lr: str = setting("none", one_of("none", "linear", "sqrt"), "growth with data-parallel ranks")
+    scale_lr: str = setting(
+        "none", one_of("none", "linear", "sqrt"), "growth with data-parallel ranks"
+    )
 
     def __post_init__(self) -> None:
         for name, value in _OPTIMIZERS[self.optimizer].items():
@@ -153,8 +181,12 @@ class Optimizer:
 class Precision:
     """Settings of the number formats"""
 
-    precision: str = setting("fp32", _formats, "for weights and activations; sums use at least fp32")
-    loss_scale: float | None = setting(None, positive, "fixed scale (default: dynamic for fp16, otherwise 1)")
+    precision: str = setting(
+        "fp32", _formats, "for weights and activations; sums use at least fp32"
+    )
+    loss_scale: float | None = setting(
+        None, positive, "fixed scale (default: dynamic for fp16, otherwise 1)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +199,18 @@ class Checkpoints:
     save: str = setting("async", one_of("async", "sync"), "sync: training waits for the disk")
     keep: int = setting(2, count, "newest checkpoints to keep")
     checkpoints: Path | None = setting(None, folder, "shared by all nodes (default: in --out)")
-    resume: str = setting("never", word_or_path, "from the newest checkpoint, or from DIR", "auto|never|DIR")
+    resume: str = setting(
+        "never", word_or_path, "from the newest checkpoint, or from DIR", "auto|never|DIR"
+    )
     init: Path | None = setting(
         None,
         input_path,
         "weights of a model/, transformers or torchvision; a checkpoint has priority",
         "FILE|DIR",
     )
-    new_head: bool = switch(False, "with --init: start with a random last layer, for different classes")
+    new_head: bool = switch(
+        False, "with --init: start with a random last layer, for different classes"
+    )
     save_model: bool = switch(True, "write the final and the best weights to model/ in --out")
 
 
@@ -185,7 +221,9 @@ class Measuring:
     profile: bool = switch(False, "write a timeline of a few iterations to trace.json")
     profile_iterations: int = setting(10, count, "iterations in the timeline, without the first")
     tensorboard: bool = switch(False, "write TensorBoard's event files to tensorboard/")
-    peak_tflops: float | None = setting(None, positive, "of a rank's processor (default: known or measured)")
+    peak_tflops: float | None = setting(
+        None, positive, "of a rank's processor (default: known or measured)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +231,9 @@ class Run:
     """Settings of the device and the output"""
 
     device: str = setting("auto", *_device)
-    out: Path = setting(Path(), folder, "for metrics.jsonl and the resolved config.toml; created if missing")
+    out: Path = setting(
+        Path(), folder, "for metrics.jsonl and the resolved config.toml; created if missing"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +253,13 @@ class TrainConfig(Command):
 
     def placed(self) -> Self:
         """Return these settings with absolute paths."""
-        data, files = self.data, self.checkpoints
-        resume = files.resume if files.resume in ("auto", "never") else str(Path(files.resume).absolute())
+        data = self.data
+        files = self.checkpoints
+        resume = (
+            files.resume
+            if files.resume in ("auto", "never")
+            else str(Path(files.resume).absolute())
+        )
         return replace(
             self,
             data=replace(data, data=_absolute(data.data), tokenizer=_absolute(data.tokenizer)),
@@ -254,7 +299,9 @@ class BenchConfig(TrainConfig):
 class EvalConfig(Command):
     """evaluate a trained model on held-out data"""
 
-    out: Path | None = setting(None, folder, "the run (default: this folder; not needed with --resume DIR)")
+    out: Path | None = setting(
+        None, folder, "the run (default: this folder; not needed with --resume DIR)"
+    )
     resume: str = setting("auto", word_or_path, "auto: the run's newest checkpoint; DIR: this one")
     model_folder: Path | None = setting(None, folder, "a run's model/, instead of a checkpoint")
     weights: str = setting("best", *_weights)
@@ -315,9 +362,14 @@ class GemmConfig(Command):
     """multiply matrices on each rank, sum the products over all ranks, and check the sums"""
 
     sizes: tuple[GemmSize, ...] = setting(
-        _sizes.read("256,1024"), _sizes, "each rank's (m, k) times (k, n); N means NxNxN", "N|MxKxN[,...]"
+        _sizes.read("256,1024"),
+        _sizes,
+        "each rank's (m, k) times (k, n); N means NxNxN",
+        "N|MxKxN[,...]",
     )
-    dtypes: tuple[str, ...] = setting(("float32",), by_commas(_dtype), ", ".join(DTYPES), "D[,D...]")
+    dtypes: tuple[str, ...] = setting(
+        ("float32",), by_commas(_dtype), ", ".join(DTYPES), "D[,D...]"
+    )
     warmup: int = setting(2, count, "iterations that are not measured")
     iterations: int = setting(10, count, "measured iterations; the median counts")
     seed: int = setting(0, whole, "for the weights and the data")
@@ -341,7 +393,9 @@ class AllreduceConfig(Command):
 
     def __post_init__(self) -> None:
         if self.min > self.max:
-            raise UsageError(f"--min is {self.min} bytes, but --max is only {self.max}", code="min-above-max")
+            raise UsageError(
+                f"--min is {self.min} bytes, but --max is only {self.max}", code="min-above-max"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +410,14 @@ class TelemetryConfig(Command):
 class ExportConfig(Command):
     """write a trained model's weights for other programs"""
 
-    to: Path | None = setting(None, path, "target (default model.safetensors; hf: model-hf)", "FILE|DIR")
+    to: Path | None = setting(
+        None, path, "target (default model.safetensors; hf: model-hf)", "FILE|DIR"
+    )
     model_folder: Path | None = setting(None, folder, "a run's model/ folder")
     weights: str = setting("best", *_weights)
-    checkpoint: Path | None = setting(None, input_path, "a checkpoint's folder, instead of --model-folder")
+    checkpoint: Path | None = setting(
+        None, input_path, "a checkpoint's folder, instead of --model-folder"
+    )
     export_as: str = setting(
         "torch", one_of("torch", "hf", "torchvision"), "library whose tensor names are used"
     )
@@ -370,7 +428,9 @@ class ExportConfig(Command):
 class AlignConfig(Command):
     """join a run's training metrics and its nodes' telemetry by time"""
 
-    folder: Path = setting(MISSING, folder, "folder of a job or run, with metrics.jsonl and telemetry/")
+    folder: Path = setting(
+        MISSING, folder, "folder of a job or run, with metrics.jsonl and telemetry/"
+    )
 
 
 COMMANDS: dict[str, type[Command]] = {

@@ -25,12 +25,15 @@ def print_line(line: str) -> None:
 
 
 class JsonLines:
-    """A file of JSON objects, flushed after each object, so that the file of a killed run has all results."""
+    """A file of JSON objects, flushed after each object, so that the file of a killed run has all
+    results.
+    """
 
     def __init__(self, path: Path, *, keep: Keep | None = None) -> None:
         """Open the file, and create its folder if necessary. Raises UsageError if that fails.
 
-        keep: returns whether to keep an object that is already in the file. None: overwrite the file.
+        keep: returns whether to keep an object that is already in the file. None: overwrite the
+            file.
         """
         self._path = path
         try:
@@ -45,7 +48,9 @@ class JsonLines:
             ) from exc
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append a JSON object with ``kind``, ``time`` (Unix seconds) and ``fields``, or raise RankError."""
+        """Append a JSON object with ``kind``, ``time`` (Unix seconds) and ``fields``, or raise
+        RankError.
+        """
         line = json.dumps({"kind": kind, "time": time.time(), **fields}, allow_nan=False)
         remaining = memoryview(f"{line}\n".encode())
         try:
@@ -72,7 +77,9 @@ def _keep_only(path: Path, keep: Keep) -> None:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Return a line's JSON object. None: the line is not valid, for example because a process was killed."""
+    """Return a line's JSON object. None: the line is not valid, for example because a process was
+    killed.
+    """
     try:
         record = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

@@ -14,10 +14,11 @@ from payload.node.host import hostname
 
 
 def begin(device_name: str) -> tuple[mpi.MpiCommunicator, Device]:
-    """Start MPI. Return the communicator of all ranks, and this rank's device. device_name: ``--device``.
+    """Start MPI. Return the communicator of all ranks, and this rank's device. device_name:
+    ``--device``.
 
-    Raises UsageError on every rank if a device cannot be used, and LaunchError if the launcher and MPI
-    disagree about the number of ranks.
+    Raises UsageError on every rank if a device cannot be used, and LaunchError if the launcher and
+    MPI disagree about the number of ranks.
     """
     ranks = mpi.start()
     return ranks, on_all_ranks(ranks, lambda: choose(device_name, world.local_rank()))
@@ -29,11 +30,17 @@ def place(rank: int, device: Device) -> dict[str, Any]:
 
 
 class Report:
-    """Writes results to a JSON Lines file, and prints lines on stdout. Only rank 0 writes and prints."""
+    """Writes results to a JSON Lines file, and prints lines on stdout. Only rank 0 writes and
+    prints.
+    """
 
     def __init__(self, world: Communicator, path: Path, *, keep: Keep | None = None) -> None:
-        """Open the file on rank 0, as ``JsonLines`` does. Raises UsageError on every rank if that fails."""
-        self._file = on_all_ranks(world, lambda: JsonLines(path, keep=keep) if world.rank == 0 else None)
+        """Open the file on rank 0, as ``JsonLines`` does. Raises UsageError on every rank if that
+        fails.
+        """
+        self._file = on_all_ranks(
+            world, lambda: JsonLines(path, keep=keep) if world.rank == 0 else None
+        )
 
     def write(self, kind: str, **fields: Any) -> None:
         if self._file:

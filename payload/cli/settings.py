@@ -26,12 +26,16 @@ from payload.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The settings of a command. ``given`` tells which of them the user set; the rest are defaults."""
+    """The settings of a command. ``given`` tells which of them the user set; the rest are
+    defaults.
+    """
 
     # The kind of input that a model must take for this command. Empty: any kind.
     takes: ClassVar[str] = ""
     given: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """By field, the source of its value: "" for a flag, "FILE: " for a non-default value in a config file."""
+    """By field, the source of its value: "" for a flag, "FILE: " for a non-default value in a
+    config file.
+    """
 
 
 T = TypeVar("T", bound=Command)
@@ -45,7 +49,9 @@ def setting(default: Any, kind: Kind, about: str, metavar: str = "") -> Any:
         about: help text of the flag.
         metavar: placeholder for the value in the help. Default: the placeholder of ``kind``.
     """
-    return field(default=default, metadata={"kind": kind, "about": about, "metavar": metavar or kind.metavar})
+    return field(
+        default=default, metadata={"kind": kind, "about": about, "metavar": metavar or kind.metavar}
+    )
 
 
 def switch(default: bool, about: str) -> Any:
@@ -54,12 +60,16 @@ def switch(default: bool, about: str) -> Any:
 
 
 def sections_of(command: type[Any]) -> dict[str, Any]:
-    """Return the sections of a command's dataclass: the dataclass of each section, by the section's name."""
+    """Return the sections of a command's dataclass: the dataclass of each section, by the section's
+    name.
+    """
     return {f.name: f.default_factory for f in fields(command) if is_dataclass(f.default_factory)}
 
 
 def settings_of(command: type[Any]) -> dict[str, tuple[str, Field[Any]]]:
-    """Return {setting's name: (section's name, field)} of a command. Section "": outside all sections."""
+    """Return {setting's name: (section's name, field)} of a command. Section "": outside all
+    sections.
+    """
     settings = {f.name: ("", f) for f in fields(command) if f.metadata}
     for name, section in sections_of(command).items():
         settings |= {f.name: (name, f) for f in fields(section)}
@@ -67,9 +77,14 @@ def settings_of(command: type[Any]) -> dict[str, tuple[str, Field[Any]]]:
 
 
 def make(
-    command: type[T], flags: Mapping[str, Any], file: Path | None = None, *, named_by: str = "--config"
+    command: type[T],
+    flags: Mapping[str, Any],
+    file: Path | None = None,
+    *,
+    named_by: str = "--config",
 ) -> T:
-    """Create a command's settings. Raises UsageError if ``file`` is unreadable or has a wrong value.
+    """Create a command's settings. Raises UsageError if ``file`` is unreadable or has a wrong
+    value.
 
     Args:
         flags: values from the command line, by field name.
@@ -87,26 +102,34 @@ def make(
     return command(**values[""], **sections, given=given)
 
 
-def refuse_without_effect(config: Command, names: str, condition: str, *, in_files: bool = True) -> None:
-    """Raise UsageError if the user set a field in ``names`` to a value that does not turn the setting off.
+def refuse_without_effect(
+    config: Command, names: str, condition: str, *, in_files: bool = True
+) -> None:
+    """Raise UsageError if the user set a field in ``names`` to a value that does not turn the
+    setting off.
 
     Args:
         names: field names, separated by spaces.
         condition: when the settings have an effect, for the message: "with --optimizer sgd".
-        in_files: False: accept the settings in a config file, because other runs may use the same file.
+        in_files: False: accept the settings in a config file, because other runs may use the same
+            file.
     """
-    record, settings = to_record(config), settings_of(type(config))
+    record = to_record(config)
+    settings = settings_of(type(config))
     for name in names.split():
         source, value, (section, declared) = config.given.get(name), record[name], settings[name]
         # Values without effect.
         harmless = (
-            [declared.default] if isinstance(value, bool) else [None, 0, (), "none", "never", "constant"]
+            [declared.default]
+            if isinstance(value, bool)
+            else [None, 0, (), "none", "never", "constant"]
         )
         if source is None or (source and not in_files) or value in harmless:
             continue
         flag = f"--no-{_key(name)}" if value is False else f"--{_key(name)}"
         raise UsageError(
-            f"{source}{_path(section, name) if source else flag} has an effect only {condition}; remove it",
+            f"{source}{_path(section, name) if source else flag} has an effect only {condition}; "
+            "remove it",
             code="setting-without-effect",
         )
 
@@ -119,7 +142,9 @@ def _path(section: str, name: str) -> str:
     return f"[{section}] {_key(name)}"
 
 
-def _read_file(settings: Mapping[str, tuple[str, Field[Any]]], file: Path, named_by: str) -> dict[str, Any]:
+def _read_file(
+    settings: Mapping[str, tuple[str, Field[Any]]], file: Path, named_by: str
+) -> dict[str, Any]:
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -138,7 +163,9 @@ def _read_file(settings: Mapping[str, tuple[str, Field[Any]]], file: Path, named
     for path, value in file_values.items():
         if path not in names:
             hint = did_you_mean(path, names)
-            raise UsageError(f"{named_by}: {file} has the unknown setting {path}{hint}", code="unknown-key")
+            raise UsageError(
+                f"{named_by}: {file} has the unknown setting {path}{hint}", code="unknown-key"
+            )
         try:
             values[names[path]] = _read(settings[names[path]][1], value)
         except argparse.ArgumentTypeError as exc:
@@ -152,14 +179,18 @@ def _read(setting: Field[Any], value: Any) -> Any:
 
 
 def did_you_mean(word: str, names: Collection[str]) -> str:
-    """Return a hint such as "; did you mean --lr?" if ``names`` has a name similar to ``word``, else ""."""
+    """Return a hint such as "; did you mean --lr?" if ``names`` has a name similar to ``word``,
+    else "".
+    """
     same_key = [name for name in names if name.rpartition(" ")[2] == word.rpartition(" ")[2]]
     similar = same_key or difflib.get_close_matches(word, names, n=1)
     return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def to_record(config: Any) -> dict[str, Any]:
-    """Return all settings of a command as a dictionary {field name: value} without sections, for JSON."""
+    """Return all settings of a command as a dictionary {field name: value} without sections, for
+    JSON.
+    """
     record = {}
     for name, (section, _) in settings_of(type(config)).items():
         value = getattr(getattr(config, section) if section else config, name)
@@ -168,17 +199,22 @@ def to_record(config: Any) -> dict[str, Any]:
 
 
 def from_record(command: type[T], record: Mapping[str, Any], flags: Mapping[str, Any]) -> T:
-    """Restore settings from ``record``, a result of ``to_record``. Values in ``flags`` have priority."""
+    """Restore settings from ``record``, a result of ``to_record``. Values in ``flags`` have
+    priority.
+    """
     declared = {name: f for name, (_, f) in settings_of(command).items()}
     values = {
-        name: _read(declared[name], record[name]) for name in declared if record.get(name) not in (None, [])
+        name: _read(declared[name], record[name])
+        for name in declared
+        if record.get(name) not in (None, [])
     }
     return make(command, {**values, **flags})
 
 
 def to_toml(config: Any) -> str:
     """Return all settings of a command as the text of a config file that restores them."""
-    record, tables = to_record(config), []
+    record = to_record(config)
+    tables = []
     for section, kind in sections_of(type(config)).items():
         # TOML cannot represent None.
         values = {f.name: record[f.name] for f in fields(kind) if record[f.name] not in (None, ())}

@@ -17,7 +17,9 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of values on the command line. ``read`` parses text, or raises ``ArgumentTypeError``."""
+    """A type of values on the command line. ``read`` parses text, or raises
+    ``ArgumentTypeError``.
+    """
 
     read: Callable[[str], Any]
     metavar: str
@@ -58,14 +60,19 @@ def _input_path(text: str) -> Path:
 
 
 input_path = Kind(_input_path, "DIR")
-"""A file or folder to read. If it does not exist, but exists below the home folder, it is that one."""
-word_or_path = Kind(lambda text: text if text in ("auto", "never") else str(_input_path(text)), "auto|DIR")
+"""A file or folder to read. If it does not exist, but exists below the home folder, it is that one.
+"""
+word_or_path = Kind(
+    lambda text: text if text in ("auto", "never") else str(_input_path(text)), "auto|DIR"
+)
 
 
 def one_of(*words: str) -> Kind:
     def read(text: str) -> str:
         if text not in words:
-            raise ArgumentTypeError(f"{text!r} is not valid; use {', '.join(words[:-1])} or {words[-1]}")
+            raise ArgumentTypeError(
+                f"{text!r} is not valid; use {', '.join(words[:-1])} or {words[-1]}"
+            )
         return text
 
     return Kind(read, "|".join(words))
@@ -76,17 +83,23 @@ yes_or_no = Kind(lambda text: one_of("true", "false").read(text) == "true", "")
 
 
 def by_commas(kind: Kind) -> Kind:
-    """Return the kind of a comma-separated list. ``kind`` is the kind of its items; the value is a tuple."""
+    """Return the kind of a comma-separated list. ``kind`` is the kind of its items; the value is a
+    tuple.
+    """
     metavar = f"{kind.metavar}[,{kind.metavar}...]"
     return Kind(lambda text: tuple(kind.read(part) for part in text.split(",")), metavar)
 
 
 def some_of(*words: str) -> Kind:
-    """Return the kind of a comma-separated list of ``words``, read as a tuple. No ``words``: any words."""
+    """Return the kind of a comma-separated list of ``words``, read as a tuple. No ``words``: any
+    words.
+    """
     allowed = one_of(*words).read if words else str
 
     def read(text: str) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(allowed(word.strip()) for word in text.split(",") if word.strip()))
+        return tuple(
+            dict.fromkeys(allowed(word.strip()) for word in text.split(",") if word.strip())
+        )
 
     return Kind(read, "A[,B...]")
 
@@ -127,8 +140,12 @@ gemm_size = Kind(_gemm_size, "MxKxN")
 
 def _data_name(text: str) -> str:
     kind, _, location = text.partition(":")
-    if kind not in ("digits", "idx", "text", "synthetic") or (kind in ("idx", "text")) != bool(location):
-        raise ArgumentTypeError(f"{text!r} is not valid; use digits, idx:DIR, text:FILE or synthetic")
+    if kind not in ("digits", "idx", "text", "synthetic") or (kind in ("idx", "text")) != bool(
+        location
+    ):
+        raise ArgumentTypeError(
+            f"{text!r} is not valid; use digits, idx:DIR, text:FILE or synthetic"
+        )
     return f"{kind}:{input_path.read(location)}" if location else text
 
 
@@ -139,7 +156,9 @@ def _tokenizer_name(text: str) -> str:
     kind, _, argument = text.partition(":")
     is_bpe = kind == "bpe" and argument.isdecimal() and int(argument) > 256  # noqa: PLR2004
     if text != "bytes" and not is_bpe and not (kind == "gpt2" and argument):
-        raise ArgumentTypeError(f"{text!r} is not valid; use bytes, bpe:N with N above 256, or gpt2:DIR")
+        raise ArgumentTypeError(
+            f"{text!r} is not valid; use bytes, bpe:N with N above 256, or gpt2:DIR"
+        )
     return f"{kind}:{input_path.read(argument)}" if kind == "gpt2" else text
 
 

@@ -1,7 +1,7 @@
 """Communication between ranks: an interface, several transports, and compression on top of them.
 
-Start reading at ``allreduce`` in ``mpi``, the default transport. The interface is in ``base``; the code
-shared by all transports over MPI is in ``transport``.
+Start reading at ``allreduce`` in ``mpi``, the default transport. The interface is in ``base``; the
+code shared by all transports over MPI is in ``transport``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _TRANSPORTS = {
 def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> Transport:
     """Return the named transport between all ranks of the job.
 
-    cuda_aware: whether ``mpi`` passes GPU memory directly to MPI. Raises UsageError, on every rank, if the
-    transport does not work with this device, MPI or set of ranks.
+    cuda_aware: whether ``mpi`` passes GPU memory directly to MPI. Raises UsageError, on every rank,
+    if the transport does not work with this device, MPI or set of ranks.
     """
     if cuda_aware and not device.gpu:
         raise UsageError("--cuda-aware: this rank uses no GPU; omit --cuda-aware", code="no-gpu")

@@ -1,4 +1,6 @@
-"""The interface of every communicator, a communicator of one rank, and a base class for wrappers."""
+"""The interface of every communicator, a communicator of one rank, and a base class for
+wrappers.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,19 @@ T = TypeVar("T")
 
 
 class Pending(Protocol):
-    """A collective or message in progress. The caller must not use its arrays until the operation is done."""
+    """A collective or message in progress. The caller must not use its arrays until the operation
+    is done.
+    """
 
     def test(self) -> bool:
-        """Advance the operation as far as possible without blocking, and return whether it is done."""
+        """Advance the operation as far as possible without blocking, and return whether it is
+        done.
+        """
 
     def wait(self) -> None:
-        """Block until the operation is done. On a GPU only the current stream blocks, not the host."""
+        """Block until the operation is done. On a GPU only the current stream blocks, not the
+        host.
+        """
 
 
 class Request(Protocol):
@@ -41,11 +49,13 @@ class Done:
 
 
 class Communicator(Protocol):
-    """A group of ranks. All ranks must call its methods in the same order, also the non-blocking methods.
+    """A group of ranks. All ranks must call its methods in the same order, also the non-blocking
+    methods.
 
-    Arrays are C-contiguous and on the device. A non-blocking call gives the same result as the blocking call.
-    Sums of 16-bit numbers are computed in float32 and rounded once (by NCCL, at every hop). While a rank
-    blocks in a communicator, the rank's operations in other communicators do not advance.
+    Arrays are C-contiguous and on the device. A non-blocking call gives the same result as the
+    blocking call. Sums of 16-bit numbers are computed in float32 and rounded once (by NCCL, at
+    every hop). While a rank blocks in a communicator, the rank's operations in other communicators
+    do not advance.
     """
 
     rank: int
@@ -68,9 +78,11 @@ class Communicator(Protocol):
         """Start an ``allreduce``."""
 
     def reduce_scatter(self, array: Array, out: Array) -> None:
-        """Sum ``array`` (size · n,) over all ranks; each rank gets its part of the sum in ``out`` (n,).
+        """Sum ``array`` (size · n,) over all ranks; each rank gets its part of the sum in ``out``
+        (n,).
 
-        ``out`` may be this rank's own part of ``array``; the rest of ``array`` is undefined afterwards.
+        ``out`` may be this rank's own part of ``array``; the rest of ``array`` is undefined
+        afterwards.
         """
         self.ireduce_scatter(array, out).wait()
 
@@ -78,7 +90,8 @@ class Communicator(Protocol):
         """Start a ``reduce_scatter``."""
 
     def allgather_into(self, part: Array, out: Array) -> None:
-        """Concatenate each rank's ``part`` (n,), in order of rank, in ``out`` (size · n,) on every rank.
+        """Concatenate each rank's ``part`` (n,), in order of rank, in ``out`` (size · n,) on every
+        rank.
 
         ``part`` may be this rank's own part of ``out``.
         """
@@ -91,16 +104,22 @@ class Communicator(Protocol):
         """Replace an array on every rank with the array of rank ``root``."""
 
     def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
-        """Start sending an array to rank ``dest``. The array must not change until the operation is done."""
+        """Start sending an array to rank ``dest``. The array must not change until the operation is
+        done.
+        """
 
     def recv(self, out: Array, source: int, tag: int = 0) -> None:
         """Receive an array from rank ``source``."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sum each number over all ranks. Adds in order of rank, so that all ranks get the same result."""
+        """Sum each number over all ranks. Adds in order of rank, so that all ranks get the same
+        result.
+        """
 
     def allgather(self, value: T) -> list[T]:
-        """Return a list, in order of rank, of the ranks' values, which must be small and picklable."""
+        """Return a list, in order of rank, of the ranks' values, which must be small and
+        picklable.
+        """
 
     def barrier(self) -> None:
         """Wait until every rank has called ``barrier``."""
@@ -152,11 +171,14 @@ def _delegate(name: str) -> Callable[..., Any]:
 
 
 class CommunicatorWrapper(Communicator, Generic[Inner]):
-    """A communicator that passes every call on to ``inner``, unless a subclass overrides the method."""
+    """A communicator that passes every call on to ``inner``, unless a subclass overrides the
+    method.
+    """
 
     def __init__(self, inner: Inner) -> None:
         self.inner = inner
-        self.rank, self.size = inner.rank, inner.size
+        self.rank = inner.rank
+        self.size = inner.size
 
     @property
     def bytes_sent(self) -> int:
@@ -178,10 +200,12 @@ class CommunicatorWrapper(Communicator, Generic[Inner]):
 
 
 def on_all_ranks(comm: Communicator, act: Callable[[], T]) -> T:
-    """Call a function on every rank and return this rank's result. If a rank fails, raise on all ranks.
+    """Call a function on every rank and return this rank's result. If a rank fails, raise on all
+    ranks.
 
     Raises:
-        PayloadError: the error of the first rank that failed, with the number and host of that rank.
+        PayloadError: the error of the first rank that failed, with the number and host of that
+            rank.
     """
     result: list[T] = []
     failure: PayloadError | None = None
@@ -189,8 +213,14 @@ def on_all_ranks(comm: Communicator, act: Callable[[], T]) -> T:
         result.append(act())
     except PayloadError as exc:
         failure = exc
-    own_failure = failure and (type(failure), f"rank {comm.rank} on {hostname()}: {failure}", failure.code)
-    failures = [failure_of_rank for failure_of_rank in comm.allgather(own_failure) if failure_of_rank]
+    own_failure = failure and (
+        type(failure),
+        f"rank {comm.rank} on {hostname()}: {failure}",
+        failure.code,
+    )
+    failures = [
+        failure_of_rank for failure_of_rank in comm.allgather(own_failure) if failure_of_rank
+    ]
     if failures:
         kind, message, code = failures[0]
         more = f" (and {len(failures) - 1} more ranks)" if len(failures) > 1 else ""

@@ -1,9 +1,10 @@
 """Compressed sums of gradients on top of any transport: top-k, int8 and PowerSGD.
 
-A rank keeps the part of its gradient that it did not send (the residual), and adds it to its next gradient:
-error feedback (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al.,
-"Error Feedback Fixes SignSGD", 2019). So no part is lost, only delayed. All ranks compute the sum from the
-same messages in the same order, so the sum is bit-identical on all ranks.
+A rank keeps the part of its gradient that it did not send (the residual), and adds it to its next
+gradient: error feedback (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014;
+Karimireddy et al., "Error Feedback Fixes SignSGD", 2019). So no part is lost, only delayed. All
+ranks compute the sum from the same messages in the same order, so the sum is bit-identical on all
+ranks.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ class ParamSlice:
 
 
 class Compressed(CommunicatorWrapper[Transport]):
-    """A communicator that compresses sums of gradients (see ``attach``), but not sums of other arrays.
+    """A communicator that compresses sums of gradients (see ``attach``), but not sums of other
+    arrays.
 
-    Infinite or NaN numbers affect only the current sum, because 0 is stored for them in the residual.
+    Infinite or NaN numbers affect only the current sum, because 0 is stored for them in the
+    residual.
     """
 
     name: ClassVar[str]
@@ -41,16 +44,20 @@ class Compressed(CommunicatorWrapper[Transport]):
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
         self.state: dict[str, Array] = {}
-        """This rank's own state, by name. It must be saved with the weights and restored in place."""
+        """This rank's own state, by name. It must be saved with the weights and restored in place.
+        """
         self._grads: Array | None = None
 
     def attach(self, grads: Array, slices: Sequence[ParamSlice]) -> None:  # noqa: ARG002
-        """From now on, compress sums of ``grads`` or parts of it. slices: where each gradient is in it."""
+        """From now on, compress sums of ``grads`` or parts of it. slices: where each gradient is in
+        it.
+        """
         self._grads = flat(grads)
         self.state["residual"] = self.inner.device.xp.zeros(grads.shape, grads.dtype)
 
     def _exchange(self, residual: Array, array: Array, start: int) -> Steps:
-        """Sum ``residual`` over all ranks into ``array``. Keep in ``residual`` the part that was not sent.
+        """Sum ``residual`` over all ranks into ``array``. Keep in ``residual`` the part that was
+        not sent.
 
         Both arrays are flat, and belong to the gradients from position ``start`` on.
         """
@@ -70,7 +77,9 @@ class Compressed(CommunicatorWrapper[Transport]):
         return self.inner.lane.start(self._steps(flat(array), start))
 
     def _offset_in_grads(self, array: Array) -> int | None:
-        """Return the array's position in the array of all gradients, or None if it is no part of them."""
+        """Return the array's position in the array of all gradients, or None if it is no part of
+        them.
+        """
         grads = self._grads
         if grads is None or array.dtype != grads.dtype or not array.size:
             return None
@@ -89,7 +98,8 @@ class Compressed(CommunicatorWrapper[Transport]):
 class TopK(Compressed):
     """Send the largest numbers of a gradient and their positions (Lin et al., arXiv:1712.01887).
 
-    Each rank sends the share ``ratio`` of its numbers, 8 bytes each: this pays off if ``ratio`` < 1 / size.
+    Each rank sends the share ``ratio`` of its numbers, 8 bytes each: this pays off if ``ratio`` < 1
+    / size.
     """
 
     name = "topk"
@@ -119,26 +129,31 @@ _LARGEST = 127
 
 
 class Int8(Compressed):
-    """Send gradients as 8-bit integers with a scale for each block: about 2 bytes per number (a ring: 8).
+    """Send gradients as 8-bit integers with a scale for each block: about 2 bytes per number (a
+    ring: 8).
 
-    Each rank rounds its gradient. The ranks exchange parts; each rank sums its own part in float32, rounds
-    the sum and sends it to all ranks. So numbers are rounded twice, for any number of ranks. (A ring would
-    round at every hop; gathering all gradients everywhere would send size - 1 bytes per number.) Rounding is
-    to nearest: its error is half that of stochastic rounding, it needs no random numbers, and error feedback
-    removes its bias. Tang et al., "1-bit Adam", ICML 2021, do the same with fewer bits, and store the
-    rounding error of the sum separately. Here the rank that rounds a sum adds the error to its residual, and
-    so to the next sum.
+    Each rank rounds its gradient. The ranks exchange parts; each rank sums its own part in float32,
+    rounds the sum and sends it to all ranks. So numbers are rounded twice, for any number of ranks.
+    (A ring would round at every hop; gathering all gradients everywhere would send size - 1 bytes
+    per number.) Rounding is
+    to nearest: its error is half that of stochastic rounding, it needs no random numbers, and error
+    feedback removes its bias. Tang et al., "1-bit Adam", ICML 2021, do the same with fewer bits,
+    and store the rounding error of the sum separately. Here the rank that rounds a sum adds the
+    error to its residual, and so to the next sum.
     """
 
     name = "int8"
 
     def _exchange(self, residual: Array, array: Array, start: int) -> Steps:  # noqa: ARG002
-        xp, size = self.inner.device.xp, self.size
+        xp = self.inner.device.xp
+        size = self.size
         # Blocks in each rank's part.
         blocks = -(-len(residual) // (size * BLOCK))
         padded = xp.zeros(size * blocks * BLOCK, "float32")
         padded[: len(residual)] = residual
-        own = slice(self.rank * blocks * BLOCK, min(len(residual), (self.rank + 1) * blocks * BLOCK))
+        own = slice(
+            self.rank * blocks * BLOCK, min(len(residual), (self.rank + 1) * blocks * BLOCK)
+        )
 
         sent = _encode(xp, padded.reshape(size, blocks, BLOCK))
         residual -= _decode(sent).reshape(-1)[: len(residual)]
@@ -157,7 +172,9 @@ class Int8(Compressed):
 
 
 def _encode(xp: ModuleType, numbers: Array) -> Array:
-    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4): BLOCK numbers and a scale."""
+    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4): BLOCK numbers and a
+    scale.
+    """
     scales = abs(numbers).max(axis=-1, keepdims=True) / _LARGEST
     packet: Array = xp.empty((*numbers.shape[:-1], BLOCK + scales.itemsize), "int8")
     packet[..., :BLOCK] = xp.rint(numbers / xp.where(scales > 0, scales, 1))
@@ -186,14 +203,17 @@ class _Matrix:
 
 
 class PowerSGD(Compressed):
-    """Send each gradient matrix as a product of thin matrices (Vogels et al., "PowerSGD", 2019, algorithm 1).
+    """Send each gradient matrix as a product of thin matrices (Vogels et al., "PowerSGD", 2019,
+    algorithm 1).
 
-    M (rows, columns) is a rank's gradient, Q (columns, r) is from the last iteration, sums are over ranks:
+    M (rows, columns) is a rank's gradient, Q (columns, r) is from the last iteration, sums are over
+    ranks:
 
         P = sum of M Q, orthonormalized;   Q = sum of Mᵀ P;   sum of M ≈ P Qᵀ
 
-    This is one step of subspace iteration. It sums r (rows + columns) numbers for each matrix instead of
-    rows · columns. Vectors, and matrices that would not get smaller, are summed without compression.
+    This is one step of subspace iteration. It sums r (rows + columns) numbers for each matrix
+    instead of rows · columns. Vectors, and matrices that would not get smaller, are summed without
+    compression.
     """
 
     name = "powersgd"
@@ -210,17 +230,23 @@ class PowerSGD(Compressed):
             if self._thickness * (rows + columns) < rows * columns:
                 matrix = _Matrix(f"q.{piece.start}", piece.start, rows, columns)
                 self._matrices.append(matrix)
-                initial = np.random.default_rng(piece.start).standard_normal((columns, self._thickness))
+                initial = np.random.default_rng(piece.start).standard_normal(
+                    (columns, self._thickness)
+                )
                 self.state[matrix.name] = self.inner.device.asarray(initial, grads.dtype)
 
     def _exchange(self, residual: Array, array: Array, start: int) -> Steps:
         xp = self.inner.device.xp
         inside = [m for m in self._matrices if start <= m.start and m.stop <= start + len(residual)]
-        gradients = [residual[m.start - start : m.stop - start].reshape(m.rows, m.columns) for m in inside]
+        gradients = [
+            residual[m.start - start : m.stop - start].reshape(m.rows, m.columns) for m in inside
+        ]
         sums = [array[m.start - start : m.stop - start].reshape(m.rows, m.columns) for m in inside]
         gaps = _gaps(inside, start, len(residual))
 
-        products = [gradient @ self.state[m.name] for m, gradient in zip(inside, gradients, strict=True)]
+        products = [
+            gradient @ self.state[m.name] for m, gradient in zip(inside, gradients, strict=True)
+        ]
         joined = xp.concatenate([*(p.ravel() for p in products), *(residual[gap] for gap in gaps)])
         yield from self.inner.allreduce_steps(joined)
         *summed, _ = _split(
@@ -244,25 +270,35 @@ class PowerSGD(Compressed):
             self._save_right(m.name, right)
 
     def _save_right(self, name: str, right: Array) -> None:
-        """Save ``right`` as the next iteration's Q, scaled against overflow, unless it is 0 or not finite."""
+        """Save ``right`` as the next iteration's Q, scaled against overflow, unless it is 0 or not
+        finite.
+        """
         xp = self.inner.device.xp
         largest = abs(right).max()
         usable = xp.isfinite(largest) & (largest > 0)
-        self.state[name][...] = xp.where(usable, right / xp.where(usable, largest, 1), self.state[name])
+        self.state[name][...] = xp.where(
+            usable, right / xp.where(usable, largest, 1), self.state[name]
+        )
 
 
 def _gaps(matrices: Sequence[_Matrix], start: int, size: int) -> list[slice]:
-    """Return the slices that no matrix covers, of an array of ``size`` gradients from ``start`` on."""
+    """Return the slices that no matrix covers, of an array of ``size`` gradients from ``start``
+    on.
+    """
     ends = [0, *(m.stop - start for m in matrices)]
     starts = [*(m.start - start for m in matrices), size]
     return [slice(end, begin) for end, begin in zip(ends, starts, strict=True)]
 
 
 def _split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    """Split a flat array into arrays of these shapes, followed by a flat array of the remaining numbers."""
-    arrays, end = [], 0
+    """Split a flat array into arrays of these shapes, followed by a flat array of the remaining
+    numbers.
+    """
+    arrays = []
+    end = 0
     for shape in shapes:
-        begin, end = end, end + math.prod(shape)
+        begin = end
+        end = end + math.prod(shape)
         arrays.append(joined[begin:end].reshape(shape))
     return [*arrays, joined[end:]]
 
@@ -277,5 +313,7 @@ _COMPRESSORS: dict[str, type[Compressed]] = {"topk": TopK, "int8": Int8, "powers
 
 
 def make_compressor(name: str, transport: Transport, **options: float) -> Compressed:
-    """Wrap a transport in the named compressor. options: ``ratio`` of ``topk``, ``rank`` of ``powersgd``."""
+    """Wrap a transport in the named compressor. options: ``ratio`` of ``topk``, ``rank`` of
+    ``powersgd``.
+    """
     return _COMPRESSORS[name](transport, **options)

@@ -1,7 +1,8 @@
-"""Sums in three steps: within each node, between the nodes' leader ranks, and from leaders to their nodes.
+"""Sums in three steps: within each node, between the nodes' leader ranks, and from leaders to their
+nodes.
 
-Only a node's leader, not each of its ranks, sends to other nodes, as in Goyal et al., "Accurate, Large
-Minibatch SGD" (2017), section 4. This pays off if many ranks of a node share a slow link.
+Only a node's leader, not each of its ranks, sends to other nodes, as in Goyal et al., "Accurate,
+Large Minibatch SGD" (2017), section 4. This pays off if many ranks of a node share a slow link.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ NodeOf = Callable[[MPI.Comm], MPI.Comm]
 
 
 def by_shared_memory(comm: MPI.Comm) -> MPI.Comm:
-    """Return the communicator of all ranks on this rank's node. MPI finds the ranks that can share memory."""
+    """Return the communicator of all ranks on this rank's node. MPI finds the ranks that can share
+    memory.
+    """
     return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
 class Hierarchical(Transport):
-    """Transport with a leader rank on each node. Nodes may have any number of ranks, in any order of rank."""
+    """Transport with a leader rank on each node. Nodes may have any number of ranks, in any order
+    of rank.
+    """
 
     name = "hierarchical"
 
@@ -34,7 +39,9 @@ class Hierarchical(Transport):
         staging: Staging | None = None,
         node_of: NodeOf = by_shared_memory,
     ) -> None:
-        """Join ``comm``. node_of: function that returns the communicator of the ranks on this rank's node."""
+        """Join ``comm``. node_of: function that returns the communicator of the ranks on this
+        rank's node.
+        """
         super().__init__(device, comm, staging=staging)
         self._node_of = node_of
         self._node = node_of(self._lane_comm)
@@ -51,7 +58,8 @@ class Hierarchical(Transport):
         return Hierarchical(self.device, comm, staging=self.staging, node_of=self._node_of)
 
     def _sum(self, host: Array) -> Steps:
-        """Sum an array in pieces. Up to three pieces are in progress, each in another of the three steps.
+        """Sum an array in pieces. Up to three pieces are in progress, each in another of the three
+        steps.
 
         All ranks of a node start the steps of all pieces in the same order, as MPI requires.
         """
@@ -85,14 +93,18 @@ class Hierarchical(Transport):
         return self._sum(host)
 
     def _join(self, host: Array) -> Steps:
-        """Gather a node's parts at its leader, exchange them between leaders, send all parts to all ranks."""
+        """Gather a node's parts at its leader, exchange them between leaders, send all parts to all
+        ranks.
+        """
         parts = host.reshape(self.size, -1)
         members = next(node for node in self._nodes if self.rank in node)
         if not self._leads:
             yield [self._node.Isend(parts[self.rank], 0)]
             self.count_sent(parts[self.rank].nbytes)
         else:
-            yield [self._node.Irecv(parts[rank], place) for place, rank in enumerate(members) if place]
+            yield [
+                self._node.Irecv(parts[rank], place) for place, rank in enumerate(members) if place
+            ]
             yield [
                 self._leaders.Ibcast(parts[rank], root=leader)
                 for leader, node in enumerate(self._nodes)

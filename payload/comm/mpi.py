@@ -16,32 +16,43 @@ from payload.device.base import Array, Device
 from payload.errors import PayloadError, UsageError
 
 RING_BYTES = 256 << 10
-"""Non-blocking sums of at least this size use a ring, which is then twice as fast as MPI's collective."""
+"""Non-blocking sums of at least this size use a ring, which is then twice as fast as MPI's
+collective.
+"""
 
 _IN_PLACE = MPI.IN_PLACE
 
 _NATIVE = {np.dtype(code): MPI.Datatype.fromcode(code) for code in "bBhHiIlLqQfdFD"}
-"""MPI datatypes of the number formats that MPI can sum. Passing them is faster than a search by mpi4py."""
+"""MPI datatypes of the number formats that MPI can sum. Passing them is faster than a search by
+mpi4py.
+"""
 
 
 class MpiCommunicator(Transport):
-    """Transport with MPI's collectives, in pieces that fit in the cache, or with a ring where it is faster.
+    """Transport with MPI's collectives, in pieces that fit in the cache, or with a ring where it is
+    faster.
 
-    Milliseconds for 25 MiB (Open MPI 4.1, two ranks on a node). Blocking sum: 7.7 in a single call, 2.3 in
-    calls of 2 MiB. Non-blocking sum: MPI 5 to 13, a ring 2.6. Reduce-scatter: a single call 8.5, a ring 1.7.
+    Milliseconds for 25 MiB (Open MPI 4.1, two ranks on a node). Blocking sum: 7.7 in a single call,
+    2.3 in calls of 2 MiB. Non-blocking sum: MPI 5 to 13, a ring 2.6. Reduce-scatter: a single call
+    8.5, a ring 1.7.
     """
 
     name = "mpi"
 
     def __init__(
-        self, device: Device | None = None, comm: MPI.Comm | None = None, *, staging: Staging | None = None
+        self,
+        device: Device | None = None,
+        comm: MPI.Comm | None = None,
+        *,
+        staging: Staging | None = None,
     ) -> None:
         super().__init__(device, comm, staging=staging)
         self._native = _NATIVE if isinstance(self.staging, InPlace) else {}
         self._allreduce = self._lane_comm.Allreduce
 
     def allreduce(self, array: Array) -> None:
-        nbytes, datatype = array.nbytes, self._native.get(array.dtype)
+        nbytes = array.nbytes
+        datatype = self._native.get(array.dtype)
         if datatype is None or self._under_way or not 0 < nbytes <= CHUNK_BYTES:
             self.lane.run(self._in_chunks(array))
             return
@@ -53,7 +64,9 @@ class MpiCommunicator(Transport):
         self._summed_bytes += nbytes
 
     def _in_chunks(self, array: Array) -> Steps:
-        """Sum an array in pieces by blocking MPI calls, while other pieces are copied from or to a GPU."""
+        """Sum an array in pieces by blocking MPI calls, while other pieces are copied from or to a
+        GPU.
+        """
         upcast = self._upcast(array)
         staged = self.staging.of(upcast)
         host = staged.host
@@ -99,8 +112,9 @@ def start(refusal: PayloadError | None = None) -> MpiCommunicator:
 class CudaAwareMpi(Transport):
     """Transport with MPI's blocking collectives on GPU memory.
 
-    A collective runs after all earlier operations. It does not overlap with the computation, because Open
-    MPI's non-blocking sums do not support GPU memory. An MPI library that was not built for CUDA would crash.
+    A collective runs after all earlier operations. It does not overlap with the computation,
+    because Open MPI's non-blocking sums do not support GPU memory. An MPI library that was not
+    built for CUDA would crash.
     """
 
     name = "mpi"
@@ -108,7 +122,9 @@ class CudaAwareMpi(Transport):
     def __init__(
         self, device: Device, comm: MPI.Comm | None = None, *, staging: InPlace | None = None
     ) -> None:
-        """Join ``comm``. Unless ``staging`` is given, test a GPU sum, and raise UsageError if it fails."""
+        """Join ``comm``. Unless ``staging`` is given, test a GPU sum, and raise UsageError if it
+        fails.
+        """
         super().__init__(device, comm, staging=staging or InPlace(device))
         if staging is None:
             # Ask the library first, because the test sum crashes a library without CUDA support.
@@ -116,7 +132,9 @@ class CudaAwareMpi(Transport):
             array = device.xp.ones(1 << 10, "float32")
             self.allreduce(array)
             is_correct = bool((array == self.size).all())
-            on_all_ranks(self, lambda: _refuse_unless(is_correct, "its sum of a small GPU array is wrong"))
+            on_all_ranks(
+                self, lambda: _refuse_unless(is_correct, "its sum of a small GPU array is wrong")
+            )
 
     def _sum(self, host: Array) -> Steps:
         self._summed_bytes += host.nbytes
@@ -143,7 +161,9 @@ class CudaAwareMpi(Transport):
 
 
 def takes_device_memory() -> bool:
-    """Return whether the MPI library was built for CUDA, according to its MPIX_Query_cuda_support."""
+    """Return whether the MPI library was built for CUDA, according to its
+    MPIX_Query_cuda_support.
+    """
     maps = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[-1] for line in maps if "/libmpi" in line}
     for path in sorted(paths):

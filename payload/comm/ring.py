@@ -1,10 +1,11 @@
-"""Collectives made of messages between pairs of ranks: the ring, and a naive transport as a test reference.
+"""Collectives made of messages between pairs of ranks: the ring, and a naive transport as a test
+reference.
 
-In the ring each rank sends only to its right neighbour, and every byte of a sum crosses each link twice
-(Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009).
-The array is cut into a part for each rank. During size - 1 hops every part passes all ranks, and each rank
-adds its own numbers; the part is then complete at the rank with the part's number. In size - 1 more hops the
-complete parts pass all ranks.
+In the ring each rank sends only to its right neighbour, and every byte of a sum crosses each link
+twice (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+JPDC 69, 2009). The array is cut into a part for each rank. During size - 1 hops every part passes
+all ranks, and each rank adds its own numbers; the part is then complete at the rank with the part's
+number. In size - 1 more hops the complete parts pass all ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from payload.comm.transport import MPI, Last, Steps, Transport, chunks
 from payload.device.base import Array
 
 MESSAGE_BYTES = 512 << 10
-"""Parts are sent in messages of this size, so that a rank adds a message while the next is in transit."""
+"""Parts are sent in messages of this size, so that a rank adds a message while the next is in
+transit.
+"""
 _AHEAD = 4
 """Number of receives that are posted before their messages arrive."""
 
@@ -39,31 +42,43 @@ class Ring(Transport):
         return ring_reduce_scatter(self._lane_comm, host, self.count_sent)
 
     def _join(self, host: Array) -> Steps:
-        return _Round(self._lane_comm, host, range(self.size - 1, 2 * self.size - 2), self.count_sent).steps()
+        return _Round(
+            self._lane_comm, host, range(self.size - 1, 2 * self.size - 2), self.count_sent
+        ).steps()
 
 
 def ring_allreduce(comm: MPI.Comm, host: Array, count: Count) -> Steps:
-    """Replace a flat array by its sum over ranks. count: called with the size of each message in bytes."""
+    """Replace a flat array by its sum over ranks. count: called with the size of each message in
+    bytes.
+    """
     return _Round(comm, host, range(2 * comm.size - 2), count).steps()
 
 
 def ring_reduce_scatter(comm: MPI.Comm, host: Array, count: Count) -> Steps:
-    """Sum a flat array over ranks; each rank gets only its own part of the sum. Overwrites other parts."""
+    """Sum a flat array over ranks; each rank gets only its own part of the sum. Overwrites other
+    parts.
+    """
     return _Round(comm, host, range(comm.size - 1), count).steps()
 
 
 class _Round:
     """Messages around the ring, in hops from each rank to its right neighbour.
 
-    In hop h a rank sends part ``rank - 1 - h`` and receives part ``rank - 2 - h``. In hops 0 to size - 2 the
-    rank adds its own numbers to the received part. The last of these parts has the rank's number. In later
-    hops the received part is complete.
+    In hop h a rank sends part ``rank - 1 - h`` and receives part ``rank - 2 - h``. In hops 0 to
+    size - 2 the rank adds its own numbers to the received part. The last of these parts has the
+    rank's number. In later hops the received part is complete.
     """
 
     def __init__(self, comm: MPI.Comm, host: Array, hops: range, count: Count) -> None:
-        self._comm, self._host, self._hops, self._count = comm, host, hops, count
-        self._rank, self._size = comm.rank, comm.size
-        self._arrivals = [(hop, piece) for hop in hops for piece in self._pieces(comm.rank - 2 - hop)]
+        self._comm = comm
+        self._host = host
+        self._hops = hops
+        self._count = count
+        self._rank = comm.rank
+        self._size = comm.size
+        self._arrivals = [
+            (hop, piece) for hop in hops for piece in self._pieces(comm.rank - 2 - hop)
+        ]
         self._ahead = max(1, min(_AHEAD, len(self._arrivals) // max(1, len(hops))))
         numbers = max((piece.size for _, piece in self._arrivals), default=0)
         self._scratch = np.empty((self._ahead, numbers), host.dtype)
@@ -106,14 +121,20 @@ class _Round:
         return self._scratch[number % self._ahead, : piece.size]
 
     def _pieces(self, part: int) -> list[Array]:
-        """Return the views of ``host`` that are sent as messages for a part. A part may be empty."""
-        part, host, size = part % self._size, self._host, self._size
+        """Return the views of ``host`` that are sent as messages for a part. A part may be
+        empty.
+        """
+        part = part % self._size
+        host = self._host
+        size = self._size
         own = host[host.size * part // size : host.size * (part + 1) // size]
         return [own[chunk] for chunk in chunks(own, MESSAGE_BYTES)]
 
 
 class Naive(Transport):
-    """A slow, obviously correct transport: each rank sends its data to all ranks. Adds in order of rank."""
+    """A slow, obviously correct transport: each rank sends its data to all ranks. Adds in order of
+    rank.
+    """
 
     name = "naive"
 
@@ -132,7 +153,9 @@ class Naive(Transport):
         out[...] = np.concatenate((yield from self._swap(np.split(host, self.size))))
 
     def _swap(self, outgoing: Sequence[Array]) -> Generator[Sequence[Request], None, list[Array]]:
-        """Send ``outgoing[rank]`` to each rank. Return the arrays received, in order of their senders."""
+        """Send ``outgoing[rank]`` to each rank. Return the arrays received, in order of their
+        senders.
+        """
         incoming = [np.empty_like(outgoing[self.rank]) for _ in outgoing]
         incoming[self.rank][...] = outgoing[self.rank]
         others = [rank for rank in range(self.size) if rank != self.rank]

@@ -1,7 +1,9 @@
-"""Host memory for sent and received messages (staging). For arrays on a CPU this is the arrays' own memory.
+"""Host memory for sent and received messages (staging). For arrays on a CPU this is the arrays' own
+memory.
 
-MPI never gets GPU memory, which crashes an MPI built without CUDA. Instead, arrays on a GPU are copied to and
-from pinned host memory. A GPU copies pinned memory at full speed, in parallel with its computation.
+MPI never gets GPU memory, which crashes an MPI built without CUDA. Instead, arrays on a GPU are
+copied to and from pinned host memory. A GPU copies pinned memory at full speed, in parallel with
+its computation.
 """
 
 from __future__ import annotations
@@ -20,18 +22,24 @@ _WHOLE = slice(None)
 
 
 class Staged:
-    """Host memory for an array's messages: the array's own memory, unless a subclass copies the array."""
+    """Host memory for an array's messages: the array's own memory, unless a subclass copies the
+    array.
+    """
 
     def __init__(self, host: Array) -> None:
         self.host = host
         """Flat array of the numbers that were fetched, or that will be stored."""
 
     def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        """Start copying a piece of the array to ``host``. The returned requests are done after the copy."""
+        """Start copying a piece of the array to ``host``. The returned requests are done after the
+        copy.
+        """
         return ()
 
     def store(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        """Start copying a piece of ``host`` to the device. The returned requests are done after the copy."""
+        """Start copying a piece of ``host`` to the device. The returned requests are done after the
+        copy.
+        """
         return ()
 
     def release(self) -> None:
@@ -39,13 +47,17 @@ class Staged:
 
 
 class InPlace:
-    """Staging without copies, for arrays in host memory, or in GPU memory that MPI can use directly.
+    """Staging without copies, for arrays in host memory, or in GPU memory that MPI can use
+    directly.
 
-    On a GPU, staging first waits until the computation is done, because MPI does not know CUDA streams.
+    On a GPU, staging first waits until the computation is done, because MPI does not know CUDA
+    streams.
     """
 
     def __init__(self, device: Device | None = None) -> None:
-        """Create the staging. device: the GPU that holds the arrays. Default: arrays are in host memory."""
+        """Create the staging. device: the GPU that holds the arrays. Default: arrays are in host
+        memory.
+        """
         self._device = device
 
     def of(self, array: Array) -> Staged:
@@ -56,7 +68,8 @@ class InPlace:
 
 
 class Pinned:
-    """Staging for arrays on a GPU: each operation gets a pinned host buffer, which later operations reuse.
+    """Staging for arrays on a GPU: each operation gets a pinned host buffer, which later operations
+    reuse.
 
     Copies run on a separate stream, after the work that is already queued on the computing stream.
     """
@@ -130,10 +143,13 @@ class _OnHost:
 
 
 class OnDevice:
-    """GPU work in progress, with the methods of an MPI request. ``Wait`` blocks the stream, not the host."""
+    """GPU work in progress, with the methods of an MPI request. ``Wait`` blocks the stream, not the
+    host.
+    """
 
     def __init__(self, event: Any, cuda: ModuleType) -> None:
-        self._event, self._cuda = event, cuda
+        self._event = event
+        self._cuda = cuda
 
     def Test(self) -> bool:  # noqa: N802
         return bool(self._event.done)

@@ -1,7 +1,9 @@
-"""The base of all transports over MPI. A transport defines how to sum, scatter and join host arrays.
+"""The base of all transports over MPI. A transport defines how to sum, scatter and join host
+arrays.
 
-Collectives are generators: each ``yield`` gives the requests that must be done before the next step. So the
-same code can block, or overlap with the computation if the caller runs the next steps between layers.
+Collectives are generators: each ``yield`` gives the requests that must be done before the next
+step. So the same code can block, or overlap with the computation if the caller runs the next steps
+between layers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from payload.comm.world import MPI, library
 from payload.device.base import Array, Cpu, Device
 
 CHUNK_BYTES = 2 << 20
-"""Large sums are cut into pieces that fit in the cache: 100 MiB take 9 ms this way, 34 ms in one call."""
+"""Large sums are cut into pieces that fit in the cache: 100 MiB take 9 ms this way, 34 ms in one
+call.
+"""
 
 T = TypeVar("T")
 
@@ -26,14 +30,19 @@ T = TypeVar("T")
 class Transport(Communicator):
     """Communicator over MPI; the base of all transports.
 
-    Methods that end in ``_steps`` return a collective as a generator of steps. The queue ``lane`` runs the
-    steps of all operations in order. A compressor combines several collectives into a longer operation.
+    Methods that end in ``_steps`` return a collective as a generator of steps. The queue ``lane``
+    runs the steps of all operations in order. A compressor combines several collectives into a
+    longer operation.
     """
 
     name: ClassVar[str]
 
     def __init__(
-        self, device: Device | None = None, comm: MPI.Comm | None = None, *, staging: Staging | None = None
+        self,
+        device: Device | None = None,
+        comm: MPI.Comm | None = None,
+        *,
+        staging: Staging | None = None,
     ) -> None:
         """Join MPI's communicator ``comm``. Default: the communicator of all ranks of the job."""
         self.device = device or Cpu()
@@ -67,15 +76,21 @@ class Transport(Communicator):
         raise NotImplementedError
 
     def _scatter(self, host: Array) -> Steps:
-        """Sum a flat array over ranks; a rank gets only its part of the sum. May overwrite other parts."""
+        """Sum a flat array over ranks; a rank gets only its part of the sum. May overwrite other
+        parts.
+        """
         raise NotImplementedError
 
     def _join(self, host: Array) -> Steps:
-        """Fill a flat array with the parts of all ranks. At first it holds only this rank's own part."""
+        """Fill a flat array with the parts of all ranks. At first it holds only this rank's own
+        part.
+        """
         raise NotImplementedError
 
     def _trade(self, host: Array, out: Array) -> Steps:
-        """Send part i of ``host`` to rank i, for all i, and receive rank i's message in part i of ``out``."""
+        """Send part i of ``host`` to rank i, for all i, and receive rank i's message in part i of
+        ``out``.
+        """
         self.count_sent(self._without_own_share(host.nbytes))
         yield Last([self._lane_comm.Ialltoall(host, out)])
 
@@ -122,7 +137,8 @@ class Transport(Communicator):
         staged.release()
 
     def alltoall_steps(self, array: Array, out: Array) -> Steps:
-        source, target = self.staging.of(array), self.staging.of(out)
+        source = self.staging.of(array)
+        target = self.staging.of(out)
         yield source.fetch()
         yield from self._trade(mpi_view(source.host), mpi_view(target.host))
         source.release()
@@ -178,14 +194,20 @@ class Transport(Communicator):
         self._sent_bytes += nbytes
 
     def _own_slice(self, array: Array) -> slice:
-        """Return the slice of this rank's part of an array (size · n,). Raise ValueError for other sizes."""
+        """Return the slice of this rank's part of an array (size · n,). Raise ValueError for other
+        sizes.
+        """
         count, remainder = divmod(array.size, self.size)
         if remainder:
-            raise ValueError(f"{array.size} numbers cannot be divided evenly among {self.size} ranks")
+            raise ValueError(
+                f"{array.size} numbers cannot be divided evenly among {self.size} ranks"
+            )
         return slice(self.rank * count, (self.rank + 1) * count)
 
     def _upcast(self, array: Array) -> Array:
-        """Return a float32 copy of 16-bit numbers, which not every MPI can sum; else the array itself."""
+        """Return a float32 copy of 16-bit numbers, which not every MPI can sum; else the array
+        itself.
+        """
         narrow = array.dtype.itemsize == 2 and array.dtype.kind in "fV"  # noqa: PLR2004
         return array.astype(np.float32) if narrow else array
 
@@ -194,12 +216,16 @@ class Transport(Communicator):
 
 
 def mpi_view(host: Array) -> Array:
-    """Return a view that MPI can send. 16-bit floats become integers, as MPI knows no 16-bit floats."""
+    """Return a view that MPI can send. 16-bit floats become integers, as MPI knows no 16-bit
+    floats.
+    """
     return host.view(np.uint16) if host.dtype.itemsize == 2 else host  # noqa: PLR2004
 
 
 def chunks(host: Array, nbytes: int | None = None) -> Iterator[slice]:
-    """Return slices that cut a flat array into pieces of ``nbytes`` bytes. Default: ``CHUNK_BYTES``."""
+    """Return slices that cut a flat array into pieces of ``nbytes`` bytes. Default:
+    ``CHUNK_BYTES``.
+    """
     step = max(1, (nbytes or CHUNK_BYTES) // host.itemsize)
     return (slice(start, start + step) for start in range(0, host.size, step))
 
@@ -210,14 +236,17 @@ Steps = Generator[Sequence[Request], None, None]
 
 
 class Last(list[Request]):
-    """The requests of an operation's last messages. The next operation may start while they are pending."""
+    """The requests of an operation's last messages. The next operation may start while they are
+    pending.
+    """
 
 
 class Operation:
     """An operation in a ``Lane`` (queue): runs the steps of a generator."""
 
     def __init__(self, lane: Lane, steps: Steps) -> None:
-        self._lane, self._steps = lane, steps
+        self._lane = lane
+        self._steps = steps
         self._waiting: list[Request] = []
         self.all_started = False
         """Whether the operation starts no further messages."""
@@ -242,7 +271,9 @@ class Operation:
             self._next()
 
     def force(self, *, until_all_started: bool = False) -> None:
-        """Run all steps, and block between them. until_all_started: only until all messages have started."""
+        """Run all steps, and block between them. until_all_started: only until all messages have
+        started.
+        """
         while not (self.all_started if until_all_started else self.done):
             while self._waiting:
                 self._waiting.pop().Wait()
@@ -261,16 +292,18 @@ class Operation:
 class Lane:
     """A queue of a communicator's operations.
 
-    MPI and NCCL require all ranks to start messages in the same order. But ranks run the later steps of an
-    operation, which start messages too, at different times. So an operation begins only when all earlier
-    operations have started all their messages.
+    MPI and NCCL require all ranks to start messages in the same order. But ranks run the later
+    steps of an operation, which start messages too, at different times. So an operation begins only
+    when all earlier operations have started all their messages.
     """
 
     def __init__(self) -> None:
         self.queue: deque[Operation] = deque()
 
     def start(self, steps: Steps) -> Operation:
-        """Append an operation, and begin it if all earlier operations have started all their messages."""
+        """Append an operation, and begin it if all earlier operations have started all their
+        messages.
+        """
         operation = Operation(self, steps)
         self.queue.append(operation)
         self.advance()

@@ -1,7 +1,7 @@
 """The start of MPI, and this process's rank.
 
-This module does not import NumPy, because that would take most of the time of a short job, such as the job
-with which `clusterctl up` tests MPI. MPI is finalized when the interpreter exits.
+This module does not import NumPy, because that would take most of the time of a short job, such as
+the job with which `clusterctl up` tests MPI. MPI is finalized when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ __all__ = ["MPI", "library", "local_rank", "start", "world_rank"]
 def start(refusal: PayloadError | None = None) -> MPI.Intracomm:
     """Start MPI, and check that MPI has all ranks of the job. Call this before choosing a device.
 
-    Afterwards an uncaught exception ends every rank of the job, so that no rank waits for a dead rank.
+    Afterwards an uncaught exception ends every rank of the job, so that no rank waits for a dead
+    rank.
 
     Args:
-        refusal: reason why this rank cannot continue, such as a missing file. Default: it can continue.
+        refusal: reason why this rank cannot continue, such as a missing file. Default: it can
+            continue.
 
     Raises:
         PayloadError: the first ``refusal``, in order of rank. Raised on every rank.

@@ -1,7 +1,7 @@
 """Joins a run's metrics with its telemetry by time: the state of the nodes during each iteration.
 
-A telemetry sample covers the time since the previous sample. The means of an iteration are weighted by the
-overlap of each sample with the iteration. Standard library only.
+A telemetry sample covers the time since the previous sample. The means of an iteration are weighted
+by the overlap of each sample with the iteration. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,14 +32,22 @@ class Sample:
 
 
 def run(config: AlignConfig) -> int:
-    """Write ``aligned.jsonl`` beside metrics.jsonl, print averages over the run, and return the exit code."""
-    nodes = {path.stem: read_samples(path) for path in sorted((config.folder / "telemetry").glob("*.jsonl"))}
+    """Write ``aligned.jsonl`` beside metrics.jsonl, print averages over the run, and return the
+    exit code.
+    """
+    nodes = {
+        path.stem: read_samples(path)
+        for path in sorted((config.folder / "telemetry").glob("*.jsonl"))
+    }
     if not nodes:
         raise UsageError(
-            f"{config.folder} does not contain telemetry/<host>.jsonl; pass the folder of a job or run",
+            f"{config.folder} does not contain telemetry/<host>.jsonl; pass the folder of a job "
+            "or run",
             code="no-telemetry",
         )
-    iterations = [it for it in _records(config.folder / "metrics.jsonl") if it["kind"] == "iteration"]
+    iterations = [
+        it for it in _records(config.folder / "metrics.jsonl") if it["kind"] == "iteration"
+    ]
     spans = [(record["time"] - record["seconds"], record["time"]) for record in iterations]
     with JsonLines(config.folder / "aligned.jsonl") as file:
         for record, (start, end) in zip(iterations, spans, strict=True):
@@ -53,7 +61,8 @@ def run(config: AlignConfig) -> int:
 def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[Sample]]) -> Record:
     """Average the telemetry of each node over ``spans``, pairs (start, end) in Unix seconds.
 
-    Return each node's means, the mean CPU and GPU use over all nodes, and the sum of all nodes' GPU power.
+    Return each node's means, the mean CPU and GPU use over all nodes, and the sum of all nodes' GPU
+    power.
     """
     totals: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
     seconds: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
@@ -67,7 +76,9 @@ def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[
                 totals[host][name] += figure * overlap
                 seconds[host][name] += overlap
     hosts = {
-        host: {name: round(integral / seconds[host][name], 3) for name, integral in integrals.items()}
+        host: {
+            name: round(integral / seconds[host][name], 3) for name, integral in integrals.items()
+        }
         for host, integrals in totals.items()
     }
     means_of_nodes = {

@@ -1,8 +1,9 @@
 """Benchmark of sums over ranks, by array size and transport. A sum of each size is checked first.
 
-The results are as in nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): if
-the sum of S bytes on n ranks takes t seconds, the algorithm bandwidth is S / t, and the bus bandwidth is
-S / t · 2 (n - 1) / n. The bus bandwidth does not depend on n if the slowest link is always busy.
+The results are as in nccl-tests
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): if the sum of S bytes on n
+ranks takes t seconds, the algorithm bandwidth is S / t, and the bus bandwidth is S / t · 2 (n - 1)
+/ n. The bus bandwidth does not depend on n if the slowest link is always busy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _GROWTH = 4
 """Factor from one size to the next."""
 
 _IN_A_ROW_BYTES = 1 << 20
-"""Small sums are timed in batches of this size, because a single sum is shorter than a barrier's skew."""
+"""Small sums are timed in batches of this size, because a single sum is shorter than a barrier's
+skew.
+"""
 
 _MOST_IN_A_ROW = 256
 """Maximum number of sums in a batch."""
@@ -37,16 +40,22 @@ _PATTERN = 251
 
 
 def run(config: AllreduceConfig) -> int:
-    """Check and measure sums, and print the results. Return the exit code: 1 if a sum is wrong, else 0."""
+    """Check and measure sums, and print the results. Return the exit code: 1 if a sum is wrong,
+    else 0.
+    """
     world, device = begin(config.device)
-    comms = {name: make_transport(name, device, cuda_aware=config.cuda_aware) for name in config.comm}
+    comms = {
+        name: make_transport(name, device, cuda_aware=config.cuda_aware) for name in config.comm
+    }
     return 0 if allreduce(config, device, world, comms) else 1
 
 
 def allreduce(
     config: AllreduceConfig, device: Device, world: Communicator, comms: Mapping[str, Communicator]
 ) -> bool:
-    """Measure sums of arrays of all sizes over all ``comms`` (by transport). Return whether all are right."""
+    """Measure sums of arrays of all sizes over all ``comms`` (by transport). Return whether all are
+    right.
+    """
     report = Report(world, config.out / "allreduce.jsonl")
     places = world.allgather(place(world.rank, device))
     records = []
@@ -64,7 +73,9 @@ def allreduce(
 
 
 def sizes(smallest: int, largest: int) -> list[int]:
-    """Return sizes in bytes that grow from ``smallest`` by a factor of 4. The last size is ``largest``."""
+    """Return sizes in bytes that grow from ``smallest`` by a factor of 4. The last size is
+    ``largest``.
+    """
     growing = []
     while smallest < largest:
         growing.append(smallest)
@@ -72,12 +83,17 @@ def sizes(smallest: int, largest: int) -> list[int]:
     return [*growing, largest]
 
 
-def _measure(name: str, comm: Communicator, device: Device, count: int, config: AllreduceConfig) -> Record:
-    """Sum arrays of ``count`` numbers. Return the speed, and whether the sums are right on all ranks."""
+def _measure(
+    name: str, comm: Communicator, device: Device, count: int, config: AllreduceConfig
+) -> Record:
+    """Sum arrays of ``count`` numbers. Return the speed, and whether the sums are right on all
+    ranks.
+    """
     wrong = comm.allgather(_wrong(comm, device, count, config.dtype))
     array = device.xp.zeros(count, _dtype(config.dtype))
     in_a_row = min(max(1, _IN_A_ROW_BYTES // array.nbytes), _MOST_IN_A_ROW)
-    durations, sent_before = [], comm.bytes_sent
+    durations = []
+    sent_before = comm.bytes_sent
     for _ in range(config.iterations):
         comm.barrier()
         device.synchronize()
@@ -103,7 +119,9 @@ def _measure(name: str, comm: Communicator, device: Device, count: int, config: 
 
 
 def _wrong(comm: Communicator, device: Device, count: int, dtype: str) -> int:
-    """Sum arrays of 0 and 1, which is exact even in 16 bits. Return how many numbers of the sum are wrong."""
+    """Sum arrays of 0 and 1, which is exact even in 16 bits. Return how many numbers of the sum are
+    wrong.
+    """
     pattern = device.xp.arange(count) % _PATTERN
     array = ((pattern + comm.rank) % 2).astype(_dtype(dtype))
     comm.allreduce(array)
@@ -122,5 +140,11 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 def _line_of(record: Record) -> str:
     verdict = "right" if record["ok"] else f"WRONG: {max(record['wrong'])} numbers"
-    speeds = f"algorithm {record['algorithm_gb_per_s']:8.3f} GB/s  bus {record['bus_gb_per_s']:8.3f} GB/s"
-    return f"{record['bytes']:11} bytes  {record['comm']:12} {record['ms']:11.4f} ms  {speeds}  {verdict}"
+    speeds = (
+        f"algorithm {record['algorithm_gb_per_s']:8.3f} GB/s  bus {record['bus_gb_per_s']:8.3f} "
+        "GB/s"
+    )
+    return (
+        f"{record['bytes']:11} bytes  {record['comm']:12} {record['ms']:11.4f} ms  {speeds}  "
+        f"{verdict}"
+    )

@@ -1,9 +1,9 @@
 """Benchmark of training on all ranks and on fewer: throughput, MFU, scaling, communication.
 
-The compared configurations (sides) take turns in a job, a few iterations each, so that other load on the
-machines affects all sides equally. With more ranks, strong scaling keeps the global batch, and weak scaling
-keeps the share of each rank. Another side skips the sums of gradients. The time that this saves is the cost
-of communication that does not overlap with computation.
+The compared configurations (sides) take turns in a job, a few iterations each, so that other load
+on the machines affects all sides equally. With more ranks, strong scaling keeps the global batch,
+and weak scaling keeps the share of each rank. Another side skips the sums of gradients. The time
+that this saves is the cost of communication that does not overlap with computation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ def run(config: BenchConfig) -> int:
     _, device = begin(config.run.device)
     # Without ``several``, because a single rank is a valid side.
     check(config, gpu=device.gpu is not None)
-    bench(config, device, make_transport(config.layout.comm, device, cuda_aware=config.layout.cuda_aware))
+    bench(
+        config,
+        device,
+        make_transport(config.layout.comm, device, cuda_aware=config.layout.cuda_aware),
+    )
     return 0
 
 
@@ -87,7 +91,9 @@ class Team:
 
 
 def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
-    """Measure all configurations. Return a result for each, on all ranks. Rank 0 also prints the results."""
+    """Measure all configurations. Return a result for each, on all ranks. Rank 0 also prints the
+    results.
+    """
     report = Report(world, config.run.out / "bench.jsonl")
     dataset = open_dataset(config, world)
     sides = sides_of(config, world.size)
@@ -120,11 +126,14 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
 
 
 def sides_of(config: BenchConfig, size: int) -> list[Side]:
-    """Return the sides: all ranks, with and without gradient sums; fewer ranks, strong and weak scaling.
+    """Return the sides: all ranks, with and without gradient sums; fewer ranks, strong and weak
+    scaling.
 
-    size: ranks of the job. Raises UsageError if a number in ``--ranks`` does not fit the job or the layout.
+    size: ranks of the job. Raises UsageError if a number in ``--ranks`` does not fit the job or the
+        layout.
     """
-    batch, counts = config.batch.global_batch_size, compared_ranks(config, size)
+    batch = config.batch.global_batch_size
+    counts = compared_ranks(config, size)
     sides = [Side("all", size, batch)]
     if size > config.layout.tp * config.layout.pp:
         sides.append(Side("all, silent", size, batch, silent=True))
@@ -137,8 +146,12 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
 def _teams(
     config: BenchConfig, device: Device, world: Transport, dataset: Dataset, sides: Sequence[Side]
 ) -> Iterator[tuple[Side, Team]]:
-    """Yield (side, team) for each side with this rank. Sides that differ only in batch share an engine."""
-    for (ranks, silent), group in itertools.groupby(sides, key=lambda side: (side.ranks, side.silent)):
+    """Yield (side, team) for each side with this rank. Sides that differ only in batch share an
+    engine.
+    """
+    for (ranks, silent), group in itertools.groupby(
+        sides, key=lambda side: (side.ranks, side.silent)
+    ):
         members = world.split(int(world.rank < ranks), world.rank)
         if world.rank >= ranks:
             continue
@@ -155,7 +168,9 @@ def _teams(
 
 
 def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
-    """Return a side's results: medians over this rank's iterations. peaks: peak TFLOP/s of each rank."""
+    """Return a side's results: medians over this rank's iterations. peaks: peak TFLOP/s of each
+    rank.
+    """
     seconds = statistics.median(team.seconds)
     samples_per_s = side.batch / seconds
     known_peaks = [peak for peak in peaks[: side.ranks] if peak is not None]
@@ -177,7 +192,9 @@ def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
 
 
 def _compare(records: Sequence[Record]) -> None:
-    """Add, in place, the scaling efficiencies and the time that sums of gradients cost to the records."""
+    """Add, in place, the scaling efficiencies and the time that sums of gradients cost to the
+    records.
+    """
     all_ranks = records[0]
     for record in records:
         if record["side"] == "all, silent":
@@ -192,10 +209,13 @@ def _compare(records: Sequence[Record]) -> None:
 
 
 def _table(records: Sequence[Record]) -> str:
-    columns = f"{'side':<14}{'ranks':>6}{'batch':>7}{'ms':>10}{'samples/s':>12}{'tokens/s':>11}{'MFU':>7}"
+    columns = (
+        f"{'side':<14}{'ranks':>6}{'batch':>7}{'ms':>10}{'samples/s':>12}{'tokens/s':>11}{'MFU':>7}"
+    )
     lines = [f"{columns}{'exposed ms':>12}{'strong':>8}{'weak':>7}"]
     for record in records:
-        tokens, mfu = record["tokens_per_s"], record["mfu"]
+        tokens = record["tokens_per_s"]
+        mfu = record["mfu"]
         lines.append(
             f"{record['side']:<14}{record['ranks']:>6}{record['global_batch_size']:>7}{record['iteration_ms']:>10.2f}"
             f"{record['samples_per_s']:>12.1f}{'' if tokens is None else format(tokens, '.0f'):>11}"
@@ -204,7 +224,8 @@ def _table(records: Sequence[Record]) -> str:
         )
     if "silence_saves_ms" in records[0]:
         lines.append(
-            f"without the sums of gradients an iteration is {records[0]['silence_saves_ms']:.2f} ms shorter"
+            f"without the sums of gradients an iteration is {records[0]['silence_saves_ms']:.2f} "
+            "ms shorter"
         )
     return "\n".join(lines)
 
@@ -214,7 +235,9 @@ def _percent(share: float | None) -> str:
 
 
 class Silent(CommunicatorWrapper[Communicator]):
-    """A wrapper of a communicator that skips its sums and allgathers of arrays, but no other calls."""
+    """A wrapper of a communicator that skips its sums and allgathers of arrays, but no other
+    calls.
+    """
 
     def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
         return Done()

@@ -1,4 +1,6 @@
-"""Evaluation of a model folder or a checkpoint on held-out data. The result is a line of JSON on stdout."""
+"""Evaluation of a model folder or a checkpoint on held-out data. The result is a line of JSON on
+stdout.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def run(config: EvalConfig) -> int:
 
 
 def _settings_of_run(config: EvalConfig) -> TrainConfig:
-    """Return the run's settings from its config.toml or checkpoint, changed by the flags of this command."""
+    """Return the run's settings from its config.toml or checkpoint, changed by the flags of this
+    command.
+    """
     out = config.out or Path()
     flags = {
         "out": out,
@@ -63,7 +67,9 @@ def _settings_of_run(config: EvalConfig) -> TrainConfig:
     try:
         return from_record(TrainConfig, read_manifest(Path(config.resume)).config, flags)
     except BrokenError as exc:
-        raise UsageError(f"--resume: {config.resume} is damaged: {exc}", code="checkpoint-damaged") from exc
+        raise UsageError(
+            f"--resume: {config.resume} is damaged: {exc}", code="checkpoint-damaged"
+        ) from exc
 
 
 def _run_on_model(config: EvalConfig, folder: Path) -> int:
@@ -81,10 +87,16 @@ def _run_on_model(config: EvalConfig, folder: Path) -> int:
     solo = Solo()
     mesh = Mesh(world, dp=world, tp=solo, pp=solo)
     loader = build_loader(trained, dataset, device, mesh, eval_only=True)
-    loss, tape = SoftmaxCrossEntropy(Context(device)), Tape(training=False)
-    parts = [loss.forward(model.forward(batch.inputs), batch.targets, tape) for batch in loader.held_out()]
+    loss = SoftmaxCrossEntropy(Context(device))
+    tape = Tape(training=False)
+    parts = [
+        loss.forward(model.forward(batch.inputs), batch.targets, tape)
+        for batch in loader.held_out()
+    ]
     names = ("loss", "correct", "count")
-    total, correct, count = world.sum([float(sum(getattr(part, name) for part in parts)) for name in names])
+    total, correct, count = world.sum(
+        [float(sum(getattr(part, name) for part in parts)) for name in names]
+    )
     evaluation = Evaluation(total / count, correct / count)
     if world.rank == 0:
         answer(**_as_record(model.record.files[config.weights].iteration, dataset, evaluation))
@@ -92,8 +104,11 @@ def _run_on_model(config: EvalConfig, folder: Path) -> int:
 
 
 def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) -> TrainConfig:
-    """Return settings to open data as the model's training did. Without ``--data``: the same data set."""
-    record, run = model.record, folder.absolute().parent / "config.toml"
+    """Return settings to open data as the model's training did. Without ``--data``: the same data
+    set.
+    """
+    record = model.record
+    run = folder.absolute().parent / "config.toml"
     flags: dict[str, Any] = {"model": record.model, "device": config.device}
     if config.data:
         flags["data"] = config.data
@@ -115,8 +130,11 @@ def _data_state(model: TrainedModel) -> dict[str, Any]:
     return {**model.record.input, "classes": model.classes, **(model.record.tokenizer or {})}
 
 
-def evaluate(config: TrainConfig, device: Device, world: Transport) -> dict[str, int | float | None]:
-    """Evaluate a checkpoint. Return the loss in nats per target, accuracy and perplexity, on all ranks.
+def evaluate(
+    config: TrainConfig, device: Device, world: Transport
+) -> dict[str, int | float | None]:
+    """Evaluate a checkpoint. Return the loss in nats per target, accuracy and perplexity, on all
+    ranks.
 
     For text, the result also has bits per byte.
     """
@@ -129,13 +147,17 @@ def evaluate(config: TrainConfig, device: Device, world: Transport) -> dict[str,
         )
     dataset = open_dataset(config, world, checkpoints.data_state, eval_only=True)
     loader = build_loader(config, dataset, device, mesh, eval_only=True)
-    engine = build_engine(config, device, mesh, build_units(config.model, dataset, mesh.context(device)))
+    engine = build_engine(
+        config, device, mesh, build_units(config.model, dataset, mesh.context(device))
+    )
     resumed = resume(checkpoints.chosen, engine, checkpoints.describe(engine, {}))
     evaluation = engine.evaluate(loader.held_out())
     return _as_record(resumed.iteration, dataset, evaluation)
 
 
-def _as_record(iteration: int, dataset: Dataset, evaluation: Evaluation) -> dict[str, int | float | None]:
+def _as_record(
+    iteration: int, dataset: Dataset, evaluation: Evaluation
+) -> dict[str, int | float | None]:
     size = dataset.bytes_per_target
     return {
         "iteration": iteration,

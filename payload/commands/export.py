@@ -39,7 +39,9 @@ def run(config: ExportConfig) -> int:
     if launcher_rank(os.environ):
         return 0
     if (config.checkpoint is None) == (config.model_folder is None):
-        raise UsageError("export: pass either --model-folder or --checkpoint", code="options-exclusive")
+        raise UsageError(
+            "export: pass either --model-folder or --checkpoint", code="options-exclusive"
+        )
     is_folder = config.export_as == "hf"
     file = config.to or Path("model-hf" if is_folder else "model.safetensors")
     _check_target(file, is_folder=is_folder, force=config.force)
@@ -55,8 +57,9 @@ def run(config: ExportConfig) -> int:
         shape = tensors["conv1.weight"].shape
         if shape != _TORCHVISION:
             raise UsageError(
-                f"--export-as torchvision: its ResNets begin with weights of shape {_TORCHVISION}, but this "
-                f"model, for smaller images, with weights of shape {shape}; use --export-as torch",
+                "--export-as torchvision: its ResNets begin with weights of shape "
+                f"{_TORCHVISION}, but this model, for smaller images, with weights of shape "
+                f"{shape}; use --export-as torch",
                 code="export-unfit",
             )
     if is_folder:
@@ -64,20 +67,30 @@ def run(config: ExportConfig) -> int:
         file /= _IN_FOLDER[0]
     size = write(file, tensors)
     numbers = sum(tensor.size for tensor in tensors.values())
-    answer(model=record.model, iteration=iteration, tensors=len(tensors), numbers=numbers, bytes=size)
+    answer(
+        model=record.model, iteration=iteration, tensors=len(tensors), numbers=numbers, bytes=size
+    )
     return 0
 
 
 def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
-    """Raise UsageError if the parent of ``to`` is missing, or ``to`` exists and may not be overwritten."""
+    """Raise UsageError if the parent of ``to`` is missing, or ``to`` exists and may not be
+    overwritten.
+    """
     if not to.parent.is_dir():
         raise UsageError(
             f"--to: the folder {to.parent} does not exist; create it first", code="no-such-folder"
         )
     if to.exists() and to.is_dir() != is_folder:
         kinds = ("a file", "a folder")[:: 1 if is_folder else -1]
-        raise UsageError(f"--to must be {kinds[1]}, but {to} is {kinds[0]}", code="target-other-kind")
-    existing = [file for file in ([to / name for name in _IN_FOLDER] if is_folder else [to]) if file.exists()]
+        raise UsageError(
+            f"--to must be {kinds[1]}, but {to} is {kinds[0]}", code="target-other-kind"
+        )
+    existing = [
+        file
+        for file in ([to / name for name in _IN_FOLDER] if is_folder else [to])
+        if file.exists()
+    ]
     if existing and not force:
         raise UsageError(
             f"--to: {existing[0]} exists; choose another name, or overwrite it with --force",
@@ -88,7 +101,9 @@ def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
 def _write_texts(folder: Path, record: ModelRecord) -> None:
     """Write the other files that transformers needs: config, image preprocessing, tokenizer."""
     classes = record.classes
-    names = [f"LABEL_{number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
+    names = (
+        [f"LABEL_{number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
+    )
     config = library_config(record.model, record.settings, names)
     texts = {}
     if "mean" in record.input:
@@ -103,7 +118,9 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
         texts["preprocessor_config.json"] = json.dumps(images, indent=1)
     if record.tokenizer:
         mask = record.input.get("mask")
-        texts["tokenizer.json"] = json.dumps(to_tokenizer_json(tokenizer_of(record.tokenizer), mask))
+        texts["tokenizer.json"] = json.dumps(
+            to_tokenizer_json(tokenizer_of(record.tokenizer), mask)
+        )
         tokens = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             # By default transformers 4 adds token_type_ids, for which its GPT-2 adds an embedding.
@@ -122,34 +139,48 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
             (folder / name).write_text(text + "\n", encoding="utf-8")
     except OSError as exc:
         raise UsageError(
-            f"--to: {exc.filename or folder} cannot be written: {exc.strerror}", code="file-unwritable"
+            f"--to: {exc.filename or folder} cannot be written: {exc.strerror}",
+            code="file-unwritable",
         ) from exc
 
 
 def write(path: Path, weights: Weights) -> int:
-    """Write a safetensors file, and return its size in bytes. Raises UsageError if writing fails."""
+    """Write a safetensors file, and return its size in bytes. Raises UsageError if writing
+    fails.
+    """
     stream = safetensors.Stream(path, {name: weights[name].shape for name in sorted(weights)})
     for name in sorted(weights):
         stream.write(weights[name])
     try:
         stream.close()
     except OSError as exc:
-        raise UsageError(f"--to: {path} cannot be written: {exc.strerror}", code="file-unwritable") from exc
+        raise UsageError(
+            f"--to: {path} cannot be written: {exc.strerror}", code="file-unwritable"
+        ) from exc
     return stream.plan.size
 
 
 def of_checkpoint(folder: Path) -> tuple[ModelRecord, Weights, int]:
-    """Return a checkpoint's model description, weights and iteration. Raises UsageError if it is damaged."""
+    """Return a checkpoint's model description, weights and iteration. Raises UsageError if it is
+    damaged.
+    """
     try:
         manifest = read_manifest(folder)
         for facts in manifest.files:
             verify(folder, facts)
     except BrokenError as exc:
-        raise UsageError(f"--checkpoint: {folder} is damaged: {exc}", code="checkpoint-damaged") from exc
-    record, reader = parse_record(manifest.model, folder), Reader(folder, manifest)
+        raise UsageError(
+            f"--checkpoint: {folder} is damaged: {exc}", code="checkpoint-damaged"
+        ) from exc
+    record = parse_record(manifest.model, folder)
+    reader = Reader(folder, manifest)
     layers = [unit.layer for unit in make_units(record.model, record.settings, Context(Cpu()))]
     weights = {name: reader.whole("state", name) for name in state_of(layers)}
     for parameter in (parameter for layer in layers for parameter in layer.parameters):
         whole = reader.whole("weight", parameter.name)[: parameter.rows]
         weights[parameter.name] = parameter.form.to_torch(whole)
-    return record, {name: array.astype("float32") for name, array in weights.items()}, manifest.iteration
+    return (
+        record,
+        {name: array.astype("float32") for name, array in weights.items()},
+        manifest.iteration,
+    )

@@ -1,10 +1,10 @@
 """Matrix products of each rank, summed over ranks by MPI: the work that dominates training.
 
-Rank r holds k of a layer's inputs: their values for m samples, A_r (m, k), and their weights, B_r (k, n).
-The layer's output is C = A B = sum over r of A_r B_r (m, n). All numbers are small integers, so float32 and
-float64 give C exactly, for any order of the sums. The check is Freivalds' ("Probabilistic machines can use
-less running time", 1977): C x must equal A (B x) for a random x of ±1. A wrong row of C passes the check with
-a probability of at most 1/2.
+Rank r holds k of a layer's inputs: their values for m samples, A_r (m, k), and their weights, B_r
+(k, n). The layer's output is C = A B = sum over r of A_r B_r (m, n). All numbers are small
+integers, so float32 and float64 give C exactly, for any order of the sums. The check is Freivalds'
+("Probabilistic machines can use less running time", 1977): C x must equal A (B x) for a random x of
+±1. A wrong row of C passes the check with a probability of at most 1/2.
 """
 
 from __future__ import annotations
@@ -31,21 +31,27 @@ _LARGEST = 4
 
 
 def run(config: GemmConfig) -> int:
-    """Measure products and sums, and print them. Return the exit code: 1 if a result is wrong, else 0."""
+    """Measure products and sums, and print them. Return the exit code: 1 if a result is wrong, else
+    0.
+    """
     _, device = begin(config.device)
     records = gemm(config, device, make_transport(config.comm, device))
     return 0 if all(record["ok"] for record in records) else 1
 
 
 def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]:
-    """Measure products of all sizes and dtypes. Return the results on all ranks. Rank 0 also prints them."""
+    """Measure products of all sizes and dtypes. Return the results on all ranks. Rank 0 also prints
+    them.
+    """
     report = Report(comm, config.out / "gemm.jsonl")
     places = comm.allgather(place(comm.rank, device))
     records = []
     for size in config.sizes:
         for dtype in config.dtypes:
             layer = _Layer.draw(device, comm, size, dtype, seed=config.seed)
-            record = _measure(layer, device, comm, warmup=config.warmup, iterations=config.iterations)
+            record = _measure(
+                layer, device, comm, warmup=config.warmup, iterations=config.iterations
+            )
             records.append(record)
             report.write("gemm", **record)
             report.print_line(_line_of(record, places))
@@ -56,7 +62,9 @@ def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A rank's factors A_r and B_r of the matrix product, with values that check the sum over ranks."""
+    """A rank's factors A_r and B_r of the matrix product, with values that check the sum over
+    ranks.
+    """
 
     size: GemmSize
     a: Array  # (m, k)
@@ -69,7 +77,9 @@ class _Layer:
     rounding: float
 
     @classmethod
-    def draw(cls, device: Device, comm: Communicator, size: GemmSize, dtype: str, *, seed: int) -> _Layer:
+    def draw(
+        cls, device: Device, comm: Communicator, size: GemmSize, dtype: str, *, seed: int
+    ) -> _Layer:
         rng = np.random.default_rng((seed, comm.rank))
         a = rng.integers(-_LARGEST, _LARGEST, (size.m, size.k), endpoint=True).astype(np.float64)
         b = rng.integers(-_LARGEST, _LARGEST, (size.k, size.n), endpoint=True).astype(np.float64)
@@ -80,7 +90,12 @@ class _Layer:
         spacing = float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
         rounding = 0.0 if largest_sum <= 2 / spacing else spacing
         return cls(
-            size, device.asarray(a, dtype), device.asarray(b, dtype), device.asarray(x), expected, rounding
+            size,
+            device.asarray(a, dtype),
+            device.asarray(b, dtype),
+            device.asarray(x),
+            expected,
+            rounding,
         )
 
     @property
@@ -93,8 +108,12 @@ class _Layer:
         """Dtype of the sums. 16-bit factors are summed as float32."""
         return np.promote_types(self.a.dtype, np.float32)
 
-    def wrong_rows(self, device: Device, comm: Communicator, own_product: Array, output: Array) -> int:
-        """Return how many rows of ``output``, the sum C, are wrong. own_product: this rank's A_r B_r."""
+    def wrong_rows(
+        self, device: Device, comm: Communicator, own_product: Array, output: Array
+    ) -> int:
+        """Return how many rows of ``output``, the sum C, are wrong. own_product: this rank's A_r
+        B_r.
+        """
         actual = device.to_host(output.astype(self.x.dtype) @ self.x).copy()
         tolerance = np.zeros(self.size.m)
         if self.rounding:
@@ -103,12 +122,16 @@ class _Layer:
         return int((np.abs(actual - self.expected) > tolerance).sum())
 
 
-def _measure(layer: _Layer, device: Device, comm: Communicator, *, warmup: int, iterations: int) -> Record:
+def _measure(
+    layer: _Layer, device: Device, comm: Communicator, *, warmup: int, iterations: int
+) -> Record:
     """Return the median times of products and sums, and whether the last sum is right."""
-    xp, size = device.xp, layer.size
+    xp = device.xp
+    size = layer.size
     product = xp.empty((size.m, size.n), layer.dtype)
     own_product = product
-    product_s, sum_s = [], []
+    product_s = []
+    sum_s = []
     for _ in range(warmup + iterations):
         comm.barrier()
         began = time.perf_counter()

@@ -31,7 +31,9 @@ def run(config: PredictConfig) -> int:
     predictions = []
     for file, images in files:
         probs = probabilities(model, (images - mean) * scale)
-        for row, (best, share) in enumerate(zip(probs.argmax(axis=1), probs.max(axis=1), strict=True), 1):
+        for row, (best, share) in enumerate(
+            zip(probs.argmax(axis=1), probs.max(axis=1), strict=True), 1
+        ):
             if config.output == "text":
                 place = f"{file}:{row}" if len(images) > 1 else str(file)
                 print_line(f"{place}: {names[best]} {share:.4f}")

@@ -1,6 +1,8 @@
-"""Checks that all ranks can communicate, and that their sums are right, and prints the result as JSON.
+"""Checks that all ranks can communicate, and that their sums are right, and prints the result as
+JSON.
 
-This module does not import NumPy or the settings of other commands, because such imports take longer than the
+This module does not import NumPy or the settings of other commands, because such imports take
+longer than the
 check: on a local cluster, the ranks of many nodes share cores.
 """
 
@@ -43,7 +45,8 @@ def _run(expected: Sequence[str]) -> int:
 
 
 def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
-    """Check communication between all ranks. Return, on all ranks, their hosts and cores, and all failures.
+    """Check communication between all ranks. Return, on all ranks, their hosts and cores, and all
+    failures.
 
     expected: hosts that must run a rank.
     """
@@ -77,7 +80,9 @@ def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
 
 
 def _wrong_sum(comm: MPI.Intracomm, size: int) -> str | None:
-    """Sum an array of ``size`` integers over all ranks. Return an error message if a sum is wrong."""
+    """Sum an array of ``size`` integers over all ranks. Return an error message if a sum is
+    wrong.
+    """
     numbers = _repeated(comm.rank + 1, size)
     comm.Allreduce(MPI.IN_PLACE, numbers)
     expected = _repeated(comm.size * (comm.size + 1) // 2, size)
@@ -96,7 +101,8 @@ def _wrong_tokens(comm: MPI.Intracomm, hosts: Sequence[str]) -> list[str]:
     """Exchange a message with each other rank, and return an error text for each wrong message."""
     wrong = []
     for distance in range(1, comm.size):
-        dest, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
+        dest = (comm.rank + distance) % comm.size
+        source = (comm.rank - distance) % comm.size
         token = comm.sendrecv((comm.rank, dest), dest=dest, source=source)
         if token != (source, comm.rank):
             wrong.append(f"got {token!r} instead of the token of rank {source} on {hosts[source]}")
@@ -104,7 +110,11 @@ def _wrong_tokens(comm: MPI.Intracomm, hosts: Sequence[str]) -> list[str]:
 
 
 def _line_of(failure: dict[str, Any]) -> str:
-    place = failure["host"] if failure["rank"] is None else f"rank {failure['rank']} on {failure['host']}"
+    place = (
+        failure["host"]
+        if failure["rank"] is None
+        else f"rank {failure['rank']} on {failure['host']}"
+    )
     return f"{place}: {failure['cause']}"
 
 

@@ -20,7 +20,8 @@ def run(config: SampleConfig) -> int:
     model = load(config.model_folder, config.weights, choose(config.device, 0), takes=config.takes)
     tokenizer = tokenizer_of(model.record.tokenizer or {})
     prompt = [
-        int(token) for token in tokenizer.encode((config.prompt or "\n").encode(errors="surrogateescape"))
+        int(token)
+        for token in tokenizer.encode((config.prompt or "\n").encode(errors="surrogateescape"))
     ]
     written = []
     if config.output == "text":
@@ -42,8 +43,11 @@ def _write(text: bytes) -> None:
     sys.stdout.flush()
 
 
-def tokens(model: TrainedModel, prompt: Sequence[int], config: SampleConfig, *, limit: int) -> Iterator[int]:
-    """Generate and yield tokens after the prompt. The model sees as many of the last tokens as in training.
+def tokens(
+    model: TrainedModel, prompt: Sequence[int], config: SampleConfig, *, limit: int
+) -> Iterator[int]:
+    """Generate and yield tokens after the prompt. The model sees as many of the last tokens as in
+    training.
 
     limit: choose only tokens with a lower number, because higher numbers have no text.
     """

@@ -1,4 +1,6 @@
-"""Records a node's telemetry: a line about the host, then a sample per interval, until SIGTERM or SIGINT."""
+"""Records a node's telemetry: a line about the host, then a sample per interval, until SIGTERM or
+SIGINT.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ def run(config: TelemetryConfig) -> int:
     """Sample this node until a signal arrives, and return the exit code."""
     # In a job, SIGINT may be a signal for the program, and is ignored.
     stop = {n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN}
-    # Another thread waits for blocked signals, so no handler interrupts a half-written line. sigtimedwait of
-    # Python may return a signal that was never sent, if this process is suspended meanwhile.
+    # Another thread waits for blocked signals, so no handler interrupts a half-written line.
+    # sigtimedwait of Python may return a signal that was never sent, if this process is suspended
+    # meanwhile.
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)
     stopped = threading.Event()
 
@@ -33,7 +36,8 @@ def run(config: TelemetryConfig) -> int:
     if stop:
         threading.Thread(target=wait_for_stop, daemon=True).start()
     group = own_group()
-    memory, gpus = Memory(group=group), Gpus()
+    memory = Memory(group=group)
+    gpus = Gpus()
     sensors: Sequence[Sensor] = (Cpu(host.node_cores(), group=group), memory, Network(), gpus)
     # A requeued job appends to its file.
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
@@ -52,7 +56,9 @@ def run(config: TelemetryConfig) -> int:
 
 
 def sample(sensors: Sequence[Sensor]) -> dict[str, Any]:
-    """Read all sensors, and return the readings by name. Messages of failed sensors are under ``errors``."""
+    """Read all sensors, and return the readings by name. Messages of failed sensors are under
+    ``errors``.
+    """
     fields: dict[str, Any] = {}
     errors: list[str] = []
     for sensor in sensors:

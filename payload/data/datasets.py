@@ -34,11 +34,14 @@ _IMAGENET = (224, 3, 1000)  # side, channels, classes
 _FEW = 4
 _DIGITS = Path(__file__).with_name("digits.npz")
 _HELD_OUT_EVERY = 5
-_SAMPLES, _HELD_OUT = 65_536, 64  # of synthetic data
+# of synthetic data
+_SAMPLES = 65_536
+_HELD_OUT = 64
 # Of larger files, only the size and the first and last _SAMPLE bytes are hashed.
 _WHOLE = 256 << 20
 _SAMPLE = 1 << 20
-# Number of synthetic samples, which are used in turn, because new noise would take longer than many models.
+# Number of synthetic samples, which are used in turn, because new noise would take longer than many
+# models.
 _POOL = 64
 
 
@@ -52,13 +55,15 @@ def open_dataset(
     """Open the data that ``--data`` names, as images, text or masked text, depending on the model.
 
     Args:
-        data_state: state that the resumed or evaluated run learned from its training data, such as a
-            tokenizer (``Dataset.data_state``). None: learn the state from the data.
+        data_state: state that the resumed or evaluated run learned from its training data, such as
+            a tokenizer (``Dataset.data_state``). None: learn the state from the data.
         eval_only: the caller needs only held-out samples, so skip the training samples if possible.
 
-    Raises UsageError on every rank if the data does not exist, is invalid, or differs between nodes.
+    Raises UsageError on every rank if the data does not exist, is invalid, or differs between
+    nodes.
     """
-    data, model = config.data, MODELS[config.model.model]
+    data = config.data
+    model = MODELS[config.model.model]
     model.reject_unfit_data(data.data)
     dtype = "float64" if config.precision.precision == "fp64" else "float32"
     kind, _, location = data.data.partition(":")
@@ -74,9 +79,14 @@ def open_dataset(
     # --clean needs the training samples, to remove copies of them from the held-out samples.
     held_out_only = eval_only and not data.clean
     training, held_out = on_all_ranks(
-        world, lambda: idx.load(Path(location), eval_only=held_out_only) if kind == "idx" else load_digits()
+        world,
+        lambda: (
+            idx.load(Path(location), eval_only=held_out_only) if kind == "idx" else load_digits()
+        ),
     )
-    arrays = [array for half in (training, held_out) if half for array in (half.images, half.labels)]
+    arrays = [
+        array for half in (training, held_out) if half for array in (half.images, half.labels)
+    ]
     _check_same(world, data.data, *(array.data for array in arrays))
     return Images(
         data.data,
@@ -117,13 +127,17 @@ def data_record(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def _add_hash(record: dict[str, Any], file: Path) -> None:
-    """Add a file's size and SHA-256 to the record. For a large file, hash only size, start and end."""
+    """Add a file's size and SHA-256 to the record. For a large file, hash only size, start and
+    end.
+    """
     with file.open("rb") as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(0)
         record["bytes"] += size
         if size <= _WHOLE:
-            record.setdefault("sha256", {})[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
+            record.setdefault("sha256", {})[file.name] = hashlib.file_digest(
+                opened, "sha256"
+            ).hexdigest()
             return
         sample = hashlib.sha256(f"{size}\n".encode() + opened.read(_SAMPLE))
         opened.seek(-_SAMPLE, os.SEEK_END)
@@ -151,15 +165,21 @@ def _text(
 
 
 def _check_same(world: Communicator, name: str, *contents: bytes | memoryview) -> None:
-    """Raise UsageError on every rank if ``contents``, the data that each rank has read, is not the same."""
-    size, crc32 = 0, 0
+    """Raise UsageError on every rank if ``contents``, the data that each rank has read, is not the
+    same.
+    """
+    size = 0
+    crc32 = 0
     for piece in contents:
-        size, crc32 = size + memoryview(piece).nbytes, zlib.crc32(piece, crc32)
+        size = size + memoryview(piece).nbytes
+        crc32 = zlib.crc32(piece, crc32)
     hosts_by_content: dict[str, list[str]] = {}
     for content, host in world.allgather((f"{size} bytes with CRC-32 {crc32:08x}", hostname())):
         hosts_by_content.setdefault(content, []).append(host)
     if len(hosts_by_content) > 1:
-        sides = ", ".join(f"{content} on {_few(hosts)}" for content, hosts in hosts_by_content.items())
+        sides = ", ".join(
+            f"{content} on {_few(hosts)}" for content, hosts in hosts_by_content.items()
+        )
         raise UsageError(
             f"--data: {name} is not the same on all nodes: {sides}; "
             "copy it to all nodes again, or put it in a shared folder",
@@ -175,7 +195,9 @@ def _few(hosts: Iterable[str]) -> str:
 def _tokenizer(
     name: str, text: bytes, world: Communicator, data_state: Mapping[str, Any] | None
 ) -> Tokenizer:
-    """Return the tokenizer ``name``. If ``data_state`` is None, rank 0 reads or learns it for all ranks."""
+    """Return the tokenizer ``name``. If ``data_state`` is None, rank 0 reads or learns it for all
+    ranks.
+    """
     kind, _, argument = name.partition(":")
     if kind == "bytes":
         return Bytes()
@@ -193,7 +215,8 @@ def _tokenizer(
 def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenizer:
     """Restore the tokenizer of a trained model or resumed run. Raises UsageError if that fails.
 
-    record: the tokenizer's kind and learned state. flag: its source, such as a flag, for error messages.
+    record: the tokenizer's kind and learned state. flag: its source, such as a flag, for error
+        messages.
     """
     kinds: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
         "bytes": lambda _: Bytes(),
@@ -202,7 +225,9 @@ def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenize
     }
     kind = str(record.get("kind"))
     if kind not in kinds:
-        raise UsageError(f"{flag} has an unknown kind of tokenizer: {kind!r}", code="tokens-unknown")
+        raise UsageError(
+            f"{flag} has an unknown kind of tokenizer: {kind!r}", code="tokens-unknown"
+        )
     return _as_learned(flag, kind, kinds[kind], record)
 
 
@@ -213,7 +238,8 @@ def _as_learned(
         return read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise UsageError(
-            f"{flag}: the saved training state does not fit {subject}; use the same --data and --tokenizer",
+            f"{flag}: the saved training state does not fit {subject}; use the same --data and "
+            "--tokenizer",
             code="data-state-unfit",
         ) from exc
 
@@ -224,26 +250,37 @@ def load_digits() -> tuple[Labelled, Labelled]:
     Return (1,438 training images, 359 held-out images). The split is always the same.
     """
     with np.load(_DIGITS, allow_pickle=False) as file:
-        images, labels = file["images"][..., None], file["labels"].astype(np.int64)
+        images = file["images"][..., None]
+        labels = file["labels"].astype(np.int64)
     held_out = np.arange(len(labels)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
-    return Labelled(images[~held_out], labels[~held_out]), Labelled(images[held_out], labels[held_out])
+    return Labelled(images[~held_out], labels[~held_out]), Labelled(
+        images[held_out], labels[held_out]
+    )
 
 
 class Synthetic:
     """A ``Dataset`` of noise, for speed measurements. Nothing can be learned from it."""
 
-    training, held_out = _SAMPLES, _HELD_OUT
+    training = _SAMPLES
+    held_out = _HELD_OUT
     bytes_per_target: float | None = None
     data_state: Mapping[str, Any] = MappingProxyType({})
     tokenizer: Mapping[str, Any] | None = None
 
     def __init__(
-        self, about: str, inputs: Array, targets: Array, sizes: Mapping[str, int], input_: Mapping[str, Any]
+        self,
+        about: str,
+        inputs: Array,
+        targets: Array,
+        sizes: Mapping[str, int],
+        input_: Mapping[str, Any],
     ) -> None:
         self.about = f"synthetic {about}"
-        self.facts, self.input = sizes, input_
+        self.facts = sizes
+        self.input = input_
         self.targets = float(np.prod(targets.shape[1:]))
-        self._inputs, self._targets = inputs, targets
+        self._inputs = inputs
+        self._targets = targets
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
         return self.held_out_batch(indices)

@@ -1,6 +1,8 @@
-"""GPT-2's tokenizer: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, part 2.2.
+"""GPT-2's tokenizer: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019,
+part 2.2.
 
-The file ``merges.txt`` lists the pairs of tokens to merge, in order. ``vocab.json`` has the tokens' numbers.
+The file ``merges.txt`` lists the pairs of tokens to merge, in order. ``vocab.json`` has the tokens'
+numbers.
 """
 
 from __future__ import annotations
@@ -20,14 +22,18 @@ END = "<|endoftext|>"
 """The token between two texts."""
 MASK = "[MASK]"
 
-_WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+_WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
 """Unicode's White_Space except the blank. ``str.isspace`` accepts four more characters."""
 
 
 class _Classes(dict[int, str]):
-    """A table for ``str.translate``: letters become L, numbers 0, white space a tab, other characters a dot.
+    """A table for ``str.translate``: letters become L, numbers 0, white space a tab, other
+    characters a dot.
 
-    Blanks, ' and the letters of contractions ('s, 're) stay, because GPT-2's regular expression has them.
+    Blanks, ' and the letters of contractions ('s, 're) stay, because GPT-2's regular expression has
+    them.
     """
 
     def __missing__(self, code: int) -> str:
@@ -38,12 +44,15 @@ class _Classes(dict[int, str]):
 
 
 _CLASSES = _Classes()
-# GPT-2's pattern is '(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+; re lacks \p.
+# GPT-2's pattern is '(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+; re
+# lacks \p.
 _WORDS = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[Lstremvld]+| ?0+| ?['.]+|[ \t]+(?![^ \t])|[ \t]+")
 
 
 def _characters() -> Iterator[str]:
-    """Yield, for each byte from 0 to 255, the printable character that represents it in ``vocab.json``."""
+    """Yield, for each byte from 0 to 255, the printable character that represents it in
+    ``vocab.json``.
+    """
     escaped = 0
     for byte in range(256):
         if chr(byte).isprintable() and byte != ord(" "):
@@ -57,12 +66,17 @@ _BYTE_OF = {char: byte for byte, char in enumerate(_characters())}
 
 
 class GPT2:
-    """A ``Tokenizer`` with the tokens of GPT-2 or of another tokenizer that works in the same way."""
+    """A ``Tokenizer`` with the tokens of GPT-2 or of another tokenizer that works in the same
+    way.
+    """
 
     kind = "gpt2"
 
     def __init__(
-        self, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], added: Mapping[str, int]
+        self,
+        vocabulary: Mapping[str, int],
+        merges: Sequence[tuple[str, str]],
+        added: Mapping[str, int],
     ) -> None:
         """
         Args:
@@ -84,7 +98,9 @@ class GPT2:
         self._merges: dict[Merge, tuple[int, int]] = {}
         for rank, (left, right) in enumerate(merges):
             self._merges[vocabulary[left], vocabulary[right]] = rank, vocabulary[left + right]
-        texts = {token: _text(token) for token in vocabulary} | {word: word.encode() for word in added}
+        texts = {token: _text(token) for token in vocabulary} | {
+            word: word.encode() for word in added
+        }
         self._texts = {number: texts[token] for token, number in {**vocabulary, **added}.items()}
         self._added = dict(added)
         longest_first = sorted(map(re.escape, added), key=len, reverse=True)
@@ -103,8 +119,12 @@ class GPT2:
         return cls(vocabulary, [(left, right) for left, right in record["merges"]], added)
 
     def encode(self, text: bytes) -> Array:
-        """Return the token numbers of text. Each byte of invalid UTF-8 becomes a token of its own."""
-        return encoded(self._words(text.decode(errors="surrogateescape")), self._tokens_of, self.size)
+        """Return the token numbers of text. Each byte of invalid UTF-8 becomes a token of its
+        own.
+        """
+        return encoded(
+            self._words(text.decode(errors="surrogateescape")), self._tokens_of, self.size
+        )
 
     def decode(self, tokens: Iterable[int]) -> bytes:
         """Return the text of tokens. Unknown token numbers are left out."""
@@ -121,18 +141,23 @@ class GPT2:
     def _tokens_of(self, word: str) -> list[int]:
         if word in self._added:
             return [self._added[word]]
-        return merged([self._bytes[byte] for byte in word.encode(errors="surrogateescape")], self._merges)
+        return merged(
+            [self._bytes[byte] for byte in word.encode(errors="surrogateescape")], self._merges
+        )
 
 
 def _text(token: str) -> bytes:
     """Return the bytes of a token. token: its spelling in ``vocab.json``."""
     return (
-        bytes(_BYTE_OF[char] for char in token) if all(char in _BYTE_OF for char in token) else token.encode()
+        bytes(_BYTE_OF[char] for char in token)
+        if all(char in _BYTE_OF for char in token)
+        else token.encode()
     )
 
 
 def load(folder: Path) -> GPT2:
-    """Load the tokenizer in a folder: ``tokenizer.json``, or else ``vocab.json`` and ``merges.txt``.
+    """Load the tokenizer in a folder: ``tokenizer.json``, or else ``vocab.json`` and
+    ``merges.txt``.
 
     Raises UsageError if the files cannot be read, or do not contain a tokenizer like GPT-2's.
     """
@@ -160,12 +185,18 @@ def load(folder: Path) -> GPT2:
 
 
 def _of_tokenizer_json(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert the content of tokenizer.json for ``GPT2.read``. Raises the same errors as ``GPT2.read``."""
-    model, pre_tokenizer = content["model"], content["pre_tokenizer"]
-    uses_regex, normalizer = pre_tokenizer.get("use_regex", True), content.get("normalizer")
+    """Convert the content of tokenizer.json for ``GPT2.read``. Raises the same errors as
+    ``GPT2.read``.
+    """
+    model = content["model"]
+    pre_tokenizer = content["pre_tokenizer"]
+    uses_regex = pre_tokenizer.get("use_regex", True)
+    normalizer = content.get("normalizer")
     kinds = model["type"], pre_tokenizer["type"], uses_regex, normalizer
     if kinds != ("BPE", "ByteLevel", True, None) or pre_tokenizer.get("add_prefix_space"):
-        raise ValueError(f"unsupported splitting of text: {pre_tokenizer['type']} and {model['type']}")
+        raise ValueError(
+            f"unsupported splitting of text: {pre_tokenizer['type']} and {model['type']}"
+        )
     return {
         "vocabulary": model["vocab"],
         "merges": [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]],
@@ -174,7 +205,8 @@ def _of_tokenizer_json(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def to_tokenizer_json(tokenizer: Tokenizer, mask: int | None = None) -> Mapping[str, Any]:
-    """Return the content of a tokenizer.json that encodes and decodes like ``tokenizer``, of any kind.
+    """Return the content of a tokenizer.json that encodes and decodes like ``tokenizer``, of any
+    kind.
 
     mask: the number of the token that masks other tokens. None: there is no such token.
     """
@@ -183,21 +215,39 @@ def to_tokenizer_json(tokenizer: Tokenizer, mask: int | None = None) -> Mapping[
     if isinstance(tokenizer, GPT2):
         pre_tokenizer, (vocabulary, merges, added) = words, tokenizer.data_state.values()
     else:
-        split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+        split = {
+            "type": "Split",
+            "pattern": {"Regex": WORDS},
+            "behavior": "Isolated",
+            "invert": False,
+        }
         pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, words | {"use_regex": False}]}
         chars = [*_characters()]
         tokens = [
-            "".join(chars[byte] for byte in tokenizer.decode([number])) for number in range(tokenizer.size)
+            "".join(chars[byte] for byte in tokenizer.decode([number]))
+            for number in range(tokenizer.size)
         ]
-        vocabulary, added = {token: number for number, token in enumerate(tokens)}, {}
-        merges = [(tokens[left], tokens[right]) for left, right in tokenizer.data_state.get("merges", ())]
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        added = {}
+        merges = [
+            (tokens[left], tokens[right]) for left, right in tokenizer.data_state.get("merges", ())
+        ]
     # No white space is removed beside an added token.
-    kind = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+    kind = {
+        "special": True,
+        "normalized": False,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+    }
     listed = [{"id": number, "content": text, **kind} for text, number in added.items()]
     if mask is not None:
         added = {**added, MASK: mask}
-        # Except before a mask, as in RoBERTa: a word's token includes the blank before it, except of bytes.
-        listed.append({"id": mask, "content": MASK, **kind, "lstrip": not isinstance(tokenizer, Bytes)})
+        # Except before a mask, as in RoBERTa: a word's token includes the blank before it, except
+        # of bytes.
+        listed.append(
+            {"id": mask, "content": MASK, **kind, "lstrip": not isinstance(tokenizer, Bytes)}
+        )
     return {
         "version": "1.0",
         "added_tokens": listed,

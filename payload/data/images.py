@@ -31,7 +31,9 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """Properties of training images on which a model depends, such as their shape and number of classes."""
+    """Properties of training images on which a model depends, such as their shape and number of
+    classes.
+    """
 
     shape: tuple[int, ...]  # [H, W, C]
     classes: int
@@ -57,17 +59,23 @@ class ImageFacts:
         return cls((height, width, channels), int(record["classes"]), mean, scale)
 
     def check(self, name: str, kind: str, samples: Labelled) -> None:
-        """Raise UsageError if samples have another shape, or unknown labels. name, kind: for the message."""
-        actual, expected = ("x".join(map(str, shape)) for shape in (samples.images.shape[1:], self.shape))
+        """Raise UsageError if samples have another shape, or unknown labels. name, kind: for the
+        message.
+        """
+        actual, expected = (
+            "x".join(map(str, shape)) for shape in (samples.images.shape[1:], self.shape)
+        )
         if actual != expected:
             raise UsageError(
                 f"--data: {name} has {kind} images of {actual}, but the model takes {expected}",
                 code="images-other-size",
             )
-        highest, highest_known = int(samples.labels.max()), self.classes - 1
+        highest = int(samples.labels.max())
+        highest_known = self.classes - 1
         if highest > highest_known:
             raise UsageError(
-                f"--data: {name} has {kind} label {highest}, but the model's labels end at {highest_known}",
+                f"--data: {name} has {kind} label {highest}, but the model's labels end at "
+                f"{highest_known}",
                 code="labels-too-high",
             )
 
@@ -97,10 +105,11 @@ class Images:
             dtype: dtype of the inputs, float32 or float64.
             augment: any of ``crop`` and ``flip``.
             clean: remove repeated images, and held-out images that are also training images.
-            image_facts: properties of the resumed or evaluated run's training images. None: those of
-                ``training``.
+            image_facts: properties of the resumed or evaluated run's training images. None: those
+                of ``training``.
 
-        Raises UsageError if there are no images, or if training and held-out images differ in shape.
+        Raises UsageError if there are no images, or if training and held-out images differ in
+        shape.
         """
         eval_only = training is None and image_facts is not None
         if training is None:
@@ -109,11 +118,13 @@ class Images:
         if clean:
             seen_images: set[bytes] = set()
             total = len(training) + len(held_out)
-            training, held_out = _unseen(training, seen_images), _unseen(held_out, seen_images)
+            training = _unseen(training, seen_images)
+            held_out = _unseen(held_out, seen_images)
             dropped = total - len(training) - len(held_out)
         if not (len(training) or eval_only) or not len(held_out):
             raise UsageError(
-                f"--data: {name} has too few images: {len(training)} training, {len(held_out)} held-out",
+                f"--data: {name} has too few images: {len(training)} training, {len(held_out)} "
+                "held-out",
                 code="too-few-images",
             )
         image_facts = image_facts or ImageFacts.learn(training)
@@ -121,16 +132,23 @@ class Images:
             if len(samples):
                 image_facts.check(name, kind, samples)
         self.data_state: Mapping[str, Any] = asdict(image_facts)
-        self.input: Mapping[str, Any] = image_input(image_facts.shape, image_facts.mean, image_facts.scale)
-        self._training, self._held_out, self._augment = training, held_out, tuple(augment)
+        self.input: Mapping[str, Any] = image_input(
+            image_facts.shape, image_facts.mean, image_facts.scale
+        )
+        self._training = training
+        self._held_out = held_out
+        self._augment = tuple(augment)
         height, width, channels = image_facts.shape
         self.classes = image_facts.classes
-        self.training, self.held_out = len(training), len(held_out)
+        self.training = len(training)
+        self.held_out = len(held_out)
         self._mean, self._scale = (
             np.array(numbers, dtype) for numbers in (image_facts.mean, image_facts.scale)
         )
         shape = f"{height}x{width}x{channels}"
-        self.about = f"{name}: {self.training} + {self.held_out} images of {shape}, {self.classes} classes"
+        self.about = (
+            f"{name}: {self.training} + {self.held_out} images of {shape}, {self.classes} classes"
+        )
         if clean:
             self.about += f"; {dropped} repeated images removed"
         self.facts: Mapping[str, int] = facts(height, width, channels, self.classes)
@@ -153,12 +171,16 @@ class Images:
         return x
 
 
-def image_input(shape: Sequence[int], mean: Sequence[float], scale: Sequence[float]) -> dict[str, Any]:
+def image_input(
+    shape: Sequence[int], mean: Sequence[float], scale: Sequence[float]
+) -> dict[str, Any]:
     return {"kind": "images", "shape": [*shape], "mean": [*mean], "scale": [*scale]}
 
 
 def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int]:
-    """Return the sizes of images by name: the arguments that models need for images (``Dataset.facts``)."""
+    """Return the sizes of images by name: the arguments that models need for images
+    (``Dataset.facts``).
+    """
     return {
         "inputs": height * width * channels,
         # A model of sequences reads an image row by row.
@@ -171,7 +193,9 @@ def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int
 
 
 def _statistics(images: Array) -> tuple[Array, Array]:
-    """Return two arrays with a number per channel: the mean of the pixels, and 1 / standard deviation."""
+    """Return two arrays with a number per channel: the mean of the pixels, and 1 / standard
+    deviation.
+    """
     flat = images.reshape(-1, images.shape[-1])
     # The counts of the 256 levels make the sums exact for any number of pixels.
     counts = np.stack([np.bincount(channel, minlength=256) for channel in flat.T])
@@ -182,7 +206,9 @@ def _statistics(images: Array) -> tuple[Array, Array]:
 
 
 def _unseen(samples: Labelled, seen: set[bytes]) -> Labelled:
-    """Return the samples with pixels that are not in ``seen``. Add the pixels of each sample to ``seen``."""
+    """Return the samples with pixels that are not in ``seen``. Add the pixels of each sample to
+    ``seen``.
+    """
     fresh = np.ones(len(samples), bool)
     for position, image in enumerate(samples.images):
         pixels = image.tobytes()
@@ -196,7 +222,8 @@ def _cropped(images: Array, draw: Draw) -> Array:
     count, height, width, _ = images.shape
     pad = max(1, height // _PAD)
     padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    offsets = random_bits(sample_keys(draw, "crop"), np.arange(2, dtype="uint32")) % (2 * pad + 1)  # (B, 2)
+    # (B, 2).
+    offsets = random_bits(sample_keys(draw, "crop"), np.arange(2, dtype="uint32")) % (2 * pad + 1)
     rows = offsets[:, :1].astype(np.int64) + np.arange(height)
     columns = offsets[:, 1:].astype(np.int64) + np.arange(width)
     return padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]

@@ -15,9 +15,11 @@ Shape = tuple[int, int, int]
 
 
 def read_images(file: Path, shape: Shape) -> Array:
-    """Read images as (images, height, width, channels). The file's first bytes determine its format.
+    """Read images as (images, height, width, channels). The file's first bytes determine its
+    format.
 
-    Raises UsageError if the file cannot be read, or its images do not have the shape that the model takes.
+    Raises UsageError if the file cannot be read, or its images do not have the shape that the model
+    takes.
     """
     try:
         with file.open("rb") as opened:
@@ -30,7 +32,9 @@ def read_images(file: Path, shape: Shape) -> Array:
     except OSError as exc:
         raise UsageError(f"{file} cannot be read: {exc.strerror}", code="file-unreadable") from exc
     except UnicodeDecodeError as exc:
-        raise UsageError(f"{file} is not PNG, IDX or CSV; convert it to PNG", code="not-an-input") from exc
+        raise UsageError(
+            f"{file} is not PNG, IDX or CSV; convert it to PNG", code="not-an-input"
+        ) from exc
     except ValueError as exc:
         raise UsageError(f"{file}: {exc}", code="bad-input") from exc
 
@@ -44,7 +48,9 @@ def _of_idx(file: Path, shape: Shape) -> Array:
 
 
 def _of_csv(text: str, shape: Shape) -> Array:
-    """Parse CSV text with an image per line: elements of an array (height, width, channels) in C order."""
+    """Parse CSV text with an image per line: elements of an array (height, width, channels) in C
+    order.
+    """
     size = math.prod(shape)
     rows: list[Array] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -60,7 +66,9 @@ def _of_csv(text: str, shape: Shape) -> Array:
         if len(row) != size:
             label = "; remove the column of labels" if len(row) == size + 1 else ""
             expected = "x".join(map(str, shape))
-            raise ValueError(f"line {number} has {len(row)} numbers, but the model takes {expected}{label}")
+            raise ValueError(
+                f"line {number} has {len(row)} numbers, but the model takes {expected}{label}"
+            )
         if not np.isfinite(row).all():
             raise ValueError(f"line {number} has a number that is not finite")
         rows.append(row)

@@ -1,7 +1,9 @@
-"""The loader of training samples: a rank's share of each global batch, as micro-batches on the device.
+"""The loader of training samples: a rank's share of each global batch, as micro-batches on the
+device.
 
-A thread prepares the samples in advance. The order of samples depends only on the seed and the iteration, so
-all ranks use the same order, and a resumed run needs only its iteration to find the next samples.
+A thread prepares the samples in advance. The order of samples depends only on the seed and the
+iteration, so all ranks use the same order, and a resumed run needs only its iteration to find the
+next samples.
 """
 
 from __future__ import annotations
@@ -35,26 +37,35 @@ class Slot:
 
 
 class Order:
-    """The order of samples: a new random permutation in each epoch. An epoch's last batch may be smaller."""
+    """The order of samples: a new random permutation in each epoch. An epoch's last batch may be
+    smaller.
+    """
 
     def __init__(self, samples: int, batch_size: int, *, seed: int) -> None:
-        self._samples, self._batch_size, self._seed = samples, batch_size, seed
+        self._samples = samples
+        self._batch_size = batch_size
+        self._seed = seed
         self.per_epoch = -(-samples // batch_size)
         """Iterations in an epoch."""
-        self._epoch, self._order = 0, np.empty(0, np.int64)
+        self._epoch = 0
+        self._order = np.empty(0, np.int64)
 
     def at(self, iteration: int) -> Slot:
         epoch, position = divmod(iteration - 1, self.per_epoch)
         if epoch + 1 != self._epoch:
             self._epoch = epoch + 1
-            self._order = np.random.default_rng((self._seed, self._epoch)).permutation(self._samples)
+            self._order = np.random.default_rng((self._seed, self._epoch)).permutation(
+                self._samples
+            )
         start = position * self._batch_size
         indices = self._order[start : start + self._batch_size]
         return Slot(iteration, self._epoch, position + 1 == self.per_epoch, indices)
 
 
 def local_slice(count: int, rank: int, size: int) -> slice:
-    """Return a rank's contiguous share of ``count`` items. The sizes of shares differ by at most 1."""
+    """Return a rank's contiguous share of ``count`` items. The sizes of shares differ by at most
+    1.
+    """
     return slice(count * rank // size, count * (rank + 1) // size)
 
 
@@ -63,7 +74,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """This rank's micro-batches of an iteration. All ranks have the same number of micro-batches."""
+    """This rank's micro-batches of an iteration. All ranks have the same number of
+    micro-batches.
+    """
 
     slot: Slot
     batches: list[MicroBatch]
@@ -72,7 +85,9 @@ class Feed:
 
 
 class Loader:
-    """Loads batches. Neither the order of samples nor their augmentation depends on the layout of ranks."""
+    """Loads batches. Neither the order of samples nor their augmentation depends on the layout of
+    ranks.
+    """
 
     def __init__(
         self,
@@ -94,8 +109,12 @@ class Loader:
             prefetch: number of iterations that a thread prepares in advance.
             dtype: dtype of floating-point inputs.
         """
-        self._dataset, self._device, self._dp = dataset, device, mesh.dp
-        self._seed, self._prefetch, self._dtype = seed, prefetch, dtype
+        self._dataset = dataset
+        self._device = device
+        self._dp = mesh.dp
+        self._seed = seed
+        self._prefetch = prefetch
+        self._dtype = dtype
         self._global_batch = global_batch
         self._held_out = min(eval_samples or dataset.held_out, dataset.held_out)
         largest = math.ceil(global_batch / mesh.dp.size)
@@ -108,7 +127,9 @@ class Loader:
         return self._number(self._global_batch)
 
     def training(self, first: int, last: int) -> Iterator[Feed]:
-        """Yield this rank's micro-batches of each iteration from ``first`` to ``last``, counted from 1."""
+        """Yield this rank's micro-batches of each iteration from ``first`` to ``last``, counted
+        from 1.
+        """
 
         def make() -> Iterator[tuple[Slot, list[tuple[Pair, Array]]]]:
             for iteration in range(first, last + 1):
@@ -120,13 +141,17 @@ class Loader:
             yield Feed(slot, batches, max(1, round(len(slot.indices) * self._dataset.targets)))
 
     def held_out(self) -> Iterator[MicroBatch]:
-        """Yield this rank's share of held-out samples, in as many micro-batches as on every other rank."""
+        """Yield this rank's share of held-out samples, in as many micro-batches as on every other
+        rank.
+        """
         for part in self._parts(self._held_out):
             indices = np.arange(part.start, part.stop) * self._dataset.held_out // self._held_out
             yield self._on_device(self._dataset.held_out_batch(indices), indices.astype("uint32"))
 
     def _parts(self, count: int) -> list[slice]:
-        """Return this rank's micro-batches of ``count`` samples, as slices. All ranks have equally many."""
+        """Return this rank's micro-batches of ``count`` samples, as slices. All ranks have equally
+        many.
+        """
         share = local_slice(count, self._dp.rank, self._dp.size)
         size = share.stop - share.start
         number = self._number(count)
@@ -149,11 +174,13 @@ class Loader:
         return MicroBatch(inputs, targets, self._device.asarray(sample_ids))
 
 
-def prefetched(items: Iterator[T], depth: int, begin: Callable[[], None] = lambda: None) -> Iterator[T]:
+def prefetched(
+    items: Iterator[T], depth: int, begin: Callable[[], None] = lambda: None
+) -> Iterator[T]:
     """Yield the items. A thread prepares up to ``depth`` items in advance.
 
-    begin: called in the thread before each item. If ``begin`` or ``items`` raises an error, this iterator
-        raises the error in place of the item.
+    begin: called in the thread before each item. If ``begin`` or ``items`` raises an error, this
+        iterator raises the error in place of the item.
 
     The thread ends after the last item, or when this iterator is closed.
     """

@@ -1,6 +1,7 @@
 """Reading PNG files of any bit depth, for prediction (W3C, "Portable Network Graphics", 2003).
 
-Interlaced images are rejected. The size in the header is checked before the pixels are decompressed.
+Interlaced images are rejected. The size in the header is checked before the pixels are
+decompressed.
 """
 
 from __future__ import annotations
@@ -14,18 +15,25 @@ import numpy as np
 from payload.device.base import Array
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_GRAY, _RGB, _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
+_GRAY = 0
+_RGB = 2
+_PALETTE = 3
+_GRAY_ALPHA = 4
+_RGB_ALPHA = 6
 _CHANNELS = {_GRAY: 1, _RGB: 3, _PALETTE: 1, _GRAY_ALPHA: 2, _RGB_ALPHA: 4}
 _LUMA = np.array([299, 587, 114])
 """Weights of red, green and blue in thousandths: ITU-R BT.601, as in Pillow."""
 
 
 def read(data: bytes, shape: tuple[int, int, int]) -> Array:
-    """Decode an image of ``shape`` (height, width, 1 or 3 channels), uint8. Transparency is ignored.
+    """Decode an image of ``shape`` (height, width, 1 or 3 channels), uint8. Transparency is
+    ignored.
 
     Raises ValueError if the image has another size, is damaged, or is interlaced.
     """
-    header, palette, packed = b"", b"", b""
+    header = b""
+    palette = b""
+    packed = b""
     for kind, content in _chunks(data):
         if kind == b"IHDR":
             header = content
@@ -40,7 +48,9 @@ def read(data: bytes, shape: tuple[int, int, int]) -> Array:
         raise ValueError("the file is damaged") from exc
     if (height, width) != shape[:2]:
         size = f"{width}x{height} pixels"
-        raise ValueError(f"the image has {size}, but the model takes {shape[1]}x{shape[0]}: scale it first")
+        raise ValueError(
+            f"the image has {size}, but the model takes {shape[1]}x{shape[0]}: scale it first"
+        )
     if interlaced:
         raise ValueError("the image is interlaced: save it without interlacing")
     row = -(-width * bits // 8)
@@ -67,8 +77,11 @@ def _unpacked(packed: bytes, size: int) -> bytes:
 
 
 def _unfiltered(data: bytes, height: int, row: int, step: int) -> Array:
-    """Undo the PNG filter of each row. Return bytes (height, row). row, step: bytes per row and per pixel."""
-    rows, above = [], bytearray(row)
+    """Undo the PNG filter of each row. Return bytes (height, row). row, step: bytes per row and per
+    pixel.
+    """
+    rows = []
+    above = bytearray(row)
     for number in range(height):
         start = number * (1 + row)
         line = bytearray(data[start + 1 : start + 1 + row])
@@ -82,7 +95,9 @@ def _unfilter(kind: int, line: bytearray, above: bytearray, step: int) -> None:
     if kind > 4:  # noqa: PLR2004
         raise ValueError("the file is damaged")
     for i in range(len(line)) if kind else ():
-        left, up, corner = (line[i - step], above[i], above[i - step]) if i >= step else (0, above[i], 0)
+        left, up, corner = (
+            (line[i - step], above[i], above[i - step]) if i >= step else (0, above[i], 0)
+        )
         predicted = (0, left, up, (left + up) // 2, _paeth(left, up, corner))[kind]
         line[i] = (line[i] + predicted) & 0xFF
 

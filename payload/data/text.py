@@ -30,14 +30,21 @@ def parts(text: bytes) -> tuple[bytes, bytes]:
 class Text:
     """A ``Dataset`` of text: the target of each token is the next token, (B, T) → (B, T).
 
-    Windows of T tokens follow each other without gaps. Each epoch starts at a random token of the first T.
+    Windows of T tokens follow each other without gaps. Each epoch starts at a random token of the
+    first T.
     """
 
-    def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
-        """length: tokens in a window. name: for messages. Raises UsageError if the text is too short."""
+    def __init__(
+        self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int
+    ) -> None:
+        """length: tokens in a window. name: for messages. Raises UsageError if the text is too
+        short.
+        """
         training, held_out = parts(text)
-        self._tokens, self._held_out_tokens = tokenizer.encode(training), tokenizer.encode(held_out)
-        self._length, self._seed = length, seed
+        self._tokens = tokenizer.encode(training)
+        self._held_out_tokens = tokenizer.encode(held_out)
+        self._length = length
+        self._seed = seed
         # A window needs T + 1 tokens, and an epoch's offset is at most T - 1.
         numbers = f"{len(self._tokens)} + {len(self._held_out_tokens)} tokens"
         self.training = len(self._tokens) // length - 1
@@ -48,10 +55,13 @@ class Text:
                 f"too few for --sequence-length {length}",
                 code="text-too-short",
             )
-        self.vocabulary, self.data_state = tokenizer.size, tokenizer.data_state
+        self.vocabulary = tokenizer.size
+        self.data_state = tokenizer.data_state
         self.targets = float(length)
         self.bytes_per_target: float | None = len(held_out) / len(self._held_out_tokens)
-        self.about = f"{name}: {numbers} of {tokenizer.name}, {self.bytes_per_target:.2f} bytes each"
+        self.about = (
+            f"{name}: {numbers} of {tokenizer.name}, {self.bytes_per_target:.2f} bytes each"
+        )
         self.facts = text_facts(self.vocabulary, length)
         self.input: Mapping[str, Any] = {"kind": "text", "length": length}
         self.tokenizer: Mapping[str, Any] | None = {"kind": tokenizer.kind, **tokenizer.data_state}
@@ -63,20 +73,25 @@ class Text:
         return self._windows(self._held_out_tokens, indices, 0)
 
     def _windows(self, tokens: Array, indices: Array, epoch: int) -> Pair:
-        first = int(np.random.default_rng((self._seed, epoch)).integers(self._length)) if epoch else 0
+        first = (
+            int(np.random.default_rng((self._seed, epoch)).integers(self._length)) if epoch else 0
+        )
         positions = (indices * self._length + first)[:, None] + np.arange(self._length + 1)
         windows = tokens[positions].astype(np.int64)
         return windows[:, :-1], windows[:, 1:]
 
 
 class MaskedText(Text):
-    """Windows of text in which a model predicts masked tokens (Devlin et al., "BERT", 2019, part 3.1).
+    """Windows of text in which a model predicts masked tokens (Devlin et al., "BERT", 2019, part
+    3.1).
 
-    15 % of the tokens are targets, also in a short sample. 80 % of the targets become a mask, 10 % become
-    random tokens, 10 % stay.
+    15 % of the tokens are targets, also in a short sample. 80 % of the targets become a mask, 10 %
+    become random tokens, 10 % stay.
     """
 
-    def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
+    def __init__(
+        self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int
+    ) -> None:
         """The arguments are those of ``Text``."""
         super().__init__(name, text, tokenizer, length=length, seed=seed)
         # The mask is an additional token, after those of the tokenizer.

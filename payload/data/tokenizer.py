@@ -1,6 +1,7 @@
 """Tokenizers: bytes, or byte pairs learned from the text, merged within words as in GPT-2.
 
-Byte-pair encoding: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", 2016.
+Byte-pair encoding: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units",
+2016.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _BYTES = 256
 WORDS = r" ?[A-Za-z]+| ?[0-9]+| ?[^A-Za-z0-9_ \t-\r]+|[ \t-\r]+(?=[ \t-\r])|[ \t-\r]+|_"
 """Matches a word, a number or punctuation, each with a blank before it, or other white space.
 
-Characters outside ASCII are punctuation. The classes are explicit, because exported tokenizers have the same
-pattern, for another library of regular expressions.
+Characters outside ASCII are punctuation. The classes are explicit, because exported tokenizers have
+the same pattern, for another library of regular expressions.
 """
 _WORDS = re.compile(WORDS.encode())
 
@@ -42,7 +43,9 @@ class Tokenizer(Protocol):
     """The learned state, for JSON."""
 
     def encode(self, text: bytes) -> Array:
-        """Return the token numbers of text, in the smallest unsigned dtype that holds every number."""
+        """Return the token numbers of text, in the smallest unsigned dtype that holds every
+        number.
+        """
 
     def decode(self, tokens: Iterable[int]) -> bytes:
         """Return the text of tokens. A token may be a part of a UTF-8 character."""
@@ -95,7 +98,9 @@ class BytePairs:
 
 
 def encoded(words: Iterable[W], tokens_of: Callable[[W], Sequence[int]], size: int) -> Array:
-    """Return the tokens of all words. Calls ``tokens_of`` once per distinct word. size: vocabulary size."""
+    """Return the tokens of all words. Calls ``tokens_of`` once per distinct word. size: vocabulary
+    size.
+    """
     dtype = np.min_scalar_type(size - 1)
     tokens_by_word: dict[W, Array] = {}
     parts = []
@@ -121,9 +126,11 @@ def merged(tokens: list[int], merges: Mapping[Merge, tuple[int, int]]) -> list[i
 
 
 def learn(text: bytes, size: int) -> BytePairs:
-    """Learn a tokenizer of ``size`` tokens: merge the most frequent pair (on a tie, the smallest) repeatedly.
+    """Learn a tokenizer of ``size`` tokens: merge the most frequent pair (on a tie, the smallest)
+    repeatedly.
 
-    The result has fewer tokens if no pair occurs twice. Each merge recounts only the words that it changes.
+    The result has fewer tokens if no pair occurs twice. Each merge recounts only the words that it
+    changes.
     """
     words = [(list(word), count) for word, count in sorted(Counter(_WORDS.findall(text)).items())]
     pairs: Counter[Merge] = Counter()

@@ -15,8 +15,8 @@ def choose(requested: str, local_rank: int) -> Device:
     """Return the device for a rank. If a node has more ranks than GPUs, ranks share GPUs.
 
     Args:
-        requested: ``cpu``, ``gpu``, or ``auto`` (a GPU if CuPy finds a GPU). Without a usable GPU, ``gpu``
-            raises UsageError.
+        requested: ``cpu``, ``gpu``, or ``auto`` (a GPU if CuPy finds a GPU). Without a usable GPU,
+            ``gpu`` raises UsageError.
         local_rank: index of the rank on its node.
     """
     if requested == "cpu":
@@ -39,7 +39,9 @@ def choose(requested: str, local_rank: int) -> Device:
 
 
 def _select_own_mig_part(local_rank: int) -> None:
-    """Hide all MIG parts of GPUs but this rank's from CUDA, because CUDA uses only the first that it sees."""
+    """Hide all MIG parts of GPUs but this rank's from CUDA, because CUDA uses only the first that
+    it sees.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if len(visible) > 1 and all(name.startswith("MIG-") for name in visible):
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]
@@ -48,7 +50,8 @@ def _select_own_mig_part(local_rank: int) -> None:
 def _without_gpu(requested: str, reason: str, cause: Exception | None = None) -> Cpu:
     if requested == "gpu":
         hint = (
-            "check that nvidia-smi lists a GPU on the node, and that the job requests one (submit --gpus 1)"
+            "check that nvidia-smi lists a GPU on the node, and that the job requests one "
+            "(submit --gpus 1)"
         )
         raise UsageError(f"--device gpu: {reason}; {hint}", code="no-gpu") from cause
     # On a node without a GPU there is nothing to report.

@@ -23,8 +23,8 @@ Mark = Any
 FLOAT32 = np.dtype("float32")
 
 _BLOCK_BYTES = 1 << 19
-"""Bytes of rows, with their results, that a CPU processes at once. Smaller blocks need more calls, and larger
-blocks leave the second-level cache."""
+"""Bytes of rows, with their results, that a CPU processes at once. Smaller blocks need more calls,
+and larger blocks leave the second-level cache."""
 _MATRIX_BYTES = 1 << 20
 """Bytes of a temporary matrix on a CPU, chosen so that it nearly fits in the second-level cache."""
 
@@ -33,9 +33,9 @@ _MATRIX_BYTES = 1 << 20
 class Kernel:
     """A formula for each element of equally long arrays, computed in a single pass through memory.
 
-    ``host`` is the formula in NumPy. It takes the arrays named in ``reads``, then those in ``writes``, and
-    scalars as keyword arguments. ``code`` is the formula in CUDA C for a single element, with the same
-    names. The formula may also read the arrays in ``writes``.
+    ``host`` is the formula in NumPy. It takes the arrays named in ``reads``, then those in
+    ``writes``, and scalars as keyword arguments. ``code`` is the formula in CUDA C for a single
+    element, with the same names. The formula may also read the arrays in ``writes``.
     """
 
     name: str
@@ -47,7 +47,9 @@ class Kernel:
 
 
 class Device:
-    """A device that holds arrays and computes with them: the CPU, unless a subclass overrides methods."""
+    """A device that holds arrays and computes with them: the CPU, unless a subclass overrides
+    methods.
+    """
 
     xp: ModuleType = np
     """The module numpy or cupy."""
@@ -61,7 +63,9 @@ class Device:
         return np.asarray(host, dtype=dtype)
 
     def to_host(self, array: Array) -> Array:
-        """Copy an array to the host. The next call with the same size and dtype may overwrite the copy."""
+        """Copy an array to the host. The next call with the same size and dtype may overwrite the
+        copy.
+        """
         return array
 
     def matmul(
@@ -69,12 +73,16 @@ class Device:
     ) -> Array:
         """Return left @ right, summed in float32 or wider.
 
-        out: array for the result. Default: a new array. dtype: dtype of the result. Default: of the arrays.
+        out: array for the result. Default: a new array. dtype: dtype of the result. Default: of the
+            arrays.
         """
-        result_dtype = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
+        result_dtype = (
+            np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
+        )
         # BLAS does not support smaller formats.
         if left.dtype.itemsize < FLOAT32.itemsize:
-            left, right = left.astype(FLOAT32), right.astype(FLOAT32)
+            left = left.astype(FLOAT32)
+            right = right.astype(FLOAT32)
         if out is not None and out.dtype == left.dtype:
             return np.matmul(left, right, out=out)
         product: Array = (left @ right).astype(result_dtype, copy=False)
@@ -84,9 +92,11 @@ class Device:
         return out
 
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
-        """Call ``function`` with the same rows of all arrays, in blocks of rows that suit the device.
+        """Call ``function`` with the same rows of all arrays, in blocks of rows that suit the
+        device.
 
-        ``function`` must treat each row independently. It may write results to the rows, or sum over blocks.
+        ``function`` must treat each row independently. It may write results to the rows, or sum
+        over blocks.
         """
         rows = len(arrays[0])
         row_bytes = sum(array.nbytes for array in arrays) // max(rows, 1)
@@ -99,7 +109,9 @@ class Device:
         return max(1, _MATRIX_BYTES // row_bytes)
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
-        """Run a kernel on arrays (N,) of the same dtype: the arrays it reads, then the arrays it writes."""
+        """Run a kernel on arrays (N,) of the same dtype: the arrays it reads, then the arrays it
+        writes.
+        """
         self.blocked(partial(kernel.host, **scalars), *arrays)
 
     def use(self) -> None:
@@ -110,22 +122,30 @@ class Device:
         return host
 
     def upload(self, host: Array) -> Array:
-        """Start copying a host array to the device. Don't modify ``host`` until the copy is done."""
+        """Start copying a host array to the device. Don't modify ``host`` until the copy is
+        done.
+        """
         return host
 
     def synchronize(self) -> None:
         """Wait until all queued work of the device is done."""
 
     def mark(self) -> Mark:
-        """Return a point in time: now, or on a GPU, when the work queued on the current stream will end."""
+        """Return a point in time: now, or on a GPU, when the work queued on the current stream will
+        end.
+        """
         return time.perf_counter()
 
     def elapsed_s(self, start: Mark, end: Mark) -> float:
-        """Return the seconds between two results of ``mark``. Waits until the GPU has reached both."""
+        """Return the seconds between two results of ``mark``. Waits until the GPU has reached
+        both.
+        """
         return float(end - start)
 
     def has_passed(self, mark: Mark) -> bool:  # noqa: ARG002
-        """Return whether the point in time ``mark`` has passed: all work queued before it is done."""
+        """Return whether the point in time ``mark`` has passed: all work queued before it is
+        done.
+        """
         return True
 
     def pin(self, host: Array) -> None:
@@ -135,11 +155,15 @@ class Device:
         """Unpin host memory. Call this before the memory is freed."""
 
     def copy_out(self, array: Array, host: Array) -> None:
-        """Start copying an array to pinned memory, ``host``. Later work on the stream runs after the copy."""
+        """Start copying an array to pinned memory, ``host``. Later work on the stream runs after
+        the copy.
+        """
         np.copyto(host, array)
 
     def memory_bytes(self) -> int:
-        """Return the bytes of GPU memory that this process holds; on a CPU, its peak resident set size."""
+        """Return the bytes of GPU memory that this process holds; on a CPU, its peak resident set
+        size.
+        """
         return host_memory_bytes()
 
 
@@ -149,10 +173,14 @@ class Cpu(Device):
 
 
 def bits(x: Array) -> Array:
-    """View floating-point numbers as integers, so that multiplication by a 0/1 mask turns even NaN into 0."""
+    """View floating-point numbers as integers, so that multiplication by a 0/1 mask turns even NaN
+    into 0.
+    """
     return x.view(f"int{8 * x.itemsize}")
 
 
 def acc_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return the dtype for sums and exponentials: float32 for half precision, otherwise ``dtype``."""
+    """Return the dtype for sums and exponentials: float32 for half precision, otherwise
+    ``dtype``.
+    """
     return max(np.dtype(dtype), FLOAT32, key=lambda candidate: candidate.itemsize)

@@ -17,19 +17,24 @@ Array = NDArray[Any]
 
 # cudaDataType_t, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT, CUBLAS_OP_N and CUBLAS_OP_T.
 _KINDS = {"float16": 2, "bfloat16": 14, "float32": 0}
-_SUM_IN_FLOAT32, _DEFAULT = 68, -1
-_PLAIN, _TRANSPOSED = 0, 1
-_ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
+_SUM_IN_FLOAT32 = 68
+_DEFAULT = -1
+_PLAIN = 0
+_TRANSPOSED = 1
+_ONE = np.ones(1, np.float32)
+_ZERO = np.zeros(1, np.float32)
 
 
 class Products:
     """Matrix products by cuBLAS.
 
-    library: the module cupy_backends.cuda.libs.cublas. handle: returns the calling thread's cuBLAS handle.
+    library: the module cupy_backends.cuda.libs.cublas. handle: returns the calling thread's cuBLAS
+        handle.
     """
 
     def __init__(self, library: Any, handle: Callable[[], int]) -> None:
-        self._library, self._handle = library, handle
+        self._library = library
+        self._handle = handle
 
     def fits(self, left: Array, right: Array) -> bool:
         """Return whether ``write`` supports these arrays, (..., M, K) and (..., K, N)."""
@@ -45,12 +50,15 @@ class Products:
         )
 
     def write(self, left: Array, right: Array, out: Array) -> None:
-        """Compute out[...] = left @ right, with ``out`` in float32 or the factors' dtype, and in C order."""
+        """Compute out[...] = left @ right, with ``out`` in float32 or the factors' dtype, and in C
+        order.
+        """
         rows, inner, columns = *left.shape[-2:], right.shape[-1]
         left, left_op, left_step, left_jump = _laid_out(left)
         right, right_op, right_step, right_jump = _laid_out(right)
         kind = _KINDS[left.dtype.name]
-        # cuBLAS reads memory column by column, so compute the transpose of the result: rightᵀ @ leftᵀ.
+        # cuBLAS reads memory column by column, so compute the transpose of the result: rightᵀ @
+        # leftᵀ.
         head = (self._handle(), right_op, left_op, columns, rows, inner, _ONE.ctypes.data)
         tail = (_SUM_IN_FLOAT32, _DEFAULT)
         to = (_ZERO.ctypes.data, _pointer(out), _KINDS[out.dtype.name], columns)
@@ -58,7 +66,16 @@ class Products:
             matrices = (_pointer(right), kind, right_step, _pointer(left), kind, left_step)
             self._library.gemmEx(*head, *matrices, *to, *tail)
             return
-        batches = (_pointer(right), kind, right_step, right_jump, _pointer(left), kind, left_step, left_jump)
+        batches = (
+            _pointer(right),
+            kind,
+            right_step,
+            right_jump,
+            _pointer(left),
+            kind,
+            left_step,
+            left_jump,
+        )
         count = math.prod(out.shape[:-2])
         self._library.gemmStridedBatchedEx(*head, *batches, *to, rows * columns, count, *tail)
 
@@ -73,18 +90,23 @@ def _laid_out(array: Array) -> tuple[Array, int, int, int]:
 
 
 def _layout(array: Array) -> tuple[int, int, int] | None:
-    # None if cuBLAS can't read the array, otherwise the operation, and the steps of rows and of matrices.
+    # None if cuBLAS can't read the array, otherwise the operation, and the steps of rows and of
+    # matrices.
     size = array.dtype.itemsize
     rows, columns = array.shape[-2:]
     steps = [step // size for step in array.strides]
     *jumps, down, right = steps
     if right == 1 and down >= columns:
-        op, step = _PLAIN, down
+        op = _PLAIN
+        step = down
     elif down == 1 and right >= rows:
-        op, step = _TRANSPOSED, right
+        op = _TRANSPOSED
+        step = right
     else:
         return None
-    outer = [(count, jump) for count, jump in zip(array.shape[:-2], jumps, strict=True) if count > 1]
+    outer = [
+        (count, jump) for count, jump in zip(array.shape[:-2], jumps, strict=True) if count > 1
+    ]
     for (_, jump), (count, inner) in itertools.pairwise(outer):
         if jump != count * inner:
             return None

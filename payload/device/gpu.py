@@ -52,13 +52,17 @@ class Gpu(Device):
     def matmul(
         self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
     ) -> Array:
-        result_dtype = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
+        result_dtype = (
+            np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
+        )
         if self._products.fits(left, right) and result_dtype in {FLOAT32, left.dtype}:
             return self._cublas_product(left, right, out, result_dtype)
         if left.dtype.itemsize < result_dtype.itemsize or left.dtype.itemsize == 2:  # noqa: PLR2004
-            # CuPy has no products of batches in bfloat16, and rounds 16-bit products before they are widened.
+            # CuPy has no products of batches in bfloat16, and rounds 16-bit products before they
+            # are widened.
             wide = np.promote_types(result_dtype, FLOAT32)
-            left, right = left.astype(wide), right.astype(wide)
+            left = left.astype(wide)
+            right = right.astype(wide)
         if out is not None and out.dtype == left.dtype and out.flags.c_contiguous:
             return self.xp.matmul(left, right, out=out)
         product = self.xp.matmul(left, right).astype(result_dtype, copy=False)
@@ -67,7 +71,9 @@ class Gpu(Device):
         out[...] = product
         return out
 
-    def _cublas_product(self, left: Array, right: Array, out: Array | None, dtype: DTypeLike) -> Array:
+    def _cublas_product(
+        self, left: Array, right: Array, out: Array | None, dtype: DTypeLike
+    ) -> Array:
         is_direct = out is not None and out.flags.c_contiguous and out.dtype == dtype
         shape = (*left.shape[:-1], right.shape[-1])
         product: Array = out if is_direct and out is not None else self.xp.empty(shape, dtype)
@@ -89,7 +95,9 @@ class Gpu(Device):
                 ", ".join(f"T {name}" for name in names)
                 for names in (kernel.scalars + kernel.reads, kernel.writes)
             )
-            compiled = self.xp.ElementwiseKernel(inputs, outputs, kernel.code, f"payload_{kernel.name}")
+            compiled = self.xp.ElementwiseKernel(
+                inputs, outputs, kernel.code, f"payload_{kernel.name}"
+            )
             self._kernels[kernel.name] = compiled
         self._kernels[kernel.name](*(scalars[name] for name in kernel.scalars), *arrays)
 
@@ -108,7 +116,8 @@ class Gpu(Device):
         device_array.set(host, stream=self.xp.cuda.get_current_stream())
         arrived = self.xp.cuda.Event(disable_timing=True)
         arrived.record()
-        # Pinned memory without a reference is reused at once, so keep a reference until the copy is done.
+        # Pinned memory without a reference is reused at once, so keep a reference until the copy is
+        # done.
         self._uploads = [(event, source) for event, source in self._uploads if not event.done]
         self._uploads.append((arrived, host))
         return array
@@ -148,7 +157,9 @@ class Gpu(Device):
 
 
 def _uuid(raw: bytes) -> str | None:
-    """Return a GPU's UUID as nvidia-smi and Slurm print it, or None if ``raw`` was cut off at a zero byte."""
+    """Return a GPU's UUID as nvidia-smi and Slurm print it, or None if ``raw`` was cut off at a
+    zero byte.
+    """
     if len(raw) < 16:  # noqa: PLR2004
         return None
     digits = raw[:16].hex()

@@ -1,6 +1,8 @@
-"""Models, each in its own file with a function ``build(context, **sizes)`` that returns groups of layers.
+"""Models, each in its own file with a function ``build(context, **sizes)`` that returns groups of
+layers.
 
-Only the layers, not the models, handle distribution over ranks. This file imports only the standard library.
+Only the layers, not the models, handle distribution over ranks. This file imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -24,12 +26,19 @@ class Entry:
     sizes: Mapping[str, int | float] = field(default_factory=dict)
 
     def reject_unfit_data(self, data: str) -> None:
-        """Raise UsageError if the value of ``--data`` names another kind of data than the model takes."""
+        """Raise UsageError if the value of ``--data`` names another kind of data than the model
+        takes.
+        """
         kind = data.partition(":")[0]
         if kind != "synthetic" and (kind == "text") == (self.takes == "images"):
-            fitting = "digits, idx:DIR or synthetic" if self.takes == "images" else "text:FILE or synthetic"
+            fitting = (
+                "digits, idx:DIR or synthetic"
+                if self.takes == "images"
+                else "text:FILE or synthetic"
+            )
             raise UsageError(
-                f"--data {data}: the model takes {self.takes}; use {fitting}", code="data-unfit-for-model"
+                f"--data {data}: the model takes {self.takes}; use {fitting}",
+                code="data-unfit-for-model",
             )
 
 

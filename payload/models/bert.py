@@ -1,6 +1,7 @@
 """BERT with its masked-language head (Devlin et al., arXiv:1810.04805).
 
-There is no next-sentence task, as in RoBERTa (Liu et al., arXiv:1907.11692), so all tokens are in the first
+There is no next-sentence task, as in RoBERTa (Liu et al., arXiv:1907.11692), so all tokens are in
+the first
 segment. Shapes: B samples of T tokens, C numbers per token, V tokens in the vocabulary.
 """
 
@@ -36,7 +37,8 @@ def build(
     dropout: float = 0.1,
     norm_eps: float = 1e-12,
 ) -> list[Unit]:
-    """Return the blocks of a model that maps masked tokens (B, T), T ≤ ``length``, to logits (B, T, V).
+    """Return the blocks of a model that maps masked tokens (B, T), T ≤ ``length``, to logits (B, T,
+    V).
 
     A target is the original token at a masked position, and -1 at any other position.
     """
@@ -55,19 +57,33 @@ def build(
         TiedHead(context, "head", embedding, bias=True),  # (B, T, C) → (B, T, V)
     )
     block = partial(_block, context, width=width, heads=heads, dropout=dropout, norm_eps=norm_eps)
-    # FLOPs of a block: 12 C² weights of linear layers for each token, and scores and sums of T · T · C each.
+    # FLOPs of a block: 12 C² weights of linear layers for each token, and scores and sums of T · T
+    # · C each.
     flops = 2.0 * length * (12 * width * width) + 4.0 * length * length * width
     return [
         Unit("embedding", first),
-        *(Unit(name, block(name), flops) for name in (f"layers.{number}" for number in range(layers))),
+        *(
+            Unit(name, block(name), flops)
+            for name in (f"layers.{number}" for number in range(layers))
+        ),
         Unit("head", head, flops=2.0 * length * width * (width + vocabulary)),
     ]
 
 
-def _block(context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float) -> Layer:
+def _block(
+    context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float
+) -> Layer:
     return Sequential(
         Residual(
-            Attention(context, f"{name}.self_attn", width, heads, causal=False, init=_INIT, dropout=dropout),
+            Attention(
+                context,
+                f"{name}.self_attn",
+                width,
+                heads,
+                causal=False,
+                init=_INIT,
+                dropout=dropout,
+            ),
             Dropout(context, f"{name}.dropout1", dropout),
         ),
         LayerNorm(context, f"{name}.norm1", width, eps=norm_eps),

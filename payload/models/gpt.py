@@ -34,7 +34,9 @@ def build(
     dropout: float = 0.0,
     norm_eps: float = 1e-5,
 ) -> list[Unit]:
-    """Return the blocks of a model that maps tokens (B, T ≤ ``length``) to next-token logits (B, T, V)."""
+    """Return the blocks of a model that maps tokens (B, T ≤ ``length``) to next-token logits (B, T,
+    V).
+    """
     embedding = Embedding(context, "embedding", vocabulary, width)
     first = Sequential(
         embedding,  # (B, T) → (B, T, C)
@@ -48,21 +50,32 @@ def build(
     block = partial(
         _block, context, width=width, heads=heads, layers=layers, dropout=dropout, norm_eps=norm_eps
     )
-    # FLOPs of a block: 12 C² weights of linear layers for each token, and scores and sums over the earlier
-    # tokens, which are half of T · T · C each.
+    # FLOPs of a block: 12 C² weights of linear layers for each token, and scores and sums over the
+    # earlier tokens, which are half of T · T · C each.
     flops = 2.0 * length * (12 * width * width) + 2.0 * length * length * width
     return [
         Unit("embedding", first),
-        *(Unit(name, block(name), flops) for name in (f"layers.{number}" for number in range(layers))),
+        *(
+            Unit(name, block(name), flops)
+            for name in (f"layers.{number}" for number in range(layers))
+        ),
         Unit("head", head, flops=2.0 * length * width * vocabulary),
     ]
 
 
 def _block(
-    context: Context, name: str, *, width: int, heads: int, layers: int, dropout: float, norm_eps: float
+    context: Context,
+    name: str,
+    *,
+    width: int,
+    heads: int,
+    layers: int,
+    dropout: float,
+    norm_eps: float,
 ) -> Layer:
     init = normal(0.02)
-    # Smaller weights keep the variance of the shortcut's value, to which 2 · layers results are added.
+    # Smaller weights keep the variance of the shortcut's value, to which 2 · layers results are
+    # added.
     into_shortcut = normal(0.02 / math.sqrt(2 * layers))
     return Sequential(
         Residual(
@@ -81,7 +94,8 @@ def _block(
         ),
         Residual(
             LayerNorm(context, f"{name}.norm2", width, eps=norm_eps),
-            Linear(context, f"{name}.linear1", width, 4 * width, init=init, split="columns"),  # → (B, T, 4 C)
+            # → (B, T, 4 C).
+            Linear(context, f"{name}.linear1", width, 4 * width, init=init, split="columns"),
             GELU(context),
             Linear(context, f"{name}.linear2", 4 * width, width, init=into_shortcut, split="rows"),
             Dropout(context, f"{name}.dropout2", dropout),

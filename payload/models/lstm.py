@@ -1,6 +1,8 @@
-"""Stacked LSTMs that predict the next character of a text, or the class of a sequence, such as image rows.
+"""Stacked LSTMs that predict the next character of a text, or the class of a sequence, such as
+image rows.
 
-Hochreiter and Schmidhuber 1997; Graves, arXiv:1308.0850. Shapes: B samples of T steps, H hidden units.
+Hochreiter and Schmidhuber 1997; Graves, arXiv:1308.0850. Shapes: B samples of T steps, H hidden
+units.
 """
 
 from __future__ import annotations
@@ -35,9 +37,13 @@ def build(
     text = vocabulary is not None
     first: Layer
     if vocabulary is not None:
-        first, inputs = Embedding(context, "embedding", vocabulary, width), width  # (B, T) → (B, T, H)
+        # (B, T) → (B, T, H)
+        first = Embedding(context, "embedding", vocabulary, width)
+        inputs = width
     else:
-        first, inputs = Flatten(features), features or 1  # (B, ...) → (B, T, features)
+        # (B, ...) → (B, T, features)
+        first = Flatten(features)
+        inputs = features or 1
     units = [Unit("first", first)]
     for number in range(layers):
         lstm = LSTM(context, "lstm", inputs, width, number=number)  # (B, T, inputs) → (B, T, H)

@@ -12,7 +12,12 @@ from payload.nn.module import Context, Flatten, Layer, Sequential, Unit
 
 
 def build(
-    context: Context, *, inputs: int, classes: int, hidden: Sequence[int] = (256, 128), channels: int = 1
+    context: Context,
+    *,
+    inputs: int,
+    classes: int,
+    hidden: Sequence[int] = (256, 128),
+    channels: int = 1,
 ) -> list[Unit]:
     """Return the layers of a model that maps samples of ``inputs`` numbers to logits (B, classes).
 

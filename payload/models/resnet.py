@@ -21,13 +21,21 @@ _SMALL = 64
 
 
 def build(
-    context: Context, *, side: int = 32, channels: int = 3, classes: int, depth: int = 18, width: int = 64
+    context: Context,
+    *,
+    side: int = 32,
+    channels: int = 3,
+    classes: int,
+    depth: int = 18,
+    width: int = 64,
 ) -> list[Unit]:
-    """Return the blocks of a model that maps images (B, side, side, channels) to logits (B, classes).
+    """Return the blocks of a model that maps images (B, side, side, channels) to logits (B,
+    classes).
 
-    For images of up to 64 pixels a side, the first layer is a 3x3 convolution. For larger images it is a 7x7
-    convolution with stride 2, followed by max-pooling with stride 2. width: channels of the first stage. Each
-    later stage has twice the channels of the stage before it, and half the side.
+    For images of up to 64 pixels a side, the first layer is a 3x3 convolution. For larger images it
+    is a 7x7 convolution with stride 2, followed by max-pooling with stride 2. width: channels of
+    the first stage. Each later stage has twice the channels of the stage before it, and half the
+    side.
     """
     builder = _Builder(context, side)
     units = [builder.unit("stem", builder.stem(channels, width, large=side > _SMALL))]
@@ -36,7 +44,9 @@ def build(
     for stage, blocks in enumerate(_BLOCKS[depth]):
         for number in range(blocks):
             name = f"layer{stage + 1}.{number}"
-            layer, inputs = block(name, inputs, width << stage, stride=2 if stage and not number else 1)
+            layer, inputs = block(
+                name, inputs, width << stage, stride=2 if stage and not number else 1
+            )
             units.append(builder.unit(name, layer))
     head = Sequential(GlobalAveragePool(context), Linear(context, "fc", inputs, classes))
     return [*units, Unit("head", head, flops=2.0 * inputs * classes)]
@@ -47,7 +57,9 @@ class Residual(Sequential):
 
     def __init__(self, branch: Layer, shortcut: Layer | None) -> None:
         super().__init__(branch, *([shortcut] if shortcut else []))
-        self._branch, self._shortcut, self._relu = branch, shortcut, ReLU()
+        self._branch = branch
+        self._shortcut = shortcut
+        self._relu = ReLU()
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """Map x (B, H, W, channels) to y (B, H', W', channels')."""
@@ -67,11 +79,16 @@ class _Builder:
     """Builds the blocks in order, and computes the sizes of their images and their FLOPs."""
 
     def __init__(self, context: Context, side: int) -> None:
-        self._context, self._side, self._flops = context, side, 0.0
+        self._context = context
+        self._side = side
+        self._flops = 0.0
 
     def unit(self, name: str, layer: Layer) -> Unit:
-        """Return a ``Unit`` of a layer, with the FLOPs of all convolutions built since the previous unit."""
-        flops, self._flops = self._flops, 0.0
+        """Return a ``Unit`` of a layer, with the FLOPs of all convolutions built since the previous
+        unit.
+        """
+        flops = self._flops
+        self._flops = 0.0
         return Unit(name, layer, flops)
 
     def stem(self, channels: int, width: int, *, large: bool) -> Layer:
@@ -93,7 +110,9 @@ class _Builder:
         return Residual(branch, shortcut), width
 
     def bottleneck(self, name: str, inputs: int, width: int, *, stride: int) -> tuple[Layer, int]:
-        """Return a block of 1x1, 3x3 and 1x1 convolutions, and the number of output channels: 4 · width."""
+        """Return a block of 1x1, 3x3 and 1x1 convolutions, and the number of output channels: 4 ·
+        width.
+        """
         outputs = 4 * width
         shortcut = self._shrink(name, inputs, outputs, stride)
         branch = Sequential(
@@ -127,10 +146,11 @@ class _Builder:
         first: bool = False,
         last: bool = False,
     ) -> Layer:
-        """Build a convolution with batch norm. first: it is the model's first. last: it is a block's last.
+        """Build a convolution with batch norm. first: it is the model's first. last: it is a
+        block's last.
 
-        The weight of a block's last batch norm starts at 0, so that the block first equals its shortcut. This
-        helps with large batches (Goyal et al., arXiv:1706.02677).
+        The weight of a block's last batch norm starts at 0, so that the block first equals its
+        shortcut. This helps with large batches (Goyal et al., arXiv:1706.02677).
         """
         conv = Conv2d(
             *(self._context, conv_name, inputs, outputs, kernel),
@@ -140,5 +160,7 @@ class _Builder:
         )
         self._side = conv.output_size(self._side)
         self._flops += 2.0 * self._side**2 * conv.weight.size
-        norm = BatchNorm(self._context, norm_name, outputs, relu=relu, weight=zeros if last else ones)
+        norm = BatchNorm(
+            self._context, norm_name, outputs, relu=relu, weight=zeros if last else ones
+        )
         return Sequential(conv, norm)

@@ -33,21 +33,25 @@ def build(
     dropout: float = 0.0,
     norm_eps: float = 1e-6,
 ) -> list[Unit]:
-    """Return the blocks of a model that maps images (B, side, side, channels) to logits (B, classes).
+    """Return the blocks of a model that maps images (B, side, side, channels) to logits (B,
+    classes).
 
     Raises UsageError if the image's side is not a multiple of the patch's side.
     """
     if side % patch:
         raise UsageError(
-            f"--patch {patch}: images of {side} x {side} pixels cannot be cut into patches of {patch} x "
-            f"{patch}; use images with a side that is a multiple of {patch}",
+            f"--patch {patch}: images of {side} x {side} pixels cannot be cut into patches of "
+            f"{patch} x {patch}; use images with a side that is a multiple of {patch}",
             code="patches-not-divisible",
         )
-    patches, pixels = (side // patch) ** 2, patch * patch * channels
+    patches = (side // patch) ** 2
+    pixels = patch * patch * channels
     length = 1 + patches
     first = Sequential(
         Patches(patch),  # (B, side, side, channels) → (B, patches, pixels)
-        Linear(context, "patches", pixels, width, init=_INIT, form=as_patches(patch, channels, width)),
+        Linear(
+            context, "patches", pixels, width, init=_INIT, form=as_patches(patch, channels, width)
+        ),
         ClassToken(context, "class_token", width),  # → (B, T, C)
         Positions(context, "positions", length, width),
         Dropout(context, "dropout", dropout),
@@ -58,16 +62,22 @@ def build(
         Linear(context, "head", width, classes, init=_INIT),  # → (B, classes)
     )
     block = partial(_block, context, width=width, heads=heads, dropout=dropout, norm_eps=norm_eps)
-    # FLOPs of a block: 12 C² weights of linear layers for each token, and scores and sums of T · T · C each.
+    # FLOPs of a block: 12 C² weights of linear layers for each token, and scores and sums of T · T
+    # · C each.
     flops = 2.0 * length * (12 * width * width) + 4.0 * length * length * width
     return [
         Unit("patches", first, flops=2.0 * patches * pixels * width),
-        *(Unit(name, block(name), flops) for name in (f"layers.{number}" for number in range(layers))),
+        *(
+            Unit(name, block(name), flops)
+            for name in (f"layers.{number}" for number in range(layers))
+        ),
         Unit("head", head, flops=2.0 * width * classes),
     ]
 
 
-def _block(context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float) -> Layer:
+def _block(
+    context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float
+) -> Layer:
     return Sequential(
         Residual(
             LayerNorm(context, f"{name}.norm1", width, eps=norm_eps),

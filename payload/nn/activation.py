@@ -34,18 +34,20 @@ class ReLU:
 class GELU:
     """y = x Φ(x), with Φ the standard normal CDF (Hendrycks and Gimpel, arXiv:1606.08415).
 
-    exact: as in BERT and ViT. Default: that paper's tanh approximation, as in GPT-2. Both compute in float32
-    or wider. In training, ``forward`` also computes the slope dy/dx, which shares its exponentials with y and
-    takes the place of x on the tape. ``backward`` may overwrite dy.
+    exact: as in BERT and ViT. Default: that paper's tanh approximation, as in GPT-2. Both compute
+    in float32 or wider. In training, ``forward`` also computes the slope dy/dx, which shares its
+    exponentials with y and takes the place of x on the tape. ``backward`` may overwrite dy.
     """
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, *, exact: bool = False) -> None:
-        self._device, self._kernels = context.device, _EXACT if exact else _TANH
+        self._device = context.device
+        self._kernels = _EXACT if exact else _TANH
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        xp, dtype = self._device.xp, acc_dtype(x.dtype)
+        xp = self._device.xp
+        dtype = acc_dtype(x.dtype)
         kernel = self._kernels[tape.training]
         results = [xp.empty(x.shape, dtype) for _ in kernel.writes]
         flat = (xp.ascontiguousarray(array, dtype=dtype).reshape(-1) for array in (x, *results))
@@ -61,13 +63,15 @@ class GELU:
         return dx.astype(dy.dtype, copy=False)
 
 
-_A, _B = math.sqrt(2 / math.pi), 0.044715
+_A = math.sqrt(2 / math.pi)
+_B = 0.044715
 
 
 def _tanh(x: Array, y: Array, slope: Array | None = None) -> None:
     """y = ½ x (1 + tanh(z)), with z = x (a + a b x²), a = √(2/π) and b = 0.044715.
 
-    Φ = ½ (1 + tanh(z)) = 1 / (1 + exp(-2 z)). The slope is Φ + x Φ', with Φ' = 2 Φ (1 - Φ) (a + 3 a b x²).
+    Φ = ½ (1 + tanh(z)) = 1 / (1 + exp(-2 z)). The slope is Φ + x Φ', with Φ' = 2 Φ (1 - Φ) (a + 3 a
+    b x²).
     """
     square = np.multiply(x, x, out=slope)
     np.multiply(square, -2 * _A * _B, out=y)
@@ -126,8 +130,8 @@ _EXACT = _kernels(
 )
 
 
-# Coefficients of artanh(erf(x)) / x as a polynomial in x²/8 - 1, highest power first. Fitted at Chebyshev
-# points up to |x| = 4, weighted with the slope of tanh.
+# Coefficients of artanh(erf(x)) / x as a polynomial in x²/8 - 1, highest power first. Fitted at
+# Chebyshev points up to |x| = 4, weighted with the slope of tanh.
 _ERF = (
     *(0.04327175968603004, 0.060157408143779845, 0.021601576473853547, 0.02913430997173047),
     *(-0.10140513686554094, 0.5771551198824594, 1.8313584119237372),
@@ -136,7 +140,9 @@ _exact_erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def erf(x: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return erf(x): exact but slow in float64; in float32 tanh(x · polynomial in x²), errors below 3e-7."""
+    """Return erf(x): exact but slow in float64; in float32 tanh(x · polynomial in x²), errors below
+    3e-7.
+    """
     if x.dtype.itemsize > 4:  # noqa: PLR2004
         return _exact_erf(x).astype(x.dtype)
     x = np.clip(x, -4.0, 4.0)

@@ -1,8 +1,9 @@
 """Multi-head self-attention (Vaswani et al., arXiv:1706.03762).
 
-Shapes: B samples, T positions, h heads on this tensor-parallel rank, D numbers per head. The (T, T) scores
-exist only for a block of queries at a time. As in Dao et al., "FlashAttention" (2022), the backward pass
-recomputes the softmax from log Σ exp(scores). Scores and probabilities are float32 or wider.
+Shapes: B samples, T positions, h heads on this tensor-parallel rank, D numbers per head. The (T, T)
+scores exist only for a block of queries at a time. As in Dao et al., "FlashAttention" (2022), the
+backward pass recomputes the softmax from log Σ exp(scores). Scores and probabilities are float32 or
+wider.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from payload.nn.linear import Linear
 from payload.nn.module import Context, Init, Tape
 from payload.nn.random import keep_mask, part_keys, sample_keys
 
-_QUERIES, _QUERIES_ON_GPU = 128, 1024
-"""Queries in a block. With causal attention, smaller blocks skip more masked scores but need more calls."""
+_QUERIES = 128
+_QUERIES_ON_GPU = 1024
+"""Queries in a block. With causal attention, smaller blocks skip more masked scores but need more
+calls.
+"""
 
 
 class Attention:
-    """softmax(q kᵀ / √D) v in each head. A linear layer computes q, k, v; another maps the results to y."""
+    """softmax(q kᵀ / √D) v in each head. A linear layer computes q, k, v; another maps the results
+    to y.
+    """
 
     def __init__(
         self,
@@ -45,25 +51,36 @@ class Attention:
             dropout: share of the attention probabilities to drop in training.
 
         Raises:
-            UsageError: ``width`` must be a multiple of ``heads``, and ``heads`` of the tensor-parallel size.
+            UsageError: ``width`` must be a multiple of ``heads``, and ``heads`` of the
+                tensor-parallel size.
         """
         if width % heads:
             raise UsageError(
-                f"--heads {heads}: a width of {width} cannot be divided among {heads} attention heads",
+                f"--heads {heads}: a width of {width} cannot be divided among {heads} attention "
+                "heads",
                 code="heads-not-divisible",
             )
         if heads % context.tp.size:
             sizes = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
             raise UsageError(
-                f"--tp {context.tp.size} does not divide the {heads} attention heads: use one of {sizes}",
+                f"--tp {context.tp.size} does not divide the {heads} attention heads: use one of "
+                f"{sizes}",
                 code="tp-not-divisible",
             )
-        self._device, self._name, self._causal, self._rate = context.device, name, causal, dropout
+        self._device = context.device
+        self._name = name
+        self._causal = causal
+        self._rate = dropout
         self._width = width // heads
         self._queries = _QUERIES if context.device.gpu is None else _QUERIES_ON_GPU
-        self._heads, self._first_head = heads // context.tp.size, context.tp.rank * heads // context.tp.size
-        self.qkv = Linear(context, f"{name}.in_proj", width, 3 * width, init=init, split="columns", parts=3)
-        self.out = Linear(context, f"{name}.out_proj", width, width, init=out_init or init, split="rows")
+        self._heads = heads // context.tp.size
+        self._first_head = context.tp.rank * heads // context.tp.size
+        self.qkv = Linear(
+            context, f"{name}.in_proj", width, 3 * width, init=init, split="columns", parts=3
+        )
+        self.out = Linear(
+            context, f"{name}.out_proj", width, width, init=out_init or init, split="rows"
+        )
         self.parameters = [*self.qkv.parameters, *self.out.parameters]
 
     def forward(self, x: Array, tape: Tape) -> Array:
@@ -86,8 +103,12 @@ class Attention:
         self._each_head(self._differentiate, q, k, v, o, log_sums, *do, *gradients, *keys)
         return self.qkv.backward(dqkv, tape)
 
-    def _attend(self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *keys: Array) -> None:
-        """Write the heads' results to ``o``, and log Σ exp(scores) to ``log_sums``. keys: see ``_keys``."""
+    def _attend(
+        self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *keys: Array
+    ) -> None:
+        """Write the heads' results to ``o``, and log Σ exp(scores) to ``log_sums``. keys: see
+        ``_keys``.
+        """
         xp = self._device.xp
         q = _scaled(q, self._width**-0.5)
         for rows, columns in self._blocks(q.shape[-2]):
@@ -108,16 +129,21 @@ class Attention:
 
     def _differentiate(self, *arrays: Array) -> None:
         q, k, v, o, log_sums, do, dq, dk, dv, *keys = arrays
-        xp, matmul, kind = self._device.xp, self._device.matmul, q.dtype
+        xp = self._device.xp
+        matmul = self._device.matmul
+        kind = q.dtype
         scale = self._width**-0.5
         q = _scaled(q, scale)
-        # The last block has all keys. As the first, it sets dk and dv, and other blocks add to them.
+        # The last block has all keys. As the first, it sets dk and dv, and other blocks add to
+        # them.
         for rows, columns in reversed(self._blocks(q.shape[-2])):
             is_first = rows.stop == q.shape[-2]
             probs = self._scores(q, k, rows, columns)
             probs -= log_sums[..., rows, :]
             xp.exp(probs, out=probs)
-            dprobs = matmul(do[..., rows, :], v[..., columns, :].swapaxes(-1, -2), dtype=probs.dtype)
+            dprobs = matmul(
+                do[..., rows, :], v[..., columns, :].swapaxes(-1, -2), dtype=probs.dtype
+            )
             dropped_probs = probs
             for key in keys:
                 mask = self._mask(key, rows, columns, probs)
@@ -126,7 +152,9 @@ class Attention:
             dropped_probs = dropped_probs.astype(kind, copy=False)
             self._add_product(dropped_probs, do[..., rows, :], dv[..., columns, :], is_first)
             # Σ probs · dprobs over the keys equals Σ o · do over the numbers of the head.
-            dprobs -= (o[..., rows, :] * do[..., rows, :]).sum(axis=-1, keepdims=True, dtype=probs.dtype)
+            dprobs -= (o[..., rows, :] * do[..., rows, :]).sum(
+                axis=-1, keepdims=True, dtype=probs.dtype
+            )
             dprobs *= probs
             dscores = dprobs.astype(kind, copy=False)
             dq[..., rows, :] = matmul(dscores, k[..., columns, :])
@@ -141,7 +169,9 @@ class Attention:
             total += self._device.matmul(left.swapaxes(-1, -2), right)
 
     def _scores(self, q: Array, k: Array, rows: slice, columns: slice) -> Array:
-        """Return q kᵀ of these rows, columns, with -inf for keys after the query if attention is causal."""
+        """Return q kᵀ of these rows, columns, with -inf for keys after the query if attention is
+        causal.
+        """
         scores = self._device.matmul(
             q[..., rows, :], k[..., columns, :].swapaxes(-1, -2), dtype=acc_dtype(q.dtype)
         )
@@ -151,7 +181,9 @@ class Attention:
         return scores
 
     def _mask(self, key: Array, rows: slice, columns: slice, probs: Array) -> Array:
-        """Return dropout's factors for ``probs``: 0 or 1 / (1 - rate), by position in the (T, T) matrix."""
+        """Return dropout's factors for ``probs``: 0 or 1 / (1 - rate), by position in the (T, T)
+        matrix.
+        """
         arange = self._device.xp.arange
         row_places = arange(rows.start, rows.stop, dtype="uint32")[:, None]
         # Sequences are shorter than 2¹⁶, so each place in (T, T) has its own 32-bit number.
@@ -162,7 +194,9 @@ class Attention:
         return mask
 
     def _blocks(self, length: int) -> list[tuple[slice, slice]]:
-        """Return two slices for each block: its queries, and the keys that these queries attend to."""
+        """Return two slices for each block: its queries, and the keys that these queries attend
+        to.
+        """
         stops = [min(start + self._queries, length) for start in range(0, length, self._queries)]
         starts = range(0, length, self._queries)
         return [
@@ -171,7 +205,9 @@ class Attention:
         ]
 
     def _keys(self, tape: Tape) -> Sequence[Array]:
-        """Return the keys of dropout's random numbers (B, h, 2) in a tuple, empty if dropout is off."""
+        """Return the keys of dropout's random numbers (B, h, 2) in a tuple, empty if dropout is
+        off.
+        """
         if not self._rate or not tape.training or tape.draw is None:
             return ()
         keys = sample_keys(tape.draw, self._name)
@@ -183,7 +219,9 @@ class Attention:
         return [split[:, :, i].swapaxes(1, 2) for i in range(parts)]
 
     def _each_head(self, function: Callable[..., None], *arrays: Array) -> None:
-        """Call a function on blocks of arrays (B, h, ...): as many samples and heads as suit the device."""
+        """Call a function on blocks of arrays (B, h, ...): as many samples and heads as suit the
+        device.
+        """
 
         def sample(*blocks: Array) -> None:
             self._device.blocked(function, *(array.swapaxes(0, 1) for array in blocks))

@@ -14,25 +14,30 @@ from payload.nn.form import convolution
 from payload.nn.module import Context, Parameter, Tape, normal
 
 _MIN_POSITIONS = 512
-"""Minimum rows of a product: with fewer, BLAS spends more time packing the weights than multiplying."""
+"""Minimum rows of a product: with fewer, BLAS spends more time packing the weights than
+multiplying.
+"""
 _TILE = 4
 """Side of a tile of outputs in Winograd's algorithm."""
 _TILES = 128
 """Tiles in a block. With fewer tiles products are slower; more tiles do not fit in the cache."""
 _MIN_WINOGRAD = 32
-"""Minimum number of tiles and of channels for Winograd. With fewer, transforms cost more than they save."""
+"""Minimum number of tiles and of channels for Winograd. With fewer, transforms cost more than they
+save.
+"""
 
 
 class Conv2d:
     """y[h, w] = Σ over i, j of x[h·stride + i - padding, w·stride + j - padding] W[-1 - i, -1 - j].
 
-    The weights (inputs, kernel, kernel, outputs) are those of a mathematical convolution: flipped, compared
-    with the correlation that most libraries compute. The backward pass at stride 1 is a correlation of dy
-    with these weights and reads them in place; only the forward pass needs a flipped copy. Patches of the
-    input become rows of a matrix (im2col), in blocks that fit in the cache, and are multiplied with the
-    weights. On a CPU, a 3x3 convolution with stride 1 and many channels uses Winograd's F(4x4, 3x3) (Lavin
-    and Gray 2015, arXiv:1509.09308). It computes tiles of 4x4 outputs with a quarter of the multiplications,
-    but its rounding errors are five times as large: in float32, 1e-6 of the result.
+    The weights (inputs, kernel, kernel, outputs) are those of a mathematical convolution: flipped,
+    compared with the correlation that most libraries compute. The backward pass at stride 1 is a
+    correlation of dy with these weights and reads them in place; only the forward pass needs a
+    flipped copy. Patches of the input become rows of a matrix (im2col), in blocks that fit in the
+    cache, and are multiplied with the weights. On a CPU, a 3x3 convolution with stride 1 and many
+    channels uses Winograd's F(4x4, 3x3) (Lavin and Gray 2015, arXiv:1509.09308). It computes tiles
+    of 4x4 outputs with a quarter of the multiplications, but its rounding errors are five times as
+    large: in float32, 1e-6 of the result.
     """
 
     def __init__(
@@ -47,10 +52,16 @@ class Conv2d:
         padding: int = 0,
         first: bool = False,
     ) -> None:
-        """Create the layer. first: x is data without a gradient, so ``backward`` returns an empty array."""
+        """Create the layer. first: x is data without a gradient, so ``backward`` returns an empty
+        array.
+        """
         self._device = context.device
-        self._inputs, self._outputs, self._kernel = inputs, outputs, kernel
-        self._stride, self._padding, self._first = stride, padding, first
+        self._inputs = inputs
+        self._outputs = outputs
+        self._kernel = kernel
+        self._stride = stride
+        self._padding = padding
+        self._first = first
         shape = (inputs, kernel, kernel, outputs)
         # He et al. 2015 (arXiv:1502.01852), with the fan-out, as in the authors' residual networks.
         self.weight = Parameter(
@@ -84,11 +95,17 @@ class Conv2d:
     def backward(self, dy: Array, tape: Tape) -> Array:
         (x,) = tape.pop()
         if self._stride == 1 and not self._first and self._padding < self._kernel:
-            return self._backward_tiles(x, dy) if self._suits_winograd(x) else self._backward_dense(x, dy)
+            return (
+                self._backward_tiles(x, dy)
+                if self._suits_winograd(x)
+                else self._backward_dense(x, dy)
+            )
         return self._backward_strided(x, dy)
 
     def _backward_dense(self, x: Array, dy: Array) -> Array:
-        """Backward pass for stride 1. The gradients of x and of the weights use the same patches of dy."""
+        """Backward pass for stride 1. The gradients of x and of the weights use the same patches of
+        dy.
+        """
         dx: Array = self._device.xp.empty(x.shape, x.dtype)
         weight = self.weight.value.reshape(self._inputs, -1)
         for index, patches in self._patches(dy, 1, self._kernel - 1 - self._padding):
@@ -98,11 +115,14 @@ class Conv2d:
 
     def _backward_strided(self, x: Array, dy: Array) -> Array:
         """Backward pass for any stride. Gradients of x are added up where patches overlap."""
-        xp, kernel, padding = self._device.xp, self._kernel, self._padding
+        xp = self._device.xp
+        kernel = self._kernel
+        padding = self._padding
         batch, height, width, inputs = x.shape
         dw: Array = xp.zeros((kernel * kernel * inputs, self._outputs), self.weight.grad.dtype)
         padded: Array = xp.zeros(
-            (0,) if self._first else (batch, height + 2 * padding, width + 2 * padding, inputs), x.dtype
+            (0,) if self._first else (batch, height + 2 * padding, width + 2 * padding, inputs),
+            x.dtype,
         )
         weight = self._rows()
         for index, patches in self._patches(x, self._stride, padding):
@@ -110,14 +130,22 @@ class Conv2d:
             dw += self._device.matmul(patches.T, dy_rows, dtype=dw.dtype)
             if not self._first:
                 self._device.matmul(dy_rows, weight.T, out=patches)
-                self._scatter(patches.reshape(*dy[index].shape[:3], kernel, kernel, inputs), padded, index)
+                self._scatter(
+                    patches.reshape(*dy[index].shape[:3], kernel, kernel, inputs), padded, index
+                )
         self.weight.add(dw.reshape(kernel, kernel, inputs, -1)[::-1, ::-1].transpose(2, 0, 1, 3))
-        return padded if self._first else padded[:, padding : padding + height, padding : padding + width]
+        return (
+            padded
+            if self._first
+            else padded[:, padding : padding + height, padding : padding + width]
+        )
 
     def _scatter(self, patches: Array, padded: Array, index: tuple[slice, slice]) -> None:
-        # patches: (n, rows, W', kernel, kernel, inputs). padded: the padded dx. index: samples, rows of dy.
+        # patches: (n, rows, W', kernel, kernel, inputs). padded: the padded dx. index: samples,
+        # rows of dy.
         samples, rows = index
-        stride, width = self._stride, patches.shape[2]
+        stride = self._stride
+        width = patches.shape[2]
         for i in range(self._kernel):
             top = rows.start * stride + i
             for j in range(self._kernel):
@@ -129,7 +157,9 @@ class Conv2d:
                 places += patches[:, :, :, i, j]
 
     def _suits_winograd(self, y: Array) -> bool:
-        """Return whether to use Winograd's algorithm for an output ``y``. It must fill most of the tiles."""
+        """Return whether to use Winograd's algorithm for an output ``y``. It must fill most of the
+        tiles.
+        """
         batch, height, width, _ = y.shape
         tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE)
         return (
@@ -140,7 +170,9 @@ class Conv2d:
         )
 
     def _backward_tiles(self, x: Array, dy: Array) -> Array:
-        """Backward pass by Winograd's algorithm. dx and the weights' gradient use the same windows of dy."""
+        """Backward pass by Winograd's algorithm. dx and the weights' gradient use the same windows
+        of dy.
+        """
         dx: Array = self._device.xp.empty(x.shape, x.dtype)
         weight = self._tile_weights(flipped=False).transpose(0, 2, 1)
         to_weights = self._device.asarray(_OF_WEIGHTS.T, self.weight.grad.dtype)
@@ -154,7 +186,9 @@ class Conv2d:
         return dx
 
     def _tile_weights(self, *, flipped: bool) -> Array:
-        """Return Winograd's transform (36, inputs, outputs) of the weights. flipped: reverse kernel axes."""
+        """Return Winograd's transform (36, inputs, outputs) of the weights. flipped: reverse kernel
+        axes.
+        """
         value = self.weight.value.reshape(self._inputs, -1, self._outputs)
         transform = self._device.asarray(_OF_WEIGHTS[:, :: -1 if flipped else 1], value.dtype)
         return self._device.matmul(transform, value).transpose(1, 0, 2)
@@ -162,15 +196,22 @@ class Conv2d:
     def _tiles(
         self, x: Array, transform: Array, padding: int, shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        # Yields for each block ((samples, tile rows), transformed x (36, tiles, channels)). transform: matrix
-        # for windows or for tiles of x. shape: shape of the array that is cut into tiles.
-        xp, size = self._device.xp, math.isqrt(transform.shape[1])
+        # Yields for each block ((samples, tile rows), transformed x (36, tiles, channels)).
+        # transform: the matrix for windows or for tiles of x. shape:
+        # shape of the array that is cut into tiles.
+        xp = self._device.xp
+        size = math.isqrt(transform.shape[1])
         grid = (math.ceil(shape[1] / _TILE), math.ceil(shape[2] / _TILE))
         transform = self._device.asarray(transform, x.dtype)
         blocks = _blocks(xp, x, grid, kernel=size, stride=_TILE, padding=padding, positions=_TILES)
         for index, block in blocks:
-            numbers = xp.ascontiguousarray(block.transpose(3, 4, 0, 1, 2, 5)).reshape(size * size, -1)
-            yield index, self._device.matmul(transform, numbers).reshape(len(transform), -1, x.shape[3])
+            numbers = xp.ascontiguousarray(block.transpose(3, 4, 0, 1, 2, 5)).reshape(
+                size * size, -1
+            )
+            yield (
+                index,
+                self._device.matmul(transform, numbers).reshape(len(transform), -1, x.shape[3]),
+            )
 
     def _write_tiles(self, products: Array, y: Array, index: tuple[slice, slice]) -> None:
         # Transform back, and crop tiles at the edges of y. products: (36, tiles, channels).
@@ -187,9 +228,11 @@ class Conv2d:
         flipped = self.weight.value[:, ::-1, ::-1].transpose(1, 2, 0, 3)
         return self._device.xp.ascontiguousarray(flipped).reshape(-1, self._outputs)
 
-    def _patches(self, x: Array, stride: int, padding: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        # Yields for each block ((samples, rows), patches (positions, kernel · kernel · channels)). All blocks
-        # use the same array, which the caller may overwrite.
+    def _patches(
+        self, x: Array, stride: int, padding: int
+    ) -> Iterator[tuple[tuple[slice, slice], Array]]:
+        # Yields for each block ((samples, rows), patches (positions, kernel · kernel · channels)).
+        # All blocks use the same array, which the caller may overwrite.
         kernel, (batch, height, width, channels) = self._kernel, x.shape
         if not batch:
             return
@@ -214,20 +257,32 @@ class Conv2d:
             if buffer is None:
                 buffer = self._device.xp.empty((block.size // row, row), x.dtype)
             patches = buffer[: block.size // row]
-            patches.reshape(block.shape)[...] = block  # (samples, rows, wide, kernel, kernel, channels)
+            patches.reshape(block.shape)[...] = (
+                block  # (samples, rows, wide, kernel, kernel, channels)
+            )
             yield index, patches
 
 
 def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
-    """Return the height or width of the output of a convolution or pooling, given that of its input."""
+    """Return the height or width of the output of a convolution or pooling, given that of its
+    input.
+    """
     return (size + 2 * padding - kernel) // stride + 1
 
 
 def _blocks(
-    xp: ModuleType, x: Array, grid: tuple[int, int], *, kernel: int, stride: int, padding: int, positions: int
+    xp: ModuleType,
+    x: Array,
+    grid: tuple[int, int],
+    *,
+    kernel: int,
+    stride: int,
+    padding: int,
+    positions: int,
 ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-    # Yields for each block ((samples, rows), windows (n, rows, wide, kernel, kernel, channels)). Windows are
-    # views of a padded copy, which the next block may overwrite. grid: (rows of windows, windows in a row).
+    # Yields for each block ((samples, rows), windows (n, rows, wide, kernel, kernel, channels)).
+    # Windows are views of a padded copy, which the next block may overwrite. grid: (rows of
+    # windows, windows in a row).
     # positions: maximum number of windows in a block, but a block has at least a row.
     (batch, height, width, channels), (high, wide) = x.shape, grid
     if not batch:
@@ -249,7 +304,9 @@ def _blocks(
 
 
 def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
-    """Return overlapping windows (B, H', W', kernel, kernel, C) of an image (B, H, W, C), as a view."""
+    """Return overlapping windows (B, H', W', kernel, kernel, C) of an image (B, H, W, C), as a
+    view.
+    """
     batch, height, width, channels = image.shape
     high, wide = (output_size(n, kernel, stride, 0) for n in (height, width))
     along_batch, down, right, along_channels = image.strides
@@ -261,10 +318,11 @@ def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
 
 
 def _winograd(tile: int, kernel: int) -> tuple[Array, Array, Array]:
-    """Return Winograd's matrices: for an output tile (36, 16), the weights (36, 9), and a window (36, 36).
+    """Return Winograd's matrices: for an output tile (36, 16), the weights (36, 9), and a window
+    (36, 36).
 
-    A convolution is a product of polynomials. At each of a few points, the product's value is the product of
-    the factors' values; the same holds for the leading coefficients (Toom and Cook).
+    A convolution is a product of polynomials. At each of a few points, the product's value is the
+    product of the factors' values; the same holds for the leading coefficients (Toom and Cook).
     """
     # These points keep the rounding errors small.
     points = (0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2), -math.sqrt(2))

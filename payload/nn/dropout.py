@@ -11,20 +11,28 @@ from payload.nn.random import keep_mask, sample_keys
 
 
 class Dropout:
-    """In training, set a share ``rate`` of the numbers to 0 and scale up the rest to keep the expected value.
+    """In training, set a share ``rate`` of the numbers to 0 and scale up the rest to keep the
+    expected value.
 
-    The choice of numbers depends on seed, iteration, sample, position and the layer's name, not on ranks.
+    The choice of numbers depends on seed, iteration, sample, position and the layer's name, not on
+    ranks.
     """
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, name: str, rate: float, *, split: bool = False) -> None:
-        """Create the layer. rate: in [0, 1). split: whether tensor-parallel ranks split the last axis."""
-        self._device, self._name, self._rate = context.device, name, rate
+        """Create the layer. rate: in [0, 1). split: whether tensor-parallel ranks split the last
+        axis.
+        """
+        self._device = context.device
+        self._name = name
+        self._rate = rate
         self._part, self._parts = (context.tp.rank, context.tp.size) if split else (0, 1)
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x (B, ..., width) to y of the same shape. A sample must have fewer than 2³² numbers."""
+        """Map x (B, ..., width) to y of the same shape. A sample must have fewer than 2³²
+        numbers.
+        """
         if not self._rate or not tape.training or tape.draw is None:
             tape.push(None)
             return x
@@ -43,8 +51,11 @@ class Dropout:
         return dy if mask is None else self._scaled(dy, mask)
 
     def _index(self, shape: tuple[int, ...]) -> Array:
-        """Return each number's position in its sample, which may be split over tensor-parallel ranks."""
-        width, arange = shape[-1], self._device.xp.arange
+        """Return each number's position in its sample, which may be split over tensor-parallel
+        ranks.
+        """
+        width = shape[-1]
+        arange = self._device.xp.arange
         rows = arange(math.prod(shape[:-1]), dtype="uint32")[:, None] * (width * self._parts)
         index: Array = rows + arange(self._part * width, (self._part + 1) * width, dtype="uint32")
         return index.reshape(shape)

@@ -8,16 +8,23 @@ from payload.device.base import Array, bits
 from payload.nn.module import Context, Parameter, Tape, normal, zeros
 
 _MULTIPLE = 64
-"""The vocabulary is padded to a multiple of this and of the tensor-parallel size, for faster products."""
+"""The vocabulary is padded to a multiple of this and of the tensor-parallel size, for faster
+products.
+"""
 _NEVER = -65504.0
-"""Logit of padding rows: the lowest number of every supported format, so that their probability is 0."""
+"""Logit of padding rows: the lowest number of every supported format, so that their probability is
+0.
+"""
 
 
 class Embedding:
-    """Map each token to its row of a table. Each tensor-parallel rank holds a part of the padded table."""
+    """Map each token to its row of a table. Each tensor-parallel rank holds a part of the padded
+    table.
+    """
 
     def __init__(self, context: Context, name: str, vocabulary: int, width: int) -> None:
-        self._device, self._tp = context.device, context.tp
+        self._device = context.device
+        self._tp = context.tp
         multiple = math.lcm(_MULTIPLE, self._tp.size)
         rows = -(-vocabulary // multiple) * multiple
         self.table = Parameter(
@@ -40,7 +47,9 @@ class Embedding:
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Add dy to the table's gradient. The result means nothing, because tokens have no gradient."""
+        """Add dy to the table's gradient. The result means nothing, because tokens have no
+        gradient.
+        """
         local, is_local = tape.pop()
         xp = self._device.xp
         if self._tp.size > 1:
@@ -59,13 +68,24 @@ class Embedding:
 
 
 class TiedHead:
-    """Logits: products of x and all tokens' embedding vectors (weight tying; Press and Wolf, 2017)."""
+    """Logits: products of x and all tokens' embedding vectors (weight tying; Press and Wolf,
+    2017).
+    """
 
-    def __init__(self, context: Context, name: str, embedding: Embedding, *, bias: bool = False) -> None:
-        """Create the layer. bias: whether to add a trained number, initially 0, to each token's logit."""
-        self._device, self._tp, self.table = context.device, context.tp, embedding.table
-        rows, shape = self.table.rows, self.table.full_shape[:1]
-        self.bias = Parameter(context, f"{name}.bias", shape, zeros, axis=0, rows=rows) if bias else None
+    def __init__(
+        self, context: Context, name: str, embedding: Embedding, *, bias: bool = False
+    ) -> None:
+        """Create the layer. bias: whether to add a trained number, initially 0, to each token's
+        logit.
+        """
+        self._device = context.device
+        self._tp = context.tp
+        self.table = embedding.table
+        rows = self.table.rows
+        shape = self.table.full_shape[:1]
+        self.bias = (
+            Parameter(context, f"{name}.bias", shape, zeros, axis=0, rows=rows) if bias else None
+        )
         self.parameters = [self.table, self.bias] if self.bias else [self.table]
         # Rows of this rank that are tokens, without padding.
         self._tokens = max(0, rows - self._tp.rank * self.table.shape[0])

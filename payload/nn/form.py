@@ -1,7 +1,7 @@
 """Conversion of weights between the layouts of this package's layers and of PyTorch's modules.
 
-This package stores weights in the order in which matrix products read them: (inputs, outputs), and images
-with channels last. PyTorch puts outputs first, and channels before height and width.
+This package stores weights in the order in which matrix products read them: (inputs, outputs), and
+images with channels last. PyTorch puts outputs first, and channels before height and width.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A conversion to PyTorch: reshape to ``split``, flip axes, transpose by ``order``, reshape again."""
+    """A conversion to PyTorch: reshape to ``split``, flip axes, transpose by ``order``, reshape
+    again.
+    """
 
     # Shape in PyTorch.
     shape: Shape
@@ -44,12 +46,16 @@ def identity(shape: Shape) -> Form:
 
 
 def reshaped(shape: Shape, torch_shape: Shape) -> Form:
-    """Return the conversion of a weight that PyTorch stores in the same order, but with another shape."""
+    """Return the conversion of a weight that PyTorch stores in the same order, but with another
+    shape.
+    """
     return Form(torch_shape, shape, tuple(range(len(shape))))
 
 
 def matrix(inputs: int, outputs: int) -> Form:
-    """Return the conversion from (inputs, outputs) to (outputs, inputs), as in ``torch.nn.Linear``."""
+    """Return the conversion from (inputs, outputs) to (outputs, inputs), as in
+    ``torch.nn.Linear``.
+    """
     return Form((outputs, inputs), (inputs, outputs), (1, 0))
 
 
@@ -59,11 +65,15 @@ def flattened_image(image: Sequence[int], outputs: int) -> Form:
 
 
 def patches(size: int, channels: int, outputs: int) -> Form:
-    """Return the conversion from (size · size · channels, outputs) to (outputs, channels, size, size)."""
+    """Return the conversion from (size · size · channels, outputs) to (outputs, channels, size,
+    size).
+    """
     return Form((outputs, channels, size, size), (size, size, channels, outputs), (3, 2, 0, 1))
 
 
 def convolution(inputs: int, kernel: int, outputs: int) -> Form:
-    """Return the conversion to (outputs, inputs, kernel, kernel), which also reverses both kernel axes."""
+    """Return the conversion to (outputs, inputs, kernel, kernel), which also reverses both kernel
+    axes.
+    """
     shape = (inputs, kernel, kernel, outputs)
     return Form((outputs, inputs, kernel, kernel), shape, (3, 0, 1, 2), reversed=(1, 2))

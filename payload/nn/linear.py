@@ -13,9 +13,9 @@ from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
 class Linear:
     """y = x W + b over the last axis of x.
 
-    If W is split by columns, each tensor-parallel rank computes a part of y, and the ranks sum dx. If W is
-    split by rows, each rank has a part of x, and the ranks sum y. A layer split by columns and then a layer
-    split by rows need a single sum per pass (Shoeybi et al., "Megatron-LM", 2019).
+    If W is split by columns, each tensor-parallel rank computes a part of y, and the ranks sum dx.
+    If W is split by rows, each rank has a part of x, and the ranks sum y. A layer split by columns
+    and then a layer split by rows need a single sum per pass (Shoeybi et al., "Megatron-LM", 2019).
     """
 
     def __init__(
@@ -35,12 +35,15 @@ class Linear:
 
         Args:
             init: initial weights. Default: He initialization, for a following ReLU.
-            parts: number of tensors in the output, such as 3 for q, k and v. Each is split by columns. If
-                more than 1, the parameters are named as in ``torch.nn.MultiheadAttention``.
+            parts: number of tensors in the output, such as 3 for q, k and v. Each is split by
+                columns. If more than 1, the parameters are named as in
+                ``torch.nn.MultiheadAttention``.
             form: layout of the weights in PyTorch. Default: ``torch.nn.Linear``.
         """
         joint = "." if parts == 1 else "_"
-        self._device, self._tp, self._split = context.device, context.tp, split
+        self._device = context.device
+        self._tp = context.tp
+        self._split = split
         shape = (outputs,) if parts == 1 else (parts, outputs // parts)
         columns = len(shape) if split == "columns" else None
         self.weight = Parameter(
@@ -63,7 +66,9 @@ class Linear:
         self.parameters = [self.weight, self.bias] if self.bias else [self.weight]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x (..., inputs) to y (..., outputs): only this rank's part of x (rows) or of y (columns)."""
+        """Map x (..., inputs) to y (..., outputs): only this rank's part of x (rows) or of y
+        (columns).
+        """
         tape.push(x)
         rows = x.reshape(-1, x.shape[-1])
         y = self._device.matmul(rows, self._matrix())

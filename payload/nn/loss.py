@@ -1,4 +1,6 @@
-"""The loss, summed over targets. The caller divides it by the number of targets in the *global* batch."""
+"""The loss, summed over targets. The caller divides it by the number of targets in the *global*
+batch.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,34 @@ from payload.nn.module import Context, Tape
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Loss, correct predictions and targets, summed over a micro-batch: numbers, or 0-d device arrays."""
+    """Loss, correct predictions and targets, summed over a micro-batch: numbers, or 0-d device
+    arrays.
+    """
 
     loss: Array | float
     correct: Array | float
     count: Array | float
 
     def __add__(self, other: LossSums) -> LossSums:
-        return LossSums(self.loss + other.loss, self.correct + other.correct, self.count + other.count)
+        return LossSums(
+            self.loss + other.loss, self.correct + other.correct, self.count + other.count
+        )
 
 
 class SoftmaxCrossEntropy:
     """-log softmax(logits)[target] over the last axis, in float32 or wider.
 
-    Tensor-parallel ranks with logits of different classes exchange four numbers for each target, not logits.
+    Tensor-parallel ranks with logits of different classes exchange four numbers for each target,
+    not logits.
     """
 
     def __init__(self, context: Context, *, split: bool = False) -> None:
-        """Create the layer. split: whether tensor-parallel ranks hold the logits of different classes."""
-        self._device, self._tp, self._split = context.device, context.tp, split
+        """Create the layer. split: whether tensor-parallel ranks hold the logits of different
+        classes.
+        """
+        self._device = context.device
+        self._tp = context.tp
+        self._split = split
 
     def forward(self, logits: Array, targets: Array, tape: Tape) -> LossSums:
         """Return loss, correct predictions and number of targets. Negative targets are ignored.
@@ -37,7 +48,8 @@ class SoftmaxCrossEntropy:
         logits: (..., classes or this rank's part). targets: (...) integers.
         """
         xp = self._device.xp
-        rows, labels = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).astype("int64", copy=False)
+        rows = logits.reshape(-1, logits.shape[-1])
+        labels = targets.reshape(-1).astype("int64", copy=False)
         start = self._tp.rank * rows.shape[1] if self._split else 0
         # Rows: highest logit, its class, Σ exp(logit - highest), the target's logit.
         local = xp.empty((4, len(rows)), acc_dtype(logits.dtype))
@@ -46,7 +58,9 @@ class SoftmaxCrossEntropy:
             top, best, total, target = results
             logits = logits.astype(total.dtype)
             top[...], best[...] = logits.max(axis=1), logits.argmax(axis=1) + start
-            target[...] = xp.where(_is_local(index, logits), logits[_local_index(xp, index, logits)], 0)
+            target[...] = xp.where(
+                _is_local(index, logits), logits[_local_index(xp, index, logits)], 0
+            )
             logits -= top[:, None]
             total[...] = xp.exp(logits, out=logits).sum(axis=1)
 
@@ -78,7 +92,9 @@ class SoftmaxCrossEntropy:
         return logits
 
     def _from_all_parts(self, local: Array) -> Array:
-        """Gather ``local`` (4, targets) from all tensor-parallel ranks, giving (ranks, 4, targets)."""
+        """Gather ``local`` (4, targets) from all tensor-parallel ranks, giving (ranks, 4,
+        targets).
+        """
         if not self._split or self._tp.size == 1:
             return local[None]
         gathered: Array = self._device.xp.empty((self._tp.size, *local.shape), local.dtype)

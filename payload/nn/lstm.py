@@ -1,7 +1,7 @@
 """LSTM layer (Hochreiter and Schmidhuber 1997, with Gers' forget gate).
 
-Shapes: B samples, T steps, H hidden units. The gates have the order of cuDNN and PyTorch: input, forget,
-cell, output. Every tensor-parallel rank computes the whole layer.
+Shapes: B samples, T steps, H hidden units. The gates have the order of cuDNN and PyTorch: input,
+forget, cell, output. Every tensor-parallel rank computes the whole layer.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ from payload.nn.module import Context, Parameter, Tape, uniform, zeros
 
 
 class LSTM:
-    """LSTM layer. From h = c = 0 on, each step sets c to f c + i g, and h, the output, to o tanh(c).
+    """LSTM layer. From h = c = 0 on, each step sets c to f c + i g, and h, the output, to o
+    tanh(c).
 
-    The gates i, f, g, o are the parts of x Wx + h Wh + b, after a sigmoid (g: after tanh). Gates and c are in
-    float32 or wider. PyTorch has a second bias, for cuDNN. This layer does not train the second bias, which
-    is 0 unless loaded from a PyTorch model.
+    The gates i, f, g, o are the parts of x Wx + h Wh + b, after a sigmoid (g: after tanh). Gates
+    and c are in float32 or wider. PyTorch has a second bias, for cuDNN. This layer does not train
+    the second bias, which is 0 unless loaded from a PyTorch model.
     """
 
-    def __init__(self, context: Context, name: str, inputs: int, hidden: int, *, number: int = 0) -> None:
-        """Create the layer with weights uniform in ±1/√hidden. number: index in ``torch.nn.LSTM``."""
-        self._device, self._hidden = context.device, hidden
+    def __init__(
+        self, context: Context, name: str, inputs: int, hidden: int, *, number: int = 0
+    ) -> None:
+        """Create the layer with weights uniform in ±1/√hidden. number: index in
+        ``torch.nn.LSTM``.
+        """
+        self._device = context.device
+        self._hidden = hidden
         init = uniform(hidden**-0.5)
-        of_x, of_h = matrix(inputs, 4 * hidden), matrix(hidden, 4 * hidden)
+        of_x = matrix(inputs, 4 * hidden)
+        of_h = matrix(hidden, 4 * hidden)
         self.weight_x = Parameter(
             context, f"{name}.weight_ih_l{number}", (inputs, 4 * hidden), init, form=of_x
         )
@@ -39,7 +46,10 @@ class LSTM:
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """Map x (B, T, inputs) to h of all steps (B, T, H)."""
-        xp, matmul, kind, size = (self._device.xp, self._device.matmul, acc_dtype(x.dtype), self._hidden)
+        xp = self._device.xp
+        matmul = self._device.matmul
+        kind = acc_dtype(x.dtype)
+        size = self._hidden
         x = xp.ascontiguousarray(x.swapaxes(0, 1))  # (T, B, inputs)
         steps, count = x.shape[:2]
         gates = matmul(x.reshape(steps * count, x.shape[2]), self.weight_x.value, dtype=kind)
@@ -59,11 +69,14 @@ class LSTM:
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         x, gates, cells, hidden = tape.pop()
-        xp, matmul, size = self._device.xp, self._device.matmul, self._hidden
+        xp = self._device.xp
+        matmul = self._device.matmul
+        size = self._hidden
         steps, count = x.shape[:2]
         # Gradients with respect to the gates before their activation.
         dgates = xp.empty((steps, count, 4 * size), x.dtype)
-        dh, dc = xp.zeros((count, size), gates.dtype), xp.zeros((count, size), gates.dtype)
+        dh = xp.zeros((count, size), gates.dtype)
+        dc = xp.zeros((count, size), gates.dtype)
         for step in range(steps - 1, -1, -1):
             i, f, g, o = _parts(gates[step], size)
             di, df, dg, do = _parts(dgates[step], size)
@@ -80,7 +93,9 @@ class LSTM:
         self.weight_x.add_product(x.reshape(len(rows), x.shape[2]), rows)
         self.weight_h.add_product(hidden[:-1].reshape(len(rows), size), rows)
         self.bias.add(rows.sum(axis=0, dtype=self.bias.grad.dtype))
-        return xp.ascontiguousarray(matmul(rows, self.weight_x.value.T).reshape(x.shape).swapaxes(0, 1))
+        return xp.ascontiguousarray(
+            matmul(rows, self.weight_x.value.T).reshape(x.shape).swapaxes(0, 1)
+        )
 
 
 def _parts(gates: Array, size: int) -> list[Array]:
@@ -88,7 +103,9 @@ def _parts(gates: Array, size: int) -> list[Array]:
 
 
 def _activate(xp: ModuleType, gates: Array, size: int) -> list[Array]:
-    """Apply tanh, or sigmoid(x) = (1 + tanh(x / 2)) / 2, to the gates in place. Return views of the gates."""
+    """Apply tanh, or sigmoid(x) = (1 + tanh(x / 2)) / 2, to the gates in place. Return views of the
+    gates.
+    """
     parts = _parts(gates, size)
     sigmoids = gates[:, : 2 * size], parts[3]
     for gate in sigmoids:

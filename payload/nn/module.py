@@ -1,10 +1,10 @@
 """The layer interface: parameters, the tape between forward and backward, and units of layers.
 
-B is the number of samples in the current micro-batch; it may be 0. ``forward`` pushes the values that
-``backward`` needs onto a tape. ``backward`` takes the gradient dy of the loss with respect to the layer's
-output y, *adds* to the gradients of the layer's parameters, and returns the gradient dx with respect to its
-input x. dy has the shape of y, and dx that of x. A layer itself stores nothing about a micro-batch, so
-several micro-batches can be in flight, and forward passes can be repeated.
+B is the number of samples in the current micro-batch; it may be 0. ``forward`` pushes the values
+that ``backward`` needs onto a tape. ``backward`` takes the gradient dy of the loss with respect to
+the layer's output y, *adds* to the gradients of the layer's parameters, and returns the gradient dx
+with respect to its input x. dy has the shape of y, and dx that of x. A layer itself stores nothing
+about a micro-batch, so several micro-batches can be in flight, and forward passes can be repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from payload.nn.form import Form, Shape, identity
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Seed of a micro-batch's random numbers: the same for any layout of ranks and in repeated passes."""
+    """Seed of a micro-batch's random numbers: the same for any layout of ranks and in repeated
+    passes.
+    """
 
     seed: int
     iteration: int
@@ -37,13 +39,15 @@ class Draw:
 class Tape:
     """Stack of saved values for a micro-batch in flight: ``forward`` pushes and ``backward`` pops.
 
-    The backward pass runs layers in reverse order, so each layer finds its own values on top of the stack.
+    The backward pass runs layers in reverse order, so each layer finds its own values on top of the
+    stack.
     """
 
     training: bool = True
     # Without it, dropout is off.
     draw: Draw | None = None
-    # True while a forward pass is repeated: running statistics have already counted this micro-batch.
+    # True while a forward pass is repeated: running statistics have already counted this
+    # micro-batch.
     recompute: bool = False
     _stack: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -57,7 +61,9 @@ class Tape:
         return self._stack.pop()
 
     def fork(self, *, recompute: bool) -> Tape:
-        """Return an empty tape for the same micro-batch. recompute: whether to repeat a forward pass."""
+        """Return an empty tape for the same micro-batch. recompute: whether to repeat a forward
+        pass.
+        """
         return Tape(self.training, self.draw, recompute)
 
     @property
@@ -83,8 +89,8 @@ Init = Callable[[np.random.Generator, Shape], Array]
 class Parameter:
     """A trainable tensor, or this rank's part of it.
 
-    ``value`` and ``grad`` are views, of shape ``shape``, into flat buffers. The buffers' owner sets both, and
-    may replace both between any two layers, so a layer must read both again in each pass.
+    ``value`` and ``grad`` are views, of shape ``shape``, into flat buffers. The buffers' owner sets
+    both, and may replace both between any two layers, so a layer must read both again in each pass.
     """
 
     value: Array
@@ -105,17 +111,24 @@ class Parameter:
         """Describe the parameter; the owner of the buffers binds ``value`` and ``grad`` later.
 
         Args:
-            name: unique in the model, as in PyTorch. Initial values depend only on the name and the seed.
+            name: unique in the model, as in PyTorch. Initial values depend only on the name and the
+                seed.
             full_shape: shape of the whole tensor, over all tensor-parallel ranks.
-            axis: axis that is split over tensor-parallel ranks. Default: every rank holds the whole tensor.
+            axis: axis that is split over tensor-parallel ranks. Default: every rank holds the whole
+                tensor.
             decay: whether weight decay applies. Default: only to tensors of two or more axes.
             form: conversion to PyTorch's layout, without padding. Default: the same layout.
-            rows: number of rows (first axis) before the padding, which stays 0. Default: no padding.
+            rows: number of rows (first axis) before the padding, which stays 0. Default: no
+                padding.
 
         Raises:
             UsageError: ``axis`` cannot be divided evenly among the tensor-parallel ranks.
         """
-        self.context, self.name, self.full_shape, self.init, self.axis = context, name, full_shape, init, axis
+        self.context = context
+        self.name = name
+        self.full_shape = full_shape
+        self.init = init
+        self.axis = axis
         self.decay = len(full_shape) > 1 if decay is None else decay
         self.rows = full_shape[0] if rows is None else rows
         self.form = form or identity((self.rows, *full_shape[1:]))
@@ -124,8 +137,8 @@ class Parameter:
         size = 1 if axis is None else context.tp.size
         if axis is not None and full_shape[axis] % size:
             raise UsageError(
-                f"--tp {size} does not divide the {full_shape[axis]} rows or columns of {name}; use a "
-                f"divisor of {full_shape[axis]}",
+                f"--tp {size} does not divide the {full_shape[axis]} rows or columns of {name}; "
+                f"use a divisor of {full_shape[axis]}",
                 code="tp-not-divisible",
             )
         self.shape: Shape = tuple(n // size if i == axis else n for i, n in enumerate(full_shape))
@@ -136,7 +149,9 @@ class Parameter:
         return math.prod(self.shape)
 
     def initial_value(self, seed: int) -> Array:
-        """Return this rank's part of the initial values, with padding: float64, ``shape``, on the host."""
+        """Return this rank's part of the initial values, with padding: float64, ``shape``, on the
+        host.
+        """
         return self.part(self.padded(self.draw_initial(seed)))
 
     def draw_initial(self, seed: int) -> Array:
@@ -150,7 +165,9 @@ class Parameter:
         return np.pad(whole, [(0, missing), *[(0, 0)] * (whole.ndim - 1)]) if missing else whole
 
     def from_torch(self, theirs: Array) -> Array:
-        """Convert PyTorch's tensor to ``full_shape``, usually as a view. Raise ValueError if sizes differ."""
+        """Convert PyTorch's tensor to ``full_shape``, usually as a view. Raise ValueError if sizes
+        differ.
+        """
         return self.padded(self.form.from_torch(theirs).reshape(self.rows, *self.full_shape[1:]))
 
     def part(self, full: Array) -> Array:
@@ -171,7 +188,9 @@ class Parameter:
             self.grad += gradient
 
     def add_product(self, left: Array, right: Array) -> None:
-        """Add leftᵀ @ right to ``grad``: left (N, I), right (N, O), and ``grad`` with I rows of O numbers."""
+        """Add leftᵀ @ right to ``grad``: left (N, I), right (N, O), and ``grad`` with I rows of O
+        numbers.
+        """
         device = self.context.device
         if self.grad_unset:
             device.matmul(left.T, right, out=self.grad.reshape(left.shape[1], right.shape[1]))
@@ -217,7 +236,9 @@ def uniform(limit: float) -> Init:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Arguments for creating any layer: the device, and communicators for tensor and data parallelism."""
+    """Arguments for creating any layer: the device, and communicators for tensor and data
+    parallelism.
+    """
 
     device: Device
     # Ranks that hold parts of the same layers.
@@ -260,7 +281,9 @@ class Sequential:
 
 
 class Residual(Sequential):
-    """y = x + f(x), with f a sequence of layers. The first must not overwrite x, the last not dy."""
+    """y = x + f(x), with f a sequence of layers. The first must not overwrite x, the last not
+    dy.
+    """
 
     def forward(self, x: Array, tape: Tape) -> Array:
         y = super().forward(x, tape)
@@ -274,19 +297,25 @@ class Residual(Sequential):
 
 
 class Flatten:
-    """Flatten each sample to a vector, or to a sequence of vectors, such as the rows of an image."""
+    """Flatten each sample to a vector, or to a sequence of vectors, such as the rows of an
+    image.
+    """
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, step: int | None = None) -> None:
-        """Create the layer. step: size of each vector of a sequence. Default: a single vector per sample."""
+        """Create the layer. step: size of each vector of a sequence. Default: a single vector per
+        sample.
+        """
         self._step = step
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """Map x (B, ...) to (B, numbers) or (B, steps, step)."""
         tape.push(x.shape)
         numbers = math.prod(x.shape[1:])
-        return x.reshape(len(x), *((numbers // self._step, self._step) if self._step else (numbers,)))
+        return x.reshape(
+            len(x), *((numbers // self._step, self._step) if self._step else (numbers,))
+        )
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         (shape,) = tape.pop()
@@ -294,7 +323,8 @@ class Flatten:
 
 
 def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
-    """Return the layers' arrays that gradients do not train, such as running statistics, by unique name.
+    """Return the layers' arrays that gradients do not train, such as running statistics, by unique
+    name.
 
     Checkpoints contain these arrays. To restore a checkpoint, overwrite the arrays in place.
     """
@@ -303,8 +333,9 @@ def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A group of layers, such as a Transformer block, on a single pipeline stage. Ranks gather weights, sum
-    gradients and recompute activations for whole units. A unit must not change its input array."""
+    """A group of layers, such as a Transformer block, on a single pipeline stage. Ranks gather
+    weights, sum gradients and recompute activations for whole units. A unit must not change its
+    input array."""
 
     name: str
     layer: Layer
@@ -320,10 +351,11 @@ def torch_shapes(units: Sequence[Unit]) -> dict[str, Shape]:
 
 
 class Recompute(Sequential):
-    """Layers that save only their input on the tape, to save memory (Chen et al., arXiv:1604.06174).
+    """Layers that save only their input on the tape, to save memory (Chen et al.,
+    arXiv:1604.06174).
 
-    The layers' forward pass runs again before their backward pass. This is a third more work. The gradients
-    are bit-identical.
+    The layers' forward pass runs again before their backward pass. This is a third more work. The
+    gradients are bit-identical.
     """
 
     def forward(self, x: Array, tape: Tape) -> Array:

@@ -11,20 +11,25 @@ _EPSILON = 1e-5
 
 
 class LayerNorm:
-    """y = (x - mean) / √(variance + eps) · weight + bias over the last axis, in float32 or wider."""
+    """y = (x - mean) / √(variance + eps) · weight + bias over the last axis, in float32 or
+    wider.
+    """
 
     def __init__(self, context: Context, name: str, width: int, *, eps: float = 1e-5) -> None:
-        self._device, self._eps = context.device, eps
+        self._device = context.device
+        self._eps = eps
         self.weight = Parameter(context, f"{name}.weight", (width,), ones)
         self.bias = Parameter(context, f"{name}.bias", (width,), zeros)
         self.parameters = [self.weight, self.bias]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        xp, kind = self._device.xp, acc_dtype(x.dtype)
+        xp = self._device.xp
+        kind = acc_dtype(x.dtype)
         rows = x.reshape(-1, x.shape[-1])
         y: Array = xp.empty(rows.shape, kind)
         mean, inverse = xp.empty((2, len(rows), 1), kind)
-        weight, bias = self.weight.value.astype(kind, copy=False), self.bias.value.astype(kind, copy=False)
+        weight = self.weight.value.astype(kind, copy=False)
+        bias = self.bias.value.astype(kind, copy=False)
         matmul = self._device.matmul
         # A product with this vector is faster than mean().
         share = xp.full(x.shape[-1], 1 / x.shape[-1], kind)
@@ -44,11 +49,14 @@ class LayerNorm:
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         x, mean, inverse = tape.pop()
-        xp, kind = self._device.xp, mean.dtype
+        xp = self._device.xp
+        kind = mean.dtype
         dx: Array = xp.empty(x.shape, kind)
-        dweight, dbias = xp.zeros(x.shape[1], kind), xp.zeros(x.shape[1], kind)
+        dweight = xp.zeros(x.shape[1], kind)
+        dbias = xp.zeros(x.shape[1], kind)
         weight = self.weight.value.astype(kind, copy=False)
-        share, matmul = weight / x.shape[1], self._device.matmul
+        share = weight / x.shape[1]
+        matmul = self._device.matmul
 
         def differentiate(x: Array, dy: Array, dx: Array, mean: Array, inverse: Array) -> None:
             dy = dy.astype(kind, copy=False)
@@ -73,16 +81,19 @@ class LayerNorm:
 
 
 class BatchNorm:
-    """y = (x - mean) / √(variance + ε) · weight + bias for each channel (last axis), then ReLU if requested.
+    """y = (x - mean) / √(variance + ε) · weight + bias for each channel (last axis), then ReLU if
+    requested.
 
-    Mean and variance are those of all data-parallel ranks' micro-batches together, so the number of ranks
-    does not change the result. An evaluation uses running averages instead.
+    Mean and variance are those of all data-parallel ranks' micro-batches together, so the number of
+    ranks does not change the result. An evaluation uses running averages instead.
     """
 
     def __init__(
         self, context: Context, name: str, channels: int, *, relu: bool = False, weight: Init = ones
     ) -> None:
-        self._device, self._relu, self._comm = context.device, relu, context.dp
+        self._device = context.device
+        self._relu = relu
+        self._comm = context.dp
         self.weight = Parameter(context, f"{name}.weight", (channels,), weight)
         self.bias = Parameter(context, f"{name}.bias", (channels,), zeros)
         self.parameters = [self.weight, self.bias]
@@ -94,17 +105,21 @@ class BatchNorm:
         }
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        xp, rows = self._device.xp, x.reshape(-1, x.shape[-1])
+        xp = self._device.xp
+        rows = x.reshape(-1, x.shape[-1])
         y: Array = xp.empty(rows.shape, x.dtype)
         if tape.training:
             count, mean, variance = self._moments(rows)
             if not tape.recompute:
                 self._track(count, mean, variance)
         else:
-            count, mean, variance = xp.ones(1), self._running_mean, self._running_variance
+            count = xp.ones(1)
+            mean = self._running_mean
+            variance = self._running_variance
         inverse = 1 / xp.sqrt(variance + _EPSILON)
         dtype, weight, bias = acc_dtype(x.dtype), *self._float64_parameters()
-        slope, offset = (weight * inverse).astype(dtype), (bias - mean * weight * inverse).astype(dtype)
+        slope = (weight * inverse).astype(dtype)
+        offset = (bias - mean * weight * inverse).astype(dtype)
 
         def normalise(x: Array, y: Array) -> None:
             z = xp.multiply(x.astype(dtype, copy=False), slope, out=y if y.dtype == dtype else None)
@@ -121,7 +136,8 @@ class BatchNorm:
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         rows, y, count, mean, inverse = tape.pop()
-        xp, dy_rows = self._device.xp, dy.reshape(rows.shape)
+        xp = self._device.xp
+        dy_rows = dy.reshape(rows.shape)
         # First holds the gradient with respect to ReLU's input.
         dx: Array = xp.empty(rows.shape, dy.dtype)
         dtype = acc_dtype(dy.dtype)
@@ -147,7 +163,8 @@ class BatchNorm:
         by_dz = weight * inverse
         by_x = -by_dz * inverse * totals[1] / count
         offset = (-by_dz * totals[0] / count - mean * by_x).astype(dtype)
-        by_dz, by_x = by_dz.astype(dtype), by_x.astype(dtype)
+        by_dz = by_dz.astype(dtype)
+        by_x = by_x.astype(dtype)
 
         def combine(x: Array, dz: Array, dx: Array) -> None:
             shift = x.astype(dtype, copy=False) * by_x
@@ -166,8 +183,11 @@ class BatchNorm:
         return self.weight.value.astype("float64"), self.bias.value.astype("float64")
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array]:
-        """Return (number of rows, means, variances) over all ranks: three arrays (channels,) in float64."""
-        xp, channels = self._device.xp, rows.shape[1]
+        """Return (number of rows, means, variances) over all ranks: three arrays (channels,) in
+        float64.
+        """
+        xp = self._device.xp
+        channels = rows.shape[1]
         # Σ 1, Σ x and Σ x² of each channel.
         totals: Array = xp.zeros((3, channels))
         dtype = acc_dtype(rows.dtype)
@@ -203,7 +223,8 @@ _LANES = 32
 
 def _sum(rows: Array) -> Array:
     """Return the sum (channels,) of all rows, in two steps, which is faster and more accurate."""
-    channels, even = rows.shape[1], len(rows) // _LANES * _LANES
+    channels = rows.shape[1]
+    even = len(rows) // _LANES * _LANES
     lanes = rows[:even].reshape(-1, _LANES * channels).sum(axis=0)
     total: Array = lanes.reshape(_LANES, channels).sum(axis=0)
     if even < len(rows):

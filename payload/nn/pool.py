@@ -11,14 +11,22 @@ from payload.nn.module import Context, Parameter, Tape
 
 
 class MaxPool2d:
-    """Maximum of each window. The gradient goes to the window's first position that holds the maximum."""
+    """Maximum of each window. The gradient goes to the window's first position that holds the
+    maximum.
+    """
 
     parameters: Sequence[Parameter] = ()
 
-    def __init__(self, context: Context, kernel: int, *, stride: int | None = None, padding: int = 0) -> None:
-        """Create the layer. stride: distance between windows. Default: ``kernel``, so they don't overlap."""
+    def __init__(
+        self, context: Context, kernel: int, *, stride: int | None = None, padding: int = 0
+    ) -> None:
+        """Create the layer. stride: distance between windows. Default: ``kernel``, so they don't
+        overlap.
+        """
         self._xp = context.device.xp
-        self._kernel, self._stride, self._padding = kernel, stride or kernel, padding
+        self._kernel = kernel
+        self._stride = stride or kernel
+        self._padding = padding
 
     def output_size(self, size: int) -> int:
         return output_size(size, self._kernel, self._stride, self._padding)
@@ -56,12 +64,17 @@ class MaxPool2d:
         return padded[:, edge : height - edge, edge : width - edge]
 
     def _positions(self, padded: Array) -> Iterator[Array]:
-        """For each position in a window, yield the inputs of all windows at that position (B, H', W', C)."""
+        """For each position in a window, yield the inputs of all windows at that position (B, H',
+        W', C).
+        """
         _, height, width, _ = padded.shape
-        kernel, stride = self._kernel, self._stride
+        kernel = self._kernel
+        stride = self._stride
         for i in range(kernel):
             for j in range(kernel):
-                yield padded[:, i : height - kernel + i + 1 : stride, j : width - kernel + j + 1 : stride]
+                yield padded[
+                    :, i : height - kernel + i + 1 : stride, j : width - kernel + j + 1 : stride
+                ]
 
 
 class GlobalAveragePool:

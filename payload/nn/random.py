@@ -1,7 +1,8 @@
-"""Counter-based random numbers (after Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
+"""Counter-based random numbers (after Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
+SC 2011).
 
-Each number is a hash of seed, iteration, sample, purpose and position. It depends neither on the layout of
-ranks nor on the order of computation, and is the same in NumPy and CuPy.
+Each number is a hash of seed, iteration, sample, purpose and position. It depends neither on the
+layout of ranks nor on the order of computation, and is the same in NumPy and CuPy.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from payload.nn.module import Draw
 
 
 def sample_keys(draw: Draw, stream: str) -> Array:
-    """Return a random key for each sample: (B, 2) uint32. stream: name of the layer that uses the key."""
-    words = hashlib.blake2b(f"{draw.seed} {draw.iteration} {stream}".encode(), digest_size=8).digest()
-    low, high = int.from_bytes(words[:4], "little"), int.from_bytes(words[4:], "little")
+    """Return a random key for each sample: (B, 2) uint32. stream: name of the layer that uses the
+    key.
+    """
+    words = hashlib.blake2b(
+        f"{draw.seed} {draw.iteration} {stream}".encode(), digest_size=8
+    ).digest()
+    low = int.from_bytes(words[:4], "little")
+    high = int.from_bytes(words[4:], "little")
     keys = draw.samples[:, None].repeat(2, axis=1)
     keys[:, 0] += low
     keys[:, 1] ^= high
@@ -23,7 +29,9 @@ def sample_keys(draw: Draw, stream: str) -> Array:
 
 
 def part_keys(device: Device, keys: Array, start: int, count: int) -> Array:
-    """Derive keys for parts of samples, such as heads: (B, 2) → (B, count, 2). start: first part's number."""
+    """Derive keys for parts of samples, such as heads: (B, 2) → (B, count, 2). start: first part's
+    number.
+    """
     parts = device.xp.arange(start + 1, start + count + 1, dtype="uint32")
     # 2³² divided by the golden ratio: neighbouring parts get distant values.
     parts *= 0x9E3779B9
@@ -33,13 +41,16 @@ def part_keys(device: Device, keys: Array, start: int, count: int) -> Array:
 def keep_mask(keys: Array, index: Array, rate: float) -> Array:
     """Return for each element whether dropout keeps it: booleans of shape (..., *index.shape).
 
-    keys: (..., 2) uint32. index: uint32 positions of the elements in a sample or part. rate: share to drop.
+    keys: (..., 2) uint32. index: uint32 positions of the elements in a sample or part. rate: share
+        to drop.
     """
     return random_bits(keys, index) >= round(rate * 2**32)
 
 
 def random_bits(keys: Array, index: Array) -> Array:
-    """Return 32 random bits for each position: keys (..., 2) and index → (..., *index.shape), all uint32."""
+    """Return 32 random bits for each position: keys (..., 2) and index → (..., *index.shape), all
+    uint32.
+    """
     low, high = (keys[..., i].reshape(*keys.shape[:-1], *(1,) * index.ndim) for i in (0, 1))
     bits = index * 0x9E3779B9 + low
     bits ^= bits >> 15
@@ -49,7 +60,9 @@ def random_bits(keys: Array, index: Array) -> Array:
 
 
 def _mix(bits: Array) -> Array:
-    """Apply MurmurHash3's final step in place: changing an input bit flips about half of the output bits."""
+    """Apply MurmurHash3's final step in place: changing an input bit flips about half of the output
+    bits.
+    """
     bits ^= bits >> 16
     bits *= 0x85EBCA6B
     bits ^= bits >> 13

@@ -10,7 +10,9 @@ from payload.nn.module import Context, Parameter, Tape, normal
 
 
 class Positions:
-    """Positional embedding: add a learned vector for each position. y overwrites x, and dx is dy."""
+    """Positional embedding: add a learned vector for each position. y overwrites x, and dx is
+    dy.
+    """
 
     def __init__(self, context: Context, name: str, length: int, width: int) -> None:
         self.table = Parameter(context, f"{name}.weight", (length, width), normal(0.02))
@@ -31,7 +33,9 @@ class Segments:
     """BERT's segment embedding for a single segment: add its vector to each token, in place."""
 
     def __init__(self, context: Context, name: str, width: int) -> None:
-        """Create a table of two vectors, although only the first is used, so that BERT's weights fit."""
+        """Create a table of two vectors, although only the first is used, so that BERT's weights
+        fit.
+        """
         self.table = Parameter(context, f"{name}.weight", (2, width), normal(0.02))
         self.parameters = [self.table]
 
@@ -46,7 +50,9 @@ class Segments:
 
 
 class ClassToken:
-    """Put a learned vector before each sequence. The output at this position represents the sequence."""
+    """Put a learned vector before each sequence. The output at this position represents the
+    sequence.
+    """
 
     def __init__(self, context: Context, name: str, width: int) -> None:
         self._device = context.device
@@ -73,7 +79,8 @@ class Pick:
 
     def __init__(self, context: Context, position: int) -> None:
         """Create the layer. position: 0 is the first, -1 the last."""
-        self._device, self._position = context.device, position
+        self._device = context.device
+        self._position = position
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """Map x (B, T, C) to y (B, C)."""
@@ -99,12 +106,16 @@ class Patches:
         """Map x (B, height, width, channels) to y (B, patches, size · size · channels)."""
         tape.push(x.shape)
         count, height, width, channels = x.shape
-        rows, columns, size = height // self._size, width // self._size, self._size
+        rows = height // self._size
+        columns = width // self._size
+        size = self._size
         cut = x.reshape(count, rows, size, columns, size, channels).swapaxes(2, 3)
         return cut.reshape(count, rows * columns, size * size * channels)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         ((count, height, width, channels),) = tape.pop()
-        rows, columns, size = height // self._size, width // self._size, self._size
+        rows = height // self._size
+        columns = width // self._size
+        size = self._size
         cut = dy.reshape(count, rows, columns, size, size, channels).swapaxes(2, 3)
         return cut.reshape(count, height, width, channels)

@@ -1,1 +1,3 @@
-"""A job on its nodes: processes that start and watch the job and its ranks, and sensors of the nodes."""
+"""A job on its nodes: processes that start and watch the job and its ranks, and sensors of the
+nodes.
+"""

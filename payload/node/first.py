@@ -1,8 +1,8 @@
 """The jobs of `submit --first`, of which a single job runs its program.
 
-The file first.json in the folder of each job names a file beside that folder, the claim, which all these jobs
-on the cluster share. It is created once and never changed. It has the id of the job that may run, or nothing.
-Uses only the standard library of Python 3.8 or newer.
+The file first.json in the folder of each job names a file beside that folder, the claim, which all
+these jobs on the cluster share. It is created once and never changed. It has the id of the job that
+may run, or nothing. Uses only the standard library of Python 3.8 or newer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ LOST = 125
 
 
 def end_unless_first(events: Events) -> int | None:
-    """Return None if this job may run its program. Otherwise cancel the job, and return its exit status.
+    """Return None if this job may run its program. Otherwise cancel the job, and return its exit
+    status.
 
-    On several clusters, clusterctl writes the claim. If it does not, the job gives up, and no job on this
-    cluster runs.
+    On several clusters, clusterctl writes the claim. If it does not, the job gives up, and no job
+    on this cluster runs.
     """
     try:
         with open("first.json") as file:
             settings = json.load(file)
     except FileNotFoundError:
         return None
-    claim, job = f"../.{settings['claim']}", os.environ["SLURM_JOB_ID"]
+    claim = f"../.{settings['claim']}"
+    job = os.environ["SLURM_JOB_ID"]
     deadline = time.monotonic() + settings["wait_s"]
     while settings["wait_s"] and not os.path.exists(claim) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -41,7 +43,9 @@ def end_unless_first(events: Events) -> int | None:
     if owner:
         task.complain(f"job {owner} of `submit --first` has started, so this job ends")
     else:
-        task.complain(f"clusterctl did not choose a job of `submit --first` in {settings['wait_s']} s")
+        task.complain(
+            f"clusterctl did not choose a job of `submit --first` in {settings['wait_s']} s"
+        )
     events.add("not-first", owner=owner)
     task.output_of(["scancel", job])
     return LOST

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+# of malloc.h
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
 
 
 def hostname() -> str:
@@ -27,8 +29,8 @@ def host_memory_bytes() -> int:
 def keep_freed_memory() -> None:
     """Make glibc reuse the memory of freed arrays.
 
-    By default, glibc returns large blocks to the kernel, and the kernel clears the pages of new blocks. This
-    clearing takes 1/8 of a ResNet-18 iteration. Other C libraries lack mallopt.
+    By default, glibc returns large blocks to the kernel, and the kernel clears the pages of new
+    blocks. This clearing takes 1/8 of a ResNet-18 iteration. Other C libraries lack mallopt.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
@@ -44,7 +46,8 @@ def own_cores() -> list[int]:
 def node_cores() -> list[int]:
     """Return all cores of this node, including cores that this job step may not use.
 
-    /proc lists the cores of the physical host, even in a container. So use the cores of process 1 instead.
+    /proc lists the cores of the physical host, even in a container. So use the cores of process 1
+    instead.
     """
     try:
         return sorted(os.sched_getaffinity(1))
@@ -53,7 +56,9 @@ def node_cores() -> list[int]:
 
 
 def cpu_model() -> str | None:
-    """Return the CPU model from /proc/cpuinfo. On most Arm machines, this file does not name a model."""
+    """Return the CPU model from /proc/cpuinfo. On most Arm machines, this file does not name a
+    model.
+    """
     for line in (read("/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":
@@ -70,11 +75,14 @@ def read(path: str) -> str | None:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of Python, the kernel and installed packages, without importing the packages."""
+    """Return the versions of Python, the kernel and installed packages, without importing the
+    packages.
+    """
     installed = {"python": platform.python_version(), "kernel": platform.release()}
     # importlib.metadata would take an eighth of the CPU time of the telemetry's start.
     for path in (path for folder in sys.path for path in Path(folder).glob("*-*.*-info")):
-        # Debian's packages have egg-info, some with the version of Python: mpi4py-3.1.4-py3.11.egg-info
+        # Debian's packages have egg-info, some with the version of Python:
+        # mpi4py-3.1.4-py3.11.egg-info
         name, _, version = path.stem.partition("-")
         if (package := name.replace("_", "-").lower()) in packages:
             installed.setdefault(package, version.partition("-")[0])
@@ -93,19 +101,23 @@ def launcher_rank(environ: Mapping[str, str]) -> int | None:
 
 
 def size_complaint(world_size: int, environ: Mapping[str, str]) -> str | None:
-    """Return an error message if MPI's world size differs from the number of ranks in ``environ``."""
+    """Return an error message if MPI's world size differs from the number of ranks in
+    ``environ``.
+    """
     for name, size in _stated_sizes(environ).items():
         if size != world_size:
             return (
-                f"{name}={size}, but MPI sees a world of size {world_size}: the tasks did not find each "
-                "other. Usually srun was given the wrong --mpi plugin: use `srun --mpi=pmix` (for a list: "
-                "`srun --mpi=list`), and start this program only through srun or mpirun"
+                f"{name}={size}, but MPI sees a world of size {world_size}: the tasks did not "
+                "find each other. Usually srun was given the wrong --mpi plugin: use `srun "
+                "--mpi=pmix` (for a list: `srun --mpi=list`), and start this program only "
+                "through srun or mpirun"
             )
     return None
 
 
 def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
-    """Return an error message if the MPI library (its name and version) cannot start under this srun.
+    """Return an error message if the MPI library (its name and version) cannot start under this
+    srun.
 
     Without a PMI server, Open MPI would end the process in MPI_Init with a misleading message.
     """
@@ -120,8 +132,9 @@ def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
 
 def _stated_sizes(environ: Mapping[str, str]) -> dict[str, int]:
     """Return the environment variables that state the number of ranks: name -> number."""
-    # mpirun starts a daemon on each node as a job step, and ranks inherit the step's variables, which count
-    # daemons. Only on the batch script's node there are no such variables, so Slurm's numbers count ranks.
+    # mpirun starts a daemon on each node as a job step, and ranks inherit the step's variables,
+    # which count daemons. Only on the batch script's node there are no such variables, so Slurm's
+    # numbers count ranks.
     names = ["OMPI_COMM_WORLD_SIZE"] if "OMPI_COMM_WORLD_SIZE" in environ else []
     if "SLURM_STEP_NUM_TASKS" not in environ:
         names.append("SLURM_NTASKS")

@@ -18,12 +18,13 @@
     job.py prepare FOLDER FILES START
     job.py watch [--requeue=JOB] FOLDER SECONDS [MODE@SECONDS FILES [HOST,... SSH]]
 
-The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns the exit
-status of PROGRAM. `run` records the start, each signal and the end in the file job.events, and then a requeue
-or the reason against it. With SIGTERM it records the state that Slurm gives the job, such as TIMEOUT.
-`shell` starts PROGRAM, the shell of `clusterctl shell`, with a job's variables. On a node, `prepare` creates
-the folders of an array task, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an image,
-`watch` starts telemetry, and on the first node hang.py, and has Slurm requeue JOB if `run` was killed.
+The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns
+the exit status of PROGRAM. `run` records the start, each signal and the end in the file job.events,
+and then a requeue or the reason against it. With SIGTERM it records the state that Slurm gives the
+job, such as TIMEOUT. `shell` starts PROGRAM, the shell of `clusterctl shell`, with a job's
+variables. On a node, `prepare` creates the folders of an array task, `torchrun` starts PyTorch's
+agent, `container` starts PROGRAM in an image, `watch` starts telemetry, and on the first node
+hang.py, and has Slurm requeue JOB if `run` was killed.
 """
 
 from __future__ import annotations
@@ -64,19 +65,23 @@ from payload.node.requeue import (
 
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
 # After a failure, telemetry may wait for a dead node. It must not delay the requeue.
-TELEMETRY_END_S, TELEMETRY_FAILED_S = 3.0, 0.3
-# If a rank has failed, srun aborts its step: slurmstepd sends SIGTERM to the other ranks, and SIGKILL only
-# after KillWait (30 s). Ranks that save at SIGTERM together with the failed rank can never do that, and if a
-# slurmstepd is gone, no rank of its node gets a signal. So ranks that have not ended after this time are
-# killed, and srun after this time once more. At a cancel or a time limit, srun writes the same line, but this
-# process gets SIGTERM, and the ranks may use KillWait to save their work.
+TELEMETRY_END_S = 3.0
+TELEMETRY_FAILED_S = 0.3
+# If a rank has failed, srun aborts its step: slurmstepd sends SIGTERM to the other ranks, and
+# SIGKILL only after KillWait (30 s). Ranks that save at SIGTERM together with the failed rank can
+# never do that, and if a slurmstepd is gone, no rank of its node gets a signal. So ranks that have
+# not ended after this time are killed, and srun after this time once more. At a cancel or a time
+# limit, srun writes the same line, but this process gets SIGTERM, and the ranks may use KillWait to
+# save their work.
 ABORTED_S = 3.0
 # How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
 
 
 class Telemetry:
-    """Processes that sample the load of each node (telemetry). If they fail, the job is not affected."""
+    """Processes that sample the load of each node (telemetry). If they fail, the job is not
+    affected.
+    """
 
     def __init__(self, options: Mapping[str, str], nodes: Sequence[str]) -> None:
         self._pids: list[int] = []
@@ -84,7 +89,8 @@ class Telemetry:
         self._log = task.open_for_writing("telemetry.log", os.O_TRUNC)
         environment = step_environment()
         for command in self._commands(options, nodes):
-            # Each process has its own pipe, because ssh makes its input non-blocking for all readers.
+            # Each process has its own pipe, because ssh makes its input non-blocking for all
+            # readers.
             reads, writes = os.pipe()
             self._open.append(writes)
             with suppress(OSError):
@@ -93,23 +99,31 @@ class Telemetry:
 
     @staticmethod
     def _commands(options: Mapping[str, str], nodes: Sequence[str]) -> list[list[str]]:
-        """Return the commands that start telemetry: a single srun; without Slurm, a command for each node."""
-        ssh, here = options.get("ssh", ""), os.path.abspath(__file__)
+        """Return the commands that start telemetry: a single srun; without Slurm, a command for
+        each node.
+        """
+        ssh = options.get("ssh", "")
+        here = os.path.abspath(__file__)
         job = job_of(options)
         again = [f"--requeue={job}"] if job and "requeue" in options else []
         watch = [sys.executable, "-IS", here, "watch", *again, os.getcwd(), options["telemetry"]]
         first = [*watch, options.get("hang", ""), options["files"]]
         if not nodes:
             count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
-            # Slurm 24.11, which sets this variable, lets `srun --cpus-per-task=2 PROGRAM` without --ntasks
-            # wait for the end of all other steps, except steps for other launchers.
+            # Slurm 24.11, which sets this variable, lets `srun --cpus-per-task=2 PROGRAM` without
+            # --ntasks wait for the end of all other steps, except steps for other launchers.
             beside = ["--external-launcher"] if "SLURM_OOM_KILL_STEP" in os.environ else []
             return [[*STEP, *beside, f"--nodes={count}", f"--ntasks={count}", *first]]
-        quoted, first = " ".join(map(shlex.quote, watch)), [*first, ",".join(nodes), ssh]
-        return [first if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes]
+        quoted = " ".join(map(shlex.quote, watch))
+        first = [*first, ",".join(nodes), ssh]
+        return [
+            first if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes
+        ]
 
     def kill_ranks(self) -> None:
-        """Have `watch` kill the job's ranks on all nodes. Slurm does not do that in a step that it aborts."""
+        """Have `watch` kill the job's ranks on all nodes. Slurm does not do that in a step that it
+        aborts.
+        """
         for writes in self._open:
             with suppress(OSError):
                 os.write(writes, b"kill\n")
@@ -130,13 +144,20 @@ class Program:
     """The job's program, which runs on this node: usually a launcher of ranks."""
 
     def __init__(self, program: list[str], restart: Restart, telemetry: Telemetry) -> None:
-        self._restart, self._telemetry, self._pid = restart, telemetry, task.start_or_exit(program)
-        self.launcher, self.is_told = restarts.launcher_of(program), False
+        self._restart = restart
+        self._telemetry = telemetry
+        self._pid = task.start_or_exit(program)
+        self.launcher = restarts.launcher_of(program)
+        self.is_told = False
 
     def wait(self) -> int:
-        """Wait for the end of the program, and return its exit status. Kill it if it can't end by itself."""
+        """Wait for the end of the program, and return its exit status. Kill it if it can't end by
+        itself.
+        """
         task.wake_regularly()
-        is_killed, aborted_since, kills = False, math.inf, 0
+        is_killed = False
+        aborted_since = math.inf
+        kills = 0
         while (status := task.supervise(self._pid, self._pass_on)) is None:
             now = time.monotonic()
             if self.launcher == "srun" and not self.is_told and is_step_aborted():
@@ -173,22 +194,25 @@ class Program:
             signal_ranks(number)
         if is_notice(number) and not self._must_get_notice(number):
             return
-        # At SIGTERM, srun kills its ranks at once. If Slurm ends the job, it signals the ranks itself.
+        # At SIGTERM, srun kills its ranks at once. If Slurm ends the job, it signals the ranks
+        # itself.
         if is_over or not (is_term and self.launcher == "srun" and signal_ranks(number)):
             os.kill(self._pid, number)
 
     def _must_get_notice(self, number: int) -> bool:
         """Return whether the program itself gets the notice of its time limit.
 
-        The signal would end a process that does not handle it before its time is over. The ranks of a shell
-        script that does not handle it get it here.
+        The signal would end a process that does not handle it before its time is over. The ranks of
+        a shell script that does not handle it get it here.
         """
         if not self.launcher and processes.handles(self._pid, number):
             return True
         is_handled = processes.is_handled(os.environ.get("SLURM_JOB_ID", "none"), number)
         if is_handled is False:
             name = signal.Signals(number).name
-            task.complain(f"the time limit is near; the program does not handle {name}, and keeps running")
+            task.complain(
+                f"the time limit is near; the program does not handle {name}, and keeps running"
+            )
             return False
         if self.launcher:
             return True
@@ -198,7 +222,9 @@ class Program:
 
 
 def is_step_aborted() -> bool:
-    """Return whether srun has aborted its step in this attempt, or a node has lost the step's slurmstepd."""
+    """Return whether srun has aborted its step in this attempt, or a node has lost the step's
+    slurmstepd.
+    """
     # srun's own messages in telemetry.log are about telemetry.
     is_aborted = restarts.is_aborted(restarts.end_of_file(own_log()))
     return is_aborted or restarts.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log")
@@ -217,7 +243,9 @@ def has_lost_node(program: Sequence[str], nodes: Sequence[str], *, is_told: bool
 
 
 def run(words: Sequence[str]) -> int:
-    """Run a job's program, given the arguments of `job.py run`, and return the program's exit status."""
+    """Run a job's program, given the arguments of `job.py run`, and return the program's exit
+    status.
+    """
     options, program = task.split(words)
     slurmstepd = os.getppid()
     nodes = [node for node in options.get("nodes", "").split(",") if node]
@@ -257,7 +285,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def set_variables(nodes: Sequence[str], *, hand_on: bool = False) -> None:
-    """Set the variables of a job. The current folder is the job's. nodes: the job's nodes, without Slurm.
+    """Set the variables of a job. The current folder is the job's. nodes: the job's nodes, without
+    Slurm.
 
     hand_on: whether a program that replaces this process keeps the port of the job.
     """
@@ -266,29 +295,31 @@ def set_variables(nodes: Sequence[str], *, hand_on: bool = False) -> None:
     # srun ignores SLURM_CPUS_PER_TASK.
     if "SLURM_CPUS_PER_TASK" in os.environ:
         set_for_this_job(SRUN_CPUS_PER_TASK=os.environ["SLURM_CPUS_PER_TASK"])
-    # After `#SBATCH --export=NONE`, srun would pass none of a script's variables to its steps, not even PATH.
+    # After `#SBATCH --export=NONE`, srun would pass none of a script's variables to its steps, not
+    # even PATH.
     for name in ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"):
         os.environ.pop(name, None)
     set_rendezvous(nodes, hand_on=hand_on)
     # A program that works without output writes to this file to show its progress.
     os.environ["CLUSTERCTL_HEARTBEAT"] = os.path.abspath("heartbeat")
-    # If an operation of NCCL exceeds its time-out, PyTorch writes each rank's last operations to such a file.
-    # ansible/roles/slurmd/files/sbatch unsets both.
+    # If an operation of NCCL exceeds its time-out, PyTorch writes each rank's last operations to
+    # such a file. ansible/roles/slurmd/files/sbatch unsets both.
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", os.path.abspath("rank-logs/nccl-"))
 
 
 def shell(program: list[str]) -> int:
     """Replace this process by a program that has the variables of a job.
 
-    The variable CLUSTERCTL_FORWARDED has the ports of this node that `clusterctl shell` forwards. The session
-    claims these ports, so that a later session knows that they are in use.
+    The variable CLUSTERCTL_FORWARDED has the ports of this node that `clusterctl shell` forwards.
+    The session claims these ports, so that a later session knows that they are in use.
     """
     set_variables([], hand_on=True)
     for port in os.environ.pop("CLUSTERCTL_FORWARDED", "").split():
         if not ports.claim(int(port), hand_on=True):
             task.complain(
-                f"port {port} of {task.host_name()} is already in use, so `--forward {port}` leads to a "
-                f"program of another session or job: start yours on another PORT, with --forward {port}:PORT"
+                f"port {port} of {task.host_name()} is already in use, so `--forward {port}` "
+                "leads to a program of another session or job: start yours on another PORT, "
+                f"with --forward {port}:PORT"
             )
     return task.become(program)
 
@@ -296,11 +327,14 @@ def shell(program: list[str]) -> int:
 def signal_ranks(number: int) -> bool:
     """Send a signal to the job's steps but telemetry, and return whether Slurm has sent it.
 
-    If only srun were killed, its ranks would live until the job ends. SIGKILL to the whole job cancels it.
+    If only srun were killed, its ranks would live until the job ends. SIGKILL to the whole job
+    cancels it.
     """
     job = os.environ.get("SLURM_JOB_ID")
     lines = (
-        task.output_of(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"]) if job else ""
+        task.output_of(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"])
+        if job
+        else ""
     )
     steps = [line.split() for line in lines.splitlines()]
     ranks = [step for step, *name in steps if name not in (["telemetry"], ["batch"], ["extern"])]
@@ -311,7 +345,9 @@ def signal_ranks(number: int) -> bool:
 
 
 def prepare_folder(files: str, start: str, *, is_task: bool) -> None:
-    """Create the links that the program needs in its folder ``files``. start: folder in which it starts."""
+    """Create the links that the program needs in its folder ``files``. start: folder in which it
+    starts.
+    """
     if is_task:
         link_given_files(files, start)
     if start:
@@ -324,7 +360,9 @@ def prepare_folder(files: str, start: str, *, is_task: bool) -> None:
 
 
 def prepare_nodes(files: str, start: str) -> None:
-    """Create the folders of an array task on all nodes, which may share no folder with the first node."""
+    """Create the folders of an array task on all nodes, which may share no folder with the first
+    node.
+    """
     count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
     if count != "1":
         step = ["timeout", FILES_S, *STEP, f"--nodes={count}", f"--ntasks={count}", "--chdir=/"]
@@ -343,16 +381,18 @@ def prepare(folder: str, files: str, start: str) -> int:
 
 
 def link_given_files(files: str, start: str) -> None:
-    """Create links in ``files``, the folder of a task's program, to the sent files in its parent folder.
+    """Create links in ``files``, the folder of a task's program, to the sent files in its parent
+    folder.
 
-    The folder ``start`` is created, so that each task has its own, with links to the files in the job's. Each
-    task has its own metrics.
+    The folder ``start`` is created, so that each task has its own, with links to the files in the
+    job's. Each task has its own metrics.
     """
     sent = os.path.dirname(files)
     parts = start.split("/") if start else []
     for depth, next_part in enumerate((*parts, "")):
         below = "/".join(parts[:depth])
-        target, source = os.path.join(files, below), os.path.join(sent, below)
+        target = os.path.join(files, below)
+        source = os.path.join(sent, below)
         os.makedirs(target, exist_ok=True)
         for name in os.listdir(source):
             is_tasks = depth == 0 and is_task_folder(name)
@@ -390,19 +430,23 @@ def take_sweep_values(files: str) -> list[str]:
 
 
 def set_rendezvous(nodes: Sequence[str], *, hand_on: bool) -> None:
-    """Set MASTER_ADDR and MASTER_PORT, at which PyTorch's ranks meet. `submit --env` overrides them.
+    """Set MASTER_ADDR and MASTER_PORT, at which PyTorch's ranks meet. `submit --env` overrides
+    them.
 
     hand_on: whether a program that replaces this process keeps the port.
     """
     # If another job submitted this job, sbatch has passed on its variables.
     for name in RANK_VARIABLES:
         os.environ.pop(name, None)
-    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("CLUSTERCTL_JOB_ID", "").lstrip("m") or "0"
+    job = (
+        os.environ.get("SLURM_JOB_ID") or os.environ.get("CLUSTERCTL_JOB_ID", "").lstrip("m") or "0"
+    )
     port, is_of_jobs = ports.claim_job_port(int(job), hand_on=hand_on)
     if not is_of_jobs:
         task.complain(
             f"no port from {ports.FIRST_PORT} to {ports.FIRST_PORT + ports.PORTS - 1} is free on "
-            f"{task.host_name()}, so MASTER_PORT is {port}, which a firewall between the nodes may block"
+            f"{task.host_name()}, so MASTER_PORT is {port}, which a firewall between the nodes "
+            "may block"
         )
     set_for_this_job(MASTER_ADDR=nodes[0] if nodes else task.host_name(), MASTER_PORT=str(port))
 
@@ -414,7 +458,9 @@ def set_for_this_job(**ours: str) -> None:
 
 
 def torchrun(python: str, *words: str) -> int:
-    """Replace this process by torchrun, which starts this node's ranks. words: its options, the program."""
+    """Replace this process by torchrun, which starts this node's ranks. words: its options, the
+    program.
+    """
     options, program = task.split(words)
     for name in list(os.environ):
         # Ranks that use MPI must not connect to the launcher's MPI.
@@ -424,15 +470,26 @@ def torchrun(python: str, *words: str) -> int:
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2")
     task.take_host_variables()
     rendezvous = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    agent = [python, "-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items())]
-    agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={rendezvous}", f"--local-addr={task.host_name()}"]
+    agent = [
+        python,
+        "-m",
+        "torch.distributed.run",
+        *(f"--{name}={value}" for name, value in options.items()),
+    ]
+    agent += [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={rendezvous}",
+        f"--local-addr={task.host_name()}",
+    ]
     return task.become([*agent, "--no-python", *program])
 
 
 def container(words: Sequence[str]) -> int:
-    """Replace this process by a program in an Apptainer image. The program inherits the environment.
+    """Replace this process by a program in an Apptainer image. The program inherits the
+    environment.
 
-    Each variable NAME in ``--env`` overrides the image's: this function passes NAME as APPTAINERENV_NAME.
+    Each variable NAME in ``--env`` overrides the image's: this function passes NAME as
+    APPTAINERENV_NAME.
     """
     options, program = task.split(words)
     folders = os.get_exec_path()
@@ -443,11 +500,16 @@ def container(words: Sequence[str]) -> int:
     ]
     lack = ""
     if not tools:
-        lack = "has neither apptainer nor singularity: install apptainer, or submit without --container"
+        lack = (
+            "has neither apptainer nor singularity: install apptainer, or submit without "
+            "--container"
+        )
     elif not os.path.exists(options["image"]):
         lack = f"has no image {options['image']}: copy it to a folder that all nodes share"
     if lack:
-        local = os.environ.get("SLURM_LOCALID") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or "0"
+        local = (
+            os.environ.get("SLURM_LOCALID") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or "0"
+        )
         if local == "0":
             task.complain(f"node {task.host_name()} {lack}")
         return 127
@@ -467,7 +529,8 @@ def container(words: Sequence[str]) -> int:
 class Slurmstepds:
     """The slurmstepds of the program's step on this node. Each has a socket with the step's number.
 
-    The program's step is the first besides telemetry's, ``own_step``. Users may start more steps in the job.
+    The program's step is the first besides telemetry's, ``own_step``. Users may start more steps in
+    the job.
     """
 
     def __init__(self, job: str, own_step: str) -> None:
@@ -478,16 +541,18 @@ class Slurmstepds:
         self._missing: frozenset[str] = frozenset()
 
     def killed(self) -> list[str]:
-        """Return the steps that have lost their slurmstepd: its socket is unused, but was not removed.
+        """Return the steps that have lost their slurmstepd: its socket is unused, but was not
+        removed.
 
-        A slurmstepd that ends by itself removes its socket a moment later, so a loss is returned only when
-        it is seen twice, in two calls.
+        A slurmstepd that ends by itself removes its socket a moment later, so a loss is returned
+        only when it is seen twice, in two calls.
         """
         present = frozenset(self._pattern.findall(task.text_of("/proc/net/unix")))
         self._first = self._first or present
         alive = present & self._first
         missing = frozenset(path for path in self._alive - alive if os.path.exists(path))
-        killed, self._missing = missing & self._missing, missing
+        killed = missing & self._missing
+        self._missing = missing
         self._alive = (alive | missing) - killed
         return sorted(path.rpartition("_")[2] for path in killed)
 
@@ -495,11 +560,12 @@ class Slurmstepds:
 def watch(words: Sequence[str]) -> int:
     """Run telemetry on this node, given the arguments of `job.py watch`, until stdin closes.
 
-    At a line in stdin, kill the job's ranks on this node. If the arguments tell how, also watch the job's
-    progress, on the first of its nodes.
+    At a line in stdin, kill the job's ranks on this node. If the arguments tell how, also watch the
+    job's progress, on the first of its nodes.
     """
     options, (folder, seconds, *more) = task.split(words)
-    hang, more = (more or [""])[0], more[1:]
+    hang = (more or [""])[0]
+    more = more[1:]
     is_first = os.environ.get("SLURM_NODEID", "0") == "0"
     os.chdir(folder)
     # Slurm sends the signal of `#SBATCH --signal` to all steps. It is meant for the program.
@@ -507,7 +573,16 @@ def watch(words: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     # The mark separates these processes from the job's ranks.
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", **{processes.WATCHER: "1"})
-    program = [sys.executable, "-m", "payload", "telemetry", "--interval", seconds, "--out", "telemetry"]
+    program = [
+        sys.executable,
+        "-m",
+        "payload",
+        "telemetry",
+        "--interval",
+        seconds,
+        "--out",
+        "telemetry",
+    ]
     pid = task.start_or_exit(program, stdin=os.open(os.devnull, os.O_RDONLY))
     watcher = 0
     if hang and is_first:

@@ -1,8 +1,10 @@
-"""Finds the function that a program without Python executes. Uses only the standard library of Python 3.8.
+"""Finds the function that a program without Python executes. Uses only the standard library of
+Python 3.8.
 
-A thread's stack holds the address to which each unfinished call returns. The first such address within the
-program's own file, not a library's, is in the function that waits. Some other words on a stack look like such
-addresses, so an address counts only if the instruction before it is a call to a library.
+A thread's stack holds the address to which each unfinished call returns. The first such address
+within the program's own file, not a library's, is in the function that waits. Some other words on a
+stack look like such addresses, so an address counts only if the instruction before it is a call to
+a library.
 """
 
 from __future__ import annotations
@@ -20,10 +22,21 @@ from payload.node import task
 STACK_BYTES = 1 << 18
 _HIGHEST = 1 << 64
 # Words of the ELF format.
-_KIND, _SHARED, _LOADED, _EXECUTABLE, _FUNCTION, _TABLES = 16, 3, 1, 1, 2, (2, 11)
-# Instructions of x86-64: calls and jumps relative to the next instruction or through a pointer; their sizes.
-_CALL, _JUMP, _INDIRECT_JUMP, _INDIRECT = b"\xe8", b"\xe9", b"\xff\x25", 0xFF
-_NEAR, _LONGEST, _INDIRECT_BYTES = 5, 7, (2, 3, 6, 7)
+_KIND = 16
+_SHARED = 3
+_LOADED = 1
+_EXECUTABLE = 1
+_FUNCTION = 2
+_TABLES = (2, 11)
+# Instructions of x86-64: calls and jumps relative to the next instruction or through a pointer;
+# their sizes.
+_CALL = b"\xe8"
+_JUMP = b"\xe9"
+_INDIRECT_JUMP = b"\xff\x25"
+_INDIRECT = 0xFF
+_NEAR = 5
+_LONGEST = 7
+_INDIRECT_BYTES = (2, 3, 6, 7)
 
 
 class Function(NamedTuple):
@@ -37,7 +50,8 @@ class Function(NamedTuple):
 def innermost_function(pid: int, stack_pointer: int = 0) -> str:
     """Return the name of the innermost function of a process's own program on the stack, or "".
 
-    stack_pointer: of the main thread, if it is running. The kernel tells the pointer of other threads.
+    stack_pointer: of the main thread, if it is running. The kernel tells the pointer of other
+        threads.
     """
     with suppress(OSError, ValueError, IndexError, OverflowError, struct.error):
         fields = task.text_of(f"/proc/{pid}/syscall").split()
@@ -49,7 +63,9 @@ def innermost_function(pid: int, stack_pointer: int = 0) -> str:
             memory.seek(pointer)
             stack = memory.read(STACK_BYTES)
         words = struct.iter_unpack("=Q", stack[: len(stack) // 8 * 8])
-        return next(filter(None, (program.caller_of_library(word - begin) for (word,) in words)), "")
+        return next(
+            filter(None, (program.caller_of_library(word - begin) for (word,) in words)), ""
+        )
     return ""
 
 
@@ -73,9 +89,11 @@ class Program:
         self._code = list(self._segments())
 
     def caller_of_library(self, address: int) -> str:
-        """Return the name of the function that has called a library, and to which ``address`` returns, or "".
+        """Return the name of the function that has called a library, and to which ``address``
+        returns, or "".
 
-        Only x86-64's instructions are known. On other machines, each address within a function counts.
+        Only x86-64's instructions are known. On other machines, each address within a function
+        counts.
         """
         function = self._function_at(address - 1)
         if not function or os.uname().machine != "x86_64":
@@ -84,8 +102,8 @@ class Program:
         if before[-_NEAR:-4] == _CALL:
             target = address + int.from_bytes(before[-4:], "little", signed=True)
             called = self._function_at(target)
-            # A function can leave by a jump into a library, which then uses its frame. Otherwise, this
-            # address is of a call that has ended.
+            # A function can leave by a jump into a library, which then uses its frame. Otherwise,
+            # this address is of a call that has ended.
             if called:
                 function = called if self._jumps_to_library(called) else None
         elif _INDIRECT not in (before[-count] for count in _INDIRECT_BYTES):
@@ -98,7 +116,9 @@ class Program:
             instruction = code[end - _NEAR : end]
             target = function.start + end + int.from_bytes(instruction[1:], "little", signed=True)
             is_jump = instruction.startswith(_JUMP) and self._bytes(target, target + 1)
-            if instruction.startswith(_INDIRECT_JUMP) or (is_jump and not self._function_at(target)):
+            if instruction.startswith(_INDIRECT_JUMP) or (
+                is_jump and not self._function_at(target)
+            ):
                 return True
         return False
 
@@ -126,7 +146,10 @@ class Program:
     def _symbols(self) -> Iterator[Function]:
         (start,) = struct.unpack_from("=Q", self._file, 40)
         size, count = struct.unpack_from("=HH", self._file, 58)
-        sections = [struct.unpack_from("=IIQQQQII", self._file, start + size * each) for each in range(count)]
+        sections = [
+            struct.unpack_from("=IIQQQQII", self._file, start + size * each)
+            for each in range(count)
+        ]
         for _, kind, _, _, offset, length, link, _ in sections:
             table = self._file[offset : offset + length] if kind in _TABLES else b""
             for name, info, _, _, address, extent in struct.iter_unpack("=IBBHQQ", table):

@@ -1,10 +1,11 @@
-"""Shows the progress of a job from its files. Uses only the standard library of Python 3.8 or newer.
+"""Shows the progress of a job from its files. Uses only the standard library of Python 3.8 or
+newer.
 
     python3 -IS observe.py watch FOLDER
     python3 -IS observe.py results FOLDER
 
-`watch` prints a JSON object with the keys of ``look``, a few times a second, until its output is closed.
-`results` prints a JSON object with the keys of ``results``.
+`watch` prints a JSON object with the keys of ``look``, a few times a second, until its output is
+closed. `results` prints a JSON object with the keys of ``results``.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from payload.node import restarts
 # The folder of the program below the job's, as clusterctl/state/submissions.py names it.
 FILES = "files"
 METRICS = f"{FILES}/metrics.jsonl"
-LOOK_S, STEP_S = 0.25, 0.02
+LOOK_S = 0.25
+STEP_S = 0.02
 CHUNK = 1 << 20
 # Differs between two files with the same tensors, because it depends on the name of the file.
 _SERIALIZATION_ID = ".data/serialization_id"
 
 if TYPE_CHECKING:
-    # The number in its name (None: no number), the time of its last write, its size in bytes, and the
-    # seconds from the creation of the file to its rename (None: unknown).
+    # The number in its name (None: no number), the time of its last write, its size in bytes, and
+    # the seconds from the creation of the file to its rename (None: unknown).
     Checkpoint = tuple[int | None, float, int, float | None]
 
 
@@ -50,12 +52,13 @@ class Watch:
     def look(self) -> dict[str, object]:
         """Observe the folder for ``LOOK_S`` seconds.
 
-        Return the time, the text of job.events, changes of the step since the last call as pairs of time and
-        step, and the checkpoints by path.
+        Return the time, the text of job.events, changes of the step since the last call as pairs of
+        time and step, and the checkpoints by path.
         """
         # If the events have the job's end, the look at steps and checkpoints comes after the end.
         events = restarts.end_of_file("job.events")
-        steps, end = [], time.monotonic() + LOOK_S
+        steps = []
+        end = time.monotonic() + LOOK_S
         while time.monotonic() < end:
             step = restarts.last_step("heartbeat", [FILES])
             # While a program replaces the text of its heartbeat, the file may be empty.
@@ -67,7 +70,9 @@ class Watch:
         return {"time": time.time(), "events": events, "steps": steps, "checkpoints": checkpoints}
 
     def _whole_checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:
-        for path, number, changed in restarts.checkpoints(FILES, time.monotonic() + restarts.SEARCH_S):
+        for path, number, changed in restarts.checkpoints(
+            FILES, time.monotonic() + restarts.SEARCH_S
+        ):
             key = path, changed
             if key not in self._checkpoints:
                 self._checkpoints[key] = number, changed, size_of(path), seconds_to_write(path)
@@ -84,20 +89,25 @@ def size_of(path: str) -> int:
 
 
 def seconds_to_write(path: str) -> float | None:
-    """Return the seconds from the creation of a file or folder to the rename to its name, or None."""
+    """Return the seconds from the creation of a file or folder to the rename to its name, or
+    None.
+    """
     with suppress(OSError, ValueError):
         command = ["stat", "--format=%.6W %.6Z", "--", path]
-        texts = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.split()
+        texts = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=False
+        ).stdout.split()
         created, renamed = map(float, texts)
         return round(renamed - created, 6) if created else None
     return None
 
 
 def results() -> dict[str, object]:
-    """Return hashes of checkpoints and of other files that the job wrote, by path, and lines of its output.
+    """Return hashes of checkpoints and of other files that the job wrote, by path, and lines of its
+    output.
 
-    A checkpoint is a mapping from its files to their hashes. The newest checkpoint is the last. Lines are
-    those of the last attempt with their counts; numbers in lines are replaced.
+    A checkpoint is a mapping from its files to their hashes. The newest checkpoint is the last.
+    Lines are those of the last attempt with their counts; numbers in lines are replaced.
     """
     starts = [event["time"] for event in restarts.events_of_job(restarts.end_of_file("job.events"))]
     since = min(starts, default=0.0)
@@ -110,7 +120,8 @@ def results() -> dict[str, object]:
         for entry in sorted(os.listdir(FILES))
         if not entry.endswith(".log")
         for name, digest in _hashes(f"{FILES}/{entry}", since)
-        if name != METRICS and not any(name == path or name.startswith(f"{path}/") for path in checkpoints)
+        if name != METRICS
+        and not any(name == path or name.startswith(f"{path}/") for path in checkpoints)
     }
     log = restarts.this_attempt(restarts.end_of_file("stdout.log"))
     lines = Counter(re.sub(r"\d+", "N", line) for line in log.splitlines() if line.strip())
@@ -119,12 +130,16 @@ def results() -> dict[str, object]:
 
 def _tensors(hashes: dict[str, str]) -> dict[str, str]:
     """Return the hashes of files with tensors, if there are any. Other files may contain times."""
-    tensors = {path: digest for path, digest in hashes.items() if restarts.CHECKPOINT_FILE.fullmatch(path)}
+    tensors = {
+        path: digest for path, digest in hashes.items() if restarts.CHECKPOINT_FILE.fullmatch(path)
+    }
     return tensors or hashes
 
 
 def _hashes(path: str, since: float) -> Iterator[tuple[str, str]]:
-    """Yield path and hash of a file, or of all files below a folder, that were written after a time."""
+    """Yield path and hash of a file, or of all files below a folder, that were written after a
+    time.
+    """
     with suppress(OSError):
         if os.path.isdir(path) and not os.path.islink(path):
             for name in sorted(os.listdir(path)):
@@ -134,7 +149,9 @@ def _hashes(path: str, since: float) -> Iterator[tuple[str, str]]:
 
 
 def hash_of(path: str) -> str:
-    """Return a hash of a file's content. In a zip file, such as torch.save writes, only tensors count."""
+    """Return a hash of a file's content. In a zip file, such as torch.save writes, only tensors
+    count.
+    """
     digest = hashlib.sha256()
     with suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 # These ports are above the ranges of the kernel and srun.
-FIRST_PORT, PORTS = 65000, 536
+FIRST_PORT = 65000
+PORTS = 536
 FIRST_DESCRIPTOR = 100
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 

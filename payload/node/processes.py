@@ -12,7 +12,8 @@ from payload.node import task
 
 # The environment of telemetry, of hang.py and of stacks.py. Their processes are no part of a rank.
 WATCHER = "CLUSTERCTL_WATCHER"
-# A step that is killed keeps these. task.py passes on the last output of its rank, and records its end.
+# A step that is killed keeps these. task.py passes on the last output of its rank, and records its
+# end.
 _KEPT = re.compile(r"(?:^|/)(?:srun|payload/node/(?:job|task)\.py)$")
 # Programs that start ranks, among the first words of a command line.
 _STARTERS = re.compile(
@@ -25,9 +26,13 @@ _MASKS = re.compile(r"^Sig(?:Blk|Ign|Cgt):\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 def of_job(job: str) -> Iterator[tuple[int, Mapping[str, str], Sequence[str]]]:
-    """Yield process id, environment and words of this user's processes of a job, but those of telemetry."""
+    """Yield process id, environment and words of this user's processes of a job, but those of
+    telemetry.
+    """
     for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - Path is slow to import
-        pairs = (text.partition("=")[::2] for text in task.text_of(f"/proc/{pid}/environ").split("\0"))
+        pairs = (
+            text.partition("=")[::2] for text in task.text_of(f"/proc/{pid}/environ").split("\0")
+        )
         variables = dict(pairs)
         if variables.get("SLURM_JOB_ID") == job and WATCHER not in variables:
             yield int(pid), variables, task.text_of(f"/proc/{pid}/cmdline").split("\0")
@@ -42,15 +47,22 @@ def kill_ranks(job: str) -> None:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Return whether a process catches, blocks or ignores a signal, so that the signal does not end it."""
+    """Return whether a process catches, blocks or ignores a signal, so that the signal does not end
+    it.
+    """
     masks = _MASKS.findall(task.text_of(f"/proc/{pid}/status"))
     return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 def is_handled(job: str, number: int) -> bool | None:
-    """Return whether a process of the job's program on this node handles a signal. None: no process is seen.
+    """Return whether a process of the job's program on this node handles a signal. None: no process
+    is seen.
 
     Launchers do not count. torchrun catches signals, and then ends its ranks with them.
     """
-    pids = [pid for pid, _, words in of_job(job) if not any(map(_STARTERS.search, words[:_STARTER_WORDS]))]
+    pids = [
+        pid
+        for pid, _, words in of_job(job)
+        if not any(map(_STARTERS.search, words[:_STARTER_WORDS]))
+    ]
     return any(handles(pid, number) for pid in pids) if pids else None

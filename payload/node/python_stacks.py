@@ -18,7 +18,8 @@ from payload.node.rank import STACK_FILE, STACK_SIGNAL
 
 MOST_SOURCE_CHARACTERS = 80
 # How long a process may take to print its stacks, and py-spy to read them.
-DUMP_S, SPY_S = 1.0, 10.0
+DUMP_S = 1.0
+SPY_S = 10.0
 _LIBRARY = re.compile(r"/lib(?:64)?/python\d|^<|payload/node/rank\.py$")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
@@ -35,10 +36,11 @@ class Frame(NamedTuple):
 
 
 def python_stacks(pid: int) -> dict[str, list[Frame]]:
-    """Return thread -> stack from the innermost call on, the main thread first. Empty: it is not Python.
+    """Return thread -> stack from the innermost call on, the main thread first. Empty: it is not
+    Python.
 
-    A rank that rank.py started prints its stacks itself. py-spy reads those of other programs and of stopped
-    processes.
+    A rank that rank.py started prints its stacks itself. py-spy reads those of other programs and
+    of stopped processes.
     """
     return _own_stacks(pid) or _spied_stacks(pid)
 
@@ -53,7 +55,8 @@ def _own_stacks(pid: int) -> dict[str, list[Frame]]:
     try:
         before = os.stat(path).st_size
         os.kill(pid, STACK_SIGNAL)
-        deadline, after = time.monotonic() + DUMP_S, -1
+        deadline = time.monotonic() + DUMP_S
+        after = -1
         while time.monotonic() < deadline and (after <= before or after != os.stat(path).st_size):
             after = os.stat(path).st_size
             time.sleep(0.02)
@@ -103,14 +106,18 @@ def _spied_stacks(pid: int) -> dict[str, list[Frame]]:
 
 
 def place_of(pid: int, stack: Sequence[Frame]) -> tuple[str, str]:
-    """Return the innermost place of a stack that is not in a library, such as train.py:88, and its source.
+    """Return the innermost place of a stack that is not in a library, such as train.py:88, and its
+    source.
 
     The place is relative to the current folder of the process, if the file is in it.
     """
-    frame = next((frame for frame in stack if not _LIBRARY.search(frame.file)), stack[0] if stack else None)
+    frame = next(
+        (frame for frame in stack if not _LIBRARY.search(frame.file)), stack[0] if stack else None
+    )
     if frame is None:
         return "", ""
-    is_absolute, folder = frame.file.startswith("/"), ""
+    is_absolute = frame.file.startswith("/")
+    folder = ""
     with suppress(OSError):
         folder = os.path.realpath(f"/proc/{pid}/cwd")
     name = frame.file[len(folder) + 1 :] if frame.file.startswith(f"{folder}/") else frame.file

@@ -3,8 +3,9 @@
     python rank.py PROGRAM ARGUMENT...
     python rank.py -m MODULE ARGUMENT...
 
-When the interpreter exits, mpi4py calls MPI_Finalize, which waits for all ranks. So a failed rank and the
-other ranks would wait for each other. Like `python -m mpi4py`, this program calls MPI_Abort instead.
+When the interpreter exits, mpi4py calls MPI_Finalize, which waits for all ranks. So a failed rank
+and the other ranks would wait for each other. Like `python -m mpi4py`, this program calls MPI_Abort
+instead.
 """
 
 import atexit
@@ -19,16 +20,19 @@ from types import ModuleType, TracebackType
 
 # How long a failed rank waits for the other ranks, which may call sys.exit a little later.
 GRACE_S = 5
-# Printed as by Open MPI 4. Open MPI 5 leaves this message to PMIx, and Slurm's PMIx plugin drops it.
+# Printed as by Open MPI 4. Open MPI 5 leaves this message to PMIx, and Slurm's PMIx plugin drops
+# it.
 _LINE = b"-" * 74 + b"\n"
 ABORTED = b"MPI_ABORT was invoked on rank %d in communicator MPI_COMM_WORLD\nwith errorcode %d.\n"
 # EX_TEMPFAIL: other ranks may still be saving their work.
 SAVED = 75
-# On this signal, a Python rank writes its stacks to a file in memory. stacks.py sends it and reads the file.
+# On this signal, a Python rank writes its stacks to a file in memory. stacks.py sends it and reads
+# the file.
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 10
 STACK_FILE = "clusterctl-stacks"
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-_SET_PTRACER, _ANY_PROCESS = 0x59616D61, -1
+_SET_PTRACER = 0x59616D61
+_ANY_PROCESS = -1
 
 
 def allow_stacks() -> None:
@@ -48,7 +52,9 @@ def allow_stacks() -> None:
 
 
 def describe_module(main: ModuleType, name: str) -> str:
-    """Set the variables of ``main`` that `python -m NAME` sets. Return the path of the module's file."""
+    """Set the variables of ``main`` that `python -m NAME` sets. Return the path of the module's
+    file.
+    """
     # This import is slow, and few programs need it.
     from importlib.util import find_spec
 
@@ -68,7 +74,9 @@ class Rank:
     status = 0
 
     def run(self, path: str, is_module: bool) -> None:
-        """Run the Python program ``path`` as `python PROGRAM` would, or a module as `python -m` would."""
+        """Run the Python program ``path`` as `python PROGRAM` would, or a module as `python -m`
+        would.
+        """
         # With -P, sys.path does not start with the script's folder.
         if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
             sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(path))
@@ -97,15 +105,21 @@ class Rank:
             self.fail(failure)
 
     def fail(self, exc: BaseException) -> None:
-        """Print an exception as Python does. Exit with 1, or the status that sys.excepthook exits with."""
+        """Print an exception as Python does. Exit with 1, or the status that sys.excepthook exits
+        with.
+        """
         self.status = 1
         try:
             sys.excepthook(type(exc), exc, exc.__traceback__)
         except SystemExit as leaving:
-            self.status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+            self.status = (
+                leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+            )
         except BaseException as broken:
             sys.stderr.write("Error in sys.excepthook:\n")
-            sys.__excepthook__(type(broken), broken.with_traceback(_below(broken)), broken.__traceback__)
+            sys.__excepthook__(
+                type(broken), broken.with_traceback(_below(broken)), broken.__traceback__
+            )
             sys.stderr.write("\nOriginal exception was:\n")
             sys.__excepthook__(type(exc), exc, exc.__traceback__)
         finally:
@@ -114,9 +128,16 @@ class Rank:
         sys.exit(self.status)
 
     def leave(self) -> None:
-        """At the exit after a failure, abort the MPI job unless all ranks exit within ``GRACE_S`` seconds."""
+        """At the exit after a failure, abort the MPI job unless all ranks exit within ``GRACE_S``
+        seconds.
+        """
         mpi = sys.modules.get("mpi4py.MPI")
-        if self.status in (0, SAVED) or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        if (
+            self.status in (0, SAVED)
+            or mpi is None
+            or not mpi.Is_initialized()
+            or mpi.Is_finalized()
+        ):
             return
         all_leave = mpi.COMM_WORLD.Ibarrier()
         deadline = time.monotonic() + GRACE_S
@@ -127,13 +148,19 @@ class Rank:
             time.sleep(0.02)
 
     def abort(self) -> None:
-        """Make mpi4py call MPI_Abort, not MPI_Finalize, after Python has flushed its files at the exit."""
+        """Make mpi4py call MPI_Abort, not MPI_Finalize, after Python has flushed its files at the
+        exit.
+        """
         if "mpi4py.MPI" in sys.modules:
             from mpi4py.run import set_abort_status
 
             set_abort_status(self.status)
             mpi = sys.modules["mpi4py.MPI"]
-            if self.status and mpi.Is_initialized() and "Open MPI v4" not in mpi.Get_library_version():
+            if (
+                self.status
+                and mpi.Is_initialized()
+                and "Open MPI v4" not in mpi.Get_library_version()
+            ):
                 os.write(2, _LINE + ABORTED % (mpi.COMM_WORLD.rank, self.status) + _LINE)
 
 

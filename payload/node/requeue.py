@@ -1,7 +1,8 @@
 """Restarts of a job with --requeue. Uses only the standard library of Python 3.8 or newer.
 
-job.py calls this module on the job's first node. It records each attempt of the job in the file job.events.
-After a failure, it has Slurm requeue the job, unless restarts.py returns a reason against that.
+job.py calls this module on the job's first node. It records each attempt of the job in the file
+job.events. After a failure, it has Slurm requeue the job, unless restarts.py returns a reason
+against that.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from contextlib import suppress
 
 from payload.node import restarts, task
 
-# These variables limit a job's steps. Telemetry must share the steps' cores and memory, and take no GPU.
+# These variables limit a job's steps. Telemetry must share the steps' cores and memory, and take no
+# GPU.
 STEP_VARIABLES = ("SLURM_NTASKS", "SLURM_CPU", "SLURM_MEM", "SLURM_GPU", "SLURM_NPROCS", "SRUN_")
 STEP = (
     "srun --job-name=telemetry --overlap --ntasks-per-node=1 --cpus-per-task=1 --mem=0 --gres=none "
     "--cpu-bind=none --mpi=none --kill-on-bad-exit=0 --export=ALL"
 ).split()
-# Each attempt has a step of telemetry and a step of ranks. After this many restarts, their numbers repeat.
-STEPS, DIFFERENT_RESTARTS = 2, 8
+# Each attempt has a step of telemetry and a step of ranks. After this many restarts, their numbers
+# repeat.
+STEPS = 2
+DIFFERENT_RESTARTS = 8
 EMPTY_STEPS_S = 10.0
 # How long to try to requeue the job while slurmctld does not answer.
-CONTROLLER_S, CONTROLLER_PAUSE_S = 600.0, 5.0
+CONTROLLER_S = 600.0
+CONTROLLER_PAUSE_S = 5.0
 # If the state of a job has changed, the job was cancelled, or Slurm itself requeues it.
 STILL_OURS = ("", "RUNNING", "COMPLETING TimeLimit", "TIMEOUT")
 # Prints the node, and the number of each argument that names a file or a command there.
@@ -41,15 +46,19 @@ echo "$found"
 """
 FILES_S = "10"
 # How long to wait for the state of a job whose job.py was killed.
-UNSUPERVISED_S, UNSUPERVISED_PAUSE_S = 20.0, 0.2
+UNSUPERVISED_S = 20.0
+UNSUPERVISED_PAUSE_S = 0.2
 # Slurm's reasons for the end of such a job. A job that a person has cancelled has none of these.
 UNSUPERVISED = ("RaisedSignal:", "NonZeroExitCode")
 REPLACED = "replaced"
 CANCELLED = "CANCELLED"
 NO_EVENTS = "this job is not requeued: job.events cannot be written"
 # The signal before the time limit. Slurm may send it up to a minute early.
-NOTICE = re.compile(r"^#SBATCH\s+--signal[=\s](?:[BR]+:)?(?:SIG)?(\w+)(?:@(\d+))?\s*$", re.MULTILINE)
-DEFAULT_LEAD_S, EARLY_S = 60, 65
+NOTICE = re.compile(
+    r"^#SBATCH\s+--signal[=\s](?:[BR]+:)?(?:SIG)?(\w+)(?:@(\d+))?\s*$", re.MULTILINE
+)
+DEFAULT_LEAD_S = 60
+EARLY_S = 65
 STARTED = re.compile(r"^NodeName=(\S+) .*\bSlurmdStartTime=(\d+)\b", re.MULTILINE)
 # States of nodes, which Slurm combines, as in down+drain.
 DOWN = frozenset(("down",))
@@ -64,8 +73,12 @@ class Events:
         self._added = ""
 
     def read(self) -> list[restarts.Event]:
-        """Return the events of all attempts of the job, or of this attempt if the file cannot be read."""
-        return restarts.events_of_job(task.text_of("job.events")) or restarts.events_of_job(self._added)
+        """Return the events of all attempts of the job, or of this attempt if the file cannot be
+        read.
+        """
+        return restarts.events_of_job(task.text_of("job.events")) or restarts.events_of_job(
+            self._added
+        )
 
     def add(self, event: str, **fields: object) -> bool:
         """Record an event on disk. Return whether that worked: the disk may be full."""
@@ -73,7 +86,8 @@ class Events:
         self._added += line
         with suppress(OSError):
             is_whole = os.write(self._file, line.encode()) == len(line.encode())
-            # The node may be lost before the file system writes the line by itself. /dev/null rejects this.
+            # The node may be lost before the file system writes the line by itself. /dev/null
+            # rejects this.
             with suppress(OSError):
                 os.fsync(self._file)
             return is_whole
@@ -84,26 +98,37 @@ class Restart:
     """The restarts of a job with ``--requeue``."""
 
     def __init__(self, events: Events, options: Mapping[str, str], program: Sequence[str]) -> None:
-        self._events, self._options = events, options
-        self._program, files = program, options["files"]
-        self._folders = [files, *(os.path.join(files, path) for path in restarts.folders_of(program))]
+        self._events = events
+        self._options = options
+        self._program = program
+        files = options["files"]
+        self._folders = [
+            files,
+            *(os.path.join(files, path) for path in restarts.folders_of(program)),
+        ]
         self._job = job_of(options)
 
     def begin(self, nodes: Sequence[str]) -> int | None:
-        """Record the start of an attempt, and how the previous attempt ended if job.py did not see its end.
+        """Record the start of an attempt, and how the previous attempt ended if job.py did not see
+        its end.
 
         Return the exit status if the job should not run again.
         """
         numbers = {"restarts": "SLURM_RESTART_COUNT", "until": "SLURM_JOB_END_TIME"}
-        facts: dict[str, object] = {key: int(os.environ.get(name, "0")) for key, name in numbers.items()}
+        facts: dict[str, object] = {
+            key: int(os.environ.get(name, "0")) for key, name in numbers.items()
+        }
         facts.update(job=self._job, partition=os.environ.get("SLURM_JOB_PARTITION", ""))
         past = self._events.read()
-        # slurmctld forgets its last seconds if it is killed: the end of a job, perhaps also its start.
+        # slurmctld forgets its last seconds if it is killed: the end of a job, perhaps also its
+        # start.
         is_again = facts["restarts"] or (self._job and past and past[0].get("job") == self._job)
         past = past if is_again else []
         attempt = restarts.interrupted(past)
         if any(event["event"] == "end" and event.get("status") == 0 for event in attempt):
-            task.complain("Slurm has started this job again, but the job has completed (see job.events)")
+            task.complain(
+                "Slurm has started this job again, but the job has completed (see job.events)"
+            )
             return 0
         failure = failure_before(attempt) if attempt else None
         if failure:
@@ -126,7 +151,9 @@ class Restart:
         """
         name = signal.Signals(number).name
         if number != signal.SIGTERM:
-            self._events.add("signal", signal=name, **({"notice": True} if is_notice(number) else {}))
+            self._events.add(
+                "signal", signal=name, **({"notice": True} if is_notice(number) else {})
+            )
             return False
         state = restarts.state_by_slurm(restarts.end_of_file(own_log()))
         self._events.add("signal", signal=name, state=state)
@@ -137,7 +164,9 @@ class Restart:
         return bool(state)
 
     def record_late_end(self) -> None:
-        """Record that Slurm has ended the job after the end of its program, perhaps while telemetry ended."""
+        """Record that Slurm has ended the job after the end of its program, perhaps while telemetry
+        ended.
+        """
         state = restarts.state_by_slurm(restarts.end_of_file(own_log()))
         if state not in ("", "REQUEUED"):
             self._events.add("signal", signal="SIGTERM", state=state)
@@ -162,7 +191,9 @@ class Restart:
         if not self._events.add("requeue", reason=reason, status=status, **failure._asdict()):
             task.complain(NO_EVENTS)
             return
-        task.complain(f"{failure} after {past[-1]['time'] - attempt[0]['time']:.0f} s; this job is requeued")
+        task.complain(
+            f"{failure} after {past[-1]['time'] - attempt[0]['time']:.0f} s; this job is requeued"
+        )
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self._requeue():
             self._exclude(past, failure, excluded)
@@ -171,12 +202,16 @@ class Restart:
             self._events.add("end", status=status)
 
     def end_again(self) -> None:
-        """Have Slurm start this completed job again: it has not seen its end, because slurmstepd was killed.
+        """Have Slurm start this completed job again: it has not seen its end, because slurmstepd
+        was killed.
 
-        Otherwise the job would stay RUNNING until slurmctld misses it. ``begin`` ends the new attempt.
+        Otherwise the job would stay RUNNING until slurmctld misses it. ``begin`` ends the new
+        attempt.
         """
         if self._job and self._ask()[0] in STILL_OURS:
-            task.complain("the slurmstepd of this job was killed: Slurm starts the job again to see its end")
+            task.complain(
+                "the slurmstepd of this job was killed: Slurm starts the job again to see its end"
+            )
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._requeue()
 
@@ -194,28 +229,32 @@ class Restart:
             failure = restarts.failure_of(lost_nodes(attempt[0]["nodes"]), "loss of") or failure
         if failure.kind == restarts.kind_of(restarts.SAVED) and not restarts.is_due(attempt):
             failure = failure._replace(kind=restarts.UNASKED)
-        # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node. job.py
-        # sends SIGKILL itself, to the ranks that remain after a failure.
+        # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node.
+        # job.py sends SIGKILL itself, to the ranks that remain after a failure.
         if failure.kind in {event.get("signal") for event in attempt} - {"SIGKILL"}:
             failure = failure._replace(suspects=())
         return failure
 
     def _ask(self) -> tuple[str, str]:
-        """Return the job's state with its reason, and the nodes that it must not use, in Slurm's form.
+        """Return the job's state with its reason, and the nodes that it must not use, in Slurm's
+        form.
 
-        The state is "" if Slurm does not answer, and REPLACED if Slurm has restarted the job elsewhere,
-        because this node was cut off from the network.
+        The state is "" if Slurm does not answer, and REPLACED if Slurm has restarted the job
+        elsewhere, because this node was cut off from the network.
         """
         columns = "--Format=State:30,Reason:250,RestartCnt:20,ExcNodes:5000"
         answer = task.output_of(["squeue", "--noheader", f"--jobs={self._job}", columns])
         state, reason, restart, excluded = (*answer.split(), *4 * [""])[:4]
-        # A smaller number means that slurmctld was killed, and has forgotten the start of this attempt.
+        # A smaller number means that slurmctld was killed, and has forgotten the start of this
+        # attempt.
         if restart.isdigit() and int(restart) > int(os.environ.get("SLURM_RESTART_COUNT", "0")):
             return REPLACED, ""
         return f"{state} {reason}".replace(" None", "").strip(), excluded.replace("(null)", "")
 
     def _requeue(self) -> bool:
-        """Have Slurm requeue this job, and return whether it does. Try again while Slurm does not answer."""
+        """Have Slurm requeue this job, and return whether it does. Try again while Slurm does not
+        answer.
+        """
         deadline = time.monotonic() + CONTROLLER_S
         while wait_for(["scontrol", "requeue", self._job]) != 0:
             state = self._ask()[0]
@@ -238,7 +277,8 @@ class Restart:
         more: the last failure, unless the events have it.
         """
         failures = [*restarts.failures(past), *more]
-        chain_s, used_s = float(self._options.get("chain", "0")), restarts.seconds_used(past)
+        chain_s = float(self._options.get("chain", "0"))
+        used_s = restarts.seconds_used(past)
         reason = restarts.stop_reason(failures, used_s, chain_s)
         if reason:
             self._events.add("stop", reason=reason, **failures[-1]._asdict())
@@ -246,38 +286,53 @@ class Restart:
             task.complain(f"this job is not requeued: {text}")
         return bool(reason)
 
-    def _exclude(self, past: Sequence[restarts.Event], failure: restarts.Failure, excluded: str) -> None:
-        """Have Slurm not use nodes again on which the job has failed twice, if it can run on other nodes.
+    def _exclude(
+        self, past: Sequence[restarts.Event], failure: restarts.Failure, excluded: str
+    ) -> None:
+        """Have Slurm not use nodes again on which the job has failed twice, if it can run on other
+        nodes.
 
         excluded: the nodes that are excluded already, as Slurm writes them.
         """
-        bad, unused = restarts.bad_nodes([*restarts.failures(past), failure]), hostnames(excluded)
+        bad = restarts.bad_nodes([*restarts.failures(past), failure])
+        unused = hostnames(excluded)
         nodes = [node for node in bad if node not in unused]
         if not nodes:
             return
         every = ",".join(filter(None, (excluded, *nodes)))
         # The script has the job's options. Only Slurm knows the nodes that satisfy all of them.
-        job = [f"--nodes={os.environ['SLURM_JOB_NUM_NODES']}", f"{os.environ['SLURM_SUBMIT_DIR']}/job.sbatch"]
+        job = [
+            f"--nodes={os.environ['SLURM_JOB_NUM_NODES']}",
+            f"{os.environ['SLURM_SUBMIT_DIR']}/job.sbatch",
+        ]
         with open(os.devnull, "w") as null:
-            can_run = wait_for(["sbatch", "--test-only", f"--exclude={every}", *job], null.fileno()) == 0
+            can_run = (
+                wait_for(["sbatch", "--test-only", f"--exclude={every}", *job], null.fileno()) == 0
+            )
         exclude = ["scontrol", "update", f"jobid={self._job}", f"excnodelist={every}"]
         if can_run and wait_for(exclude) == 0:
             self._events.add("excluded", nodes=nodes)
 
 
 def job_of(options: Mapping[str, str]) -> str:
-    """Return Slurm's id of this job or array task, or "" without Slurm. options: of `job.py run`."""
+    """Return Slurm's id of this job or array task, or "" without Slurm. options: of `job.py
+    run`.
+    """
     return options.get("array") or os.environ.get("SLURM_JOB_ID", "")
 
 
 def failure_before(attempt: Sequence[restarts.Event]) -> restarts.Failure | None:
-    """Return how the previous attempt failed, or None if job.py did see its end. attempt: its events."""
+    """Return how the previous attempt failed, or None if job.py did see its end. attempt: its
+    events.
+    """
     nodes = attempt[0]["nodes"]
     # A node that dies may also kill job.py first.
     if lost := lost_nodes(nodes):
         return restarts.failure_of(lost, "loss of")
     if killed := [event for event in attempt if event["event"] == "unsupervised"]:
-        return restarts.Failure(f"end of job.py, which supervises the job ({killed[0].get('reason', '')})")
+        return restarts.Failure(
+            f"end of job.py, which supervises the job ({killed[0].get('reason', '')})"
+        )
     # After SIGTERM, Slurm or a person has ended the attempt.
     if restarts.is_explained(attempt):
         return None
@@ -287,7 +342,8 @@ def failure_before(attempt: Sequence[restarts.Event]) -> restarts.Failure | None
 
 
 def requeue_unsupervised(job: str) -> None:
-    """Have Slurm requeue a job whose job.py was killed, and record that. Called in another step of the job.
+    """Have Slurm requeue a job whose job.py was killed, and record that. Called in another step of
+    the job.
 
     Do nothing if job.py has recorded an end, or SIGTERM, with which Slurm or a person ends a job.
     """
@@ -295,7 +351,9 @@ def requeue_unsupervised(job: str) -> None:
     attempt = restarts.interrupted(events.read())
     deadline = time.monotonic() + UNSUPERVISED_S
     while attempt and not restarts.is_explained(attempt) and time.monotonic() < deadline:
-        reason = task.output_of(["squeue", "--noheader", f"--jobs={job}", "--Format=Reason:250"]).strip()
+        reason = task.output_of(
+            ["squeue", "--noheader", f"--jobs={job}", "--Format=Reason:250"]
+        ).strip()
         if reason.startswith(UNSUPERVISED):
             # The next attempt tells why, and whether the job should run again.
             events.add("unsupervised", reason=reason)
@@ -305,7 +363,9 @@ def requeue_unsupervised(job: str) -> None:
 
 
 def is_notice(number: int) -> bool:
-    """Return whether Slurm sends this signal now, because the job's time limit is near (#SBATCH --signal)."""
+    """Return whether Slurm sends this signal now, because the job's time limit is near (#SBATCH
+    --signal).
+    """
     script = task.text_of(f"{os.environ.get('SLURM_SUBMIT_DIR', '')}/job.sbatch")
     left_s = int(os.environ.get("SLURM_JOB_END_TIME", "0")) - time.time()
     return any(
@@ -337,27 +397,34 @@ def lost_nodes(nodes: Sequence[str], lost: frozenset[str] = LOST) -> list[str]:
     if "SLURM_JOB_ID" not in os.environ or not nodes:
         return []
     columns = "--Format=NodeList:250,StateComplete:250"
-    answer = task.output_of(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", columns])
+    answer = task.output_of(
+        ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", columns]
+    )
     rows = [line.split() for line in answer.splitlines()]
     states = {row[0]: row[1].split("+") for row in rows if len(row) == len(("node", "states"))}
     return [node for node, of_node in states.items() if lost.intersection(of_node)]
 
 
 def restarted_nodes(nodes: Sequence[str], since: float) -> list[str]:
-    """Return those of the nodes whose slurmd has started after a time, because the nodes were restarted."""
+    """Return those of the nodes whose slurmd has started after a time, because the nodes were
+    restarted.
+    """
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
-    answer = task.output_of(["scontrol", "--oneliner", "show", "node", ",".join(nodes)], environment)
+    answer = task.output_of(
+        ["scontrol", "--oneliner", "show", "node", ",".join(nodes)], environment
+    )
     starts = dict(STARTED.findall(answer))
     return [node for node in nodes if int(starts.get(node, "0")) > since]
 
 
 def nodes_without_files(nodes: Sequence[str], program: Sequence[str], folder: str) -> list[str]:
-    """Return the nodes that lack a file of the program, because a file system is missing, for example.
+    """Return the nodes that lack a file of the program, because a file system is missing, for
+    example.
 
     folder: the folder of the program, where relative paths begin.
 
-    A file is a word of the program's command line that is a file or a command on another node. Folders do
-    not count, because programs create some of them. Return [] if a node does not answer.
+    A file is a word of the program's command line that is a file or a command on another node.
+    Folders do not count, because programs create some of them. Return [] if a node does not answer.
     """
     if len(nodes) == 1 or "SLURM_JOB_ID" not in os.environ:
         return []
@@ -370,10 +437,11 @@ def nodes_without_files(nodes: Sequence[str], program: Sequence[str], folder: st
 
 
 def start_empty_steps(restart: int) -> None:
-    """Start steps that do nothing, so that a restarted job's steps get other numbers than earlier steps.
+    """Start steps that do nothing, so that a restarted job's steps get other numbers than earlier
+    steps.
 
-    An attempt's steps on a node that was cut off may otherwise end the new steps of the same number, and the
-    socket that a killed step leaves behind would keep a new step from starting.
+    An attempt's steps on a node that was cut off may otherwise end the new steps of the same
+    number, and the socket that a killed step leaves behind would keep a new step from starting.
     """
     command = [*STEP, "--nodes=1", "--ntasks=1", f"--nodelist={task.host_name()}", "true"]
     null = os.open(os.devnull, os.O_RDWR)
@@ -384,7 +452,9 @@ def start_empty_steps(restart: int) -> None:
 
 
 def wait_until_ended(pids: Sequence[int], patience_s: float) -> None:
-    """Wait for the end of child processes. Kill those that have not ended after ``patience_s`` seconds."""
+    """Wait for the end of child processes. Kill those that have not ended after ``patience_s``
+    seconds.
+    """
     deadline = time.monotonic() + patience_s
     for pid in pids:
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
@@ -395,7 +465,9 @@ def wait_until_ended(pids: Sequence[int], patience_s: float) -> None:
 
 
 def wait_for(command: list[str], stderr: int = 2) -> int:
-    """Run a command, and return its exit status. stderr: open file for its errors. Default: the job's log."""
+    """Run a command, and return its exit status. stderr: open file for its errors. Default: the
+    job's log.
+    """
     try:
         return task.exit_status(os.waitpid(task.start(command, stderr=stderr), 0)[1])
     except OSError as exc:
@@ -404,4 +476,6 @@ def wait_for(command: list[str], stderr: int = 2) -> int:
 
 def step_environment() -> dict[str, str]:
     """Return the environment for a step that must not take the options of the job's own steps."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(STEP_VARIABLES)}
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(STEP_VARIABLES)
+    }

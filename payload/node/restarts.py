@@ -1,7 +1,7 @@
 """Decides whether a failed job runs again. Uses only the standard library of Python 3.8 or newer.
 
-job.py records each attempt of a job in the file job.events. From these events and the files in the job's
-folder, this module tells how an attempt ended, and why the job should not run again.
+job.py records each attempt of a job in the file job.events. From these events and the files in the
+job's folder, this module tells how an attempt ended, and why the job should not run again.
 """
 
 from __future__ import annotations
@@ -23,29 +23,35 @@ SAVED = 75
 # The kind of such an end if nothing shows that the program was asked to save its work.
 UNASKED = "exit code 75 without a signal"
 HANG_FILE = "hang.json"
-# A program ends with 2 if its arguments are wrong. A shell returns 126 or 127 if it cannot start a program.
+# A program ends with 2 if its arguments are wrong. A shell returns 126 or 127 if it cannot start a
+# program.
 USAGE = (2, 126, 127)
 # A shell returns this number plus the signal that ended a program.
 FROM_SHELL = 128
-# A rank ends with 14 if it has lost another rank (PMIx), with 195 if it has lost slurmstepd, and with 143 if
-# the launcher ends it.
-LOST_PEER, LOST_SERVER = 14, 195
+# A rank ends with 14 if it has lost another rank (PMIx), with 195 if it has lost slurmstepd, and
+# with 143 if the launcher ends it.
+LOST_PEER = 14
+LOST_SERVER = 195
 ENDED_BY_ANOTHER = (LOST_PEER, LOST_SERVER, SAVED, FROM_SHELL + signal.SIGTERM)
-# A job ends when it has failed this often in the same way, or with the same error of the program, without
-# progress in between.
-SAME_FAILURES, SAME_ERRORS = 3, 2
-# The same error also ends the job after this number of attempts if only the time of a checkpoint is newer.
+# A job ends when it has failed this often in the same way, or with the same error of the program,
+# without progress in between.
+SAME_FAILURES = 3
+SAME_ERRORS = 2
+# The same error also ends the job after this number of attempts if only the time of a checkpoint is
+# newer.
 MOST_ERRORS = 5
 # A node is not used again after this number of failures on it.
 FAILURES_OF_NODE = 2
 LOG_END = 1 << 16
-MOST_ENTRIES, DEEPEST = 2000, 3
+MOST_ENTRIES = 2000
+DEEPEST = 3
 # Longest search for checkpoints, which may be on a slow file system beside a large data set.
 SEARCH_S = 5.0
 
 _RESTARTED = re.compile(r"^clusterctl: restart \d+ of this job$", re.MULTILINE)
 _NOT_STARTED = re.compile(
-    rf"^srun: error: \S+: tasks? \S+ Exited with exit code ({'|'.join(map(str, USAGE))})$", re.MULTILINE
+    rf"^srun: error: \S+: tasks? \S+ Exited with exit code ({'|'.join(map(str, USAGE))})$",
+    re.MULTILINE,
 )
 # srun reports no failure of this rank, so its exit code was 0.
 LEFT_MPI = "exit without MPI_Finalize"
@@ -53,9 +59,11 @@ LEFT_MPI = "exit without MPI_Finalize"
 ABORT = "abort by srun"
 # In messages of job.py.
 NO_SLURMSTEPD = "no slurmstepd any more"
-# PMIx has lost the connection to a rank (PMIX_ERR_LOST_CONNECTION), and srun reports a rank's failure.
+# PMIx has lost the connection to a rank (PMIX_ERR_LOST_CONNECTION), and srun reports a rank's
+# failure.
 _LEFT_MPI = re.compile(
-    r"mpi/pmix\S*: _errhandler: (?P<host>\S+) \[\d+\]: .*status = -61, source = \[\S+:(?P<rank>\d{1,9})\]"
+    r"mpi/pmix\S*: _errhandler: (?P<host>\S+) \[\d+\]: .*status = -61, source = "
+    r"\[\S+:(?P<rank>\d{1,9})\]"
 )
 _TASKS = r"\d{1,9}(?:-\d{1,9})?"
 _REPORTED = re.compile(rf"^srun: error: \S+: tasks? ({_TASKS}(?:,{_TASKS})*): ", re.MULTILINE)
@@ -75,7 +83,8 @@ _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _LABEL = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+)')
 _OWN_MESSAGE = re.compile(r"^payload: error: (.*)", re.MULTILINE)
-# Exceptions that a lost rank, node or connection, broken hardware, or a signal to torchrun may have caused.
+# Exceptions that a lost rank, node or connection, broken hardware, or a signal to torchrun may have
+# caused.
 _PEER_LOST = re.compile(
     r"\bpeer|connection|timed? ?out|nccl|gloo|\bmpi|broken ?pipe|stale file|SignalException|ChildFailedError"
     r"|CUDA error|\bECC\b|input/output error|fallen off",
@@ -83,9 +92,12 @@ _PEER_LOST = re.compile(
 )
 # Messages of Open MPI in the log of a rank that has lost another rank.
 _PEER_GONE = re.compile(
-    "MPI communication peer process has unexpectedly disconnected|An error occurred in Socket closed"
+    "MPI communication peer process has unexpectedly disconnected|An error occurred in Socket "
+    "closed"
 )
-_CHECKPOINT_FOLDER = re.compile(r"(?:checkpoint|ckpt|step|iter|iteration|epoch|global_?step)[-_=]?(\d+)")
+_CHECKPOINT_FOLDER = re.compile(
+    r"(?:checkpoint|ckpt|step|iter|iteration|epoch|global_?step)[-_=]?(\d+)"
+)
 CHECKPOINT_FILE = re.compile(r"(.+)\.(?:pt|pth|ckpt|safetensors|npz)")
 _NUMBER = re.compile(r"(?:^|[-_=.]|step|iter|iteration|epoch|checkpoint|ckpt)(\d+)$")
 _NO_CHECKPOINTS = frozenset(("rank-logs", "telemetry", "tensorboard", "__pycache__"))
@@ -115,7 +127,9 @@ class Failure(NamedTuple):
 
 
 def events_of_job(text: str) -> list[Event]:
-    """Return the events in job.events since the submission, or since a person restarted a stopped job."""
+    """Return the events in job.events since the submission, or since a person restarted a stopped
+    job.
+    """
     events: list[Event] = []
     for line in text.splitlines():
         # A node may have died while it wrote a line.
@@ -130,7 +144,9 @@ def events_of_job(text: str) -> list[Event]:
 
 
 def interrupted(events: Iterable[Event]) -> list[Event]:
-    """Return the events of the last attempt, or [] if job.py has requeued the job after that attempt."""
+    """Return the events of the last attempt, or [] if job.py has requeued the job after that
+    attempt.
+    """
     attempt: list[Event] = []
     for event in events:
         if event["event"] in ("start", "requeue"):
@@ -141,20 +157,29 @@ def interrupted(events: Iterable[Event]) -> list[Event]:
 
 
 def is_explained(attempt: Iterable[Event]) -> bool:
-    """Return whether job.py has seen the end of an attempt, or SIGTERM, with which Slurm ends a job."""
+    """Return whether job.py has seen the end of an attempt, or SIGTERM, with which Slurm ends a
+    job.
+    """
     return any(event["event"] == "end" or event.get("signal") == "SIGTERM" for event in attempt)
 
 
 def is_due(attempt: Sequence[Event]) -> bool:
-    """Return whether an attempt was to save its work: by a signal, or because half of its time was over."""
-    start, end = attempt[0], attempt[-1]
+    """Return whether an attempt was to save its work: by a signal, or because half of its time was
+    over.
+    """
+    start = attempt[0]
+    end = attempt[-1]
     half = (start.get("until") or math.inf) + start["time"]
     return any(event["event"] == "signal" for event in attempt) or 2 * end["time"] >= half
 
 
 def killed_at(attempt: Iterable[Event]) -> float:
-    """Return when job.py killed the remaining ranks of an attempt. attempt: its events. Infinite: never."""
-    return min((event["time"] for event in attempt if event.get("signal") == "SIGKILL"), default=math.inf)
+    """Return when job.py killed the remaining ranks of an attempt. attempt: its events. Infinite:
+    never.
+    """
+    return min(
+        (event["time"] for event in attempt if event.get("signal") == "SIGKILL"), default=math.inf
+    )
 
 
 def failures(events: Iterable[Event]) -> list[Failure]:
@@ -163,15 +188,20 @@ def failures(events: Iterable[Event]) -> list[Failure]:
     for event in events:
         # The next start describes the loss of a node, because job.py on that node could not.
         if event["event"] in ("requeue", "start") and "kind" in event:
-            values = {name: event.get(name, default) for name, default in Failure._field_defaults.items()}
+            values = {
+                name: event.get(name, default) for name, default in Failure._field_defaults.items()
+            }
             values.update(suspects=tuple(values["suspects"]), progress=tuple(values["progress"]))
             ends.append(Failure(event["kind"], **values))
     return ends
 
 
 def seconds_used(events: Iterable[Event]) -> float:
-    """Return how long all attempts have run together. A lost attempt lasts until its limit, or the next."""
-    total, start = 0.0, None
+    """Return how long all attempts have run together. A lost attempt lasts until its limit, or the
+    next.
+    """
+    total = 0.0
+    start = None
     for event in events:
         if start is not None and event["event"] in ("start", "end"):
             limit = start.get("until") if event["event"] == "start" else 0
@@ -195,13 +225,16 @@ def is_usage(failure: Failure) -> bool:
 def stop_reason(past: Sequence[Failure], used_s: float = 0.0, chain_s: float = 0.0) -> str:
     """Return why a job should not run again after the last of its failures. "": it should.
 
-    used_s: how long all attempts have run together. chain_s: how long they may run. 0: without limit.
+    used_s: how long all attempts have run together. chain_s: how long they may run. 0: without
+        limit.
     """
     last = past[-1]
     if is_usage(last):
         return "usage"
     # The best progress so far, at each failure.
-    best = list(accumulate((failure.progress for failure in past), lambda *both: tuple(map(max, *both))))
+    best = list(
+        accumulate((failure.progress for failure in past), lambda *both: tuple(map(max, *both)))
+    )
     recent = past[best.index(best[-1]) :]
     if last.error and [failure.error for failure in recent].count(last.error) >= SAME_ERRORS:
         return "same-error"
@@ -209,8 +242,9 @@ def stop_reason(past: Sequence[Failure], used_s: float = 0.0, chain_s: float = 0
     alike = [failure.error for failure in past if failure.progress[:2] == last.progress[:2]]
     if last.error and alike.count(last.error) >= MOST_ERRORS:
         return "same-error"
-    # A program that saves its work in a place unknown to us seems to make no progress. It may be restarted
-    # without end, but only if it saves when it is due: otherwise it would be restarted each second.
+    # A program that saves its work in a place unknown to us seems to make no progress. It may be
+    # restarted without end, but only if it saves when it is due: otherwise it would be restarted
+    # each second.
     is_known = last.kind != kind_of(SAVED) or any(last.progress)
     if is_known and [failure.kind for failure in recent].count(last.kind) >= SAME_FAILURES:
         return "no-progress"
@@ -222,10 +256,16 @@ def explain(reason: str, last: Failure, used_s: float, chain_s: float) -> str:
     if reason == "usage":
         return f"a restart would end like this attempt: {last}"
     if reason == "same-error":
-        return f"{last}, again without a newer checkpoint or step; correct the program, and submit it again"
+        return (
+            f"{last}, again without a newer checkpoint or step; correct the program, and submit "
+            "it again"
+        )
     if reason == "no-progress":
         return f"{last}, {SAME_FAILURES} times without a newer checkpoint or step"
-    return f"its attempts have run {used_s:.0f} s, and --chain is {chain_s:.0f} s; the last end: {last}"
+    return (
+        f"its attempts have run {used_s:.0f} s, and --chain is {chain_s:.0f} s; the last end: "
+        f"{last}"
+    )
 
 
 def bad_nodes(past: Iterable[Failure]) -> list[str]:
@@ -260,7 +300,8 @@ def failure_now(status: int, log: str, killed_at: float = math.inf) -> Failure:
     # MPI_Abort may have killed the rank before its end was recorded.
     if aborted:
         host = host if rank == aborted[1] else ""
-        ended, rank = status, aborted[1]
+        ended = status
+        rank = aborted[1]
     text = this_attempt(end_of_file(f"rank-logs/{rank}.log")) if rank else log
     by_signal = kind_of(ended).startswith("SIG") and not aborted
     error = "" if by_signal else own_error(text)
@@ -278,7 +319,8 @@ def failure_now(status: int, log: str, killed_at: float = math.inf) -> Failure:
 
 
 def left_mpi(log: str) -> str:
-    """Return rank and node of a rank that has ended without MPI_Finalize and without failure, or "".
+    """Return rank and node of a rank that has ended without MPI_Finalize and without failure, or
+    "".
 
     Slurm then ends the other ranks. A rank that fails is reported by srun, or has recorded its end.
     """
@@ -298,7 +340,9 @@ def is_in(number: int, ranges: str) -> bool:
 
 
 def state_by_slurm(log: str) -> str:
-    """Return the state that Slurm gives the job that it has ended in this attempt, or "" for other jobs."""
+    """Return the state that Slurm gives the job that it has ended in this attempt, or "" for other
+    jobs.
+    """
     reasons = _ENDED_BY_SLURM.findall(this_attempt(log))
     return _STATES.get(reasons[-1], "CANCELLED") if reasons else ""
 
@@ -309,7 +353,9 @@ def has_lost_daemon(log: str) -> bool:
 
 
 def launcher_of(program: Sequence[str]) -> str:
-    """Return the launcher that a program is, srun or mpirun, perhaps after env. "": for example a script."""
+    """Return the launcher that a program is, srun or mpirun, perhaps after env. "": for example a
+    script.
+    """
     launcher = next((word for word in program if word in ("srun", "mpirun")), "")
     before = program[: program.index(launcher)] if launcher else []
     return launcher if before[:1] in ([], ["env"]) and "-C" not in before else ""
@@ -318,9 +364,11 @@ def launcher_of(program: Sequence[str]) -> str:
 def status_of_ranks(status: int, log: str, *, is_told: bool) -> int:
     """Return the exit status of a job after its launcher has failed: the same with each launcher.
 
-    srun ends with the highest status of all ranks, also of ranks that it ended because another rank failed.
+    srun ends with the highest status of all ranks, also of ranks that it ended because another rank
+    failed.
 
-    status: of the launcher. log: the job's own. is_told: whether mpirun got SIGTERM. It then ends with 1.
+    status: of the launcher. log: the job's own. is_told: whether mpirun got SIGTERM. It then ends
+        with 1.
     """
     # MPI_Abort sets the status of both launchers, and may kill the rank before its end is recorded.
     if _ABORTED.search(this_attempt(log)):
@@ -329,9 +377,11 @@ def status_of_ranks(status: int, log: str, *, is_told: bool) -> int:
 
 
 def status_of_start(log: str) -> int:
-    """Return the exit status with which ranks did not start in this attempt, according to srun, or 0.
+    """Return the exit status with which ranks did not start in this attempt, according to srun, or
+    0.
 
-    srun itself ends with the highest status of all ranks, also of those that it ends because of the failure.
+    srun itself ends with the highest status of all ranks, also of those that it ends because of the
+    failure.
     """
     failed = _NOT_STARTED.search(this_attempt(log))
     return int(failed[1]) if failed else 0
@@ -351,7 +401,9 @@ def forget_ends() -> None:
 
 
 def folders_of(program: Sequence[str]) -> list[str]:
-    """Return the folders other than its own in which the bundled training writes, from its arguments."""
+    """Return the folders other than its own in which the bundled training writes, from its
+    arguments.
+    """
     words = " ".join(program).replace("=", " ").split()
     return [words[n + 1] for n, word in enumerate(words[:-1]) if word in ("--out", "--checkpoints")]
 
@@ -359,7 +411,8 @@ def folders_of(program: Sequence[str]) -> list[str]:
 def first_failed(killed_at: float = math.inf) -> tuple[int, str, str]:
     """Return exit status, rank and node of the first rank that failed by itself.
 
-    Rank and node are "" if there is no such rank. The status is then 75 if ranks have saved their work, or 0.
+    Rank and node are "" if there is no such rank. The status is then 75 if ranks have saved their
+    work, or 0.
     killed_at: when job.py began to kill ranks. Later ends do not count.
     clusterctl/scheduler/failed_rank.py follows the same rule.
     """
@@ -401,14 +454,17 @@ def own_error(log: str) -> str:
 
 
 def progress(folders: Sequence[str], since: float) -> tuple[int, int, int]:
-    """Return how far a job has come: its last checkpoint's number, its last step, its last checkpoint's time.
+    """Return how far a job has come: its last checkpoint's number, its last step, its last
+    checkpoint's time.
 
-    The time is that of the newest checkpoint. It is 0 if the first or second number is known, because a
-    program that starts over also writes such a file again.
+    The time is that of the newest checkpoint. It is 0 if the first or second number is known,
+    because a program that starts over also writes such a file again.
 
-    folders: the folders in which the program writes. since: ignore older files, which came with the job.
+    folders: the folders in which the program writes. since: ignore older files, which came with the
+        job.
     """
-    number, written = 0, 0
+    number = 0
+    written = 0
     step = last_step(os.environ.get("CLUSTERCTL_HEARTBEAT", ""), folders)
     deadline = time.monotonic() + SEARCH_S
     for folder in folders:
@@ -420,20 +476,30 @@ def progress(folders: Sequence[str], since: float) -> tuple[int, int, int]:
 
 
 def last_step(heartbeat: str, folders: Iterable[str]) -> int:
-    """Return the number of steps in the file ``heartbeat`` or in metrics.jsonl of a folder, or 0."""
+    """Return the number of steps in the file ``heartbeat`` or in metrics.jsonl of a folder, or
+    0.
+    """
     words = end_of_file(heartbeat).split()
     step = int(words[0]) if words and words[0].isdigit() else 0
     return max([step, *(_last_step(f"{folder}/metrics.jsonl") for folder in folders)])
 
 
-def checkpoints(folder: str, deadline: float, depth: int = 0) -> Iterator[tuple[str, int | None, float]]:
-    """Yield path, number (None: it has no number) and time of files and folders like a checkpoint."""
+def checkpoints(
+    folder: str, deadline: float, depth: int = 0
+) -> Iterator[tuple[str, int | None, float]]:
+    """Yield path, number (None: it has no number) and time of files and folders like a
+    checkpoint.
+    """
     for entry in islice(_entries(folder), MOST_ENTRIES):
         if time.monotonic() > deadline:
             return
         # The folder may change at the same time.
         with suppress(OSError):
-            if entry.is_symlink() or entry.name in _NO_CHECKPOINTS or entry.name.endswith(_UNFINISHED):
+            if (
+                entry.is_symlink()
+                or entry.name in _NO_CHECKPOINTS
+                or entry.name.endswith(_UNFINISHED)
+            ):
                 continue
             is_folder = entry.is_dir()
             match = (_CHECKPOINT_FOLDER if is_folder else CHECKPOINT_FILE).fullmatch(entry.name)

@@ -22,17 +22,19 @@ class Sensor(Protocol):
     """A source of readings, such as a file in /proc."""
 
     def read(self) -> dict[str, Any]:
-        """Return readings by name. The first call returns no rates, because a rate needs two readings.
+        """Return readings by name. The first call returns no rates, because a rate needs two
+        readings.
 
         Raises SensorError if the source fails. A later call may succeed.
         """
 
 
 def own_group(cgroups: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """Return the control group (version 2) of this node if the node is a container, such as a local node.
+    """Return the control group (version 2) of this node if the node is a container, such as a local
+    node.
 
-    Nodes that share a machine must not each report the load of the machine. Return None on a machine: it is
-    the root group, which has no cgroup.events.
+    Nodes that share a machine must not each report the load of the machine. Return None on a
+    machine: it is the root group, which has no cgroup.events.
     """
     for group in (cgroups, cgroups / "unified"):
         if os.access(group / "cgroup.events", os.R_OK) and os.access(group / "cpu.stat", os.R_OK):
@@ -41,14 +43,18 @@ def own_group(cgroups: Path = Path("/sys/fs/cgroup")) -> Path | None:
 
 
 class Cpu:
-    """Usage of the node's cores since the last reading, in percent of all cores, and a machine's load.
+    """Usage of the node's cores since the last reading, in percent of all cores, and a machine's
+    load.
 
     group: the node's control group if the node is a container (see ``own_group``).
     """
 
-    def __init__(self, cores: Collection[int], proc: Path = Path("/proc"), group: Path | None = None) -> None:
+    def __init__(
+        self, cores: Collection[int], proc: Path = Path("/proc"), group: Path | None = None
+    ) -> None:
         self._names = {f"cpu{core}" for core in cores}
-        self._is_group, self._loadavg = group is not None, proc / "loadavg"
+        self._is_group = group is not None
+        self._loadavg = proc / "loadavg"
         self._stat = group / "cpu.stat" if group else proc / "stat"
         self._last: tuple[int, int] | None = None
 
@@ -58,9 +64,11 @@ class Cpu:
             with _source(self._loadavg):
                 fields["load1"] = float(self._loadavg.read_text().split()[0])
         with _source(self._stat):
-            previous, self._last = self._last, self._times() if self._is_group else self._ticks()
+            previous = self._last
+            self._last = self._times() if self._is_group else self._ticks()
         if previous:
-            busy, elapsed = self._last[0] - previous[0], self._last[1] - previous[1]
+            busy = self._last[0] - previous[0]
+            elapsed = self._last[1] - previous[1]
             fields["cpu_percent"] = round(min(100.0, 100 * max(0, busy) / max(1, elapsed)), 1)
         return fields
 
@@ -93,7 +101,9 @@ class Memory:
         cgroups: Path = Path("/sys/fs/cgroup"),
         group: Path | None = None,
     ) -> None:
-        self._proc, self._meminfo, self._group = proc, proc / "meminfo", group
+        self._proc = proc
+        self._meminfo = proc / "meminfo"
+        self._group = group
         self._job = _job_memory(proc / "self/cgroup", cgroups)
 
     def read(self) -> dict[str, Any]:
@@ -104,7 +114,9 @@ class Memory:
         return fields
 
     def total_mib(self) -> int:
-        """Return the machine's total memory in MiB, even in a container. Raises SensorError if that fails."""
+        """Return the machine's total memory in MiB, even in a container. Raises SensorError if that
+        fails.
+        """
         return self._sizes()["MemTotal"] // MIB
 
     def _used(self) -> int:
@@ -117,11 +129,15 @@ class Memory:
             return sum(map(_own_memory, self._proc.glob("[0-9]*/status")))
         with _source(current):
             lines = (self._group / "memory.stat").read_text().splitlines()
-            return int(current.read_text()) - int(dict(line.split() for line in lines)["inactive_file"])
+            return int(current.read_text()) - int(
+                dict(line.split() for line in lines)["inactive_file"]
+            )
 
     def _sizes(self) -> dict[str, int]:
         with _source(self._meminfo):
-            lines = [line.replace(":", " ").split() for line in self._meminfo.read_text().splitlines()]
+            lines = [
+                line.replace(":", " ").split() for line in self._meminfo.read_text().splitlines()
+            ]
             sizes = {name: int(number) * 1024 for name, number, *_ in lines}
             return {name: sizes[name] for name in ("MemTotal", "MemAvailable")}
 
@@ -135,11 +151,13 @@ class Network:
 
     def read(self) -> dict[str, Any]:
         with _source(self._path):
-            previous, self._last = self._last, (time.monotonic(), self._counters())
+            previous = self._last
+            self._last = (time.monotonic(), self._counters())
         if previous is None:
             return {}
         seconds = max(self._last[0] - previous[0], 1e-3)
-        received, sent = {}, {}
+        received = {}
+        sent = {}
         for name, (rx, tx) in self._last[1].items():
             last_rx, last_tx = previous[1].get(name, (rx, tx))
             received[name] = round(max(0, rx - last_rx) / seconds, 1)
@@ -179,7 +197,8 @@ class Gpus:
         return {"gpus": [self._state(index, handle) for index, handle in self._handles]}
 
     def memory_use(self) -> int | None:
-        """Return the percentage of time in which a GPU's memory was used lately, for the most used memory.
+        """Return the percentage of time in which a GPU's memory was used lately, for the most used
+        memory.
 
         Return None if there is no GPU, or if a GPU does not report this.
         """
@@ -187,7 +206,9 @@ class Gpus:
         return max(rate.memory for rate in rates) if rates and None not in rates else None
 
     def energy_j(self, uuid: str | None) -> float | None:
-        """Return the joules that a GPU has used since its driver was loaded; None if it is unknown."""
+        """Return the joules that a GPU has used since its driver was loaded; None if it is
+        unknown.
+        """
         for _, handle in self._handles:
             if self._ask("nvmlDeviceGetUUID", handle) == uuid:
                 millijoules: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
@@ -217,7 +238,9 @@ class Gpus:
 
 
 def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
-    """Return NVIDIA's library pynvml, if installed, and the (index, handle) of each GPU that answers."""
+    """Return NVIDIA's library pynvml, if installed, and the (index, handle) of each GPU that
+    answers.
+    """
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -235,7 +258,8 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
 def _own_memory(status: Path) -> int:
     """Return the bytes that a process shares with no other; 0 for a thread of the kernel.
 
-    The memory controller may be missing in a container, and the kernel lets only root read more exact sums.
+    The memory controller may be missing in a container, and the kernel lets only root read more
+    exact sums.
     """
     # The process may have ended.
     with suppress(OSError):
@@ -246,7 +270,9 @@ def _own_memory(status: Path) -> int:
 
 
 def _job_memory(membership: Path, cgroups: Path) -> Path | None:
-    """Return the file with this Slurm job's memory use, if any. membership: the file /proc/self/cgroup."""
+    """Return the file with this Slurm job's memory use, if any. membership: the file
+    /proc/self/cgroup.
+    """
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -256,7 +282,9 @@ def _job_memory(membership: Path, cgroups: Path) -> Path | None:
         if controllers not in ("", "memory"):
             continue
         root, name = (
-            (cgroups / "memory", "memory.usage_in_bytes") if controllers else (cgroups, "memory.current")
+            (cgroups / "memory", "memory.usage_in_bytes")
+            if controllers
+            else (cgroups, "memory.current")
         )
         group = Path(path.lstrip("/"))
         for folder in (group, *group.parents):

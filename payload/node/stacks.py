@@ -1,15 +1,17 @@
-"""Finds out where the ranks of a job are on this node. Uses only the standard library of Python 3.8 or newer.
+"""Finds out where the ranks of a job are on this node. Uses only the standard library of Python 3.8
+or newer.
 
     python -I stacks.py FOLDER
 
-This program observes the processes of the job for ``WINDOW_S`` seconds, and writes the stacks of each rank to
-FOLDER/rank-logs/RANK.stack. It prints a JSON object per rank, with the keys of ``Rank`` but ``stack``, and
-another for the node: ``{"node": NAME, "ranks": COUNT, "network": BYTES_PER_S, "disk": BYTES_PER_S}``. With
--S, Python would not find pynvml, which reads the use of GPUs.
+This program observes the processes of the job for ``WINDOW_S`` seconds, and writes the stacks of
+each rank to FOLDER/rank-logs/RANK.stack. It prints a JSON object per rank, with the keys of
+``Rank`` but ``stack``, and
+another for the node: ``{"node": NAME, "ranks": COUNT, "network": BYTES_PER_S, "disk":
+BYTES_PER_S}``. With -S, Python would not find pynvml, which reads the use of GPUs.
 
-Ranks that wait in MPI use as much processor time as ranks that compute. So the program samples the machine
-instruction of running threads, which is in MPI's library while a rank waits. A GPU that waits for another GPU
-is busy, too, but does not use its memory.
+Ranks that wait in MPI use as much processor time as ranks that compute. So the program samples the
+machine instruction of running threads, which is in MPI's library while a rank waits. A GPU that
+waits for another GPU is busy, too, but does not use its memory.
 """
 
 from __future__ import annotations
@@ -34,18 +36,24 @@ from payload.node.processes import WATCHER
 from payload.node.python_stacks import Frame, place_of, python_stacks
 from payload.node.sensors import Gpus
 
-WINDOW_S, ROUNDS, SLOWEST_S = 2.0, 50, 10.0
-# A rank runs its own code if this many rounds find a thread in it. A rank that waits in a library spends most
-# of its time in system calls, so few rounds find a thread in the library.
-OWN_ROUNDS, WAIT_ROUNDS = 5, 1
+WINDOW_S = 2.0
+ROUNDS = 50
+SLOWEST_S = 10.0
+# A rank runs its own code if this many rounds find a thread in it. A rank that waits in a library
+# spends most of its time in system calls, so few rounds find a thread in the library.
+OWN_ROUNDS = 5
+WAIT_ROUNDS = 1
 # A rank runs if it uses this share of a core.
 FEW_TICKS = 0.1
-# Ranks that transfer more than this in ``WINDOW_S`` are not waiting. Polling also transfers a few bytes.
+# Ranks that transfer more than this in ``WINDOW_S`` are not waiting. Polling also transfers a few
+# bytes.
 FEW_BYTES = 1 << 16
 MOST_PROCESSES_OF_RANK = 16
-# Limits of a printed rank: its workers, and the bytes of each text. slurmstepd sends output in messages of at
-# most 1024 bytes, and srun mixes the messages of several nodes, so a longer line could be broken.
-MOST_WORKERS, MOST_BYTES = 3, 100
+# Limits of a printed rank: its workers, and the bytes of each text. slurmstepd sends output in
+# messages of at most 1024 bytes, and srun mixes the messages of several nodes, so a longer line
+# could be broken.
+MOST_WORKERS = 3
+MOST_BYTES = 100
 SECTOR_BYTES = 512
 TRACE_S = 0.05
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -55,17 +63,25 @@ CALLER_WORDS = 64
 _STARTERS = re.compile(
     r"(?:srun|orted|prted|prterun|mpirun|mpiexec|slurmstepd|payload/node/(?:job|task)\.py)$"
 )
-_WRAPPERS = re.compile(r"(?:bash|sh|dash|env|time|apptainer|singularity|starter.*|python\S* \S*torchrun)$")
+_WRAPPERS = re.compile(
+    r"(?:bash|sh|dash|env|time|apptainer|singularity|starter.*|python\S* \S*torchrun)$"
+)
 # Libraries in which a rank waits for other ranks or for a GPU.
 _WAITS = (
     ("NCCL", re.compile(r"libnccl")),
     ("CUDA", re.compile(r"libcuda|libnvidia|libhsa|libamdhip")),
-    ("MPI", re.compile(r"libmpi|libopen-|libpmix|libuc[mpst]|libu?ct_|libpsm|libfabric|mca_|libevent")),
+    (
+        "MPI",
+        re.compile(r"libmpi|libopen-|libpmix|libuc[mpst]|libu?ct_|libpsm|libfabric|mca_|libevent"),
+    ),
 )
 LIBRARIES = tuple(name for name, _ in _WAITS)
 # A wait calls these, too.
 _NEUTRAL = re.compile(r"libc[.-]|libpthread|ld-linux|libm\.so|\[")
-SLEEP, NFS, FUSE, FROZEN = "sleep", "NFS", "FUSE", "frozen file system"
+SLEEP = "sleep"
+NFS = "NFS"
+FUSE = "FUSE"
+FROZEN = "frozen file system"
 # The disks of the node do not serve a rank that waits in these.
 NO_DISK = (NFS, FUSE, FROZEN)
 # Function of the kernel in which a process waits -> its meaning.
@@ -84,8 +100,14 @@ _KERNEL = (
     (re.compile(r"do_wait|wait4|waitid"), "wait for a process"),
 )
 # States of a rank that may be a hang, and states that are not.
-STOPPED, TRACED, BLOCKED, WAITING, ENDED = "stopped", "traced", "blocked", "waiting", "ended"
-COMPUTING, TRANSFERRING, RUNNING = "computing", "reading or writing files", "running"
+STOPPED = "stopped"
+TRACED = "traced"
+BLOCKED = "blocked"
+WAITING = "waiting"
+ENDED = "ended"
+COMPUTING = "computing"
+TRANSFERRING = "reading or writing files"
+RUNNING = "running"
 BUSY = (COMPUTING, TRANSFERRING, RUNNING, TRACED)
 
 
@@ -100,10 +122,12 @@ class Process(NamedTuple):
 class Rank(NamedTuple):
     """Where a rank is.
 
-    doing: a constant of this module. within: the library, or the service of the kernel, in which it waits.
+    doing: a constant of this module. within: the library, or the service of the kernel, in which it
+        waits.
     place: the innermost line of the program, such as train.py:88. source: the text of this line.
     workers: the places, with their source, of the rank's other processes.
-    asleep: whether the rank may continue by itself (see ``Activity``). cpu_s: processor time used so far.
+    asleep: whether the rank may continue by itself (see ``Activity``). cpu_s: processor time used
+        so far.
     """
 
     rank: int
@@ -122,7 +146,8 @@ class Rank(NamedTuple):
 def ranks_here(environment: Mapping[str, str] = os.environ) -> dict[int, list[Process]]:
     """Return rank -> its processes on this node, for the job of ``environment``.
 
-    A launcher's variables name the rank. If no process has such a variable, the job's program is rank 0.
+    A launcher's variables name the rank. If no process has such a variable, the job's program is
+    rank 0.
     """
     named: dict[int, list[Process]] = {}
     of_step: dict[int, list[Process]] = {}
@@ -162,9 +187,13 @@ def _stat(folder: str) -> list[str]:
 
 
 def main_process(processes: Sequence[Process]) -> Process:
-    """Return the process that runs a rank's program: it neither started the program nor was started by it."""
+    """Return the process that runs a rank's program: it neither started the program nor was started
+    by it.
+    """
     pids = {process.pid for process in processes}
-    main = min((p for p in processes if p.parent not in pids), key=lambda p: p.pid, default=processes[0])
+    main = min(
+        (p for p in processes if p.parent not in pids), key=lambda p: p.pid, default=processes[0]
+    )
     while _WRAPPERS.search(main.words[0].rpartition("/")[2]):
         children = [process for process in processes if process.parent == main.pid]
         if not children:
@@ -174,12 +203,18 @@ def main_process(processes: Sequence[Process]) -> Process:
 
 
 class Tracer:
-    """Reads the machine instruction of running threads. ``is_refused``: the system does not allow that.
+    """Reads the machine instruction of running threads. ``is_refused``: the system does not allow
+    that.
 
     A thread that waits in a system call is never stopped, because some calls would return an error.
     """
 
-    SEIZE, INTERRUPT, GETREGSET, DETACH, REGISTERS, ALL_CHILDREN = 0x4206, 0x4207, 0x4204, 17, 1, 0x40000000
+    SEIZE = 0x4206
+    INTERRUPT = 0x4207
+    GETREGSET = 0x4204
+    DETACH = 17
+    REGISTERS = 1
+    ALL_CHILDREN = 0x40000000
 
     def __init__(self) -> None:
         self._ptrace = ctypes.CDLL(None).ptrace
@@ -243,10 +278,14 @@ class Tracer:
         return name or "?"
 
     def _mapped(self, pid: int, address: int) -> str:
-        return next((name for start, end, name in self._maps.get(pid, ()) if start <= address < end), "")
+        return next(
+            (name for start, end, name in self._maps.get(pid, ()) if start <= address < end), ""
+        )
 
     def _caller(self, pid: int, pointer: int) -> str:
-        """Return the file that called the C library, by the return addresses on a thread's stack."""
+        """Return the file that called the C library, by the return addresses on a thread's
+        stack.
+        """
         try:
             with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
                 memory.seek(pointer)
@@ -269,7 +308,8 @@ class Activity:
     """The activity of a rank's processes while they were observed."""
 
     def __init__(self, processes: Sequence[Process]) -> None:
-        self.processes, self.main = processes, main_process(processes)
+        self.processes = processes
+        self.main = main_process(processes)
         self._before = self._counters()
         self._rounds: dict[str, int] = {}
         self._samples = self._blocked = self._runnable = 0
@@ -288,7 +328,9 @@ class Activity:
             self._rounds[kind] = self._rounds.get(kind, 0) + 1
 
     def judge(self, *, can_trace: bool) -> tuple[str, str]:
-        """Return the ``doing`` and ``within`` of ``Rank``. can_trace: whether samples were possible."""
+        """Return the ``doing`` and ``within`` of ``Rank``. can_trace: whether samples were
+        possible.
+        """
         folder = f"/proc/{self.main.pid}"
         state = (_stat(folder) or "Z")[0]
         if state in "TtZX":
@@ -300,14 +342,17 @@ class Activity:
         waits = max(LIBRARIES, key=lambda name: self._rounds.get(name, 0))
         has_waited = self._rounds.get(waits, 0) >= WAIT_ROUNDS
         # On a busy node, a rank that could run all the time gets little processor time.
-        is_running = ticks > FEW_TICKS * WINDOW_S * TICKS_PER_S or self._runnable > self._samples // 2
+        is_running = (
+            ticks > FEW_TICKS * WINDOW_S * TICKS_PER_S or self._runnable > self._samples // 2
+        )
         if self._rounds.get("own", 0) >= OWN_ROUNDS or (is_running and not has_waited):
             return (COMPUTING if can_trace else RUNNING), ""
         state = BLOCKED if self._blocked > self._samples // 2 else WAITING
         return state, waits if has_waited else _wait_of(self.main.pid)
 
     def cpu_s(self, doing: str) -> float:
-        """Return the seconds of processor time that the rank has used, with ended threads and processes.
+        """Return the seconds of processor time that the rank has used, with ended threads and
+        processes.
 
         Other processes of a rank that is stopped or blocked may still run.
         """
@@ -324,12 +369,16 @@ class Activity:
         return bool(has_changed) or any(_wait_of(each.pid) == SLEEP for each in processes)
 
     def _counters(self) -> tuple[int, int]:
-        """Return the clock ticks of processor time that the rank has used, and the bytes transferred."""
+        """Return the clock ticks of processor time that the rank has used, and the bytes
+        transferred.
+        """
         ticks = transferred = 0
         for process in self.processes:
             ticks += sum(used for _, _, used in _threads(process.pid))
             lines = task.text_of(f"/proc/{process.pid}/io").splitlines()
-            transferred += sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+            transferred += sum(
+                int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar"))
+            )
         return ticks, transferred
 
 
@@ -377,9 +426,11 @@ def disk_bytes() -> int:
 def observe(node: str) -> Iterator[Rank]:
     """Observe the ranks on this node, then yield where they are."""
     activities = {
-        rank: Activity(processes[:MOST_PROCESSES_OF_RANK]) for rank, processes in sorted(ranks_here().items())
+        rank: Activity(processes[:MOST_PROCESSES_OF_RANK])
+        for rank, processes in sorted(ranks_here().items())
     }
-    tracer, deadline = Tracer(), time.monotonic() + SLOWEST_S
+    tracer = Tracer()
+    deadline = time.monotonic() + SLOWEST_S
     for _ in range(ROUNDS if activities else 0):
         if time.monotonic() > deadline:
             break
@@ -393,7 +444,8 @@ def observe(node: str) -> Iterator[Rank]:
         main = activity.main
         doing, within = activity.judge(can_trace=not tracer.is_refused)
         if doing == WAITING and within in ("CUDA", "NCCL") and gpu_use != 0:
-            # A rank that waits for its GPU waits for a computation, unless that waits for another rank.
+            # A rank that waits for its GPU waits for a computation, unless that waits for another
+            # rank.
             doing = RUNNING if gpu_use is None else COMPUTING
         texts: list[str] = []
         places: dict[int, tuple[str, str]] = {}
@@ -404,7 +456,10 @@ def observe(node: str) -> Iterator[Rank]:
                 places[process.pid] = place_of(process.pid, next(iter(stacks.values())))
         if main.pid not in places:
             function = innermost_function(main.pid, tracer.stack_pointers.get(main.pid, 0))
-            places[main.pid] = ":".join(filter(None, (os.path.basename(main.words[0]), function))), ""
+            places[main.pid] = (
+                ":".join(filter(None, (os.path.basename(main.words[0]), function))),
+                "",
+            )
         place, source = places.pop(main.pid)
         workers = tuple(sorted({": ".join(filter(None, each)) for each in places.values()}))
         facts = (rank, node, main.pid, doing, within, place, source, workers, tuple(texts))
@@ -419,7 +474,9 @@ def _texts(stacks: Mapping[str, Sequence[Frame]]) -> Iterator[str]:
 
 
 def short(rank: Rank) -> dict[str, object]:
-    """Return the fields of a rank without its stack, cut so that they fit on a line of 900 bytes."""
+    """Return the fields of a rank without its stack, cut so that they fit on a line of 900
+    bytes.
+    """
     fields = {name: value for name, value in rank._asdict().items() if name != "stack"}
     texts = {name: _cut(fields[name]) for name in ("within", "place", "source")}
     return {**fields, **texts, "workers": [_cut(text) for text in rank.workers[:MOST_WORKERS]]}
@@ -427,7 +484,8 @@ def short(rank: Rank) -> dict[str, object]:
 
 def _cut(text: str) -> str:
     """Cut out the middle of a text that has more than ``MOST_BYTES`` bytes in JSON."""
-    kept, cut = len(text) // 2, text
+    kept = len(text) // 2
+    cut = text
     while len(json.dumps(cut)) > MOST_BYTES:
         kept -= 1
         cut = f"{text[:kept]}...{text[-kept:]}"
@@ -435,8 +493,12 @@ def _cut(text: str) -> str:
 
 
 def main(folder: str) -> None:
-    """Write the stacks of the ranks on this node to files in ``folder``, and print where the ranks are."""
-    node, begin, before = task.host_name(), time.monotonic(), (network_bytes(), disk_bytes())
+    """Write the stacks of the ranks on this node to files in ``folder``, and print where the ranks
+    are.
+    """
+    node = task.host_name()
+    begin = time.monotonic()
+    before = (network_bytes(), disk_bytes())
     with suppress(OSError):
         os.makedirs(f"{folder}/rank-logs", exist_ok=True)
     count = 0
@@ -448,7 +510,8 @@ def main(folder: str) -> None:
         task.write_all(file, text.encode(errors="surrogateescape"))
         os.close(file)
         emit(short(rank))
-    after, elapsed_s = (network_bytes(), disk_bytes()), time.monotonic() - begin
+    after = (network_bytes(), disk_bytes())
+    elapsed_s = time.monotonic() - begin
     network, disk = (round((after[index] - before[index]) / elapsed_s) for index in (0, 1))
     emit({"node": node, "ranks": count, "network": network, "disk": disk})
 

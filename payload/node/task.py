@@ -5,9 +5,10 @@
     --of=LAUNCHER      the launcher that starts this process. Default: srun
     --per-node=RANKS   the number of ranks per node, for mpirun
 
-A launcher starts this program for each rank. This program sets the variables that PyTorch reads, records the
-output of PROGRAM, and ends with the same status or signal. This file imports few modules, because the modules
-signal and contextlib alone would double the start-up time. job.py imports the functions in the first half.
+A launcher starts this program for each rank. This program sets the variables that PyTorch reads,
+records the output of PROGRAM, and ends with the same status or signal. This file imports few
+modules, because the modules signal and contextlib alone would double the start-up time. job.py
+imports the functions in the first half.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ else:
 
 # The folder on each host in which Ansible installs files for jobs.
 HOST_FOLDER = "/opt/clusterctl"
-PASSED_ON = frozenset(getattr(signal, f"SIG{name}") for name in "HUP INT QUIT ALRM TERM USR1 USR2".split())
+PASSED_ON = frozenset(
+    getattr(signal, f"SIG{name}") for name in "HUP INT QUIT ALRM TERM USR1 USR2".split()
+)
 # Signals that end a program by default.
 FATAL = frozenset((1, 2, 3, 4, 6, 7, 8, 9, 11, 13, 14, 15))
 # Python ignores these signals, and child processes would inherit that.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-# How long to read output after PROGRAM has ended, because it may have left processes running. Shorter after a
-# failure, because other ranks wait for the failed rank.
-DRAIN_S, DRAIN_FAILED_S = 5.0, 1.0
+# How long to read output after PROGRAM has ended, because it may have left processes running.
+# Shorter after a failure, because other ranks wait for the failed rank.
+DRAIN_S = 5.0
+DRAIN_FAILED_S = 1.0
 POLL_S = 1.0
 FOREVER_S = 1e6
 CHUNK = 1 << 16
@@ -42,7 +46,9 @@ LINE_S = 0.5
 
 
 def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the leading options --NAME=VALUE as name -> value, and the program with its arguments."""
+    """Return the leading options --NAME=VALUE as name -> value, and the program with its
+    arguments.
+    """
     options: dict[str, str] = {}
     for number, word in enumerate(words):
         if not word.startswith("--"):
@@ -59,13 +65,16 @@ def start(
     stderr: int = 2,
     environment: Mapping[str, str] = os.environ,
 ) -> int:
-    """Start a program with default signal handling, and return its pid. stdin, ...: open descriptors."""
+    """Start a program with default signal handling, and return its pid. stdin, ...: open
+    descriptors.
+    """
     return os.posix_spawnp(
         program[0],
         program,
         environment,
         file_actions=[
-            (os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate((stdin, stdout, stderr))
+            (os.POSIX_SPAWN_DUP2, file, number)
+            for number, file in enumerate((stdin, stdout, stderr))
         ],
         setsigmask=(),
         setsigdef=IGNORED_BY_PYTHON,
@@ -81,7 +90,9 @@ def start_or_exit(program: list[str], stdin: int = 0, stdout: int = 1, stderr: i
 
 
 def become(program: list[str]) -> int:
-    """Replace this process by a program. If that fails, return the status that a shell would return."""
+    """Replace this process by a program. If that fails, return the status that a shell would
+    return.
+    """
     for number in IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -123,8 +134,8 @@ def hold_signals() -> None:
 def wake_regularly() -> None:
     """Let ``supervise`` return at least every ``POLL_S`` seconds.
 
-    sigtimedwait has a time-out of its own, but if this process is stopped and continued meanwhile, as Slurm
-    does to suspend a job, Python may return a signal that was never sent.
+    sigtimedwait has a time-out of its own, but if this process is stopped and continued meanwhile,
+    as Slurm does to suspend a job, Python may return a signal that was never sent.
     """
 
     def wake() -> None:
@@ -136,10 +147,11 @@ def wake_regularly() -> None:
 
 
 def supervise(pid: int, on_signal: Callable[[int], None]) -> int | None:
-    """Wait for a signal. If program ``pid`` has then ended, return its exit status as in a shell, else None.
+    """Wait for a signal. If program ``pid`` has then ended, return its exit status as in a shell,
+    else None.
 
-    on_signal: called with each signal but SIGCHLD. ``hold_signals`` blocks signals and this function fetches
-        them, so that no signal is passed on to a program that has ended.
+    on_signal: called with each signal but SIGCHLD. ``hold_signals`` blocks signals and this
+        function fetches them, so that no signal is passed on to a program that has ended.
     """
     number = signal.sigwaitinfo({*PASSED_ON, signal.SIGCHLD}).si_signo
     if number != signal.SIGCHLD:
@@ -155,7 +167,9 @@ def exit_status(status: int) -> int:
 
 
 def open_for_writing(path: str, how: int) -> int:
-    """Open a file for writing, or /dev/null if that fails. how: flags for os.open, such as O_APPEND."""
+    """Open a file for writing, or /dev/null if that fails. how: flags for os.open, such as
+    O_APPEND.
+    """
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | how, 0o666)
     except OSError:
@@ -163,7 +177,9 @@ def open_for_writing(path: str, how: int) -> int:
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file, or "" if it cannot be read. Bytes that are not UTF-8 are replaced."""
+    """Return the text of a file, or "" if it cannot be read. Bytes that are not UTF-8 are
+    replaced.
+    """
     try:
         with open(path, errors="replace") as file:
             return file.read()
@@ -186,7 +202,9 @@ def host_name() -> str:
 
 
 def take_host_variables() -> None:
-    """Set the environment variables that this node's TaskProlog script prints, as Slurm itself would."""
+    """Set the environment variables that this node's TaskProlog script prints, as Slurm itself
+    would.
+    """
     prolog = f"{HOST_FOLDER}/task-prolog"
     if os.access(prolog, os.X_OK):
         for line in output_of([prolog]).splitlines():
@@ -195,7 +213,9 @@ def take_host_variables() -> None:
 
 
 def mark_restart(files: Iterable[int]) -> bool:
-    """Return whether Slurm has restarted the job. If so, write a note into the open ``files`` (logs)."""
+    """Return whether Slurm has restarted the job. If so, write a note into the open ``files``
+    (logs).
+    """
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     for file in files if restarts != "0" else ():
         write_all(file, f"\nclusterctl: restart {restarts} of this job\n".encode())
@@ -216,7 +236,8 @@ def rank(words: Sequence[str]) -> int:
     if log is None:
         return become(program)
     hold_signals()
-    streams, drained = [], []
+    streams = []
+    drained = []
     for target in (1, 2):
         source, stream = os.pipe()
         streams.append(stream)
@@ -231,10 +252,12 @@ def rank(words: Sequence[str]) -> int:
     while status is None:
         status = supervise(pid, lambda number: None if has_reached_it else os.kill(pid, number))
     if status:
-        # Record when this rank failed: other ranks, which lose their connection to it, may end first.
+        # Record when this rank failed: other ranks, which lose their connection to it, may end
+        # first.
         end = f"{time.time():.6f} {status} {host_name()}\n"
         write_all(open_for_writing(f"rank-logs/{os.environ['RANK']}.end", os.O_TRUNC), end.encode())
-    # Wait for the output, because slurmstepd kills remaining processes of the task when this process ends.
+    # Wait for the output, because slurmstepd kills remaining processes of the task when this
+    # process ends.
     deadline = time.monotonic() + (DRAIN_FAILED_S if status else DRAIN_S)
     for lock in drained:
         lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
@@ -242,7 +265,8 @@ def rank(words: Sequence[str]) -> int:
 
 
 def describe_rank(launcher: str, per_node: int) -> None:
-    """Set PyTorch's variables, such as RANK, unless `submit --env` has set them, and this node's HOSTNAME.
+    """Set PyTorch's variables, such as RANK, unless `submit --env` has set them, and this node's
+    HOSTNAME.
 
     per_node: ranks per node.
     """
@@ -276,10 +300,12 @@ def describe_rank(launcher: str, per_node: int) -> None:
 
 
 def slurm_variables(rank: Mapping[str, str], per_node: int) -> dict[str, str]:
-    """Return Slurm's variables for a rank of mpirun. rank: PyTorch's variables. per_node: ranks per node.
+    """Return Slurm's variables for a rank of mpirun. rank: PyTorch's variables. per_node: ranks per
+    node.
 
-    mpirun passes on the variables of the batch script, and on other nodes those of the step of its daemon, so
-    that libraries that detect Slurm, such as Lightning, would see another number of ranks on each node.
+    mpirun passes on the variables of the batch script, and on other nodes those of the step of its
+    daemon, so that libraries that detect Slurm, such as Lightning, would see another number of
+    ranks on each node.
     """
     size = int(rank["WORLD_SIZE"])
     full, rest = divmod(size, per_node)
@@ -297,7 +323,8 @@ def slurm_variables(rank: Mapping[str, str], per_node: int) -> dict[str, str]:
 
 def tasks_of_node(counts: str, node: int) -> str:
     """Return the number of tasks on a node. counts: Slurm's list for all nodes, such as 2(x3),1."""
-    size, nodes = "1", 0
+    size = "1"
+    nodes = 0
     for count in counts.split(","):
         size, _, times = count.partition("(x")
         nodes += int(times.rstrip(")") or 1)
@@ -307,7 +334,9 @@ def tasks_of_node(counts: str, node: int) -> str:
 
 
 def choose_mig_device() -> None:
-    """Select a MIG device (a part of a GPU) for this rank, because a process can use only a single device."""
+    """Select a MIG device (a part of a GPU) for this rank, because a process can use only a single
+    device.
+    """
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is None and "SLURM_JOB_ID" not in os.environ:
         devices = ",".join(text_of(f"{HOST_FOLDER}/gpus").split())
@@ -327,7 +356,9 @@ def warn_of_full_folder(folder: str) -> None:
         return
     lack = "space" if not room.f_bavail else "inodes" if room.f_files and not room.f_favail else ""
     if lack:
-        complain(f"{folder} of {host_name()} has no free {lack}, so MPI and other programs may fail")
+        complain(
+            f"{folder} of {host_name()} has no free {lack}, so MPI and other programs may fail"
+        )
 
 
 def open_log() -> int | None:
@@ -344,7 +375,9 @@ def open_log() -> int | None:
 
 
 def is_signalled_with_its_program(launcher: str) -> bool:
-    """Return whether a signal from the launcher reaches this rank's program, not only this process."""
+    """Return whether a signal from the launcher reaches this rank's program, not only this
+    process.
+    """
     # Slurm signals all processes of a task, unless it tracks them by cgroups.
     if launcher == "srun":
         return f"/job_{os.environ.get('SLURM_JOB_ID')}/step_" not in text_of("/proc/self/cgroup")
@@ -353,12 +386,14 @@ def is_signalled_with_its_program(launcher: str) -> bool:
 
 
 def record(source: int, target: int, log: int, drained: LockType) -> None:
-    """Copy a rank's output from ``source`` to ``log`` and ``target``. At its end, release ``drained``.
+    """Copy a rank's output from ``source`` to ``log`` and ``target``. At its end, release
+    ``drained``.
 
-    ``target`` gets whole lines, because the words of several ranks would mix in a line. The start of a line
-    waits there for ``LINE_S`` seconds. ``log`` gets all output at once.
+    ``target`` gets whole lines, because the words of several ranks would mix in a line. The start
+    of a line waits there for ``LINE_S`` seconds. ``log`` gets all output at once.
     """
-    start, deadline = b"", FOREVER_S
+    start = b""
+    deadline = FOREVER_S
     while True:
         if start and not is_readable(source, deadline - time.monotonic()):
             write_all(target, start)
@@ -386,7 +421,9 @@ def is_readable(file: int, wait_s: float) -> bool:
 
 
 def end_alike(status: int) -> int:
-    """If a signal ended the program, end this process with the same signal. Otherwise return ``status``."""
+    """If a signal ended the program, end this process with the same signal. Otherwise return
+    ``status``.
+    """
     number = status - 128
     if number in FATAL:
         import resource

@@ -1,4 +1,6 @@
-"""Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019)."""
+"""Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization",
+2019).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from payload.optim.base import runs
 class AdamW:
     """AdamW: value ← (1 - lr·decay)·value - lr·m̂ / (√v̂ + ε).
 
-    First m ← β1·m + (1 - β1)·grad, and v ← β2·v + (1 - β2)·grad². m̂ and v̂ are m and v, corrected for their
-    start at 0 (algorithm 2 of the paper).
+    First m ← β1·m + (1 - β1)·grad, and v ← β2·v + (1 - β2)·grad². m̂ and v̂ are m and v, corrected
+    for their start at 0 (algorithm 2 of the paper).
     """
 
     def __init__(
@@ -30,7 +32,8 @@ class AdamW:
         eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:
-        self._device, self._moments = device, Moments(device, weights, beta1, beta2, eps)
+        self._device = device
+        self._moments = Moments(device, weights, beta1, beta2, eps)
         self._runs = runs(segments, weight_decay)
         self.updates = 0
         self.state = self._moments.state
@@ -38,34 +41,53 @@ class AdamW:
     def step(self, weights: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
         self.updates += 1
         scalars = self._moments.scalars(lr, scale, self.updates)
-        mean, square = self.state["mean"], self.state["square"]
+        mean = self.state["mean"]
+        square = self.state["square"]
         for run, decay in self._runs:
             kernel_scalars = {**scalars, "keep": 1 - lr * decay}
-            self._device.apply(_KERNEL, kernel_scalars, grads[run], weights[run], mean[run], square[run])
+            self._device.apply(
+                _KERNEL, kernel_scalars, grads[run], weights[run], mean[run], square[run]
+            )
 
 
 class Moments:
     """Running averages of the gradients and of their squares, for Adam and related optimizers."""
 
-    def __init__(self, device: Device, weights: Array, beta1: float, beta2: float, eps: float) -> None:
-        self._beta1, self._beta2, self._eps = beta1, beta2, eps
+    def __init__(
+        self, device: Device, weights: Array, beta1: float, beta2: float, eps: float
+    ) -> None:
+        self._beta1 = beta1
+        self._beta2 = beta2
+        self._eps = eps
         self.state: dict[str, Array] = {
             "mean": device.xp.zeros_like(weights),
             "square": device.xp.zeros_like(weights),
         }
 
     def scalars(self, lr: float, scale: float, updates: int) -> dict[str, float]:
-        """Return scalars for update number ``updates``, so that rate·m / (√v + eps) = lr·m̂ / (√v̂ + ε)."""
-        first, second = 1 - self._beta1**updates, 1 - self._beta2**updates
+        """Return scalars for update number ``updates``, so that rate·m / (√v + eps) = lr·m̂ / (√v̂
+        + ε).
+        """
+        first = 1 - self._beta1**updates
+        second = 1 - self._beta2**updates
         root = math.sqrt(second)
-        rate, eps = lr * root / first, self._eps * root
-        return {"rate": rate, "eps": eps, "scale": scale, "beta1": self._beta1, "beta2": self._beta2}
+        rate = lr * root / first
+        eps = self._eps * root
+        return {
+            "rate": rate,
+            "eps": eps,
+            "scale": scale,
+            "beta1": self._beta1,
+            "beta2": self._beta2,
+        }
 
 
 def update_moments(
     grad: Array, mean: Array, square: Array, *, scale: float, beta1: float, beta2: float
 ) -> Array:
-    """Update the averages ``mean`` and ``square`` in place. Return a temporary array for the caller's use."""
+    """Update the averages ``mean`` and ``square`` in place. Return a temporary array for the
+    caller's use.
+    """
     gradient = grad * scale if scale != 1 else grad
     mean *= beta1
     scratch = gradient * (1 - beta1)

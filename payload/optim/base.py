@@ -22,7 +22,9 @@ class Optimizer(Protocol):
 
 
 def runs(segments: Sequence[Segment], weight_decay: float) -> list[tuple[slice, float]]:
-    """Join adjacent segments with the same weight decay. Return pairs (slice of flat array, weight decay)."""
+    """Join adjacent segments with the same weight decay. Return pairs (slice of flat array, weight
+    decay).
+    """
     slices: list[tuple[slice, float]] = []
     for segment in segments:
         decay = weight_decay if segment.parameter.decay else 0.0

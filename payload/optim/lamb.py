@@ -1,5 +1,5 @@
-"""LAMB: Adam steps scaled for each parameter (You et al., "Large Batch Optimization for Deep Learning:
-Training BERT in 76 minutes", 2020, algorithm 2)."""
+"""LAMB: Adam steps scaled for each parameter (You et al., "Large Batch Optimization for Deep
+Learning: Training BERT in 76 minutes", 2020, algorithm 2)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from payload.optim.base import runs
 
 
 class LAMB:
-    """For a parameter x with Adam's direction r = m̂ / (√v̂ + ε) + decay·x, the step is lr·‖x‖/‖r‖·r.
+    """For a parameter x with Adam's direction r = m̂ / (√v̂ + ε) + decay·x, the step is
+    lr·‖x‖/‖r‖·r.
 
-    ‖x‖/‖r‖ is replaced by 1 if a norm is 0, and for parameters without decay, as in the authors' program.
+    ‖x‖/‖r‖ is replaced by 1 if a norm is 0, and for parameters without decay, as in the authors'
+    program.
     """
 
     def __init__(
@@ -37,25 +39,36 @@ class LAMB:
 
         Args:
             segments: positions of the parameters in this rank's ``weights``.
-            parameters: all parameters of this rank and the ranks in ``groups``, in the same order on each.
-            groups: communicators over which norms are computed: of ranks that own other pieces, and of
-                tensor-parallel ranks. Not of data-parallel ranks that all own the same pieces.
+            parameters: all parameters of this rank and the ranks in ``groups``, in the same order
+                on each.
+            groups: communicators over which norms are computed: of ranks that own other pieces, and
+                of tensor-parallel ranks. Not of data-parallel ranks that all own the same pieces.
         """
-        self._device, self._moments = device, Moments(device, weights, beta1, beta2, eps)
+        self._device = device
+        self._moments = Moments(device, weights, beta1, beta2, eps)
         self._runs = runs(segments, weight_decay)
         indices = {id(parameter): index for index, parameter in enumerate(parameters)}
-        self._pieces = [(slice(p.start, p.stop), indices[id(p.parameter)], p.parameter) for p in segments]
-        self._count, self._groups = len(parameters), groups
+        self._pieces = [
+            (slice(p.start, p.stop), indices[id(p.parameter)], p.parameter) for p in segments
+        ]
+        self._count = len(parameters)
+        self._groups = groups
         self.updates = 0
         self.state = self._moments.state
 
     def step(self, weights: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
         self.updates += 1
         scalars = self._moments.scalars(1.0, scale, self.updates)
-        mean, square = self.state["mean"], self.state["square"]
+        mean = self.state["mean"]
+        square = self.state["square"]
         for run, decay in self._runs:
             self._device.apply(
-                _DIRECTION, {**scalars, "decay": decay}, weights[run], grads[run], mean[run], square[run]
+                _DIRECTION,
+                {**scalars, "decay": decay},
+                weights[run],
+                grads[run],
+                mean[run],
+                square[run],
             )
         ratios = self._ratios(weights, grads)
         for run, index, _ in self._pieces:
@@ -64,9 +77,11 @@ class LAMB:
             weights[run] -= grads[run]
 
     def _ratios(self, weights: Array, directions: Array) -> Array:
-        """Return ‖x‖/‖r‖ of each whole parameter, with the pieces on all ranks. directions: r, flat.
+        """Return ‖x‖/‖r‖ of each whole parameter, with the pieces on all ranks. directions: r,
+        flat.
 
-        Copies of a parameter on several tensor-parallel ranks enlarge both norms equally, not the ratio.
+        Copies of a parameter on several tensor-parallel ranks enlarge both norms equally, not the
+        ratio.
         """
         xp = self._device.xp
         squares = xp.zeros((2, self._count))

@@ -1,8 +1,9 @@
 """Number formats, and the loss scale that keeps small gradients from vanishing in half precision.
 
-In half precision, layers use 16-bit weights and activations, and sum products, norms, probabilities and
-losses in float32. Master weights, gradients and optimizer state are float32 (Micikevicius et al., "Mixed
-Precision Training", ICLR 2018). bfloat16 has the range of float32; float16 needs loss scaling.
+In half precision, layers use 16-bit weights and activations, and sum products, norms, probabilities
+and losses in float32. Master weights, gradients and optimizer state are float32 (Micikevicius et
+al., "Mixed Precision Training", ICLR 2018). bfloat16 has the range of float32; float16 needs loss
+scaling.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ PRECISIONS = {
 class LossScale:
     """Factor on the loss that moves the gradients into the range of the format.
 
-    When a gradient overflows, a dynamic factor is halved and the update skipped. After ``interval`` steps
-    without overflow, the factor is doubled. Interval and first value are those of NVIDIA's Apex and PyTorch.
+    When a gradient overflows, a dynamic factor is halved and the update skipped. After ``interval``
+    steps without overflow, the factor is doubled. Interval and first value are those of NVIDIA's
+    Apex and PyTorch.
     """
 
     value: float = 1.0
@@ -46,7 +48,9 @@ class LossScale:
     unbroken: int = 0
 
     def overflowed(self) -> bool:
-        """After an overflow, halve a dynamic scale above 1 and return True. Otherwise, return False."""
+        """After an overflow, halve a dynamic scale above 1 and return True. Otherwise, return
+        False.
+        """
         if not self.dynamic or self.value <= 1:
             return False
         self.value /= 2
@@ -69,12 +73,15 @@ class LossScale:
     def restore(self, state: dict[str, float]) -> None:
         """Restore a saved state. A fixed scale stays as the user set it."""
         if self.dynamic:
-            self.value, self.unbroken = state["value"], int(state["unbroken"])
+            self.value = state["value"]
+            self.unbroken = int(state["unbroken"])
         self.skipped = int(state["skipped"])
 
 
 def loss_scale(precision: str, fixed: float | None) -> LossScale:
-    """Return the user's ``fixed`` loss scale, or a dynamic scale for fp16, or 1 for other precisions."""
+    """Return the user's ``fixed`` loss scale, or a dynamic scale for fp16, or 1 for other
+    precisions.
+    """
     if fixed is not None:
         return LossScale(fixed)
     return LossScale(2.0**16, dynamic=True) if precision == "fp16" else LossScale()

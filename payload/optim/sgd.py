@@ -25,7 +25,8 @@ class SGD:
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ) -> None:
-        self._device, self._momentum = device, momentum
+        self._device = device
+        self._momentum = momentum
         self._kernel = _NESTEROV if nesterov else _PLAIN
         self._runs = runs(segments, weight_decay)
         self.updates = 0
@@ -40,7 +41,14 @@ class SGD:
 
 
 def _plain(
-    grad: Array, value: Array, velocity: Array, *, lr: float, scale: float, momentum: float, decay: float
+    grad: Array,
+    value: Array,
+    velocity: Array,
+    *,
+    lr: float,
+    scale: float,
+    momentum: float,
+    decay: float,
 ) -> None:
     velocity *= momentum
     velocity += _decayed(grad, value, scale, decay)
@@ -48,7 +56,14 @@ def _plain(
 
 
 def _nesterov(
-    grad: Array, value: Array, velocity: Array, *, lr: float, scale: float, momentum: float, decay: float
+    grad: Array,
+    value: Array,
+    velocity: Array,
+    *,
+    lr: float,
+    scale: float,
+    momentum: float,
+    decay: float,
 ) -> None:
     gradient = _decayed(grad, value, scale, decay)
     velocity *= momentum

@@ -1,4 +1,6 @@
-"""A training step on a mesh of ranks: gradients of a global batch, their sum and norm, and the update."""
+"""A training step on a mesh of ranks: gradients of a global batch, their sum and norm, and the
+update.
+"""
 
 from __future__ import annotations
 
@@ -69,10 +71,13 @@ class Evaluation:
 
 
 def stages_of(units: Sequence[Unit], *, tp: int, pp: int, recompute: bool) -> list[Sequence[Unit]]:
-    """Split a model's units into pipeline stages. Raise UsageError if the model does not suit tp or pp."""
+    """Split a model's units into pipeline stages. Raise UsageError if the model does not suit tp or
+    pp.
+    """
     if tp > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
         raise UsageError(
-            f"--tp {tp}: this model has no tensor-parallel layers; omit --tp", code="tp-without-layers"
+            f"--tp {tp}: this model has no tensor-parallel layers; omit --tp",
+            code="tp-without-layers",
         )
     return split(recomputed(units) if recompute else units, pp)
 
@@ -95,14 +100,17 @@ class Engine:
         """Distribute the model over the mesh. Raise UsageError if the mesh does not suit the model.
 
         Args:
-            units: layer groups of the whole model, built with ``mesh.context(device)``, without memory yet.
+            units: layer groups of the whole model, built with ``mesh.context(device)``, without
+                memory yet.
             make_optimizer: called once with this rank's parameters; returns their optimizer.
             loss_scale: default: no scaling.
-            compressor: compresses the gradients. Must be ``mesh.dp`` itself, or the communicator that
-                ``mesh.dp`` wraps.
+            compressor: compresses the gradients. Must be ``mesh.dp`` itself, or the communicator
+                that ``mesh.dp`` wraps.
         """
         stages = stages_of(units, tp=mesh.tp.size, pp=mesh.pp.size, recompute=options.recompute)
-        self.device, self.mesh, self._options = device, mesh, options
+        self.device = device
+        self.mesh = mesh
+        self._options = options
         self.units = stages[mesh.pp.rank]
         """Units of this rank's stage."""
         self.ties = Ties(stages, mesh.pp, device)
@@ -133,13 +141,14 @@ class Engine:
     ) -> StepResult:
         """Train on this rank's share of a global batch, cut into micro-batches.
 
-        If the loss or the gradients are not finite, the weights do not change; the loss scale, and layer
-        state such as the statistics of batch norm, may change.
+        If the loss or the gradients are not finite, the weights do not change; the loss scale, and
+        layer state such as the statistics of batch norm, may change.
 
         Args:
-            batches: this rank's micro-batches. Every rank must pass the same number of micro-batches.
-            targets: expected number of targets in the global batch, by which gradients are divided. If the
-                actual number differs, the summed gradients are corrected.
+            batches: this rank's micro-batches. Every rank must pass the same number of
+                micro-batches.
+            targets: expected number of targets in the global batch, by which gradients are divided.
+                If the actual number differs, the summed gradients are corrected.
             flags: this rank's numbers to sum over ranks together with the loss, at no extra cost.
         """
         self.storage.begin()
@@ -150,13 +159,18 @@ class Engine:
         self.storage.reduce(across=self.ties.sum)
         counts = self.mesh.tp.rank == 0  # tensor-parallel ranks have the same sums
         local = [float(value) if counts else 0.0 for value in (sums.loss, sums.count)]
-        loss, count, squares, *summed_flags = self.mesh.world.sum([*local, float(self._squares()), *flags])
+        loss, count, squares, *summed_flags = self.mesh.world.sum(
+            [*local, float(self._squares()), *flags]
+        )
         scale = targets / count / loss_scale if count else 0.0
-        mean, norm = loss / count if count else 0.0, math.sqrt(squares) * scale
+        mean = loss / count if count else 0.0
+        norm = math.sqrt(squares) * scale
         # A loss that is not finite was not caused by the loss scale.
         overflow = math.isfinite(mean) and not math.isfinite(norm) and self.loss_scale.overflowed()
         skips = self.loss_scale.skipped
-        result = StepResult(mean, norm, int(count), tuple(summed_flags), overflow, skips, loss_scale)
+        result = StepResult(
+            mean, norm, int(count), tuple(summed_flags), overflow, skips, loss_scale
+        )
         if result.finite:
             self.loss_scale.record_success()
             if result.grad_norm > self._options.clip:
@@ -168,7 +182,9 @@ class Engine:
     # Overflow shows in the loss.
     @np.errstate(over="ignore", invalid="ignore")
     def evaluate(self, batches: Iterable[MicroBatch]) -> Evaluation:
-        """Evaluate all ranks' batches. batches: this rank's share, with the same number on every rank."""
+        """Evaluate all ranks' batches. batches: this rank's share, with the same number on every
+        rank.
+        """
         sums = self._pipeline.evaluate(batches)
         counts = self.mesh.tp.rank == 0
         loss, correct, count = self.mesh.world.sum(
@@ -177,7 +193,9 @@ class Engine:
         return Evaluation(loss / count, correct / count)
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return False if a lower tensor-parallel rank or earlier stage has a copy of this rank's part."""
+        """Return False if a lower tensor-parallel rank or earlier stage has a copy of this rank's
+        part.
+        """
         is_split = parameter.axis is not None
         return (is_split or self.mesh.tp.rank == 0) and self.ties.counts(parameter)
 

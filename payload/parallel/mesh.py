@@ -1,4 +1,6 @@
-"""The mesh of ranks (data-, tensor- and pipeline-parallel groups), and options for training on it."""
+"""The mesh of ranks (data-, tensor- and pipeline-parallel groups), and options for training on
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A grid of DP x TP x PP ranks. The rank at (dp, tp, pp) has the number (pp · DP + dp) · TP + tp.
+    """A grid of DP x TP x PP ranks. The rank at (dp, tp, pp) has the number (pp · DP + dp) · TP +
+    tp.
 
-    Tensor-parallel ranks communicate most, so they have consecutive numbers and share a node. Pipeline stages
-    communicate least, so a pipeline may span many nodes.
+    Tensor-parallel ranks communicate most, so they have consecutive numbers and share a node.
+    Pipeline stages communicate least, so a pipeline may span many nodes.
     """
 
     world: Communicator
@@ -44,8 +47,11 @@ def alone() -> Mesh:
 
 
 def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
-    """Arrange all ranks as dp x tp x pp. Raise UsageError if tp x pp does not divide the number of ranks."""
-    dp, rank = data_parallel_ranks(world.size, tp=tp, pp=pp), world.rank
+    """Arrange all ranks as dp x tp x pp. Raise UsageError if tp x pp does not divide the number of
+    ranks.
+    """
+    dp = data_parallel_ranks(world.size, tp=tp, pp=pp)
+    rank = world.rank
     position = (rank // (dp * tp), rank // tp % dp, rank % tp)  # pp, dp, tp
 
     def group(size: int, color: int) -> Communicator:
@@ -62,11 +68,14 @@ def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
 
 
 def data_parallel_ranks(ranks: int, *, tp: int, pp: int) -> int:
-    """Return the number of data-parallel ranks. Raise UsageError if tp x pp does not divide ``ranks``."""
+    """Return the number of data-parallel ranks. Raise UsageError if tp x pp does not divide
+    ``ranks``.
+    """
     dp, remainder = divmod(ranks, tp * pp)
     if remainder:
         raise UsageError(
-            f"--tp {tp} x --pp {pp} does not divide the {ranks} ranks; start a multiple of {tp * pp}",
+            f"--tp {tp} x --pp {pp} does not divide the {ranks} ranks; start a multiple of "
+            f"{tp * pp}",
             code="ranks-not-divisible",
         )
     return dp
@@ -87,7 +96,8 @@ class Options:
     zero: int = 0
     # Whether the optimizer and its data are in host memory.
     offload: bool = False
-    # Minimum bytes of gradients that are summed in a single call. The default is that of PyTorch's DDP.
+    # Minimum bytes of gradients that are summed in a single call. The default is that of PyTorch's
+    # DDP.
     bucket_bytes: int = 25 << 20
     # Whether stages 0 and 1 sum gradients during the backward pass, not after it.
     overlap: bool = True

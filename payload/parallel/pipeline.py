@@ -1,7 +1,8 @@
-"""Pipeline parallelism: the units of each stage, the data that passes between stages, and the schedule.
+"""Pipeline parallelism: the units of each stage, the data that passes between stages, and the
+schedule.
 
-Each rank runs its stage, sends activations to the next stage and gradients to the previous stage. With a
-single stage, a rank runs micro-batch after micro-batch and adds up the gradients.
+Each rank runs its stage, sends activations to the next stage and gradients to the previous stage.
+With a single stage, a rank runs micro-batch after micro-batch and adds up the gradients.
 """
 
 from __future__ import annotations
@@ -23,21 +24,28 @@ from payload.nn.module import Draw, Parameter, Segment, Sequential, Tape, Unit
 from payload.parallel.zero import Storage
 
 _BLOCK = 1 << 20
-"""Shared numbers that stages exchange at a time. Each other stage needs a temporary buffer of this size."""
+"""Shared numbers that stages exchange at a time. Each other stage needs a temporary buffer of this
+size.
+"""
 _MEMORY_WEIGHT = 1e-3
-"""Weight of a unit's parameters relative to its FLOPs. Decides between splits of about equal work."""
+"""Weight of a unit's parameters relative to its FLOPs. Decides between splits of about equal work.
+"""
 
 
 def split(units: Sequence[Unit], stages: int) -> list[Sequence[Unit]]:
-    """Split a model's units (groups of layers) into stages of about equal cost, or raise UsageError."""
+    """Split a model's units (groups of layers) into stages of about equal cost, or raise
+    UsageError.
+    """
     if stages > len(units):
         raise UsageError(
-            f"--pp {stages}: the model has only {len(units)} units to split; use --pp {len(units)} or less",
+            f"--pp {stages}: the model has only {len(units)} units to split; use --pp "
+            f"{len(units)} or less",
             code="too-many-stages",
         )
     # cumulative[n]: cost of the first n units.
     cumulative = list(accumulate(_costs(units), initial=0.0))
-    # best[n]: cost of the most expensive stage, and where the stages begin, if the first n units are split.
+    # best[n]: cost of the most expensive stage, and where the stages begin, if the first n units
+    # are split.
     best = [(math.inf, [0]), *((cost, [0]) for cost in cumulative[1:])]
     for _ in range(1, stages):
         best = [
@@ -56,7 +64,8 @@ def split(units: Sequence[Unit], stages: int) -> list[Sequence[Unit]]:
 
 def _costs(units: Sequence[Unit]) -> list[float]:
     sizes = [sum(parameter.size for parameter in unit.layer.parameters) for unit in units]
-    flops, size = sum(unit.flops for unit in units) or 1, sum(sizes) or 1
+    flops = sum(unit.flops for unit in units) or 1
+    size = sum(sizes) or 1
     return [
         unit.flops / flops + _MEMORY_WEIGHT * numbers / size
         for unit, numbers in zip(units, sizes, strict=True)
@@ -64,15 +73,19 @@ def _costs(units: Sequence[Unit]) -> list[float]:
 
 
 class Ties:
-    """Parameters that units on several stages share, such as GPT's embedding, which is also its output layer.
+    """Parameters that units on several stages share, such as GPT's embedding, which is also its
+    output layer.
 
-    Each of these stages has a copy. All copies start equal, and are updated with the sum of all copies'
-    gradients.
+    Each of these stages has a copy. All copies start equal, and are updated with the sum of all
+    copies' gradients.
     """
 
     def __init__(self, stages: Sequence[Sequence[Unit]], pp: Communicator, device: Device) -> None:
-        """Find the shared parameters. stages: the units of each stage. Every rank passes all stages."""
-        self._pp, self._device = pp, device
+        """Find the shared parameters. stages: the units of each stage. Every rank passes all
+        stages.
+        """
+        self._pp = pp
+        self._device = device
         users: dict[int, list[int]] = {}
         for stage, units in enumerate(stages):
             for parameter in _distinct(units):
@@ -84,17 +97,22 @@ class Ties:
         holder = Sequential()
         holder.parameters = tied
         self.unit = Unit("tied", holder) if tied else None
-        """This stage's shared parameters, as its first unit: same position on all stages, and summed last."""
+        """This stage's shared parameters, as its first unit: same position on all stages, and
+        summed last.
+        """
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether this stage has a parameter's first copy, used in gradient norms and checkpoints."""
+        """Return whether this stage has a parameter's first copy, used in gradient norms and
+        checkpoints.
+        """
         return self._users.get(id(parameter), [self._pp.rank])[0] == self._pp.rank
 
     def sum(self, grads: Array, segments: Sequence[Segment]) -> None:
-        """Replace the gradients of shared parameters by their sums over stages, bit-identical on all stages.
+        """Replace the gradients of shared parameters by their sums over stages, bit-identical on
+        all stages.
 
-        The gradients are already sums over data-parallel ranks. Ranks at the same position in their stages
-        own the same pieces of shared parameters.
+        The gradients are already sums over data-parallel ranks. Ranks at the same position in their
+        stages own the same pieces of shared parameters.
         """
         for segment in segments:
             stages = self._users.get(id(segment.parameter), [])
@@ -129,18 +147,22 @@ _HEADER = 8
 class Link:
     """This rank's end of the connection to a neighbouring stage.
 
-    Activations pass to the later stage, and gradients of the same shape come back. A header with shape and
-    dtype precedes the first activation for each input shape; both ends remember the header. Sends do not
-    block, so two stages can send to each other at the same time.
+    Activations pass to the later stage, and gradients of the same shape come back. A header with
+    shape and dtype precedes the first activation for each input shape; both ends remember the
+    header. Sends do not block, so two stages can send to each other at the same time.
     """
 
     def __init__(self, device: Device, pp: Communicator, neighbour: int) -> None:
-        self._device, self._pp, self._neighbour = device, pp, neighbour
+        self._device = device
+        self._pp = pp
+        self._neighbour = neighbour
         self._activation_types: dict[Shape, tuple[Shape, str]] = {}
         self._sent: deque[Pending] = deque()
 
     def send_activation(self, y: Array, inputs: Shape) -> None:
-        """Send an activation to the later stage. inputs: shape of the inputs of the model's first stage."""
+        """Send an activation to the later stage. inputs: shape of the inputs of the model's first
+        stage.
+        """
         if inputs not in self._activation_types:
             self._activation_types[inputs] = y.shape, y.dtype.name
             header = [_DTYPES.index(y.dtype.name), y.ndim, *y.shape]
@@ -196,11 +218,17 @@ class MicroBatch:
 
 
 class Stage:
-    """A pipeline stage: consecutive units (groups of layers), and the storage of their parameters."""
+    """A pipeline stage: consecutive units (groups of layers), and the storage of their
+    parameters.
+    """
 
     def __init__(self, units: Sequence[Unit], storage: Storage, tied: Unit | None = None) -> None:
-        """Create the stage. tied: a unit with the parameters that other stages also have (see ``Ties``)."""
-        self.units, self.storage, self._tied = units, storage, tied
+        """Create the stage. tied: a unit with the parameters that other stages also have (see
+        ``Ties``).
+        """
+        self.units = units
+        self.storage = storage
+        self._tied = tied
 
     def forward(self, x: Array, tape: Tape) -> Array:
         for unit in self.units:
@@ -221,7 +249,9 @@ class Stage:
 
 
 def one_forward_one_backward(micro_batches: int, later_stages: int) -> Iterator[bool]:
-    """Yield a stage's schedule: True for the next forward pass, False for the next backward pass."""
+    """Yield a stage's schedule: True for the next forward pass, False for the next backward
+    pass.
+    """
     ahead = min(micro_batches, later_stages)
     yield from [True] * ahead
     yield from [True, False] * (micro_batches - ahead)
@@ -229,9 +259,11 @@ def one_forward_one_backward(micro_batches: int, later_stages: int) -> Iterator[
 
 
 def idle_share(stages: int, micro_batches: int) -> float:
-    """Return the share of time that a stage is idle while the pipeline fills and empties (the bubble).
+    """Return the share of time that a stage is idle while the pipeline fills and empties (the
+    bubble).
 
-    Assumes that all micro-batches take equally long. Narayanan et al. (SC 2021), section 2.2.1, divide by
+    Assumes that all micro-batches take equally long. Narayanan et al. (SC 2021), section 2.2.1,
+    divide by
     the ideal time instead: (stages - 1) / micro_batches.
     """
     return (stages - 1) / (micro_batches + stages - 1)
@@ -240,24 +272,34 @@ def idle_share(stages: int, micro_batches: int) -> float:
 class Pipeline:
     """A rank's stage, run in the order 1F1B: one forward pass, one backward pass.
 
-    First a stage runs a forward pass for each later stage, then forward and backward passes in turn. So a
-    stage keeps at most as many tapes as there are later stages, plus 1, for any number of micro-batches.
-    (GPipe runs all forward passes first, and keeps all tapes.) 1F1B is from PipeDream (Narayanan et al., SOSP
-    2019); a single update for all micro-batches is from Megatron (Narayanan et al., SC 2021, section 2.2.1).
-    The last stage returns the loss sums; earlier stages return 0.
+    First a stage runs a forward pass for each later stage, then forward and backward passes in
+    turn. So a stage keeps at most as many tapes as there are later stages, plus 1, for any number
+    of micro-batches. (GPipe runs all forward passes first, and keeps all tapes.) 1F1B is from
+    PipeDream (Narayanan et al., SOSP 2019); a single update for all micro-batches is from Megatron
+    (Narayanan et al., SC 2021, section 2.2.1). The last stage returns the loss sums; earlier stages
+    return 0.
     """
 
-    def __init__(self, stage: Stage, loss: SoftmaxCrossEntropy, pp: Communicator | None = None) -> None:
+    def __init__(
+        self, stage: Stage, loss: SoftmaxCrossEntropy, pp: Communicator | None = None
+    ) -> None:
         pp = pp or Solo()
         device = stage.storage.device
-        self._stage, self._loss, self._later = stage, loss, pp.size - 1 - pp.rank
+        self._stage = stage
+        self._loss = loss
+        self._later = pp.size - 1 - pp.rank
         self._previous_link = Link(device, pp, pp.rank - 1) if pp.rank else None
         self._next_link = Link(device, pp, pp.rank + 1) if self._later else None
 
-    def train(self, batches: Sequence[MicroBatch], *, scale: float, seed: int, iteration: int) -> LossSums:
-        """Add the gradients of ``scale`` times the summed loss. Return the sums over all micro-batches."""
+    def train(
+        self, batches: Sequence[MicroBatch], *, scale: float, seed: int, iteration: int
+    ) -> LossSums:
+        """Add the gradients of ``scale`` times the summed loss. Return the sums over all
+        micro-batches.
+        """
         sums = _NOTHING
-        remaining, in_flight = deque(batches), deque[tuple[MicroBatch, Tape]]()
+        remaining = deque(batches)
+        in_flight = deque[tuple[MicroBatch, Tape]]()
         for forward in one_forward_one_backward(len(batches), self._later):
             if forward:
                 batch = remaining.popleft()
@@ -271,7 +313,9 @@ class Pipeline:
         return sums
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> LossSums:
-        """Run forward passes only. Return loss, correct predictions and targets, summed over the batches."""
+        """Run forward passes only. Return loss, correct predictions and targets, summed over the
+        batches.
+        """
         sums = _NOTHING
         for batch in batches:
             sums += self._forward(batch, Tape(training=False))
@@ -290,7 +334,11 @@ class Pipeline:
 
     def _backward(self, batch: MicroBatch, tape: Tape, *, scale: float, last: bool) -> None:
         shape = batch.inputs.shape
-        dy = self._next_link.receive_gradient(shape) if self._next_link else self._loss.backward(scale, tape)
+        dy = (
+            self._next_link.receive_gradient(shape)
+            if self._next_link
+            else self._loss.backward(scale, tape)
+        )
         dx = self._stage.backward(dy, tape, last=last)
         if self._previous_link:
             self._previous_link.send_gradient(dx, shape)

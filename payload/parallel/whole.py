@@ -25,14 +25,18 @@ class _Piece:
 
 
 class WholeTensors:
-    """A model's parameters and layer state as in PyTorch: whole tensors in float32, in order of name.
+    """A model's parameters and layer state as in PyTorch: whole tensors in float32, in order of
+    name.
 
     The tensors are the same for any layout of ranks.
     """
 
     def __init__(self, engine: Engine, units: Sequence[Unit]) -> None:
-        """Find the ranks that hold each tensor. All ranks must call this together. units: the whole model."""
-        self._engine, self._world = engine, engine.mesh.world
+        """Find the ranks that hold each tensor. All ranks must call this together. units: the whole
+        model.
+        """
+        self._engine = engine
+        self._world = engine.mesh.world
         self._parameters = {p.name: p for unit in units for p in unit.layer.parameters}
         self.shapes: dict[str, Shape] = dict(sorted(torch_shapes(units).items()))
         self._own_pieces: dict[str, list[tuple[_Piece, Array]]] = {}
@@ -45,18 +49,27 @@ class WholeTensors:
                 self._pieces.setdefault(name, []).extend(rank_pieces)
 
     def __iter__(self) -> Iterator[tuple[str, Array]]:
-        """Yield (name, tensor). On ranks other than 0, tensors are empty, but the rank must iterate, too."""
+        """Yield (name, tensor). On ranks other than 0, tensors are empty, but the rank must
+        iterate, too.
+        """
         for name, shape in self.shapes.items():
             if self._world.rank == 0:
-                yield name, np.ascontiguousarray(self._joined(name).astype("float32").reshape(shape))
+                yield (
+                    name,
+                    np.ascontiguousarray(self._joined(name).astype("float32").reshape(shape)),
+                )
             else:
                 for _, array in self._own_pieces.get(name, ()):
                     self._world.isend(self._on_device(array), 0).wait()
                 yield name, np.empty(0, "float32")
 
     def _find_own_pieces(self) -> Iterator[tuple[str, _Piece, Array]]:
-        """Yield (tensor's name, piece, numbers) for pieces of which this rank holds the first copy."""
-        engine, mesh, storage = self._engine, self._engine.mesh, self._engine.storage
+        """Yield (tensor's name, piece, numbers) for pieces of which this rank holds the first
+        copy.
+        """
+        engine = self._engine
+        mesh = self._engine.mesh
+        storage = self._engine.storage
         rank = self._world.rank
         if storage.sharded or mesh.dp.rank == 0:
             for segment in storage.segments:
@@ -76,7 +89,11 @@ class WholeTensors:
         parts: dict[int, Array] = {}
         own_pieces = iter(self._own_pieces.get(name, ()))
         for piece in self._pieces[name]:
-            array = self._on_host(next(own_pieces)[1]) if piece.rank == 0 else self._receive(parameter, piece)
+            array = (
+                self._on_host(next(own_pieces)[1])
+                if piece.rank == 0
+                else self._receive(parameter, piece)
+            )
             part = parts.setdefault(piece.part, np.empty(size, array.dtype))
             part[piece.start : piece.stop] = array
         if parameter is None:

@@ -1,7 +1,7 @@
 """Weights, gradients and master weights of a stage on data-parallel ranks: replicated or sharded.
 
-ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020).
-Each of N data-parallel ranks owns 1/N of every bucket of units:
+ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
+2020). Each of N data-parallel ranks owns 1/N of every bucket of units:
 
     stage 0    plain data parallelism: all ranks hold everything, gradients are summed by allreduce
     stage 1    a rank updates only the master weights that it owns, with their optimizer state: gradients are
@@ -9,8 +9,8 @@ Each of N data-parallel ranks owns 1/N of every bucket of units:
     stage 2    gradients are also sharded: a rank has all gradients only until a micro-batch's sum is done
     stage 3    weights are also sharded: a rank has all weights of a unit only during the unit's passes
 
-Gradients are summed bucket by bucket, from the last to the first, during the backward pass, as in PyTorch's
-DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3).
+Gradients are summed bucket by bucket, from the last to the first, during the backward pass, as in
+PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3).
 """
 
 from __future__ import annotations
@@ -44,8 +44,12 @@ class Storage:
         *,
         tied: Unit | None = None,
     ) -> None:
-        """Allocate buffers, draw initial weights. tied: unit of parameters that other stages also have."""
-        self.device, zero, master = device, options.zero, options.precision.master
+        """Allocate buffers, draw initial weights. tied: unit of parameters that other stages also
+        have.
+        """
+        self.device = device
+        zero = options.zero
+        master = options.precision.master
         # A CPU device is already in host memory.
         self.optimizer_device: Device = (
             Cpu("offloaded") if options.offload and not isinstance(device, Cpu) else device
@@ -61,7 +65,9 @@ class Storage:
         self.master_weights = self.optimizer_device.xp.zeros(owned, master)
         self.grad_buffer: Array = device.xp.zeros(owned, master)
         """(owned,) on the computing device: buffer in which gradients are summed."""
-        self.grads = self.optimizer_device.xp.zeros(owned, master) if self._offloaded else self.grad_buffer
+        self.grads = (
+            self.optimizer_device.xp.zeros(owned, master) if self._offloaded else self.grad_buffer
+        )
         self._gradients = self._choose_gradients(dp, zero, options.overlap)
         self._weights = self._choose_weights(dp, zero, units, options.precision.compute)
         for bucket in self._layout.buckets:
@@ -74,7 +80,9 @@ class Storage:
         if zero >= 2:  # noqa: PLR2004
             return ShardedGradients(self.device, self._layout, dp, self.grad_buffer)
         size = self._layout.size
-        whole = self.device.xp.zeros(size, self.grad_buffer.dtype) if self.sharded else self.grad_buffer
+        whole = (
+            self.device.xp.zeros(size, self.grad_buffer.dtype) if self.sharded else self.grad_buffer
+        )
         return ReplicatedGradients(self._layout, dp, whole, self.grad_buffer, overlap=overlap)
 
     def _choose_weights(
@@ -85,9 +93,13 @@ class Storage:
 
         masters_serve = not self._offloaded and self.master_weights.dtype == dtype
         if zero == 3:  # noqa: PLR2004
-            owned_weights = self.master_weights if masters_serve else zeros(len(self.master_weights))
+            owned_weights = (
+                self.master_weights if masters_serve else zeros(len(self.master_weights))
+            )
             return ShardedWeights(self.device, self._layout, dp, units, owned_weights)
-        whole = self.master_weights if masters_serve and not self.sharded else zeros(self._layout.size)
+        whole = (
+            self.master_weights if masters_serve and not self.sharded else zeros(self._layout.size)
+        )
         return ReplicatedWeights(self._layout, dp, whole)
 
     def _fill(self, bucket: Bucket, dp: Communicator, seed: int) -> None:
@@ -103,22 +115,30 @@ class Storage:
 
     @property
     def weights(self) -> Array:
-        """The layers' weights that this rank holds permanently. May be the array ``master_weights``."""
+        """The layers' weights that this rank holds permanently. May be the array
+        ``master_weights``.
+        """
         return self._weights.resident
 
     @property
     def gradients(self) -> Sequence[Array]:
-        """Gradient buffers that this rank holds permanently, on the device and, if offloaded, on the host."""
+        """Gradient buffers that this rank holds permanently, on the device and, if offloaded, on
+        the host.
+        """
         return [*self._gradients.resident, *([self.grads] if self._offloaded else [])]
 
     @property
     def working_bytes(self) -> int:
-        """Bytes of temporary buffers for weights and gradients that this rank does not hold permanently."""
+        """Bytes of temporary buffers for weights and gradients that this rank does not hold
+        permanently.
+        """
         return self._weights.working_bytes + self._gradients.working_bytes
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Parameters of which any data-parallel rank owns a piece, in the same order on each rank."""
+        """Parameters of which any data-parallel rank owns a piece, in the same order on each
+        rank.
+        """
         return [segment.parameter for bucket in self._layout.buckets for segment in bucket.segments]
 
     @property
@@ -150,7 +170,8 @@ class Storage:
     def reduce(self, across: Callable[[Array, Sequence[Segment]], None] = lambda *_: None) -> None:
         """Wait until ``grads`` are sums over the data-parallel ranks.
 
-        across: called with this rank's sums and the positions of parameters in them. It may change the sums.
+        across: called with this rank's sums and the positions of parameters in them. It may change
+            the sums.
         """
         self._gradients.finish()
         across(self.grad_buffer, self.segments)
@@ -161,20 +182,35 @@ class Storage:
         """Copy the updated ``master_weights`` to the weights of the layers."""
         # Convert on the host, because the layers' dtype may be half as large to copy.
         if self._offloaded:
-            self._weights.publish(self.device.asarray(self.master_weights, self._weights.resident.dtype))
+            self._weights.publish(
+                self.device.asarray(self.master_weights, self._weights.resident.dtype)
+            )
         else:
             self._weights.publish(self.master_weights)
 
 
 class ReplicatedGradients:
-    """Gradients in ZeRO stages 0 and 1: each rank keeps all, and sums them after the last micro-batch."""
+    """Gradients in ZeRO stages 0 and 1: each rank keeps all, and sums them after the last
+    micro-batch.
+    """
 
     def __init__(
-        self, layout: BufferLayout, dp: Communicator, whole: Array, owned_grads: Array, *, overlap: bool
+        self,
+        layout: BufferLayout,
+        dp: Communicator,
+        whole: Array,
+        owned_grads: Array,
+        *,
+        overlap: bool,
     ) -> None:
-        """Put gradients into ``whole``. owned_grads: array for this rank's sums, which may be ``whole``."""
-        self._layout, self._dp, self._overlap = layout, dp, overlap
-        self._whole, self._owned_grads = whole, owned_grads
+        """Put gradients into ``whole``. owned_grads: array for this rank's sums, which may be
+        ``whole``.
+        """
+        self._layout = layout
+        self._dp = dp
+        self._overlap = overlap
+        self._whole = whole
+        self._owned_grads = owned_grads
         self._pending: list[Pending] = []
         # Complete buckets that are not being summed yet.
         self._unstarted: list[Bucket] = []
@@ -186,8 +222,14 @@ class ReplicatedGradients:
 
     @property
     def resident(self) -> Sequence[Array]:
-        """Buffers that this rank holds permanently: of its sums and, if different, of all gradients."""
-        return [self._owned_grads] if self._whole is self._owned_grads else [self._owned_grads, self._whole]
+        """Buffers that this rank holds permanently: of its sums and, if different, of all
+        gradients.
+        """
+        return (
+            [self._owned_grads]
+            if self._whole is self._owned_grads
+            else [self._owned_grads, self._whole]
+        )
 
     def begin(self) -> None:
         for bucket in self._layout.buckets:
@@ -197,7 +239,9 @@ class ReplicatedGradients:
         """Do nothing: ``grad`` of each parameter is always set."""
 
     def backward_done(self, unit: Unit, *, last: bool) -> None:
-        """In the ``last`` micro-batch, start to sum the buckets that the unit's backward pass completed."""
+        """In the ``last`` micro-batch, start to sum the buckets that the unit's backward pass
+        completed.
+        """
         if not last:
             return
         for pending in self._pending:
@@ -206,7 +250,8 @@ class ReplicatedGradients:
             zero_unset_grads(bucket)
             if self._overlap and bucket.number:
                 self._pending.append(self._start(bucket))
-            # The first bucket is complete last, when nothing overlaps its sum: a blocking call is faster.
+            # The first bucket is complete last, when nothing overlaps its sum: a blocking call is
+            # faster.
             else:
                 self._unstarted.append(bucket)
 
@@ -241,7 +286,9 @@ class ReplicatedGradients:
 
 @dataclass(slots=True)
 class _Scatter:
-    """A reduce-scatter in progress: it sums a bucket's gradients, and each rank receives its own part."""
+    """A reduce-scatter in progress: it sums a bucket's gradients, and each rank receives its own
+    part.
+    """
 
     pending: Pending
     whole: Array
@@ -252,11 +299,17 @@ class _Scatter:
 
 
 class ShardedGradients:
-    """Gradients in ZeRO stages 2 and 3: a bucket's gradients exist only until a micro-batch's sum is done."""
+    """Gradients in ZeRO stages 2 and 3: a bucket's gradients exist only until a micro-batch's sum
+    is done.
+    """
 
-    def __init__(self, device: Device, layout: BufferLayout, dp: Communicator, owned_grads: Array) -> None:
+    def __init__(
+        self, device: Device, layout: BufferLayout, dp: Communicator, owned_grads: Array
+    ) -> None:
         """Create buffers for gradients. owned_grads: array for the sums that this rank owns."""
-        self._layout, self._dp, self._owned_grads = layout, dp, owned_grads
+        self._layout = layout
+        self._dp = dp
+        self._owned_grads = owned_grads
         self._pool = Pool(device, owned_grads.dtype)
         self._live: dict[int, Array] = {}
         self._scatters: list[_Scatter] = []
@@ -279,7 +332,8 @@ class ShardedGradients:
             scatter.pending.test()
         for bucket in self._layout.uses[unit.name]:
             if bucket.number not in self._live:
-                # A single sum that overlaps with the computation is enough, and frees memory sooner.
+                # A single sum that overlaps with the computation is enough, and frees memory
+                # sooner.
                 self._wait(allowed=1)
                 self._live[bucket.number] = whole = self._pool.take(bucket.size)
                 # Clear the padding.
@@ -292,9 +346,13 @@ class ShardedGradients:
             zero_unset_grads(bucket)
             whole = self._live.pop(bucket.number)
             owned_grads = self._owned_grads[self._layout.owned(bucket)]
-            part = self._pool.take(len(owned_grads)) if bucket.number in self._summed else owned_grads
+            part = (
+                self._pool.take(len(owned_grads)) if bucket.number in self._summed else owned_grads
+            )
             self._summed.add(bucket.number)
-            self._scatters.append(_Scatter(self._dp.ireduce_scatter(whole, part), whole, part, owned_grads))
+            self._scatters.append(
+                _Scatter(self._dp.ireduce_scatter(whole, part), whole, part, owned_grads)
+            )
 
     def finish(self) -> None:
         self._wait(allowed=0)
@@ -310,7 +368,9 @@ class ShardedGradients:
 
 
 def bind_gradients(bucket: Bucket, whole: Array) -> None:
-    """Set ``grad`` of a bucket's parameters to views of ``whole``, an array with only this bucket."""
+    """Set ``grad`` of a bucket's parameters to views of ``whole``, an array with only this
+    bucket.
+    """
     for parameter, view in bucket.views(whole):
         parameter.grad = view
 
@@ -327,11 +387,17 @@ def zero_unset_grads(bucket: Bucket) -> None:
 
 
 class ReplicatedWeights:
-    """Weights in ZeRO stages 0 to 2: each rank has all weights, and after an update gathers them anew."""
+    """Weights in ZeRO stages 0 to 2: each rank has all weights, and after an update gathers them
+    anew.
+    """
 
     def __init__(self, layout: BufferLayout, dp: Communicator, whole: Array) -> None:
-        """Bind the parameters' values to ``whole``, which may be the array of the master weights."""
-        self._layout, self._dp, self.resident = layout, dp, whole
+        """Bind the parameters' values to ``whole``, which may be the array of the master
+        weights.
+        """
+        self._layout = layout
+        self._dp = dp
+        self.resident = whole
         self.working_bytes = 0
         # Whether the other ranks' parts are older than the last update.
         self._stale = False
@@ -353,7 +419,9 @@ class ReplicatedWeights:
         """Do nothing: the weights stay."""
 
     def publish(self, owned_weights: Array) -> None:
-        """Set this rank's part of the weights. owned_weights: new values, on the device, in any dtype."""
+        """Set this rank's part of the weights. owned_weights: new values, on the device, in any
+        dtype.
+        """
         if owned_weights is self.resident:
             return
         for bucket in self._layout.buckets:
@@ -367,7 +435,9 @@ class ReplicatedWeights:
 
 
 class ShardedWeights:
-    """Sharded weights, in ZeRO stage 3. While a layer group runs, ranks gather the next group's weights."""
+    """Sharded weights, in ZeRO stage 3. While a layer group runs, ranks gather the next group's
+    weights.
+    """
 
     def __init__(
         self,
@@ -377,15 +447,19 @@ class ShardedWeights:
         units: Sequence[Unit],
         owned_weights: Array,
     ) -> None:
-        """Create buffers for weights. owned_weights: this rank's part; may be the master weights' array."""
-        self._layout, self._dp, self.resident = layout, dp, owned_weights
+        """Create buffers for weights. owned_weights: this rank's part; may be the master weights'
+        array.
+        """
+        self._layout = layout
+        self._dp = dp
+        self.resident = owned_weights
         self._pool = Pool(device, owned_weights.dtype)
         self._live: dict[int, tuple[Array, Pending]] = {}
         # Buckets of the unit that comes next.
         self._next: Sequence[Bucket] = ()
         names = [unit.name for unit in units]
-        # The last unit's forward pass is followed by its backward pass, the first unit's backward pass by
-        # its forward pass of another micro-batch.
+        # The last unit's forward pass is followed by its backward pass, the first unit's backward
+        # pass by its forward pass of another micro-batch.
         self._unit_after = dict(zip(names, [*names[1:], *names[-1:]], strict=True))
         self._unit_before = dict(zip(names, [*names[:1], *names[:-1]], strict=True))
 
@@ -398,7 +472,9 @@ class ShardedWeights:
         self._free_except(buckets)
         for bucket in buckets:
             self._start(bucket)
-        self._next = self._layout.uses[(self._unit_before if backward else self._unit_after)[unit.name]]
+        self._next = self._layout.uses[
+            (self._unit_before if backward else self._unit_after)[unit.name]
+        ]
         for bucket in self._next:
             self._start(bucket)
         for bucket in buckets:
@@ -418,7 +494,10 @@ class ShardedWeights:
         if bucket.number not in self._live:
             whole = self._pool.take(bucket.size)
             part = self.resident[self._layout.owned(bucket)]
-            self._live[bucket.number] = whole, self._dp.iallgather_into(as_bytes(part), as_bytes(whole))
+            self._live[bucket.number] = (
+                whole,
+                self._dp.iallgather_into(as_bytes(part), as_bytes(whole)),
+            )
 
     def _free_except(self, buckets: Sequence[Bucket]) -> None:
         numbers = {bucket.number for bucket in buckets}
@@ -429,7 +508,9 @@ class ShardedWeights:
 
 
 def bind_values(bucket: Bucket, whole: Array) -> None:
-    """Set ``value`` of a bucket's parameters to views of ``whole``, an array with only this bucket."""
+    """Set ``value`` of a bucket's parameters to views of ``whole``, an array with only this
+    bucket.
+    """
     for parameter, view in bucket.views(whole):
         parameter.value = view
 

@@ -30,7 +30,8 @@ from payload.saved_model import safetensors
 
 FORMAT = 1
 RECORD = "model.json"
-FINAL, BEST = "final", "best"
+FINAL = "final"
+BEST = "best"
 
 Weights = Mapping[str, Array]
 """Tensors by PyTorch's parameter names, in PyTorch's layouts."""
@@ -49,7 +50,9 @@ class WeightsFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """The description of a trained model: its sizes, input, classes, tokenizer and files of weights."""
+    """The description of a trained model: its sizes, input, classes, tokenizer and files of
+    weights.
+    """
 
     model: str
     settings: Mapping[str, Any]
@@ -88,7 +91,8 @@ def parse_record(fields: Any, path: Path) -> ModelRecord:
     Raises UsageError if the fields are damaged, or the model is unknown.
     """
     try:
-        version, values = fields["format"], {name: fields[name] for name in fields if name != "format"}
+        version = fields["format"]
+        values = {name: fields[name] for name in fields if name != "format"}
         if version != FORMAT:
             raise UsageError(
                 f"{path} has format {version}, but this program reads {FORMAT}: update the program",
@@ -106,8 +110,11 @@ def parse_record(fields: Any, path: Path) -> ModelRecord:
     return record
 
 
-def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = None) -> dict[str, Array]:
-    """Read the ``final`` or ``best`` weights of a model folder. record: the folder's model.json, if read.
+def read_weights(
+    folder: Path, which: str = BEST, record: ModelRecord | None = None
+) -> dict[str, Array]:
+    """Read the ``final`` or ``best`` weights of a model folder. record: the folder's model.json, if
+    read.
 
     Raises UsageError if the folder does not have these weights, or the weights are damaged.
     """
@@ -118,13 +125,16 @@ def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = N
     weights = read_file(path)
     if sha256_of(path) != facts.sha256:
         raise UsageError(
-            f"{path} is damaged: its SHA-256 differs from that in {RECORD}", code="model-folder-damaged"
+            f"{path} is damaged: its SHA-256 differs from that in {RECORD}",
+            code="model-folder-damaged",
         )
     return weights
 
 
 def reject_missing_weights(folder: Path, which: str, files: Mapping[str, WeightsFile]) -> None:
-    """Raise UsageError if the ``final`` or ``best`` weights are not in ``files`` of a model folder."""
+    """Raise UsageError if the ``final`` or ``best`` weights are not in ``files`` of a model
+    folder.
+    """
     if which not in files:
         raise UsageError(
             f"{folder} does not contain {which} weights; available: {', '.join(files) or 'none'}",
@@ -153,14 +163,17 @@ def module_of(model: str) -> ModuleType:
 
 
 def make_units(model: str, settings: Mapping[str, Any], context: Context) -> list[Unit]:
-    """Build a model as groups of layers, without weights. settings: arguments of the model's ``build``.
+    """Build a model as groups of layers, without weights. settings: arguments of the model's
+    ``build``.
 
     Raises UsageError if the settings do not fit the model.
     """
     module = module_of(model)
     unknown = [name for name in settings if name not in inspect.signature(module.build).parameters]
     if unknown:
-        raise UsageError(f"--model {model} has no setting {', '.join(unknown)}", code="model-without-size")
+        raise UsageError(
+            f"--model {model} has no setting {', '.join(unknown)}", code="model-without-size"
+        )
     try:
         units: list[Unit] = module.build(context, **settings)
     except (LookupError, ValueError, TypeError) as exc:
@@ -168,8 +181,11 @@ def make_units(model: str, settings: Mapping[str, Any], context: Context) -> lis
     return units
 
 
-def build(record: ModelRecord, weights: Weights, device: Device, *, dtype: str = "float32") -> list[Unit]:
-    """Build a whole model on this rank: groups of layers with weights, in the order of the forward pass.
+def build(
+    record: ModelRecord, weights: Weights, device: Device, *, dtype: str = "float32"
+) -> list[Unit]:
+    """Build a whole model on this rank: groups of layers with weights, in the order of the forward
+    pass.
 
     Raises UsageError if the weights do not fit the model.
     """
@@ -203,7 +219,9 @@ class TrainedModel:
 def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> TrainedModel:
     """Load a model folder. Arguments and errors: see ``usable_record``."""
     record = usable_record(folder, weights, takes=takes)
-    return TrainedModel(record, build(record, read_weights(folder, weights, record), device), device)
+    return TrainedModel(
+        record, build(record, read_weights(folder, weights, record), device), device
+    )
 
 
 def usable_record(folder: Path, weights: str, *, takes: str = "") -> ModelRecord:
@@ -213,12 +231,14 @@ def usable_record(folder: Path, weights: str, *, takes: str = "") -> ModelRecord
         weights: ``final`` or ``best``.
         takes: the kind of input that the model must take, such as ``text``. Empty: any kind.
 
-    Raises UsageError if the folder does not have these weights, or the model takes another kind of input.
+    Raises UsageError if the folder does not have these weights, or the model takes another kind of
+    input.
     """
     record = read_record(folder)
     if not isinstance(record.input, Mapping):
         raise UsageError(
-            f"{folder} does not describe the model's input: pass the folder model/ of a training run",
+            f"{folder} does not describe the model's input: pass the folder model/ of a training "
+            "run",
             code="model-input-unknown",
         )
     kind = str(record.input.get("kind"))
@@ -263,13 +283,16 @@ def refuse_unfit(shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> Non
 
 
 def set_state(units: Sequence[Unit], weights: Weights, device: Device) -> None:
-    """Set the layers' state that is not a parameter, such as running means, to its values in ``weights``."""
+    """Set the layers' state that is not a parameter, such as running means, to its values in
+    ``weights``.
+    """
     for name, array in state_of([unit.layer for unit in units]).items():
         array[...] = device.asarray(np.asarray(weights[name], "float64"))
 
 
 def set_weights(engine: Engine, units: Sequence[Unit], weights: Weights) -> None:
-    """Set the engine's weights before training, for any layout of ranks. units: all units of the model.
+    """Set the engine's weights before training, for any layout of ranks. units: all units of the
+    model.
 
     Raises UsageError if the weights do not fit the model.
     """

@@ -1,8 +1,9 @@
 """Conversion of weights to and from the names of transformers and torchvision.
 
-Exported models load in these libraries with ``strict=True``, and training can start from the libraries'
-weights. Tensors differ in their names, and transformers stores the linear layers of GPT-2 as (inputs,
-outputs). In this module, ``ours`` means names or tensors of this package, ``theirs`` those of a library.
+Exported models load in these libraries with ``strict=True``, and training can start from the
+libraries' weights. Tensors differ in their names, and transformers stores the linear layers of
+GPT-2 as (inputs, outputs). In this module, ``ours`` means names or tensors of this package,
+``theirs`` those of a library.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Naming:
     """The names that a library, such as transformers, has for a model's tensors."""
 
     names: Mapping[str, str]
-    """The library's module by the payload's module, with * for a block's number. If the library splits the
-    module, its modules are separated by spaces. A tensor that does not end with .weight or .bias in the
-    library is listed by the whole names of both tensors."""
+    """The library's module by the payload's module, with * for a block's number. If the library
+    splits the module, its modules are separated by spaces. A tensor that does not end with .weight
+    or .bias in the library is listed by the whole names of both tensors."""
     # This prefix is missing in files of the model without its head.
     prefix: str = ""
     # Whether the library transposes the linear layers of blocks.
@@ -42,7 +43,9 @@ class Naming:
     unused: str = ""
 
     def library_names(self, ours: str) -> list[str]:
-        """Return the library's name for this package's tensor ``ours``, or the names if it is split there."""
+        """Return the library's name for this package's tensor ``ours``, or the names if it is split
+        there.
+        """
         if not self.names:
             return [ours]
         match = _NAME.fullmatch(ours)
@@ -60,7 +63,9 @@ class Naming:
         return dict(sorted({**theirs, **tied}.items()))
 
     def _parts(self, ours: str, array: Array) -> Iterator[tuple[str, Array]]:
-        """Split and convert this package's tensor. Yield the library's (name, view of ``array``)."""
+        """Split and convert this package's tensor. Yield the library's (name, view of
+        ``array``).
+        """
         names = self.library_names(ours)
         for name, part in zip(names, np.split(array, len(names)), strict=True):
             if self._turned(ours, array.ndim):
@@ -94,11 +99,17 @@ class Naming:
                 expected[library_name] = part.shape
                 # A text model with fewer positions uses the first positions.
                 array = theirs.get(library_name)
-                if ours == "positions.weight" and array is not None and array.ndim == part.ndim == 2:  # noqa: PLR2004
+                if (
+                    ours == "positions.weight"
+                    and array is not None
+                    and array.ndim == part.ndim == 2  # noqa: PLR2004
+                ):
                     theirs[library_name] = array[: len(part)]
         omitted = {name for ours in without for name in self.library_names(ours)}
         unneeded = {*self.tied, *omitted} - {*expected}
-        unneeded |= {name for name in theirs if name not in expected and re.fullmatch(self.unused, name)}
+        unneeded |= {
+            name for name in theirs if name not in expected and re.fullmatch(self.unused, name)
+        }
         refuse_unfit(expected, {name: theirs[name] for name in theirs if name not in unneeded})
         weights = {}
         for ours, parts in names.items():
@@ -115,9 +126,13 @@ class Naming:
         return weights
 
     def count_known(self, shapes: Shapes, names: Sequence[str]) -> int:
-        """Return how many of ``names`` are the library's names for the tensors of a model, ``shapes``."""
+        """Return how many of ``names`` are the library's names for the tensors of a model,
+        ``shapes``.
+        """
         known_names = {name for ours in shapes for name in self.library_names(ours)}
-        return len({*names} & {*known_names, *(name.removeprefix(self.prefix) for name in known_names)})
+        return len(
+            {*names} & {*known_names, *(name.removeprefix(self.prefix) for name in known_names)}
+        )
 
 
 def _single(array: Array) -> Array:
@@ -126,7 +141,9 @@ def _single(array: Array) -> Array:
 
 def _modern(name: str) -> str:
     """Convert the name of a norm's tensor in an old file, LayerNorm.gamma, to LayerNorm.weight."""
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
 
 
 _POSITIONS_OF_VIT = "vit.embeddings.position_embeddings"
@@ -167,7 +184,10 @@ _BERT = Naming(
         "head": "cls.predictions",
     },
     prefix="bert.",
-    tied={"cls.predictions.decoder.weight": "embedding.weight", "cls.predictions.decoder.bias": "head.bias"},
+    tied={
+        "cls.predictions.decoder.weight": "embedding.weight",
+        "cls.predictions.decoder.bias": "head.bias",
+    },
     unused=r"(bert\.)?(pooler\..*|embeddings\.position_ids)|cls\.seq_relationship\..*",
 )
 _BLOCK = "vit.encoder.layer.*"
@@ -202,7 +222,9 @@ LIBRARIES: Mapping[str, Mapping[str, Naming]] = {
 
 
 def naming(library: str, model: str) -> Naming:
-    """Return a library's tensor names for a model. Raises UsageError if the library lacks the model."""
+    """Return a library's tensor names for a model. Raises UsageError if the library lacks the
+    model.
+    """
     namings = LIBRARIES[library]
     if (module := MODELS[model].module) in namings:
         return namings[module]
@@ -216,10 +238,13 @@ def naming(library: str, model: str) -> Naming:
 def from_any(
     model: str, shapes: Shapes, weights: Mapping[str, Array], without: Collection[str] = ()
 ) -> tuple[dict[str, Array], bool]:
-    """Convert the weights of a file, by this package or a library, to the names and layouts of this package.
+    """Convert the weights of a file, by this package or a library, to the names and layouts of this
+    package.
 
-    Return the weights, and whether the file has transformers' names. Raises UsageError if the weights do not
-    fit the model. shapes: the model's tensors. without: this package's names of tensors to leave out.
+    Return the weights, and whether the file has transformers' names. Raises UsageError if the
+    weights do not
+    fit the model. shapes: the model's tensors. without: this package's names of tensors to leave
+        out.
     """
     module = MODELS[model].module
     namings = [by_module[module] for by_module in LIBRARIES.values() if module in by_module]
@@ -229,7 +254,9 @@ def from_any(
 
 
 def config(model: str, settings: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
-    """Return transformers' config.json for a model. settings: the arguments for building the model."""
+    """Return transformers' config.json for a model. settings: the arguments for building the
+    model.
+    """
     shared = {"torch_dtype": "float32", "initializer_range": 0.02}
     match MODELS[model].module:
         case "gpt":
@@ -305,17 +332,21 @@ _FREE = re.compile(
     r"architectures|torch_dtype|initializer_range|.*drop.*|.*token_id|id2label|label2id|vocab_size|n_positions"
     r"|max_position_embeddings|n_inner"
 )
-"""Settings that may differ, because they do not change the computation, or tensor shapes show them."""
+"""Settings that may differ, because they do not change the computation, or tensor shapes show them.
+"""
 _FLAGS = {"n_head": "--heads", "num_attention_heads": "--heads"}
 _FLAGS |= dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps"), "--norm-eps")
 
 
 def refuse_other(model: str, settings: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Raise UsageError if a library's config.json, ``theirs``, does not fit the model with ``settings``."""
+    """Raise UsageError if a library's config.json, ``theirs``, does not fit the model with
+    ``settings``.
+    """
     for key, ours in config(model, settings, ()).items():
         if key in theirs and theirs[key] != ours and not _FREE.fullmatch(key):
             flag = f": pass {_FLAGS[key]} {theirs[key]}" if key in _FLAGS else ""
             raise UsageError(
-                f"config.json of the weights has {key}={theirs[key]!r}, but this model has {ours!r}{flag}",
+                f"config.json of the weights has {key}={theirs[key]!r}, but this model has "
+                f"{ours!r}{flag}",
                 code="init-other-config",
             )

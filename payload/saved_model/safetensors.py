@@ -1,8 +1,8 @@
 """Reading and writing files in the safetensors format (https://huggingface.co/docs/safetensors).
 
-A file has 8 bytes of header length, little-endian; a JSON header with each tensor's dtype, shape and offsets;
-and the numbers. This module does not use the safetensors package, which cannot write a file tensor by tensor,
-or from the memory into which the training copies checkpoints.
+A file has 8 bytes of header length, little-endian; a JSON header with each tensor's dtype, shape
+and offsets; and the numbers. This module does not use the safetensors package, which cannot write a
+file tensor by tensor, or from the memory into which the training copies checkpoints.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ class FilePlan:
 
 
 def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata: str) -> FilePlan:
-    """Plan a file. tensors: (shape, dtype) by name. Wide dtypes come first, so that numbers are aligned."""
+    """Plan a file. tensors: (shape, dtype) by name. Wide dtypes come first, so that numbers are
+    aligned.
+    """
     entries: dict[str, Any] = {"__metadata__": metadata}
-    starts, end = {}, 0
+    starts = {}
+    end = 0
     for name, (shape, dtype) in sorted(tensors.items(), key=lambda item: -item[1][1].itemsize):
         starts[name], end = end, end + math.prod(shape) * dtype.itemsize
         place = [starts[name], end]
@@ -54,7 +57,9 @@ def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata:
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    return FilePlan(header, {name: len(header) + start for name, start in starts.items()}, len(header) + end)
+    return FilePlan(
+        header, {name: len(header) + start for name, start in starts.items()}, len(header) + end
+    )
 
 
 def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
@@ -72,13 +77,16 @@ def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     try:
         metadata = entries.pop("__metadata__", {})
         for name, entry in entries.items():
-            dtype, shape = _NAMES[entry["dtype"]], tuple(entry["shape"])
+            dtype = _NAMES[entry["dtype"]]
+            shape = tuple(entry["shape"])
             start, end = entry["data_offsets"]
             count = math.prod(shape)
             if end - start != count * dtype.itemsize or 8 + length + end > size:
                 raise ValueError(f"{name} is truncated")
             place = 8 + length + start
-            tensors[name] = np.memmap(path, dtype, "r", place, shape) if count else np.empty(shape, dtype)
+            tensors[name] = (
+                np.memmap(path, dtype, "r", place, shape) if count else np.empty(shape, dtype)
+            )
     except (AttributeError, KeyError, TypeError) as exc:
         raise ValueError(f"the header does not describe tensors correctly: {exc!r}") from exc
     return tensors, metadata
@@ -90,12 +98,16 @@ INCOMPLETE = ".incomplete"
 class Stream:
     """Writes float32 tensors to a file with a temporary name, and renames the file at the end.
 
-    Only ``close`` raises errors: an earlier error would leave other ranks waiting to send their parts.
+    Only ``close`` raises errors: an earlier error would leave other ranks waiting to send their
+        parts.
     """
 
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
-        """shapes: the shape of each tensor by name, in the order in which ``write`` gets the tensors."""
-        self._path, self._temporary = path, path.with_name(f"{path.name}{INCOMPLETE}")
+        """shapes: the shape of each tensor by name, in the order in which ``write`` gets the
+        tensors.
+        """
+        self._path = path
+        self._temporary = path.with_name(f"{path.name}{INCOMPLETE}")
         self._digest = hashlib.sha256()
         self._file: BinaryIO | None = None
         self._failure: OSError | None = None
@@ -121,7 +133,9 @@ class Stream:
             self._failure = exc
 
     def close(self) -> str:
-        """Close and rename the file, and return its SHA-256. If that fails, remove it and raise OSError."""
+        """Close and rename the file, and return its SHA-256. If that fails, remove it and raise
+        OSError.
+        """
         try:
             if self._file:
                 self._file.close()

@@ -47,12 +47,14 @@ class ModelWriter:
         Args:
             record: the model's description, without files of weights.
             units: the units of the whole model.
-            resumed: folder of the resumed checkpoint, and the model's description in it. Its best weights
-                replace those in ``folder`` if their held-out loss is lower.
+            resumed: folder of the resumed checkpoint, and the model's description in it. Its best
+                weights replace those in ``folder`` if their held-out loss is lower.
 
         Raises PayloadError on every rank if the folder cannot be written.
         """
-        self._folder, self._record, self._world = folder, record, engine.mesh.world
+        self._folder = folder
+        self._record = record
+        self._world = engine.mesh.world
         self._tensors = WholeTensors(engine, units)
         self._files: dict[str, WeightsFile] = {}
         if resumed:
@@ -61,8 +63,12 @@ class ModelWriter:
             )
             self._files = self._world.allgather(files)[0]
 
-    def _existing_files(self, checkpoint: Path, record: Mapping[str, Any]) -> dict[str, WeightsFile]:
-        """Copy the checkpoint's best weights if they are better. Return the folder's files of weights."""
+    def _existing_files(
+        self, checkpoint: Path, record: Mapping[str, Any]
+    ) -> dict[str, WeightsFile]:
+        """Copy the checkpoint's best weights if they are better. Return the folder's files of
+        weights.
+        """
         # A missing or unreadable record is replaced.
         with suppress(UsageError):
             self._files = dict(read_record(self._folder).files)
@@ -76,7 +82,8 @@ class ModelWriter:
         return self._files
 
     def save_best(self, folder: Path) -> dict[str, Any]:
-        """Copy the best weights so far to another folder, and return the model's description, for JSON.
+        """Copy the best weights so far to another folder, and return the model's description, for
+        JSON.
 
         Only rank 0 calls this method. Raises PayloadError if the folder cannot be written.
         """
@@ -127,7 +134,9 @@ class ModelWriter:
             self._set(BEST, facts)
 
     def _publish(self, facts: WeightsFile, which: str) -> None:
-        """Add ``facts``, the final or best weights, to model.json, and delete weights of an earlier run."""
+        """Add ``facts``, the final or best weights, to model.json, and delete weights of an earlier
+        run.
+        """
         files = {**self._files, which: facts}
         path = self._folder / RECORD
         try:
@@ -139,7 +148,8 @@ class ModelWriter:
             temporary.replace(path)
         except OSError as exc:
             raise PayloadError(
-                f"--out: {exc.filename or path} cannot be written: {exc.strerror}", code="file-unwritable"
+                f"--out: {exc.filename or path} cannot be written: {exc.strerror}",
+                code="file-unwritable",
             ) from exc
 
     def _set(self, which: str, written: WeightsFile) -> None:
@@ -156,7 +166,9 @@ class ModelWriter:
 
 
 def place(source: Path, target: Path) -> None:
-    """Make ``target`` a hard link to ``source``, or a copy if links are impossible, or raise PayloadError."""
+    """Make ``target`` a hard link to ``source``, or a copy if links are impossible, or raise
+    PayloadError.
+    """
     temporary = target.with_name(f"{target.name}{safetensors.INCOMPLETE}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +179,8 @@ def place(source: Path, target: Path) -> None:
         except OSError:
             shutil.copyfile(source, temporary)
         temporary.replace(target)
-        # If both names were already the same file, rename has no effect and the temporary name remains.
+        # If both names were already the same file, rename has no effect and the temporary name
+        # remains.
         temporary.unlink(missing_ok=True)
     except OSError as exc:
         raise PayloadError(
@@ -176,5 +189,7 @@ def place(source: Path, target: Path) -> None:
 
 
 def _loss(facts: WeightsFile | None) -> float:
-    """Return the held-out loss of weights, or infinity if there are no weights or they were not evaluated."""
+    """Return the held-out loss of weights, or infinity if there are no weights or they were not
+    evaluated.
+    """
     return facts.metrics["loss"] if facts and facts.metrics else math.inf

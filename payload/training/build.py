@@ -1,4 +1,6 @@
-"""Construction of a run's parts from its settings: model, optimizer, mesh, engine, loader and schedule."""
+"""Construction of a run's parts from its settings: model, optimizer, mesh, engine, loader and
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,16 @@ class Sized(Protocol):
 
 
 def build_units(model: Model, dataset: Sized, context: Context) -> list[Unit]:
-    """Build all units (groups of layers) of the model. Raises UsageError if a size does not fit the data."""
+    """Build all units (groups of layers) of the model. Raises UsageError if a size does not fit the
+    data.
+    """
     return make_units(model.model, model_sizes(model, dataset), context)
 
 
 def model_record(model: Model, dataset: Dataset) -> ModelRecord:
-    """Return a ``ModelRecord`` of the model to be trained. The record lists no files of weights yet."""
+    """Return a ``ModelRecord`` of the model to be trained. The record lists no files of weights
+    yet.
+    """
     return ModelRecord(
         model=model.model,
         settings=model_sizes(model, dataset),
@@ -63,23 +69,33 @@ def model_record(model: Model, dataset: Dataset) -> ModelRecord:
 
 
 def model_sizes(model: Model, dataset: Sized) -> dict[str, Any]:
-    """Return all arguments for building the model. Raises UsageError for a flag that this model lacks."""
+    """Return all arguments for building the model. Raises UsageError for a flag that this model
+    lacks.
+    """
     parameters = inspect.signature(module_of(model.model).build).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
-    given = {name: value for name, value in asdict(model).items() if name != "model" and value is not None}
+    given = {
+        name: value
+        for name, value in asdict(model).items()
+        if name != "model" and value is not None
+    }
     facts = {name: value for name, value in dataset.facts.items() if name in parameters}
     for name in given:
         if name not in parameters:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"{flag} has no effect on --model {model.model}: remove it", code="model-without-size"
+                f"{flag} has no effect on --model {model.model}: remove it",
+                code="model-without-size",
             )
     return {**defaults, **MODELS[model.model].sizes, **given, **facts}
 
 
 def run_identity(config: TrainConfig, dataset: Sized) -> dict[str, Any]:
-    """Return the settings that must be the same when a later run resumes from this run's checkpoints."""
-    sizes, evaluated = model_sizes(config.model, dataset), config.evaluation.eval_samples
+    """Return the settings that must be the same when a later run resumes from this run's
+    checkpoints.
+    """
+    sizes = model_sizes(config.model, dataset)
+    evaluated = config.evaluation.eval_samples
     return {
         "model": config.model.model,
         **{name: value for name, value in sizes.items() if name != "dropout"},
@@ -98,7 +114,9 @@ def run_identity(config: TrainConfig, dataset: Sized) -> dict[str, Any]:
 
 def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Optimizer:
     """Build the optimizer that ``settings`` name, for the parameters that this rank updates."""
-    device, values, segments = storage.optimizer_device, storage.master_weights, storage.segments
+    device = storage.optimizer_device
+    values = storage.master_weights
+    segments = storage.segments
     decay = settings.weight_decay or 0.0
     if settings.optimizer == "sgd":
         return SGD(
@@ -124,8 +142,8 @@ def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.O
 def build_mesh(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:
     """Arrange the ranks as in ``layout``, and compress the sums of gradients if requested.
 
-    Return the mesh, and the compressor that wraps the mesh's data-parallel group. None: no compression.
-    Raises UsageError if the number of ranks does not fit the layout.
+    Return the mesh, and the compressor that wraps the mesh's data-parallel group. None: no
+    compression. Raises UsageError if the number of ranks does not fit the layout.
     """
     from payload.comm.compression import make_compressor  # noqa: PLC0415 - needs MPI
     from payload.comm.transport import Transport  # noqa: PLC0415
@@ -150,11 +168,13 @@ def build_engine(
     *,
     compressor: Compressed | None = None,
 ) -> Engine:
-    """Build this rank's engine from the units of the whole model and the compressor of ``build_mesh``.
+    """Build this rank's engine from the units of the whole model and the compressor of
+    ``build_mesh``.
 
     Raises UsageError if the model cannot be split in the configured layout.
     """
-    layout, precision = config.layout, config.precision
+    layout = config.layout
+    precision = config.precision
     split = getattr(module_of(config.model.model), "SPLIT_LOGITS", False)
     options = Options(
         seed=config.batch.seed,
@@ -181,12 +201,14 @@ def build_engine(
 def build_loader(
     config: TrainConfig, dataset: Dataset, device: Device, mesh: Mesh, *, eval_only: bool = False
 ) -> Loader:
-    """Build the loader of this rank's samples. Raises UsageError if the global batch exceeds the data.
+    """Build the loader of this rank's samples. Raises UsageError if the global batch exceeds the
+    data.
 
-    eval_only: load only held-out samples, and all of these. Batches are small, so that fewer ranks than in
-        training suffice.
+    eval_only: load only held-out samples, and all of these. Batches are small, so that fewer ranks
+        than in training suffice.
     """
-    global_batch, micro_batch = config.batch.global_batch_size, config.batch.micro_batch_size
+    global_batch = config.batch.global_batch_size
+    micro_batch = config.batch.micro_batch_size
     if eval_only:
         micro_batch = min(micro_batch or _EVAL_BATCH, _EVAL_BATCH)
         global_batch = micro_batch * mesh.dp.size
@@ -209,14 +231,16 @@ def reject_large_batch(global_batch: int, samples: int) -> None:
     """Raise UsageError if a global batch is larger than the number of training samples."""
     if global_batch > samples:
         raise UsageError(
-            f"--global-batch-size {global_batch} is too large: there are {samples} training samples",
+            f"--global-batch-size {global_batch} is too large: there are {samples} training "
+            "samples",
             code="batch-above-samples",
         )
 
 
 def build_schedule(config: TrainConfig, mesh: Mesh, per_epoch: int) -> LearningRate:
     """Build the learning-rate schedule. per_epoch: iterations in an epoch."""
-    settings, batch = config.optimizer, config.batch
+    settings = config.optimizer
+    batch = config.batch
     iterations = min(batch.epochs * per_epoch, batch.iterations or batch.epochs * per_epoch)
     return LearningRate(
         peak=scaled(settings.lr or 0.0, settings.scale_lr, mesh.dp.size),

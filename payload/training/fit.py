@@ -1,10 +1,12 @@
 """Checks of a command line without its data, GPUs and ranks, on the machine that submits the job.
 
-As a program, this module reads command lines as JSON, each with its number of ranks (null: unknown) and, if
-it uses a run, the run's folder on this machine. It prints an error message or null for each:
+As a program, this module reads command lines as JSON, each with its number of ranks (null: unknown)
+and, if it uses a run, the run's folder on this machine. It prints an error message or null for
+each:
 
     $ echo '[[["train", "--lrr", "0.1"], 2], [["train", "--tp", "3"], 4]]' | python -m payload.training.fit
-    ["unrecognized arguments: --lrr 0.1; did you mean --lr?", "--tp 3 x --pp 1 does not divide the 4 ..."]
+    ["unrecognized arguments: --lrr 0.1; did you mean --lr?", "--tp 3 x --pp 1 does not divide the 4
+    ..."]
 """
 
 from __future__ import annotations
@@ -41,8 +43,10 @@ from payload.saved_model.folder import usable_record
 from payload.saved_model.libraries import naming
 from payload.training.build import build_schedule, build_units, reject_large_batch, run_identity
 
-# For data that is not here: images that any number of patches and strides divides, and tokens of bytes.
-_SIDE, _VOCABULARY = 32, 256
+# For data that is not here: images that any number of patches and strides divides, and tokens of
+# bytes.
+_SIDE = 32
+_VOCABULARY = 256
 
 
 class _Group(Solo):
@@ -62,11 +66,12 @@ class _Sizes:
 
 
 def find_error(argv: Sequence[str], ranks: int | None, run: str | None = None) -> str | None:
-    """Return the error in a command line, or None. Config files, which are on the cluster, are not read.
+    """Return the error in a command line, or None. Config files, which are on the cluster, are not
+    read.
 
     ranks: the number of ranks that run the command. None: not known yet.
-    run: the copy on this machine of the run that `train` continues, or of another command's model folder.
-        None: no copy.
+    run: the copy on this machine of the run that `train` continues, or of another command's model
+        folder. None: no copy.
     """
     try:
         config = parse_here(argv)
@@ -84,8 +89,11 @@ def find_error(argv: Sequence[str], ranks: int | None, run: str | None = None) -
 
 
 def reject_unfit(config: TrainConfig, ranks: int | None) -> None:
-    """Raise UsageError if the model does not fit the data or the layout, or the run its number of ranks."""
-    layout, bench = config.layout, isinstance(config, BenchConfig)
+    """Raise UsageError if the model does not fit the data or the layout, or the run its number of
+    ranks.
+    """
+    layout = config.layout
+    bench = isinstance(config, BenchConfig)
     dp = data_parallel_ranks(ranks, tp=layout.tp, pp=layout.pp) if ranks else None
     if dp and not bench:
         check(config, several=dp > 1)
@@ -103,7 +111,9 @@ def reject_unfit(config: TrainConfig, ranks: int | None) -> None:
 
 
 def _reject_other_run(config: Command | None, run: Path) -> None:
-    """Raise UsageError if a run's model does not fit the command, or `train` can't continue the run."""
+    """Raise UsageError if a run's model does not fit the command, or `train` can't continue the
+    run.
+    """
     if isinstance(config, SampleConfig | PredictConfig | EvalConfig | ExportConfig):
         record = usable_record(run, config.weights, takes=config.takes)
         if isinstance(config, EvalConfig) and config.data:
@@ -131,10 +141,14 @@ def compared_ranks(config: BenchConfig, size: int) -> Sequence[int]:
     Raises UsageError if a number in ``--ranks`` does not fit the job or the layout.
     """
     smallest = config.layout.tp * config.layout.pp
-    counts = config.bench.ranks or [smallest << power for power in range(32) if smallest << power < size]
+    counts = config.bench.ranks or [
+        smallest << power for power in range(32) if smallest << power < size
+    ]
     for ranks in counts:
         if ranks > size:
-            raise UsageError(f"--ranks {ranks}: this job has only {size} ranks", code="too-few-ranks")
+            raise UsageError(
+                f"--ranks {ranks}: this job has only {size} ranks", code="too-few-ranks"
+            )
         if ranks % smallest:
             raise UsageError(
                 f"--ranks {ranks} is not a multiple of --tp x --pp, which is {smallest}",
@@ -144,7 +158,9 @@ def compared_ranks(config: BenchConfig, size: int) -> Sequence[int]:
 
 
 def _sizes_of(config: TrainConfig) -> _Sizes:
-    """Return the sizes of the data. For files, which are on the cluster, these are sizes that fit."""
+    """Return the sizes of the data. For files, which are on the cluster, these are sizes that
+    fit.
+    """
     kind = config.data.data.partition(":")[0]
     if kind == "text":
         return _Sizes(text_facts(_VOCABULARY, config.data.sequence_length))

@@ -38,14 +38,17 @@ class Initial:
     record: ModelRecord | None
 
     def data_state(self, tokenizer: str) -> Mapping[str, Any] | None:
-        """Return the learned state of the tokenizer that belongs to these weights. None: there is no state.
+        """Return the learned state of the tokenizer that belongs to these weights. None: there is
+        no state.
 
-        Raises UsageError if the model was trained with another kind of tokenizer than ``tokenizer``.
+        Raises UsageError if the model was trained with another kind of tokenizer than
+        ``tokenizer``.
         """
         tokenizer_record = self.record and self.record.tokenizer
         if not tokenizer_record:
             return None
-        trained_with, requested = tokenizer_record["kind"], tokenizer.partition(":")[0]
+        trained_with = tokenizer_record["kind"]
+        requested = tokenizer.partition(":")[0]
         if trained_with != requested:
             raise UsageError(
                 f"--init: {self.file} was trained with --tokenizer {trained_with}, not {requested}",
@@ -54,13 +57,18 @@ class Initial:
         return {name: value for name, value in tokenizer_record.items() if name != "kind"} or None
 
     def load(
-        self, engine: Engine, units: Sequence[Unit], config: TrainConfig, settings: Mapping[str, Any]
+        self,
+        engine: Engine,
+        units: Sequence[Unit],
+        config: TrainConfig,
+        settings: Mapping[str, Any],
     ) -> None:
         """Load these weights into the engine. All ranks must call this method together.
 
         units: the units of the whole model, which was built with the arguments ``settings``.
 
-        Raises UsageError on every rank if the weights do not fit the model, or differ between nodes.
+        Raises UsageError on every rank if the weights do not fit the model, or differ between
+        nodes.
         """
         # In all models the last two parameters compute the logits.
         head = units[-1].layer.parameters[-2:] if config.checkpoints.new_head else ()
@@ -73,7 +81,9 @@ class Initial:
                 )
                 self._refuse_other(config.model.model, settings, foreign=foreign)
             except UsageError as exc:
-                raise UsageError(f"--init: {self.file} cannot be used: {exc}", code="init-unfit") from exc
+                raise UsageError(
+                    f"--init: {self.file} cannot be used: {exc}", code="init-unfit"
+                ) from exc
             return {**weights, **new_head}, sha256_of(self.file)
 
         weights, digest = on_all_ranks(engine.mesh.world, read)
@@ -85,7 +95,9 @@ class Initial:
         set_weights(engine, units, weights)
 
     def _refuse_other(self, model: str, settings: Mapping[str, Any], *, foreign: bool) -> None:
-        """Raise UsageError if the weights' settings differ. foreign: whether the file is from a library."""
+        """Raise UsageError if the weights' settings differ. foreign: whether the file is from a
+        library.
+        """
         if self.record:
             for name in _NOT_IN_SHAPES:
                 size = self.record.settings.get(name, settings.get(name))
@@ -105,7 +117,8 @@ class Initial:
 
 
 def find_initial(path: Path | None, world: Communicator) -> Initial | None:
-    """Find the weights at the path of ``--init``. None: no path. All ranks must call this function together.
+    """Find the weights at the path of ``--init``. None: no path. All ranks must call this function
+    together.
 
     Raises UsageError on every rank if the weights cannot be found or read.
     """

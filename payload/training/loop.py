@@ -1,4 +1,6 @@
-"""The training loop. ``train`` builds the parts of a run, and ``Trainer.loop`` runs its iterations."""
+"""The training loop. ``train`` builds the parts of a run, and ``Trainer.loop`` runs its
+iterations.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ from payload.training.search import find
 from payload.training.timing import CommTimes, TimedOptimizer, timed_mesh, timed_units
 from payload.training.trace import Timeline
 
-# Batches of an evaluation between two looks for signals, per pipeline stage: a look empties the pipeline.
+# Batches of an evaluation between two looks for signals, per pipeline stage: a look empties the
+# pipeline.
 _UNTIL_LOOK = 4
 
 
@@ -54,12 +57,16 @@ class _StoppedError(Exception):
     """A signal came during an evaluation. Raised on all ranks after the same batch."""
 
 
-def train(config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None) -> int:
+def train(
+    config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None
+) -> int:
     """Train on all ranks of ``world``, record the metrics, and return the exit code.
 
-    signals: when its ``came`` is True, the run saves its work and ends. Default: signals are not handled.
+    signals: when its ``came`` is True, the run saves its work and ends. Default: signals are not
+        handled.
     """
-    trace, times = _timeline(config, device), CommTimes(device)
+    trace = _timeline(config, device)
+    times = CommTimes(device)
     mesh, compressor = build_mesh(config.layout, world)
     mesh = timed_mesh(mesh, times, trace)
     checkpoints = CheckpointSession(config, world)
@@ -83,11 +90,16 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
         init.load(engine, units, config, model_sizes(config.model, dataset))
         resumed.notes.append(f"starts with the weights of {init.file}")
     work = Work(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))
-    metrics = Metrics(config, device, world, work, times, done=resumed.iteration, evaluated=resumed.evaluated)
+    metrics = Metrics(
+        config, device, world, work, times, done=resumed.iteration, evaluated=resumed.evaluated
+    )
     on_all_ranks(world, lambda: _write_config(config) if world.rank == 0 else None)
-    metrics.introduce(on_all_ranks(world, lambda: data_record(config, dataset) if world.rank == 0 else {}))
+    metrics.introduce(
+        on_all_ranks(world, lambda: data_record(config, dataset) if world.rank == 0 else {})
+    )
 
-    record, model = model_record(config.model, dataset), None
+    record = model_record(config.model, dataset)
+    model = None
     if config.checkpoints.save_model:
         resumed_model = (resumed.path, resumed.model) if resumed.path else None
         model = ModelWriter(config.run.out / "model", record, engine, units, resumed=resumed_model)
@@ -138,16 +150,19 @@ class Trainer:
     def loop(self, resumed: Resumed, saver: Saver | None) -> Evaluation | None:
         """Run the iterations that are left of the schedule, or until any rank gets a signal.
 
-        Save the best model and the final model, and if there is a saver, checkpoints. A checkpoint that is
-        due, and the model, are complete before an evaluation begins.
+        Save the best model and the final model, and if there is a saver, checkpoints. A checkpoint
+        that is due, and the model, are complete before an evaluation begins.
 
         Returns:
             The last evaluation. None: a signal ended the run.
 
         Raises:
-            PayloadError: training diverged, or a checkpoint cannot be written. Raised on every rank.
+            PayloadError: training diverged, or a checkpoint cannot be written. Raised on every
+                rank.
         """
-        iterations, done, evaluation = self.schedule.iterations, resumed.iteration, None
+        iterations = self.schedule.iterations
+        done = resumed.iteration
+        evaluation = None
         if done >= iterations or not resumed.evaluated:
             evaluation = self._evaluate_resumed(resumed, saver)
             if evaluation is None:
@@ -163,7 +178,8 @@ class Trainer:
             flags = self._signalled(), float(saver is not None and saver.written())
             result = self.step(iteration, feed, flags)
             asked_to_stop, written = result.flags
-            stop, due = asked_to_stop > 0 and not last, self._is_evaluation_due(feed.slot, last=last)
+            stop = asked_to_stop > 0 and not last
+            due = self._is_evaluation_due(feed.slot, last=last)
             if self.model and (stop or due):
                 self.model.write(iteration)
             with self.trace.span("save", "checkpoint"):
@@ -180,11 +196,15 @@ class Trainer:
         return evaluation
 
     def _is_evaluation_due(self, slot: Slot, *, last: bool) -> bool:
-        ends_interval = slot.iteration % self.eval_interval == 0 if self.eval_interval else slot.ends_epoch
+        ends_interval = (
+            slot.iteration % self.eval_interval == 0 if self.eval_interval else slot.ends_epoch
+        )
         return last or ends_interval
 
     def _evaluate_resumed(self, resumed: Resumed, saver: Saver | None) -> Evaluation | None:
-        """Evaluate the resumed weights, because it is due or they are the final weights. None: a signal."""
+        """Evaluate the resumed weights, because it is due or they are the final weights. None: a
+        signal.
+        """
         done = resumed.iteration
         if self.model:
             self.model.write(done)
@@ -220,16 +240,24 @@ class Trainer:
     def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:
         """Update the weights with a global batch. ``feed`` is this rank's share of the batch.
 
-        flags: this rank's numbers. The result's ``flags`` are the sums of these numbers over all ranks.
+        flags: this rank's numbers. The result's ``flags`` are the sums of these numbers over all
+            ranks.
         """
         lr = self.schedule.at(iteration)
-        result = self.engine.step(feed.batches, targets=feed.targets, iteration=iteration, lr=lr, flags=flags)
+        result = self.engine.step(
+            feed.batches, targets=feed.targets, iteration=iteration, lr=lr, flags=flags
+        )
         _check_finite(iteration, result)
-        self.metrics.iteration(iteration, feed.slot.epoch, result, lr=lr, samples=len(feed.slot.indices))
+        self.metrics.iteration(
+            iteration, feed.slot.epoch, result, lr=lr, samples=len(feed.slot.indices)
+        )
         return result
 
-    def evaluate(self, iteration: int, epoch: int, result: StepResult | None = None) -> Evaluation | None:
-        """Evaluate on the held-out samples, record and print the result, and save the model if it is best.
+    def evaluate(
+        self, iteration: int, epoch: int, result: StepResult | None = None
+    ) -> Evaluation | None:
+        """Evaluate on the held-out samples, record and print the result, and save the model if it
+        is best.
 
         result: of the iteration, if this run made it. Return None if a signal came.
         """
@@ -264,18 +292,24 @@ class Trainer:
     def _held_out(self) -> Iterator[MicroBatch]:
         mesh = self.engine.mesh
         for number, batch in enumerate(self.loader.held_out()):
-            if number % (_UNTIL_LOOK * mesh.pp.size) == 0 and any(mesh.world.sum([self._signalled()])):
+            if number % (_UNTIL_LOOK * mesh.pp.size) == 0 and any(
+                mesh.world.sum([self._signalled()])
+            ):
                 raise _StoppedError
             yield batch
 
     def notes(self) -> list[str]:
         """Return lines for the user about the data and the idle time of pipeline stages."""
-        stages, micro_batches = self.engine.mesh.pp.size, self.loader.micro_batches
+        stages = self.engine.mesh.pp.size
+        micro_batches = self.loader.micro_batches
         if stages == 1:
             return [self.dataset.about]
         idle = f"each stage is idle {idle_share(stages, micro_batches):.0%} of the time"
         pipeline = f"pipeline of {stages} stages, {micro_batches} micro-batches"
-        return [self.dataset.about, f"{pipeline}: {idle}; a smaller --micro-batch-size lowers this share"]
+        return [
+            self.dataset.about,
+            f"{pipeline}: {idle}; a smaller --micro-batch-size lowers this share",
+        ]
 
 
 def _timeline(config: TrainConfig, device: Device) -> Timeline:
@@ -287,7 +321,10 @@ def _profile_note(config: TrainConfig, schedule: LearningRate, done: int) -> lis
     if not config.measuring.profile or schedule.iterations - done >= 2:  # noqa: PLR2004
         return []
     return [
-        "--profile: trace.json will be empty, because it omits the first iteration; run at least 2 iterations"
+        (
+            "--profile: trace.json will be empty, because it omits the first iteration; run at "
+            "least 2 iterations"
+        )
     ]
 
 
@@ -297,11 +334,15 @@ def _write_config(config: TrainConfig) -> None:
     try:
         path.write_bytes(to_toml(config.placed()).encode(errors="surrogateescape"))
     except OSError as exc:
-        raise UsageError(f"--out: {path} cannot be written: {exc.strerror}", code="file-unwritable") from exc
+        raise UsageError(
+            f"--out: {path} cannot be written: {exc.strerror}", code="file-unwritable"
+        ) from exc
 
 
 def _check_finite(iteration: int, result: StepResult) -> None:
-    """Raise PayloadError if the loss or the gradient is not finite. ``result`` is the same on all ranks."""
+    """Raise PayloadError if the loss or the gradient is not finite. ``result`` is the same on all
+    ranks.
+    """
     if not result.finite and not result.skipped:
         flags = "--lr" if result.loss_scale == 1 else "--lr or --loss-scale"
         raise _diverged(iteration, f"loss {result.loss}, gradient norm {result.grad_norm}", flags)

@@ -30,7 +30,9 @@ from payload.training.timing import CommTimes
 _WINDOW = 10
 
 FLOPS_FORMULA = "3 x the matrix products of the forward pass; recomputation is not counted"
-"""Each product of the forward pass has two in the backward pass: one for the gradient of each factor."""
+"""Each product of the forward pass has two in the backward pass: one for the gradient of each
+factor.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ class Work:
 
 
 class Metrics(Report):
-    """Writer of a run's metrics. All ranks must call ``introduce`` and ``conclude``; only rank 0 writes."""
+    """Writer of a run's metrics. All ranks must call ``introduce`` and ``conclude``; only rank 0
+    writes.
+    """
 
     def __init__(
         self,
@@ -57,15 +61,23 @@ class Metrics(Report):
         done: int = 0,
         evaluated: bool = True,
     ) -> None:
-        """Open the files, and remove lines about iterations after ``done``, which a resumed run repeats.
+        """Open the files, and remove lines about iterations after ``done``, which a resumed run
+        repeats.
 
-        evaluated: whether the evaluation after iteration ``done`` is complete. Otherwise it is repeated too.
+        evaluated: whether the evaluation after iteration ``done`` is complete. Otherwise it is
+            repeated too.
 
         Raises UsageError on every rank if a file cannot be written.
         """
-        self._done, self._evaluated = done, evaluated
-        super().__init__(comm, config.run.out / "metrics.jsonl", keep=self._is_done if done else None)
-        self._config, self._device, self._comm, self._work = config, device, comm, work
+        self._done = done
+        self._evaluated = evaluated
+        super().__init__(
+            comm, config.run.out / "metrics.jsonl", keep=self._is_done if done else None
+        )
+        self._config = config
+        self._device = device
+        self._comm = comm
+        self._work = work
         self._comm_times = comm_times
         # Computing time of each iteration on this rank since the last evaluation, in ms.
         self._computed: list[float] = []
@@ -81,7 +93,9 @@ class Metrics(Report):
         return record["kind"] != "result" and int(record.get("step", 0)) <= done
 
     def introduce(self, data: Mapping[str, Any]) -> None:
-        """Record the ranks, their devices, the settings, and ``data``, a description of the data set."""
+        """Record the ranks, their devices, the settings, and ``data``, a description of the data
+        set.
+        """
         more = {"cores": own_cores(), "device_note": self._device.note}
         ranks = self._comm.allgather({**place(self._comm.rank, self._device), **more})
         dtype = PRECISIONS[self._config.precision.precision].compute
@@ -108,7 +122,9 @@ class Metrics(Report):
         reason = f" ({self._device.note})" if self._device.note else ""
         processor = self._device.gpu["name"] if self._device.gpu else f"CPU{reason}"
         precision = self._config.precision.precision
-        self.print_line(f"world size {self._comm.size}, on {', '.join(hosts)}; {precision} on {processor}")
+        self.print_line(
+            f"world size {self._comm.size}, on {', '.join(hosts)}; {precision} on {processor}"
+        )
 
     def begin(self) -> None:
         """Start the timers of an iteration."""
@@ -119,10 +135,13 @@ class Metrics(Report):
         """Note that the iteration's samples are ready now."""
         self._data_ready = time.perf_counter()
 
-    def iteration(self, step: int, epoch: int, result: StepResult, *, lr: float, samples: int) -> None:
+    def iteration(
+        self, step: int, epoch: int, result: StepResult, *, lr: float, samples: int
+    ) -> None:
         """Record a finished iteration, in the file and in TensorBoard."""
         seconds = time.perf_counter() - self._began
-        comm, data_s = self._comm_times.take(), self._data_ready - self._began
+        comm = self._comm_times.take()
+        data_s = self._data_ready - self._began
         self._computed.append(1e3 * (seconds - data_s - comm.exposed_s))
         flops_per_s = 3 * self._work.flops * samples / seconds
         fields = {
@@ -161,9 +180,11 @@ class Metrics(Report):
             self._board.write("evaluation", step, fields)
 
     def _compute_times(self) -> dict[str, Any]:
-        """Return the ranks' mean computing times per iteration in ms, and how often each rank was slowest.
+        """Return the ranks' mean computing times per iteration in ms, and how often each rank was
+        slowest.
 
-        The ranks are compared over groups of iterations. Waiting for data or other ranks is not computing.
+        The ranks are compared over groups of iterations. Waiting for data or other ranks is not
+        computing.
         """
         windows = [self._computed[i : i + _WINDOW] for i in range(0, len(self._computed), _WINDOW)]
         own_means = [sum(window) / len(window) for window in windows]
@@ -176,8 +197,12 @@ class Metrics(Report):
             "windows": len(own_means),
         }
 
-    def conclude(self, storage: Storage, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
-        """Record the final result. Raises PayloadError if ranks with the same parameters differ in values."""
+    def conclude(
+        self, storage: Storage, mesh: Mesh, evaluation: Evaluation, *, seconds: float
+    ) -> None:
+        """Record the final result. Raises PayloadError if ranks with the same parameters differ in
+        values.
+        """
         weights = storage.optimizer_device.to_host(storage.master_weights)
         digest = hashlib.sha256(weights.tobytes()).hexdigest()
         place = (mesh.pp.rank, mesh.tp.rank, mesh.dp.rank if storage.sharded else 0)
@@ -202,7 +227,9 @@ class Metrics(Report):
             if hashes[rank] != hashes[first]
         ]
         if mismatches:
-            raise PayloadError(f"ranks' parameters differ: {', '.join(mismatches)}", code="parameters-differ")
+            raise PayloadError(
+                f"ranks' parameters differ: {', '.join(mismatches)}", code="parameters-differ"
+            )
         replicas = places.count(places[0])
         replicas_note = f", and the same on its {replicas} replicas" if replicas > 1 else ""
         same = "on all ranks" if replicas == len(places) else f"on rank 0{replicas_note}"
@@ -218,8 +245,11 @@ class Metrics(Report):
         return self._gpus.energy_j(str(self._device.gpu["uuid"])) if self._device.gpu else None
 
     def _energy_j(self) -> float | None:
-        """Return the joules used by all GPUs since ``introduce``. None: a GPU does not report its energy."""
-        start, end = self._joules_before, self._joules()
+        """Return the joules used by all GPUs since ``introduce``. None: a GPU does not report its
+        energy.
+        """
+        start = self._joules_before
+        end = self._joules()
         own_joules = None if start is None or end is None else end - start
         gpu = (hostname(), self._device.gpu and self._device.gpu["uuid"])
         joules_of_gpus = dict(self._comm.allgather((gpu, own_joules)))

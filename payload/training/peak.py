@@ -13,9 +13,10 @@ from numpy.typing import DTypeLike
 from payload.comm.base import Communicator
 from payload.device.base import Device
 
-# TFLOP/s of dense matrix products at boost clock, from NVIDIA's data sheets and architecture white papers.
-# The first row whose words are all in the GPU's name applies. Half precision accumulates in float32. A
-# precision is missing if the sheet has no figure for it, or if the hardware does not support it.
+# TFLOP/s of dense matrix products at boost clock, from NVIDIA's data sheets and architecture white
+# papers. The first row whose words are all in the GPU's name applies. Half precision accumulates in
+# float32. A precision is missing if the sheet has no figure for it, or if the hardware does not
+# support it.
 _SHEETS: tuple[tuple[str, dict[str, float]], ...] = (
     ("H200 NVL", {"half": 835.5, "tf32": 417.5, "float32": 60.0, "float64": 60.0}),
     ("H200", {"half": 989.4, "tf32": 494.7, "float32": 66.9, "float64": 66.9}),
@@ -46,14 +47,17 @@ _SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """A rank's peak speed with its source, or if the speed is unknown, the reason why it is unknown."""
+    """A rank's peak speed with its source, or if the speed is unknown, the reason why it is
+    unknown.
+    """
 
     tflops: float | None
     source: str
 
 
 def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, fixed: float | None) -> Peak:
-    """Return this rank's peak speed: ``fixed`` if set, else from a GPU's data sheet or measured on the CPU.
+    """Return this rank's peak speed: ``fixed`` if set, else from a GPU's data sheet or measured on
+    the CPU.
 
     All ranks must call this function together, because CPUs are measured while all ranks compute.
     """
@@ -61,7 +65,9 @@ def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, fixed: float
         return Peak(fixed, "--peak-tflops")
     if device.gpu is None:
         return _measured(device, comm, dtype)
-    return _by_sheet(str(device.gpu["name"]), np.dtype(dtype).name, tf32=os.environ.get("CUPY_TF32") == "1")
+    return _by_sheet(
+        str(device.gpu["name"]), np.dtype(dtype).name, tf32=os.environ.get("CUPY_TF32") == "1"
+    )
 
 
 def _by_sheet(name: str, dtype: str, *, tf32: bool) -> Peak:
@@ -76,13 +82,17 @@ def _by_sheet(name: str, dtype: str, *, tf32: bool) -> Peak:
                 tflops = sheet.get("half")
             sheet_name = f"NVIDIA's data sheet of the {model}, {precision}, dense"
             return Peak(
-                tflops, sheet_name if tflops is not None else f"no figure in {sheet_name}; pass --peak-tflops"
+                tflops,
+                sheet_name
+                if tflops is not None
+                else f"no figure in {sheet_name}; pass --peak-tflops",
             )
     return Peak(None, f"the data sheet of the {name} is not known; pass --peak-tflops")
 
 
 def _measured(device: Device, comm: Communicator, dtype: DTypeLike) -> Peak:
-    """Multiply matrices many times, and return the highest speed, because a CPU's clock may start low.
+    """Multiply matrices many times, and return the highest speed, because a CPU's clock may start
+    low.
 
     NumPy computes 16-bit products in float32.
     """
@@ -90,12 +100,16 @@ def _measured(device: Device, comm: Communicator, dtype: DTypeLike) -> Peak:
     matrix = device.xp.ones((_EDGE, _EDGE), kind)
     out = device.xp.empty_like(matrix)
     comm.barrier()
-    best, total = math.inf, 0.0
+    best = math.inf
+    total = 0.0
     while total < _SECONDS:
         began = time.perf_counter()
         device.matmul(matrix, matrix, out=out)
         seconds = time.perf_counter() - began
-        best, total = min(best, seconds), total + seconds
+        best = min(best, seconds)
+        total = total + seconds
     tflops = round(2 * _EDGE**3 / best / 1e12, 4)
-    method = f"the fastest product of {_EDGE}^3 in {kind.name} within {_SECONDS} s, all ranks at once"
+    method = (
+        f"the fastest product of {_EDGE}^3 in {kind.name} within {_SECONDS} s, all ranks at once"
+    )
     return Peak(tflops, f"measured: {method}")

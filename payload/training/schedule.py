@@ -13,18 +13,20 @@ _MOST = 1e30
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """A linear warm-up followed by a decay. ``at`` is a pure function, so a run can resume at any iteration.
+    """A linear warm-up followed by a decay. ``at`` is a pure function, so a run can resume at any
+    iteration.
 
-    ``kind`` is ``constant``, ``cosine`` (Loshchilov and Hutter, "SGDR", 2017, without restarts: reaches
-    ``minimum`` in the last iteration and stays there) or ``step``: multiplied by ``factor`` after each of
-    ``milestones``, but never below ``minimum``.
+    ``kind`` is ``constant``, ``cosine`` (Loshchilov and Hutter, "SGDR", 2017, without restarts:
+    reaches ``minimum`` in the last iteration and stays there) or ``step``: multiplied by ``factor``
+    after each of ``milestones``, but never below ``minimum``.
     """
 
     peak: float
     kind: str
     # Length of the whole run.
     iterations: int
-    # Number of warm-up iterations. The rate rises from peak / warmup in the first to peak in the last.
+    # Number of warm-up iterations. The rate rises from peak / warmup in the first to peak in the
+    # last.
     warmup: int = 0
     minimum: float = 0.0
     # Numbers of iterations.
@@ -32,21 +34,29 @@ class LearningRate:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        """Raise UsageError if a rate is too high, or the run ends before the warm-up or a milestone."""
+        """Raise UsageError if a rate is too high, or the run ends before the warm-up or a
+        milestone.
+        """
         if not self.peak <= _MOST:
             raise UsageError(
-                f"--lr: a learning rate of {self.peak:g} exceeds {_MOST:g}; lower --lr, or omit --scale-lr",
+                f"--lr: a learning rate of {self.peak:g} exceeds {_MOST:g}; lower --lr, or omit "
+                "--scale-lr",
                 code="lr-too-high",
             )
         if self.minimum > self.peak:
             raise UsageError(
-                f"--min-lr {self.minimum:g} is above the learning rate of {self.peak:g}", code="min-above-max"
+                f"--min-lr {self.minimum:g} is above the learning rate of {self.peak:g}",
+                code="min-above-max",
             )
-        for flag, first in (("warmup", self.warmup), ("decay", min(self.milestones, default=-1) + 1)):
+        for flag, first in (
+            ("warmup", self.warmup),
+            ("decay", min(self.milestones, default=-1) + 1),
+        ):
             if first > self.iterations:
                 raise UsageError(
-                    f"--{flag}-iterations: the run ends earlier, after {self.iterations} iterations; "
-                    f"lower --{flag}-iterations, or make the run longer with --epochs or --iterations",
+                    f"--{flag}-iterations: the run ends earlier, after {self.iterations} "
+                    f"iterations; lower --{flag}-iterations, or make the run longer with "
+                    "--epochs or --iterations",
                     code="run-too-short",
                 )
 
@@ -65,9 +75,10 @@ class LearningRate:
 
 
 def scaled(lr: float, rule: str, workers: int) -> float:
-    """Scale the learning rate for a global batch that grows with the number of data-parallel workers.
+    """Scale the learning rate for a global batch that grows with the number of data-parallel
+    workers.
 
-    rule: ``linear`` (Goyal et al., "Accurate, Large Minibatch SGD", 2017), ``sqrt`` (Krizhevsky, "One
-    weird trick", 2014; for Adam and LAMB) or ``none``.
+    rule: ``linear`` (Goyal et al., "Accurate, Large Minibatch SGD", 2017), ``sqrt`` (Krizhevsky,
+    "One weird trick", 2014; for Adam and LAMB) or ``none``.
     """
     return lr * {"none": 1.0, "linear": float(workers), "sqrt": math.sqrt(workers)}[rule]

@@ -1,7 +1,7 @@
 """Search for good settings of a training: ``train --find``.
 
-The settings are found together: short trainings with different batch sizes and learning rates, each with the
-warm-up and the schedule that are recommended with them.
+The settings are found together: short trainings with different batch sizes and learning rates, each
+with the warm-up and the schedule that are recommended with them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from payload.errors import UsageError
 from payload.parallel.mesh import Mesh, alone
 from payload.training.build import build_engine, build_loader, build_schedule, build_units
 
-# Each size is measured in several rounds, so that other work on the machine slows down some of them only. Of
-# all measured iterations the fastest counts. In a round they follow an iteration that is not measured.
-_ROUNDS, _MEASURED = 3, 2
+# Each size is measured in several rounds, so that other work on the machine slows down some of them
+# only. Of all measured iterations the fastest counts. In a round they follow an iteration that is
+# not measured.
+_ROUNDS = 3
+_MEASURED = 2
 # Speed still grows with the size if the smaller sizes have less than this share of a size's speed.
 _GROWN = 0.95
 # The smallest size that has at least this share of the best speed is chosen.
 _GOOD_ENOUGH = 0.97
 _LEAST_LR = 1e-6
-# Iterations of a trial with --global-batch-size. Other trials take as much time, but have at least _LEAST.
-_ITERATIONS, _LEAST = 100, 20
+# Iterations of a trial with --global-batch-size. Other trials take as much time, but have at least
+# _LEAST.
+_ITERATIONS = 100
+_LEAST = 20
 # Share of a trial in which the learning rate rises.
 _WARMUP = 0.1
 _EVAL_SAMPLES = 1024
@@ -49,14 +53,17 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A short training, and its loss on held-out samples. Infinite: it learned nothing, or diverged."""
+    """A short training, and its loss on held-out samples. Infinite: it learned nothing, or
+    diverged.
+    """
 
     settings: TrainConfig
     loss: float
 
 
 def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> None:
-    """Find a batch size, a learning rate and its schedule, print them, and write them to find.jsonl.
+    """Find a batch size, a learning rate and its schedule, print them, and write them to
+    find.jsonl.
 
     Raises UsageError if no learning rate lowers the loss, or the settings contradict each other.
     """
@@ -70,14 +77,21 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
     for settings in plan_trials(config, speeds, mesh.dp.size, dataset.training):
         trial = Trial(settings, try_out(settings, device, mesh, dataset))
         trials.append(trial)
-        recipe, loss = recipe_of(settings), trial.loss if math.isfinite(trial.loss) else None
+        recipe = recipe_of(settings)
+        loss = trial.loss if math.isfinite(trial.loss) else None
         report.write("trial", **recipe, iterations=settings.batch.iterations, loss=loss)
-        line = "batch {global_batch_size:6}  learning rate {lr:9.2e}  {schedule:8}".format_map(recipe)
+        line = "batch {global_batch_size:6}  learning rate {lr:9.2e}  {schedule:8}".format_map(
+            recipe
+        )
         report.print_line(f"{line}  {'learned nothing' if loss is None else f'loss {loss:.4f}'}")
     chosen = most_robust(trials)
     best = recipe_of(chosen.settings)
     report.write("found", **best, loss=chosen.loss)
-    flags = (f"--{name.replace('_', '-')} {text_of(best[name])}" for name in best if best[name] is not None)
+    flags = (
+        f"--{name.replace('_', '-')} {text_of(best[name])}"
+        for name in best
+        if best[name] is not None
+    )
     report.print_line(f"use {' '.join(flags)}")
 
 
@@ -90,19 +104,22 @@ def most_robust(trials: Sequence[Trial]) -> Trial:
     triples = [
         (lower.loss + trial.loss + higher.loss, trial)
         for lower, trial, higher in zip(trials, trials[1:], trials[2:], strict=False)
-        if len({(t.settings.batch, t.settings.optimizer.schedule) for t in (lower, trial, higher)}) == 1
+        if len({(t.settings.batch, t.settings.optimizer.schedule) for t in (lower, trial, higher)})
+        == 1
     ]
     loss, chosen = min(triples, key=lambda triple: triple[0])
     if not math.isfinite(loss):
         raise UsageError(
-            "--find: no learning rate lowers the loss; check the model and the data", code="no-learning-rate"
+            "--find: no learning rate lowers the loss; check the model and the data",
+            code="no-learning-rate",
         )
     return chosen
 
 
 def recipe_of(settings: TrainConfig) -> dict[str, Any]:
     """Return the settings that are recommended together, by name."""
-    batch, optimizer = settings.batch, settings.optimizer
+    batch = settings.batch
+    optimizer = settings.optimizer
     return {
         "global_batch_size": batch.global_batch_size,
         "micro_batch_size": batch.micro_batch_size,
@@ -117,18 +134,22 @@ def plan_trials(
 ) -> Iterator[TrainConfig]:
     """Yield the settings of each trial: all learning rates, with each schedule, at each batch size.
 
-    The second batch size gives each rank its fastest micro-batch. It is tried if it is larger, and the user
-    has not set a batch size. Its trials run for the same time, but have at least 20 iterations.
+    The second batch size gives each rank its fastest micro-batch. It is tried if it is larger, and
+    the user has not set a batch size. Its trials run for the same time, but have at least 20
+    iterations.
     ranks: of data parallelism. samples: for training.
     """
     given = config.batch
     batches = [given]
     if speeds:
-        micro, sizes = fastest_size(speeds), {given.global_batch_size}
+        micro = fastest_size(speeds)
+        sizes = {given.global_batch_size}
         if "global_batch_size" not in config.given:
             sizes.add(max(given.global_batch_size, min(micro * ranks, samples)))
         batches = [
-            replace(given, global_batch_size=size, micro_batch_size=min(micro, math.ceil(size / ranks)))
+            replace(
+                given, global_batch_size=size, micro_batch_size=min(micro, math.ceil(size / ranks))
+            )
             for size in sorted(sizes)
         ]
     for batch in batches:
@@ -149,7 +170,9 @@ def plan_trials(
 
 
 def _seconds(batch: Batch, speeds: Sequence[Speed]) -> float:
-    """Return the time of an iteration, by the measured size that is nearest below the micro-batch."""
+    """Return the time of an iteration, by the measured size that is nearest below the
+    micro-batch.
+    """
     smaller = [speed for speed in speeds if speed.micro_batch <= (batch.micro_batch_size or 0)]
     return batch.global_batch_size / smaller[-1].samples_per_s if smaller else 1.0
 
@@ -159,8 +182,12 @@ def try_out(settings: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset)
 
     Infinite: training diverged, or the loss is not lower than that of the first iteration.
     """
-    settings = replace(settings, evaluation=replace(settings.evaluation, eval_samples=_EVAL_SAMPLES))
-    engine = build_engine(settings, device, mesh, build_units(settings.model, dataset, mesh.context(device)))
+    settings = replace(
+        settings, evaluation=replace(settings.evaluation, eval_samples=_EVAL_SAMPLES)
+    )
+    engine = build_engine(
+        settings, device, mesh, build_units(settings.model, dataset, mesh.context(device))
+    )
     loader = build_loader(settings, dataset, device, mesh)
     schedule = build_schedule(settings, mesh, loader.order.per_epoch)
     losses: list[float] = []
@@ -177,7 +204,8 @@ def try_out(settings: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset)
 class SpeedSearch:
     """The best speed of each measured micro-batch size: 1, 2, 4, …
 
-    The last size is the largest that fits the memory and the data, unless the speed stops growing earlier.
+    The last size is the largest that fits the memory and the data, unless the speed stops growing
+    earlier.
     """
 
     def __init__(self, largest: int) -> None:
@@ -189,10 +217,14 @@ class SpeedSearch:
         return [Speed(size, speed) for size, speed in self._speeds.items()]
 
     def sizes(self) -> Iterator[int]:
-        """Yield each size to be measured next, in several rounds. ``record`` its speed before the next."""
+        """Yield each size to be measured next, in several rounds. ``record`` its speed before the
+        next.
+        """
         for _ in range(_ROUNDS):
             size = 1
-            while size <= self._largest and (self._grows_at(size // 2) or self._grows_at(size // 4)):
+            while size <= self._largest and (
+                self._grows_at(size // 2) or self._grows_at(size // 4)
+            ):
                 yield size
                 size *= 2
 
@@ -213,9 +245,11 @@ class SpeedSearch:
 def measure_speeds(
     config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset, report: Report
 ) -> list[Speed]:
-    """Print each measured speed. Return the speeds of the micro-batch sizes that ``SpeedSearch`` chooses.
+    """Print each measured speed. Return the speeds of the micro-batch sizes that ``SpeedSearch``
+    chooses.
 
-    Each rank trains a model of its own, so a rank that runs out of memory does not block another rank.
+    Each rank trains a model of its own, so a rank that runs out of memory does not block another
+    rank.
     """
     search = SpeedSearch(dataset.training)
     for size in search.sizes():
@@ -227,9 +261,12 @@ def measure_speeds(
 
 
 def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: int) -> float:
-    """Return this rank's samples per second with micro-batches of ``size``. NaN: not enough memory."""
+    """Return this rank's samples per second with micro-batches of ``size``. NaN: not enough
+    memory.
+    """
     batch = replace(config.batch, global_batch_size=size, micro_batch_size=size)
-    config_of_size, mesh = replace(config, batch=batch), alone()
+    config_of_size = replace(config, batch=batch)
+    mesh = alone()
     seconds = math.inf
     try:
         engine = build_engine(

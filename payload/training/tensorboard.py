@@ -14,14 +14,15 @@ from payload.errors import RankError, UsageError
 class EventFile:
     """A file of scalars by name and iteration, which TensorBoard shows.
 
-    tensorboardX's SummaryWriter is not used: on a full disk its thread ends with a traceback, and the rank
-    then waits for that thread forever.
+    tensorboardX's SummaryWriter is not used: on a full disk its thread ends with a traceback, and
+    the rank then waits for that thread forever.
     """
 
     def __init__(self, folder: Path, *, done: int = 0) -> None:
         """Open the event file.
 
-        done: the iteration from which a run resumes: TensorBoard hides the earlier run's later iterations.
+        done: the iteration from which a run resumes: TensorBoard hides the earlier run's later
+            iterations.
 
         Raises UsageError if tensorboardX is not installed, or the folder cannot be written.
         """
@@ -48,7 +49,9 @@ class EventFile:
             ) from exc
 
     def write(self, group: str, step: int, fields: Mapping[str, float | None]) -> None:
-        """Write each field that is not None as the scalar ``group/name``. Raises RankError if that fails."""
+        """Write each field that is not None as the scalar ``group/name``. Raises RankError if that
+        fails.
+        """
         try:
             for name, value in fields.items():
                 if value is not None:
@@ -68,4 +71,6 @@ class EventFile:
         self._file.write_event(self._protocol.Event(wall_time=time.time(), step=step, **content))
 
     def _write_error(self, exc: OSError) -> RankError:
-        return RankError(f"--out: {self._folder} cannot be written: {exc.strerror}", code="file-unwritable")
+        return RankError(
+            f"--out: {self._folder} cannot be written: {exc.strerror}", code="file-unwritable"
+        )

@@ -1,9 +1,10 @@
 """Wrappers that time communicators and, if a timeline is recorded, layers and optimizers.
 
-Communication is *exposed* while the rank is inside a call that starts, advances or awaits an operation,
-because the rank cannot compute then. The *total* time covers every operation from its start until the rank
-sees its end; the unexposed part of this time overlaps with computation. On a GPU, both times are measured
-with events on the computing stream, so a wait counts for as long as that stream is idle.
+Communication is *exposed* while the rank is inside a call that starts, advances or awaits an
+operation, because the rank cannot compute then. The *total* time covers every operation from its
+start until the rank sees its end; the unexposed part of this time overlaps with computation. On a
+GPU, both times are measured with events on the computing stream, so a wait counts for as long as
+that stream is idle.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class CommTime:
 
 @dataclass(slots=True)
 class CommTimes:
-    """Collector of a rank's communication times. It stores intervals, because a GPU reports times late."""
+    """Collector of a rank's communication times. It stores intervals, because a GPU reports times
+    late.
+    """
 
     device: Device
     # By Python id, so that each communicator counts once.
@@ -50,7 +53,9 @@ class CommTimes:
         self._exposed.append(interval)
 
     def add_exposed(self, start: Mark) -> Mark:
-        """Count a call that began at ``start`` and ends now, and return its end. Its operation may go on."""
+        """Count a call that began at ``start`` and ends now, and return its end. Its operation may
+        go on.
+        """
         end = self.device.mark()
         self._exposed.append((start, end))
         return end
@@ -59,7 +64,9 @@ class CommTimes:
         self._total.append((start, end))
 
     def count(self, comm: Communicator) -> None:
-        """Start to count the bytes that ``comm`` sends; for a wrapper, those of the inner communicator."""
+        """Start to count the bytes that ``comm`` sends; for a wrapper, those of the inner
+        communicator.
+        """
         while (inner := getattr(comm, "inner", None)) is not None:
             comm = inner
         self._comms[id(comm)] = comm
@@ -69,14 +76,16 @@ class CommTimes:
         total, exposed = (self._covered_s(intervals) for intervals in (self._total, self._exposed))
         self._total.clear()
         self._exposed.clear()
-        sent_before, self._sent = self._sent, sum(comm.bytes_sent for comm in self._comms.values())
+        sent_before = self._sent
+        self._sent = sum(comm.bytes_sent for comm in self._comms.values())
         return CommTime(total, exposed, self._sent - sent_before)
 
     def _covered_s(self, intervals: Sequence[tuple[Mark, Mark]]) -> float:
         """Return the total time that the intervals cover, in seconds. Overlaps count once."""
         if not intervals:
             return 0.0
-        covered, reached = 0.0, -math.inf
+        covered = 0.0
+        reached = -math.inf
         # Every interval begins with a call, so the start of the first call is the origin.
         since = partial(self.device.elapsed_s, self._exposed[0][0])
         for start, end in sorted((since(start), since(end)) for start, end in intervals):
@@ -88,7 +97,8 @@ class CommTimes:
 def _blocking(method: str, shown: str, array: int | None = None) -> Callable[..., Any]:
     """Return a method that calls and times ``method``, a blocking method of the inner communicator.
 
-    shown: name on the timeline. array: index of the array argument, to record its size; None: no array.
+    shown: name on the timeline. array: index of the array argument, to record its size; None: no
+        array.
     """
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Any:
@@ -103,7 +113,9 @@ def _blocking(method: str, shown: str, array: int | None = None) -> Callable[...
 
 
 def _nonblocking(method: str, shown: str, array: int) -> Callable[..., Pending]:
-    """Return a method that calls and times a non-blocking method. The arguments are as in ``_blocking``."""
+    """Return a method that calls and times a non-blocking method. The arguments are as in
+    ``_blocking``.
+    """
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Pending:
         start = timed.times.device.mark()
@@ -112,7 +124,9 @@ def _nonblocking(method: str, shown: str, array: int) -> Callable[..., Pending]:
         with timed.trace.span(f"start {shown}", timed.group):
             pending = getattr(timed.inner, method)(*arguments)
         timed.times.add_exposed(start)
-        return _Timed(pending, start, end_flight, timed.times, timed.trace, f"wait for {shown}", timed.group)
+        return _Timed(
+            pending, start, end_flight, timed.times, timed.trace, f"wait for {shown}", timed.group
+        )
 
     return call
 
@@ -122,7 +136,9 @@ class TimedCommunicator(CommunicatorWrapper[Communicator]):
 
     def __init__(self, inner: Communicator, times: CommTimes, trace: Timeline, group: str) -> None:
         super().__init__(inner)
-        self.times, self.trace, self.group = times, trace, group
+        self.times = times
+        self.trace = trace
+        self.group = group
         times.count(inner)
 
     allreduce = _blocking("allreduce", "allreduce", 0)
@@ -180,7 +196,9 @@ def timed_mesh(mesh: Mesh, times: CommTimes, trace: Timeline) -> Mesh:
     def timed(group: Communicator, name: str) -> Communicator:
         return TimedCommunicator(group, times, trace, name) if group.size > 1 else group
 
-    return Mesh(timed(mesh.world, "world"), timed(mesh.dp, "dp"), timed(mesh.tp, "tp"), timed(mesh.pp, "pp"))
+    return Mesh(
+        timed(mesh.world, "world"), timed(mesh.dp, "dp"), timed(mesh.tp, "tp"), timed(mesh.pp, "pp")
+    )
 
 
 class TimedUnit(Sequential):
@@ -188,14 +206,19 @@ class TimedUnit(Sequential):
 
     def __init__(self, unit: Unit, timeline: Timeline) -> None:
         super().__init__(unit.layer)
-        self._name, self._timeline = unit.name, timeline
+        self._name = unit.name
+        self._timeline = timeline
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        with self._timeline.span(self._name, "forward", micro_batch=self._timeline.number_of(tape.draw)):
+        with self._timeline.span(
+            self._name, "forward", micro_batch=self._timeline.number_of(tape.draw)
+        ):
             return super().forward(x, tape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        with self._timeline.span(self._name, "backward", micro_batch=self._timeline.number_of(tape.draw)):
+        with self._timeline.span(
+            self._name, "backward", micro_batch=self._timeline.number_of(tape.draw)
+        ):
             return super().backward(dy, tape)
 
 
@@ -203,7 +226,8 @@ class TimedOptimizer:
     """A wrapper of an optimizer that records each step on the timeline."""
 
     def __init__(self, inner: Optimizer, timeline: Timeline) -> None:
-        self._inner, self._timeline = inner, timeline
+        self._inner = inner
+        self._timeline = timeline
         self.state = inner.state
 
     @property
@@ -221,4 +245,6 @@ class TimedOptimizer:
 
 def timed_units(units: Sequence[Unit], trace: Timeline) -> Sequence[Unit]:
     """Return the units, with their layers wrapped in ``TimedUnit`` if the timeline is enabled."""
-    return [replace(unit, layer=TimedUnit(unit, trace)) for unit in units] if trace.enabled else units
+    return (
+        [replace(unit, layer=TimedUnit(unit, trace)) for unit in units] if trace.enabled else units
+    )

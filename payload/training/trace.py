@@ -1,7 +1,8 @@
-"""A timeline of every rank's work: a file for Chrome's tracing or Perfetto, and NVTX ranges for nsys.
+"""A timeline of every rank's work: a file for Chrome's tracing or Perfetto, and NVTX ranges for
+nsys.
 
-Times are read on the CPU. A span of GPU work shows when the work was queued on the stream; nsys shows, under
-the same name, when the work ran.
+Times are read on the CPU. A span of GPU work shows when the work was queued on the stream; nsys
+shows, under the same name, when the work ran.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _NOT_RECORDED = nullcontext()
 
 
 class Timeline:
-    """Records ``iterations`` iterations (0: disabled), beginning with the second: the first is untypical.
+    """Records ``iterations`` iterations (0: disabled), beginning with the second: the first is
+    untypical.
 
     The category of a span is the kind of work: forward, backward, dp, ...
     """
@@ -69,7 +71,9 @@ class Timeline:
                 self._nvtx.RangePop()
 
     def begin_flight(self, name: str, category: str, **details: object) -> Callable[[], None]:
-        """Record the start of an operation that runs in parallel. Call the returned function at its end."""
+        """Record the start of an operation that runs in parallel. Call the returned function at its
+        end.
+        """
         if not self._on:
             return lambda: None
         self._flights += 1
@@ -79,7 +83,9 @@ class Timeline:
         return lambda: self._events.append({**common, "ph": "e", "ts": self._now_ns()})
 
     def number_of(self, draw: Draw | None) -> int | None:
-        """Return the index in its iteration of the micro-batch with this random seed. None: no ``draw``."""
+        """Return the index in its iteration of the micro-batch with this random seed. None: no
+        ``draw``.
+        """
         if draw is None:
             return None
         for number, earlier in enumerate(self._draws):
@@ -94,7 +100,8 @@ class Timeline:
         return self._unix_ns + time.perf_counter_ns()
 
     def write(self, path: Path, comm: Communicator) -> None:
-        """Write the events of all ranks to a file on rank 0. The viewer shows each rank as a process.
+        """Write the events of all ranks to a file on rank 0. The viewer shows each rank as a
+        process.
 
         Raises UsageError on every rank if the file cannot be written.
         """
@@ -107,10 +114,15 @@ class Timeline:
             name = {"name": f"rank {rank} on {host}"}
             merged.append({"ph": "M", "pid": rank, "name": "process_name", "args": name})
             merged += [
-                {**event, "pid": rank, "tid": 0, "ts": (event["ts"] - start) / 1e3} for event in events
+                {**event, "pid": rank, "tid": 0, "ts": (event["ts"] - start) / 1e3}
+                for event in events
             ]
         text = json.dumps(
-            {"displayTimeUnit": "ms", "otherData": {"start_unix_s": start / 1e9}, "traceEvents": merged}
+            {
+                "displayTimeUnit": "ms",
+                "otherData": {"start_unix_s": start / 1e9},
+                "traceEvents": merged,
+            }
         )
         on_all_ranks(comm, lambda: _save(path, text) if comm.rank == 0 else None)
 
@@ -122,4 +134,6 @@ def _save(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as exc:
-        raise UsageError(f"--out: {path} cannot be written: {exc.strerror}", code="file-unwritable") from exc
+        raise UsageError(
+            f"--out: {path} cannot be written: {exc.strerror}", code="file-unwritable"
+        ) from exc

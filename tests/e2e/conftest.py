@@ -1,4 +1,6 @@
-"""The order of the modules, and the two-node cluster that some of them share until the session ends."""
+"""The order of the modules, and the two-node cluster that some of them share until the session
+ends.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ LIMIT_S = 900  # of a test's setup, its call and its teardown each; clusters are
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder raises a real cluster: a mark that a module forgets would hide that."""
+    """Every test of this folder raises a real cluster: a mark that a module forgets would hide
+    that.
+    """
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
@@ -41,12 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What Slurm had to say when a test failed: its words are gone once the cluster is."""
     report = yield
     used = vars(item).get("funcargs", {}).values()
     if report.when == "call" and report.failed:
-        report.sections += [(f"Slurm of {one.name}", one.told()) for one in used if isinstance(one, Cluster)]
+        report.sections += [
+            (f"Slurm of {one.name}", one.told()) for one in used if isinstance(one, Cluster)
+        ]
     return report
 
 
@@ -54,21 +62,28 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two nodes in partition `train`, up and proven."""
     name = f"e{secrets.token_hex(3)}"
-    home, cwd = tmp_path_factory.mktemp("shared home"), tmp_path_factory.mktemp("shared cwd")
+    home = tmp_path_factory.mktemp("shared home")
+    cwd = tmp_path_factory.mktemp("shared cwd")
     with raised(name, SPEC.format(name=name), home, cwd) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
 def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
-    """The shared cluster. A module leaves it as it was: with its spec, no job, and all nodes in service."""
+    """The shared cluster. A module leaves it as it was: with its spec, no job, and all nodes in
+    service.
+    """
     spec = shared_cluster.spec.read_text()
     yield shared_cluster
     assert shared_cluster.spec.read_text() == spec
     look = (
-        "squeue --noheader; sinfo --noheader --Node --states=all --format='%N %T %E' | grep -v ' idle none$'"
+        "squeue --noheader; sinfo --noheader --Node --states=all --format='%N %T %E' | grep -v "
+        "' idle none$'"
     )
-    wait = f'for i in $(seq 60); do left=$({look}); [ -n "$left" ] || break; sleep 0.5; done; echo "$left"'
+    wait = (
+        f'for i in $(seq 60); do left=$({look}); [ -n "$left" ] || break; sleep 0.5; done; echo '
+        f'"$left"'
+    )
     assert shared_cluster.ssh(f"{shared_cluster.name}-ctl", wait).strip() == ""
 
 
@@ -87,7 +102,9 @@ def rights(person: Person) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def national() -> Iterator[Site]:
-    """A Slurm cluster of others, with accounting that demands an account: tests/support/foreign/site.py."""
+    """A Slurm cluster of others, with accounting that demands an account:
+    tests/support/foreign/site.py.
+    """
     with site("national") as one:
         yield one
 

@@ -1,4 +1,5 @@
-"""dnf, createrepo_c and rpmkeys on a machine that has none: in a Debian tree that is kept in the cache.
+"""dnf, createrepo_c and rpmkeys on a machine that has none: in a Debian tree that is kept in the
+cache.
 
     with dnf_tools() as folder:       # put it before PATH
         ...
@@ -24,7 +25,8 @@ from tests.support.processes import ROOT, as_root
 PACKAGES: Final = ("ca-certificates", "createrepo-c", "dnf", "dnf-plugins-core", "rpm")
 TOOLS: Final = ("dnf", "createrepo_c", "rpmkeys")
 _TIMEOUT_S: Final = 600
-# In a mount namespace of its own, so that nothing is left. Paths in the command mean what they mean here.
+# In a mount namespace of its own, so that nothing is left. Paths in the command mean what they mean
+# here.
 _ENTER: Final = """\
 #!/bin/sh
 exec {root} unshare --mount -- sh -ec '

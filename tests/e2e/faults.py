@@ -1,4 +1,5 @@
-"""Faults that only root can cause, what of clusterctl is at work, and verbs that are ended before their time.
+"""Faults that only root can cause, what of clusterctl is at work, and verbs that are ended before
+their time.
 
 As a program: `python -m tests.e2e.faults FAULT [ARGUMENT...]`.
 """
@@ -33,7 +34,9 @@ def cause(fault: str, *arguments: str | Path) -> str:
 
 
 def at_work(home: Path) -> list[str]:
-    """What of that home's clusterctl runs, a line each that begins with the pid. The nodes do not count."""
+    """What of that home's clusterctl runs, a line each that begins with the pid. The nodes do not
+    count.
+    """
     return cause("show", home).splitlines()
 
 
@@ -60,9 +63,17 @@ def _found(home: str) -> dict[int, str]:
             argv = (proc / "cmdline").read_bytes()
             environ = (proc / "environ").read_bytes().split(b"\0")
             ours = needle in argv or b"CLUSTERCTL_HOME=" + needle in environ
-            if ours and int(proc.name) not in {os.getpid(), os.getppid()} and __name__.encode() not in argv:
+            if (
+                ours
+                and int(proc.name) not in {os.getpid(), os.getppid()}
+                and __name__.encode() not in argv
+            ):
                 found[int(proc.name)] = argv.replace(bytes(1), b" ").decode(errors="replace")
-    others = ("tests.e2e.faults", "ControlPersist=")  # the connection that verbs share outlives them
+    # The connection that verbs share outlives them.
+    others = (
+        "tests.e2e.faults",
+        "ControlPersist=",
+    )
     return {pid: line for pid, line in found.items() if not any(words in line for words in others)}
 
 
@@ -74,12 +85,18 @@ def show_on_nodes(cluster_id: str) -> None:
     for pid, name in machine.cgroup_members():
         with suppress(OSError):
             argv = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if name.startswith(f"c{cluster_id}-") and (b"mitogen" in argv or b"ansible" in argv.lower()):
-                sys.stdout.write(f"{pid}: {argv.replace(bytes(1), b' ').decode(errors='replace')}\n")
+            if name.startswith(f"c{cluster_id}-") and (
+                b"mitogen" in argv or b"ansible" in argv.lower()
+            ):
+                sys.stdout.write(
+                    f"{pid}: {argv.replace(bytes(1), b' ').decode(errors='replace')}\n"
+                )
 
 
 def kill_all(home: str) -> None:
-    """End all of it at one blow, as the kernel does when memory runs out or a session is torn down."""
+    """End all of it at one blow, as the kernel does when memory runs out or a session is torn
+    down.
+    """
     for sign in (signal.SIGSTOP, signal.SIGKILL):  # none may react to the end of another
         deadline = time.monotonic() + _PATIENCE_S
         seen: set[int] = set()
@@ -115,7 +132,9 @@ def unplug(cluster_id: str) -> None:
 def die(machine_name: str) -> None:
     """Have a node die: Slurm first hears that the jobs' scripts were killed, and then nothing."""
     programs = {
-        pid: Path(f"/proc/{pid}/cmdline") for pid, name in machine.cgroup_members() if name == machine_name
+        pid: Path(f"/proc/{pid}/cmdline")
+        for pid, name in machine.cgroup_members()
+        if name == machine_name
     }
     for pid, cmdline in programs.items():
         with suppress(OSError):  # it has ended
@@ -141,12 +160,16 @@ class Victim:
     """One run of a verb, in a process session of its own as on a terminal."""
 
     def __init__(self, clusterctl: Clusterctl, *argv: str | Path) -> None:
-        self._argv, self._home = tuple(map(str, argv)), clusterctl.home
+        self._argv = tuple(map(str, argv))
+        self._home = clusterctl.home
         self._process = clusterctl.start(*argv)
         self._start = time.monotonic()
         self._out: list[str] = []
         self._said: list[str] = []
-        self._readers = [_reader(self._process.stdout, self._out), _reader(self._process.stderr, self._said)]
+        self._readers = [
+            _reader(self._process.stdout, self._out),
+            _reader(self._process.stderr, self._said),
+        ]
 
     @property
     def pid(self) -> int:
@@ -219,5 +242,7 @@ def _reader(pipe: Iterable[str] | None, lines: list[str]) -> threading.Thread:
 
 if __name__ == "__main__":
     faults = (show, show_on_nodes, kill_all, stop, kill_supervisor, reboot, unplug, die, plug)
-    fault: Callable[..., None] = {one.__name__: one for one in faults}[sys.argv[1].replace("-", "_")]
+    fault: Callable[..., None] = {one.__name__: one for one in faults}[
+        sys.argv[1].replace("-", "_")
+    ]
     fault(*sys.argv[2:])

@@ -43,7 +43,9 @@ def up(runner: Clusterctl, spec: Path, *more: str, password: bool = False) -> Ra
     accepted: list[str] = []
     for _ in range(4):
         flags = [word for one in accepted for word in ("--accept-host-key", one)]
-        ran = runner("-o", "json", "-f", spec, "up", *words, *more, *flags, rc=None, stdin=f"{PASSWORD}\n")
+        ran = runner(
+            "-o", "json", "-f", spec, "up", *words, *more, *flags, rc=None, stdin=f"{PASSWORD}\n"
+        )
         found = [one for one in FINGERPRINT.findall(ran.stderr) if one not in accepted]
         if ran.rc != 2 or not found:
             assert ran.rc == 0, str(ran)
@@ -80,13 +82,15 @@ def as_before(lab: Lab, before: Mapping[str, list[str]]) -> None:
     """That machines are as they were, by their ``state``."""
     for host, was in before.items():
         now = state(lab, host)
-        gone, new = sorted(set(was) - set(now)), sorted(set(now) - set(was))
+        gone = sorted(set(was) - set(now))
+        new = sorted(set(now) - set(was))
         assert not gone, f"{host} lacks\n" + "\n".join(gone)
         assert not new, f"{host} has\n" + "\n".join(new)
 
 
-# Everything that a cluster could change; the backups that useradd makes, and logs of packages, left out. Of a
-# unit that is not there systemd knows for a moment that somebody asked for it: the ledger does, to be sure.
+# Everything that a cluster could change; the backups that useradd makes, and logs of packages, left
+# out. Of a unit that is not there systemd knows for a moment that somebody asked for it: the ledger
+# does, to be sure.
 _LOOK = r"""
 find /etc /usr/local /opt /srv /home /shared -xdev ! -name '*-' \
     -printf '%y %m %U:%G %p %l\n' | sort

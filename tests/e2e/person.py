@@ -1,6 +1,7 @@
 """An ordinary user of this machine who has clusterctl's wheel and types what the manual says.
 
-`allowed` gives them the one line of sudoers that docs/install.md has; without it they have no right at all.
+`allowed` gives them the one line of sudoers that docs/install.md has; without it they have no right
+at all.
 """
 
 from __future__ import annotations
@@ -17,14 +18,28 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.install import LOCK, ROOT, SOURCE_ONLY, build_wheel, pip_settings, run, uv_settings
+from tests.support.install import (
+    LOCK,
+    ROOT,
+    SOURCE_ONLY,
+    build_wheel,
+    pip_settings,
+    run,
+    uv_settings,
+)
 from tests.support.processes import run_as_root
 from tests.support.remains import marked
 from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl
 
 CLUSTER = "demo"
-SPEC = f"version: 1\nname: {CLUSTER}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
+SPEC = (
+    "version: 1\n"
+    f"name: {CLUSTER}\n"
+    "provider: {type: local}\n"
+    "partitions:\n"
+    "  - {name: train, nodes: 2}\n"
+)
 _SUDOERS = Path("/etc/sudoers.d")
 _INSTALL_PAGE = ROOT / "docs" / "install.md"
 _TYPING_S = 1200  # PyTorch is fetched, sent and unpacked
@@ -32,7 +47,9 @@ _TYPING_S = 1200  # PyTorch is fetched, sent and unpacked
 
 @dataclass(frozen=True)
 class Person:
-    """An account of this machine. ``clusterctl`` runs as them in ``work``, where their spec lies."""
+    """An account of this machine. ``clusterctl`` runs as them in ``work``, where their spec
+    lies.
+    """
 
     name: str
     uid: int
@@ -69,11 +86,18 @@ class Person:
         run_as_root("sudo", "-n", "-u", self.name, "tee", self.work / name, stdin=text)
 
     def types(self, text: str, place: Path) -> tuple[int, str, Path]:
-        """The exit code of a command, all that it printed, and the folder that it leaves them in."""
+        """The exit code of a command, all that it printed, and the folder that it leaves them
+        in.
+        """
         script = f"exec 2>&1\n{text}\ncode=$?\necho; pwd\nexit $code"
         argv = [*_as_login(self.name, self.home, place), "bash", "-c", script]
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TYPING_S, check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TYPING_S,
+            check=False,
         )
         said, _, where = done.stdout.rstrip("\n").rpartition("\n")
         return done.returncode, said + done.stderr, Path(where or place)
@@ -87,28 +111,36 @@ class Person:
 
 
 def _as_login(name: str, home: Path, place: Path) -> list[str]:
-    """The start of a command line that runs as someone's login: their folder and variables, and no others."""
+    """The start of a command line that runs as someone's login: their folder and variables, and no
+    others.
+    """
     login = {"HOME": home, "USER": name, "LOGNAME": name, "LANG": "C.UTF-8", "COLUMNS": "200"}
     path = f"{home}/venv/bin:/usr/local/bin:/usr/bin:/bin"  # nothing of this checkout's environment
-    variables = [f"{key}={value}" for key, value in {**login, "PATH": path, **pip_settings()}.items()]
+    variables = [
+        f"{key}={value}" for key, value in {**login, "PATH": path, **pip_settings()}.items()
+    ]
     return ["sudo", "-n", "-u", name, "--", "env", "-C", str(place), "-i", *variables]
 
 
 @contextmanager
 def new_person() -> Iterator[Person]:
-    """A new user, without any right so far, who installed clusterctl in their home as pipx would."""
+    """A new user, without any right so far, who installed clusterctl in their home as pipx
+    would.
+    """
     name = f"kim-2_{secrets.token_hex(2)}"
     with ExitStack() as stack:
         # Not below pytest's own folder, which is for its user's eyes only.
         folder = Path(tempfile.mkdtemp(prefix=marked("home of ")))
         stack.callback(run_as_root, "rm", "-rf", "--", folder)
         folder.chmod(0o755)
-        home, script = folder / f"{name} at home", folder / "clusterctl"
+        home = folder / f"{name} at home"
+        script = folder / "clusterctl"
         (home / "my work").mkdir(parents=True)
         _install(build_wheel(folder / "dist"), home / "venv")
         run_as_root("useradd", "--no-create-home", "--home-dir", home, "--shell", "/bin/sh", name)
         stack.callback(run_as_root, "userdel", name)
-        # Folders only: the files of the environment may be links into the cache of whoever runs this test.
+        # Folders only: the files of the environment may be links into the cache of whoever runs
+        # this test.
         run_as_root("find", home, "-type", "d", "-exec", "chown", f"{name}:", "{}", "+")
         argv = [*_as_login(name, home, home / "my work"), f"{home}/venv/bin/clusterctl"]
         script.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
@@ -134,8 +166,8 @@ def allowed(one: Person) -> Iterator[None]:
 def _install(wheel: Path, venv: Path) -> None:
     """Install a wheel into a new environment, by a Python that any user of this machine can read.
 
-    The packages are those of the lock, from uv's cache where they are there, else from the package index that
-    the caller's pip is set to.
+    The packages are those of the lock, from uv's cache where they are there, else from the package
+    index that the caller's pip is set to.
     """
     uv, env, from_index = uv_settings()
     run([uv, "venv", "--quiet", "--no-config", "--python", _shared_python(), venv], env=env)

@@ -1,6 +1,8 @@
-"""A Slurm cluster that other people operate, used by a person who has an account and no other right there.
+"""A Slurm cluster that other people operate, used by a person who has an account and no other right
+there.
 
-`attached` stays attached until the last test of this module. A test that detaches a cluster attaches its own.
+`attached` stays attached until the last test of this module. A test that detaches a cluster
+attaches its own.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ def attached(national: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     before = national.listing("stud")
     user = person_at(national, "stud", tmp_path_factory.mktemp("attach") / "stud")
     answer = user.clusterctl("attach", "national", "--name", NAME, "-o", "json").json
-    (user.folder / "cluster.yaml").write_text((user.clusterctl.home / NAME / "spec.yaml").read_text())
+    (user.folder / "cluster.yaml").write_text(
+        (user.clusterctl.home / NAME / "spec.yaml").read_text()
+    )
     yield Attached(national, user, answer)
     user.clusterctl("detach", "--cluster", NAME, "--cancel", "--discard")
     assert national.listing("stud") == before
@@ -101,7 +105,9 @@ def test_mpi_job_runs_over_both_nodes(attached: Attached) -> None:
 
 
 def test_run_of_a_training_comes_home(attached: Attached) -> None:
-    job_id = attached.submit("submit", "train", "--nodes", "2", "--time", "5m", "--", "--epochs", "2")
+    job_id = attached.submit(
+        "submit", "train", "--nodes", "2", "--time", "5m", "--", "--epochs", "2"
+    )
     run = attached.run_of(job_id)
     assert (run / "metrics.jsonl").stat().st_size > 0
     assert "test accuracy" in attached.verb("logs", job_id).stdout
@@ -111,12 +117,16 @@ def test_sweep_and_cancel_work(attached: Attached) -> None:
     attached.verb("submit", "rate.py", "--sweep", "lr=0.1,0.2", "--wait")
     job_id = attached.submit("submit", "rate.py", LATER, "--", "1")
     attached.verb("cancel", job_id)
-    listed = {row["job_id"]: row["state"] for row in attached.verb("jobs", "-o", "json").json["jobs"]}
+    listed = {
+        row["job_id"]: row["state"] for row in attached.verb("jobs", "-o", "json").json["jobs"]
+    }
     assert listed[job_id] == "CANCELLED"
 
 
 def test_up_is_refused(attached: Attached) -> None:
-    assert codes(attached.verb("up", "-f", "cluster.yaml", "-o", "json", rc=2)) == ["cluster-of-others"]
+    assert codes(attached.verb("up", "-f", "cluster.yaml", "-o", "json", rc=2)) == [
+        "cluster-of-others"
+    ]
 
 
 def test_attach_again_checks_and_changes_nothing(attached: Attached) -> None:
@@ -153,12 +163,17 @@ def test_submit_killed_during_sbatch_makes_one_job(attached: Attached) -> None:
 def test_first_submit_killed_runs_one_job(attached: Attached) -> None:
     """Without clusterctl, the jobs decide which of them runs."""
     site = attached.site
-    victim = Victim(attached.verb, "submit", "once.sh", "--name", "race", "--first", "main,main@proj1")
+    victim = Victim(
+        attached.verb, "submit", "once.sh", "--name", "race", "--first", "main,main@proj1"
+    )
     eventually(lambda: len(site.jobs_named("race")) == 2)
     victim.hit("kill")
     for job_id in site.jobs_named("race"):
         site.await_end(job_id)
-    assert len(site.root("login1", "cat /home/stud/clusterctl/jobs/race-*/files/ran-once").split()) == 1
+    assert (
+        len(site.root("login1", "cat /home/stud/clusterctl/jobs/race-*/files/ran-once").split())
+        == 1
+    )
     jobs = attached.verb("jobs", "-o", "json").json["jobs"]
     assert [job["state"] for job in jobs if job["name"] == "race"] == ["COMPLETED"]
 
@@ -194,9 +209,13 @@ def test_attach_by_csh_leaves_nothing_after_detach(national: Site, tmp_path: Pat
     user = person_at(national, "carla", tmp_path / "carla")
     before = national.listing("carla")
     user.clusterctl("attach", "national-jump")
-    job = user.clusterctl("submit", "ranks.py", "--nodes", "2", "--wait", "-o", "json").json["jobs"][0]
+    job = user.clusterctl("submit", "ranks.py", "--nodes", "2", "--wait", "-o", "json").json[
+        "jobs"
+    ][0]
     # The run is only there.
-    assert "only-copy" in codes(user.clusterctl("detach", "--cluster", "national", "-o", "json", rc=1))
+    assert "only-copy" in codes(
+        user.clusterctl("detach", "--cluster", "national", "-o", "json", rc=1)
+    )
     user.clusterctl("collect", job["job_id"])
     user.clusterctl("detach", "--cluster", "national")
     assert national.listing("carla") == before

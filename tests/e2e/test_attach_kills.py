@@ -1,4 +1,5 @@
-"""`attach`, `detach` and `submit` killed at random moments on clusters of others: the next call converges.
+"""`attach`, `detach` and `submit` killed at random moments on clusters of others: the next call
+converges.
 
 SWEEP_SEED chooses other moments. The names of the tests have the seed.
 """
@@ -43,7 +44,9 @@ class Rig:
     seconds: dict[str, float]
 
     def kill(self, verb: str, moment: float) -> None:
-        """Kill a verb at a moment. At every other moment, also kill everything that it has started here."""
+        """Kill a verb at a moment. At every other moment, also kill everything that it has started
+        here.
+        """
         words = ("national",) if verb == "attach" else ("--cluster", "national")
         victim = Victim(self.user.clusterctl, verb, *words)
         victim.until(moment * self.seconds[verb])
@@ -60,7 +63,8 @@ class Rig:
 @pytest.fixture(scope="module")
 def rig(national: Site, campus: Site, tmp_path_factory: pytest.TempPathFactory) -> Rig:
     user = user_of(national, "stud", tmp_path_factory.mktemp("kills"), campus)
-    before, seconds = national.listing("stud"), {}
+    before = national.listing("stud")
+    seconds = {}
     for verb, words in (("attach", ("national",)), ("detach", ("--cluster", "national"))):
         begun = time.monotonic()
         user.clusterctl(verb, *words)
@@ -100,13 +104,15 @@ def both(rig: Rig) -> Iterator[User]:
 
 @pytest.mark.parametrize("seed", [SEED])
 def test_killed_submits_run_no_job_twice(rig: Rig, both: User, seed: int) -> None:
-    moments, seconds = random.Random(seed), []  # noqa: S311
+    moments = random.Random(seed)  # noqa: S311
+    seconds = []
     for way in WAYS:
         begun = time.monotonic()
         both.clusterctl(*submit("whole", way))
         seconds.append(time.monotonic() - begun)
     for number in range(KILLS):
-        kind, moment = number % len(WAYS), moments.random()
+        kind = number % len(WAYS)
+        moment = moments.random()
         name = f"kill-{number}"
         victim = Victim(both.clusterctl, *submit(name, WAYS[kind]))
         victim.until(moment * seconds[kind])
@@ -119,7 +125,9 @@ def test_killed_submits_run_no_job_twice(rig: Rig, both: User, seed: int) -> Non
         for one, job_id in ids:
             one.await_end(job_id)
         ran = [line for one in rig.sites for line in told(one, name)]
-        assert len(ran) == min(len(ids), 1), f"kill {number} after {moment:.3f} of {seconds[kind]:.2f} s"
+        assert len(ran) == min(len(ids), 1), (
+            f"kill {number} after {moment:.3f} of {seconds[kind]:.2f} s"
+        )
 
 
 def submit(name: str, way: tuple[str, ...]) -> tuple[str | Path, ...]:

@@ -1,5 +1,5 @@
-"""The ways to a Slurm cluster that other people operate: with a second factor, from its own login node, and
-past a long queue.
+"""The ways to a Slurm cluster that other people operate: with a second factor, from its own login
+node, and past a long queue.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ from tests.support.verbs import Ran
 NAME = "national"
 # Where clusterctl is on the login node, with the Python and the packages that it needs there.
 HERE = "/opt/here"
-PACKAGES = "ClusterShell Jinja2 PyYAML packaging pathspec pip pydantic rich ruamel.yaml typer".split()
+PACKAGES = (
+    "ClusterShell Jinja2 PyYAML packaging pathspec pip pydantic rich ruamel.yaml typer".split()
+)
 NOT_NEEDED = "test site-packages __pycache__ config-* idlelib *.a".split()
 
 
 def logins(site: Site) -> list[str]:
     """How each connection of stud to the login node has ended its authentication."""
-    lines = site.root("login1", "journalctl --boot --output=cat --identifier=sshd --identifier=sshd-session")
+    lines = site.root(
+        "login1", "journalctl --boot --output=cat --identifier=sshd --identifier=sshd-session"
+    )
     return re.findall(r"^(Accepted|Connection closed)(?= .*\bstud\b)", lines, re.MULTILINE)
 
 
@@ -65,7 +69,11 @@ def test_second_factor_is_asked_once(national: Site, tmp_path: Path) -> None:
         assert int(facts["remote commands"].split()[0]) > 10
         verb("detach", "--cluster", NAME)
         # Both `attach` first try without a question.
-        assert logins(national)[len(before) :] == ["Connection closed", "Connection closed", "Accepted"]
+        assert logins(national)[len(before) :] == [
+            "Connection closed",
+            "Connection closed",
+            "Accepted",
+        ]
 
 
 def files_of(names: Sequence[str]) -> set[str]:
@@ -76,7 +84,11 @@ def files_of(names: Sequence[str]) -> set[str]:
         with suppress(PackageNotFoundError):
             package = distribution(left.pop())
             tops = {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}
-            needs = [re.split(r"[^\w.-]", need)[0] for need in package.requires or () if "extra" not in need]
+            needs = [
+                re.split(r"[^\w.-]", need)[0]
+                for need in package.requires or ()
+                if "extra" not in need
+            ]
             left += needs if tops - found else []
             found |= tops
     return found
@@ -90,7 +102,8 @@ class Verb(Protocol):
 def on_login_node(national: Site) -> Iterator[Verb]:
     """Clusterctl of this checkout on the login node, as stud."""
     machine = national.lab.host("login1")
-    wheels, pip = wheelhouse(job_lock(), NodePlatform("3.13", 41)), pip_wheel()
+    wheels = wheelhouse(job_lock(), NodePlatform("3.13", 41))
+    pip = pip_wheel()
     folders = {
         f"{HERE}/python": (Path(sys.base_prefix), ["bin", "lib"]),
         f"{HERE}/packages": (Path(sysconfig.get_path("purelib")), sorted(files_of(PACKAGES))),
@@ -98,11 +111,15 @@ def on_login_node(national: Site) -> Iterator[Verb]:
         f"{HERE}/cache/clusterctl": (cache_home(), [wheels.name, pip.parent.name]),
     }
     for target, (source, names) in folders.items():
-        left = [f"--exclude={name}" for name in NOT_NEEDED] if source == Path(sys.base_prefix) else []
+        left = (
+            [f"--exclude={name}" for name in NOT_NEEDED] if source == Path(sys.base_prefix) else []
+        )
         pack = shlex.join(["tar", "-C", str(source), *left, "-c", *names])
         there = f"/proc/{machine.leader}/root{target}"
         run_as_root("sh", "-euc", f"mkdir -p {there}; {pack} | tar -C {there} -x --no-same-owner")
-    national.root("login1", f"mkdir {HERE}/state; chown -R stud {HERE}/state {HERE}/cache; chmod 755 {HERE}")
+    national.root(
+        "login1", f"mkdir {HERE}/state; chown -R stud {HERE}/state {HERE}/cache; chmod 755 {HERE}"
+    )
     words = {
         "HOME": "/home/stud",
         "SHELL": "/bin/bash",
@@ -120,7 +137,8 @@ def on_login_node(national: Site) -> Iterator[Verb]:
 
 def test_attach_from_the_login_node_itself(national: Site, on_login_node: Verb) -> None:
     """No SSH is needed, and nothing is left."""
-    before, connections = national.listing("stud"), logins(national)
+    before = national.listing("stud")
+    connections = logins(national)
     answer = on_login_node("attach", ".", "--name", NAME, "-o", "json").json
     assert (answer["proven"], answer["account"]) == (True, "proj1")
     ran = on_login_node("submit", "probe", "--nodes", "2", "--wait", "-o", "json").json
@@ -146,7 +164,9 @@ def test_first_job_is_the_proof_after_a_long_queue(national: Site, tmp_path: Pat
     words = ("submit", "probe", "--nodes", "2", "--tasks-per-node", "2", "--wait", "-o", "json")
     job = verb(*words).json["jobs"][0]["job_id"]
     for _ in range(2):
-        facts = {fact["fact"]: fact["learned"] for fact in verb("doctor", "-o", "json").json["facts"]}
+        facts = {
+            fact["fact"]: fact["learned"] for fact in verb("doctor", "-o", "json").json["facts"]
+        }
         assert facts["MPI"] == f"job {job} on c1, c2"
     again = verb(*words).json["jobs"][0]["job_id"]
     verb("collect", job, again)

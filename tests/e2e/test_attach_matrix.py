@@ -1,7 +1,7 @@
 """Clusters of others in all the ways in which sites differ: a cell is a way, and a test of its own.
 
-On every site, compute nodes have no sshd and no route to the internet. A cell attaches the cluster, runs a
-job, collects it, and detaches. The home is then as it was.
+On every site, compute nodes have no sshd and no route to the internet. A cell attaches the cluster,
+runs a job, collects it, and detaches. The home is then as it was.
 """
 
 from __future__ import annotations
@@ -104,17 +104,22 @@ CELLS = (
 def sites() -> Iterator[Mapping[str, Site]]:
     """Both sites, raised at the same time."""
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        yield dict(zip(KINDS, pool.map(lambda kind: stack.enter_context(site(kind)), KINDS), strict=True))
+        yield dict(
+            zip(KINDS, pool.map(lambda kind: stack.enter_context(site(kind)), KINDS), strict=True)
+        )
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_attached_cluster_runs_a_job(cell: Cell, sites: Mapping[str, Site], tmp_path: Path) -> None:
-    one, user = sites[cell.kind], user_of(sites[cell.kind], cell.person, tmp_path)
+    one = sites[cell.kind]
+    user = user_of(sites[cell.kind], cell.person, tmp_path)
     one.reset_homes()
     before = one.listing(cell.person)
     with cell.change(one):
         answer = attach(user, cell)
-        assert [failure["code"] for failure in answer["failures"]] == ([cell.refused] if cell.refused else [])
+        assert [failure["code"] for failure in answer["failures"]] == (
+            [cell.refused] if cell.refused else []
+        )
         if not cell.refused:
             use_and_detach(one, user, cell)
     if cell.refused:
@@ -147,7 +152,9 @@ def use_and_detach(one: Site, user: User, cell: Cell) -> None:
     (user.folder / "job.sh").write_text(JOB)
     if cell.refused_job:
         code, words = cell.refused_job
-        submitted = user.clusterctl("-o", "json", "--cluster", cell.kind, "submit", "job.sh", *words, rc=None)
+        submitted = user.clusterctl(
+            "-o", "json", "--cluster", cell.kind, "submit", "job.sh", *words, rc=None
+        )
         assert codes(submitted) == [code]
     job_id = ask("submit", "job.sh", "--nodes", "2", *cell.submit)["job_id"]
     eventually(lambda: ask("jobs", job_id)["jobs"][0]["state"] == "RUNNING", pause_s=0.5)
@@ -156,7 +163,12 @@ def use_and_detach(one: Site, user: User, cell: Cell) -> None:
         assert ask("jobs", job_id)["jobs"][0]["state"] == "COMPLETED"
         (run,) = ask("collect", job_id)["runs"]
     assert run["state"] == "COMPLETED"
-    assert sorted((Path(run["dir"]) / "stdout.log").read_text().split()) == ["c1", "c2", "host", "host"]
+    assert sorted((Path(run["dir"]) / "stdout.log").read_text().split()) == [
+        "c1",
+        "c2",
+        "host",
+        "host",
+    ]
     if cell.during is not unchanged:
         # The run lacks its accounting, which is there again.
         assert [run["job_id"] for run in ask("collect")["runs"]] == [job_id]
@@ -174,7 +186,8 @@ def test_sweep_above_the_array_limit_is_one_run(
     kind: Kind, sites: Mapping[str, Site], tmp_path: Path
 ) -> None:
     """Slurm has the sweep as three arrays, because MaxArraySize is 11."""
-    one, user = sites[kind], user_of(sites[kind], "stud", tmp_path)
+    one = sites[kind]
+    user = user_of(sites[kind], "stud", tmp_path)
     one.reset_homes()
 
     def ask(*words: str) -> Any:
@@ -182,7 +195,11 @@ def test_sweep_above_the_array_limit_is_one_run(
 
     (user.folder / "swept.py").write_text(SWEPT)
     values = ",".join(map(str, range(100, 125)))
-    many = one.limits("stud", MaxSubmitJobs="40") if kind == "national" else one.slurm("MaxArraySize=11")
+    many = (
+        one.limits("stud", MaxSubmitJobs="40")
+        if kind == "national"
+        else one.slurm("MaxArraySize=11")
+    )
     with many:
         user.clusterctl("attach", kind, "--name", kind)
         job_id = ask("submit", "swept.py", "--sweep", f"lr={values}", "--wait")["job_id"]
@@ -197,7 +214,9 @@ def test_sweep_above_the_array_limit_is_one_run(
         assert user.clusterctl("logs", again, rc=None).stdout.endswith("--lr 114\n")
         # slurmctld takes no more than 50 jobs, and keeps completed ones for a minute.
         fewer = ",".join(map(str, range(15)))
-        held = ask("submit", "swept.py", "--sweep", f"lr={fewer}", "--slurm=--begin=now+1hour")["job_id"]
+        held = ask("submit", "swept.py", "--sweep", f"lr={fewer}", "--slurm=--begin=now+1hour")[
+            "job_id"
+        ]
         ask("cancel", f"{held}_14")
         left = {job["job_id"] for job in ask("jobs", held)["jobs"] if job["state"] == "PENDING"}
         assert left == {f"{held}_{n}" for n in range(14)}

@@ -1,4 +1,6 @@
-"""Clusterctl's folder on a Slurm cluster that other people run: all is in it, and detach takes it."""
+"""Clusterctl's folder on a Slurm cluster that other people run: all is in it, and detach takes
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,25 @@ def test_all_is_in_the_folder_until_detach(national: Site, tmp_path: Path) -> No
     national.ssh("finn", "true")
     before = national.listing("finn")
     verb = user.clusterctl
-    folder = verb("attach", "national", "--name", NAME, "--folder", "~/ours", "-o", "json").json["folder"]
-    facts = {fact["fact"]: fact for fact in verb("doctor", "--cluster", NAME, "-o", "json").json["facts"]}
+    folder = verb("attach", "national", "--name", NAME, "--folder", "~/ours", "-o", "json").json[
+        "folder"
+    ]
+    facts = {
+        fact["fact"]: fact for fact in verb("doctor", "--cluster", NAME, "-o", "json").json["facts"]
+    }
     assert {"Slurm", "account", "partition main", "MPI", "Python", "folder env"} <= {*facts}
     assert all(fact["learned"] and not fact["is_problem"] for fact in facts.values())
     (user.folder / "data.txt").write_text("from home\n")
-    (user.folder / "read.sh").write_text(f"#!/bin/bash\ncat {folder}/files/data.txt | tee result.txt\n")
+    (user.folder / "read.sh").write_text(
+        f"#!/bin/bash\ncat {folder}/files/data.txt | tee result.txt\n"
+    )
     cluster = ("--cluster", NAME)
     assert verb("put", "data.txt", *cluster, "-o", "json").json["folder"] == f"{folder}/files"
     job = verb("submit", "read.sh", *cluster, "--wait", "-o", "json").json["jobs"][0]["job_id"]
     new = {line.rpartition(" ")[2] for line in national.listing("finn") if line not in before}
-    assert {path for path in new if path not in {".", "./ours"} and not path.startswith("./ours/")} == set()
+    assert {
+        path for path in new if path not in {".", "./ours"} and not path.startswith("./ours/")
+    } == set()
 
     assert "only-copy" in codes(verb("detach", *cluster, "-o", "json", rc=1))
     verb("collect", job, *cluster)
@@ -40,6 +50,8 @@ def test_all_is_in_the_folder_until_detach(national: Site, tmp_path: Path) -> No
     (copy,) = user.folder.glob("runs/*/files/notes.txt")
     assert copy.read_text() == "made there\n"
     listed = verb("detach", *cluster, "--dry-run", "-o", "json").json
-    assert {"env", "environments", "store", "jobs", "files"} == {entry["name"] for entry in listed["entries"]}
+    assert {"env", "environments", "store", "jobs", "files"} == {
+        entry["name"] for entry in listed["entries"]
+    }
     verb("detach", *cluster)
     assert national.listing("finn") == before

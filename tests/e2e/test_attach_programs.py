@@ -1,4 +1,6 @@
-"""Trainings that take minutes, by an ordinary user on clusters of others, without internet access there."""
+"""Trainings that take minutes, by an ordinary user on clusters of others, without internet access
+there.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from tests.support.foreign.user import User, user_of
 pytestmark = pytest.mark.sweep
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-# PyTorch alone unpacks to 700 MB. The index of scripts/bootstrap may have its wheel for this machine's
-# Python only, which is that of campus.
+# PyTorch alone unpacks to 700 MB. The index of scripts/bootstrap may have its wheel for this
+# machine's Python only, which is that of campus.
 ROOM = "4g"
 
 
@@ -45,9 +47,13 @@ def test_torchrun_and_lightning_train_on_two_nodes(user: User) -> None:
         *(EXAMPLES / "requirements-torch.txt", "--", "--epochs", "15"),
     )
     said = (torch / "stdout.log").read_text()
-    assert {f"rank {rank} of 2 on c{rank + 1}: cpu, gloo" for rank in (0, 1)} <= {*said.splitlines()}
+    assert {f"rank {rank} of 2 on c{rank + 1}: cpu, gloo" for rank in (0, 1)} <= {
+        *said.splitlines()
+    }
     assert (torch / "model.pt").stat().st_size > 1000
-    lightning = run_of(user, EXAMPLES / "lightning_mlp.py", *options, EXAMPLES / "requirements-lightning.txt")
+    lightning = run_of(
+        user, EXAMPLES / "lightning_mlp.py", *options, EXAMPLES / "requirements-lightning.txt"
+    )
     *_, last = (lightning / "stdout.log").read_text().splitlines()
     assert last.endswith("by 2 ranks")
     assert float(last.split()[1]) > 0.8
@@ -56,7 +62,8 @@ def test_torchrun_and_lightning_train_on_two_nodes(user: User) -> None:
 @pytest.mark.parametrize("person", ["stud", "carla"])
 def test_chain_continues_after_the_time_limit(national: Site, tmp_path: Path, person: str) -> None:
     """Slurm starts a requeued job only after two minutes."""
-    user, before = user_of(national, person, tmp_path), national.listing(person)
+    user = user_of(national, person, tmp_path)
+    before = national.listing(person)
     user.clusterctl("attach", "national")
     limits = ("--nodes", "2", "--time", "1m", "--chain", "1m")
     job_id = user.clusterctl(

@@ -1,4 +1,6 @@
-"""A strict site: Slurm on no PATH, or in maintenance; drained nodes; a program of the site as sbatch."""
+"""A strict site: Slurm on no PATH, or in maintenance; drained nodes; a program of the site as
+sbatch.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def slurm_elsewhere(site: Site) -> Iterator[None]:
 @contextmanager
 def attached(site: Site, folder: Path, *options: str) -> Iterator[tuple[User, dict[str, object]]]:
     """Attach stud, whose ~/.bashrc prints something. Detach in the end, and leave nothing."""
-    before, user = site.listing("stud"), user_of(site, "stud", folder)
+    before = site.listing("stud")
+    user = user_of(site, "stud", folder)
     yield user, user.clusterctl("attach", "national", *NAMED, *options).json
     user.clusterctl("detach", "--cluster", NAME, "--cancel", "--discard")
     assert site.listing("stud") == before
@@ -49,7 +52,9 @@ def test_slurm_that_only_login_shells_find_is_used(national: Site, tmp_path: Pat
         attached(national, tmp_path) as (user, answer),
     ):
         assert (answer["proven"], answer["partitions"]) == (True, ["main"])
-        user.clusterctl("submit", "train", "--nodes", "2", "--time", "5m", "--wait", "--", "--epochs", "1")
+        user.clusterctl(
+            "submit", "train", "--nodes", "2", "--time", "5m", "--wait", "--", "--epochs", "1"
+        )
 
 
 def test_slurm_of_a_module_is_used(national: Site, tmp_path: Path) -> None:
@@ -87,7 +92,8 @@ def test_drained_site_is_attached(national: Site, tmp_path: Path) -> None:
 
 
 def test_slurmctld_that_is_down_is_named(national: Site, tmp_path: Path) -> None:
-    before, user = national.listing("stud"), user_of(national, "stud", tmp_path)
+    before = national.listing("stud")
+    user = user_of(national, "stud", tmp_path)
     with national.changed(("login1",), "systemctl stop slurmctld", "systemctl start slurmctld"):
         refusal = user.clusterctl("attach", "national", *NAMED, rc=1)
     (failure,) = refusal.json["failures"]
@@ -97,10 +103,21 @@ def test_slurmctld_that_is_down_is_named(national: Site, tmp_path: Path) -> None
     national.await_idle()
 
 
-def test_wrapper_that_prints_leaves_no_proof_in_a_full_queue(national: Site, tmp_path: Path) -> None:
-    wrapper = '#!/bin/sh\necho "BUDGET: 1000 h left"\n/usr/bin/sbatch.real "$@"\nrc=$?\necho 7\nexit $rc\n'
+def test_wrapper_that_prints_leaves_no_proof_in_a_full_queue(
+    national: Site, tmp_path: Path
+) -> None:
+    wrapper = (
+        "#!/bin/sh\n"
+        'echo "BUDGET: 1000 h left"\n'
+        '/usr/bin/sbatch.real "$@"\n'
+        "rc=$?\n"
+        "echo 7\n"
+        "exit $rc\n"
+    )
     keep = "cp -a /usr/bin/sbatch /usr/bin/sbatch.real"
-    busy = national.ssh("carla", "sbatch --parsable -A proj1 -N2 --exclusive -t 30 --wrap 'sleep 1500'")
+    busy = national.ssh(
+        "carla", "sbatch --parsable -A proj1 -N2 --exclusive -t 30 --wrap 'sleep 1500'"
+    )
     job = busy.stdout.split()[-1]
     try:
         with (
@@ -119,7 +136,10 @@ def test_wrapper_that_prints_leaves_no_proof_in_a_full_queue(national: Site, tmp
 
 def test_login_that_the_site_refuses_is_tried_once(national: Site, tmp_path: Path) -> None:
     refusals = "journalctl --boot --output=cat | grep -c 'Access denied for user stud' || true"
-    with attached(national, tmp_path) as (user, _), national.file(LOGINS, "/etc/nologin", f"{WORDS}\n"):
+    with (
+        attached(national, tmp_path) as (user, _),
+        national.file(LOGINS, "/etc/nologin", f"{WORDS}\n"),
+    ):
         national.root("login1", "pkill -KILL -u stud -f sshd")
         eventually(lambda: not national.root("login1", "pgrep -u stud -f sshd", rc=None))
         before = int(national.root("login1", refusals))

@@ -41,7 +41,11 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         (
             "training.py",
             (),
-            ("PyTorch DDP / payload = ", "mpi4py Allreduce / payload = ", "waited for / written beside = "),
+            (
+                "PyTorch DDP / payload = ",
+                "mpi4py Allreduce / payload = ",
+                "waited for / written beside = ",
+            ),
         ),
     ],
 )
@@ -69,8 +73,16 @@ def test_chain_of_time_limits_ends_like_one_piece(tmp_path: Path) -> None:
 
 
 def survived(tmp_path: Path, *words: str, faults: list[str]) -> list[dict[str, Any]]:
-    """Return the results of the trainings of faults.py, which must have ended with the right weights."""
-    argv = [*as_root(), sys.executable, BENCHMARKS / "faults.py", *words, f"--json={tmp_path}/result.json"]
+    """Return the results of the trainings of faults.py, which must have ended with the right
+    weights.
+    """
+    argv = [
+        *as_root(),
+        sys.executable,
+        BENCHMARKS / "faults.py",
+        *words,
+        f"--json={tmp_path}/result.json",
+    ]
     argv += [f"--only={name}" for name in faults]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=2900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,8 @@
-"""`up` looks at the machine, not at its records: what died is started again, what lives is left alone.
+"""`up` looks at the machine, not at its records: what died is started again, what lives is left
+alone.
 
-First `up` itself is ended, by Ctrl-C, `kill` and SIGKILL: nothing runs on, and the next goes on from there.
+First `up` itself is ended, by Ctrl-C, `kill` and SIGKILL: nothing runs on, and the next goes on
+from there.
 """
 
 from __future__ import annotations
@@ -87,13 +89,16 @@ def cluster_id(cluster: Cluster) -> str:
 
 
 def boot_of(cluster: Cluster) -> str:
-    return cluster.ssh(f"{cluster.name}-train-1", "systemctl show -p UserspaceTimestampMonotonic --value")
+    return cluster.ssh(
+        f"{cluster.name}-train-1", "systemctl show -p UserspaceTimestampMonotonic --value"
+    )
 
 
 def test_node_survives_its_killed_supervisor_and_can_be_stopped(one: Cluster) -> None:
     """`up` goes on from where it was ended, and opens a home that a job closed."""
     assert one.raised["ready"]
-    name, before = f"c{cluster_id(one)}-002", boot_of(one)
+    name = f"c{cluster_id(one)}-002"
+    before = boot_of(one)
     cause("kill-supervisor", name)
     one.ssh(f"{one.name}-ctl", "chmod 000 .", user=one.user)
     assert "clusterctl up" in one("submit", "probe", rc=1).stderr
@@ -105,10 +110,14 @@ def test_node_survives_its_killed_supervisor_and_can_be_stopped(one: Cluster) ->
 
 
 def test_up_after_a_reboot_keeps_data_and_accounting(one: Cluster) -> None:
-    """`down` that cannot bring runs home, without Slurm or without the machines, says what to do."""
-    leader, node = f"{one.name}-ctl", f"{one.name}-train-1"
+    """`down` that cannot bring runs home, without Slurm or without the machines, says what to
+    do.
+    """
+    leader = f"{one.name}-ctl"
+    node = f"{one.name}-train-1"
     assert one.json("up")["probed"] == [node]
-    before, job = boot_of(one), one.json("submit", "probe", "--wait")["job_id"]
+    before = boot_of(one)
+    job = one.json("submit", "probe", "--wait")["job_id"]
     one.ssh(node, "touch kept /tmp/gone && sync")
     one.ssh(leader, "sudo systemctl stop slurmctld")
     assert "--discard" in one("down", "--yes", rc=1).stderr
@@ -143,7 +152,8 @@ sleep 600
 
 def test_down_refuses_files_of_failed_and_cancelled_jobs(one: Cluster) -> None:
     """A requeued job writes into the folder of a run that is here already."""
-    script, controller = one.runner.cwd / "saves.sh", f"{one.name}-ctl"
+    script = one.runner.cwd / "saves.sh"
+    controller = f"{one.name}-ctl"
     script.write_text(SAVES)
     failed = one.json("submit", script, "--wait", "--", "fails", rc=4)["job_id"]
     ended = one.json("submit", script)["job_id"]
@@ -154,10 +164,14 @@ def test_down_refuses_files_of_failed_and_cancelled_jobs(one: Cluster) -> None:
     one("collect")
     one.ssh(controller, f"sudo rm {home}/saved-{failed} && sudo scontrol requeue {failed}")
     one.ssh(controller, f"until sudo test -e {home}/saved-{failed}; do sleep 0.2; done")
-    one.ssh(controller, f"until scontrol show job {failed} | grep -q JobState=FAILED; do sleep 0.2; done")
+    one.ssh(
+        controller,
+        f"until scontrol show job {failed} | grep -q JobState=FAILED; do sleep 0.2; done",
+    )
     one.ssh(controller, "sbatch --parsable --hold --wrap true", user=one.user)
 
-    # Slurm may have taken up a job anew that had just ended when this module cut the power: it counts, too.
+    # Slurm may have taken up a job anew that had just ended when this module cut the power: it
+    # counts, too.
     waits = f"(wrap) of {one.user} is PENDING"
     causes = [one["cause"] for one in one.json("down", "--yes", rc=1)["failures"]]
     jobs = [cause for cause in causes if cause.startswith("job ")]

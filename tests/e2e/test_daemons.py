@@ -1,4 +1,6 @@
-"""Slurm's daemons are killed under 50 queued jobs: each job runs once. `up` starts dead daemons again."""
+"""Slurm's daemons are killed under 50 queued jobs: each job runs once. `up` starts dead daemons
+again.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.support.processes import eventually
 pytestmark = pytest.mark.sweep
 
 UNITS = ("slurmctld", "slurmdbd", "mariadb", "munge")
-JOBS, KILLS = 50, 10
+JOBS = 50
+KILLS = 10
 PATIENCE_S = 300.0
 # slurmctld saves its jobs so often, and a second more.
 SAVED_S = 6.0
@@ -37,7 +40,9 @@ def ran(cluster: Cluster, folder: str) -> list[str]:
 
 def await_daemons(cluster: Cluster) -> None:
     look = f"systemctl is-active {' '.join(UNITS)}"
-    eventually(lambda: cluster.ssh(f"{cluster.name}-ctl", look, rc=None).split() == ["active"] * len(UNITS))
+    eventually(
+        lambda: cluster.ssh(f"{cluster.name}-ctl", look, rc=None).split() == ["active"] * len(UNITS)
+    )
 
 
 @pytest.mark.parametrize("units", [UNITS[:1], UNITS[1:]], ids="+".join)
@@ -46,8 +51,8 @@ def test_killed_daemons_each_queued_job_runs_once(
 ) -> None:
     """Each daemon is killed ten times, in turn, each time after another job has run.
 
-    slurmctld forgets its last seconds, so that Slurm starts some jobs again. job.py does not run those again
-    that have completed.
+    slurmctld forgets its last seconds, so that Slurm starts some jobs again. job.py does not run
+    those again that have completed.
     """
     script = tmp_path / "once.sh"
     script.write_text('sleep 2; srun --mpi=none bash -c "echo $SLURM_ARRAY_TASK_ID >> ../ran"\n')
@@ -55,15 +60,21 @@ def test_killed_daemons_each_queued_job_runs_once(
     # slurmctld may forget a job that was submitted in its last seconds.
     time.sleep(SAVED_S)
     for number in range(KILLS * len(units)):
-        eventually(lambda least=number: len(ran(cluster, job["dir"])) >= least, PATIENCE_S, pause_s=0.5)  # type: ignore[misc]
+        eventually(
+            lambda least=number: len(ran(cluster, job["dir"])) >= least, PATIENCE_S, pause_s=0.5
+        )  # type: ignore[misc]
         await_daemons(cluster)
         kill_daemon(cluster, units[number % len(units)])
     await_daemons(cluster)
     cluster("logs", job["job_id"], "--follow", timeout_s=600)
     look = f"sacct -nPX -j {job['job_id']} -o State,ExitCode"
     expected = ["COMPLETED|0:0"] * JOBS
-    eventually(lambda: cluster.ssh(f"{cluster.name}-ctl", look, rc=None).split() == expected, PATIENCE_S)
-    assert collections.Counter(ran(cluster, job["dir"])) == {str(number): 1 for number in range(JOBS)}
+    eventually(
+        lambda: cluster.ssh(f"{cluster.name}-ctl", look, rc=None).split() == expected, PATIENCE_S
+    )
+    assert collections.Counter(ran(cluster, job["dir"])) == {
+        str(number): 1 for number in range(JOBS)
+    }
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -73,7 +84,10 @@ def test_up_starts_a_daemon_that_stays_dead(cluster: Cluster, unit: str) -> None
 
     def is_dead() -> bool:
         cluster.ssh(f"{cluster.name}-ctl", f"sudo systemctl {command} {unit}", rc=None)
-        return cluster.ssh(f"{cluster.name}-ctl", f"systemctl is-active {unit}", rc=None).strip() == dead
+        return (
+            cluster.ssh(f"{cluster.name}-ctl", f"systemctl is-active {unit}", rc=None).strip()
+            == dead
+        )
 
     eventually(is_dead)
     cluster("up")

@@ -42,7 +42,10 @@ def test_there_and_back(cluster: Cluster, data: Path, tmp_path: Path) -> None:
     again = cluster.json("get", f"some where/{data.name}", tmp_path / "back" / "some where")
     assert again["sent_bytes"] == 0
     (data / "sparse").rename(data.parent / "alone")
-    assert cluster.json("put", data.parent / "alone")["folder"] == cluster.json("put", data, ".")["folder"]
+    assert (
+        cluster.json("put", data.parent / "alone")["folder"]
+        == cluster.json("put", data, ".")["folder"]
+    )
     # The nodes see what was put, and it is the job user's.
     said = cluster.ssh(f"{cluster.name}-train-2", "stat -c %U ~/'some where'", user=cluster.user)
     assert said.strip() == cluster.user
@@ -57,7 +60,8 @@ def end(process: subprocess.Popen[str], how: signal.Signals) -> None:
 
 def test_a_transfer_that_was_ended_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     size = 256 * MIB
-    large, back = tmp_path / "large", tmp_path / "back"
+    large = tmp_path / "large"
+    back = tmp_path / "back"
     with large.open("wb") as file:
         for _ in range(size // (8 * MIB)):
             file.write(os.urandom(8 * MIB))
@@ -65,7 +69,9 @@ def test_a_transfer_that_was_ended_goes_on(cluster: Cluster, tmp_path: Path) -> 
 
     putting = cluster.runner.start("-f", cluster.spec, "put", large, ".")
     # The node itself looks, without a pause: it sees the file while it arrives.
-    arrives = "until find ~ -maxdepth 1 -name '.clusterctl-*.part' -size +1M | grep -q .; do :; done"
+    arrives = (
+        "until find ~ -maxdepth 1 -name '.clusterctl-*.part' -size +1M | grep -q .; do :; done"
+    )
     cluster.ssh(f"{cluster.name}-ctl", arrives, user=cluster.user)
     end(putting, signal.SIGKILL)
     put = cluster.json("put", large, ".")

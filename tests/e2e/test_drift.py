@@ -1,6 +1,8 @@
-"""What goes wrong on a live cluster, alone or many at once: `up` mends it and names it, or says why not.
+"""What goes wrong on a live cluster, alone or many at once: `up` mends it and names it, or says why
+not.
 
-All the while a job runs on a node that nothing is done to. Its output proves at the end that it was never
+All the while a job runs on a node that nothing is done to. Its output proves at the end that it was
+never
 disturbed: one process, which counted on.
 """
 
@@ -41,9 +43,12 @@ SPOOL = "/var/spool/clusterctl-slurmd"
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes; the first has a job that counts until the module's end, and was never disturbed."""
+    """Three nodes; the first has a job that counts until the module's end, and was never
+    disturbed.
+    """
     name = f"d{secrets.token_hex(3)}"
-    home, cwd = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")
+    home = tmp_path_factory.mktemp("home")
+    cwd = tmp_path_factory.mktemp("cwd")
     with raised(name, SPEC.format(name=name, train=3), home, cwd) as cluster:
         job = begin(cluster, "counter", COUNTER.format(node=node(cluster, 1)))
         yield cluster
@@ -84,10 +89,14 @@ def failure(answer: Any) -> dict[str, Any]:
 
 def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
     """Each kind alone is in the sweep below."""
-    second, third, leader = node(one, 2), node(one, 3), ctl(one)
+    second = node(one, 2)
+    third = node(one, 3)
+    leader = ctl(one)
     one.ssh(second, "sudo systemctl mask --now slurmd")
     one.ssh(third, "sudo rm /etc/munge/munge.key")
-    one.ssh(leader, f"sudo rm -rf /etc/slurm; echo '# mine' | sudo tee ~{one.user}/.ssh/authorized_keys")
+    one.ssh(
+        leader, f"sudo rm -rf /etc/slurm; echo '# mine' | sudo tee ~{one.user}/.ssh/authorized_keys"
+    )
     one.ssh(leader, f"sudo userdel --force {one.user}")
     one.ssh(leader, "sudo pkill -KILL slurmdbd; sudo pkill -KILL mariadbd")
     answer = one.json("up")
@@ -107,14 +116,17 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
 
 def test_up_resumes_nodes_that_slurm_drained_but_not_others(one: Cluster) -> None:
     """Nothing else is put back: what `up` has mended stays so."""
-    second, third = node(one, 2), node(one, 3)
+    second = node(one, 2)
+    third = node(one, 3)
     drain = "scontrol update nodename={} state=drain reason='{}'"
     one.ssh(second, drain.format(second, "noisy fan"))
     one.ssh(third, "sudo " + drain.format(third, SLURMS_REASON))
     answer = one.json("up")
     assert answer["probed"] == [third]
     assert second in answer["not_probed"]
-    assert any(note.endswith(f"{second}: drained by clusterctl: noisy fan") for note in answer["notes"])
+    assert any(
+        note.endswith(f"{second}: drained by clusterctl: noisy fan") for note in answer["notes"]
+    )
     assert mended(answer) == {f"{third}: was IDLE+DRAIN: {SLURMS_REASON}: resumed"}
     one.ssh(second, f"scontrol update nodename={second} state=resume")
 
@@ -125,9 +137,12 @@ def ansible_hosts(answer: dict[str, Any]) -> str:
 
 
 # What a shell of root's does on a node, and what `up` says that it has put back there.
-KEY, HEALTH, LIMITS = "/etc/munge/munge.key", "/opt/clusterctl/health", "/etc/security/limits.d"
+KEY = "/etc/munge/munge.key"
+HEALTH = "/opt/clusterctl/health"
+LIMITS = "/etc/security/limits.d"
 DROP_IN = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
-TMPFILES, PARAMS = "/etc/tmpfiles.d/clusterctl-slurmd.conf", "/etc/openmpi/openmpi-mca-params.conf"
+TMPFILES = "/etc/tmpfiles.d/clusterctl-slurmd.conf"
+PARAMS = "/etc/openmpi/openmpi-mca-params.conf"
 KINDS = {
     "content": (f"echo '# more' >>{HEALTH}", f"{HEALTH} was changed: restored"),
     "removed": (f"rm {HEALTH}.json", f"{HEALTH}.json was missing: restored"),
@@ -135,16 +150,25 @@ KINDS = {
     "owner": (f"chown nobody {DROP_IN}", f"{DROP_IN} was changed: restored"),
     "link": (f"ln -sf /dev/null {TMPFILES}", f"{TMPFILES} was changed: restored"),
     "drop-in": (
-        f"printf '[Service]\\nLimitMEMLOCK=64K\\n' >{Path(DROP_IN).parent}/a.conf; systemctl daemon-reload",
+        (
+            f"printf '[Service]\\nLimitMEMLOCK=64K\\n' >{Path(DROP_IN).parent}/a.conf; systemctl "
+            "daemon-reload"
+        ),
         f"{Path(DROP_IN).parent}/a.conf contradicted {DROP_IN}: moved away",
     ),
     "stopped": ("systemctl stop slurmd", "slurmd was stopped: started"),
-    "killed": ("systemctl kill --signal=KILL munge; systemctl stop munge", "munge was stopped: started"),
+    "killed": (
+        "systemctl kill --signal=KILL munge; systemctl stop munge",
+        "munge was stopped: started",
+    ),
     "disabled": ("systemctl disable munge", "munge was disabled: repaired"),
     "masked": ("systemctl mask --now slurmd", "slurmd was masked: started"),
     "key": (f"head -c 1024 /dev/urandom >{KEY}", f"{KEY} was changed: restored"),
     "hosts": ("sed -i /-ctl$/d /etc/hosts", "/etc/hosts was changed: restored"),
-    "limits": (f"sed -i s/unlimited/64/ {LIMITS}/60-*", f"{LIMITS}/60-clusterctl.conf was changed: restored"),
+    "limits": (
+        f"sed -i s/unlimited/64/ {LIMITS}/60-*",
+        f"{LIMITS}/60-clusterctl.conf was changed: restored",
+    ),
     "other limits": (
         f"echo '* hard memlock 64' >{LIMITS}/99-site.conf",
         f"{LIMITS}/99-site.conf contradicted {LIMITS}/60-clusterctl.conf: moved away",
@@ -164,7 +188,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", in_sweep(*KINDS))
 def test_one_drift_alone_is_put_back_where_it_is(one: Cluster, kind: str) -> None:
     """Ansible runs on that node alone; the others' slurmd run on."""
-    second, untouched = node(one, 2), (node(one, 1), node(one, 3))
+    second = node(one, 2)
+    untouched = (node(one, 1), node(one, 3))
     command, told = (text.format(user=one.user) for text in KINDS[kind])
     asked = "systemctl show --property=MainPID,ExecMainStartTimestampMonotonic slurmd munge"
     before = [one.ssh(host, asked) for host in untouched]
@@ -179,8 +204,11 @@ def test_one_drift_alone_is_put_back_where_it_is(one: Cluster, kind: str) -> Non
 
 def test_a_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None:
     """It has no way to a repository. The job on another node goes on."""
-    second, third = node(one, 2), node(one, 3)
-    boot = "cat /proc/sys/kernel/random/boot_id; systemctl show -p UserspaceTimestampMonotonic --value"
+    second = node(one, 2)
+    third = node(one, 3)
+    boot = (
+        "cat /proc/sys/kernel/random/boot_id; systemctl show -p UserspaceTimestampMonotonic --value"
+    )
     before = one.ssh(third, boot)
     one.ssh(second, "sudo dpkg --remove --force-depends munge")
     (found,) = one("-o", "json", "up", rc=1).json["failures"]
@@ -210,7 +238,9 @@ def see_that_root_was_led_nowhere(cluster: Cluster) -> None:
 
 def test_up_repairs_edited_files_and_powered_off_nodes_at_once(one: Cluster) -> None:
     """Which runs all roles on demand. So does a key whose folder leads elsewhere."""
-    leader, second, third = ctl(one), node(one, 2), node(one, 3)
+    leader = ctl(one)
+    second = node(one, 2)
+    third = node(one, 3)
     shown = "scontrol show config | grep ^SlurmdTimeout"
     key = spoil_ssh_folder(one, "mv .ssh .away; ln -s /etc .ssh")
     was = one.ssh(leader, shown)
@@ -218,9 +248,11 @@ def test_up_repairs_edited_files_and_powered_off_nodes_at_once(one: Cluster) -> 
     one.ssh(leader, "scontrol reconfigure")
     assert "77 sec" in one.ssh(leader, shown)
     one.ssh(second, f"sudo usermod -c drifted {one.user}; sudo gpasswd -a {one.user} games")
-    one.ssh(third, "sudo touch /var/spool/clusterctl-slurmd/cred_state.left; sync")  # it outlives no boot
+    # It outlives no boot.
+    one.ssh(third, "sudo touch /var/spool/clusterctl-slurmd/cred_state.left; sync")
     one.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
-    one.ssh(second, "sudo systemctl poweroff", rc=None)  # it is still on its way down when `up` looks
+    # It is still on its way down when `up` looks.
+    one.ssh(second, "sudo systemctl poweroff", rc=None)
     answer = one.json("up", "--reconfigure")
     assert mended(answer) >= {
         f"{leader}: /etc/slurm/slurm.conf was changed: restored",
@@ -239,12 +271,19 @@ def test_up_repairs_edited_files_and_powered_off_nodes_at_once(one: Cluster) -> 
 
 @pytest.mark.sweep
 def test_a_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> None:
-    """While slurmd was away it could not be told to end the job, so the former start is still there."""
-    second, leader = node(one, 2), ctl(one)
-    job = begin(one, "again", f"#!/bin/bash\n#SBATCH --requeue --nodelist={second} --mem=100M\nsleep 600\n")
+    """While slurmd was away it could not be told to end the job, so the former start is still
+    there.
+    """
+    second = node(one, 2)
+    leader = ctl(one)
+    job = begin(
+        one, "again", f"#!/bin/bash\n#SBATCH --requeue --nodelist={second} --mem=100M\nsleep 600\n"
+    )
 
     def comes(*wanted: str) -> None:
-        asked = f"squeue -h --jobs={job} --format='%T %r'; sinfo -h --nodes={second} --format='%T %E'"
+        asked = (
+            f"squeue -h --jobs={job} --format='%T %r'; sinfo -h --nodes={second} --format='%T %E'"
+        )
         deadline = time.monotonic() + PATIENCE_S
         while not all(words in (said := one.ssh(leader, asked)) for words in wanted):
             assert time.monotonic() < deadline, said
@@ -261,9 +300,13 @@ def test_a_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> N
 
 @pytest.mark.sweep
 def test_job_of_a_node_that_was_briefly_off_is_requeued(one: Cluster) -> None:
-    """Slurm does not notice that the node was off, and shows the job as running, without a process."""
+    """Slurm does not notice that the node was off, and shows the job as running, without a
+    process.
+    """
     third = node(one, 3)
-    job = begin(one, "off", f"#!/bin/bash\n#SBATCH --requeue --nodelist={third} --mem=100M\nsleep 600\n")
+    job = begin(
+        one, "off", f"#!/bin/bash\n#SBATCH --requeue --nodelist={third} --mem=100M\nsleep 600\n"
+    )
     one.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
     answer = one.json("up")
     assert any(third in repair and f"job {job}," in repair for repair in mended(answer))
@@ -276,7 +319,8 @@ def test_job_of_a_node_that_was_briefly_off_is_requeued(one: Cluster) -> None:
 
 
 def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
-    second, third = node(one, 2), node(one, 3)
+    second = node(one, 2)
+    third = node(one, 3)
     address = one.ssh(second, f"getent hosts {third}").split()[0]
     one.ssh(second, f"sudo ip route add blackhole {address}; sudo systemctl stop munge")
     ran = one("-o", "json", "up", rc=1)
@@ -297,7 +341,8 @@ def test_a_full_disk_is_named(one: Cluster) -> None:
     assert (found["host"], found["code"]) == (second, "disk-full")
     assert "/ is full" in found["cause"]
     one.ssh(second, "sudo rm /big")
-    # Not sooner: Slurm takes some seconds to save a job that has just begun, and requeues what it forgot.
+    # Not sooner: Slurm takes some seconds to save a job that has just begun, and requeues what it
+    # forgot.
     one.ssh(ctl(one), "sudo pkill -KILL slurmctld")
     assert one.json("up")["probed"] == [second, node(one, 3)]
 
@@ -327,7 +372,9 @@ def hosts(plan: dict[str, Any]) -> set[tuple[str, str]]:
 
 def daemons(cluster: Cluster, count: int) -> list[str]:
     """Which slurmd runs on each of the first nodes."""
-    return on_each(cluster, count, "systemctl show --property=MainPID,ExecMainStartTimestampMonotonic slurmd")
+    return on_each(
+        cluster, count, "systemctl show --property=MainPID,ExecMainStartTimestampMonotonic slurmd"
+    )
 
 
 def on_each(cluster: Cluster, count: int, command: str) -> list[str]:
@@ -350,7 +397,8 @@ def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> 
     assert planned(one, rc=0)["changes"] == []
     slurmd = daemons(one, 3)
     ask_for(4, OTHER)
-    fourth, other = node(one, 4), f"{one.name}-other-1"
+    fourth = node(one, 4)
+    other = f"{one.name}-other-1"
     assert hosts(planned(one, rc=3)) == {(fourth, "make"), (other, "make")}
     answer = up()
     assert answer["probed"] == [node(one, 2), node(one, 3), node(one, 4), f"{one.name}-other-1"]
@@ -415,8 +463,12 @@ def test_up_installs_packages_that_the_spec_gained(one: Cluster) -> None:
 
     Nodes have no man pages, but their folders, in which packages such as Java's make links.
     """
-    text, slurmd = one.spec.read_text(), daemons(one, 1)
-    ask = "command -v tree; ls /etc/resolv.conf /etc/apt/apt.conf.d/99bake 2>/dev/null; ls /var/lib/apt/lists"
+    text = one.spec.read_text()
+    slurmd = daemons(one, 1)
+    ask = (
+        "command -v tree; ls /etc/resolv.conf /etc/apt/apt.conf.d/99bake 2>/dev/null; ls "
+        "/var/lib/apt/lists"
+    )
     one.spec.write_text(f"{text}software: {{packages: [tree]}}\n")
     one("up")
     for host in (ctl(one), node(one, 1)):
@@ -432,13 +484,21 @@ def test_up_installs_packages_that_the_spec_gained(one: Cluster) -> None:
 
 def test_up_refuses_another_slurm_release_before_changes(one: Cluster) -> None:
     """`up` upgrades no Slurm in place, not under --force either."""
-    text, applied, slurmd = one.spec.read_text(), one.workspace / "spec.yaml", daemons(one, 1)
-    before = applied.read_bytes(), one.ssh(ctl(one), "systemctl show --property=MainPID slurmctld slurmdbd")
+    text = one.spec.read_text()
+    applied = one.workspace / "spec.yaml"
+    slurmd = daemons(one, 1)
+    before = (
+        applied.read_bytes(),
+        one.ssh(ctl(one), "systemctl show --property=MainPID slurmctld slurmdbd"),
+    )
     one.spec.write_text(f'{text}slurm: {{version: "26.05"}}\n')
     for words in (("plan",), ("up",), ("up", "--force")):
         refused = failure(one.json(*words, rc=2))
         assert refused["code"] == "slurm-changed"
         assert "clusterctl down" in refused["fix"]
-    after = applied.read_bytes(), one.ssh(ctl(one), "systemctl show --property=MainPID slurmctld slurmdbd")
+    after = (
+        applied.read_bytes(),
+        one.ssh(ctl(one), "systemctl show --property=MainPID slurmctld slurmdbd"),
+    )
     assert (after, daemons(one, 1)) == (before, slurmd)
     one.spec.write_text(text)

@@ -26,7 +26,8 @@ FOLDER = "clusterctl/environments"
 @pytest.fixture(scope="module")
 def own(cluster: Cluster) -> Iterator[Cluster]:
     """The shared cluster while its spec has requirements: one package, of the tests' own index."""
-    cwd, spec = cluster.runner.cwd, cluster.spec.read_text()
+    cwd = cluster.runner.cwd
+    spec = cluster.spec.read_text()
     (cwd / "index").mkdir()
     a_wheel(cwd / "index", "basic")
     file = cwd / "requirements of the cluster.txt"
@@ -58,7 +59,10 @@ def test_up_builds_what_the_spec_asks_for_and_keeps_it(own: Cluster) -> None:
     notes = {phase["phase"]: phase["note"] for phase in own.raised["phases"]}
     assert next(iter(notes)) == "resolve_environment"
     assert list(notes)[-2:] == ["build_environment", "verify"]
-    assert (notes["resolve_environment"], notes["build_environment"]) == ("1 Python packages", "built")
+    assert (notes["resolve_environment"], notes["build_environment"]) == (
+        "1 Python packages",
+        "built",
+    )
     before = environments(own)
     again = {phase["phase"]: phase["note"] for phase in own.json("up")["phases"]}
     assert again["build_environment"] == "unchanged"
@@ -69,7 +73,8 @@ def test_up_builds_what_the_spec_asks_for_and_keeps_it(own: Cluster) -> None:
 
 
 def test_packages_of_a_job_are_added_to_those_of_the_cluster(own: Cluster) -> None:
-    index, file = own.runner.cwd / "more", own.runner.cwd / "more.txt"
+    index = own.runner.cwd / "more"
+    file = own.runner.cwd / "more.txt"
     index.mkdir()
     a_wheel(index, "more")
     file.write_text("--no-index\n--find-links more\nmore\n")
@@ -123,14 +128,17 @@ def test_torchrun_names_the_first_rank_that_failed(own: Cluster, line: str, code
 @pytest.mark.sweep  # hundreds of megabytes to resolve, send and unpack
 @pytest.mark.platform("real", "libraries")
 @pytest.mark.parametrize(
-    ("program", "name"), [("lightning_mlp", "lightning"), ("accelerate_mlp", "accelerate"), ("jax_dp", "jax")]
+    ("program", "name"),
+    [("lightning_mlp", "lightning"), ("accelerate_mlp", "accelerate"), ("jax_dp", "jax")],
 )
 def test_other_libraries_train_on_two_nodes(own: Cluster, program: str, name: str) -> None:
     lock = (ROOT / "requirements" / "examples.lock").read_text()
     pins = re.findall(r"^((?:lightning|accelerate|jax|jaxlib)==.*?) *\\$", lock, re.MULTILINE)
     file = own.runner.cwd / f"{name}.txt"
     file.write_text(
-        "\n".join((f"-r {EXAMPLES}/requirements-{name}.txt", *(pin for pin in pins if name in pin), ""))
+        "\n".join(
+            (f"-r {EXAMPLES}/requirements-{name}.txt", *(pin for pin in pins if name in pin), "")
+        )
     )
     argv = ("--requirements", file, "--nodes", "2", "--wait")
     job = own.json("submit", EXAMPLES / f"{program}.py", *argv)["job_id"]
@@ -148,7 +156,9 @@ def test_other_libraries_train_on_two_nodes(own: Cluster, program: str, name: st
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("program", "name"), [("torch_ddp", "torch"), ("lightning_mlp", "lightning")])
+@pytest.mark.parametrize(
+    ("program", "name"), [("torch_ddp", "torch"), ("lightning_mlp", "lightning")]
+)
 def test_signalled_example_is_requeued_and_resumes(own: Cluster, program: str, name: str) -> None:
     """SIGUSR1, as Slurm sends it before the time limit, to a training of two ranks by srun."""
     flags = ("--requirements", EXAMPLES / f"requirements-{name}.txt", "--nodes", "2", "--requeue")
@@ -159,14 +169,20 @@ def test_signalled_example_is_requeued_and_resumes(own: Cluster, program: str, n
     own("logs", job, "--follow", timeout_s=300)
     run = own.run_of(job)
     events = [event["event"] for event in records(run / "job.events")]
-    assert [event for event in events if event in ("start", "requeue")] == ["start", "requeue", "start"]
+    assert [event for event in events if event in ("start", "requeue")] == [
+        "start",
+        "requeue",
+        "start",
+    ]
     epochs = [int(line.split()[1][:-1]) for line in lines_of(run) if line.startswith("epoch ")]
     assert sorted({*epochs}) == list(range(150))
     # Only the epoch that was interrupted may be reported twice.
     assert len(epochs) <= 151
     assert next(run.glob("checkpoints/step-*.pt"))
     if name == "torch":
-        whole = own.json("submit", EXAMPLES / f"{program}.py", *flags, "--wait", "--", "--epochs", "150")
+        whole = own.json(
+            "submit", EXAMPLES / f"{program}.py", *flags, "--wait", "--", "--epochs", "150"
+        )
         expected = own.run_of(whole["job_id"]) / "model.pt"
         assert (run / "model.pt").read_bytes() == expected.read_bytes()
 
@@ -222,7 +238,9 @@ def test_digits_are_learned_judged_and_told(own: Cluster, typed: Path) -> None:
     judged, _, told = example(own, typed, "digits.sh").partition("COMPLETED: runs/")
     assert json.loads(judged.splitlines()[-2])["accuracy"] > 0.9
     lines = told.splitlines()[1:]
-    assert [line.split(": ")[0] for line in lines] == [f"examples/digits.csv:{row}" for row in range(1, 11)]
+    assert [line.split(": ")[0] for line in lines] == [
+        f"examples/digits.csv:{row}" for row in range(1, 11)
+    ]
     classes = [int(line.split(": ")[1].split()[0]) for line in lines]
     assert sum(digit == found for digit, found in enumerate(classes)) >= 9
 

@@ -1,4 +1,6 @@
-"""Jobs that fail as only Slurm and MPI can show it. More causes: tests/unit/scheduler/test_diagnosis.py."""
+"""Jobs that fail as only Slurm and MPI can show it. More causes:
+tests/unit/scheduler/test_diagnosis.py.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ world.Barrier()
 
 @dataclass(frozen=True)
 class Planted:
-    """A job that fails: a Python program's line, or a shell script (which has newlines); the cause's code."""
+    """A job that fails: a Python program's line, or a shell script (which has newlines); the
+    cause's code.
+    """
 
     name: str
     line: str
@@ -60,7 +64,9 @@ SPREAD = (
 ALONE = (
     Planted("full", "open('/dev/full', 'w').write('x' * 10**6)", "disk-full"),
     Planted("command", "#!/bin/bash\nset -e\nnosuchcommand\n", "command-not-found"),
-    Planted("here", "#!/bin/bash\ncat kept/data.csv\n", "file-stayed-at-home", ("--exclude", "kept")),
+    Planted(
+        "here", "#!/bin/bash\ncat kept/data.csv\n", "file-stayed-at-home", ("--exclude", "kept")
+    ),
     Planted("slots", "#!/bin/bash\nmpirun -np 64 true\n", "mpi-slots"),
     Planted("srun", "#!/bin/bash\nsrun ./nosuch\n", "command-not-found"),
 )

@@ -1,8 +1,9 @@
 """A cluster on Google Cloud, whose instances are in truth machines of this one.
 
-Terraform is real, its provider and Google's API are stand-ins, `gcloud` leads to the machines, whose accounts
-a guest agent makes (a stand-in, too). All that comes after the inventory is the same as everywhere: Ansible,
-Slurm, jobs, runs. What is printed is compared with docs/howto/first-day-gcp.md.
+Terraform is real, its provider and Google's API are stand-ins, `gcloud` leads to the machines,
+whose accounts a guest agent makes (a stand-in, too). All that comes after the inventory is the same
+as everywhere: Ansible, Slurm, jobs, runs. What is printed is compared with
+    docs/howto/first-day-gcp.md.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ class Gcp:
     def answered(self, verb: str) -> str:
         """What a verb shows to somebody who says yes; it is what the page of the first day has."""
         size = (60, 200)
-        with terminal(self.runner, "-f", self.spec, verb, size=size, **self.runner.environ) as window:
+        with terminal(
+            self.runner, "-f", self.spec, verb, size=size, **self.runner.environ
+        ) as window:
             window.read_until("[y/N] ", timeout_s=120)
             window.type("y\n")
             code = window.end()
@@ -125,7 +128,9 @@ class Gcp:
         """Plain `ssh -F` with the file that clusterctl wrote; ``path``: a PATH without gcloud."""
         argv = ["ssh", "-F", str(self.workspace / "ssh_config"), *words]
         env = {**os.environ, "PATH": path or self.runner.environ["PATH"]}
-        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +139,8 @@ def machines(cluster_name: str, clusterctl_home: Path) -> Iterator[tuple[Workspa
     spec = ClusterSpec.model_validate(
         {"version": 1, "name": cluster_name, "partitions": [{"name": "train", "nodes": MOST_NODES}]}
     )
-    workspace = Workspace(clusterctl_home / ".machines" / cluster_name)  # so that what they leave is seen
+    # So that what they leave is seen.
+    workspace = Workspace(clusterctl_home / ".machines" / cluster_name)
     try:
         inventory = provision(spec, workspace)
         for number in (1, 2):
@@ -159,7 +165,8 @@ def gcp(
     cloud.addresses({host.name: host.address for host in inventory.hosts})
     world = cloud.store
     with world.change() as state:
-        state["guest_attributes"] = {host.name: {} for host in inventory.hosts}  # until the agent publishes
+        # Until the agent publishes.
+        state["guest_attributes"] = {host.name: {} for host in inventory.hosts}
         theirs = f"mallory:{inventory.hosts[0].host_key}"
         state["project_metadata"] = {"enable-oslogin": "TRUE", "ssh-keys": theirs}
     path = f"{gcloud.install(folder, cloud.store.path)}:{cloud.env['PATH']}"
@@ -211,16 +218,15 @@ def test_accounts_are_those_of_the_guest_agent(gcp: Gcp) -> None:
     """`up` was refused at first, and asked again.
 
     The project has OS Login on, and keys of its own: neither counts on the cluster's instances.
-    The agent's group and account take the numbers from 1000 on: the account others on one host, whose image
-    has more accounts. So `up` gave it one uid on all; its gid is the agent's.
+    The agent's group and account take the numbers from 1000 on: the account others on one host,
+    whose image has more accounts. So `up` gave it one uid on all; its gid is the agent's.
     """
     for host in gcp.cloud.instances:
         first = 1001 if host == f"{gcp.name}-ctl" else 1000
         said = gcp.ssh(
             host,
-            "getent group google-sudoers; id --user; id --group --name; id --group; stat -c %U .ssh/*;"
-            "getent passwd mallory;"
-            "sudo --non-interactive id --user",
+            "getent group google-sudoers; id --user; id --group --name; id --group; stat -c %U "
+            ".ssh/*;getent passwd mallory;sudo --non-interactive id --user",
         )
         group = f"google-sudoers:x:{first}:clusterctl"
         owned = ["clusterctl", str(first + 1), "clusterctl"]
@@ -237,7 +243,8 @@ def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:
     # Otherwise, the next ssh would use the connection to the controller that this one left.
     end_all_connections(gcp.workspace / "ssh_config")
     assert gcp.ssh(node, "hostname", path=os.environ["PATH"]).returncode == 255
-    # A shared connection hides its ProxyCommand's messages, so only the controller's ssh shows them.
+    # A shared connection hides its ProxyCommand's messages, so only the controller's ssh shows
+    # them.
     without = gcp.ssh(f"{gcp.name}-ctl", "hostname", path=os.environ["PATH"])
     assert without.returncode == 255
     assert "gcloud" in without.stderr
@@ -270,7 +277,9 @@ def test_a_job_trains_and_comes_home(gcp: Gcp) -> None:
 
 def test_jobs_find_nccls_variables_and_their_own_win(gcp: Gcp) -> None:
     script = gcp.runner.cwd / "show.sh"
-    script.write_text("env | grep ^NCCL_ | sort; srun --ntasks=1 sh -c 'env | grep ^NCCL_ | sort'\n")
+    script.write_text(
+        "env | grep ^NCCL_ | sort; srun --ntasks=1 sh -c 'env | grep ^NCCL_ | sort'\n"
+    )
     ours = [
         "NCCL_DEBUG=WARN",
         "NCCL_NSOCKS_PERTHREAD=1",
@@ -308,13 +317,18 @@ def test_image_has_nothing_of_the_machine_it_was_made_of(
 ) -> None:
     """The third machine becomes one. It is installed already: nothing here leads to a mirror."""
     _, inventory = machines
-    third, name = f"{gcp.name}-train-3", f"{gcp.name}-image"
+    third = f"{gcp.name}-train-3"
+    name = f"{gcp.name}-image"
     host = next(host for host in inventory.hosts if host.name == third)
     mark = install_mark(inventory.model_copy(update={"shared_folder": SharedFolder(kind="nfs")}))
     own = "/etc/ssh/ssh_host_ed25519_key /etc/munge/munge.key /home/clusterctl/.ssh/authorized_keys"
-    inside = nested_host(inventory, host.address)  # the agent has not made our account yet, or it has
+    # The agent has not made our account yet, or it has.
+    inside = nested_host(inventory, host.address)
     inside.sh(f"touch /opt/clusterctl/installed-{mark}-compute")
-    inside.sh("test -s /etc/machine-id; test -s /etc/ssh/ssh_host_ed25519_key; test -s /etc/munge/munge.key")
+    inside.sh(
+        "test -s /etc/machine-id; test -s /etc/ssh/ssh_host_ed25519_key; test -s "
+        "/etc/munge/munge.key"
+    )
     gcp.cloud.addresses({name: host.address})
     with gcp.google.world.change() as state:
         state["guest_attributes"][name] = {}
@@ -342,8 +356,16 @@ def test_image_has_nothing_of_the_machine_it_was_made_of(
 def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> None:
     cluster_id = (gcp.workspace / "id").read_text().strip()
     labels = {"clusterctl-cluster": gcp.name, "clusterctl-id": cluster_id}
-    disk = {"zone": ZONE, "project": PROJECT, "size": 500, "type": "pd-ssd", "effective_labels": labels}
-    gcp.google.world.put("google_compute_disk", f"projects/{PROJECT}/zones/{ZONE}/disks/forgotten", **disk)
+    disk = {
+        "zone": ZONE,
+        "project": PROJECT,
+        "size": 500,
+        "type": "pd-ssd",
+        "effective_labels": labels,
+    }
+    gcp.google.world.put(
+        "google_compute_disk", f"projects/{PROJECT}/zones/{ZONE}/disks/forgotten", **disk
+    )
     gcp.google.fail(
         "compute.disks.delete", 403, times=100, message="Required 'compute.disks.delete' permission"
     )

@@ -1,4 +1,6 @@
-"""GPUs on a real cluster whose nodes have a stand-in of nvidia-smi: what Slurm gives, and unhealthy nodes."""
+"""GPUs on a real cluster whose nodes have a stand-in of nvidia-smi: what Slurm gives, and unhealthy
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def gpus(cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A cluster whose nodes have two T4 and an H100 in two parts."""
     folder = tmp_path_factory.mktemp("gpus")
     cards = {f"{cluster_name}-train-1": _two_t4(), f"{cluster_name}-parts-1": {"gpus": [_CUT]}}
-    with raised(cluster_name, _SPEC.format(name=cluster_name), folder / "home", folder, cards) as cluster:
+    with raised(
+        cluster_name, _SPEC.format(name=cluster_name), folder / "home", folder, cards
+    ) as cluster:
         yield cluster
 
 
@@ -97,8 +101,8 @@ def test_a_partition_is_what_the_spec_says(gpus: Cluster) -> None:
     assert answer["hosts"] == [f"{gpus.name}-parts-1"]
 
 
-# The first attempt leaves a closed connection at its port. In the second, no job listens before both have a
-# port, and then both listen.
+# The first attempt leaves a closed connection at its port. In the second, no job listens before
+# both have a port, and then both listen.
 _MEETS = """\
 import os, socket, sys, time
 from pathlib import Path
@@ -128,7 +132,9 @@ def test_jobs_that_restart_together_on_a_node_have_different_ports(gpus: Cluster
     jobs = [gpus.json("submit", path, "-p", "parts", "--requeue")["job_id"] for _ in range(2)]
     try:
         shown = [gpus("logs", job, "--follow").stdout for job in jobs]
-        ports = [line for text in shown for line in text.splitlines() if line.startswith("listened on ")]
+        ports = [
+            line for text in shown for line in text.splitlines() if line.startswith("listened on ")
+        ]
         assert len(set(ports)) == len(ports) == len(jobs)
     finally:
         gpus("cancel", *jobs, rc=None)
@@ -142,12 +148,17 @@ def test_a_job_that_no_partition_can_run_is_refused(gpus: Cluster) -> None:
 
 @pytest.mark.parametrize(("gres", "indices"), [("t4:1", "0"), ("t4:2", "0,1"), ("1", "0")])
 def test_a_job_sees_its_gpus_alone(gpus: Cluster, gres: str, indices: str) -> None:
-    assert _srun(gpus, f"--gres=gpu:{gres}", command="printenv CUDA_VISIBLE_DEVICES").strip() == indices
+    assert (
+        _srun(gpus, f"--gres=gpu:{gres}", command="printenv CUDA_VISIBLE_DEVICES").strip()
+        == indices
+    )
 
 
 def test_a_job_is_told_the_uuid_of_its_part(gpus: Cluster) -> None:
     first, second = (part["uuid"] for part in _CUT["parts"])
-    others = _srun(gpus, "--partition=parts", "--gres=gpu:1", command="printenv CUDA_VISIBLE_DEVICES")
+    others = _srun(
+        gpus, "--partition=parts", "--gres=gpu:1", command="printenv CUDA_VISIBLE_DEVICES"
+    )
     assert others.strip() == first
     both = "--partition=parts --gres=gpu:1g.10gb:2"
     assert _srun(gpus, both, command="printenv CUDA_VISIBLE_DEVICES").strip() == f"{first},{second}"
@@ -193,7 +204,8 @@ def test_up_configures_a_new_gpu_beside_a_running_job(gpus: Cluster) -> None:
     assert "XID 79" in _wait(gpus, lambda said: "drain" in said)
     started = "systemctl show slurmd --property=ExecMainStartTimestampMonotonic"
     other = f"{gpus.name}-parts-1"
-    elsewhere, before = _sleeper(gpus, "--partition=parts", "--gpus=1"), gpus.ssh(other, started)
+    elsewhere = _sleeper(gpus, "--partition=parts", "--gpus=1")
+    before = gpus.ssh(other, started)
     gpus.ssh(_node(gpus), "sudo ln -sf /dev/null /dev/nvidia2")
     _becomes(gpus, {"gpus": [*_two_t4()["gpus"], machines.gpu(2, "Tesla T4")]})
     said = f"{_node(gpus)}: gres: gpu:t4:3 (was gpu:t4:2); cards: 3 (was 2)"
@@ -214,7 +226,9 @@ def test_up_configures_a_new_gpu_beside_a_running_job(gpus: Cluster) -> None:
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
 def test_nodes_with_gpus_get_cupy_and_others_do_not(tmp_path: Path) -> None:
-    """The true wheels, 2.1 GB. Where the stand-in shows a card, CUDA finds none, and the training says so."""
+    """The true wheels, 2.1 GB. Where the stand-in shows a card, CUDA finds none, and the training
+    says so.
+    """
     name = f"g{secrets.token_hex(3)}"
     text = _SPEC.format(name=name).replace("software: {cupy: false}\n", "")
     with raised(name, text, tmp_path / "home", tmp_path) as cluster:
@@ -224,7 +238,17 @@ def test_nodes_with_gpus_get_cupy_and_others_do_not(tmp_path: Path) -> None:
         assert cluster.ssh(_node(cluster), told).startswith("14.")
         for other in (f"{name}-ctl", f"{name}-parts-1"):
             assert cluster.ssh(other, f"{told} 2>/dev/null", rc=None) == ""
-        words = ("--partition", "train", "--gpus", "1", "--wait", "--", "--iterations", "2", "--device")
+        words = (
+            "--partition",
+            "train",
+            "--gpus",
+            "1",
+            "--wait",
+            "--",
+            "--iterations",
+            "2",
+            "--device",
+        )
         assert cluster.json("submit", "train", *words, "auto")["state"] == "COMPLETED"
         refused = cluster.json("submit", "train", *words, "gpu", rc=4)
         line, *_ = (cluster.run_of(refused["job_id"]) / "stderr.log").read_text().splitlines()

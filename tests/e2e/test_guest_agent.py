@@ -1,4 +1,5 @@
-"""Google's guest agent on a machine of our own: Debian's package, which is real, beside the stand-in.
+"""Google's guest agent on a machine of our own: Debian's package, which is real, beside the
+stand-in.
 
 Both get the metadata that the Terraform module gives to an instance.
 """
@@ -31,7 +32,9 @@ from tests.support.processes import eventually
 pytestmark = [pytest.mark.sweep, pytest.mark.platform("real", "google-guest-agent")]
 
 ZONE = "us-central1-a"
-REAL, PLAYED = "demo-ctl", "demo-train-1"  # which machine has which agent
+# which machine has which agent
+REAL = "demo-ctl"
+PLAYED = "demo-train-1"
 HOSTS = {REAL: "node1", PLAYED: "node2"}
 SPEC = f"""\
 version: 1
@@ -73,7 +76,13 @@ class Instances:
             argv = [self.cloud.terraform, *words.split(), "-no-color"]
             env = {**os.environ, **self.cloud.env}
             done = subprocess.run(
-                argv, cwd=self.module, env=env, capture_output=True, text=True, timeout=300, check=False
+                argv,
+                cwd=self.module,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
             )
             assert done.returncode == 0, done.stdout + done.stderr
 
@@ -88,7 +97,8 @@ class Instances:
 
     def login(self, instance: str, key: Path) -> subprocess.CompletedProcess[str]:
         """Log in as clusterctl does, which knows the host key from the guest attributes."""
-        address, known = self.lab.host(HOSTS[instance]).address, self.module / "known_hosts"
+        address = self.lab.host(HOSTS[instance]).address
+        known = self.module / "known_hosts"
         api = Api(PROJECT)
         known.write_text(f"{address} {host_keys(api, ZONE, [instance])[instance]}\n")
         options = [
@@ -97,7 +107,14 @@ class Instances:
             f"UserKnownHostsFile={known}",
             "HostKeyAlgorithms=ssh-ed25519",
         ]
-        argv = ["ssh", "-F", "none", "-i", str(key), *(word for one in options for word in ("-o", one))]
+        argv = [
+            "ssh",
+            "-F",
+            "none",
+            "-i",
+            str(key),
+            *(word for one in options for word in ("-o", one)),
+        ]
         argv += [f"clusterctl@{address}", "sudo --non-interactive id --user"]
         return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
@@ -108,7 +125,9 @@ class Instances:
 def new_key(folder: Path, name: str) -> Path:
     """Make a key pair; the private one's file."""
     path = folder / name
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(path)], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(path)], check=True
+    )
     return path
 
 
@@ -118,15 +137,21 @@ def public(key: Path) -> str:
 
 @pytest.fixture(scope="module")
 def instances(tmp_path_factory: pytest.TempPathFactory, no_residue: None) -> Iterator[Instances]:
-    """Two machines: one boots with the real agent, on the other the stand-in begins. Then they are made."""
+    """Two machines: one boots with the real agent, on the other the stand-in begins. Then they are
+    made.
+    """
     folder = tmp_path_factory.mktemp("google")
-    cloud, module = GoogleCloud(folder), folder / "terraform"
+    cloud = GoogleCloud(folder)
+    module = folder / "terraform"
     shutil.copytree(data_folder("terraform") / "gcp", module)
     with lab("debian", 2, internet=True) as machines, Google(cloud.store) as google:
         cloud.addresses({name: machines.host(host).address for name, host in HOSTS.items()})
         with cloud.store.change() as world:
             world["guest_attributes"] = {name: {} for name in HOSTS}
-            world["project_metadata"] = {"enable-oslogin": "TRUE", "ssh-keys": "mallory:ssh-ed25519 AAAA"}
+            world["project_metadata"] = {
+                "enable-oslogin": "TRUE",
+                "ssh-keys": "mallory:ssh-ed25519 AAAA",
+            }
         with (
             pytest.MonkeyPatch.context() as patch,
             guest.metadata(cloud.store, machines.id, machines.network),
@@ -146,7 +171,9 @@ def instances(tmp_path_factory: pytest.TempPathFactory, no_residue: None) -> Ite
 
 
 def boot(instances: Instances) -> None:
-    """Boot the machine with the real agent, as a new instance boots: Google has its metadata by then."""
+    """Boot the machine with the real agent, as a new instance boots: Google has its metadata by
+    then.
+    """
     before = instances.lab.host(HOSTS[REAL]).leader
     instances.lab.enter(HOSTS[REAL], ["systemctl", "reboot"])
 
@@ -159,7 +186,9 @@ def boot(instances: Instances) -> None:
 
 
 def test_accounts_are_those_of_the_real_agent(instances: Instances) -> None:
-    """The project has OS Login on, and a key of its own: neither counts on the cluster's instances."""
+    """The project has OS Login on, and a key of its own: neither counts on the cluster's
+    instances.
+    """
     said = {name: instances.sh(name, ACCOUNTS) for name in HOSTS}
     assert said[PLAYED] == said[REAL]
     assert "mallory" not in said[REAL]
@@ -175,7 +204,8 @@ def test_host_keys_are_published(instances: Instances, name: str) -> None:
 def test_sshd_starts_after_the_real_agent_published_new_keys(instances: Instances) -> None:
     """As cloud-image-tests, test_suites/ssh/ssh_service_test.go:32, demands of Google's images.
 
-    So the keys are there at the first answer of sshd. The account comes after that: the first login may fail.
+    So the keys are there at the first answer of sshd. The account comes after that: the first login
+    may fail.
     """
     show = "systemctl show --value --property=ActiveEnterTimestampMonotonic"
     agent, sshd = (int(instances.sh(REAL, f"{show} {unit}")) for unit in (PACKAGE, "ssh"))
@@ -186,7 +216,8 @@ def test_sshd_starts_after_the_real_agent_published_new_keys(instances: Instance
 
 def test_another_key_replaces_the_first_on_a_running_instance(instances: Instances) -> None:
     """Terraform changes the metadata, and the agent waits for that."""
-    second, before = new_key(instances.module.parent, "second"), instances.cloud.done("create")
+    second = new_key(instances.module.parent, "second")
+    before = instances.cloud.done("create")
     instances.apply(second)
     eventually(partial(instances.may_log_in, REAL, second))
     assert instances.login(REAL, instances.key).returncode == 255

@@ -81,8 +81,12 @@ int main(int count, char **words) {
 
 
 def hang_of(cluster: Cluster, program: Path, word: str, places: Sequence[str]) -> str:
-    """Run a job until it is shown to hang at these places, cancel it, and return where its ranks are."""
-    job_id = cluster.json("submit", program, "--nodes", "2", "--hang", "warn@3", "--", word)["job_id"]
+    """Run a job until it is shown to hang at these places, cancel it, and return where its ranks
+    are.
+    """
+    job_id = cluster.json("submit", program, "--nodes", "2", "--hang", "warn@3", "--", word)[
+        "job_id"
+    ]
 
     def summary() -> str:
         (job,) = cluster.json("jobs", job_id)["jobs"]
@@ -99,7 +103,9 @@ def hang_of(cluster: Cluster, program: Path, word: str, places: Sequence[str]) -
 def test_a_hang_in_python_is_named_with_its_lines(cluster: Cluster, kind: str) -> None:
     program = cluster.runner.cwd / "hangs.py"
     program.write_text(HANGS)
-    lines = [number for number, line in enumerate(HANGS.splitlines(), 1) if line.endswith(f"# {kind}")]
+    lines = [
+        number for number, line in enumerate(HANGS.splitlines(), 1) if line.endswith(f"# {kind}")
+    ]
     other = HANGS.splitlines().index("    world.barrier()  # other") + 1
     lines += [other] if kind != "deadlock" else []
     where = hang_of(cluster, program, kind, [f"hangs.py:{line}: " for line in lines])
@@ -114,7 +120,9 @@ def test_a_hang_in_c_is_named_with_its_functions(cluster: Cluster, kind: str) ->
     (folder / "hangs.c").write_text(HANGS_IN_C)
     subprocess.run(["mpicc", "-O2", "-o", folder / "hangs", folder / "hangs.c"], check=True)
     script = folder / "run.sh"
-    script.write_text('#!/bin/bash\n[ -e pipe ] || mkfifo pipe\nexec srun --mpi=pmix ./hangs "$1"\n')
+    script.write_text(
+        '#!/bin/bash\n[ -e pipe ] || mkfifo pipe\nexec srun --mpi=pmix ./hangs "$1"\n'
+    )
     where = hang_of(cluster, script, kind, [f"hangs:{'message' if kind == 'deadlock' else kind}"])
     assert ("hangs:other_rank" in where) is (kind != "deadlock")
 

@@ -1,4 +1,6 @@
-"""Hostile jobs on one cluster: each spoils what it can of its own folder and name, none that of others."""
+"""Hostile jobs on one cluster: each spoils what it can of its own folder and name, none that of
+others.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ partitions:
   - {{name: train, nodes: 2}}
 """
 
-# What a job does to its program's folder, and to its own folder above, in bash. Its name here is the one that
-# it is submitted under.
+# What a job does to its program's folder, and to its own folder above, in bash. Its name here is
+# the one that it is submitted under.
 FOLDERS = {
     "fifo-source": "cd .. && rm -f source.json && mkfifo source.json",
     "zero-outputs": "cd .. && rm -f outputs.json && ln -s /dev/zero outputs.json",
@@ -44,7 +46,10 @@ FOLDERS = {
     "holes": "truncate -s 2G holes.bin && echo end >>holes.bin",
     "deep": "for i in {1..1500}; do mkdir -p deeper && cd deeper; done",
     "many": "mkdir many && cd many && seq 1 20000 | xargs touch",
-    "names": "touch $'a\\nb' $'\\e]52;c;aGk=\\a' $'\\xff\\xfe' -- -rf '$(id)' \"$(printf 'x%.0s' {1..255})\"",
+    "names": (
+        "touch $'a\\nb' $'\\e]52;c;aGk=\\a' $'\\xff\\xfe' -- -rf '$(id)' \"$(printf 'x%.0s' "
+        '{1..255})"'
+    ),
     "forged": "cd ..; for f in run.json spec.yaml job.sbatch SHA256SUMS sacct.json environment.json; do"
     ' rm -rf "$f"; echo \'{"token": "forged", "state": "COMPLETED"}\' >"$f"; done',
     "folders": "cd ..; for f in run.json source.json outputs.json files/metrics.jsonl; do"
@@ -103,7 +108,9 @@ OUTSIDE = {"gone", "swapped"}  # of these no folder is left that could be collec
 
 @dataclass
 class Peak:
-    """The most memory, in MiB, that one process had: of the verb here, or of what it started on a node."""
+    """The most memory, in MiB, that one process had: of the verb here, or of what it started on a
+    node.
+    """
 
     spec: Path
     mib: float = 0.0
@@ -114,12 +121,15 @@ class Peak:
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, ValueError, IndexError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
-                if os.fsencode(self.spec) not in words and not words[2].startswith(BOOT.encode()[:40]):
+                if os.fsencode(self.spec) not in words and not words[2].startswith(
+                    BOOT.encode()[:40]
+                ):
                     continue
                 text = (process / "status").read_text(errors="replace")
                 kib = int(text.partition("VmHWM:")[2].split()[0])
                 if kib / 1024 > self.mib:
-                    self.mib, self.argv = kib / 1024, repr(words[:2] + words[-3:])[:300]
+                    self.mib = kib / 1024
+                    self.argv = repr(words[:2] + words[-3:])[:300]
 
     def watch(self) -> None:
         while not self._done.wait(0.05):
@@ -128,7 +138,9 @@ class Peak:
 
 @contextmanager
 def memory_bounded(cluster: Cluster) -> Iterator[None]:
-    """Fails where a verb here, or what it runs on a node, takes more than LIMIT_MIB of memory meanwhile."""
+    """Fails where a verb here, or what it runs on a node, takes more than LIMIT_MIB of memory
+    meanwhile.
+    """
     peak = Peak(cluster.spec)
     thread = threading.Thread(target=peak.watch, daemon=True)
     thread.start()
@@ -171,14 +183,19 @@ class Attack:
 def attack(
     cluster_name: str, clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Attack]:
-    """Twenty-two jobs with a hostile folder and a hostile name each, and healthy ones among them."""
+    """Twenty-two jobs with a hostile folder and a hostile name each, and healthy ones among
+    them.
+    """
     cwd = tmp_path_factory.mktemp("hostile")
     with raised(cluster_name, SPEC.format(name=cluster_name), clusterctl_home, cwd) as cluster:
-        hostile, healthy = {}, []
+        hostile = {}
+        healthy = []
         for index, (case, body) in enumerate(FOLDERS.items()):
             script = cwd / case / f"{case}.sh"
             script.parent.mkdir()
-            script.write_text(SCRIPT.format(name=NAMES[index % len(NAMES)].replace("'", "\\'"), body=body))
+            script.write_text(
+                SCRIPT.format(name=NAMES[index % len(NAMES)].replace("'", "\\'"), body=body)
+            )
             hostile[case] = cluster.json("submit", script)["job_id"]
             if index % 6 == 0:
                 good = cwd / f"good-{index}" / "good.sh"
@@ -249,8 +266,11 @@ def test_collect_prints_no_control_sequences_of_hostile_names(attack: Attack) ->
 
 
 def test_down_refuses_uncollectable_files_until_discard(attack: Attack) -> None:
-    """Of a job whose folder is gone, nothing exists; what one moved away is named as the file that it is."""
-    moved, sparse = attack.hostile["swapped"], attack.hostile["sparse"]
+    """Of a job whose folder is gone, nothing exists; what one moved away is named as the file that
+    it is.
+    """
+    moved = attack.hostile["swapped"]
+    sparse = attack.hostile["sparse"]
     left = f"files of job {sparse}"
     with memory_bounded(attack.cluster):
         shown = attack.on_terminal("down", "--yes", rc=1)

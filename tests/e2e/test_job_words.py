@@ -72,12 +72,17 @@ def apptainer(cluster: Cluster) -> Iterator[None]:
     """The stand-in for Apptainer on both nodes."""
     lines = APPTAINER.read_text()
     place = "/usr/local/bin/apptainer"
-    on_nodes(cluster, f"sudo tee {place} >/dev/null <<'END_OF_IT'\n{lines}END_OF_IT\nsudo chmod 755 {place}")
+    on_nodes(
+        cluster,
+        f"sudo tee {place} >/dev/null <<'END_OF_IT'\n{lines}END_OF_IT\nsudo chmod 755 {place}",
+    )
     yield
     on_nodes(cluster, f"sudo rm {place}")
 
 
-def test_job_file_variants_set_variables_and_collect_outputs(cluster: Cluster, project: Path) -> None:
+def test_job_file_variants_set_variables_and_collect_outputs(
+    cluster: Cluster, project: Path
+) -> None:
     jobs = cluster.json("submit", project / "sweep.yaml", "--wait")["jobs"]
     assert [(job["name"], job["state"]) for job in jobs] == [
         ("ranks-srun", "COMPLETED"),
@@ -104,7 +109,8 @@ def test_a_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> N
         "--wait",
     )
     assert codes(cluster("-o", "json", *words, rc=2)) == ["no-apptainer"]
-    first, place = f"{cluster.name}-train-1", "/usr/local/bin/apptainer"
+    first = f"{cluster.name}-train-1"
+    place = "/usr/local/bin/apptainer"
     cluster.ssh(first, f"sudo ln -s /bin/true {place}")
     try:
         answer = cluster.json(*words, rc=4)
@@ -129,7 +135,9 @@ def test_ranks_in_a_container_that_was_sent(
     assert said.count("/clusterctl/store/") == 2
 
 
-def test_spawned_ranks_use_the_tasks_that_ranks_leaves_free(cluster: Cluster, project: Path) -> None:
+def test_spawned_ranks_use_the_tasks_that_ranks_leaves_free(
+    cluster: Cluster, project: Path
+) -> None:
     flags = ["--nodes", "2", "--launcher", "mpirun", "--ranks", "1"]
     done = cluster.json("submit", project / "spawn.py", *flags, "--wait")
     said = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
@@ -150,4 +158,6 @@ def test_submit_with_slurmctld_stopped_fails_soon(cluster: Cluster, project: Pat
     assert "clusterctl up" in ran.json["failures"][0]["fix"]
     assert cluster.ssh(controller, "ls clusterctl/jobs", user=cluster.user) == before
     eventually(lambda: cluster.json("status")["ready"])
-    assert " is UP" in cluster.ssh(controller, "scontrol ping", user=cluster.user), "SlurmClient.is_there"
+    assert " is UP" in cluster.ssh(controller, "scontrol ping", user=cluster.user), (
+        "SlurmClient.is_there"
+    )

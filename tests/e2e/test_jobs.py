@@ -25,7 +25,9 @@ def script(cluster: Cluster, name: str, text: str) -> Path:
 
 
 def test_nodes_are_mounted_as_machines_of_their_distribution_are(cluster: Cluster) -> None:
-    """systemd-nspawn's own /run lets programs run, which hid that jobs could not start on real machines."""
+    """systemd-nspawn's own /run lets programs run, which hid that jobs could not start on real
+    machines.
+    """
     base = REDHAT if redhat_release() else DEBIAN
     for path, options in base.mounts.items():
         there = cluster.ssh(
@@ -33,12 +35,17 @@ def test_nodes_are_mounted_as_machines_of_their_distribution_are(cluster: Cluste
         ).strip()
         wanted = {option for option in options.split(",") if "=" not in option}
         assert wanted <= {*there.split(",")}, (path, there)
-    release = cluster.ssh(f"{cluster.name}-train-1", ". /etc/os-release; echo $ID-$VERSION_ID").strip()
+    release = cluster.ssh(
+        f"{cluster.name}-train-1", ". /etc/os-release; echo $ID-$VERSION_ID"
+    ).strip()
     kind, options = cluster.ssh(
         f"{cluster.name}-train-1", "findmnt --noheadings --output FSTYPE,OPTIONS --target /tmp"
     ).split()
     in_memory = release in base.tmp_in_memory
-    assert (kind == "tmpfs", {"nosuid", "nodev"} <= {*options.split(",")}) == (in_memory, in_memory), release
+    assert (kind == "tmpfs", {"nosuid", "nodev"} <= {*options.split(",")}) == (
+        in_memory,
+        in_memory,
+    ), release
 
 
 def test_a_shell_script_runs_in_its_allocation(cluster: Cluster) -> None:
@@ -79,9 +86,12 @@ env -i setsid --fork sleep 7002 &>/dev/null
 
 
 def test_daemons_end_with_their_job_and_logins_stay(cluster: Cluster) -> None:
-    node, left = f"{cluster.name}-train-1", "pgrep -x --list-full sleep | cut -d' ' -f2-"
+    node = f"{cluster.name}-train-1"
+    left = "pgrep -x --list-full sleep | cut -d' ' -f2-"
     cluster.ssh(node, "setsid --fork sleep 7003 &>/dev/null", user="hpc")
-    cluster.json("submit", script(cluster, "leaves.sh", LEAVES), "--wait", "--slurm", f"--nodelist={node}")
+    cluster.json(
+        "submit", script(cluster, "leaves.sh", LEAVES), "--wait", "--slurm", f"--nodelist={node}"
+    )
     try:
         eventually(lambda: cluster.ssh(node, left) == "sleep 7003\n")
     finally:
@@ -136,7 +146,8 @@ echo mine >stdout.log
 
 
 def test_project_runs_from_its_own_folder(cluster: Cluster) -> None:
-    """Its login shell finds the job's Python, and the job that it submits does not inherit its variables.
+    """Its login shell finds the job's Python, and the job that it submits does not inherit its
+    variables.
 
     It removes and overwrites files in its own folder. clusterctl keeps its logs and records.
     """
@@ -187,7 +198,9 @@ def test_ranks_know_each_other(cluster: Cluster) -> None:
     said = cluster("logs", job).stdout.splitlines()
     port = 65000 + int(job) % 536
     nodes = [f"{cluster.name}-train-{i}" for i in (1, 2)]
-    assert set(said) == {f"rank {node} {i} 2 0 1 {i} {nodes[0]} {port}" for i, node in enumerate(nodes)}
+    assert set(said) == {
+        f"rank {node} {i} 2 0 1 {i} {nodes[0]} {port}" for i, node in enumerate(nodes)
+    }
     labelled = cluster("logs", job, "--label").stdout.splitlines()
     assert labelled == [
         f"{line.split()[2]}: {line}" for line in sorted(said, key=lambda line: line.split()[2])
@@ -203,8 +216,14 @@ def test_one_rank_that_fails_ends_the_job(cluster: Cluster) -> None:
     path = script(
         cluster,
         "fails.py",
-        "from mpi4py import MPI\nimport sys\nsys.tracebacklimit = 0\nw = MPI.COMM_WORLD\nw.Barrier()\n"
-        "if w.rank == 1:\n    raise KeyError('a bug')\nw.Barrier()\n",
+        "from mpi4py import MPI\n"
+        "import sys\n"
+        "sys.tracebacklimit = 0\n"
+        "w = MPI.COMM_WORLD\n"
+        "w.Barrier()\n"
+        "if w.rank == 1:\n"
+        "    raise KeyError('a bug')\n"
+        "w.Barrier()\n",
     )
     flags = ("--nodes", "2", "--wait", "--timeout", "1m")
     answer = cluster.json("submit", path, *flags, rc=4)
@@ -231,11 +250,15 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(("launcher", "how", "code"), [("srun", "save", 75), ("mpirun", "end", 143)])
+@pytest.mark.parametrize(
+    ("launcher", "how", "code"), [("srun", "save", 75), ("mpirun", "end", 143)]
+)
 def test_exit_code_is_that_of_the_ranks_with_each_launcher(
     cluster: Cluster, launcher: str, how: str, code: int
 ) -> None:
-    """srun itself would end with 75 after the failure and with 137 after the signal, mpirun with 3 and 1."""
+    """srun itself would end with 75 after the failure and with 137 after the signal, mpirun with 3
+    and 1.
+    """
     words = ("submit", script(cluster, "ends.py", ENDS), "--nodes", "2", "--launcher", launcher)
     failed = cluster.json(*words, "--wait", "--", "fail", rc=4)["job_id"]
     assert cluster.json("jobs", failed)["jobs"][0]["exit_code"] == 3
@@ -257,8 +280,12 @@ def test_a_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
 
 def test_a_job_that_needs_too_much_memory_is_told_so(cluster: Cluster) -> None:
     """Many more causes: test_failures.py."""
-    program = "import time; x = bytearray(10**9); x[::4096] = bytes(len(x) // 4096 + 1); time.sleep(60)"
-    answer = cluster.json("submit", script(cluster, "cause.py", program), "--mem", "100MiB", "--wait", rc=4)
+    program = (
+        "import time; x = bytearray(10**9); x[::4096] = bytes(len(x) // 4096 + 1); time.sleep(60)"
+    )
+    answer = cluster.json(
+        "submit", script(cluster, "cause.py", program), "--mem", "100MiB", "--wait", rc=4
+    )
     assert answer["diagnosis"]["code"] == "out-of-memory"
     assert "100.0 MiB" in answer["diagnosis"]["cause"]
 
@@ -266,7 +293,8 @@ def test_a_job_that_needs_too_much_memory_is_told_so(cluster: Cluster) -> None:
 def test_a_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
     path = script(cluster, "slow.sh", "sleep 600\n")
     job = cluster.json("submit", path)["job_id"]
-    # Slurm's smallest limit is a minute: shorten the wait by its own means, as the controller's root.
+    # Slurm's smallest limit is a minute: shorten the wait by its own means, as the controller's
+    # root.
     cluster.ssh(f"{cluster.name}-ctl", f"sudo scontrol update jobid={job} timelimit=0")
     ran = cluster("logs", job, "--follow", rc=5, timeout_s=150)
     assert "TIMEOUT" in ran.stderr
@@ -317,10 +345,13 @@ def test_a_hang_is_named_with_the_places_of_all_ranks(cluster: Cluster) -> None:
 
 
 def test_a_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:
-    # slurmdbd names a job `allocation` where a step's record came first, so the job waits for its own name.
+    # slurmdbd names a job `allocation` where a step's record came first, so the job waits for its
+    # own name.
     ask = "sacct --noheader --jobs=$SLURM_JOB_ID --format=jobname"
     known = f"until {ask} | grep --quiet rename; do sleep 0.2; done\n"
-    rename = f"{known}scontrol update jobid=$SLURM_JOB_ID jobname=$'a\\nb|y\\x1f\\x1e\\x1b[31m\\xff'\n"
+    rename = (
+        f"{known}scontrol update jobid=$SLURM_JOB_ID jobname=$'a\\nb|y\\x1f\\x1e\\x1b[31m\\xff'\n"
+    )
     job = cluster.json("submit", script(cluster, "rename.sh", rename), "--wait")["job_id"]
     # A submission that was never answered is looked for among all that the accounting has.
     lost = {"token": "lost", "name": "x", "user": cluster.user, "submitted_at": time.time() - 700}
@@ -338,7 +369,8 @@ def test_a_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:
 @pytest.fixture
 def no_accounting(cluster: Cluster) -> Iterator[None]:
     """slurmdbd is stopped, and Slurm's queue forgets a job two seconds after its end."""
-    controller, conf = f"{cluster.name}-ctl", "/etc/slurm/slurm.conf"
+    controller = f"{cluster.name}-ctl"
+    conf = "/etc/slurm/slurm.conf"
     cluster.ssh(controller, f"echo MinJobAge=2 | sudo tee -a {conf} && sudo scontrol reconfigure")
     cluster.ssh(controller, "sudo systemctl stop slurmdbd")
     yield
@@ -348,7 +380,9 @@ def no_accounting(cluster: Cluster) -> Iterator[None]:
 
 
 def test_final_states_without_accounting(cluster: Cluster, no_accounting: None) -> None:
-    """They come from the jobs' own records, also of arrays, cancelled jobs, and after a node was down."""
+    """They come from the jobs' own records, also of arrays, cancelled jobs, and after a node was
+    down.
+    """
     endless = "trap '' TERM; touch ready; while :; do sleep 1; done\n"
     bodies = {
         "good": "true\n",
@@ -371,10 +405,14 @@ def test_final_states_without_accounting(cluster: Cluster, no_accounting: None) 
     (node,) = cluster.json("jobs", restarted)["jobs"][0]["nodes"]
     ended = cluster.json("jobs", jobs["endless"])["jobs"][0]
     folder = ended["work_dir"]
-    eventually(lambda: cluster.ssh(f"{cluster.name}-ctl", f"ls {folder}/files", user=cluster.user, rc=None))
+    eventually(
+        lambda: cluster.ssh(f"{cluster.name}-ctl", f"ls {folder}/files", user=cluster.user, rc=None)
+    )
     cluster("cancel", jobs["endless"], jobs["late"])
     eventually(lambda: states(jobs["endless"]) != ["RUNNING"])
-    cluster.ssh(f"{cluster.name}-ctl", f"sudo scontrol update nodename={node} state=down reason=test")
+    cluster.ssh(
+        f"{cluster.name}-ctl", f"sudo scontrol update nodename={node} state=down reason=test"
+    )
     eventually(lambda: cluster.json("jobs", restarted)["jobs"][0]["restarts"])
     queued = "squeue --noheader --states=all"
     eventually(lambda: not cluster.ssh(f"{cluster.name}-ctl", queued).strip(), 300)
@@ -405,7 +443,9 @@ def test_follow_shows_the_log_as_it_comes_and_ends_with_the_job(cluster: Cluster
 
 
 def test_collect_says_what_stays_on_the_cluster(cluster: Cluster) -> None:
-    body = "for i in 2 3; do mkdir -p out/checkpoint-$i && echo $i >out/checkpoint-$i/weights; done\n"
+    body = (
+        "for i in 2 3; do mkdir -p out/checkpoint-$i && echo $i >out/checkpoint-$i/weights; done\n"
+    )
     job = cluster.json("submit", script(cluster, "save.sh", body), "--wait")["job_id"]
     ran = cluster("-o", "json", "collect", job)
     assert [run["skipped"] for run in ran.json["runs"]] == [1]
@@ -462,11 +502,16 @@ def test_sweep_reruns_failed_tasks_and_replays_the_best_one(cluster: Cluster) ->
     job = ran.stderr.partition("submitted job ")[2].split()[0]
     assert f"best: {job}_2 lr=0.01 seed=0: val_loss 0.01" in ran.stdout
     assert f"job {job}_4 (tries) failed: " in ran.stderr
-    line = next(one for one in cluster("jobs").stdout.splitlines() if one.startswith(f"{job} (6 tasks)"))
+    line = next(
+        one for one in cluster("jobs").stdout.splitlines() if one.startswith(f"{job} (6 tasks)")
+    )
     assert "4 COMPLETED, 2 FAILED" in line
     ranking = cluster.json("runs", "--sweep", job)["runs"]
     assert [row["job"] for row in ranking] == [f"{job}_{task}" for task in (2, 0, 3, 1, 4, 5)]
-    assert (ranking[0]["config"], ranking[-1]["state"]) == ({"base": 7, "lr": 0.01, "seed": 0}, "FAILED")
+    assert (ranking[0]["config"], ranking[-1]["state"]) == (
+        {"base": 7, "lr": 0.01, "seed": 0},
+        "FAILED",
+    )
     assert not_the_same(cluster, f"{job}_0", f"{job}_1") == ["seed"]
 
     path.write_text("raise SystemExit('this is not what was sent')\n")
@@ -494,7 +539,10 @@ def not_the_same(cluster: Cluster, a: str, b: str) -> list[str]:
 
 
 def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -> None:
-    lines = "#SBATCH -N2 -n1 --time=7 --mem-per-cpu=300M\n#SBATCH --gres=gpu:1 --nice=3  # one line more"
+    lines = (
+        "#SBATCH -N2 -n1 --time=7 --mem-per-cpu=300M\n"
+        "#SBATCH --gres=gpu:1 --nice=3  # one line more"
+    )
     body = "echo $SLURM_JOB_NUM_NODES $SLURM_NTASKS $SLURM_MEM_PER_NODE $(hostname); sleep 2"
     path = script(cluster, "own.sh", f"#!/bin/bash\n{lines}\n{body}\n")
     assert "--ntasks=1" in cluster("submit", path, "--nodes", "2", rc=2).stderr
@@ -502,7 +550,9 @@ def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -
     assert f"--slurm --exclude={other}" in cluster("submit", path, "--exclude", other, rc=2).stderr
     flags = "--nodes 1 --tasks-per-node 1 --mem 200M --gpus 0".split()
     first = cluster.json("submit", path, *flags, "--slurm", f"--exclude={other}")["job_id"]
-    second = cluster.json("submit", "probe", "--after", first, "--slurm", f"-w {node}", "--wait")["job_id"]
+    second = cluster.json("submit", "probe", "--after", first, "--slurm", f"-w {node}", "--wait")[
+        "job_id"
+    ]
     assert (cluster.run_of(first) / "stdout.log").read_text() == f"1 1 200 {node}\n"
     assert cluster.sacct(first, "Timelimit") == "00:07:00"
     assert cluster.sacct(second, "Start") >= cluster.sacct(first, "End")
@@ -521,8 +571,21 @@ def test_what_slurm_can_not_do_is_refused_with_a_way_out(cluster: Cluster) -> No
 
 
 def test_qos_account_and_resources_reach_slurm(cluster: Cluster) -> None:
-    flags = ["--qos", "urgent", "--account", "default", "--cpus", "1", "--mem", "200M", "--time", "5m"]
-    done = cluster.json("submit", "probe", *flags, "--partition", "train", "--constraint", "train", "--wait")
+    flags = [
+        "--qos",
+        "urgent",
+        "--account",
+        "default",
+        "--cpus",
+        "1",
+        "--mem",
+        "200M",
+        "--time",
+        "5m",
+    ]
+    done = cluster.json(
+        "submit", "probe", *flags, "--partition", "train", "--constraint", "train", "--wait"
+    )
     shown = cluster.sacct(done["job_id"], "QOS,Account,ReqMem,Timelimit,Partition")
     assert shown == "urgent|default|200M|00:05:00|train"
 
@@ -550,5 +613,7 @@ def test_status_list_and_ssh(cluster: Cluster) -> None:
 def test_the_proof_partition_is_hidden_and_closed_to_users(cluster: Cluster) -> None:
     controller = f"{cluster.name}-ctl"
     assert "clusterctl-proof" not in cluster.ssh(controller, "sinfo -h -o %R", user=cluster.user)
-    done = cluster.ssh(controller, "srun -p clusterctl-proof hostname 2>&1", user=cluster.user, rc=None)
+    done = cluster.ssh(
+        controller, "srun -p clusterctl-proof hostname 2>&1", user=cluster.user, rc=None
+    )
     assert "access" in done.lower() or "invalid" in done.lower() or "not permitted" in done.lower()

@@ -1,8 +1,9 @@
-"""On a machine that is to dnf what Rocky Linux is, local nodes are made by dnf, and by the same roles.
+"""On a machine that is to dnf what Rocky Linux is, local nodes are made by dnf, and by the same
+roles.
 
-The machine is EL-shaped (tests/support/el), and clusterctl is installed on it as a user would. The programs
-that are Debian's there come to the nodes as one more package (tests/support/el_tree.sh). docs/local.md says
-what this can't show.
+The machine is EL-shaped (tests/support/el), and clusterctl is installed on it as a user would. The
+programs that are Debian's there come to the nodes as one more package (tests/support/el_tree.sh).
+docs/local.md says what this can't show.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ pytestmark = [pytest.mark.sweep, pytest.mark.alone, pytest.mark.platform("stand-
 
 SPEC = "{version: 1, name: inner, provider: {type: local}, partitions: [{name: train, nodes: 2}]}"
 LENT = "/srv/lent"
-# Python 3.11 is what clusterctl itself needs. No index is in reach: the wheels of jobs are in the cache.
+# Python 3.11 is what clusterctl itself needs. No index is in reach: the wheels of jobs are in the
+# cache.
 INSTALL = f"""\
 dnf -q -y install python3.11
 uv() {{ {LENT}/uv --quiet --no-cache --offline "$@"; }}
@@ -93,7 +95,9 @@ def test_the_nodes_have_what_the_machine_has(host: Host, cluster: dict[str, Any]
     for node in ("inner-ctl", "inner-train-1"):
         assert on(host, node, "cat", "/etc/redhat-release").startswith("Rocky Linux")
         assert "systemd-networkd" not in on(host, node, "systemctl", "list-unit-files")
-    assert "slurm-slurmd-22.05.9" in on(host, "inner-train-1", "rpm", "-q", "slurm-slurmd", "openmpi")
+    assert "slurm-slurmd-22.05.9" in on(
+        host, "inner-train-1", "rpm", "-q", "slurm-slurmd", "openmpi"
+    )
 
 
 def test_a_job_runs_across_them(host: Host, cluster: dict[str, Any]) -> None:

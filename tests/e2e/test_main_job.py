@@ -1,4 +1,6 @@
-"""The product in one breath: a cluster, a network trained on two of its nodes, the run brought home."""
+"""The product in one breath: a cluster, a network trained on two of its nodes, the run brought
+home.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,15 @@ def test_up_says_and_journals_what_it_did(cluster: Cluster) -> None:
     up = cluster.raised
     assert up["ok"]
     assert up["ready"]
-    phases = ["plan_changes", "prepare_image", "prepare_template", "provision", "probe", "converge", "verify"]
+    phases = [
+        "plan_changes",
+        "prepare_image",
+        "prepare_template",
+        "provision",
+        "probe",
+        "converge",
+        "verify",
+    ]
     assert [phase["phase"] for phase in up["phases"]] == phases
     assert all(phase["seconds"] >= 0 for phase in up["phases"])
     assert up["probed"] == up["nodes"] == [f"{cluster.name}-train-1", f"{cluster.name}-train-2"]
@@ -73,7 +83,11 @@ def test_two_ranks_learn_what_one_learns(cluster: Cluster, run: Path) -> None:
     alone = cluster.json("submit", "train", "--nodes", "1", "--wait", "--", *_TRAIN)
     other = cluster.run_of(alone["job_id"])
     losses = [
-        [record["loss"] for record in records(folder / "metrics.jsonl") if record["kind"] == "iteration"]
+        [
+            record["loss"]
+            for record in records(folder / "metrics.jsonl")
+            if record["kind"] == "iteration"
+        ]
         for folder in (run, other)
     ]
     assert only(records(other / "metrics.jsonl"), "run")["world_size"] == 1
@@ -89,12 +103,18 @@ def test_a_run_is_whole(cluster: Cluster, run: Path, job: dict[str, Any]) -> Non
         assert (run / name).is_file(), name
     assert "test accuracy" in (run / "stdout.log").read_text()
     record = json.loads((run / "run.json").read_text())
-    assert (record["state"], record["final"], record["cluster"]) == ("COMPLETED", True, cluster.name)
+    assert (record["state"], record["final"], record["cluster"]) == (
+        "COMPLETED",
+        True,
+        cluster.name,
+    )
     assert (run / "spec.yaml").read_text() == (cluster.workspace / "spec.yaml").read_text()
 
 
 def test_checksums_hold(run: Path) -> None:
-    sums = dict(reversed(line.split("  ", 1)) for line in (run / "SHA256SUMS").read_text().splitlines())
+    sums = dict(
+        reversed(line.split("  ", 1)) for line in (run / "SHA256SUMS").read_text().splitlines()
+    )
     files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert set(sums) == files - {"SHA256SUMS", "report.html"}
     for name, expected in sums.items():
@@ -127,7 +147,10 @@ def test_collecting_twice_changes_nothing(cluster: Cluster, run: Path, job: dict
 
 def test_up_again_changes_nothing_and_proves_again(cluster: Cluster) -> None:
     hosts = len(cluster.raised["nodes"]) + 1
-    for argv, note in ((["up"], f"unchanged: {hosts} hosts checked"), (["up", "--reconfigure"], "0 changed")):
+    for argv, note in (
+        (["up"], f"unchanged: {hosts} hosts checked"),
+        (["up", "--reconfigure"], "0 changed"),
+    ):
         again = cluster.json(*argv)
         assert again["probed"] == again["nodes"]
         configure = next(phase for phase in again["phases"] if phase["phase"] == "converge")
@@ -137,10 +160,15 @@ def test_up_again_changes_nothing_and_proves_again(cluster: Cluster) -> None:
 def test_a_dry_run_works_by_hand_with_plain_sbatch(cluster: Cluster) -> None:
     script = cluster("submit", "train", "--nodes", "2", "--dry-run", "--", "--epochs", "1").stdout
     assert script.startswith("#!/bin/bash\n")
-    controller, user = f"{cluster.name}-ctl", cluster.user
-    submit = "mkdir -p by-hand && cd by-hand && cat > job.sbatch && sbatch --wait --parsable job.sbatch"
+    controller = f"{cluster.name}-ctl"
+    user = cluster.user
+    submit = (
+        "mkdir -p by-hand && cd by-hand && cat > job.sbatch && sbatch --wait --parsable job.sbatch"
+    )
     argv = ["ssh", "-F", cluster.workspace / "ssh_config", "-l", user, controller, submit]
-    done = subprocess.run(argv, input=script, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        argv, input=script, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done
     assert "test accuracy" in cluster.ssh(controller, "cat by-hand/stdout.log", user=user)
 

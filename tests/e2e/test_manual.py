@@ -17,21 +17,28 @@ from tests.support.manual import ROOT, Block, blocks, follow, pages
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(2400)]  # PyTorch comes along
 
-README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 DOWN = "clusterctl down --yes --discard"
 
 
 def runnable() -> list[Path]:
     """The pages with commands to run, but for those that make a cluster of their own."""
     own = (README, TUTORIAL)
-    return [page for page in pages() if page not in own and any(block.runs for block in blocks(page))]
+    return [
+        page for page in pages() if page not in own and any(block.runs for block in blocks(page))
+    ]
 
 
 @pytest.fixture(scope="module")
 def reader(person: Person, rights: None) -> Iterator[Person]:
     """They have nothing but the wheel and the right to start the helper."""
     yield person
-    for folder in (person.folder(CLUSTER), *person.home.glob("*.md"), *person.home.glob("*.md/my-project")):
+    for folder in (
+        person.folder(CLUSTER),
+        *person.home.glob("*.md"),
+        *person.home.glob("*.md/my-project"),
+    ):
         person.types(DOWN, folder)
 
 
@@ -55,7 +62,11 @@ def test_what_a_newcomer_reads_first_is_typed(reader: Person, page: Path) -> Non
 
 def first_screen() -> list[Block]:
     """The program with which README.md begins, and how it is run."""
-    return [block for block in blocks(README) if block.file or block.elsewhere == "tests/e2e/test_manual.py"]
+    return [
+        block
+        for block in blocks(README)
+        if block.file or block.elsewhere == "tests/e2e/test_manual.py"
+    ]
 
 
 def tutorial() -> list[Block]:

@@ -13,7 +13,12 @@ import pytest
 
 from tests.support.cluster import raised
 
-pytestmark = [pytest.mark.sweep, pytest.mark.alone, pytest.mark.platform("real", "debian-13")]  # minutes
+# Minutes.
+pytestmark = [
+    pytest.mark.sweep,
+    pytest.mark.alone,
+    pytest.mark.platform("real", "debian-13"),
+]
 
 LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 SPEC = """\
@@ -44,7 +49,9 @@ def test_sixteen_nodes(tmp_path: Path) -> None:
 
 
 def test_sixty_four_nodes_work_together(tmp_path: Path) -> None:
-    """Many more than this machine has cores: they log in, are configured, prove themselves, and run a job."""
+    """Many more than this machine has cores: they log in, are configured, prove themselves, and run
+    a job.
+    """
     name = f"m{secrets.token_hex(3)}"
     with raised(name, SPEC.format(name=name, nodes=64), tmp_path / "home", tmp_path) as cluster:
         assert len(cluster.raised["probed"]) == 64

@@ -31,7 +31,8 @@ print("a world of", MPI.COMM_WORLD.allreduce(1))'
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     name = f"t{secrets.token_hex(3)}"
-    home, cwd = tmp_path_factory.mktemp("newer home"), tmp_path_factory.mktemp("newer cwd")
+    home = tmp_path_factory.mktemp("newer home")
+    cwd = tmp_path_factory.mktemp("newer cwd")
     with raised(name, SPEC.format(name=name), home, cwd) as one:
         yield one
 
@@ -44,13 +45,18 @@ def test_it_comes_up_proven_and_stays_so(newer: Cluster) -> None:
     said = newer.ssh(controller, versions)
     assert said.count(" Version=26.05.") == 2  # of the daemons of the nodes
     assert "SLURM_VERSION           = 26.05." in said
-    assert "urgent|100" in newer.ssh(controller, "sacctmgr -nP show qos format=name,priority").splitlines()
+    assert (
+        "urgent|100"
+        in newer.ssh(controller, "sacctmgr -nP show qos format=name,priority").splitlines()
+    )
     newer("plan", "--check")
 
 
 def test_two_nodes_train_and_the_run_comes_home(newer: Cluster) -> None:
     job = newer.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")["job_id"]
-    assert json.loads((newer.run_of(job) / "environment.json").read_text())["slurm"].startswith("26.05")
+    assert json.loads((newer.run_of(job) / "environment.json").read_text())["slurm"].startswith(
+        "26.05"
+    )
 
 
 def test_without_pmix_srun_does_not_start_ranks_alone(newer: Cluster) -> None:

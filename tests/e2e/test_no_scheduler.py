@@ -1,4 +1,6 @@
-"""A cluster without a scheduler: plain mpirun over SSH, one job at a time, each a unit of systemd."""
+"""A cluster without a scheduler: plain mpirun over SSH, one job at a time, each a unit of
+systemd.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ SLURMS = ("slurmctld", "slurmd", "slurmdbd", "munge", "mariadb")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two nodes, the second with a card, up and proven by mpirun."""
     name = f"m{secrets.token_hex(3)}"
-    home, cwd = tmp_path_factory.mktemp("plain home"), tmp_path_factory.mktemp("plain cwd")
+    home = tmp_path_factory.mktemp("plain home")
+    cwd = tmp_path_factory.mktemp("plain cwd")
     cards = {f"{name}-train-2": machines.rtx_4070()}
     with raised(name, SPEC.format(name=name), home, cwd, cards) as one:
         (cwd / "work").mkdir()
@@ -84,7 +87,10 @@ def test_up_was_proven_by_mpirun_and_nothing_of_slurm_runs(plain: Cluster) -> No
     for host in (f"{plain.name}-ctl", *nodes(plain)):
         running = processes(plain, host)
         assert not [word for word in SLURMS if word in running], running
-        assert "active" not in plain.ssh(host, f"systemctl is-active {' '.join(SLURMS)}", rc=None).split()
+        assert (
+            "active"
+            not in plain.ssh(host, f"systemctl is-active {' '.join(SLURMS)}", rc=None).split()
+        )
         enabled = plain.ssh(host, f"systemctl is-enabled {' '.join(SLURMS)}", rc=None)
         assert set(enabled.split()) == {"disabled"}
         configured = "sudo ls /etc/slurm/slurm.conf /etc/slurm/gres.conf /etc/slurm/slurmdbd.conf"
@@ -133,10 +139,11 @@ print("rank", socket.gethostname(), *(os.environ[name] for name in names.split()
 
 
 def test_ranks_know_each_other(plain: Cluster, script: Any) -> None:
-    job = plain.json("submit", script("who.py", WHO), "--nodes", "2", "--tasks-per-node", "2", "--wait")[
-        "job_id"
-    ]
-    first, port = nodes(plain)[0], 65000 + int(job.removeprefix("m")) % 536
+    job = plain.json(
+        "submit", script("who.py", WHO), "--nodes", "2", "--tasks-per-node", "2", "--wait"
+    )["job_id"]
+    first = nodes(plain)[0]
+    port = 65000 + int(job.removeprefix("m")) % 536
     assert set(plain("logs", job).stdout.splitlines()) == {
         f"rank {host} {2 * node + local} 4 {local} 2 {node} {first} {port}"
         for node, host in enumerate(nodes(plain))
@@ -147,7 +154,8 @@ def test_ranks_know_each_other(plain: Cluster, script: Any) -> None:
 
 
 def test_an_unhealthy_node_gets_no_job_until_it_is_healthy(plain: Cluster, script: Any) -> None:
-    path, unhealthy = script("says.sh", "#!/bin/bash\necho here\n"), nodes(plain)[1]
+    path = script("says.sh", "#!/bin/bash\necho here\n")
+    unhealthy = nodes(plain)[1]
     sh = partial(plain.ssh, unhealthy)
     becomes(sh, machines.hot())
     refused = plain("-o", "json", "submit", path, "--nodes", "2", rc=1)
@@ -185,7 +193,9 @@ def test_one_at_a_time_and_cancel_ends_it_everywhere(plain: Cluster, script: Any
     assert all("sleeper-of-the-test" in processes(plain, node) for node in nodes(plain))
     assert plain.json("cancel", first)["cancelled"] == [first]
     assert plain.job_in("CANCELLED", first)["reason"] == ""
-    eventually(lambda: not any("sleeper-of-the-test" in processes(plain, node) for node in nodes(plain)))
+    eventually(
+        lambda: not any("sleeper-of-the-test" in processes(plain, node) for node in nodes(plain))
+    )
 
 
 def test_a_time_limit_and_a_lost_node_end_a_job(plain: Cluster, script: Any) -> None:
@@ -225,7 +235,9 @@ echo kept >/var/tmp/kept.txt
 def test_down_refuses_only_copies_until_they_are_collected(
     plain: Cluster, script: Any, tmp_path: Path
 ) -> None:
-    """A checkpoint that `collect` leaves, a file in the home, one on a node's own disk, and a job at work."""
+    """A checkpoint that `collect` leaves, a file in the home, one on a node's own disk, and a job
+    at work.
+    """
     job = plain.json("submit", script("saves.sh", SAVES), "--wait")["job_id"]
     run = plain.run_of(job)
     assert (run / "out/checkpoint-3/weights").stat().st_size == 2000000

@@ -17,9 +17,13 @@ def state(cluster: Cluster, node: str) -> str:
 def test_drained_node_ends_its_job_starts_none_and_resumes(cluster: Cluster) -> None:
     one, two = (f"{cluster.name}-train-{i}" for i in (1, 2))
     script = cluster.runner.cwd / "at-work.sh"
-    script.write_text("#!/bin/bash\n#SBATCH --exclusive\nuntil test -e ~/enough; do sleep 0.2; done\n")
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --exclusive\nuntil test -e ~/enough; do sleep 0.2; done\n"
+    )
     job = cluster.json("submit", script, "--", "x")["job_id"]
-    cluster.ssh(f"{cluster.name}-ctl", f"until squeue -h -j {job} -t R | grep -q .; do sleep 0.2; done")
+    cluster.ssh(
+        f"{cluster.name}-ctl", f"until squeue -h -j {job} -t R | grep -q .; do sleep 0.2; done"
+    )
     node = cluster.json("jobs", job)["jobs"][0]["nodes"][0]
     drain = ("node", "drain", node, "--reason", "noisy fan")
     (drained,) = cluster.json(*drain)["nodes"]
@@ -53,7 +57,9 @@ def test_job_of_a_dead_node_starts_again_on_another(cluster: Cluster) -> None:
     script = cluster.runner.cwd / "lost-node.sh"
     script.write_text('#!/bin/bash\n[ -n "$SLURM_RESTART_COUNT" ] || sleep 600\n')
     job = cluster.json("submit", script, "--requeue")["job_id"]
-    cluster.ssh(f"{cluster.name}-ctl", f"until squeue -h -j {job} -t R | grep -q .; do sleep 0.2; done")
+    cluster.ssh(
+        f"{cluster.name}-ctl", f"until squeue -h -j {job} -t R | grep -q .; do sleep 0.2; done"
+    )
     node = cluster.json("jobs", job)["jobs"][0]["nodes"][0]
     # The controller has the number 001.
     machine = f"c{(cluster.workspace / 'id').read_text().strip()}-{int(node[-1]) + 1:03}"
@@ -69,7 +75,8 @@ def test_job_of_a_dead_node_starts_again_on_another(cluster: Cluster) -> None:
 
 
 def test_node_verbs_refuse_unknown_and_managed_nodes(cluster: Cluster) -> None:
-    node, other = f"{cluster.name}-train-1", f"{cluster.name}-train-9"
+    node = f"{cluster.name}-train-1"
+    other = f"{cluster.name}-train-9"
     for argv, code in (
         (("node", "drain", other, "--reason", "x"), "unknown-name"),
         (("node", "drain", node, "--reason", " "), "reason-empty"),

@@ -1,6 +1,7 @@
 """Machines of somebody's own behind a gate become a cluster, and are given back as they were.
 
-They have no route out, and clusterctl asks no package index: all that is installed comes out of one file.
+They have no route out, and clusterctl asks no package index: all that is installed comes out of one
+file.
 """
 
 from __future__ import annotations
@@ -111,8 +112,10 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     """Up and proven, from a bundle; its keys were confirmed one by one."""
-    cwd, environ = tmp_path_factory.mktemp("own"), unconnected(tmp_path_factory.mktemp("cache"))
-    text, bundle = spec_of(machines, cluster_name), str(debian_bundle())
+    cwd = tmp_path_factory.mktemp("own")
+    environ = unconnected(tmp_path_factory.mktemp("cache"))
+    text = spec_of(machines, cluster_name)
+    bundle = str(debian_bundle())
     given = ("--bundle", bundle)
     with raised(
         machines, cluster_name, text, clusterctl_home, cwd, *given, password=True, environ=environ
@@ -120,14 +123,18 @@ def cluster(
         yield one
 
 
-def test_packages_came_from_the_bundle_which_is_removed(cluster: Cluster, machines: Lab, apt: str) -> None:
+def test_packages_came_from_the_bundle_which_is_removed(
+    cluster: Cluster, machines: Lab, apt: str
+) -> None:
     assert cluster.raised["nodes"] == cluster.raised["probed"] == ["node1"]
     notes = {phase["phase"]: phase["note"] for phase in cluster.raised["phases"]}
     assert DEBIAN.release in notes["open_bundle"]
     assert "2 hosts" in notes["send_packages"]
     for host in HOSTS:
         assert "No such file" in machines.enter(host, ["ls", "/var/lib/clusterctl-bundle"]).stderr
-        assert "installed" in machines.ssh(host, "dpkg-query -W -f '${db:Status-Status}' munge").stdout
+        assert (
+            "installed" in machines.ssh(host, "dpkg-query -W -f '${db:Status-Status}' munge").stdout
+        )
     assert machines.ssh("node1", APT).stdout == apt
 
 
@@ -149,15 +156,16 @@ def test_our_own_account_is_enough_from_then_on(cluster: Cluster, machines: Lab)
     keys = "~rocky/.ssh/authorized_keys"
     machines.enter("node2", ["bash", "-c", f"mv {keys} {keys}.away"])
     try:
-        phases = {one["phase"]: one["note"] for one in cluster.json("up")["phases"]}  # by its bundle
+        # By its bundle.
+        phases = {one["phase"]: one["note"] for one in cluster.json("up")["phases"]}
     finally:
         machines.enter("node2", ["bash", "-c", f"mv {keys}.away {keys}"])
     assert phases["plan_changes"] == "hosts: all 2 stay"
     assert phases["converge"].startswith("unchanged: 2 ")
     assert phases["send_packages"] == "nothing to send"
-    assert {cluster.ssh(node, "id -u clusterctl; id -g clusterctl") for node in ("node1", "node2")} == {
-        "64100\n64100\n"
-    }
+    assert {
+        cluster.ssh(node, "id -u clusterctl; id -g clusterctl") for node in ("node1", "node2")
+    } == {"64100\n64100\n"}
 
 
 def test_a_machine_of_one_cluster_is_not_taken_by_another(
@@ -165,9 +173,14 @@ def test_a_machine_of_one_cluster_is_not_taken_by_another(
 ) -> None:
     spec = tmp_path / "other.yaml"
     hosts = {
-        "node1": {"address": machines.host("node1").address, "host_key": machines.host("node1").host_key}
+        "node1": {
+            "address": machines.host("node1").address,
+            "host_key": machines.host("node1").host_key,
+        }
     }
-    text = machines.spec("other", controller="node1", partitions={"t": "node1"}, provider={"hosts": hosts})
+    text = machines.spec(
+        "other", controller="node1", partitions={"t": "node1"}, provider={"hosts": hosts}
+    )
     spec.write_text(text)
     gate = machines.host("gate")
     line = f"{gate.address} {gate.host_key}\n"

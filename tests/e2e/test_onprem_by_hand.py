@@ -1,4 +1,6 @@
-"""Machines that somebody has configured by hand become a cluster, and are theirs again, line by line."""
+"""Machines that somebody has configured by hand become a cluster, and are theirs again, line by
+line.
+"""
 
 from __future__ import annotations
 
@@ -81,9 +83,9 @@ crontab -u hpc -l 2>/dev/null || true
     mariadb -BNe 'SHOW DATABASES; SELECT a FROM payroll.t; SELECT user FROM mysql.user'
 ! test -e /etc/munge/munge.key || munge -n | unmunge | grep STATUS
 """
-# Written anew by whatever makes an account or installs a package, with what was in it; munged's own when it
-# stops; ucf's older versions of its list; root's folder of Ansible, empty; and the homes of jobs' users with
-# what jobs have left in them.
+# Written anew by whatever makes an account or installs a package, with what was in it; munged's own
+# when it stops; ucf's older versions of its list; root's folder of Ansible, empty; and the homes of
+# jobs' users with what jobs have left in them.
 ALLOWED = re.compile(
     r"""^mtime\ etc/((passwd|group|shadow|gshadow|subuid|subgid)-?|ld\.so\.cache)\ |
     etc/(passwd|group|shadow|gshadow|subuid|subgid)-$ |
@@ -110,7 +112,10 @@ def look(machines: Lab, name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def taken(
-    no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path_factory: pytest.TempPathFactory
+    no_residue: None,
+    cluster_name: str,
+    clusterctl: Clusterctl,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Taken]:
     cwd = tmp_path_factory.mktemp("by-hand")
     with lab("debian", len(PLANTS), internet=True) as machines:
@@ -139,7 +144,10 @@ def test_they_are_theirs_again(taken: Taken, tmp_path: Path) -> None:
         now = look(taken.lab, name)
         if name == "node2":  # the home of the account that was made there stays, as homes do
             now = [line for line in now if " home/hpc" not in line and "./home/hpc" not in line]
-        gone, new = sorted(set(was) - set(now)), sorted(set(now) - set(was))
+        gone = sorted(set(was) - set(now))
+        new = sorted(set(now) - set(was))
         if gone or new:
-            wrong[name] = "\n".join([*(f"- {line}" for line in gone), *(f"+ {line}" for line in new)])
+            wrong[name] = "\n".join(
+                [*(f"- {line}" for line in gone), *(f"+ {line}" for line in new)]
+            )
     assert not wrong, "\n".join(f"{name}:\n{lines}" for name, lines in wrong.items())

@@ -1,7 +1,8 @@
-"""Machines as near to Rocky Linux as can be had become a cluster, train together, and are given back.
+"""Machines as near to Rocky Linux as can be had become a cluster, train together, and are given
+back.
 
-They are somebody's own: an ordinary user with a key and sudo, a running firewall, dnf and its repositories.
-What such a machine is and what it can't show: tests/support/el, docs/onprem.md.
+They are somebody's own: an ordinary user with a key and sudo, a running firewall, dnf and its
+repositories. What such a machine is and what it can't show: tests/support/el, docs/onprem.md.
 What is printed is compared with docs/howto/first-day-rocky.md.
 """
 
@@ -67,7 +68,8 @@ Type=oneshot
 ExecStart=/usr/local/sbin/boot
 [Install]
 WantedBy=multi-user.target"""
-# NVIDIA's network software with its Open MPI, as on Google's images for GPUs and on sites with InfiniBand.
+# NVIDIA's network software with its Open MPI, as on Google's images for GPUs and on sites with
+# InfiniBand.
 DOCA = """\
 [doca]
 name=DOCA Online Repo
@@ -81,7 +83,10 @@ name=CIQ SIG/Cloud Next
 baseurl=https://depot.ciq.com/public/download/ciq-sigcloud-next-9/ciq-sigcloud-next-9.x86_64
 enabled=1"""
 # The first is NVIDIA's, the second the distribution's: prefix and file of parameters.
-NVIDIA_MPI = ("/usr/mpi/gcc/openmpi-4.1.7rc1", "/usr/mpi/gcc/openmpi-4.1.7rc1/etc/openmpi-mca-params.conf")
+NVIDIA_MPI = (
+    "/usr/mpi/gcc/openmpi-4.1.7rc1",
+    "/usr/mpi/gcc/openmpi-4.1.7rc1/etc/openmpi-mca-params.conf",
+)
 EL_MPI = ("/usr/lib64/openmpi", "/etc/openmpi-x86_64/openmpi-mca-params.conf")
 # A firewall that answers nothing: neither to the machine itself, of one address, nor to the others.
 SHUT = """\
@@ -109,7 +114,9 @@ def traces(machines: Lab) -> dict[str, str]:
 
 
 def furnish_cards(host: Host) -> None:
-    """An RTX 4070 and an NVSwitch on the host's bus; a boot loads the driver that is installed by then."""
+    """An RTX 4070 and an NVSwitch on the host's bus; a boot loads the driver that is installed by
+    then.
+    """
     for path, text in {
         "/opt/pci/0000:01:00.0/vendor": "0x10de\n",
         "/opt/pci/0000:01:00.0/class": "0x030000\n",
@@ -124,7 +131,9 @@ def furnish_cards(host: Host) -> None:
         "/usr/local/sbin/boot": BOOT,
         "/etc/systemd/system/boot.service": BOOT_UNIT,
     }.items():
-        host.sh(f"mkdir -p {Path(path).parent}; cat >{path} <<'EOF'\n{text}\nEOF\nchmod 0755 {path}")
+        host.sh(
+            f"mkdir -p {Path(path).parent}; cat >{path} <<'EOF'\n{text}\nEOF\nchmod 0755 {path}"
+        )
     host.sh("systemctl enable boot; systemctl start boot")
 
 
@@ -132,14 +141,18 @@ def furnish_cards(host: Host) -> None:
 def machines(no_residue: None) -> Iterator[Lab]:
     with lab("el", 2, shared="/shared") as one:
         for host in one.hosts:
-            host.inside.sh("dnf -q -y install firewalld >/dev/null; systemctl enable --now firewalld")
+            host.inside.sh(
+                "dnf -q -y install firewalld >/dev/null; systemctl enable --now firewalld"
+            )
         furnish_cards(one.host("node2").inside)
         yield one
 
 
 @pytest.fixture(scope="module")
 def before(machines: Lab) -> dict[str, str]:
-    """The traces of machines with repositories of CIQ and NVIDIA. The GPU host has NVIDIA's Open MPI."""
+    """The traces of machines with repositories of CIQ and NVIDIA. The GPU host has NVIDIA's Open
+    MPI.
+    """
     repos = "/etc/yum.repos.d"
     for host in machines.hosts:
         host.inside.sh(f"cat >{repos}/doca.repo <<'EOF'\n{DOCA}\nEOF")
@@ -156,7 +169,9 @@ def file(machines: Lab, cluster_name: str, tmp_path_factory: pytest.TempPathFact
     nvidia = {"driver": "open", "toolkit": "12.9", "dcgm": True, "nccl": True}
     software = {"cupy": False, "nvidia": nvidia}
     partitions = {"train": "node[1-2]"}
-    path.write_text(machines.spec(cluster_name, controller="node1", partitions=partitions, software=software))
+    path.write_text(
+        machines.spec(cluster_name, controller="node1", partitions=partitions, software=software)
+    )
     return path
 
 
@@ -198,7 +213,9 @@ def spec_of_the_page(machines: Lab, **provider: Any) -> str:
     (text,) = (block.text for block in blocks(FIRST_DAY) if block.language == "yaml")
     said = YAML(typ="safe").load(text)
     assert expand(*said["provider"]["hosts"]) == tuple(NODES)
-    hosts = {host.name: {"address": host.address, "host_key": host.host_key} for host in machines.hosts}
+    hosts = {
+        host.name: {"address": host.address, "host_key": host.host_key} for host in machines.hosts
+    }
     access = {**said["provider"]["access"], "key": str(machines.key)}
     return json.dumps(
         {**said, "provider": {**said["provider"], "hosts": hosts, "access": access, **provider}}
@@ -211,12 +228,19 @@ def test_obstacles_are_told_as_the_page_of_the_first_day_shows(
 ) -> None:
     with lab("el", 2) as machines:
         spec = tmp_path / "cluster.yaml"
-        spec.write_text(spec_of_the_page(machines, shared={"kind": "none"}))  # no kernel of NFS is here
+        # No kernel of NFS is here.
+        spec.write_text(spec_of_the_page(machines, shared={"kind": "none"}))
         web = machines.enter("node1", ["getent", "hosts", "dl.rockylinux.org"]).stdout.split()[0]
         machines.host("node1").inside.sh(f"nft -f - <<'EOF'\n{SHUT % web}\nEOF")
-        as_shown(clusterctl("-f", spec, "plan", "--preflight", rc=1), "clusterctl plan --preflight", "lab")
+        as_shown(
+            clusterctl("-f", spec, "plan", "--preflight", rc=1),
+            "clusterctl plan --preflight",
+            "lab",
+        )
         machines.host("node1").inside.sh("nft delete table ip lab")
-        as_shown(clusterctl("-f", spec, "plan", "--preflight"), "clusterctl plan --preflight", "lab", 1)
+        as_shown(
+            clusterctl("-f", spec, "plan", "--preflight"), "clusterctl plan --preflight", "lab", 1
+        )
 
 
 def test_the_first_day_is_planned_as_its_page_shows(
@@ -230,7 +254,9 @@ def test_the_first_day_is_planned_as_its_page_shows(
 
 def test_it_is_up_with_the_distributions_own_packages(rocky: Cluster) -> None:
     assert rocky.json("status")["ready"]
-    assert rocky.ssh("node2", "rpm -q --qf '%{name} ' slurm-slurmd openmpi") == "slurm-slurmd openmpi "
+    assert (
+        rocky.ssh("node2", "rpm -q --qf '%{name} ' slurm-slurmd openmpi") == "slurm-slurmd openmpi "
+    )
     units = "slurmctld slurmdbd mariadb munge"
     assert rocky.ssh("node1", f"systemctl is-active {units}").split() == ["active"] * 4
     assert rocky.ssh("node2", "sudo firewall-cmd --state").strip() == "running"
@@ -245,7 +271,8 @@ def test_doctor_shows_the_active_firewall_as_open(rocky: Cluster) -> None:
 
 
 def test_doctor_reports_closed_ports_of_a_running_cluster(rocky: Cluster, machines: Lab) -> None:
-    host, address = machines.host("node1").inside, machines.host("node1").address
+    host = machines.host("node1").inside
+    address = machines.host("node1").address
     host.sh(f"nft -f - <<'EOF'\n{SHUT % '192.0.2.1'}\nEOF")
     try:
         findings = rocky.json("doctor", rc=1)["findings"]
@@ -270,7 +297,9 @@ def test_the_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machi
 
 
 def test_gpu_host_has_the_packages_and_a_note_about_its_reboot(rocky: Cluster) -> None:
-    wanted = "nvidia-open cuda-toolkit-12-9 datacenter-gpu-manager-4-cuda12 libnccl nvidia-fabricmanager"
+    wanted = (
+        "nvidia-open cuda-toolkit-12-9 datacenter-gpu-manager-4-cuda12 libnccl nvidia-fabricmanager"
+    )
     assert rocky.ssh("node2", f"rpm -q --qf '%{{name}} ' {wanted}").split() == wanted.split()
     assert "not installed" in rocky.ssh("node1", "rpm -q nvidia-open || true")
     unwanted = rocky.ssh("node2", "rpm -q libnccl-devel libnccl-static || true")
@@ -282,7 +311,9 @@ def test_gpu_host_has_the_packages_and_a_note_about_its_reboot(rocky: Cluster) -
 
 @pytest.mark.platform("stand-in", "doca")
 def test_repositories_of_other_suppliers_are_left_out(rocky: Cluster) -> None:
-    """Else the controller would get newer packages for RDMA, and `up` would fail with the server of one."""
+    """Else the controller would get newer packages for RDMA, and `up` would fail with the server of
+    one.
+    """
     asked = "rpm -q --qf '%{name}-%{version} ' ucx openmpi"
     assert rocky.ssh("node1", asked).split() == ["ucx-1.17.0", "openmpi-4.1.1"]
     assert rocky.ssh("node2", asked).split() == ["ucx-1.18.0", "openmpi-4.1.7rc1"]
@@ -294,13 +325,19 @@ def test_repositories_of_other_suppliers_are_left_out(rocky: Cluster) -> None:
 @pytest.mark.platform("stand-in", "doca")
 def test_open_mpi_of_each_package_reads_the_clusters_parameters(rocky: Cluster) -> None:
     """The GPU host has NVIDIA's package, which has the distribution's name and another prefix."""
-    for node, version, (prefix, params) in (("node1", "4.1.1", EL_MPI), ("node2", "4.1.7rc1", NVIDIA_MPI)):
+    for node, version, (prefix, params) in (
+        ("node1", "4.1.1", EL_MPI),
+        ("node2", "4.1.7rc1", NVIDIA_MPI),
+    ):
         assert rocky.ssh(node, "rpm -q --qf %{version} openmpi") == version
         profile = ". /opt/clusterctl/job-profile.sh"
         assert (
-            rocky.ssh(node, f"{profile}; readlink -f $(command -v mpirun)").strip() == f"{prefix}/bin/orterun"
+            rocky.ssh(node, f"{profile}; readlink -f $(command -v mpirun)").strip()
+            == f"{prefix}/bin/orterun"
         )
-        shown = rocky.ssh(node, f"{profile}; ompi_info --parsable --all | grep :btl_tcp_if_include:source:")
+        shown = rocky.ssh(
+            node, f"{profile}; ompi_info --parsable --all | grep :btl_tcp_if_include:source:"
+        )
         assert ":file (/etc/openmpi/openmpi-mca-params.conf:" in shown
         assert rocky.ssh(node, "readlink -f /etc/openmpi/openmpi-mca-params.conf").strip() == params
         assert "btl_tcp_if_include = " in rocky.ssh(node, f"cat {params}")
@@ -319,7 +356,9 @@ def test_jobs_span_hosts_with_different_open_mpi_packages(rocky: Cluster, launch
     ("spoil", "told"),
     [pytest.param("sed -i d", "was changed", marks=pytest.mark.sweep), ("rm", "was missing")],
 )
-def test_changed_parameters_of_nvidias_open_mpi_are_restored(rocky: Cluster, spoil: str, told: str) -> None:
+def test_changed_parameters_of_nvidias_open_mpi_are_restored(
+    rocky: Cluster, spoil: str, told: str
+) -> None:
     _, params = NVIDIA_MPI
     rocky.ssh("node2", f"sudo {spoil} {params}")
     restored = {"host": "node2", "what": f"{params} {told}", "action": "restored"}
@@ -354,9 +393,12 @@ def test_node_reboot_waits_for_the_job_and_enables_the_gpu(rocky: Cluster, tmp_p
         return rocky.ssh("node1", command, user=rocky.user).strip()
 
     def state(number: str) -> str:
-        return rocky.ssh("node1", f"scontrol -o show job {number} | grep -oP 'JobState=\\K\\w+'").strip()
+        return rocky.ssh(
+            "node1", f"scontrol -o show job {number} | grep -oP 'JobState=\\K\\w+'"
+        ).strip()
 
-    other, here = job("node1", "/shared/never"), job("node2", "/shared/go")
+    other = job("node1", "/shared/never")
+    here = job("node2", "/shared/go")
     while [state(other), state(here)] != ["RUNNING"] * 2:
         time.sleep(0.2)
     with ThreadPoolExecutor() as pool:
@@ -376,7 +418,9 @@ def test_node_reboot_waits_for_the_job_and_enables_the_gpu(rocky: Cluster, tmp_p
     rocky.ssh("node1", f"scancel {other}; sudo rm /shared/go")
 
 
-def test_down_gives_them_back_as_they_were(rocky: Cluster, machines: Lab, before: dict[str, Any]) -> None:
+def test_down_gives_them_back_as_they_were(
+    rocky: Cluster, machines: Lab, before: dict[str, Any]
+) -> None:
     assert not any(traces(machines)[host] == said for host, said in before.items())
     as_shown(answered(rocky.runner, rocky.spec, "down"), "clusterctl down", rocky.name)
     assert traces(machines) == before

@@ -20,7 +20,8 @@ from tests.support.verbs import Clusterctl
 
 PORT = 6818  # slurmd's
 HOUR_S = 3600
-DISK_MIB, FILLER_MIB = 8192, 7000
+DISK_MIB = 8192
+FILLER_MIB = 7000
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0PTNqbyrBJ7lBB7gR9M7zZbS6s1xKfsZCkqQpA0h4T"
 # The machine's own clock is everybody's: what looks at it there is told another time.
@@ -112,7 +113,9 @@ def cure_of_firewall(findings: list[dict[str, Any]]) -> str:
 def break_them(one: Lab) -> None:
     """A fault each, as root on the machine itself. `nosudo` was booted with its own."""
     early = one.host("early")
-    subprocess.run([*as_root(), "cp", FAKETIME, f"/proc/{early.leader}/root/opt/early.so"], check=True)
+    subprocess.run(
+        [*as_root(), "cp", FAKETIME, f"/proc/{early.leader}/root/opt/early.so"], check=True
+    )
     early.inside.sh(f"cat > /opt/early <<'END'\n{EARLY}END\nchmod 755 /opt/early")
     for host, script in {
         "full": f"fallocate --length {FILLER_MIB}MiB /var/filler",
@@ -120,7 +123,10 @@ def break_them(one: Lab) -> None:
         "alien": "sed -i.true 's/^ID=.*/ID=arch/' /etc/os-release",
         "busy": f"systemd-run --quiet --unit=lodger python3 -m http.server {PORT}",
         "early": "ln -sf /opt/early /usr/bin/python3",
-        "lead": f"apt-get -qq update; apt-get -qq install nftables >/dev/null; nft -f - <<'END'\n{SHUT}END",
+        "lead": (
+            "apt-get -qq update; apt-get -qq install nftables >/dev/null; nft -f - <<'END'\n"
+            f"{SHUT}END"
+        ),
     }.items():
         one.host(host).inside.sh(script)
 
@@ -139,7 +145,9 @@ def mend_them(one: Lab, cure_of_firewall: str) -> None:
         one.host(host).inside.sh(script)
 
 
-def test_each_fault_is_told_apart_and_no_machine_is_touched(broken: Broken, cluster_name: str) -> None:
+def test_each_fault_is_told_apart_and_no_machine_is_touched(
+    broken: Broken, cluster_name: str
+) -> None:
     break_them(broken.lab)
     broken.write(cluster_name, {"otherhost": OTHER_KEY})
     found = broken.findings(rc=1)

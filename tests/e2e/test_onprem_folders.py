@@ -1,6 +1,8 @@
-"""Machines of one's own whose shared folder really crosses hosts, and the same machines without any.
+"""Machines of one's own whose shared folder really crosses hosts, and the same machines without
+any.
 
-The folder is one host's own, seen by the others through sshfs: the kernel that runs the tests has no NFS.
+The folder is one host's own, seen by the others through sshfs: the kernel that runs the tests has
+no NFS.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from tests.support.verbs import Clusterctl
 pytestmark = [pytest.mark.sweep, pytest.mark.platform("stand-in", "nfs")]  # minutes
 
 FOLDER = "/srv/cluster"
-USER, UID = "hpc", 10000
+USER = "hpc"
+UID = 10000
 HOME = f"{FOLDER}/home/{USER}"
 # Each node writes a file under its own name, and looks for those of the others.
 JOB = """\
@@ -38,15 +41,23 @@ def machines(no_residue: None) -> Iterator[Lab]:
             host.inside.sh(
                 f"groupadd -g {UID} {USER}; useradd -d {HOME} -u {UID} -g {UID} -s /bin/bash {USER}"
             )
-            host.inside.sh(f"install -d {FOLDER}/home; install -d -m 755 -o {USER} -g {USER} {HOME}")
+            host.inside.sh(
+                f"install -d {FOLDER}/home; install -d -m 755 -o {USER} -g {USER} {HOME}"
+            )
         first.inside.sh(f"install -d -m 700 -o {USER} -g {USER} {HOME}/.ssh")
         for host in others:
             host.inside.sh("apt-get -q update >/dev/null; apt-get -q -y install sshfs >/dev/null")
-            key = host.inside.sh("ssh-keygen -q -t ed25519 -N '' -f /root/key; cat /root/key.pub").strip()
-            first.inside.sh(f"echo '{key}' >>{HOME}/.ssh/authorized_keys; chown -R {USER}: {HOME}/.ssh")
+            key = host.inside.sh(
+                "ssh-keygen -q -t ed25519 -N '' -f /root/key; cat /root/key.pub"
+            ).strip()
+            first.inside.sh(
+                f"echo '{key}' >>{HOME}/.ssh/authorized_keys; chown -R {USER}: {HOME}/.ssh"
+            )
             host.inside.sh(f"echo '{first.address} {first.host_key}' >/etc/ssh/ssh_known_hosts")
             mount = f"sshfs {WORDS} {USER}@{first.address}:{FOLDER} {FOLDER}"
-            host.inside.sh(f"systemd-run --quiet --unit=cluster-folder --property=Type=forking {mount}")
+            host.inside.sh(
+                f"systemd-run --quiet --unit=cluster-folder --property=Type=forking {mount}"
+            )
             assert host.inside.sh(f"stat -f -c %T {FOLDER}").strip() == "fuseblk"
         yield one
 
@@ -59,7 +70,10 @@ def write_spec(cluster: Cluster, machines: Lab, kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def mine(
-    machines: Lab, cluster_name: str, clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory
+    machines: Lab,
+    cluster_name: str,
+    clusterctl_home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Cluster:
     cwd = tmp_path_factory.mktemp("folders")
     one = Cluster(cluster_name, cwd / "cluster.yaml", Clusterctl(clusterctl_home, cwd), {})

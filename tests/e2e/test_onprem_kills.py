@@ -1,4 +1,6 @@
-"""`up` and `down` killed on machines of somebody's own: run again they go on, and nothing of ours stays."""
+"""`up` and `down` killed on machines of somebody's own: run again they go on, and nothing of ours
+stays.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from tests.support.verbs import Clusterctl
 pytestmark = pytest.mark.sweep
 
 # Verb, the phase that it is killed in, and how long after its begin.
-KILLS = (("up", "provision", 0.5), ("up", "converge", 10.0), ("up", "verify", 0.5), ("down", "destroy", 4.0))
+KILLS = (
+    ("up", "provision", 0.5),
+    ("up", "converge", 10.0),
+    ("up", "verify", 0.5),
+    ("down", "destroy", 4.0),
+)
 
 
 def test_each_goes_on_where_it_was_killed(
@@ -28,7 +35,10 @@ def test_each_goes_on_where_it_was_killed(
         spec.write_text(machines.spec(cluster_name, partitions={"train": "node[1-2]"}))
         for verb, phase, seconds in KILLS:
             if verb == "down":
-                assert clusterctl("-o", "json", "-f", spec, "up").json["probed"] == ["node1", "node2"]
+                assert clusterctl("-o", "json", "-f", spec, "up").json["probed"] == [
+                    "node1",
+                    "node2",
+                ]
             victim = Victim(clusterctl, "-f", spec, verb, *(["--yes"] if verb == "down" else []))
             victim.until_phase(phase)
             time.sleep(seconds)

@@ -1,4 +1,6 @@
-"""Other machines of one's own: without a scheduler, of OpenHPC, of other distributions; one, and five."""
+"""Other machines of one's own: without a scheduler, of OpenHPC, of other distributions; one, and
+five.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ from tests.support.messages import shows
 from tests.support.processes import eventually
 from tests.support.verbs import Clusterctl
 
-pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800)]  # each raises a cluster and takes it down
+# Each raises a cluster and takes it down.
+pytestmark = [
+    pytest.mark.sweep,
+    pytest.mark.timeout(1800),
+]
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ["node2", "node3"]
 PYTHON = "/opt/clusterctl/env/bin/python --version"
 CAROL = "groupadd -g 2222 carol; useradd -m -u 2222 -g 2222 -s /bin/bash carol"
-HER_KEYS = (
-    "install -D -m 644 -o carol -g carol /dev/null ~carol/.ssh/authorized_keys"  # other modes than ours
-)
+# Other modes than ours.
+HER_KEYS = "install -D -m 644 -o carol -g carol /dev/null ~carol/.ssh/authorized_keys"
 CAROLS_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAKEeQlcH+GwmzgE/RlWAKNrD2K+DSBNoCnvcOgaXFev"
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIm2Z7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d"
 CODEREADY = "rhui-codeready-builder-for-rhel-9-x86_64-rhui"
@@ -53,7 +58,9 @@ def hosts(machines: Lab, **names: str) -> dict[str, dict[str, str]]:
 
 def trained(cluster: Cluster, nodes: Sequence[str] = NODES) -> Path:
     """The run of a training on these nodes that came home."""
-    done = cluster.json("submit", "train", "--nodes", str(len(nodes)), "--wait", "--", "--epochs", "1")
+    done = cluster.json(
+        "submit", "train", "--nodes", str(len(nodes)), "--wait", "--", "--epochs", "1"
+    )
     assert done["state"] == "COMPLETED"
     run = cluster.run_of(done["job_id"])
     (start,) = (record for record in records(run / "metrics.jsonl") if record["kind"] == "run")
@@ -87,7 +94,9 @@ def runs_jobs_without_a_scheduler(cluster: Cluster) -> None:
     job = cluster.json("submit", script, "--nodes", "2")["job_id"]
     eventually(lambda: all("sleep 600" in cluster.ssh(node, "ps -e -o args=") for node in NODES))
     assert cluster.json("cancel", job)["cancelled"] == [job]
-    eventually(lambda: not any("sleep 600" in cluster.ssh(node, "ps -e -o args=") for node in NODES))
+    eventually(
+        lambda: not any("sleep 600" in cluster.ssh(node, "ps -e -o args=") for node in NODES)
+    )
     assert cluster.job(job)["state"] == "CANCELLED"
 
 
@@ -121,7 +130,9 @@ def test_debian_without_a_scheduler(
     with lab("debian", 3, internet=True, shared="/shared") as machines:
         unconfirmed = {host.name: {"address": host.address} for host in machines.hosts}
         users = [{"name": "carol", "uid": 2222, "ssh_keys": [CAROLS_KEY]}]
-        text = machines.spec(cluster_name, scheduler="none", users=users, provider={"hosts": unconfirmed})
+        text = machines.spec(
+            cluster_name, scheduler="none", users=users, provider={"hosts": unconfirmed}
+        )
         for name in ("node1", "node3"):  # with a home there; node2 gets one on the shared folder
             machines.host(name).inside.sh(CAROL)
         machines.host("node3").inside.sh(HER_KEYS)
@@ -130,24 +141,34 @@ def test_debian_without_a_scheduler(
             changes_nothing(cluster)
             count = f"grep -c '{CAROLS_KEY}' ~carol/.ssh/authorized_keys || true"
             assert [host.inside.sh(count).strip() for host in machines.hosts] == ["1", "1", "1"]
-            cluster.spec.write_text(cluster.spec.read_text().replace(CAROLS_KEY[-30:], OTHER_KEY[-30:]))
+            cluster.spec.write_text(
+                cluster.spec.read_text().replace(CAROLS_KEY[-30:], OTHER_KEY[-30:])
+            )
             cluster("up")
             assert [host.inside.sh(count).strip() for host in machines.hosts] == ["0", "0", "0"]
             machines.host("node3").inside.sh("rm ~carol/.ssh/authorized_keys")
-            assert "the cluster's key of user carol was missing" in json.dumps(cluster.json("up")["repaired"])
+            assert "the cluster's key of user carol was missing" in json.dumps(
+                cluster.json("up")["repaired"]
+            )
             lets_a_machine_in_that_was_installed_anew(cluster, machines)
             shutil.rmtree(cluster.workspace)
-            keys = {h.name: h.inside.sh("cat /etc/ssh/ssh_host_ed25519_key.pub") for h in machines.hosts}
+            keys = {
+                h.name: h.inside.sh("cat /etc/ssh/ssh_host_ed25519_key.pub") for h in machines.hosts
+            }
             known = {
                 name: {**said, "host_key": " ".join(keys[name].split()[:2])}
                 for name, said in unconfirmed.items()
             }
             spec = tmp_path / "known.yaml"
-            spec.write_text(machines.spec(cluster_name, scheduler="none", provider={"hosts": known}))
+            spec.write_text(
+                machines.spec(cluster_name, scheduler="none", provider={"hosts": known})
+            )
             assert cluster_name in clusterctl("-f", spec, "orphans", "remove", "--yes").stdout
             machines.host("node3").inside.sh("mv /root/ssh_host_ed25519_key* /etc/ssh/")
         assert machines.host("node1").inside.sh("ls -A ~carol | grep -x .ssh || true") == ""
-        modes = machines.host("node3").inside.sh("stat -c %a:%s ~carol/.ssh ~carol/.ssh/authorized_keys")
+        modes = machines.host("node3").inside.sh(
+            "stat -c %a:%s ~carol/.ssh ~carol/.ssh/authorized_keys"
+        )
         assert [mode.partition(":")[0] for mode in modes.split()] == ["755", "644"]
 
 
@@ -158,10 +179,14 @@ def test_el_without_a_scheduler_and_with_openhpc(
     with lab("el", 3, shared="/shared") as machines:
         for host in machines.hosts:
             host.inside.sh("dnf -q -y install firewalld chrony >/dev/null")
-            host.inside.sh("systemctl enable --now firewalld chronyd; cp -p /etc/chrony.conf /root/")
+            host.inside.sh(
+                "systemctl enable --now firewalld chronyd; cp -p /etc/chrony.conf /root/"
+            )
         text = machines.spec(cluster_name, scheduler="none")
         with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
-            opened = machines.ssh("node1", "sudo firewall-cmd --policy=clusterctl --list-all").stdout
+            opened = machines.ssh(
+                "node1", "sudo firewall-cmd --policy=clusterctl --list-all"
+            ).stdout
             assert "32768-60999" in opened
             assert "6817" not in opened, "nothing of Slurm's runs"
             runs_jobs_without_a_scheduler(cluster)
@@ -172,7 +197,9 @@ def test_el_without_a_scheduler_and_with_openhpc(
             host.inside.sh("cmp /etc/chrony.conf /root/chrony.conf")
         text = machines.spec(cluster_name, software={"slurm": {"from": "openhpc"}})
         with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
-            assert cluster.ssh("node2", "rpm -q slurm-slurmd-ohpc").startswith("slurm-slurmd-ohpc-23.11")
+            assert cluster.ssh("node2", "rpm -q slurm-slurmd-ohpc").startswith(
+                "slurm-slurmd-ohpc-23.11"
+            )
             trained(cluster)
             changes_nothing(cluster)
 
@@ -219,9 +246,13 @@ def test_another_distribution(
     release = kind.replace("el-", "rocky-")
     with (
         lab(kind, 3, internet=not kind.startswith("el"), shared="/shared") as machines,
-        raised(machines, cluster_name, machines.spec(cluster_name), clusterctl.home, tmp_path) as cluster,
+        raised(
+            machines, cluster_name, machines.spec(cluster_name), clusterctl.home, tmp_path
+        ) as cluster,
     ):
-        assert f"clusterctl_release: {release}\n" in (cluster.workspace / "inventory.yml").read_text()
+        assert (
+            f"clusterctl_release: {release}\n" in (cluster.workspace / "inventory.yml").read_text()
+        )
         trained(cluster)
         python = distribution_of(release).python_version
         assert all(f"Python {python}" in cluster.ssh(node, PYTHON) for node in NODES)
@@ -233,7 +264,9 @@ def test_single_machine_with_another_hostname_is_a_cluster(
 ) -> None:
     with lab("debian", 1, internet=True) as machines:
         provider = {"hosts": hosts(machines, desk="node1"), "shared": {}}
-        text = machines.spec(cluster_name, controller="desk", partitions={"train": "desk"}, provider=provider)
+        text = machines.spec(
+            cluster_name, controller="desk", partitions={"train": "desk"}, provider=provider
+        )
         with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
             assert cluster.raised["probed"] == ["desk"]
             trained(cluster, ["desk"])

@@ -1,4 +1,5 @@
-"""`address: localhost`: the machine that clusterctl runs on becomes a cluster, and is given back as it was.
+"""`address: localhost`: the machine that clusterctl runs on becomes a cluster, and is given back as
+it was.
 
 It is somebody's workstation: no sshd listens, and sudo asks for a password.
 """
@@ -55,7 +56,10 @@ def desk(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     compileall.compile_dir(installed, quiet=1, maxlevels=20, stripdir=str(own), prependdir=PLACE)
     own.chmod(0o755)
     wheels = wheelhouse(data_folder("payload") / "requirements.lock", PLATFORM)
-    options = [f"--overlay-ro={tree()}{PLACE}:{own}:{PLACE}", f"--bind-ro={wheels}:/lent/{wheels.name}"]
+    options = [
+        f"--overlay-ro={tree()}{PLACE}:{own}:{PLACE}",
+        f"--bind-ro={wheels}:/lent/{wheels.name}",
+    ]
     boxes = [Box("bench", sudo="password")]
     with lab("debian", boxes, user=USER, internet=True, options=options) as one:
         inside = one.host("bench").inside
@@ -70,7 +74,9 @@ def clusterctl(desk: Host, *argv: str, rc: int = 0) -> Any:
 
 def seen(desk: Host) -> list[str]:
     """The machine, but for what its user keeps at home, and the jobs of that user."""
-    files = [line for line in picture(desk) if f"/home/{USER}" not in line and "/shared/home" not in line]
+    files = [
+        line for line in picture(desk) if f"/home/{USER}" not in line and "/shared/home" not in line
+    ]
     return files + listening(desk)
 
 
@@ -84,7 +90,9 @@ def test_it_becomes_a_cluster_and_is_given_back_as_it_was(desk: Host) -> None:
     desk("bash", "-c", KILLED, user=USER, rc=None)
     up = clusterctl(desk, "up")  # without a password: our account is there
     assert (up["ready"], up["probed"]) == (True, ["desk"])
-    job = clusterctl(desk, "submit", "train", "--nodes", "1", "--wait", "--", "--epochs", "1")["job_id"]
+    job = clusterctl(desk, "submit", "train", "--nodes", "1", "--wait", "--", "--epochs", "1")[
+        "job_id"
+    ]
     (run,) = clusterctl(desk, "collect", job)["runs"]
     start = json.loads(desk("head", "-n1", f"{run['dir']}/metrics.jsonl").stdout)
     assert [rank["host"] for rank in start["ranks"]] == ["desk"]

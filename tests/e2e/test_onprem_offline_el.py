@@ -1,4 +1,6 @@
-"""EL-shaped machines without a route out: a bundle of signed packages that a Debian machine made with dnf."""
+"""EL-shaped machines without a route out: a bundle of signed packages that a Debian machine made
+with dnf.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,14 @@ def machines(no_residue: None) -> Iterator[Lab]:
     with lab("el", 2, shared="/shared") as one:
         for host in HOSTS:
             one.enter(
-                host, ["sed", "-i", "-E", "/(rockylinux|fedoraproject|nvidia|openhpc|github)/d", "/etc/hosts"]
+                host,
+                [
+                    "sed",
+                    "-i",
+                    "-E",
+                    "/(rockylinux|fedoraproject|nvidia|openhpc|github)/d",
+                    "/etc/hosts",
+                ],
             )
         yield one
 
@@ -70,16 +79,31 @@ def spec(machines: Lab, cluster_name: str, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("spec") / "cluster.yaml"
     partitions = {"train": "node[1-2]"}
     software = {"slurm": {"from": "openhpc"}, "apptainer": True}
-    path.write_text(machines.spec(cluster_name, controller="node1", partitions=partitions, software=software))
+    path.write_text(
+        machines.spec(cluster_name, controller="node1", partitions=partitions, software=software)
+    )
     return path
 
 
 @pytest.fixture(scope="module")
-def bundle(connected: Clusterctl, spec: Path, web: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(
+    connected: Clusterctl, spec: Path, web: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
     (folder / "mine.repo").write_text(repositories(web, *KEYS))
     source = f"rocky-9={folder / 'mine.repo'}"
-    argv = ("bundle", "create", "-f", spec, "--os", "rocky-9", "--from", source, "--out", folder / "el.tar")
+    argv = (
+        "bundle",
+        "create",
+        "-f",
+        spec,
+        "--os",
+        "rocky-9",
+        "--from",
+        source,
+        "--out",
+        folder / "el.tar",
+    )
     connected(*argv)
     return folder / "el.tar"
 
@@ -95,7 +119,14 @@ def repositories(web: Path, *keys: str) -> str:
 def test_bundle_has_dependencies_and_signing_keys(bundle: Path) -> None:
     paths = open_bundle(bundle).hashes
     packages = [path for path in paths if path.startswith("systems/rocky-9/Packages/")]
-    for name in ("slurm-slurmd-ohpc-23", "apptainer-1", "munge-0", "munge-libs-0", "openmpi-4", "pmix-"):
+    for name in (
+        "slurm-slurmd-ohpc-23",
+        "apptainer-1",
+        "munge-0",
+        "munge-libs-0",
+        "openmpi-4",
+        "pmix-",
+    ):
         assert any(f"/{name}" in path for path in packages), name
     assert not any("/slurm-slurmd-22" in path for path in packages)
     keys = [path for path in paths if "/keys/" in path]
@@ -106,7 +137,14 @@ def test_packages_that_no_given_key_has_signed_are_refused(
     connected: Clusterctl, spec: Path, web: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.repo").write_text(repositories(web, KEYS[1]))
-    argv = ("--os", "rocky-9", "--from", f"rocky-9={tmp_path / 'mine.repo'}", "--out", tmp_path / "el.tar")
+    argv = (
+        "--os",
+        "rocky-9",
+        "--from",
+        f"rocky-9={tmp_path / 'mine.repo'}",
+        "--out",
+        tmp_path / "el.tar",
+    )
     ran = connected("bundle", "create", "-f", spec, *argv, rc=1)
     assert "signatures of packages" in ran.stderr
     assert not (tmp_path / "el.tar").exists()
@@ -119,7 +157,9 @@ def test_from_nothing_to_an_mpi_job_and_back(
         asked = machines.ssh(host, "sudo dnf -q makecache", rc=None)
         assert asked.rc != 0
         assert machines.ssh(host, ROUTE_OUT).stdout == ""
-    before = {host: machines.ssh(host, "rpm -qa | sort; ls /etc/yum.repos.d").stdout for host in HOSTS}
+    before = {
+        host: machines.ssh(host, "rpm -qa | sort; ls /etc/yum.repos.d").stdout for host in HOSTS
+    }
     runner = Clusterctl(clusterctl_home, tmp_path, unconnected(tmp_path / "cache"))
     up = runner("-o", "json", "-f", spec, "up", "--yes", "--bundle", bundle).json
     assert up["probed"] == list(HOSTS)
@@ -127,7 +167,12 @@ def test_from_nothing_to_an_mpi_job_and_back(
     for host in HOSTS:
         said = machines.ssh(host, "rpm -q --qf '%{name} ' slurm-slurmd-ohpc apptainer").stdout
         assert said == "slurm-slurmd-ohpc apptainer "
-        assert "No such file" in machines.ssh(host, "sudo ls /var/lib/clusterctl-bundle", rc=None).stderr
+        assert (
+            "No such file"
+            in machines.ssh(host, "sudo ls /var/lib/clusterctl-bundle", rc=None).stderr
+        )
     runner("-f", spec, "down", "--yes", "--discard")
-    after = {host: machines.ssh(host, "rpm -qa | sort; ls /etc/yum.repos.d").stdout for host in HOSTS}
+    after = {
+        host: machines.ssh(host, "rpm -qa | sort; ls /etc/yum.repos.d").stdout for host in HOSTS
+    }
     assert after == before

@@ -1,4 +1,6 @@
-"""Machines that hold other people's work: what `up` changes on them, and that `down` gives them back."""
+"""Machines that hold other people's work: what `up` changes on them, and that `down` gives them
+back.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,14 @@ class Raised:
     planned: list[str]  # what `plan` noted before anything was done
 
     def write(self, nodes: str, **others: str) -> None:
-        """The spec with these nodes beside the controller, which computes, too; ``others`` have new names."""
+        """The spec with these nodes beside the controller, which computes, too; ``others`` have new
+        names.
+        """
         machines = {name: self.lab.host(others.get(name, name)) for name in NAMES[:3]}
-        hosts = {name: {"address": one.address, "host_key": one.host_key} for name, one in machines.items()}
+        hosts = {
+            name: {"address": one.address, "host_key": one.host_key}
+            for name, one in machines.items()
+        }
         text = self.lab.spec(
             "safe", controller="node1", partitions={"train": nodes}, provider={"hosts": hosts}
         )
@@ -162,7 +169,9 @@ def test_node_replace_replaces_an_unreachable_machine(raised: Raised, job: str) 
     assert [(one["host"], one["address"]) for one in status["pending_releases"]] == [("node3", old)]
     assert status["ready"]
     assert raised.sh("node1", "srun --immediate=20 -w node3 hostname").strip() == "node4"
-    (found,) = (one for one in raised.json("doctor")["findings"] if one["code"] == "pending-release")
+    (found,) = (
+        one for one in raised.json("doctor")["findings"] if one["code"] == "pending-release"
+    )
     assert found["host"] == "node3"
     assert raised.state_of(job) == "RUNNING"
 
@@ -170,7 +179,9 @@ def test_node_replace_replaces_an_unreachable_machine(raised: Raised, job: str) 
 def test_plan_shows_what_would_change_line_by_line_and_no_secret(raised: Raised) -> None:
     params = "/etc/openmpi/openmpi-mca-params.conf"
     munge = "/etc/munge/munge.key"
-    raised.sh("node2", f"cp -p {params} {munge} /root; echo '# astray' >> {params}; echo x > {munge}")
+    raised.sh(
+        "node2", f"cp -p {params} {munge} /root; echo '# astray' >> {params}; echo x > {munge}"
+    )
     key = (raised.verbs.home / "safe" / "munge.key").read_bytes().hex()
     shown = raised.verbs("-f", raised.file, "plan", "--diff").stdout
     assert "node2: openmpi: " in shown
@@ -178,7 +189,9 @@ def test_plan_shows_what_would_change_line_by_line_and_no_secret(raised: Raised)
     assert key not in shown.encode().hex()
     assert "# astray" in raised.sh("node2", f"cat {params}")  # it only looked
     raised.sh(
-        "node2", f"cp -p /root/munge.key {munge}; cp -p /root/openmpi-mca-params.conf {params}; rm /root/*.*"
+        "node2",
+        f"cp -p /root/munge.key {munge}; cp -p /root/openmpi-mca-params.conf {params}; rm "
+        "/root/*.*",
     )
 
 

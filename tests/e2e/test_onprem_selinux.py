@@ -1,6 +1,7 @@
 """The role selinux on machines with Debian's reference policy.
 
-The kernel here has no SELinux: a policy is written, read and built as on any host, and never in force.
+The kernel here has no SELinux: a policy is written, read and built as on any host, and never in
+    force.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ ANSIBLE = data_folder("ansible")
 HOMES = "/shared/home"
 TOOLS = "policycoreutils-python-utils python3-selinux python3-semanage"
 APT = (
-    "export DEBIAN_FRONTEND=noninteractive; apt-get -q update; apt-get -q -y --no-install-recommends install"
+    "export DEBIAN_FRONTEND=noninteractive; apt-get -q update; apt-get -q -y "
+    "--no-install-recommends install"
 )
 # Where the policy keeps what somebody has set.
-OWN = "/etc/selinux/default/contexts/files/file_contexts.{local,subs} /var/lib/selinux/default/active/*.local"
+OWN = (
+    "/etc/selinux/default/contexts/files/file_contexts.{local,subs} "
+    "/var/lib/selinux/default/active/*.local"
+)
 # One machine has the policy alone. On the other somebody has labelled, also where the role does.
 THEIRS = f"""\
 semanage fcontext --add --type etc_t '/srv/theirs(/.*)?'
@@ -68,7 +73,8 @@ def machines(no_residue: None) -> Iterator[Lab]:
 
 def play(machines: Lab) -> dict[str, str]:
     """Run the role on both machines; how many tasks changed each."""
-    playbook, inventory = machines.folder / "play.yml", machines.folder / "inventory.yml"
+    playbook = machines.folder / "play.yml"
+    inventory = machines.folder / "inventory.yml"
     head = {"hosts": "all", "gather_facts": True, "become": True}
     playbook.write_text(yaml.safe_dump([{**head, "roles": ["selinux"]}]))
     variables = {
@@ -88,7 +94,9 @@ def play(machines: Lab) -> dict[str, str]:
         "ANSIBLE_ROLES_PATH": str(ANSIBLE / "roles"),
     }
     argv = [Path(sys.executable).with_name("ansible-playbook"), "-i", inventory, playbook]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        argv, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     recap = done.stdout.rsplit("PLAY RECAP", 1)[1].splitlines()
     rows = [line.replace(":", " ").split() for line in recap if "changed=" in line]
@@ -104,7 +112,10 @@ def own(machines: Lab, name: str) -> list[str]:
 def labels(machines: Lab, name: str) -> dict[str, str]:
     """The types that the policy has for the paths of LABELS."""
     said = machines.host(name).inside.sh(f"matchpathcon {' '.join(LABELS)}")
-    return {path: context.split(":")[2] for path, context in (line.split() for line in said.splitlines())}
+    return {
+        path: context.split(":")[2]
+        for path, context in (line.split() for line in said.splitlines())
+    }
 
 
 def test_selinux_labels_are_set_once_beside_the_owners_own(machines: Lab) -> None:

@@ -1,8 +1,11 @@
-"""clusterctl by an ordinary user who has the wheel and may run just the helper as root. They type README.md.
+"""clusterctl by an ordinary user who has the wheel and may run just the helper as root. They type
+README.md.
 
-All results are theirs, and so are the jobs. That the sudoers line allows nothing but the helper is a spy as
-well: any other use of sudo would fail. Another account of the same machine, without any right, reads, holds,
-fills and signals nothing of their cluster, and root of a node reaches nothing of the machine.
+All results are theirs, and so are the jobs. That the sudoers line allows nothing but the helper is
+a spy as
+well: any other use of sudo would fail. Another account of the same machine, without any right,
+reads, holds, fills and signals nothing of their cluster, and root of a node reaches nothing of the
+machine.
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ WHO_AM_I = """\
 srun bash -c 'echo "$(hostname) $(id -un) $(id -u) $(id -gn) $HOME"; touch "$HOME/was-here-$(hostname)"'
 """
 
-# What another account of this machine tries: a script of sh that ends with 0 where the harm is done. By root
-# each of READS must end so, or it would show nothing.
+# What another account of this machine tries: a script of sh that ends with 0 where the harm is
+# done. By root each of READS must end so, or it would show nothing.
 READS = {
     "list the nodes": 'ls "$LOCAL"',
     "read a node's file": 'cat "$NODE/etc/machine-id"',
@@ -110,7 +113,14 @@ LOCKS = tuple(
 )
 LISTENING = "0A"  # in /proc/net/tcp
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
-PORTS = {22, 6816, 6817, 6818, 6819}  # sshd, which wants a key; the fence and Slurm, which want munge's
+# Sshd, which wants a key; the fence and Slurm, which want munge's.
+PORTS = {
+    22,
+    6816,
+    6817,
+    6818,
+    6819,
+}
 
 # Root of a node: ports of this machine, then its addresses.
 REACHES_OUT = """
@@ -161,7 +171,9 @@ def readme(*, last: bool) -> Iterator[Block]:
 def stranger(person: Person) -> Iterator[str]:
     """Another account of this machine."""
     name = f"mal-{secrets.token_hex(2)}"
-    run_as_root("useradd", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/sh", name)
+    run_as_root(
+        "useradd", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/sh", name
+    )
     yield name
     run_as_root("userdel", name)
 
@@ -171,12 +183,18 @@ def known(person: Person, demo: None) -> dict[str, str]:
     """What the other account is given to know of the cluster, more than it could find out."""
     state = person.state / CLUSTER
     hosts = {
-        one["name"]: one["address"] for one in json.loads(run_as_root("cat", state / "hosts.json"))["hosts"]
+        one["name"]: one["address"]
+        for one in json.loads(run_as_root("cat", state / "hosts.json"))["hosts"]
     }
     cluster_id = run_as_root("cat", state / "id").strip()
-    local, host = f"/var/lib/clusterctl/{cluster_id}", f"{CLUSTER}-train-1"
-    nspawn = {name: pid for name, pid in machine.running().items() if name.startswith(f"c{cluster_id}-")}
-    run_as_root("install", "-m", "4755", "/usr/bin/id", f"{local}/nodes/{host}/root/usr/local/bin/ready")
+    local = f"/var/lib/clusterctl/{cluster_id}"
+    host = f"{CLUSTER}-train-1"
+    nspawn = {
+        name: pid for name, pid in machine.running().items() if name.startswith(f"c{cluster_id}-")
+    }
+    run_as_root(
+        "install", "-m", "4755", "/usr/bin/id", f"{local}/nodes/{host}/root/usr/local/bin/ready"
+    )
     return {
         "ID": cluster_id,
         "LOCAL": local,
@@ -191,7 +209,9 @@ def known(person: Person, demo: None) -> dict[str, str]:
 
 
 def belonging_to_others(person: Person) -> list[str]:
-    """What lies in their home and isn't theirs. Of the installation only folders: see `new_person`."""
+    """What lies in their home and isn't theirs. Of the installation only folders: see
+    `new_person`.
+    """
     venv = str(person.venv)
     files = ["(", "-type", "d", "-o", "-not", "-path", f"{venv}/*", "-o", "-name", "*.pyc", ")"]
     return run_as_root("find", person.home, *files, "-not", "-user", person.name).splitlines()
@@ -215,7 +235,9 @@ def test_without_a_spec_it_is_the_built_in_cluster(person: Person) -> None:
     assert hosts == ["local-ctl", "local-train-1", "local-train-2"]
     assert person.runs("ls", "-A") == ""
     person.clusterctl("init", "--examples")
-    run_as_root("diff", "--recursive", "--exclude=__pycache__", ROOT / "examples", person.work / "examples")
+    run_as_root(
+        "diff", "--recursive", "--exclude=__pycache__", ROOT / "examples", person.work / "examples"
+    )
 
 
 def test_a_link_to_the_script_is_enough(person: Person) -> None:
@@ -248,7 +270,9 @@ def test_the_job_runs_under_their_name_and_number(person: Person, demo: None) ->
     answer = person.clusterctl("-o", "json", "submit", "who am i.sh", "--nodes", "2", "--wait").json
     said = sorted(person.clusterctl("logs", answer["job_id"]).stdout.splitlines())
     home = f"/shared/home/{person.name}"
-    assert said == [f"{CLUSTER}-train-{i} {person.name} {person.uid} {person.name} {home}" for i in (1, 2)]
+    assert said == [
+        f"{CLUSTER}-train-{i} {person.name} {person.uid} {person.name} {home}" for i in (1, 2)
+    ]
     (run,) = person.clusterctl("-o", "json", "collect", answer["job_id"]).json["runs"]
     accounting = json.loads(person.runs("cat", f"{run['dir']}/sacct.json"))
     assert {job["association"]["user"] for job in accounting["jobs"]} == {person.name}
@@ -260,15 +284,33 @@ def test_all_files_belong_to_the_user_and_state_is_private(person: Person, demo:
     assert belonging_to_others(person) == []
     assert person.runs("find", str(person.work), str(person.state), "-not", "-readable") == ""
     assert run_as_root("find", person.state, "-type", "f")
-    exposed = ["(", "-type", "d", "-not", "-perm", "700", "-o", "-type", "f", "-not", "-perm", "600", ")"]
+    exposed = [
+        "(",
+        "-type",
+        "d",
+        "-not",
+        "-perm",
+        "700",
+        "-o",
+        "-type",
+        "f",
+        "-not",
+        "-perm",
+        "600",
+        ")",
+    ]
     assert run_as_root("find", person.state, *exposed, "-printf", "%m %p\\n") == ""
 
 
-def test_other_accounts_and_homes_leave_it_alone(person: Person, demo: None, clusterctl: Clusterctl) -> None:
+def test_other_accounts_and_homes_leave_it_alone(
+    person: Person, demo: None, clusterctl: Clusterctl
+) -> None:
     """Root asks for a cluster of this name, and so do they with another CLUSTERCTL_HOME."""
     spec = clusterctl.cwd / "same-name.yaml"
     spec.write_text(SPEC)
-    assert CLUSTER not in [one["cluster"] for one in clusterctl("-o", "json", "list").json["clusters"]]
+    assert CLUSTER not in [
+        one["cluster"] for one in clusterctl("-o", "json", "list").json["clusters"]
+    ]
     assert codes(clusterctl("-o", "json", "-f", spec, "down", "--yes", rc=2)) == ["unknown-cluster"]
     code, said, _ = person.types("CLUSTERCTL_HOME=~/another clusterctl down --yes", person.work)
     assert code == 2
@@ -294,7 +336,9 @@ def test_another_account_does_no_harm(attempt: str, stranger: str, known: dict[s
     assert not tries({**READS, **OTHERS}[attempt], known, "-u", stranger)
 
 
-def test_another_account_holds_nothing_up(person: Person, stranger: str, known: dict[str, str]) -> None:
+def test_another_account_holds_nothing_up(
+    person: Person, stranger: str, known: dict[str, str]
+) -> None:
     """One that held the machine's lock blocked each `up`, without a word of why."""
     as_stranger = f"sudo -n -u {stranger} -- /usr/bin/python3 -c".split()
     argv = [*as_stranger, HOLDS, *LOCKS, f"{known['STATE']}/../.*"]
@@ -312,7 +356,9 @@ def test_the_machines_accounts_find_no_other_port(known: dict[str, str]) -> None
     found = set()
     for number in (1, 2, 3):
         pid = leader(f"c{known['ID']}-{number:03d}")
-        for line in run_as_root("cat", f"/proc/{pid}/net/tcp", f"/proc/{pid}/net/tcp6").splitlines():
+        for line in run_as_root(
+            "cat", f"/proc/{pid}/net/tcp", f"/proc/{pid}/net/tcp6"
+        ).splitlines():
             address, port = line.split()[1].partition(":")[::2]
             if line.split()[3] == LISTENING and address not in LOOPBACK:
                 found.add(int(port, 16))
@@ -334,7 +380,15 @@ def test_a_node_reaches_nothing_of_the_machine(person: Person, known: dict[str, 
         ports = [str(one.getsockname()[1]) for one in (tcp, udp)]
         asked = [address for address in [*cable, *others] if not address.startswith("127.")]
         run_as_root(
-            "nsenter", "--target", known["INIT"], "--net", sys.executable, "-c", REACHES_OUT, *ports, *asked
+            "nsenter",
+            "--target",
+            known["INIT"],
+            "--net",
+            sys.executable,
+            "-c",
+            REACHES_OUT,
+            *ports,
+            *asked,
         )
         reached = []
         while ready := select.select([tcp, udp], [], [], 0)[0]:

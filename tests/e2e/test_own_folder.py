@@ -56,17 +56,22 @@ def test_it_trains_on_two_nodes_and_is_sent_once(cluster: Cluster, project: Path
     assert source["sent_bytes"] == source["bytes"] > 2 << 20
     record, listed = (json.loads((run / name).read_text()) for name in ("run.json", "source.json"))
     assert record["source"] == source["hash"] == listed["hash"]
-    assert source["files"] == len(listed["files"]) == names - 3 + 1  # two folders and a link; conf/a.txt
+    # Two folders and a link; conf/a.txt.
+    assert source["files"] == len(listed["files"]) == names - 3 + 1
     for name in HOSTILE_NAMES:
         assert (run / os.fsdecode(name)).read_bytes() == name
 
     (project / "conf" / "a.txt").write_text("0.2")
-    again = cluster.json("submit", project / "train.py", "--exclude", "large", "--nodes", "2", "--wait")
+    again = cluster.json(
+        "submit", project / "train.py", "--exclude", "large", "--nodes", "2", "--wait"
+    )
     assert again["source"]["sent_bytes"] == len("0.2")
     assert "'0.2'" in cluster("logs", again["job_id"]).stdout
 
 
-def test_a_task_of_an_array_finds_what_lies_beside_its_script(cluster: Cluster, project: Path) -> None:
+def test_a_task_of_an_array_finds_what_lies_beside_its_script(
+    cluster: Cluster, project: Path
+) -> None:
     (project / "task.sh").write_text('cat conf/a.txt; echo "$SLURM_ARRAY_TASK_ID" >mine.txt\n')
     done = cluster.json("submit", project / "task.sh", "--array", "1-2", "--wait")
     run = cluster.run_of(done["job_id"])
@@ -79,7 +84,9 @@ def test_a_task_of_an_array_finds_what_lies_beside_its_script(cluster: Cluster, 
     assert reason.startswith("unchanged ")
 
 
-def test_what_can_not_be_sent_is_refused_before_anything_happens(cluster: Cluster, project: Path) -> None:
+def test_what_can_not_be_sent_is_refused_before_anything_happens(
+    cluster: Cluster, project: Path
+) -> None:
     before = cluster.json("jobs")["jobs"]
     for name in ("task-1", "task-2", "run.json"):
         (project / name).touch()

@@ -1,4 +1,6 @@
-"""The bundled training program on real nodes: its commands as jobs, what they leave, and jobs that go on."""
+"""The bundled training program on real nodes: its commands as jobs, what they leave, and jobs that
+go on.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) ->
     flags = ("--epochs", "8", "--profile", "--tensorboard")
     done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)
     run = cluster.run_of(done["job_id"])
-    iterations = [record for record in records(run / "metrics.jsonl") if record["kind"] == "iteration"]
-    assert all(0 < one["comm_exposed_ms"] <= one["comm_total_ms"] and one["mfu"] > 0 for one in iterations)
+    iterations = [
+        record for record in records(run / "metrics.jsonl") if record["kind"] == "iteration"
+    ]
+    assert all(
+        0 < one["comm_exposed_ms"] <= one["comm_total_ms"] and one["mfu"] > 0 for one in iterations
+    )
     ranks = {event["pid"] for event in json.loads((run / "trace.json").read_text())["traceEvents"]}
     assert ranks == {0, 1}
     assert [file.name.split(".")[0] for file in (run / "tensorboard").iterdir()] == ["events"]
@@ -43,7 +49,9 @@ def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) ->
 
 
 def test_two_models_on_one_and_two_nodes_in_a_table(cluster: Cluster) -> None:
-    """One command: Slurm runs the jobs one after the other, and the table has their speeds and losses."""
+    """One command: Slurm runs the jobs one after the other, and the table has their speeds and
+    losses.
+    """
     flags = ("--scaling", "1,2", "--sweep", "model=mlp,cnn", "--wait", "--", "--iterations", "20")
     jobs = cluster.json("submit", "train", *flags)["jobs"]
     scaling = jobs[-1]["scaling"]
@@ -59,7 +67,9 @@ def test_two_models_on_one_and_two_nodes_in_a_table(cluster: Cluster) -> None:
         assert two["speed_up"]["mean"] == pytest.approx(ratio)
         assert two["efficiency_percent"]["mean"] == pytest.approx(50 * ratio)
         assert two["eval_loss"]["mean"] == pytest.approx(one["eval_loss"]["mean"], rel=1e-3)
-    first, second = (json.loads((cluster.run_of(job["job_id"]) / "run.json").read_text()) for job in jobs)
+    first, second = (
+        json.loads((cluster.run_of(job["job_id"]) / "run.json").read_text()) for job in jobs
+    )
     assert first["end_time"] <= second["start_time"]
     assert cluster.json("runs", "show", jobs[0]["name"])["scaling"] == scaling
     (section,) = cluster.json("report", jobs[0]["name"])["report"]["sections"]
@@ -72,7 +82,9 @@ def test_gpt_learns_uploaded_text_split_over_the_nodes(cluster: Cluster) -> None
     more = ("--tp", "2", "--optimizer", "adamw", "--iterations", "12", "--global-batch-size", "8")
     done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags, *more)
     run = cluster.run_of(done["job_id"])
-    iterations = [record for record in records(run / "metrics.jsonl") if record["kind"] == "iteration"]
+    iterations = [
+        record for record in records(run / "metrics.jsonl") if record["kind"] == "iteration"
+    ]
     assert iterations[-1]["loss"] < 0.8 * iterations[0]["loss"]
     assert all(one["tokens_per_s"] == 32 * one["samples_per_s"] for one in iterations)
     assert "bits per byte" in (run / "stdout.log").read_text()
@@ -82,7 +94,15 @@ def test_gpt_learns_uploaded_text_split_over_the_nodes(cluster: Cluster) -> None
 
 
 def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
-    work = ("--hidden", "256,256", "--global-batch-size", "719", "--epochs", "60")  # two iterations an epoch
+    # Two iterations an epoch.
+    work = (
+        "--hidden",
+        "256,256",
+        "--global-batch-size",
+        "719",
+        "--epochs",
+        "60",
+    )
     flags = (*work, "--save-interval", "80")
     submitted = cluster.json("submit", "train", "--nodes", "2", "--", *flags)
     job = submitted["job_id"]
@@ -91,7 +111,8 @@ def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
     signal = f"sudo scancel --batch --signal=USR1 {job}"  # as Slurm does before the time limit
     cluster.ssh(f"{cluster.name}-ctl", f"{await_line}; {signal}")
     cluster.job_in("PENDING", job)
-    # Slurm starts a job again some seconds later: the nodes are free for the same training in one go.
+    # Slurm starts a job again some seconds later: the nodes are free for the same training in one
+    # go.
     whole = cluster.json("submit", "train", "--nodes", "2", "--", *flags)["job_id"]
     cluster("logs", job, "--follow", timeout_s=120)
     run = cluster.run_of(job)
@@ -102,7 +123,9 @@ def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
     samples = records(run / "telemetry" / f"{cluster.name}-train-1.jsonl")
     assert sum(record["kind"] == "host" for record in samples) == 2
 
-    judged = cluster.json("submit", "eval", "--wait", "--", "--out", f"{submitted['dir']}/files")["job_id"]
+    judged = cluster.json("submit", "eval", "--wait", "--", "--out", f"{submitted['dir']}/files")[
+        "job_id"
+    ]
     said = json.loads((cluster.run_of(judged) / "stdout.log").read_text().splitlines()[-1])
     assert said["accuracy"] == records(run / "metrics.jsonl")[-1]["accuracy"]
 
@@ -117,14 +140,26 @@ def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
     undisturbed = cluster.run_of(whole)
     assert results(undisturbed) == results(run)
     for file in ("best.safetensors", "final.safetensors", "model.json"):
-        assert (run / "model" / file).read_bytes() == (undisturbed / "model" / file).read_bytes(), file
+        assert (run / "model" / file).read_bytes() == (undisturbed / "model" / file).read_bytes(), (
+            file
+        )
 
 
 @pytest.mark.sweep
 def test_a_cnn_knows_fashion_on_two_nodes(cluster: Cluster) -> None:
-    put = cluster.json("put", "/usr/share/datasets/fashion-mnist", "data")  # of dataset-fashion-mnist
+    # Of dataset-fashion-mnist.
+    put = cluster.json("put", "/usr/share/datasets/fashion-mnist", "data")
     flags = ("--model", "cnn", "--data", f"idx:{put['folder']}/fashion-mnist", "--epochs", "6")
-    more = ("--optimizer", "adamw", "--lr", "0.008", "--schedule", "cosine", "--warmup-iterations", "100")
+    more = (
+        "--optimizer",
+        "adamw",
+        "--lr",
+        "0.008",
+        "--schedule",
+        "cosine",
+        "--warmup-iterations",
+        "100",
+    )
     submit = ("-o", "json", "submit", "train", "--nodes", "2", "--wait", "--", *flags, *more)
     done = cluster(*submit, "--global-batch-size", "128", timeout_s=800).json
     result = records(cluster.run_of(done["job_id"]) / "metrics.jsonl")[-1]

@@ -1,4 +1,6 @@
-"""The test suites of other programs, submitted as their users would: peers.toml has the expected results."""
+"""The test suites of other programs, submitted as their users would: peers.toml has the expected
+results.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,32 @@ partitions:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes with cores for a suite and for the jobs that it submits, and with packages of the suites."""
+    """Two nodes with cores for a suite and for the jobs that it submits, and with packages of the
+    suites.
+    """
     name = f"p{secrets.token_hex(3)}"
-    home, cwd = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")
-    packages = json.dumps([package for suite in SUITES.values() for package in suite.get("packages", ())])
+    home = tmp_path_factory.mktemp("home")
+    cwd = tmp_path_factory.mktemp("cwd")
+    packages = json.dumps(
+        [package for suite in SUITES.values() for package in suite.get("packages", ())]
+    )
     with raised(name, SPEC.format(name=name, packages=packages), home, cwd) as one:
         yield one
 
 
 def source(requirement: str, folder: Path) -> Path:
     """Download a source archive from the package index and return its unpacked folder."""
-    words = ["--quiet", "--no-deps", "--no-binary", requirement.partition("==")[0], "--dest", str(folder)]
-    subprocess.run([sys.executable, "-m", "pip", "download", *words, requirement], check=True, timeout=300)
+    words = [
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        requirement.partition("==")[0],
+        "--dest",
+        str(folder),
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", *words, requirement], check=True, timeout=300
+    )
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
@@ -64,7 +80,9 @@ def test_suite_has_the_expected_results(
     if "requirements" in suite:
         (folder / "suite.txt").write_text("\n".join(suite["requirements"]))
         options += ["--requirements", str(folder / "suite.txt")]
-    ran = cluster.quoting("-o", "json", "submit", folder / script, "--time", "10m", "--wait", *options)
+    ran = cluster.quoting(
+        "-o", "json", "submit", folder / script, "--time", "10m", "--wait", *options
+    )
     assert ran.returncode == suite["exit_code"], ran
     run = cluster.run_of(json.loads(ran.stdout)["job_id"])
     output = "\n".join((run / name).read_text() for name in ("stdout.log", "stderr.log"))

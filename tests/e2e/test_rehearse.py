@@ -1,4 +1,6 @@
-"""`rehearse` on a real cluster: programs that keep the contract of restarts.md, or break a line of it."""
+"""`rehearse` on a real cluster: programs that keep the contract of restarts.md, or break a line of
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from tests.support.cluster import Cluster
 
 FAULTS = ("rank-killed", "rank-frozen", "time-limit", "checkpoint-torn", "node-killed")
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES, PROGRAMS = ROOT / "examples", ROOT / "tests" / "support" / "rehearsed"
+EXAMPLES = ROOT / "examples"
+PROGRAMS = ROOT / "tests" / "support" / "rehearsed"
 COUNTS = PROGRAMS / "counts.py"
 
 

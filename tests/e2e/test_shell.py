@@ -1,4 +1,6 @@
-"""Interactive allocations: a shell on a node, one command there, a port of it here; never a forgotten one."""
+"""Interactive allocations: a shell on a node, one command there, a port of it here; never a
+forgotten one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ from tests.support.processes import eventually
 from tests.support.sweeps import in_sweep
 from tests.support.terminal import Terminal, terminal
 
-MINE = ("--name=shell", "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING", "--noheader", "--format=%i")
+MINE = (
+    "--name=shell",
+    "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING",
+    "--noheader",
+    "--format=%i",
+)
 
 
 def allocations(cluster: Cluster) -> list[str]:
@@ -54,22 +61,35 @@ def free_port() -> int:
 
 def test_shell_runs_a_command_and_returns_its_exit_code(cluster: Cluster) -> None:
     script = 'hostname; id -un; command -v python; srun hostname | sort; printf "<%s>" "$@"; exit 3'
-    ran = cluster("shell", "--nodes", "2", "--", "bash", "-c", script, "-", "a b", "$(id)", "'q'", rc=3)
+    ran = cluster(
+        "shell", "--nodes", "2", "--", "bash", "-c", script, "-", "a b", "$(id)", "'q'", rc=3
+    )
     first, second = (f"{cluster.name}-train-{i}" for i in (1, 2))
     python = "/opt/clusterctl/env/bin/python"
-    assert ran.stdout.splitlines() == [first, cluster.user, python, first, second, "<a b><$(id)><'q'>"]
+    assert ran.stdout.splitlines() == [
+        first,
+        cluster.user,
+        python,
+        first,
+        second,
+        "<a b><$(id)><'q'>",
+    ]
     assert f"holds {first}, {second} " in ran.stderr
     assert gone(cluster)
 
 
 def test_a_program_runs_in_a_shell_as_it_is_submitted(cluster: Cluster) -> None:
-    """The ranks run in a copy of the sent folder. A file that they write stays, and a message names it."""
+    """The ranks run in a copy of the sent folder. A file that they write stays, and a message names
+    it.
+    """
     (folder := cluster.runner.cwd / "tried").mkdir()
     (folder / "show.py").write_text(
         "import os\nprint(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')))\n"
         "open(f'rank-{os.environ[\"RANK\"]}.txt', 'w').write('new')\n"
     )
-    answer = cluster.json("shell", "--nodes", "2", "--folder", folder, "--", "launch", "python", "show.py")
+    answer = cluster.json(
+        "shell", "--nodes", "2", "--folder", folder, "--", "launch", "python", "show.py"
+    )
     first = f"{cluster.name}-train-1"
     assert sorted(answer["stdout"].splitlines()) == [f"0 2 {first}", f"1 2 {first}"]
     assert answer["files"] == ["rank-0.txt", "rank-1.txt"]
@@ -115,7 +135,9 @@ def test_no_terminal_and_no_command_is_an_error(cluster: Cluster) -> None:
 
 
 def test_what_slurm_can_not_give_is_refused_with_a_way_out(cluster: Cluster) -> None:
-    assert shows(cluster("shell", "--partition", "nope", "--", "true", rc=2).stderr, "unknown-partition")
+    assert shows(
+        cluster("shell", "--partition", "nope", "--", "true", rc=2).stderr, "unknown-partition"
+    )
     assert "--nodes" in cluster("shell", "--nodes", "0", "--", "true", rc=2).stderr
 
 
@@ -161,7 +183,8 @@ def test_a_cancelled_allocation_ends_the_shell_and_that_is_said(cluster: Cluster
 
 def test_a_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
     """A server that only the node's own loopback reaches."""
-    here, there = free_port(), 8765
+    here = free_port()
+    there = 8765
     make = "mkdir -p site && cd site && echo from $(hostname) > index.html"
     serve = f"{make} && exec python -m http.server {there} --bind 127.0.0.1"
     process = cluster.runner.start(
@@ -184,8 +207,20 @@ def test_a_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
 def test_a_notebook_on_a_node_is_reached_here(cluster: Cluster) -> None:
     """JupyterLab in an environment of its own; its API, over the forwarded port."""
     here = free_port()
-    serve = ["jupyter", "lab", "--no-browser", "--ip=127.0.0.1", "--port=8888", "--ServerApp.token=open"]
-    forward = ["--requirements", ROOT / "examples" / "requirements-notebook.txt", "--forward", f"{here}:8888"]
+    serve = [
+        "jupyter",
+        "lab",
+        "--no-browser",
+        "--ip=127.0.0.1",
+        "--port=8888",
+        "--ServerApp.token=open",
+    ]
+    forward = [
+        "--requirements",
+        ROOT / "examples" / "requirements-notebook.txt",
+        "--forward",
+        f"{here}:8888",
+    ]
     process = cluster.runner.start("-f", cluster.spec, "shell", *forward, "--", *serve)
     try:
         assert "version" in json.loads(fetched(f"http://127.0.0.1:{here}/api", timeout_s=300))
@@ -227,7 +262,9 @@ def entered(cluster: Cluster, job: str) -> list[str]:
 
 
 def run(*words: str | Path, rc: int = 0) -> str:
-    ended = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        list(map(str, words)), capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == rc, ended.stderr
     return ended.stdout
 
@@ -237,9 +274,15 @@ def test_ssh_into_a_job_has_the_jobs_variables(cluster: Cluster, job: str) -> No
     answer = cluster.json("code", job)
     first, second = (f"{cluster.name}-train-{i}" for i in (1, 2))
     assert (answer["host"], answer["node"]) == (f"clusterctl-{cluster.name}-{job}", first)
-    show = "hostname; id -un; printenv SLURM_JOB_ID SLURM_JOB_NODELIST MASTER_ADDR COLOUR; command -v python"
-    shown = run(*answer["ssh"], f"{show}; srun hostname | sort; cd {answer['folder']} && ls").splitlines()
-    python, files = "/opt/clusterctl/env/bin/python", ["wait.sh"]
+    show = (
+        "hostname; id -un; printenv SLURM_JOB_ID SLURM_JOB_NODELIST MASTER_ADDR COLOUR; command "
+        "-v python"
+    )
+    shown = run(
+        *answer["ssh"], f"{show}; srun hostname | sort; cd {answer['folder']} && ls"
+    ).splitlines()
+    python = "/opt/clusterctl/env/bin/python"
+    files = ["wait.sh"]
     of_job = [job, f"{cluster.name}-train-[1-2]", first, "sea green"]
     assert shown == [first, cluster.user, *of_job, python, first, second, *files]
     run(*answer["ssh"], "exit 3", rc=3)
@@ -269,9 +312,12 @@ def test_files_pass_through_the_entry_of_a_job(cluster: Cluster, job: str, tmp_p
 
 
 def test_a_forwarded_port_reaches_a_server_in_a_job(cluster: Cluster, job: str) -> None:
-    """After ssh is killed, no process of the entry is left, not even a server in a session of its own."""
+    """After ssh is killed, no process of the entry is left, not even a server in a session of its
+    own.
+    """
     *ssh, host = entered(cluster, job)
-    port, server = free_port(), "http.server --bind 127.0.0.1 8765"
+    port = free_port()
+    server = "http.server --bind 127.0.0.1 8765"
     start = f"setsid python -m {server} >/dev/null 2>&1 & exec cat"
     forward = [*ssh, "-L", f"{port}:127.0.0.1:8765", host, start]
     with subprocess.Popen(forward, stdin=subprocess.PIPE) as process:
@@ -292,7 +338,8 @@ def answers(port: int) -> bool:
 
 
 def test_an_entry_refuses_other_keys(cluster: Cluster, job: str, tmp_path: Path) -> None:
-    host, entry = entered(cluster, job)[-1], cluster.workspace / "entries" / job
+    host = entered(cluster, job)[-1]
+    entry = cluster.workspace / "entries" / job
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key")
     ssh = ["ssh", "-F", "/dev/null", "-l", cluster.user, "-o", f"ProxyCommand=sh '{entry}/connect'"]
     ssh += [
@@ -308,7 +355,9 @@ def test_an_entry_refuses_other_keys(cluster: Cluster, job: str, tmp_path: Path)
 
 
 def test_the_entry_of_a_job_ends_with_the_job(cluster: Cluster) -> None:
-    """A connection ends at once, a later one tells why it fails, and the next `code` removes the entry."""
+    """A connection ends at once, a later one tells why it fails, and the next `code` removes the
+    entry.
+    """
     (script := cluster.runner.cwd / "tasks.sh").write_text("sleep 3600\n")
     job_id = cluster.json("submit", script, "--array", "1-2")["job_id"]
     for task in (1, 2):

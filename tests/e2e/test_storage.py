@@ -1,4 +1,5 @@
-"""Storage that a local cluster keeps outlives a `down` that was killed, and the next `up` takes it up.
+"""Storage that a local cluster keeps outlives a `down` that was killed, and the next `up` takes it
+up.
 
 Its users log in with keys of their own. Nothing secret passes to another cluster of the same layer.
 """
@@ -34,7 +35,8 @@ users:
 """
 KEEP = "storage: {keep: true}\n"
 OWNERS = "cd /shared/home; sudo stat -c '%n %u' ada/datasets/set.txt ada/out/weights bob bob/notes"
-# A line each: what must be a cluster's own. MariaDB's accounts have no passwords: theirs are the system's.
+# A line each: what must be a cluster's own. MariaDB's accounts have no passwords: theirs are the
+# system's.
 SECRETS = """\
 set -e
 sha256sum /etc/munge/munge.key /etc/ssh/ssh_host_*_key /etc/machine-id ~clusterctl/.ssh/authorized_keys \\
@@ -49,20 +51,36 @@ OF_LAYER = (
 
 def key_pair(folder: Path, name: str) -> Path:
     """Make a person's key pair, and return the private key. The public key is in NAME.pub."""
-    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"{name}@laptop", "-f", folder / name]
+    argv = [
+        "ssh-keygen",
+        "-q",
+        "-t",
+        "ed25519",
+        "-N",
+        "",
+        "-C",
+        f"{name}@laptop",
+        "-f",
+        folder / name,
+    ]
     subprocess.run(argv, check=True)
     return folder / name
 
 
 def as_person(cluster: Cluster, user: str, key: Path, command: str = "true") -> str:
-    """Run a command on the controller with plain ssh and only this key. "refused": sshd accepts no key.
+    """Run a command on the controller with plain ssh and only this key. "refused": sshd accepts no
+    key.
 
     The person has the files that docs/howto/colleagues.md tells the administrator to write.
     """
     page = (ROOT / "docs/howto/colleagues.md").read_text()
     recipe = next(block for block in page.split("```") if "known_hosts >~/bob.known_hosts" in block)
-    commands = recipe.partition("\n")[2].replace("~/.local/state/clusterctl/demo", str(cluster.workspace))
-    commands = commands.replace("demo-ctl", f"{cluster.name}-ctl").replace("User bob", f"User {user}")
+    commands = recipe.partition("\n")[2].replace(
+        "~/.local/state/clusterctl/demo", str(cluster.workspace)
+    )
+    commands = commands.replace("demo-ctl", f"{cluster.name}-ctl").replace(
+        "User bob", f"User {user}"
+    )
     folder = cluster.runner.cwd / "person"
     folder.mkdir(exist_ok=True)
     subprocess.run(["bash", "-ec", commands.replace("~/bob.", f"{folder}/bob.")], check=True)
@@ -83,7 +101,9 @@ def as_person(cluster: Cluster, user: str, key: Path, command: str = "true") -> 
 
 
 def planned(cluster: Cluster) -> set[tuple[str, str]]:
-    """Kind and name of the changes that `up` would make; `plan --check` tells whether there are any."""
+    """Kind and name of the changes that `up` would make; `plan --check` tells whether there are
+    any.
+    """
     changes = cluster("-o", "json", "plan", "--check", rc=None)
     assert changes.rc == (3 if changes.json["changes"] else 0)
     return {(change["kind"], change["name"]) for change in changes.json["changes"]}
@@ -119,7 +139,8 @@ def test_clusters_from_one_layer_share_no_secret(kept: Cluster, tmp_path: Path) 
         assert as_class(kept.raised) == 2
         assert as_class(there.raised) == 2
         for host in (f"{kept.name}-ctl", f"{kept.name}-train-1"):
-            mine, theirs = own_of(kept, host), own_of(there, host)
+            mine = own_of(kept, host)
+            theirs = own_of(there, host)
             assert len(mine) == 6
             assert not [path for path in mine if mine[path] == theirs[path]]
         assert there.json("submit", "probe", "--wait")["state"] == "COMPLETED"
@@ -134,7 +155,9 @@ def test_clusters_from_one_layer_share_no_secret(kept: Cluster, tmp_path: Path) 
 
 
 def test_keys_in_the_spec_come_and_go_and_a_persons_own_stay(kept: Cluster) -> None:
-    folder, text, ctl = kept.runner.cwd, kept.spec.read_text(), f"{kept.name}-ctl"
+    folder = kept.runner.cwd
+    text = kept.spec.read_text()
+    ctl = f"{kept.name}-ctl"
     keys = {name: key_pair(folder, name) for name in ("ada", "bob", "own", "late")}
     of_bob = f'["restrict,pty {(folder / "bob.pub").read_text().strip()}"]'
     kept.spec.write_text(
@@ -148,7 +171,9 @@ def test_keys_in_the_spec_come_and_go_and_a_persons_own_stay(kept: Cluster) -> N
     assert planned(kept) == set()
     assert as_person(kept, "ada", keys["ada"], "id -un") == "ada"
     assert as_person(kept, "bob", keys["ada"]) == "refused"
-    job = as_person(kept, "bob", keys["bob"], "sbatch --parsable --wait -o /dev/null --wrap hostname")
+    job = as_person(
+        kept, "bob", keys["bob"], "sbatch --parsable --wait -o /dev/null --wrap hostname"
+    )
     assert kept.sacct(job, "User,State,NodeList") == f"bob|COMPLETED|{kept.name}-train-1"
 
     submit = "sbatch --parsable -o /dev/null --wrap 'sleep 600'"
@@ -162,7 +187,10 @@ def test_keys_in_the_spec_come_and_go_and_a_persons_own_stay(kept: Cluster) -> N
     assert planned(kept) >= {("setting", "users.ada.ssh_keys"), ("setting", "users")}
     kept("up")
     assert [as_person(kept, user, keys[user]) for user in ("ada", "bob")] == ["refused", "refused"]
-    assert [as_person(kept, user, keys["own"], "id -un") for user in ("ada", "bob")] == ["ada", "bob"]
+    assert [as_person(kept, user, keys["own"], "id -un") for user in ("ada", "bob")] == [
+        "ada",
+        "bob",
+    ]
     assert planned(kept) == set()
     kept.job_in("RUNNING", sleeper)
     for command in ("sudo scancel --user bob", "sudo rm /shared/home/bob/.ssh/authorized_keys"):
@@ -175,14 +203,19 @@ def test_keys_in_the_spec_come_and_go_and_a_persons_own_stay(kept: Cluster) -> N
     assert planned(kept) == {("drift", ctl)}
     kept.spec.write_text(text.replace("12001}", "12001, ssh_keys: [ada.pub]}"))
     kept("up")
-    assert [as_person(kept, "ada", keys[name], "id -un") for name in ("ada", "own")] == ["ada", "ada"]
+    assert [as_person(kept, "ada", keys[name], "id -un") for name in ("ada", "own")] == [
+        "ada",
+        "ada",
+    ]
     assert as_person(kept, "bob", keys["bob"]) == "refused"
 
 
 def test_a_down_that_was_killed_is_finished_by_the_next(kept: Cluster) -> None:
     (kept.runner.cwd / "set.txt").write_text("rows\n")
     kept("put", "set.txt", "datasets/")
-    (kept.runner.cwd / "train.sh").write_text("#!/bin/sh\nmkdir ~/out && echo 0.5 > ~/out/weights\n")
+    (kept.runner.cwd / "train.sh").write_text(
+        "#!/bin/sh\nmkdir ~/out && echo 0.5 > ~/out/weights\n"
+    )
     kept("submit", "train.sh", "--wait")
     kept("ssh", "--user", "bob", "--", "touch", "notes")
     victim = Victim(kept.runner, "down", "--yes")
@@ -212,12 +245,15 @@ def test_the_next_up_takes_up_the_storage_that_was_kept(kept: Cluster) -> None:
     assert as_person(kept, "ada", kept.runner.cwd / "ada") == "refused"
     assert kept.json("list")["storage"] == []
     found = kept("ssh", "--admin", f"{kept.name}-ctl", OWNERS).stdout.splitlines()
-    of_ada, of_bob = ["ada/datasets/set.txt 12001", "ada/out/weights 12001"], ["bob 12002", "bob/notes 12002"]
+    of_ada = ["ada/datasets/set.txt 12001", "ada/out/weights 12001"]
+    of_bob = ["bob 12002", "bob/notes 12002"]
     assert found == of_ada + of_bob
 
 
 def test_storage_remove_removes_it(kept: Cluster) -> None:
-    """It holds the only copies, as far as anybody knows: `down` leaves it, `collect --all` brings it here."""
+    """It holds the only copies, as far as anybody knows: `down` leaves it, `collect --all` brings
+    it here.
+    """
     (kept.runner.cwd / "set.txt").unlink()
     (folder,) = kept.json("collect", "--all")["folders"]
     brought = {path.name for path in Path(folder).rglob("*") if path.is_file()}

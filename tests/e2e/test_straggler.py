@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.sweep, pytest.mark.alone]  # minutes
 # Computing takes most of a step, and twenty epochs make twenty windows of steps.
 _TRAIN = ("--hidden", "1024,1024", "--global-batch-size", "256", "--epochs", "20")
 _BUSY = (
-    "for i in 1 2 3 4 5 6; do setsid -f timeout 300 sh -c 'yes >/dev/null' >/dev/null 2>&1 </dev/null; done"
+    "for i in 1 2 3 4 5 6; do setsid -f timeout 300 sh -c 'yes >/dev/null' >/dev/null 2>&1 "
+    "</dev/null; done"
 )
 FAIR_RUNS = 20
 FAIR = "no node is a straggler"

@@ -1,4 +1,5 @@
-"""Never two jobs for one submit: what ends it, or what it is asked through, fails while it is under way.
+"""Never two jobs for one submit: what ends it, or what it is asked through, fails while it is under
+way.
 
 How many there are is asked of Slurm itself: each job bears its submission's token as a comment.
 """
@@ -184,7 +185,11 @@ def test_a_collect_killed_at_ten_instants_goes_on(cluster: Cluster) -> None:
     cluster("collect", job, "--out", out)
     (run,) = (path for path in out.iterdir() if not path.name.startswith("."))
     checked = subprocess.run(
-        ["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=run, capture_output=True, text=True, check=False
+        ["sha256sum", "--quiet", "-c", "SHA256SUMS"],
+        cwd=run,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert checked.returncode == 0, checked
     assert len(list((run / "d").iterdir())) == 2000
@@ -194,7 +199,9 @@ def test_a_collect_killed_at_ten_instants_goes_on(cluster: Cluster) -> None:
 def racer(cluster: Cluster, name: str) -> Path:
     """A script that leaves its job's id in the home of its cluster."""
     (folder := cluster.runner.cwd / name).mkdir()
-    (path := folder / f"{name}.sh").write_text('echo "$SLURM_JOB_ID" >>"$HOME/$SLURM_JOB_NAME.ran"\n')
+    (path := folder / f"{name}.sh").write_text(
+        'echo "$SLURM_JOB_ID" >>"$HOME/$SLURM_JOB_NAME.ran"\n'
+    )
     return path
 
 
@@ -210,9 +217,21 @@ def active(cluster: Cluster, name: str) -> list[str]:
 
 def killed_first(cluster: Cluster, path: Path, name: str, places: str, after: int) -> None:
     """Kill `submit --first` when it has submitted so many jobs."""
-    words = [cluster.runner.script, "-f", cluster.spec, "submit", path, "--name", name, "--first", places]
+    words = [
+        cluster.runner.script,
+        "-f",
+        cluster.spec,
+        "submit",
+        path,
+        "--name",
+        name,
+        "--first",
+        places,
+    ]
     env = {**os.environ, "CLUSTERCTL_HOME": str(cluster.runner.home)}
-    with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
         assert process.stderr
         for line in process.stderr:
             after -= line.startswith(b"submitted job ")
@@ -234,7 +253,8 @@ def test_first_of_two_accounts_runs_a_single_job(cluster: Cluster, races: int) -
 @pytest.mark.parametrize("after", [1, 2])
 def test_first_killed_runs_a_single_job(cluster: Cluster, after: int) -> None:
     """Nobody watches then: the jobs themselves decide, and the next `jobs` records it."""
-    path, name = racer(cluster, f"lone{after}"), f"lone{after}"
+    path = racer(cluster, f"lone{after}")
+    name = f"lone{after}"
     killed_first(cluster, path, name, "train,@default", after)
     look = f"squeue --noheader --name={name}"
     eventually(lambda: not controller(cluster, look).strip(), PATIENCE_S)
@@ -247,7 +267,10 @@ def test_first_of_two_clusters_runs_a_single_job(cluster: Cluster) -> None:
     """20 races, of which each third is killed: then `jobs` chooses."""
     name = f"{cluster.name}b"
     (spec := cluster.runner.cwd / f"{name}.yaml").write_text(
-        f"version: 1\nname: {name}\nprovider: {{type: local}}\npartitions: [{{name: train, nodes: 1}}]\n"
+        "version: 1\n"
+        f"name: {name}\n"
+        "provider: {type: local}\n"
+        "partitions: [{name: train, nodes: 1}]\n"
     )
     other = Cluster(name, spec, cluster.runner, cluster.runner("-o", "json", "-f", spec, "up").json)
     path = racer(cluster, "far")
@@ -255,13 +278,16 @@ def test_first_of_two_clusters_runs_a_single_job(cluster: Cluster) -> None:
         for race in range(20):
             names = f"far{race}"
             if race % 3:
-                said = cluster.json("submit", path, "--name", names, "--first", f"train,{name}", "--wait")
+                said = cluster.json(
+                    "submit", path, "--name", names, "--first", f"train,{name}", "--wait"
+                )
                 winner = other if said["cluster"] == name else cluster
                 assert ran(winner, names) == [said["job_id"]]
             else:
                 killed_first(cluster, path, names, f"{name},train", 1 + race % 2)
                 eventually(
-                    lambda name=names: not any(active(one, name) for one in (cluster, other)), PATIENCE_S
+                    lambda name=names: not any(active(one, name) for one in (cluster, other)),
+                    PATIENCE_S,
                 )
             assert len(ran(cluster, names) + ran(other, names)) == 1
     finally:

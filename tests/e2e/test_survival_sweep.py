@@ -1,6 +1,8 @@
-"""`up` and `down` ended at every phase and at random instants, in every way: the next command converges.
+"""`up` and `down` ended at every phase and at random instants, in every way: the next command
+converges.
 
-What is random comes from a seed, which the tests' names show; SWEEP_SEED=N plays it again. Some of the ways
+What is random comes from a seed, which the tests' names show; SWEEP_SEED=N plays it again. Some of
+the ways
 are in `make test`, too: test_convergence.py.
 """
 
@@ -24,13 +26,24 @@ from tests.support.verbs import Clusterctl, Ran
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")
 SEED = int(os.environ.get("SWEEP_SEED") or random.Random(RUN).randrange(10_000))  # noqa: S311
 SPEC = (
-    "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
-    "users:\n  - {{name: hpc, uid: {uid}}}\n"
+    "version: 1\n"
+    "name: {name}\n"
+    "provider: {{type: local}}\n"
+    "partitions:\n"
+    "  - {{name: train, nodes: 2}}\n"
+    "users:\n"
+    "  - {{name: hpc, uid: {uid}}}\n"
 )
-UP, DOWN = (
-    ("plan_changes", "prepare_image", "prepare_template", "provision", "probe", "converge", "verify"),
-    ("destroy",),
+UP = (
+    "plan_changes",
+    "prepare_image",
+    "prepare_template",
+    "provision",
+    "probe",
+    "converge",
+    "verify",
 )
+DOWN = ("destroy",)
 FIRST_UID = 10_000
 HOWS = ("kill", "kill-all", "int")
 # -1: it came before a signal could be heard.
@@ -39,7 +52,9 @@ CODES = {"int": {130}, "hup": {129, -1}, "kill": {-9}, "kill-all": {-9}, "reboot
 
 @dataclass(frozen=True)
 class Case:
-    """``when`` is a phase, or a fraction of the time that the verb takes; ``then`` is the verb after it."""
+    """``when`` is a phase, or a fraction of the time that the verb takes; ``then`` is the verb
+    after it.
+    """
 
     verb: str
     when: str | float
@@ -67,7 +82,9 @@ def cases() -> list[Case]:
 
 
 class Stage:
-    """Where the cases are played, one after the other: each begins with what the one before has left."""
+    """Where the cases are played, one after the other: each begins with what the one before has
+    left.
+    """
 
     def __init__(self, clusterctl: Clusterctl, name: str) -> None:
         self.clusterctl = clusterctl
@@ -83,7 +100,8 @@ class Stage:
         """End a verb, then see that the next command converges."""
         if case.verb == "down":
             self.run("up")
-        if case.when == "prepare_template":  # no class is made of a cluster that is up, or was up before
+        # No class is made of a cluster that is up, or was up before.
+        if case.when == "prepare_template":
             self.run("down")
             self._uid += 1
             self._write_spec()
@@ -100,13 +118,17 @@ class Stage:
         assert eventually_none(self.clusterctl.home) == []
 
     def run(self, verb: str) -> None:
-        """Run a verb undisturbed. There may be no cluster to take down; then nothing may be left either."""
+        """Run a verb undisturbed. There may be no cluster to take down; then nothing may be left
+        either.
+        """
         ran = self.clusterctl(*words(verb), rc=None)
         assert ran.rc == 0 or shows(ran.stderr, "unknown-cluster"), ran
         if verb == "down":
             left = left_behind(self._before, lambda: look_as_root(self._machine))
             assert not left, "\n".join(left)
-            left_there = [path.name for path in self.clusterctl.home.iterdir() if self._name in path.name]
+            left_there = [
+                path.name for path in self.clusterctl.home.iterdir() if self._name in path.name
+            ]
             assert left_there in ([], [f".{self._name}.lock"])
 
     def _write_spec(self) -> None:
@@ -124,7 +146,9 @@ class Stage:
 
     @property
     def _cluster_id(self) -> str:
-        """Of the cluster, or of the one there was last: `down` may just have removed its workspace."""
+        """Of the cluster, or of the one there was last: `down` may just have removed its
+        workspace.
+        """
         with suppress(FileNotFoundError):
             self._last = (self.clusterctl.home / self._name / "id").read_text().strip()
         return self._last
@@ -142,7 +166,8 @@ class Stage:
 
 
 def words(verb: str) -> tuple[str, ...]:
-    # Where hosts are gone, `down` can't tell what exists only there: it goes on under --discard alone.
+    # Where hosts are gone, `down` can't tell what exists only there: it goes on under --discard
+    # alone.
     return (verb, "--yes", "--discard") if verb == "down" else (verb,)
 
 

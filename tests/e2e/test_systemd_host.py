@@ -1,9 +1,11 @@
-"""A host of its own where PID 1 is systemd: what can be wrong with it, then the cluster of an ordinary user.
+"""A host of its own where PID 1 is systemd: what can be wrong with it, then the cluster of an
+ordinary user.
 
-Every fault is a real one, and what clusterctl can't do then is one clear error, exit code 1, and nothing
-half-done. Before the cluster comes up the firewall is shut, as beside Docker: the packet filter drops all
-that the host should forward, and all that comes in unasked; the host does not forward; and where the kernel
-has br_netfilter, traffic between a bridge's ports would go through that filter, too.
+Every fault is a real one, and what clusterctl can't do then is one clear error, exit code 1, and
+nothing half-done. Before the cluster comes up the firewall is shut, as beside Docker: the packet
+filter drops all that the host should forward, and all that comes in unasked; the host does not
+forward; and where the kernel has br_netfilter, traffic between a bridge's ports would go through
+that filter, too.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.platform("real", "systemd-host")
 STRANGER = "ben"  # may not use sudo
 USER = "ada"
 NODES = ("nested-ctl", "nested-train-1", "nested-train-2")
-SPEC = "version: 1\nname: nested\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 2}\n"
+SPEC = (
+    "version: 1\nname: nested\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 2}\n"
+)
 PEOPLE = f"""\
 useradd --create-home {USER}
 echo '{USER} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/{USER}
@@ -53,7 +57,8 @@ OVERLAY = (
     "-o lowerdir=/mnt,upperdir=/run/faulty/upper,workdir=/run/faulty/work"
 )
 PORT = 8099
-# Kills clusterctl alone, once somebody asks a server for it that never answers. The rest ends by itself.
+# Kills clusterctl alone, once somebody asks a server for it that never answers. The rest ends by
+# itself.
 KILLED = f"""\
 import os, signal, socket, subprocess, sys, time
 from pathlib import Path
@@ -73,11 +78,16 @@ while left := begun():
 
 
 def lent_image(folder: Path) -> tuple[Path, ...]:
-    """The node image's folders in this machine's cache; a cluster is raised here if it was never baked."""
+    """The node image's folders in this machine's cache; a cluster is raised here if it was never
+    baked.
+    """
     base, key = image_keys(LocalSettings())
     if key not in {kept.key for kept in cached_images(report=print)}:
         with raised(
-            "bake", "version: 1\nname: bake\npartitions: [{name: train, nodes: 1}]\n", folder, folder
+            "bake",
+            "version: 1\nname: bake\npartitions: [{name: train, nodes: 1}]\n",
+            folder,
+            folder,
         ):
             pass
     return (CACHE / f"base-{base}", CACHE / f"image-{key}")
@@ -132,13 +142,18 @@ def refusal(
 
 @pytest.fixture
 def other_image(host: Host) -> Iterator[None]:
-    """A clusterctl whose install roles are others, so that the cached image is not the one it needs."""
-    with fault(host, f"cp {INSTALL} /root/kept; echo '# other' >> {INSTALL}", f"cat /root/kept > {INSTALL}"):
+    """A clusterctl whose install roles are others, so that the cached image is not the one it
+    needs.
+    """
+    with fault(
+        host, f"cp {INSTALL} /root/kept; echo '# other' >> {INSTALL}", f"cat /root/kept > {INSTALL}"
+    ):
         yield
 
 
 TOOLS = "/usr/bin/systemd-nspawn /usr/bin/mmdebstrap"
-# How a fault is made and mended, how `up` is started; the code of its failure, and words of cause and fix.
+# How a fault is made and mended, how `up` is started; the code of its failure, and words of cause
+# and fix.
 FAULTS: dict[str, tuple[str, str, dict[str, Any], str, tuple[str, ...]]] = {
     "tools": (
         f"chmod a-x {TOOLS}",
@@ -155,8 +170,8 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], str, tuple[str, ...]]] = {
         ("/var/lib",),
     ),
     "routes": (
-        "ip link add vpn type bridge; ip link set vpn up;"
-        "for range in 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16; do ip route add $range dev vpn; done",
+        "ip link add vpn type bridge; ip link set vpn up;for range in 10.0.0.0/8 172.16.0.0/12 "
+        "192.168.0.0/16; do ip route add $range dev vpn; done",
         "ip link delete vpn",
         {},
         "no-free-subnet",
@@ -225,13 +240,17 @@ def clusterctl(host: Host, *argv: str) -> Any:
 
 def machines(host: Host) -> list[str]:
     listed = json.loads(host("machinectl", "list", "--output=json").stdout)
-    assert all(one["class"] == "container" and one["service"] == "systemd-nspawn" for one in listed), listed
+    assert all(
+        one["class"] == "container" and one["service"] == "systemd-nspawn" for one in listed
+    ), listed
     return sorted(one["machine"] for one in listed)
 
 
 @pytest.fixture(scope="module")
 def before(host: Host, record_testsuite_property: Any) -> dict[str, str]:
-    """The host before `up`, its firewall shut. Whether this kernel has br_netfilter goes into the report."""
+    """The host before `up`, its firewall shut. Whether this kernel has br_netfilter goes into the
+    report.
+    """
     host.sh(FIREWALL)
     offered = host.sh(
         f"if test -e {BRIDGE_FILTER}; then echo 1 > {BRIDGE_FILTER}; echo yes; else echo no; fi"
@@ -260,7 +279,10 @@ def test_the_hosts_filter_never_saw_the_nodes_traffic(host: Host, cluster: dict[
 
 def test_machinectl_lists_the_nodes(host: Host, cluster: dict[str, Any]) -> None:
     ask = ("hostname", "--pipe", "--quiet")
-    names = [host("systemd-run", "--machine", one, *ask[1:], ask[0]).stdout.strip() for one in machines(host)]
+    names = [
+        host("systemd-run", "--machine", one, *ask[1:], ask[0]).stdout.strip()
+        for one in machines(host)
+    ]
     assert names == list(NODES)
 
 
@@ -284,7 +306,9 @@ def test_what_was_written_for_the_user_is_theirs(host: Host, cluster: dict[str, 
     assert others == ""
 
 
-def test_down_leaves_the_host_as_it_was(host: Host, cluster: dict[str, Any], before: dict[str, str]) -> None:
+def test_down_leaves_the_host_as_it_was(
+    host: Host, cluster: dict[str, Any], before: dict[str, str]
+) -> None:
     clusterctl(host, "down", "--yes")
     assert host.look() == before
     assert host.sh(f"ls ~{USER}/.local/state/clusterctl") == "runs.jsonl\n", "where runs are"

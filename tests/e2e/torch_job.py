@@ -12,7 +12,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def train_on_nodes(cluster: Cluster, nodes: Sequence[str], launcher: str) -> str:
-    """Run examples/torch_ddp.py on two nodes and check its results. Return the lock of the job's packages."""
+    """Run examples/torch_ddp.py on two nodes and check its results. Return the lock of the job's
+    packages.
+    """
     file = EXAMPLES / "requirements-torch.txt"
     argv = ("--requirements", file, "--nodes", "2", "--launcher", launcher, "--wait")
     words = ("submit", EXAMPLES / "torch_ddp.py", *argv, "--", "--epochs", "15")

@@ -29,7 +29,9 @@ from tests.support.verbs import Clusterctl, Ran
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that is up. ``cluster("status")`` runs a verb on it, in the folder ``runner.cwd``."""
+    """A cluster that is up. ``cluster("status")`` runs a verb on it, in the folder
+    ``runner.cwd``.
+    """
 
     name: str
     spec: Path
@@ -57,7 +59,13 @@ class Cluster:
         words = [self.runner.script, "-f", self.spec, *argv]
         env = {**os.environ, "CLUSTERCTL_HOME": str(self.runner.home)}
         return subprocess.run(
-            words, cwd=self.runner.cwd, env=env, capture_output=True, text=True, timeout=600, check=False
+            words,
+            cwd=self.runner.cwd,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
 
     def ssh(self, host: str, command: str, *, user: str = "clusterctl", rc: int | None = 0) -> str:
@@ -78,7 +86,9 @@ class Cluster:
             return f"nothing: {error}"
 
     def sacct(self, job_id: str, fields: str) -> str:
-        """What the accounting says of a job once it knows it whole; it may hear of its end first."""
+        """What the accounting says of a job once it knows it whole; it may hear of its end
+        first.
+        """
 
         def look() -> str | None:
             said = self.ssh(f"{self.name}-ctl", f"sacct -nPX -j {job_id} -o QOS,{fields}").strip()
@@ -107,7 +117,9 @@ class Cluster:
 
 
 def of_this_run(spec: str) -> str:
-    """A spec's text, with the distribution that local nodes run in the second run of `make test-all`."""
+    """A spec's text, with the distribution that local nodes run in the second run of `make
+    test-all`.
+    """
     other = os.environ.get("TEST_DISTRIBUTION")  # of scripts/run_tests.py
     return spec.replace("{type: local", f"{{type: local, distribution: {other}") if other else spec
 
@@ -121,12 +133,15 @@ def raised(
     Nodes that are to have ``cards`` are booted and get them before `up` configures anything.
     """
     spec = of_this_run(spec)
-    file, runner = cwd / f"{name}.yaml", Clusterctl(home, cwd)
+    file = cwd / f"{name}.yaml"
+    runner = Clusterctl(home, cwd)
     file.write_text(spec)
     with nothing_left(home):
         try:
             if cards:
-                provision(ClusterSpec.model_validate(YAML(typ="safe").load(spec)), Workspace(home / name))
+                provision(
+                    ClusterSpec.model_validate(YAML(typ="safe").load(spec)), Workspace(home / name)
+                )
                 for node, machine in cards.items():
                     furnish(partial(shell, Workspace(home / name), node), machine)
             yield Cluster(name, file, runner, runner("-o", "json", "-f", file, "up").json)
@@ -151,7 +166,16 @@ def provision(spec: ClusterSpec, workspace: Workspace) -> Inventory:
 
 def shell(workspace: Workspace, node: str, command: str) -> None:
     """Run a command on a machine that was provisioned."""
-    argv = ["ssh", "-o", "ConnectionAttempts=30", "-F", str(workspace.ssh_config), node, command]  # it boots
+    # It boots.
+    argv = [
+        "ssh",
+        "-o",
+        "ConnectionAttempts=30",
+        "-F",
+        str(workspace.ssh_config),
+        node,
+        command,
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,5 @@
-"""The conditions that tests run under, whatever started them: a terminal, a script's background, cron, CI.
+"""The conditions that tests run under, whatever started them: a terminal, a script's background,
+cron, CI.
 
 Programs that a test starts inherit them. A test of other conditions sets these itself.
 """
@@ -24,8 +25,13 @@ from tests.support.processes import descendants
 
 _AGAIN_S = 30.0
 _DEAF = 3  # times its limit
-_PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}  # ignored by Python itself; subprocess puts them back
-# What changes how a program writes, where it looks, or which cluster, cloud or job it believes to be in.
+# Ignored by Python itself; subprocess puts them back.
+_PYTHONS_OWN = {
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+}
+# What changes how a program writes, where it looks, or which cluster, cloud or job it believes to
+# be in.
 _FOREIGN = re.compile(
     r"LANG|LANGUAGE|LC_.*|TZ|TERM|COLORTERM|COLUMNS|LINES|(NO|FORCE|CLI|PY)_?COLOR.*|COMP_.*"
     r"|PYTHON.*|BASH_ENV|ENV|CDPATH|POSIXLY_CORRECT|XDG_(?!CACHE_HOME).*|CLUSTERCTL_.*"
@@ -38,7 +44,8 @@ _FOREIGN = re.compile(
 def settle() -> None:
     """Give this process, in which tests run, the conditions of a fresh login."""
     for number in signal.valid_signals() - _PYTHONS_OWN:
-        if signal.getsignal(number) is signal.SIG_IGN:  # as SIGINT and SIGQUIT in a script's background
+        # As SIGINT and SIGQUIT in a script's background.
+        if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,7 +60,9 @@ def settle() -> None:
 
 
 def _without_shims(path: str) -> str:
-    """Without the scripts by which pyenv and the like start a Python: ten times the work of its own start."""
+    """Without the scripts by which pyenv and the like start a Python: ten times the work of its own
+    start.
+    """
     folders = [folder for folder in path.split(os.pathsep) if Path(folder).name != "shims"]
     rest = os.pathsep.join(folders)
     return rest if shutil.which("python3", path=rest) else path
@@ -62,25 +71,32 @@ def _without_shims(path: str) -> str:
 class Limit:
     """The time limit of a test's setup, call and teardown, each by itself.
 
-    pytest-timeout's own timer ends with the first exception, so that a test may catch it and a teardown has
-    none, and it leaves running what the test waits for.
+    pytest-timeout's own timer ends with the first exception, so that a test may catch it and a
+    teardown has none, and it leaves running what the test waits for.
     """
 
     stderr = 2
 
     def __init__(self, item: pytest.Item, settings: Settings) -> None:
-        self._item, self._settings = item, settings
+        self._item = item
+        self._settings = settings
         self._before: set[int] = set()
         self._is_over = False
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Fail the body, again and again, once its time is over; and end the programs that it started."""
-        self._before, self._is_over = set(descendants(os.getpid())), False
+        """Fail the body, again and again, once its time is over; and end the programs that it
+        started.
+        """
+        self._before = set(descendants(os.getpid()))
+        self._is_over = False
         signal.signal(signal.SIGALRM, self._over)
         signal.setitimer(signal.ITIMER_REAL, self._settings.timeout, _AGAIN_S)
-        # Where Python hears no signal the process ends: pytest-xdist fails the test, and goes on in another.
-        faulthandler.dump_traceback_later(self._settings.timeout * _DEAF, exit=True, file=self.stderr)
+        # Where Python hears no signal the process ends: pytest-xdist fails the test, and goes on in
+        # another.
+        faulthandler.dump_traceback_later(
+            self._settings.timeout * _DEAF, exit=True, file=self.stderr
+        )
         try:
             yield
         finally:
@@ -102,8 +118,8 @@ class Limit:
 
 
 SETTING = Path("/proc/sys/kernel/sched_autogroup_enabled")
-# The setting before the first of the runs that changed it, each of which holds a lock. After a run that was
-# killed the next one puts it back. A reboot forgets both.
+# The setting before the first of the runs that changed it, each of which holds a lock. After a run
+# that was killed the next one puts it back. A reboot forgets both.
 RECORD = Path("/run/clusterctl-tests-autogroup")
 
 
@@ -111,10 +127,11 @@ RECORD = Path("/run/clusterctl-tests-autogroup")
 def without_autogroup(setting: Path = SETTING, record: Path = RECORD) -> Iterator[None]:
     """Schedule each process by itself, not by its session, where we may; afterwards as it was.
 
-    Linux 6.18 gives a session all of a CPU for minutes, as long as its threads there wake each other and it
-    has a process on another CPU too: a training does that. All others on the CPU wait, even the kernel's own
-    threads (mounts, namespaces), so that nodes neither boot nor answer. See docs/local.md;
-    labs of somebody's own machines, which no local cluster is on, need it here.
+    Linux 6.18 gives a session all of a CPU for minutes, as long as its threads there wake each
+    other and it
+    has a process on another CPU too: a training does that. All others on the CPU wait, even the
+    kernel's own threads (mounts, namespaces), so that nodes neither boot nor answer. See
+    docs/local.md; labs of somebody's own machines, which no local cluster is on, need it here.
     """
     file = None
     with suppress(OSError):  # none of this kernel's, or not ours to write

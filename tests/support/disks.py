@@ -1,6 +1,7 @@
 """A small disk that gets full, runs out of inodes, or becomes read-only. Needs root.
 
-It is a tmpfs in the mount namespace of a process that ends with ours: whatever kills a test, no mount stays.
+It is a tmpfs in the mount namespace of a process that ends with ours: whatever kills a test, no
+mount stays.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _HOLD = 'mount -t tmpfs -o "size=$0m,nr_inodes=200" none /mnt && echo mounted &&
 
 
 class SmallDisk:
-    """``path`` is where it is reached; ``mount`` the command that mounts it anew, with other options."""
+    """``path`` is where it is reached; ``mount`` the command that mounts it anew, with other
+    options.
+    """
 
     def __init__(self, path: Path, mount: Sequence[str | Path]) -> None:
         self.path = path
@@ -67,7 +70,9 @@ class SmallDisk:
 def small_disk(mib: int = 4) -> Iterator[SmallDisk]:
     """One of that size and 200 inodes."""
     argv = ["unshare", "--mount", "sh", "-c", _HOLD, str(mib)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "mounted\n"
         try:

@@ -1,7 +1,7 @@
 """Ansible's commands, clusterctl's verbs and pip, without their start.
 
-A process that has imported the program forks one for each command. A start costs up to a second of CPU time,
-for the same imports and YAML files, and hundreds of tests have one.
+A process that has imported the program forks one for each command. A start costs up to a second of
+CPU time, for the same imports and YAML files, and hundreds of tests have one.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ _PATIENCE_S = 20  # for a verb that is interrupted
 def ansible(
     command: str, argv: Sequence[str | Path], *, cwd: Path, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `ansible`, `ansible-inventory` or `ansible-playbook` with our roles and modules, by pipelining.
+    """Run `ansible`, `ansible-inventory` or `ansible-playbook` with our roles and modules, by
+    pipelining.
 
-    ``environ`` is added to this process's environment; Ansible's own variables have no effect in it.
+    ``environ`` is added to this process's environment; Ansible's own variables have no effect in
+    it.
     """
-    return _server("ansible").run([command, *map(str, argv)], cwd, {**os.environ, **(environ or {})})
+    return _server("ansible").run(
+        [command, *map(str, argv)], cwd, {**os.environ, **(environ or {})}
+    )
 
 
 def clusterctl(
@@ -156,7 +160,8 @@ def _prepare_pip() -> Callable[[], object]:
 
 def _end_of(child: int, timeout_s: float | None) -> int:
     """The exit code of a child in a session of its own, or ``TIMED_OUT``."""
-    watched, late = os.pidfd_open(child), False
+    watched = os.pidfd_open(child)
+    late = False
     for sign, patience_s in ((signal.SIGINT, timeout_s), (signal.SIGKILL, _PATIENCE_S)):
         if select.select([watched], [], [], patience_s)[0]:
             break
@@ -185,7 +190,9 @@ def _serve(program: str, folder: Path) -> None:
         os.setsid()
     atexit._clear()  # the server's, who goes on
     for number, name in enumerate(("stdin", *_OUTPUTS)):
-        os.dup2(os.open(folder / name, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if number else 0)), number)
+        os.dup2(
+            os.open(folder / name, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if number else 0)), number
+        )
     sys.stdin = os.fdopen(0)
     os.chdir(request["cwd"])
     os.environ.clear()
@@ -201,7 +208,8 @@ def _serve(program: str, folder: Path) -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))  # Python's own end looks at all of it
+    # Python's own end looks at all of it.
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":

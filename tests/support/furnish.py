@@ -1,8 +1,9 @@
 """What makes a tree somebody's machine: a user with a key and sudo, a name, addresses, a host key.
 
-A machine may call itself by another distribution's name, which is what Ansible goes by, and no more. An
-Ubuntu-shaped machine is Debian 12 that says it is Ubuntu; its packages are Debian's, of the same names. An
-EL-10-shaped one is the EL-shaped node (tests/support/el) that says it is Rocky Linux 10.
+A machine may call itself by another distribution's name, which is what Ansible goes by, and no
+more. An Ubuntu-shaped machine is Debian 12 that says it is Ubuntu; its packages are Debian's, of
+the same names. An EL-10-shaped one is the EL-shaped node (tests/support/el) that says it is Rocky
+Linux 10.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from clusterctl.providers.local.system import run
 from tests.support.lab import Box, Request
 from tests.support.lab_web import PROXY_PORT
 
-# The base has clusterctl's own account, which a machine of somebody's own has not; and it ends units quickly.
+# The base has clusterctl's own account, which a machine of somebody's own has not; and it ends
+# units quickly.
 _USER = """\
 limits=/etc/systemd/system.conf.d
 ! id clusterctl >/dev/null 2>&1 || userdel --remove clusterctl 2>/dev/null
@@ -58,7 +60,9 @@ def layer(lower: tuple[Path, ...], folder: Path, request: Request) -> Path:
     return folder / "upper"
 
 
-def machine(root: Path, box: Box, addresses: Mapping[str, str], services: Services, request: Request) -> None:
+def machine(
+    root: Path, box: Box, addresses: Mapping[str, str], services: Services, request: Request
+) -> None:
     """What differs between machines. ``addresses`` by interface;"""
     (root / "etc/hostname").write_text(f"{box.name}\n")
     hosts = f"127.0.0.1 localhost\n{addresses['host0']} {box.name}\n"
@@ -70,7 +74,8 @@ def machine(root: Path, box: Box, addresses: Mapping[str, str], services: Servic
         (root / f"etc/systemd/network/10-{link}.network").write_text(text)
     key = root / "etc/ssh/ssh_host_ed25519_key"
     run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", box.name, "-f", str(key)], action="making a key"
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", box.name, "-f", str(key)],
+        action="making a key",
     )
     rights = {"free": "NOPASSWD: ALL", "password": "ALL"}.get(box.sudo)
     if rights and request.user != "root":
@@ -79,7 +84,8 @@ def machine(root: Path, box: Box, addresses: Mapping[str, str], services: Servic
         sudoers.write_text(f"{request.user} ALL=(ALL:ALL) {rights}\n")
     if request.internet:
         settings = (
-            f'Acquire::http::Proxy "http://{services.address}:{PROXY_PORT}";\nAcquire::Languages "none";\n'
+            f'Acquire::http::Proxy "http://{services.address}:{PROXY_PORT}";\n'
+            f'Acquire::Languages "none";\n'
         )
         (root / "etc/apt/apt.conf.d/80proxy").write_text(settings)
         (root / "etc/dpkg/dpkg.cfg.d/80fast").write_text("force-unsafe-io\n")
@@ -127,14 +133,20 @@ def shape(root: Path, kind: str) -> None:
 
 
 def _add_python(root: Path) -> None:
-    """The Python 3.12 that neither Debian 12 nor the EL-shaped node has: this machine's, or uv's."""
+    """The Python 3.12 that neither Debian 12 nor the EL-shaped node has: this machine's, or
+    uv's.
+    """
     prefix = python_prefix("3.12")
     (root / "usr/bin/python3.12").unlink(missing_ok=True)
     shutil.copy(prefix / "bin/python3.12", root / "usr/bin/python3.12")
     for library in prefix.glob("lib/libpython3.12.so*"):
         shutil.copy(library, root / "usr/lib" / library.name)
-    left = shutil.ignore_patterns("test", "site-packages", "__pycache__", "config-*", "idlelib", "*.a")
-    shutil.copytree(prefix / "lib/python3.12", root / "usr/lib/python3.12", ignore=left, dirs_exist_ok=True)
+    left = shutil.ignore_patterns(
+        "test", "site-packages", "__pycache__", "config-*", "idlelib", "*.a"
+    )
+    shutil.copytree(
+        prefix / "lib/python3.12", root / "usr/lib/python3.12", ignore=left, dirs_exist_ok=True
+    )
     run(["chroot", str(root), "ldconfig"], action="finding its library")
 
 

@@ -1,4 +1,6 @@
-"""Which end-to-end modules share clusters, and so a worker of pytest-xdist; which groups begin first."""
+"""Which end-to-end modules share clusters, and so a worker of pytest-xdist; which groups begin
+first.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ GROUPS = {
     ),
 }
 _GROUP_OF = {module: group for group, modules in GROUPS.items() for module in modules}
-# The longest groups first: one that began last would keep all others waiting for it. The first of all also
-# makes what the others use, this machine's image and its packages.
+# The longest groups first: one that began last would keep all others waiting for it. The first of
+# all also makes what the others use, this machine's image and its packages.
 LONGEST = (
     "local",
     "test_onprem_el.py",
@@ -58,7 +60,9 @@ def group_of(module: str) -> str:
 
 
 def turn_of(module: str) -> tuple[int, str, int]:
-    """What modules are sorted by: groups begin as in ``LONGEST``, their modules follow as in ``GROUPS``."""
+    """What modules are sorted by: groups begin as in ``LONGEST``, their modules follow as in
+    ``GROUPS``.
+    """
     group = group_of(module)
     turn = LONGEST.index(group) if group in LONGEST else len(LONGEST)
     return turn, group, GROUPS.get(group, (module,)).index(module)
@@ -67,7 +71,8 @@ def turn_of(module: str) -> tuple[int, str, int]:
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Sends all tests of a group to one worker, one after the other.
 
-    pytest-xdist's own `--dist=loadgroup` spreads them over all workers under pytest 9.2, without a word.
+    pytest-xdist's own `--dist=loadgroup` spreads them over all workers under pytest 9.2, without a
+    word.
     """
 
     def _split_scope(self, nodeid: str) -> str:

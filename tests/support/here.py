@@ -9,7 +9,13 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from clusterctl.errors import CommandError
-from clusterctl.transport.base import ENDED_BY_SIGNAL, SILENCE_S, Conversation, command_error, no_answer_error
+from clusterctl.transport.base import (
+    ENDED_BY_SIGNAL,
+    SILENCE_S,
+    Conversation,
+    command_error,
+    no_answer_error,
+)
 from clusterctl.transport.openssh import start_conversation
 from clusterctl.util.process import Result
 
@@ -18,8 +24,10 @@ class _Talk:
     """A conversation of a transport that may send other paths."""
 
     def __init__(self, transport: LocalTransport, talk: Conversation) -> None:
-        self._transport, self._talk = transport, talk
-        self.receive, self.finish = talk.receive, talk.finish
+        self._transport = transport
+        self._talk = talk
+        self.receive = talk.receive
+        self.finish = talk.finish
         self.process = talk.process  # type: ignore[attr-defined]
 
     def send(self, data: bytes) -> None:
@@ -41,10 +49,16 @@ class LocalTransport:
         check: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> Result:
-        env, pipe = {**os.environ, **(env or {})}, subprocess.PIPE
+        env = {**os.environ, **(env or {})}
+        pipe = subprocess.PIPE
         try:
             process = subprocess.Popen(
-                self._here(argv), stdin=pipe, stdout=pipe, stderr=pipe, env=env, start_new_session=True
+                self._here(argv),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                env=env,
+                start_new_session=True,
             )
         except OSError as exc:
             raise CommandError(f"can't run `{argv[0]}`", rc=127, stderr=str(exc)) from exc
@@ -61,7 +75,9 @@ class LocalTransport:
         return result
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        with start_conversation(self._here(argv), stdin=subprocess.DEVNULL, silence_s=self.silence_s) as talk:
+        with start_conversation(
+            self._here(argv), stdin=subprocess.DEVNULL, silence_s=self.silence_s
+        ) as talk:
             while chunk := talk.receive():
                 yield chunk
             talk.finish()

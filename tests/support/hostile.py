@@ -41,8 +41,8 @@ HOSTILE_NAMES = (
 def deep_folder() -> Iterator[Path]:
     """A temporary folder for a tree that is too deep for pytest to remove.
 
-    pytest ends in a RecursionError where an older run left one in its folder; `make clean-machines` removes
-    this one.
+    pytest ends in a RecursionError where an older run left one in its folder; `make clean-machines`
+    removes this one.
     """
     folder = tempfile.mkdtemp(prefix=marked("deep-"))
     try:
@@ -52,7 +52,9 @@ def deep_folder() -> Iterator[Path]:
 
 
 def nest(top: Path) -> None:
-    """Make folders in folders, deeper than Python's recursion, a path and a process's open files can be."""
+    """Make folders in folders, deeper than Python's recursion, a path and a process's open files
+    can be.
+    """
     top.mkdir(parents=True)
     fd = os.open(top, os.O_RDONLY)
     for _ in range(1100):

@@ -12,7 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements" / "runtime.lock"
 SOURCE_ONLY = "python-terraform"  # it has no wheel
-CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
+CERTIFICATES = (
+    Path("/etc/ssl/certs/ca-certificates.crt"),
+    Path("/etc/pki/tls/certs/ca-bundle.crt"),
+)
 
 
 def build_wheel(out: Path) -> Path:
@@ -28,14 +31,20 @@ def lock_of_wheels() -> str:
 
 
 def pip_settings() -> Mapping[str, str]:
-    """What the caller's pip is set to, by files or variables, as variables: for users who lack the files."""
+    """What the caller's pip is set to, by files or variables, as variables: for users who lack the
+    files.
+    """
     listing = run([sys.executable, "-m", "pip", "config", "list"])
-    found = re.findall(r"^(?:global|install|download|:env:)\.([a-z-]+)='(.*)'$", listing, re.MULTILINE)
+    found = re.findall(
+        r"^(?:global|install|download|:env:)\.([a-z-]+)='(.*)'$", listing, re.MULTILINE
+    )
     return {f"PIP_{name.upper().replace('-', '_')}": value for name, value in found}
 
 
 def uv_settings() -> tuple[Path, dict[str, str], list[str | Path]]:
-    """uv, its environment, and the options for the package index that the caller's pip is set to."""
+    """uv, its environment, and the options for the package index that the caller's pip is set
+    to.
+    """
     env = {
         name: value
         for name, value in os.environ.items()

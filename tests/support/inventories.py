@@ -22,10 +22,14 @@ def inventory_of(*nodes: str | Host, **more: Any) -> Inventory:
     hosts = (host_of(name) if isinstance(name, str) else name for name in nodes)
     controller = host_of("d-ctl", CONTROLLER, address="10.0.0.2")
     fixed = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.0.0.0/24"}
-    return Inventory(**{**fixed, "hosts": (controller, *hosts), "shared": "/shared", "baked": True, **more})
+    return Inventory(
+        **{**fixed, "hosts": (controller, *hosts), "shared": "/shared", "baked": True, **more}
+    )
 
 
-CTL, ONE, TWO = "head", "gpu01", "gpu02"
+CTL = "head"
+ONE = "gpu01"
+TWO = "gpu02"
 INVENTORY = inventory_of(
     provider="onprem",
     hosts=(
@@ -38,7 +42,9 @@ INVENTORY = inventory_of(
 
 
 def facts_with(*partitions: PartitionFacts, **more: Any) -> ClusterFacts:
-    """Return what jobs need to know of a cluster `d` with these partitions; ``more`` changes its fields."""
+    """Return what jobs need to know of a cluster `d` with these partitions; ``more`` changes its
+    fields.
+    """
     names = {"cluster": "d", "controller": "d-ctl", "job_user": "hpc"}
     known = {"has_slurm": True, "is_shared": True, "pmix": True, "interval_s": 1}
     compute = tuple(node for one in partitions for node in one.nodes)

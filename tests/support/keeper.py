@@ -1,7 +1,8 @@
-"""Root's side of a lab: `python -m tests.support.keeper` makes machines, says where, and awaits stdin's end.
+"""Root's side of a lab: `python -m tests.support.keeper` makes machines, says where, and awaits
+stdin's end.
 
-Then, and when anything fails, all of it goes. A keeper that was killed leaves a record whose lock is free,
-and the next one takes away what it made; with `--remove-dead` it does only that.
+Then, and when anything fails, all of it goes. A keeper that was killed leaves a record whose lock
+is free, and the next one takes away what it made; with `--remove-dead` it does only that.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Keeper:
         self._folder = STATE / request.id
         self._netns = system.NETNS_DIR / netns_name(request.id)
         self._boxes = (*((Box(GATE),) if request.gate else ()), *request.boxes)
-        self._front, self._back = IPv4Network(0), IPv4Network(0)
+        self._front = IPv4Network(0)
+        self._back = IPv4Network(0)
         self._tree = Tree((), frozenset())
 
     @contextmanager
@@ -81,11 +83,15 @@ class Keeper:
             lower = (furnish.layer(lower, self._folder / "furnished", request), *lower)
             for number, box in enumerate(self._boxes, start=1):
                 self._start(number, box, lower)
-            made = [asdict(self._await(number, box)) for number, box in enumerate(self._boxes, start=1)]
+            made = [
+                asdict(self._await(number, box)) for number, box in enumerate(self._boxes, start=1)
+            ]
             yield {"network": str(self._subnet(self._boxes[-1])), "hosts": made}
 
     def _make_network(self) -> None:
-        """The bridge with its cable to this machine; one more without a cable for what lies behind a gate."""
+        """The bridge with its cable to this machine; one more without a cable for what lies behind
+        a gate.
+        """
         own = self._request.id
         with state_lock("up"):
             used = (*system.used_networks(), *(state.subnet for state in image.states()))
@@ -96,7 +102,8 @@ class Keeper:
         bridges = {bridge_name(own): self._front}
         if self._request.gate:
             run(
-                [*ip, *"link add back type bridge forward_delay 0".split()], action="making the second bridge"
+                [*ip, *"link add back type bridge forward_delay 0".split()],
+                action="making the second bridge",
             )
             run([*ip, *"link set back up".split()], action="starting the second bridge")
             bridges["back"] = self._back
@@ -111,7 +118,8 @@ class Keeper:
         return self._back if self._is_behind(box) else self._front
 
     def _start(self, number: int, box: Box, lower: tuple[Path, ...]) -> None:
-        request, folder = self._request, self._folder / "nodes" / box.name
+        request = self._request
+        folder = self._folder / "nodes" / box.name
         folder.mkdir(parents=True)
         changes = system.mount_disk(folder, box.disk_mib) if box.disk_mib else None
         root = system.mount_overlay(lower, folder, changes)
@@ -119,11 +127,18 @@ class Keeper:
         if box.name == GATE:
             addresses["host1"] = address(self._back, number)
         services = str(self._subnet(box)[_SERVICES])
-        furnish.machine(root, box, addresses, furnish.Services(services, self._tree.web_hosts), request)
+        furnish.machine(
+            root, box, addresses, furnish.Services(services, self._tree.web_hosts), request
+        )
         name = machine_name(request.id, number)
         bridge = "back" if self._is_behind(box) else bridge_name(request.id)
         argv = ["systemd-nspawn", "--quiet", "--boot", "--keep-unit", f"--directory={root}"]
-        argv += [f"--machine={name}", f"--hostname={box.name}", "--resolv-conf=off", "--timezone=off"]
+        argv += [
+            f"--machine={name}",
+            f"--hostname={box.name}",
+            "--resolv-conf=off",
+            "--timezone=off",
+        ]
         argv += ["--link-journal=no", f"--network-bridge={bridge}", *request.options]
         if box.name == GATE:
             argv.append("--network-veth-extra=gate-back:host1")
@@ -131,7 +146,15 @@ class Keeper:
             shared = self._folder / "shared"
             shared.mkdir(exist_ok=True)
             if request.shared_options and not shared.is_mount():
-                mount = ["mount", "-t", "tmpfs", "-o", request.shared_options, "shared", str(shared)]
+                mount = [
+                    "mount",
+                    "-t",
+                    "tmpfs",
+                    "-o",
+                    request.shared_options,
+                    "shared",
+                    str(shared),
+                ]
                 run(mount, action="mounting the shared folder")
             argv.append(f"--bind={shared}:{request.shared}")
         environment = image.boot_environment(request.kind)
@@ -142,7 +165,8 @@ class Keeper:
         """The machine, once its sshd answers."""
         if box.name == GATE:
             self._plug_gate()
-        name, own = machine_name(self._request.id, number), address(self._subnet(box), number)
+        name = machine_name(self._request.id, number)
+        own = address(self._subnet(box), number)
         folder = self._folder / "nodes" / box.name
         deadline = time.monotonic() + _BOOT_TIMEOUT_S
         while not self._answers(own):
@@ -156,8 +180,14 @@ class Keeper:
     def _plug_gate(self) -> None:
         """The gate's second cable is there once its systemd-nspawn runs."""
         ip = ["ip", "-n", netns_name(self._request.id)]
-        eventually(lambda: "gate-back" in run([*ip, "link", "show"], action="reading links"), _BOOT_TIMEOUT_S)
-        run([*ip, *"link set gate-back master back up".split()], action="plugging the gate's second cable")
+        eventually(
+            lambda: "gate-back" in run([*ip, "link", "show"], action="reading links"),
+            _BOOT_TIMEOUT_S,
+        )
+        run(
+            [*ip, *"link set gate-back master back up".split()],
+            action="plugging the gate's second cable",
+        )
 
     def _answers(self, own: str) -> bool:
         """Asked from the bridges, to which also the machines behind a gate are near."""
@@ -215,8 +245,8 @@ _KEPT_S = 24 * 3600
 
 @dataclass(frozen=True)
 class Tree:
-    """``layers``: an overlay's lower ones, topmost first. ``web`` has what its machines find on the web, and
-    ``web_hosts`` are the names by which they look.
+    """``layers``: an overlay's lower ones, topmost first. ``web`` has what its machines find on the
+    web, and ``web_hosts`` are the names by which they look.
     """
 
     layers: tuple[Path, ...]
@@ -234,7 +264,11 @@ def debian(distribution: Literal["debian-12", "debian-13"] = "debian-12") -> Pat
         return root
     nobody = "ssh-ed25519 AAAA"  # an image that is baked has a key; its base has none
     request = BakeRequest(
-        key=key, base_key=base, distribution=settings.release, mirror=settings.mirror, admin_key=nobody
+        key=key,
+        base_key=base,
+        distribution=settings.release,
+        mirror=settings.mirror,
+        admin_key=nobody,
     )
     with image.cache_lock("up"):
         return image.build_base(request)
@@ -242,8 +276,11 @@ def debian(distribution: Literal["debian-12", "debian-13"] = "debian-12") -> Pat
 
 @contextmanager
 def kept_tree(cache: Path, name: str, key: str, build: Callable[[Path], None]) -> Iterator[Path]:
-    """The folder ``test-NAME-KEY``, which ``build`` fills if it is missing. It stays while the body runs."""
-    folder, lock = cache / f"test-{name}-{key}", cache / f"test-{name}-{key}.lock"
+    """The folder ``test-NAME-KEY``, which ``build`` fills if it is missing. It stays while the body
+    runs.
+    """
+    folder = cache / f"test-{name}-{key}"
+    lock = cache / f"test-{name}-{key}.lock"
     with (cache / f"test-{name}.lock").open("w") as builders, lock.open("w") as used:
         fcntl.flock(builders, fcntl.LOCK_EX)
         fcntl.flock(used, fcntl.LOCK_SH)
@@ -277,7 +314,8 @@ def tree(kind: str, cache: Path) -> Iterator[Tree]:
     site = foreign.SITES.get(kind)
     base = debian("debian-13" if kind == "debian-13" or (site and site.is_newer) else "debian-12")
     if site:
-        key, build = digest(str(base), *foreign.inputs()), partial(foreign.build, site, base)
+        key = digest(str(base), *foreign.inputs())
+        build = partial(foreign.build, site, base)
         with kept_tree(cache, kind, key, build) as folder:
             yield Tree((folder / "upper", base), frozenset())
     elif kind.startswith("el"):

@@ -4,8 +4,9 @@
         one.ssh("node1", "id")
         spec.write_text(one.spec("mine", controller="node1", partitions={"train": "node[2-3]"}))
 
-They are systemd-nspawn machines on a bridge of their own, in a subnet of their own, without a route out. What
-needs root is in tests/support/keeper.py, a process that takes all of it away when its stdin closes.
+They are systemd-nspawn machines on a bridge of their own, in a subnet of their own, without a route
+out. What needs root is in tests/support/keeper.py, a process that takes all of it away when its
+stdin closes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ ROUTE_OUT = "ip route show default"  # prints nothing on these machines
 _BUILD_TIMEOUT_S = 600
 
 # See tests/support/furnish.py, and tests/support/foreign for the last two.
-Kind = Literal["debian", "debian-13", "ubuntu-22.04", "ubuntu-24.04", "el", "el-10", "campus", "national"]
+Kind = Literal[
+    "debian", "debian-13", "ubuntu-22.04", "ubuntu-24.04", "el", "el-10", "campus", "national"
+]
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,9 @@ class LabHost:
 class Lab:
     """Machines that are up.
 
-    ``folder`` has the user's key, known_hosts and ssh_config, and is the caller's. ``gate`` is the one
-    machine that is reached from here, if the others lie behind one. ``network`` is the hosts' own.
+    ``folder`` has the user's key, known_hosts and ssh_config, and is the caller's. ``gate`` is the
+    one machine that is reached from here, if the others lie behind one. ``network`` is the hosts'
+    own.
     """
 
     id: str
@@ -110,7 +114,13 @@ class Lab:
         return {one.name: one for one in (*self.hosts, self.gate) if one}[name]
 
     def ssh(
-        self, host: str, command: str, *, rc: int | None = 0, stdin: str = "", timeout_s: float = 120
+        self,
+        host: str,
+        command: str,
+        *,
+        rc: int | None = 0,
+        stdin: str = "",
+        timeout_s: float = 120,
     ) -> Ran:
         """Run a shell command as the user; `rc=None` takes any exit code."""
         argv = ("ssh", "-F", str(self.ssh_config), host, command)
@@ -136,8 +146,8 @@ class Lab:
     ) -> str:
         """The text of a spec for these machines.
 
-        By default the first one leads, and the others are partition `train`. ``partitions`` gives hosts by
-        name; ``provider`` and ``more`` go over what is written by default.
+        By default the first one leads, and the others are partition `train`. ``partitions`` gives
+        hosts by name; ``provider`` and ``more`` go over what is written by default.
         """
         lead = controller or self.hosts[0].name
         others = [host.name for host in self.hosts if host.name != lead] or [lead]
@@ -152,8 +162,12 @@ class Lab:
                 "type": "onprem",
                 "controller": lead,
                 "access": access,
-                "hosts": {h.name: {"address": h.address, "host_key": h.host_key} for h in self.hosts},
-                "shared": {"kind": "existing", "path": self.shared} if self.shared else {"kind": "none"},
+                "hosts": {
+                    h.name: {"address": h.address, "host_key": h.host_key} for h in self.hosts
+                },
+                "shared": {"kind": "existing", "path": self.shared}
+                if self.shared
+                else {"kind": "none"},
                 **(provider or {}),
             },
             "partitions": [{"name": each, "hosts": hosts} for each, hosts in asked.items()],
@@ -171,7 +185,8 @@ class Request:
     gate: all but one more machine, `gate`, are out of this machine's reach.
     internet: their apt may fetch packages from Debian, through a proxy on the bridge.
     shared: where all see one folder.
-    shared_options: that folder is a tmpfs with these mount options. Default: a folder of this machine.
+    shared_options: that folder is a tmpfs with these mount options. Default: a folder of this
+        machine.
     options: more of systemd-nspawn's own.
     """
 
@@ -198,7 +213,9 @@ def lab(kind: Kind = "debian", boxes: int | Sequence[Box] = 3, **more: Any) -> I
     Raises:
         AssertionError: they did not come up; says why.
     """
-    asked = tuple(Box(f"node{n + 1}") for n in range(boxes)) if isinstance(boxes, int) else tuple(boxes)
+    asked = (
+        tuple(Box(f"node{n + 1}") for n in range(boxes)) if isinstance(boxes, int) else tuple(boxes)
+    )
     with tempfile.TemporaryDirectory(prefix="lab-") as name:
         folder = Path(name)
         key = folder / "id_ed25519"
@@ -210,13 +227,17 @@ def lab(kind: Kind = "debian", boxes: int | Sequence[Box] = 3, **more: Any) -> I
             hosts = tuple(LabHost(**one) for one in answer["hosts"])
             front = next((host for host in hosts if request.gate and host.name == GATE), None)
             behind = tuple(host for host in hosts if host is not front)
-            one = Lab(request.id, folder, request.user, answer["network"], behind, front, request.shared)
+            one = Lab(
+                request.id, folder, request.user, answer["network"], behind, front, request.shared
+            )
             _write_ssh_files(one)
             yield one
 
 
 def answer_in(lines: Iterable[str]) -> Any:
-    """Return the keeper's answer, which follows its reports of a new base image. None: it sent no answer."""
+    """Return the keeper's answer, which follows its reports of a new base image. None: it sent no
+    answer.
+    """
     return next((answer for answer in map(json.loads, lines) if "hosts" in answer), None)
 
 

@@ -1,6 +1,7 @@
 """The web of a lab's machines, which have no route out: files by host and path, and apt's packages.
 
-Each server listens in the machines' network namespace; this process stays in its own, and asks from there.
+Each server listens in the machines' network namespace; this process stays in its own, and asks from
+there.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _OWN = Path("/proc/thread-self/ns/net")
 
 @contextmanager
 def inside(namespace: Path) -> Iterator[None]:
-    """Sockets that this thread makes in the body belong to that namespace, also afterwards. Needs root."""
+    """Sockets that this thread makes in the body belong to that namespace, also afterwards. Needs
+    root.
+    """
     with _OWN.open() as own, namespace.open() as other:
         _enter(other.fileno())
         try:
@@ -49,12 +52,16 @@ def _enter(descriptor: int) -> None:
 
 
 @contextmanager
-def _serving(netns: Path, port: int, handler: Any, tls: ssl.SSLContext | None = None) -> Iterator[None]:
+def _serving(
+    netns: Path, port: int, handler: Any, tls: ssl.SSLContext | None = None
+) -> Iterator[None]:
     with inside(netns):
         server = ThreadingHTTPServer(("0.0.0.0", port), handler)  # noqa: S104  (the machines' own)
     server.daemon_threads = True
     if tls:
-        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield
@@ -77,7 +84,9 @@ class _Files(SimpleHTTPRequestHandler):
 
 @contextmanager
 def serving_files(netns: Path, folder: Path) -> Iterator[None]:
-    """Serve ``folder/web`` over http and https while the body runs, with the key of ``folder/tls``."""
+    """Serve ``folder/web`` over http and https while the body runs, with the key of
+    ``folder/tls``.
+    """
     handler = partial(_Files, directory=str(folder / "web"))
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(folder / "tls/server.pem")
@@ -136,6 +145,8 @@ def serving_apt(netns: Path, cache: Path, hosts: frozenset[str]) -> Iterator[Non
             path.unlink()
     said = apt_proxy()
     proxies = urllib.request.ProxyHandler({"http": said.split('"')[1]} if said else {})
-    _Proxy.hosts, _Proxy.cache, _Proxy.opener = hosts, cache, urllib.request.build_opener(proxies)
+    _Proxy.hosts = hosts
+    _Proxy.cache = cache
+    _Proxy.opener = urllib.request.build_opener(proxies)
     with _serving(netns, PROXY_PORT, _Proxy):
         yield

@@ -8,10 +8,10 @@
     ```console no-run: why  shown only, for the reason given
     ```console elsewhere: tests/e2e/test_ordinary_user.py    run there, not here
 
-What a command prints is compared line by line, in order: words must agree, words with digits need only be
-words with digits, and `ada` is whoever reads. The manual may leave out lines and the end of one: `...` there.
-In a block with `figures`, counts must be equal, and measured numbers within 5%, since other machines round
-otherwise when they train. The ids of jobs never count.
+What a command prints is compared line by line, in order: words must agree, words with digits need
+only be words with digits, and `ada` is whoever reads. The manual may leave out lines and the end of
+one: `...` there. In a block with `figures`, counts must be equal, and measured numbers within 5%,
+since other machines round otherwise when they train. The ids of jobs never count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 @dataclass(frozen=True)
 class Block:
-    """A code block. ``words`` is what follows the language in its info string; ``line`` counts from 1."""
+    """A code block. ``words`` is what follows the language in its info string; ``line`` counts from
+    1.
+    """
 
     page: Path
     line: int
@@ -125,9 +127,11 @@ def blocks(page: Path) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def follow(chosen: Iterable[Block], place: Path, types: Callable[[str, Path], tuple[int, str, Path]]) -> None:
-    """Do what blocks say, files and commands in order. ``types`` runs a command in a folder; it returns the
-    exit code, what was printed, and the folder that comes next.
+def follow(
+    chosen: Iterable[Block], place: Path, types: Callable[[str, Path], tuple[int, str, Path]]
+) -> None:
+    """Do what blocks say, files and commands in order. ``types`` runs a command in a folder; it
+    returns the exit code, what was printed, and the folder that comes next.
 
     Raises:
         AssertionError: a command ended, or printed, otherwise than the page shows.
@@ -137,7 +141,8 @@ def follow(chosen: Iterable[Block], place: Path, types: Callable[[str, Path], tu
         if block.file:
             name = shlex.quote(block.file)
             code, said, _ = types(
-                f"mkdir -p $(dirname {name}); cat >{name} <<'EndOfFile'\n{block.text}EndOfFile", place
+                f"mkdir -p $(dirname {name}); cat >{name} <<'EndOfFile'\n{block.text}EndOfFile",
+                place,
             )
             assert code == 0, said
         for command in block.commands if block.language in RUN else ():
@@ -149,13 +154,16 @@ def follow(chosen: Iterable[Block], place: Path, types: Callable[[str, Path], tu
 
 
 def _typed(block: Block) -> Iterator[Command]:
-    text, at = "", block.line
+    text = ""
+    at = block.line
     prints: list[str] = []
     for number, line in enumerate(block.text.splitlines(), start=block.line + 1):
         if line.startswith("$ "):
             if text:
                 yield Command(f"{block.page.relative_to(ROOT)}:{at}", text, tuple(prints))
-            text, prints, at = line[2:], [], number
+            text = line[2:]
+            prints = []
+            at = number
         elif line.startswith("> ") and not prints:
             text += "\n" + line[2:]
         else:
@@ -171,7 +179,9 @@ def shown(page: Path, text: str, turn: int = 0) -> Command:
 
 
 def assert_shown(page: Path, text: str, said: str, names: Mapping[str, str], turn: int = 0) -> None:
-    """Fails unless ``said`` is what the page shows that command to print. ``names``: ours -> the page's."""
+    """Fails unless ``said`` is what the page shows that command to print. ``names``: ours -> the
+    page's.
+    """
     for ours, its in names.items():
         said = said.replace(ours, its)
     missing = shown(page, text, turn).differs(said)
@@ -179,7 +189,8 @@ def assert_shown(page: Path, text: str, said: str, names: Mapping[str, str], tur
 
 
 def _alike(expected: str, line: str, *, figures: bool = False) -> bool:
-    words, said = expected.split(), line.split()
+    words = expected.split()
+    said = line.split()
     if words[-1:] == ["..."]:
         words, said = words[:-1], said[: len(words) - 1]
     if len(words) != len(said) or not all(map(_same, words, said)):
@@ -199,14 +210,20 @@ def _same_figure(before: str, word: str, said: str) -> bool:
 def _same(word: str, said: str) -> bool:
     if word == said or (_has_digit(word) and _has_digit(said)):
         return True
-    if {word, said} == {"made", "cached"}:  # of a class of nodes, which this machine may not have yet
+    # Of a class of nodes, which this machine may not have yet.
+    if {word, said} == {
+        "made",
+        "cached",
+    }:
         return True
     anybody = re.escape(word).replace("ada", "[a-z_][a-z0-9_-]*")
     return "ada" in word and re.fullmatch(anybody, said) is not None
 
 
 def with_jobs(text: str, jobs: dict[str, str]) -> str:
-    """A command with the job ids that the manual's jobs have here. The value of an option is no id."""
+    """A command with the job ids that the manual's jobs have here. The value of an option is no
+    id.
+    """
     if not jobs:
         return text
     known: Sequence[str] = sorted(jobs, key=len, reverse=True)

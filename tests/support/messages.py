@@ -54,7 +54,8 @@ def codes(ran: Ran) -> list[str]:
 
 
 def shows(text: str, code: str) -> bool:
-    """Return whether a text for a person has the message of a code in it, with any values filled in.
+    """Return whether a text for a person has the message of a code in it, with any values filled
+    in.
 
     Raises:
         AssertionError: docs/errors.md has no message of this code (`make reference` writes it).

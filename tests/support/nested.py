@@ -1,9 +1,10 @@
-"""A host of its own whose PID 1 is systemd, with clusterctl installed as a user would: from a wheel.
+"""A host of its own whose PID 1 is systemd, with clusterctl installed as a user would: from a
+wheel.
 
-It is a systemd-nspawn machine with every capability, so overlays, bridges, namespaces and further machines
-work inside. It has no network but what is made inside, its changes vanish with it, and node images are lent
-to it read-only. The tree it boots from is kept in the user's cache; as a program
-(`python -m tests.support.nested FOLDER WHEELS`) this module makes one, which needs root.
+It is a systemd-nspawn machine with every capability, so overlays, bridges, namespaces and further
+machines work inside. It has no network but what is made inside, its changes vanish with it, and
+node images are lent to it read-only. The tree it boots from is kept in the user's cache; as a
+program (`python -m tests.support.nested FOLDER WHEELS`) this module makes one, which needs root.
 """
 
 from __future__ import annotations
@@ -37,10 +38,20 @@ DISTRIBUTION = "debian-12"
 PLATFORM = NodePlatform.of(distribution_of(DISTRIBUTION))
 # What docs/local.md asks of a host, and two firewalls' tools.
 PACKAGES = (
-    *("ca-certificates", "dbus", "iproute2", "iptables", "mmdebstrap", "mount", "nftables", "openssh-client"),
+    *(
+        "ca-certificates",
+        "dbus",
+        "iproute2",
+        "iptables",
+        "mmdebstrap",
+        "mount",
+        "nftables",
+        "openssh-client",
+    ),
     *("procps", "python3", "sudo", "systemd", "systemd-container", "systemd-sysv"),
 )
-# What a cluster could change on a host, and how to see it. The limits of inotify are the kernel's: clusters
+# What a cluster could change on a host, and how to see it. The limits of inotify are the kernel's:
+# clusters
 # beside this host change them, too: tests/unit/local/test_kernel_settings.py looks at them.
 _LOOKS = {
     "machines": "machinectl list --no-legend",
@@ -53,13 +64,17 @@ _LOOKS = {
     "rules": "nft --stateless list ruleset",
     "sysctl": "sysctl -a 2>/dev/null | grep -E '^(net[.]ipv4[.]ip_forward|net[.]bridge)'",
     # What nodes of a class have in common stays in the cache, as their image does.
-    "files": "ls -A /run/netns /var/lib/clusterctl /var/cache/clusterctl 2>&1 | grep -v '[.]lock$\\|^class-'",
+    "files": (
+        "ls -A /run/netns /var/lib/clusterctl /var/cache/clusterctl 2>&1 | grep -v "
+        "'[.]lock$\\|^class-'"
+    ),
 }
 # An overlay's upper folder can't lie on an overlay, which its root is.
 _NSPAWN = (
-    "--quiet --boot --register=no --keep-unit --volatile=overlay --private-network --capability=all "
-    "--system-call-filter=@known --resolv-conf=off --timezone=off --link-journal=no "
-    "--tmpfs=/var/lib/clusterctl:mode=755 --tmpfs=/var/cache/clusterctl:mode=755"
+    "--quiet --boot --register=no --keep-unit --volatile=overlay --private-network "
+    "--capability=all --system-call-filter=@known --resolv-conf=off --timezone=off "
+    "--link-journal=no --tmpfs=/var/lib/clusterctl:mode=755 "
+    "--tmpfs=/var/cache/clusterctl:mode=755"
 )
 _BOOT_TIMEOUT_S = 120
 _END_TIMEOUT_S = 30
@@ -82,7 +97,12 @@ class Host:
             subprocess.TimeoutExpired: no end within `timeout_s`.
         """
         unit = ["systemd-run", "--wait", "--pipe", "--collect", "--quiet", f"--uid={user}"]
-        unit += ["--property=WorkingDirectory=~", "--setenv=LC_ALL=C.UTF-8", "--setenv=COLUMNS=200", "--"]
+        unit += [
+            "--property=WorkingDirectory=~",
+            "--setenv=LC_ALL=C.UTF-8",
+            "--setenv=COLUMNS=200",
+            "--",
+        ]
         ran = self.enter(*unit, *argv, timeout_s=timeout_s)
         assert rc is None or ran.rc == rc, f"no exit {rc}\n{ran}"
         return ran
@@ -90,14 +110,18 @@ class Host:
     def enter(self, *argv: str | Path, timeout_s: float = 30) -> Ran:
         """Run a command in its namespaces, but in no unit of its systemd."""
         namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid"]
-        words = tuple(map(str, (*as_root(), "nsenter", f"--target={self.leader}", *namespaces, "--", *argv)))
+        words = tuple(
+            map(str, (*as_root(), "nsenter", f"--target={self.leader}", *namespaces, "--", *argv))
+        )
         nothing = subprocess.DEVNULL
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=nothing
         )
         return Ran(words, done.returncode, done.stdout, done.stderr)
 
-    def sh(self, script: str, *, user: str = "root", rc: int | None = 0, timeout_s: float = 120) -> str:
+    def sh(
+        self, script: str, *, user: str = "root", rc: int | None = 0, timeout_s: float = 120
+    ) -> str:
         """Run a shell script that ends at its first failure; its stdout."""
         return self("sh", "-ec", script, user=user, rc=rc, timeout_s=timeout_s).stdout
 
@@ -108,12 +132,16 @@ class Host:
 
 @contextmanager
 def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
-    """A host with this checkout's clusterctl in it, and these folders of the image cache lent to it."""
-    wheel, root = build_wheel(folder), tree()  # which takes a minute where it is not there yet
+    """A host with this checkout's clusterctl in it, and these folders of the image cache lent to
+    it.
+    """
+    # which takes a minute where it is not there yet
+    wheel = build_wheel(folder)
+    root = tree()
     name = f"host-{secrets.token_hex(3)}"
     console = folder / "console.log"
-    # In a control group of its own: where an earlier host left groups, its systemd may remove those that its
-    # services are just starting in.
+    # In a control group of its own: where an earlier host left groups, its systemd may remove those
+    # that its services are just starting in.
     if machine.booted_with_systemd():
         own_group = "systemd-run --scope --quiet --collect --property=Delegate=yes --".split()
     else:
@@ -139,11 +167,15 @@ def _wait_for(name: str, process: subprocess.Popen[bytes], console: Path) -> Hos
         if pid := leader(name):
             host = Host(name, pid)
             # Until its bus is there, the question itself fails.
-            answer = host.enter("systemctl", "is-system-running", "--wait", timeout_s=_BOOT_TIMEOUT_S)
+            answer = host.enter(
+                "systemctl", "is-system-running", "--wait", timeout_s=_BOOT_TIMEOUT_S
+            )
             if answer.stdout.strip() == "running":
                 return host
         time.sleep(0.2)
-    raise AssertionError(f"the host did not come up:\n{console.read_text(errors='replace')[-5000:]}")
+    raise AssertionError(
+        f"the host did not come up:\n{console.read_text(errors='replace')[-5000:]}"
+    )
 
 
 def leader(name: str) -> int | None:
@@ -156,10 +188,14 @@ def leader(name: str) -> int | None:
 
 
 def _end(name: str, process: subprocess.Popen[bytes]) -> None:
-    """With its first process the kernel ends all of the machine's, and those of the machines in it."""
+    """With its first process the kernel ends all of the machine's, and those of the machines in
+    it.
+    """
     while process.poll() is None:
         pids = (leader(name), machine.running().get(name))
-        subprocess.run([*as_root(), "kill", "-KILL", *(str(pid) for pid in pids if pid)], check=False)
+        subprocess.run(
+            [*as_root(), "kill", "-KILL", *(str(pid) for pid in pids if pid)], check=False
+        )
         process.wait(timeout=_END_TIMEOUT_S)
     machine.remove_cgroups(name)
 
@@ -193,16 +229,26 @@ def _build(tree: Path, locked: str) -> None:
 
 
 def make(folder: Path, wheels: Path, lock: Path) -> None:
-    """A Debian with what clusterctl needs of a host, and what it needs of Python, but not itself."""
+    """A Debian with what clusterctl needs of a host, and what it needs of Python, but not
+    itself.
+    """
     image.debootstrap(folder, image.DEFAULT_MIRROR, PACKAGES, image.DEBIAN.suites[DISTRIBUTION])
     (folder / "etc/machine-id").write_text("")
     lent = {UV: "/run/lent/uv", wheels: "/run/lent/wheels", lock: "/run/lent/wheels.lock"}
-    argv = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--as-pid2", "--private-network"]
+    argv = [
+        "systemd-nspawn",
+        "--quiet",
+        "--register=no",
+        "--keep-unit",
+        "--as-pid2",
+        "--private-network",
+    ]
     argv += [f"--directory={folder}", f"--machine=make-{secrets.token_hex(3)}", "--timezone=off"]
     argv += [f"--bind-ro={path}:{place}" for path, place in lent.items()]
     uv = "/run/lent/uv --quiet --no-cache --offline"
     install = (
-        "pip install --no-index --find-links /run/lent/wheels --require-hashes --no-deps --link-mode copy"
+        "pip install --no-index --find-links /run/lent/wheels --require-hashes --no-deps "
+        "--link-mode copy"
     )
     script = (
         f"{uv} venv --python /usr/bin/python3 {PLACE}\n"

@@ -1,11 +1,13 @@
-"""Time that passes only as a test says. Calls that run beside each other may take it beside each other.
+"""Time that passes only as a test says. Calls that run beside each other may take it beside each
+other.
 
     time = PlayedTime()
     limit = Limit.within(25, time.clock)
     time.passes(10.0)   # in this thread, since it last looked at the clock
     assert time.latest <= 25
 
-A thread that looks at the clock sees how late it is where most time has passed: never less than in truth.
+A thread that looks at the clock sees how late it is where most time has passed: never less than in
+truth.
 """
 
 from __future__ import annotations

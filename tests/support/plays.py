@@ -1,4 +1,6 @@
-"""Roles and modules of Ansible's: tasks run on this machine as if it were a host, data and modules read."""
+"""Roles and modules of Ansible's: tasks run on this machine as if it were a host, data and modules
+read.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,28 @@ def run_tasks(
     facts: dict[str, Any] | None = None,
     **variables: object,
 ) -> subprocess.CompletedProcess[str]:
-    """Play `tasks` of a role; `leads`: the host is the controller, too. Programs in tmp_path/bin go first."""
-    task = {"ansible.builtin.include_role": {"name": role, "tasks_from": tasks, "rolespec_validate": False}}
+    """Play `tasks` of a role; `leads`: the host is the controller, too. Programs in tmp_path/bin go
+    first.
+    """
+    task = {
+        "ansible.builtin.include_role": {
+            "name": role,
+            "tasks_from": tasks,
+            "rolespec_validate": False,
+        }
+    }
     known = [{"ansible.builtin.set_fact": {"ansible_facts": facts}}] if facts else []
     play = {"hosts": "compute", "gather_facts": False, "tasks": [*known, task]}
     return run_play(tmp_path, play, ("node" if leads else "ctl", "node"), known=variables)
 
 
 def run_play(
-    tmp_path: Path, play: dict[str, Any], hosts: Sequence[str], *, known: dict[str, Any], **extra: object
+    tmp_path: Path,
+    play: dict[str, Any],
+    hosts: Sequence[str],
+    *,
+    known: dict[str, Any],
+    **extra: object,
 ) -> subprocess.CompletedProcess[str]:
     """Play it; every host is this machine, the first of them the controller.
 
@@ -71,7 +86,9 @@ def role_data(role: str, file: str = "vars/main.yml") -> dict[str, Any]:
 
 def load_module(name: str, folder: str = "library") -> ModuleType:
     """One of our Ansible modules, or a file of a role, as plain Python."""
-    found = importlib.util.spec_from_file_location(name, data_folder("ansible") / folder / f"{name}.py")
+    found = importlib.util.spec_from_file_location(
+        name, data_folder("ansible") / folder / f"{name}.py"
+    )
     assert found
     assert found.loader
     loaded = sys.modules[name] = importlib.util.module_from_spec(found)  # dataclasses look there

@@ -60,7 +60,9 @@ def eventually(look: Callable[[], T], timeout_s: float = 60, *, pause_s: float |
 
 @contextmanager
 def holding_lock(workspace: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another `clusterctl up`, which holds the lock of a workspace until its stdin closes or it is killed."""
+    """Another `clusterctl up`, which holds the lock of a workspace until its stdin closes or it is
+    killed.
+    """
     argv = [sys.executable, "-c", _HOLD, str(workspace)]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -73,7 +75,9 @@ def holding_lock(workspace: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def suspend(pid: int, times: int, seconds: float = 0.005) -> None:
-    """Stop a child process for so many seconds, and let it continue, several times, unless it ends."""
+    """Stop a child process for so many seconds, and let it continue, several times, unless it
+    ends.
+    """
     for _ in range(times):
         os.kill(pid, signal.SIGSTOP)
         ended = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -97,7 +101,9 @@ def gone(pid: int) -> bool:
 
 
 def noted(note: Path, attempt: Callable[[float], None]) -> int:
-    """The pid that a program notes before its time is up, which is short unless the machine is too busy."""
+    """The pid that a program notes before its time is up, which is short unless the machine is too
+    busy.
+    """
     for seconds in (0.3, 3, 30):
         attempt(seconds)
         if note.exists() and (text := note.read_text()):

@@ -1,8 +1,8 @@
 """Removes what test runs that were killed left on this machine: `python -m tests.support.remains`.
 
-Theirs are: local clusters and accounts whose workspace or home lies in a temporary folder of a run that is
-no more, labs whose keeper is gone, processes that such a run started, and the kernel's setting. Clusters of
-other workspaces are never touched.
+Theirs are: local clusters and accounts whose workspace or home lies in a temporary folder of a run
+that is no more, labs whose keeper is gone, processes that such a run started, and the kernel's
+setting. Clusters of other workspaces are never touched.
 """
 
 from __future__ import annotations
@@ -33,17 +33,23 @@ _SUDOERS = Path("/etc/sudoers.d")
 
 
 def begin() -> None:
-    """Mark what this process and its children start as a run's, unless it is part of another one."""
+    """Mark what this process and its children start as a run's, unless it is part of another
+    one.
+    """
     os.environ.setdefault(RUN, f"{os.getpid()}-{_began(os.getpid())}")
 
 
 def marked(prefix: str) -> str:
-    """How a temporary folder that is not below pytest's is to be called: one knows then whose it was."""
+    """How a temporary folder that is not below pytest's is to be called: one knows then whose it
+    was.
+    """
     return f"{prefix}ctltest-{os.environ[RUN]}-"
 
 
 def is_over(workspace: str) -> bool:
-    """Whether a workspace is a test run's that has ended; pytest's folder has its pid as long as it runs."""
+    """Whether a workspace is a test run's that has ended; pytest's folder has its pid as long as it
+    runs.
+    """
     if found := _MARKED.match(workspace):
         return _began(int(found[1])) != found[2]
     if not (found := _FOLDER.match(workspace)):
@@ -62,7 +68,9 @@ def orphaned() -> Iterator[int]:
     accounts = {one.pw_uid for one in pwd.getpwall() if is_over(one.pw_dir)}
     for proc in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # another user's, or it ended
-            run = re.search(rb"(?:^|\0)%s=(\d+)-(\d+)" % RUN.encode(), (proc / "environ").read_bytes())
+            run = re.search(
+                rb"(?:^|\0)%s=(\d+)-(\d+)" % RUN.encode(), (proc / "environ").read_bytes()
+            )
             if (run and _began(int(run[1])) != run[2].decode()) or proc.stat().st_uid in accounts:
                 yield int(proc.name)
 
@@ -95,7 +103,12 @@ def remove() -> Iterator[str]:
         subprocess.run(argv, cwd=ROOT, check=True, timeout=600, stdin=subprocess.DEVNULL)
     for pid in orphaned():
         with suppress(ProcessLookupError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = (
+                Path(f"/proc/{pid}/cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+            )
             os.kill(pid, signal.SIGKILL)
             yield f"ended process {pid}: {command[:100]}"
     for account in pwd.getpwall():

@@ -1,7 +1,9 @@
-"""What a cluster could leave on this machine, found by looking at the machine and not at anyone's records.
+"""What a cluster could leave on this machine, found by looking at the machine and not at anyone's
+records.
 
-`look` takes a snapshot; what a later one has more is residue. As a program (`python -m tests.support.residue`
-with a Machine as JSON on stdin) it prints one: so an ordinary user looks with root's eyes.
+`look` takes a snapshot; what a later one has more is residue. As a program (`python -m
+tests.support.residue` with a Machine as JSON on stdin) it prints one: so an ordinary user looks
+with root's eyes.
 """
 
 from __future__ import annotations
@@ -63,12 +65,12 @@ def temporary(home: Path) -> Path:
 def look(machine: Machine) -> frozenset[str]:
     """Everything there is now that a cluster could have made, a line each. Needs root.
 
-    Clusters of other homes come and go as their people please: what bears the id of one is left out, and what
-    they share; so are a tree and an image that another test process is building.
+    Clusters of other homes come and go as their people please: what bears the id of one is left
+    out, and what they share; so are a tree and an image that another test process is building.
     """
     hosts = _in_hosts_of_others(machine)
-    # The folders where clusters keep things, the one for temporary files, and files that a cluster might be
-    # tempted to edit.
+    # The folders where clusters keep things, the one for temporary files, and files that a cluster
+    # might be tempted to edit.
     folders = (machine.state, temporary(machine.home), *machine.folders)
     files = [path for path in machine.files if path.is_file()]
     sources = (
@@ -81,7 +83,8 @@ def look(machine: Machine) -> frozenset[str]:
         (f"file {path}" for folder in folders for path in folder.glob("*")),
         (f"line of {path}: {line}" for path in files for line in path.read_text().splitlines()),
     )
-    # The labs (tests/support/lab.py) that somebody keeps right now: each is locked as long as it is kept.
+    # The labs (tests/support/lab.py) that somebody keeps right now: each is locked as long as it is
+    # kept.
     others = [*_other_clusters(machine), *(lab.stem for lab in LABS.glob("*.lab") if _locked(lab))]
     others += [f"mount {NAMESPACES}:"] if others else []
     others += _trees_being_built(machine)
@@ -97,7 +100,9 @@ def look_as_root(machine: Machine) -> frozenset[str]:
     if os.geteuid() == 0:
         return look(machine)
     request = json.dumps(asdict(machine), default=str)
-    return frozenset(json.loads(run_as_root(sys.executable, "-m", "tests.support.residue", stdin=request)))
+    return frozenset(
+        json.loads(run_as_root(sys.executable, "-m", "tests.support.residue", stdin=request))
+    )
 
 
 def left_behind(
@@ -114,7 +119,9 @@ def left_behind(
 
 @contextmanager
 def nothing_left(home: Path) -> Iterator[None]:
-    """Fails when this machine holds more afterwards than before; clusters of other homes do not count."""
+    """Fails when this machine holds more afterwards than before; clusters of other homes do not
+    count.
+    """
     machine = Machine(home)
     before = look_as_root(machine)
     yield
@@ -123,7 +130,9 @@ def nothing_left(home: Path) -> Iterator[None]:
 
 
 def _trees_being_built(machine: Machine) -> Iterator[str]:
-    """Trees that hosts boot from (keeper.py, nested.py, dnf_tools.py); a builder locks what it builds."""
+    """Trees that hosts boot from (keeper.py, nested.py, dnf_tools.py); a builder locks what it
+    builds.
+    """
     for folder in machine.cache.glob("test-*.building"):
         kind = re.match(r"test-[a-z]+", folder.name)
         if kind and _locked(machine.cache / f"{kind[0]}.lock"):
@@ -150,7 +159,9 @@ def _other_clusters(machine: Machine) -> Iterator[str]:
 
 
 def _in_hosts_of_others(machine: Machine) -> frozenset[str]:
-    """The pids of hosts (tests/support/nested.py) that other test processes boot, and of all in them."""
+    """The pids of hosts (tests/support/nested.py) that other test processes boot, and of all in
+    them.
+    """
     parents: dict[str, str] = {}
     spaces: dict[str, Path] = {}
     hosts: set[str] = set()
@@ -173,7 +184,9 @@ def _in_hosts_of_others(machine: Machine) -> frozenset[str]:
 
 
 def _processes(machine: Machine, others: frozenset[str]) -> Iterator[str]:
-    """Our containers, all that runs in one, and all that carries our home in its arguments or environment."""
+    """Our containers, all that runs in one, and all that carries our home in its arguments or
+    environment.
+    """
     ours = Path("/proc/self/ns/pid").readlink()
     roots_in: dict[Path, list[str]] = {}  # by mount namespace: a container's processes have one
     for proc in Path("/proc").glob("[0-9]*"):
@@ -192,9 +205,9 @@ def _processes(machine: Machine, others: frozenset[str]) -> Iterator[str]:
             continue
         command = b" ".join(argv).decode(errors="replace").strip()
         container = Path(argv[0].decode(errors="replace")).name == "systemd-nspawn"
-        told = str(machine.home) in command or f"CLUSTERCTL_HOME={machine.home}".encode() in environ.split(
-            b"\0"
-        )
+        told = str(
+            machine.home
+        ) in command or f"CLUSTERCTL_HOME={machine.home}".encode() in environ.split(b"\0")
         if roots or container or told:
             yield f"process {proc.name}: {command}" + (f" (in {roots[-1]})" if roots else "")
 
@@ -232,7 +245,8 @@ def _loops() -> Iterator[str]:
 def _groups() -> Iterator[str]:
     """Control groups of our name, in every hierarchy."""
     for folder, inner, _ in os.walk("/sys/fs/cgroup"):
-        if Path(folder).name == "payload":  # of a systemd-nspawn machine, whose own systemd divides it
+        # Of a systemd-nspawn machine, whose own systemd divides it.
+        if Path(folder).name == "payload":
             inner.clear()
         yield from (f"control group {folder}/{name}" for name in inner if "clusterctl-" in name)
 
@@ -249,7 +263,9 @@ def _network() -> Iterator[str]:
 
 
 def _ip_json(thing: str) -> list[dict[str, Any]]:
-    done = subprocess.run(["ip", "-json", thing, "show"], capture_output=True, check=True, timeout=30)
+    done = subprocess.run(
+        ["ip", "-json", thing, "show"], capture_output=True, check=True, timeout=30
+    )
     return list(json.loads(done.stdout or "[]"))
 
 

@@ -17,7 +17,8 @@ from clusterctl.util.process import Result
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One expected command. Each word of ``argv`` is a glob pattern; a last word ``...`` stands for any rest.
+    """One expected command. Each word of ``argv`` is a glob pattern; a last word ``...`` stands for
+    any rest.
 
     ``error`` is raised in place of an answer. ``stdout`` may be made of the command as it came.
     """
@@ -47,7 +48,8 @@ class Call:
 
 
 class ScriptedTransport:
-    """Answers with ``steps``, in order; ``calls`` keeps what was asked. A surprise is an AssertionError.
+    """Answers with ``steps``, in order; ``calls`` keeps what was asked. A surprise is an
+    AssertionError.
 
     ``told`` keeps what was sent in conversations.
     """

@@ -9,5 +9,9 @@ from _pytest.mark import ParameterSet
 
 
 def in_sweep(*cases: Any) -> list[ParameterSet]:
-    """Further cases on a path through the code that another one has taken: `["pipe", *in_sweep("link")]`."""
-    return [pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=pytest.mark.sweep) for c in cases]
+    """Further cases on a path through the code that another one has taken: `["pipe",
+    *in_sweep("link")]`.
+    """
+    return [
+        pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=pytest.mark.sweep) for c in cases
+    ]

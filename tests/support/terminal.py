@@ -84,7 +84,9 @@ def on_terminal(
     termios.tcsetwinsize(theirs, size)
     given = {name: value for name, value in env.items() if value}
     words = ["setsid", "--ctty", *map(str, argv)]
-    process = subprocess.Popen(words, cwd=cwd, env=given, stdin=theirs, stdout=theirs, stderr=theirs)
+    process = subprocess.Popen(
+        words, cwd=cwd, env=given, stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     window = Terminal(process, ours)
     try:

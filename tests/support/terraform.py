@@ -1,4 +1,6 @@
-"""Terraform for tests: the program of this machine, and small modules of its built-in `terraform_data`."""
+"""Terraform for tests: the program of this machine, and small modules of its built-in
+`terraform_data`.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def program() -> Program:
 
 
 def in_state(terraform: Terraform, verb: str, *words: str) -> str:
-    """What `terraform state` says in a folder, once no other one is at work; nothing without a state."""
+    """What `terraform state` says in a folder, once no other one is at work; nothing without a
+    state.
+    """
     assert terraform.program is not None
     with terraform.run([str(terraform.program.path), "state", verb, *words]) as run:
         return "".join(run.lines())
@@ -66,20 +70,28 @@ def addresses(terraform: Terraform) -> tuple[str, ...]:
     return tuple(in_state(terraform, "list").splitlines())
 
 
-def terraform_in(folder: Path, reporter: Reporter = SILENT, chosen: Program | None = None) -> Terraform:
+def terraform_in(
+    folder: Path, reporter: Reporter = SILENT, chosen: Program | None = None
+) -> Terraform:
     """Terraform that says failures as they are, and calls resources by their keys.
 
     The code of a failure is the end of what Terraform could not do: `made`, `plan`, `up`.
     """
 
     def explain(what: str, found: tuple[Diagnostic, ...]) -> ProvisionError:
-        return ProvisionError(what, code=what.rsplit(maxsplit=1)[-1], why="\n".join(d.text for d in found))
+        return ProvisionError(
+            what, code=what.rsplit(maxsplit=1)[-1], why="\n".join(d.text for d in found)
+        )
 
-    return Terraform(folder, reporter, explain, lambda resource: str(resource.key or resource.type), chosen)
+    return Terraform(
+        folder, reporter, explain, lambda resource: str(resource.key or resource.type), chosen
+    )
 
 
 class Work:
-    """A folder with ``MODULE``, Terraform on it, and what it said. Its hosts are set by ``hosts``."""
+    """A folder with ``MODULE``, Terraform on it, and what it said. Its hosts are set by
+    ``hosts``.
+    """
 
     def __init__(self, folder: Path, chosen: Program, module: str = MODULE) -> None:
         self.folder = folder

@@ -21,7 +21,11 @@ def content(folder: Path) -> dict[str, object]:
         else:
             what = None if path.is_dir() else path.read_bytes()
         mtime = 0 if path.is_symlink() else status.st_mtime_ns
-        found[str(path.relative_to(folder))] = (what, 0 if path.is_symlink() else status.st_mode, mtime)
+        found[str(path.relative_to(folder))] = (
+            what,
+            0 if path.is_symlink() else status.st_mode,
+            mtime,
+        )
     return found
 
 
@@ -32,14 +36,18 @@ class Cutting(LocalTransport):
         self.left = after
 
     @contextmanager
-    def converse(self, argv: Sequence[str], *, silence_s: float | None = None) -> Iterator[Conversation]:
+    def converse(
+        self, argv: Sequence[str], *, silence_s: float | None = None
+    ) -> Iterator[Conversation]:
         with super().converse(argv, silence_s=silence_s) as talk:
             yield _Cut(self, talk)
 
 
 class _Cut:
     def __init__(self, transport: Cutting, talk: Conversation) -> None:
-        self._transport, self._talk, self.finish = transport, talk, talk.finish
+        self._transport = transport
+        self._talk = talk
+        self.finish = talk.finish
 
     def send(self, data: bytes) -> None:
         self._talk.send(data[: self._transport.left])

@@ -40,7 +40,9 @@ class Ran:
 
 @dataclass(frozen=True)
 class Clusterctl:
-    """`clusterctl("up", "-f", spec)`. Every call has a time limit, and none may show a traceback."""
+    """`clusterctl("up", "-f", spec)`. Every call has a time limit, and none may show a
+    traceback.
+    """
 
     home: Path
     cwd: Path
@@ -68,7 +70,9 @@ class Clusterctl:
 
     def start(self, *argv: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start a verb in a process session of its own, for the test to signal or await."""
-        words, environ, pipe = (str(self.script), *map(str, argv)), self._environ(), subprocess.PIPE
+        words = (str(self.script), *map(str, argv))
+        environ = self._environ()
+        pipe = subprocess.PIPE
         return subprocess.Popen(
             words,
             cwd=cwd or self.cwd,
@@ -89,7 +93,9 @@ class Clusterctl:
     def _run(self, words: tuple[str, ...], cwd: Path, stdin: str, timeout_s: float) -> Ran:
         environ = self._environ()
         if self.script == SCRIPT:  # without the start of a program
-            done = forks.clusterctl(words, cwd=cwd, environ=environ, stdin=stdin, timeout_s=timeout_s)
+            done = forks.clusterctl(
+                words, cwd=cwd, environ=environ, stdin=stdin, timeout_s=timeout_s
+            )
         else:
             done = subprocess.run(
                 words,

@@ -31,7 +31,9 @@ def a_wheel(
     requires: Iterable[str] = (),
     files: Mapping[str, str] | None = None,
 ) -> str:
-    """Put a wheel into a folder; the line that locks it. By default it has one module, its version in it."""
+    """Put a wheel into a folder; the line that locks it. By default it has one module, its version
+    in it.
+    """
     info = f"{name}-{version}.dist-info"
     path = folder / f"{name}-{version}-{tag}.whl"
     needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)

@@ -1,4 +1,6 @@
-"""What unit tests share: golden files, a workspace, a cluster that executables play, and a node of it."""
+"""What unit tests share: golden files, a workspace, a cluster that executables play, and a node of
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.support.played.cluster import PlayedCluster
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Asserts that a text is what the file of that name in the folder `golden` beside the test holds.
+    """Asserts that a text is what the file of that name in the folder `golden` beside the test
+    holds.
 
     `UPDATE_GOLDEN=1 pytest ...` writes them anew; look at the diff before you commit it.
     """

@@ -1,7 +1,7 @@
 """Attach a cluster that other people operate: probe, place the folder, prove MPI, write the record.
 
-After `attach` was killed, the next call continues: the workspace has the login before anything is written
-on the cluster, and the folder there keeps its id.
+After `attach` was killed, the next call continues: the workspace has the login before anything is
+written on the cluster, and the folder there keeps its id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from clusterctl.errors import CommandError, UsageError
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import Placed, expanded
 from clusterctl.providers.existing.probe import Choices, Probed, probe
-from clusterctl.providers.existing.prove import Proof, ProofOptions, Unproven, leave_proof, place_and_prove
+from clusterctl.providers.existing.prove import (
+    Proof,
+    ProofOptions,
+    Unproven,
+    leave_proof,
+    place_and_prove,
+)
 from clusterctl.providers.existing.provider import placed_facts, proof_facts, site_facts
 from clusterctl.providers.existing.site import Fact, Site, SitePartition, load_site
 from clusterctl.spec.base import PATTERNS
@@ -120,9 +126,12 @@ def attach(request: Request) -> Attached:
     earlier = _known_workspace(request)
     with ExitStack() as stack:
         if earlier is not None and login_of(earlier.ssh_config) == request.login:
-            stack.enter_context(earlier.lock("attach", wait_s=request.wait_s, waiting=request.reporter.note))
+            stack.enter_context(
+                earlier.lock("attach", wait_s=request.wait_s, waiting=request.reporter.note)
+            )
             start = _start(request, earlier)
-            workspace, probed = earlier, _probed(request, earlier, start.chosen)
+            workspace = earlier
+            probed = _probed(request, earlier, start.chosen)
         else:
             start = _start(request, earlier)
             workspace, probed = _probed_first(request, start, stack)
@@ -142,10 +151,10 @@ def _reject_wrong_flags(request: Request) -> None:
 class _Start:
     """The state from which `attach` starts.
 
-    spec: the given spec, or else that of an earlier `attach`. site: that of the earlier `attach`, if it has
-        written the site.
-    chosen: the user's choices, see ``Site``. kept: settings that the earlier `attach` found. They are tried
-        first, unless the user has withdrawn a choice.
+    spec: the given spec, or else that of an earlier `attach`. site: that of the earlier `attach`,
+        if it has written the site.
+    chosen: the user's choices, see ``Site``. kept: settings that the earlier `attach` found. They
+        are tried first, unless the user has withdrawn a choice.
     pythons: the same, see ``Site.proven_pythons``.
     """
 
@@ -167,7 +176,9 @@ def _start(request: Request, workspace: Workspace | None) -> _Start:
     choices = {**(site.chosen if site else {}), **given, **flags}
     chosen = {name: value for name, value in choices.items() if value}
     withdrawn = choices.keys() - chosen - {"folder"}
-    kept = {name: value for name, value in _values(recorded).items() if name in {*_KEPT} - withdrawn}
+    kept = {
+        name: value for name, value in _values(recorded).items() if name in {*_KEPT} - withdrawn
+    }
     pythons = site.proven_pythons if site and "python" not in withdrawn else {}
     return _Start(request.spec or recorded, site, chosen, kept, pythons)
 
@@ -178,7 +189,10 @@ def _values(spec: ClusterSpec | None) -> dict[str, Any]:
     if spec is None or settings is None:
         return {}
     values = settings.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    return {**{key: values[key] for key in _CHOSEN if key in values}, "partition": spec.partitions[0].name}
+    return {
+        **{key: values[key] for key in _CHOSEN if key in values},
+        "partition": spec.partitions[0].name,
+    }
 
 
 def _known_workspace(request: Request) -> Workspace | None:
@@ -205,7 +219,9 @@ def _known_workspace(request: Request) -> Workspace | None:
 
 
 def _checked_name(name: str) -> Workspace:
-    """Return the workspace with this name. UsageError: `clusterctl up` has created such a cluster."""
+    """Return the workspace with this name. UsageError: `clusterctl up` has created such a
+    cluster.
+    """
     if not is_cluster_name(name):
         raise UsageError(
             f"--name {name} can't be the name of a cluster",
@@ -229,8 +245,12 @@ def _name_taken(workspace: Workspace, reason: str, fix: str = "") -> UsageError:
 
 
 def _reject_other_site(workspace: Workspace, request: Request, start: _Start, site: Site) -> None:
-    """Raise UsageError unless the requested login leads to the cluster and account of the workspace."""
-    login, name, earlier = login_of(workspace.ssh_config), workspace.root.name, start.site
+    """Raise UsageError unless the requested login leads to the cluster and account of the
+    workspace.
+    """
+    login = login_of(workspace.ssh_config)
+    name = workspace.root.name
+    earlier = start.site
     if not workspace.root.exists() or login == request.login:
         return
     if not request.name:
@@ -239,7 +259,11 @@ def _reject_other_site(workspace: Workspace, request: Request, start: _Start, si
     whose = "{0.account} on Slurm's cluster {0.cluster_name!r} with the home {0.home}"
     if earlier is None:
         raise _name_taken(workspace, f"`attach {login}` has not finished")
-    if (earlier.cluster_name, earlier.account, earlier.home) != (site.cluster_name, site.account, site.home):
+    if (earlier.cluster_name, earlier.account, earlier.home) != (
+        site.cluster_name,
+        site.account,
+        site.home,
+    ):
         reason = f"{login} is {whose.format(earlier)}, and {request.login} is {whose.format(site)}"
         raise _name_taken(workspace, reason)
 
@@ -247,7 +271,8 @@ def _reject_other_site(workspace: Workspace, request: Request, start: _Start, si
 def _probed_first(request: Request, start: _Start, stack: ExitStack) -> tuple[Workspace, Probed]:
     """Probe a new cluster, or a new login of a known cluster. Create and lock its workspace.
 
-    The probe's folder becomes the workspace, with its open connection, so a second factor is asked only once.
+    The probe's folder becomes the workspace, with its open connection, so a second factor is asked
+    only once.
     """
     home = state_home()
     with translating_write_errors(home):
@@ -274,8 +299,12 @@ def _probed_first(request: Request, start: _Start, stack: ExitStack) -> tuple[Wo
 
 
 def _name_of(site: Site, request: Request) -> str:
-    """Return the site's name for the cluster, or else the login node's, as a name of a cluster here."""
-    host = request.login.rpartition("@")[2].removeprefix("ssh://").partition(":")[0].partition(".")[0]
+    """Return the site's name for the cluster, or else the login node's, as a name of a cluster
+    here.
+    """
+    host = (
+        request.login.rpartition("@")[2].removeprefix("ssh://").partition(":")[0].partition(".")[0]
+    )
     for text in (site.cluster_name, host, site.host.partition(".")[0]):
         name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:20].rstrip("-")
         if is_cluster_name(name):
@@ -293,7 +322,9 @@ def _probed(request: Request, workspace: Workspace, chosen: Mapping[str, Any]) -
 
 
 def _settings(spec: ClusterSpec | None) -> ExistingSettings | None:
-    return spec.provider if spec is not None and isinstance(spec.provider, ExistingSettings) else None
+    return (
+        spec.provider if spec is not None and isinstance(spec.provider, ExistingSettings) else None
+    )
 
 
 def _completed(request: Request, workspace: Workspace, start: _Start, probed: Probed) -> Attached:
@@ -304,7 +335,8 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     site = replace(probed.site, proven_pythons=start.pythons, proven_glibc=earlier.proven_glibc)
     settings = _new_settings(request, start, probed)
     spec = _spec(workspace.root.name, settings, probed, start.spec)
-    recorded, earlier_spec = inventory_if_known(workspace), applied_if_known(workspace)
+    recorded = inventory_if_known(workspace)
+    earlier_spec = applied_if_known(workspace)
     request.reporter.step("place and prove")
     options = ProofOptions(
         partition=probed.partition,
@@ -325,18 +357,28 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
         if recorded is not None:
             _reject_other_folder(transport, settings.folder, recorded.folder)
         else:
-            _remove_earlier_folder(transport, workspace, earlier_spec, settings.folder, request.reporter)
+            _remove_earlier_folder(
+                transport, workspace, earlier_spec, settings.folder, request.reporter
+            )
             # From now on, `detach` knows the folder, even if this process is killed.
             write_atomic(workspace.spec, dump_spec(spec))
-        placed, outcome = place_and_prove(transport, site, settings.folder, workspace.cluster_id(), options)
-        if settings.launcher is None and isinstance(outcome, Unproven) and outcome.code == "pending":
+        placed, outcome = place_and_prove(
+            transport, site, settings.folder, workspace.cluster_id(), options
+        )
+        if (
+            settings.launcher is None
+            and isinstance(outcome, Unproven)
+            and outcome.code == "pending"
+        ):
             leave_proof(transport, site, placed, options, probed.proof_nodes)
     workspace.adopt_id(placed.cluster_id)
     proven: dict[str, object] = {"folder": placed.folder}
     if isinstance(outcome, Proof):
         # The modules of the proof begin with those that the user has chosen.
         proven |= {
-            key: value for key, value in outcome.settings.items() if key not in {*start.chosen} - {"modules"}
+            key: value
+            for key, value in outcome.settings.items()
+            if key not in {*start.chosen} - {"modules"}
         }
         glibc = f"2.{outcome.nodes.oldest_glibc(placed.node.glibc_minor)}"
         site = replace(site, proven_pythons={placed.python: placed.version}, proven_glibc=glibc)
@@ -352,19 +394,32 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     return attached
 
 
-def _facts_of_earlier_proof(start: _Start, earlier: ClusterSpec | None, attached: Attached) -> Iterator[Fact]:
+def _facts_of_earlier_proof(
+    start: _Start, earlier: ClusterSpec | None, attached: Attached
+) -> Iterator[Fact]:
     """Yield what an earlier proof has found, if jobs still use its launcher and modules."""
-    before, now = _settings(earlier), _settings(attached.spec)
+    before = _settings(earlier)
+    now = _settings(attached.spec)
     is_pending = attached.unproven is not None and attached.unproven.code == "pending"
-    if start.site is None or before is None or now is None or now.launcher is None or not is_pending:
+    if (
+        start.site is None
+        or before is None
+        or now is None
+        or now.launcher is None
+        or not is_pending
+    ):
         return
     if (before.modules, before.launcher) == (now.modules, now.launcher):
         own = {fact.fact for fact in attached.placed_facts}
-        yield from (fact for fact in start.site.facts if fact.fact not in own and not fact.is_problem)
+        yield from (
+            fact for fact in start.site.facts if fact.fact not in own and not fact.is_problem
+        )
 
 
 def _reject_other_folder(transport: Transport, folder: str, recorded: str) -> None:
-    """Raise UsageError unless ``folder`` leads to the recorded folder, which would else be forgotten."""
+    """Raise UsageError unless ``folder`` leads to the recorded folder, which would else be
+    forgotten.
+    """
     path = folder if folder == recorded else expanded(transport, folder)
     if path != recorded:
         raise UsageError(
@@ -387,7 +442,8 @@ def _remove_earlier_folder(
     settings = _settings(earlier)
     if settings is None or settings.folder == folder:
         return
-    # The earlier folder's variable may not be set, and the folder may have the mark of another cluster.
+    # The earlier folder's variable may not be set, and the folder may have the mark of another
+    # cluster.
     with suppress(CommandError, UsageError):
         path = expanded(transport, settings.folder)
         left = AttachedFolder(transport, path, workspace.cluster_id())
@@ -417,17 +473,23 @@ def _new_settings(request: Request, start: _Start, probed: Probed) -> ExistingSe
 
 
 def _fitting(values: Mapping[str, Any], request: Request) -> ExistingSettings:
-    """Return the settings, without those of the site that a spec can't hold: jobs get them all the same."""
+    """Return the settings, without those of the site that a spec can't hold: jobs get them all the
+    same.
+    """
     try:
         return ExistingSettings.model_validate(values)
     except ValidationError as exc:
         unfit = {str(error["loc"][0]) for error in exc.errors(include_url=False)}
         for name in sorted(unfit):
-            request.reporter.note(f"the spec leaves out {name}: it can't hold {shown(values[name])}")
+            request.reporter.note(
+                f"the spec leaves out {name}: it can't hold {shown(values[name])}"
+            )
         return ExistingSettings.model_validate({k: v for k, v in values.items() if k not in unfit})
 
 
-def _spec(name: str, settings: ExistingSettings, probed: Probed, previous: ClusterSpec | None) -> ClusterSpec:
+def _spec(
+    name: str, settings: ExistingSettings, probed: Probed, previous: ClusterSpec | None
+) -> ClusterSpec:
     """Return the spec, with the partitions as Slurm lists them and all other keys as before."""
     prices = {p.name: p.price_per_hour for p in previous.partitions} if previous else {}
     partitions = tuple(
@@ -467,8 +529,11 @@ def _node_names(nodes: str) -> tuple[str, ...]:
         return ()
 
 
-def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof | Unproven) -> Inventory:
-    site, settings = probed.site, _settings(spec)
+def _inventory(
+    spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof | Unproven
+) -> Inventory:
+    site = probed.site
+    settings = _settings(spec)
     if settings is None:
         raise TypeError("the spec is not of an attached cluster")
     has_pmix = any(name.startswith("pmix") for name in site.mpi_types)
@@ -478,7 +543,13 @@ def _inventory(spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof
         cluster_id=placed.cluster_id,
         provider=settings.type,
         hosts=(
-            Host(name=LOGIN_HOST, address=site.host, user=site.account, roles=(CONTROLLER,), host_key=""),
+            Host(
+                name=LOGIN_HOST,
+                address=site.host,
+                user=site.account,
+                roles=(CONTROLLER,),
+                host_key="",
+            ),
         ),
         network="",
         shared=str(Path(placed.folder).parent),

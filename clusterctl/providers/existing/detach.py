@@ -24,8 +24,12 @@ _WHAT: Final = {
 
 
 def folder_program(name: str) -> str:
-    """Return a program for the login node that expands ~ and variables in its first argument, a folder."""
-    return "\n".join((_PROGRAMS / part).read_text(encoding="utf-8") for part in ("remote_folder.sh", name))
+    """Return a program for the login node that expands ~ and variables in its first argument, a
+    folder.
+    """
+    return "\n".join(
+        (_PROGRAMS / part).read_text(encoding="utf-8") for part in ("remote_folder.sh", name)
+    )
 
 
 _DETACH: Final = folder_program("remote_detach.sh")
@@ -33,7 +37,9 @@ _DETACH: Final = folder_program("remote_detach.sh")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or folder in clusterctl's folder. what: its meaning. "": clusterctl did not create it."""
+    """A file or folder in clusterctl's folder. what: its meaning. "": clusterctl did not create
+    it.
+    """
 
     name: str
     bytes: int
@@ -58,7 +64,8 @@ class AttachedFolder:
     cluster_id: str
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return the entries of the folder, without clusterctl's small files. (): there is no folder.
+        """Return the entries of the folder, without clusterctl's small files. (): there is no
+        folder.
 
         UsageError: the folder's mark is missing, or of another cluster.
         """
@@ -97,9 +104,18 @@ class AttachedFolder:
                 else "it has no mark of clusterctl",
                 fix="look at the folder; if it may go, remove it with `rm` on the login node",
             )
-        named = [words[1:] for words in rows if words[0] == "entry" and len(words) == len(Entry.__slots__)]
-        entries = [Entry(name, int(kib) << 10, int(files), _WHAT.get(name, "")) for name, kib, files in named]
-        shown = tuple(entry for entry in entries if entry.what or not _is_small_file_of_ours(entry.name))
+        named = [
+            words[1:]
+            for words in rows
+            if words[0] == "entry" and len(words) == len(Entry.__slots__)
+        ]
+        entries = [
+            Entry(name, int(kib) << 10, int(files), _WHAT.get(name, ""))
+            for name, kib, files in named
+        ]
+        shown = tuple(
+            entry for entry in entries if entry.what or not _is_small_file_of_ours(entry.name)
+        )
         return shown, [words[1] for words in rows if words[0] == "left"]
 
 

@@ -1,7 +1,8 @@
-"""The folder on a foreign cluster with everything of clusterctl: it is marked, and has the Python of jobs.
+"""The folder on a foreign cluster with everything of clusterctl: it is marked, and has the Python
+of jobs.
 
-Jobs have their own Python environment there, as on other clusters. Its wheels are chosen and sent from this
-machine, because a site's nodes may have no internet access, no pip and no ensurepip.
+Jobs have their own Python environment there, as on other clusters. Its wheels are chosen and sent
+from this machine, because a site's nodes may have no internet access, no pip and no ensurepip.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Placed:
     """The folder on the cluster, after ``place``.
 
     folder: its absolute path. cluster_id: the id in its mark, which may be of an earlier `attach`.
-    python, version: path of the site's Python that the environment uses, and its version, such as `3.11.2`.
+    python, version: path of the site's Python that the environment uses, and its version, such as
+        `3.11.2`.
     node: the release of Python and the glibc that the environment's packages are chosen for.
     seconds: how long it took. built: whether the environment was missing.
     """
@@ -62,7 +64,9 @@ class Placed:
 
 
 def python_minor(version: str) -> tuple[int, int]:
-    """Return the release of a Python version: (3, 11) for `3.11.2`. (0, 0): the text is not a version."""
+    """Return the release of a Python version: (3, 11) for `3.11.2`. (0, 0): the text is not a
+    version.
+    """
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
@@ -70,10 +74,13 @@ def python_minor(version: str) -> tuple[int, int]:
 def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
     """Return the path of the Python for jobs: ``python``, or else the first that jobs can use.
 
-    pythons: path -> version, in the order of preference. Raise UsageError if jobs can't use any of them.
+    pythons: path -> version, in the order of preference. Raise UsageError if jobs can't use any of
+        them.
     """
     usable = [
-        path for path, version in pythons.items() if OLDEST_PYTHON <= python_minor(version) <= NEWEST_PYTHON
+        path
+        for path, version in pythons.items()
+        if OLDEST_PYTHON <= python_minor(version) <= NEWEST_PYTHON
     ]
     if python is not None and python in usable:
         return python
@@ -82,7 +89,9 @@ def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
     found = ", ".join(f"{path} ({version})" for path, version in pythons.items()) or "none"
     oldest, newest = (".".join(map(str, release)) for release in (OLDEST_PYTHON, NEWEST_PYTHON))
     raise UsageError(
-        f"jobs can't use {python}" if python else f"the cluster has no Python from {oldest} to {newest}",
+        f"jobs can't use {python}"
+        if python
+        else f"the cluster has no Python from {oldest} to {newest}",
         code="no-python",
         why=f"jobs need Python {oldest} to {newest}; found: {found}",
         fix="pass a module that has such a Python with --module, or its path with --python; "
@@ -91,12 +100,16 @@ def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
 
 
 def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
-    """Return the platform of the site's nodes. Raise UsageError if jobs' packages have no wheels for it."""
+    """Return the platform of the site's nodes. Raise UsageError if jobs' packages have no wheels
+    for it.
+    """
     _, _, minor = glibc.partition(".")
     if arch != ARCHITECTURE:
-        problem, need = f"its processors are {arch}", ARCHITECTURE
+        problem = f"its processors are {arch}"
+        need = ARCHITECTURE
     elif minor.isdecimal() and int(minor) < _OLDEST_GLIBC:
-        problem, need = f"its C library is glibc {glibc}", f"glibc 2.{_OLDEST_GLIBC} or later"
+        problem = f"its C library is glibc {glibc}"
+        need = f"glibc 2.{_OLDEST_GLIBC} or later"
     else:
         release = ".".join(map(str, python_minor(version)))
         return NodePlatform(release, int(minor) if minor.isdecimal() else _OLDEST_GLIBC)
@@ -110,7 +123,9 @@ def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The free space of a disk or a quota, in bytes and number of files. None: unlimited or unknown."""
+    """The free space of a disk or a quota, in bytes and number of files. None: unlimited or
+    unknown.
+    """
 
     where: str
     space: int | None
@@ -129,17 +144,17 @@ def place(
 ) -> Placed:
     """Create clusterctl's folder on the cluster with the environment of jobs, or complete it.
 
-    After it was killed, the next call continues. If an `attach` on another machine has created the folder,
-    both share it, and its id.
+    After it was killed, the next call continues. If an `attach` on another machine has created the
+    folder, both share it, and its id.
 
     folder: an absolute path, or a path that begins with ~/ or a variable such as $SCRATCH/.
-    python: path of a Python on the cluster. Default: the Python that a job has proven, or else the first of
-        the site's that jobs can use.
+    python: path of a Python on the cluster. Default: the Python that a job has proven, or else the
+        first of the site's that jobs can use.
     modules: environment modules that are loaded before each job.
 
     Raises:
-        UsageError: the folder has other files or is that of another Slurm cluster, or jobs can't use the
-            site's Python or C library.
+        UsageError: the folder has other files or is that of another Slurm cluster, or jobs can't
+            use the site's Python or C library.
         TransferError: the disk or the user's quota has too little room.
         MachineError: the wheels can't be downloaded on this machine.
         TransportError: the environment can't be installed, or the connection was lost.
@@ -152,7 +167,8 @@ def place(
     wheels = [*sorted(wheelhouse(job_lock(), node).glob("*.whl")), pip_wheel()]
     lock = lock_of(wheels, node)
     answer, cluster_id = _claim(transport, folder, cluster_id, site.cluster_name)
-    at, built = answer["folder"][0], False
+    at = answer["folder"][0]
+    built = False
     if lock.key not in answer["environments"][0].split():
         _reject_little_room(transport.host, at, rooms_of(answer))
         report(f"sending {format_size(sum(wheel.stat().st_size for wheel in wheels))} of wheels")
@@ -173,7 +189,9 @@ def _claim(
     transport: Transport, folder: str, cluster_id: str, cluster_name: str
 ) -> tuple[dict[str, list[str]], str]:
     """Create and mark the folder. Return the answer by names, and the id in the mark."""
-    result = transport.run(["sh", "-c", _CLAIM, "claim", folder, cluster_id, cluster_name], check=False)
+    result = transport.run(
+        ["sh", "-c", _CLAIM, "claim", folder, cluster_id, cluster_name], check=False
+    )
     answer: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():
         name, _, value = line.partition("\t")
@@ -208,7 +226,9 @@ def _claim(
 
 
 def expanded(transport: Transport, folder: str) -> str:
-    """Return the path of a folder that may begin with ~/ or a variable. TransportError: it is not set."""
+    """Return the path of a folder that may begin with ~/ or a variable. TransportError: it is not
+    set.
+    """
     return transport.run(["sh", "-c", _EXPAND, "expand", folder]).stdout.rstrip("/\n")
 
 
@@ -221,8 +241,8 @@ def _unfit(folder: str) -> UsageError:
     return UsageError(
         f"{folder!r} can't be the folder on the cluster",
         code="folder-unfit",
-        fix="use an absolute path, or a path such as ~/clusterctl or $SCRATCH/clusterctl, of letters, digits "
-        "and ._+@-",
+        fix="use an absolute path, or a path such as ~/clusterctl or $SCRATCH/clusterctl, of "
+        "letters, digits and ._+@-",
     )
 
 
@@ -233,29 +253,40 @@ def rooms_of(answer: Mapping[str, Sequence[str]]) -> list[Room]:
     rooms = [Room("the disk", blocks * size, free_inodes if inodes else None)]
     quotas = [line.split() for line in (*answer.get("quota", ()), *answer.get("lustre", ()))]
     devices = [*answer["device"], *answer["folder"]]
-    rooms += [_room_of_quota(words) for words in quotas if len(words) > _GRACE_FILES and words[0] in devices]
+    rooms += [
+        _room_of_quota(words)
+        for words in quotas
+        if len(words) > _GRACE_FILES and words[0] in devices
+    ]
     return rooms
 
 
 def _room_of_quota(words: Sequence[str]) -> Room:
-    """Return the room in a line of `quota -wp`: file system; KiB used, quota, limit, grace; then of files."""
+    """Return the room in a line of `quota -wp`: file system; KiB used, quota, limit, grace; then of
+    files.
+    """
     _, used, soft, hard, _, used_files, soft_files, hard_files = map(_number, words[:_GRACE_FILES])
-    limit, limit_files = hard or soft, hard_files or soft_files
+    limit = hard or soft
+    limit_files = hard_files or soft_files
     space = max(limit - used, 0) << 10 if limit else None
     return Room("the quota", space, max(limit_files - used_files, 0) if limit_files else None)
 
 
 def _number(word: str) -> int:
-    """Return a number that `stat` or `quota` printed. A `*` marks an exceeded quota; other texts are 0."""
+    """Return a number that `stat` or `quota` printed. A `*` marks an exceeded quota; other texts
+    are 0.
+    """
     return int(word.rstrip("*")) if word.rstrip("*").isdecimal() else 0
 
 
 def _reject_little_room(host: str, folder: str, rooms: Sequence[Room]) -> None:
     for room in rooms:
         if room.space is not None and room.space < _SPACE:
-            left, need = format_size(room.space), format_size(_SPACE)
+            left = format_size(room.space)
+            need = format_size(_SPACE)
         elif room.files is not None and room.files < _FILES:
-            left, need = f"{room.files:,} files", f"{_FILES:,} files"
+            left = f"{room.files:,} files"
+            need = f"{_FILES:,} files"
         else:
             continue
         raise TransferError(
@@ -269,15 +300,24 @@ def _reject_little_room(host: str, folder: str, rooms: Sequence[Room]) -> None:
 
 
 def write_profile(
-    transport: Transport, folder: str, modules: Sequence[str], slurm_path: str, *, environment: str = ""
+    transport: Transport,
+    folder: str,
+    modules: Sequence[str],
+    slurm_path: str,
+    *,
+    environment: str = "",
 ) -> None:
-    """Write the script that jobs source first. environment: the key of a new environment of all jobs."""
+    """Write the script that jobs source first. environment: the key of a new environment of all
+    jobs.
+    """
     profile = job_profile(modules, slurm_path)
     transport.run(["sh", "-c", _FINISH, "finish", folder, environment], stdin=profile.encode())
 
 
 def job_profile(modules: Sequence[str], slurm_path: str) -> str:
-    """Return the script that jobs, and the shells of `clusterctl shell`, source before anything else."""
+    """Return the script that jobs, and the shells of `clusterctl shell`, source before anything
+    else.
+    """
     return "".join(
         [
             "# Written by clusterctl; sourced by each job before its program starts.\n",

@@ -30,7 +30,8 @@ _PROBE_S: Final = 120.0
 _TEST: Final = "sbatch --test-only"
 # remote_probe.sh writes it in place of the line feeds in a value.
 _LINE: Final = "\x1f"
-# With --test-only, sbatch refuses a job whose nodes are all drained or down. Without it, the job waits.
+# With --test-only, sbatch refuses a job whose nodes are all drained or down. Without it, the job
+# waits.
 _NODES_OUT: Final = re.compile(
     "node configuration is not available|nodes? (required|not available)", re.IGNORECASE
 )
@@ -55,7 +56,9 @@ _LEARNED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The settings of an attached cluster that the user has chosen. Empty: clusterctl finds the setting."""
+    """The settings of an attached cluster that the user has chosen. Empty: clusterctl finds the
+    setting.
+    """
 
     account: str = ""
     qos: str = ""
@@ -75,8 +78,9 @@ class Choices:
 class Attempt:
     """The answer of `sbatch --test-only`, which submits no job, for an account and a partition.
 
-    account: empty for Slurm's default account. answer: the messages of Slurm and of the site. A job of which
-    Slurm says only that its nodes are out of service counts as accepted: it waits for them.
+    account: empty for Slurm's default account. answer: the messages of Slurm and of the site. A job
+    of which Slurm says only that its nodes are out of service counts as accepted: it waits for
+    them.
     """
 
     account: str
@@ -90,7 +94,8 @@ class Attempt:
 class Probed:
     """The answers of a login node.
 
-    account: the chosen Slurm account. Empty: jobs name no account, so Slurm takes the user's default.
+    account: the chosen Slurm account. Empty: jobs name no account, so Slurm takes the user's
+        default.
     partition: the chosen default partition of jobs. attempts: all calls of sbatch.
     """
 
@@ -101,7 +106,9 @@ class Probed:
 
     @property
     def usable(self) -> tuple[SitePartition, ...]:
-        """The partitions that accept jobs of the chosen account, the default partition of jobs first."""
+        """The partitions that accept jobs of the chosen account, the default partition of jobs
+        first.
+        """
         accepted = {attempt.partition for attempt in self.attempts if attempt.accepted}
         usable = [partition for partition in self.site.partitions if partition.name in accepted]
         return tuple(sorted(usable, key=lambda partition: partition.name != self.partition))
@@ -115,7 +122,9 @@ class Probed:
 
     @property
     def proof_nodes(self) -> int:
-        """The number of nodes for a job that proves MPI: 2 unless the default partition refuses it."""
+        """The number of nodes for a job that proves MPI: 2 unless the default partition refuses
+        it.
+        """
         sizes = [partition.node_count for partition in self.usable[:1]]
         is_refused = any(attempt.nodes > 1 and not attempt.accepted for attempt in self.attempts)
         return min([1 if is_refused else 2, *sizes])
@@ -141,7 +150,9 @@ def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
     rows: dict[str, list[Sequence[str]]] = {}
     for line in text.split("\n"):
         key, *values = line.split("\t")
-        rows.setdefault(key, []).append(values if key == "try" else [_joined_lines(v) for v in values])
+        rows.setdefault(key, []).append(
+            values if key == "try" else [_joined_lines(v) for v in values]
+        )
     if not _first(rows, "slurm_path"):
         raise _no_slurm(rows, choices, host)
     if refusal := _first(rows, "sinfo"):
@@ -169,9 +180,12 @@ def _joined_lines(value: str) -> str:
     return " ".join(value.split(_LINE))
 
 
-def _no_slurm(rows: Mapping[str, Sequence[Sequence[str]]], choices: Choices, host: str) -> MachineError:
+def _no_slurm(
+    rows: Mapping[str, Sequence[Sequence[str]]], choices: Choices, host: str
+) -> MachineError:
     """Return the error for a machine without sbatch. Its modules may have Slurm."""
-    modules, loading = _column(rows, "slurm_module"), _first(rows, "loading")
+    modules = _column(rows, "slurm_module")
+    loading = _first(rows, "loading")
     reason = "neither the PATH nor the usual folders have the command sbatch"
     if choices.modules:
         load = f"module load {' '.join(choices.modules)}"
@@ -179,17 +193,26 @@ def _no_slurm(rows: Mapping[str, Sequence[Sequence[str]]], choices: Choices, hos
     fix = "attach with a login node of the cluster, on which `sbatch` works"
     if modules and not choices.modules:
         fix = f"load the site's module of Slurm: attach with --module {modules[-1]}"
-    fix += "; or write the folder that `command -v sbatch` shows there as provider.slurm_path in a spec"
-    return MachineError("this machine has no Slurm", code="no-slurm-here", where=host, why=reason, fix=fix)
+    fix += (
+        "; or write the folder that `command -v sbatch` shows there as provider.slurm_path in a "
+        "spec"
+    )
+    return MachineError(
+        "this machine has no Slurm", code="no-slurm-here", where=host, why=reason, fix=fix
+    )
 
 
 def _no_answer(problem: str, refusal: str, host: str) -> SlurmError:
     """Return the error for a Slurm that does not answer the probe. refusal: the words of Slurm."""
     if SlurmAwayError.words.search(refusal):
         fix = f"{REPAIR[True]}, or run `clusterctl attach` again later"
-        return SlurmAwayError("slurmctld does not answer", where=host, why=printable(refusal), fix=fix)
+        return SlurmAwayError(
+            "slurmctld does not answer", where=host, why=printable(refusal), fix=fix
+        )
     fix = f"try `sinfo` on the login node; {REPAIR[True]}"
-    return SlurmError(problem, code="no-partitions-listed", where=host, why=printable(refusal), fix=fix)
+    return SlurmError(
+        problem, code="no-partitions-listed", where=host, why=printable(refusal), fix=fix
+    )
 
 
 def _attempts(
@@ -239,7 +262,8 @@ def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) 
         "Slurm accepts no job of yours",
         code="no-partition-accepts",
         where=host,
-        why="\n".join(f"{command}: {answer}" for command, answer in asked.items()) or "it lists no partition",
+        why="\n".join(f"{command}: {answer}" for command, answer in asked.items())
+        or "it lists no partition",
         fix=fix,
     )
 
@@ -257,7 +281,8 @@ def _site(
     of_account = [row for row in told if row[0] == (chosen or row[0])]
     limits = [row[2] for row in of_account]
     max_submit = max(map(int, limits)) if limits and all(map(str.isdecimal, limits)) else None
-    # The limit of a QOS counts in place of that of the account, and the partition's QOS comes first.
+    # The limit of a QOS counts in place of that of the account, and the partition's QOS comes
+    # first.
     of_qos = {row[0]: int(row[1]) for row in _whole(rows, "qos", 2) if row[1].isdecimal()}
     default_qos = {row[3] or row[4] for row in of_account}
     for qos in (_first(rows, "partition_qos"), choices.qos or "".join(default_qos)):
@@ -265,7 +290,8 @@ def _site(
             max_submit = of_qos[qos]
             break
     first: dict[str, Any] = {
-        key: _first(rows, key) for key in ("slurm_path", "account", "shell", "home", "host", "system")
+        key: _first(rows, key)
+        for key in ("slurm_path", "account", "shell", "home", "host", "system")
     }
     return Site(
         **first,
@@ -293,7 +319,9 @@ def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartit
     partitions: dict[str, SitePartition] = {}
     lines = [(row, False) for row in _whole(rows, "partition", 7)]
     visible = {row[0].removesuffix("*") for row, _ in lines}
-    lines += [(row, True) for row in _whole(rows, "named", 7) if row[0].removesuffix("*") not in visible]
+    lines += [
+        (row, True) for row in _whole(rows, "named", 7) if row[0].removesuffix("*") not in visible
+    ]
     for row, hidden in lines:
         shown, limit, default_limit, count, nodes, gres, state, *more = row
         # Numbers of allocated, idle, other and all nodes. Other nodes are drained or down.
@@ -309,7 +337,9 @@ def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartit
             state=state,
             hidden=hidden,
             default_time_s=_seconds(default_limit),
-            in_service=int(allocated) + int(idle) if allocated.isdecimal() and idle.isdecimal() else None,
+            in_service=int(allocated) + int(idle)
+            if allocated.isdecimal() and idle.isdecimal()
+            else None,
         )
         if (earlier := partitions.get(name)) is not None:
             partition = _joined(earlier, partition)
@@ -318,7 +348,9 @@ def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartit
 
 
 def _joined(first: SitePartition, second: SitePartition) -> SitePartition:
-    """Return the partition of both kinds of nodes. Different generic resources are separated by a blank."""
+    """Return the partition of both kinds of nodes. Different generic resources are separated by a
+    blank.
+    """
     gpus = " ".join(dict.fromkeys((first.gpus or "none", second.gpus or "none")))
     return replace(
         first,
@@ -342,7 +374,9 @@ def _number(text: str, default: int) -> int:
     return int(text) if text.isdecimal() else default
 
 
-def _whole(rows: Mapping[str, Sequence[Sequence[str]]], key: str, least: int) -> Iterator[Sequence[str]]:
+def _whole(
+    rows: Mapping[str, Sequence[Sequence[str]]], key: str, least: int
+) -> Iterator[Sequence[str]]:
     """Yield the rows of a key, without rows with less than ``least`` values."""
     return (row for row in rows.get(key, ()) if len(row) >= least)
 

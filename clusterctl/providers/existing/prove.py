@@ -44,7 +44,8 @@ cat job facts 2>/dev/null || true
 class Trial:
     """A trial to start the MPI test: the modules, the launcher, and why it failed. "": it worked.
 
-    The launcher is "" if no launcher was tried, because a module or its MPI library can't be loaded.
+    The launcher is "" if no launcher was tried, because a module or its MPI library can't be
+    loaded.
     """
 
     modules: str
@@ -56,7 +57,8 @@ class Trial:
 class Nodes:
     """The facts that the job found on its nodes, which are compute nodes of the site.
 
-    names: the job's nodes. version: of the Python of jobs on the nodes. "": it does not run on all nodes.
+    names: the job's nodes. version: of the Python of jobs on the nodes. "": it does not run on all
+        nodes.
     pythons: path -> version of the Pythons on PATH of all nodes. glibc: the oldest on the nodes.
     internet: whether a node reaches a package index. gpus: node -> lines of `nvidia-smi -L`.
     not_shared: nodes that don't see the folder, or whose files the login node does not see.
@@ -72,7 +74,9 @@ class Nodes:
     not_shared: tuple[str, ...] = ()
 
     def oldest_glibc(self, minor: int) -> int:
-        """Return the x of the nodes' glibc 2.x, or ``minor`` if that is older or the nodes' is unknown."""
+        """Return the x of the nodes' glibc 2.x, or ``minor`` if that is older or the nodes' is
+        unknown.
+        """
         own = self.glibc.partition(".")[2]
         return min(minor, int(own)) if own.isdecimal() else minor
 
@@ -81,7 +85,8 @@ class Nodes:
 class Proof:
     """The MPI test gave the right answer on all nodes of a job.
 
-    launcher: one of ``LAUNCHERS``. modules: environment modules that it needs. judged: the test's answer.
+    launcher: one of ``LAUNCHERS``. modules: environment modules that it needs. judged: the test's
+        answer.
     seconds: duration of the test. trials: all trials, the last of which worked.
     """
 
@@ -104,7 +109,8 @@ class Unproven:
     """The proof failed, or its job did not start in time and was cancelled.
 
     code: `pending`, `refused` (by sbatch), `ended` (without an answer), `not-shared`, `python` (the
-    environment does not run on the nodes), or `mpi` (no trial worked). why: the message of Slurm or the test.
+    environment does not run on the nodes), or `mpi` (no trial worked). why: the message of Slurm or
+    the test.
     expected_start: the expected start of a pending job, as squeue prints it.
     """
 
@@ -120,8 +126,8 @@ class ProofOptions:
     """The options of the proof's job, and of the environment that it tests.
 
     modules: environment modules to load first. Default: no module.
-    others: whether to try no module, then each MPI module of the site, after ``modules``. Otherwise, MPI
-        modules are tried together with ``modules``, unless these have one.
+    others: whether to try no module, then each MPI module of the site, after ``modules``.
+        Otherwise, MPI modules are tried together with ``modules``, unless these have one.
     launcher: the launcher to try first. other_launchers: whether to try the rest too.
     patience_s: longest wait for the start of the job, which is then cancelled.
     python: path of the jobs' Python. Default: the first of the site's that jobs can use.
@@ -140,7 +146,9 @@ class ProofOptions:
     reporter: Reporter = SILENT
 
 
-def prove(transport: Transport, site: Site, placed: Placed, options: ProofOptions) -> Proof | Unproven:
+def prove(
+    transport: Transport, site: Site, placed: Placed, options: ProofOptions
+) -> Proof | Unproven:
     """Run the proof as a job on two nodes, or on the only node of the partition. Wait for its end.
 
     On success, the script that jobs source first gets the modules of the proof.
@@ -149,17 +157,22 @@ def prove(transport: Transport, site: Site, placed: Placed, options: ProofOption
         TransportError: the connection was lost. The job is cancelled.
     """
     sizes = [part.node_count for part in site.partitions if part.name == options.partition]
-    script, probe = proof_script(site, placed, options), probe_texts()
+    script = proof_script(site, placed, options)
+    probe = probe_texts()
     words = [f"--nodes={min([2, *sizes])}", "--ntasks-per-node=1", f"--time={_TIME_LIMIT}"]
     named = {"partition": options.partition, "account": options.account, "qos": options.qos}
     words += [f"--{name}={value}" for name, value in named.items() if value]
     numbers = (f"{options.patience_s:.0f}", str(len(script)), str(len(probe)))
     name = f"{PROOF_JOB}{placed.cluster_id}"
     argv = ["sh", "-c", _PROVE, "prove", placed.folder, name, site.slurm_path, *numbers, *words]
-    too_long = TransportError("the proof's job printed a line that is too long", code="line-too-long")
+    too_long = TransportError(
+        "the proof's job printed a line that is too long", code="line-too-long"
+    )
     with transport.converse(argv, silence_s=_SILENCE_S) as talk:
         talk.send(script + probe)
-        lines = [line.decode(errors="replace") for line in split_lines(iter(talk.receive, b""), too_long)]
+        lines = [
+            line.decode(errors="replace") for line in split_lines(iter(talk.receive, b""), too_long)
+        ]
         talk.finish()
     outcome = read_facts(line for line in lines if line != "waiting")
     if isinstance(outcome, Proof):
@@ -195,7 +208,9 @@ def proof_script(site: Site, placed: Placed, options: ProofOptions) -> bytes:
 
 
 def mpi_modules(modules: Iterable[str]) -> list[str]:
-    """Return the MPI modules to try: the newest version of each library first, then the second newest."""
+    """Return the MPI modules to try: the newest version of each library first, then the second
+    newest.
+    """
     libraries: dict[str, list[str]] = {}
     for name in modules:
         if match := _MPI_MODULE.fullmatch(name):
@@ -228,7 +243,9 @@ def read_facts(lines: Iterable[str]) -> Proof | Unproven:
         return Unproven("not-shared", lost or ", ".join(nodes.not_shared), nodes, trials)
     if nodes.names and not nodes.version:
         answers = (words for words in rows["node"] if words[1:2] == ["version"])
-        return Unproven("python", "; ".join(f"{words[0]}: {words[2]}" for words in answers), nodes, trials)
+        return Unproven(
+            "python", "; ".join(f"{words[0]}: {words[2]}" for words in answers), nodes, trials
+        )
     if trials:
         return Unproven("mpi", trials[-1].failure, nodes, trials)
     output = " ".join(word for words in rows.get("output", ()) for word in words)
@@ -239,13 +256,20 @@ def _trials(
     rows: Mapping[str, Sequence[Sequence[str]]],
 ) -> tuple[tuple[Trial, ...], tuple[str, str, float, Mapping[str, Any]] | None]:
     """Return all trials, and modules, launcher, seconds and answer of the trial that worked."""
-    trials = [Trial(*words) for words in rows.get("fails", ()) if len(words) == len(Trial.__slots__)]
+    trials = [
+        Trial(*words) for words in rows.get("fails", ()) if len(words) == len(Trial.__slots__)
+    ]
     for words in rows.get("works", ()):
         with suppress(ValueError, RecursionError):
             modules, launcher, seconds, answer = words
             judged = json.loads(answer)
             if isinstance(judged, dict) and judged.get("ok") is True and launcher in LAUNCHERS:
-                return (*trials, Trial(modules, launcher, "")), (modules, launcher, float(seconds), judged)
+                return (*trials, Trial(modules, launcher, "")), (
+                    modules,
+                    launcher,
+                    float(seconds),
+                    judged,
+                )
     return tuple(trials), None
 
 
@@ -260,11 +284,14 @@ def _nodes(rows: Mapping[str, Sequence[Sequence[str]]]) -> Nodes:
     def values(key: str) -> list[str]:
         return [facts[name].get(key, [""])[0] for name in names]
 
-    versions, glibcs = values("version"), [text for text in values("glibc") if text]
+    versions = values("version")
+    glibcs = [text for text in values("glibc") if text]
     internet = [words[0] for words in rows.get("internet", ()) if words]
     return Nodes(
         names,
-        version=versions[0] if len({*versions}) == 1 and re.fullmatch(r"[\d.]+\w*", versions[0]) else "",
+        version=versions[0]
+        if len({*versions}) == 1 and re.fullmatch(r"[\d.]+\w*", versions[0])
+        else "",
         pythons=_common(facts[name].get("python", ()) for name in names),
         glibc=min(glibcs, key=_release) if glibcs else "",
         arch=next(iter({*values("arch")}), ""),
@@ -282,19 +309,25 @@ def _common(pythons: Iterable[Sequence[str]]) -> dict[str, str]:
     """Return path -> version of the Pythons that all nodes have in the same version."""
     each = [dict.fromkeys(line for line in lines if " " in line) for lines in pythons]
     return dict(
-        line.split(" ", 1) for line in (each[0] if each else ()) if all(line in lines for lines in each)
+        line.split(" ", 1)
+        for line in (each[0] if each else ())
+        if all(line in lines for lines in each)
     )
 
 
 def place_and_prove(
     transport: Transport, site: Site, folder: str, cluster_id: str, options: ProofOptions
 ) -> tuple[Placed, Proof | Unproven]:
-    """Call ``place``, then ``prove``. If the nodes differ from the login node, do both again for the nodes.
+    """Call ``place``, then ``prove``. If the nodes differ from the login node, do both again for
+    the nodes.
 
     Raises the errors of both. UsageError: the nodes have no Python that jobs can use.
     """
-    modules, report = options.modules, options.reporter.note
-    placed = place(transport, site, folder, cluster_id, python=options.python, modules=modules, report=report)
+    modules = options.modules
+    report = options.reporter.note
+    placed = place(
+        transport, site, folder, cluster_id, python=options.python, modules=modules, report=report
+    )
     outcome = prove(transport, site, placed, options)
     nodes = outcome.nodes
     if isinstance(outcome, Unproven) and outcome.code == "python" and nodes.pythons:
@@ -308,13 +341,21 @@ def place_and_prove(
             proven_glibc="",
         )
         placed = place(
-            transport, site, folder, cluster_id, python=options.python, modules=modules, report=report
+            transport,
+            site,
+            folder,
+            cluster_id,
+            python=options.python,
+            modules=modules,
+            report=report,
         )
         outcome = prove(transport, site, placed, options)
     return placed, outcome
 
 
-def leave_proof(transport: Transport, site: Site, placed: Placed, options: ProofOptions, nodes: int) -> None:
+def leave_proof(
+    transport: Transport, site: Site, placed: Placed, options: ProofOptions, nodes: int
+) -> None:
     """Have the user's first job on ``nodes`` nodes or more run the proof before its program."""
     script = proof_script(site, placed, options)
     argv = ["sh", "-c", _LEAVE, "leave", placed.folder, str(nodes), str(len(script))]

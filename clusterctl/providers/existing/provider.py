@@ -70,18 +70,25 @@ def examine_site(workspace: Workspace) -> tuple[Fact, ...]:
 
     Raises the errors of ``probe``, NotUpError if `attach` has not finished, and UsageError.
     """
-    inventory, site, spec = inventory_of(workspace), load_site(workspace), applied_spec(workspace)
+    inventory = inventory_of(workspace)
+    site = load_site(workspace)
+    spec = applied_spec(workspace)
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         transport = connections.to(LOGIN_HOST)
-        probed, saved = probe(transport, Choices.of(site.chosen)), site.facts
+        probed = probe(transport, Choices.of(site.chosen))
+        saved = site.facts
         if not any(fact.fact == "MPI" for fact in saved):
             saved += tuple(facts_of_first_job(transport, probed.site, spec, inventory, workspace))
         entries = AttachedFolder(transport, inventory.folder, inventory.cluster_id).entries()
     count = len(calls_of_last_hour(workspace.calls))
     calls = Fact("remote commands", f"{count} in the last hour", "counted here")
     quotas = [Fact("quota", line, "quota") for line in probed.site.quotas]
-    folder = [Fact(f"folder {entry.name}", str(entry).partition(": ")[2], "du") for entry in entries]
-    missing = [] if entries else [Fact("folder", f"{inventory.folder} is missing", "ls", is_problem=True)]
+    folder = [
+        Fact(f"folder {entry.name}", str(entry).partition(": ")[2], "du") for entry in entries
+    ]
+    missing = (
+        [] if entries else [Fact("folder", f"{inventory.folder} is missing", "ls", is_problem=True)]
+    )
     return (*site_facts(probed), *saved, calls, *quotas, *folder, *missing)
 
 
@@ -112,17 +119,26 @@ def facts_of_first_job(
         write_atomic(workspace.inventory, f"{record}\n")
         write_atomic(workspace.spec, dump_spec(spec.model_copy(update={"provider": settings})))
         earlier = load_site(workspace)
-        replace(earlier, facts=(*earlier.facts, *facts), proven_glibc=f"2.{glibc_minor}").save(workspace)
+        replace(earlier, facts=(*earlier.facts, *facts), proven_glibc=f"2.{glibc_minor}").save(
+            workspace
+        )
     yield from facts
 
 
 def site_facts(probed: Probed) -> Iterator[Fact]:
     """Yield the facts that the login node has printed."""
-    site, learned = probed.site, probed.site.learned
-    yield Fact("Slurm", f"{site.slurm_version}, cluster {site.cluster_name}", learned["slurm_version"])
+    site = probed.site
+    learned = probed.site.learned
+    yield Fact(
+        "Slurm", f"{site.slurm_version}, cluster {site.cluster_name}", learned["slurm_version"]
+    )
     internet = f"internet: {_YES[site.internet]}"
     clock = f"clock {site.clock_ahead_s:+.1f} s"
-    yield Fact("login node", f"{site.host}, glibc {site.glibc}, {internet}, {clock}", "uname, getconf, date")
+    yield Fact(
+        "login node",
+        f"{site.host}, glibc {site.glibc}, {internet}, {clock}",
+        "uname, getconf, date",
+    )
     yield Fact("account", probed.account or "your default account", _TEST)
     for partition in probed.usable:
         limit = f", {format_duration(partition.max_time_s)}" if partition.max_time_s else ""
@@ -138,7 +154,9 @@ def site_facts(probed: Probed) -> Iterator[Fact]:
     for attempt in probed.refused:
         yield Fact(f"partition {attempt.partition}", f"not for you: {attempt.answer}", _TEST)
     records = f"{site.accounting}; final states come from the jobs' own records"
-    yield Fact("accounting", records if site.accounting else "yours is readable", learned["accounting"])
+    yield Fact(
+        "accounting", records if site.accounting else "yours is readable", learned["accounting"]
+    )
 
 
 def placed_facts(placed: Placed) -> Iterator[Fact]:
@@ -148,14 +166,21 @@ def placed_facts(placed: Placed) -> Iterator[Fact]:
 
 
 def proof_facts(proof: Proof | Unproven, job: str) -> Iterator[Fact]:
-    """Yield the facts that the proof has found, if it is not pending. job: the job that ran the proof."""
+    """Yield the facts that the proof has found, if it is not pending. job: the job that ran the
+    proof.
+    """
     if isinstance(proof, Unproven):
         if proof.code != "pending":
             yield Fact("MPI", f"not proven: {proof.why}", job, is_problem=True)
         return
-    nodes, by_job = proof.nodes, f"{job} on {', '.join(proof.nodes.names)}"
+    nodes = proof.nodes
+    by_job = f"{job} on {', '.join(proof.nodes.names)}"
     modules = f", module {' '.join(proof.modules)}" if proof.modules else ""
-    yield Fact("MPI", f"{'srun with PMIx' if proof.launcher == 'pmix' else proof.launcher}{modules}", by_job)
+    yield Fact(
+        "MPI",
+        f"{'srun with PMIx' if proof.launcher == 'pmix' else proof.launcher}{modules}",
+        by_job,
+    )
     software = f"Python {nodes.version}, glibc {nodes.glibc}"
     yield Fact("compute nodes", f"{software}, internet: {_YES[nodes.internet]}", by_job)
     for host, names in nodes.gpus.items():

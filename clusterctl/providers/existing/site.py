@@ -1,4 +1,6 @@
-"""The description of a Slurm site by its login node, in the file `site.json` of an attached cluster."""
+"""The description of a Slurm site by its login node, in the file `site.json` of an attached
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from clusterctl.errors import UsageError
 from clusterctl.state.workspace import Workspace, write_atomic
 
 _NAME: Final = "site.json"
-# Patterns of names of environment modules, for Python and for grep -E: modules with an MPI library that
-# programs of the wheel mpi4py can load, and of Python. Sites put folders before a name, and versions after.
+# Patterns of names of environment modules, for Python and for grep -E: modules with an MPI library
+# that programs of the wheel mpi4py can load, and of Python. Sites put folders before a name, and
+# versions after.
 MPI_MODULE: Final = (
-    "(.*/)?(openmpi[0-9]*|ompi|hpcx|mpich|intel-?mpi|intel-oneapi-mpi|impi|mvapich2?|cray-mpich)([-/].*)?"
+    "(.*/)?(openmpi[0-9]*|ompi|hpcx|mpich|intel-?mpi|intel-oneapi-mpi|impi|mvapich2?|cray-mpich)"
+    "([-/].*)?"
 )
 _PYTHON_MODULE: Final = "(.*/)?(python3?|anaconda3?|miniconda3?|miniforge3?)([-/].*)?"
 LISTED_MODULES: Final = f"^({MPI_MODULE}|{_PYTHON_MODULE})$"
@@ -22,7 +26,9 @@ LISTED_MODULES: Final = f"^({MPI_MODULE}|{_PYTHON_MODULE})$"
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about the site, and the command or job that found it. is_problem: jobs can't run well."""
+    """A fact about the site, and the command or job that found it. is_problem: jobs can't run
+    well.
+    """
 
     fact: str
     value: str
@@ -37,7 +43,8 @@ class SitePartition:
     max_time_s: the time limit of its jobs in seconds. None: no limit.
     default_time_s: the time limit of jobs without a request. None: the partition's limit.
     nodes: the names of its nodes as Slurm writes them, such as `gpu[01-40]`.
-    gpus: the generic resources of its nodes, such as `gpu:a100:4`. Different nodes: separated by a comma.
+    gpus: the generic resources of its nodes, such as `gpu:a100:4`. Different nodes: separated by a
+        comma.
     state: `up`, `down`, `drain` or `inact`. hidden: Slurm lists it only on request.
     in_service: how many of its nodes Slurm would start a job on. None: unknown.
     """
@@ -58,21 +65,24 @@ class SitePartition:
 class Site:
     """A Slurm site, as its login node describes it to an ordinary account.
 
-    account: the user's account name on the login node. shell: the login shell. home: the home folder.
+    account: the user's account name on the login node. shell: the login shell. home: the home
+        folder.
     slurm_path: the folder of Slurm's commands.
     accounting: why sacct gives no answer, in its own words. Empty: it answers.
     pythons: path on the login node -> version, such as `3.11.2`.
     modules: environment modules of MPI and Python, by name.
-    max_submit: how many jobs of the chosen account the user may have in the queue. None: no limit is known.
+    max_submit: how many jobs of the chosen account the user may have in the queue. None: no limit
+        is known.
     needs_time: whether Slurm refuses jobs without a time limit of their own.
     mpi_types: the values that `srun --mpi` accepts.
     internet: whether the login node reaches a package index.
     quotas: lines of `quota`. glibc, arch: of the login node, such as `2.36` and `x86_64`.
     clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
     learned: name of a field -> the command that printed it.
-    chosen: the user's choices, by the name of the setting. `attach` finds the rest again. A key that is later
-        removed from the spec's file stays chosen.
-    proven_pythons: path -> version of the Python that ran on the nodes, in the last job that proved MPI.
+    chosen: the user's choices, by the name of the setting. `attach` finds the rest again. A key
+        that is later removed from the spec's file stays chosen.
+    proven_pythons: path -> version of the Python that ran on the nodes, in the last job that proved
+        MPI.
     proven_glibc: the nodes' glibc in that job. Empty: no job has proven MPI yet.
     facts: those that `doctor` does not ask for again.
     """
@@ -124,9 +134,13 @@ def load_site(workspace: Workspace) -> Site:
 
 
 def site_of_record(record: Mapping[str, Any]) -> Site:
-    """Return the site that ``dataclasses.asdict`` has turned into JSON, also of an earlier version."""
+    """Return the site that ``dataclasses.asdict`` has turned into JSON, also of an earlier
+    version.
+    """
     lists = {key: tuple(value) for key, value in record.items() if isinstance(value, list)}
-    lists["partitions"] = tuple(SitePartition(**_known(SitePartition, row)) for row in record["partitions"])
+    lists["partitions"] = tuple(
+        SitePartition(**_known(SitePartition, row)) for row in record["partitions"]
+    )
     lists["facts"] = tuple(Fact(**row) for row in record["facts"])
     return Site(**_known(Site, {**record, **lists, "chosen": dict(record["chosen"])}))
 

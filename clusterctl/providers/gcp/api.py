@@ -1,9 +1,9 @@
 """The client of Google's REST APIs, for the few calls that clusterctl makes without Terraform.
 
-google-auth finds the user's login (Application Default Credentials). All calls count against the quota of
-the cluster's project, because another quota project of the login may lack the APIs or permissions. Only this
-module turns Google's refusals into typed errors. ``CLUSTERCTL_GCP_ENDPOINT`` replaces
-`https://{service}.googleapis.com`, for private access.
+google-auth finds the user's login (Application Default Credentials). All calls count against the
+quota of the cluster's project, because another quota project of the login may lack the APIs or
+permissions. Only this module turns Google's refusals into typed errors. ``CLUSTERCTL_GCP_ENDPOINT``
+replaces `https://{service}.googleapis.com`, for private access.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from typing import Any, Final
 import google.auth
 import requests
 from google.auth.credentials import CredentialsWithQuotaProject
-from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
+from google.auth.exceptions import (
+    DefaultCredentialsError,
+    GoogleAuthError,
+    RefreshError,
+    TransportError,
+)
 from google.auth.transport.requests import AuthorizedSession
 
 from clusterctl.errors import (
@@ -68,27 +73,35 @@ _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(assets.Rule):
-    """An entry of diagnoses.yaml: cause and fix of a kind of error. ``transient``: a retry may succeed."""
+    """An entry of diagnoses.yaml: cause and fix of a kind of error. ``transient``: a retry may
+    succeed.
+    """
 
     transient: bool = False
 
 
 def rules() -> tuple[Rule, ...]:
-    """Return the rules of diagnoses.yaml, which explain errors of Google's APIs and of Terraform."""
+    """Return the rules of diagnoses.yaml, which explain errors of Google's APIs and of
+    Terraform.
+    """
     return read_table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
 
 
 class _BusyError(Exception):
-    """Raised so that a call is repeated. ``error``: the error to raise if the last try fails too."""
+    """Raised so that a call is repeated. ``error``: the error to raise if the last try fails
+    too.
+    """
 
     def __init__(self, error: CloudError, response: requests.Response | None = None) -> None:
         super().__init__(error)
-        self.error, self.response = error, response
+        self.error = error
+        self.response = response
 
 
 @dataclass
 class Api:
-    """Calls Google's APIs for a project. Paths omit the API's version: `projects/p/global/networks`.
+    """Calls Google's APIs for a project. Paths omit the API's version:
+    `projects/p/global/networks`.
 
     answer_s: timeout of a call. tries: number of attempts if Google is busy or does not answer.
     session: HTTP session of the calls. Default: a session with the user's login.
@@ -102,21 +115,28 @@ class Api:
     session: requests.Session | None = None
 
     def get(self, service: str, path: str, **query: str) -> Json:
-        """Return a resource. Raise a CloudError if it is missing (``status`` 404) or access is refused."""
+        """Return a resource. Raise a CloudError if it is missing (``status`` 404) or access is
+        refused.
+        """
         return self._call("GET", service, path, query)
 
     def find(self, service: str, path: str, **query: str) -> Json | None:
-        """Return a resource, or None if the resource is missing. Other errors are raised as by ``get``."""
+        """Return a resource, or None if the resource is missing. Other errors are raised as by
+        ``get``.
+        """
         return self._unless_missing("GET", service, path, query)
 
     def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:
-        """Yield the pages of a list of resources. Raise a CloudError if Google skipped a zone or region."""
+        """Yield the pages of a list of resources. Raise a CloudError if Google skipped a zone or
+        region.
+        """
         token: dict[str, str] = {}
         while True:
             page = self._call("GET", service, path, query | token)
             if unreachable := page.get("unreachables") or page.get("unreachable"):
                 message = "Google could not search all zones and regions"
-                reason, fix = f"not searched: {', '.join(unreachable)}", "try again later"
+                reason = f"not searched: {', '.join(unreachable)}"
+                fix = "try again later"
                 raise CloudError(message, code="cloud-incomplete", where=path, why=reason, fix=fix)
             yield page
             if not page.get("nextPageToken"):
@@ -124,14 +144,20 @@ class Api:
             token = {"pageToken": str(page["nextPageToken"])}
 
     def post(self, service: str, path: str, body: Json | None = None, **query: str) -> Json:
-        """Send a POST request with this body, if any, and return the answer. Raise errors like ``get``."""
+        """Send a POST request with this body, if any, and return the answer. Raise errors like
+        ``get``.
+        """
         return self._call("POST", service, path, query, body)
 
     def delete(self, service: str, path: str) -> Json | None:
-        """Start a resource's deletion. Return the operation for ``finish``. None: the resource is missing."""
+        """Start a resource's deletion. Return the operation for ``finish``. None: the resource is
+        missing.
+        """
         return self._unless_missing("DELETE", service, path, {})
 
-    def _unless_missing(self, verb: str, service: str, path: str, query: Mapping[str, str]) -> Json | None:
+    def _unless_missing(
+        self, verb: str, service: str, path: str, query: Mapping[str, str]
+    ) -> Json | None:
         try:
             return self._call(verb, service, path, query)
         except CloudError as exc:
@@ -140,7 +166,8 @@ class Api:
             raise
 
     def is_off(self, service: str) -> bool:
-        """Return whether an API is disabled in the project. Then the project has no resources of this API.
+        """Return whether an API is disabled in the project. Then the project has no resources of
+        this API.
 
         A refused call does not tell: the API may be disabled only in the login's quota project.
         """
@@ -159,7 +186,9 @@ class Api:
                 self.clock.sleep(_delay(attempt, busy.response))
         raise AssertionError("the last try returns or raises")
 
-    def _once(self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None) -> Json:
+    def _once(
+        self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None
+    ) -> Json:
         endpoint = os.environ.get(ENDPOINT) or "https://{service}.googleapis.com"
         url = f"{endpoint.replace('{service}', service).rstrip('/')}/{_PATHS[service]}/{path}"
         try:
@@ -167,16 +196,19 @@ class Api:
             timeout_s = (min(_CONNECT_S, self.answer_s), self.answer_s)
             response = session.request(verb, url, params=dict(query), json=body, timeout=timeout_s)
         except RefreshError as exc:
-            raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
+            raise CredentialsError(
+                "the login has expired", why=_first_line(exc), fix=LOG_IN
+            ) from exc
         except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
-            message, fix = (
-                "Google does not answer",
-                "check this machine's network, then run the command again",
+            message = "Google does not answer"
+            fix = "check this machine's network, then run the command again"
+            error = CloudError(
+                message, code="cloud-silent", where=url, why=_first_line(exc), fix=fix
             )
-            error = CloudError(message, code="cloud-silent", where=url, why=_first_line(exc), fix=fix)
             raise _BusyError(error) from exc
         except (GoogleAuthError, requests.RequestException) as exc:
-            message, reason = "the request to Google's API failed", _first_line(exc)
+            message = "the request to Google's API failed"
+            reason = _first_line(exc)
             raise CloudError(message, code="cloud-unreachable", where=url, why=reason) from exc
         if response.ok:
             return _json(response)
@@ -186,7 +218,9 @@ class Api:
             raise _BusyError(refusal, response)
         raise refusal
 
-    def _refusal(self, service: str, verb: str, path: str, response: requests.Response) -> CloudError:
+    def _refusal(
+        self, service: str, verb: str, path: str, response: requests.Response
+    ) -> CloudError:
         status, (reasons, message) = response.status_code, _refused(_json(response))
         reason = f"{(message or response.reason or '').strip()} (HTTP {status})"
         context: dict[str, Any] = {"where": path, "why": reason}
@@ -197,25 +231,39 @@ class Api:
             return CredentialsError("Google rejected the login", fix=LOG_IN, **context)
         if reasons & _API_OFF:
             name = f"{service}.googleapis.com"
-            fix = f"run `gcloud services enable {name} --project {self.project}`, then wait a minute"
+            fix = (
+                f"run `gcloud services enable {name} --project {self.project}`, then wait a minute"
+            )
             return ApiOffError(f"the API {name} is not enabled", fix=fix, **context)
-        match = first_rule(rules(), " ".join([f"Error {status}:", *message.split(), *sorted(reasons)]))
+        match = first_rule(
+            rules(), " ".join([f"Error {status}:", *message.split(), *sorted(reasons)])
+        )
         if status == requests.codes.forbidden and (match is None or match[0].code == _NO_RIGHT):
             permission = _PERMISSION.search(reason)
-            missing = f"the permission {permission[1] or permission[2]}" if permission else "a permission"
-            fix = f"ask an owner of {self.project} for a role that has it; docs/gcp.md lists the roles"
+            missing = (
+                f"the permission {permission[1] or permission[2]}" if permission else "a permission"
+            )
+            fix = (
+                f"ask an owner of {self.project} for a role that has it; docs/gcp.md lists the "
+                "roles"
+            )
             return PermissionDeniedError(f"the login lacks {missing}", fix=fix, **context)
-        return self._error(match, path, f"Google refused the request to {_VERBS[verb]} a resource", reason)
+        return self._error(
+            match, path, f"Google refused the request to {_VERBS[verb]} a resource", reason
+        )
 
     def finish(self, service: str, scope: str, operation: Json, *, timeout_s: float) -> None:
         """Wait until an operation ends. Raise a CloudError if it fails or takes over ``timeout_s``.
 
-        scope: the start of the operation's path, such as `projects/p/global`. Only Compute Engine needs it.
+        scope: the start of the operation's path, such as `projects/p/global`. Only Compute Engine
+            needs it.
         """
-        deadline, name = self.clock.now() + timeout_s, str(operation.get("name", ""))
+        deadline = self.clock.now() + timeout_s
+        name = str(operation.get("name", ""))
         while not _is_done(operation):
             if self.clock.now() >= deadline:
-                message, fix = "an operation on Google Cloud took too long", "run the same command again"
+                message = "an operation on Google Cloud took too long"
+                fix = "run the same command again"
                 reason = f"it did not end within {timeout_s:.0f} s"
                 raise CloudError(message, code="cloud-slow", where=scope, why=reason, fix=fix)
             if service == "compute":
@@ -244,7 +292,12 @@ class Api:
             {"region": words["zone"].rsplit("-", 1)[0], **words}, host=None, phase="provision"
         )
         return CloudError(
-            failure.cause, code=failure.code, fix=failure.fix, failures=(failure,), where=path, why=reason
+            failure.cause,
+            code=failure.code,
+            fix=failure.fix,
+            failures=(failure,),
+            where=path,
+            why=reason,
         )
 
 
@@ -266,8 +319,14 @@ def _session(project: str) -> requests.Session:
 
 
 def _is_done(operation: Json) -> bool:
-    """Return whether an operation has ended. IAM and Cloud Storage finish at once, without an operation."""
-    return not operation.get("name") or operation.get("status") == "DONE" or operation.get("done") is True
+    """Return whether an operation has ended. IAM and Cloud Storage finish at once, without an
+    operation.
+    """
+    return (
+        not operation.get("name")
+        or operation.get("status") == "DONE"
+        or operation.get("done") is True
+    )
 
 
 def _delay(attempt: int, response: requests.Response | None = None) -> float:
@@ -298,37 +357,50 @@ def _first_line(exc: BaseException) -> str:
 
 
 def org_policy(api: Api, constraint: str) -> Json:
-    """Return the effective policy for a constraint, such as `compute.requireOsLogin`, in the project.
+    """Return the effective policy for a constraint, such as `compute.requireOsLogin`, in the
+    project.
 
-    Only the Organization Policy API knows managed constraints, such as `compute.managed.requireOsLogin`
-    (github.com/terraform-google-modules/terraform-google-org-policy/issues/183). Raise a CloudError if the
-    login may not read the policy.
+    Only the Organization Policy API knows managed constraints, such as
+    `compute.managed.requireOsLogin`
+    (github.com/terraform-google-modules/terraform-google-org-policy/issues/183). Raise a CloudError
+    if the login may not read the policy.
     """
     if _MANAGED in constraint:
-        return api.get("orgpolicy", f"projects/{api.project}/policies/{constraint}:getEffectivePolicy")
+        return api.get(
+            "orgpolicy", f"projects/{api.project}/policies/{constraint}:getEffectivePolicy"
+        )
     path = f"projects/{api.project}:getEffectiveOrgPolicy"
     return api.post("cloudresourcemanager", path, {"constraint": f"constraints/{constraint}"})
 
 
 def enforces(policy: Mapping[str, Any]) -> bool:
-    """Return whether a policy (see ``org_policy``) is enforced. Ignore rules that apply only to some tags."""
+    """Return whether a policy (see ``org_policy``) is enforced. Ignore rules that apply only to
+    some tags.
+    """
     managed = any(
-        rule.get("enforce") and not rule.get("condition") for rule in policy.get("spec", {}).get("rules", ())
+        rule.get("enforce") and not rule.get("condition")
+        for rule in policy.get("spec", {}).get("rules", ())
     )
     return managed or policy.get("booleanPolicy", {}).get("enforced") is True
 
 
 KIND = "ssh-ed25519"
 _MANAGED: Final = ".managed."
-_HIDES_KEYS: Final = ("compute.disableGuestAttributesAccess", "compute.managed.disableGuestAttributesAccess")
+_HIDES_KEYS: Final = (
+    "compute.disableGuestAttributesAccess",
+    "compute.managed.disableGuestAttributesAccess",
+)
 # The largest machines take minutes before their operating system starts.
 WAIT_S = 600.0
 _LOOK_EVERY_S = 3.0
 _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
 
 
-def host_keys(api: Api, zone: str, names: Iterable[str], *, timeout_s: float = WAIT_S) -> dict[str, str]:
-    """Return host -> public host key, as `ssh-ed25519 AAAA...`. Wait for instances that have just started.
+def host_keys(
+    api: Api, zone: str, names: Iterable[str], *, timeout_s: float = WAIT_S
+) -> dict[str, str]:
+    """Return host -> public host key, as `ssh-ed25519 AAAA...`. Wait for instances that have just
+    started.
 
     Raise a ProvisionError that lists the hosts without a published key after ``timeout_s``.
     """
@@ -358,11 +430,12 @@ def _published_key(api: Api, zone: str, name: str) -> str | None:
 def _late_keys_error(project: str, zone: str, names: list[str], timeout_s: float) -> ProvisionError:
     failures = []
     for name in names:
-        command = f"gcloud compute instances get-serial-port-output {name} --zone {zone} --project {project}"
-        fix, cause = (
-            f"read the host's boot messages: `{command}`",
-            f"{name} has not published its SSH host key",
+        command = (
+            f"gcloud compute instances get-serial-port-output {name} --zone {zone} --project "
+            f"{project}"
         )
+        fix = f"read the host's boot messages: `{command}`"
+        cause = f"{name} has not published its SSH host key"
         failures.append(Failure("host-keys-late", cause, name, fix=fix, retryable=True))
     return ProvisionError(
         f"{', '.join(names)} did not publish an SSH host key within {timeout_s:.0f} s",
@@ -378,12 +451,15 @@ def _late_keys_error(project: str, zone: str, names: list[str], timeout_s: float
 _ANSWER_S: Final = 25.0
 _LOG_IN_AGAIN: Final = "gcloud auth login"
 _INSTALL: Final = (
-    "install the Google Cloud CLI (https://cloud.google.com/sdk/docs/install), then: gcloud auth login"
+    "install the Google Cloud CLI (https://cloud.google.com/sdk/docs/install), then: gcloud "
+    "auth login"
 )
 
 
 def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
-    """Return the words of the ssh ProxyCommand that reaches an instance. ssh replaces `%p` by the port."""
+    """Return the words of the ssh ProxyCommand that reaches an instance. ssh replaces `%p` by the
+    port.
+    """
     return (
         *("gcloud", "compute", "start-iap-tunnel", instance, "%p", "--listen-on-stdin"),
         *(f"--project={project}", f"--zone={zone}", "--verbosity=error"),
@@ -391,7 +467,9 @@ def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
 
 
 def check_gcloud() -> None:
-    """Raise a MachineError unless `gcloud`, which tunnels all SSH connections, is installed and logged in."""
+    """Raise a MachineError unless `gcloud`, which tunnels all SSH connections, is installed and
+    logged in.
+    """
     reason = "clusterctl reaches hosts without a public address through gcloud"
     if shutil.which("gcloud") is None:
         message = "gcloud is not installed on this machine"
@@ -404,8 +482,11 @@ def check_gcloud() -> None:
         result = Result(1, "", str(exc))
     if result.rc != 0 and _LOG_IN_AGAIN in result.stderr:
         message = "gcloud is not logged in, or its login has expired"
-        fix, first_line = f"log in: `{_LOG_IN_AGAIN}`", result.stderr.partition("\n")[0]
+        fix = f"log in: `{_LOG_IN_AGAIN}`"
+        first_line = result.stderr.partition("\n")[0]
         raise MachineError(message, code="gcloud-login", why=f"{reason}\n{first_line}", fix=fix)
     if result.rc != 0:
         fix = f"check this machine's network; or repair gcloud: {_INSTALL}"
-        raise MachineError(f"`{' '.join(argv)}` failed", code="gcloud-broken", why=result.reason, fix=fix)
+        raise MachineError(
+            f"`{' '.join(argv)}` failed", code="gcloud-broken", why=result.reason, fix=fix
+        )

@@ -1,9 +1,10 @@
 """Apply Terraform's plans on Google Cloud, and describe their changes and errors in a user's terms.
 
-Transient errors are retried. Terraform does not record a machine that was created while Terraform, its
-provider or clusterctl was killed. The next run then fails because the machine already exists. If the machine
-belongs to this cluster, by its label or by the id in its name, it is imported into the state; otherwise it is
-not changed. Errors of quota and stock-out are not retried, because the user has to decide.
+Transient errors are retried. Terraform does not record a machine that was created while Terraform,
+its provider or clusterctl was killed. The next run then fails because the machine already exists.
+If the machine belongs to this cluster, by its label or by the id in its name, it is imported into
+the state; otherwise it is not changed. Errors of quota and stock-out are not retried, because the
+user has to decide.
 """
 
 from __future__ import annotations
@@ -40,25 +41,34 @@ _CLOCK: Final = Clock()
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Identifies a cluster's resources. ``storage``: import id of the shared folder that `down` kept."""
+    """Identifies a cluster's resources. ``storage``: import id of the shared folder that `down`
+    kept.
+    """
 
     cluster_id: str
     storage: str = ""
 
     def owns(self, change: ResourceChange) -> bool:
-        """Return whether the changed resource is this cluster's: by import id, label, description or name."""
+        """Return whether the changed resource is this cluster's: by import id, label, description
+        or name.
+        """
         resource = change.before or {}
         if change.adopts and change.adopts == self.storage:
             return True
         if (owner_id := cluster_id_of(resource)) is not None:
             return owner_id == self.cluster_id
-        parts = {part for name in _NAMES for part in str(resource.get(name)).replace("_", "-").split("-")}
+        parts = {
+            part for name in _NAMES for part in str(resource.get(name)).replace("_", "-").split("-")
+        }
         return self.cluster_id in parts
 
 
 def apply_plan(terraform: Terraform, plan: Plan, owner: Owner, *, clock: Clock = _CLOCK) -> None:
-    """Apply a plan. Retry transient errors. Import resources that exist already, if ``owner`` owns them."""
-    waits, layers = iter(WAITS_S), iter(range(_LAYERS))
+    """Apply a plan. Retry transient errors. Import resources that exist already, if ``owner`` owns
+    them.
+    """
+    waits = iter(WAITS_S)
+    layers = iter(range(_LAYERS))
     imports: Mapping[str, str] = MappingProxyType({})
     failed: TerraformError | None = None
     while True:
@@ -67,14 +77,18 @@ def apply_plan(terraform: Terraform, plan: Plan, owner: Owner, *, clock: Clock =
             if all(owner.owns(change) for change in remaining.changes if change.adopts):
                 return terraform.apply(remaining)
         except TerraformError as error:
-            failed, imports = error, {}
+            failed = error
+            imports = {}
             if error.already_exists and next(layers, None) is not None:
                 imports = error.already_exists
                 names = ", ".join(identity.rpartition("/")[2] for identity in imports.values())
-                terraform.reporter.progress(f"already exists: {names}; checking whether it is this cluster's")
+                terraform.reporter.progress(
+                    f"already exists: {names}; checking whether it is this cluster's"
+                )
             elif error.transient and (seconds := next(waits, None)) is not None:
                 terraform.reporter.progress(
-                    f"{'; '.join(dict.fromkeys(f.cause for f in error.failures))}; retrying in {seconds} s"
+                    f"{'; '.join(dict.fromkeys(f.cause for f in error.failures))}; retrying in "
+                    f"{seconds} s"
                 )
                 clock.sleep(seconds)
             else:
@@ -89,31 +103,44 @@ _COSTS: Final = ("google_compute_", "google_filestore_")
 
 
 def reject_foreign_state(plan: Plan, cluster_id: str) -> None:
-    """Raise a ProvisionError if Terraform's state, in the spec's bucket, belongs to another cluster."""
+    """Raise a ProvisionError if Terraform's state, in the spec's bucket, belongs to another
+    cluster.
+    """
     ids = {cluster_id_of(resource) for resource in _existing(plan)} - {None, cluster_id}
     if ids:
         raise ProvisionError(
             f"Terraform's state belongs to another cluster: {', '.join(sorted(map(str, ids)))}",
             code="state-of-other-cluster",
             where="provider.state",
-            why=f"this cluster has the id {cluster_id}; applying its plan would delete the other cluster",
-            fix="rename this cluster or change the prefix of its state; if the other cluster was yours and "
-            "its workspace was lost, remove it first: `clusterctl orphans remove`",
+            why=f"this cluster has the id {cluster_id}; applying its plan would delete the other "
+            "cluster",
+            fix="rename this cluster or change the prefix of its state; if the other cluster "
+            "was yours and its workspace was lost, remove it first: `clusterctl orphans "
+            "remove`",
         )
 
 
 def reject_other_project(plan: Plan, project: str) -> None:
-    """Raise a UsageError if the cluster exists in another project, as `down` searches only ``project``."""
-    projects = {str(resource.get("project") or project) for resource in _existing(plan, _COSTS)} - {project}
+    """Raise a UsageError if the cluster exists in another project, as `down` searches only
+    ``project``.
+    """
+    projects = {str(resource.get("project") or project) for resource in _existing(plan, _COSTS)} - {
+        project
+    }
     if projects:
-        message = f"the cluster is up in project {', '.join(sorted(projects))}, but the spec has {project}"
+        message = (
+            f"the cluster is up in project {', '.join(sorted(projects))}, but the spec has "
+            f"{project}"
+        )
         fix = "restore provider.project; or take the cluster down first: `clusterctl down`"
         where = "provider.project"
         raise UsageError(message, code="cluster-in-other-project", where=where, fix=fix)
 
 
 def _existing(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:
-    return (change.before for change in plan.changes if change.before and change.type.startswith(types))
+    return (
+        change.before for change in plan.changes if change.before and change.type.startswith(types)
+    )
 
 
 # The modules that nodes need without referring to them.
@@ -125,8 +152,12 @@ def _address(name: str) -> str:
 
 
 def has_node(plan: Plan, name: str) -> bool:
-    """Return whether Terraform's state contained resources of the node ``name`` when the plan was made."""
-    return any(change.before and change.address.startswith(_address(name)) for change in plan.changes)
+    """Return whether Terraform's state contained resources of the node ``name`` when the plan was
+    made.
+    """
+    return any(
+        change.before and change.address.startswith(_address(name)) for change in plan.changes
+    )
 
 
 def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
@@ -138,10 +169,12 @@ def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
 
 @contextmanager
 def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None) -> Iterator[None]:
-    """Create the node ``name``, with the network and accounts that it needs. After the body, delete the node.
+    """Create the node ``name``, with the network and accounts that it needs. After the body, delete
+    the node.
 
-    Terraform's variables must already contain the node. shown: the plan that the user has seen, if any. Raise
-    a StalePlanError if changes that ``shown`` lacks are necessary, other than changes of the node.
+    Terraform's variables must already contain the node. shown: the plan that the user has seen, if
+    any. Raise a StalePlanError if changes that ``shown`` lacks are necessary, other than changes of
+    the node.
     """
     # An interrupted earlier run may not have deleted the node.
     remove_node(terraform, name, owner)
@@ -179,14 +212,17 @@ _UNKNOWN: Final = "terraform"
 _TAKEN: Final = "name-taken"
 # The maximum number of host names in a message with the same cause.
 _NAMED: Final = 5
-_OWN_ACCOUNT: Final = "projects/{project}/serviceAccounts/{account}@{project}.iam.gserviceaccount.com"
+_OWN_ACCOUNT: Final = (
+    "projects/{project}/serviceAccounts/{account}@{project}.iam.gserviceaccount.com"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """The project and zone of a cluster. ``controller``: the name of its controller host.
 
-    enables_apis: whether `up` enables APIs. This takes time, so errors about disabled APIs are retried.
+    enables_apis: whether `up` enables APIs. This takes time, so errors about disabled APIs are
+        retried.
     """
 
     project: str
@@ -199,13 +235,17 @@ class Place:
         return self.zone.rsplit("-", 1)[0]
 
     def host_of(self, address: str) -> str | None:
-        """Return the host that the resource at this Terraform address belongs to. None: it has no host."""
+        """Return the host that the resource at this Terraform address belongs to. None: it has no
+        host.
+        """
         if node := _NODE.match(address):
             return node.group(1)
         return self.controller if address.startswith(_CONTROLLER) else None
 
     def explain(self, action: str, diagnostics: tuple[Diagnostic, ...]) -> TerraformError:
-        """Return an error that starts with ``action`` ("Terraform could not make a plan") and says why."""
+        """Return an error that starts with ``action`` ("Terraform could not make a plan") and says
+        why.
+        """
         findings = [(diagnostic.address, diagnose(diagnostic, self)) for diagnostic in diagnostics]
         failures = tuple(dict.fromkeys(finding.failure for _, finding in findings))
         first, *other_causes = _causes(failures) or [""]
@@ -218,13 +258,18 @@ class Place:
         )
         error.transient = bool(findings) and all(finding.transient for _, finding in findings)
         error.already_exists = {
-            address: finding.import_id for address, finding in findings if address and finding.import_id
+            address: finding.import_id
+            for address, finding in findings
+            if address and finding.import_id
         }
         return error
 
     def name(self, resource: Resource) -> str:
-        """Return a resource's name for users: `demo-1` or `disk (demo-1)`. Empty: don't show the resource."""
-        host, word = self.host_of(resource.address), label_for(resource.type)
+        """Return a resource's name for users: `demo-1` or `disk (demo-1)`. Empty: don't show the
+        resource.
+        """
+        host = self.host_of(resource.address)
+        word = label_for(resource.type)
         if resource.type == INSTANCE and host:
             return host
         owner = host or (resource.key if isinstance(resource.key, str) else "")
@@ -233,7 +278,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An explained Terraform error. ``import_id``: import id of the resource that exists already, if any."""
+    """An explained Terraform error. ``import_id``: import id of the resource that exists already,
+    if any.
+    """
 
     failure: Failure
     transient: bool = False
@@ -241,14 +288,19 @@ class Finding:
 
 
 def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
-    """Explain a Terraform error by the rules of diagnoses.yaml. If no rule matches, quote the error."""
+    """Explain a Terraform error by the rules of diagnoses.yaml. If no rule matches, quote the
+    error.
+    """
     host = place.host_of(diagnostic.address)
     if (match := first_rule(rules(), " ".join(diagnostic.text.split()))) is None:
         location = f" ({diagnostic.address})" if diagnostic.address else ""
         fix = (
-            "look up this message of Terraform's Google provider, then run the command again, which continues"
+            "look up this message of Terraform's Google provider, then run the command again, "
+            "which continues"
         )
-        return Finding(Failure(_UNKNOWN, f"{diagnostic.text.strip()}{location}", host, "provision", fix))
+        return Finding(
+            Failure(_UNKNOWN, f"{diagnostic.text.strip()}{location}", host, "provision", fix)
+        )
     rule, groups = match
     words = {"project": place.project, "zone": place.zone, "region": place.region, **groups}
     transient = rule.transient or (rule.code == "api-off" and place.enables_apis)
@@ -269,7 +321,9 @@ def _causes(failures: Iterable[Failure]) -> list[str]:
     hosts: dict[str, list[str]] = {}
     for failure in failures:
         hosts.setdefault(failure.cause, []).extend([failure.host] if failure.host else [])
-    return [f"{first_few(named, _NAMED)}: {cause}" if named else cause for cause, named in hosts.items()]
+    return [
+        f"{first_few(named, _NAMED)}: {cause}" if named else cause for cause, named in hosts.items()
+    ]
 
 
 _SHAPE: Final = "terraform_data.shape"
@@ -285,11 +339,15 @@ _STOPPED_FOR: Final = frozenset({"machine_type", "service_account", "shielded_in
 # Resources with users' files.
 _HOLDING: Final = frozenset({"google_filestore_instance", "google_compute_disk"})
 # Copies of `labels`, and attributes that are shown as "it is off".
-_UNTOLD: Final = frozenset({"effective_labels", "terraform_labels", "desired_status", "current_status"})
+_UNTOLD: Final = frozenset(
+    {"effective_labels", "terraform_labels", "desired_status", "current_status"}
+)
 
 
 def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChange, ...]:
-    """Return the planned change of each host, sorted by name. ``prices``: to add costs; None: no costs."""
+    """Return the planned change of each host, sorted by name. ``prices``: to add costs; None: no
+    costs.
+    """
     shapes = {change.address: change for change in plan.changes}
     instances = [change for change in plan.changes if change.type == INSTANCE]
     changes = (_host(change, shapes, prices) for change in instances)
@@ -297,7 +355,9 @@ def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChan
 
 
 def other_changes(plan: Plan) -> tuple[str, ...]:
-    """Return texts about changes of resources that are not hosts: `make a network, 2 service accounts`."""
+    """Return texts about changes of resources that are not hosts: `make a network, 2 service
+    accounts`.
+    """
     lines = []
     for action, verb in _ACTIONS.items():
         changes = (change for change in plan.real_changes if change.action == action != "no-op")
@@ -308,14 +368,20 @@ def other_changes(plan: Plan) -> tuple[str, ...]:
 
 
 def lost_data(plan: Plan) -> tuple[str, ...]:
-    """Return the disks and file servers that the plan deletes or recreates, like `a disk (demo-shared)`."""
+    """Return the disks and file servers that the plan deletes or recreates, like `a disk
+    (demo-shared)`.
+    """
     holding = (change for change in plan.changes if change.type in _HOLDING)
     changes = (change for change in holding if change.action in ("delete", "replace"))
-    return tuple(f"{label_for(change.type)} ({(change.before or {}).get('name')})" for change in changes)
+    return tuple(
+        f"{label_for(change.type)} ({(change.before or {}).get('name')})" for change in changes
+    )
 
 
 def label_for(kind: str, count: int = 1) -> str:
-    """Return words for ``count`` resources of a Terraform type: `disk`, `2 disks`. "": not shown to users."""
+    """Return words for ``count`` resources of a Terraform type: `disk`, `2 disks`. "": not shown to
+    users.
+    """
     plain = kind.removeprefix("google_").replace("_", " ")
     labels = read_table(_DATA / "resources.yaml", dict[str, tuple[str, str]])
     singular, plural = labels.get(kind, (plain, f"{plain}s"))
@@ -329,15 +395,23 @@ def _host(
     reason = _reason(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
     off = change.action == "update" and (change.before or {}).get("current_status") in OFF
     old_cost = prices.of(change.before) if prices and change.before else None
-    cost = prices.of({**attributes, "current_status": "RUNNING"}) if prices and change.after else old_cost
+    cost = (
+        prices.of({**attributes, "current_status": "RUNNING"})
+        if prices and change.after
+        else old_cost
+    )
     return HostChange(
         name=str(attributes["name"]),
         action=_ACTIONS[change.action],
         what=_describe(attributes),
         why="; ".join(filter(None, ("it is off" if off else "", reason))),
         usd_per_hour=cost,
-        was_usd_per_hour=old_cost if change.action in ("update", "replace") and old_cost != cost else None,
-        restarts=change.action == "update" and not off and bool(_STOPPED_FOR & set(_differing(change))),
+        was_usd_per_hour=old_cost
+        if change.action in ("update", "replace") and old_cost != cost
+        else None,
+        restarts=change.action == "update"
+        and not off
+        and bool(_STOPPED_FOR & set(_differing(change))),
         off=off,
     )
 
@@ -362,7 +436,9 @@ def _reason(change: ResourceChange, shape: ResourceChange | None) -> str:
         return _describe_changes(_differing(change))
     if change.action != "replace":
         return ", ".join(change.why_replaced)
-    changed_inputs = _differing(shape, "input") if shape is not None and shape.action != "no-op" else ()
+    changed_inputs = (
+        _differing(shape, "input") if shape is not None and shape.action != "no-op" else ()
+    )
     paths = [path.split(".")[0] for path in change.why_replaced if " " not in path]
     return _describe_changes([*changed_inputs, *paths]) or ", ".join(change.why_replaced)
 
@@ -371,7 +447,8 @@ def _differing(change: ResourceChange, key: str | None = None) -> tuple[str, ...
     before: Mapping[str, Any] = change.before or {}
     after: Mapping[str, Any] = change.after or {}
     if key is not None:
-        before, after = before.get(key) or {}, after.get(key) or {}
+        before = before.get(key) or {}
+        after = after.get(key) or {}
     return tuple(name for name in after if before.get(name) != after[name] and name not in _UNTOLD)
 
 

@@ -24,7 +24,9 @@ LOCAL_SSD_GIB: Final = 375
 
 
 def table() -> dict[str, Any]:
-    """Return the content of prices.yaml: Google's list prices in a region. The file explains its format."""
+    """Return the content of prices.yaml: Google's list prices in a region. The file explains its
+    format.
+    """
     return read_table(Path(__file__).with_name("data") / "prices.yaml", dict[str, Any])
 
 
@@ -47,7 +49,9 @@ def of_nat(hosts: int) -> float:
 
 
 def of_gib(usd_a_month: float | None, gib: float) -> float | None:
-    """Return the hourly price of ``gib`` GiB of storage. ``usd_a_month``: price of 1 GiB. None: unknown."""
+    """Return the hourly price of ``gib`` GiB of storage. ``usd_a_month``: price of 1 GiB. None:
+    unknown.
+    """
     return None if usd_a_month is None else usd_a_month * gib / HOURS_A_MONTH
 
 
@@ -58,15 +62,21 @@ def total(parts: Iterable[float | None]) -> float | None:
 
 
 def of_machine(
-    name: str, gpus: Mapping[str, int], *, model: str, own_prices: Mapping[str, float] = MappingProxyType({})
+    name: str,
+    gpus: Mapping[str, int],
+    *,
+    model: str,
+    own_prices: Mapping[str, float] = MappingProxyType({}),
 ) -> float | None:
-    """Return the hourly price of a machine type without disks. ``gpus``: Google's name of added GPU -> count.
+    """Return the hourly price of a machine type without disks. ``gpus``: Google's name of added GPU
+    -> count.
 
     model: the provisioning model, such as STANDARD; FLEX_START has no prices in the table.
     own_prices: machine type -> the user's price including GPUs, which overrides the price table.
     """
     spot = model == "SPOT"
-    prices, machine = table(), gcp_machines.machines().get(name)
+    prices = table()
+    machine = gcp_machines.machines().get(name)
     if name in own_prices:
         return own_prices[name]
     if model == "FLEX_START":
@@ -77,15 +87,24 @@ def of_machine(
     price_per_unit = family.get("spot") if spot else family
     if machine is None or not price_per_unit:
         return None
-    bundled = {machine.accelerator: machine.gpu.count} if machine.gpu and machine.accelerator else {}
-    price_of_gpu = {kind: gpu.get("spot" if spot else "each") for kind, gpu in prices["gpus"].items()}
+    bundled = (
+        {machine.accelerator: machine.gpu.count} if machine.gpu and machine.accelerator else {}
+    )
+    price_of_gpu = {
+        kind: gpu.get("spot" if spot else "each") for kind, gpu in prices["gpus"].items()
+    }
     added = ((price_of_gpu.get(kind), count) for kind, count in {**bundled, **gpus}.items())
-    parts = [machine.vcpus * price_per_unit["vcpu"], machine.memory_mib / GIB_MIB * price_per_unit["gib"]]
+    parts = [
+        machine.vcpus * price_per_unit["vcpu"],
+        machine.memory_mib / GIB_MIB * price_per_unit["gib"],
+    ]
     return total([*parts, *(usd and usd * count for usd, count in added)])
 
 
 def of_local_ssds(count: int, *, model: str) -> float | None:
-    """Return the hourly price of added local disks. For spot and flex-start machines, it is unknown: None."""
+    """Return the hourly price of added local disks. For spot and flex-start machines, it is
+    unknown: None.
+    """
     if count == 0:
         return 0.0
     return None if model in _DISCOUNTED else of_gib(table()["local_ssd"], count * LOCAL_SSD_GIB)
@@ -104,7 +123,9 @@ def provisioning_model(instance: Attributes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostPrices:
-    """The user's prices for partitions and machine types. All other prices come from the price table."""
+    """The user's prices for partitions and machine types. All other prices come from the price
+    table.
+    """
 
     cluster: str
     partitions: Mapping[str, float] = field(default_factory=dict)
@@ -112,11 +133,15 @@ class HostPrices:
 
     @classmethod
     def by(cls, spec: ClusterSpec) -> HostPrices:
-        partition_prices = {p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None}
+        partition_prices = {
+            p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None
+        }
         return cls(spec.name, partition_prices, gcp.settings_of(spec).prices)
 
     def of(self, instance: Attributes) -> float | None:
-        """Return the hourly price of an instance, as Terraform describes it, with boot and local disks."""
+        """Return the hourly price of an instance, as Terraform describes it, with boot and local
+        disks.
+        """
         node = re.fullmatch(rf"{re.escape(self.cluster)}-(.+)-[0-9]+", str(instance.get("name")))
         if node and node[1] in self.partitions and instance.get("current_status") not in OFF:
             return self.partitions[node[1]]
@@ -125,15 +150,23 @@ class HostPrices:
 
 def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     """Return the hourly price of a partition's node: machine, GPUs and disks."""
-    settings, machine = gcp.settings_of(spec), gcp.machine_of(spec, partition)
+    settings = gcp.settings_of(spec)
+    machine = gcp.machine_of(spec, partition)
     nodes = settings.nodes_of(partition.name)
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
-    extra = ((gcp_nodes.disk_type(disk, machine.extra_disks), disk.size) for disk in nodes.extra_disks)
-    disks = ((gcp_nodes.disk_type(nodes.boot_disk, machine.boot_disks), nodes.boot_disk.size), *extra)
+    extra = (
+        (gcp_nodes.disk_type(disk, machine.extra_disks), disk.size) for disk in nodes.extra_disks
+    )
+    disks = (
+        (gcp_nodes.disk_type(nodes.boot_disk, machine.boot_disks), nodes.boot_disk.size),
+        *extra,
+    )
     return total(
         [
-            of_machine(machine.name, gpus, model=nodes.provisioning_model, own_prices=settings.prices),
+            of_machine(
+                machine.name, gpus, model=nodes.provisioning_model, own_prices=settings.prices
+            ),
             of_local_ssds(nodes.local_ssds, model=nodes.provisioning_model),
             *(of_disk(kind, mib / GIB_MIB) for kind, mib in disks),
         ]
@@ -141,8 +174,11 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
 
 
 def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[str, ...]]:
-    """Return (hourly price of all resources except instances, names of resources with an unknown price)."""
-    total_cost, unpriced = 0.0, []
+    """Return (hourly price of all resources except instances, names of resources with an unknown
+    price).
+    """
+    total_cost = 0.0
+    unpriced = []
     resources = tuple(resources)
     hosts = sum(kind == INSTANCE for kind, _ in resources)
     for kind, attributes in resources:
@@ -154,7 +190,9 @@ def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tup
 
 
 def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
-    """Return the hourly price of all resources in the Terraform state in ``folder``, if it is known."""
+    """Return the hourly price of all resources in the Terraform state in ``folder``, if it is
+    known.
+    """
     try:
         state = json.loads((folder / STATE_FILE).read_bytes())
     except (OSError, ValueError):
@@ -168,7 +206,9 @@ def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
 
 
 def of_row(kind: str, row: Attributes) -> float | None:
-    """Return the hourly price of a resource (``row``: from the REST API). 0: not billed by the hour."""
+    """Return the hourly price of a resource (``row``: from the REST API). 0: not billed by the
+    hour.
+    """
     match kind:
         case "instance":
             added = row.get("guestAccelerators", ())
@@ -197,10 +237,17 @@ def _of_instance(instance: Attributes, own_prices: Mapping[str, float]) -> float
     accelerators = instance.get("guest_accelerator") or ()
     gpus = {_last_part(str(gpu["type"])): int(gpu["count"]) for gpu in accelerators}
     machine = gcp_machines.machines().get(name)
-    added = max(len(instance.get("scratch_disk") or ()) - (machine.bundled_ssds if machine else 0), 0)
+    added = max(
+        len(instance.get("scratch_disk") or ()) - (machine.bundled_ssds if machine else 0), 0
+    )
     off = instance.get("current_status") in OFF
-    running = [of_machine(name, gpus, model=model, own_prices=own_prices), of_local_ssds(added, model=model)]
-    boot = [p for disk in instance.get("boot_disk") or () for p in disk.get("initialize_params") or ()]
+    running = [
+        of_machine(name, gpus, model=model, own_prices=own_prices),
+        of_local_ssds(added, model=model),
+    ]
+    boot = [
+        p for disk in instance.get("boot_disk") or () for p in disk.get("initialize_params") or ()
+    ]
     disks = (of_disk(str(disk.get("type")), float(disk.get("size") or 0)) for disk in boot)
     return total([*([] if off else running), *disks])
 

@@ -1,7 +1,8 @@
 """Node images in the user's project, with the common software and configuration of nodes.
 
-An image is built on a temporary machine, and named by a hash of its inputs, so that another configuration
-gives another image. Images belong to no cluster and stay when a cluster goes down: they are a cache.
+An image is built on a temporary machine, and named by a hash of its inputs, so that another
+configuration gives another image. Images belong to no cluster and stay when a cluster goes down:
+they are a cache.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _BYTES_A_GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Equal hosts to create: the missing nodes of partition ``name``, or the controller if ``name`` is ""."""
+    """Equal hosts to create: the missing nodes of partition ``name``, or the controller if ``name``
+    is "".
+    """
 
     name: str
     nodes: GcpNodes
@@ -53,9 +56,11 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True)
 class NodeImage:
-    """A node image. ``name`` contains a hash of all inputs; ``family`` helps people to find the image.
+    """A node image. ``name`` contains a hash of all inputs; ``family`` helps people to find the
+    image.
 
-    base, nodes, machine: image, settings and type of the temporary machine on which clusterctl builds it.
+    base, nodes, machine: image, settings and type of the temporary machine on which clusterctl
+        builds it.
     """
 
     name: str
@@ -66,15 +71,20 @@ class NodeImage:
 
 
 def machine_name(spec: ClusterSpec) -> str:
-    """Return the name of the temporary machine that builds images. Unlike a node's, it ends in no number."""
+    """Return the name of the temporary machine that builds images. Unlike a node's, it ends in no
+    number.
+    """
     return f"{spec.name}-image"
 
 
 def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
-    """Yield, for each partition, the machine that builds its image: small unless a GPU driver is needed."""
+    """Yield, for each partition, the machine that builds its image: small unless a GPU driver is
+    needed.
+    """
     settings = gcp.settings_of(spec)
     for partition in spec.partitions:
-        nodes, machine = settings.nodes_of(partition.name), gcp.machine_of(spec, partition)
+        nodes = settings.nodes_of(partition.name)
+        machine = gcp.machine_of(spec, partition)
         disk = nodes.boot_disk.model_copy(update={"type": None})
         nodes_of_builder = GcpNodes(boot_disk=disk, gvnic=nodes.gvnic)
         builder = machines()[_SMALL]
@@ -90,10 +100,11 @@ def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
 def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
     """Return partition -> image of its nodes. ``inputs``: hash of the nodes' configuration.
 
-    Omit partitions if Google no longer offers their base image. Their existing nodes need no new image.
-    Raise a CloudError if an image family can't be read.
+    Omit partitions if Google no longer offers their base image. Their existing nodes need no new
+    image. Raise a CloudError if an image family can't be read.
     """
-    disks, settings = _local_disks(spec), gcp.settings_of(spec)
+    disks = _local_disks(spec)
+    settings = gcp.settings_of(spec)
     kinds = (settings.filestore is not None, settings.bucket is not None, any(disks.values()))
     installed = digest(*install_inputs(), spec.software.model_dump_json(), *map(str, kinds))
     return {
@@ -104,13 +115,16 @@ def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
 
 
 def partitions_without_base(spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
-    """Yield a message for each partition that ``chosen`` lacks, because its base image no longer exists."""
+    """Yield a message for each partition that ``chosen`` lacks, because its base image no longer
+    exists.
+    """
     for group in image_machines(spec):
         if group.name not in chosen:
             name = group.name
             yield (
-                f"project {group.image.project} no longer has an image of the family {group.image.family}; "
-                f"for new nodes of partition {name}, set another provider.partitions.{name}.image"
+                f"project {group.image.project} no longer has an image of the family "
+                f"{group.image.family}; for new nodes of partition {name}, set another "
+                f"provider.partitions.{name}.image"
             )
 
 
@@ -121,7 +135,9 @@ def _local_disks(spec: ClusterSpec) -> dict[str, int]:
 
 
 def _newest_image(api: Api, image: Image) -> str | None:
-    """Return the image's name, or the name of the newest image of its family. None: no such image exists."""
+    """Return the image's name, or the name of the newest image of its family. None: no such image
+    exists.
+    """
     if image.family is None:
         return image.name
     newest = api.find("compute", f"projects/{image.project}/global/images/family/{image.family}")
@@ -138,7 +154,9 @@ def _node_image(group: HostGroup, newest: str, *inputs: str) -> NodeImage:
 
 
 def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
-    """Yield a message for each image in ``chosen`` that must be built: the time, the machine, its price."""
+    """Yield a message for each image in ``chosen`` that must be built: the time, the machine, its
+    price.
+    """
     for image in {image.name: image for image in chosen.values()}.values():
         resource = api.find("compute", path_of(api, image.name)) or {}
         if resource.get("status") not in {"READY", "PENDING"}:
@@ -147,8 +165,9 @@ def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage
             usd = costs.of_machine(image.machine.name, added, model=image.nodes.provisioning_model)
             price = f", {usd:.2f} USD an hour" if usd else ""
             yield (
-                f"clusterctl first builds the node image {image.name}, once. This takes about {_MINUTES} on "
-                f"{machine_name(spec)} ({image.machine.name}{price}), which is deleted afterwards"
+                f"clusterctl first builds the node image {image.name}, once. This takes about "
+                f"{_MINUTES} on {machine_name(spec)} ({image.machine.name}{price}), which is "
+                "deleted afterwards"
             )
 
 
@@ -159,7 +178,8 @@ def machine_inventory(
 
     chosen: partition -> image of its nodes. key: SSH host key of the temporary machine.
     """
-    settings, disks = gcp.settings_of(spec), _local_disks(spec)
+    settings = gcp.settings_of(spec)
+    disks = _local_disks(spec)
 
     def host(name: str, role: str, local_ssds: Iterable[int]) -> Host:
         return Host(
@@ -195,7 +215,9 @@ def path_of(api: Api, name: str) -> str:
 
 
 def wait_until_ready(api: Api, name: str) -> bool:
-    """Wait while an image is being built. Return False if there is no image, or if its build failed."""
+    """Wait while an image is being built. Return False if there is no image, or if its build
+    failed.
+    """
     for _ in api.clock.polls(_WAIT_S, first_s=2.0, longest_s=10.0):
         resource = api.find("compute", path_of(api, name))
         match resource and resource.get("status"):
@@ -214,7 +236,9 @@ def wait_until_ready(api: Api, name: str) -> bool:
 
 
 def build(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> None:
-    """Stop the temporary machine ``host`` and create the image from its disk. On failure: ProvisionError."""
+    """Stop the temporary machine ``host`` and create the image from its disk. On failure:
+    ProvisionError.
+    """
     zone = f"zones/{settings.zone}"
     api.reporter.progress(f"stopping {host}")
     discard = {"discardLocalSsd": "true"} if image.machine.bundled_ssds else {}
@@ -224,7 +248,9 @@ def build(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> N
     body: Json = {
         "name": image.name,
         "family": image.family,
-        "description": "Common software and configuration of clusterctl's nodes. Can be deleted at any time.",
+        "description": (
+            "Common software and configuration of clusterctl's nodes. Can be deleted at any time."
+        ),
         "labels": {**settings.labels, LABEL: image.name.removeprefix("clusterctl-")},
         "sourceDisk": f"projects/{api.project}/{zone}/disks/{host}",
         "storageLocations": [settings.region_name],
@@ -238,8 +264,10 @@ def build(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> N
             raise
     # If the name is taken, another `up` creates the same image.
     if not wait_until_ready(api, image.name):
-        message, reason = f"the image {image.name} was not created", "its build failed, or it was deleted"
-        fix, where = "run the same command again", path_of(api, image.name)
+        message = f"the image {image.name} was not created"
+        reason = "its build failed, or it was deleted"
+        fix = "run the same command again"
+        where = path_of(api, image.name)
         raise ProvisionError(message, code="image-not-made", where=where, why=reason, fix=fix)
 
 
@@ -250,12 +278,18 @@ def _wait(api: Api, scope: str, operation: Json) -> None:
 def kept(settings: gcp.GcpSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:
     """Return clusterctl's images in the project, for all clusters. With ``prune``, delete them."""
     api = Api(settings.project)
-    pages = api.pages("compute", f"projects/{api.project}/global/images", filter=f"labels.{LABEL}:*")
-    rows = (row for page in pages for row in page.get("items", ()) if LABEL in row.get("labels", {}))
+    pages = api.pages(
+        "compute", f"projects/{api.project}/global/images", filter=f"labels.{LABEL}:*"
+    )
+    rows = (
+        row for page in pages for row in page.get("items", ()) if LABEL in row.get("labels", {})
+    )
     sizes = [(str(row["name"]), int(row.get("archiveSizeBytes", 0)) / _BYTES_A_GIB) for row in rows]
     for name, _ in sizes if prune else ():
         remove(api, name)
-    return tuple(KeptImage(name, int(gib * GIB_MIB), gib * costs.table()["image"]) for name, gib in sizes)
+    return tuple(
+        KeptImage(name, int(gib * GIB_MIB), gib * costs.table()["image"]) for name, gib in sizes
+    )
 
 
 def remove(api: Api, name: str) -> None:

@@ -1,7 +1,8 @@
-"""A cluster's resources on Google Cloud, found by their labels through the API, without Terraform's state.
+"""A cluster's resources on Google Cloud, found by their labels through the API, without Terraform's
+state.
 
-Resources that can't carry labels have them as text in their description, and a name that begins with
-`<cluster>-<id>`. All other resources are ignored.
+Resources that can't carry labels have them as text in their description, and a name that begins
+with `<cluster>-<id>`. All other resources are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _WORDS = re.compile(rf"\b({CLUSTER_LABEL}|{ID_LABEL})=([a-z0-9-]+)")
 
 
 def read_labels(resource: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of a REST resource, or else the labels that the resource's description contains."""
+    """Return the labels of a REST resource, or else the labels that the resource's description
+    contains.
+    """
     return resource.get("labels") or dict(_WORDS.findall(resource.get("description") or ""))
 
 
@@ -46,7 +49,8 @@ _PLACE = re.compile(r"/(?:zones|regions|locations)/([^/]+)/")
 class CloudResource:
     """A resource of a cluster. ``usd_per_hour``: its cost. None: unknown.
 
-    path: its REST path. kept: the reason why `down` does not delete the resource. Empty: `down` deletes it.
+    path: its REST path. kept: the reason why `down` does not delete the resource. Empty: `down`
+        deletes it.
     """
 
     kind: str
@@ -70,7 +74,9 @@ class CloudResource:
 
 @dataclass(frozen=True, slots=True)
 class _LabelQuery:
-    """A search by label. ``name``: a regular expression for names of resources that can't carry labels."""
+    """A search by label. ``name``: a regular expression for names of resources that can't carry
+    labels.
+    """
 
     label: str
     value: str
@@ -121,7 +127,9 @@ def find_resources(api: Api, cluster_id: str) -> tuple[CloudResource, ...]:
 def find_labelled(
     api: Api, label: str, value: str, kinds: Collection[str]
 ) -> Iterator[tuple[str, str, Json]]:
-    """Yield (kind, path, REST resource) of each resource of these kinds with this label and value."""
+    """Yield (kind, path, REST resource) of each resource of these kinds with this label and
+    value.
+    """
     query = _LabelQuery(label, value, "")
     for kind in (candidate for candidate in _KINDS if candidate.word in kinds):
         rows = ((f"{folder}{row['name']}", row) for folder, row in _rows(api, kind, query))
@@ -135,13 +143,19 @@ def has_running_instance(api: Api, cluster_id: str) -> bool:
 
 
 def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
-    """Return the ids of all clusters called ``cluster`` in the project, including those of other users."""
+    """Return the ids of all clusters called ``cluster`` in the project, including those of other
+    users.
+    """
     resources = _search(api, _LabelQuery(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?"))
     return tuple(sorted({resource.cluster_id for resource in resources if resource.cluster_id}))
 
 
-def remove_resources(api: Api, resources: Iterable[CloudResource], *, timeout_s: float = WAIT_S) -> None:
-    """Delete the resources that `down` does not keep. Raise a ProvisionError that lists all failures."""
+def remove_resources(
+    api: Api, resources: Iterable[CloudResource], *, timeout_s: float = WAIT_S
+) -> None:
+    """Delete the resources that `down` does not keep. Raise a ProvisionError that lists all
+    failures.
+    """
     to_delete = [resource for resource in resources if not resource.kept]
     failures: list[Failure] = []
     for kind in _KINDS:
@@ -159,7 +173,9 @@ def remove_resources(api: Api, resources: Iterable[CloudResource], *, timeout_s:
 
 
 def _delete(api: Api, batch: Iterable[CloudResource], timeout_s: float) -> Iterator[Failure]:
-    """Start the deletion of all resources, and wait for the end of all deletions. Yield the failures."""
+    """Start the deletion of all resources, and wait for the end of all deletions. Yield the
+    failures.
+    """
     operations: list[tuple[CloudResource, Json]] = []
     deadline = api.clock.now() + timeout_s
     for resource in batch:
@@ -170,13 +186,17 @@ def _delete(api: Api, batch: Iterable[CloudResource], timeout_s: float) -> Itera
     for resource, operation in operations:
         try:
             remaining_s = max(0.0, deadline - api.clock.now())
-            api.finish(resource.service, resource.path.rsplit("/", 2)[0], operation, timeout_s=remaining_s)
+            api.finish(
+                resource.service, resource.path.rsplit("/", 2)[0], operation, timeout_s=remaining_s
+            )
         except CloudError as exc:
             yield _failure(resource, exc)
 
 
 def _failure(resource: CloudResource, exc: CloudError) -> Failure:
-    return Failure(exc.failures[0].code, f"{resource.leftover}: {exc.why}", fix=exc.fix, retryable=True)
+    return Failure(
+        exc.failures[0].code, f"{resource.leftover}: {exc.why}", fix=exc.fix, retryable=True
+    )
 
 
 def _search(api: Api, query: _LabelQuery) -> list[CloudResource]:
@@ -186,7 +206,8 @@ def _search(api: Api, query: _LabelQuery) -> list[CloudResource]:
 
 def _resources_of_kind(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[CloudResource]:
     for folder, row in _rows(api, kind, query):
-        # Google may interpret the filter differently. Without this check, another user's disk may be deleted.
+        # Google may interpret the filter differently. Without this check, another user's disk may
+        # be deleted.
         if not query.is_on(row) or (kind.named and not re.fullmatch(query.name, row["name"])):
             continue
         path = f"{folder}{row['name']}"
@@ -205,14 +226,16 @@ def _resources_of_kind(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[Cl
 
 
 def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json]]:
-    project, collection = f"projects/{api.project}", kind.path.rpartition("/")[2]
+    project = f"projects/{api.project}"
+    collection = kind.path.rpartition("/")[2]
     try:
         if kind.service == "storage":
             pages = api.pages("storage", kind.path, project=api.project)
             yield from (("b/", row) for page in pages for row in page.get("items", ()))
         elif kind.service != "compute":
             # In these APIs, the name of a resource is its path.
-            pages, key = api.pages(kind.service, f"{project}/{kind.path}"), _ROWS[kind.service]
+            pages = api.pages(kind.service, f"{project}/{kind.path}")
+            key = _ROWS[kind.service]
             yield from (("", row) for page in pages for row in page.get(key, ()))
         else:
             search = {} if kind.named else {"filter": f'labels.{query.label}="{query.value}"'}
@@ -221,7 +244,8 @@ def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json
                 scopes = items if isinstance(items, dict) else {"global": {collection: items}}
                 for scope, collections in scopes.items():
                     yield from (
-                        (f"{project}/{scope}/{collection}/", row) for row in collections.get(collection, ())
+                        (f"{project}/{scope}/{collection}/", row)
+                        for row in collections.get(collection, ())
                     )
     except ApiOffError:
         # If the API is disabled only in the quota project, this project may have resources.

@@ -56,10 +56,12 @@ Check = tuple[str, Callable[[], Iterable[Finding]]]
 def preflight(
     spec: ClusterSpec, cluster_id: str | None, services: Collection[str], *, api: Api | None = None
 ) -> tuple[Finding, ...]:
-    """Return a finding for each problem that would prevent the creation of the missing hosts, with its fix.
+    """Return a finding for each problem that would prevent the creation of the missing hosts, with
+    its fix.
 
-    cluster_id: the cluster's id, or None before the first `up`. services: required APIs. If Google does not
-    answer a check in time, the finding is only a warning, because Terraform would find the problem later.
+    cluster_id: the cluster's id, or None before the first `up`. services: required APIs. If Google
+    does not answer a check in time, the finding is only a warning, because Terraform would find the
+    problem later.
     """
     settings = gcp.settings_of(spec)
     api = api or Api(settings.project, answer_s=_ANSWER_S, tries=_TRIES)
@@ -67,12 +69,16 @@ def preflight(
     places: dict[Finding, list[str]] = {}
     for finding in _Checks(spec, settings, api, cluster_id).findings(services):
         places.setdefault(replace(finding, host=""), []).append(finding.host)
-    return tuple(replace(finding, host=", ".join(dict.fromkeys(hosts))) for finding, hosts in places.items())
+    return tuple(
+        replace(finding, host=", ".join(dict.fromkeys(hosts))) for finding, hosts in places.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Checks:
-    """The checks for a spec. A check yields findings, or raises a CloudError if Google refuses a call."""
+    """The checks for a spec. A check yields findings, or raises a CloudError if Google refuses a
+    call.
+    """
 
     spec: ClusterSpec
     settings: GcpSettings
@@ -94,7 +100,9 @@ class _Checks:
         return findings + self._run_checks(self.checks(groups, disabled=disabled))
 
     def groups(self) -> tuple[HostGroup, ...]:
-        """Return hosts that don't exist yet: a group for the controller and a group for each partition."""
+        """Return hosts that don't exist yet: a group for the controller and a group for each
+        partition.
+        """
         existing: set[str] = set()
         # Another check reports disabled APIs.
         with suppress(ApiOffError):
@@ -105,7 +113,8 @@ class _Checks:
         controller = gcp.controller_machine(self.spec)
         parts = [("", self.settings.controller, controller, [self.spec.controller_host])]
         for partition in self.spec.partitions:
-            nodes, machine = self.settings.nodes_of(partition.name), gcp.machine_of(self.spec, partition)
+            nodes = self.settings.nodes_of(partition.name)
+            machine = gcp.machine_of(self.spec, partition)
             parts.append((partition.name, nodes, machine, [*self.spec.node_names(partition)]))
         return tuple(
             HostGroup(name, nodes, machine, image_of(nodes, machine), len(missing))
@@ -113,7 +122,9 @@ class _Checks:
             if (missing := {*hosts} - existing)
         )
 
-    def checks(self, groups: Collection[HostGroup], *, disabled: Collection[str]) -> Iterator[Check]:
+    def checks(
+        self, groups: Collection[HostGroup], *, disabled: Collection[str]
+    ) -> Iterator[Check]:
         """Yield (name, function) of each check, except checks that need an API in ``disabled``."""
         if "cloudresourcemanager.googleapis.com" not in disabled:
             yield "roles", self.permissions
@@ -127,10 +138,15 @@ class _Checks:
                 yield f"machine type of {group.title}", partial(self.machine_type, group)
         for code, where, path in self._named_resources(groups):
             if "compute.googleapis.com" not in disabled or path.startswith("b/"):
-                yield f"{path.rpartition('/')[2]} of {where}", partial(self.exists, code, where, path)
+                yield (
+                    f"{path.rpartition('/')[2]} of {where}",
+                    partial(self.exists, code, where, path),
+                )
 
     def _named_resources(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
-        zone, network, region = self._zone, self.settings.network, self.settings.region_name
+        zone = self._zone
+        network = self.settings.network
+        region = self.settings.region_name
         yield "bad-zone", "provider.zone", zone
         for group in groups:
             if group.machine.accelerator:
@@ -143,7 +159,11 @@ class _Checks:
                 yield "reservation", group.title, f"{place}/reservations/{name}"
         if network.network:
             subnetwork = f"{self._project}/regions/{region}/subnetworks/{network.subnetwork}"
-            yield "network-missing", "provider.network", f"{self._project}/global/networks/{network.network}"
+            yield (
+                "network-missing",
+                "provider.network",
+                f"{self._project}/global/networks/{network.network}",
+            )
             yield "network-missing", "provider.network", subnetwork
         if (bucket := self.settings.bucket) and not bucket.create:
             yield "bucket-missing", "provider.bucket", f"b/{bucket.name}"
@@ -163,14 +183,19 @@ class _Checks:
         return tuple(finding for answer in answers for finding in answer)
 
     def _refusal_finding(self, name: str, exc: CloudError) -> Finding:
-        """Return a finding about a refused call: a warning if a retry may succeed, otherwise an error."""
-        code, fix = exc.failures[0].code, exc.fix or "run the same command again"
+        """Return a finding about a refused call: a warning if a retry may succeed, otherwise an
+        error.
+        """
+        code = exc.failures[0].code
+        fix = exc.fix or "run the same command again"
         lasting_codes = {rule.code for rule in rules() if not (rule.transient or rule.retryable)}
         if code in {*lasting_codes, ApiOffError.code}:
             return Finding(self.settings.project, "error", code, exc.what, exc.why, fix)
         return Finding(name, "warning", code, exc.what, exc.why, fix)
 
-    def _error(self, code: str, where: str, message: str, reason: str = "", **words: str) -> Finding:
+    def _error(
+        self, code: str, where: str, message: str, reason: str = "", **words: str
+    ) -> Finding:
         rule = next(rule for rule in rules() if rule.code == code)
         location = {**self.settings.location, "region": self.settings.region_name}
         failure = rule.failure({**location, **words}, host=None, phase="plan")
@@ -194,19 +219,32 @@ class _Checks:
             is_hidden = isinstance(exc, PermissionDeniedError) and _COUNTED not in exc.why
             if exc.status != _NOT_FOUND and not is_hidden:
                 raise
-            message = f"the project {self.settings.project} does not exist, or the login may not see it"
+            message = (
+                f"the project {self.settings.project} does not exist, or the login may not see it"
+            )
             yield self._error("project-missing", self.settings.project, message, exc.why)
 
     def service(self, name: str) -> Iterator[Finding]:
-        """Yield an error if an API is disabled, or a warning if `up` may enable the API (`enable_apis`)."""
-        if self.api.get("serviceusage", f"{self._project}/services/{name}").get("state") != "ENABLED":
+        """Yield an error if an API is disabled, or a warning if `up` may enable the API
+        (`enable_apis`).
+        """
+        if (
+            self.api.get("serviceusage", f"{self._project}/services/{name}").get("state")
+            != "ENABLED"
+        ):
             finding = self._error("api-off", name, "the API is not enabled", service=name)
             reason = "`up` enables it; until then, its quotas and resources can't be checked"
-            yield replace(finding, level="warning", why=reason) if self.settings.enable_apis else finding
+            yield (
+                replace(finding, level="warning", why=reason)
+                if self.settings.enable_apis
+                else finding
+            )
 
     def permissions(self) -> Iterator[Finding]:
-        # An earlier `up` that passed these checks was allowed to create the network and the accounts.
-        is_new, has_network = self.cluster_id is None, self.settings.network.network is not None
+        # An earlier `up` that passed these checks was allowed to create the network and the
+        # accounts.
+        is_new = self.cluster_id is None
+        has_network = self.settings.network.network is not None
         needed = {"always": True, "new_cluster": is_new, "new_network": is_new and not has_network}
         permissions = defaultdict[str, list[str]](list)
         for condition, roles in _data()["rights"].items():
@@ -222,17 +260,24 @@ class _Checks:
                 hint = _data()["unseen"].get(role)
                 reason = "; ".join(filter(None, (f"the login lacks {', '.join(missing)}", hint)))
                 finding = self._error(
-                    "permission", self.settings.project, f"the role {role} is missing", reason, role=role
+                    "permission",
+                    self.settings.project,
+                    f"the role {role} is missing",
+                    reason,
+                    role=role,
                 )
                 yield replace(finding, level="warning") if hint else finding
 
     def _granted(self, names: Sequence[str]) -> tuple[set[str], dict[str, CloudError]]:
-        """Return (permissions that the login has, permission -> refusal if Google no longer knows it).
+        """Return (permissions that the login has, permission -> refusal if Google no longer knows
+        it).
 
-        Google refuses all permissions of a request if it does not know one of them, so halves are asked.
+        Google refuses all permissions of a request if it does not know one of them, so halves are
+        asked.
         """
         try:
-            path, body = f"{self._project}:testIamPermissions", {"permissions": [*names]}
+            path = f"{self._project}:testIamPermissions"
+            body = {"permissions": [*names]}
             return {*self.api.post("cloudresourcemanager", path, body).get("permissions", ())}, {}
         except CloudError as exc:
             if exc.status != _BAD_REQUEST:
@@ -245,12 +290,16 @@ class _Checks:
         return granted | more, refusals | more_refusals
 
     def _not_checked(self, item: str, exc: CloudError) -> Finding:
-        fix = "if `up` fails because of it, correct it then; a newer clusterctl may be able to check it"
+        fix = (
+            "if `up` fails because of it, correct it then; a newer clusterctl may be able to "
+            "check it"
+        )
         message = f"{item} could not be looked at"
         return Finding(self.settings.project, "warning", "not-checked", message, exc.why, fix)
 
     def policy(self, name: str, reason: str) -> Iterator[Finding]:
-        # A project outside organizations has no policies, and the Organization Policy API is rarely enabled.
+        # A project outside organizations has no policies, and the Organization Policy API is rarely
+        # enabled.
         try:
             is_enforced = enforces(org_policy(self.api, name))
         except (ApiOffError, PermissionDeniedError):
@@ -266,7 +315,9 @@ class _Checks:
             yield self._error("org-policy", self.settings.project, message, reason, constraint=name)
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
-        """Yield an error if no resource exists at this REST path. Accept a resource that can't be read."""
+        """Yield an error if no resource exists at this REST path. Accept a resource that can't be
+        read.
+        """
         with suppress(PermissionDeniedError):
             if self.api.find("storage" if path.startswith("b/") else "compute", path) is None:
                 yield self._missing_error(code, where, path)
@@ -282,13 +333,17 @@ class _Checks:
         return self._error(code, where, f"{name} does not exist in {place}", **words)
 
     def machine_type(self, group: HostGroup) -> Iterator[Finding]:
-        """Yield an error if the zone lacks a machine type, or a finding if Google describes it otherwise."""
-        name, path = group.machine.name, f"{self._zone}/machineTypes/{group.machine.name}"
+        """Yield an error if the zone lacks a machine type, or a finding if Google describes it
+        otherwise.
+        """
+        name = group.machine.name
+        path = f"{self._zone}/machineTypes/{group.machine.name}"
         with suppress(PermissionDeniedError):
             if (row := self.api.find("compute", path)) is None:
                 yield self._missing_error("machine-type-unavailable", group.title, path)
                 return
-            own_facts, google_facts = _facts_of(group.machine), _facts_at_google(row)
+            own_facts = _facts_of(group.machine)
+            google_facts = _facts_at_google(row)
             differing = [key for key, value in google_facts.items() if own_facts[key] != value]
             if differing:
                 facts = ", ".join(f"{key}: {value}" for key, value in google_facts.items())
@@ -303,18 +358,28 @@ class _Checks:
                 )
 
     def image(self, group: HostGroup) -> Iterator[Finding]:
-        image, project = group.image, group.image.project
-        name, folder = image.family or image.name or "", "family/" if image.family else ""
+        image = group.image
+        project = group.image.project
+        name = image.family or image.name or ""
+        folder = "family/" if image.family else ""
         resource = self.api.find("compute", f"projects/{project}/global/images/{folder}{name}")
-        if resource is None or resource.get("deprecated", {}).get("state") in ("OBSOLETE", "DELETED"):
+        if resource is None or resource.get("deprecated", {}).get("state") in (
+            "OBSOLETE",
+            "DELETED",
+        ):
             message = f"the image {name} does not exist in the project {project}, or is obsolete"
             yield self._error("image-missing", group.title, message, image=name)
             return
         has_driver = self.spec.software.nvidia.has_driver or _DRIVER_IN.search(f"{project} {name}")
         if group.machine.gpu and release_of(image) and not has_driver:
             reason = f"{name} has no NVIDIA driver, and software.nvidia does not install a driver"
-            fix = "set software: {nvidia: {driver: open}}, or use the default image or an image with a driver"
-            yield Finding(group.title, "error", "image-driver", "the GPUs would have no driver", reason, fix)
+            fix = (
+                "set software: {nvidia: {driver: open}}, or use the default image or an "
+                "image with a driver"
+            )
+            yield Finding(
+                group.title, "error", "image-driver", "the GPUs would have no driver", reason, fix
+            )
         yield from fabric_manager_warning(self.spec, group.title, group.machine)
 
     def quotas(self, groups: Collection[HostGroup]) -> Iterator[Finding]:
@@ -334,22 +399,31 @@ class _Checks:
     def _quota(self, metric: str, count: int, quota: Json | None, place: str) -> Iterator[Finding]:
         if quota is None:
             if metric.endswith("_GPUS"):
-                message, reason = f"the quota {metric} can't be checked", "Google counts these GPUs by family"
-                yield replace(self._error("quota", place, message, reason, metric=metric), level="warning")
+                message = f"the quota {metric} can't be checked"
+                reason = "Google counts these GPUs by family"
+                yield replace(
+                    self._error("quota", place, message, reason, metric=metric), level="warning"
+                )
             return
-        limit, used = float(quota.get("limit", inf)), float(quota.get("usage", 0))
+        limit = float(quota.get("limit", inf))
+        used = float(quota.get("usage", 0))
         if count > limit - used:
             words = {"metric": metric, "wanted": f"{used + count:g}"}
             words["quota_id"] = f"{metric.replace('_', '-')}-per-project"
             if place == self.settings.region_name:
                 words["quota_id"] += "-region"
                 words["dimension"] = f" --dimensions=region={place}"
-            reason = f"the cluster needs {count}, but only {max(0, limit - used):g} of {limit:g} are free"
+            reason = (
+                f"the cluster needs {count}, but only {max(0, limit - used):g} of {limit:g} are "
+                "free"
+            )
             yield self._error("quota", place, f"the quota {metric} is too small", reason, **words)
 
 
 def _facts_of(machine: Machine) -> dict[str, Any]:
-    """Return the keys and values of MachineFacts for a machine type, without GPUs that are added to it."""
+    """Return the keys and values of MachineFacts for a machine type, without GPUs that are added to
+    it.
+    """
     gpus = None if machine.guest_accelerator else machine.gpu
     return {
         "vcpus": machine.vcpus,
@@ -360,7 +434,9 @@ def _facts_of(machine: Machine) -> dict[str, Any]:
 
 
 def _facts_at_google(row: Json) -> dict[str, Any]:
-    """Return the same of a machine type of the REST API, without values that Google does not tell."""
+    """Return the same of a machine type of the REST API, without values that Google does not
+    tell.
+    """
     facts: dict[str, Any] = {}
     if "guestCpus" in row:
         facts = {"vcpus": row["guestCpus"], "memory": format_size(row["memoryMb"])}
@@ -381,13 +457,20 @@ def _data() -> dict[str, Any]:
 
 
 def _demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
-    """Return (metric -> quota that the hosts need in the region, metric -> quota needed in the project)."""
-    regional, everywhere = Counter[str](), Counter[str]()
+    """Return (metric -> quota that the hosts need in the region, metric -> quota needed in the
+    project).
+    """
+    regional = Counter[str]()
+    everywhere = Counter[str]()
     for group in groups:
-        machine, nodes, count = group.machine, group.nodes, group.count
+        machine = group.machine
+        nodes = group.nodes
+        count = group.count
         extra = ((disk, machine.extra_disks) for disk in nodes.extra_disks)
         for disk, types in ((nodes.boot_disk, machine.boot_disks), *extra):
-            regional[_DISKS.get(disk_type(disk, types), _DISKS_OF_FLASH)] += disk.size // GIB_MIB * count
+            regional[_DISKS.get(disk_type(disk, types), _DISKS_OF_FLASH)] += (
+                disk.size // GIB_MIB * count
+            )
         # Google already counts the processors and GPUs of a reservation.
         if nodes.reservation:
             continue
@@ -418,11 +501,14 @@ def notes(spec: ClusterSpec) -> tuple[str, ...]:
     partitions = (gcp.machine_of(spec, partition) for partition in spec.partitions)
     messages = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
     if gcp.settings_of(spec).shared_disk and not gcp.shared_disk(spec):
-        messages.append("provider.shared_disk is ignored, because it requires storage.keep and no filestore")
+        messages.append(
+            "provider.shared_disk is ignored, because it requires storage.keep and no filestore"
+        )
     if gcp.settings_of(spec).bucket and spec.provider.expected_release(spec) == "rocky-10":
         messages.append(
-            "/bucket may fail on Rocky Linux 10, which rejects the key that signs gcsfuse since 2025 "
-            "(github.com/GoogleCloudPlatform/gcsfuse/issues/3874); if it fails, use images of Rocky Linux 9"
+            "/bucket may fail on Rocky Linux 10, which rejects the key that signs gcsfuse since "
+            "2025 (github.com/GoogleCloudPlatform/gcsfuse/issues/3874); if it fails, use images "
+            "of Rocky Linux 9"
         )
     return tuple(dict.fromkeys(filter(None, messages)))
 
@@ -435,32 +521,50 @@ def host_warnings(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
     for partition in spec.partitions:
         if not set(spec.node_names(partition)).isdisjoint(made):
             machine = gcp.machine_of(spec, partition)
-            yield from map(str, fabric_manager_warning(spec, f"partition {partition.name}", machine))
+            yield from map(
+                str, fabric_manager_warning(spec, f"partition {partition.name}", machine)
+            )
 
 
 def fabric_manager_warning(spec: ClusterSpec, host: str, machine: Machine) -> Iterator[Finding]:
-    """Yield a warning if GPUs may need NVIDIA's fabric manager and clusterctl does not install it."""
+    """Yield a warning if GPUs may need NVIDIA's fabric manager and clusterctl does not install
+    it.
+    """
     if machine.has_nvswitches and not spec.software.nvidia.has_driver:
         reason = (
-            f"NVSwitches link the GPUs of {machine.name}. If instances see the switches, programs fail with "
-            "CUDA error 802, unless the image has a fabric manager of the same version as its driver"
+            f"NVSwitches link the GPUs of {machine.name}. If instances see the switches, "
+            "programs fail with CUDA error 802, unless the image has a fabric manager of the "
+            "same version as its driver"
         )
-        fix = "set software: {nvidia: {driver: open}}, which installs it if needed; or test one node first"
-        yield Finding(host, "warning", "fabric-manager", "the GPUs may need a fabric manager", reason, fix)
+        fix = (
+            "set software: {nvidia: {driver: open}}, which installs it if needed; or test "
+            "one node first"
+        )
+        yield Finding(
+            host, "warning", "fabric-manager", "the GPUs may need a fabric manager", reason, fix
+        )
 
 
 def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
-    """Return the environment variables of jobs on this machine type. Empty for types without a GPU."""
+    """Return the environment variables of jobs on this machine type. Empty for types without a
+    GPU.
+    """
     if machine.gpu is None:
         return {}
     return {**_jobs_data().gpu, **(_jobs_data().gvnic if gvnic else {})}
 
 
 def network_note(machine: Machine) -> str | None:
-    """Return a note if jobs don't use all network features of this machine's family, otherwise None."""
+    """Return a note if jobs don't use all network features of this machine's family, otherwise
+    None.
+    """
     family = "-".join(machine.name.split("-")[:_NAME_PARTS])
     note = _jobs_data().notes.get(family)
-    return f"{family}: jobs communicate through gVNIC's sockets; {note} (docs/gcp.md)" if note else None
+    return (
+        f"{family}: jobs communicate through gVNIC's sockets; {note} (docs/gcp.md)"
+        if note
+        else None
+    )
 
 
 def _jobs_data() -> _JobsData:

@@ -1,4 +1,6 @@
-"""The provider of GPU nodes on Google Cloud. It creates hosts with Terraform and returns their inventory."""
+"""The provider of GPU nodes on Google Cloud. It creates hosts with Terraform and returns their
+inventory.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ class GcpProvider(Provider):
         self, spec: ClusterSpec, workspace: Workspace, image: images.NodeImage, bake: BakeClass
     ) -> None:
         """Build a node image: create a machine, configure it, copy its disk, delete the machine."""
-        name, owner = images.machine_name(spec), apply.Owner(workspace.cluster_id())
+        name = images.machine_name(spec)
+        owner = apply.Owner(workspace.cluster_id())
         machine = {**_host(image.nodes, image.machine), "role": "compute", "partition": "image"}
         machine["image"] = image.base.model_dump(mode="json")
         kept = self._storage_to_reuse(spec)
@@ -97,13 +100,17 @@ class GcpProvider(Provider):
         try:
             with apply.extra_node(terraform, name, owner, self._shown and self._shown[1]):
                 key = host_keys(self._api, self._settings.zone, [name])[name]
-                bake(images.machine_inventory(spec, workspace.cluster_id(), image, self._images, key))
+                bake(
+                    images.machine_inventory(spec, workspace.cluster_id(), image, self._images, key)
+                )
                 images.build(self._api, image, name, self._settings)
         finally:
             # The user may run plain `terraform`, which must not create the machine again.
             self._write_module(spec, workspace, kept)
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> HostPlan:
+    def plan(
+        self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
+    ) -> HostPlan:
         self._use_images(spec, options.inputs)
         kept = self._storage_to_reuse(spec)
         variables_digest = self._write_module(spec, workspace, kept)
@@ -117,13 +124,22 @@ class GcpProvider(Provider):
         hosts = apply.host_changes(plan, costs.HostPrices.by(spec))
         builder_hosts = [host for host in hosts if host.name == images.machine_name(spec)]
         now, _ = costs.other_costs((c.type, c.before) for c in plan.changes if c.before is not None)
-        then, unpriced = costs.other_costs((c.type, c.after) for c in plan.changes if c.after is not None)
+        then, unpriced = costs.other_costs(
+            (c.type, c.after) for c in plan.changes if c.after is not None
+        )
         to_build = tuple(images.describe_missing(self._api, spec, self._images))
         created = {host.name for host in hosts if host.action in {"make", "replace"}}
         new_nodes = created - {spec.controller_host}
-        removals = [f"remove {host.name}, from an interrupted image build" for host in builder_hosts]
+        removals = [
+            f"remove {host.name}, from an interrupted image build" for host in builder_hosts
+        ]
         return HostPlan(
-            tuple(sorted(set(hosts) - set(builder_hosts), key=lambda host: order.get(host.name, len(order)))),
+            tuple(
+                sorted(
+                    set(hosts) - set(builder_hosts),
+                    key=lambda host: order.get(host.name, len(order)),
+                )
+            ),
             (*apply.other_changes(plan), *removals),
             priced_on=costs.table()["date"],
             other_usd_per_hour=(now, then),
@@ -140,7 +156,9 @@ class GcpProvider(Provider):
             images=to_build,
         )
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> Provisioned:
+    def apply(
+        self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
+    ) -> Provisioned:
         self._use_images(spec, options.node_class.keys[COMPUTE] if options.node_class else "")
         kept = self._storage_to_reuse(spec)
         variables_digest = self._write_module(spec, workspace, kept)
@@ -152,7 +170,8 @@ class GcpProvider(Provider):
         if not plan.is_empty:
             owner = apply.Owner(workspace.cluster_id(), storage=kept.id if kept else "")
             apply.apply_plan(terraform, plan, owner)
-        self._shown, self._is_done = None, True
+        self._shown = None
+        self._is_done = True
         made, started = _new_hosts(plan)
         inventory = self._inventory(spec, workspace, terraform.outputs())
         return Provisioned(inventory, (*notes(spec), *_reuse_notes(plan, kept)), made, started)
@@ -164,7 +183,8 @@ class GcpProvider(Provider):
         if self._is_done and (lost_hosts or apply.lost_data(plan)):
             raise StalePlanError(
                 "the plan has changed since it was shown",
-                why=f"it would now delete or recreate: {', '.join([*lost_hosts, *apply.lost_data(plan)])}",
+                why="it would now delete or recreate: "
+                f"{', '.join([*lost_hosts, *apply.lost_data(plan)])}",
                 fix="run the same command again, which makes a new plan",
             )
         return plan
@@ -181,7 +201,9 @@ class GcpProvider(Provider):
         self._delete_labelled(cluster_id)
 
     def _destroy_with_terraform(self, cluster_id: str, workspace: Workspace) -> bool:
-        """Delete the resources in Terraform's state. On an error, show the error and return False."""
+        """Delete the resources in Terraform's state. On an error, show the error and return
+        False.
+        """
         terraform = self._terraform(workspace, controller_of(workspace.terraform))
         try:
             _set_project(self._settings.project, workspace.terraform)
@@ -217,7 +239,9 @@ class GcpProvider(Provider):
         orphans.remove_resources(self._api, [storage.as_resource(kept)])
 
     def _storage_to_reuse(self, spec: ClusterSpec) -> KeptStorage | None:
-        """Return the storage that `down` kept for a cluster of this name. None: there is no such storage."""
+        """Return the storage that `down` kept for a cluster of this name. None: there is no such
+        storage.
+        """
         storages = self.kept_storage(spec.name, [spec.job_user.name]) if spec.storage.keep else ()
         kept = choose_storage_to_reuse(spec, storages)
         if kept is not None:
@@ -238,10 +262,17 @@ class GcpProvider(Provider):
         kept: KeptStorage | None,
         more_hosts: Mapping[str, Variables] = MappingProxyType({}),
     ) -> str:
-        module_variables = variables(spec, workspace.cluster_id(), workspace.public_key.read_text(), kept)
-        boot = {name: {"boot_image": images.path_of(self._api, i.name)} for name, i in self._images.items()}
+        module_variables = variables(
+            spec, workspace.cluster_id(), workspace.public_key.read_text(), kept
+        )
+        boot = {
+            name: {"boot_image": images.path_of(self._api, i.name)}
+            for name, i in self._images.items()
+        }
         hosts = module_variables["hosts"]
-        hosts = {name: host | boot.get(host.get("partition", ""), {}) for name, host in hosts.items()}
+        hosts = {
+            name: host | boot.get(host.get("partition", ""), {}) for name, host in hosts.items()
+        }
         module_variables["hosts"] = {**hosts, **more_hosts}
         storage.reject_move(workspace.terraform, module_variables)
         write_module(workspace.terraform, module_variables, self._settings.state, cluster=spec.name)
@@ -250,15 +281,22 @@ class GcpProvider(Provider):
 
     def _terraform(self, workspace: Workspace, controller: str) -> Terraform:
         settings = self._settings
-        place = apply.Place(settings.project, settings.zone, controller, enables_apis=settings.enable_apis)
+        place = apply.Place(
+            settings.project, settings.zone, controller, enables_apis=settings.enable_apis
+        )
         return Terraform(workspace.terraform, self._api.reporter, place.explain, place.name)
 
-    def _inventory(self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any]) -> Inventory:
-        names, hosts = _names(spec), outputs["hosts"]
+    def _inventory(
+        self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any]
+    ) -> Inventory:
+        names = _names(spec)
+        hosts = outputs["hosts"]
         # A host with another instance id was recreated and has a new host key.
         ids = {name: output["instance_id"] for name, output in hosts.items()}
         recorded_hosts = load_known_hosts(workspace).items()
-        unchanged = {name: host for name, host in recorded_hosts if ids.get(name, "") == host.instance_id}
+        unchanged = {
+            name: host for name, host in recorded_hosts if ids.get(name, "") == host.instance_id
+        }
         keys = {name: host.host_key for name, host in unchanged.items()}
         if missing := [name for name in names if name not in keys]:
             keys |= host_keys(self._api, self._settings.zone, missing)
@@ -267,7 +305,8 @@ class GcpProvider(Provider):
             cluster_id=workspace.cluster_id(),
             provider=self._settings.type,
             hosts=tuple(
-                self._host(spec, name, hosts[name], keys[name], unchanged.get(name)) for name in names
+                self._host(spec, name, hosts[name], keys[name], unchanged.get(name))
+                for name in names
             ),
             network=outputs.get("network_cidr") or self._subnetwork_cidr(),
             shared=SHARED,
@@ -277,7 +316,12 @@ class GcpProvider(Provider):
         )
 
     def _host(
-        self, spec: ClusterSpec, name: str, output: Mapping[str, Any], host_key: str, before: Host | None
+        self,
+        spec: ClusterSpec,
+        name: str,
+        output: Mapping[str, Any],
+        host_key: str,
+        before: Host | None,
     ) -> Host:
         partition = next((p for p in spec.partitions if p.name == output["partition"]), None)
         nodes = self._settings.nodes_of(partition.name) if partition else self._settings.controller
@@ -302,7 +346,8 @@ class GcpProvider(Provider):
         )
 
     def _subnetwork_cidr(self) -> str:
-        region, name = self._settings.region_name, self._settings.network.subnetwork
+        region = self._settings.region_name
+        name = self._settings.network.subnetwork
         path = f"projects/{self._settings.project}/regions/{region}/subnetworks/{name}"
         return str(IPv4Network(self._api.get("compute", path)["ipCidrRange"]))
 
@@ -317,16 +362,28 @@ def _names(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (names of hosts that the plan creates, names of existing hosts that are switched off)."""
+    """Return (names of hosts that the plan creates, names of existing hosts that are switched
+    off).
+    """
     instances = [change for change in plan.changes if change.type == costs.INSTANCE]
     changes = {(change.after or change.before or {})["name"]: change for change in instances}
     made = tuple(name for name, change in changes.items() if change.action in ("create", "replace"))
-    statuses = {name: (change.before or {}).get("current_status") for name, change in changes.items()}
+    statuses = {
+        name: (change.before or {}).get("current_status") for name, change in changes.items()
+    }
     off = (name for name, status in statuses.items() if status in costs.OFF)
     return made, tuple(name for name in off if name not in made)
 
 
-_SERVICES: Final = ("compute", "iam", "iap", "serviceusage", "cloudresourcemanager", "logging", "monitoring")
+_SERVICES: Final = (
+    "compute",
+    "iam",
+    "iap",
+    "serviceusage",
+    "cloudresourcemanager",
+    "logging",
+    "monitoring",
+)
 
 Variables = dict[str, Any]
 
@@ -334,9 +391,12 @@ Variables = dict[str, Any]
 def variables(
     spec: ClusterSpec, cluster_id: str, public_key: str, kept: KeptStorage | None = None
 ) -> Variables:
-    """Return the variables of Terraform's root module, ready for JSON. ``kept``: storage to use again."""
+    """Return the variables of Terraform's root module, ready for JSON. ``kept``: storage to use
+    again.
+    """
     settings = gcp.settings_of(spec)
-    share, hosts = None if spec.storage.keep else settings.filestore, _hosts(spec, settings, cluster_id)
+    share = None if spec.storage.keep else settings.filestore
+    hosts = _hosts(spec, settings, cluster_id)
     common = {"project", "zone", "labels", "enable_apis", "kms_key", "secure_boot", "bucket"}
     network = {"network": {"cidr", "network", "subnetwork"}}
     return {
@@ -349,7 +409,9 @@ def variables(
         "services": services(settings),
         "auto_down": settings.auto_down is not None,
         "hosts": hosts,
-        "placements": [*dict.fromkeys(host["placement"] for host in hosts.values() if host.get("placement"))],
+        "placements": [
+            *dict.fromkeys(host["placement"] for host in hosts.values() if host.get("placement"))
+        ],
         "filestore": share and {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB},
         "storage": storage.variable(spec, cluster_id, kept),
     }
@@ -402,12 +464,16 @@ _BACKEND: Final = "clusterctl_backend.tf.json"
 
 
 def has_module(folder: Path) -> bool:
-    """Return whether a folder contains clusterctl's Terraform module. If so, it may also contain a state."""
+    """Return whether a folder contains clusterctl's Terraform module. If so, it may also contain a
+    state.
+    """
     return (folder / "main.tf").is_file()
 
 
 def controller_of(folder: Path) -> str:
-    """Return the controller's name in the file of Terraform's variables. Empty if the file can't be read."""
+    """Return the controller's name in the file of Terraform's variables. Empty if the file can't be
+    read.
+    """
     hosts = storage.read_variables(folder).get("hosts", {})
     return next((name for name, host in hosts.items() if host["role"] == CONTROLLER), "")
 
@@ -419,8 +485,12 @@ def _set_project(project: str, folder: Path) -> None:
         _write(folder / VARIABLES, f"{text}\n".encode())
 
 
-def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | None, *, cluster: str) -> None:
-    """Update clusterctl's files in Terraform's folder. Leave the user's files `*_override.tf` unchanged."""
+def write_module(
+    folder: Path, variables: Mapping[str, Any], state: GcsState | None, *, cluster: str
+) -> None:
+    """Update clusterctl's files in Terraform's folder. Leave the user's files `*_override.tf`
+    unchanged.
+    """
     folder.mkdir(mode=0o700, exist_ok=True)
     backend = _backend(state, cluster)
     _refuse_moved_state(folder, backend)
@@ -445,16 +515,23 @@ def _backend(state: GcsState | None, cluster: str) -> dict[str, str]:
 
 
 def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
-    """Raise a UsageError if the state's location changed: Terraform would create all resources again."""
+    """Raise a UsageError if the state's location changed: Terraform would create all resources
+    again.
+    """
     if not has_module(folder):
         return
     path = folder / BACKEND_FILE
     recorded_backend = path.read_text() if path.is_file() else None
     if recorded_backend != backend.get(BACKEND_FILE):
         message = "provider.state can't be changed while the cluster is up"
-        reason = f"the state is stored in {f'the bucket that {path} names' if recorded_backend else folder}"
+        reason = (
+            "the state is stored in "
+            f"{f'the bucket that {path} names' if recorded_backend else folder}"
+        )
         fix = "restore provider.state, or take the cluster down first"
-        raise UsageError(message, code="state-not-moved", where="provider.state", why=reason, fix=fix)
+        raise UsageError(
+            message, code="state-not-moved", where="provider.state", why=reason, fix=fix
+        )
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,8 +1,9 @@
-"""The shared folder that `down` keeps on Google Cloud: a disk or a Filestore instance with labels of its own.
+"""The shared folder that `down` keeps on Google Cloud: a disk or a Filestore instance with labels
+of its own.
 
-Kept storage lacks the label of the cluster's id, so that deleting a cluster never finds it. While the cluster
-is up, Terraform's state contains the storage: ``write_imports`` adds it, and ``Terraform.forget`` removes it
-from the state before the other resources are destroyed.
+Kept storage lacks the label of the cluster's id, so that deleting a cluster never finds it. While
+the cluster is up, Terraform's state contains the storage: ``write_imports`` adds it, and
+``Terraform.forget`` removes it from the state before the other resources are destroyed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB, format_size
 from clusterctl.state.workspace import write_atomic
 
-# The labels of kept storage: the cluster's name, and the name and uid of the first user. Cluster and user
-# together identify the owner.
+# The labels of kept storage: the cluster's name, and the name and uid of the first user. Cluster
+# and user together identify the owner.
 LABEL: Final = "clusterctl-storage"
 USER_LABEL: Final = "clusterctl-user"
 UID_LABEL: Final = "clusterctl-uid"
@@ -37,10 +38,13 @@ VARIABLES: Final = "clusterctl.auto.tfvars.json"
 
 
 def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> dict[str, Any] | None:
-    """Return Terraform's variable `storage` for ``kept`` or new storage. None: `storage.keep` is off."""
+    """Return Terraform's variable `storage` for ``kept`` or new storage. None: `storage.keep` is
+    off.
+    """
     if not spec.storage.keep:
         return None
-    disk, share = gcp.shared_disk(spec), gcp.settings_of(spec).filestore
+    disk = gcp.shared_disk(spec)
+    share = gcp.settings_of(spec).filestore
     return {
         "name": kept.id.rpartition("/")[2] if kept else f"{spec.name}-{cluster_id}-shared",
         "labels": {
@@ -50,20 +54,27 @@ def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> di
             UID_LABEL: str(spec.job_user.uid),
         },
         "disk": {"size_gib": disk[0], "type": disk[1]} if disk else None,
-        "filestore": {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB} if share else None,
+        "filestore": {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB}
+        if share
+        else None,
     }
 
 
 def find(api: Api, name: str, user: str) -> tuple[KeptStorage, ...]:
-    """Return the kept storage of clusters called ``name`` with ``user`` as the first user of their spec."""
+    """Return the kept storage of clusters called ``name`` with ``user`` as the first user of their
+    spec.
+    """
     resources = orphans.find_labelled(api, LABEL, name, _ADDRESSES)
     own = (r for r in resources if orphans.read_labels(r[2]).get(USER_LABEL) == user)
     return tuple(_kept(name, *resource) for resource in own)
 
 
 def _kept(name: str, kind: str, path: str, row: Json) -> KeptStorage:
-    labels, usd_per_month = orphans.read_labels(row), costs.of_row(kind, row)
-    gib = [row["sizeGb"]] if "sizeGb" in row else [share["capacityGb"] for share in row["fileShares"]]
+    labels = orphans.read_labels(row)
+    usd_per_month = costs.of_row(kind, row)
+    gib = (
+        [row["sizeGb"]] if "sizeGb" in row else [share["capacityGb"] for share in row["fileShares"]]
+    )
     uid = labels.get(UID_LABEL, "")
     return KeptStorage(
         cluster=name,
@@ -86,7 +97,9 @@ def as_resource(kept: KeptStorage) -> orphans.CloudResource:
 
 
 def reject_in_use(api: Api, kept: KeptStorage) -> None:
-    """Raise a UsageError if instances may use the storage. Google would delete even a Filestore in use."""
+    """Raise a UsageError if instances may use the storage. Google would delete even a Filestore in
+    use.
+    """
     if as_resource(kept).kind == "disk":
         disks = orphans.find_labelled(api, LABEL, kept.cluster, ["disk"])
         users = [url for _, path, row in disks if path == kept.id for url in row.get("users", ())]
@@ -102,13 +115,21 @@ def reject_in_use(api: Api, kept: KeptStorage) -> None:
 
 
 def reject_mismatch(spec: ClusterSpec, kept: KeptStorage) -> None:
-    """Raise a UsageError if the spec asks for another type or zone than ``kept`` has, or for less space."""
-    settings, disk, share = gcp.settings_of(spec), gcp.shared_disk(spec), gcp.settings_of(spec).filestore
-    place, size_mib, kind = settings.zone, 0, ""
+    """Raise a UsageError if the spec asks for another type or zone than ``kept`` has, or for less
+    space.
+    """
+    settings = gcp.settings_of(spec)
+    disk = gcp.shared_disk(spec)
+    share = gcp.settings_of(spec).filestore
+    place = settings.zone
+    size_mib = 0
+    kind = ""
     if disk:
-        size_mib, kind = disk[0] * GIB_MIB, disk[1]
+        size_mib = disk[0] * GIB_MIB
+        kind = disk[1]
     elif share:
-        size_mib, kind = share.capacity, share.tier
+        size_mib = share.capacity
+        kind = share.tier
         place = settings.region_name if share.tier == "REGIONAL" else settings.zone
     is_smaller = size_mib < (kept.size_mib or 0)
     if (kind, place) != (kept.kind, _place(kept.id)) or is_smaller:
@@ -116,8 +137,9 @@ def reject_mismatch(spec: ClusterSpec, kept: KeptStorage) -> None:
             f"the spec does not match the kept storage, {kept.what}",
             code="storage-unfit",
             where="storage.keep",
-            why=f"the storage is {_shown(kept.kind, _place(kept.id), kept.size_mib)}; the spec asks for "
-            f"{_shown(kind, place, size_mib)}; the only possible change is a larger disk",
+            why=f"the storage is {_shown(kept.kind, _place(kept.id), kept.size_mib)}; the spec "
+            f"asks for {_shown(kind, place, size_mib)}; the only possible change is a larger "
+            "disk",
             fix="adapt the spec, rename the cluster, or remove the kept storage: "
             f"`{REMOVE.format(name=spec.name)}`",
         )
@@ -128,7 +150,9 @@ def _shown(kind: str, place: str, size_mib: int | None) -> str:
 
 
 def write_imports(folder: Path, kept: KeptStorage | None) -> None:
-    """Write the file that makes Terraform import the storage ``kept``. If ``kept`` is None, delete it."""
+    """Write the file that makes Terraform import the storage ``kept``. If ``kept`` is None, delete
+    it.
+    """
     path = folder / _IMPORTS
     if kept is None:
         path.unlink(missing_ok=True)
@@ -139,28 +163,38 @@ def write_imports(folder: Path, kept: KeptStorage | None) -> None:
 
 
 def reject_move(folder: Path, variables: Mapping[str, Any]) -> None:
-    """Raise a UsageError if `storage.keep` changed while the cluster is up. clusterctl moves no files."""
+    """Raise a UsageError if `storage.keep` changed while the cluster is up. clusterctl moves no
+    files.
+    """
     previous_storage = read_storage(folder)
     if not (folder / STATE_FILE).exists() and not (folder / BACKEND_FILE).exists():
         return
     if (previous_storage is None) != (variables["storage"] is None):
         old_value, copy_first = (
-            ("true", "") if previous_storage else ("false", "copy your files to this machine, then ")
+            ("true", "")
+            if previous_storage
+            else ("false", "copy your files to this machine, then ")
         )
         message = "storage.keep can't be changed while the cluster is up"
         reason = f"`keep` was {old_value} at the first `up`, and `up` can't move the shared folder"
         fix = f"set `keep: {old_value}`, or {copy_first}take the cluster down before you change it"
-        raise UsageError(message, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix)
+        raise UsageError(
+            message, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix
+        )
 
 
 def read_storage(folder: Path) -> Mapping[str, Any] | None:
-    """Return Terraform's variable `storage`, as last written to the folder. None: `storage.keep` was off."""
+    """Return Terraform's variable `storage`, as last written to the folder. None: `storage.keep`
+    was off.
+    """
     storage: Mapping[str, Any] | None = read_variables(folder).get("storage")
     return storage
 
 
 def read_variables(folder: Path) -> dict[str, Any]:
-    """Return Terraform's variables, as last written to the folder. Empty if the file can't be read."""
+    """Return Terraform's variables, as last written to the folder. Empty if the file can't be
+    read.
+    """
     try:
         return dict(json.loads((folder / VARIABLES).read_bytes()))
     except (OSError, ValueError):

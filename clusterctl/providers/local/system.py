@@ -1,9 +1,10 @@
-"""The operating system on which local nodes run: its tools, processes, mounts, settings and networks.
+"""The operating system on which local nodes run: its tools, processes, mounts, settings and
+networks.
 
-A cluster's bridge is in its own network namespace, connected to this machine by a veth pair. So no firewall
-of this machine (Docker's FORWARD DROP with br_netfilter, firewalld) sees traffic between nodes. This machine
-has the first address of the subnet. Nodes have no route to other networks, and can only answer this machine:
-a qdisc at the namespace's end of the pair drops everything else.
+A cluster's bridge is in its own network namespace, connected to this machine by a veth pair. So no
+firewall of this machine (Docker's FORWARD DROP with br_netfilter, firewalld) sees traffic between
+nodes. This machine has the first address of the subnet. Nodes have no route to other networks, and
+can only answer this machine: a qdisc at the namespace's end of the pair drops everything else.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ TOOL_ENV = {
 _running: set[subprocess.Popen[str]] = set()
 
 
-def run(argv: Sequence[str], *, action: str, stdin: str | None = None, where: str = "", fix: str = "") -> str:
-    """Run a tool and return its stdout. If the tool fails, raise a ProvisionError: "ACTION failed: ..."."""
+def run(
+    argv: Sequence[str], *, action: str, stdin: str | None = None, where: str = "", fix: str = ""
+) -> str:
+    """Run a tool and return its stdout. If the tool fails, raise a ProvisionError: "ACTION failed:
+    ...".
+    """
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
@@ -86,7 +91,9 @@ def answer(message: dict[str, Any]) -> None:
 
 
 def read_processes(name: str) -> Iterator[tuple[Path, str]]:
-    """Yield each process's folder in /proc, and the text of its file ``name``. Skip unreadable files."""
+    """Yield each process's folder in /proc, and the text of its file ``name``. Skip unreadable
+    files.
+    """
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
@@ -110,8 +117,11 @@ def mounted_under(folder: Path) -> tuple[Path, ...]:
 
 
 def mount_disk(folder: Path, size_mib: int) -> Path:
-    """Mount a disk of this size at ``folder/disk``. If its sparse file is missing, create the file."""
-    image, point = folder / "disk.img", folder / "disk"
+    """Mount a disk of this size at ``folder/disk``. If its sparse file is missing, create the
+    file.
+    """
+    image = folder / "disk.img"
+    point = folder / "disk"
     point.mkdir(parents=True, exist_ok=True)
     if not image.exists():
         unfinished = image.with_suffix(".new")
@@ -120,12 +130,16 @@ def mount_disk(folder: Path, size_mib: int) -> Path:
         run(["mkfs.ext4", "-q", "-F", "-m", "0", str(unfinished)], action="making a node's disk")
         unfinished.rename(image)
     if not mounted_under(point):
-        run(["mount", "-o", "loop,discard", str(image), str(point)], action="mounting a node's disk")
+        run(
+            ["mount", "-o", "loop,discard", str(image), str(point)], action="mounting a node's disk"
+        )
     return point
 
 
 def disk_mib(folder: Path) -> int | None:
-    """Return the size of the disk that ``mount_disk`` created in a folder. None: there is no disk."""
+    """Return the size of the disk that ``mount_disk`` created in a folder. None: there is no
+    disk.
+    """
     image = folder / "disk.img"
     return image.stat().st_size >> 20 if image.exists() else None
 
@@ -142,15 +156,22 @@ def loops_under(folder: Path) -> tuple[str, ...]:
 
 
 def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = None) -> Path:
-    """Mount layers (topmost first) at ``folder/root``. Changes go to ``changes``. Default: ``folder``."""
+    """Mount layers (topmost first) at ``folder/root``. Changes go to ``changes``. Default:
+    ``folder``.
+    """
     changes = changes or folder
-    root, upper, work = folder / "root", changes / "upper", changes / "work"
+    root = folder / "root"
+    upper = changes / "upper"
+    work = changes / "work"
     if mounted_under(root):
         return root
     for part in (root, upper, work):
         part.mkdir(parents=True, exist_ok=True)
     options = f"lowerdir={':'.join(map(str, lower))},upperdir={upper},workdir={work}"
-    run(["mount", "-t", "overlay", "clusterctl", "-o", options, str(root)], action="mounting the overlay")
+    run(
+        ["mount", "-t", "overlay", "clusterctl", "-o", options, str(root)],
+        action="mounting the overlay",
+    )
     return root
 
 
@@ -175,9 +196,11 @@ def check_overlay(place: Path) -> None:
 
 
 def erase(folder: Path) -> None:
-    """Unmount and delete the folder of a node or a cluster. Never delete anything in a mounted file system.
+    """Unmount and delete the folder of a node or a cluster. Never delete anything in a mounted file
+    system.
 
-    An interrupted call leaves the folder complete or renamed, so that no node starts with missing files.
+    An interrupted call leaves the folder complete or renamed, so that no node starts with missing
+    files.
     """
     for point in mounted_under(folder):
         run(["umount", str(point)], action=f"unmounting {point}")
@@ -189,7 +212,9 @@ def erase(folder: Path) -> None:
 
 
 def doomed(folder: Path) -> Path:
-    """Return the path to which ``erase`` renames a folder before deleting it: the same name, but hidden."""
+    """Return the path to which ``erase`` renames a folder before deleting it: the same name, but
+    hidden.
+    """
     return folder if folder.name.startswith(".") else folder.with_name(f"{_DOOMED}{folder.name}")
 
 
@@ -200,12 +225,16 @@ def erase_doomed(place: Path) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Delete a folder with `rm`, because jobs can nest folders deeper than Python can delete them."""
+    """Delete a folder with `rm`, because jobs can nest folders deeper than Python can delete
+    them.
+    """
     run(["rm", "-rf", "--one-file-system", "--", str(folder)], action=f"deleting {folder}")
 
 
 def rooted_under(folder: Path) -> tuple[int, ...]:
-    """Return pids of processes with a root directory on an overlay below ``folder``, even if unmounted."""
+    """Return pids of processes with a root directory on an overlay below ``folder``, even if
+    unmounted.
+    """
     option = f"upperdir={folder}/"
     return tuple(
         int(process.name)
@@ -224,16 +253,18 @@ def in_network(namespace: Path) -> tuple[int, ...]:
 
 
 NODES_IN_DEFAULT_LIMITS = 16
-# The default of 128 inotify instances suffices for about 25 systemds. All machines share a neighbour table of
-# 1,024 entries, with n² entries for n machines: from 32 nodes on, MPI's connections fail.
+# The default of 128 inotify instances suffices for about 25 systemds. All machines share a
+# neighbour table of 1,024 entries, with n² entries for n machines: from 32 nodes on, MPI's
+# connections fail.
 _KERNEL_LIMITS = {
     "fs/inotify/max_user_instances": 8192,
     "fs/inotify/max_user_watches": 524288,
     "net/ipv4/neigh/default/gc_thresh2": 32768,
     "net/ipv4/neigh/default/gc_thresh3": 65536,
 }
-# With autogroup, Linux 6.18 may give a session all of a CPU for minutes while its threads wake each other,
-# so that nodes neither boot nor answer. If systemd booted this machine, nodes are in control groups instead.
+# With autogroup, Linux 6.18 may give a session all of a CPU for minutes while its threads wake each
+# other, so that nodes neither boot nor answer. If systemd booted this machine, nodes are in control
+# groups instead.
 _AUTOGROUP = "kernel/sched_autogroup_enabled"
 _SYS = Path("/proc/sys")
 # In /run, because a reboot resets the limits too.
@@ -241,7 +272,9 @@ _SETTINGS_RECORD = Path("/run/clusterctl-limits.json")
 
 
 def raise_kernel_limits(nodes: int) -> tuple[str, ...]:
-    """Raise kernel limits that are too low for this number of nodes. Return notes about the changes."""
+    """Raise kernel limits that are too low for this number of nodes. Return notes about the
+    changes.
+    """
     if nodes <= NODES_IN_DEFAULT_LIMITS:
         return ()
     notes = []
@@ -250,18 +283,25 @@ def raise_kernel_limits(nodes: int) -> tuple[str, ...]:
         if current < target:
             _set(name, current, target)
             notes.append(
-                f"raised {name.replace('/', '.')} from {current} to {target} until the last cluster is down"
+                f"raised {name.replace('/', '.')} from {current} to {target} until the last "
+                "cluster is down"
             )
     return tuple(notes)
 
 
 def disable_autogroup() -> tuple[str, ...]:
     """Turn off autogroup, which divides CPU time by sessions. Return a note if autogroup was on."""
-    # Some kernels lack the setting, and containers can't write it. Nodes can run with autogroup too.
+    # Some kernels lack the setting, and containers can't write it. Nodes can run with autogroup
+    # too.
     with suppress(OSError):
         if current := int((_SYS / _AUTOGROUP).read_text()):
             _set(_AUTOGROUP, current, 0)
-            return (f"set {_AUTOGROUP.replace('/', '.')} from {current} to 0 until the last cluster is down",)
+            return (
+                (
+                    f"set {_AUTOGROUP.replace('/', '.')} from {current} to 0 until the last "
+                    "cluster is down"
+                ),
+            )
     return ()
 
 
@@ -286,41 +326,55 @@ def has_dnf() -> bool:
 
 
 NETNS_DIR = Path("/run/netns")
-_CANDIDATES = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))
+_CANDIDATES = (
+    IPv4Network("10.0.0.0/8"),
+    IPv4Network("172.16.0.0/12"),
+    IPv4Network("192.168.0.0/16"),
+)
 _TRIES = 4096
 _CABLE = "up0"  # inner veth end
 _OPEN = "nodes can reach services of this machine that listen on all addresses"
 
 
 def used_networks() -> tuple[IPv4Network, ...]:
-    """Return all IPv4 networks to which this machine has a route or an address, except default routes.
+    """Return all IPv4 networks to which this machine has a route or an address, except default
+    routes.
 
     Networks wider than /8 count as default routes: VPNs split these into 0.0.0.0/1 and 128.0.0.0/1.
     """
-    routes = json.loads(_ip("-j", "-4", "route", "show", "table", "all", action="reading routes") or "[]")
+    routes = json.loads(
+        _ip("-j", "-4", "route", "show", "table", "all", action="reading routes") or "[]"
+    )
     links = json.loads(_ip("-j", "-4", "addr", "show", action="reading addresses") or "[]")
     destinations = [route["dst"] for route in routes if route.get("dst", "default") != "default"]
     addresses = [info for link in links for info in link.get("addr_info", ())]
     networks = [IPv4Network(destination, strict=False) for destination in destinations]
-    networks += [IPv4Interface(f"{info['local']}/{info['prefixlen']}").network for info in addresses]
+    networks += [
+        IPv4Interface(f"{info['local']}/{info['prefixlen']}").network for info in addresses
+    ]
     return tuple(network for network in networks if network.prefixlen >= 8)  # noqa: PLR2004
 
 
 def choose_subnet(
     cluster_id: str, used: Iterable[IPv4Network], requested: IPv4Network | None = None
 ) -> IPv4Network:
-    """Return ``requested``, or by default a free /24 network. A MachineError rejects a network in use."""
+    """Return ``requested``, or by default a free /24 network. A MachineError rejects a network in
+    use.
+    """
     taken = tuple(used)
     if requested is not None:
         if clash := next((network for network in taken if network.overlaps(requested)), None):
             summary = f"subnet {requested} is in use on this machine"
             reason = f"it overlaps {clash}"
             fix = "choose another private /24, or remove provider.subnet from the spec"
-            raise MachineError(summary, code="subnet-in-use", where="provider.subnet", why=reason, fix=fix)
+            raise MachineError(
+                summary, code="subnet-in-use", where="provider.subnet", why=reason, fix=fix
+            )
         return requested
     seed = zlib.crc32(cluster_id.encode())
     for block in _CANDIDATES:
-        count, base = 2 ** (24 - block.prefixlen), int(block.network_address)
+        count = 2 ** (24 - block.prefixlen)
+        base = int(block.network_address)
         for i in range(min(count, _TRIES)):
             candidate = IPv4Network((base + ((seed + i) % count << 8), 24))
             if not any(candidate.overlaps(network) for network in taken):
@@ -332,29 +386,44 @@ def choose_subnet(
 
 def create_network(cluster_id: str, subnet: IPv4Network) -> None:
     """Create the missing parts of a cluster's network: namespace, bridge and veth pair."""
-    netns, bridge = netns_name(cluster_id), bridge_name(cluster_id)
-    link, inside = netns, ("-n", netns)
+    netns = netns_name(cluster_id)
+    bridge = bridge_name(cluster_id)
+    link = netns
+    inside = ("-n", netns)
     if not (NETNS_DIR / netns).exists():
         _ip("netns", "add", netns, action="creating the network namespace")
     if not _has_link(bridge, *inside):
         _ip(*inside, *"link set lo up".split(), action="starting loopback")
-        _ip(*inside, *f"link add {bridge} type bridge forward_delay 0".split(), action="creating the bridge")
+        _ip(
+            *inside,
+            *f"link add {bridge} type bridge forward_delay 0".split(),
+            action="creating the bridge",
+        )
         _ip(*inside, *f"link set {bridge} up".split(), action="starting the bridge")
     if not _has_link(link):
         cable = f"link add {link} type veth peer name {_CABLE} netns {netns}"
         _ip(*cable.split(), action="creating the veth pair")
     _ip(*inside, *f"link set {_CABLE} master {bridge} up".split(), action="attaching the veth pair")
-    _ip(*f"addr replace {subnet[1]}/{subnet.prefixlen} dev {link}".split(), action="addressing the veth pair")
+    _ip(
+        *f"addr replace {subnet[1]}/{subnet.prefixlen} dev {link}".split(),
+        action="addressing the veth pair",
+    )
     _ip("link", "set", link, "up", action="starting the veth pair")
 
 
 def close_network(cluster_id: str, subnet: IPv4Network) -> tuple[str, ...]:
-    """Drop packets from nodes to this machine, except answers. Return a note if the filters can't be set."""
+    """Drop packets from nodes to this machine, except answers. Return a note if the filters can't
+    be set.
+    """
     if shutil.which("tc", path=TOOL_ENV["PATH"]) is None:
         return (f"{_OPEN}: `tc` is missing; install {'iproute-tc' if has_dnf() else 'iproute2'}",)
-    tc, lines = ["tc", "-n", netns_name(cluster_id)], sorting(subnet)
+    tc = ["tc", "-n", netns_name(cluster_id)]
+    lines = sorting(subnet)
     filters = sum(line.startswith("filter ") for line in lines)
-    if run([*tc, "filter", "show", "dev", _CABLE], action="reading filters").count("flowid 1:") == filters:
+    if (
+        run([*tc, "filter", "show", "dev", _CABLE], action="reading filters").count("flowid 1:")
+        == filters
+    ):
         return ()
     remove_half_made = [*tc, "qdisc", "delete", "dev", _CABLE, "root"]
     # Usually there is no qdisc to remove.
@@ -376,13 +445,14 @@ def close_network(cluster_id: str, subnet: IPv4Network) -> tuple[str, ...]:
 def sorting(subnet: IPv4Network) -> tuple[str, ...]:
     """Return the ``tc -batch`` lines that filter the packets from nodes to this machine.
 
-    Answers take HTB's direct class 1:0; all other packets go to a class with a qdisc that drops them. No
-    classifier actions are used, because some kernels lack them. A TCP packet with ACK or RST counts as an
-    answer, because such packets open no connection.
+    Answers take HTB's direct class 1:0; all other packets go to a class with a qdisc that drops
+    them. No classifier actions are used, because some kernels lack them. A TCP packet with ACK or
+    RST counts as an answer, because such packets open no connection.
     """
     # IPv4 without options or fragments, from a node to this machine's address in the subnet.
     from_nodes = (
-        f"match u8 0x45 0xff at 0 match u16 0 0x3fff at 6 match ip src {subnet} match ip dst {subnet[1]}/32"
+        f"match u8 0x45 0xff at 0 match u16 0 0x3fff at 6 match ip src {subnet} match ip dst "
+        f"{subnet[1]}/32"
     )
     answers = [f"match ip protocol 6 0xff match u8 {bit} {bit} at 33" for bit in ("0x10", "0x04")]
     # Echo reply, destination unreachable, echo request and time exceeded, but no redirect.
@@ -393,7 +463,10 @@ def sorting(subnet: IPv4Network) -> tuple[str, ...]:
         f"class {parent} classid 1:2 htb rate 8bit quantum 1514",
         f"qdisc add dev {_CABLE} parent 1:2 handle 2: blackhole",
         f"filter {parent} protocol arp pref 1 u32 match u32 0 0 flowid 1:0",
-        *(f"filter {parent} protocol ip pref 2 u32 {from_nodes} {answer} flowid 1:0" for answer in answers),
+        *(
+            f"filter {parent} protocol ip pref 2 u32 {from_nodes} {answer} flowid 1:0"
+            for answer in answers
+        ),
     )
 
 
@@ -407,7 +480,9 @@ def remove_network(cluster_id: str) -> None:
 
 
 def remove_netns_folder() -> None:
-    """Unmount and remove the folder /run/netns, which `ip netns` has created, if the folder is empty."""
+    """Unmount and remove the folder /run/netns, which `ip netns` has created, if the folder is
+    empty.
+    """
     if not NETNS_DIR.is_dir() or any(NETNS_DIR.iterdir()):
         return
     # If another process is just creating a namespace, the folder stays.

@@ -1,1 +1,3 @@
-"""Existing machines: SSH access as their owner, host keys, clusterctl's admin account, and its removal."""
+"""Existing machines: SSH access as their owner, host keys, clusterctl's admin account, and its
+removal.
+"""

@@ -1,7 +1,8 @@
-"""SSH access to on-prem machines as their owner: plain ssh with the owner's keys and agent, and sudo.
+"""SSH access to on-prem machines as their owner: plain ssh with the owner's keys and agent, and
+sudo.
 
-clusterctl logs in this way until its admin account exists on a machine. Commands run without a terminal.
-clusterctl writes a password for sudo only to sudo's standard input.
+clusterctl logs in this way until its admin account exists on a machine. Commands run without a
+terminal. clusterctl writes a password for sudo only to sudo's standard input.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from clusterctl.util.assets import Rule, digest, first_rule, read_table, render
 from clusterctl.util.process import call_on_hosts, run, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Limit
 
-# At import, paramiko imports `invoke`, which costs each command 0.1 s. Only `Match exec` in an ssh_config
-# needs it, and the ssh_config that clusterctl writes has no such line. paramiko works without it.
+# At import, paramiko imports `invoke`, which costs each command 0.1 s. Only `Match exec` in an
+# ssh_config needs it, and the ssh_config that clusterctl writes has no such line. paramiko works
+# without it.
 _HIDDEN = "invoke" not in sys.modules
 if _HIDDEN:
     sys.modules["invoke"] = None  # type: ignore[assignment]
@@ -74,7 +76,9 @@ class SshHost:
 
 
 def ssh_host(name: str, machine: OnpremHost) -> SshHost:
-    """Return a machine of the spec, with its jump hosts. Jump hosts on equal routes have equal aliases."""
+    """Return a machine of the spec, with its jump hosts. Jump hosts on equal routes have equal
+    aliases.
+    """
     jump: SshHost | None = None
     for text in machine.jump or ():
         match = _JUMP.fullmatch(text)
@@ -102,7 +106,9 @@ def access_config(machines: Mapping[str, OnpremHost], trusted_hosts: Path) -> st
 
 
 def address_of(host: str, config: Path) -> str:
-    """Return the address of a host of an `ssh_config`. Raise a TransportError if the file can't be read."""
+    """Return the address of a host of an `ssh_config`. Raise a TransportError if the file can't be
+    read.
+    """
     try:
         return str(paramiko.SSHConfig.from_path(str(config)).lookup(host)["hostname"])
     except (OSError, paramiko.ConfigParseError) as exc:
@@ -125,7 +131,8 @@ class AccessError(ProvisionError):
     """The owner of a machine can't log in to it, or can't become root on it."""
 
     def __init__(self, failure: Failure) -> None:
-        cause, fix = failure.cause, failure.fix
+        cause = failure.cause
+        fix = failure.fix
         super().__init__(
             NO_LOGIN, code=failure.code, why=cause, fix=fix, host=failure.host, failures=(failure,)
         )
@@ -136,7 +143,9 @@ class AccessError(ProvisionError):
 
 
 def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
-    """Return an error that explains a message of ssh or sudo, if a rule in refusals.yaml matches it."""
+    """Return an error that explains a message of ssh or sudo, if a rule in refusals.yaml matches
+    it.
+    """
     if (match := first_rule(read_table(_RULES, tuple[Rule, ...]), stderr)) is None:
         return None
     rule, groups = match
@@ -161,14 +170,18 @@ ANSWER_S: Final = 20.0
 
 
 def raise_failures(failed: Mapping[str, ClusterctlError], *, summary: str, then: str) -> None:
-    """Raise a single error with the failures of all hosts in ``failed``, if any. ``then``: the next step."""
+    """Raise a single error with the failures of all hosts in ``failed``, if any. ``then``: the next
+    step.
+    """
     if failed:
         failures = [
             replace(failure, host=failure.host or host, phase=failure.phase or "access")
             for host, exc in failed.items()
             for failure in exc.failures
         ]
-        raise ProvisionError.of_hosts(f"{summary}: {{hosts}}", failures, code="hosts-unreachable", then=then)
+        raise ProvisionError.of_hosts(
+            f"{summary}: {{hosts}}", failures, code="hosts-unreachable", then=then
+        )
 
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
@@ -179,7 +192,9 @@ class HostKeys:
     """The trusted host keys of a cluster's machines and jump hosts, stored in a file."""
 
     def __init__(self, file: Path, config: Path, *, accepted: Collection[str] = ()) -> None:
-        """config: ssh_config with the jump hosts. accepted: fingerprints of keys to trust without asking."""
+        """config: ssh_config with the jump hosts. accepted: fingerprints of keys to trust without
+        asking.
+        """
         self._file = file
         self._config = config
         self._accepted = frozenset(accepted)
@@ -196,14 +211,17 @@ class HostKeys:
         *,
         find_all: bool = False,
     ) -> Mapping[str, ClusterctlError]:
-        """Find a trusted key of each machine and jump host. Return name -> error, for machines without a key.
+        """Find a trusted key of each machine and jump host. Return name -> error, for machines
+        without a key.
 
-        confirm: asks the user about keys that are not trusted yet. If ``confirm`` raises, no key is saved.
+        confirm: asks the user about keys that are not trusted yet. If ``confirm`` raises, no key is
+            saved.
         find_all: whether to return errors about unconfirmed keys, instead of raising an error.
         """
         peers = ssh_hosts(machines)
         failed: dict[str, ClusterctlError] = {}
-        # Distance: number of jump hosts. Machines are reached through machines at a smaller distance.
+        # Distance: number of jump hosts. Machines are reached through machines at a smaller
+        # distance.
         for distance in sorted({len(peer.path) for peer in peers}):
             same_distance = [peer for peer in peers if len(peer.path) == distance]
             failed |= {
@@ -221,14 +239,21 @@ class HostKeys:
         for peer in peers:
             if key := peer.host_key or self._keys.get(peer.title) or _users_own(peer):
                 self._keys[peer.title] = key
-        # Only a fingerprint in `accepted` replaces a trusted key: any other change may be an attack.
-        to_ask = {peer.title: peer for peer in peers if peer.title not in self._keys or self._accepted}
+        # Only a fingerprint in `accepted` replaces a trusted key: any other change may be an
+        # attack.
+        to_ask = {
+            peer.title: peer for peer in peers if peer.title not in self._keys or self._accepted
+        }
         offered, failed = call_on_hosts(
             list(to_ask), lambda title: _offered_key(to_ask[title], self._config), limit=limit
         )
-        accepted = {title: key for title, key in offered.items() if key.fingerprint in self._accepted}
+        accepted = {
+            title: key for title, key in offered.items() if key.fingerprint in self._accepted
+        }
         unconfirmed = [
-            key for title, key in offered.items() if title not in accepted and title not in self._keys
+            key
+            for title, key in offered.items()
+            if title not in accepted and title not in self._keys
         ]
         try:
             if unconfirmed:
@@ -244,7 +269,9 @@ class HostKeys:
             }
             unconfirmed = []
         self._keys |= {key.title: key.key for key in (*accepted.values(), *unconfirmed)}
-        write_atomic(self._file, "".join(f"{title} {key}\n" for title, key in sorted(self._keys.items())))
+        write_atomic(
+            self._file, "".join(f"{title} {key}\n" for title, key in sorted(self._keys.items()))
+        )
         return {title: exc for title, exc in failed.items() if title not in self._keys}
 
 
@@ -256,7 +283,9 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
-    """Return the host key of ``peer`` in the known_hosts files of the user and of this machine, if any."""
+    """Return the host key of ``peer`` in the known_hosts files of the user and of this machine, if
+    any.
+    """
     for file in files:
         known_hosts = paramiko.HostKeys()
         with suppress(OSError, RuntimeError):
@@ -269,12 +298,22 @@ def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
 
 
 def _offered_key(peer: SshHost, config: Path) -> OfferedKey:
-    """Ask a machine for its host key without logging in. Its jump hosts' keys must be trusted already."""
+    """Ask a machine for its host key without logging in. Its jump hosts' keys must be trusted
+    already.
+    """
     with temporary_folder() as folder:
         shown = folder / "known_hosts"
         options = ("StrictHostKeyChecking=accept-new", f'UserKnownHostsFile="{shown}"', "HashKnownHosts=no",
                    "PreferredAuthentications=none")  # fmt: skip
-        words = ("ssh", "-F", str(config), *(f"-o{option}" for option in options), "--", peer.alias, "true")
+        words = (
+            "ssh",
+            "-F",
+            str(config),
+            *(f"-o{option}" for option in options),
+            "--",
+            peer.alias,
+            "true",
+        )
         try:
             stderr = run(words, timeout_s=ANSWER_S).stderr
         except subprocess.TimeoutExpired:
@@ -285,7 +324,9 @@ def _offered_key(peer: SshHost, config: Path) -> OfferedKey:
         key = next(iter(_read(shown).values()), None)
     if key is not None:
         sha = hashlib.sha256(b64decode(key.split()[1])).digest()
-        return OfferedKey(peer.title, peer.address, key, f"SHA256:{b64encode(sha).decode().rstrip('=')}")
+        return OfferedKey(
+            peer.title, peer.address, key, f"SHA256:{b64encode(sha).decode().rstrip('=')}"
+        )
     user = next((hop.user for hop in peer.path if hop.user), "you")
     raise explain(stderr, host=peer.title, user=user, address=peer.address) or UnreachableError(
         f"no SSH server at {peer.address}",

@@ -1,9 +1,9 @@
 """Logging in to on-prem machines: first as their owner, later as clusterctl's admin account.
 
-The machine that runs clusterctl can be a node too. On this machine, the owner is already logged in. The admin
-account logs in over SSH, as on other nodes, but to an sshd that serves a single connection and opens no port.
-The script GATE starts this sshd as root. A line in sudoers lets the owner run GATE as root, and nothing else.
-remote_account.py creates the script and the line.
+The machine that runs clusterctl can be a node too. On this machine, the owner is already logged in.
+The admin account logs in over SSH, as on other nodes, but to an sshd that serves a single
+connection and opens no port. The script GATE starts this sshd as root. A line in sudoers lets the
+owner run GATE as root, and nothing else. remote_account.py creates the script and the line.
 """
 
 from __future__ import annotations
@@ -66,14 +66,23 @@ _PACKAGE: Final = Path(__file__).resolve().parents[2]
 
 
 def check_this_machine(host: str) -> AccessError | None:
-    """Return an error if the machine that runs clusterctl can't be the host ``host`` of the cluster."""
+    """Return an error if the machine that runs clusterctl can't be the host ``host`` of the
+    cluster.
+    """
     if _JOBS in (environment := Path(sys.prefix).resolve(), *environment.parents):
-        cause = f"clusterctl is installed in {environment}, but nodes keep the environment of jobs in {_JOBS}"
+        cause = (
+            f"clusterctl is installed in {environment}, but nodes keep the environment of jobs "
+            f"in {_JOBS}"
+        )
         fix = "install clusterctl elsewhere: with pipx, or a virtual environment in your home"
         return AccessError.of(host, "own-place", cause, fix)
     if shutil.which("sshd", path=_PLACES) is None:
-        cause = "no sshd is installed, and clusterctl starts one to reach its account on this machine"
-        fix = "install the package openssh-server; its service need not run, and no port need be open"
+        cause = (
+            "no sshd is installed, and clusterctl starts one to reach its account on this machine"
+        )
+        fix = (
+            "install the package openssh-server; its service need not run, and no port need be open"
+        )
         return AccessError.of(host, "no-sshd", cause, fix)
     return None
 
@@ -81,7 +90,8 @@ def check_this_machine(host: str) -> AccessError | None:
 def connect(host: str, config: Path) -> SSHTransport:
     """Connect to a host as the admin account. The host may be the machine that runs clusterctl."""
     if is_this_machine(address_of(host, config)) and not GATE.exists():
-        summary, reason = f"{host} has no clusterctl account", f"{GATE} does not exist"
+        summary = f"{host} has no clusterctl account"
+        reason = f"{GATE} does not exist"
         fix = "run `clusterctl up`, which creates the account"
         raise TransportError(summary, code="no-admin-account", why=reason, host=host, fix=fix)
     return SSHTransport(host, config)
@@ -91,8 +101,15 @@ def is_installation(path: str) -> bool:
     """Return whether a path on this machine belongs to the running installation of clusterctl."""
     candidate = Path(path)
     script = shutil.which("clusterctl")
-    parts = [Path(sys.prefix), Path(sys.prefix).resolve(), _PACKAGE, *([Path(script)] if script else [])]
-    return candidate.parent == _PACKAGE.parent or any(candidate in (part, *part.parents) for part in parts)
+    parts = [
+        Path(sys.prefix),
+        Path(sys.prefix).resolve(),
+        _PACKAGE,
+        *([Path(script)] if script else []),
+    ]
+    return candidate.parent == _PACKAGE.parent or any(
+        candidate in (part, *part.parents) for part in parts
+    )
 
 
 # Runs a command (host, argv, stdin) as root and returns its standard output.
@@ -110,8 +127,9 @@ ANSWER_S: Final = 60.0
 class Claim:
     """The cluster that a machine joins, and the public key that may log in to the machine.
 
-    owner: None, unless the machine itself runs clusterctl. Then clusterctl logs in to an sshd of its own,
-        which the account ``uid`` may start and which has the host key in the file ``host_key``.
+    owner: None, unless the machine itself runs clusterctl. Then clusterctl logs in to an sshd of
+        its own, which the account ``uid`` may start and which has the host key in the file
+        ``host_key``.
     """
 
     cluster_id: str
@@ -120,18 +138,28 @@ class Claim:
     owner: Mapping[str, object] | None = None
 
     def request(self, do: str, host: str) -> str:
-        request = {"do": do, "id": self.cluster_id, "name": self.cluster, "host": host, "user": ADMIN_USER}
+        request = {
+            "do": do,
+            "id": self.cluster_id,
+            "name": self.cluster,
+            "host": host,
+            "user": ADMIN_USER,
+        }
         more = {"owner": self.owner} if self.owner else {}
         return json.dumps({**request, "number": ADMIN_ID, "key": self.key, **more})
 
 
 def create_account(host: str, root: Root, claim: Claim, login: Connect) -> None:
-    """Create the admin account on a host, log in to it and test sudo. A repeated call changes nothing."""
+    """Create the admin account on a host, log in to it and test sudo. A repeated call changes
+    nothing.
+    """
     stdout = root(host, (*_PYTHON, "-", claim.request("join", host)), _PROGRAM.encode())
     try:
         answer = json.loads(stdout)
         if not answer["ok"]:
-            raise AccessError.of(host, str(answer["code"]), str(answer["cause"]), str(answer["fix"]))
+            raise AccessError.of(
+                host, str(answer["code"]), str(answer["cause"]), str(answer["fix"])
+            )
     except (ValueError, KeyError, TypeError) as exc:
         raise ProvisionError(
             f"{host} did not return valid JSON", code="answer-garbled", why=stdout[:500], host=host
@@ -148,18 +176,25 @@ def create_account(host: str, root: Root, claim: Claim, login: Connect) -> None:
     except TransportError as exc:
         allowed = "; ".join(answer.get("allowed", ()))
         cause = f"the host's sshd refuses {ADMIN_USER}: {allowed or exc.why or exc.what}"
-        fix = f"allow {ADMIN_USER} in AllowUsers or AllowGroups of sshd_config, or /etc/security/access.conf"
+        fix = (
+            f"allow {ADMIN_USER} in AllowUsers or AllowGroups of sshd_config, or "
+            "/etc/security/access.conf"
+        )
         raise AccessError.of(host, "login-refused", cause, fix) from exc
 
 
 def check_sudo(transport: Transport) -> None:
-    """Check that the connected account can run sudo without a password, then close the connection."""
+    """Check that the connected account can run sudo without a password, then close the
+    connection.
+    """
     with closing(transport):
         transport.run(("sudo", "-n", "true"), timeout_s=ANSWER_S)
 
 
 def remove_account(host: str, claim: Claim, login: Connect) -> None:
-    """Log in as the admin account and delete the account. Return when the account can no longer log in."""
+    """Log in as the admin account and delete the account. Return when the account can no longer log
+    in.
+    """
     with closing(login(host)) as transport:
         unit = ("systemd-run", "--quiet", "--collect", f"--unit={_UNIT}")
         transport.run(("sudo", "-n", *unit, *_PYTHON, "-c", _PROGRAM, claim.request("leave", host)))
@@ -167,13 +202,18 @@ def remove_account(host: str, claim: Claim, login: Connect) -> None:
     while _lets_in(host, login):
         if time.monotonic() > deadline:
             cause = f"the account {ADMIN_USER} still exists"
-            fix = f"see `journalctl -u {_UNIT}` on this host, and run `userdel --remove --force {ADMIN_USER}`"
+            fix = (
+                f"see `journalctl -u {_UNIT}` on this host, and run `userdel --remove --force "
+                f"{ADMIN_USER}`"
+            )
             raise AccessError.of(host, "account", cause, fix)
         time.sleep(_PAUSE_S)
 
 
 def _lets_in(host: str, login: Connect) -> bool:
-    """Return whether the host still accepts the admin account's login. True if the host does not answer."""
+    """Return whether the host still accepts the admin account's login. True if the host does not
+    answer.
+    """
     try:
         with closing(login(host)) as transport:
             transport.run(("true",))
@@ -186,12 +226,15 @@ def _lets_in(host: str, login: Connect) -> bool:
 
 OWNER_ANSWER_S: Final = 120.0
 _SSH_FAILED: Final = 255
-# Rules match sudo's messages, so they must be English. Cached credentials (-k) would change the messages.
+# Rules match sudo's messages, so they must be English. Cached credentials (-k) would change the
+# messages.
 _SUDO: Final = ("env", "LC_ALL=C", "sudo", "-k")
 
 
 class Login:
-    """The owner's SSH logins to the machines. ``__init__`` writes the ssh_config for these logins."""
+    """The owner's SSH logins to the machines. ``__init__`` writes the ssh_config for these
+    logins.
+    """
 
     def __init__(
         self,
@@ -227,7 +270,8 @@ class Login:
             line, script = wrap_command(argv)
             done = process.run(self._words(host, line), stdin=script + stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired as exc:
-            summary, fix = f"{host} does not answer", "check the host's load"
+            summary = f"{host} does not answer"
+            fix = "check the host's load"
             reason = f"`{shown_command(argv)}` took longer than {timeout_s:g} s"
             raise UnreachableError(summary, why=reason, host=host, fix=fix) from exc
         except OSError as exc:
@@ -242,10 +286,14 @@ class Login:
             if refusal is not None:
                 raise refusal
         text = f"`{shown_command(argv)}` failed with exit status {done.rc}"
-        raise CommandError(text, code="login-failed", rc=done.rc, stderr=done.stderr, where=host, host=host)
+        raise CommandError(
+            text, code="login-failed", rc=done.rc, stderr=done.stderr, where=host, host=host
+        )
 
     def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
-        """Start a command on a host as the owner, and exchange messages with it by stdin and stdout."""
+        """Start a command on a host as the owner, and exchange messages with it by stdin and
+        stdout.
+        """
         remote = None if self.is_here(host) else (host, argv)
         line, script = wrap_command(argv)
         return start_conversation(
@@ -257,7 +305,9 @@ class Login:
         return (*(("sh", "-c") if self.is_here(host) else ssh), line)
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
-        """Run a command on a host as root. Return the standard output. Raise the same errors as ``run``."""
+        """Run a command on a host as root. Return the standard output. Raise the same errors as
+        ``run``.
+        """
         if self._machines[host].become == "none":
             return self.run(host, argv, stdin)
         if self._wants_password(host):
@@ -283,19 +333,27 @@ class Login:
         return asks
 
     def check_keys(self, hosts: Sequence[str]) -> None:
-        """Raise a UsageError if a key file in the spec is missing. With ssh-agent, FILE.pub is enough."""
+        """Raise a UsageError if a key file in the spec is missing. With ssh-agent, FILE.pub is
+        enough.
+        """
         keys = {name: key for name in hosts if (key := self._machines[name].key)}
         # Unlike Path.is_file, os.path.isfile does not raise in a folder that we can't read.
-        missing = {n: key for n, key in keys.items() if not any(map(os.path.isfile, (key, f"{key}.pub")))}
+        missing = {
+            n: key for n, key in keys.items() if not any(map(os.path.isfile, (key, f"{key}.pub")))
+        }
         if missing:
-            text = "; ".join(f"the key {key} does not exist" for key in dict.fromkeys(missing.values()))
+            text = "; ".join(
+                f"the key {key} does not exist" for key in dict.fromkeys(missing.values())
+            )
             fix = "correct `key` in the spec: relative to the spec's folder, or from ~"
             raise UsageError(text, code="key-file-missing", where=", ".join(missing), fix=fix)
 
     def trust(
         self, hosts: Sequence[str], limit: Limit = NO_LIMIT, *, find_all: bool = False
     ) -> Mapping[str, ClusterctlError]:
-        """Find a trusted host key of each host. Return host -> error, for hosts without a trusted key."""
+        """Find a trusted host key of each host. Return host -> error, for hosts without a trusted
+        key.
+        """
         here = [name for name in hosts if self.is_here(name)]
         lost = {name: exc for name in here if (exc := check_this_machine(name)) is not None}
         remote = {name: self._machines[name] for name in hosts if name not in here}
@@ -307,22 +365,35 @@ class Login:
         self.workspace.confirmed.touch(mode=0o600)
 
     def key_of(self, host: str) -> str:
-        """Return a host's trusted host key. On this machine: that of the sshd that clusterctl starts."""
+        """Return a host's trusted host key. On this machine: that of the sshd that clusterctl
+        starts.
+        """
         return self.workspace.draw_host_key() if self.is_here(host) else self._keys.key_of(host)
 
     def claim(self, cluster_id: str, cluster: str) -> Claim:
-        """Return the data that a machine needs to join this cluster. It is the same for all machines."""
+        """Return the data that a machine needs to join this cluster. It is the same for all
+        machines.
+        """
         here = any(map(self.is_here, self.hosts))
         owner = {"uid": os.getuid(), "host_key": str(self.workspace.host_key)} if here else None
         return Claim(cluster_id, cluster, self.workspace.public_key.read_text().strip(), owner)
 
     def proxies(self, hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-        """Return host -> ProxyCommand, for this machine and hosts behind a jump host. `%p` is the port."""
+        """Return host -> ProxyCommand, for this machine and hosts behind a jump host. `%p` is the
+        port.
+        """
         proxies: dict[str, tuple[str, ...]] = {}
         for name in hosts:
             target = ssh_host(name, self._machines[name])
             if self.is_here(name):
                 proxies[name] = PROXY
             elif jump := target.jump:
-                proxies[name] = ("ssh", "-F", str(self._config), "-W", f"[{target.host}]:%p", jump.alias)
+                proxies[name] = (
+                    "ssh",
+                    "-F",
+                    str(self._config),
+                    "-W",
+                    f"[{target.host}]:%p",
+                    jump.alias,
+                )
         return proxies

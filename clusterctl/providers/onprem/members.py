@@ -1,4 +1,6 @@
-"""The machines of an on-prem cluster and their roles, from the spec and from data read on the hosts."""
+"""The machines of an on-prem cluster and their roles, from the spec and from data read on the
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,22 @@ from typing import Any, Final
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, RunAsRoot
-from clusterctl.hosts.pairs import NFS_PORT, Peer, StartOnHost, examine_ports, needed_ports, untested_findings
+from clusterctl.hosts.pairs import (
+    NFS_PORT,
+    Peer,
+    StartOnHost,
+    examine_ports,
+    needed_ports,
+    untested_findings,
+)
 from clusterctl.hosts.probe import START, HostFacts
-from clusterctl.hosts.roles import CLAIM, host_facts_request, requirements_of_hosts, role_files, role_packages
+from clusterctl.hosts.roles import (
+    CLAIM,
+    host_facts_request,
+    requirements_of_hosts,
+    role_files,
+    role_packages,
+)
 from clusterctl.packages.os_packages import left_out_repositories
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
@@ -35,7 +50,8 @@ _NO_ADDRESS: Final = "network"
 _REACH: Final = remote_program("clusterctl.hosts.remote_reach").encode()
 # Codes of findings that stop `up` for all machines, also for those already in the cluster.
 UNFIT: Final = ("release-differs", "address", "slurm-release", "slurm-source", "cuda-toolkit")
-# Address of this machine, if it is a host. It stays the same if other addresses of the machine change.
+# Address of this machine, if it is a host. It stays the same if other addresses of the machine
+# change.
 _HERE: Final = "127.0.0.1"
 # Ansible adds settings that depend on the host, such as InfiniBand devices.
 _JOB_NETWORK: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME": "{interface}"}
@@ -44,7 +60,8 @@ _JOB_NETWORK: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME
 def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
     """Return the cluster's machines as the spec describes them, the controller first.
 
-    Each ``address`` is IPv4, or a name if its lookup fails. ``host_key`` is "" if the spec has no key.
+    Each ``address`` is IPv4, or a name if its lookup fails. ``host_key`` is "" if the spec has no
+    key.
     """
     partitions = {name: p.name for p in spec.partitions for name in spec.node_names(p)}
     hosts = []
@@ -86,7 +103,9 @@ def inventory(
     answering = [host for host in hosts if host.name not in silent]
     network = settings.network or network_of(facts[hosts[0].name], hosts[0].address)
     addresses = {name: host.address for name, host in silent.items()}
-    addresses |= {host.name: address_in(network, facts[host.name], host.address) for host in answering}
+    addresses |= {
+        host.name: address_in(network, facts[host.name], host.address) for host in answering
+    }
     return Inventory(
         cluster=spec.name,
         cluster_id=cluster_id,
@@ -95,7 +114,11 @@ def inventory(
             silent[host.name].model_copy(update={"roles": host.roles, "partition": host.partition})
             if host.name in silent
             else _host(
-                host, facts[host.name], addresses[host.name], keys[host.name], proxies.get(host.name, ())
+                host,
+                facts[host.name],
+                addresses[host.name],
+                keys[host.name],
+                proxies.get(host.name, ()),
             )
             for host in hosts
         ),
@@ -121,7 +144,9 @@ def _host(host: Host, facts: HostFacts, address: str, key: str, proxy: tuple[str
     return host.model_copy(update=update)
 
 
-def shared_folder(settings: OnpremSettings, addresses: Mapping[str, str], *, alone: bool) -> SharedFolder:
+def shared_folder(
+    settings: OnpremSettings, addresses: Mapping[str, str], *, alone: bool
+) -> SharedFolder:
     shared = settings.shared
     if shared.kind != "nfs":
         return SharedFolder(kind=shared.kind)
@@ -137,12 +162,16 @@ def _resolved(target: SshHost) -> str:
     if target.jump is None:
         # If the lookup fails, ssh reports it.
         with suppress(OSError):
-            return str(socket.getaddrinfo(target.host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+            return str(
+                socket.getaddrinfo(target.host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+            )
     return target.host
 
 
 def network_of(facts: HostFacts, address: str) -> IPv4Network | None:
-    """Return the network of the host's interface with ``address``, or else of the host's only interface."""
+    """Return the network of the host's interface with ``address``, or else of the host's only
+    interface.
+    """
     interfaces = _interfaces(facts)
     named = [interface.network for interface in interfaces if str(interface.ip) == address]
     outward = [interface.network for interface in interfaces if not interface.ip.is_loopback]
@@ -150,22 +179,32 @@ def network_of(facts: HostFacts, address: str) -> IPv4Network | None:
 
 
 def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> str:
-    """Return a host's address in ``network``, preferably ``address``, or "" if it has no such address."""
-    addresses = [str(interface.ip) for interface in _interfaces(facts) if network and interface.ip in network]
+    """Return a host's address in ``network``, preferably ``address``, or "" if it has no such
+    address.
+    """
+    addresses = [
+        str(interface.ip) for interface in _interfaces(facts) if network and interface.ip in network
+    ]
     return address if address in addresses else next(iter(addresses), "")
 
 
 def address_failures(
     hosts: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
 ) -> list[Failure]:
-    """Return a failure for each host outside ``network``. If it is None, return a failure of ``leader``."""
-    interfaces = {host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts}
+    """Return a failure for each host outside ``network``. If it is None, return a failure of
+    ``leader``.
+    """
+    interfaces = {
+        host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts
+    }
     if network is None:
         reason = f"{leader.address} is not an address of {leader.name} ({interfaces[leader.name]})"
         cause = f"clusterctl can't tell which network the cluster uses: {reason}"
         fix = "write provider.network, such as 10.0.0.0/24"
         return [Failure(_NO_ADDRESS, cause, leader.name, "plan", fix)]
-    missing = [host.name for host in hosts if not address_in(network, facts[host.name], host.address)]
+    missing = [
+        host.name for host in hosts if not address_in(network, facts[host.name], host.address)
+    ]
     cause = f"no address of the host is on the cluster's network {network}; the host has "
     fix = "write provider.network: the network that all hosts share"
     return [Failure(_NO_ADDRESS, cause + interfaces[name], name, "plan", fix) for name in missing]
@@ -175,7 +214,9 @@ def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
     return tuple(map(IPv4Interface, facts.addresses))
 
 
-_FIX_CLAIMED: Final = "remove that cluster first (`clusterctl down`), or remove this machine from the spec"
+_FIX_CLAIMED: Final = (
+    "remove that cluster first (`clusterctl down`), or remove this machine from the spec"
+)
 
 
 def admin_login(workspace: Workspace) -> Connect:
@@ -186,16 +227,23 @@ def admin_login(workspace: Workspace) -> Connect:
 def log_in(
     hosts: Sequence[str], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
-    """Log in as the admin account and try sudo. Return (hosts where both work, other host -> error)."""
+    """Log in as the admin account and try sudo. Return (hosts where both work, other host ->
+    error).
+    """
     return call_on_hosts(hosts, lambda host: check_sudo(admin_login(workspace)(host)), limit=limit)
 
 
 def joined_members(
-    hosts: Sequence[Host], previous: Mapping[str, Host], workspace: Workspace, limit: Limit = NO_LIMIT
+    hosts: Sequence[Host],
+    previous: Mapping[str, Host],
+    workspace: Workspace,
+    limit: Limit = NO_LIMIT,
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
-    """Log in as the admin account to the hosts in ``previous``, except hosts with a new address or host key.
+    """Log in as the admin account to the hosts in ``previous``, except hosts with a new address or
+    host key.
 
-    Return (hosts that accept the login, hosts that do not answer), both name -> host in ``previous``.
+    Return (hosts that accept the login, hosts that do not answer), both name -> host in
+    ``previous``.
     """
     pairs = [(host, previous[host.name]) for host in hosts if host.name in previous]
     unchanged = [
@@ -204,7 +252,9 @@ def joined_members(
         if host.host_key in ("", before.host_key) and address_of(host) == address_of(before)
     ]
     joined, failed = log_in(unchanged, workspace, limit)
-    silent = {name: previous[name] for name, exc in failed.items() if isinstance(exc, UnreachableError)}
+    silent = {
+        name: previous[name] for name, exc in failed.items() if isinstance(exc, UnreachableError)
+    }
     return {name: previous[name] for name in joined}, silent
 
 
@@ -220,7 +270,8 @@ def examine(
 ) -> DoctorReport:
     """Collect data about the hosts, and return it with all findings.
 
-    ours: names of hosts to examine as the admin account. The other hosts are examined as their owner.
+    ours: names of hosts to examine as the admin account. The other hosts are examined as their
+        owner.
     only: names of the hosts to examine; ``hosts`` has all hosts of the cluster.
     lost: host -> error, for hosts where the login failed. Each error becomes a finding.
     limit: time limit. A host that has not answered by then gets a finding.
@@ -242,12 +293,19 @@ def examine(
             return transport
 
         def start(host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
-            return connect_as_admin(host).converse(argv) if host in ours else login.converse(host, argv)
+            return (
+                connect_as_admin(host).converse(argv)
+                if host in ours
+                else login.converse(host, argv)
+            )
 
-        request, leader = host_facts_request(spec, hosts), hosts[0].name
+        request = host_facts_request(spec, hosts)
+        leader = hosts[0].name
         report = checks.examine(request, expectations, root, leader=leader, limit=limit)
         new = [name for name in expectations if name not in ours]
-        shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
+        shared = (
+            spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
+        )
         check = _NetworkCheck(spec, shared, hosts, new, offline=login.workspace.bundle.exists())
         unreached = _examine_network(check, report.facts, root, start, limit)
     login_findings = [
@@ -256,12 +314,16 @@ def examine(
         for failure in exc.failures
     ]
     group_findings = cluster_findings(spec, hosts, report)
-    return replace(report, findings=(*login_findings, *report.findings, *group_findings, *unreached))
+    return replace(
+        report, findings=(*login_findings, *report.findings, *group_findings, *unreached)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _NetworkCheck:
-    """Settings of network tests. ``new``: names of hosts to test. ``offline``: don't test repositories."""
+    """Settings of network tests. ``new``: names of hosts to test. ``offline``: don't test
+    repositories.
+    """
 
     spec: ClusterSpec
     shared: OnpremShared
@@ -277,19 +339,25 @@ def _examine_network(
     start: StartOnHost,
     limit: Limit = NO_LIMIT,
 ) -> tuple[Finding, ...]:
-    """Test the connections that new hosts need: to other hosts, to repositories and to the NFS server."""
+    """Test the connections that new hosts need: to other hosts, to repositories and to the NFS
+    server.
+    """
     hosts = {host.name: host for host in check.hosts if host.name in facts}
     new = [name for name in hosts if name in check.new]
     if not new:
         return ()
-    network, controller = check.spec.provider.known_network, check.hosts[0].name
+    network = check.spec.provider.known_network
+    controller = check.hosts[0].name
     addresses = {name: _address(host, facts[name], network) for name, host in hosts.items()}
     reachable = {name: address for name, address in addresses.items() if address}
     mtus = {name: _mtu_of(facts[name], address) for name, address in reachable.items()}
 
     def ask(name: str) -> tuple[Finding, ...]:
         mtu = mtus.get(name, 0) if name != controller in reachable else 0
-        request = _request(check, hosts[name], facts[name]) | {"ping": reachable.get(controller), "mtu": mtu}
+        request = _request(check, hosts[name], facts[name]) | {
+            "ping": reachable.get(controller),
+            "mtu": mtu,
+        }
         answer = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _REACH))
         return tuple(_findings(check, name, answer))
 
@@ -298,31 +366,47 @@ def _examine_network(
         yield from (finding for findings in findings_of.values() for finding in findings)
         yield from untested_findings(failed)
 
-    peers = {name: _peer(check, hosts[name], address, facts[name]) for name, address in reachable.items()}
+    peers = {
+        name: _peer(check, hosts[name], address, facts[name]) for name, address in reachable.items()
+    }
     address_by_name = {host.name: host.address for host in check.hosts} | reachable
     ask_ports = partial(examine_ports, peers, address_by_name, facts, start, limit)
     parts: tuple[Callable[[], Iterator[Finding]], ...] = (ask_all, ask_ports)
-    findings = (finding for group in parallel_map(parts, lambda part: tuple(part())) for finding in group)
+    findings = (
+        finding for group in parallel_map(parts, lambda part: tuple(part())) for finding in group
+    )
     return (*_different_mtus(check, mtus), *dict.fromkeys(findings))
 
 
 def _mtu_of(facts: HostFacts, address: str) -> int:
-    return next((mtu for interface, mtu in facts.mtus.items() if interface.startswith(f"{address}/")), 0)
+    return next(
+        (mtu for interface, mtu in facts.mtus.items() if interface.startswith(f"{address}/")), 0
+    )
 
 
 def _different_mtus(check: _NetworkCheck, mtus: Mapping[str, int]) -> Iterator[Finding]:
     controller = mtus.get(check.hosts[0].name)
     for name in check.new:
         if controller and mtus.get(name, controller) not in {0, controller}:
-            reason = f"on the cluster's network, the host has {mtus[name]} and the controller {controller}"
-            fix = f"`ip link set dev DEVICE mtu {controller}` on this host, and in its network settings"
+            reason = (
+                f"on the cluster's network, the host has {mtus[name]} and the controller "
+                f"{controller}"
+            )
+            fix = (
+                f"`ip link set dev DEVICE mtu {controller}` on this host, and in its network "
+                "settings"
+            )
             yield Finding(name, "warning", "mtu", "the hosts have different MTUs", reason, fix)
 
 
 def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
-    """Return the host's address on ``network`` or, without a network, its address in the spec, or else ""."""
+    """Return the host's address on ``network`` or, without a network, its address in the spec, or
+    else "".
+    """
     addresses = [interface.ip for interface in _interfaces(facts) if not interface.ip.is_loopback]
-    return next((str(ip) for ip in addresses if (ip in network if network else str(ip) == host.address)), "")
+    return next(
+        (str(ip) for ip in addresses if (ip in network if network else str(ip) == host.address)), ""
+    )
 
 
 def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, object]:
@@ -340,33 +424,45 @@ def _peer(check: _NetworkCheck, host: Host, address: str, facts: HostFacts) -> P
     exports = check.shared.kind == "nfs" and check.shared.server is None
     ports = needed_ports(check.spec, host, exports=exports and host.name == check.hosts[0].name)
     # `up` opens the ports of hosts with firewalld.
-    is_new, tried = host.name in check.new, facts.firewall.name != "firewalld"
+    is_new = host.name in check.new
+    tried = facts.firewall.name != "firewalld"
     return Peer(address, ports, opens=is_new, tried=tried)
 
 
 def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
     if answer["loses_large_packets"]:
-        reason = f"packets of the host's MTU do not reach {check.hosts[0].name} and return; small packets do"
-        fix = "`ip link set dev DEVICE mtu 1500` on this host, or allow the host's MTU on the switches"
+        reason = (
+            f"packets of the host's MTU do not reach {check.hosts[0].name} and return; small "
+            "packets do"
+        )
+        fix = (
+            "`ip link set dev DEVICE mtu 1500` on this host, or allow the host's MTU on the "
+            "switches"
+        )
         yield Finding(name, "error", "mtu", "large packets are lost", reason, fix)
     for url, reason in answer["repositories"].items():
         fix = (
-            f"make `sudo curl -sSI {url}` work on this host: open the firewall, or write the proxy into the "
-            "package manager's configuration (sudo may drop the environment's proxy); or install from a "
-            "file: `clusterctl bundle create`, `clusterctl up --bundle`"
+            f"make `sudo curl -sSI {url}` work on this host: open the firewall, or write the "
+            "proxy into the package manager's configuration (sudo may drop the environment's "
+            "proxy); or install from a file: `clusterctl bundle create`, `clusterctl up "
+            "--bundle`"
         )
         summary = "a package repository can't be reached"
         if not url:
             summary = "no package repository is configured"
             fix = (
-                "add the distribution's repositories to /etc/apt/sources.list.d on this host, then run `sudo "
-                "apt-get update`; or install from a file: `clusterctl bundle create`, `up --bundle`"
+                "add the distribution's repositories to /etc/apt/sources.list.d on this host, "
+                "then run `sudo apt-get update`; or install from a file: `clusterctl bundle "
+                "create`, `up --bundle`"
             )
         yield Finding(name, "error", "repository", summary, str(reason), fix)
     if answer["nfs"]:
         server = check.shared.server
         reason = f"{server}, port {NFS_PORT}: {answer['nfs']}"
-        fix = f"start the server, or open its firewall: `showmount -e {server}` on this host lists the export"
+        fix = (
+            f"start the server, or open its firewall: `showmount -e {server}` on this host lists "
+            "the export"
+        )
         yield Finding(name, "error", "nfs", "the NFS server can't be reached", reason, fix)
     for path in answer["missing"]:
         reason = f"{path} does not exist, and shared.kind is existing"
@@ -374,17 +470,28 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
         yield Finding(name, "error", "shared-folder", "the shared folder is missing", reason, fix)
 
 
-def cluster_findings(spec: ClusterSpec, hosts: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
-    """Compare the hosts that answered. Yield a finding for each conflict, such as different distributions."""
-    facts, leader = report.facts, hosts[0]
-    supported = facts.keys() - {finding.host for finding in report.findings if finding.code == "distribution"}
+def cluster_findings(
+    spec: ClusterSpec, hosts: Sequence[Host], report: DoctorReport
+) -> Iterator[Finding]:
+    """Compare the hosts that answered. Yield a finding for each conflict, such as different
+    distributions.
+    """
+    facts = report.facts
+    leader = hosts[0]
+    supported = facts.keys() - {
+        finding.host for finding in report.findings if finding.code == "distribution"
+    }
     candidates = [host for host in hosts if host.name in supported]
     if not candidates:
         return
     release, address, *_ = UNFIT
-    distributions = {host.name: distribution_of(facts[host.name].system.release) for host in candidates}
+    distributions = {
+        host.name: distribution_of(facts[host.name].system.release) for host in candidates
+    }
     for failure in differing(distributions):
-        yield Finding(str(failure.host), "error", release, "its release differs", failure.cause, failure.fix)
+        yield Finding(
+            str(failure.host), "error", release, "its release differs", failure.cause, failure.fix
+        )
     for name, distribution in distributions.items():
         for _, refusal in software_refusals(spec, distribution):
             yield Finding(name, "error", *refusal)
@@ -393,7 +500,8 @@ def cluster_findings(spec: ClusterSpec, hosts: Sequence[Host], report: DoctorRep
         network = network_of(facts[leader.name], leader.address)
     if network is not None or leader.name in supported:
         for failure in address_failures(candidates, facts, network, leader):
-            cause, fix = failure.cause, failure.fix
+            cause = failure.cause
+            fix = failure.fix
             yield Finding(str(failure.host), "error", address, "not on the network", cause, fix)
 
 
@@ -404,12 +512,16 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
         claim = parse_claim(host_facts.texts.get(CLAIM, ""))
         if claim.get("id", cluster_id) != cluster_id:
             reason = f"the machine belongs to cluster {claim.get('name')!r} ({claim['id']})"
-            findings.append(Finding(host, "error", "claimed", "the machine is in use", reason, _FIX_CLAIMED))
+            findings.append(
+                Finding(host, "error", "claimed", "the machine is in use", reason, _FIX_CLAIMED)
+            )
     return tuple(findings)
 
 
 def parse_claim(text: str) -> Mapping[str, str]:
-    """Parse a claim file, which names a machine's cluster. Empty if the machine belongs to no cluster."""
+    """Parse a claim file, which names a machine's cluster. Empty if the machine belongs to no
+    cluster.
+    """
     try:
         claim = json.loads(text or "{}")
     except ValueError:
@@ -417,8 +529,12 @@ def parse_claim(text: str) -> Mapping[str, str]:
     return {str(key): str(value) for key, value in claim.items()} if isinstance(claim, dict) else {}
 
 
-def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: bool) -> tuple[str, ...]:
-    """Return findings as lines for a plan, except problems that `up` solves or other checks report."""
+def notes(
+    spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: bool
+) -> tuple[str, ...]:
+    """Return findings as lines for a plan, except problems that `up` solves or other checks
+    report.
+    """
     later = {"no-driver"} if spec.software.nvidia.has_driver else set()
     later |= {checks.NO_CGROUPS} if cluster_exists else set()
     return tuple(str(finding) for finding in findings if finding.code not in later)
@@ -427,7 +543,9 @@ def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: boo
 def preview(
     spec: ClusterSpec, hosts: Sequence[Host], facts: Mapping[str, HostFacts], new: Collection[str]
 ) -> tuple[str, ...]:
-    """Return lines about `up`'s changes on ``new`` hosts. Hosts with the same change share a line."""
+    """Return lines about `up`'s changes on ``new`` hosts. Hosts with the same change share a
+    line.
+    """
     lines: dict[str, list[str]] = {}
     for host in hosts:
         if host.name in new:
@@ -443,5 +561,10 @@ def _preview_of(spec: ClusterSpec, host: Host, facts: HostFacts) -> Iterator[str
     if missing := [user.name for user in spec.users if user.name not in facts.accounts]:
         yield f"users to create: {', '.join(missing)}"
     patterns = role_files(spec, host.roles)
-    if theirs := [file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)]:
-        yield f"files that may change (originals are kept, and `down` restores them): {', '.join(theirs)}"
+    if theirs := [
+        file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)
+    ]:
+        yield (
+            "files that may change (originals are kept, and `down` restores them): "
+            f"{', '.join(theirs)}"
+        )

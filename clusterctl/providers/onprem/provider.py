@@ -1,4 +1,6 @@
-"""The provider of existing machines: creates an admin account on each and describes them as an Inventory."""
+"""The provider of existing machines: creates an admin account on each and describes them as an
+Inventory.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ _UP_S: Final = 60.0
 
 
 class OnpremProvider(Provider):
-    def __init__(self, settings: OnpremSettings, prompts: Prompts, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: OnpremSettings, prompts: Prompts, clock: Clock | None = None
+    ) -> None:
         self._clock = clock or Clock()
         self._settings = settings
         self._prompts = prompts
@@ -107,23 +111,38 @@ class OnpremProvider(Provider):
         only = [host.name for host in hosts_of_spec if not hosts or host.name in hosts]
         with self._login(workspace) as login:
             login.check_keys(only)
-            report = members.examine(spec, hosts_of_spec, login, (), only=only, lost=login.trust(only))
+            report = members.examine(
+                spec, hosts_of_spec, login, (), only=only, lost=login.trust(only)
+            )
         claims = members.claim_findings(report.facts, workspace.known_id() or "")
         return replace(report, findings=(*report.findings, *claims))
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
         hosts = members.members(spec, self._settings)
         with self._login(workspace, _PREFLIGHT_S * 2 / 3) as login:
-            *_, report, blocking = self._collect_findings(spec, workspace, hosts, login, find_all=True)
-        findings = [finding for finding in report.findings if finding.level != "error" or finding in blocking]
+            *_, report, blocking = self._collect_findings(
+                spec, workspace, hosts, login, find_all=True
+            )
+        findings = [
+            finding
+            for finding in report.findings
+            if finding.level != "error" or finding in blocking
+        ]
         return replace(report, findings=tuple(dict.fromkeys((*findings, *blocking))))
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> HostPlan:  # noqa: ARG002
+    def plan(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        options: HostOptions = DEFAULTS,  # noqa: ARG002
+    ) -> HostPlan:
         examination = self._examine_machines(spec, workspace)
         previous = load_known_hosts(workspace)
         pending = pending_releases(workspace)
         replaced = {late.host.name for late in pending if late.why == REPLACED}
-        changes = [_change(host, examination, previous, replaced) for host in examination.inventory.hosts]
+        changes = [
+            _change(host, examination, previous, replaced) for host in examination.inventory.hosts
+        ]
         names = {host.name for host in examination.inventory.hosts}
         changes += [
             HostChange(name, "remove", _roles(host), "no longer in the spec", released=True)
@@ -132,11 +151,21 @@ class OnpremProvider(Provider):
         ]
         kept = self._kept_storage_notes(spec) if not previous else ()
         lines = (*kept, *examination.notes, *examination.preview, *map(str, pending))
-        return HostPlan(tuple(changes), notes=lines, distribution=examination.inventory.distribution)
+        return HostPlan(
+            tuple(changes), notes=lines, distribution=examination.inventory.distribution
+        )
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> Provisioned:  # noqa: ARG002
+    def apply(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        options: HostOptions = DEFAULTS,  # noqa: ARG002
+    ) -> Provisioned:
         examination = self._examination
-        if examination is None or (examination.text, examination.workspace) != (dump_spec(spec), workspace):
+        if examination is None or (examination.text, examination.workspace) != (
+            dump_spec(spec),
+            workspace,
+        ):
             examination = self._examine_machines(spec, workspace)
         previous_inventory = load_known_inventory(workspace)
         login = Login(self._settings.machines, workspace, self._prompts)
@@ -145,7 +174,9 @@ class OnpremProvider(Provider):
             settings = examination.previous_settings
             for host in previous_inventory.hosts:
                 if (reason := absent.get(host.name)) is not None:
-                    release.record_pending(host, previous_inventory, settings, workspace, why=reason)
+                    release.record_pending(
+                        host, previous_inventory, settings, workspace, why=reason
+                    )
         joining = [name for name in examination.new if name not in examination.joined]
         if joining:
             self._join(examination, joining, login)
@@ -159,7 +190,9 @@ class OnpremProvider(Provider):
             # Without a workspace nothing is known about the machines.
             return True
         answering, failed = members.log_in(list(load_known_hosts(self._workspace)), self._workspace)
-        return bool(answering) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
+        return bool(answering) or not all(
+            isinstance(exc, UnreachableError) for exc in failed.values()
+        )
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         if workspace is None:
@@ -179,7 +212,10 @@ class OnpremProvider(Provider):
         failed += [pending.failure for pending in pending_releases(workspace)]
         if failed:
             raise ProvisionError.of_hosts(
-                f"{release.NOT_RELEASED}: {{hosts}}", failed, code="hosts-not-released", then=release.THEN
+                f"{release.NOT_RELEASED}: {{hosts}}",
+                failed,
+                code="hosts-not-released",
+                then=release.THEN,
             )
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
@@ -201,8 +237,12 @@ class OnpremProvider(Provider):
             remove_homes(login, self._settings, kept)
 
     @contextmanager
-    def _login(self, workspace: Workspace | None, answer_s: float = OWNER_ANSWER_S) -> Iterator[Login]:
-        """Yield a login as the machines' owner. If there is no workspace yet, use a temporary folder."""
+    def _login(
+        self, workspace: Workspace | None, answer_s: float = OWNER_ANSWER_S
+    ) -> Iterator[Login]:
+        """Yield a login as the machines' owner. If there is no workspace yet, use a temporary
+        folder.
+        """
         if workspace is not None and workspace.root.is_dir():
             yield Login(self._settings.machines, workspace, self._prompts, answer_s=answer_s)
             return
@@ -226,7 +266,8 @@ class OnpremProvider(Provider):
             return ()
         try:
             choose_storage_to_reuse(
-                spec, find_homes(login, self._settings, spec.name, [user.name for user in spec.users])
+                spec,
+                find_homes(login, self._settings, spec.name, [user.name for user in spec.users]),
             )
         except ClusterctlError as exc:
             return (Finding(leader, "error", _KEPT, exc.what, exc.why, exc.fix),)
@@ -275,13 +316,18 @@ class OnpremProvider(Provider):
     ) -> tuple[Mapping[str, Host], Mapping[str, Host], DoctorReport, tuple[Finding, ...]]:
         """Examine all machines that answer.
 
-        Return (hosts with the admin account, hosts that do not answer, report, findings that stop `up`).
-        The first two are mappings of name -> host.
-        find_all: whether an unconfirmed host key becomes a finding, not an error, as for `plan --preflight`.
+        Return (hosts with the admin account, hosts that do not answer, report, findings that stop
+        `up`). The first two are mappings of name -> host.
+        find_all: whether an unconfirmed host key becomes a finding, not an error, as for `plan
+            --preflight`.
         """
         total_s = max(_PREFLIGHT_S if find_all else _UP_S, _HOST_S * len(hosts))
-        limit, login_limit = (Limit.within(seconds, self._clock) for seconds in (total_s, total_s / 3))
-        joined, silent = members.joined_members(hosts, load_known_hosts(workspace), workspace, login_limit)
+        limit, login_limit = (
+            Limit.within(seconds, self._clock) for seconds in (total_s, total_s / 3)
+        )
+        joined, silent = members.joined_members(
+            hosts, load_known_hosts(workspace), workspace, login_limit
+        )
         new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
         login.check_keys(new)
         lost = login.trust(new, limit if find_all else NO_LIMIT, find_all=find_all)
@@ -299,12 +345,14 @@ class OnpremProvider(Provider):
         )
 
     def _join(self, examination: _Examination, joining: Sequence[str], login: Login) -> None:
-        inventory, workspace = examination.inventory, login.workspace
+        inventory = examination.inventory
+        workspace = login.workspace
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)
         claim = login.claim(inventory.cluster_id, inventory.cluster)
         created, failed = call_on_hosts(
-            joining, lambda host: create_account(host, login.root, claim, members.admin_login(workspace))
+            joining,
+            lambda host: create_account(host, login.root, claim, members.admin_login(workspace)),
         )
         for host in joining:
             step = HostStep(host, "admin account", len(joining), failed=host in failed)
@@ -321,7 +369,9 @@ def blocking_findings(
     workspace: Workspace,
     silent: Mapping[str, Host],
 ) -> tuple[Finding, ...]:
-    """Return the errors that stop `up`: of new, unexamined or unsuitable hosts, or of a silent controller."""
+    """Return the errors that stop `up`: of new, unexamined or unsuitable hosts, or of a silent
+    controller.
+    """
     leader = hosts[0].name
     relevant = [
         finding
@@ -338,13 +388,17 @@ def blocking_findings(
         reason = f"no SSH connection to {host.ssh_address or host.address}:{host.port}"
         fix = "check that the machine is on, and that no firewall blocks the port"
         errors.append(
-            Finding(leader, "error", "controller-silent", "the controller does not answer", reason, fix)
+            Finding(
+                leader, "error", "controller-silent", "the controller does not answer", reason, fix
+            )
         )
     return tuple(errors)
 
 
 def _previous_settings(workspace: Workspace) -> OnpremSettings | None:
-    """Return the provider settings of the last `up`, if the provider of the last `up` was `onprem`."""
+    """Return the provider settings of the last `up`, if the provider of the last `up` was
+    `onprem`.
+    """
     try:
         provider = applied_spec(workspace).provider
     except UsageError:
@@ -358,7 +412,8 @@ def _change(
     action: Action = "make" if host.name in examination.new else "keep"
     reason = ""
     if action == "make" and host.name in replaced:
-        action, reason = "replace", REPLACED
+        action = "replace"
+        reason = REPLACED
     elif host.name in examination.new and host.name in previous:
         reason = "its clusterctl account is missing, or it is another machine"
     elif host.name in examination.silent:
@@ -408,11 +463,13 @@ rmdir "$path/home" "$path" 2>/dev/null || true
 def find_homes(
     login: Login, settings: OnpremSettings, name: str, users: Sequence[str]
 ) -> tuple[KeptStorage, ...]:
-    """Return the home folders of these users in the shared folder as kept storage, all in a single object.
+    """Return the home folders of these users in the shared folder as kept storage, all in a single
+    object.
 
     `down` keeps home folders; `storage remove` deletes them. Empty if the spec names an NFS server.
     """
-    shared, host = settings.shared, settings.controller
+    shared = settings.shared
+    host = settings.controller
     if shared.server is not None:
         return ()
     if lost := login.trust([host]):
@@ -424,11 +481,18 @@ def find_homes(
     size_mib = None
     # Without a sudo password the sizes of the homes can't be read.
     with suppress(ClusterctlError):
-        stdout = login.root(host, ("du", "-smc", "--", *(f"{shared.path}/home/{user}" for user in homes)))
+        stdout = login.root(
+            host, ("du", "-smc", "--", *(f"{shared.path}/home/{user}" for user in homes))
+        )
         size_mib = int(stdout.splitlines()[-1].split()[0])
     description = f"folder {shared.path}/home on {host}"
     kept = KeptStorage(
-        cluster=name, id=shared.path, what=description, size_mib=size_mib, usd_per_month=0.0, homes=homes
+        cluster=name,
+        id=shared.path,
+        what=description,
+        size_mib=size_mib,
+        usd_per_month=0.0,
+        homes=homes,
     )
     return (kept,)
 

@@ -1,4 +1,6 @@
-"""Releasing machines: restore their configuration, remove the admin account, check that no file remains."""
+"""Releasing machines: restore their configuration, remove the admin account, check that no file
+remains.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +51,17 @@ from clusterctl.util.progress import HostStep
 
 NOT_RELEASED: Final = "could not be released"
 THEN: Final = (
-    "then run `clusterctl down` again: it skips released machines; for a machine that is gone for good, "
-    "pass --forget HOST"
+    "then run `clusterctl down` again: it skips released machines; for a machine that is gone "
+    "for good, pass --forget HOST"
 )
 _THEN_UP: Final = "then run `clusterctl up` again: it skips the machines that are released"
 _LIST_TRACES: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
 
 
 def release_all(login: Login, cluster_id: str) -> None:
-    """Restore all machines of the cluster and remove clusterctl from them. Raise an error if any failed."""
+    """Restore all machines of the cluster and remove clusterctl from them. Raise an error if any
+    failed.
+    """
     inventory = load_known_inventory(login.workspace)
     if inventory is None:
         return
@@ -79,15 +83,23 @@ def _release(
     failed = _restore(hosts, inventory, login)
     restored = [host for host in hosts if host not in failed]
     connect = admin_login(login.workspace)
-    released, account_failures = call_on_hosts(restored, lambda host: remove_account(host, claim, connect))
+    released, account_failures = call_on_hosts(
+        restored, lambda host: remove_account(host, claim, connect)
+    )
     return released, {**failed, **account_failures}
 
 
 def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
-    """Restore machines of the last `up` that ``inventory`` lacks. Return unreachable machine -> reason."""
+    """Restore machines of the last `up` that ``inventory`` lacks. Return unreachable machine ->
+    reason.
+    """
     workspace = login.workspace
     previous = load_known_inventory(workspace)
-    removed = [host.name for host in previous.hosts if inventory.host(host.name) is None] if previous else []
+    removed = (
+        [host.name for host in previous.hosts if inventory.host(host.name) is None]
+        if previous
+        else []
+    )
     if previous is None or not removed:
         return {}
     login.prompts.reporter.progress(f"releasing {', '.join(removed)}")
@@ -106,7 +118,9 @@ def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
 
 
 def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
-    """Return clusterctl's remaining files and accounts on the machines, as far as the owners can see them."""
+    """Return clusterctl's remaining files and accounts on the machines, as far as the owners can
+    see them.
+    """
     hosts = list(load_known_hosts(login.workspace)) or list(login.hosts)
     hosts = [host for host in hosts if host in login.hosts]
     lost = login.trust(hosts)
@@ -114,11 +128,16 @@ def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
     traces, failed = call_on_hosts(reachable, lambda host: _traces_on(host, login, cluster_id))
     leftovers = [Leftover(f"{host}: {trace}") for host, lines in traces.items() for trace in lines]
     failures = {host: exc.cause for host, exc in {**lost, **failed}.items()}
-    return (*leftovers, *(Leftover(f"{host}: not checked: {reason}") for host, reason in failures.items()))
+    return (
+        *leftovers,
+        *(Leftover(f"{host}: not checked: {reason}") for host, reason in failures.items()),
+    )
 
 
 def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
-    """Return clusterctl's files and accounts on a host. Empty if the host now belongs to another cluster."""
+    """Return clusterctl's files and accounts on a host. Empty if the host now belongs to another
+    cluster.
+    """
     claim = claim_on(host, login)
     if claim and claim.get("id") != cluster_id:
         return ()
@@ -127,7 +146,9 @@ def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
 
 
 def claim_on(host: str, login: Login) -> Mapping[str, str]:
-    """Read a host's claim file, which names the host's cluster. Empty if the file does not exist."""
+    """Read a host's claim file, which names the host's cluster. Empty if the file does not
+    exist.
+    """
     try:
         return parse_claim(login.run(host, ("cat", CLAIM)))
     except CommandError:
@@ -147,7 +168,9 @@ def _is_ours(host: str, login: Login, claim: Claim) -> bool:
     return True
 
 
-def _restore(hosts: Sequence[str], inventory: Inventory, login: Login) -> Mapping[str, ClusterctlError]:
+def _restore(
+    hosts: Sequence[str], inventory: Inventory, login: Login
+) -> Mapping[str, ClusterctlError]:
     if not hosts:
         return {}
     try:
@@ -155,7 +178,11 @@ def _restore(hosts: Sequence[str], inventory: Inventory, login: Login) -> Mappin
     except ConfigureError as exc:
         failed: dict[str, ClusterctlError] = {
             str(failure.host): ConfigureError(
-                exc.what, code=failure.code, why=failure.cause, host=failure.host, failures=(failure,)
+                exc.what,
+                code=failure.code,
+                why=failure.cause,
+                host=failure.host,
+                failures=(failure,),
             )
             for failure in exc.failures
             if failure.host in hosts
@@ -169,7 +196,9 @@ def _restore(hosts: Sequence[str], inventory: Inventory, login: Login) -> Mappin
 
 
 def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> None:
-    """Restore the machines of a cluster with a lost workspace. ``login`` has a temporary workspace."""
+    """Restore the machines of a cluster with a lost workspace. ``login`` has a temporary
+    workspace.
+    """
     claimed = {host: c for host, c in claims(login).items() if c.get("id") == cluster_id}
     if not claimed:
         return
@@ -189,7 +218,9 @@ def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> N
     write_ssh_files(inventory, workspace)
     claim = login.claim(cluster_id, inventory.cluster)
     connect = admin_login(workspace)
-    _, failed = call_on_hosts(list(claimed), lambda host: create_account(host, login.root, claim, connect))
+    _, failed = call_on_hosts(
+        list(claimed), lambda host: create_account(host, login.root, claim, connect)
+    )
     if len(failed) == len(claimed):
         reason = str(next(iter(failed.values())))
         summary = "clusterctl can't log in to any machine of the cluster"
@@ -216,28 +247,40 @@ def claims(login: Login) -> Mapping[str, Mapping[str, str]]:
     return claims_by_host
 
 
-_TRACES: Final = "the machine still has the account clusterctl, the cluster's files and the records of them"
+_TRACES: Final = (
+    "the machine still has the account clusterctl, the cluster's files and the records of them"
+)
 
 
 def record_pending(
     host: Host, inventory: Inventory, settings: OnpremSettings, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Record that a host of ``inventory`` must be restored later. ``settings``: for the login to the host."""
-    target = Workspace(workspace.releases / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
+    """Record that a host of ``inventory`` must be restored later. ``settings``: for the login to
+    the host.
+    """
+    target = Workspace(
+        workspace.releases / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}"
+    )
     target.create()
     for path in (workspace.key, workspace.public_key, workspace.root / "id"):
         write_atomic(target.root / path.name, path.read_bytes())
     trusted = workspace.trusted_hosts.read_text() if workspace.trusted_hosts.exists() else ""
     other_lines = [line for line in trusted.splitlines() if line.partition(" ")[0] != host.name]
-    write_atomic(target.trusted_hosts, "\n".join([*other_lines, f"{host.name} {host.host_key}", ""]))
-    write_atomic(target.inventory, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
+    write_atomic(
+        target.trusted_hosts, "\n".join([*other_lines, f"{host.name} {host.host_key}", ""])
+    )
+    write_atomic(
+        target.inventory, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2)
+    )
     machine = _machine(host, settings)
     # `save` makes the release pending, so it is the last step.
     return PendingRelease(target, host, machine, time.time(), why).save()
 
 
 def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
-    """Return how to log in to a host: its entry in the spec if the address matches, or else `access`."""
+    """Return how to log in to a host: its entry in the spec if the address matches, or else
+    `access`.
+    """
     address = host.ssh_address or host.address
     machine = settings.machines.get(host.name)
     if machine is not None and ssh_host(host.name, machine).host == address:
@@ -249,10 +292,12 @@ def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
 
 
 def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) -> tuple[Notice, ...]:
-    """Try again to restore machines that left the cluster but did not answer then. Return notes for the user.
+    """Try again to restore machines that left the cluster but did not answer then. Return notes for
+    the user.
 
-    hosts: the cluster's hosts. A machine that is again among these hosts is not restored. A machine with the
-        host key of a host, but another address, may be that host, so clusterctl skips the machine.
+    hosts: the cluster's hosts. A machine that is again among these hosts is not restored. A machine
+        with the host key of a host, but another address, may be that host, so clusterctl skips the
+        machine.
     ending: whether clusterctl is also restoring ``hosts``. Then it skips no machine.
     """
     notes: list[Notice] = []
@@ -261,11 +306,14 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
             notes += outcome
             pending.remove()
             continue
-        if not ending and (twins := [host for host in hosts if host.host_key == pending.host.host_key]):
+        if not ending and (
+            twins := [host for host in hosts if host.host_key == pending.host.host_key]
+        ):
             names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
             text = (
-                f"{pending}; skipped, because {names} has the same host key and may be the same machine; if "
-                f"so, run `clusterctl node forget {pending.host.name}`; if not, `clusterctl down` releases it"
+                f"{pending}; skipped, because {names} has the same host key and may be the same "
+                f"machine; if so, run `clusterctl node forget {pending.host.name}`; if not, "
+                "`clusterctl down` releases it"
             )
             notes.append(Notice("host-key-of-another", text))
             continue
@@ -284,20 +332,25 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
     return tuple(notes)
 
 
-def _outcome_without_release(pending: PendingRelease, hosts: Collection[Host]) -> tuple[Notice, ...] | None:
+def _outcome_without_release(
+    pending: PendingRelease, hosts: Collection[Host]
+) -> tuple[Notice, ...] | None:
     at_address = [host for host in hosts if address_of(host) == pending.address]
     by_name = [host for host in hosts if host.name == pending.host.name and pending.why != REPLACED]
     # The key alone is not enough: machines cloned from the same image share their host key.
     if any(host.host_key == pending.host.host_key for host in (*at_address, *by_name)):
         return ()
     if at_address:
-        text = f"{pending.title} could not be cleaned up, because another machine now has its address"
+        text = (
+            f"{pending.title} could not be cleaned up, because another machine now has its address"
+        )
         return (Notice("address-of-another", text),)
     return None
 
 
 def _release_pending(pending: PendingRelease, login: Login) -> None:
-    name, cluster_id = pending.host.name, pending.workspace.cluster_id()
+    name = pending.host.name
+    cluster_id = pending.workspace.cluster_id()
     if lost := login.trust([name]):
         raise lost[name]
     host = pending.host.model_copy(update={"proxy_command": login.proxies([name]).get(name, ())})
@@ -306,12 +359,15 @@ def _release_pending(pending: PendingRelease, login: Login) -> None:
     write_atomic(pending.workspace.inventory, inventory.model_dump_json(indent=2))
     release_all(login, cluster_id)
     if leftovers := find_leftovers(login, cluster_id):
-        summary, reason = f"clusterctl's files remain on {name}", "; ".join(map(str, leftovers))
+        summary = f"clusterctl's files remain on {name}"
+        reason = "; ".join(map(str, leftovers))
         raise ProvisionError(summary, code="host-not-clean", why=reason, host=name)
 
 
 def _reason(exc: ClusterctlError) -> str:
-    """Return why a machine could not be released, and which parts of clusterctl the machine still has."""
+    """Return why a machine could not be released, and which parts of clusterctl the machine still
+    has.
+    """
     if any(failure.code == UnreachableError.code for failure in exc.failures):
         return f"it does not answer; {_TRACES}"
     return f"{'; '.join(dict.fromkeys(failure.cause for failure in exc.failures))}; {_TRACES}"

@@ -1,9 +1,10 @@
-"""Creates or deletes clusterctl's account on a host. Runs on the host as root, as a single file, Python 3.6.
+"""Creates or deletes clusterctl's account on a host. Runs on the host as root, as a single file,
+Python 3.6.
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
-REQUEST and the answer are JSON objects. A repeated request changes nothing. Every change is recorded in the
-file CLAIM before it is made. CLAIM also names the cluster that the host belongs to.
+REQUEST and the answer are JSON objects. A repeated request changes nothing. Every change is
+recorded in the file CLAIM before it is made. CLAIM also names the cluster that the host belongs to.
 """
 
 import fcntl
@@ -69,7 +70,9 @@ def run(*argv: str, check: bool = True) -> str:
 
 
 def claimed() -> Dict[str, Any]:
-    """Return the content of CLAIM, which names the host's cluster. Empty if it belongs to no cluster."""
+    """Return the content of CLAIM, which names the host's cluster. Empty if it belongs to no
+    cluster.
+    """
     try:
         claim = json.loads(CLAIM.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -85,7 +88,9 @@ def account(name: str) -> Optional[pwd.struct_passwd]:
 
 
 def text_of(path: Path) -> Optional[str]:
-    """Return a file's text. None: the file does not exist, is too large, or is not a regular file."""
+    """Return a file's text. None: the file does not exist, is too large, or is not a regular
+    file.
+    """
     try:
         return read_regular(str(path)).decode("utf-8", "surrogateescape")
     except OSError:
@@ -93,7 +98,9 @@ def text_of(path: Path) -> Optional[str]:
 
 
 def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
-    """Replace a file atomically if its text, mode or owner differs. Return whether the file was replaced."""
+    """Replace a file atomically if its text, mode or owner differs. Return whether the file was
+    replaced.
+    """
     try:
         status = path.stat()
         if text_of(path) == text and status.st_mode & 0o7777 == mode and status.st_uid == uid:
@@ -101,10 +108,13 @@ def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
     except OSError:
         pass
     temporary = path.with_name(".{}.clusterctl".format(path.name))
-    # The name may be taken by a run that was killed, or by a link that the folder's owner placed as a trap.
+    # The name may be taken by a run that was killed, or by a link that the folder's owner placed as
+    # a trap.
     with suppress(FileNotFoundError):
         temporary.unlink()
-    descriptor = os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(
+        str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
+    )
     with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
         os.fchmod(file.fileno(), mode)
         os.fchown(file.fileno(), uid, gid)
@@ -116,27 +126,37 @@ def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
 
 
 def home_folder() -> Path:
-    """Return the account's home folder: in /home, or in /var/lib if /home is a network file system."""
+    """Return the account's home folder: in /home, or in /var/lib if /home is a network file
+    system.
+    """
     deepest = ("", "")
     for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
         _, mount_point, kind = line.split()[:3]
-        if (HOMES + "/").startswith(mount_point.rstrip("/") + "/") and len(mount_point) >= len(deepest[0]):
+        if (HOMES + "/").startswith(mount_point.rstrip("/") + "/") and len(mount_point) >= len(
+            deepest[0]
+        ):
             deepest = (mount_point, kind)
     foreign = deepest[1] in FOREIGN or deepest[1].startswith("fuse")
     return OWN_HOME if foreign else Path(HOMES) / "clusterctl"
 
 
 def join(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Record in CLAIM that the host joins a cluster. Then create the account with its key and sudo rights."""
+    """Record in CLAIM that the host joins a cluster. Then create the account with its key and sudo
+    rights.
+    """
     claim_before = claimed()
     if claim_before.get("id", request["id"]) != request["id"]:
         raise RefusedError(
             "claimed",
-            "the host belongs to cluster {!r} ({})".format(claim_before.get("name"), claim_before["id"]),
+            "the host belongs to cluster {!r} ({})".format(
+                claim_before.get("name"), claim_before["id"]
+            ),
             "remove that cluster first (`clusterctl down`), or remove this machine from the spec",
         )
     if shutil.which("visudo") is None:
-        raise RefusedError("no-sudo", "sudo is not installed on the host", "install the package sudo")
+        raise RefusedError(
+            "no-sudo", "sudo is not installed on the host", "install the package sudo"
+        )
     user = request["user"]
     is_created_here = claim_before.get("account", account(user) is None)
     claim = {key: request[key] for key in ("id", "name", "host", "user")}
@@ -152,11 +172,22 @@ def join(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def make_account(user: str, number: int) -> None:
-    """Create the account. If possible, its uid and gid are ``number``, because Slurm runs jobs by uid."""
+    """Create the account. If possible, its uid and gid are ``number``, because Slurm runs jobs by
+    uid.
+    """
     names = ["SYS_{}ID_{}={}".format(kind, end, number) for kind in "UG" for end in ("MIN", "MAX")]
     pinned = [word for name in names for word in ("-K", name)]
-    argv = ["useradd", "--system", "--create-home", "--home-dir", str(home_folder()), "--shell", "/bin/bash"]
-    # "*" disables the password. "!" would lock the account, and some versions of sshd refuse locked accounts.
+    argv = [
+        "useradd",
+        "--system",
+        "--create-home",
+        "--home-dir",
+        str(home_folder()),
+        "--shell",
+        "/bin/bash",
+    ]
+    # "*" disables the password. "!" would lock the account, and some versions of sshd refuse locked
+    # accounts.
     argv += ["--password", "*", "--comment", "clusterctl", "--user-group"]
     run(*argv, *pinned, user, check=False)
     if account(user) is None:
@@ -164,7 +195,9 @@ def make_account(user: str, number: int) -> None:
 
 
 def let_in(user: str, key: str) -> bool:
-    """Add ``key`` to the account's authorized_keys, if it is missing. Return whether it was missing."""
+    """Add ``key`` to the account's authorized_keys, if it is missing. Return whether it was
+    missing.
+    """
     entry = pwd.getpwnam(user)
     folder = Path(entry.pw_dir) / ".ssh"
     file = folder / "authorized_keys"
@@ -189,10 +222,12 @@ def let_in(user: str, key: str) -> bool:
 def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
     """Let the account use sudo without a password. visudo checks the file before it is installed.
 
-    owner: None, unless clusterctl itself runs on this host. Then ``owner["uid"]`` may run the script GATE,
-        and nothing else, as root.
+    owner: None, unless clusterctl itself runs on this host. Then ``owner["uid"]`` may run the
+        script GATE, and nothing else, as root.
     """
-    text = "# clusterctl's own account; `clusterctl down` removes it\n{} ALL=(ALL:ALL) NOPASSWD: ALL\n"
+    text = (
+        "# clusterctl's own account; `clusterctl down` removes it\n{} ALL=(ALL:ALL) NOPASSWD: ALL\n"
+    )
     text = text.format(user)
     if owner is not None:
         make_gate(owner["host_key"])
@@ -207,7 +242,9 @@ def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
 
 
 def make_gate(host_key: str) -> None:
-    """Write the script GATE. It starts an sshd for a single connection over stdin and stdout, not a port."""
+    """Write the script GATE. It starts an sshd for a single connection over stdin and stdout, not a
+    port.
+    """
     sshd = find_sshd()
     if sshd is None:
         raise RefusedError("no-sshd", "sshd is not installed", "install the package openssh-server")
@@ -220,17 +257,23 @@ def find_sshd() -> Optional[str]:
 
 
 def allowed(user: str) -> List[str]:
-    """Return sshd's AllowUsers, AllowGroups and DenyUsers lines, which may reject the account's login."""
+    """Return sshd's AllowUsers, AllowGroups and DenyUsers lines, which may reject the account's
+    login.
+    """
     sshd = find_sshd()
     if sshd is None:
         return []
     condition = "user={},host=localhost,addr=127.0.0.1".format(user)
     lines = run(sshd, "-T", "-C", condition, check=False).splitlines()
-    return [line for line in lines if line.split(" ")[0] in ("allowusers", "allowgroups", "denyusers")]
+    return [
+        line for line in lines if line.split(" ")[0] in ("allowusers", "allowgroups", "denyusers")
+    ]
 
 
 def leave(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Delete the account and CLAIM. If the account existed before, remove only its key and sudo rights."""
+    """Delete the account and CLAIM. If the account existed before, remove only its key and sudo
+    rights.
+    """
     claim = claimed()
     if claim.get("id", request["id"]) != request["id"]:
         # The machine belongs to another cluster now.
@@ -241,7 +284,9 @@ def leave(request: Dict[str, Any]) -> Dict[str, Any]:
         end_processes(entry.pw_uid)
         run("userdel", "--remove", "--force", user)
         # systemd reports the account's units as failed, because their processes were killed.
-        units = ["{}@{}.service".format(kind, entry.pw_uid) for kind in ("user", "user-runtime-dir")]
+        units = [
+            "{}@{}.service".format(kind, entry.pw_uid) for kind in ("user", "user-runtime-dir")
+        ]
         run("systemctl", "reset-failed", *units, check=False)
     elif entry is not None:
         file = Path(entry.pw_dir) / ".ssh/authorized_keys"
@@ -274,7 +319,9 @@ def end_processes(uid: int) -> None:
 
 @contextmanager
 def alone(path: str = LOCK) -> Iterator[None]:
-    """Make other runs of this program wait. Only root may read the file ``path``: a reader could lock it."""
+    """Make other runs of this program wait. Only root may read the file ``path``: a reader could
+    lock it.
+    """
 
     def late(*_: Any) -> None:
         cause = "another clusterctl is changing this account on the host"

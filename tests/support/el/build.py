@@ -1,4 +1,6 @@
-"""Makes the EL-shaped node: a layer over a bare Debian, and repositories beside it. As root, in a minute."""
+"""Makes the EL-shaped node: a layer over a bare Debian, and repositories beside it. As root, in a
+minute.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from clusterctl.providers.local.system import run
 from tests.support.el.packages import DATA, Package, base_names, packages, spec, stage
 
 _NO_CA = "basicConstraints=critical,CA:FALSE"
-_RPMBUILD = ("rpmbuild", "-bb", "--define", "_rpmdir /quarry/rpms", "--define", "_topdir /quarry/top")
+_RPMBUILD = (
+    "rpmbuild",
+    "-bb",
+    "--define",
+    "_rpmdir /quarry/rpms",
+    "--define",
+    "_topdir /quarry/top",
+)
 # What is installed from the first, beside the base: a server has them.
 _SERVER = frozenset("dbus iproute openssh openssh-clients openssh-server sudo systemd".split())
 
@@ -26,14 +35,20 @@ def inputs() -> tuple[bytes, ...]:
 
 def inputs_of(folder: Path) -> tuple[bytes, ...]:
     """The names and contents of the files in a folder."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     return tuple(
-        word for path in files for word in (str(path.relative_to(folder)).encode(), path.read_bytes())
+        word
+        for path in files
+        for word in (str(path.relative_to(folder)).encode(), path.read_bytes())
     )
 
 
 def build(base: Path, folder: Path) -> None:
-    """Make ``folder/upper``, the layer; ``folder/web``, what is on the web for it; and ``folder/tls``."""
+    """Make ``folder/upper``, the layer; ``folder/web``, what is on the web for it; and
+    ``folder/tls``.
+    """
     root = system.mount_overlay((base,), folder)
     web = root / "quarry/web"
     try:
@@ -43,18 +58,25 @@ def build(base: Path, folder: Path) -> None:
         _give_keys(root)
         every = packages()
         quarry = root / "quarry"
-        # NVIDIA's packages have names and links of the distribution's packages, so they have their own spec.
+        # NVIDIA's packages have names and links of the distribution's packages, so they have their
+        # own spec.
         for name, own in (("all", False), ("doca", True)):
-            some, tree = [one for one in every if (one.repo == "doca") == own], quarry / f"tree-{name}"
+            some = [one for one in every if (one.repo == "doca") == own]
+            tree = quarry / f"tree-{name}"
             contents = [(package, stage(package, quarry, tree)) for package in some]
             (quarry / f"{name}.spec").write_text(spec(contents, f"/quarry/{tree.name}"))
-            run(["chroot", str(root), *_RPMBUILD, f"/quarry/{name}.spec"], action="building the packages")
+            run(
+                ["chroot", str(root), *_RPMBUILD, f"/quarry/{name}.spec"],
+                action="building the packages",
+            )
         publish(root, quarry / "rpms", every, web)
         index(root, web)
         for place in ("dl.rockylinux.org/pub/rocky", "dl.fedoraproject.org/pub/epel"):
             (web / place / "10").symlink_to("9")  # the same packages: see tests/support/furnish.py
         shutil.copytree(web, folder / "web", symlinks=True)
-        shutil.copyfile(next(web.rglob("rocky-release10-*.rpm")), root / "usr/share/rocky-release10.rpm")
+        shutil.copyfile(
+            next(web.rglob("rocky-release10-*.rpm")), root / "usr/share/rocky-release10.rpm"
+        )
         shutil.copyfile(folder / "tls/ca.crt", root / "quarry/ca.crt")
         names = base_names() | _SERVER
         first = [next(web.rglob(package.file)) for package in every if package.name in names]
@@ -88,12 +110,23 @@ def _install(root: Path) -> None:
 
 
 def _certify(folder: Path, hosts: Sequence[str]) -> None:
-    """Write ``ca.crt``, which machines are to trust, and ``server.pem``, a key with its certificate."""
+    """Write ``ca.crt``, which machines are to trust, and ``server.pem``, a key with its
+    certificate.
+    """
     folder.mkdir()
     new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365".split()
     ca = ["-subj", "/CN=test lab", "-keyout", "ca.key", "-out", "ca.crt"]
     names = ",".join(f"DNS:{host}" for host in hosts)
-    own = ["-subj", f"/CN={hosts[0]}", "-keyout", "server.key", "-out", "server.crt", "-CA", "ca.crt"]
+    own = [
+        "-subj",
+        f"/CN={hosts[0]}",
+        "-keyout",
+        "server.key",
+        "-out",
+        "server.crt",
+        "-CA",
+        "ca.crt",
+    ]
     own += ["-CAkey", "ca.key", "-addext", f"subjectAltName={names}", "-addext", _NO_CA]
     for options in (ca, own):
         subprocess.run([*new, *options], cwd=folder, check=True, capture_output=True)
@@ -157,7 +190,15 @@ def make_keys(root: Path, web: Path) -> None:
     (root / "quarry/gnupg").mkdir(mode=0o700)
     (root / "quarry/keys").mkdir()
     for signer, place in _KEYS.items():
-        new = ["--passphrase", "", "--quick-generate-key", f"{signer} (test)", "rsa2048", "sign", "never"]
+        new = [
+            "--passphrase",
+            "",
+            "--quick-generate-key",
+            f"{signer} (test)",
+            "rsa2048",
+            "sign",
+            "never",
+        ]
         run([*chroot, *_GPG, *new], action=f"making the key of {signer}")
         export = [*_GPG, "--armor", "--export", f"{signer} (test)"]
         public = run([*chroot, *export], action=f"writing the key of {signer}")
@@ -169,7 +210,9 @@ def make_keys(root: Path, web: Path) -> None:
 def publish(root: Path, built: Path, packages: Sequence[Package], web: Path) -> None:
     """Sign the packages and lay them out. ``built`` is where rpmbuild put them, in ``root``."""
     for repo, (place, signer) in _PLACES.items():
-        files = [built / package.arch / package.file for package in packages if package.repo == repo]
+        files = [
+            built / package.arch / package.file for package in packages if package.repo == repo
+        ]
         if files:
             name = ["--define", f"_gpg_name {signer} (test)", "--define", "_gpg_path /quarry/gnupg"]
             name += ["--define", "__gpg /usr/bin/gpg"]
@@ -186,10 +229,22 @@ def index(root: Path, web: Path) -> None:
     """Write what dnf reads of each repository. ``web`` lies in ``root``."""
     for place, _ in _PLACES.values():
         inside = f"/{(web / place).relative_to(root)}"
-        argv = ["chroot", str(root), "/quarry/usr/bin/createrepo_c", "--quiet", "--general-compress-type=gz"]
+        argv = [
+            "chroot",
+            str(root),
+            "/quarry/usr/bin/createrepo_c",
+            "--quiet",
+            "--general-compress-type=gz",
+        ]
         run([*argv, inside], action=f"indexing {place}")
     modules = DATA / "nvidia-driver.modules.yaml"
     shutil.copyfile(modules, root / "quarry" / "modules.yaml")
     repodata = f"/{(web / _PLACES['cuda'][0]).relative_to(root)}/repodata"
-    modify = ["chroot", str(root), "/quarry/usr/bin/modifyrepo_c", "--mdtype=modules", "/quarry/modules.yaml"]
+    modify = [
+        "chroot",
+        str(root),
+        "/quarry/usr/bin/modifyrepo_c",
+        "--mdtype=modules",
+        "/quarry/modules.yaml",
+    ]
     run([*modify, repodata], action="adding the modules of NVIDIA's driver")

@@ -1,4 +1,6 @@
-"""The packages of an EL-shaped node's repositories: true names and versions, and what of Debian they hold."""
+"""The packages of an EL-shaped node's repositories: true names and versions, and what of Debian
+they hold.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,11 @@ def packages() -> tuple[Package, ...]:
     said = tomllib.loads((DATA / "transplants.toml").read_text())
     transplants = TypeAdapter(dict[str, Transplant]).validate_python(said)
     found = []
-    for repo, name, epoch, version, release, arch in (*_base(), *_listed("cluster"), *_listed("more")):
+    for repo, name, epoch, version, release, arch in (
+        *_base(),
+        *_listed("cluster"),
+        *_listed("more"),
+    ):
         key = f"{repo}/{name}" if f"{repo}/{name}" in transplants else name
         holds = transplants.get(key, Transplant())
         own = holds.like or key
@@ -143,24 +149,35 @@ def stage(package: Package, quarry: Path, tree: Path) -> tuple[str, ...]:
 
 def spec(contents: Sequence[tuple[Package, Sequence[str]]], tree: str) -> str:
     """The spec of these packages, with their lines of `%files`. ``tree``: where they are staged."""
-    return _HEAD.replace("TREE", tree) + "\n".join(_part(package, lines) for package, lines in contents)
+    return _HEAD.replace("TREE", tree) + "\n".join(
+        _part(package, lines) for package, lines in contents
+    )
 
 
 def _part(package: Package, lines: Sequence[str]) -> str:
     holds = package.holds
-    head = [f"%package -n {package.name}", "Summary: See https://rockylinux.org", f"Epoch: {package.epoch}"]
+    head = [
+        f"%package -n {package.name}",
+        "Summary: See https://rockylinux.org",
+        f"Epoch: {package.epoch}",
+    ]
     head += [f"Version: {package.version}", f"Release: {package.release}", "AutoReqProv: no"]
     head += ["BuildArch: noarch"] if package.arch == "noarch" else []
     head += [f"Requires: {name}" for name in holds.requires]
     head += [f"Provides: {name}" for name in holds.provides]
     parts = ["\n".join(head), f"%description -n {package.name}\nFor tests."]
-    parts += [f"%{when} -n {package.name}\n{script}" for when, script in _scripts(package) if script]
+    parts += [
+        f"%{when} -n {package.name}\n{script}" for when, script in _scripts(package) if script
+    ]
     return "\n".join([*parts, f"%files -n {package.name}", *lines, ""])
 
 
 def _scripts(package: Package) -> Iterator[tuple[str, str]]:
     yield "pre", package.holds.pre
-    yield "post", "/sbin/ldconfig\n" + package.holds.post if package.holds.files else package.holds.post
+    yield (
+        "post",
+        "/sbin/ldconfig\n" + package.holds.post if package.holds.files else package.holds.post,
+    )
 
 
 def _moves(package: Package, quarry: Path) -> Iterator[tuple[Path, str]]:

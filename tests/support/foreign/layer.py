@@ -1,7 +1,7 @@
 """The layer over a bare Debian that the hosts of a foreign Slurm site start from.
 
-It has the site's packages and its administrators' files, and nothing of clusterctl's. The cache keeps it as
-long as its definition, this module and the folder ``data``, stays the same.
+It has the site's packages and its administrators' files, and nothing of clusterctl's. The cache
+keeps it as long as its definition, this module and the folder ``data``, stays the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from clusterctl.providers.local.system import run
 from tests.support.el.build import inputs_of, open_to_apt
 
 DATA: Final = Path(__file__).with_name("data")
-_PACKAGES: Final = "munge slurm-wlm openmpi-bin tcsh fish libpam-systemd procps openssh-client".split()
+_PACKAGES: Final = (
+    "munge slurm-wlm openmpi-bin tcsh fish libpam-systemd procps openssh-client".split()
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,11 @@ def build(kind: Kind, base: Path, folder: Path) -> None:
             shutil.copytree(DATA / name, root, dirs_exist_ok=True)
         words = [kind.module, *_PACKAGES, *kind.packages]
         install = (DATA / "install.sh").read_text()
-        run(["chroot", str(root), "sh", "-s", "--", *words], stdin=install, action="installing a site")
+        run(
+            ["chroot", str(root), "sh", "-s", "--", *words],
+            stdin=install,
+            action="installing a site",
+        )
     finally:
         for point in system.mounted_under(root):
             run(["umount", str(point)], action="unmounting the tree")

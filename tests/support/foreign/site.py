@@ -1,15 +1,16 @@
-"""A Slurm cluster that clusterctl did not configure, used by people with an account and no other right there.
+"""A Slurm cluster that clusterctl did not configure, used by people with an account and no other
+right there.
 
     with site("national") as one:
         one.ssh("stud", "sbatch job.sh")
         with one.slurm("JobRequeue=0"):
             ...
 
-`campus` is Debian 12 with Slurm 22.05 and no accounting. `national` is Debian 13 with Slurm 24.11 and
-accounting that demands an account. Each has two login nodes, two compute nodes without sshd and without a
-route out, and homes of 450 MB together. Its people are `stud` (bash), `carla` (tcsh) and `finn` (fish), with
-startup files that print something. A context manager of `Site` changes the running site, and undoes the
-change afterwards.
+`campus` is Debian 12 with Slurm 22.05 and no accounting. `national` is Debian 13 with Slurm 24.11
+and accounting that demands an account. Each has two login nodes, two compute nodes without sshd and
+without a route out, and homes of 450 MB together. Its people are `stud` (bash), `carla` (tcsh) and
+`finn` (fish), with startup files that print something. A context manager of `Site` changes the
+running site, and undoes the change afterwards.
 """
 
 from __future__ import annotations
@@ -82,10 +83,14 @@ class Site:
     def await_idle(self) -> None:
         """Wait until both compute nodes are idle."""
         states = "sinfo --noheader --Node --states=all --format=%T | sort -u"
-        eventually(lambda: self.root("login1", states, rc=None).split() == ["idle"], 60, pause_s=0.2)
+        eventually(
+            lambda: self.root("login1", states, rc=None).split() == ["idle"], 60, pause_s=0.2
+        )
 
     def jobs_named(self, name: str) -> list[str]:
-        """The ids of all jobs of this name that slurmctld knows, once no sbatch waits for its answer."""
+        """The ids of all jobs of this name that slurmctld knows, once no sbatch waits for its
+        answer.
+        """
         eventually(lambda: not self.root("login1", "pgrep -x sbatch", rc=None))
         ask = f"squeue --noheader --states=all --name={name} --format=%A | sort -n"
         return self.root("login1", ask).split()
@@ -96,12 +101,16 @@ class Site:
         eventually(lambda: not self.root("login1", ask, rc=None), 300, pause_s=0.2)
 
     def reset_homes(self) -> None:
-        """Give every person the home of an account that has logged in once. fish then writes files there."""
+        """Give every person the home of an account that has logged in once. fish then writes files
+        there.
+        """
         self.root("login1", _HOMES)
         self.ssh("finn", "true")
 
     def listing(self, person: str) -> list[str]:
-        """Everything in a person's home: type, rights, owner, size, target and path of each file."""
+        """Everything in a person's home: type, rights, owner, size, target and path of each
+        file.
+        """
         look = f"cd /home/{person} && find . -printf '%y %m %U:%G %s %l %p\\n' | sort"
         return self.root("login1", look).splitlines()
 
@@ -117,15 +126,20 @@ class Site:
     @contextmanager
     def file(self, hosts: Sequence[str], path: str, text: str) -> Iterator[None]:
         """Let a file have another text on some hosts. A new file is removed afterwards."""
-        quoted, kept = shlex.quote(path), shlex.quote(f"{path}.kept")
-        script = f"[ ! -e {quoted} ] || cp -a {quoted} {kept}\nprintf %s {shlex.quote(text)} >{quoted}"
+        quoted = shlex.quote(path)
+        kept = shlex.quote(f"{path}.kept")
+        script = (
+            f"[ ! -e {quoted} ] || cp -a {quoted} {kept}\nprintf %s {shlex.quote(text)} >{quoted}"
+        )
         undo = f"if [ -e {kept} ]; then cp -a {kept} {quoted}; rm {kept}; else rm -f {quoted}; fi"
         with self.changed(hosts, script, undo):
             yield
 
     @contextmanager
     def slurm(self, *lines: str) -> Iterator[None]:
-        """Let slurm.conf have these lines in place of those with the same keys. Nothing may run then."""
+        """Let slurm.conf have these lines in place of those with the same keys. Nothing may run
+        then.
+        """
         path = "/etc/slurm/slurm.conf"
         was = self.root("login1", f"cat {path}")
         keys = tuple(f"{line.partition('=')[0]}=" for line in lines)
@@ -147,7 +161,8 @@ class Site:
         text = f"Match User {person}\nAuthenticationMethods publickey,keyboard-interactive\n"
         text += "KbdInteractiveAuthentication yes\n"
         # A reload returns before sshd listens again, a restart does not. Sessions go on.
-        restart, path = "systemctl restart ssh", "/etc/ssh/sshd_config.d/00-second-factor.conf"
+        restart = "systemctl restart ssh"
+        path = "/etc/ssh/sshd_config.d/00-second-factor.conf"
         secret = shlex.quote(f"{person}:{PASSWORD}")
         change = f"echo {secret} | chpasswd; printf %s {shlex.quote(text)} >{path}; {restart}"
         with self.changed(LOGINS, change, f"rm -f {path}; passwd -q -d {person}; {restart}"):
@@ -155,7 +170,9 @@ class Site:
 
     @contextmanager
     def behind_jump(self) -> Iterator[None]:
-        """Let login1 answer no host but those of the site: it is reached only by a jump through login2."""
+        """Let login1 answer no host but those of the site: it is reached only by a jump through
+        login2.
+        """
         gateway = f"{self.lab.network.rpartition('.')[0]}.1"
         route = f"blackhole {gateway}"
         with self.changed(("login1",), f"ip route add {route}", f"ip route del {route}"):
@@ -171,7 +188,9 @@ class Site:
 
     @contextmanager
     def large_homes(self, size: str) -> Iterator[None]:
-        """Let the file system of the homes have another size. In the end, they must fit the old one."""
+        """Let the file system of the homes have another size. In the end, they must fit the old
+        one.
+        """
         with self._homes(f"size={size}", HOMES.partition(",")[0]):
             yield
 
@@ -217,32 +236,42 @@ class Site:
     def without_slurmdbd(self) -> Iterator[None]:
         """Stop slurmdbd, also while jobs run.
 
-        slurmctld registers with slurmdbd when it starts or has lost the connection. If that fails it does
-        not try again, and gets no changes of associations.
+        slurmctld registers with slurmdbd when it starts or has lost the connection. If that fails
+        it does not try again, and gets no changes of associations.
         """
         answers = "until sacctmgr -n show cluster >/dev/null 2>&1; do sleep 0.2; done"
-        start = f"systemctl start slurmdbd; timeout 60 sh -c '{answers}'; systemctl restart slurmctld"
+        start = (
+            f"systemctl start slurmdbd; timeout 60 sh -c '{answers}'; systemctl restart slurmctld"
+        )
         with self.changed(("login1",), "systemctl stop slurmdbd", start):
             yield
 
     @contextmanager
     def limits(self, person: str, **limits: str) -> Iterator[None]:
-        """Set limits of a person's association with proj1: `MaxSubmitJobs="4"`, `QOS="long,brief"`."""
+        """Set limits of a person's association with proj1: `MaxSubmitJobs="4"`,
+        `QOS="long,brief"`.
+        """
         where = f"where user={person} account=proj1"
         words = " ".join(f"{name}={value}" for name, value in limits.items())
         was = " ".join(f"{name}={_LIMITS[name]}" for name in limits)
         modify = "sacctmgr -i modify user"
-        with self.changed(("login1",), f"{modify} {where} set {words}", f"{modify} {where} set {was}"):
+        with self.changed(
+            ("login1",), f"{modify} {where} set {words}", f"{modify} {where} set {was}"
+        ):
             yield
 
     @contextmanager
     def only_python39(self) -> Iterator[None]:
         """Let all hosts have Python 3.9, this machine's or uv's, and no other."""
-        prefix, hidden = python_prefix("3.9"), "/opt/hidden"
+        prefix = python_prefix("3.9")
+        hidden = "/opt/hidden"
         for host in HOSTS:
             self._copy_python(host, prefix)
         hide = f"mkdir {hidden}; mv /usr/bin/python3* {hidden}/\n"
-        link = "for name in python3 python3.9; do ln -s /opt/python3.9/bin/python3.9 /usr/bin/$name; done\n"
+        link = (
+            "for name in python3 python3.9; do ln -s /opt/python3.9/bin/python3.9 "
+            "/usr/bin/$name; done\n"
+        )
         link += "ln -s /opt/python3.9/lib/libpython3.9.so* /usr/lib/; ldconfig"
         undo = f"rm -f /usr/bin/python3*; mv {hidden}/* /usr/bin/; rmdir {hidden}\n"
         undo += "rm -rf /opt/python3.9 /usr/lib/libpython3.9.so*; ldconfig"
@@ -265,7 +294,9 @@ _LIMITS: Final = {"MaxSubmitJobs": "20", "MaxJobs": "4", "QOS": "normal"}
 @contextmanager
 def site(kind: Kind) -> Iterator[Site]:
     """Raise a site, and remove it afterwards."""
-    with lab(kind, [Box(name) for name in HOSTS], user="root", shared="/home", shared_options=HOMES) as hosts:
+    with lab(
+        kind, [Box(name) for name in HOSTS], user="root", shared="/home", shared_options=HOMES
+    ) as hosts:
         one = Site(kind, hosts)
         lines = "".join(f"{hosts.host(name).address} {name}\n" for name in HOSTS)
         for name in HOSTS:
@@ -275,7 +306,9 @@ def site(kind: Kind) -> Iterator[Site]:
             one.root("login1", (DATA / "accounting.sh").read_text())
         one.root("login1", "systemctl start slurmctld")
         for node in NODES:
-            one.root(node, "systemctl mask --quiet --now ssh.service ssh.socket; systemctl start slurmd")
+            one.root(
+                node, "systemctl mask --quiet --now ssh.service ssh.socket; systemctl start slurmd"
+            )
         one.await_idle()
         one.reset_homes()
         yield one

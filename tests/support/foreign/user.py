@@ -1,7 +1,7 @@
 """A user of this machine as sites know users: with a key, an ssh configuration, and known hosts.
 
-Each command runs in a mount namespace that has the user's `~/.ssh` and /etc/hosts. Those of this machine stay
-as they are.
+Each command runs in a mount namespace that has the user's `~/.ssh` and /etc/hosts. Those of this
+machine stay as they are.
 """
 
 from __future__ import annotations
@@ -38,26 +38,34 @@ class User:
     hosts: Path
 
     def rotate_logins(self) -> None:
-        """Let the host name of both login nodes have their addresses in the other order, as DNS does."""
+        """Let the host name of both login nodes have their addresses in the other order, as DNS
+        does.
+        """
         self.hosts.write_text("".join(reversed(self.hosts.read_text().splitlines(keepends=True))))
 
     def runs(self, *argv: str | Path, rc: int = 0) -> str:
         """What a program prints."""
         done = subprocess.run(
-            [self.enter, *argv], cwd=self.folder, capture_output=True, text=True, timeout=120, check=False
+            [self.enter, *argv],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == rc, done
         return done.stdout
 
 
 def user_of(site: Site, person: str, folder: Path, *others: Site) -> User:
-    """A user whose ssh knows a person's account at each site by several names. ``folder`` gets the user's
-    files, and ``folder/work`` is the user's current folder.
+    """A user whose ssh knows a person's account at each site by several names. ``folder`` gets the
+    user's files, and ``folder/work`` is the user's current folder.
 
-    NAME is the first login node, NAME-jump is the same one through the second, and NAME-any is a host name
-    with the addresses of both.
+    NAME is the first login node, NAME-jump is the same one through the second, and NAME-any is a
+    host name with the addresses of both.
     """
-    ssh, work = folder / "ssh", folder / "work"
+    ssh = folder / "ssh"
+    work = folder / "work"
     ssh.mkdir(mode=0o700)
     work.mkdir()
     runner = Clusterctl(folder / "home", work, {}, folder / "clusterctl")
@@ -69,8 +77,12 @@ def user_of(site: Site, person: str, folder: Path, *others: Site) -> User:
     mounts = shlex.join(["mount", "--bind", str(ssh), str(own)]) + "\n"
     mounts += shlex.join(["mount", "--bind", str(user.hosts), "/etc/hosts"]) + "\n"
     words = [*as_root(), "env", *(f'{name}="${name}"' for name in _PASSED)]
-    user.enter.write_text(_SCRIPT.format(words=" ".join(words), bind=shlex.quote(mounts + _become())))
-    user.clusterctl.script.write_text(f'#!/bin/sh\nexec {shlex.join([str(user.enter), str(SCRIPT)])} "$@"\n')
+    user.enter.write_text(
+        _SCRIPT.format(words=" ".join(words), bind=shlex.quote(mounts + _become()))
+    )
+    user.clusterctl.script.write_text(
+        f'#!/bin/sh\nexec {shlex.join([str(user.enter), str(SCRIPT)])} "$@"\n'
+    )
     for program in (user.enter, user.clusterctl.script):
         program.chmod(0o755)
     return user
@@ -90,7 +102,10 @@ def _add_site(site: Site, person: str, ssh: Path, hosts: Path) -> None:
     with (ssh / "config").open("a") as config, (ssh / "known_hosts").open("a") as known:
         for alias, words in ways.items():
             config.write(
-                f"Host {alias}\n    {words}\n    User {person}\n    IdentityFile ~/.ssh/{site.name}\n"
+                f"Host {alias}\n"
+                f"    {words}\n"
+                f"    User {person}\n"
+                f"    IdentityFile ~/.ssh/{site.name}\n"
             )
         for login in logins:
             known.writelines(f"{host} {login.host_key}\n" for host in (login.address, name))

@@ -42,12 +42,15 @@ class RefusedError(Exception):
 
     def __init__(self, status: int, message: str, reason: str = "") -> None:
         super().__init__(message)
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
 
 @dataclass
 class Operation:
-    """Something that takes time: ``Google.lasts``, or until it is asked for twice, or waited for."""
+    """Something that takes time: ``Google.lasts``, or until it is asked for twice, or waited
+    for.
+    """
 
     name: str
     effect: Callable[[], None]
@@ -57,7 +60,11 @@ class Operation:
 
 
 def answer(
-    google: Google, method: str, values: Mapping[str, str], query: Mapping[str, str], body: Any = None
+    google: Google,
+    method: str,
+    values: Mapping[str, str],
+    query: Mapping[str, str],
+    body: Any = None,
 ) -> Any:
     """The JSON that a well-formed request gets.
 
@@ -115,25 +122,39 @@ def _stop(google: Google, path: str) -> None:
 def _new_image(google: Google, query: Mapping[str, str], body: Any) -> Row:
     """An image of an instance's boot disk, PENDING until its operation is done.
 
-    Refused: a name that is there (409); a disk of a running instance, unless forced, as "Create custom
-    images" of Compute Engine's documentation has it (its words: github.com/ansible/ansible/issues/61634).
+    Refused: a name that is there (409); a disk of a running instance, unless forced, as "Create
+    custom images" of Compute Engine's documentation has it (its words:
+    github.com/ansible/ansible/issues/61634).
     """
-    project, name, disk = google.id, body["name"], body["sourceDisk"].rpartition("/")[2]
+    project = google.id
+    name = body["name"]
+    disk = body["sourceDisk"].rpartition("/")[2]
     path = f"projects/{project}/global/images/{name}"
     there = google.world.read()["resources"]
     if path in there.get("google_compute_image", {}):
         raise RefusedError(409, f"The resource '{path}' already exists", "alreadyExists")
-    instance = next((r for r in there.get("google_compute_instance", {}).values() if r["name"] == disk), None)
+    instance = next(
+        (r for r in there.get("google_compute_instance", {}).values() if r["name"] == disk), None
+    )
     if instance is None:
         raise RefusedError(404, f"The resource '{body['sourceDisk']}' was not found", "notFound")
     if instance["current_status"] != "TERMINATED" and query.get("forceCreate") != "true":
-        said = f"The disk resource '{body['sourceDisk']}' is already being used by '{instance['id']}'"
+        said = (
+            f"The disk resource '{body['sourceDisk']}' is already being used by '{instance['id']}'"
+        )
         raise RefusedError(400, said, "resourceInUseByAnotherResource")
     size = str(instance["boot_disk"][0]["initialize_params"][0]["size"])
-    facts = {"labels": body.get("labels", {}), "family": body.get("family"), "size": size, "made_of": disk}
+    facts = {
+        "labels": body.get("labels", {}),
+        "family": body.get("family"),
+        "size": size,
+        "made_of": disk,
+    }
     google.world.put("google_compute_image", path, status="PENDING", project=project, **facts)
     row = _row(google, "google_compute_image", name)
-    return _begin(google, lambda: _set(google, "google_compute_image", path, "status", "READY"), row)
+    return _begin(
+        google, lambda: _set(google, "google_compute_image", path, "status", "READY"), row
+    )
 
 
 def _shown(google: Google, collection: str, row: Row) -> Row:
@@ -195,20 +216,28 @@ def _guest_attributes(google: Google, row: Row, query: Mapping[str, str]) -> Row
     """The host keys that an instance has published."""
     hides = "disableGuestAttributesAccess"
     hidden = {f"compute.{hides}", f"compute.managed.{hides}"} & google.project.enforced
-    keys = google.world.read().get("guest_attributes", {}).get(row["name"], {"ssh-ed25519": HOST_KEY})
+    keys = (
+        google.world.read().get("guest_attributes", {}).get(row["name"], {"ssh-ed25519": HOST_KEY})
+    )
     path = query.get("queryPath", "")
     entries = [{"namespace": "hostkeys", "key": kind, "value": key} for kind, key in keys.items()]
     found = [e for e in entries if f"hostkeys/{e['key']}".startswith(path) and not hidden]
     if not found:
-        raise RefusedError(404, f"The resource '{path}' of type 'Guest Attribute' was not found.", "notFound")
+        raise RefusedError(
+            404, f"The resource '{path}' of type 'Guest Attribute' was not found.", "notFound"
+        )
     return {"kind": "compute#guestAttributes", "queryPath": path, "queryValue": {"items": found}}
 
 
 def _list(key: str, kind: str, shown: Callable[[Row, str], Row]) -> Handler:
-    """What lists the resources of a type: ``shown`` gets each, and the project that is asked about."""
+    """What lists the resources of a type: ``shown`` gets each, and the project that is asked
+    about.
+    """
 
     def answer(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
-        found, token = _page([shown(row, values.get("projectsId", "")) for row in _rows(google, kind)], query)
+        found, token = _page(
+            [shown(row, values.get("projectsId", "")) for row in _rows(google, kind)], query
+        )
         return {key: found} | token
 
     return answer
@@ -260,14 +289,26 @@ def _delete_plain(kind: str, parameter: str) -> Handler:
 def _service(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
     name = values["servicesId"]
     state = "DISABLED" if name.partition(".")[0] in google.off else "ENABLED"
-    return {"name": f"projects/{NUMBER}/services/{name}", "parent": f"projects/{NUMBER}", "state": state}
+    return {
+        "name": f"projects/{NUMBER}/services/{name}",
+        "parent": f"projects/{NUMBER}",
+        "state": state,
+    }
 
 
 _OTHERS: dict[str, Handler] = {
-    "file.projects.locations.instances.list": _list("instances", "google_filestore_instance", _filestore),
-    "file.projects.locations.instances.delete": _delete_plain("google_filestore_instance", "instancesId"),
-    "iam.projects.serviceAccounts.list": _list("accounts", "google_service_account", _account_shown),
-    "iam.projects.serviceAccounts.delete": _delete_plain("google_service_account", "serviceAccountsId"),
+    "file.projects.locations.instances.list": _list(
+        "instances", "google_filestore_instance", _filestore
+    ),
+    "file.projects.locations.instances.delete": _delete_plain(
+        "google_filestore_instance", "instancesId"
+    ),
+    "iam.projects.serviceAccounts.list": _list(
+        "accounts", "google_service_account", _account_shown
+    ),
+    "iam.projects.serviceAccounts.delete": _delete_plain(
+        "google_service_account", "serviceAccountsId"
+    ),
     "storage.buckets.list": _list("items", "google_storage_bucket", _bucket),
     "storage.buckets.delete": _delete_plain("google_storage_bucket", "bucket"),
     "storage.objects.list": _objects,
@@ -280,7 +321,10 @@ def _begin(google: Google, effect: Callable[[], None], row: Row) -> Row:
     error = google.failing.pop(0) if google.failing else None
     google.operations[name] = Operation(name, effect, error, google.clock.now())
     if "/locations/" in row["id"]:  # Filestore's kind of operation
-        return {"name": f"projects/demo-project/locations/{row['location']}/operations/{name}", "done": False}
+        return {
+            "name": f"projects/demo-project/locations/{row['location']}/operations/{name}",
+            "done": False,
+        }
     return _told(google.operations[name], "RUNNING")
 
 
@@ -353,7 +397,9 @@ def _users(google: Google, kind: str, row: Row) -> list[tuple[str, str]]:
 
 def _page(rows: list[Row], query: Mapping[str, str]) -> tuple[list[Row], Row]:
     """The rows that a filter leaves, a page of them, and the token of the next page."""
-    rows = [row for row in rows if all(_fits(row, *test) for test in _tests(query.get("filter", "")))]
+    rows = [
+        row for row in rows if all(_fits(row, *test) for test in _tests(query.get("filter", "")))
+    ]
     start = int(query.get("pageToken") or 0)
     more = {"nextPageToken": str(start + PAGE)} if start + PAGE < len(rows) else {}
     return rows[start : start + PAGE], more
@@ -374,4 +420,8 @@ def _fits(row: Row, label: str, value: str, name: str) -> bool:
     value = value.strip('"')
     if value == "*":
         return label in row.get("labels", {})
-    return row.get("labels", {}).get(label) == value if label else re.fullmatch(name, row["name"]) is not None
+    return (
+        row.get("labels", {}).get(label) == value
+        if label
+        else re.fullmatch(name, row["name"]) is not None
+    )

@@ -1,4 +1,5 @@
-"""A double of Google's REST APIs on loopback, held to the discovery documents, and of an instance's metadata.
+"""A double of Google's REST APIs on loopback, held to the discovery documents, and of an instance's
+metadata.
 
     with Google(Store(path)) as google:          # routes, checks and answers; what there is: store.py
         google.environment                       # variables under which clusterctl and google-auth talk to it
@@ -10,8 +11,9 @@
     assert not google.violations                 # what of any request or answer was not as Google documents
 
 Calls count on the project of X-Goog-User-Project, which has the APIs if it is this one.
-A page has two items. An operation is done when it was asked for twice, or waited for; with ``google.lasts``
-when so many seconds have passed on ``google.clock``, of which a wait takes up to 2 minutes.
+A page has two items. An operation is done when it was asked for twice, or waited for; with
+``google.lasts`` when so many seconds have passed on ``google.clock``, of which a wait takes up to 2
+minutes.
 """
 
 from __future__ import annotations
@@ -50,20 +52,25 @@ GCLOUD = "764086051850"  # of gcloud's own project, whose OAuth client a person'
 # Calls of these need a project to count on (terraform-provider-google, issues 20644, 24500).
 _COUNTED = {"cloudresourcemanager", "file", "iam", "orgpolicy", "serviceusage"}
 _NO_QUOTA_PROJECT = (
-    "Your application is authenticating by using local Application Default Credentials. The {service} API "
-    "requires a quota project, which is not set by default. To learn how to set your quota project, see "
+    "Your application is authenticating by using local Application Default Credentials. The "
+    "{service} API requires a quota project, which is not set by default. To learn how to set "
+    "your quota project, see "
     "https://cloud.google.com/docs/authentication/adc-troubleshooting/user-creds ."
 )
 _OFF = (
-    "{service} has not been used in project {consumer} before or it is disabled. Enable it by visiting "
-    "https://console.developers.google.com/apis/api/{service}/overview?project={consumer} then retry. If you "
-    "enabled this API recently, wait a few minutes for the action to propagate to our systems and retry."
+    "{service} has not been used in project {consumer} before or it is disabled. Enable it "
+    "by visiting "
+    "https://console.developers.google.com/apis/api/{service}/overview?project={consumer} "
+    "then retry. If you enabled this API recently, wait a few minutes for the action to "
+    "propagate to our systems and retry."
 )
 
 
 @dataclass
 class Fault:
-    """The next ``times`` calls of a method are refused: of several if it is a pattern, as `compute.*`."""
+    """The next ``times`` calls of a method are refused: of several if it is a pattern, as
+    `compute.*`.
+    """
 
     method: str
     answer: Answer
@@ -90,7 +97,9 @@ class Google:
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.double = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
         return self
 
@@ -117,10 +126,19 @@ class Google:
         }
 
     def fail(
-        self, method: str, status: int, *, reason: str = "", message: str = "", times: int = 1, **headers: str
+        self,
+        method: str,
+        status: int,
+        *,
+        reason: str = "",
+        message: str = "",
+        times: int = 1,
+        **headers: str,
     ) -> None:
         """Refuse the next calls of a method."""
-        self.faults.append(Fault(method, refusal(status, message or "played", reason, headers), times))
+        self.faults.append(
+            Fault(method, refusal(status, message or "played", reason, headers), times)
+        )
 
     def refuse(self, method: str, name: str, *, times: int = 99) -> None:
         """Refuse the next calls of a method by the rule book, or let what they begin end so."""
@@ -151,7 +169,9 @@ class Google:
             self.violations += [f"{method.id}: {problem}" for problem in wrong]
             if wrong:
                 return refusal(400, "; ".join(wrong))
-            return self._refused(method, headers) or self._answer(method, f"/{rest}", values, query, body)
+            return self._refused(method, headers) or self._answer(
+                method, f"/{rest}", values, query, body
+            )
 
     def _refused(self, method: discovery.Method, headers: Mapping[str, str]) -> Answer | None:
         """What is refused whatever is asked for."""
@@ -187,7 +207,8 @@ class Google:
             return refusal(exc.status, str(exc), exc.reason)
         if response := method.document.get("response"):
             self.violations += [
-                f"answer of {method.id}: {w}" for w in discovery.differs(method.service, response, said)
+                f"answer of {method.id}: {w}"
+                for w in discovery.differs(method.service, response, said)
             ]
         return 200, said, {}
 
@@ -195,7 +216,9 @@ class Google:
 def _disabled(message: str, service: str, consumer: str) -> Answer:
     """The refusal of an API that the project, on which the call is counted, has not enabled."""
     name = f"{service}.googleapis.com"
-    return refusal(403, message.format(service=name, consumer=consumer), _DISABLED, of=(name, consumer))
+    return refusal(
+        403, message.format(service=name, consumer=consumer), _DISABLED, of=(name, consumer)
+    )
 
 
 def refusal(
@@ -205,11 +228,17 @@ def refusal(
     headers: Mapping[str, str] = MappingProxyType({}),
     of: tuple[str, str] = ("compute.googleapis.com", PROJECT),
 ) -> Answer:
-    """An error as Google words it; that an API is off is a detail, ``of`` which service and project."""
+    """An error as Google words it; that an API is off is a detail, ``of`` which service and
+    project.
+    """
     if reason != _DISABLED:
         return status, error_body(status, message, reason), headers
     metadata = {"service": of[0], "consumer": f"projects/{of[1]}"}
-    info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason, "metadata": metadata}
+    info = {
+        "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+        "reason": reason,
+        "metadata": metadata,
+    }
     return status, error_body(status, message, details=[info]), headers
 
 

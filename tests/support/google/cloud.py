@@ -9,11 +9,11 @@
     cloud.done()                                      # [("create", "google_compute_instance", "demo-ctl")]
     cloud.given["google_compute_instance"]            # {"boot_disk.auto_delete", ...}: what was set
 
-The test's own process serves the provider: started anew, three times for a plan, it costs thrice as much.
-The ``terraform`` in ``cloud.bin``, first on the PATH of ``cloud.env``, tells Terraform where it is
-(``TF_REATTACH_PROVIDERS``). ``lag`` calls that need a new service account, or an API that was just enabled,
-do not know it yet, as at Google (cloud.google.com/iam/docs/access-change-propagation, 2025-10: "typically 2
-minutes"; of APIs the text of the refusal says it).
+The test's own process serves the provider: started anew, three times for a plan, it costs thrice as
+much. The ``terraform`` in ``cloud.bin``, first on the PATH of ``cloud.env``, tells Terraform where
+it is (``TF_REATTACH_PROVIDERS``). ``lag`` calls that need a new service account, or an API that was
+just enabled, do not know it yet, as at Google (cloud.google.com/iam/docs/access-change-propagation,
+2025-10: "typically 2 minutes"; of APIs the text of the refusal says it).
 
 Kinds of faults are in ``refusals.py``; the file's form in ``provider/store.py``.
 """
@@ -45,7 +45,9 @@ LARGEST = 64 * 1024 * 1024  # bytes of one message
 class GoogleCloud:
     """A cloud in ``folder``, whose provider Terraform finds by ``env``."""
 
-    def __init__(self, folder: Path, version: str = VERSION, *, lag: int = 0, serves: bool = True) -> None:
+    def __init__(
+        self, folder: Path, version: str = VERSION, *, lag: int = 0, serves: bool = True
+    ) -> None:
         self.folder = folder / "google-cloud"
         self.home = self.folder / "home"
         self.home.mkdir(parents=True)
@@ -113,12 +115,23 @@ class GoogleCloud:
         times: int | None = None,
         seconds: float = 0,
     ) -> None:
-        """Play a fault when a resource of type ``of`` is made, or ``on`` delete, at most ``times`` times."""
+        """Play a fault when a resource of type ``of`` is made, or ``on`` delete, at most ``times``
+        times.
+        """
         if kind not in KINDS:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(sorted(KINDS))}")
         if kind == "no_credentials":
-            of, on, name = "provider", "configure", "*"
-        fault = {"kind": kind, "name": name, "type": of, "on": on, "times": times, "seconds": seconds}
+            of = "provider"
+            on = "configure"
+            name = "*"
+        fault = {
+            "kind": kind,
+            "name": name,
+            "type": of,
+            "on": on,
+            "times": times,
+            "seconds": seconds,
+        }
         with self.store.change() as world:
             world["faults"].append(fault | {"played": 0})
 
@@ -138,7 +151,9 @@ class GoogleCloud:
     def lose(self, name: str, kind: str = "google_compute_instance") -> None:
         """Somebody else deletes it."""
         with self.store.change() as world:
-            for identifier in [i for i, each in world["resources"][kind].items() if each["name"] == name]:
+            for identifier in [
+                i for i, each in world["resources"][kind].items() if each["name"] == name
+            ]:
                 delete(world, kind, identifier)
 
     def fill(self, bucket: str) -> None:
@@ -156,7 +171,13 @@ class GoogleCloud:
         port = self._server.add_insecure_port("127.0.0.1:0")
         self._server.start()
         at = {"Network": "tcp", "String": f"127.0.0.1:{port}"}
-        known = {"Protocol": "grpc", "ProtocolVersion": 6, "Pid": os.getpid(), "Test": True, "Addr": at}
+        known = {
+            "Protocol": "grpc",
+            "ProtocolVersion": 6,
+            "Pid": os.getpid(),
+            "Test": True,
+            "Addr": at,
+        }
         self.bin.mkdir()
         self.terraform.write_text(
             f"#!/bin/sh\nexport TF_REATTACH_PROVIDERS={shlex.quote(json.dumps({SOURCE: known}))}\n"

@@ -1,4 +1,6 @@
-"""Google's discovery documents: which method a request means, whether it and its answer are as they say."""
+"""Google's discovery documents: which method a request means, whether it and its answer are as they
+say.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from importlib.resources import files
 from typing import Any
 
 VERSIONS = {
-    **dict.fromkeys(("cloudresourcemanager", "compute", "file", "iam", "serviceusage", "storage"), "v1"),
+    **dict.fromkeys(
+        ("cloudresourcemanager", "compute", "file", "iam", "serviceusage", "storage"), "v1"
+    ),
     "orgpolicy": "v2",
 }
 _SCALARS: Mapping[str, type | tuple[type, ...]] = {
@@ -40,7 +44,11 @@ def methods(service: str) -> tuple[Method, ...]:
     doc = document(service)
     return tuple(
         Method(
-            service, m["id"], m["httpMethod"], _pattern(doc["servicePath"] + m.get("flatPath", m["path"])), m
+            service,
+            m["id"],
+            m["httpMethod"],
+            _pattern(doc["servicePath"] + m.get("flatPath", m["path"])),
+            m,
         )
         for m in _flat(doc)
     )
@@ -58,7 +66,9 @@ def find(service: str, verb: str, path: str) -> tuple[Method, dict[str, str]] | 
     """The method that a request means, and the values in its path; the longest path that fits."""
     if service not in VERSIONS:
         return None
-    fitting = [(m, hit) for m in methods(service) if m.verb == verb and (hit := m.path.fullmatch(path))]
+    fitting = [
+        (m, hit) for m in methods(service) if m.verb == verb and (hit := m.path.fullmatch(path))
+    ]
     if not fitting:
         return None
     method, hit = max(fitting, key=lambda found: len(found[0].path.pattern))
@@ -90,7 +100,8 @@ def differs(service: str, schema: Mapping[str, Any], value: Any, where: str = "$
         schema = document(service)["schemas"][schema["$ref"]]
     match schema.get("type"):
         case "object" if isinstance(value, dict):
-            properties, more = schema.get("properties", {}), schema.get("additionalProperties")
+            properties = schema.get("properties", {})
+            more = schema.get("additionalProperties")
             for key, below in value.items():
                 rule = properties.get(key, more)
                 if rule is None:
@@ -126,5 +137,6 @@ def _flat(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _pattern(path: str) -> re.Pattern[str]:
     parts = re.split(r"\{\+?([A-Za-z0-9]+)\}", path)
     return re.compile(
-        "/" + "".join(re.escape(p) if i % 2 == 0 else f"(?P<{p}>[^/]+)" for i, p in enumerate(parts))
+        "/"
+        + "".join(re.escape(p) if i % 2 == 0 else f"(?P<{p}>[^/]+)" for i, p in enumerate(parts))
     )

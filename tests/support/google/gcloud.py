@@ -1,12 +1,14 @@
-"""A stand-in for `gcloud`, as much of it as clusterctl calls: a token of the login, and IAP tunnels.
+"""A stand-in for `gcloud`, as much of it as clusterctl calls: a token of the login, and IAP
+tunnels.
 
     bin_folder = install(folder, world_file)    # for PATH; instances are those of the stand-in cloud's file
     (bin_folder / "login").write_text("expired")    # or "none"
     (bin_folder / "iap").write_text("4033")     # a refusal of REFUSALS for all tunnels
 
-The tunnel leads to the instance's internal address, as IAP's does. Messages and exit statuses were recorded
-from gcloud 528 at a relay that speaks IAP's protocol. Sources: command_lib/compute/iap_tunnel.py
-(RunReceiveLocalData logs an error and exits with 0), and core/credentials/exceptions.py.
+The tunnel leads to the instance's internal address, as IAP's does. Messages and exit statuses were
+recorded from gcloud 528 at a relay that speaks IAP's protocol. Sources:
+command_lib/compute/iap_tunnel.py (RunReceiveLocalData logs an error and exits with 0), and
+core/credentials/exceptions.py.
 As a program: `python -m tests.support.google.gcloud BIN_FOLDER WORLD_FILE ARGUMENTS...`
 """
 
@@ -36,11 +38,11 @@ Traceback (most recent call last):
 googlecloudsdk.api_lib.compute.iap_tunnel_websocket.ConnectionCreationError: """
 LOGINS = {
     "none": "You do not currently have an active account selected.",
-    "expired": "There was a problem refreshing your current auth tokens: ('invalid_grant: Token has been "
-    "expired or revoked.', {'error': 'invalid_grant', 'error_description': 'Token has been expired or "
-    "revoked.'})",
-    "reauth": "There was a problem refreshing your current auth tokens: Reauthentication failed. cannot "
-    "prompt during non-interactive execution.",
+    "expired": "There was a problem refreshing your current auth tokens: ('invalid_grant: Token has "
+    "been expired or revoked.', {'error': 'invalid_grant', 'error_description': 'Token has "
+    "been expired or revoked.'})",
+    "reauth": "There was a problem refreshing your current auth tokens: Reauthentication failed. "
+    "cannot prompt during non-interactive execution.",
 }
 _ADVICE = """
 Please run:
@@ -62,7 +64,8 @@ def install(folder: Path, world: Path) -> Path:
     """Put a `gcloud` into a folder of its own."""
     bin_folder = folder / "gcloud bin"
     bin_folder.mkdir()
-    program, login = bin_folder / "gcloud", shlex.quote(str(bin_folder / "login"))
+    program = bin_folder / "gcloud"
+    login = shlex.quote(str(bin_folder / "login"))
     argv = [sys.executable, "-m", "tests.support.google.gcloud", str(bin_folder), str(world)]
     # Often asked, so a shell says it.
     token = f'"auth print-access-token") [ -s {login} ] || exec echo ya29.token ;;'
@@ -97,7 +100,9 @@ def refuse(code: str) -> int:
     return 0
 
 
-def tunnel(bin_folder: Path, world: Path, instance: str, port: int, *, project: str, zone: str) -> int:
+def tunnel(
+    bin_folder: Path, world: Path, instance: str, port: int, *, project: str, zone: str
+) -> int:
     """Carry our streams to a port of an instance until either side is done."""
     if said := login_error(bin_folder, "compute.start-iap-tunnel"):
         sys.stderr.write(said)
@@ -110,7 +115,9 @@ def tunnel(bin_folder: Path, world: Path, instance: str, port: int, *, project: 
     if (found := there.get((instance, project, zone))) is None:
         return refuse("4047")
     try:
-        sock = socket.create_connection((found["network_interface"][0]["network_ip"], port), timeout=10)
+        sock = socket.create_connection(
+            (found["network_interface"][0]["network_ip"], port), timeout=10
+        )
     except OSError:
         return refuse("4003")
     sock.settimeout(None)

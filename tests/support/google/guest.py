@@ -1,11 +1,12 @@
-"""Machines of this one, taken for Compute Engine instances: their metadata, and the guest agent's part.
+"""Machines of this one, taken for Compute Engine instances: their metadata, and the guest agent's
+part.
 
     with metadata(world, inventory.cluster_id, inventory.network):    # at the real address, in their network
         start_agent(run)                       # ``run`` has a machine's shell run a command
 
 Until Terraform has made the instance with a machine's address, that has no metadata. The agent
-(guest_agent.py) removes clusterctl's account, and makes it anew from them once sshd has refused somebody.
-tests/e2e/test_guest_agent.py compares it with Debian's package of the real one.
+(guest_agent.py) removes clusterctl's account, and makes it anew from them once sshd has refused
+somebody. tests/e2e/test_guest_agent.py compares it with Debian's package of the real one.
 Sources: cloud.google.com/compute/docs/metadata/querying-metadata, of the header, X-Forwarded-For,
 `recursive` and `wait_for_change`; .../docs/metadata/manage-guest-attributes, of PUT;
 .../docs/troubleshooting/troubleshoot-metadata-server, of 403 and 404 (2026-11).
@@ -50,7 +51,9 @@ def metadata(world: Store, own: str, network: str) -> Iterator[None]:
     inside = [*as_root(), "nsenter", f"--net={NETNS_DIR / netns_name(own)}"]
     program = [sys.executable, "-m", "tests.support.google.guest"]
     argv = [*inside, *program, str(world.path), bridge_name(own), network]
-    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdin
         assert server.stdout
         try:
@@ -81,7 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
         namespace, _, key = self.path.removeprefix(GUEST_ATTRIBUTES).partition("/")
         if status == 200 and namespace == "hostkeys":  # nobody reads other attributes of guests
             with self.world.change() as world:
-                world.setdefault("guest_attributes", {}).setdefault(instance["name"], {})[key] = value
+                world.setdefault("guest_attributes", {}).setdefault(instance["name"], {})[key] = (
+                    value
+                )
         self._send(status, body, headers)
 
     def _asked(self) -> Mapping[str, str]:
@@ -96,7 +101,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _known(self) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        """The instance that has the caller's address, if there is one, and the project's attributes."""
+        """The instance that has the caller's address, if there is one, and the project's
+        attributes.
+        """
         world = self.world.read()
         for one in world["resources"].get("google_compute_instance", {}).values():
             if one["network_interface"][0]["network_ip"] == self.client_address[0]:
@@ -121,7 +128,9 @@ _FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 
 
 def tree(known: tuple[Mapping[str, Any], Mapping[str, str]]) -> Mapping[str, Any]:
-    """Return the metadata of an instance (Terraform's attributes) in a project with these attributes."""
+    """Return the metadata of an instance (Terraform's attributes) in a project with these
+    attributes.
+    """
     instance, attributes = known
     if not instance:
         return {}
@@ -132,12 +141,18 @@ def tree(known: tuple[Mapping[str, Any], Mapping[str, str]]) -> Mapping[str, Any
         "machine-type": f"projects/{NUMBER}/machineTypes/{instance['machine_type']}",
         "name": instance["name"],
     }
-    project = {"attributes": attributes, "numeric-project-id": int(NUMBER), "project-id": instance["project"]}
+    project = {
+        "attributes": attributes,
+        "numeric-project-id": int(NUMBER),
+        "project-id": instance["project"],
+    }
     return {"instance": own, "project": project}
 
 
 def published(instance: Mapping[str, Any], target: str, headers: Mapping[str, str]) -> Answer:
-    """Return the answer to a PUT: only guest attributes can be written, if the instance allows it."""
+    """Return the answer to a PUT: only guest attributes can be written, if the instance allows
+    it.
+    """
     if headers.get("metadata-flavor") != "Google" or "x-forwarded-for" in headers:
         return _MISSING_FLAVOR
     if not target.startswith(GUEST_ATTRIBUTES):
@@ -151,13 +166,15 @@ def published(instance: Mapping[str, Any], target: str, headers: Mapping[str, st
 def answer(tree: Mapping[str, Any], target: str, headers: Mapping[str, str]) -> Answer:
     """Return the answer to a GET.
 
-    tree: {"instance": {"attributes": {KEY: TEXT}, ...}, "project": ...}. Empty: there is no such instance.
+    tree: {"instance": {"attributes": {KEY: TEXT}, ...}, "project": ...}. Empty: there is no such
+        instance.
     target: a path with its query.
     headers: by their names in small letters.
     """
     if headers.get("metadata-flavor") != "Google" or "x-forwarded-for" in headers:
         return _MISSING_FLAVOR
-    path, query = urlsplit(target).path, dict(parse_qsl(urlsplit(target).query))
+    path = urlsplit(target).path
+    query = dict(parse_qsl(urlsplit(target).query))
     found: Any = tree or None
     for name in filter(None, path.removeprefix(METADATA).split("/")):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -198,8 +215,13 @@ _MISSING_FLAVOR = _text(403, "Missing Metadata-Flavor:Google header, or it came 
 
 
 def main(world: str, bridge: str, subnet: str) -> None:
-    """Serve until stdin's end. The address goes with the network, which the machines' provider removes."""
-    for words in (f"address replace {_ADDRESS}/32 dev {bridge}", f"route replace {subnet} dev {bridge}"):
+    """Serve until stdin's end. The address goes with the network, which the machines' provider
+    removes.
+    """
+    for words in (
+        f"address replace {_ADDRESS}/32 dev {bridge}",
+        f"route replace {subnet} dev {bridge}",
+    ):
         subprocess.run(["ip", *words.split()], check=True)
     _Handler.world = Store(Path(world))
     server = ThreadingHTTPServer((_ADDRESS, 80), _Handler)

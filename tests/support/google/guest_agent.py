@@ -2,7 +2,8 @@
 """What Google's guest agent does with host keys and accounts, on a machine taken for an instance.
 
 As instance_setup.go, non_windows_accounts.go and oslogin.go (all in google_guest_agent/) of
-GoogleCloudPlatform/guest-agent (2026-07) have it, once: metadata does not change here, and host keys stay.
+GoogleCloudPlatform/guest-agent (2026-07) have it, once: metadata does not change here, and host
+keys stay.
 Runs there alone: standard library only.
 """
 
@@ -23,7 +24,8 @@ TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
 
 
 def ask(path: str, data: bytes | None = None) -> bytes:
-    method, headers = "GET" if data is None else "PUT", {"Metadata-Flavor": "Google"}
+    method = "GET" if data is None else "PUT"
+    headers = {"Metadata-Flavor": "Google"}
     asked = urllib.request.Request(URL + path, data, headers, method=method)  # noqa: S310
     with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310
         return bytes(answer.read())
@@ -55,20 +57,29 @@ def await_metadata() -> dict[str, Any]:
 def publish_host_keys() -> None:
     for file in Path("/etc/ssh").glob("ssh_host_*_key"):  # not all machines have the public ones
         argv = ["ssh-keygen", "-y", "-f", str(file)]
-        kind, key, *_ = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+        kind, key, *_ = subprocess.run(
+            argv, check=True, capture_output=True, text=True
+        ).stdout.split()
         ask(f"instance/guest-attributes/hostkeys/{kind}", key.encode())
 
 
 def await_a_refusal() -> None:
-    """sshd answers, and the host keys are published, before there are accounts: the first one is refused."""
+    """sshd answers, and the host keys are published, before there are accounts: the first one is
+    refused.
+    """
     # From OpenSSH 9.8 on it is sshd-session that says so.
     argv = ["journalctl", "--quiet", "--identifier=sshd", "--identifier=sshd-session"]
-    while "Invalid user" not in subprocess.run(argv, capture_output=True, text=True, check=False).stdout:
+    while (
+        "Invalid user"
+        not in subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    ):
         time.sleep(0.2)
 
 
 def accounts(metadata: dict[str, Any]) -> dict[str, list[str]]:
-    """User -> the keys that metadata has for that account; none of them counts while OS Login is on."""
+    """User -> the keys that metadata has for that account; none of them counts while OS Login is
+    on.
+    """
     instance, project = (metadata[name]["attributes"] for name in ("instance", "project"))
     if (project | instance).get("enable-oslogin", "") in TRUE:
         return {}

@@ -1,4 +1,5 @@
-"""What a project of the stand-in has and allows: APIs' quotas, rights, policies, machine types, images.
+"""What a project of the stand-in has and allows: APIs' quotas, rights, policies, machine types,
+images.
 
     google.project.quotas["NVIDIA_L4_GPUS"] = (0, 0)            # its limit, and what is used
     google.project.denied.add("iap.tunnelInstances.accessViaIAP")
@@ -20,14 +21,28 @@ from tests.support.google.refusals import NUMBER
 
 # Source: github.com/terraform-google-modules/terraform-google-org-policy/issues/183 (2026-04).
 _MANAGED = (
-    "{} is in a Managed constraint format. Managed constraints are only supported with Org Policy V2 API. "
-    "Please use Org Policy V2 API or `gcloud org-policies` command instead."
+    "{} is in a Managed constraint format. Managed constraints are only supported with Org "
+    "Policy V2 API. Please use Org Policy V2 API or `gcloud org-policies` command instead."
 )
 PLENTY = (100_000.0, 0.0)
 _EVERYWHERE = ("CPUS_ALL_REGIONS", "GPUS_ALL_REGIONS", "NETWORKS", "ROUTERS", "SUBNETWORKS")
 _REGIONAL = (
-    *("A2_CPUS", "C2_CPUS", "CPUS", "DISKS_TOTAL_GB", "HDB_TOTAL_GB", "INSTANCES", "LOCAL_SSD_TOTAL_GB"),
-    *("N2_CPUS", "NVIDIA_A100_GPUS", "NVIDIA_L4_GPUS", "NVIDIA_T4_GPUS", "PREEMPTIBLE_LOCAL_SSD_GB"),
+    *(
+        "A2_CPUS",
+        "C2_CPUS",
+        "CPUS",
+        "DISKS_TOTAL_GB",
+        "HDB_TOTAL_GB",
+        "INSTANCES",
+        "LOCAL_SSD_TOTAL_GB",
+    ),
+    *(
+        "N2_CPUS",
+        "NVIDIA_A100_GPUS",
+        "NVIDIA_L4_GPUS",
+        "NVIDIA_T4_GPUS",
+        "PREEMPTIBLE_LOCAL_SSD_GB",
+    ),
     *("PREEMPTIBLE_NVIDIA_L4_GPUS", "SSD_TOTAL_GB"),
 )
 _FOUND: dict[str, dict[str, Any]] = {
@@ -35,7 +50,11 @@ _FOUND: dict[str, dict[str, Any]] = {
     "compute.machineTypes.get": {},
     "compute.acceleratorTypes.get": {"maximumCardsPerInstance": 8},
     "compute.images.get": {"status": "READY", "diskSizeGb": "20", "architecture": "X86_64"},
-    "compute.images.getFromFamily": {"status": "READY", "diskSizeGb": "20", "architecture": "X86_64"},
+    "compute.images.getFromFamily": {
+        "status": "READY",
+        "diskSizeGb": "20",
+        "architecture": "X86_64",
+    },
     "compute.reservations.get": {"status": "READY", "specificReservationRequired": True},
     "compute.reservationBlocks.get": {"resource": {"status": "READY"}},
     "compute.reservationSubBlocks.get": {"resource": {"status": "READY"}},
@@ -43,10 +62,10 @@ _FOUND: dict[str, dict[str, Any]] = {
 }
 
 
-# What Google says of some machine types: processors, memory in MB, GPUs and their number, local SSDs. Source:
-# GoogleCloudPlatform/cluster-autoscaler at 7d250507 (2026-08-21), deprecated_machine_types_config.go of
-# pkg/cloudprovider/gke/machinetypes; the names of the fields: Google's discovery document compute.v1 of
-# 2026-11-06.
+# What Google says of some machine types: processors, memory in MB, GPUs and their number, local
+# SSDs. Source: GoogleCloudPlatform/cluster-autoscaler at 7d250507 (2026-08-21),
+# deprecated_machine_types_config.go of pkg/cloudprovider/gke/machinetypes; the names of the fields:
+# Google's discovery document compute.v1 of 2026-11-06.
 _MACHINES: dict[str, tuple[int, int, tuple[str, int] | None, int]] = {
     "e2-standard-4": (4, 16384, None, 0),
     "n1-standard-4": (4, 15360, None, 0),
@@ -86,27 +105,45 @@ class Project:
         """What a call gets; NotImplemented if it is not about the project.
 
         Raises:
-            RefusedError: there is no such thing, or a managed constraint is asked for by the old API.
+            RefusedError: there is no such thing, or a managed constraint is asked for by the old
+                API.
         """
         name = path.rpartition("/")[2]
         match method:
             case "cloudresourcemanager.projects.get":
-                parent = {"parent": {"type": "organization", "id": "987654321098"}} if self.has_parent else {}
-                return {"projectId": name, "projectNumber": NUMBER, "lifecycleState": "ACTIVE"} | parent
+                parent = (
+                    {"parent": {"type": "organization", "id": "987654321098"}}
+                    if self.has_parent
+                    else {}
+                )
+                return {
+                    "projectId": name,
+                    "projectNumber": NUMBER,
+                    "lifecycleState": "ACTIVE",
+                } | parent
             case "cloudresourcemanager.projects.testIamPermissions":
                 if unknown := self.retired & set(body["permissions"]):
                     # It answers only for permissions that a role on a project can have. Source:
                     # cloud.google.com/resource-manager/reference/rest/v1/projects/testIamPermissions.
                     message = f"Permission {min(unknown)} is not valid for this resource."
                     raise RefusedError(400, message, "badRequest")
-                return {"permissions": [one for one in body["permissions"] if one not in self.denied]}
+                return {
+                    "permissions": [one for one in body["permissions"] if one not in self.denied]
+                }
             case "cloudresourcemanager.projects.getEffectiveOrgPolicy":
                 return self._policy(body["constraint"])
             case "orgpolicy.projects.policies.getEffectivePolicy":
                 constraint = name.partition(":")[0]
-                rules: list[dict[str, Any]] = [{"enforce": True}] if constraint in self.enforced else []
-                rules += [{"enforce": True, "condition": {"expression": "resource.hasTagKey('1/a')"}}]
-                return {"name": f"projects/{NUMBER}/policies/{constraint}", "spec": {"rules": rules}}
+                rules: list[dict[str, Any]] = (
+                    [{"enforce": True}] if constraint in self.enforced else []
+                )
+                rules += [
+                    {"enforce": True, "condition": {"expression": "resource.hasTagKey('1/a')"}}
+                ]
+                return {
+                    "name": f"projects/{NUMBER}/policies/{constraint}",
+                    "spec": {"rules": rules},
+                }
             case "compute.projects.get":
                 said = self._common()
             case "compute.regions.get":
@@ -120,7 +157,9 @@ class Project:
             case _:
                 return NotImplemented
         return (
-            {"resource": {"name": name} | said["resource"]} if "resource" in said else {"name": name} | said
+            {"resource": {"name": name} | said["resource"]}
+            if "resource" in said
+            else {"name": name} | said
         )
 
     def _policy(self, name: str) -> Any:

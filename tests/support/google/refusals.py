@@ -1,9 +1,10 @@
-"""The rule book of what Google's APIs refuse, ``refusals.toml``: as JSON and as the provider prints it.
+"""The rule book of what Google's APIs refuse, ``refusals.toml``: as JSON and as the provider prints
+it.
 
-A fault is ``{"kind", "type", "name", "on", "times", "seconds", "played"}`` in the cloud's file: it plays when
-a resource of ``type`` whose name matches is made or deleted, as ``on`` says, ``times`` times (null: for
-ever). Its kind is a refusal of the book, or another deed: ``slow`` waits; ``no_credentials`` is told when the
-provider is configured.
+A fault is ``{"kind", "type", "name", "on", "times", "seconds", "played"}`` in the cloud's file: it
+plays when a resource of ``type`` whose name matches is made or deleted, as ``on`` says, ``times``
+times (null: for ever). Its kind is a refusal of the book, or another deed: ``slow`` waits;
+``no_credentials`` is told when the provider is configured.
 """
 
 from __future__ import annotations
@@ -55,8 +56,15 @@ class Refusal:
         message = filled(self.message, facts)
         if self.operation is not None:
             errors = [{"code": self.operation, "message": message}]
-            return {"kind": "compute#operation", "name": "x", "status": "DONE", "error": {"errors": errors}}
-        return error_body(self.status, message, self.reason, json.loads(filled(self.details, facts)))
+            return {
+                "kind": "compute#operation",
+                "name": "x",
+                "status": "DONE",
+                "error": {"errors": errors},
+            }
+        return error_body(
+            self.status, message, self.reason, json.loads(filled(self.details, facts))
+        )
 
     def said(self, facts: Mapping[str, str]) -> str:
         """What Google's provider prints: Error() of google-api-go-client, or an operation's."""
@@ -68,14 +76,22 @@ class Refusal:
         if waits:
             return f"{before}{filled(self.message, facts)}"
         error = self.body(facts)["error"]
-        details = f"\nDetails:\n{json.dumps(error['details'], indent=2)}\n" if "details" in error else ""
+        details = (
+            f"\nDetails:\n{json.dumps(error['details'], indent=2)}\n" if "details" in error else ""
+        )
         reason = f", {self.reason}" if self.reason else ""
         return f"{before}googleapi: Error {self.status}: {error['message']}{details}{reason}"
 
 
-def error_body(status: int, message: str, reason: str = "", details: Sequence[Any] = ()) -> dict[str, Any]:
+def error_body(
+    status: int, message: str, reason: str = "", details: Sequence[Any] = ()
+) -> dict[str, Any]:
     """The JSON of an error."""
-    error: dict[str, Any] = {"code": status, "message": message, "status": _STATUS.get(status, "UNAVAILABLE")}
+    error: dict[str, Any] = {
+        "code": status,
+        "message": message,
+        "status": _STATUS.get(status, "UNAVAILABLE"),
+    }
     if reason:
         error["errors"] = [{"message": message, "domain": "global", "reason": reason}]
     if details:
@@ -92,7 +108,9 @@ REFUSALS: Mapping[str, Refusal] = {name: Refusal(name, **entry) for name, entry 
 
 
 NUMBER = "123456789012"  # of every project
-TEXTS: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
+TEXTS: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    Path(__file__).with_name("faults.toml").read_text()
+)
 DEEDS = frozenset({"slow", "no_credentials"})
 MADE = frozenset(name for name, each in REFUSALS.items() if each.made)
 KINDS = DEEDS | {*REFUSALS}

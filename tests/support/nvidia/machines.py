@@ -1,6 +1,8 @@
-"""Machines with GPUs, as the stand-in of nvidia-smi shows them, and a stand-in of dmesg for their XIDs.
+"""Machines with GPUs, as the stand-in of nvidia-smi shows them, and a stand-in of dmesg for their
+XIDs.
 
-``install`` puts them into a folder for PATH; ``furnish`` makes a host look as if it had NVIDIA's driver.
+``install`` puts them into a folder for PATH; ``furnish`` makes a host look as if it had NVIDIA's
+driver.
 """
 
 from __future__ import annotations
@@ -67,7 +69,13 @@ def t4() -> Machine:
 
 def rtx_4070(**differs: Any) -> Machine:
     """A workstation: no ECC, no MIG; it sleeps with a slow link."""
-    idle = {"pstate": "P8", "pcie_gen": 1, "ecc": None, "memory_mib": 12282, "persistence_mode": "Disabled"}
+    idle = {
+        "pstate": "P8",
+        "pcie_gen": 1,
+        "ecc": None,
+        "memory_mib": 12282,
+        "persistence_mode": "Disabled",
+    }
     return {"gpus": [gpu(0, "NVIDIA GeForce RTX 4070", **{**idle, **differs})]}
 
 
@@ -77,7 +85,9 @@ def awake(**differs: Any) -> Machine:
 
 
 def h100_node(*, parts: int = 0, **differs: Any) -> Machine:
-    """Eight H100 on two sockets, all linked, the last two cut into ``parts``. Minors are swapped."""
+    """Eight H100 on two sockets, all linked, the last two cut into ``parts``. Minors are
+    swapped.
+    """
     cards = []
     for index in range(8):
         numa = index // 4
@@ -114,7 +124,9 @@ def unwell(name: str) -> Machine:
 
 
 def kernel_log(name: str) -> tuple[str, ...]:
-    """What the kernel's log has of it: a line that begins with spaces goes on with the one before."""
+    """What the kernel's log has of it: a line that begins with spaces goes on with the one
+    before.
+    """
     lines = STATES[name]["kernel"]
     stamped = (f"[{1843 + i:12.6f}] {line}" for i, line in enumerate(lines))
     return tuple(line if line[0] == " " else own for line, own in zip(lines, stamped, strict=True))
@@ -131,12 +143,16 @@ def no_driver() -> Machine:
 
 def xid(number: int, seconds: float = 1234.5) -> str:
     """A line of the kernel's log."""
-    return f"[{seconds:12.6f}] NVRM: Xid (PCI:0000:10:00): {number}, pid=4711, name=python3, it went wrong"
+    return (
+        f"[{seconds:12.6f}] NVRM: Xid (PCI:0000:10:00): {number}, pid=4711, name=python3, it "
+        "went wrong"
+    )
 
 
 def mig_minors() -> str:
     """/proc/driver/nvidia-caps/mig-minors of eight cards."""
-    lines, minor = ["config 1", "monitor 2"], 3
+    lines = ["config 1", "monitor 2"]
+    minor = 3
     for card in range(8):
         for instance in range(15):
             lines.append(f"gpu{card}/gi{instance}/access {minor}")
@@ -148,7 +164,9 @@ def mig_minors() -> str:
 
 
 def lscpu(sockets: int = 2, cores: int = 8, threads: int = 2) -> str:
-    """``lscpu --parse=CPU,SOCKET,CORE``: threads of a core are far from each other, as on most machines."""
+    """``lscpu --parse=CPU,SOCKET,CORE``: threads of a core are far from each other, as on most
+    machines.
+    """
     total = sockets * cores
     rows = [f"{cpu},{cpu % total // cores},{cpu % total}" for cpu in range(total * threads)]
     return "# CPU,Socket,Core\n" + "\n".join(rows) + "\n"
@@ -198,7 +216,8 @@ Sh = Callable[[str], object]  # runs a shell command on the host, as a user who 
 
 def put(sh: Sh, path: str, content: str) -> None:
     """A program, or any other file."""
-    quoted, folder = content.replace("'", "'\\''"), PurePosixPath(path).parent
+    quoted = content.replace("'", "'\\''")
+    folder = PurePosixPath(path).parent
     place = f"sudo mkdir -p {folder} && sudo tee {path} >/dev/null && sudo chmod 0755 {path}"
     sh(f"printf %s '{quoted}' | ({place})")
 

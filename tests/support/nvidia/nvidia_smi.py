@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """nvidia-smi's stand-in: shows the GPUs that a JSON file describes, in nvidia-smi's words.
 
-Only what clusterctl asks is answered; what else is asked for is refused as nvidia-smi refuses it. The file is
-$NVIDIA_STAND_IN, else /etc/nvidia-stand-in.json. Runs under any Python from 3.9 on.
+Only what clusterctl asks is answered; what else is asked for is refused as nvidia-smi refuses it.
+The file is $NVIDIA_STAND_IN, else /etc/nvidia-stand-in.json. Runs under any Python from 3.9 on.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ SINCE = {
     "remapped_rows.pending": 570,
     "remapped_rows.failure": 570,
 }
-"""The branch of drivers from which `--query-gpu` knows a field; the others are older than branch 470.
+"""The branch of drivers from which `--query-gpu` knows a field; the others are older than branch
+470.
 
-Read on 2026-11-24 in the help of 470.182.03 (github.com/huggingface/candle/issues/733), 580.173.02 and
-590.48.01 (internal/captures of github.com/utkuozdemir/nvidia_gpu_exporter), and in the programs' own tables:
-535.261.03, 550.163.01 and 555.58.02 of Debian's package nvidia-smi, 570.124.06, 580.178.04 and 615.71.09 of
-Ubuntu's packages nvidia-utils-570-server and so on.
+Read on 2026-11-24 in the help of 470.182.03 (github.com/huggingface/candle/issues/733), 580.173.02
+and 590.48.01 (internal/captures of github.com/utkuozdemir/nvidia_gpu_exporter), and in the
+programs' own tables: 535.261.03, 550.163.01 and 555.58.02 of Debian's package nvidia-smi,
+570.124.06, 580.178.04 and 615.71.09 of Ubuntu's packages nvidia-utils-570-server and so on.
 """
 ROWS = ("remapped_rows.pending", "remapped_rows.failure")
 """What `--query-remapped-rows` knows in all of these branches.
 
-Before 570, where `--query-gpu` got the same fields, it said 1 and 0 instead of Yes and No: programs of that
-time read numbers (`parse_nvidia_smi_remapped_rows` in public code).
+Before 570, where `--query-gpu` got the same fields, it said 1 and 0 instead of Yes and No: programs
+of that time read numbers (`parse_nvidia_smi_remapped_rows` in public code).
 """
 UNITS = {"memory.total": "MiB"}
 PART = (
@@ -116,7 +117,9 @@ def listed(gpus: list[Machine]) -> None:
 
 def branch(machine: Machine) -> int:
     """The driver's: 580 of 580.95.05."""
-    return int(machine["gpus"][0]["driver"].split(".")[0]) if machine["gpus"] else max(SINCE.values())
+    return (
+        int(machine["gpus"][0]["driver"].split(".")[0]) if machine["gpus"] else max(SINCE.values())
+    )
 
 
 def fields_of(branch: int) -> list[str]:
@@ -145,24 +148,40 @@ def queried(machine: Machine, fields: list[str], form: list[str], *, of_rows: bo
 
 
 def as_xml(gpus: list[Machine]) -> None:
-    say('<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">\n<nvidia_smi_log>')
+    say(
+        '<?xml version="1.0" ?>\n'
+        '<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">\n'
+        "<nvidia_smi_log>"
+    )
     say(f"\t<attached_gpus>{len(gpus)}</attached_gpus>")
     for gpu in gpus:
         say('\t<gpu id="{bus_id}">\n\t\t<product_name>{name}</product_name>'.format(**gpu))
         say("\t\t<mig_mode>\n\t\t\t<current_mig>{}</current_mig>".format(gpu["mig_mode"] or "N/A"))
-        say("\t\t\t<pending_mig>{}</pending_mig>\n\t\t</mig_mode>".format(gpu["mig_pending"] or "N/A"))
+        say(
+            "\t\t\t<pending_mig>{}</pending_mig>\n\t\t</mig_mode>".format(
+                gpu["mig_pending"] or "N/A"
+            )
+        )
         parts = "".join(PART.format(**part) for part in gpu.get("parts", [])) or "\t\t\tNone\n"
         say(f"\t\t<mig_devices>\n{parts}\t\t</mig_devices>")
         say("\t\t<uuid>{uuid}</uuid>\n\t\t<minor_number>{minor}</minor_number>".format(**gpu))
         say("\t\t<processes>\n\t\t\t<process_info>\n\t\t\t\t<gpu_instance_id>N/A</gpu_instance_id>")
-        say("\t\t\t\t<compute_instance_id>N/A</compute_instance_id>\n\t\t\t</process_info>\n\t\t</processes>")
+        say(
+            "\t\t\t\t<compute_instance_id>N/A</compute_instance_id>\n"
+            "\t\t\t</process_info>\n"
+            "\t\t</processes>"
+        )
         say("\t</gpu>")
     say("</nvidia_smi_log>")
 
 
 def matrix(gpus: list[Machine]) -> None:
     names = ["GPU{index}".format(**gpu) for gpu in gpus]
-    say("\t\033[4m" + "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\033[0m")
+    say(
+        "\t\033[4m"
+        + "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
+        + "\033[0m"
+    )
     for index, gpu in enumerate(gpus):
         cells = [" X " if other is gpu else near(gpu, other) for other in gpus]
         say("\t".join([names[index], *cells, gpu["cpus"], str(gpu["numa"]) + "\t", "N/A"]))

@@ -1,4 +1,6 @@
-"""A node for batch scripts: they really run, in bash, as under slurmd; srun and scontrol are played."""
+"""A node for batch scripts: they really run, in bash, as under slurmd; srun and scontrol are
+played.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.support.hostile import HOSTILE_NAMES
 APPTAINER = Path(__file__).with_name("apptainer")
 HASH = "0123456789abcdef"
 PARTITION = {"name": "train", "nodes": 2}
-FACTS = facts_of_spec(ClusterSpec.model_validate({"version": 1, "name": "demo", "partitions": [PARTITION]}))
+FACTS = facts_of_spec(
+    ClusterSpec.model_validate({"version": 1, "name": "demo", "partitions": [PARTITION]})
+)
 NODE = (
     "__init__",
     "first",
@@ -56,7 +60,9 @@ def play(path: Path, body: str) -> None:
 
 
 def place_payload(root: Path, host: Path, telemetry: str = "true") -> None:
-    """Place what supervises jobs, where ``host`` is clusterctl's folder of the host, and a telemetry."""
+    """Place what supervises jobs, where ``host`` is clusterctl's folder of the host, and a
+    telemetry.
+    """
     node = root / "payload" / "node"
     node.mkdir(parents=True, exist_ok=True)
     for name in ("__init__.py", *(f"node/{name}.py" for name in NODE)):
@@ -101,7 +107,9 @@ class Batch:
     def shorten(self, module: str, name: str, seconds: float) -> None:
         """Replace a time of a module of the payload."""
         path = self.payload / HASH / "payload" / "node" / f"{module}.py"
-        path.write_text(re.sub(rf"^{name} = .*", f"{name} = {seconds}", path.read_text(), flags=re.M))
+        path.write_text(
+            re.sub(rf"^{name} = .*", f"{name} = {seconds}", path.read_text(), flags=re.M)
+        )
 
     def has_telemetry(self, body: str) -> None:
         """Put a shell script in the place of the telemetry program."""

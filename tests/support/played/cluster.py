@@ -1,7 +1,8 @@
 """A cluster on this machine for tests: a home, a payload folder, and executables that play Slurm.
 
-`player.py` is called as sbatch, squeue, sacct, scancel, sinfo, sacctmgr and srun. What it knows of jobs lies
-in a JSON file, which tests look at and change. A submitted job's script really runs, in a bash of its own.
+`player.py` is called as sbatch, squeue, sacct, scancel, sinfo, sacctmgr and srun. What it knows of
+jobs lies in a JSON file, which tests look at and change. A submitted job's script really runs, in a
+bash of its own.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def submitted(session: Session, folder: Path, body: str, name: str = "mine") -> 
     return submit(session, JobSpec(name=name, script=script)).job_id
 
 
-def finished(session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine") -> str:
+def finished(
+    session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine"
+) -> str:
     """The id of a shell script that was submitted and has ended."""
     job_id = submitted(session, folder, body, name)
     cluster.wait_until_ended(job_id)

@@ -1,6 +1,7 @@
 """Plays Slurm's commands; see cluster.py. Called as: player.py COMMAND ARGUMENTS.
 
-Tests start it thousands of times, so it does without modules that take long to import: pathlib, subprocess.
+Tests start it thousands of times, so it does without modules that take long to import: pathlib,
+subprocess.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def option(argv: list[str], name: str) -> str | None:
 
 def say_record(argv: list[str], fields: list[str]) -> None:
     """Each field followed by the separator that the command asked for."""
-    separator = option(argv, "delimiter") or str(option(argv, "Format")).split(",")[0].partition(":")[2]
+    separator = (
+        option(argv, "delimiter") or str(option(argv, "Format")).split(",")[0].partition(":")[2]
+    )
     say("".join(field + separator for field in fields) + "\n")
 
 
@@ -101,7 +104,10 @@ def run(job_id: str, script: str, output: str, error: str) -> None:
     text = text.replace("$HOME/clusterctl/store/archives", payload)
     text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    logs = [(os.POSIX_SPAWN_OPEN, number, path, append, 0o666) for number, path in ((1, output), (2, error))]
+    logs = [
+        (os.POSIX_SPAWN_OPEN, number, path, append, 0o666)
+        for number, path in ((1, output), (2, error))
+    ]
     defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
     argv = ["bash", "-c", text]
     shell = os.posix_spawnp(argv[0], argv, environment, file_actions=logs, setsigdef=defaults)
@@ -110,7 +116,11 @@ def run(job_id: str, script: str, output: str, error: str) -> None:
         job = state["jobs"][job_id]
         job["end"] = int(time.time())
         if job["state"] == "RUNNING":
-            job |= {"state": "COMPLETED" if rc == 0 else "FAILED", "code": max(rc, 0), "signal": max(-rc, 0)}
+            job |= {
+                "state": "COMPLETED" if rc == 0 else "FAILED",
+                "code": max(rc, 0),
+                "signal": max(-rc, 0),
+            }
             job["reason"] = "NonZeroExitCode" if rc > 0 else ""
 
 
@@ -156,12 +166,15 @@ def sacct(argv: list[str], state: dict[str, Any]) -> None:
     if "--json" in argv:
         if odd := next((job["odd"] for _, job in rows(state, argv) if "odd" in job), None):
             fail(odd)
-        jobs = [{"job_id": int(i), "state": {"current": job["state"]}} for i, job in rows(state, argv)]
+        jobs = [
+            {"job_id": int(i), "state": {"current": job["state"]}} for i, job in rows(state, argv)
+        ]
         say(json.dumps({"jobs": jobs, "errors": []}))
         return
     found = rows(state, argv)
     if "--duplicates" in argv:
-        # A requeued job has a record for each attempt; without the option, sacct shows the last (sacct(1)).
+        # A requeued job has a record for each attempt; without the option, sacct shows the last
+        # (sacct(1)).
         found = [(i, attempt) for i, job in found for attempt in (*job.get("attempts", ()), job)]
     for job_id, job in found:
         times = [str(job.get(key, "Unknown")) for key in ("submit", "start", "end")]
@@ -183,7 +196,10 @@ def scancel(argv: list[str], state: dict[str, Any]) -> None:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 os.killpg(job["pid"], signal.SIGTERM)
     if refused:
-        lines = (f"scancel: error: Kill job error on job id {i}: Access/permission denied" for i in refused)
+        lines = (
+            f"scancel: error: Kill job error on job id {i}: Access/permission denied"
+            for i in refused
+        )
         fail("\n".join(lines))
 
 
@@ -206,7 +222,9 @@ def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:
     say("default\n" if "associations" in argv else "normal\nhigh\n")
 
 
-PLAYED = {play.__name__: play for play in (sbatch, squeue, sacct, scancel, scontrol, sinfo, sacctmgr)}
+PLAYED = {
+    play.__name__: play for play in (sbatch, squeue, sacct, scancel, scontrol, sinfo, sacctmgr)
+}
 
 
 def main(command: str, *words: str) -> None:

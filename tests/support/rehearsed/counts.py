@@ -1,4 +1,6 @@
-"""A training of numbers by two ranks, which keeps the contract of docs/restarts.md or breaks a line of it."""
+"""A training of numbers by two ranks, which keeps the contract of docs/restarts.md or breaks a line
+of it.
+"""
 
 import argparse
 import os
@@ -12,9 +14,12 @@ from pathlib import Path
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=160)
 parser.add_argument("--save-interval", type=int, default=40)
-parser.add_argument("--breaks", choices=["nothing", "continues", "verifies", "hangs"], default="nothing")
+parser.add_argument(
+    "--breaks", choices=["nothing", "continues", "verifies", "hangs"], default="nothing"
+)
 args = parser.parse_args()
-FOLDER, SIZE = Path("checkpoints"), 1000
+FOLDER = Path("checkpoints")
+SIZE = 1000
 PLACE = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 signalled: list[int] = []
 

@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-EPOCHS, STEPS = 12, 40
+EPOCHS = 12
+STEPS = 40
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)

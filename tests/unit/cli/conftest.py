@@ -32,7 +32,9 @@ def cli(tmp_path: Path) -> Clusterctl:
 
 @pytest.fixture
 def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """The played cluster as verbs find it: it is noted as up, and what would go over SSH is run here."""
+    """The played cluster as verbs find it: it is noted as up, and what would go over SSH is run
+    here.
+    """
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("TERM", "xterm-256color")
     folder = tmp_path / "cwd"

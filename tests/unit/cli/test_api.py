@@ -43,8 +43,12 @@ def script(text: str, name: str = "job.sh") -> str:
 
 
 def test_importing_it_reads_no_other_module() -> None:
-    program = "import sys, clusterctl; print(*(m for m in sys.modules if m.startswith('clusterctl.')))"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys, clusterctl; print(*(m for m in sys.modules if m.startswith('clusterctl.')))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert said.stdout.split() == []
     assert set(clusterctl.__all__) <= {*dir(clusterctl.api), "__version__"}
     assert all(getattr(clusterctl, name) for name in clusterctl.__all__)
@@ -59,7 +63,9 @@ def test_a_job_has_the_options_of_the_command_line() -> None:
 
 def public_functions() -> list[Callable[..., object]]:
     functions = [getattr(clusterctl, name) for name in clusterctl.__all__ if name.islower()]
-    functions += [one for kind in (clusterctl.Cluster, clusterctl.Job) for one in vars(kind).values()]
+    functions += [
+        one for kind in (clusterctl.Cluster, clusterctl.Job) for one in vars(kind).values()
+    ]
     return [one for one in functions if inspect.isfunction(one) and one.__name__[0] != "_"]
 
 
@@ -70,7 +76,9 @@ def test_the_page_names_all_functions() -> None:
     assert {name for name in names if not re.search(rf"`{name}\(", page)} == set()
 
 
-KINDS = {f"Unpack[{kind.__name__}]": kind for kind in (JobKeywords, ReplayKeywords, SelectionKeywords)}
+KINDS = {
+    f"Unpack[{kind.__name__}]": kind for kind in (JobKeywords, ReplayKeywords, SelectionKeywords)
+}
 
 
 def documented(function: Callable[..., object]) -> set[str]:
@@ -86,7 +94,9 @@ def documented(function: Callable[..., object]) -> set[str]:
 
 
 def test_docstrings_name_all_options() -> None:
-    """Keyword arguments, and those of a TypedDict unless the docstring refers to another function's."""
+    """Keyword arguments, and those of a TypedDict unless the docstring refers to another
+    function's.
+    """
     missing = []
     for function in public_functions():
         parameters = inspect.signature(function).parameters.values()
@@ -110,7 +120,9 @@ def test_the_documented_programs_have_no_type_errors(
     tmp_path: Path, flags: list[str], *, uses_api: bool
 ) -> None:
     listed = [block for page in pages() for block in blocks(page) if block.language == "python"]
-    programs = {b.file: b.text for b in listed if b.file and ("import clusterctl" in b.text) == uses_api}
+    programs = {
+        b.file: b.text for b in listed if b.file and ("import clusterctl" in b.text) == uses_api
+    }
     for name, text in programs.items():
         (tmp_path / name).write_text(text)
     # The package's own modules are checked by `make lint`.
@@ -193,7 +205,14 @@ def test_a_sweep_and_a_job_file(here: Session, cluster: PlayedCluster) -> None:
     )
     assert "#SBATCH --array=0-5" in text
     assert "--epochs 1" in text
-    args = {"epochs": 1, "profile": True, "amp": False, "save": None, "augment": ["a", "b"], "-x": 0.5}
+    args = {
+        "epochs": 1,
+        "profile": True,
+        "amp": False,
+        "save": None,
+        "augment": ["a", "b"],
+        "-x": 0.5,
+    }
     (text,) = demo.render(script("true"), args)
     assert "job.sh --epochs 1 --profile --augment a b -x 0.5" in text
     assert here.ledger.entries() == (), "rendered only"
@@ -212,7 +231,10 @@ def test_what_is_wrong_is_a_usage_error(here: Session) -> None:
         (lambda: demo.submit("train", nods=2), "did you mean nodes?"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", wait=True), "jobs have no option 'wait'"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", nodes=0), "--nodes must be at least 1"),
-        (lambda: demo.submit("train", sweep={"grid": {"lr": [0.1]}}, array="1-2"), "remove --array"),
+        (
+            lambda: demo.submit("train", sweep={"grid": {"lr": [0.1]}}, array="1-2"),
+            "remove --array",
+        ),
         (lambda: demo.rehearse("train", faults="rank-kiled"), "did you mean rank-killed?"),
         (demo.down, "pass yes=True"),
         (lambda: clusterctl.list_runs("lr ? 2"), "is not a valid condition"),
@@ -272,7 +294,11 @@ def test_runs_are_chosen_and_compared(runs: Path) -> None:
     (first, second) = clusterctl.list_runs("lr>=1e-3", sort="lr", folders=[runs])
     assert (first.config, first.value("loss")) == ({"lr": 0.01}, 1 / 3)
     assert clusterctl.list_runs(["lr>0.05", "loss<1"], tags=["base"]) == [second]
-    assert next((one.key, one.a, one.b) for one in clusterctl.compare(second, first)) == ("lr", 0.1, 0.01)
+    assert next((one.key, one.a, one.b) for one in clusterctl.compare(second, first)) == (
+        "lr",
+        0.1,
+        0.01,
+    )
 
 
 def test_runs_are_reported(runs: Path) -> None:
@@ -292,7 +318,12 @@ def test_runs_are_a_data_frame(runs: Path) -> None:
     assert len(shown) < 80
     assert all(word in shown for word in ("demo-2-train", "COMPLETED", "loss", "0.3333"))
     best = table.filter(polars.col("loss.min") < 0.4).row(0, named=True)
-    assert (best["run"], best["lr"], best["loss.max"], best["nodes"]) == ("demo-2-train", 0.01, 1.0, 1)
+    assert (best["run"], best["lr"], best["loss.max"], best["nodes"]) == (
+        "demo-2-train",
+        0.01,
+        1.0,
+        1,
+    )
     assert best["submitted"] == datetime.fromtimestamp(TIME + 2, UTC)
     assert table.schema["lr"] == polars.Float64
     assert table.schema["job"] == polars.String
@@ -307,7 +338,12 @@ def test_columns_of_one_name_and_of_several_kinds(tmp_path: Path) -> None:
     made_run(out, 1, config=config, metrics=[{"loss": 0.5}])
     other = {"lr": 1, "depth": "auto", "loss": "l1", "huge": 1, "amp": None}
     made_run(
-        out, 2, config=other, metrics=[{"nodes": 4.0, "loss.min": 7.0}], submit_time=1 << 40, elapsed_s=None
+        out,
+        2,
+        config=other,
+        metrics=[{"nodes": 4.0, "loss.min": 7.0}],
+        submit_time=1 << 40,
+        elapsed_s=None,
     )
     second, first = clusterctl.frame(clusterctl.list_runs(folders=[out])).to_dicts()
     assert (first["nodes"], first["config.nodes"], second["metric.nodes"]) == (1, 3, 4.0)
@@ -318,7 +354,9 @@ def test_columns_of_one_name_and_of_several_kinds(tmp_path: Path) -> None:
     assert (second["submitted"], second["elapsed"]) == (None, None)
 
 
-def test_without_polars_the_error_names_the_extra(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_polars_the_error_names_the_extra(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(MachineError) as raised:
         clusterctl.frame([])

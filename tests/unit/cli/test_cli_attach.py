@@ -1,4 +1,6 @@
-"""The answer of `attach`: how each fact was learned, and which outcomes of the proof are failures."""
+"""The answer of `attach`: how each fact was learned, and which outcomes of the proof are
+failures.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from tests.support.verbs import Clusterctl
 
 CAPTURE = Path(__file__).parents[1] / "existing/captures/slurm-22.05-no-accounting.txt"
 SPEC = (
-    "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: short, nodes: 2}]}"
+    "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: "
+    "short, nodes: 2}]}"
 )
 NODES = Nodes(names=("c1", "c2"), version="3.11.2", glibc="2.36")
 PROOF = Proof("pmix", ("openmpi/4.1.4",), NODES, {"ok": True}, 0.5, ())
@@ -32,7 +35,9 @@ PENDING = Unproven("pending", "Resources")
 def attached(outcome: Proof | Unproven, spec: str = SPEC) -> Attached:
     probed = parse(CAPTURE.read_text(), Choices(), "login", 0.0)
     node = NodePlatform("3.11", 36)
-    placed = Placed("/home/stud/clusterctl", "a12345", "/usr/bin/python3", "3.11.2", node, 1.0, built=True)
+    placed = Placed(
+        "/home/stud/clusterctl", "a12345", "/usr/bin/python3", "3.11.2", node, 1.0, built=True
+    )
     return Attached(Workspace(Path("/w")), parse_spec(spec, "spec"), probed, placed, outcome)
 
 

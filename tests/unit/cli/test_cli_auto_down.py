@@ -13,7 +13,9 @@ from tests.unit.cluster.specs import spec_of
 
 
 def spec(**provider: Any) -> ClusterSpec:
-    return spec_of(provider={"type": "gcp", "project": "my-project", "zone": "us-central1-a", **provider})
+    return spec_of(
+        provider={"type": "gcp", "project": "my-project", "zone": "us-central1-a", **provider}
+    )
 
 
 ASKED = ("systemctl", "is-active", "clusterctl-auto-down.timer")

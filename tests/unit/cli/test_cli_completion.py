@@ -32,7 +32,9 @@ def cluster(cli: Clusterctl) -> Clusterctl:
     folder = cli.home / "demo"
     folder.mkdir(parents=True)
     (folder / "hosts.json").write_text(json.dumps({"hosts": HOSTS}))
-    (folder / "jobs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in JOBS) + '{"token": "torn')
+    (folder / "jobs.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in JOBS) + '{"token": "torn'
+    )
     (cli.cwd / "cluster.yaml").write_text("version: 1\nname: demo\n")
     (cli.cwd / "latin-1.yaml").write_bytes(b"# \xe9t\xe9\nname: demo\n")
     for name in ("mine.py", "two words.py", "notes.txt"):
@@ -111,7 +113,8 @@ def test_tab_in_bash(cluster: Clusterctl) -> None:
     with on_terminal(["bash", "--norc", "--noprofile", "-i"], env, cluster.cwd) as window:
         window.read_until("ready> ")
         window.type('eval "$(clusterctl completion bash)"; echo "do""ne"\r')
-        window.read_until("done\r\nready> ")  # what is typed before the prompt, the terminal shows as it is
+        # What is typed before the prompt, the terminal shows as it is.
+        window.read_until("done\r\nready> ")
         window.type("clusterctl val\t")
         window.read_until("clusterctl validate ")
         window.type("-f clus\t")
@@ -151,7 +154,9 @@ def test_no_name_is_more_than_a_word_to_a_shell(cluster: Clusterctl, shell: str)
         {"token": "c", "job_id": "1\n13", "name": "x"},
         {"token": "d", "job_id": 14, "name": None},
     ]
-    (cluster.home / "demo" / "jobs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in hostile))
+    (cluster.home / "demo" / "jobs.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in hostile)
+    )
     name = "___touch_pwned__id____13___0_x_"
     offered = {
         "bash": ["14", "12"],

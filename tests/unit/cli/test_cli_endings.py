@@ -1,4 +1,6 @@
-"""How a run ends when the world around it does: no reader, no room, no home, no color, Ctrl-C, a bug."""
+"""How a run ends when the world around it does: no reader, no room, no home, no color, Ctrl-C, a
+bug.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,22 @@ ESCAPE = "\x1b"
 
 
 def shell(cli: Clusterctl, line: str) -> subprocess.CompletedProcess[str]:
-    """Run a line of bash in which `clusterctl` is the console script; its status is the first program's."""
+    """Run a line of bash in which `clusterctl` is the console script; its status is the first
+    program's.
+    """
     text = f'clusterctl() {{ "{SCRIPT}" "$@"; }}\n{line}\nexit "${{PIPESTATUS[0]}}"'
     env = {**os.environ, "CLUSTERCTL_HOME": str(cli.home)}
     argv = ["bash", "-c", text]
     nothing = subprocess.DEVNULL
     return subprocess.run(
-        argv, cwd=cli.cwd, env=env, capture_output=True, text=True, timeout=60, stdin=nothing, check=False
+        argv,
+        cwd=cli.cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=nothing,
+        check=False,
     )
 
 
@@ -161,7 +172,9 @@ def test_a_damaged_workspace_is_named_and_hides_no_other(cli: Clusterctl) -> Non
     (folder / "hosts.json").write_text("{}")  # no version of clusterctl writes this
     assert cli("-o", "json", "list").json["clusters"][0]["state"] == "damaged"
     spec = cli.cwd / "broken.yaml"
-    spec.write_text("version: 1\nname: broken\nprovider: {type: local}\npartitions: [{name: a, nodes: 1}]\n")
+    spec.write_text(
+        "version: 1\nname: broken\nprovider: {type: local}\npartitions: [{name: a, nodes: 1}]\n"
+    )
     ran = cli("status", "-f", spec, rc=2)
     assert str(folder / "hosts.json") in ran.stderr
     assert "clusterctl up" in ran.stderr
@@ -218,10 +231,14 @@ def test_foreign_package_of_pythonpath_is_named(
     assert "env -u PYTHONPATH" in ran.stderr
 
 
-def test_a_folder_above_clusterctl_is_not_blamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_above_clusterctl_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     own = Path(errors.__file__).parents[1]
     monkeypatch.setenv("PYTHONPATH", f"{own.parent}:{own}:{tmp_path}")
-    assert errors.foreign_package_error(ImportError(path=str(own / "clusterctl" / "api.py"))) is None
+    assert (
+        errors.foreign_package_error(ImportError(path=str(own / "clusterctl" / "api.py"))) is None
+    )
     found = errors.foreign_package_error(ImportError(path=str(tmp_path / "typer.py")))
     assert found is not None
     assert found.where == str(tmp_path / "typer.py")
@@ -245,7 +262,9 @@ time.sleep(30)
     ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
 )
 def test_a_signal_is_not_lost_in_a_finalizer(number: signal.Signals, code: int) -> None:
-    """Python only reports what is raised there: the run would go on, with a traceback on the screen."""
+    """Python only reports what is raised there: the run would go on, with a traceback on the
+    screen.
+    """
     program = SIGNALLED_IN_A_FINALIZER.format(number=int(number))
     argv = [sys.executable, "-c", program]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=25, check=False)

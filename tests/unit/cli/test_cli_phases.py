@@ -29,7 +29,9 @@ def phases() -> Phases:
 
 
 def configure(phases: Phases, task: str, hosts: range, of: int) -> list[str]:
-    """Return what is said after these hosts are through with a task: how many, who is not, and the task."""
+    """Return what is said after these hosts are through with a task: how many, who is not, and the
+    task.
+    """
     for i in hosts:
         phases.progress(HostStep(f"demo-train-{i}", task, of))
     count, _, rest = phases.now.partition(" hosts")
@@ -40,14 +42,22 @@ def configure(phases: Phases, task: str, hosts: range, of: int) -> list[str]:
 def test_a_phase_says_how_many_hosts_are_through_and_who_is_not(phases: Phases) -> None:
     assert configure(phases, "munge: Run", range(1, 3), 3) == ["2/3", "", "munge: Run"]
     assert configure(phases, "munge: Run", range(3, 4), 3) == ["3", "", "munge: Run"]
-    assert configure(phases, "slurmd: Run", range(1, 3), 3) == ["2/3", "demo-train-3", "slurmd: Run"]
+    assert configure(phases, "slurmd: Run", range(1, 3), 3) == [
+        "2/3",
+        "demo-train-3",
+        "slurmd: Run",
+    ]
 
 
 def test_hosts_that_are_at_different_tasks_are_counted_for_each(phases: Phases) -> None:
     configure(phases, "munge: Run", range(1, 3), 3)
     assert configure(phases, "slurmd: Run", range(1, 2), 3)[0] == "1/3"
     assert configure(phases, "munge: Run", range(3, 4), 3) == ["3", "", "munge: Run"]
-    assert configure(phases, "slurmd: Run", range(2, 3), 3) == ["2/3", "demo-train-3", "slurmd: Run"]
+    assert configure(phases, "slurmd: Run", range(2, 3), 3) == [
+        "2/3",
+        "demo-train-3",
+        "slurmd: Run",
+    ]
     # A task of the same name comes later.
     again = configure(phases, "slurmd: Run", range(1, 2), 3)
     assert again == ["1/3", "demo-train-2, demo-train-3", "slurmd: Run"]

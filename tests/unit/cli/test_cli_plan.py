@@ -57,7 +57,9 @@ def test_equal_hosts_share_a_row_and_the_cost_stands_below() -> None:
 
 
 def test_what_is_not_a_host_is_told_in_words() -> None:
-    job = JobInfo(number=7, name="long", user="ada", state=JobState.RUNNING, reason="", nodes=("d-old-1",))
+    job = JobInfo(
+        number=7, name="long", user="ada", state=JobState.RUNNING, reason="", nodes=("d-old-1",)
+    )
     plan = Plan(
         HostPlan((HostChange("d-ctl", "keep", "the controller"),)),
         Impact(affected=(AffectedJob(job, "d-old-1 leaves the cluster"),)),
@@ -75,11 +77,15 @@ def test_what_is_not_a_host_is_told_in_words() -> None:
         assert line in shown
     assert "cost" not in shown
     answer = as_dict(SPEC, plan)
-    assert [(one["kind"], one["name"], one["action"], one["what"]) for one in answer["changes"]] == [
+    assert [
+        (one["kind"], one["name"], one["action"], one["what"]) for one in answer["changes"]
+    ] == [
         ("setting", "users", "change", "bob is added"),
         ("drift", "d-ctl", "repair", "munge was stopped"),
     ]
-    assert [(one["job_id"], one["nodes"]) for one in answer["affected_jobs"]] == [("7", ("d-old-1",))]
+    assert [(one["job_id"], one["nodes"]) for one in answer["affected_jobs"]] == [
+        ("7", ("d-old-1",))
+    ]
     assert answer["kept"] == ["d-ctl"]
     assert answer["cost"] is None
 
@@ -136,7 +142,11 @@ def test_what_costs_is_shown_without_a_terminal(capsys: pytest.CaptureFixture[st
     [
         {"hosts": (STAY, HostChange("d-x-1", "make", "a3-megagpu-8g"))},
         {"hosts": (STAY, HostChange("d-x-1", "change", "a3-megagpu-8g", usd_per_hour=None))},
-        {"hosts": (STAY,), "other": ("make a Filestore instance",), "other_unpriced": ("d-shared",)},
+        {
+            "hosts": (STAY,),
+            "other": ("make a Filestore instance",),
+            "other_unpriced": ("d-shared",),
+        },
     ],
 )
 def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
@@ -192,7 +202,9 @@ with phases.shown():
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1)])
 def test_on_a_terminal_money_is_asked_about(tmp_path: Path, answer: str, code: int) -> None:
-    with on_terminal([sys.executable, "-c", ASKS], {**os.environ, "TERM": "xterm"}, tmp_path) as shell:
+    with on_terminal(
+        [sys.executable, "-c", ASKS], {**os.environ, "TERM": "xterm"}, tmp_path
+    ) as shell:
         shell.read_until("at this price? [y/N]")
         assert "it stood still" in shell.shown
         assert "cost: 0.75 USD" in shell.shown
@@ -233,6 +245,10 @@ def test_check_tells_by_its_exit_code_and_writes_nothing(cli: Clusterctl) -> Non
     )
     assert "make  demo-train-[1-2]" in cli("plan", rc=0).stdout
     answer = cli("plan", "--check", "-o", "json", rc=3).json
-    assert [one["name"] for one in answer["changes"]] == ["demo-ctl", "demo-train-1", "demo-train-2"]
+    assert [one["name"] for one in answer["changes"]] == [
+        "demo-ctl",
+        "demo-train-1",
+        "demo-train-2",
+    ]
     assert cli("up", "--dry-run").stdout == cli("plan").stdout
     assert not cli.home.exists()

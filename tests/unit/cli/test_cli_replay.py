@@ -33,7 +33,9 @@ def said(here: Session, capsys: pytest.CaptureFixture[str]) -> Said:
     """Runs a verb; what it printed, and what it noted."""
 
     def run(*words: str, rc: int = 0) -> tuple[str, str]:
-        assert (app([*words], prog_name="clusterctl", standalone_mode=False) or 0) == rc, capsys.readouterr()
+        assert (app([*words], prog_name="clusterctl", standalone_mode=False) or 0) == rc, (
+            capsys.readouterr()
+        )
         told = capsys.readouterr()
         return told.out, told.err
 
@@ -72,7 +74,9 @@ def test_a_replay_tells_that_its_losses_are_identical(run: str, said: Said) -> N
 
 def test_what_differs_is_said_before_and_after(run: str, said: Said) -> None:
     facts = Path("runs", run, "environment.json")
-    facts.write_text(facts.read_text().replace(f'"clusterctl": "{__version__}"', '"clusterctl": "0.0.1"'))
+    facts.write_text(
+        facts.read_text().replace(f'"clusterctl": "{__version__}"', '"clusterctl": "0.0.1"')
+    )
     words = ("replay", run, "--set", "lr=2", "--wait")
     out, err = said(*words)
     assert f":\n  clusterctl: 0.0.1 -> {__version__}\n  lr: 1 -> 2\n" in err
@@ -147,7 +151,9 @@ def test_without_a_wait_it_says_how_to_compare(run: str, said: Said) -> None:
 
 def sweep(states: Mapping[int, str], job_id: int = 7, **fields: Any) -> None:
     """A sweep of four tasks as `collect` leaves it, or a run of some of its tasks."""
-    job = job_spec("losses.sh", {"sweep": {"grid": {"lr": "0..3"}, "parallel": 2}, "args": ["--base", "1"]})
+    job = job_spec(
+        "losses.sh", {"sweep": {"grid": {"lr": "0..3"}, "parallel": 2}, "args": ["--base", "1"]}
+    )
     tasks = [
         {
             **{"id": f"{job_id}_{number}", "state": state, "config": {"lr": number}},
@@ -195,7 +201,9 @@ def test_what_can_not_be_is_refused(
 
 
 def array(script: str) -> str:
-    return next(line.split("=")[1] for line in script.splitlines() if line.startswith("#SBATCH --array"))
+    return next(
+        line.split("=")[1] for line in script.splitlines() if line.startswith("#SBATCH --array")
+    )
 
 
 def test_failed_tasks_alone_and_of_them_those_that_failed_again(swept: None, said: Said) -> None:
@@ -284,7 +292,9 @@ def test_tasks_with_numbers_that_none_can_have(here: Session, said: Said) -> Non
 
 def test_of_a_bundled_job_the_programs_are_compared(here: Session, said: Said) -> None:
     facts = {"payload": "0123456789abcdef", "given": ["nodes"]}
-    made_run(Path("runs"), args=["--epochs", "1"], job={"bundled": "train", "nodes": 2}, client=facts)
+    made_run(
+        Path("runs"), args=["--epochs", "1"], job={"bundled": "train", "nodes": 2}, client=facts
+    )
     Path("runs/demo-1-train/source.json").unlink()
     out, err = said("replay", "1", "--dry-run")
     assert "#SBATCH --nodes=2" in out

@@ -55,7 +55,9 @@ def test_a_whole_run_needs_no_word(workspace: Workspace) -> None:
 def test_what_becomes_of_it_depends_on_the_cluster(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, provider: str, said: str, *, keep: bool
 ) -> None:
-    monkeypatch.setattr(inventory, "inventory_of", lambda _: SimpleNamespace(traits=PROVIDERS[provider]))
+    monkeypatch.setattr(
+        inventory, "inventory_of", lambda _: SimpleNamespace(traits=PROVIDERS[provider])
+    )
     monkeypatch.setattr(inventory, "keeps_storage", lambda _: keep)
     assert collecting._what_becomes(workspace) == said
 
@@ -76,7 +78,9 @@ def test_uncollected_reasons_show_first_file_and_count(workspace: Workspace) -> 
     )
 
 
-@pytest.mark.parametrize(("words", "seconds"), [("collect --all", 5), ("jobs", 10), ("cancel 1", 10)])
+@pytest.mark.parametrize(
+    ("words", "seconds"), [("collect --all", 5), ("jobs", 10), ("cancel 1", 10)]
+)
 def test_a_stopped_slurmctld_is_waited_for_once_and_not_for_long(
     here: Session,
     cluster: PlayedCluster,
@@ -124,7 +128,10 @@ def test_a_run_that_is_not_collected_leaves_the_table(
 
 
 def test_sweep_of_option_with_name_of_field_shows_values_of_option(
-    here: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     tasks = [
         {
@@ -146,7 +153,10 @@ def test_sweep_of_option_with_name_of_field_shows_values_of_option(
 
 
 def test_sweep_by_metric_of_unknown_direction_is_told_how_to_rank(
-    here: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The tasks wrote a single metric, and nobody said which of its values are better."""
     metric = {"widgets": {"last": 2.0, "count": 1}}

@@ -1,4 +1,6 @@
-"""Words that are not clusterctl's: each is one error with exit code 2, and the fix names what to type."""
+"""Words that are not clusterctl's: each is one error with exit code 2, and the fix names what to
+type.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def folder(cli: Clusterctl) -> Path:
 
 
 @pytest.mark.parametrize("typed", SLIPS)
-def test_slip_is_refused_with_the_near_name_or_the_habit(cli: Clusterctl, folder: Path, typed: str) -> None:
+def test_slip_is_refused_with_the_near_name_or_the_habit(
+    cli: Clusterctl, folder: Path, typed: str
+) -> None:
     code, cause, fix = SLIPS[typed]
     ran = cli("-o", "json", *shlex.split(typed), rc=2)
     (failure,) = ran.json["failures"]
@@ -173,7 +177,9 @@ def test_words_after_the_dashes_replace_the_args_of_a_job_file(cli: Clusterctl) 
 
 
 def test_a_config_file_of_the_cluster_is_left_to_the_job(cli: Clusterctl) -> None:
-    script = cli("submit", "train", "--dry-run", "--", "--config", "/shared/x.toml", "--lr", "0.1").stdout
+    script = cli(
+        "submit", "train", "--dry-run", "--", "--config", "/shared/x.toml", "--lr", "0.1"
+    ).stdout
     assert "--config /shared/x.toml" in script
     wrong = ("train", "--dry-run", "--", "--config", "/shared/x.toml", "--lr", "x")
     assert "argument --lr" in cli("submit", *wrong, rc=2).stderr

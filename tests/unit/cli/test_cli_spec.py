@@ -71,8 +71,12 @@ def test_name_of_a_new_spec_replaces_the_usual_name(cli: Clusterctl, provider: s
     text = (cli.cwd / "cluster.yaml").read_text()
     assert "\nname: lab\n" in text
     assert "demo" not in text
-    assert codes(cli("-o", "json", "init", "--force", "--name", "My lab", rc=2)) == ["not-a-cluster-name"]
-    assert codes(cli("-o", "json", "init", "--examples", "--name", "lab", rc=2)) == ["options-exclusive"]
+    assert codes(cli("-o", "json", "init", "--force", "--name", "My lab", rc=2)) == [
+        "not-a-cluster-name"
+    ]
+    assert codes(cli("-o", "json", "init", "--examples", "--name", "lab", rc=2)) == [
+        "options-exclusive"
+    ]
     assert (cli.cwd / "cluster.yaml").read_text() == text
 
 
@@ -83,7 +87,9 @@ def test_name_of_a_new_spec_replaces_the_usual_name(cli: Clusterctl, provider: s
         ({"cards": 2}, "2 without driver"),
     ],
 )
-def test_a_host_is_shown_with_its_gpus_and_their_driver(gpus: dict[str, object], shown: str) -> None:
+def test_a_host_is_shown_with_its_gpus_and_their_driver(
+    gpus: dict[str, object], shown: str
+) -> None:
     facts = HostFacts.model_validate(WELL | {"gpus": {**WELL["gpus"], **gpus}})
     table = report_lines(Screen(json=False, color=False), DoctorReport((), {"one": facts}))
     assert f"15.6GiB  {shown}  enforcing" in "\n".join(table)

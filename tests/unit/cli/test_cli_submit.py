@@ -43,7 +43,10 @@ def test_several_are_told_in_the_list_alone(cli: Clusterctl, sweep: str) -> None
     assert [job["name"] for job in answer["jobs"]] == ["train-small", "train-big"]
     assert all("A=1" in job["script"] for job in answer["jobs"])
     shown = cli("submit", sweep, "--dry-run").stdout.splitlines()
-    assert [line for line in shown if line.startswith("### ")] == ["### train-small", "### train-big"]
+    assert [line for line in shown if line.startswith("### ")] == [
+        "### train-small",
+        "### train-big",
+    ]
 
 
 def test_what_contradicts_itself_is_refused(cli: Clusterctl, sweep: str) -> None:
@@ -87,7 +90,9 @@ def test_submit_array_above_the_limit_of_slurm_refused(cli: Clusterctl) -> None:
 
 def test_a_wait_is_written_as_a_time_limit_is(cli: Clusterctl) -> None:
     for text in ("30", "10m", "1:30:00"):
-        assert codes(cli("-o", "json", "submit", "train", "--wait", "--timeout", text, rc=2)) == ["not-up"]
+        assert codes(cli("-o", "json", "submit", "train", "--wait", "--timeout", text, rc=2)) == [
+            "not-up"
+        ]
     ran = cli("-o", "json", "submit", "train", "--wait", "--timeout", "soon", rc=2)
     assert codes(ran) == ["bad-value"]
     assert "'soon'" in ran.stderr
@@ -130,12 +135,20 @@ def test_a_model_is_used_here_without_a_cluster(cli: Clusterctl, run: Path) -> N
 def test_what_can_not_be_used_here_is_told_in_one_error(cli: Clusterctl, run: Path) -> None:
     for argv, code, named in (
         (("sample", "--run", run), "model-unfit-for-command", "which takes images"),
-        (("predict", "--run", run, "--", "nowhere.png"), "file-unreadable", "nowhere.png cannot be"),
+        (
+            ("predict", "--run", run, "--", "nowhere.png"),
+            "file-unreadable",
+            "nowhere.png cannot be",
+        ),
         (("predict", "--run", "demo-2-trian", "--", "x"), "unknown-run", "mean demo-2-train?"),
         (("predict", "--run", "7", "--", "x"), "run-not-collected", "7"),
         (("predict", "--run", run, "--time", "5m", "--", "x"), "options-exclusive", "--time"),
         (("predict",), "option-needs-option", "--local"),
-        (("predict", "--run", run, "--", "--output", "text", "digits.csv"), "no-json-answer", "-o json"),
+        (
+            ("predict", "--run", run, "--", "--output", "text", "digits.csv"),
+            "no-json-answer",
+            "-o json",
+        ),
         (("train", "--run", run), "option-needs-option", "eval, sample, predict, export"),
     ):
         said = cli("-o", "json", "submit", "--local", *argv, rc=2)
@@ -159,13 +172,17 @@ def test_arguments_are_checked_against_the_run_here(cli: Clusterctl, run: Path) 
         (("export", "--run", run.name, "--", "--export-as", "hf"), "--export-as hf"),
         (("train", "--from-run", run, "--", "--model", "cnn"), "model cnn"),
     ):
-        (failure,) = cli("-o", "json", "submit", *argv[:3], "--dry-run", *argv[3:], rc=2).json["failures"]
+        (failure,) = cli("-o", "json", "submit", *argv[:3], "--dry-run", *argv[3:], rc=2).json[
+            "failures"
+        ]
         assert failure["code"] == "program-arguments"
         assert part in failure["cause"]
 
 
 def test_a_model_that_is_here_goes_with_the_job(cli: Clusterctl, run: Path) -> None:
-    said = cli("-o", "json", "submit", "predict", "--run", run.name, "--dry-run", "--", "digits.csv").json
+    said = cli(
+        "-o", "json", "submit", "predict", "--run", run.name, "--dry-run", "--", "digits.csv"
+    ).json
     assert "payload predict --model-folder" in said["script"]
     assert " model --weights best " in said["script"]
     assert said["source"]["files"] == 3

@@ -1,4 +1,6 @@
-"""Verbs that need only a cluster's name: a wrong or missing spec file does not stand in their way."""
+"""Verbs that need only a cluster's name: a wrong or missing spec file does not stand in their
+way.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,15 @@ UNREADABLE = {
 }
 
 
-VERBS = [["status"], ["jobs"], ["cancel", "1"], ["collect"], ["logs", "1"], ["ssh"], ["submit", "probe"]]
+VERBS = [
+    ["status"],
+    ["jobs"],
+    ["cancel", "1"],
+    ["collect"],
+    ["logs", "1"],
+    ["ssh"],
+    ["submit", "probe"],
+]
 # Each of them finds its cluster in the same way; one that reads and one that writes.
 FEW_VERBS = [["status"], ["submit", "probe"]]
 
@@ -50,14 +60,17 @@ def test_of_a_cluster_that_is_up_only_the_name_is_read(
     (tmp_path / "home" / "demo").mkdir(parents=True)
     file = tmp_path / "cluster.yaml"
     read: list[Path] = []
-    monkeypatch.setattr("clusterctl.spec.load.read_name", lambda path: read.append(path) or read_name(path))
+    monkeypatch.setattr(
+        "clusterctl.spec.load.read_name", lambda path: read.append(path) or read_name(path)
+    )
 
     def name_of(text: str) -> str:
         file.write_text(text)
         read.clear()
         return ChosenCluster(file).workspace().root.name
 
-    wrong, quoted = WRONG["an unknown key"], WRONG["a quoted name, and a comment"]
+    wrong = WRONG["an unknown key"]
+    quoted = WRONG["a quoted name, and a comment"]
     assert (name_of(wrong), name_of(quoted), read) == ("demo", "demo", [])
     assert (name_of(SPEC.replace("demo", "other")), read) == ("other", [file])
     for text in (SPEC.replace("demo", "demo_x"), wrong + "name: other\n"):
@@ -65,10 +78,16 @@ def test_of_a_cluster_that_is_up_only_the_name_is_read(
             name_of(text)
 
 
-def test_wrong_choice_is_not_taken_for_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_choice_is_not_taken_for_no_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    for wrong in (ChosenCluster(name="No"), ChosenCluster(Path("none.yaml")), ChosenCluster(Path("x"), "y")):
+    for wrong in (
+        ChosenCluster(name="No"),
+        ChosenCluster(Path("none.yaml")),
+        ChosenCluster(Path("x"), "y"),
+    ):
         with pytest.raises(UsageError):
             assert wrong.ledger
     Path("cluster.yaml").write_text("nonsense")
@@ -108,7 +127,9 @@ def test_cluster_never_up_reports_wrong_spec_file(cli: Clusterctl, verb: str) ->
 
 
 @pytest.mark.parametrize("argv", VERBS, ids=lambda argv: str(argv[0]))
-def test_no_verb_about_a_cluster_that_is_up_needs_the_file(cli: Clusterctl, argv: list[str]) -> None:
+def test_no_verb_about_a_cluster_that_is_up_needs_the_file(
+    cli: Clusterctl, argv: list[str]
+) -> None:
     (cli.cwd / "cluster.yaml").write_text(WRONG["an unknown key"])
     assert not_up(cli, "demo", *argv)
 
@@ -161,7 +182,8 @@ def test_a_name_is_enough_to_look_for_a_lost_local_cluster(cli: Clusterctl) -> N
 def up(cli: Clusterctl, *names: str) -> None:
     for name in names:
         (cli.home / name).mkdir(parents=True)
-        (cli.home / name / "hosts.json").write_text("{}")  # no cluster, which is said only where it is asked
+        # No cluster, which is said only where it is asked.
+        (cli.home / name / "hosts.json").write_text("{}")
 
 
 def test_without_a_spec_the_only_cluster_that_is_up_is_meant(cli: Clusterctl) -> None:
@@ -197,7 +219,9 @@ def test_down_without_spec_names_cluster_and_yes_needs_name(cli: Clusterctl) -> 
 
 
 @pytest.mark.parametrize("argv", FEW_VERBS)
-def test_whoever_works_on_the_cluster_is_why_it_does_not_answer(cli: Clusterctl, argv: list[str]) -> None:
+def test_whoever_works_on_the_cluster_is_why_it_does_not_answer(
+    cli: Clusterctl, argv: list[str]
+) -> None:
     with holding_lock(cli.home / "local") as raising:
         (failure,) = cli("-o", "json", *argv, rc=1).json["failures"]
     assert failure["code"] == "locked"
@@ -207,7 +231,9 @@ def test_whoever_works_on_the_cluster_is_why_it_does_not_answer(cli: Clusterctl,
 
 
 @pytest.mark.parametrize("argv", [["up"], ["down", "--yes"]], ids=lambda argv: str(argv[0]))
-def test_a_second_one_fails_at_once_or_waits_as_it_is_told(cli: Clusterctl, argv: list[str]) -> None:
+def test_a_second_one_fails_at_once_or_waits_as_it_is_told(
+    cli: Clusterctl, argv: list[str]
+) -> None:
     with holding_lock(cli.home / "local") as raising:
         ran = cli("-o", "json", *argv, "--no-wait", rc=1)
         assert codes(ran) == ["locked"]

@@ -1,4 +1,6 @@
-"""What a command line is answered with: exit codes, one shape of error, options on both sides of the verb."""
+"""What a command line is answered with: exit codes, one shape of error, options on both sides of
+the verb.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from clusterctl import __version__
 from tests.support.messages import codes
 from tests.support.verbs import Clusterctl, Ran
 
-SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 3}}\n"
+SPEC = (
+    "version: 1\n"
+    "name: {name}\n"
+    "provider: {{type: local}}\n"
+    "partitions:\n"
+    "  - {{name: train, nodes: 3}}\n"
+)
 BAD_SPEC = SPEC.format(name="BAD").replace("nodes", "noodles")
 
 REFUSED = {
@@ -106,7 +114,8 @@ def test_the_version(cli: Clusterctl) -> None:
 def test_common_options_work_on_either_side_of_the_verb(cli: Clusterctl) -> None:
     for name in ("first", "second"):
         (cli.cwd / f"{name}.yaml").write_text(SPEC.format(name=name))
-    first, json = ("-f", "first.yaml"), ("-o", "json")
+    first = ("-f", "first.yaml")
+    json = ("-o", "json")
     expected = {"ok": True, "failures": [], "cluster": "first", "provider": "local", "nodes": 3}
     before = (*first, *json, "-v", "--no-color")
     assert cli(*before, "validate").json == expected

@@ -1,4 +1,6 @@
-"""Where a driver is installed before it is asked what it shows: the same `up` knows who gets CuPy."""
+"""Where a driver is installed before it is asked what it shows: the same `up` knows who gets
+CuPy.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def played(*_: object, hosts: Collection[str]) -> Generator[HostStep, None, None
 
 @pytest.fixture
 def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """The views after it; Ansible and the look stand aside, and every driver that is installed works."""
+    """The views after it; Ansible and the look stand aside, and every driver that is installed
+    works.
+    """
     LIMITS.clear()
 
     def run(
@@ -58,7 +62,9 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def noted(workspace: Workspace, views: dict[str, HostReport]) -> None:
     rendered = inputs_of(SPEC, INVENTORY, workspace, views)
-    _record(workspace, Configured(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views)))
+    _record(
+        workspace, Configured(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views))
+    )
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "none"])
@@ -77,7 +83,9 @@ def test_so_does_one_beside_a_node_that_is_new(installed: Install) -> None:
     assert views[ONE] == views[TWO] == WAS
 
 
-def test_gpu_added_is_a_change_unless_a_reboot_is_pending(installed: Install, workspace: Workspace) -> None:
+def test_gpu_added_is_a_change_unless_a_reboot_is_pending(
+    installed: Install, workspace: Workspace
+) -> None:
     before = {CTL: HostReport(None, {}), ONE: LACKS, TWO: shows()}
     noted(workspace, before)
     assert installed(INVENTORY, before)[ONE] == LACKS
@@ -91,14 +99,20 @@ def test_a_host_beyond_the_limit_is_left_alone(installed: Install) -> None:
 
 
 def test_all_that_lack_the_installation_get_it_in_one_run(installed: Install) -> None:
-    new, ctl = replace(WAS, facts=None), HostReport(None, {})
+    new = replace(WAS, facts=None)
+    ctl = HostReport(None, {})
     lacking = (CTL, ONE, TWO)
     views = installed(INVENTORY, {CTL: ctl, ONE: new, TWO: new}, lacking=lacking)
     assert (views[CTL], views[ONE], views[TWO]) == (ctl, WAS, WAS)
     installed(INVENTORY, {CTL: ctl, ONE: new, TWO: WAS}, lacking=lacking, limit=(ONE,))
     installed(INVENTORY, {CTL: ctl, ONE: new, TWO: WAS}, lacking=(ONE,))
-    installed(INVENTORY, {CTL: ctl, ONE: WAS, TWO: WAS}, lacking=(CTL,))  # site.yml does it, nobody waits
-    installed(INVENTORY.model_copy(update={"baked": True}), {CTL: ctl, ONE: new, TWO: WAS}, lacking=lacking)
+    # Site.yml does it, nobody waits.
+    installed(INVENTORY, {CTL: ctl, ONE: WAS, TWO: WAS}, lacking=(CTL,))
+    installed(
+        INVENTORY.model_copy(update={"baked": True}),
+        {CTL: ctl, ONE: new, TWO: WAS},
+        lacking=lacking,
+    )
     assert LIMITS == [[CTL, ONE, TWO], [CTL, ONE], [ONE], [ONE]]
 
 
@@ -141,7 +155,8 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
 def test_a_job_keeps_the_cards_that_it_was_given_meanwhile(
     fails: Fails, limit: tuple[str, ...] | None
 ) -> None:
-    two, three = shows("t4", "t4"), shows("t4", "t4", "t4")
+    two = shows("t4", "t4")
+    three = shows("t4", "t4", "t4")
     assert fails(two, sinfo(ONE), DRAIN, squeue(), limit=limit) == "Gres=gpu:t4:2"
     assert fails(two) == "Gres=gpu:t4:2"  # nothing to wait for
     for now in (WAS, three):
@@ -149,6 +164,8 @@ def test_a_job_keeps_the_cards_that_it_was_given_meanwhile(
         assert fails(now, *at_work, limit=limit) == "Gres=gpu:t4:2"
 
 
-def test_the_hardware_of_a_host_that_was_recreated_is_forgotten(fails: Fails, workspace: Workspace) -> None:
+def test_the_hardware_of_a_host_that_was_recreated_is_forgotten(
+    fails: Fails, workspace: Workspace
+) -> None:
     fails(shows("t4", "t4"), sinfo(ONE), DRAIN, squeue())
     assert _read(workspace, recreated=[ONE]).hardware == hardware(SPEC, INVENTORY, {TWO: WAS})

@@ -66,7 +66,9 @@ def views(one: Driver, two: Driver) -> dict[str, HostReport]:
 
 
 @pytest.mark.parametrize(("has", "tracks"), [(True, "cgroup"), (False, "linuxproc")])
-def test_slurm_without_cgroup_plugin_uses_no_cgroups(workspace: Workspace, has: bool, tracks: str) -> None:
+def test_slurm_without_cgroup_plugin_uses_no_cgroups(
+    workspace: Workspace, has: bool, tracks: str
+) -> None:
     """slurmd would not start on any node: the plugin is a file that not every build has."""
     facts = NodeFacts(4, 1, 1, 4, 1, 64000)
     reports = {**views(Driver(), Driver()), ONE: HostReport(facts, {})}
@@ -78,7 +80,9 @@ def test_slurm_without_cgroup_plugin_uses_no_cgroups(workspace: Workspace, has: 
     assert ("job_env_constrains_gpus: true" in variables) is has
     notes = cgroup_notes(INVENTORY, reports)
     assert [note.partition(":")[0] for note in notes] == ([] if has else [TWO])
-    shares = tuple(host.model_copy(update={"cpus": 1, "memory_mib": 900}) for host in INVENTORY.hosts)
+    shares = tuple(
+        host.model_copy(update={"cpus": 1, "memory_mib": 900}) for host in INVENTORY.hosts
+    )
     assert cgroup_notes(INVENTORY.model_copy(update={"hosts": shares}), reports) == ()
 
 
@@ -143,16 +147,21 @@ class Installs(LocalTransport):
 
     def run(self, argv: Sequence[str], **options: Any) -> Result:
         path = {"PATH": f"{self.root}/bin:{os.environ['PATH']}"}
-        return super().run([w.replace("/opt/clusterctl", str(self.root)) for w in argv], env=path, **options)
+        return super().run(
+            [w.replace("/opt/clusterctl", str(self.root)) for w in argv], env=path, **options
+        )
 
 
 @pytest.mark.parametrize("index", ["exit", "exit 28", 'case "$*" in *files*) exit 7;; esac'])
 def test_cloud_node_with_package_index_downloads_cupy_itself(
     workspace: Workspace, tmp_path: Path, index: str
 ) -> None:
-    """Through Identity-Aware Proxy 2.1 GB would take hours, a node, and Google does not want it there."""
+    """Through Identity-Aware Proxy 2.1 GB would take hours, a node, and Google does not want it
+    there.
+    """
     program(tmp_path, "curl", index)
-    rented, shown = spec(rented=True), views(T4, Driver())
+    rented = spec(rented=True)
+    shown = views(T4, Driver())
     if index != "exit":
         plant()
     asked: list[str] = []
@@ -193,11 +202,17 @@ def failure_of_two(driver: Driver, needs: Sequence[Finding] = ()) -> Failure:
     ("driver", "why", "fix"),
     [
         (Driver(), "nvidia-smi shows 0", "check NVIDIA's driver on the host"),
-        (Driver(fault="NVIDIA-SMI has failed"), "nvidia-smi says: NVIDIA-SMI has failed", "nvidia-smi"),
+        (
+            Driver(fault="NVIDIA-SMI has failed"),
+            "nvidia-smi says: NVIDIA-SMI has failed",
+            "nvidia-smi",
+        ),
     ],
     ids=["no driver", "fault"],
 )
-def test_a_host_without_the_gpus_of_its_partition_is_named(driver: Driver, why: str, fix: str) -> None:
+def test_a_host_without_the_gpus_of_its_partition_is_named(
+    driver: Driver, why: str, fix: str
+) -> None:
     failure = failure_of_two(driver)
     assert failure.cause.endswith(why)
     assert "1 x t4" in failure.cause
@@ -211,7 +226,9 @@ def test_a_card_in_parts_is_one(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize("code", ["fabric-manager", "fabric-not-ready"])
 def test_gpus_that_show_and_are_not_linked_are_a_failure(code: str) -> None:
-    needs = [Finding(TWO, "warning", code, "NVSwitches are not set up", "it does not run", "install it")]
+    needs = [
+        Finding(TWO, "warning", code, "NVSwitches are not set up", "it does not run", "install it")
+    ]
     with refused("nodes-changed-hardware", VerifyError, f"{TWO}") as caught:
         reject_missing_gpus(spec(), INVENTORY, views(T4, T4), INVENTORY.names, needs=needs)
     (failure,) = caught.value.failures
@@ -224,7 +241,13 @@ def test_up_ends_with_what_it_sees_of_the_nodes_drivers(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
     """Without their fabric manager GPUs show, and the proof job, which uses none, runs."""
-    cards = {"cards": 3, "shown": ["T4"] * 2, "driver": "580.95.05", "nouveau": False, "secure_boot": False}
+    cards = {
+        "cards": 3,
+        "shown": ["T4"] * 2,
+        "driver": "580.95.05",
+        "nouveau": False,
+        "secure_boot": False,
+    }
     linked = {"gpus": {**cards, "switches": 4}, "units": ["nvidia-fabricmanager"] if runs else []}
 
     def run(host: str) -> Any:
@@ -233,10 +256,14 @@ def test_up_ends_with_what_it_sees_of_the_nodes_drivers(
 
     session = ClusterContext.of(spec(), workspace=workspace)
     session.connections = cast(Connections, SimpleNamespace(to=run))
-    monkeypatch.setattr(verify, "run_verification", lambda *_, **__: verify.Verification((ONE, TWO)))
+    monkeypatch.setattr(
+        verify, "run_verification", lambda *_, **__: verify.Verification((ONE, TWO))
+    )
     monkeypatch.setattr(ClusterContext, "scheduler", lambda *_: None)
     if runs:
-        told = [note.split(": ")[:2] for note in verify.verify(session, INVENTORY, views(T4, T4)).notes]
+        told = [
+            note.split(": ")[:2] for note in verify.verify(session, INVENTORY, views(T4, T4)).notes
+        ]
         assert [host for host, why in told if shows(why, "gpu-lost")] == [TWO]
     else:
         with refused("nodes-changed-hardware", VerifyError, f"{TWO}") as caught:
@@ -245,7 +272,8 @@ def test_up_ends_with_what_it_sees_of_the_nodes_drivers(
 
 
 def test_a_driver_that_waits_for_a_reboot_is_told_of_instead() -> None:
-    why, fix = "NVIDIA's driver 575.57 is there, and it is not loaded", f"`clusterctl node reboot {TWO}`"
+    why = "NVIDIA's driver 575.57 is there, and it is not loaded"
+    fix = f"`clusterctl node reboot {TWO}`"
     needs = [Finding(TWO, "warning", "reboot-needed", "a reboot is needed", why, fix)]
     failure = failure_of_two(Driver(), needs)
     assert (failure.cause.endswith(f", but {why}"), failure.fix) == (True, fix)

@@ -37,7 +37,9 @@ def shows(*types: str, cards: int | None = None, **differs: Any) -> HostReport:
     """A node with these GPUs, and so many cards on its bus."""
     gpus = tuple(Gpu(kind, index, uuid=f"GPU-{index}") for index, kind in enumerate(types))
     facts = replace(FACTS, gpus=gpus, **differs)
-    return HostReport(facts, {}, driver=Driver(len(gpus), gpus), cards=len(gpus) if cards is None else cards)
+    return HostReport(
+        facts, {}, driver=Driver(len(gpus), gpus), cards=len(gpus) if cards is None else cards
+    )
 
 
 def failing(*, cards: int, fault: str) -> HostReport:
@@ -134,7 +136,8 @@ def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
 
 
 def test_a_node_that_nothing_was_noted_of_has_not_changed() -> None:
-    views, ask = {ONE: shows("t4")}, partial(at_work, [ONE])
+    views = {ONE: shows("t4")}
+    ask = partial(at_work, [ONE])
     assert node_config(SPEC, INVENTORY, views, {}, ask, concerned=(ONE,)).changes == {}
 
 

@@ -1,4 +1,6 @@
-"""What mending would find, without mending: on which hosts, and whether all of them would be configured."""
+"""What mending would find, without mending: on which hosts, and whether all of them would be
+configured.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,16 @@ from clusterctl.state.workspace import Workspace
 from tests.support.inventories import host_of, inventory_of
 from tests.unit.cluster.specs import TRAIN, spec_of
 
-CTL, ONE = "d-ctl", "d-train-1"
+CTL = "d-ctl"
+ONE = "d-train-1"
 FACTS = NodeFacts(4, 1, 1, 4, 1, 8000)
 FINE = {"unit munge": "running", "file /etc/munge/munge.key": "a1 400 1:1"}
 
 
 def spec(max_time: str | None = None) -> ClusterSpec:
-    return spec_of(TRAIN | ({"max_time": max_time} if max_time else {}), users=[{"name": "ada", "uid": 2001}])
+    return spec_of(
+        TRAIN | ({"max_time": max_time} if max_time else {}), users=[{"name": "ada", "uid": 2001}]
+    )
 
 
 SPEC = spec()
@@ -35,7 +40,9 @@ def views(facts: NodeFacts = FACTS, **drifted: str) -> dict[str, HostReport]:
     return {CTL: HostReport(FACTS, FINE), ONE: HostReport(facts, marks)}
 
 
-def why_outdated(workspace: Workspace, now: dict[str, HostReport], spec: ClusterSpec = SPEC) -> Notice | None:
+def why_outdated(
+    workspace: Workspace, now: dict[str, HostReport], spec: ClusterSpec = SPEC
+) -> Notice | None:
     return converge.why_outdated(ClusterContext.of(spec, workspace=workspace), INVENTORY, now)
 
 
@@ -53,7 +60,9 @@ def test_what_is_as_it_was_left_needs_nothing(workspace: Workspace) -> None:
 
 
 def test_a_host_that_drifted_is_named(workspace: Workspace) -> None:
-    assert [*converge.drift_of(workspace, views(munge="stopped"))] == [Drift(ONE, "munge was stopped")]
+    assert [*converge.drift_of(workspace, views(munge="stopped"))] == [
+        Drift(ONE, "munge was stopped")
+    ]
 
 
 def test_a_host_that_was_never_configured_is_named(workspace: Workspace) -> None:

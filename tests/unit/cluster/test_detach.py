@@ -1,4 +1,6 @@
-"""`detach` after an `attach` that failed or was killed: it removes what `attach` left, and nothing else."""
+"""`detach` after an `attach` that failed or was killed: it removes what `attach` left, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def unfinished(tmp_path: Path) -> Workspace:
 @pytest.fixture
 def finished(unfinished: Workspace) -> Workspace:
     """A workspace with hosts.json. Slurm has no jobs."""
-    here, folder = unfinished.root.parent, unfinished.root.parent / "there/ours"
+    here = unfinished.root.parent
+    folder = unfinished.root.parent / "there/ours"
     (here / "squeue").write_text("#!/bin/sh\n")
     (here / "squeue").chmod(0o755)
     recorded = inventory_of(
@@ -180,7 +183,8 @@ def test_detach_removes_the_folder_of_the_last_attach_that_ended(finished: Works
 def test_detach_that_fails_leaves_the_cluster_in_use(
     finished: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, programs = finished.root.parent / "there/ours", finished.root.parent / "bin"
+    folder = finished.root.parent / "there/ours"
+    programs = finished.root.parent / "bin"
     programs.mkdir()
     (programs / "rm").write_text("#!/bin/sh\nexit 1\n")
     (programs / "rm").chmod(0o755)

@@ -1,4 +1,6 @@
-"""`doctor --bundle`: what helps is in it, and no secret, however it is written and wherever it stands."""
+"""`doctor --bundle`: what helps is in it, and no secret, however it is written and wherever it
+stands.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def workspace(tmp_path: Path) -> Workspace:
     text = "\n".join([*PLANTED.values(), FACTS, FROM_ENVIRONMENT, OF_GCLOUD, MUNGE.hex()])
     text += f"\n{base64.b64encode(MUNGE).decode()}\n{base64.encodebytes(MUNGE).decode()}"
     text += found.key.read_text()
-    for path in (found.logs / "ansible-1.log", found.journal, found.root / "rendered" / "slurm.conf"):
+    for path in (
+        found.logs / "ansible-1.log",
+        found.journal,
+        found.root / "rendered" / "slurm.conf",
+    ):
         path.write_text(text)
     found.terraform.mkdir()
     (found.terraform / "terraform.tfstate").write_text('{"state": "all in the clear"}')
@@ -83,7 +89,14 @@ def test_no_secret_is_in_any_file(
     (tmp_path / "application_default_credentials.json").write_text(json.dumps(login))
     body = workspace.key.read_text().splitlines()[2]
     found = files(made(workspace, tmp_path).file)
-    secrets = [*PLANTED, FROM_ENVIRONMENT, OF_GCLOUD, "tok-in-env-1", "proxy-secret", "all in the clear"]
+    secrets = [
+        *PLANTED,
+        FROM_ENVIRONMENT,
+        OF_GCLOUD,
+        "tok-in-env-1",
+        "proxy-secret",
+        "all in the clear",
+    ]
     secrets += [body, MUNGE.hex()[:80], *base64.encodebytes(MUNGE).decode().split()]
     for name, raw in found.items():
         assert not [one for one in secrets if one.encode() in raw], name
@@ -133,7 +146,10 @@ def test_it_is_made_of_a_cluster_that_never_was(tmp_path: Path) -> None:
     assert "wrote mine.tar.gz" in said
     page = ROOT / "docs" / "howto" / "first-day-rocky.md"
     assert_shown(
-        page, "clusterctl doctor --bundle", said, {"mine.tar.gz": "lab-doctor-20261124T101500.tar.gz"}
+        page,
+        "clusterctl doctor --bundle",
+        said,
+        {"mine.tar.gz": "lab-doctor-20261124T101500.tar.gz"},
     )
     assert "missing: the records" in said
     assert "demo-doctor/spec.yaml" in files(cwd / "mine.tar.gz")
@@ -158,7 +174,9 @@ def test_what_hosts_say_is_in_it_and_redacted(
 def test_a_command_that_hangs_is_named_and_all_else_comes_home(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that waits for a driver or for NFS can't even be killed: `timeout` does not come back."""
+    """A process that waits for a driver or for NFS can't even be killed: `timeout` does not come
+    back.
+    """
     programs = tmp_path / "bin"
     programs.mkdir()
     pid = tmp_path / "pid"
@@ -176,7 +194,9 @@ def test_a_command_that_hangs_is_named_and_all_else_comes_home(
 
     def on_host(_: object, argv: Sequence[str], *, stdin: bytes, timeout_s: float) -> Any:
         assert argv[:2] == ("sudo", "-n")
-        done = subprocess.run(argv[2:], input=stdin, stdout=subprocess.PIPE, timeout=timeout_s, check=True)
+        done = subprocess.run(
+            argv[2:], input=stdin, stdout=subprocess.PIPE, timeout=timeout_s, check=True
+        )
         return SimpleNamespace(stdout=done.stdout.decode())
 
     monkeypatch.setattr("clusterctl.transport.ssh.SSHTransport.run", on_host)

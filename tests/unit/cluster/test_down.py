@@ -15,7 +15,13 @@ from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions, not_collected_error, remove_cluster, to_discard
 from clusterctl.cluster.look import DISCARDED
 from clusterctl.cluster.phases import PhaseRunner
-from clusterctl.errors import CollectError, LeftoversError, OnlyCopyError, UnreachableError, UsageError
+from clusterctl.errors import (
+    CollectError,
+    LeftoversError,
+    OnlyCopyError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.providers.base import Leftover
 from clusterctl.spec.models import LocalSettings
 from clusterctl.state.submissions import JobEntry, Ledger
@@ -24,7 +30,8 @@ from clusterctl.util.disk import read_rows
 from tests.support.messages import codes, refused
 from tests.support.verbs import Clusterctl
 
-DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall rule d-a1b2c3-ssh")
+DISK = Leftover("disk d-ctl in us-central1-a", 0.0125)
+RULE = Leftover("firewall rule d-a1b2c3-ssh")
 
 
 @dataclass
@@ -74,7 +81,12 @@ def cluster_with_runs(tmp_path: Path) -> Workspace:
 
 @pytest.mark.parametrize(
     ("ids", "everything", "given_up"),
-    [((), False, []), (("2",), False, ["2"]), (("1", "3", "1"), False, ["1", "3"]), ((), True, ["2", "3"])],
+    [
+        ((), False, []),
+        (("2",), False, ["2"]),
+        (("1", "3", "1"), False, ["1", "3"]),
+        ((), True, ["2", "3"]),
+    ],
 )
 def test_runs_are_given_up_by_their_jobs(
     tmp_path: Path, ids: tuple[str, ...], given_up: list[str], *, everything: bool
@@ -114,7 +126,9 @@ def test_down_removes_a_cluster_with_damaged_records(
     assert not workspace.root.exists()
 
 
-def test_what_was_given_up_is_journaled_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_given_up_is_journaled_and_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stub = Stub({"ffffff": (DISK,)}, stubborn=True)
     monkeypatch.setattr(down, "provider_of", lambda *_: stub)
     workspace = cluster_with_runs(tmp_path)
@@ -171,7 +185,11 @@ def test_failed_down_counts_as_begun_only_if_hosts_are_gone(
 
 @pytest.mark.parametrize("json", [True, False])
 def test_a_down_that_is_refused_says_which_runs_it_has_collected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, json: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    json: bool,
 ) -> None:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
     monkeypatch.setattr(down, "provider_of", lambda *_: Stub({"ffffff": (DISK,)}))
@@ -200,7 +218,9 @@ def test_down_that_can_not_collect_names_jobs_and_remedy() -> None:
     said = not_collected_error(error)
     assert "job 2: no; job 7: gone" in said.why
     assert said.fix.endswith("--discard-run 2 --discard-run 7")
-    assert not_collected_error(error, ["9"]).fix.endswith("--discard-run 9 --discard-run 2 --discard-run 7")
+    assert not_collected_error(error, ["9"]).fix.endswith(
+        "--discard-run 9 --discard-run 2 --discard-run 7"
+    )
     one = CollectError("it is not known where its files are")
     one.jobs = ("5",)
     assert not_collected_error(one).why.startswith("job 5: ")

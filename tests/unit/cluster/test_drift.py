@@ -93,7 +93,9 @@ def test_a_restart_is_told_of_only_where_no_file_is() -> None:
 def test_a_user_who_is_gone_has_a_home_that_is_not_theirs() -> None:
     noted = {**NOTED, "home ada": "fit"}
     before = {**noted, "user ada": "missing", "home ada": "missing"}
-    assert ["account ada" in one.what for one in repairs_of("d-ctl", noted, before, noted)] == [True]
+    assert ["account ada" in one.what for one in repairs_of("d-ctl", noted, before, noted)] == [
+        True
+    ]
 
 
 def test_mark_without_answer_is_drift_but_not_reported() -> None:
@@ -113,9 +115,15 @@ def test_removed_package_is_reinstalled_or_its_node_recreated(
 ) -> None:
     """Where there is a repository, Ansible looks again. What was never there is not meant."""
     marks = dict.fromkeys(("d-ctl", "d-1", "d-2", "d-3"), NOTED)
-    munge, slurmd = {"package munge": "not installed"}, {"package slurmd": "not installed"}
-    never = {"d-3": {**NOTED, **munge}, "d-4": {key: NOTED[key] for key in NOTED if key not in munge}}
-    Workspace(tmp_path).configured.write_text(Configured(marks={**marks, **never}).model_dump_json())
+    munge = {"package munge": "not installed"}
+    slurmd = {"package slurmd": "not installed"}
+    never = {
+        "d-3": {**NOTED, **munge},
+        "d-4": {key: NOTED[key] for key in NOTED if key not in munge},
+    }
+    Workspace(tmp_path).configured.write_text(
+        Configured(marks={**marks, **never}).model_dump_json()
+    )
     now = {"d-1": {}, "d-2": munge | slurmd, "d-3": munge, "d-4": munge, "d-5": munge}
     reports = {host: HostReport(None, NOTED | marks) for host, marks in now.items()}
     monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(reports))
@@ -132,7 +140,9 @@ def test_removed_package_is_reinstalled_or_its_node_recreated(
     inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="d-ctl"), baked=baked)
     if not baked:
         up.probe(session, inventory, {})
-        assert [(host, argv[-1]) for host, argv in ran] == [("d-2", "rm -f /opt/clusterctl/installed-*")]
+        assert [(host, argv[-1]) for host, argv in ran] == [
+            ("d-2", "rm -f /opt/clusterctl/installed-*")
+        ]
         return
     with refused("packages-missing", ConfigureError, "d-2") as raised:
         up.probe(session, inventory, {})

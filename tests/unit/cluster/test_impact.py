@@ -12,7 +12,13 @@ import pytest
 
 from clusterctl.cluster import impact
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.impact import Impact, free_leaving_hosts, impact_of, reject, reject_taken_uids
+from clusterctl.cluster.impact import (
+    Impact,
+    free_leaving_hosts,
+    impact_of,
+    reject,
+    reject_taken_uids,
+)
 from clusterctl.cluster.phases import Outcome
 from clusterctl.errors import ClusterctlError, Notice, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan, Provider, Size
@@ -28,7 +34,9 @@ from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step, records
 from tests.unit.cluster.specs import spec_of
 
-ONE, TWO, OLD = "d-train-1", "d-train-2", "d-old-1"
+ONE = "d-train-1"
+TWO = "d-train-2"
+OLD = "d-old-1"
 DRAIN = Step(("scontrol", "update", f"nodename={TWO}", "state=drain", "reason=clusterctl: *"))
 NOTHING: tuple[dict[str, Size], tuple[str, ...]] = ({}, ())
 RESUME = Step(("scontrol", "update", f"nodename={TWO}", "state=resume"))
@@ -95,7 +103,9 @@ def asked_in_order(*steps: Step) -> Iterator[SlurmNodes]:
 
 
 def context(wanted: ClusterSpec, provider: Hosts) -> Any:
-    return ClusterContext.of(wanted, workspace=Workspace(Path("unused")), provider=cast(Provider, provider))
+    return ClusterContext.of(
+        wanted, workspace=Workspace(Path("unused")), provider=cast(Provider, provider)
+    )
 
 
 def look(
@@ -111,7 +121,9 @@ def look(
     with asked_in_order(*steps) as slurm, pytest.MonkeyPatch.context() as patch:
         patch.setattr(impact, "check_leaving_hosts", lambda *_, **__: Outcome(only_copies.NOTHING))
         cluster = context(wanted, Hosts(sizes, alive))
-        cluster.inventory, cluster.applied, cluster.scheduler = was, wanted, lambda *_, **__: slurm
+        cluster.inventory = was
+        cluster.applied = wanted
+        cluster.scheduler = lambda *_, **__: slurm
         keep = free_leaving_hosts(cluster, HostPlan(hosts), force=force)
         return {**keep}, tuple(cluster.notes)
 
@@ -124,7 +136,9 @@ def look_ahead(
     hosts: tuple[HostChange, ...] = (),
     alive: bool = True,
 ) -> Impact:
-    """Every command is in ``steps``: what would change anything on the cluster is not among them."""
+    """Every command is in ``steps``: what would change anything on the cluster is not among
+    them.
+    """
     with asked_in_order(*steps) as slurm:
         return impact_of(context(wanted, Hosts(sizes, alive)), was, HostPlan(hosts), slurm)
 
@@ -155,7 +169,9 @@ def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
         ("7", f"{ONE} is recreated: another zone"),
         ("8", f"{TWO} is restarted: another machine type"),
     ]
-    none_begins = Step(("scontrol", "update", f"nodename={ONE},{TWO}", "state=drain", "reason=clusterctl: *"))
+    none_begins = Step(
+        ("scontrol", "update", f"nodename={ONE},{TWO}", "state=drain", "reason=clusterctl: *")
+    )
     resumed = Step(("scontrol", "update", f"nodename={ONE},{TWO}", "state=resume"))
     asked = sinfo(ONE, TWO), none_begins, squeue((7, "train", ONE)), resumed
     with rejected("jobs-would-end", UsageError):
@@ -290,7 +306,9 @@ def test_a_job_that_waits_in_a_partition_that_goes_is_named() -> None:
         ({"memory": "1GiB"}, Size(1, 1024), "gets 1 CPU, 1GiB of memory instead of 1 CPU"),
     ],
 )
-def test_a_size_that_the_spec_says_and_a_job_cannot_bear(more: dict[str, Any], size: Size, why: str) -> None:
+def test_a_size_that_the_spec_says_and_a_job_cannot_bear(
+    more: dict[str, Any], size: Size, why: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         look(
             spec(train(1, **more)),
@@ -325,7 +343,9 @@ def test_nodes_that_may_not_go_are_used_on(error: ClusterctlError) -> None:
 def test_a_node_that_slurm_does_not_drain_is_not_removed() -> None:
     refused = Step(DRAIN.argv, stderr="slurm_update error", rc=1)
     with rejected("jobs-unknown", UsageError):
-        look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, sinfo(ONE, TWO), refused, RESUME)
+        look(
+            spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, sinfo(ONE, TWO), refused, RESUME
+        )
 
 
 def test_a_uid_that_is_another_users_is_refused() -> None:

@@ -1,5 +1,7 @@
 # ruff: noqa: ARG002 - a provider that does nothing
-"""Kept storage, whichever its provider: who may take it up, its record, what `list` and `down` show of it."""
+"""Kept storage, whichever its provider: who may take it up, its record, what `list` and `down` show
+of it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ from tests.support.messages import refused
 from tests.unit.cluster.specs import spec_of
 
 DISK = KeptStorage(
-    cluster="d", id="d-a1b2c3-shared", what="disk d-a1b2c3-shared", size_mib=102400, usd_per_month=10, since=7
+    cluster="d",
+    id="d-a1b2c3-shared",
+    what="disk d-a1b2c3-shared",
+    size_mib=102400,
+    usd_per_month=10,
+    since=7,
 )
 
 OTHER_PLACE = GcpSettings(type="gcp", project="another-project", zone="us-central1-a")
@@ -181,7 +188,9 @@ def test_list_of_copies_stays_while_storage_is_kept(home: Path, stub: Stub, how:
         runner.workspace.create()
     sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
     record_copies(runner.workspace, [sent])
-    entry = JobEntry(token=str(1), name="mine", user="ada", submitted_at=0, job_id="1", remote_dir="/jobs/1")
+    entry = JobEntry(
+        token=str(1), name="mine", user="ada", submitted_at=0, job_id="1", remote_dir="/jobs/1"
+    )
     entry = replace(entry, run_dir="/runs/d-1", run_state="COMPLETED")
     Ledger(runner.workspace.jobs).add(entry)
     was_up = how in {"not kept", "kept before"}
@@ -203,7 +212,9 @@ def test_it_is_known_in_a_copy_of_the_workspace_too(home: Path) -> None:
     sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
     record_copies(workspace, [sent])
     workspace.connections.mkdir(mode=0o700)
-    with socket(AF_UNIX) as listening:  # connections that stay open have some, and they are no part of a copy
+    with socket(
+        AF_UNIX
+    ) as listening:  # connections that stay open have some, and they are no part of a copy
         listening.bind(str(workspace.connections / "s"))
         with workspace_copy(workspace, without=[]) as copy:
             assert list(read_copies(copy)) == [sent]
@@ -219,7 +230,9 @@ def test_without_keep_only_an_earlier_up_can_have_asked_for_any(
         runner.workspace.configured.touch()
     done = down.down(runner, DownOptions(discard=True))
     assert done.kept == (() if was_up else (DISK,))
-    assert [phase.name for phase in done.phases] == ["look", "destroy", "keep_storage"][: 3 - was_up]
+    assert [phase.name for phase in done.phases] == ["look", "destroy", "keep_storage"][
+        : 3 - was_up
+    ]
     assert list(load_all_kept()) == ([] if was_up else [DISK])
 
 
@@ -288,7 +301,9 @@ def test_storage_that_was_removed_by_hand_loses_its_record(home: Path, stub: Stu
 def test_a_cluster_that_is_up_keeps_the_record_of_copies(
     home: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the only one that is up, so its spec says where to look; no storage was kept before it."""
+    """It is the only one that is up, so its spec says where to look; no storage was kept before
+    it.
+    """
     monkeypatch.chdir(home)
     stub.storage = []
     workspace = cluster(keep=False).workspace

@@ -97,7 +97,9 @@ class Stage:
         self.workspace.spec.write_text(dump_spec(spec))
 
     def look(self, *given_up: str, discard: bool = False) -> OnlyCopies:
-        entries = [JobEntry(token=i, name="mine", user="ada", submitted_at=0, job_id=i) for i in given_up]
+        entries = [
+            JobEntry(token=i, name="mine", user="ada", submitted_at=0, job_id=i) for i in given_up
+        ]
         runner = PhaseRunner(workspace=self.workspace)
         return runner.run("look", check_only_copies, entries, discard=discard)
 
@@ -113,7 +115,11 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
     stage.found = OnlyCopies(files=(MODEL, SCRATCH))
-    stage.jobs = [job(7, JobState.RUNNING, "d-train-1"), job(8, JobState.PENDING), job(9, JobState.COMPLETED)]
+    stage.jobs = [
+        job(7, JobState.RUNNING, "d-train-1"),
+        job(8, JobState.PENDING),
+        job(9, JobState.COMPLETED),
+    ]
     with pytest.raises(OnlyCopyError) as caught:
         stage.look()
     assert caught.value.exit_code == 1
@@ -124,7 +130,12 @@ def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
         "/scratch/shards on d-train-1: 5 B in 1 file of bob, 3 days old",
     ]
     assert [(one.code, one.phase) for one in caught.value.failures] == [("only-copy", "look")] * 4
-    for answer in ("`clusterctl cancel`", "`clusterctl collect --all`", "storage: {keep: true}", "--discard"):
+    for answer in (
+        "`clusterctl cancel`",
+        "`clusterctl collect --all`",
+        "storage: {keep: true}",
+        "--discard",
+    ):
         assert answer in caught.value.fix
     assert [one.fix for one in caught.value.failures] == [caught.value.fix, "", "", ""]
     (entry,) = read_rows(stage.workspace.journal)
@@ -141,7 +152,8 @@ def test_what_is_discarded_is_returned_and_journaled(stage: Stage) -> None:
 
 
 def test_a_run_that_is_given_up_stops_nothing(stage: Stage) -> None:
-    stage.found, stage.jobs = OnlyCopies(files=(LOST,)), [job(2, JobState.RUNNING)]
+    stage.found = OnlyCopies(files=(LOST,))
+    stage.jobs = [job(2, JobState.RUNNING)]
     with pytest.raises(OnlyCopyError):
         stage.look()
     (run,) = stage.look("2").lines
@@ -180,7 +192,9 @@ SILENT = OnlyCopies(unknown=("what is on d-ctl can't be told: no route",))
 
 
 def test_a_down_that_was_killed_goes_on_where_hosts_are_gone(stage: Stage) -> None:
-    """Also if an older job became known since, as `collect` does with one that was submitted elsewhere."""
+    """Also if an older job became known since, as `collect` does with one that was submitted
+    elsewhere.
+    """
     note_removal(stage.workspace, OnlyCopies())
     entry = JobEntry(token=str(7), name="mine", user="ada", submitted_at=5.0, job_id="7")
     Ledger(stage.workspace.jobs).add(entry)
@@ -193,7 +207,8 @@ def test_a_down_that_was_killed_goes_on_where_hosts_are_gone(stage: Stage) -> No
 
 
 @pytest.mark.parametrize(
-    "how", ["all answer", "some did not answer before", "a job was submitted since", "it was long ago"]
+    "how",
+    ["all answer", "some did not answer before", "a job was submitted since", "it was long ago"],
 )
 def test_silent_hosts_are_ignored_only_after_recent_search(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, how: str
@@ -208,7 +223,8 @@ def test_silent_hosts_are_ignored_only_after_recent_search(
     elif how == "it was long ago":
         later = time.time() + LOOK_VALID_S
         monkeypatch.setattr(looking, "time", SimpleNamespace(time=lambda: later))
-        note_removal(stage.workspace, OnlyCopies())  # a second one that passed over them has not looked
+        # A second one that passed over them has not looked.
+        note_removal(stage.workspace, OnlyCopies())
     stage.found = SILENT
     with pytest.raises(OnlyCopyError):
         stage.look()
@@ -221,7 +237,9 @@ def test_what_is_lost_is_noted_beside_the_workspace(stage: Stage) -> None:
     assert (row["cluster"], row["discarded"]) == ("d", [str(MODEL), str(SCRATCH)])
 
 
-def test_whether_hosts_answer_is_asked_of_each(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_hosts_answer_is_asked_of_each(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead: set[str] = set()
 
     def run(name: str, *_: object) -> None:
@@ -238,7 +256,8 @@ def test_whether_hosts_answer_is_asked_of_each(stage: Stage, monkeypatch: pytest
 
 def test_where_no_user_could_log_in_yet_nothing_is_asked(stage: Stage) -> None:
     stage.workspace.configured.unlink()
-    stage.found, stage.jobs = OnlyCopies(files=(MODEL,)), None
+    stage.found = OnlyCopies(files=(MODEL,))
+    stage.jobs = None
     assert not stage.look()
 
 
@@ -281,13 +300,20 @@ def change(name: str, action: Any, **more: Any) -> HostChange:
         ([change("d-ctl", "replace")], {}, False, (["d-ctl"], True)),
         ([change("d-ctl", "replace")], {}, True, (["d-ctl"], False)),
         ([], {"other_lost": ("a Filestore instance",)}, False, ([], True)),
-        ([change("d-train-3", "make"), change("d-train-1", "change", restarts=True)], {}, False, ([], False)),
+        (
+            [change("d-train-3", "make"), change("d-train-1", "change", restarts=True)],
+            {},
+            False,
+            ([], False),
+        ),
     ],
 )
 def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
     changes: list[HostChange], more: dict[str, Any], lost: object, *, keep: bool
 ) -> None:
-    assert LeavingHosts(inventory(), HostPlan(tuple(changes), **more)).places_lost(keep=keep) == lost
+    assert (
+        LeavingHosts(inventory(), HostPlan(tuple(changes), **more)).places_lost(keep=keep) == lost
+    )
 
 
 @pytest.mark.parametrize("affected", [True, False])
@@ -311,7 +337,8 @@ def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
     ):
         monkeypatch.setattr(impact, name, does)
     session: Any = context(stage)
-    session.scheduler, session.inventory = lambda *_, **__: slurm, inventory()
+    session.scheduler = lambda *_, **__: slurm
+    session.inventory = inventory()
     plan = HostPlan((change("d-train-1", "remove"),))
     if affected:
         with rejected("only-copy", OnlyCopyError):

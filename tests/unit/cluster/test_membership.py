@@ -76,8 +76,14 @@ def test_only_the_named_host_leaves(raised: Raise) -> None:
 def test_moved_host_outside_limit_keeps_its_partition(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-2]", big="gpu3"))
     wanted = spec(train="gpu1", big="gpu[2-3]")
-    assert nodes(limit_spec(wanted, workspace, ["ctl"])) == {"train": ("gpu1", "gpu2"), "big": ("gpu3",)}
-    assert nodes(limit_spec(wanted, workspace, ["gpu2"])) == {"train": ("gpu1",), "big": ("gpu2", "gpu3")}
+    assert nodes(limit_spec(wanted, workspace, ["ctl"])) == {
+        "train": ("gpu1", "gpu2"),
+        "big": ("gpu3",),
+    }
+    assert nodes(limit_spec(wanted, workspace, ["gpu2"])) == {
+        "train": ("gpu1",),
+        "big": ("gpu2", "gpu3"),
+    }
 
 
 def test_machine_removed_from_spec_is_known_while_it_stays(raised: Raise) -> None:
@@ -103,7 +109,9 @@ def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
 
 
 def test_without_some_nodes(raised: Raise) -> None:
-    assert nodes(spec_without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {"train": ("gpu2",)}
+    assert nodes(spec_without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {
+        "train": ("gpu2",)
+    }
     with rejected("no-node-left", UsageError):
         spec_without(spec(train="gpu1"), ["gpu1"])
     with rejected("controller-not-removable", UsageError):

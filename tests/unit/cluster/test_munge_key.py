@@ -1,4 +1,6 @@
-"""A damaged munge key on this machine: `up` takes that of a host, or stops before it changes hosts."""
+"""A damaged munge key on this machine: `up` takes that of a host, or stops before it changes
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def cluster_of(workspace: Workspace, answers: dict[str, bytes | None]) -> Any:
 @pytest.mark.parametrize("here", [b"", KEY[:512], None])
 @pytest.mark.parametrize("answers", [{"n1": KEY}, {"n1": None, "n2": b"", "n3": KEY}])
 def test_up_restores_the_munge_key_from_a_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bytes | None, answers: dict[str, bytes | None]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    here: bytes | None,
+    answers: dict[str, bytes | None],
 ) -> None:
     workspace = Workspace(tmp_path / "demo")
     workspace.create()

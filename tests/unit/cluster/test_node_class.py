@@ -1,4 +1,6 @@
-"""What the hosts of a class share is keyed by all that goes in, and by nothing secret of a cluster's."""
+"""What the hosts of a class share is keyed by all that goes in, and by nothing secret of a
+cluster's.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ from clusterctl.util.assets import data_folder, tree_hash
 from tests.support.inventories import host_of, inventory_of
 
 TWELVE, THIRTEEN = (distributions.distribution_of(f"debian-{number}") for number in (12, 13))
-CTL, ONE, TWO = "demo-ctl", "demo-train-1", "demo-train-2"
+CTL = "demo-ctl"
+ONE = "demo-train-1"
+TWO = "demo-train-2"
 SHARES = {"partition": "train", "cpus": 1, "memory_mib": 1000}
 INVENTORY = inventory_of(
     cluster="demo",
@@ -71,7 +75,12 @@ FILES = (
 def spec_of(**more: Any) -> ClusterSpec:
     users = [{"name": "ada", "uid": 2001}]
     partitions = [{"name": "train", "nodes": 2}]
-    document = {"version": 1, "name": "demo", "provider": {"type": "local"}, "partitions": partitions}
+    document = {
+        "version": 1,
+        "name": "demo",
+        "provider": {"type": "local"},
+        "partitions": partitions,
+    }
     return ClusterSpec.model_validate({**document, "users": users, **more})
 
 
@@ -82,10 +91,14 @@ def key_of(
     image: str = "0" * 16,
     group: str = COMPUTE,
 ) -> str:
-    return class_key(image, class_inputs(class_variables(spec or spec_of(), distribution, shared, group)))
+    return class_key(
+        image, class_inputs(class_variables(spec or spec_of(), distribution, shared, group))
+    )
 
 
-def test_twenty_changed_inputs_make_twenty_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twenty_changed_inputs_make_twenty_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     roles = tmp_path / "ansible"
     shutil.copytree(data_folder("ansible"), roles)
     monkeypatch.setattr(node_class, "ansible_hash", lambda: tree_hash(roles))
@@ -141,7 +154,8 @@ def test_what_stands_in_slurms_files_makes_no_other_controller() -> None:
     assert key_of(other, group=CONTROLLER) == key_of(group=CONTROLLER) != key_of()
 
 
-# What these roles have of a cluster or of a node: in files of its own, or of nodes with cards alone.
+# What these roles have of a cluster or of a node: in files of its own, or of nodes with cards
+# alone.
 OWN = {
     *("health_config_src", "munge_key_src", "slurmd_digests_src", "job_env_gpus_src"),
     *("slurmdbd_config_src", "slurmctld_config_src"),
@@ -165,13 +179,17 @@ def test_every_variable_of_its_roles_is_known_to_a_class(workspace: Workspace, g
 
 def test_what_two_groups_both_have_is_the_same_in_both() -> None:
     """One run of Ansible configures a host of each."""
-    compute, controller = (class_variables(spec_of(), TWELVE, "/shared", g) for g in (COMPUTE, CONTROLLER))
+    compute, controller = (
+        class_variables(spec_of(), TWELVE, "/shared", g) for g in (COMPUTE, CONTROLLER)
+    )
     both = compute.keys() & controller.keys()
     assert {name: compute[name] for name in both} == {name: controller[name] for name in both} != {}
 
 
 def test_another_cluster_of_the_same_kind_has_the_same_class() -> None:
-    """Its name, addresses, number and sizes of nodes, keys and accounts in Slurm's accounting are its own."""
+    """Its name, addresses, number and sizes of nodes, keys and accounts in Slurm's accounting are
+    its own.
+    """
     other = spec_of(
         name="other",
         provider={"type": "local", "subnet": "10.1.2.0/24"},
@@ -190,7 +208,9 @@ def test_class_inputs_have_no_secret_and_no_host(workspace: Workspace, group: st
     variables = class_variables(spec_of(), TWELVE, "/shared", group)
     text = class_inventory_text(alone, Path("ssh_config"), variables, Path("rendered"))
     key = workspace.public_key.read_text().split()[1]
-    assert not [word for word in (key, str(workspace.munge_key), "demo-ctl", "10.9.0") if word in text]
+    assert not [
+        word for word in (key, str(workspace.munge_key), "demo-ctl", "10.9.0") if word in text
+    ]
 
 
 def own_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
@@ -199,7 +219,8 @@ def own_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> 
 
 
 def test_each_node_has_its_own_files(workspace: Workspace) -> None:
-    spec, inventory = spec_of(), INVENTORY
+    spec = spec_of()
+    inventory = INVENTORY
     files = own_files(spec, inventory, workspace)
     assert list(files) == [CTL, ONE, TWO]
     assert files[CTL]["/etc/munge/munge.key"] == files[ONE]["/etc/munge/munge.key"]
@@ -207,10 +228,14 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
     assert files[CTL]["/etc/slurm/slurmdbd.conf"].mark.endswith(" 600 64030:64030")
     assert not files[ONE].keys() & {path for path in files[CTL] if path.startswith("/etc/slurm/")}
     same = [path for path in files[ONE] if files[ONE][path] == files[TWO][path]]
-    slurmd = (
-        "/etc/systemd/system/slurmd.service.d/clusterctl.conf"  # of shares; else with a digest of its size
-    )
-    assert same == ["/etc/hosts", "/etc/munge/munge.key", "/etc/openmpi/openmpi-mca-params.conf", slurmd]
+    # Of shares; else with a digest of its size.
+    slurmd = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
+    assert same == [
+        "/etc/hosts",
+        "/etc/munge/munge.key",
+        "/etc/openmpi/openmpi-mca-params.conf",
+        slurmd,
+    ]
     assert files[ONE]["/etc/munge/munge.key"].mark.endswith(" 400 64031:64031")
     assert b"10.9.0.0/24" in files[ONE]["/etc/openmpi/openmpi-mca-params.conf"].data
     assert b"osc = ^ucx\n" in files[ONE]["/etc/openmpi/openmpi-mca-params.conf"].data
@@ -218,7 +243,8 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
 
 
 def test_nodes_without_pmix_get_the_prolog_of_ansible(workspace: Workspace) -> None:
-    spec, inventory = spec_of(), INVENTORY.model_copy(update={"pmix": False})
+    spec = spec_of()
+    inventory = INVENTORY.model_copy(update={"pmix": False})
     files = own_files(spec, inventory, workspace)
     prolog = files[ONE]["/opt/clusterctl/task-prolog"]
     assert prolog.mark.endswith(" 755 0:0")
@@ -232,14 +258,17 @@ def test_nodes_without_pmix_get_the_prolog_of_ansible(workspace: Workspace) -> N
 SHARED = {"file /opt/clusterctl/health": "a1 755 0:0", "user ada": "2001:2001"}
 THREE = host_of("demo-train-3", address="10.9.0.5", **SHARES)
 GROWN = INVENTORY.model_copy(update={"hosts": (*INVENTORY.hosts, THREE)})
-ALL, OLD, NEW = GROWN.names, INVENTORY.names, (THREE.name,)
+ALL = GROWN.names
+OLD = INVENTORY.names
+NEW = (THREE.name,)
 
 
 class Cluster:
     """A cluster as its last `up` recorded it, and what `up` finds now."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self.workspace, self.spec = workspace, spec_of()
+        self.workspace = workspace
+        self.spec = spec_of()
         self.recorded = Configured()
         self.seen: dict[str, Checksums] = {}
         self.openmpi: dict[str, str] = {}
@@ -255,7 +284,9 @@ class Cluster:
         groups = shared_inputs(ClusterContext.of(self.spec, workspace=self.workspace), inventory)
         return HostsToConfigure(inventory, self.recorded, reports, rendered, groups, files)
 
-    def choose(self, inventory: Inventory, classed: Collection[str], *, again: bool = False) -> Work:
+    def choose(
+        self, inventory: Inventory, classed: Collection[str], *, again: bool = False
+    ) -> Work:
         return self.hosts(inventory).choose(classed, again=again)
 
 
@@ -315,20 +346,24 @@ def test_a_cluster_as_it_was_recorded_has_no_work(growing: Cluster) -> None:
 
 
 def test_one_node_more_needs_no_ansible(growing: Cluster) -> None:
-    """The hosts that exist get newer files of their own, and all daemons read their configuration, once."""
+    """The hosts that exist get newer files of their own, and all daemons read their configuration,
+    once.
+    """
     work = growing.choose(GROWN, NEW)
     assert work == Work(classed=NEW, renewed=OLD, reconfigures=True, replaces_record=True)
 
 
 def test_hosts_with_nvidias_open_mpi_are_renewed_at_its_prefix(cluster: Cluster) -> None:
-    """The host's package database knows the prefix, and the other hosts have the distribution's Open MPI."""
+    """The host's package database knows the prefix, and the other hosts have the distribution's
+    Open MPI.
+    """
     cluster.openmpi = {TWO: "/usr/mpi/gcc/openmpi-4.1.7rc1/etc"}
     now = cluster.hosts(INVENTORY)
-    distribution, nvidia = (
-        "/etc/openmpi/openmpi-mca-params.conf",
-        "/usr/mpi/gcc/openmpi-4.1.7rc1/etc/openmpi-mca-params.conf",
-    )
-    of_mpi = {host: [path for path in files if "openmpi" in path] for host, files in now.files.items()}
+    distribution = "/etc/openmpi/openmpi-mca-params.conf"
+    nvidia = "/usr/mpi/gcc/openmpi-4.1.7rc1/etc/openmpi-mca-params.conf"
+    of_mpi = {
+        host: [path for path in files if "openmpi" in path] for host, files in now.files.items()
+    }
     assert of_mpi == {CTL: [distribution], ONE: [distribution], TWO: [nvidia]}
     assert now.files[TWO][nvidia] == now.files[ONE][distribution]
     cluster.seen = {host: expected_marks(files) | SHARED for host, files in now.files.items()}
@@ -337,13 +372,17 @@ def test_hosts_with_nvidias_open_mpi_are_renewed_at_its_prefix(cluster: Cluster)
 
 
 @pytest.mark.parametrize("release", ["23.11", "26.05"])
-def test_an_older_or_another_slurmctld_is_configured_by_ansible(growing: Cluster, release: str) -> None:
+def test_an_older_or_another_slurmctld_is_configured_by_ansible(
+    growing: Cluster, release: str
+) -> None:
     work = growing.choose(GROWN.model_copy(update={"slurm": release}), NEW)
     assert (work.ansible, work.renewed) == ((CTL,), (ONE, TWO))
 
 
 @pytest.mark.parametrize("users", [[], [{"name": "ada", "uid": 2001, "accounts": ["x"]}]])
-def test_a_controller_that_gets_more_than_nodes_is_configured(growing: Cluster, users: list[Any]) -> None:
+def test_a_controller_that_gets_more_than_nodes_is_configured(
+    growing: Cluster, users: list[Any]
+) -> None:
     growing.spec = spec_of(users=users)
     work = growing.choose(GROWN, NEW)
     assert CTL in work.ansible
@@ -352,7 +391,8 @@ def test_a_controller_that_gets_more_than_nodes_is_configured(growing: Cluster, 
 
 @pytest.mark.parametrize("path", ["/etc/munge/munge.key", "/etc/slurm/slurmdbd.conf"])
 def test_no_secret_is_written_anew(growing: Cluster, path: str) -> None:
-    files, seen = growing.hosts(GROWN).files[CTL], growing.seen[CTL]
+    files = growing.hosts(GROWN).files[CTL]
+    seen = growing.seen[CTL]
     assert can_renew(files, seen)
     assert not can_renew(files, {**seen, f"file {path}": "an older one"})
 
@@ -363,7 +403,9 @@ def test_a_host_that_drifted_meanwhile_is_configured(growing: Cluster) -> None:
     assert (work.ansible, work.renewed) == ((TWO,), (CTL, ONE))
 
 
-def test_another_class_is_configured_on_all_hosts(growing: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_class_is_configured_on_all_hosts(
+    growing: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node_class, "ansible_hash", lambda: "another")
     work = growing.choose(GROWN, NEW)
     assert (work.ansible, work.renewed) == (OLD, ())
@@ -388,7 +430,9 @@ def test_after_an_unfinished_up_nothing_is_renewed(growing: Cluster) -> None:
         ("accounting all", "no answer"),
     ],
 )
-def test_a_host_that_shows_something_else_is_not_as_its_class(growing: Cluster, key: str, mark: str) -> None:
+def test_a_host_that_shows_something_else_is_not_as_its_class(
+    growing: Cluster, key: str, mark: str
+) -> None:
     expected = expected_marks(growing.hosts(INVENTORY).files[ONE])
     assert matches(expected, growing.seen[ONE] | {"accounting all": "of any kind"})
     assert not matches(expected, {**growing.seen[ONE], key: mark})
@@ -401,7 +445,8 @@ def test_a_limit_names_the_only_hosts_that_are_configured(growing: Cluster) -> N
 
 
 def test_renew_replaces_files_and_keeps_lines_outside_blocks(tmp_path: Path) -> None:
-    hosts, conf = tmp_path / "hosts", tmp_path / "conf"
+    hosts = tmp_path / "hosts"
+    conf = tmp_path / "conf"
     hosts.write_text("1 mine\n# BEGIN\nold\n# END\n2 mine\n")
     asked = {str(conf): ["text", 0o640, None], str(hosts): ["new\n", 0o644, ["# BEGIN", "# END"]]}
     argv = remote_argv("clusterctl.hosts.remote_own_files", json.dumps(asked))

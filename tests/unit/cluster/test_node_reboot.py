@@ -28,10 +28,14 @@ from tests.support.scripted import ScriptedTransport
 
 
 class Machine:
-    """A host that boots when it is told to, is away for some questions then, and has another boot id."""
+    """A host that boots when it is told to, is away for some questions then, and has another boot
+    id.
+    """
 
     def __init__(self, *, away: int = 2, boots: bool = True) -> None:
-        self.away, self.boots, self.boot = away, boots, 1
+        self.away = away
+        self.boots = boots
+        self.boot = 1
         self.down = 0
 
     def run(self, argv: Sequence[str], **_: Any) -> Result:
@@ -40,7 +44,8 @@ class Machine:
             raise UnreachableError("no SSH connection", why="connection refused")
         if "reboot" in argv:
             if self.boots:
-                self.boot, self.down = self.boot + 1, self.away
+                self.boot = self.boot + 1
+                self.down = self.away
                 raise TransportError("the connection broke")
             return Result(0, "", "")
         return Result(0, f"boot {self.boot}\n", "")
@@ -56,7 +61,11 @@ def test_a_host_is_back_once_it_answers_after_another_boot() -> None:
 
 
 def test_who_does_not_come_back_is_named_with_the_reason() -> None:
-    hosts: dict[str, Any] = {"a": Machine(away=0), "b": Machine(away=10**6), "c": Machine(boots=False)}
+    hosts: dict[str, Any] = {
+        "a": Machine(away=0),
+        "b": Machine(away=10**6),
+        "c": Machine(boots=False),
+    }
     with rejected("nodes-did-not-come-back", TransportError) as caught:
         nodes.reboot(hosts, timeout_s=0)
     said = {failure.host: failure.cause for failure in caught.value.failures}
@@ -88,13 +97,19 @@ def test_nodes_that_can_not_be_drained_are_not_rebooted(made: dict[str, str], co
 
 
 def test_nodes_without_slurm_are_not_booted(booted: Booted) -> None:
-    booted.slurm = MpirunClient(cluster(), "ada", ScriptedTransport([]), lambda _: ScriptedTransport([]))
+    booted.slurm = MpirunClient(
+        cluster(), "ada", ScriptedTransport([]), lambda _: ScriptedTransport([])
+    )
     with rejected("needs-slurm", UsageError):
         booted()
 
 
 def cluster(
-    *, address: str = "10.0.0.1", ssh_address: str | None = None, provider: str = "onprem", **more: Any
+    *,
+    address: str = "10.0.0.1",
+    ssh_address: str | None = None,
+    provider: str = "onprem",
+    **more: Any,
 ) -> Inventory:
     roles = {"a": ("controller", "compute"), "b": ("compute",), "c": ("compute",)}
     hosts = tuple(
@@ -105,10 +120,14 @@ def cluster(
 
 
 class SlurmOfThree(Nodes):
-    """Slurm without jobs: a and c take some, a person drained b. ``resumes``: somebody puts c back."""
+    """Slurm without jobs: a and c take some, a person drained b. ``resumes``: somebody puts c
+    back.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
-        self.workspace, self.resumes, self.clock = workspace, False, Clock()
+        self.workspace = workspace
+        self.resumes = False
+        self.clock = Clock()
         self.reasons = {"b": "noisy disk"}
 
     def nodes(self) -> tuple[NodeInfo, ...]:
@@ -148,7 +167,8 @@ class Booted:
             return 0
 
         def unlocked(*args: object, **more: Any) -> int:
-            with workspace.lock("node reboot", wait_s=0, waiting=lambda _: None):  # as the `up` takes it
+            # As the `up` takes it.
+            with workspace.lock("node reboot", wait_s=0, waiting=lambda _: None):
                 return bring_up(*args, **more)
 
         monkeypatch.setattr(ChosenCluster, "workspace", lambda _: workspace)
@@ -173,7 +193,9 @@ def test_nodes_are_resumed_by_up_under_the_same_lock(
     assert booted() == 0
     assert [machine.boot for machine in booted.machines.values()] == [2, 2, 2]
     # What is OUT is resumed once it is configured.
-    assert booted.raised == [{"a": Availability.OUT, "b": Availability.DRAINED, "c": Availability.OUT}]
+    assert booted.raised == [
+        {"a": Availability.OUT, "b": Availability.DRAINED, "c": Availability.OUT}
+    ]
 
 
 def test_nothing_is_booted_if_somebody_has_put_a_node_back(booted: Booted) -> None:

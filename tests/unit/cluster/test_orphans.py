@@ -18,7 +18,8 @@ from clusterctl.spec.gcp import GcpSettings
 from clusterctl.util.progress import SILENT, Reporter
 from tests.support.messages import refused
 
-DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall rule d-a1b2c3-ssh")
+DISK = Leftover("disk d-ctl in us-central1-a", 0.0125)
+RULE = Leftover("firewall rule d-a1b2c3-ssh")
 SHARED = KeptStorage(cluster="d", id="a1b2c3", what="folder /a1b2c3/shared", since=7)
 
 
@@ -69,7 +70,9 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[ProviderSe
     return stub
 
 
-def remove(*, yes: bool, discard: bool = True, project: str | None = "my-project", name: str = "d") -> None:
+def remove(
+    *, yes: bool, discard: bool = True, project: str | None = "my-project", name: str = "d"
+) -> None:
     screen = Screen(json=False, color=False, verbose=True)
     cli_down.orphans_remove(screen, name, project, yes=yes, discard=discard)
 

@@ -30,7 +30,9 @@ SPEC = spec_of(users=[{"name": "a", "uid": 2000}])
 
 @dataclass
 class Stub:
-    """A provider that says what it is told to, and leaves something in the workspace that it is given."""
+    """A provider that says what it is told to, and leaves something in the workspace that it is
+    given.
+    """
 
     hosts: tuple[HostChange, ...] = (HostChange("d-ctl", "make", "the controller"),)
     distribution: str = "debian-12"
@@ -42,7 +44,9 @@ class Stub:
 
     known_shared = None
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS) -> HostPlan:
+    def plan(
+        self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
+    ) -> HostPlan:
         del spec, options
         self.given.append(workspace)
         assert workspace.public_key.read_text().startswith("ssh-ed25519 ")
@@ -54,7 +58,9 @@ class Stub:
         (workspace.root / "id").write_text(workspace.cluster_id())
         (workspace.root / "terraform").mkdir(exist_ok=True)
         (workspace.root / "terraform" / "plan").write_text("a plan")
-        return HostPlan(self.hosts, notes=("worth knowing",), distribution=distribution_of(self.distribution))
+        return HostPlan(
+            self.hosts, notes=("worth knowing",), distribution=distribution_of(self.distribution)
+        )
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
         del spec
@@ -74,7 +80,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_where_nothing_is_nothing_is_left(tmp_path: Path) -> None:
-    workspace, stub = Workspace(tmp_path / "home" / "d"), Stub()
+    workspace = Workspace(tmp_path / "home" / "d")
+    stub = Stub()
     found = look(workspace, stub)
     assert not found.is_empty
     assert found.summary == "hosts: 1 created"
@@ -148,7 +155,9 @@ def test_cluster_that_is_up_keeps_the_source_of_slurm(tmp_path: Path) -> None:
     workspace.create()
     workspace.inventory.write_text(inventory_of().model_dump_json())
     workspace.spec.write_text(dump_spec(SPEC))
-    changed = SPEC.software.model_copy(update={"slurm": SlurmSource.model_validate({"from": "openhpc"})})
+    changed = SPEC.software.model_copy(
+        update={"slurm": SlurmSource.model_validate({"from": "openhpc"})}
+    )
     with rejected("up-with-other-provider", UsageError, "software.slurm"):
         look(workspace, Stub(), SPEC.model_copy(update={"software": changed}))
 
@@ -156,7 +165,9 @@ def test_cluster_that_is_up_keeps_the_source_of_slurm(tmp_path: Path) -> None:
 def test_mirror_of_slurm_may_move_while_the_cluster_is_up(tmp_path: Path) -> None:
     def spec_of(url: str) -> ClusterSpec:
         source = SlurmSource.model_validate({"from": url, "key": f"{url}/key"})
-        return SPEC.model_copy(update={"software": SPEC.software.model_copy(update={"slurm": source})})
+        return SPEC.model_copy(
+            update={"software": SPEC.software.model_copy(update={"slurm": source})}
+        )
 
     workspace = Workspace(tmp_path / "d")
     workspace.create()
@@ -175,7 +186,9 @@ def test_hosts_that_no_up_was_done_with_are_not_fine(tmp_path: Path) -> None:
     assert not found.is_empty
 
 
-def test_hosts_that_do_not_answer_are_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_do_not_answer_are_named(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("clusterctl.cluster.plan.SHORT_PATIENCE_S", 0.0)
     workspace.inventory.write_text(inventory_of().model_dump_json())
     workspace.ssh_config.write_text(
@@ -197,4 +210,6 @@ def test_slurm_without_control_groups_gives_a_note(
     monkeypatch.setattr(ClusterContext, "probe", lambda *_, **__: reports)
     monkeypatch.setattr("clusterctl.cluster.plan._drift_of_services", lambda *_: ())
     found = look(workspace, Stub((HostChange("d-ctl", "keep", "the controller"),)))
-    assert [note for note in found.notes if note.startswith("d-train-1: ") and "control groups" in note]
+    assert [
+        note for note in found.notes if note.startswith("d-train-1: ") and "control groups" in note
+    ]

@@ -1,4 +1,6 @@
-"""The proof: every node as it should be, and an answer that is right, or an error that names the hosts."""
+"""The proof: every node as it should be, and an answer that is right, or an error that names the
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,8 @@ def sinfo(reason: str = "no reason", by: str = "ada", **states: str) -> Step:
 
 def squeue(**jobs: str) -> Step:
     """Jobs from number 7 on, by name, that are pending for a reason."""
-    owner, rest = (
-        ("ada", "train", "lab", "normal"),
-        ("0", "", "2026-01-01T00:00:00", "N/A", "N/A", "1:00:00", "cpu=1", "/", "", "1"),
-    )
+    owner = ("ada", "train", "lab", "normal")
+    rest = ("0", "", "2026-01-01T00:00:00", "N/A", "N/A", "1:00:00", "cpu=1", "/", "", "1")
     rows = [
         (str(number), str(number), "N/A", name, *owner, "PENDING", why, *rest)
         for number, (name, why) in enumerate(jobs.items(), start=7)
@@ -167,7 +167,9 @@ def wait(controller: ScriptedTransport) -> Verification:
         ("Unable to process configuration file", "slurmctld.log"),
     ],
 )
-def test_verify_slurmctld_that_ends_at_each_start_is_named_with_its_words(fatal: str, in_fix: str) -> None:
+def test_verify_slurmctld_that_ends_at_each_start_is_named_with_its_words(
+    fatal: str, in_fix: str
+) -> None:
     log = f"[2026-11-27T21:40:00.001] error: x\n{FATAL}older\n{FATAL}{fatal}\n"
     controller = away_controller("ActiveState=activating\nNRestarts=7\n", log)
     with rejected("slurmctld-ended", VerifyError) as caught:
@@ -201,12 +203,18 @@ IN_SERVICE = Step(RESUME.argv, stderr="slurm_update error: Invalid node state sp
 
 
 @pytest.mark.parametrize(
-    "then", [[OUT, RESUME, BOTH], [BOTH], [OUT, IN_SERVICE, BOTH]], ids=["resumed", "registered", "race"]
+    "then",
+    [[OUT, RESUME, BOTH], [BOTH], [OUT, IN_SERVICE, BOTH]],
+    ids=["resumed", "registered", "race"],
 )
 def test_node_booted_after_its_job_started_goes_down_and_back(then: list[Step]) -> None:
-    """Slurm has not noticed that the node was off: it shows the job as running, without a process."""
+    """Slurm has not noticed that the node was off: it shows the job as running, without a
+    process.
+    """
     busy = sinfo(d_train_1="allocated", d_train_2="idle")
-    down = Step(("scontrol", "update", f"nodename={NAMES[0]}", "state=down", "reason=clusterctl: *"))
+    down = Step(
+        ("scontrol", "update", f"nodename={NAMES[0]}", "state=down", "reason=clusterctl: *")
+    )
     lost = running(NAMES[0], start=4000)
     transport = ScriptedTransport([busy, NOW, lost, down, *then, srun(*NAMES)])
     proof = verify(INVENTORY, transport, {NAMES[0]: booted(900)})
@@ -256,7 +264,11 @@ def test_nodes_that_slurm_never_gives_are_an_error() -> None:
         ({"d_train_1": "down*", "d_train_2": "idle"}, NAMES[0], "DOWN"),
         ({"d_train_1": "idle*", "d_train_2": "idle"}, NAMES[0], "NOT_RESPONDING"),
         ({"d_train_1": "unknown", "d_train_2": "idle"}, NAMES[0], "UNKNOWN"),
-        ({"d_train_1": "idle", "d_train_2": "idle", "d_train_3": "idle"}, "d-train-3", "removed node"),
+        (
+            {"d_train_1": "idle", "d_train_2": "idle", "d_train_3": "idle"},
+            "d-train-3",
+            "removed node",
+        ),
     ],
 )
 def test_a_node_that_is_not_right_is_named_with_the_cause(
@@ -299,7 +311,9 @@ def test_a_node_that_slurm_gave_up_is_resumed_and_named(state: str, reason: str,
 def test_jobs_that_slurm_held_for_a_nodes_sake_wait_again() -> None:
     why = "launch failure limit exceeded requeued held"
     held = squeue(held=why, waits="Priority", by_its_owner="JobHeldUser", cancelled_by_now=why)
-    gone = Step(("scontrol", "release", "10"), stderr="Job/step already completing or completed", rc=1)
+    gone = Step(
+        ("scontrol", "release", "10"), stderr="Job/step already completing or completed", rc=1
+    )
     transport = ScriptedTransport([held, Step(("scontrol", "release", "7")), gone])
     assert SlurmNodes(transport).release_held_jobs() == ("7",)
     assert transport.left == ()
@@ -365,11 +379,15 @@ def test_nodes_that_do_not_reach_each_other_are_the_cause() -> None:
         verify(INVENTORY, ScriptedTransport([BOTH, HUNG]), nodes)
     said = "d-train-1 can't reach d-train-2: no route; d-train-2 can't reach d-train-1: no answer"
     assert caught.value.why == said
-    assert [(f.host, f.code, f.cause) for f in caught.value.failures] == [(n, "network", said) for n in NAMES]
+    assert [(f.host, f.code, f.cause) for f in caught.value.failures] == [
+        (n, "network", said) for n in NAMES
+    ]
 
 
 def test_a_node_that_fails_by_itself_is_the_cause() -> None:
-    transport = InAnyOrder([BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1], "No module named 'numpy'")])
+    transport = InAnyOrder(
+        [BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1], "No module named 'numpy'")]
+    )
     with pytest.raises(VerifyError) as caught:
         verify(INVENTORY, transport)
     assert caught.value.why.endswith("'numpy'")
@@ -386,7 +404,13 @@ def test_a_job_that_hung_is_said_to_have() -> None:
 
 def test_the_advice_of_mpirun_is_not_repeated() -> None:
     rule = "-" * 74
-    said = f"ada@10.0.0.4: Permission denied (publickey).\n{rule}\nORTE was unable to\n  start.\n{rule}\n"
+    said = (
+        "ada@10.0.0.4: Permission denied (publickey).\n"
+        f"{rule}\n"
+        "ORTE was unable to\n"
+        "  start.\n"
+        f"{rule}\n"
+    )
     denied = Step((*SRUN, "..."), stderr=said, rc=255)
     with pytest.raises(VerifyError) as caught:
         verify(INVENTORY, InAnyOrder([BOTH, denied, alone(NAMES[0]), alone(NAMES[1])]))
@@ -419,7 +443,9 @@ class Looks:
         raise MachineError("missing tool: gcloud", why="it carries SSH")
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport:  # noqa: ARG002
-        return DoctorReport((Finding("z", "error", "quota", "too little quota", "0 are left", "ask"),), {})
+        return DoctorReport(
+            (Finding("z", "error", "quota", "too little quota", "0 are left", "ask"),), {}
+        )
 
 
 def test_a_preflight_tells_of_this_machine_and_of_the_provider(tmp_path: Path) -> None:

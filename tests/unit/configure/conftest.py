@@ -29,7 +29,9 @@ def local_inventory(tmp_path: Path) -> Callable[..., Path]:
 
 
 # Ansible must not take the comment for a template.
-ADAS_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAKEeQlcH+GwmzgE/RlWAKNrD2K+DSBNoCnvcOgaXFev {{ ada }}"
+ADAS_KEY = (
+    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAKEeQlcH+GwmzgE/RlWAKNrD2K+DSBNoCnvcOgaXFev {{ ada }}"
+)
 
 
 @pytest.fixture
@@ -40,7 +42,12 @@ def spec() -> ClusterSpec:
             "name": "demo",
             "partitions": [{"name": "train", "nodes": 2}],
             "users": [
-                {"name": "ada", "uid": 10001, "accounts": ["physics", "default"], "ssh_keys": [ADAS_KEY]}
+                {
+                    "name": "ada",
+                    "uid": 10001,
+                    "accounts": ["physics", "default"],
+                    "ssh_keys": [ADAS_KEY],
+                }
             ],
             "slurm": {"qos": [{"name": "high", "priority": 5, "max_time": "90s"}, {"name": "low"}]},
         }

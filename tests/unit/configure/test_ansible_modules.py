@@ -47,7 +47,9 @@ def wanted(**more: Any) -> dict[str, Any]:
 
 class TestAccounting:
     def test_an_empty_database_gets_everything_in_order(self) -> None:
-        commands = [" ".join(words) for words in load_module("slurm_accounting").plan(wanted(), FRESH)]
+        commands = [
+            " ".join(words) for words in load_module("slurm_accounting").plan(wanted(), FRESH)
+        ]
         assert commands == [
             "add cluster demo",
             "add qos high priority=100 maxwall=00:02:00 flags=DenyOnLimit",
@@ -63,7 +65,9 @@ class TestAccounting:
 
     def test_a_new_account_of_a_user_and_a_new_default(self) -> None:
         users = [{"name": "ada", "accounts": ["physics", "default"], "admin": False}]
-        commands = load_module("slurm_accounting").plan(wanted(accounts=["physics"], users=users), TABLES)
+        commands = load_module("slurm_accounting").plan(
+            wanted(accounts=["physics"], users=users), TABLES
+        )
         assert [" ".join(words) for words in commands] == [
             "add account physics cluster=demo",
             "add user ada account=physics cluster=demo",
@@ -89,7 +93,8 @@ class TestServiceCurrent:
         config = tmp_path / "slurm.conf"
         config.write_text("KillWait=5\n")
         changed = config.stat().st_ctime
-        now, monotonic = changed + 1000, 5000.0
+        now = changed + 1000
+        monotonic = 5000.0
 
         def started(seconds_after_change: float) -> dict[str, str]:
             moment = (monotonic - 1000 + seconds_after_change) * 1e6
@@ -108,8 +113,11 @@ class TestServiceCurrent:
         config.write_bytes(b"key")
         os.utime(config, (0, 0))
         started = {"InactiveExitTimestampMonotonic": str(int((time.monotonic() - 3600) * 1e6))}
-        now, monotonic = time.time(), time.monotonic()
-        assert load_module("service_current").is_stale(started, [str(config)], now=now, monotonic=monotonic)
+        now = time.time()
+        monotonic = time.monotonic()
+        assert load_module("service_current").is_stale(
+            started, [str(config)], now=now, monotonic=monotonic
+        )
 
     @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
     def test_listening_is_seen_without_a_connection(self, family: int) -> None:

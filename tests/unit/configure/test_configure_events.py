@@ -1,4 +1,6 @@
-"""Failures of a playbook become one clear failure a host, and check mode's changes lines without secrets."""
+"""Failures of a playbook become one clear failure a host, and check mode's changes lines without
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ def event(host: str, *, kind: str = "runner_on_failed", **res: Any) -> dict[str,
 
 
 def test_the_first_failure_of_each_host_counts() -> None:
-    failures = failures_of([event("a", msg="first"), event("a", msg="second"), event("b", msg="third")])
+    failures = failures_of(
+        [event("a", msg="first"), event("a", msg="second"), event("b", msg="third")]
+    )
     assert [(f.host, f.cause) for f in failures] == [("a", "first"), ("b", "third")]
     assert failures[0].phase == f"slurmd / {TASK}"
     assert "journalctl" in failures[0].fix
 
 
 def test_message_and_stderr_are_joined_without_repeating() -> None:
-    (failure,) = failures_of([event("a", msg="non-zero", stderr="no such key", stdout="no such key")])
+    (failure,) = failures_of(
+        [event("a", msg="non-zero", stderr="no such key", stdout="no such key")]
+    )
     assert failure.cause.splitlines() == ["non-zero", "no such key"]
 
 
@@ -82,7 +88,12 @@ def test_a_changed_task_is_told_as_changed() -> None:
 
 def test_task_result_has_the_number_of_its_hosts() -> None:
     hosts = {"ctl": ("controller",), "a": ("compute",), "b": ("compute",)}
-    for pattern, of in (("compute", 2), ("controller:compute", 3), ("all", 3), ("clusterctl_own", 3)):
+    for pattern, of in (
+        ("compute", 2),
+        ("controller:compute", 3),
+        ("all", 3),
+        ("clusterctl_own", 3),
+    ):
         told = event("a", kind="runner_on_ok")
         told["event_data"]["play_pattern"] = pattern
         task = result_of(told, hosts)

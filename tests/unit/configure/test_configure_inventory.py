@@ -27,7 +27,12 @@ from tests.support.forks import ansible
 from tests.unit.configure.conftest import ADAS_KEY
 
 GCP = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
-AT_GOOGLE = {"version": 1, "name": "demo", "provider": GCP, "partitions": [{"name": "train", "nodes": 2}]}
+AT_GOOGLE = {
+    "version": 1,
+    "name": "demo",
+    "provider": GCP,
+    "partitions": [{"name": "train", "nodes": 2}],
+}
 
 
 def listed(workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
@@ -39,13 +44,21 @@ def listed(workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
 
 def refusal(workspace: Workspace, tmp_path: Path) -> str:
     """Return what Ansible says of an inventory that is not as roles want their arguments, or ""."""
-    argv = ["-i", workspace.ansible_inventory, "-c", "local", data_folder("ansible") / "validate.yml"]
+    argv = [
+        "-i",
+        workspace.ansible_inventory,
+        "-c",
+        "local",
+        data_folder("ansible") / "validate.yml",
+    ]
     done = ansible("ansible-playbook", argv, cwd=tmp_path)
     return f"exit {done.returncode}: {done.stdout}{done.stderr}" if done.returncode else ""
 
 
 @pytest.fixture
-def seen(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
+def seen(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
+) -> dict[str, Any]:
     write_ansible_inventory(spec, inventory, workspace)
     return listed(workspace, tmp_path)
 
@@ -66,17 +79,29 @@ def test_ansible_does_not_read_a_path_as_a_template(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
     write_ansible_inventory(spec, inventory, workspace)
-    argv = ["-i", workspace.ansible_inventory, "demo-ctl", "-c", "local", "-m", "ansible.builtin.debug"]
+    argv = [
+        "-i",
+        workspace.ansible_inventory,
+        "demo-ctl",
+        "-c",
+        "local",
+        "-m",
+        "ansible.builtin.debug",
+    ]
     done = ansible("ansible", [*argv, "-a", "var=munge_key_src"], cwd=tmp_path)
     said = json.loads(done.stdout.split("=>", 1)[1])
     assert said["munge_key_src"] == str(workspace.munge_key)
 
 
-def test_lists_arrive_as_they_are(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
+def test_lists_arrive_as_they_are(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace
+) -> None:
     text = inventory_text(spec, inventory, workspace).replace("!unsafe", "")
     read = yaml.safe_load(text)["all"]["vars"]
     lists = {
-        name: it for name, it in role_variables(spec, inventory, workspace).items() if isinstance(it, list)
+        name: it
+        for name, it in role_variables(spec, inventory, workspace).items()
+        if isinstance(it, list)
     }
     assert len(lists["common_hosts"]) == len(inventory.hosts)
     assert {name: read.get(name) for name in lists} == lists
@@ -92,7 +117,9 @@ def test_users_and_their_accounts(seen: dict[str, Any]) -> None:
     variables = seen["_meta"]["hostvars"]["demo-train-1"]
     listed = f"{ADAS_KEY} managed by clusterctl for demo"
     keys = ["ssh-ed25519 AAAA clusterctl", {"__ansible_unsafe": listed}]
-    assert variables["users_accounts"] == [{"name": "ada", "uid": 10001, "ssh_authorized_keys": keys}]
+    assert variables["users_accounts"] == [
+        {"name": "ada", "uid": 10001, "ssh_authorized_keys": keys}
+    ]
     assert listed.endswith(variables["users_key_mark"])
     assert variables["slurmctld_accounting_accounts"] == ["clusterctl", "default", "physics"]
     assert variables["slurmctld_accounting_users"] == [
@@ -119,13 +146,21 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
     roles = [("controller", "compute", "login"), ("compute",), ("login",)]
-    hosts = [host.model_copy(update={"roles": r}) for host, r in zip(inventory.hosts, roles, strict=True)]
+    hosts = [
+        host.model_copy(update={"roles": r}) for host, r in zip(inventory.hosts, roles, strict=True)
+    ]
     write_ansible_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
     assert refusal(workspace, tmp_path) == ""
-    argv = ["-i", workspace.ansible_inventory, "--list-hosts", data_folder("ansible") / "configure.yml"]
+    argv = [
+        "-i",
+        workspace.ansible_inventory,
+        "--list-hosts",
+        data_folder("ansible") / "configure.yml",
+    ]
     said = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert "WARNING" not in said.stdout + said.stderr
-    every, computing = ["demo-ctl", "demo-train-1", "demo-train-2"], ["demo-ctl", "demo-train-1"]
+    every = ["demo-ctl", "demo-train-1", "demo-train-2"]
+    computing = ["demo-ctl", "demo-train-1"]
     plays = {}
     for play in said.stdout.split("play #")[1:]:
         name = re.search(r"\): (.*?)\s+TAGS", play)
@@ -147,7 +182,12 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
 def test_controller_with_exported_folder_is_restored_last(
     inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
-    argv = ["-i", workspace.ansible_inventory, "--list-hosts", data_folder("ansible") / "restore.yml"]
+    argv = [
+        "-i",
+        workspace.ansible_inventory,
+        "--list-hosts",
+        data_folder("ansible") / "restore.yml",
+    ]
     for kind, counts in (("existing", ["3", "0"]), ("nfs", ["2", "1"])):
         folder = SharedFolder(kind=kind, server="demo-ctl", path="/shared")
         write_restore_inventory(inventory.model_copy(update={"shared_folder": folder}), workspace)
@@ -155,7 +195,9 @@ def test_controller_with_exported_folder_is_restored_last(
         assert re.findall(r"hosts \((\d)\)", said) == counts
 
 
-def test_no_secret_stands_in_it(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
+def test_no_secret_stands_in_it(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace
+) -> None:
     workspace.munge_key.write_bytes(b"SECRET" * 20)
     workspace.key.write_text("SECRET")
     write_ansible_inventory(spec, inventory, workspace)
@@ -208,7 +250,10 @@ def test_what_only_some_hosts_have_reaches_their_roles(
         assert host["job_env_task_prolog"] is True
         assert host["bucket_name"] == "my-data"
         assert (host["shared_storage_kind"], host["shared_storage_server"]) == ("nfs", "10.1.2.10")
-        assert (host["shared_storage_export"], host["shared_storage_network"]) == ("/shared", "10.1.2.0/24")
+        assert (host["shared_storage_export"], host["shared_storage_network"]) == (
+            "/shared",
+            "10.1.2.0/24",
+        )
     assert refusal(workspace, tmp_path) == ""
 
 
@@ -216,7 +261,11 @@ def test_packages_added_to_spec_are_installed_on_ready_hosts(
     inventory: Inventory,
 ) -> None:
     choices = (
-        *(Software(), Software.model_validate({"slurm": {"from": "openhpc"}}), Software(apptainer=True)),
+        *(
+            Software(),
+            Software.model_validate({"slurm": {"from": "openhpc"}}),
+            Software(apptainer=True),
+        ),
         *(Software(packages=("git",)), Software(packages=("git", "tree"))),
     )
     assert len({install_mark(inventory, one) for one in choices}) == len(choices)

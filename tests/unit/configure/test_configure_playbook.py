@@ -28,7 +28,8 @@ from tests.support.processes import eventually
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
 # Tasks of report.yml.
-BREAKS, LAST = "It breaks on one host", "The others go on"
+BREAKS = "It breaks on one host"
+LAST = "The others go on"
 WriteInventory = Callable[..., Path]
 
 
@@ -43,7 +44,9 @@ def processes_of(inventory: Path) -> list[int]:
 
 
 def make_run(playbook: str, inventory: Path) -> PlaybookRun:
-    return PlaybookRun(str(PLAYBOOKS / playbook), inventory, {"all": ()}, inventory.parent / "ansible.log")
+    return PlaybookRun(
+        str(PLAYBOOKS / playbook), inventory, {"all": ()}, inventory.parent / "ansible.log"
+    )
 
 
 class Steps(Reporter, list[HostStep]):
@@ -75,7 +78,9 @@ def test_progress_and_recap(
     assert not list(folder.iterdir())
 
 
-def test_a_failure_names_host_task_and_cause(local_inventory: WriteInventory, tmp_path: Path) -> None:
+def test_a_failure_names_host_task_and_cause(
+    local_inventory: WriteInventory, tmp_path: Path
+) -> None:
     inventory = local_inventory("good", "bad")
     config = tmp_path / "ssh_config"
     config.write_text("Host away\n    HostName 127.0.0.1\n    Port 1\n")
@@ -86,7 +91,10 @@ def test_a_failure_names_host_task_and_cause(local_inventory: WriteInventory, tm
     with pytest.raises(ConfigureError) as raised:
         told.extend(run_playbook(run))
     failures = {failure.host: failure for failure in raised.value.failures}
-    assert {host: one.code for host, one in failures.items()} == {"away": "unreachable", "bad": "configure"}
+    assert {host: one.code for host, one in failures.items()} == {
+        "away": "unreachable",
+        "bad": "configure",
+    }
     assert failures["away"].retryable
     assert failures["bad"].phase == BREAKS
     assert "all is lost" in failures["bad"].cause
@@ -106,7 +114,9 @@ def test_a_preview_without_mitogen_is_refused(
 def test_what_a_host_skips_is_decided_without_a_process(
     local_inventory: WriteInventory, tmp_path: Path
 ) -> None:
-    """With Ansible's own results, whatever has a condition, and errors of conditions that can't be read."""
+    """With Ansible's own results, whatever has a condition, and errors of conditions that can't be
+    read.
+    """
     argv = ["-v", "-i", local_inventory("one", "two"), PLAYBOOKS / "skipped.yml"]
     done = ansible("ansible-playbook", argv, cwd=tmp_path)
     failed = [line for line in done.stdout.splitlines() if line.startswith("fatal: ")]
@@ -130,14 +140,18 @@ def test_tasks_without_a_connection_run_without_a_process(
         (tmp_path / f"tasks-{host}.yml").write_text(json.dumps(set_fact))
     role = tmp_path / "greeter" / "tasks"
     role.mkdir(parents=True)
-    (role / "main.yml").write_text('[{"ansible.builtin.set_fact": {"greeted": "{{ greeter_of }}"}}]')
+    (role / "main.yml").write_text(
+        '[{"ansible.builtin.set_fact": {"greeted": "{{ greeter_of }}"}}]'
+    )
     done = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     callers = {pid for host in ("one", "two") for pid in (tmp_path / host).read_text().split()}
     assert len(callers) == 1
 
 
-def test_a_playbook_that_cannot_be_read_shows_what_ansible_said(local_inventory: WriteInventory) -> None:
+def test_a_playbook_that_cannot_be_read_shows_what_ansible_said(
+    local_inventory: WriteInventory,
+) -> None:
     run = make_run("no-such-playbook.yml", local_inventory("one"))
     with pytest.raises(ConfigureError) as raised:
         report_steps(run_playbook(run), SILENT)
@@ -212,7 +226,8 @@ for task in run_playbook(run):
 def test_interrupt_stops_all_processes_and_leaves_only_the_log(
     local_inventory: WriteInventory, tmp_path: Path, short_tmp: Path, ending: signal.Signals
 ) -> None:
-    inventory, log = local_inventory("one", never=tmp_path / "never"), tmp_path / "log"
+    inventory = local_inventory("one", never=tmp_path / "never")
+    log = tmp_path / "log"
     argv = [sys.executable, "-c", PROGRAM, PLAYBOOKS / "forever.yml", inventory, log]
     env = {**os.environ, "TMPDIR": str(short_tmp)}
     pipe = subprocess.PIPE

@@ -52,7 +52,10 @@ def test_groups_become_partitions_and_variables_the_way_in(tmp_path: Path) -> No
     spec, notes = imported(tmp_path, LAB)
     assert isinstance(spec.provider, OnpremSettings)
     assert (spec.name, spec.controller_host, spec.provider.login) == ("lab", "boss", ("door",))
-    assert {p.name: p.hosts for p in spec.partitions} == {"gpu-big": "gpu[01-02]", "gpu-small": "gpu03"}
+    assert {p.name: p.hosts for p in spec.partitions} == {
+        "gpu-big": "gpu[01-02]",
+        "gpu-small": "gpu03",
+    }
     machines = spec.provider.machines
     assert {name: (one.address, one.port, one.user) for name, one in machines.items()} == {
         "boss": ("10.0.0.10", 22, "rocky"),
@@ -137,7 +140,10 @@ def test_hosts_without_ssh_are_left_out_and_notes_are_merged(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[n]\na ansible_user='X Y'\nb\n", "provider.hosts.a.user: user must be a login name, not 'X Y'"),
+        (
+            "[n]\na ansible_user='X Y'\nb\n",
+            "provider.hosts.a.user: user must be a login name, not 'X Y'",
+        ),
         (
             "[n]\na\nb\n[all:vars]\nansible_port=70000\n",
             "provider.access.port: port must be at most",

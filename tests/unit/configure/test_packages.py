@@ -39,7 +39,10 @@ def checked(
         "gather_facts": False,
         "tasks": [
             {"ansible.builtin.set_fact": {"ansible_facts": facts}},
-            {"ansible.builtin.include_role": {"name": role, "tasks_from": "install"}, "vars": variables},
+            {
+                "ansible.builtin.include_role": {"name": role, "tasks_from": "install"},
+                "vars": variables,
+            },
         ],
     }
     playbook = tmp_path / "play.yml"
@@ -75,12 +78,19 @@ def test_a_check_names_what_is_missing_and_asks_no_repository(
 
 
 def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None:
-    mirrors = {"epel": {"url": "http://here/epel"}, "openhpc": {"url": "http://here/ohpc", "key": "http://k"}}
+    mirrors = {
+        "epel": {"url": "http://here/epel"},
+        "openhpc": {"url": "http://here/ohpc", "key": "http://k"},
+    }
     folder = tmp_path / "repos"
     folder.mkdir()
     facts = ROCKY | {"packages": {"dnf": []}}
     slurm = {"url": "http://here/slurm", "key": "http://here/key"}
-    variables = {"repositories_mirrors": mirrors, "repositories_openhpc": True, "repositories_slurm": slurm}
+    variables = {
+        "repositories_mirrors": mirrors,
+        "repositories_openhpc": True,
+        "repositories_slurm": slurm,
+    }
     said = check(tmp_path, "repositories", facts, **variables, repositories_folder=str(folder))
     assert "would install epel-release" not in said
     for name in ("epel", "OpenHPC", "OpenHPC-updates", "clusterctl-slurm"):
@@ -100,7 +110,9 @@ def listing(row: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("release", ["9", "10"])
-def test_codeready_builder_is_enabled_as_its_supplier_names_it(tmp_path: Path, release: str) -> None:
+def test_codeready_builder_is_enabled_as_its_supplier_names_it(
+    tmp_path: Path, release: str
+) -> None:
     rows = [row for row in CODEREADY if row["release"] == release]
     facts = ROCKY | {"distribution": "RedHat", "distribution_major_version": release}
     tasks = [
@@ -113,18 +125,27 @@ def test_codeready_builder_is_enabled_as_its_supplier_names_it(tmp_path: Path, r
         },
     ]
     done = run_play(
-        tmp_path, {"hosts": "compute", "gather_facts": False, "tasks": tasks}, ("ctl", "node"), known={}
+        tmp_path,
+        {"hosts": "compute", "gather_facts": False, "tasks": tasks},
+        ("ctl", "node"),
+        known={},
     )
     assert done.returncode == 0, done.stdout
     assert re.findall(r"enabled: (.*)\.\"", done.stdout) == [row["enabled"] for row in rows]
 
 
 @pytest.mark.parametrize("row", [CODEREADY[0], CODEREADY[-1]], ids=["listed", "unlisted"])
-def test_subscription_manager_is_asked_only_if_nothing_is_listed(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_subscription_manager_is_asked_only_if_nothing_is_listed(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
     lines = "\n".join(listing(row))
     program(tmp_path, "dnf", f"cat <<'END'\n{lines}\nEND")
     program(tmp_path, "subscription-manager", f"echo '{UNSUBSCRIBED}.'")
-    facts = ROCKY | {"distribution": "RedHat", "distribution_major_version": row["release"], "packages": {}}
+    facts = ROCKY | {
+        "distribution": "RedHat",
+        "distribution_major_version": row["release"],
+        "packages": {},
+    }
     done = checked(tmp_path, "repositories", facts)
     assert (UNSUBSCRIBED in done.stdout) != bool(row["enabled"]), done.stdout
     assert (done.returncode == 0) == bool(row["enabled"])
@@ -134,25 +155,36 @@ def test_on_rocky_linux_gcsfuse_comes_from_googles_repository(tmp_path: Path) ->
     folder = tmp_path / "repos"
     folder.mkdir()
     facts = ROCKY | {"packages": {}}
-    said = check(tmp_path, "bucket", facts, bucket_name="my-data", bucket_repositories_folder=str(folder))
+    said = check(
+        tmp_path, "bucket", facts, bucket_name="my-data", bucket_repositories_folder=str(folder)
+    )
     assert "Add the repository]" in said
     assert all(name in said.partition("would install ")[2] for name in ("fuse", "gcsfuse"))
 
 
 @pytest.mark.parametrize(
-    ("major", "keys"), [("9", ["yum-key.gpg", "rpm-package-key.gpg"]), ("10", ["rpm-package-key-v10.gpg"])]
+    ("major", "keys"),
+    [("9", ["yum-key.gpg", "rpm-package-key.gpg"]), ("10", ["rpm-package-key-v10.gpg"])],
 )
-def test_gcsfuse_has_a_key_that_the_release_takes(tmp_path: Path, major: str, keys: list[str]) -> None:
+def test_gcsfuse_has_a_key_that_the_release_takes(
+    tmp_path: Path, major: str, keys: list[str]
+) -> None:
     folder = tmp_path / "repos"
     folder.mkdir()
     names = str(ROLES / "bucket" / "vars" / "RedHat.yml")
     tasks = [
-        {"ansible.builtin.set_fact": {"ansible_facts": ROCKY | {"distribution_major_version": major}}},
+        {
+            "ansible.builtin.set_fact": {
+                "ansible_facts": ROCKY | {"distribution_major_version": major}
+            }
+        },
         {"ansible.builtin.include_vars": {"file": names}},
         {"ansible.builtin.include_role": {"name": "bucket", "tasks_from": "RedHat"}},
     ]
     play = {"hosts": "compute", "gather_facts": False, "tasks": tasks}
-    done = run_play(tmp_path, play, ("ctl", "node"), known={"bucket_repositories_folder": str(folder)})
+    done = run_play(
+        tmp_path, play, ("ctl", "node"), known={"bucket_repositories_folder": str(folder)}
+    )
     assert done.returncode == 0, done.stdout
     assert re.findall(r"/yum/doc/(\S+)", (folder / "gcsfuse.repo").read_text()) == keys
 
@@ -165,7 +197,9 @@ def modules(tasks: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def test_each_use_of_dnf_leaves_other_suppliers_out() -> None:
-    """Repositories that match no glob are none to dnf and to Ansible's module (`repos.get_matching`)."""
+    """Repositories that match no glob are none to dnf and to Ansible's module
+    (`repos.get_matching`).
+    """
     uses = [
         (module, arguments)
         for path in sorted(ROLES.glob("*/tasks/*.yml"))
@@ -194,7 +228,10 @@ def waits(task: tuple[str, Any], before: tuple[str, Any] | None) -> bool:
     if by_dnf or (module.endswith(".command") and "dnf" in words):
         name, its = before or ("", {})
         return name.startswith("ansible.builtin.include_") and "wait" in str(its)
-    return module != "ansible.builtin.apt" or said.get("lock_timeout") == "{{ packages_lock_timeout_s }}"
+    return (
+        module != "ansible.builtin.apt"
+        or said.get("lock_timeout") == "{{ packages_lock_timeout_s }}"
+    )
 
 
 def test_whatever_uses_apt_or_dnf_waits_for_another_that_does() -> None:
@@ -206,7 +243,9 @@ def test_whatever_uses_apt_or_dnf_waits_for_another_that_does() -> None:
         for number, task in enumerate(tasks):
             assert waits(task, tasks[number - 1] if number else None), f"{path}: {task[0]}"
             module = task[0].rpartition(".")[2]
-            assert module not in {"apt", "dnf", "package", "yum"} or path.parts[-3] == "packages", path
+            assert module not in {"apt", "dnf", "package", "yum"} or path.parts[-3] == "packages", (
+                path
+            )
     assert (seen["ansible.builtin.apt"], seen["ansible.builtin.dnf"]) == (3, 1)
 
 
@@ -219,7 +258,10 @@ def test_commands_without_lock_wait_are_retried() -> None:
     ]
     commands = [task for task in tasks if "ansible.builtin.command" in task]
     assert len(commands) == len(words)
-    assert all("packages_lock_timeout_s" in task["retries"] and "lock" in task["until"] for task in commands)
+    assert all(
+        "packages_lock_timeout_s" in task["retries"] and "lock" in task["until"]
+        for task in commands
+    )
 
 
 def test_a_role_that_only_installs_counts_whole() -> None:

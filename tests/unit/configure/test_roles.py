@@ -1,4 +1,6 @@
-"""What roles do where a real kernel or Google would be needed, with stand-ins for the programs they call."""
+"""What roles do where a real kernel or Google would be needed, with stand-ins for the programs they
+call.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,17 @@ def calls(tmp_path: Path) -> list[str]:
 
 
 def play(tmp_path: Path, role: str, tasks: str, **variables: object) -> str:
-    """Run one file of a role's tasks on this machine, as the only compute node; what Ansible said."""
+    """Run one file of a role's tasks on this machine, as the only compute node; what Ansible
+    said.
+    """
     done = run_tasks(tmp_path, role, tasks, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_a_node_mounts_the_shared_folder_and_notes_it(tmp_path: Path, stand_ins: Path) -> None:
-    fstab, folder = tmp_path / "fstab", tmp_path / "shared"
+    fstab = tmp_path / "fstab"
+    folder = tmp_path / "shared"
     variables = {**SHARED, "shared_storage_kind": "filestore", "shared_storage_path": str(folder)}
     play(tmp_path, "shared_storage", "mount", **variables, shared_storage_fstab=str(fstab))
     (line,) = fstab.read_text().splitlines()
@@ -71,7 +76,8 @@ def test_the_controller_exports_to_the_clusters_network_alone() -> None:
 
 
 def test_the_bucket_is_mounted_for_all_users(tmp_path: Path, stand_ins: Path) -> None:
-    fstab, folder = tmp_path / "fstab", tmp_path / "bucket"
+    fstab = tmp_path / "fstab"
+    folder = tmp_path / "bucket"
     variables = {"bucket_name": "my-data", "bucket_path": str(folder), "bucket_fstab": str(fstab)}
     play(tmp_path, "bucket", "configure", **variables)
     source, where, fstype, options, *_ = fstab.read_text().split()
@@ -104,8 +110,13 @@ def test_jobs_get_the_nodes_variables_unless_they_set_them(tmp_path: Path) -> No
 
 
 def test_without_pmix_an_mpi_program_that_srun_starts_is_to_fail(tmp_path: Path) -> None:
-    script, conf = task_prolog(tmp_path), tmp_path / "slurm.conf"
-    step = {"SLURM_SCRIPT_CONTEXT": "prolog_task", "SLURM_STEP_NUM_TASKS": "2", "SLURM_CONF": str(conf)}
+    script = task_prolog(tmp_path)
+    conf = tmp_path / "slurm.conf"
+    step = {
+        "SLURM_SCRIPT_CONTEXT": "prolog_task",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_CONF": str(conf),
+    }
     conf.write_text("MpiDefault=none\n")
     assert prolog(script, **step) == ["export PMIX_NAMESPACE=srun-without-pmix"]
     assert prolog(script, **step, PMIX_NAMESPACE="prterun-1") == []  # it is a rank of mpirun's
@@ -121,7 +132,10 @@ _BY_UUID = {
         ({"CUDA_VISIBLE_DEVICES": "1"}, "MIG-b"),
         ({"CUDA_VISIBLE_DEVICES": "2"}, "GPU-c"),
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, "MIG-a,MIG-b"),
-        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_LOCALID": "1"}, "MIG-b"),
+        (
+            {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_LOCALID": "1"},
+            "MIG-b",
+        ),
         ({"CUDA_VISIBLE_DEVICES": "7"}, None),
         ({"CUDA_VISIBLE_DEVICES": "MIG-b"}, None),
         ({}, None),
@@ -151,7 +165,9 @@ def test_jobs_are_told_what_cuda_calls_their_gpus(tmp_path: Path, constrains: bo
 def test_a_node_with_cards_gets_the_wheels_of_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:
-    """By its own settings of pip where none are sent; in either way those that the lock has the hashes of."""
+    """By its own settings of pip where none are sent; in either way those that the lock has the
+    hashes of.
+    """
     index, house, site = (tmp_path / name for name in ("index", "house", "site"))
     index.mkdir()
     lock = tmp_path / "requirements-gpu.lock"
@@ -192,7 +208,10 @@ def test_a_node_with_cards_gets_the_wheels_of_the_lock(
 
 def scratch(tmp_path: Path, count: int) -> subprocess.CompletedProcess[str]:
     """The script that makes /scratch, at a boot of a machine with these disks."""
-    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "CLUSTERCTL_DISKS": str(tmp_path / "disks")}
+    env = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "CLUSTERCTL_DISKS": str(tmp_path / "disks"),
+    }
     argv = [SCRATCH, str(count), str(tmp_path / "scratch")]
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
@@ -216,13 +235,16 @@ def test_local_disks_become_one_striped_file_system(tmp_path: Path, disks: Path)
     both = f"{disks}/google-local-nvme-ssd-0 {disks}/google-local-nvme-ssd-1"
     assert assembled == f"mdadm --assemble --homehost=any /dev/md/scratch {both}"
     assert created == (
-        f"mdadm --create /dev/md/scratch --homehost=any --run --force --level=0 --raid-devices=2 {both}"
+        "mdadm --create /dev/md/scratch --homehost=any --run --force --level=0 "
+        f"--raid-devices=2 {both}"
     )
     assert not [call for call in calls(tmp_path) if call.startswith("mkfs")]
 
 
 @pytest.mark.parametrize("name", ["/dev/md127", "/dev/md/elsewhere:scratch"])
-def test_an_array_that_udev_has_assembled_first_is_taken(tmp_path: Path, disks: Path, name: str) -> None:
+def test_an_array_that_udev_has_assembled_first_is_taken(
+    tmp_path: Path, disks: Path, name: str
+) -> None:
     """Its members are busy then: neither assembling nor creating it would do."""
     (tmp_path / "mdadm.status").write_text("1")
     (tmp_path / "lsblk.said").write_text(f"{disks}/google-local-nvme-ssd-0 disk\n{name} raid0\n")
@@ -269,11 +291,14 @@ def test_another_dnf_is_waited_for_and_named_where_it_stays(tmp_path: Path) -> N
         holder.terminate()
     assert done.returncode != 0
     assert f"process {holder.pid} (sleep 60 )" in " ".join(done.stdout.split())
-    play(tmp_path, "packages", "wait", **waiting, packages_lock_timeout_s=0)  # a note that its holder left
+    # A note that its holder left.
+    play(tmp_path, "packages", "wait", **waiting, packages_lock_timeout_s=0)
 
 
 def test_lower_limits_are_removed_from_files_read_later(tmp_path: Path) -> None:
-    """By the pattern that the probe looks with. Elsewhere, and on somebody's own machine, it stays."""
+    """By the pattern that the probe looks with. Elsewhere, and on somebody's own machine, it
+    stays.
+    """
     named = role_data("common", "meta/touches.yml")["common_touches"]["drift"][1]
     ((default, pattern),) = named["rivals"].items()
     ours = tmp_path / Path(default).name

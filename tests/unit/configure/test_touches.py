@@ -1,4 +1,6 @@
-"""What a role writes on a host is named in its meta/touches.yml: the ledger gives back nothing else."""
+"""What a role writes on a host is named in its meta/touches.yml: the ledger gives back nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def document(path: Path) -> Any:
 
 
 def rendered(value: Any, variables: Mapping[str, Any]) -> Any:
-    """The value with its templates filled, as far as can be told here: `*` for what a host alone knows."""
+    """The value with its templates filled, as far as can be told here: `*` for what a host alone
+    knows.
+    """
     if not isinstance(value, str) or "{{" not in value:
         return value
     environment = jinja2.Environment(undefined=jinja2.ChainableUndefined, finalize=_star)  # noqa: S701
@@ -119,7 +123,9 @@ def test_each_role_says_what_it_touches(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_spec_values_of_a_role_are_its_own_variables(role: str) -> None:
-    named = document(ANSIBLE / f"roles/{role}/meta/touches.yml")[f"{role}_touches"].get("variables", {})
+    named = document(ANSIBLE / f"roles/{role}/meta/touches.yml")[f"{role}_touches"].get(
+        "variables", {}
+    )
     specs = document(ANSIBLE / f"roles/{role}/meta/argument_specs.yml")["argument_specs"].values()
     assert named.keys() <= {name for one in specs for name in one.get("options", {})}
     assert all(name.startswith(f"{role}_") for name in named)
@@ -130,12 +136,21 @@ def test_spec_values_of_a_role_are_its_own_variables(role: str) -> None:
 def test_what_a_role_checks_for_drift_is_its_own(role: str) -> None:
     named = touches(role)
     given = named.get("drift", [])
-    known = [*named.get("files", []), *named.get("folders", []), *named.get("trees", []), "/etc/passwd"]
-    paths = [path for one in given for key in ("files", "blocks", "paths") for path in one.get(key, ())]
+    known = [
+        *named.get("files", []),
+        *named.get("folders", []),
+        *named.get("trees", []),
+        "/etc/passwd",
+    ]
+    paths = [
+        path for one in given for key in ("files", "blocks", "paths") for path in one.get(key, ())
+    ]
     paths += [path for one in given for files in one.get("units", {}).values() for path in files]
     assert [path for path in paths if "{" not in path and path not in known] == []
     units = {unit for one in given for unit in one.get("units", {})}
-    assert {unit if "." in unit else f"{unit}.service" for unit in units} <= set(named.get("units", []))
+    assert {unit if "." in unit else f"{unit}.service" for unit in units} <= set(
+        named.get("units", [])
+    )
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -1,4 +1,6 @@
-"""examples/survive.py: a crash leaves whole checkpoints, and a killed training resumes from them."""
+"""examples/survive.py: a crash leaves whole checkpoints, and a killed training resumes from
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 @pytest.fixture(scope="module", autouse=True)
 def unpatched_intern() -> Iterator[None]:
-    """Tests that import Ansible replace sys.intern, and PyTorch's optimizers can't be loaded then."""
+    """Tests that import Ansible replace sys.intern, and PyTorch's optimizers can't be loaded
+    then.
+    """
     intern = sys.intern
     sys.intern = getattr(intern, "unpatched_implementation", intern)
     yield
@@ -36,7 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def single_rank() -> Iterator[None]:
-    """A process group with this process as its only rank. Signal handlers are restored afterwards."""
+    """A process group with this process as its only rank. Signal handlers are restored
+    afterwards.
+    """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
@@ -119,11 +125,18 @@ def test_crash_during_save_keeps_checkpoint(
     assert survive.newest(folder) == folder / "step-00000001.pt"
     assert len(list(folder.glob("*.tmp"))) == 1
     survive.save(folder, 3, writer(3))
-    assert sorted(path.name for path in folder.iterdir()) == ["step-00000001.pt", "step-00000003.pt"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step-00000001.pt",
+        "step-00000003.pt",
+    ]
 
 
-def test_restart_does_not_share_temporary_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank 0 of a node that was cut off writes the same step as its successor, at the same time."""
+def test_restart_does_not_share_temporary_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank 0 of a node that was cut off writes the same step as its successor, at the same
+    time.
+    """
     paths = []
 
     def write(path: Path) -> None:
@@ -172,7 +185,9 @@ def test_resumed_training_equals_undisturbed(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("single_rank")
-def test_each_step_is_in_heartbeat(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_is_in_heartbeat(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heartbeat = tmp_path / "heartbeat"
     monkeypatch.setenv("CLUSTERCTL_HEARTBEAT", str(heartbeat))
     run, _ = train(1, folder=folder)
@@ -219,7 +234,9 @@ runpy.run_path({program!r}, run_name="__main__")
 
 @pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.sweep)])
 def test_killed_training_resumes_bit_identical(launcher: str, tmp_path: Path) -> None:
-    """After SIGKILL of a rank and a torn checkpoint, the weights equal those of an undisturbed training."""
+    """After SIGKILL of a rank and a torn checkpoint, the weights equal those of an undisturbed
+    training.
+    """
     program = EXAMPLES / "torch_ddp.py"
     killed = tmp_path / "killed.py"
     killed.write_text(KILLED.format(program=str(program)))
@@ -229,7 +246,13 @@ def test_killed_training_resumes_bit_identical(launcher: str, tmp_path: Path) ->
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         (folder / "store").unlink(missing_ok=True)
-        argv = [sys.executable, *LAUNCHERS[launcher], str(file), "--epochs=2", "--checkpoint-seconds=0"]
+        argv = [
+            sys.executable,
+            *LAUNCHERS[launcher],
+            str(file),
+            "--epochs=2",
+            "--checkpoint-seconds=0",
+        ]
         return subprocess.run(argv, cwd=folder, env=environment, check=False).returncode
 
     assert run("whole", program) == 0

@@ -37,7 +37,9 @@ Commands = Callable[..., Path]
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """Put commands first into PATH. Return the file of the arguments that sbatch was called with."""
+    """Put commands first into PATH. Return the file of the arguments that sbatch was called
+    with.
+    """
     folder = tmp_path / "slurm+bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -57,7 +59,9 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
         sbatch = SBATCH.replace("CALLS", shlex.quote(str(calls))).replace("ACCEPTED", accepted)
         # sbatch of the proof's job, which ends at once.
         job = (
-            "echo 'queue is closed' >&2; exit 1" if proof is None else f"cat {proof} >facts; echo end >>facts"
+            "echo 'queue is closed' >&2; exit 1"
+            if proof is None
+            else f"cat {proof} >facts; echo end >>facts"
         )
         sbatch = sbatch.replace("PROOF", f"{job}; echo 33")
         config = "echo 'ClusterName             = campus'\n"

@@ -1,4 +1,6 @@
-"""`attach` on this machine as the login node, with commands that answer as Slurm's, and its record."""
+"""`attach` on this machine as the login node, with commands that answer as Slurm's, and its
+record.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ RELEASE = f"{sys.version_info[0]}.{sys.version_info[1]}"
     ("launcher", "pmix"), [(Launcher.MPIRUN, False), (Launcher.SRUN, True), (None, True)]
 )
 def test_earlier_launcher_stays_without_a_new_proof(launcher: Launcher | None, pmix: bool) -> None:
-    settings = ExistingSettings(type="existing", login="campus", folder="/home/ada/ours", launcher=launcher)
+    settings = ExistingSettings(
+        type="existing", login="campus", folder="/home/ada/ours", launcher=launcher
+    )
     partitions = (Partition(name="short", nodes=2),)
     spec = ClusterSpec(version=1, name="campus", provider=settings, partitions=partitions)
     probed = Probed(replace(SITE, mpi_types=("pmix",)), "", "short", ())
@@ -75,8 +79,11 @@ def test_odd_names_of_a_site_are_accepted_or_left_out(commands: Commands, state:
     sacctmgr = state.parent / "slurm+bin/sacctmgr"
     sacctmgr.write_text(sacctmgr.read_text().replace("proj0", "proj/0"))
     result = attached()
-    spec, facts = applied_spec(result.workspace), facts_of(result.workspace)
-    assert [(p.name, p.gpus) for p in spec.partitions] == [("Short.2", Gpus(type="gpu-1g-5gb", count=7))]
+    spec = applied_spec(result.workspace)
+    facts = facts_of(result.workspace)
+    assert [(p.name, p.gpus) for p in spec.partitions] == [
+        ("Short.2", Gpus(type="gpu-1g-5gb", count=7))
+    ]
     assert [attempt.partition for attempt in result.probed.refused] == ["a/b"]
     assert (existing_cluster(spec.provider).account, facts.account) == (None, "proj/0")
     assert facts.slurm_path.endswith("slurm+bin")
@@ -131,7 +138,9 @@ def test_module_that_the_proof_adds_to_a_chosen_one_stays(
     commands: Commands, state: Path, tmp_path: Path
 ) -> None:
     proven = tmp_path / "proven"
-    proven.write_text(PROVEN.read_text().replace("works\topenmpi/4.1.4", "works\tpython/3.13 openmpi/4.1.4"))
+    proven.write_text(
+        PROVEN.read_text().replace("works\topenmpi/4.1.4", "works\tpython/3.13 openmpi/4.1.4")
+    )
     commands("short", proof=proven)
     first = attached(modules=["python/3.13"])
     # The queue is closed now.
@@ -141,7 +150,9 @@ def test_module_that_the_proof_adds_to_a_chosen_one_stays(
         assert settings.modules == ("python/3.13", "openmpi/4.1.4")
         assert load_site(result.workspace).chosen["modules"] == ["python/3.13"]
         assert "openmpi/4.1.4" in (Path(result.placed.folder) / "job-profile.sh").read_text()
-    assert existing_cluster(attached(modules=["python/3.12"]).spec.provider).modules == ("python/3.12",)
+    assert existing_cluster(attached(modules=["python/3.12"]).spec.provider).modules == (
+        "python/3.12",
+    )
 
 
 def test_attach_again_keeps_only_the_users_choices(commands: Commands, state: Path) -> None:
@@ -163,8 +174,11 @@ def test_empty_option_takes_a_choice_back(commands: Commands, state: Path) -> No
     path = first.workspace.root / "site.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"proven_pythons": {"/nowhere/python3": "3.14.1"}}))
-    again = attach(Request(HERE, folder="", account="", qos="", partition="", modules=(), python=""))
-    settings, site = existing_cluster(again.spec.provider), load_site(again.workspace)
+    again = attach(
+        Request(HERE, folder="", account="", qos="", partition="", modules=(), python="")
+    )
+    settings = existing_cluster(again.spec.provider)
+    site = load_site(again.workspace)
     assert (site.chosen, dict(site.proven_pythons)) == ({}, {})
     assert (again.probed.account, again.probed.partition) == ("", "short")
     assert (settings.modules, settings.qos, settings.folder) == ((), None, first.placed.folder)
@@ -186,7 +200,12 @@ def test_choices_of_a_file_stay(commands: Commands, state: Path) -> None:
         settings = existing_cluster(again.spec.provider)
         assert (settings.launcher, settings.qos) == (Launcher.MPIRUN, "long")
         assert (settings.folder, again.probed.partition) == (first.placed.folder, "gpuq")
-        chosen = {"folder": first.placed.folder, "launcher": "mpirun", "qos": "long", "partition": "gpuq"}
+        chosen = {
+            "folder": first.placed.folder,
+            "launcher": "mpirun",
+            "qos": "long",
+            "partition": "gpuq",
+        }
         assert load_site(again.workspace).chosen == {**chosen, "python": sys.executable}
     assert "--qos=long" in calls.read_text()
 
@@ -256,7 +275,9 @@ def test_folder_of_another_cluster_is_not_removed(failed: Workspace, home: Path)
     assert (home / "clusterctl/.clusterctl-cluster").exists()
 
 
-def test_folder_of_an_unset_variable_is_forgotten(commands: Commands, state: Path, home: Path) -> None:
+def test_folder_of_an_unset_variable_is_forgotten(
+    commands: Commands, state: Path, home: Path
+) -> None:
     commands("short")
     with refused("folder-not-made", TransferError):
         attached(folder="$NOWHERE_SET/ours")
@@ -287,7 +308,8 @@ def test_doctor_asks_with_the_choices_and_finds_the_rest(commands: Commands, sta
 def test_new_login_is_accepted_for_the_same_account(commands: Commands, state: Path) -> None:
     commands("short")
     first = attached()
-    workspace, cluster_id = first.workspace, first.placed.cluster_id
+    workspace = first.workspace
+    cluster_id = first.placed.cluster_id
     write_login_files("ada@old.invalid", workspace)
     with refused("name-taken", UsageError, "--name campus"):
         attached()

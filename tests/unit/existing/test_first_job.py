@@ -24,16 +24,25 @@ from tests.support.here import LocalTransport
 from tests.support.inventories import inventory_of
 
 SITE = Site("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin", glibc="2.41")
-SPEC = "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: a, nodes: 2}]}"
+SPEC = (
+    "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: "
+    "a, nodes: 2}]}"
+)
 FOLDER = Fact("folder", "/home/ada/clusterctl", "written there")
 CAPTURES = Path(__file__).with_name("captures")
 
 
-def job(folder: Path, number: int, nodes: int, *, shell: str = "bash", path: str = "/usr/bin:/bin") -> str:
-    """Run a job that sources the folder's script, prints "program" and calls `module`. Return its output."""
+def job(
+    folder: Path, number: int, nodes: int, *, shell: str = "bash", path: str = "/usr/bin:/bin"
+) -> str:
+    """Run a job that sources the folder's script, prints "program" and calls `module`. Return its
+    output.
+    """
     script = f'module() {{ echo "$@"; }}; . {folder}/job-profile.sh; echo program; module'
     env = {"PATH": path, "SLURM_JOB_ID": str(number), "SLURM_JOB_NUM_NODES": str(nodes)}
-    return subprocess.run([shell, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [shell, "-c", script], env=env, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.fixture
@@ -95,7 +104,9 @@ def workspace(tmp_path: Path) -> Workspace:
     workspace.create()
     workspace.spec.write_text(SPEC)
     (tmp_path / "there/proof.active").mkdir(parents=True)
-    inventory = inventory_of(folder=str(tmp_path / "there"), pmix=True, glibc_minor=42, is_foreign=True)
+    inventory = inventory_of(
+        folder=str(tmp_path / "there"), pmix=True, glibc_minor=42, is_foreign=True
+    )
     workspace.inventory.write_text(inventory.model_dump_json())
     replace(SITE, facts=(FOLDER,)).save(workspace)
     return workspace

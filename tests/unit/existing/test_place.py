@@ -45,7 +45,9 @@ def test_place_builds_once_and_keeps_the_mark(call: Place, home: Path) -> None:
     assert (placed.python, placed.version) == (sys.executable, VERSION)
     python = home / "ours/env/bin/python"
     script = "import first, pip, sys; print(first.version, sys.prefix)"
-    shown = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [python, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert shown.split() == ["1.0", str(home / "ours/env")]
     again = call(cluster_id="c3d4")
     assert (again.cluster_id, again.built) == ("a1b2", False)
@@ -56,7 +58,11 @@ def test_place_ignores_the_sites_settings_of_python(
     call: Place, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them alone would fail the build, or put the package elsewhere."""
-    settings = {"PIP_USER": "1", "PIP_TARGET": str(home.parent / "elsewhere"), "PYTHONHOME": "/nowhere"}
+    settings = {
+        "PIP_USER": "1",
+        "PIP_TARGET": str(home.parent / "elsewhere"),
+        "PYTHONHOME": "/nowhere",
+    }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     call()
@@ -73,20 +79,29 @@ def run_program(program: str, *words: str) -> int:
 
 def kill_after(command: str, program: str, *words: str) -> None:
     """Run a program of the login node that is killed after its first call of this command."""
-    assert run_program(f'{command}() {{ command {command} "$@"; kill -9 $$; }}\n{program}', *words) == -1
+    assert (
+        run_program(f'{command}() {{ command {command} "$@"; kill -9 $$; }}\n{program}', *words)
+        == -1
+    )
 
 
 @pytest.mark.parametrize("there", ["", "a", "a/ours"])
 @pytest.mark.parametrize("command", ["printf", "mkdir", "mv", "stat"])
 @pytest.mark.parametrize("again", [True, False])
-def test_killed_place_continues_or_is_removed(home: Path, there: str, command: str, again: bool) -> None:
+def test_killed_place_continues_or_is_removed(
+    home: Path, there: str, command: str, again: bool
+) -> None:
     """Folders that a killed `place` has created are removed by `detach`; older ones stay."""
     (home / there).mkdir(parents=True, exist_ok=True)
     before = sorted(home.rglob("*"))
     kill_after(command, *CLAIM)
     if again:
         assert run_program(*CLAIM) == 0
-        assert sorted(home.rglob("*")) == [home / "a", home / "a/ours", home / "a/ours/.clusterctl-cluster"]
+        assert sorted(home.rglob("*")) == [
+            home / "a",
+            home / "a/ours",
+            home / "a/ours/.clusterctl-cluster",
+        ]
     folder = AttachedFolder(LocalTransport(), "~/a/ours", "a1b2")
     folder.remove()
     assert (sorted(home.rglob("*")), folder.remove()) == (before, ())
@@ -128,7 +143,18 @@ def test_place_rejects_a_folder_with_other_files(call: Place, home: Path) -> Non
 @pytest.mark.parametrize(
     "folder",
     [
-        *("~", "/", "//", "", "$SCRATCH", "~/my files", "$(touch here)/x", "~/a\nb", "~other/x", "/a/'b"),
+        *(
+            "~",
+            "/",
+            "//",
+            "",
+            "$SCRATCH",
+            "~/my files",
+            "$(touch here)/x",
+            "~/a\nb",
+            "~other/x",
+            "/a/'b",
+        ),
         *("~/a/../b", "~/.", "work", "/scratch/a:b", "/scratch/%u/x"),
     ],
 )
@@ -184,12 +210,18 @@ ROOM = (125000 * 4096, 90000)
     ],
     ids=["disk", "quota", "unlimited", "lustre", "uncounted-files"],
 )
-def test_rooms_of_disk_and_quota(more: dict[str, list[str]], expected: list[tuple[int | None, ...]]) -> None:
+def test_rooms_of_disk_and_quota(
+    more: dict[str, list[str]], expected: list[tuple[int | None, ...]]
+) -> None:
     assert [(room.space, room.files) for room in rooms_of(DISK | more)] == expected
 
 
 def test_choose_python_takes_the_first_that_jobs_can_use() -> None:
-    pythons = {"/usr/bin/python3": "3.9.2", "/usr/bin/python3.15": "3.15.0", "/opt/bin/python3": "3.12.1"}
+    pythons = {
+        "/usr/bin/python3": "3.9.2",
+        "/usr/bin/python3.15": "3.15.0",
+        "/opt/bin/python3": "3.12.1",
+    }
     assert choose_python(pythons) == "/opt/bin/python3"
     assert choose_python(pythons | {"/new/python3": "3.13.0"}, "/new/python3") == "/new/python3"
     for python in ("/usr/bin/python3", "/missing/python3"):
@@ -217,9 +249,15 @@ def test_job_profile_loads_modules_and_keeps_path(call: Place, home: Path) -> No
         echo "${{XDG_RUNTIME_DIR-unset}} $PATH"
     """
     env = {"PATH": os.environ["PATH"]}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=env)
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=True, env=env
+    )
     path = f"{os.environ['PATH']}:/opt/slurm/bin"
-    assert done.stdout.splitlines() == ["module load openmpi/4.1.4", "module load no such", f"unset {path}"]
+    assert done.stdout.splitlines() == [
+        "module load openmpi/4.1.4",
+        "module load no such",
+        f"unset {path}",
+    ]
     assert "no such" in done.stderr
 
 
@@ -235,7 +273,11 @@ def test_remove_takes_the_folder_and_nothing_else(call: Place, home: Path) -> No
     (home / "beside").write_text("x")
     entries = {entry.name: entry for entry in attached(home).entries()}
     assert {*entries} == {"env", "environments", "store", "files", "own notes"}
-    assert (entries["files"].files, entries["files"].what != "", entries["own notes"].what) == (1, True, "")
+    assert (entries["files"].files, entries["files"].what != "", entries["own notes"].what) == (
+        1,
+        True,
+        "",
+    )
     assert {entry.name for entry in attached(home).remove()} == {*entries}
     assert [path.name for path in home.iterdir()] == ["beside"]
     assert attached(home).remove() == ()

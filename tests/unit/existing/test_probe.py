@@ -27,7 +27,9 @@ def probed(name: str, choices: Choices = Choices()) -> Probed:  # noqa: B008 - i
 
 def with_lines(name: str, *lines: str, without: str = "") -> str:
     kept = (CAPTURES / f"{name}.txt").read_text().splitlines()
-    return "\n".join([*(line for line in kept if not (without and line.startswith(without))), *lines])
+    return "\n".join(
+        [*(line for line in kept if not (without and line.startswith(without))), *lines]
+    )
 
 
 def test_site_without_accounting_is_read() -> None:
@@ -59,12 +61,12 @@ def test_site_with_associations_is_read() -> None:
         ("proj2", {"proj1": "20", "proj2": ""}, None),
     ],
 )
-def test_limit_of_jobs_is_that_of_the_account(chosen: str, limits: dict[str, str], most: int | None) -> None:
+def test_limit_of_jobs_is_that_of_the_account(
+    chosen: str, limits: dict[str, str], most: int | None
+) -> None:
     """Without a choice, Slurm's default account is not known, so the limit is the largest."""
-    name, lines = (
-        "slurm-24.11-associations",
-        [f"association\t{a}\t\t{n}\t\tnormal" for a, n in limits.items()],
-    )
+    name = "slurm-24.11-associations"
+    lines = [f"association\t{a}\t\t{n}\t\tnormal" for a, n in limits.items()]
     text = with_lines(name, *lines, f"chosen\t{chosen}\tmain", without="association\t")
     text = text.replace("chosen\tproj1\tmain\n", "", 1) if chosen != "proj1" else text
     assert parse(text, Choices(), "login", NOW).site.max_submit == most
@@ -96,8 +98,14 @@ def test_partition_that_refuses_the_account_is_not_usable() -> None:
 
 
 def test_chosen_partition_comes_first() -> None:
-    lines = ["chosen\tproj1\tgpuq", "try\tproj1\tgpuq\t1\t0\tJob 1", "try\tproj1\tshort\t1\t0\tJob 2"]
-    answer = parse(with_lines("slurm-22.05-no-accounting", *lines, without="chosen"), Choices(), "login", NOW)
+    lines = [
+        "chosen\tproj1\tgpuq",
+        "try\tproj1\tgpuq\t1\t0\tJob 1",
+        "try\tproj1\tshort\t1\t0\tJob 2",
+    ]
+    answer = parse(
+        with_lines("slurm-22.05-no-accounting", *lines, without="chosen"), Choices(), "login", NOW
+    )
     assert [partition.name for partition in answer.usable] == ["gpuq", "short"]
 
 
@@ -143,13 +151,15 @@ def test_site_without_a_partition_of_its_answers_is_refused() -> None:
 
 def test_site_survives_its_file(tmp_path: Path) -> None:
     facts = (Fact("MPI", "srun with PMIx", "a job on c1, c2"),)
-    site, workspace = replace(probed("slurm-24.11-associations").site, facts=facts), Workspace(tmp_path)
+    site = replace(probed("slurm-24.11-associations").site, facts=facts)
+    workspace = Workspace(tmp_path)
     site.save(workspace)
     assert load_site(workspace) == site
 
 
 def test_site_file_of_another_version_is_read(tmp_path: Path) -> None:
-    site, workspace = probed("slurm-24.11-associations").site, Workspace(tmp_path)
+    site = probed("slurm-24.11-associations").site
+    workspace = Workspace(tmp_path)
     site.save(workspace)
     record = json.loads((tmp_path / "site.json").read_text())
     record |= {"removed": 1, "partitions": [row | {"removed": 1} for row in record["partitions"]]}
@@ -175,11 +185,19 @@ def test_damaged_site_file_is_refused(tmp_path: Path) -> None:
         ("gpu:72", None),
         ("craynetwork:4", None),
         ("gpu:1g.5gb:7", Gpus(type="gpu-1g-5gb", count=7)),
-        ("gpu:nvidia_h100_80gb_hbm3_2g.20gb:3", Gpus(type="nvidia-h100-80gb-hbm3-2g-20gb", count=3)),
-        ("gpu:nvidia_h100_80gb_hbm3_1g.10gb_me:1", Gpus(type="gpu-nvidia-h100-80gb-hbm3-1g-10", count=1)),
+        (
+            "gpu:nvidia_h100_80gb_hbm3_2g.20gb:3",
+            Gpus(type="nvidia-h100-80gb-hbm3-2g-20gb", count=3),
+        ),
+        (
+            "gpu:nvidia_h100_80gb_hbm3_1g.10gb_me:1",
+            Gpus(type="gpu-nvidia-h100-80gb-hbm3-1g-10", count=1),
+        ),
         ("gpu:a+b:1", Gpus(type="a-b", count=1)),
     ],
 )
 def test_gpus_of_a_partition(text: str, gpus: Gpus | None) -> None:
-    partition = SitePartition("p", is_default=True, max_time_s=None, nodes="n1", node_count=1, gpus=text)
+    partition = SitePartition(
+        "p", is_default=True, max_time_s=None, nodes="n1", node_count=1, gpus=text
+    )
     assert gpus_of(partition) == gpus

@@ -1,4 +1,6 @@
-"""What is read from the proof's job, as it answered on two Slurm clusters; what the nodes can make of it."""
+"""What is read from the proof's job, as it answered on two Slurm clusters; what the nodes can make
+of it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from clusterctl.spec.names import Launcher
 CAPTURES = Path(__file__).parent / "captures"
 SITE = Site("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin")
 PLACED = Placed(
-    "/home/ada/ours", "a1b2", "/usr/bin/python3", "3.11.2", NodePlatform("3.11", 36), 1.0, built=True
+    "/home/ada/ours",
+    "a1b2",
+    "/usr/bin/python3",
+    "3.11.2",
+    NodePlatform("3.11", 36),
+    1.0,
+    built=True,
 )
 
 
@@ -39,7 +47,12 @@ def test_proof_by_pmix() -> None:
     assert (proof.launcher, proof.modules) == ("pmix", ("openmpi/4.1.4",))
     assert proof.judged["hosts"] == list(proof.nodes.names) == ["fx1-c1", "fx1-c2"]
     nodes = proof.nodes
-    assert (nodes.version, nodes.glibc, nodes.arch, nodes.internet) == ("3.11.2", "2.36", "x86_64", False)
+    assert (nodes.version, nodes.glibc, nodes.arch, nodes.internet) == (
+        "3.11.2",
+        "2.36",
+        "x86_64",
+        False,
+    )
     assert nodes.pythons == {"/usr/bin/python3": "3.11.2", "/usr/bin/python3.11": "3.11.2"}
     assert [(trial.modules, trial.launcher) for trial in proof.trials] == [
         ("", ""),
@@ -68,19 +81,28 @@ def test_refused_and_pending_jobs_have_slurms_words() -> None:
     assert isinstance(pending, Unproven)
     assert refused.code == "refused"
     assert "AssocGrpSubmitJobsLimit" in refused.why
-    assert (pending.code, pending.why, pending.expected_start) == ("pending", "PartitionNodeLimit", "N/A")
+    assert (pending.code, pending.why, pending.expected_start) == (
+        "pending",
+        "PartitionNodeLimit",
+        "N/A",
+    )
 
 
 def changed(old: str, new: str) -> list[str]:
     return [
-        line.replace(old, new) for line in captured("22.05-pmix") if not line.startswith(("works", "fails"))
+        line.replace(old, new)
+        for line in captured("22.05-pmix")
+        if not line.startswith(("works", "fails"))
     ]
 
 
 @pytest.mark.parametrize(
     ("lines", "code"),
     [
-        ([*changed("fx1-c2\tseen\tyes", "fx1-c2\tother\t"), "lost\tfx1-c2\tno such file"], "not-shared"),
+        (
+            [*changed("fx1-c2\tseen\tyes", "fx1-c2\tother\t"), "lost\tfx1-c2\tno such file"],
+            "not-shared",
+        ),
         (changed("version\t3.11.2", "version\tbad interpreter"), "python"),
         (changed("fx1-c2\tversion\t3.11.2", "fx1-c2\tversion\t3.11.9"), "python"),
         ([], "ended"),
@@ -96,7 +118,9 @@ def test_unproven_says_what_is_wrong(lines: list[str], code: str) -> None:
 
 
 def test_pythons_of_nodes_are_those_that_all_have() -> None:
-    lines = changed("fx1-c2\tpython\t/usr/bin/python3 3.11.2", "fx1-c2\tpython\t/usr/bin/python3 3.9.1")
+    lines = changed(
+        "fx1-c2\tpython\t/usr/bin/python3 3.11.2", "fx1-c2\tpython\t/usr/bin/python3 3.9.1"
+    )
     assert dict(read_facts(lines).nodes.pythons) == {"/usr/bin/python3.11": "3.11.2"}
 
 
@@ -172,7 +196,9 @@ def test_chosen_python_module_does_not_end_the_search_for_mpi() -> None:
 
 
 def test_newest_version_of_each_library_is_tried_first() -> None:
-    versions = [f"openmpi/{version}" for version in ("1.8", "2.1.6", "3.1.4", "4.0.7", "4.1.10", "4.1.9")]
+    versions = [
+        f"openmpi/{version}" for version in ("1.8", "2.1.6", "3.1.4", "4.0.7", "4.1.10", "4.1.9")
+    ]
     names = ["impi/2019.9", "impi/2021.3", "mpich2/1", "gcc/12", *versions, "python/3.13"]
     assert mpi_modules(names) == [
         *("impi/2021.3", "openmpi/4.1.10"),

@@ -1,4 +1,6 @@
-"""The program that asks a login node, run here with commands that answer as on a cluster with Slurm 22.05."""
+"""The program that asks a login node, run here with commands that answer as on a cluster with Slurm
+22.05.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_python_of_a_named_module_is_found_first(
     (tmp_path / "python/3.12").mkdir(parents=True)
     (tmp_path / "python/3.12/python3").symlink_to(sys.executable)
     # bash reads this file as a site's shells read the definition of the command `module`.
-    (tmp_path / "modules").write_text(f'module() {{ PATH={tmp_path}/$3:$PATH; echo "loading $*"; }}\n')
+    (tmp_path / "modules").write_text(
+        f'module() {{ PATH={tmp_path}/$3:$PATH; echo "loading $*"; }}\n'
+    )
     monkeypatch.setenv("BASH_ENV", str(tmp_path / "modules"))
     found = probe(LocalTransport(), Choices(modules=("gcc/12", "python/3.12"))).site.pythons
     assert next(iter(found)) == f"{tmp_path}/python/3.12/python3"
@@ -56,7 +60,9 @@ def test_other_partitions_are_tried_if_the_default_refuses(commands: Commands) -
 
 
 def test_sbatch_is_called_a_limited_number_of_times(commands: Commands) -> None:
-    calls = commands(*(f"p{number}" for number in range(30)), default=False, accepted="nothing", accounts=12)
+    calls = commands(
+        *(f"p{number}" for number in range(30)), default=False, accepted="nothing", accounts=12
+    )
     with refused("no-partition-accepts", SlurmError, "--partition"):
         probe(LocalTransport(), Choices())
     assert len(calls.read_text().splitlines()) == 40
@@ -101,20 +107,26 @@ NOISE = {
 
 
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
-def test_noise_of_startup_files_is_no_part_of_the_path(hidden: Path, profile: Profile, noise: str) -> None:
+def test_noise_of_startup_files_is_no_part_of_the_path(
+    hidden: Path, profile: Profile, noise: str
+) -> None:
     """/etc/profile puts Slurm's folder first, and ~/.bashrc prints something."""
     profile(f"{noise}\nfunction . {{ echo more noise; PATH={shlex.quote(str(hidden))}:$PATH; }}\n")
     assert probe(LocalTransport(), Choices()).site.slurm_path == str(hidden)
 
 
 def test_slurm_of_a_named_module_is_found(hidden: Path, profile: Profile) -> None:
-    profile(f'echo hello\nmodule() {{ echo loading; [ "$2" != slurm/24.11 ] || PATH=$PATH:{hidden}; }}\n')
+    profile(
+        f"echo hello\n"
+        f'module() {{ echo loading; [ "$2" != slurm/24.11 ] || PATH=$PATH:{hidden}; }}\n'
+    )
     site = probe(LocalTransport(), Choices(modules=("slurm/24.11",))).site
     assert (site.slurm_path, site.cluster_name) == (str(hidden), "campus")
 
 
 AVAILABLE = (
-    "module() { printf '%s\\n' /opt/modules: gcc/ gcc/12 slurm/ 'slurm/24.11(default)' slurmtools/1 >&2; }\n"
+    "module() { printf '%s\\n' /opt/modules: gcc/ gcc/12 slurm/ 'slurm/24.11(default)' "
+    "slurmtools/1 >&2; }\n"
 )
 
 
@@ -132,7 +144,8 @@ def test_module_of_slurm_is_named_if_slurm_is_not_found(profile: Profile) -> Non
 
 def test_mpi_modules_below_a_folder_are_listed(commands: Commands, profile: Profile) -> None:
     names = (
-        "mpi/openmpi-x86_64 mpi/openmpi/5.0 Apps/MPI/OpenMPI/4.1.4-GCC-12 openmpi4/4.1.6 hpcx-mt-ompi/2.17"
+        "mpi/openmpi-x86_64 mpi/openmpi/5.0 Apps/MPI/OpenMPI/4.1.4-GCC-12 openmpi4/4.1.6 "
+        "hpcx-mt-ompi/2.17"
     )
     names += " python/3.13 lang/Python/3.11.3 openmpi-4.1.4-gcc-11.3.0"
     others = "hdf5-openmpi/1.12 R-mpi/3 pythonista/1 gcc/12 mpich-docs2/"
@@ -145,7 +158,9 @@ CONNECT_FAILURE = "slurm_load_partitions: Unable to contact slurm controller (co
 
 
 @pytest.mark.parametrize("partition", ["", "short"])
-def test_slurmctld_that_is_down_is_asked_once(commands: Commands, tmp_path: Path, partition: str) -> None:
+def test_slurmctld_that_is_down_is_asked_once(
+    commands: Commands, tmp_path: Path, partition: str
+) -> None:
     calls = commands("short")
     asked = tmp_path / "asked"
     (tmp_path / "slurm+bin/sinfo").write_text(
@@ -166,7 +181,9 @@ def test_sinfo_that_is_refused_is_quoted(commands: Commands, tmp_path: Path) -> 
     assert (caught.value.why, caught.value.retryable) == (words, False)
 
 
-def test_slurmctld_that_goes_down_during_the_probe_is_named(commands: Commands, tmp_path: Path) -> None:
+def test_slurmctld_that_goes_down_during_the_probe_is_named(
+    commands: Commands, tmp_path: Path
+) -> None:
     commands("short")
     words = "allocation failure: Unable to contact slurm controller (connect failure)"
     (tmp_path / "slurm+bin/sbatch").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
@@ -200,7 +217,10 @@ def of_partitions(tmp_path: Path, *rows: str, sbatch: str = "exit 0") -> None:
 
 def test_job_whose_nodes_are_all_drained_waits(commands: Commands, tmp_path: Path) -> None:
     commands("main", accounts=2)
-    refusal = f"case $* in *--account=proj1*) echo '{DRAINED}';; *) echo 'Invalid account';; esac >&2; exit 1"
+    refusal = (
+        f"case $* in *--account=proj1*) echo '{DRAINED}';; *) echo 'Invalid account';; esac >&2; "
+        "exit 1"
+    )
     of_partitions(tmp_path, PARTITION.format("main*", "up", "0/0/2/2"), sbatch=refusal)
     answer = probe(LocalTransport(), Choices())
     assert (answer.account, answer.partition, answer.proof_nodes) == ("proj1", "main", 2)
@@ -245,7 +265,9 @@ def test_partition_that_is_down_comes_last_and_is_named(commands: Commands, tmp_
 
 def test_words_that_a_site_always_prints_are_no_reason(commands: Commands, tmp_path: Path) -> None:
     commands("main")
-    wrapper = "echo 'BUDGET: 1000 h left'; case $* in *closed*) echo 'Invalid account' >&2; exit 1;; esac"
+    wrapper = (
+        "echo 'BUDGET: 1000 h left'; case $* in *closed*) echo 'Invalid account' >&2; exit 1;; esac"
+    )
     rows = [PARTITION.format(name, "up", "0/2/0/2") for name in ("main*", "closed")]
     of_partitions(tmp_path, *rows, sbatch=wrapper)
     (attempt,) = probe(LocalTransport(), Choices()).refused
@@ -277,6 +299,9 @@ def test_limit_of_a_qos_is_known(
     association, qos, partition_qos = words
     answers = f"case $* in *assoc*) echo '{association}';; *qos*) echo '{qos}';; esac"
     (tmp_path / "slurm+bin/sacctmgr").write_text(f"#!/bin/sh\n{answers}\n")
-    shown = f"case $* in *partition*) printf '   AllocNodes=ALL Default=YES QoS={partition_qos}\\n';; esac"
+    shown = (
+        "case $* in *partition*) printf '   AllocNodes=ALL Default=YES "
+        f"QoS={partition_qos}\\n';; esac"
+    )
     (tmp_path / "slurm+bin/scontrol").write_text(f"#!/bin/sh\n{shown}\n")
     assert probe(LocalTransport(), Choices(account="proj")).site.max_submit == most

@@ -1,4 +1,6 @@
-"""The program that submits the job of the proof and waits, run here with commands that answer as Slurm's."""
+"""The program that submits the job of the proof and waits, run here with commands that answer as
+Slurm's.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import pytest
 from clusterctl.providers.existing.prove import _PROVE
 from tests.support.here import LocalTransport
 
-# As squeue of Slurm 24.11 answers without slurmctld, and about a job that it does not know any more.
+# As squeue of Slurm 24.11 answers without slurmctld, and about a job that it does not know any
+# more.
 NO_ANSWER = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
 UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 ENDS = "printf 'hosts\\tc1\\nend\\n' >>facts; echo 'RUNNING|None|N/A'"
@@ -21,7 +24,9 @@ Prove = Callable[..., str]
 
 @pytest.fixture
 def prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prove:
-    """Run the program with these answers of squeue, the last one repeated. Time passes by `sleep`."""
+    """Run the program with these answers of squeue, the last one repeated. Time passes by
+    `sleep`.
+    """
     commands = tmp_path / "bin"
     commands.mkdir()
     (tmp_path / "ours").mkdir()
@@ -30,7 +35,8 @@ def prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prove:
     def run(*answers: str, sbatch: str = "echo 7") -> str:
         cases = "".join(f"{number}) {answer} ;;\n" for number, answer in enumerate(answers[:-1]))
         count = (
-            f'count=$(cat {tmp_path}/count 2>/dev/null || echo 0); echo "$((count + 1))" >{tmp_path}/count'
+            f'count=$(cat {tmp_path}/count 2>/dev/null || echo 0); echo "$((count + 1))" '
+            f">{tmp_path}/count"
         )
         texts = {
             "sbatch": sbatch,
@@ -43,7 +49,18 @@ def prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prove:
             (commands / name).write_text(f"#!/bin/sh\n{text}\n")
             (commands / name).chmod(0o755)
         # The input stays open as long as the program runs.
-        argv = ["sh", "-c", _PROVE, "prove", str(tmp_path / "ours"), "proof", "", f"{PATIENCE_S}", "0", "0"]
+        argv = [
+            "sh",
+            "-c",
+            _PROVE,
+            "prove",
+            str(tmp_path / "ours"),
+            "proof",
+            "",
+            f"{PATIENCE_S}",
+            "0",
+            "0",
+        ]
         with LocalTransport().converse(argv) as talk:
             printed = b"".join(iter(talk.receive, b"")).decode()
         assert list((tmp_path / "ours").iterdir()) == []
@@ -89,16 +106,22 @@ def test_squeue_that_never_answers_ends_the_wait(prove: Prove, tmp_path: Path) -
     ],
     ids=["before", "after", "number", "not-parsable", "colours"],
 )
-def test_job_is_found_whatever_the_site_s_sbatch_prints(prove: Prove, tmp_path: Path, sbatch: str) -> None:
+def test_job_is_found_whatever_the_site_s_sbatch_prints(
+    prove: Prove, tmp_path: Path, sbatch: str
+) -> None:
     """squeue then names the job by its name, and only the newest counts."""
     pending = "echo 'PENDING|Resources|N/A'"
     assert prove("printf '6\\n7\\n'", pending, sbatch=sbatch) == "pending\tResources\tN/A\n"
     assert cancelled(tmp_path) == ["7"]
 
 
-def test_job_whose_name_the_site_changes_is_found_by_sbatch_s_answer(prove: Prove, tmp_path: Path) -> None:
+def test_job_whose_name_the_site_changes_is_found_by_sbatch_s_answer(
+    prove: Prove, tmp_path: Path
+) -> None:
     pending = "echo 'PENDING|Resources|N/A'"
-    assert prove("true", pending, sbatch="echo BUDGET; echo '7;other'") == "pending\tResources\tN/A\n"
+    assert (
+        prove("true", pending, sbatch="echo BUDGET; echo '7;other'") == "pending\tResources\tN/A\n"
+    )
     assert cancelled(tmp_path) == ["7"]
 
 

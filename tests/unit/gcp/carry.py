@@ -1,7 +1,7 @@
 """`up` or `down` of a ``Terraformed`` cluster as a process of its own, to be killed.
 
-Its arguments are FOLDER VERB CLUSTER_ID PROJECT ZONE CONTROLLER. It imports no stand-in, which would take a
-third of its time.
+Its arguments are FOLDER VERB CLUSTER_ID PROJECT ZONE CONTROLLER. It imports no stand-in, which
+would take a third of its time.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from clusterctl.util.progress import SILENT, Reporter
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
 
-# What may outlive a cluster: APIs that others may need, grants to accounts that are gone, a part of a router.
+# What may outlive a cluster: APIs that others may need, grants to accounts that are gone, a part of
+# a router.
 NOT_BILLED = {
     "google_project_service",
     "google_project_iam_member",
@@ -29,7 +30,9 @@ def put_own_network(cloud: GoogleCloud) -> None:
     """Have ``OWN_NETWORK``, which is no cluster's, in the cloud."""
     world = cloud.store
     at = {"project": PROJECT, "region": "us-central1", "ip_cidr_range": "10.90.0.0/20"}
-    world.put("google_compute_network", f"projects/{PROJECT}/global/networks/research", project=PROJECT)
+    world.put(
+        "google_compute_network", f"projects/{PROJECT}/global/networks/research", project=PROJECT
+    )
     path = f"projects/{PROJECT}/regions/us-central1/subnetworks/research-a"
     world.put("google_compute_subnetwork", path, self_link=path, **at)
 

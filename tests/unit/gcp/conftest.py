@@ -18,7 +18,9 @@ from tests.unit.gcp import recorded
 
 @pytest.fixture
 def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
-    """The double, as what clusterctl talks to; every request and answer was as Google documents it."""
+    """The double, as what clusterctl talks to; every request and answer was as Google documents
+    it.
+    """
     with Google(Store(tmp_path / "world.json")) as double:
         for name, value in double.environment.items():
             monkeypatch.setenv(name, value)
@@ -45,7 +47,9 @@ def is_real(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def planned_cloud(is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+def planned_cloud(
+    is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[GoogleCloud]:
     """The cloud, for the recorded plan; in the sweep it is Terraform's, too."""
     with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (made, _):
         yield made

@@ -27,8 +27,11 @@ def copies(
     *,
     files: str = "**/*.tf",
 ) -> Module:
-    """A configuration that has the module, or these files of it, once for each name, with its variables."""
-    source, module = folder / "source", data_folder("terraform") / "gcp"
+    """A configuration that has the module, or these files of it, once for each name, with its
+    variables.
+    """
+    source = folder / "source"
+    module = data_folder("terraform") / "gcp"
     for name in asked:
         for path in module.glob(files):
             copy = source / name / path.relative_to(module)
@@ -41,8 +44,12 @@ def copies(
 
 
 def planned(plan: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """Address -> the planned values of the resources of one copy, without what is known after apply only."""
-    modules = {each["address"]: each for each in plan["planned_values"]["root_module"]["child_modules"]}
+    """Address -> the planned values of the resources of one copy, without what is known after apply
+    only.
+    """
+    modules = {
+        each["address"]: each for each in plan["planned_values"]["root_module"]["child_modules"]
+    }
     prefix = f"module.{name}."
     return {
         each["address"].removeprefix(prefix): each["values"]

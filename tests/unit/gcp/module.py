@@ -24,7 +24,9 @@ from tests.support.google.cloud import GoogleCloud
 SPECS = Path(__file__).with_name("specs")
 NAMES = tuple(sorted(path.stem for path in SPECS.glob("*.yaml")))
 CLUSTER_ID = "0123ab"
-PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPublicPublicPublicPublicPublicPublicPubl clusterctl"
+PUBLIC_KEY = (
+    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPublicPublicPublicPublicPublicPublicPubl clusterctl"
+)
 VARIABLES = "clusterctl.auto.tfvars.json"
 
 
@@ -45,7 +47,9 @@ def description(cluster: str, cluster_id: str) -> str:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a call of Terraform ended; ``said`` is what it printed, without frames and line breaks."""
+    """How a call of Terraform ended; ``said`` is what it printed, without frames and line
+    breaks.
+    """
 
     rc: int
     stdout: str

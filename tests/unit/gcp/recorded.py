@@ -1,8 +1,8 @@
 """A plan of Terraform, recorded, in place of Terraform: for tests of the code around it.
 
-``recorded/demo.json`` is what `terraform show -json` prints of a new cluster. test_gcp_golden.py compares it
-with the plan of today's Terraform, and writes it with UPDATE_GOLDEN=1. The sweep runs every test that uses
-``Recorded`` with real Terraform, too.
+``recorded/demo.json`` is what `terraform show -json` prints of a new cluster. test_gcp_golden.py
+compares it with the plan of today's Terraform, and writes it with UPDATE_GOLDEN=1. The sweep runs
+every test that uses ``Recorded`` with real Terraform, too.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ from tests.support.google.provider.store import Store
 from tests.unit.gcp.module import PUBLIC_KEY
 
 PATH = Path(__file__).with_name("recorded") / "demo.json"
-PROJECT, CLUSTER_ID = "my-project", "a1b2c3"
-CONTROLLER, NODE = "module.controller.", 'module.nodes.module.node["demo-train-1"]'
+PROJECT = "my-project"
+CLUSTER_ID = "a1b2c3"
+CONTROLLER = "module.controller."
+NODE = 'module.nodes.module.node["demo-train-1"]'
 SPEC = f"""\
 version: 1
 name: demo
@@ -71,13 +73,17 @@ def as_file(changes: Sequence[Mapping[str, Any]]) -> str:
 def demo(project: str = PROJECT, cluster_id: str = CLUSTER_ID) -> tuple[ResourceChange, ...]:
     """What is done at Google to make the cluster in this project, under this id."""
     text = PATH.read_text().replace(PROJECT, project).replace(CLUSTER_ID, cluster_id)
-    return tuple(change for change in read_changes(json.loads(text)) if change.type.startswith("google_"))
+    return tuple(
+        change for change in read_changes(json.loads(text)) if change.type.startswith("google_")
+    )
 
 
 class Recorded(Terraform):
-    """Makes and removes what the recorded plan has, node by node as the variables name them, in a cloud.
+    """Makes and removes what the recorded plan has, node by node as the variables name them, in a
+    cloud.
 
-    Attributes of what is there stay as they are. The state is a file: the type and the id of each address.
+    Attributes of what is there stay as they are. The state is a file: the type and the id of each
+    address.
     """
 
     def __init__(self, cloud: Store, *words: Any, **options: Any) -> None:
@@ -93,22 +99,30 @@ class Recorded(Terraform):
         # That is for real Terraform.
         assert not adopt
         asked = () if destroy else tuple(self._asked())
-        changes = (*map(self._made, asked), *self._removed({one.address for one in asked}, destroy=destroy))
+        changes = (
+            *map(self._made, asked),
+            *self._removed({one.address for one in asked}, destroy=destroy),
+        )
         chosen = (one for one in changes if not targets or one.address.startswith(tuple(targets)))
         return Plan(self.folder / "plan.tfplan", "", tuple(chosen), destroy, False, tuple(targets))
 
     def apply(self, plan: Plan) -> None:
         failed = [
-            refused for change in self.plan_remaining(plan).real_changes if (refused := self._done(change))
+            refused
+            for change in self.plan_remaining(plan).real_changes
+            if (refused := self._done(change))
         ]
         if failed:
             raise self.explain(
-                f"some resources could not be {'deleted' if plan.destroys else 'created or changed'}",
+                "some resources could not be "
+                f"{'deleted' if plan.destroys else 'created or changed'}",
                 tuple(failed),
             )
 
     def outputs(self) -> Mapping[str, Any]:
-        there = {one["name"]: one for one in self._cloud.store.read()["resources"][INSTANCE].values()}
+        there = {
+            one["name"]: one for one in self._cloud.store.read()["resources"][INSTANCE].values()
+        }
         hosts = {
             name: {
                 "role": host["role"],
@@ -118,7 +132,11 @@ class Recorded(Terraform):
             }
             for name, host in self._variables["hosts"].items()
         }
-        return {"hosts": hosts, "network_cidr": "10.80.0.0/20", "shared": {"kind": "nfs", "path": "/shared"}}
+        return {
+            "hosts": hosts,
+            "network_cidr": "10.80.0.0/20",
+            "shared": {"kind": "nfs", "path": "/shared"},
+        }
 
     @property
     def _variables(self) -> dict[str, Any]:
@@ -131,7 +149,9 @@ class Recorded(Terraform):
         return json.loads(path.read_text()) if path.exists() else {}
 
     def _before(self, kind: str, identity: str) -> Mapping[str, Any] | None:
-        there: Mapping[str, Any] | None = self._cloud.store.read()["resources"].get(kind, {}).get(identity)
+        there: Mapping[str, Any] | None = (
+            self._cloud.store.read()["resources"].get(kind, {}).get(identity)
+        )
         return there
 
     def _made(self, asked: ResourceChange) -> ResourceChange:
@@ -158,7 +178,9 @@ class Recorded(Terraform):
         yield from (one for one in recorded if not one.address.startswith((CONTROLLER, NODE)))
         for name, host in asked["hosts"].items():
             part = CONTROLLER if host["role"] == "controller" else NODE
-            yield from (_of_host(one, name, host) for one in recorded if one.address.startswith(part))
+            yield from (
+                _of_host(one, name, host) for one in recorded if one.address.startswith(part)
+            )
 
     def _done(self, change: ResourceChange) -> Diagnostic | None:
         """Carry out a change; what Google's provider says if Google refuses."""
@@ -172,7 +194,9 @@ class Recorded(Terraform):
                 del state[change.address]
             else:
                 with self._cloud.store.change() as world:
-                    world["resources"][change.type][(change.before or {})["id"]]["current_status"] = "RUNNING"
+                    world["resources"][change.type][(change.before or {})["id"]][
+                        "current_status"
+                    ] = "RUNNING"
         except RefusedError as refused:
             return Diagnostic("error", str(refused), "", change.address)
         (self.folder / STATE_FILE).write_text(json.dumps(state))
@@ -180,12 +204,18 @@ class Recorded(Terraform):
 
 
 @contextmanager
-def cloud_in(folder: Path, patch: pytest.MonkeyPatch, *, is_real: bool) -> Iterator[tuple[GoogleCloud, Api]]:
-    """A cloud with the API that shows it; ``GcpProvider`` plans with Terraform, or with the recorded plan."""
+def cloud_in(
+    folder: Path, patch: pytest.MonkeyPatch, *, is_real: bool
+) -> Iterator[tuple[GoogleCloud, Api]]:
+    """A cloud with the API that shows it; ``GcpProvider`` plans with Terraform, or with the
+    recorded plan.
+    """
     cloud = GoogleCloud(folder, serves=is_real)
     if not is_real:
         store = cloud.store
-        patch.setattr(provider, "Terraform", lambda *words, **options: Recorded(store, *words, **options))
+        patch.setattr(
+            provider, "Terraform", lambda *words, **options: Recorded(store, *words, **options)
+        )
     with Api(cloud.store) as double:
         for name, value in {**cloud.env, **double.environment}.items():
             if name != "HOME":
@@ -207,9 +237,14 @@ def _of_host(recorded: ResourceChange, name: str, host: Mapping[str, Any]) -> Re
 
 
 def _asked_of_google(value: Any) -> Any:
-    """The value with the provider's mark for what only applying tells; names of other resources are empty."""
+    """The value with the provider's mark for what only applying tells; names of other resources are
+    empty.
+    """
     if isinstance(value, Mapping):
-        return {name: Unknown if each == UNKNOWN else _asked_of_google(each) for name, each in value.items()}
+        return {
+            name: Unknown if each == UNKNOWN else _asked_of_google(each)
+            for name, each in value.items()
+        }
     if isinstance(value, list):
         return ["" if each == UNKNOWN else _asked_of_google(each) for each in value]
     return value

@@ -1,7 +1,8 @@
 """What Terraform sends to Google: the fields of bodies that attributes of a configuration become.
 
-Google's provider is not here: a field has the name of its attribute in camel case, or the plural of that, or
-the name that tests/support/google/requests.toml gives. The discovery documents decide which of them there is.
+Google's provider is not here: a field has the name of its attribute in camel case, or the plural of
+that, or the name that tests/support/google/requests.toml gives. The discovery documents decide
+which of them there is.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Sent:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of creation in a recording: types of resources before the types that refer to them."""
+    """The order of creation in a recording: types of resources before the types that refer to
+    them.
+    """
 
     file: str
     before: tuple[str, ...]
@@ -77,7 +80,9 @@ def unrecorded(kind: str, attributes: Iterable[str]) -> Iterator[tuple[str, str]
         path, *_ = [*_known(rules, attribute), None]
         assert path, f"{rules.method} has no field for {kind}.{attribute}"
         if path not in recorded:
-            description = _schema(rules.method, path).get("description", "Google says nothing of it.")
+            description = _schema(rules.method, path).get(
+                "description", "Google says nothing of it."
+            )
             assert "[Output Only]" not in description, (path, description)
             first, *_ = re.split(r"(?<=[.:])\s", description)
             yield f"{rules.method} {path}", " ".join(first.split())

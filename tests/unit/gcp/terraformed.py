@@ -1,4 +1,5 @@
-"""A cluster on the stand-in cloud, as far as Terraform makes it: the real module, plan and carry_out.
+"""A cluster on the stand-in cloud, as far as Terraform makes it: the real module, plan and
+carry_out.
 
 cluster = Terraformed(tmp_path, monkeypatch.setenv)       # demo-ctl and demo-train-1..N, nothing made yet
 cluster.nodes(4); cluster.up()                            # -> the plan that was carried out
@@ -52,7 +53,9 @@ class Terraformed:
         self.terraform.init()
 
     def nodes(self, count: int, settings: str = "", more: str = "") -> None:
-        """Ask for so many nodes, with ``settings`` of their partition and ``more`` of the provider."""
+        """Ask for so many nodes, with ``settings`` of their partition and ``more`` of the
+        provider.
+        """
         more = more and f", {more}"
         spec = parse_spec(SPEC.format(nodes=count, settings=settings, more=more), "cluster.yaml")
         chosen = variables(spec, CLUSTER_ID, "ssh-ed25519 AAAA clusterctl")
@@ -70,13 +73,21 @@ class Terraformed:
         apply_plan(self.terraform, plan, Owner(CLUSTER_ID), clock=Clock(sleep=self.waited.append))
 
     def forget(self, host: str) -> None:
-        """Take its instance out of the state, as where Terraform was killed before it wrote it down."""
-        (address,) = (each for each in addresses(self.terraform) if f'"{host}"].google_compute_inst' in each)
+        """Take its instance out of the state, as where Terraform was killed before it wrote it
+        down.
+        """
+        (address,) = (
+            each for each in addresses(self.terraform) if f'"{host}"].google_compute_inst' in each
+        )
         in_state(self.terraform, "rm", address)
 
     def plant(self, host: str, *, cluster_id: str) -> dict[str, Any]:
-        """Have an instance of that name there already, as asked for but for whose it is; its attributes."""
-        (asked,) = (c.after for c in self.terraform.plan().changes if (c.after or {}).get("name") == host)
+        """Have an instance of that name there already, as asked for but for whose it is; its
+        attributes.
+        """
+        (asked,) = (
+            c.after for c in self.terraform.plan().changes if (c.after or {}).get("name") == host
+        )
         there: dict[str, Any] = json.loads(json.dumps(asked).replace(f'"{UNKNOWN}"', "null"))
         there["id"] = f"projects/{PLACE.project}/zones/{PLACE.zone}/instances/{host}"
         for labels in ("labels", "effective_labels", "terraform_labels"):

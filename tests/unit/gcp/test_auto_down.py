@@ -1,4 +1,6 @@
-"""The program on the controller that takes an idle cluster down: when, what it touches, what stops it."""
+"""The program on the controller that takes an idle cluster down: when, what it touches, what stops
+it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ TOOLS = ("squeue", "sacct", "ss", "wall")
 
 @dataclass
 class Controller:
-    """The controller's side: executables that play Slurm and the system, and the program's files."""
+    """The controller's side: executables that play Slurm and the system, and the program's
+    files.
+    """
 
     google: Google
     folder: Path
@@ -56,16 +60,22 @@ class Controller:
         self.has("other-train-1", labels("other", "bbbbbb"))
 
     def has(self, name: str, marked: dict[str, str]) -> None:
-        """Have an instance, with local SSDs: Google stops it only if told what becomes of their data."""
+        """Have an instance, with local SSDs: Google stops it only if told what becomes of their
+        data.
+        """
         path = f"projects/{PROJECT}/zones/{ZONE}/instances/{name}"
         ssds = [{"interface": "NVME", "size": 375}]
-        self.google.world.put("google_compute_instance", path, zone=ZONE, labels=marked, scratch_disk=ssds)
+        self.google.world.put(
+            "google_compute_instance", path, zone=ZONE, labels=marked, scratch_disk=ssds
+        )
 
     def plays(self, tool: str, prints: str, code: int = 0) -> None:
         """From now on this is what a command prints; what it was called with is in a file."""
         path = self.folder / "bin" / tool
         said = f"cat <<'END'\n{prints}\nEND" if prints else ":"
-        path.write_text(f'#!/bin/sh\necho "$*" >> {self.folder}/{tool}.calls\n{said}\nexit {code}\n')
+        path.write_text(
+            f'#!/bin/sh\necho "$*" >> {self.folder}/{tool}.calls\n{said}\nexit {code}\n'
+        )
         path.chmod(0o755)
 
     def up_for(self, seconds: float) -> None:
@@ -227,7 +237,9 @@ def test_a_stop_that_is_refused_is_tried_again(controller: Controller) -> None:
     assert len(controller.google.called("compute.instances.stop")) == 2
 
 
-def test_without_a_token_nothing_is_done(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_nothing_is_done(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     idle(controller)
     nowhere = controller.google.environment | {"GCE_METADATA_HOST": "127.0.0.1:9"}
     monkeypatch.setattr(Google, "environment", nowhere)

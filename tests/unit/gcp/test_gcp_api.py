@@ -13,7 +13,13 @@ import requests
 from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials
 
-from clusterctl.errors import ApiOffError, CloudError, CredentialsError, PermissionDeniedError, ProvisionError
+from clusterctl.errors import (
+    ApiOffError,
+    CloudError,
+    CredentialsError,
+    PermissionDeniedError,
+    ProvisionError,
+)
 from clusterctl.providers.gcp.api import Api, host_keys
 from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT, TOKEN, Google
@@ -50,7 +56,9 @@ class TestCalls:
         assert list(api.pages("compute", NETWORKS))
         assert naps == [0.5, 1.0, 2.0]
 
-    def test_it_is_asked_as_late_as_google_wants(self, google: Google, api: Api, naps: list[float]) -> None:
+    def test_it_is_asked_as_late_as_google_wants(
+        self, google: Google, api: Api, naps: list[float]
+    ) -> None:
         google.fail("compute.networks.list", 429, Retry_After="7")
         google.fail("compute.networks.list", 403, reason="rateLimitExceeded", Retry_After="3600")
         assert list(api.pages("compute", NETWORKS))
@@ -62,7 +70,9 @@ class TestCalls:
             list(api.pages("compute", NETWORKS))
         assert len(naps) == 5
 
-    def test_nobody_answers(self, api: Api, naps: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nobody_answers(
+        self, api: Api, naps: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("CLUSTERCTL_GCP_ENDPOINT", "http://127.0.0.1:9/{service}")
         with refused("cloud-silent", CloudError):
             api.get("compute", NETWORKS)
@@ -74,7 +84,9 @@ class TestCalls:
     def test_a_place_that_can_not_be_asked_is_no_empty_place(
         self, api: Api, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(api, "_call", lambda *_: {"items": {}, "unreachables": ["zones/us-west1-a"]})
+        monkeypatch.setattr(
+            api, "_call", lambda *_: {"items": {}, "unreachables": ["zones/us-west1-a"]}
+        )
         with refused("cloud-incomplete", CloudError, why="not searched: zones/us-west1-a"):
             list(api.pages("compute", f"projects/{PROJECT}/aggregated/disks"))
 
@@ -90,13 +102,17 @@ class TestRefusals:
         ):
             Api(PROJECT).get("compute", NETWORKS)
 
-    def test_the_login_is_not_taken(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_login_is_not_taken(
+        self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(Credentials, "refresh", lambda *_: None)
         google.fail("compute.networks.list", 401, times=9)
         with refused("credentials", CredentialsError, "rejected"):
             api.get("compute", NETWORKS)
 
-    def test_the_login_has_expired(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_login_has_expired(
+        self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refresh(*_: object) -> None:
             raise RefreshError(f"{EXPIRED}\nand more")
 
@@ -114,7 +130,9 @@ class TestRefusals:
             api.get("compute", NETWORKS)
 
     def test_the_right_that_is_missing_is_named(self, google: Google, api: Api) -> None:
-        google.fail("compute.networks.list", 403, message="Required 'compute.networks.list' permission")
+        google.fail(
+            "compute.networks.list", 403, message="Required 'compute.networks.list' permission"
+        )
         with refused(
             "permission", PermissionDeniedError, "lacks the permission compute.networks.list"
         ) as caught:
@@ -126,15 +144,21 @@ class TestRefusals:
         with refused("api-off", ApiOffError, f"enable compute.googleapis.com --project {PROJECT}`"):
             api.get("compute", NETWORKS)
 
-    def test_login_without_quota_project_is_not_a_disabled_api(self, google: Google, api: Api) -> None:
+    def test_login_without_quota_project_is_not_a_disabled_api(
+        self, google: Google, api: Api
+    ) -> None:
         text = "The file.googleapis.com API requires a quota project, which is not set by default."
         google.fail("compute.networks.list", 403, reason="SERVICE_DISABLED", message=text)
         with refused("credentials", CredentialsError, "set-quota-project"):
             api.get("compute", NETWORKS)
 
-    def test_a_page_of_a_proxy_is_no_traceback(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_page_of_a_proxy_is_no_traceback(
+        self, api: Api, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         response = requests.Response()
-        response.status_code, response._content, response.reason = 404, b"<html>", "Not Found"
+        response.status_code = 404
+        response._content = b"<html>"
+        response.reason = "Not Found"
         monkeypatch.setattr(requests.Session, "request", lambda *_, **__: response)
         with refused("cloud-refused", CloudError, why="Not Found (HTTP 404)"):
             api.get("compute", NETWORKS)
@@ -143,12 +167,16 @@ class TestRefusals:
 class TestOperations:
     def deleting(self, google: Google, api: Api, lasts: float) -> dict[str, Any]:
         instance(google, "demo-ctl")
-        google.clock, google.lasts = api.clock, lasts
+        google.clock = api.clock
+        google.lasts = lasts
         return api.delete("compute", f"{INSTANCE}/demo-ctl") or {}
 
     def test_what_lasts_for_minutes_is_waited_for(self, google: Google, api: Api) -> None:
         api.finish(
-            "compute", f"projects/{PROJECT}/zones/{ZONE}", self.deleting(google, api, 1000), timeout_s=1800
+            "compute",
+            f"projects/{PROJECT}/zones/{ZONE}",
+            self.deleting(google, api, 1000),
+            timeout_s=1800,
         )
         assert google.world.names("google_compute_instance") == []
         assert len(google.called("compute.zoneOperations.wait")) == 9  # of 2 minutes
@@ -181,7 +209,9 @@ class TestHostKeys:
         ]
         assert len(naps) == 2
 
-    def test_a_host_that_stays_silent_is_named_with_its_console(self, google: Google, api: Api) -> None:
+    def test_a_host_that_stays_silent_is_named_with_its_console(
+        self, google: Google, api: Api
+    ) -> None:
         instance(google, "demo-ctl")
         instance(google, "demo-train-1")
         with google.world.change() as state:
@@ -206,11 +236,21 @@ class TestTheDouble:
     @pytest.mark.parametrize(
         ("verb", "path", "body", "problem"),
         [
-            ("GET", f"compute/v1/{NETWORKS}?maxresults=1", None, "unknown query parameter maxresults"),
+            (
+                "GET",
+                f"compute/v1/{NETWORKS}?maxresults=1",
+                None,
+                "unknown query parameter maxresults",
+            ),
             ("GET", f"compute/v1/{NETWORKS}?maxResults=many", None, "does not match"),
             ("GET", "compute/v1/projects/NO_PROJECT/global/networks", None, "does not match"),
             ("GET", "storage/v1/b", None, "project is required"),
-            ("DELETE", f"compute/v1/{NETWORKS}/net-1", {"force": True}, "a body where none belongs"),
+            (
+                "DELETE",
+                f"compute/v1/{NETWORKS}/net-1",
+                {"force": True},
+                "a body where none belongs",
+            ),
             ("POST", f"compute/v1/{NETWORKS}", {"nane": "net-1"}, "$.nane is unknown"),
             ("PUT", f"compute/v1/{NETWORKS}", None, "no such method"),
         ],

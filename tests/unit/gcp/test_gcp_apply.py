@@ -1,4 +1,6 @@
-"""What is waited for, how long, and what is taken over: with a Terraform that does as it is told here."""
+"""What is waited for, how long, and what is taken over: with a Terraform that does as it is told
+here.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,12 @@ OWNER = Owner("a1b2c3")
 SHOWN = Plan(Path("plan.tfplan"), "0", ())
 
 
-def error(code: str, *, transient: bool = False, already_exists: Mapping[str, str] = {}) -> TerraformError:
+def error(
+    code: str, *, transient: bool = False, already_exists: Mapping[str, str] = {}
+) -> TerraformError:
     made = TerraformError("x", failures=(Failure(code, f"it is {code}"),))
-    made.transient, made.already_exists = transient, already_exists
+    made.transient = transient
+    made.already_exists = already_exists
     return made
 
 
@@ -52,7 +57,9 @@ class Scripted:
         return Plan(plan.path, "1", tuple(changes), plan.destroys)
 
 
-def run(scripted: Scripted, owner: Owner = OWNER, plan: Plan = SHOWN) -> tuple[list[str], list[float]]:
+def run(
+    scripted: Scripted, owner: Owner = OWNER, plan: Plan = SHOWN
+) -> tuple[list[str], list[float]]:
     waited: list[float] = []
     apply_plan(cast(Terraform, scripted), plan, owner, clock=Clock(sleep=waited.append))
     return scripted.reporter.lines, waited
@@ -96,7 +103,13 @@ def test_existing_resources_are_imported_in_limited_layers() -> None:
     [
         ({"name": "demo-train-1", "effective_labels": {"clusterctl-id": "a1b2c3"}}, True),
         ({"name": "demo-a1b2c3-x", "effective_labels": {"clusterctl-id": "ffffff"}}, False),
-        ({"name": "demo-a1b2c3-x", "description": "clusterctl-cluster=demo clusterctl-id=ffffff"}, False),
+        (
+            {
+                "name": "demo-a1b2c3-x",
+                "description": "clusterctl-cluster=demo clusterctl-id=ffffff",
+            },
+            False,
+        ),
         ({"name": "demo-x", "description": "clusterctl-cluster=demo clusterctl-id=a1b2c3"}, True),
         ({"name": "demo-a1b2c3-net", "labels": {}}, True),
         ({"account_id": "demo-a1b2c3-nodes"}, True),
@@ -105,7 +118,9 @@ def test_existing_resources_are_imported_in_limited_layers() -> None:
         ({}, False),
     ],
 )
-def test_only_what_bears_the_clusters_id_is_taken_over(attributes: Mapping[str, Any], ours: bool) -> None:
+def test_only_what_bears_the_clusters_id_is_taken_over(
+    attributes: Mapping[str, Any], ours: bool
+) -> None:
     scripted = Scripted([error("name-taken", already_exists={"a": "b"})], attributes=attributes)
     with nullcontext() if ours else refused("name-taken", TerraformError):
         run(scripted)

@@ -50,7 +50,9 @@ def no_packages() -> ClusterctlError:
     return ClusterctlError("no packages", code="no-packages", fix="look at the mirror")
 
 
-def spec_of(nodes: int = 2, *, software: dict[str, Any] | None = None, **settings: Any) -> ClusterSpec:
+def spec_of(
+    nodes: int = 2, *, software: dict[str, Any] | None = None, **settings: Any
+) -> ClusterSpec:
     known = {"type": "gcp", "project": PROJECT, "zone": "us-central1-a", "image": {"bake": True}}
     train = {"name": "train", "nodes": nodes, "gpus": {"type": "l4", "count": 1}}
     text = {"version": 1, "name": "demo", "provider": known | settings, "partitions": [train]}
@@ -59,7 +61,9 @@ def spec_of(nodes: int = 2, *, software: dict[str, Any] | None = None, **setting
 
 @dataclass
 class Baked:
-    """A cloud in which clusters are raised with images; ``seen`` are the machines that were baked."""
+    """A cloud in which clusters are raised with images; ``seen`` are the machines that were
+    baked.
+    """
 
     cloud: GoogleCloud
     google: Google
@@ -84,7 +88,9 @@ class Baked:
         self.planned(provider, spec, inputs)
         return self.up_from(provider, spec, inputs)
 
-    def up_from(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> Provisioned:
+    def up_from(
+        self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS
+    ) -> Provisioned:
         node_class = NodeClass({COMPUTE: self.prepare(provider, spec, inputs)}, lambda _: {})
         return provider.apply(spec, self.workspace, HostOptions(node_class=node_class))
 
@@ -180,16 +186,21 @@ def test_missing_image_family_blocks_only_new_nodes(raised: Baked) -> None:
     with refused("no-image-possible", ClusterctlError, why=note):
         raised.prepare(provider, spec_of())
     assert not [
-        one for one in raised.planned(provider_of(spec_of()), spec_of(), "").notes if "no longer" in one
+        one
+        for one in raised.planned(provider_of(spec_of()), spec_of(), "").notes
+        if "no longer" in one
     ]
 
 
 def test_a_driver_is_installed_where_there_are_cards(baked: Baked) -> None:
     plain = {"project": "rocky-linux-cloud", "family": "rocky-linux-9-optimized-gcp"}
     spec = spec_of(
-        software={"nvidia": {"driver": "open"}}, partitions={"train": {"image": plain, "spot": True}}
+        software={"nvidia": {"driver": "open"}},
+        partitions={"train": {"image": plain, "spot": True}},
     )
-    (note,) = [one for one in baked.planned(provider_of(spec), spec).notes if "builds the node" in one]
+    (note,) = [
+        one for one in baked.planned(provider_of(spec), spec).notes if "builds the node" in one
+    ]
     assert "demo-image (g2-standard-4" in note
 
 
@@ -210,7 +221,9 @@ def test_flex_start_leaves_time_to_build_the_image(nodes: str, builder_s: int) -
 def test_failed_image_build_leaves_no_machine(baked: Baked, method: str, code: str) -> None:
     """What is done at Google fails, or else the baking."""
     if method:
-        baked.google.fail(method, 403, reason="forbidden", message=f"Required '{method}' permission")
+        baked.google.fail(
+            method, 403, reason="forbidden", message=f"Required '{method}' permission"
+        )
     else:
         baked.fails = no_packages()
     with refused(code):
@@ -225,7 +238,9 @@ def test_failed_image_build_leaves_no_machine(baked: Baked, method: str, code: s
 
 
 @pytest.mark.parametrize("is_baked", [False, *in_sweep(True)])
-def test_a_machine_that_can_not_be_removed_is_said_to_be_billed(baked: Baked, is_baked: bool) -> None:
+def test_a_machine_that_can_not_be_removed_is_said_to_be_billed(
+    baked: Baked, is_baked: bool
+) -> None:
     """As where the login at Google ends meanwhile: then the baking and the removal fail."""
     baked.fails = None if is_baked else no_packages()
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
@@ -278,7 +293,9 @@ def killed(baked: Baked) -> GcpProvider:
 
 def test_a_machine_that_a_killed_run_left_is_removed_first(baked: Baked) -> None:
     """It is in Terraform's state. The plan says so; nobody is asked."""
-    provider, spec, cluster_id = killed(baked), spec_of(), baked.workspace.cluster_id()
+    provider = killed(baked)
+    spec = spec_of()
+    cluster_id = baked.workspace.cluster_id()
     assert provider.alive(cluster_id)
     left = [one.what for one in provider.leftovers(cluster_id)]
     assert [what for what in left if what.startswith(f"instance {MACHINE} ")]
@@ -287,7 +304,9 @@ def test_a_machine_that_a_killed_run_left_is_removed_first(baked: Baked) -> None
     assert any(line.startswith(f"remove {MACHINE}") for line in planned.other)
     baked.up(spec)
     assert sorted(baked.cloud.instances) == ["demo-ctl", *NODES]
-    made = [name for _, kind, name in baked.cloud.done("create") if kind == "google_compute_instance"]
+    made = [
+        name for _, kind, name in baked.cloud.done("create") if kind == "google_compute_instance"
+    ]
     assert made.count(MACHINE) == 2
 
 
@@ -359,7 +378,9 @@ def ahead(baked: Baked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 def test_ahead_of_up_nothing_but_the_image_stays(
     baked: Baked, tmp_path: Path, ahead: list[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no cluster is up: once it is made, once it fails. Nobody else can raise one meanwhile."""
+    """Where no cluster is up: once it is made, once it fails. Nobody else can raise one
+    meanwhile.
+    """
     workers: list[object] = []
     destroy = GcpProvider.destroy
 
@@ -389,7 +410,10 @@ def test_ahead_of_up_nothing_but_the_image_stays(
     assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
     assert len(baked.images) == 1
     assert not workspace.root.exists()
-    assert bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"), refuse) == "cached"
+    assert (
+        bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"), refuse)
+        == "cached"
+    )
     assert not shown
     # What it took was removed under the lock that it was made under.
     assert set(workers) == {"bake"}
@@ -420,7 +444,9 @@ def test_what_a_killed_one_left_goes_with_the_next(
     assert not workspace.root.exists()
 
 
-def test_a_cluster_that_is_begun_stays(baked: Baked, tmp_path: Path, ahead: list[BaseException]) -> None:
+def test_a_cluster_that_is_begun_stays(
+    baked: Baked, tmp_path: Path, ahead: list[BaseException]
+) -> None:
     workspace = Workspace(tmp_path / "none" / "demo")
     workspace.create()
     workspace.spec.write_text("of `up`")

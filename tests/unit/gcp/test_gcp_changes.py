@@ -14,7 +14,11 @@ from tests.unit.gcp.terraformed import PLACE
 
 
 def change(
-    kind: str, action: Action, before: dict[str, Any] | None, after: dict[str, Any] | None, address: str = "a"
+    kind: str,
+    action: Action,
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+    address: str = "a",
 ) -> ResourceChange:
     return ResourceChange(f"{address}.{kind}.host", kind, None, action, before, after)
 
@@ -34,7 +38,11 @@ def test_a_host_is_what_it_is_and_changes_for_a_reason() -> None:
     (gone,) = host_changes(plan(change(INSTANCE, "delete", before, None)))
     assert (gone.action, gone.what) == ("remove", "n1-standard-4, 2 x nvidia-tesla-t4, spot")
     l4 = [{"type": "projects/p/zones/z/acceleratorTypes/nvidia-l4", "count": 1}]
-    for there in (instance(), instance(guest_accelerator=l4)):  # Google shows a machine type's own, too
+    # Google shows a machine type's own, too.
+    for there in (
+        instance(),
+        instance(guest_accelerator=l4),
+    ):
         (kept,) = host_changes(plan(change(INSTANCE, "no-op", there, there)))
         assert kept == HostChange("demo-train-1", "keep", "g2-standard-4, 1 x l4")
 
@@ -44,9 +52,17 @@ def test_new_machine_type_stops_controller_and_replaces_node() -> None:
     prices = HostPrices("demo", machines={"g2-standard-4": 0.7, "g2-standard-8": 0.9})
     (stopped,) = host_changes(plan(change(INSTANCE, "update", instance(), after)), prices)
     assert stopped == HostChange(
-        "demo-train-1", "change", "g2-standard-8, 1 x l4", "machine type changes", 0.9, 0.7, restarts=True
+        "demo-train-1",
+        "change",
+        "g2-standard-8, 1 x l4",
+        "machine type changes",
+        0.9,
+        0.7,
+        restarts=True,
     )
-    (labelled,) = host_changes(plan(change(INSTANCE, "update", instance(), instance(labels={"a": "b"}))))
+    (labelled,) = host_changes(
+        plan(change(INSTANCE, "update", instance(), instance(labels={"a": "b"})))
+    )
     assert (labelled.why, labelled.restarts) == ("labels change", False)
     shape = change(
         "terraform_data",
@@ -54,13 +70,19 @@ def test_new_machine_type_stops_controller_and_replaces_node() -> None:
         {"input": {"machine_type": "g2-standard-4", "image": "a", "local_ssds": 0}},
         {"input": {"machine_type": "g2-standard-8", "image": "b", "local_ssds": 0}},
     )
-    shape = ResourceChange("a.terraform_data.shape", *[getattr(shape, n) for n in shape.__slots__[1:]])
+    shape = ResourceChange(
+        "a.terraform_data.shape", *[getattr(shape, n) for n in shape.__slots__[1:]]
+    )
     (replaced,) = host_changes(plan(shape, change(INSTANCE, "replace", instance(), after)))
-    assert (replaced.action, replaced.why.split(" and ")) == ("replace", ["machine type", "image change"])
+    assert (replaced.action, replaced.why.split(" and ")) == (
+        "replace",
+        ["machine type", "image change"],
+    )
 
 
 def test_what_holds_files_is_named_when_it_goes() -> None:
-    disk, shared = {"name": "demo-ctl-extra-0"}, {"name": "demo-shared"}
+    disk = {"name": "demo-ctl-extra-0"}
+    shared = {"name": "demo-shared"}
     assert lost_data(
         plan(
             change("google_compute_disk", "delete", disk, None),
@@ -77,8 +99,12 @@ def test_a_host_that_was_stopped_is_started() -> None:
     off = instance(current_status="TERMINATED", desired_status="TERMINATED")
     on = instance(desired_status="RUNNING")
     (start,) = host_changes(plan(change(INSTANCE, "update", off, on)))
-    assert start == HostChange("demo-train-1", "change", "g2-standard-4, 1 x l4", "it is off", off=True)
-    (other,) = host_changes(plan(change(INSTANCE, "update", off, on | {"machine_type": "g2-standard-8"})))
+    assert start == HostChange(
+        "demo-train-1", "change", "g2-standard-4, 1 x l4", "it is off", off=True
+    )
+    (other,) = host_changes(
+        plan(change(INSTANCE, "update", off, on | {"machine_type": "g2-standard-8"}))
+    )
     assert other.why.split("; ") == ["it is off", "machine type changes"]
     assert (other.restarts, other.off) == (False, True)
 
@@ -102,8 +128,12 @@ def test_what_is_no_host_is_counted() -> None:
 def test_every_resource_of_the_module_has_a_word() -> None:
     module = Path(__file__).parents[3] / "terraform" / "gcp"
     text = "".join(path.read_text() for path in module.rglob("*.tf"))
-    kinds = {line.split('"')[1] for line in text.splitlines() if line.startswith('resource "')} - {INSTANCE}
-    unnamed = {kind for kind in kinds if label_for(kind) == kind.removeprefix("google_").replace("_", " ")}
+    kinds = {line.split('"')[1] for line in text.splitlines() if line.startswith('resource "')} - {
+        INSTANCE
+    }
+    unnamed = {
+        kind for kind in kinds if label_for(kind) == kind.removeprefix("google_").replace("_", " ")
+    }
     assert kinds
     assert not unnamed
 

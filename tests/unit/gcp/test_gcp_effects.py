@@ -1,4 +1,6 @@
-"""What a change of the spec does to hosts that are there, by real Terraform: a table of docs/gcp.md."""
+"""What a change of the spec does to hosts that are there, by real Terraform: a table of
+docs/gcp.md.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,24 @@ def asked(*, nodes: int = 2, key: str = PUBLIC_KEY, **more: Settings) -> dict[st
 
     ``more``: other settings of the `provider`, the `controller`, and the partition `train`.
     """
-    provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a", "region": "us-central1"}
-    controller = {"machine_type": "n2-standard-4", "extra_disks": DISKS, **more.get("controller", {})}
+    provider = {
+        "type": "gcp",
+        "project": "my-project",
+        "zone": "us-central1-a",
+        "region": "us-central1",
+    }
+    controller = {
+        "machine_type": "n2-standard-4",
+        "extra_disks": DISKS,
+        **more.get("controller", {}),
+    }
     train = {"machine_type": "n2-standard-16", "extra_disks": DISKS, **more.get("train", {})}
     provider |= {"enable_apis": False, "filestore": {"tier": "BASIC_SSD", "capacity": "2560GiB"}}
-    provider |= {"controller": controller, "partitions": {"train": train}, **more.get("provider", {})}
+    provider |= {
+        "controller": controller,
+        "partitions": {"train": train},
+        **more.get("provider", {}),
+    }
     spec = {"version": 1, "name": "demo", "partitions": [{"name": "train", "nodes": nodes}]}
     text = StringIO()
     YAML(typ="safe").dump({**spec, "provider": provider}, text)
@@ -47,7 +62,8 @@ def both(**settings: Any) -> dict[str, Settings]:
 REPLACED = {"controller": {"replace"}, "nodes": {"replace"}}
 CHANGED = {"controller": {"update"}, "nodes": {"update"}}
 NODES = {"nodes": {"replace"}}
-# What is changed -> how, and what is done to the controller, the nodes, further disks and Filestore.
+# What is changed -> how, and what is done to the controller, the nodes, further disks and
+# Filestore.
 EFFECTS: Mapping[str, tuple[dict[str, Any], Mapping[str, set[str]]]] = {
     "nodes": ({"nodes": 3}, {"nodes": {"create"}, "disks": {"create"}}),
     "labels": (
@@ -55,10 +71,16 @@ EFFECTS: Mapping[str, tuple[dict[str, Any], Mapping[str, set[str]]]] = {
         {**CHANGED, "disks": {"update"}, "filestore": {"update"}},
     ),
     "key": ({"key": PUBLIC_KEY.replace("Public", "Second")}, CHANGED),
-    "extra_disks": (both(extra_disks=[*DISKS, {"size": "10GiB"}]), {**CHANGED, "disks": {"create"}}),
+    "extra_disks": (
+        both(extra_disks=[*DISKS, {"size": "10GiB"}]),
+        {**CHANGED, "disks": {"create"}},
+    ),
     "extra_disks removed": (both(extra_disks=[]), {**CHANGED, "disks": {"delete"}}),
     "extra_disks larger": (both(extra_disks=[{"size": "200GiB"}]), {"disks": {"update"}}),
-    "extra_disks smaller": (both(extra_disks=[{"size": "50GiB"}]), {**CHANGED, "disks": {"replace"}}),
+    "extra_disks smaller": (
+        both(extra_disks=[{"size": "50GiB"}]),
+        {**CHANGED, "disks": {"replace"}},
+    ),
     "machine_type": (
         both(machine_type="n2-standard-32"),
         {"controller": {"update"}, "nodes": {"replace"}},
@@ -125,7 +147,12 @@ def _part(address: str) -> str:
 def test_every_setting_of_the_manuals_table_is_tried() -> None:
     page = (Path(ROOT) / "docs" / "gcp.md").read_text()
     table = page.partition("Effects of a spec change")[2].partition("\n\n")[2].partition("\n\n")[0]
-    named = {word for row in table.splitlines() for word in re.findall("`([a-z_0-9]+)`", row.split("|")[1])}
-    # Of these: test_gcp_same_cluster.py, test_gcp_storage.py. Of `network` the table only gives advice.
+    named = {
+        word
+        for row in table.splitlines()
+        for word in re.findall("`([a-z_0-9]+)`", row.split("|")[1])
+    }
+    # Of these: test_gcp_same_cluster.py, test_gcp_storage.py. Of `network` the table only gives
+    # advice.
     elsewhere = {"project", "network", "shared_disk"}
     assert named - elsewhere <= {what.split()[0] for what in EFFECTS}

@@ -1,4 +1,6 @@
-"""What goes wrong at Google or on the way there, and that the next run, or this one, puts it right."""
+"""What goes wrong at Google or on the way there, and that the next run, or this one, puts it
+right.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_refused_hosts_are_named_and_only_those_are_made_later(
 def test_new_accounts_are_waited_for_and_all_goes_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is unknown to the next call that needs it: networks after their API, grants after accounts."""
+    """Each is unknown to the next call that needs it: networks after their API, grants after
+    accounts.
+    """
     cluster = Terraformed(tmp_path, monkeypatch.setenv, lag=1)
     cluster.nodes(1)
     cluster.up()
@@ -107,7 +111,10 @@ def test_a_state_that_was_lost_is_made_again_of_what_is_there(cluster: Terraform
         path.unlink()
     cluster.up()
     assert cluster.cloud.resources() == before
-    assert not {kind for _, kind, _ in cluster.cloud.done("create")} & {INSTANCE, "google_compute_network"}
+    assert not {kind for _, kind, _ in cluster.cloud.done("create")} & {
+        INSTANCE,
+        "google_compute_network",
+    }
     assert cluster.terraform.plan().is_empty
 
 
@@ -116,7 +123,9 @@ def test_without_credentials_nothing_is_begun(cluster: Terraformed) -> None:
     login = ("`gcloud auth application-default login`", "GOOGLE_APPLICATION_CREDENTIALS")
     with refused("credentials", TerraformError, *login) as caught:
         cluster.up()
-    assert [(failure.host, failure.phase) for failure in caught.value.failures] == [(None, "provision")]
+    assert [(failure.host, failure.phase) for failure in caught.value.failures] == [
+        (None, "provision")
+    ]
     assert not cluster.cloud.resources()
 
 
@@ -143,7 +152,9 @@ def in_state(cluster: Terraformed) -> set[str]:
 
 
 def converges(cluster: Terraformed, up: str, down: str, *, all_of_it: bool) -> None:
-    """Killed while it is raised and again while it is removed, it is raised and removed by the next runs."""
+    """Killed while it is raised and again while it is removed, it is raised and removed by the next
+    runs.
+    """
     cluster.cloud.fail("slow", name="demo-*", seconds=1.5)
     cluster.cloud.fail("slow", name="demo-*", seconds=1.5, on="delete")
     kill(cluster, "up", up, all_of_it=all_of_it)

@@ -54,9 +54,15 @@ def plan(module: Module) -> Plan:
 
 
 def with_long_names(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A cluster and a node whose names are as long as they may be; the node has disks of several types."""
-    cluster, hosts = "c" * 20, asked["hosts"]
-    disks = [{"size_gib": 100, "type": kind} for kind in ("pd-standard", "pd-balanced", "hyperdisk-balanced")]
+    """A cluster and a node whose names are as long as they may be; the node has disks of several
+    types.
+    """
+    cluster = "c" * 20
+    hosts = asked["hosts"]
+    disks = [
+        {"size_gib": 100, "type": kind}
+        for kind in ("pd-standard", "pd-balanced", "hyperdisk-balanced")
+    ]
     node = {**hosts["whole-train-1"], "extra_disks": disks}
     renamed = {f"{cluster}-ctl": hosts["whole-ctl"], f"{cluster}-{'p' * 20}-999": node}
     return {**asked, "cluster": cluster, "hosts": renamed, "bucket": None}
@@ -66,14 +72,19 @@ def is_golden(path: Path, text: str) -> Iterator[str]:
     """The lines in which a file differs from the text; written first with UPDATE_GOLDEN=1."""
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text)
-    yield from unified_diff(path.read_text().splitlines(), text.splitlines(), path.name, "today", lineterm="")
+    yield from unified_diff(
+        path.read_text().splitlines(), text.splitlines(), path.name, "today", lineterm=""
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_is_its_golden_file(plan: Plan, name: str) -> None:
-    resources, spec = planned(plan, name), spec_of(name)
+    resources = planned(plan, name)
+    spec = spec_of(name)
     known = {} if name == SIMPLEST else described(planned(plan, SIMPLEST), spec_of(SIMPLEST).name)
-    text = rendered(described(resources, spec.name), {_NODE.sub("NODE", each): known[each] for each in known})
+    text = rendered(
+        described(resources, spec.name), {_NODE.sub("NODE", each): known[each] for each in known}
+    )
     assert [*is_golden(GOLDEN / f"{name}.txt", text)] == []
 
 
@@ -104,7 +115,8 @@ def test_the_recorded_plan_is_todays(plan: Plan) -> None:
 
 @pytest.mark.usefixtures("plan")
 def test_a_field_that_no_recording_has_is_one_of_googles(module: Module) -> None:
-    """Recordings of what Google's provider sent for others have all fields of ours, or the file lists them.
+    """Recordings of what Google's provider sent for others have all fields of ours, or the file
+    lists them.
 
     Each of them is in Google's discovery document, which says what it is.
     """
@@ -115,13 +127,20 @@ def test_a_field_that_no_recording_has_is_one_of_googles(module: Module) -> None
     assert [*is_golden(GOLDEN / "unrecorded.txt", text)] == []
 
 
-def rendered(resources: Mapping[str, Sequence[str]], simplest: Mapping[str, Sequence[str]] = {}) -> str:
-    """The resources as text that is easy to compare; what is as in the simplest cluster is left out."""
-    known, blocks = dict(simplest), []
+def rendered(
+    resources: Mapping[str, Sequence[str]], simplest: Mapping[str, Sequence[str]] = {}
+) -> str:
+    """The resources as text that is easy to compare; what is as in the simplest cluster is left
+    out.
+    """
+    known = dict(simplest)
+    blocks = []
     for address, lines in resources.items():
         general = _NODE.sub("NODE", address)
         before = known.setdefault(general, lines)
-        gone, more = ([one for one in a if one not in b] for a, b in ((before, lines), (lines, before)))
+        gone, more = (
+            [one for one in a if one not in b] for a, b in ((before, lines), (lines, before))
+        )
         if before is lines:
             blocks.append(f"{address}\n" + "".join(f"  {line}\n" for line in lines))
         else:

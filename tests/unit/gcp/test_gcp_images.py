@@ -1,4 +1,6 @@
-"""What an image's name says of its distribution; `up` refuses before it makes anything, `plan` says so."""
+"""What an image's name says of its distribution; `up` refuses before it makes anything, `plan` says
+so.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ def spec_of(controller: dict[str, str] | None, train: dict[str, str] | None) -> 
     provider["controller"] = {"image": controller} if controller else {}
     provider["partitions"] = {"train": {"image": train}} if train else {}
     return ClusterSpec.model_validate(
-        {"version": 1, "name": "demo", "provider": provider, "partitions": [{"name": "train", "nodes": 1}]}
+        {
+            "version": 1,
+            "name": "demo",
+            "provider": provider,
+            "partitions": [{"name": "train", "nodes": 1}],
+        }
     )
 
 
@@ -59,7 +66,9 @@ def spec_of(controller: dict[str, str] | None, train: dict[str, str] | None) -> 
         ("rocky-linux-cloud", "something-else", None),
     ],
 )
-def test_googles_own_images_are_what_they_are_called(project: str, family: str, release: str | None) -> None:
+def test_googles_own_images_are_what_they_are_called(
+    project: str, family: str, release: str | None
+) -> None:
     assert release_of(Image(project=project, family=family, name=None)) == release
     assert release_of(Image(project=project, family=None, name=f"{family}-v20260101")) == release
 
@@ -73,7 +82,9 @@ def test_googles_own_images_are_what_they_are_called(project: str, family: str, 
         (None, MINE, None),
     ],
 )
-def test_what_can_be_configured_is_not_refused(controller: Any, train: Any, ahead: str | None) -> None:
+def test_what_can_be_configured_is_not_refused(
+    controller: Any, train: Any, ahead: str | None
+) -> None:
     spec = spec_of(controller, train)
     assert image_error(spec) is None
     assert spec.provider.expected_release(spec) == ahead
@@ -87,7 +98,9 @@ def test_what_can_be_configured_is_not_refused(controller: Any, train: Any, ahea
         (OLD, OLD, "Python is 3.6", "provider.controller.image, provider.partitions.train.image"),
     ],
 )
-def test_what_differs_or_is_not_known_is_refused(controller: Any, train: Any, why: str, where: str) -> None:
+def test_what_differs_or_is_not_known_is_refused(
+    controller: Any, train: Any, why: str, where: str
+) -> None:
     found = image_error(spec_of(controller, train))
     assert found is not None
     assert (found.code, found.where) == ("image-distribution", where)
@@ -95,7 +108,9 @@ def test_what_differs_or_is_not_known_is_refused(controller: Any, train: Any, wh
     assert "Rocky Linux 9" in found.fix
 
 
-def test_up_refuses_at_once_and_plan_and_validate_say_so(planned_cloud: GoogleCloud, tmp_path: Path) -> None:
+def test_up_refuses_at_once_and_plan_and_validate_say_so(
+    planned_cloud: GoogleCloud, tmp_path: Path
+) -> None:
     (tmp_path / "cluster.yaml").write_text(SPEC)
     path = gcloud.install(tmp_path, planned_cloud.store.path)
     cli = Clusterctl(tmp_path / "home", tmp_path, {"PATH": f"{path}:/usr/bin:/bin"})
@@ -104,7 +119,9 @@ def test_up_refuses_at_once_and_plan_and_validate_say_so(planned_cloud: GoogleCl
         assert "Rocky Linux 9" in said
     assert not cli.home.exists()
     plan = preview(
-        ClusterContext.of(parse_spec(SPEC, "cluster.yaml"), workspace=Workspace(tmp_path / "none" / "demo"))
+        ClusterContext.of(
+            parse_spec(SPEC, "cluster.yaml"), workspace=Workspace(tmp_path / "none" / "demo")
+        )
     )
     (note,) = (one for one in plan.notes if "would fail" in one)
     assert "Debian 12" in note

@@ -1,4 +1,6 @@
-"""The stand-in of the metadata server, and what its agent makes of OS Login: as Google documents both."""
+"""The stand-in of the metadata server, and what its agent makes of OS Login: as Google documents
+both.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""terraform/gcp, applied to a stand-in cloud: what is made, what another spec touches, and what is left."""
+"""terraform/gcp, applied to a stand-in cloud: what is made, what another spec touches, and what is
+left.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_the_module_is_formatted_and_fits_the_schema(tmp_path: Path, version: st
     assert module.run("validate").rc == 0
 
 
-def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_asked_for_otherwise_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     module = Module(tmp_path)
@@ -49,17 +53,25 @@ def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: p
     _assert_that_order_is_as_recorded(module)
     before = {name: each["instance_id"] for name, each in module.cloud.instances.items()}
 
-    with module.cloud.store.change() as world:  # as Google's provider says which one the family stood for
+    # As Google's provider says which one the family stood for.
+    with module.cloud.store.change() as world:
         for each in world["resources"][INSTANCE].values():
-            each["boot_disk"][0]["initialize_params"][0]["image"] = "projects/p/global/images/of-last-month"
-            if each["name"] == "whole-d":  # by hand, which would take our account's key and sudo away
+            each["boot_disk"][0]["initialize_params"][0]["image"] = (
+                "projects/p/global/images/of-last-month"
+            )
+            # By hand, which would take our account's key and sudo away.
+            if each["name"] == "whole-d":
                 each["metadata"]["enable-oslogin"] = "TRUE"
     module.cloud.lose("whole-f")
     changed = _changed(nodes)
     module.set(_asked(changed, machine_type="n2-standard-16"))
     _assert_that_each_change_is_said(module.planned())
     said += module.apply()
-    kept = {name for name, each in module.cloud.instances.items() if each["instance_id"] == before.get(name)}
+    kept = {
+        name
+        for name, each in module.cloud.instances.items()
+        if each["instance_id"] == before.get(name)
+    }
     assert kept == {"whole-ctl", "whole-c", "whole-d"}
     assert module.cloud.instances["whole-d"]["metadata"]["enable-oslogin"] == "FALSE"
     disks = module.cloud.resources("google_compute_disk").values()
@@ -72,10 +84,13 @@ def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: p
     module.set(relabelled | {"kms_key": "projects/p/locations/l/keyRings/r/cryptoKeys/k"})
     said += module.apply()
     _assert_that_google_shows_it_otherwise(module)
-    # Nodes that were replaced have their grants again, and local SSDs of a machine type are no change.
+    # Nodes that were replaced have their grants again, and local SSDs of a machine type are no
+    # change.
     assert module.plan() == {}
     assert {each["current_status"] for each in module.cloud.instances.values()} == {"RUNNING"}
-    assert {each["effective_labels"]["team"] for each in module.cloud.instances.values()} == {"vision"}
+    assert {each["effective_labels"]["team"] for each in module.cloud.instances.values()} == {
+        "vision"
+    }
 
     module.cloud.fill("my-results")
     destroyed = module.run("destroy", "-auto-approve")
@@ -89,16 +104,21 @@ def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: p
 
 
 def _assert_that_outputs_and_rules_fit(module: Module) -> None:
-    """Hosts are where they are said to be; Filestore may call back for locks, from its own addresses."""
+    """Hosts are where they are said to be; Filestore may call back for locks, from its own
+    addresses.
+    """
     hosts = module.outputs()["hosts"]
     assert {name: host["address"] for name, host in hosts.items()} == {
-        name: each["network_interface"][0]["network_ip"] for name, each in module.cloud.instances.items()
+        name: each["network_interface"][0]["network_ip"]
+        for name, each in module.cloud.instances.items()
     }
     assert {name for name, host in hosts.items() if host["role"] == "controller"} == {"whole-ctl"}
     (share,) = module.cloud.resources("google_filestore_instance").values()
     rules = module.cloud.resources("google_compute_firewall").values()
     (lets_in,) = (
-        each for each in rules if each["source_ranges"] == [share["networks"][0]["reserved_ip_range"]]
+        each
+        for each in rules
+        if each["source_ranges"] == [share["networks"][0]["reserved_ip_range"]]
     )
     assert {each["protocol"] for each in lets_in["allow"]} == {"tcp", "udp"}
     assert lets_in["priority"] < next(each["priority"] for each in rules if each["deny"])
@@ -107,7 +127,9 @@ def _assert_that_outputs_and_rules_fit(module: Module) -> None:
 
 
 def _assert_that_order_is_as_recorded(module: Module) -> None:
-    """Terraform makes each resource after those that recordings have before it: it refers to them."""
+    """Terraform makes each resource after those that recordings have before it: it refers to
+    them.
+    """
     edges: dict[str, set[str]] = {}
     for after, before in re.findall('"([^"]+)" -> "([^"]+)"', module.run("graph").stdout):
         edges.setdefault(after, set()).add(before)
@@ -145,7 +167,9 @@ def _assert_that_each_change_is_said(planned: dict[str, Any]) -> None:
         "whole-g": ("make", ""),
     }
     assert {host.name for host in host_changes(plan) if host.restarts} == {"whole-ctl"}
-    elsewhere = [change.address for change in plan.real_changes if not change.address.startswith(PARTS)]
+    elsewhere = [
+        change.address for change in plan.real_changes if not change.address.startswith(PARTS)
+    ]
     assert elsewhere == []
 
 
@@ -161,7 +185,9 @@ def _assert_that_google_shows_it_otherwise(module: Module) -> None:
 
 
 def test_every_shared_spec_has_only_public_keys_and_names() -> None:
-    """A path to a secret that a spec could take does not exist: the variables are these, and no others."""
+    """A path to a secret that a spec could take does not exist: the variables are these, and no
+    others.
+    """
     declared = (Path(__file__).parents[3] / "terraform/gcp/variables.tf").read_text()
     names = {line.split('"')[1] for line in declared.splitlines() if line.startswith("variable ")}
     assert set(variables(spec_of("kept"), CLUSTER_ID, PUBLIC_KEY)) == names
@@ -189,7 +215,10 @@ def _texts(folder: Path) -> Iterable[str]:
 
 DISK = {"size_gib": 100, "type": "pd-balanced"}
 WRONG_VALUES = {
-    "nowhere": ({"storage": {"name": "s", "labels": {}}}, "storage must have either a disk or a filestore"),
+    "nowhere": (
+        {"storage": {"name": "s", "labels": {}}},
+        "storage must have either a disk or a filestore",
+    ),
     "mortal": (
         {"storage": {"name": "s", "labels": {"clusterctl-id": "0123ab"}, "disk": DISK}},
         "storage.labels must not have clusterctl-id",
@@ -228,4 +257,6 @@ def test_module_rejects_wrong_values_with_the_rule(tmp_path: Path) -> None:
     for name, (wrong, _) in WRONG_HOSTS.items():
         calls[name] = {**asked, "hosts": {**asked["hosts"], "whole-train-1": {**node, **wrong}}}
     said = copies(tmp_path, calls, files="variables.tf").run("plan").said
-    assert [name for name, (_, words) in {**WRONG_VALUES, **WRONG_HOSTS}.items() if words not in said] == []
+    assert [
+        name for name, (_, words) in {**WRONG_VALUES, **WRONG_HOSTS}.items() if words not in said
+    ] == []

@@ -16,7 +16,8 @@ from tests.support.messages import refused
 from tests.support.terraform import Told
 from tests.unit.gcp.module import description, labels
 
-OURS, THEIRS = "aaaaaa", "bbbbbb"
+OURS = "aaaaaa"
+THEIRS = "bbbbbb"
 GLOBAL = f"projects/{PROJECT}/global"
 REGION = f"projects/{PROJECT}/regions/us-central1"
 ZONE = f"projects/{PROJECT}/zones/us-central1-a"
@@ -30,19 +31,32 @@ EVERYTHING = [
 
 def make(google: Google, cluster: str = "demo", cluster_id: str = OURS) -> None:
     """One cluster with some of everything."""
-    put, name = google.world.put, f"{cluster}-{cluster_id}"
+    put = google.world.put
+    name = f"{cluster}-{cluster_id}"
     marked = {"labels": labels(cluster, cluster_id)}
     said = {"description": f"made by clusterctl; {description(cluster, cluster_id)}"}
-    at, near = {"zone": "us-central1-a"}, {"region": "us-central1"}
+    at = {"zone": "us-central1-a"}
+    near = {"region": "us-central1"}
     net = f"{GLOBAL}/networks/{name}"
     put("google_compute_network", net, **said)
-    put("google_compute_subnetwork", f"{REGION}/subnetworks/{name}-nodes", network=net, **near, **said)
+    put(
+        "google_compute_subnetwork",
+        f"{REGION}/subnetworks/{name}-nodes",
+        network=net,
+        **near,
+        **said,
+    )
     put("google_compute_firewall", f"{GLOBAL}/firewalls/{name}-iap", network=net, **said)
     put("google_compute_router", f"{REGION}/routers/{name}-router", network=net, **near, **said)
     put("google_compute_resource_policy", f"{REGION}/resourcePolicies/{name}-train", **near, **said)
     put("google_compute_address", f"{REGION}/addresses/{cluster}-nat", **near, **marked)
     put(
-        "google_compute_disk", f"{ZONE}/disks/{cluster}-scratch", size=730, type="pd-standard", **at, **marked
+        "google_compute_disk",
+        f"{ZONE}/disks/{cluster}-scratch",
+        size=730,
+        type="pd-standard",
+        **at,
+        **marked,
     )
     for host in ("ctl", "train-1", "train-2"):
         uses = {
@@ -50,9 +64,20 @@ def make(google: Google, cluster: str = "demo", cluster_id: str = OURS) -> None:
             "resource_policies": [f"{name}-train"],
             "disk": f"{cluster}-scratch",
         }
-        put("google_compute_instance", f"{ZONE}/instances/{cluster}-{host}", uses=uses, **at, **marked)
+        put(
+            "google_compute_instance",
+            f"{ZONE}/instances/{cluster}-{host}",
+            uses=uses,
+            **at,
+            **marked,
+        )
     account = f"{name}-ctl@{PROJECT}.iam.gserviceaccount.com"
-    put("google_service_account", f"projects/{PROJECT}/serviceAccounts/{account}", email=account, **said)
+    put(
+        "google_service_account",
+        f"projects/{PROJECT}/serviceAccounts/{account}",
+        email=account,
+        **said,
+    )
     put(
         "google_filestore_instance",
         f"projects/{PROJECT}/locations/us-central1-a/instances/{name}-shared",
@@ -72,13 +97,17 @@ def quiet(_: str) -> None:
 
 
 class TestFinding:
-    def test_everything_is_found_in_the_order_in_which_it_can_go(self, google: Google, api: Api) -> None:
+    def test_everything_is_found_in_the_order_in_which_it_can_go(
+        self, google: Google, api: Api
+    ) -> None:
         """What it costs is known, or said not to be."""
         make(google, "other", THEIRS)
         assert find_resources(api, OURS) == ()
         make(google)
         assert whats(api) == EVERYTHING
-        costs = {one.what.partition(" in ")[0]: one.usd_per_hour for one in find_resources(api, OURS)}
+        costs = {
+            one.what.partition(" in ")[0]: one.usd_per_hour for one in find_resources(api, OURS)
+        }
         assert costs["instance demo-ctl"] == pytest.approx(0.134, rel=1e-3)
         assert costs["disk demo-scratch"] == pytest.approx(0.04)
         assert costs["shared folder demo-aaaaaa-shared"] == pytest.approx(0.16 * 1024 / 730)
@@ -93,10 +122,14 @@ class TestFinding:
         google.off.add("compute")
         assert not any("instance" in what for what in whats(api))
 
-    def test_a_login_whose_calls_count_on_another_project_finds_all(self, google: Google, api: Api) -> None:
+    def test_a_login_whose_calls_count_on_another_project_finds_all(
+        self, google: Google, api: Api
+    ) -> None:
         make(google)
         path = google.world.path.with_name("login.json")
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"quota_project_id": "elsewhere"}))
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"quota_project_id": "elsewhere"})
+        )
         assert whats(api) == EVERYTHING
         assert orphan_ids(api, "demo") == (OURS,)
 
@@ -111,7 +144,9 @@ class TestFinding:
         with pytest.raises(ApiOffError):
             orphan_ids(api, "demo")
 
-    def test_what_may_not_be_looked_at_is_not_taken_for_nothing(self, google: Google, api: Api) -> None:
+    def test_what_may_not_be_looked_at_is_not_taken_for_nothing(
+        self, google: Google, api: Api
+    ) -> None:
         google.fail("iam.projects.serviceAccounts.list", 403, message="no")
         with pytest.raises(PermissionDeniedError):
             find_resources(api, OURS)
@@ -126,7 +161,9 @@ class TestFinding:
     def test_a_name_that_could_be_of_another_cluster_is_not_enough(
         self, google: Google, api: Api, name: str
     ) -> None:
-        """`train-202611-bbbbbb` may be a cluster `train-202611`, or one `train` with the id 202611."""
+        """`train-202611-bbbbbb` may be a cluster `train-202611`, or one `train` with the id
+        202611.
+        """
         make(google, "train-202611", THEIRS)
         google.world.put(
             "google_compute_network", f"{GLOBAL}/networks/train-{OURS}-mine", description="by hand"
@@ -141,7 +178,9 @@ class TestFinding:
 
     def test_a_description_that_was_copied_is_not_enough(self, google: Google, api: Api) -> None:
         said = description("demo", OURS)
-        google.world.put("google_compute_network", f"{GLOBAL}/networks/demo-{OURS}2", description=said)
+        google.world.put(
+            "google_compute_network", f"{GLOBAL}/networks/demo-{OURS}2", description=said
+        )
         assert find_resources(api, OURS) == ()
         assert orphan_ids(api, "demo") == ()
 
@@ -150,7 +189,9 @@ class TestFinding:
         make(google, "demo", "cccccc")
         make(google, "demo-2", THEIRS)
         network = f"{GLOBAL}/networks/demo-dddddd"
-        google.world.put("google_compute_network", network, description=description("demo", "dddddd"))
+        google.world.put(
+            "google_compute_network", network, description=description("demo", "dddddd")
+        )
         assert orphan_ids(api, "demo") == (OURS, "cccccc", "dddddd")
         assert orphan_ids(api, "never") == ()
 
@@ -180,7 +221,12 @@ class TestRemoving:
     @pytest.mark.parametrize(
         ("play", "said"),
         [
-            (lambda g: g.fail("compute.disks.delete", 403, message="Required 'compute.disks.delete'"), "403"),
+            (
+                lambda g: g.fail(
+                    "compute.disks.delete", 403, message="Required 'compute.disks.delete'"
+                ),
+                "403",
+            ),
             (lambda g: g.operation_fails("stockout_plain"), "ZONE_RESOURCE_POOL_EXHAUSTED"),
         ],
     )
@@ -198,7 +244,11 @@ class TestRemoving:
 
     def test_busy_and_lost_answers_end_well(self, google: Google, api: Api) -> None:
         make(google)
-        for method in ("compute.instances.delete", "compute.zoneOperations.wait", "compute.networks.delete"):
+        for method in (
+            "compute.instances.delete",
+            "compute.zoneOperations.wait",
+            "compute.networks.delete",
+        ):
             google.fail(method, 503, times=2)
         remove_resources(api, find_resources(api, OURS))
         assert find_resources(api, OURS) == ()
@@ -214,7 +264,8 @@ class TestRemoving:
         self, google: Google, api: Api, name: str, code: str, what: str
     ) -> None:
         make(google)
-        google.clock, google.lasts = api.clock, 500
+        google.clock = api.clock
+        google.lasts = 500
         found = [one for one in find_resources(api, OURS) if one.kind == what.rpartition(" ")[0]]
         google.operation_fails(name)
         with refused("orphans-not-deleted", ProvisionError, f"1 of {len(found)}") as caught:
@@ -225,11 +276,14 @@ class TestRemoving:
         assert REFUSALS[name].message in failure.cause
         assert REFUSALS[name].fix in failure.fix
         assert 500 <= api.clock.now() <= 502
-        assert [one.what for one in find_resources(api, OURS) if one.kind == found[0].kind] == [found[0].what]
+        assert [one.what for one in find_resources(api, OURS) if one.kind == found[0].kind] == [
+            found[0].what
+        ]
 
     def test_waiting_is_bounded(self, google: Google, api: Api) -> None:
         make(google)
-        google.clock, google.lasts = api.clock, 10_000
+        google.clock = api.clock
+        google.lasts = 10_000
         with refused("orphans-not-deleted", ProvisionError) as caught:
             remove_resources(api, find_resources(api, OURS)[:3])
         assert [failure.code for failure in caught.value.failures] == ["cloud-slow"] * 3

@@ -1,4 +1,6 @@
-"""Lists of docs/gcp.md and docs/howto/first-day-gcp.md that have a home in the code: they say the same."""
+"""Lists of docs/gcp.md and docs/howto/first-day-gcp.md that have a home in the code: they say the
+same.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def rows(heading: str) -> list[list[str]]:
 
 def of(more: str) -> set[str]:
     """The APIs that a cluster with this setting needs."""
-    spec = parse_spec(SPEC.replace("zone: us-central1-a", f"zone: us-central1-a{more}"), "cluster.yaml")
+    spec = parse_spec(
+        SPEC.replace("zone: us-central1-a", f"zone: us-central1-a{more}"), "cluster.yaml"
+    )
     return set(services(spec.provider))
 
 
@@ -38,7 +42,9 @@ def test_the_apis_to_enable_are_those_that_up_needs() -> None:
     command, _, after = PAGE.partition("$ gcloud services enable ")[2].partition("```")
     needed = of("")
     assert set(API.findall(command)) == needed
-    more = of(", filestore: {tier: BASIC_SSD, capacity: 2560GiB}, bucket: {name: my-results}") - needed
+    more = (
+        of(", filestore: {tier: BASIC_SSD, capacity: 2560GiB}, bucket: {name: my-results}") - needed
+    )
     assert set(API.findall(after.partition("\n\n4.")[0])) == more
     assert of(", state: {bucket: my-state}") - needed == {"storage.googleapis.com"}
     by_hand = FIRST_DAY.partition("$ gcloud services enable ")[2].partition("\n")[0]
@@ -48,7 +54,9 @@ def test_the_apis_to_enable_are_those_that_up_needs() -> None:
 def test_the_roles_are_those_of_the_preflight() -> None:
     known = yaml.safe_load((DATA / "preflight.yaml").read_text())["rights"].values()
     named = {
-        role for cells in rows("Required permissions") for role in re.findall(r"roles/\w+\.\w+", cells[0])
+        role
+        for cells in rows("Required permissions")
+        for role in re.findall(r"roles/\w+\.\w+", cells[0])
     }
     named |= {"roles/serviceusage.serviceUsageConsumer"}  # in the second column
     assert named == {role for rights in known for role in rights}
@@ -62,7 +70,9 @@ def test_the_families_are_those_of_the_machine_types() -> None:
     supported, _, refused = text.partition("Types with Arm processors")
     assert set(FAMILY.findall(supported)) == set(families) - arm
     assert set(FAMILY.findall(refused)) == arm
-    (flex_start,) = (cells[1] for cells in rows("Spot, flex-start, reservations") if "flex" in cells[0])
+    (flex_start,) = (
+        cells[1] for cells in rows("Spot, flex-start, reservations") if "flex" in cells[0]
+    )
     assert set(FAMILY.findall(flex_start)) == {
         name for name, one in families.items() if one.get("flex_start")
     }

@@ -1,4 +1,6 @@
-"""`plan --preflight` on Google Cloud: all obstacles in one look, each with its command; else nothing."""
+"""`plan --preflight` on Google Cloud: all obstacles in one look, each with its command; else
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,13 @@ partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 
 
 def found(text: str, cluster_id: str | None = None, api: Api | None = None) -> tuple[Finding, ...]:
-    spec, api = parse_spec(text, "cluster.yaml"), api or Api(PROJECT, clock=Clock(sleep=lambda _: None))
+    spec = parse_spec(text, "cluster.yaml")
+    api = api or Api(PROJECT, clock=Clock(sleep=lambda _: None))
     return preflight(spec, cluster_id, services(settings_of(spec)), api=api)
 
 
-LAN, SUB = (
-    f"projects/{PROJECT}/global/networks/lan",
-    f"projects/{PROJECT}/regions/us-central1/subnetworks/sub",
-)
+LAN = f"projects/{PROJECT}/global/networks/lan"
+SUB = f"projects/{PROJECT}/regions/us-central1/subnetworks/sub"
 
 
 @pytest.fixture(autouse=True)
@@ -87,13 +88,28 @@ def quota(google: Google, metric: str, limit: float, used: float = 0.0) -> None:
 
 
 GPU_IMAGE = "family/rocky-linux-9-optimized-gcp-nvidia-580"
-# What is planted: the code of what is found of it, a word of that, and a word of the command that removes it.
+# What is planted: the code of what is found of it, a word of that, and a word of the command that
+# removes it.
 OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
-    "tunnels": (lambda g: g.off.add("iap"), "api-off", "iap.googleapis.com", "services enable iap.goo"),
-    "Filestore": (lambda g: g.off.add("file"), "api-off", "file.googleapis.com", "services enable file.goo"),
+    "tunnels": (
+        lambda g: g.off.add("iap"),
+        "api-off",
+        "iap.googleapis.com",
+        "services enable iap.goo",
+    ),
+    "Filestore": (
+        lambda g: g.off.add("file"),
+        "api-off",
+        "file.googleapis.com",
+        "services enable file.goo",
+    ),
     "right to tunnels": (
         lambda g: deny(g, "iap.tunnelInstances.accessViaIAP"),
-        *("permission", "roles/iap.tunnelResourceAccessor", "--role roles/iap.tunnelResourceAccessor"),
+        *(
+            "permission",
+            "roles/iap.tunnelResourceAccessor",
+            "--role roles/iap.tunnelResourceAccessor",
+        ),
     ),
     "right to act as": (
         lambda g: deny(g, "iam.serviceAccounts.actAs"),
@@ -101,7 +117,11 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
     ),
     "right to count calls": (
         lambda g: deny(g, "serviceusage.services.use"),
-        *("permission", "serviceusage.services.use", "--role roles/serviceusage.serviceUsageConsumer"),
+        *(
+            "permission",
+            "serviceusage.services.use",
+            "--role roles/serviceusage.serviceUsageConsumer",
+        ),
     ),
     "GPUs of a region": (
         lambda g: quota(g, "NVIDIA_L4_GPUS", 1),
@@ -111,7 +131,12 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
         lambda g: quota(g, "GPUS_ALL_REGIONS", 0),
         *("quota", "needs 3, but only 0 of 0 are free", "--quota-id=GPUS-ALL-REGIONS-per-project "),
     ),
-    "processors": (lambda g: quota(g, "CPUS", 24, 20), "quota", "4 of 24 are free", "--preferred-value=28"),
+    "processors": (
+        lambda g: quota(g, "CPUS", 24, 20),
+        "quota",
+        "4 of 24 are free",
+        "--preferred-value=28",
+    ),
     "disks": (
         lambda g: quota(g, "SSD_TOTAL_GB", 500, 300),
         *("quota", "SSD_TOTAL_GB", "--dimensions=region=us-central1"),
@@ -144,7 +169,12 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
         lambda g: g.world.put("google_compute_subnetwork", SUB, region="us-east1"),
         *("network-missing", "sub does not exist in", "networks subnets list"),
     ),
-    "bucket": (lambda g: has(g, "b/my-data"), "bucket-missing", "my-data", "buckets create gs://my-data"),
+    "bucket": (
+        lambda g: has(g, "b/my-data"),
+        "bucket-missing",
+        "my-data",
+        "buckets create gs://my-data",
+    ),
 }
 
 # What a policy that is enforced forbids, and what to do with the policy.
@@ -158,7 +188,12 @@ POLICIES = {
     "compute.requireShieldedVm": ("Secure Boot", "describe"),
 }
 OBSTACLES |= {
-    policy: (lambda g, policy=policy: g.project.enforced.add(policy), "org-policy", why, f"{verb} {policy}")
+    policy: (
+        lambda g, policy=policy: g.project.enforced.add(policy),
+        "org-policy",
+        why,
+        f"{verb} {policy}",
+    )
     for policy, (why, verb) in POLICIES.items()
 }
 
@@ -168,7 +203,8 @@ def test_preflight_without_obstacles_finds_nothing() -> None:
     assert found(SPEC) == ()
 
 
-# What a login lacks that may make instances and disks, and act as service accounts, but nothing else.
+# What a login lacks that may make instances and disks, and act as service accounts, but nothing
+# else.
 ONCE = ("compute.networks.create", "compute.subnetworks.create", "compute.routers.create",
         "compute.firewalls.create", "iam.serviceAccounts.create", "iam.serviceAccounts.delete",
         "resourcemanager.projects.setIamPolicy")  # fmt: skip
@@ -194,7 +230,8 @@ def test_existing_network_needs_no_network_permission(google: Google) -> None:
     assert found(SPEC) == ()
     (one,) = found(PLAIN)
     assert one.why == (
-        "the login lacks compute.networks.create, compute.subnetworks.create, compute.routers.create"
+        "the login lacks compute.networks.create, compute.subnetworks.create, "
+        "compute.routers.create"
     )
 
 
@@ -204,7 +241,9 @@ def test_question_that_google_no_longer_knows_is_a_warning(google: Google) -> No
     deny(google, "iam.serviceAccounts.actAs")
     google.project.enforced.add("iam.disableServiceAccountCreation")
     findings = found(SPEC)
-    by_level = {level: [one for one in findings if one.level == level] for level in ("error", "warning")}
+    by_level = {
+        level: [one for one in findings if one.level == level] for level in ("error", "warning")
+    }
     assert sorted(one.code for one in by_level["error"]) == ["org-policy", "permission"]
     assert {one.code for one in by_level["warning"]} == {"not-checked"}
     (right,) = (one for one in by_level["warning"] if "compute.subnetworks.use" in one.what)
@@ -256,12 +295,20 @@ def test_what_has_google_refuse_all_calls_is_one_finding(
 @pytest.mark.parametrize(
     ("plant", "text", "warning"),
     [
-        (lambda g: g.fail("compute.regions.get", 400, reason="invalid"), PLAIN, ("cloud-refused", "quotas")),
+        (
+            lambda g: g.fail("compute.regions.get", 400, reason="invalid"),
+            PLAIN,
+            ("cloud-refused", "quotas"),
+        ),
         (
             lambda g: g.fail("serviceusage.services.get", 400, times=99),
             *(PLAIN, ("cloud-refused", "compute.googleapis.com")),
         ),
-        (lambda _: None, PLAIN.replace("type: l4", "type: h100, count: 8"), ("quota", "us-central1")),
+        (
+            lambda _: None,
+            PLAIN.replace("type: l4", "type: h100, count: 8"),
+            ("quota", "us-central1"),
+        ),
         (lambda g: g.off.add("compute"), PLAIN, ("api-off", "compute.googleapis.com")),
     ],
     ids=["a new kind of refusal", "Service Usage", "GPUs counted by family", "an API that is off"],
@@ -288,7 +335,11 @@ def test_a_project_that_the_login_may_not_see_may_not_exist(google: Google) -> N
     assert (one.level, one.code, one.host) == ("error", "project-missing", PROJECT)
     google.off.add("cloudresourcemanager")
     (one,) = found(PLAIN)
-    assert (one.level, one.code, one.host) == ("warning", "api-off", "cloudresourcemanager.googleapis.com")
+    assert (one.level, one.code, one.host) == (
+        "warning",
+        "api-off",
+        "cloudresourcemanager.googleapis.com",
+    )
 
 
 def test_hosts_that_exist_need_nothing(google: Google) -> None:
@@ -298,13 +349,17 @@ def test_hosts_that_exist_need_nothing(google: Google) -> None:
     assert (right.code, short.code, short.why.split()[3]) == ("permission", "quota", "2,")
     for left, name in ((2, "demo-ctl"), (1, "demo-train-1"), (0, "demo-train-2")):
         path = f"projects/{PROJECT}/zones/{ZONE}/instances/{name}"
-        google.world.put("google_compute_instance", path, zone=ZONE, labels={"clusterctl-id": "a1b2c3"})
+        google.world.put(
+            "google_compute_instance", path, zone=ZONE, labels={"clusterctl-id": "a1b2c3"}
+        )
         # A quota of one GPU is enough for one more node.
         codes = {2: {"permission", "quota"}, 1: {"permission"}, 0: set()}[left]
         assert {one.code for one in found(PLAIN, "a1b2c3")} == codes
 
 
-def test_without_a_login_nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_login_nothing_else_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
@@ -336,11 +391,17 @@ def test_of_a_login_that_has_expired_nothing_else_is_said(cluster_id: str | None
     [
         ("project: debian-cloud, family: debian-12", "", ["image-driver"]),
         ("project: debian-cloud, family: debian-12", "nvidia: {driver: open}", []),
-        ("project: deeplearning-platform-release, family: common-cu129-ubuntu-2204-nvidia-580", "", []),
+        (
+            "project: deeplearning-platform-release, family: common-cu129-ubuntu-2204-nvidia-580",
+            "",
+            [],
+        ),
         ("project: my-images, family: with-a-driver-of-ours", "", []),
     ],
 )
-def test_gpus_on_a_public_image_without_a_driver(image: str, software: str, codes: list[str]) -> None:
+def test_gpus_on_a_public_image_without_a_driver(
+    image: str, software: str, codes: list[str]
+) -> None:
     text = PLAIN.replace("zone:", f"partitions: {{train: {{image: {{{image}}}}}}}, zone:")
     findings = found(f"{text}software: {{{software}}}\n")
     assert [one.code for one in findings] == codes
@@ -366,7 +427,8 @@ class SilentSession(requests.Session):
     def __init__(self, part: str) -> None:
         super().__init__()
         self.headers.update({"Authorization": f"Bearer {TOKEN}", "X-Goog-User-Project": PROJECT})
-        self.part, self.timeouts = part, set[float]()
+        self.part = part
+        self.timeouts = set[float]()
 
     def request(self, method: str, url: str, **more: Any) -> requests.Response:  # type: ignore[override]
         self.timeouts.update(more["timeout"])
@@ -411,7 +473,9 @@ def test_an_image_of_the_nodes_needs_rights(google: Google) -> None:
         ("{type: l4, count: 8}", "", []),
     ],
 )
-def test_nvswitch_without_fabric_manager_is_a_warning(gpus: str, software: str, codes: list[str]) -> None:
+def test_nvswitch_without_fabric_manager_is_a_warning(
+    gpus: str, software: str, codes: list[str]
+) -> None:
     """By `plan --preflight` and `up`, and by `plan` of the hosts that are to be made."""
     text = PLAIN.replace("nodes: 2, gpus: {type: l4}", f"nodes: 2, gpus: {gpus}") + software
     findings = [one for one in found(text) if one.code != "quota"]
@@ -434,7 +498,12 @@ L4 = [{"guestAcceleratorType": "nvidia-l4", "guestAcceleratorCount": 1}]
         ("vcpus: 8, memory: 30GiB", GOOGLES_C5, "", ""),
         ("vcpus: 4, memory: 30GiB", GOOGLES_C5, "warning", "vcpus: 8"),
         ("vcpus: 8, memory: 32GiB", GOOGLES_C5, "warning", "memory: 30GiB"),
-        ("vcpus: 8, memory: 30GiB", GOOGLES_C5 | {"accelerators": L4}, "error", "{type: l4, count: 1}"),
+        (
+            "vcpus: 8, memory: 30GiB",
+            GOOGLES_C5 | {"accelerators": L4},
+            "error",
+            "{type: l4, count: 1}",
+        ),
         (
             "vcpus: 8, memory: 30GiB",
             {"bundledLocalSsds": {"partitionCount": 2}},
@@ -449,7 +518,9 @@ def test_a_machine_type_is_compared_with_what_google_says(
     has(google, f"machineTypes/{C5}", **there)
     nodes = f"machine_types: {{{C5}: {{{stated}}}}}, partitions: {{train: {{machine_type: {C5}}}}}"
     findings = found(PLAIN.replace("zone:", f"{nodes}, zone:").replace(", gpus: {type: l4}", ""))
-    assert [(one.level, one.code) for one in findings] == ([(level, "machine-type-differs")] if level else [])
+    assert [(one.level, one.code) for one in findings] == (
+        [(level, "machine-type-differs")] if level else []
+    )
     assert all(word in one.fix for one in findings)
 
 

@@ -30,7 +30,9 @@ PUBLISHED = {
 }
 
 
-def of(name: str, gpus: dict[str, int] | None = None, *, spot: bool = False, **own: float) -> float | None:
+def of(
+    name: str, gpus: dict[str, int] | None = None, *, spot: bool = False, **own: float
+) -> float | None:
     return costs.of_machine(name, gpus or {}, model="SPOT" if spot else "STANDARD", own_prices=own)
 
 
@@ -41,7 +43,9 @@ def test_machines_cost_what_google_publishes(name: str) -> None:
 
 def test_gpus_that_are_added_are_paid_for() -> None:
     assert of("n1-standard-4", {"nvidia-tesla-t4": 2}) == pytest.approx(0.189999 + 0.70, rel=1e-4)
-    assert of("n1-standard-4", {"nvidia-tesla-t4": 2}, spot=True) == pytest.approx(0.0523 + 0.35, rel=1e-2)
+    assert of("n1-standard-4", {"nvidia-tesla-t4": 2}, spot=True) == pytest.approx(
+        0.0523 + 0.35, rel=1e-2
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,14 +59,17 @@ def test_gpus_that_are_added_are_paid_for() -> None:
         ("a4-highgpu-8g", {}, False),
     ],
 )
-def test_what_is_not_in_the_table_is_not_guessed(name: str, gpus: dict[str, int], spot: bool) -> None:
+def test_what_is_not_in_the_table_is_not_guessed(
+    name: str, gpus: dict[str, int], spot: bool
+) -> None:
     assert of(name, gpus, spot=spot) is None
 
 
 def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
     both = 0
     for name in gcp_machines.machines():
-        plain, spot = of(name), of(name, spot=True)
+        plain = of(name)
+        spot = of(name, spot=True)
         if plain is not None and spot is not None:
             both += 1
             assert spot < plain, name
@@ -70,7 +77,8 @@ def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
 
 
 def test_all_names_in_the_table_exist() -> None:
-    known, table = gcp_machines.machines(), costs.table()
+    known = gcp_machines.machines()
+    table = costs.table()
     assert set(table["machines"]) <= set(known)
     assert set(table["families"]) <= {one.family for one in known.values()}
     assert set(table["gpus"]) <= {facts["google"] for facts in gcp_machines.data()["gpus"].values()}
@@ -98,7 +106,12 @@ def spec(price_per_hour: float | None = None, **provider: Any) -> ClusterSpec:
         {
             "version": 1,
             "name": "demo",
-            "provider": {"type": "gcp", "project": "my-project", "zone": "us-central1-a", **provider},
+            "provider": {
+                "type": "gcp",
+                "project": "my-project",
+                "zone": "us-central1-a",
+                **provider,
+            },
             "partitions": [
                 {"name": "train", "nodes": 2, "price_per_hour": price_per_hour},
                 {"name": "other-part", "nodes": 1},
@@ -119,30 +132,34 @@ class TestHosts:
         spot = price(instance(scheduling=[{"provisioning_model": "SPOT"}]))
         assert spot == pytest.approx(0.05872 + 0.2231 + 0.01, rel=1e-3)
         gpu = [{"type": "projects/p/zones/z/acceleratorTypes/nvidia-tesla-t4", "count": 1}]
-        assert price(instance(machine_type="n1-standard-4", guest_accelerator=gpu)) == pytest.approx(
-            0.55, rel=1e-3
-        )
+        assert price(
+            instance(machine_type="n1-standard-4", guest_accelerator=gpu)
+        ) == pytest.approx(0.55, rel=1e-3)
 
     def test_disks_that_a_machine_type_brings_are_in_its_price(self) -> None:
         machine = gcp_machines.machines().get("a2-ultragpu-1g")
         assert machine is not None
         bundled = [{"interface": "NVME"}] * machine.bundled_ssds
-        price = costs.HostPrices.by(spec()).of(instance(machine_type="a2-ultragpu-1g", scratch_disk=bundled))
+        price = costs.HostPrices.by(spec()).of(
+            instance(machine_type="a2-ultragpu-1g", scratch_disk=bundled)
+        )
         assert price == pytest.approx(5.068798 + 0.01)
 
     def test_what_the_spec_says_comes_first(self) -> None:
         own = {"g2-standard-4": 0.5}
         assert costs.HostPrices.by(spec(prices=own)).of(instance()) == pytest.approx(0.51)
         assert costs.HostPrices.by(spec(2.5, prices=own)).of(instance()) == 2.5
-        assert costs.HostPrices.by(spec(2.5, prices=own)).of(instance("demo-other-part-1")) == pytest.approx(
-            0.51
-        )
+        assert costs.HostPrices.by(spec(2.5, prices=own)).of(
+            instance("demo-other-part-1")
+        ) == pytest.approx(0.51)
         assert costs.HostPrices.by(spec(2.5)).of(instance("demo-ctl")) == pytest.approx(0.716824)
 
     def test_an_unknown_part_makes_the_whole_unknown(self) -> None:
         price = costs.HostPrices.by(spec()).of
         assert price(instance(machine_type="c3-standard-4")) is None
-        assert price(instance(scratch_disk=[{}], scheduling=[{"provisioning_model": "SPOT"}])) is None
+        assert (
+            price(instance(scratch_disk=[{}], scheduling=[{"provisioning_model": "SPOT"}])) is None
+        )
 
 
 class TestNodes:
@@ -177,7 +194,10 @@ class TestNodes:
         assert node_price(spec(2.5), "train") == 2.5
 
     def test_extra_disks_are_a_part_of_it(self) -> None:
-        nodes = {"machine_type": "g2-standard-4", "extra_disks": [{"size": "730GiB", "type": "pd-ssd"}]}
+        nodes = {
+            "machine_type": "g2-standard-4",
+            "extra_disks": [{"size": "730GiB", "type": "pd-ssd"}],
+        }
         with_disk = node_price(spec(partitions={"train": nodes}), "train")
         without = node_price(spec(partitions={"train": {"machine_type": "g2-standard-4"}}), "train")
         assert with_disk is not None
@@ -210,7 +230,10 @@ def test_what_is_no_host_is_paid_for_too() -> None:
         [
             ("google_compute_instance", instance()),
             ("google_compute_instance", instance("demo-train-2")),
-            ("google_compute_disk", {"name": "demo-train-1-extra-0", "type": "pd-ssd", "size": 730}),
+            (
+                "google_compute_disk",
+                {"name": "demo-train-1-extra-0", "type": "pd-ssd", "size": 730},
+            ),
             ("google_filestore_instance", share),
             ("google_compute_router_nat", {"name": "demo-nat"}),
             ("google_compute_network", {"name": "demo-net"}),

@@ -1,4 +1,6 @@
-"""GcpProvider with real Terraform, on the stand-ins for Google: plan, apply, hosts, and nothing left."""
+"""GcpProvider with real Terraform, on the stand-ins for Google: plan, apply, hosts, and nothing
+left.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ HOSTS = ["demo-ctl", "demo-train-1", "demo-train-2"]
 
 
 def spec_of(nodes: int = 2, **provider: Any) -> ClusterSpec:
-    settings = {"type": "gcp", "project": PROJECT, "zone": "us-central1-a", "prices": {"g2-standard-4": 0.7}}
+    settings = {
+        "type": "gcp",
+        "project": PROJECT,
+        "zone": "us-central1-a",
+        "prices": {"g2-standard-4": 0.7},
+    }
     train = {"name": "train", "nodes": nodes, "gpus": {"type": "l4", "count": 1}}
     return ClusterSpec.model_validate(
         {"version": 1, "name": "demo", "provider": settings | provider, "partitions": [train]}
@@ -65,8 +72,13 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     provider = provider_of(spec)
     planned = provider.plan(spec, workspace)
     assert not cloud.instances
-    assert [(host.name, host.action) for host in planned.hosts] == [(name, "make") for name in HOSTS]
-    assert [host.what for host in planned.hosts[1:]] == ["g2-standard-4, 1 x l4", "g2-standard-4, 1 x l4"]
+    assert [(host.name, host.action) for host in planned.hosts] == [
+        (name, "make") for name in HOSTS
+    ]
+    assert [host.what for host in planned.hosts[1:]] == [
+        "g2-standard-4, 1 x l4",
+        "g2-standard-4, 1 x l4",
+    ]
     assert planned.cost is not None
     assert planned.cost.now == 0
     assert (
@@ -138,9 +150,14 @@ def test_a_node_that_goes_is_named_before(planned_cloud: GoogleCloud, workspace:
     assert gone.destroys
 
 
-def test_starting_hosts_again_removes_none(planned_cloud: GoogleCloud, workspace: Workspace) -> None:
-    """`up` applies a second time where hosts went down meanwhile; nobody was asked about anything then."""
-    spec, fewer = spec_of(2), spec_of(1)
+def test_starting_hosts_again_removes_none(
+    planned_cloud: GoogleCloud, workspace: Workspace
+) -> None:
+    """`up` applies a second time where hosts went down meanwhile; nobody was asked about anything
+    then.
+    """
+    spec = spec_of(2)
+    fewer = spec_of(1)
     provider = provider_of(spec)
     provider.apply(spec, workspace)
     planned_cloud.stop("demo-train-2")
@@ -187,7 +204,9 @@ def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
     place = tmp_path / "terraform"
     state = GcsState(bucket="team-state", prefix="hpc")
     provider.write_module(place, {}, state, cluster="demo")
-    assert (place / "backend.tfbackend").read_text() == 'bucket = "team-state"\nprefix = "hpc/demo"\n'
+    assert (
+        place / "backend.tfbackend"
+    ).read_text() == 'bucket = "team-state"\nprefix = "hpc/demo"\n'
     assert json.loads((place / "clusterctl_backend.tf.json").read_text()) == {
         "terraform": {"backend": {"gcs": {}}}
     }
@@ -209,7 +228,9 @@ def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (bin_folder / "login").write_text(state)
         with refused("gcloud-login", MachineError, "gcloud auth login"):
             provider_of(spec).check(spec)
-    (bin_folder / "gcloud").write_text("#!/bin/sh\necho 'ERROR: Max retries exceeded' >&2; exit 1\n")
+    (bin_folder / "gcloud").write_text(
+        "#!/bin/sh\necho 'ERROR: Max retries exceeded' >&2; exit 1\n"
+    )
     with refused("gcloud-broken", MachineError, "Max retries exceeded"):
         provider_of(spec).check(spec)
 
@@ -225,7 +246,8 @@ def test_a_bucket_on_a_release_that_refuses_its_key_is_told_of(release: str, is_
 
 
 def test_jobs_get_what_their_machine_has() -> None:
-    l4, plain = gcp_machines.machines()["g2-standard-4"], gcp_machines.machines()["e2-standard-4"]
+    l4 = gcp_machines.machines()["g2-standard-4"]
+    plain = gcp_machines.machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": "={interface}",
@@ -233,7 +255,11 @@ def test_jobs_get_what_their_machine_has() -> None:
         "NCCL_SOCKET_NTHREADS": "4",
         "NCCL_NSOCKS_PERTHREAD": "1",
     }
-    assert set(job_environment(l4, gvnic=False)) == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
+    assert set(job_environment(l4, gvnic=False)) == {
+        "NCCL_DEBUG",
+        "NCCL_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
+    }
     assert job_environment(plain, gvnic=True) == {}
     assert network_note(l4) is None
     assert "GPUDirect-TCPX " in str(network_note(gcp_machines.machines()["a3-highgpu-8g"]))

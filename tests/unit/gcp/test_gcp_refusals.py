@@ -1,6 +1,8 @@
-"""The rule book of Google's refusals: each ends in the right first line, and nothing that bills is lost.
+"""The rule book of Google's refusals: each ends in the right first line, and nothing that bills is
+lost.
 
-Real Terraform runs into a few in test_gcp_faults.py and test_gcp_verbs.py, in the sweep here into more.
+Real Terraform runs into a few in test_gcp_faults.py and test_gcp_verbs.py, in the sweep here into
+more.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ INSTANCE_SHOWN = "instance demo-train-1 in us-central1-a"
 
 
 def test_the_book_says_where_each_was_read() -> None:
-    whole = [each for each in REFUSALS.values() if not re.search("before sources|the part", each.source)]
+    whole = [
+        each for each in REFUSALS.values() if not re.search("before sources|the part", each.source)
+    ]
     assert len(whole) >= 50
     assert all(
         each.source and each.date and (each.status or each.operation is not None)
@@ -65,7 +69,9 @@ def test_what_terraform_is_told_ends_in_the_right_first_line(refusal: Refusal) -
 
 
 @pytest.mark.parametrize("refusal", played("permission", "quota_at_the_call", "unavailable"))
-def test_own_call_has_the_cause_of_terraforms_error(google: Google, api: Api, refusal: Refusal) -> None:
+def test_own_call_has_the_cause_of_terraforms_error(
+    google: Google, api: Api, refusal: Refusal
+) -> None:
     if refusal.operation is not None:
         return  # no answer to a call
     google.refuse("compute.instances.aggregatedList", refusal.name)
@@ -121,7 +127,12 @@ def test_what_passes_is_waited_for_wherever_it_comes(cluster: Terraformed) -> No
 
 @pytest.mark.sweep
 def test_what_can_not_be_deleted_is_said_and_goes_once_it_can(cluster: Terraformed) -> None:
-    names = ["protected", "subnetwork_in_use", "network_in_use"]  # in the order in which they are deleted
+    # In the order in which they are deleted.
+    names = [
+        "protected",
+        "subnetwork_in_use",
+        "network_in_use",
+    ]
     lasting = {name for name, each in REFUSALS.items() if each.on == "delete"}
     assert lasting - {"bucket_not_empty"} == set(names)
     cluster.nodes(1)
@@ -147,7 +158,8 @@ def at(host: str) -> str:
 
 
 def told(said: Mapping[str, Any]) -> Diagnostic:
-    summary, detail = said.get("summary", said["text"]), said["text"] if "summary" in said else ""
+    summary = said.get("summary", said["text"])
+    detail = said["text"] if "summary" in said else ""
     return Diagnostic("error", summary, detail, at("demo-train-2"))
 
 
@@ -185,7 +197,10 @@ def test_every_rule_that_the_stand_in_plays_is_understood(name: str) -> None:
 
 
 def test_hosts_with_one_cause_are_told_in_one_breath() -> None:
-    quota = "Error waiting for instance to create: Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 2.0 in region x."
+    quota = (
+        "Error waiting for instance to create: Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 2.0 in "
+        "region x."
+    )
     found = tuple(Diagnostic("error", quota, "", at(f"demo-train-{n}")) for n in range(3, 10))
     error = PLACE.explain("some resources could not be created or changed", found)
     assert error.what == (

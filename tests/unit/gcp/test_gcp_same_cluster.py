@@ -1,4 +1,6 @@
-"""A cluster at Google is not forgotten, moved or taken to pieces by a spec or a state that is not its own."""
+"""A cluster at Google is not forgotten, moved or taken to pieces by a spec or a state that is not
+its own.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from tests.unit.gcp.clusters import NOT_BILLED, provider_of, workspace_in
 from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, Module
 
 DEBIAN = {"image": {"project": "debian-cloud", "family": "debian-12"}}
-LOCAL = ClusterSpec.model_validate({"version": 1, "name": "demo", "partitions": [{"name": "x", "nodes": 1}]})
+LOCAL = ClusterSpec.model_validate(
+    {"version": 1, "name": "demo", "partitions": [{"name": "x", "nodes": 1}]}
+)
 
 
 def spec_of(**provider: Any) -> ClusterSpec:
@@ -47,15 +51,20 @@ def spec_of(**provider: Any) -> ClusterSpec:
 
 
 @pytest.fixture
-def cloud(planned_cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GoogleCloud:
+def cloud(
+    planned_cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> GoogleCloud:
     """The cloud, and no programs but `gcloud` and the machine's own."""
     bins = f"{planned_cloud.bin}:{gcloud.install(tmp_path, planned_cloud.store.path)}"
     monkeypatch.setenv("PATH", f"{bins}:/usr/local/bin:/usr/bin:/bin")
     return planned_cloud
 
 
-def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(cloud: GoogleCloud, tmp_path: Path) -> None:
-    spec, workspace = spec_of(), workspace_in(tmp_path)
+def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(
+    cloud: GoogleCloud, tmp_path: Path
+) -> None:
+    spec = spec_of()
+    workspace = workspace_in(tmp_path)
     provider_of(spec).apply(spec, workspace)
     elsewhere = spec_of(project="other-project")
     with refused("cluster-in-other-project", UsageError, PROJECT, where="provider.project"):
@@ -65,9 +74,13 @@ def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(cloud: GoogleClo
     assert not cloud.instances
 
 
-def test_another_clusters_state_is_neither_changed_nor_destroyed(cloud: GoogleCloud, tmp_path: Path) -> None:
+def test_another_clusters_state_is_neither_changed_nor_destroyed(
+    cloud: GoogleCloud, tmp_path: Path
+) -> None:
     """As where two clusters of one name have their states in one bucket."""
-    spec, theirs, ours = spec_of(), workspace_in(tmp_path / "theirs"), workspace_in(tmp_path / "ours")
+    spec = spec_of()
+    theirs = workspace_in(tmp_path / "theirs")
+    ours = workspace_in(tmp_path / "ours")
     provider_of(spec).apply(spec, theirs)
     before = cloud.resources()
     shutil.copytree(theirs.terraform, ours.terraform, symlinks=True)
@@ -89,7 +102,8 @@ def decline(_: object) -> None:
 
 def test_half_made_cluster_survives_a_provider_change(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path)
-    workspace.spec.write_text(dump_spec(spec_of()))  # as an `up` leaves it that fails before the inventory
+    # As an `up` leaves it that fails before the inventory.
+    workspace.spec.write_text(dump_spec(spec_of()))
     with refused("up-with-other-provider", UsageError, "provider.type: gcp"):
         up(ClusterContext.of(LOCAL, workspace=workspace), UpOptions(approve=decline))
 
@@ -146,7 +160,9 @@ def test_new_defaults_do_not_change_a_cluster_that_is_there(
     workspace.spec.write_text(dump_spec(spec))  # as `up` leaves it now
     monkeypatch.setattr(gcp, "GPU_IMAGE", Image(project="any-project", family="of-next-year"))
     assert read(tmp_path, GPUS) == spec
-    named = GPUS.replace("zone:", "partitions: {train: {image: {project: my-images, family: mine}}}, zone:")
+    named = GPUS.replace(
+        "zone:", "partitions: {train: {image: {project: my-images, family: mine}}}, zone:"
+    )
     # What the spec names counts.
     assert images(read(tmp_path, named)) == [PLAIN, "mine"]
     assert images(read(tmp_path, GPUS.replace(", gpus: {type: l4}", ""))) == [PLAIN, PLAIN]
@@ -161,7 +177,8 @@ def test_new_defaults_do_not_change_a_cluster_that_is_there(
 def test_a_cluster_whose_state_was_lost_is_removed_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, spec = Module(tmp_path), shared.spec_of("everything")
+    module = Module(tmp_path)
+    spec = shared.spec_of("everything")
     module.set(variables(spec, CLUSTER_ID, PUBLIC_KEY))
     module.apply()
     (module.path / "terraform.tfstate").unlink()

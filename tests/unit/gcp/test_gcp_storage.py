@@ -1,4 +1,6 @@
-"""The shared folder that outlives its cluster: real Terraform and the stand-ins for Google, from up to up."""
+"""The shared folder that outlives its cluster: real Terraform and the stand-ins for Google, from up
+to up.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,23 @@ from tests.support.verbs import Clusterctl
 from tests.unit.gcp.clusters import OWN_NETWORK, provider_of, put_own_network, workspace_in
 from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY
 
-DISK, FILESTORE = "google_compute_disk", "google_filestore_instance"
+DISK = "google_compute_disk"
+FILESTORE = "google_filestore_instance"
 ON_FILESTORE = {"filestore": {"tier": "BASIC_HDD", "capacity": "1TiB"}}
 
 
-def spec_of(*, keep: bool = True, user: str = "ada", uid: int = 3001, **provider: Any) -> ClusterSpec:
+def spec_of(
+    *, keep: bool = True, user: str = "ada", uid: int = 3001, **provider: Any
+) -> ClusterSpec:
     settings = {"type": "gcp", "project": PROJECT, "zone": "us-central1-a", "network": OWN_NETWORK}
     settings |= {"enable_apis": False}
     said: dict[str, Any] = {"version": 1, "name": "demo", "provider": settings | provider}
     users = [{"name": user, "uid": uid}, {"name": "bob", "uid": 3002}]
-    parts = {"partitions": [{"name": "train", "nodes": 1}], "storage": {"keep": keep}, "users": users}
+    parts = {
+        "partitions": [{"name": "train", "nodes": 1}],
+        "storage": {"keep": keep},
+        "users": users,
+    }
     return ClusterSpec.model_validate(said | parts)
 
 
@@ -56,10 +65,13 @@ def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
 
 def down(spec: ClusterSpec, workspace: Workspace) -> None:
     """`down`, by Terraform alone: what it does not remove would be said."""
-    told, cluster_id = Told(), workspace.cluster_id()
+    told = Told()
+    cluster_id = workspace.cluster_id()
     provider = provider_of(spec, told)
     provider.destroy(cluster_id, workspace=workspace)
-    assert not [line for line in told.lines if "Terraform could not" in line or line.startswith("deleting")]
+    assert not [
+        line for line in told.lines if "Terraform could not" in line or line.startswith("deleting")
+    ]
     assert provider.leftovers(cluster_id) == ()
     assert provider.orphans("demo") == ()
 
@@ -80,7 +92,11 @@ def left_disk(google: Google, *, user: str = "ada") -> str:
 def left_filestore(google: Google) -> str:
     path = f"projects/{PROJECT}/locations/us-central1-a/instances/demo-a1b2c3-shared"
     labels = {"clusterctl-storage": "demo", "clusterctl-user": "ada", "clusterctl-uid": "3001"}
-    share = {"location": "us-central1-a", "tier": "BASIC_HDD", "file_shares": [{"capacity_gb": 1024}]}
+    share = {
+        "location": "us-central1-a",
+        "tier": "BASIC_HDD",
+        "file_shares": [{"capacity_gb": 1024}],
+    }
     google.world.put(FILESTORE, path, labels=labels, **share)
     return path
 
@@ -91,8 +107,12 @@ def only(cloud: GoogleCloud, kind: str) -> Mapping[str, Any]:
     return found
 
 
-def left_by_a_cluster(cloud: GoogleCloud, spec: ClusterSpec, workspace: Workspace, kind: str) -> KeptStorage:
-    """What a cluster made, and Terraform itself does not destroy, and is there after it went down."""
+def left_by_a_cluster(
+    cloud: GoogleCloud, spec: ClusterSpec, workspace: Workspace, kind: str
+) -> KeptStorage:
+    """What a cluster made, and Terraform itself does not destroy, and is there after it went
+    down.
+    """
     assert up(spec, workspace) == ()
     name = f"demo-{workspace.cluster_id()}-shared"
     made = only(cloud, kind)
@@ -120,9 +140,12 @@ def left_by_a_cluster(cloud: GoogleCloud, spec: ClusterSpec, workspace: Workspac
 
 
 @pytest.mark.parametrize(("kind", "more"), [(DISK, {}), *in_sweep((FILESTORE, ON_FILESTORE))])
-def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, more: dict[str, Any]) -> None:
+def test_from_cluster_to_cluster(
+    cloud: GoogleCloud, tmp_path: Path, kind: str, more: dict[str, Any]
+) -> None:
     """The second cluster comes up at the second try, has it grow, and loses its state."""
-    spec, second = spec_of(**more), workspace_in(tmp_path / "2")
+    spec = spec_of(**more)
+    second = workspace_in(tmp_path / "2")
     storage = left_by_a_cluster(cloud, spec, workspace_in(tmp_path / "1"), kind)
     cloud.forget_log()
     provider = provider_of(spec)
@@ -164,7 +187,11 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
             "storage-unfit",
             ("of 100GiB", "of 50GiB"),
         ),
-        ({"shared_disk": {"size": "1TiB", "type": "pd-ssd"}}, "storage-unfit", ("asks for pd-ssd",)),
+        (
+            {"shared_disk": {"size": "1TiB", "type": "pd-ssd"}},
+            "storage-unfit",
+            ("asks for pd-ssd",),
+        ),
         ({"zone": "us-central1-b"}, "storage-unfit", ("in us-central1-a; ", "in us-central1-b")),
         (ON_FILESTORE, "storage-unfit", ("pd-balanced of", "asks for BASIC")),
         ({"uid": 2001}, "storage-users-differ", ("ada has uid 2001", "uid 3001 owns")),
@@ -174,7 +201,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     tmp_path: Path, google: Google, changed: dict[str, Any], code: str, values: tuple[str, ...]
 ) -> None:
     left_disk(google)
-    spec, workspace = spec_of(**changed), workspace_in(tmp_path)
+    spec = spec_of(**changed)
+    workspace = workspace_in(tmp_path)
     with refused(code, UsageError, *values):
         provider_of(spec).plan(spec, workspace)
     assert not workspace.terraform.exists()
@@ -203,7 +231,10 @@ def test_what_an_instance_has_is_not_removed(
 ) -> None:
     path = left_disk(google) if is_disk else left_filestore(google)
     attached = [{"source": path}] if instance.pop("attached", False) else []
-    has = {"labels": {"clusterctl-cluster": instance.pop("cluster", "x")}, "attached_disk": attached}
+    has = {
+        "labels": {"clusterctl-cluster": instance.pop("cluster", "x")},
+        "attached_disk": attached,
+    }
     at = {"zone": "us-central1-a", "project": PROJECT}
     google.world.put("google_compute_instance", f"{INSTANCES}/one", **has, **at, **instance)
     (one,), provider = kept(spec_of()), provider_of(spec_of())
@@ -230,7 +261,9 @@ def test_a_filestore_is_used_from_its_zone_or_region(
 ) -> None:
     rows = [("instance", f"projects/{PROJECT}/zones/{zone}/instances/one", {})]
     monkeypatch.setattr(storage.orphans, "find_labelled", lambda *_: rows)
-    share = KeptStorage(cluster="demo", id=f"projects/{PROJECT}/locations/{place}/instances/s", what="share")
+    share = KeptStorage(
+        cluster="demo", id=f"projects/{PROJECT}/locations/{place}/instances/s", what="share"
+    )
     with refused("storage-in-use", UsageError) if is_used else nullcontext():
         storage.reject_in_use(cast("Any", None), share)
 
@@ -255,8 +288,12 @@ def test_storage_remove_stops_at_what_nobody_can_look_at(google: Google, tmp_pat
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_storage_keep_can_not_change_while_up(google: Google, tmp_path: Path, keep: bool) -> None:
-    workspace, asked, other = workspace_in(tmp_path), spec_of(keep=keep), spec_of(keep=not keep)
-    write_module(workspace.terraform, variables(asked, CLUSTER_ID, PUBLIC_KEY), None, cluster="demo")
+    workspace = workspace_in(tmp_path)
+    asked = spec_of(keep=keep)
+    other = spec_of(keep=not keep)
+    write_module(
+        workspace.terraform, variables(asked, CLUSTER_ID, PUBLIC_KEY), None, cluster="demo"
+    )
     (workspace.terraform / "terraform.tfstate").write_text("{}")
     with refused("storage-keep-changed", UsageError, f"set `keep: {str(keep).lower()}`"):
         provider_of(other).plan(other, workspace)

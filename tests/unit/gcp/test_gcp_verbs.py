@@ -1,4 +1,5 @@
-"""`plan` and `orphans remove` on Google Cloud, as a user runs them: real Terraform, a stand-in of Google.
+"""`plan` and `orphans remove` on Google Cloud, as a user runs them: real Terraform, a stand-in of
+Google.
 
 What docs/howto/first-day-gcp.md shows to be printed, and needs no machines, is compared here.
 """
@@ -43,7 +44,12 @@ def runner(cloud: GoogleCloud, google: Google, folder: Path, spec: str = SPEC) -
     cwd.mkdir()
     (cwd / "cluster.yaml").write_text(spec)
     path = f"{gcloud.install(folder, cloud.store.path)}:{cloud.env['PATH']}"
-    environ = {**cloud.env, "PATH": path, **google.environment, "XDG_CACHE_HOME": str(cache_home().parent)}
+    environ = {
+        **cloud.env,
+        "PATH": path,
+        **google.environment,
+        "XDG_CACHE_HOME": str(cache_home().parent),
+    }
     return Clusterctl(folder / "home", cwd, environ)
 
 
@@ -93,7 +99,9 @@ def test_the_first_line_of_an_error_says_what_google_refused(tmp_path: Path) -> 
         cloud.fail("stockout_plain", name="demo-train-*")
         as_shown(cli("up", "--yes", rc=1), "clusterctl up --yes")
         as_shown(cli("plan"), "clusterctl plan", 1)
-        begun = next(one for one in cli("-o", "json", "list").json["clusters"] if one["cluster"] == "demo")
+        begun = next(
+            one for one in cli("-o", "json", "list").json["clusters"] if one["cluster"] == "demo"
+        )
         planned = cli("-o", "json", "plan", "--check", rc=3).json
         assert_costs_add_up(planned)
         assert begun["state"] == "unfinished"
@@ -132,10 +140,12 @@ def test_a_lost_cluster_is_shown_with_its_cost_and_removed(
     is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster at Google that no workspace knows."""
-    spec, workspace = parse_spec(SPEC, "cluster.yaml"), workspace_in(tmp_path)
+    spec = parse_spec(SPEC, "cluster.yaml")
+    workspace = workspace_in(tmp_path)
     with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (cloud, google):
         provider_of(spec).apply(spec, workspace)
-        cli, cluster_id = runner(cloud, google, tmp_path), workspace.cluster_id()
+        cli = runner(cloud, google, tmp_path)
+        cluster_id = workspace.cluster_id()
         where = ("orphans", "remove", "demo", "--project", PROJECT)
         before = cloud.resources()
         shown = cli(*where, "--discard", rc=2).stderr

@@ -1,4 +1,6 @@
-"""What roles, Terraform and the stand-ins take for granted of an instance: as Google's own tests have it."""
+"""What roles, Terraform and the stand-ins take for granted of an instance: as Google's own tests
+have it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ from tests.support.processes import ROOT
 from tests.unit.gcp.recorded import demo
 
 TABLE = ROOT / "tests" / "support" / "google" / "images.toml"
-OF_ANY_DEFAULT = {"account", "automatic-updates", "boot", "disk", "guest-agent", "interface", "local-ssd"}
+OF_ANY_DEFAULT = {
+    "account",
+    "automatic-updates",
+    "boot",
+    "disk",
+    "guest-agent",
+    "interface",
+    "local-ssd",
+}
 INTERFACE = re.compile(r"\b(?:eth|ens|enp|eno)\d\w*")
 OF_GPUS = {"cuda-repository", "driver", "ofed", "open-mpi", "rdma"}
 
@@ -70,7 +80,9 @@ def test_fact_has_a_source_and_holds_in_our_files(fact: Fact) -> None:
         assert text in (ROOT / path).read_text(), path
 
 
-@pytest.mark.parametrize(("family", "needed"), [(PLAIN_IMAGE.family, set()), (GPU_IMAGE.family, OF_GPUS)])
+@pytest.mark.parametrize(
+    ("family", "needed"), [(PLAIN_IMAGE.family, set()), (GPU_IMAGE.family, OF_GPUS)]
+)
 def test_the_default_images_have_facts(family: str, needed: set[str]) -> None:
     """Another default family needs its own: what it has may be elsewhere."""
     known = {fact.id for fact in FACTS.fact if re.search(fact.images, family)}
@@ -102,7 +114,9 @@ def test_the_el_shaped_machine_has_nvidias_open_mpi_there() -> None:
 def test_no_interface_is_known_by_name() -> None:
     """A name is the image's: eth0 on some, ens4 on others."""
     assert INTERFACE.fullmatch(BY_ID["interface"].value)
-    assert not [(path, found[0]) for path in shipped() for found in INTERFACE.finditer(path.read_text())]
+    assert not [
+        (path, found[0]) for path in shipped() for found in INTERFACE.finditer(path.read_text())
+    ]
 
 
 def shipped() -> Iterator[Path]:

@@ -23,8 +23,16 @@ MODULES = changed_tests.modules_of(ROOT)
         ("clusterctl/util/disk.py", "util/test_disk cluster/test_down", STORY),
         ("clusterctl/api.py", "cli/test_api", STORY),
         ("clusterctl/scheduler/data/any.toml", "scheduler/test_diagnosis", STORY),
-        ("clusterctl/providers/base.py", "local/test_layout onprem/test_access gcp/test_gcp_api", STORY),
-        ("ansible/roles/cuda/tasks/install.yml", "roles/test_cuda_role configure/test_roles", STORY),
+        (
+            "clusterctl/providers/base.py",
+            "local/test_layout onprem/test_access gcp/test_gcp_api",
+            STORY,
+        ),
+        (
+            "ansible/roles/cuda/tasks/install.yml",
+            "roles/test_cuda_role configure/test_roles",
+            STORY,
+        ),
         ("ansible/library/host_ledger.py", "host_ledger/test_ledger_files", STORY),
         ("terraform/gcp/main.tf", "gcp/test_gcp_golden", ""),
         ("payload/nn/layers.py", "payload/test_payload_layers", TRAINING),
@@ -61,13 +69,17 @@ TEXTS: Mapping[str, str] = {
 
 
 def test_long_runs_leave_out_distant_tests_first() -> None:
-    """First come those named like the file, whatever they take, those that import it, then the folder's."""
+    """First come those named like the file, whatever they take, those that import it, then the
+    folder's.
+    """
     light = {**SHARES, "tests/unit/jobs/test_users.py": 0.5}
     choice = choose(["clusterctl/jobs/stage.py"], TEXTS, light)
     assert [path.rpartition("_")[2] for path in choice.units] == ["stage.py", "users.py", "near.py"]
     assert [path.rpartition("_")[2] for path in choice.left_out] == ["long.py", "far.py"]
     heavy = {**SHARES, "tests/unit/jobs/test_stage.py": 50.0}
-    assert choose(["clusterctl/jobs/stage.py"], TEXTS, heavy).units == ["tests/unit/jobs/test_stage.py"]
+    assert choose(["clusterctl/jobs/stage.py"], TEXTS, heavy).units == [
+        "tests/unit/jobs/test_stage.py"
+    ]
 
 
 def test_a_name_that_is_a_word_is_looked_for_with_its_folder() -> None:

@@ -1,4 +1,6 @@
-"""Tests run the same whatever started them, and each ends: held by running pytest under such conditions."""
+"""Tests run the same whatever started them, and each ends: held by running pytest under such
+conditions.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,27 @@ def run_tests(tmp_path: Path) -> RunTests:
         text: str, *options: str, shell: str = 'exec "$@"', env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         (tmp_path / "test_it.py").write_text(text)
-        argv = ["bash", "-c", shell, "bash", sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+        argv = [
+            "bash",
+            "-c",
+            shell,
+            "bash",
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+        ]
         argv += [f"--junitxml={tmp_path / 'report.xml'}", *options]
         environ = {**os.environ, **(env or {})}
         return subprocess.run(
-            argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100, check=False
+            argv,
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
         )
 
     return run
@@ -77,7 +95,13 @@ def test_environment():
 def test_what_started_the_tests_makes_no_difference(
     run_tests: RunTests, shell: str, options: list[str]
 ) -> None:
-    hostile = {"TZ": "Asia/Kathmandu", "NO_COLOR": "1", "COLUMNS": "20", "CI": "true", "LC_ALL": "C"}
+    hostile = {
+        "TZ": "Asia/Kathmandu",
+        "NO_COLOR": "1",
+        "COLUMNS": "20",
+        "CI": "true",
+        "LC_ALL": "C",
+    }
     hostile |= {"PYTHONWARNINGS": "error::UserWarning", "SLURM_JOB_ID": "7"}
     hostile["PATH"] = f"/nowhere/shims:{os.environ['PATH']}"
     done = run_tests(SHOWS, *options, shell=shell, env=hostile)
@@ -118,7 +142,9 @@ def test_last():
 """
 
 
-def test_a_test_that_hangs_fails_alone_and_its_programs_end(run_tests: RunTests, tmp_path: Path) -> None:
+def test_a_test_that_hangs_fails_alone_and_its_programs_end(
+    run_tests: RunTests, tmp_path: Path
+) -> None:
     done = run_tests(HANGS, "-n1", "--timeout=1")
     passed, failed, _ = count(tmp_path / "report.xml")
     assert (passed, failed) == (1, 5), done.stdout  # the teardown counts, too
@@ -136,7 +162,9 @@ from scripts import run_tests
 run_tests.end_by_signals()
 sys.exit(run_tests.run(sys.argv[3:], limit_s=float(sys.argv[1]), grace_s=int(sys.argv[2])))
 """
-WAITS = 'trap "echo interrupted >ending; exit 3" INT; sleep 300 & echo $! >pid; while :; do wait; done'
+WAITS = (
+    'trap "echo interrupted >ending; exit 3" INT; sleep 300 & echo $! >pid; while :; do wait; done'
+)
 
 
 def started(folder: Path, *, trap: str = "true", limit_s: float = 60) -> subprocess.Popen[str]:
@@ -154,14 +182,18 @@ def started(folder: Path, *, trap: str = "true", limit_s: float = 60) -> subproc
         "10",
         *program,
     ]
-    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     while not (folder / "pid").exists() or not (folder / "pid").read_text():
         assert process.poll() is None
         time.sleep(0.05)
     return process
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL, *in_sweep(signal.SIGTERM, signal.SIGHUP)])
+@pytest.mark.parametrize(
+    "sign", [signal.SIGINT, signal.SIGKILL, *in_sweep(signal.SIGTERM, signal.SIGHUP)]
+)
 def test_a_run_that_is_ended_ends_what_it_started(tmp_path: Path, sign: signal.Signals) -> None:
     with started(tmp_path) as process:
         process.send_signal(sign)

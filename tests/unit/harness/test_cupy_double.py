@@ -67,7 +67,8 @@ def test_it_computes_as_numpy_does() -> None:
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 def test_float32_product_is_never_rounded_to_16_bits(kind: str) -> None:
     ones = np.ones((1, 2, 2049)).astype(getattr(ml_dtypes, kind, kind))  # neither knows 2049
-    left, right = _DEVICE.asarray(ones), _DEVICE.asarray(ones.swapaxes(1, 2).copy())
+    left = _DEVICE.asarray(ones)
+    right = _DEVICE.asarray(ones.swapaxes(1, 2).copy())
     out = _DEVICE.xp.empty((1, 2, 2), "float32")
     assert set(_DEVICE.matmul(left, right, dtype="float32").get().ravel()) == {2049}
     _DEVICE.matmul(left, right, out=out)

@@ -36,7 +36,9 @@ def test_the_seconds_of_a_module_are_those_of_its_tests(tmp_path: Path) -> None:
         (4.3, 1.0, ["tests/unit/x/test_big.py: 8.2 % of tests/unit, recorded 4.0 %"]),
     ],
 )
-def test_a_module_over_twice_its_share_is_named(big: float, others: float, named: list[str]) -> None:
+def test_a_module_over_twice_its_share_is_named(
+    big: float, others: float, named: list[str]
+) -> None:
     seconds = {**dict.fromkeys(UNIT, others), BIG: big}
     assert list(durations.findings(seconds, durations.shares_of(UNIT))) == named
 
@@ -53,8 +55,16 @@ def test_a_small_module_has_no_budget_and_a_new_module_is_named() -> None:
 
 
 def test_a_new_record_changes_few_lines(tmp_path: Path) -> None:
-    old = {"tests/unit/x/test_a.py": 40.0, "tests/unit/x/test_b.py": 59.0, "tests/unit/x/test_gone.py": 1.0}
-    seconds = {"tests/unit/x/test_a.py": 4.5, "tests/unit/x/test_b.py": 4.0, "tests/unit/x/test_new.py": 1.55}
+    old = {
+        "tests/unit/x/test_a.py": 40.0,
+        "tests/unit/x/test_b.py": 59.0,
+        "tests/unit/x/test_gone.py": 1.0,
+    }
+    seconds = {
+        "tests/unit/x/test_a.py": 4.5,
+        "tests/unit/x/test_b.py": 4.0,
+        "tests/unit/x/test_new.py": 1.55,
+    }
     renewed = durations.renewed(seconds, old)
     assert renewed == {
         "tests/unit/x/test_a.py": 40.0,

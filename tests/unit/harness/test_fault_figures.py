@@ -20,7 +20,9 @@ def start(time: float) -> dict[str, Any]:
     return {"event": "start", "time": time}
 
 
-def seen(*steps: tuple[float, int], states: list[tuple[float, dict[str, str], str]] | None = None) -> Seen:
+def seen(
+    *steps: tuple[float, int], states: list[tuple[float, dict[str, str], str]] | None = None
+) -> Seen:
     observed = Seen([], states or [])
     for time, step in steps:
         observed.add(float(time), step)
@@ -35,7 +37,9 @@ def compute(
 
 
 def test_a_harmless_fault_has_no_sign_and_no_stall() -> None:
-    observed = seen((9, 90), (10.5, 100), (11, 110), states=[(11, IDLE, "RUNNING"), (61, IDLE, "COMPLETED")])
+    observed = seen(
+        (9, 90), (10.5, 100), (11, 110), states=[(11, IDLE, "RUNNING"), (61, IDLE, "COMPLETED")]
+    )
     assert compute(observed, start(1), END) == Figures(None, "", 0, 1, 0, doubled=False)
 
 
@@ -45,7 +49,9 @@ def test_a_stall_ends_with_the_next_iteration() -> None:
 
 @pytest.mark.parametrize("last", [9, 10.2])
 @pytest.mark.parametrize("events", [[], [{**END, "status": 137}]])
-def test_a_training_that_fails_or_hangs_is_never_again(last: float, events: list[dict[str, Any]]) -> None:
+def test_a_training_that_fails_or_hangs_is_never_again(
+    last: float, events: list[dict[str, Any]]
+) -> None:
     """The iteration in which the fault happens may still be recorded."""
     assert compute(seen((last, 90)), start(1), *events).again is None
 
@@ -54,7 +60,9 @@ def test_a_restart_counts_from_its_first_iteration() -> None:
     """The iteration of the old start after the fault is not the restart; 90 to 101 are repeated."""
     observed = seen((9, 90), (10.1, 101), (31, 91), (32, 92))
     events = (start(1), {"event": "requeue", "time": 12.0}, start(30))
-    assert compute(observed, *events, END, done=90) == Figures(2, "requeue", 21, 2, 11, doubled=False)
+    assert compute(observed, *events, END, done=90) == Figures(
+        2, "requeue", 21, 2, 11, doubled=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,9 @@ def test_a_restart_counts_from_its_first_iteration() -> None:
         ([(9, {**IDLE, "n3": "down"}, "RUNNING"), (12, {}, "")], ""),
     ],
 )
-def test_signs_are_states_after_the_fault(states: list[tuple[float, dict[str, str], str]], sign: str) -> None:
+def test_signs_are_states_after_the_fault(
+    states: list[tuple[float, dict[str, str], str]], sign: str
+) -> None:
     found = compute(seen((9, 90), states=states), start(1))
     assert (found.noticed, found.sign) == (2 if sign else None, sign)
 
@@ -84,8 +94,12 @@ def test_iterations_that_a_restart_removes_are_not_doubled() -> None:
 
 
 def test_the_next_fault_does_not_count() -> None:
-    observed = seen((9, 90), (10.5, 100), (41, 91), states=[(40, {**IDLE, "n1": "down"}, "PENDING")])
-    assert compute(observed, start(1), start(40), until=30) == Figures(None, "", 0, 1, 0, doubled=False)
+    observed = seen(
+        (9, 90), (10.5, 100), (41, 91), states=[(40, {**IDLE, "n1": "down"}, "PENDING")]
+    )
+    assert compute(observed, start(1), start(40), until=30) == Figures(
+        None, "", 0, 1, 0, doubled=False
+    )
 
 
 def test_only_checkpoints_since_the_last_start_are_new(tmp_path: Path) -> None:
@@ -96,13 +110,17 @@ def test_only_checkpoints_since_the_last_start_are_new(tmp_path: Path) -> None:
         folder = tmp_path / f"files/checkpoints/iteration-{number:08}"
         folder.mkdir(parents=True)
         os.utime(folder, (number, number))
-    (tmp_path / "job.events").write_text("".join(f"{json.dumps(start(time))}\n" for time in (5, 15)))
+    (tmp_path / "job.events").write_text(
+        "".join(f"{json.dumps(start(time))}\n" for time in (5, 15))
+    )
     assert [path.name[-2:] for path in training.new_checkpoints()] == ["20", "30"]
 
 
 def test_observations_without_progress_are_counted() -> None:
     """A fault may take long, such as the `up` after a power cut. This time does not count."""
-    states = [(float(moment), IDLE, "RUNNING" if moment < 4 else "PENDING") for moment in range(1, 11)]
+    states = [
+        (float(moment), IDLE, "RUNNING" if moment < 4 else "PENDING") for moment in range(1, 11)
+    ]
     assert Seen([], states).idle() == 6
     assert Seen([(6.5, 20)], states).idle() == 4
     assert Seen([(6.5, 20)], states, [7.5, 8.5]).idle() == 2
@@ -122,4 +140,6 @@ def test_observations_without_progress_are_counted() -> None:
     ],
 )
 def test_a_job_has_ended_when_its_state_stays(states: list[str], end: str) -> None:
-    assert end_of(Seen(states=[(float(time), {}, state) for time, state in enumerate(states)])) == end
+    assert (
+        end_of(Seen(states=[(float(time), {}, state) for time, state in enumerate(states)])) == end
+    )

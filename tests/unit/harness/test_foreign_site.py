@@ -53,10 +53,14 @@ def in_job(one: Site, script: str) -> str:
     return one.ssh("stud", words).stdout.replace("hello\n", "")
 
 
-def worlds(one: Site, launcher: str, *, module: str = "module load openmpi") -> tuple[str, list[str]]:
+def worlds(
+    one: Site, launcher: str, *, module: str = "module load openmpi"
+) -> tuple[str, list[str]]:
     """The exit status of a launcher of two ranks, and the sizes of the worlds that they saw."""
     rank = f"python3 -c {shlex.quote(WORLD)} 2>/dev/null"
-    said = in_job(one, f". /etc/profile; {module}; {launcher} sh -c {shlex.quote(rank)}; echo status $?")
+    said = in_job(
+        one, f". /etc/profile; {module}; {launcher} sh -c {shlex.quote(rank)}; echo status $?"
+    )
     return re.findall(r"status (\d+)", said)[0], re.findall(r"world (\d+)", said)
 
 
@@ -69,7 +73,9 @@ def worlds(one: Site, launcher: str, *, module: str = "module load openmpi") -> 
     ],
 )
 def test_login_shells_are_noisy(each: Site, person: str, variable: str, noise: str) -> None:
-    """Only the shell itself knows this variable. It prints its greeting before the command's output."""
+    """Only the shell itself knows this variable. It prints its greeting before the command's
+    output.
+    """
     first, *rest = each.ssh(person, f"echo ${variable}; umask").stdout.splitlines()
     assert first == noise
     assert re.match(r"\d+\.\d", rest[0])
@@ -113,7 +119,10 @@ def test_only_the_module_finds_mpi(each: Site) -> None:
 
 
 def test_compute_nodes_have_no_sshd_and_no_route_out(each: Site) -> None:
-    look = f"echo $XDG_RUNTIME_DIR; pgrep -x sshd; {ROUTE_OUT}; ls -d $XDG_RUNTIME_DIR 2>/dev/null; true"
+    look = (
+        f"echo $XDG_RUNTIME_DIR; pgrep -x sshd; {ROUTE_OUT}; ls -d $XDG_RUNTIME_DIR 2>/dev/null; "
+        "true"
+    )
     command = f"srun sh -c {shlex.quote(look)}"
     assert in_job(each, command).split() == [RUNTIME_FOLDER] * 2
 
@@ -154,7 +163,9 @@ def test_second_factor_is_asked_for_after_the_key(national: Site, tmp_path: Path
     user = user_of(national, "stud", tmp_path)
     with national.second_factor("stud"):
         assert national.ssh("stud", "true", rc=255).stdout == ""
-        with on_terminal([user.enter, "ssh", "national", "hostname"], os.environ, tmp_path) as window:
+        with on_terminal(
+            [user.enter, "ssh", "national", "hostname"], os.environ, tmp_path
+        ) as window:
             window.read_until("assword:")
             window.type(f"{PASSWORD}\n")
             window.read_until("login1")

@@ -57,7 +57,9 @@ class Folder(Module):
 
     def make(self, **hosts: str) -> Ran:
         """Apply, with these instances and their machine types if any are said."""
-        return self.run("apply", "-auto-approve", *([f"-var=hosts={json.dumps(hosts)}"] if hosts else []))
+        return self.run(
+            "apply", "-auto-approve", *([f"-var=hosts={json.dumps(hosts)}"] if hosts else [])
+        )
 
 
 @pytest.fixture
@@ -87,9 +89,21 @@ ASKED: dict[str, tuple[str, dict[str, Any], str]] = {
     "range": ("firewall", FIREWALL | {"priority": 99999}, "priority"),
     "none": ("firewall", FIREWALL | {"allow": []}, "exactly one of allow, deny"),
     "both": ("firewall", FIREWALL | {"deny": {"protocol": "udp"}}, "exactly one of allow, deny"),
-    "conflict": ("firewall", FIREWALL | {"source_tags": ["t"], "target_service_accounts": ["a"]}, "tags"),
-    "least": ("instance", INSTANCE | {"scratch_disk": {"interface": "NVME", "size": 1}}, "scratch_disk.size"),
-    "sound": ("firewall", FIREWALL | {"priority": 65535, "source_tags": ["t"], "target_tags": ["t"]}, ""),
+    "conflict": (
+        "firewall",
+        FIREWALL | {"source_tags": ["t"], "target_service_accounts": ["a"]},
+        "tags",
+    ),
+    "least": (
+        "instance",
+        INSTANCE | {"scratch_disk": {"interface": "NVME", "size": 1}},
+        "scratch_disk.size",
+    ),
+    "sound": (
+        "firewall",
+        FIREWALL | {"priority": 65535, "source_tags": ["t"], "target_tags": ["t"]},
+        "",
+    ),
 }
 
 
@@ -100,12 +114,16 @@ def test_validate_refuses_what_googles_provider_does_not_take(tmp_path: Path) ->
     for name, (kind, body, _) in ASKED.items():
         resource = {"resource": {f"google_compute_{kind}": {name: body}}}
         (source / f"{name}.tf.json").write_text(json.dumps(resource))
-    told = json.loads(Module(tmp_path, source=source).run("validate", "-json").stdout)["diagnostics"]
+    told = json.loads(Module(tmp_path, source=source).run("validate", "-json").stdout)[
+        "diagnostics"
+    ]
     said: dict[str, str] = {}
     for each in told:
         name = each["range"]["filename"].partition(".")[0]
         said[name] = f"{said.get(name, '')} {each['summary']} {each['detail']}"
-    assert {name for name, (*_, words) in ASKED.items() if words and words in said[name]} == set(said)
+    assert {name for name, (*_, words) in ASKED.items() if words and words in said[name]} == set(
+        said
+    )
     assert set(ASKED) - set(said) == {"sound"}
 
 
@@ -114,9 +132,17 @@ NAT = {
     "nat_ip_allocate_option": "AUTO_ONLY",
     "source_subnetwork_ip_ranges_to_nat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
 }
-PORTS = NAT | {"enable_dynamic_port_allocation": True, "min_ports_per_vm": 64, "max_ports_per_vm": 4096}
+PORTS = NAT | {
+    "enable_dynamic_port_allocation": True,
+    "min_ports_per_vm": 64,
+    "max_ports_per_vm": 4096,
+}
 DISK = {"initialize_params": {"image": "rocky-linux-cloud/rocky-linux-9"}}
-MACHINE = {"machine_type": "a3-highgpu-1g", "boot_disk": DISK, "network_interface": {"subnetwork": "s"}}
+MACHINE = {
+    "machine_type": "a3-highgpu-1g",
+    "boot_disk": DISK,
+    "network_interface": {"subnetwork": "s"},
+}
 FLEX = {
     "provisioning_model": "FLEX_START",
     "automatic_restart": False,
@@ -138,22 +164,39 @@ def reserved(name: str) -> dict[str, Any]:
     }
 
 
-# What Google does not take of a resource's settings, and a word of its refusal; the last ones it takes.
+# What Google does not take of a resource's settings, and a word of its refusal; the last ones it
+# takes.
 SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "odd": ("router_nat", PORTS | {"min_ports_per_vm": 48}, "power of two"),
     "few": ("router_nat", PORTS | {"min_ports_per_vm": 16}, "power of two"),
     "order": ("router_nat", PORTS | {"max_ports_per_vm": 64}, "greater than minPortsPerVm"),
-    "mapping": ("router_nat", PORTS | {"enable_endpoint_independent_mapping": True}, "exclude each other"),
+    "mapping": (
+        "router_nat",
+        PORTS | {"enable_endpoint_independent_mapping": True},
+        "exclude each other",
+    ),
     "static": ("router_nat", NAT | {"max_ports_per_vm": 4096}, "needs enableDynamicPortAllocation"),
     "endless": ("instance", flexible(max_run_duration=[]), "maxRunDuration"),
     "long": ("instance", flexible(max_run_duration={"seconds": 604801}), "maxRunDuration"),
     "moving": ("instance", flexible(on_host_maintenance="MIGRATE"), "TERMINATE"),
     "restarting": ("instance", flexible(automatic_restart=True), "automaticRestart"),
-    "unended": ("instance", flexible(instance_termination_action=None), "instanceTerminationAction"),
+    "unended": (
+        "instance",
+        flexible(instance_termination_action=None),
+        "instanceTerminationAction",
+    ),
     "booked": ("instance", reserved("mine") | {"scheduling": FLEX}, "NO_RESERVATION"),
     "family": ("instance", flexible() | {"machine_type": "g4-standard-48"}, "g4-standard-48"),
-    "url": ("instance", reserved("https://google/projects/p/reservations/r"), "reservationAffinity"),
-    "unnamed": ("instance", MACHINE | {"reservation_affinity": {"type": "SPECIFIC_RESERVATION"}}, "specific"),
+    "url": (
+        "instance",
+        reserved("https://google/projects/p/reservations/r"),
+        "reservationAffinity",
+    ),
+    "unnamed": (
+        "instance",
+        MACHINE | {"reservation_affinity": {"type": "SPECIFIC_RESERVATION"}},
+        "specific",
+    ),
     "flexible": ("instance", flexible(), ""),
     "block": ("instance", reserved("projects/owner/reservations/r/reservationBlocks/b"), ""),
     "own": ("instance", reserved("mine"), ""),
@@ -167,10 +210,13 @@ def test_settings_that_google_does_not_combine_are_refused(tmp_path: Path) -> No
     source.mkdir()
     (source / "main.tf").write_text(MAIN.partition("variable")[0])
     for name, (kind, body, _) in SETTINGS.items():
-        resource = {f"google_compute_{kind}": {name: {"name": f"{kind.replace('_', '-')}-{name}", **body}}}
+        resource = {
+            f"google_compute_{kind}": {name: {"name": f"{kind.replace('_', '-')}-{name}", **body}}
+        }
         (source / f"{name}.tf.json").write_text(json.dumps({"resource": resource}))
     told = map(
-        json.loads, Module(tmp_path, source=source).run("apply", "-auto-approve", "-json").stdout.splitlines()
+        json.loads,
+        Module(tmp_path, source=source).run("apply", "-auto-approve", "-json").stdout.splitlines(),
     )
     wrong = [each["diagnostic"] for each in told if each["type"] == "diagnostic"]
     said = {each["address"].partition(".")[2]: each["summary"] for each in wrong}

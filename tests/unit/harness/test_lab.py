@@ -8,6 +8,7 @@ from tests.support.lab import answer_in
 
 
 def test_answer_follows_the_reports_of_a_new_base_image() -> None:
-    report, answer = {"progress": "building the Debian 12 base (mmdebstrap)"}, {"network": "", "hosts": []}
+    report = {"progress": "building the Debian 12 base (mmdebstrap)"}
+    answer = {"network": "", "hosts": []}
     assert answer_in(map(json.dumps, (report, report, answer))) == answer
     assert answer_in([json.dumps(report)]) is None

@@ -17,7 +17,9 @@ LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 def tree(tmp_path: Path) -> Path:
     """A copy of both packages and their rules."""
     for package in ("clusterctl", "payload"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 

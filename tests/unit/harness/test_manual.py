@@ -29,7 +29,10 @@ def test_what_is_printed_must_agree_in_shape_and_order() -> None:
     assert command.differs(f"{EPOCH}\ndone, job three\n") == command.prints[-1]
     assert command.jobs(f"{EPOCH}\ndone, job 3\n") == {"12": "3"}
     cut = Command("here", "x", ("made 7 things, ...",))
-    assert (cut.differs("made 9 things, a and b"), cut.differs("made 9 nodes")) == ("", "made 7 things, ...")
+    assert (cut.differs("made 9 things, a and b"), cut.differs("made 9 nodes")) == (
+        "",
+        "made 7 things, ...",
+    )
     assert Command("here", "x", ("in /home/ada: done",)).differs("in /home/kim-2: done") == ""
     figures = Command("here", "x", ("job 3: loss 0.103 after 46 steps",), figures=True)
     assert figures.differs("job 7: loss 0.106 after 46 steps") == ""

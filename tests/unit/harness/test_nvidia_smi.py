@@ -33,7 +33,11 @@ CSV = "--format=csv,noheader,nounits"
 def ask(environment: Environment, *argv: str) -> tuple[int, str]:
     """Return the exit status of the nvidia-smi on PATH, and what it prints."""
     done = subprocess.run(
-        ["nvidia-smi", *argv], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        ["nvidia-smi", *argv],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.returncode, done.stdout
 

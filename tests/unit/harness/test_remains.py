@@ -37,7 +37,8 @@ def base() -> Iterator[Path]:
 
 
 def test_a_run_lasts_as_long_as_its_pytest(base: Path, tmp_path: Path) -> None:
-    workspace, lock = str(base / "popen-gw0" / "home0" / "mine"), base / ".lock"
+    workspace = str(base / "popen-gw0" / "home0" / "mine")
+    lock = base / ".lock"
     assert is_over(workspace)
     argv = ["sh", "-c", "echo; read word", "pytest"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as playing:
@@ -72,7 +73,8 @@ def test_only_clusters_and_storage_of_ended_runs_are_removed(base: Path, tmp_pat
         state("cccccc", tmp_path / "home" / "x", ours),
         state("dddddd", Path.home() / ".local/state/clusterctl/x", ours),
     ]
-    down, storage = [], []
+    down = []
+    storage = []
 
     def call(verb: str, request: dict[str, Any], **_: object) -> dict[str, Any]:
         if verb == "down":
@@ -87,7 +89,9 @@ def test_only_clusters_and_storage_of_ended_runs_are_removed(base: Path, tmp_pat
 def test_processes_are_a_run_s_as_long_as_its_first_one_lives() -> None:
     environ = {name: value for name, value in os.environ.items() if name != RUN}
     argv = [sys.executable, "-c", STARTS]
-    with subprocess.Popen(argv, cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+    with subprocess.Popen(
+        argv, cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as run:
         assert run.stdout
         started = int(run.stdout.readline())
         assert started not in set(orphaned())

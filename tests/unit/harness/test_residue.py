@@ -26,7 +26,8 @@ SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    home, state = tmp_path / "home", tmp_path / "state"
+    home = tmp_path / "home"
+    state = tmp_path / "state"
     home.mkdir()
     state.mkdir()
     return Machine(home, state)
@@ -52,12 +53,15 @@ def new(machine: Machine, before: frozenset[str]) -> list[str]:
     return left_behind(before, lambda: look_as_root(machine), patience_s=0)
 
 
-def test_what_a_cluster_makes_is_seen_until_it_is_gone(machine: Machine, name: str, tmp_path: Path) -> None:
+def test_what_a_cluster_makes_is_seen_until_it_is_gone(
+    machine: Machine, name: str, tmp_path: Path
+) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
     watching = dataclasses.replace(machine, files=(hosts,))
     group = next(Path("/sys/fs/cgroup").rglob("cgroup.procs")).parent / f"clusterctl-{name}"
-    home, before = str(machine.home), look_as_root(watching)
+    home = str(machine.home)
+    before = look_as_root(watching)
     with ExitStack() as stack:
         run_as_root("ip", "netns", "add", name)
         stack.callback(run_as_root, "ip", "netns", "delete", name)
@@ -68,8 +72,12 @@ def test_what_a_cluster_makes_is_seen_until_it_is_gone(machine: Machine, name: s
         group.mkdir()
         stack.callback(group.rmdir)
         hosts.write_text("127.0.0.1 localhost\n10.0.0.1 t-ctl\n")
-        by_environment = stack.enter_context(running(sys.executable, "-c", SLEEP, CLUSTERCTL_HOME=home))
-        by_argument = stack.enter_context(running(sys.executable, "-c", SLEEP, f"-F{home}/t/ssh_config"))
+        by_environment = stack.enter_context(
+            running(sys.executable, "-c", SLEEP, CLUSTERCTL_HOME=home)
+        )
+        by_argument = stack.enter_context(
+            running(sys.executable, "-c", SLEEP, f"-F{home}/t/ssh_config")
+        )
         found = new(watching, before)
     lines = {
         f"file /run/netns/{name}",
@@ -80,7 +88,11 @@ def test_what_a_cluster_makes_is_seen_until_it_is_gone(machine: Machine, name: s
         f"line of {hosts}: 10.0.0.1 t-ctl",
     }
     assert lines <= set(found)
-    starts = (f"mount /run/netns/{name}: nsfs", f"process {by_environment}:", f"process {by_argument}:")
+    starts = (
+        f"mount /run/netns/{name}: nsfs",
+        f"process {by_environment}:",
+        f"process {by_argument}:",
+    )
     assert [any(line.startswith(start) for line in found) for start in starts] == [True] * 3
     assert not [line for line in new(machine, before) if name in line]
 
@@ -118,7 +130,8 @@ def test_residue_ignores_trees_of_other_test_processes(
     machine: Machine, tmp_path: Path, building: str, lock: str
 ) -> None:
     """Each is built once in a run, on a machine that has it not yet, while other modules end."""
-    place, lock_file = tmp_path / building, tmp_path / lock
+    place = tmp_path / building
+    lock_file = tmp_path / lock
     watching = dataclasses.replace(machine, cache=tmp_path, images=tmp_path, images_lock=lock_file)
     place.mkdir()
     before = look_as_root(watching)
@@ -160,20 +173,26 @@ def test_a_process_whose_container_is_gone(machine: Machine, tmp_path: Path) -> 
 def test_a_packet_filter_rule(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
 ) -> None:
-    """Played by an executable that prints rules: the packets counted by one that stays are no residue."""
+    """Played by an executable that prints rules: the packets counted by one that stays are no
+    residue.
+    """
     rules = tmp_path / "rules"
     rules.write_text("*filter\n# at 12:00\n:INPUT ACCEPT [1:2]\nCOMMIT\n")
     (tmp_path / tool).write_text(f"#!/bin/sh\ncat {rules}\n")
     (tmp_path / tool).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     before = look(machine)
-    rules.write_text("*filter\n# at 12:01\n:INPUT ACCEPT [3:4]\n-A INPUT -i cc0abcde -j ACCEPT\nCOMMIT\n")
+    rules.write_text(
+        "*filter\n# at 12:01\n:INPUT ACCEPT [3:4]\n-A INPUT -i cc0abcde -j ACCEPT\nCOMMIT\n"
+    )
     found = [line for line in look(machine) - before if line.startswith(tool)]
     assert found == [f"{tool} rule, *filter: -A INPUT -i cc0abcde -j ACCEPT"]
 
 
 @pytest.mark.parametrize("record", ["cluster.json", "storage.json"])
-def test_a_cluster_of_another_home_is_left_out(machine: Machine, tmp_path: Path, record: str) -> None:
+def test_a_cluster_of_another_home_is_left_out(
+    machine: Machine, tmp_path: Path, record: str
+) -> None:
     before = look_as_root(machine)
     for cluster, home in (("0aaaaa", machine.home), ("0bbbbb", tmp_path / "elsewhere")):
         (machine.state / cluster).mkdir()
@@ -184,4 +203,7 @@ def test_a_cluster_of_another_home_is_left_out(machine: Machine, tmp_path: Path,
 
 def test_what_goes_in_its_own_time_is_not_residue() -> None:
     end = time.monotonic() + 0.2
-    assert left_behind(frozenset(), lambda: frozenset({"link x"} if time.monotonic() < end else ())) == []
+    assert (
+        left_behind(frozenset(), lambda: frozenset({"link x"} if time.monotonic() < end else ()))
+        == []
+    )

@@ -1,4 +1,6 @@
-"""`make test` and its like: results are added up, and CI runs the tests of the tests when these may fail."""
+"""`make test` and its like: results are added up, and CI runs the tests of the tests when these may
+fail.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,24 @@ def test_the_test_command_adds_up_what_pytest_found(tmp_path: Path) -> None:
         "def test_error(broken): pass\n"
         "def test_skipped(): pytest.skip()\n"
     )
-    outcome = run_tests.pytest("sample", str(tests), "-q", "-c", os.devnull, "--rootdir", str(tmp_path))
+    outcome = run_tests.pytest(
+        "sample", str(tests), "-q", "-c", os.devnull, "--rootdir", str(tmp_path)
+    )
     assert (outcome.passed, outcome.failed, outcome.skipped) == (1, 2, 1)
 
 
 def test_a_part_that_names_no_test_has_failed(tmp_path: Path) -> None:
-    nothing = run_tests.pytest("sample", str(tmp_path), "-q", "-c", os.devnull, "--rootdir", str(tmp_path))
+    nothing = run_tests.pytest(
+        "sample", str(tmp_path), "-q", "-c", os.devnull, "--rootdir", str(tmp_path)
+    )
     assert (nothing.passed, nothing.failed) == (0, 1)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with CI's script, two commits on the main branch, and a `make` that notes its targets."""
+    """A checkout with CI's script, two commits on the main branch, and a `make` that notes its
+    targets.
+    """
     root = tmp_path / "checkout"
     (root / ".ci").mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", root / ".ci")
@@ -59,7 +67,9 @@ def ci(root: Path, *argv: str, failing: str = "") -> tuple[int, list[str]]:
     made.unlink(missing_ok=True)
     path = f"{root.parent / 'bin'}:{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path, "MADE": str(made), "FAILING": failing}
-    code = subprocess.run([root / ".ci" / "run", *argv], env=environ, check=False, timeout=60).returncode
+    code = subprocess.run(
+        [root / ".ci" / "run", *argv], env=environ, check=False, timeout=60
+    ).returncode
     return code, made.read_text().split()
 
 
@@ -70,14 +80,18 @@ BOTH = ["test", "test-support"]
     ("name", "targets"),
     [("tests/support/new.py", BOTH), ("scripts/lint", BOTH), ("clusterctl/x.py", ["test"])],
 )
-def test_ci_tests_the_tests_if_a_branch_changed_them(checkout: Path, name: str, targets: list[str]) -> None:
+def test_ci_tests_the_tests_if_a_branch_changed_them(
+    checkout: Path, name: str, targets: list[str]
+) -> None:
     git(checkout, "checkout", "-q", "-b", "branch")
     commit(checkout, name)
     commit(checkout, "docs/runs.md")
     assert ci(checkout, "main") == (0, targets)
 
 
-@pytest.mark.parametrize(("name", "targets"), [("tests/support/new.py", BOTH), ("clusterctl/x.py", ["test"])])
+@pytest.mark.parametrize(
+    ("name", "targets"), [("tests/support/new.py", BOTH), ("clusterctl/x.py", ["test"])]
+)
 def test_ci_on_the_main_branch_looks_at_the_last_commit(
     checkout: Path, name: str, targets: list[str]
 ) -> None:
@@ -113,7 +127,9 @@ def test_every_test_of_a_group_runs_in_one_worker(tmp_path: Path) -> None:
     for group, modules in (("local", GROUPS["local"][:2]), ("alone.py", ("test_alone.py",))):
         for module in modules:
             (tmp_path / module).write_text(MODULE.format(log=str(log), group=group))
-    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_xdist_make_scheduler\n")
+    (tmp_path / "conftest.py").write_text(
+        "from tests.conftest import pytest_xdist_make_scheduler\n"
+    )
     options = ["-n2", "--dist=loadscope", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
     argv = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
     subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=200)

@@ -1,4 +1,6 @@
-"""The ledger's module as plain Python, on a folder of its own, with a host that answers as it is told."""
+"""The ledger's module as plain Python, on a folder of its own, with a host that answers as it is
+told.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Refuses = Callable[[str], AbstractContextManager[None]]
 
 @dataclass
 class Machine:
-    """What `run_command` meets: answers by the first words of a command, all else succeeds with nothing."""
+    """What `run_command` meets: answers by the first words of a command, all else succeeds with
+    nothing.
+    """
 
     answers: Answers = field(default_factory=dict)
     ran: list[list[str]] = field(default_factory=list)
@@ -88,7 +92,12 @@ def ledger(
     monkeypatch.setattr(library, "manager", lambda _: None)
 
     def act(
-        state: str, *, cluster: str = "abc", check: bool = False, packages: Any = None, **touches: Any
+        state: str,
+        *,
+        cluster: str = "abc",
+        check: bool = False,
+        packages: Any = None,
+        **touches: Any,
     ) -> Any:
         monkeypatch.setattr(library, "manager", lambda _: packages)
         params = {"state": state, "cluster": cluster, "path": str(tmp_path / "ledger")}

@@ -1,4 +1,6 @@
-"""Noting and giving back that is killed half-way, or meets a full disk: done again, it comes to its end."""
+"""Noting and giving back that is killed half-way, or meets a full disk: done again, it comes to its
+end.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +61,16 @@ def etc(tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     guard = util("ledger_guard")
     restore = util("ledger_restore")
-    monkeypatch.setattr(guard, "names", lambda root=str(folder): sorted(map(str, Path(root).glob("*"))))
+    monkeypatch.setattr(
+        guard, "names", lambda root=str(folder): sorted(map(str, Path(root).glob("*")))
+    )
     monkeypatch.setattr(restore, "Guard", lambda held: guard.Guard(held, str(folder)))
     return folder
 
 
-def test_existing_folders_survive_a_purge_and_a_killed_purge(ledger: Ledger, tmp_path: Path) -> None:
+def test_existing_folders_survive_a_purge_and_a_killed_purge(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     tree = tmp_path / "munge"
     tree.mkdir()
     (tree / "seed").write_text("theirs")
@@ -112,11 +118,17 @@ def test_mount_point_keeps_the_settings_of_its_package(
         left = ledger("restored", packages=packages)["clusterctl_notes"]
     assert [("munge" in note, str(trees[1]) in note) for note in left] == [(True, True)]
     assert (packages.kept, packages.there) == (["munge"], {"adduser": "1"})
-    assert sorted(path.name for path in (tmp_path / "var").rglob("*")) == ["lib", "log", "seed", "seed"]
+    assert sorted(path.name for path in (tmp_path / "var").rglob("*")) == [
+        "lib",
+        "log",
+        "seed",
+        "seed",
+    ]
 
 
 def test_moved_folder_stays_if_its_place_is_filled(ledger: Ledger, tmp_path: Path) -> None:
-    tree, aside = tmp_path / "munge", tmp_path / ".munge.clusterctl-aside"
+    tree = tmp_path / "munge"
+    aside = tmp_path / ".munge.clusterctl-aside"
     tree.mkdir()
     (tree / "seed").write_text("theirs")
     packages = Packages(tree, lambda: None)
@@ -167,7 +179,9 @@ def test_unit_reads_restored_files_after_a_kill(
     key.write_text("ours")
     ledger("sealed", **touches)
     with monkeypatch.context() as patch:
-        patch.setattr(util("ledger_host").Units, "reload", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            util("ledger_host").Units, "reload", lambda _: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             ledger("restored")
     assert key.read_text() == "theirs"

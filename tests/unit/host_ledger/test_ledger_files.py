@@ -28,12 +28,18 @@ def etc(tmp_path: Path) -> Path:
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int, str | bytes | None]]:
-    """Every path below with its mode and its content, and when files and links were changed last."""
+    """Every path below with its mode and its content, and when files and links were changed
+    last.
+    """
     return {
         path.relative_to(folder).as_posix(): (
             path.lstat().st_mode,
             0 if path.is_dir() else path.lstat().st_mtime_ns,
-            str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None,
+            str(path.readlink())
+            if path.is_symlink()
+            else path.read_bytes()
+            if path.is_file()
+            else None,
         )
         for path in sorted(folder.rglob("*"))
     }
@@ -138,7 +144,8 @@ def test_keys_that_others_added_stay_authorized(ledger: Ledger, etc: Path, again
 
 def test_what_another_host_gives_back_is_left_alone(ledger: Ledger, etc: Path) -> None:
     (etc / "home").mkdir()
-    shared, own = etc / "home/key", etc / "key"
+    shared = etc / "home/key"
+    own = etc / "key"
     touches = {"files": [str(shared), str(own)], "spared": [str(etc / "home")]}
     ledger("recorded", **touches)
     shared.write_text("ours\n")
@@ -286,21 +293,29 @@ def test_mariadb_with_foreign_databases_is_kept(
     *,
     others: list[str],
 ) -> None:
-    data, settings, ours = etc / "lib/mysql", etc / "my.cnf.d", etc / "my.cnf.d/60-clusterctl.cnf"
-    made, folders = settings / "debian.cnf", [data, etc / "log/mysql", etc / "log/mariadb"]
+    data = etc / "lib/mysql"
+    settings = etc / "my.cnf.d"
+    ours = etc / "my.cnf.d/60-clusterctl.cnf"
+    made = settings / "debian.cnf"
+    folders = [data, etc / "log/mysql", etc / "log/mariadb"]
     monkeypatch.setattr(util("ledger_restore"), "DATABASES", str(data))
-    monkeypatch.setattr(util("ledger_guard"), "names", lambda: [str(made)] if made.exists() else ["-"])
+    monkeypatch.setattr(
+        util("ledger_guard"), "names", lambda: [str(made)] if made.exists() else ["-"]
+    )
     accounts = ["root"]
     machine.answers["del",] = 0, "/", ""
     for kind in ("user", "group"):
         monkeypatch.setattr(util("ledger_host"), f"{kind}s", lambda: accounts)
         monkeypatch.setattr(util("ledger_host"), f"is_system_{kind}", lambda _: True)
-        monkeypatch.setattr(util("ledger_host"), f"remove_{kind}", lambda run, name: run(["del", name])[1])
+        monkeypatch.setattr(
+            util("ledger_host"), f"remove_{kind}", lambda run, name: run(["del", name])[1]
+        )
     units = ["mariadb.service", "slurmdbd.service"]
     touches = {"files": [str(ours)], "folders": [str(settings)], "units": units}
     touches["trees"] = [str(folder) for folder in folders]
     ledger("recorded", **touches)
-    assert ledger("restored")["clusterctl_notes"] == []  # of an `up` that was killed before MariaDB came
+    # Of an `up` that was killed before MariaDB came.
+    assert ledger("restored")["clusterctl_notes"] == []
     ledger("recorded", **touches)
     accounts += ["mysql", "slurm"]
     databases = [data / name for name in ("mysql", "slurm_acct_db", "#innodb_redo", *others)]
@@ -334,7 +349,8 @@ def test_what_a_pattern_finds_after_a_killed_run_is_ours(ledger: Ledger, etc: Pa
 
 def test_what_rpm_kept_of_ours_goes_and_somebodys_stays(ledger: Ledger, etc: Path) -> None:
     """It does so with settings that are not as the package brought them."""
-    ours, shared = etc / "slurm.conf", etc / "my.cnf"
+    ours = etc / "slurm.conf"
+    shared = etc / "my.cnf"
     shared.write_text("theirs\n")
     touches = {"files": [str(ours), str(shared)]}
     ledger("recorded", **touches)
@@ -380,7 +396,9 @@ def make(home: Path, *lines: str) -> Path:
 
 
 @pytest.mark.parametrize("before", [[], ["theirs"]])
-def test_ledger_does_not_follow_links_in_homes(ledger: Ledger, home: Path, before: list[str]) -> None:
+def test_ledger_does_not_follow_links_in_homes(
+    ledger: Ledger, home: Path, before: list[str]
+) -> None:
     keys = make(home, *before) if before else home / ".ssh/authorized_keys"
     touches = {"files": [str(keys)], "folders": [str(keys.parent)]}
     ledger("recorded", **touches)
@@ -405,7 +423,8 @@ def test_ledger_does_not_follow_links_in_homes(ledger: Ledger, home: Path, befor
 def test_keys_changed_by_a_job_do_not_stop_the_restore(
     ledger: Ledger, home: Path, etc: Path, made: str
 ) -> None:
-    keys, conf = make(home, "ours"), etc / "conf"
+    keys = make(home, "ours")
+    conf = etc / "conf"
     touches = {"files": [str(keys), str(conf)], "folders": [str(keys.parent)]}
     ledger("recorded", **touches)
     keys.write_text("ours\nmore\n")

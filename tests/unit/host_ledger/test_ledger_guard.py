@@ -1,4 +1,6 @@
-"""What a package's purge takes along of somebody else's comes back, the same file under the same name."""
+"""What a package's purge takes along of somebody else's comes back, the same file under the same
+name.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_pipes_and_links_are_held_on_another_file_system_too(
     root: Path, tmp_path: Path, util: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(root / "slurm/pipe", 0o640)
-    monkeypatch.setattr(os, "link", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "another")))
+    monkeypatch.setattr(
+        os, "link", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "another"))
+    )
     guard = util("ledger_guard").Guard(str(tmp_path / "held"), str(root))
     guard.hold()
     shutil.rmtree(root / "slurm")
@@ -72,7 +76,9 @@ def test_what_a_package_made_for_itself_goes_with_its_folder(
     etc = tmp_path / "etc"
     etc.mkdir()
     guard = util("ledger_guard")
-    monkeypatch.setattr(guard, "names", lambda: sorted(str(p) for p in etc.rglob("*") if p.is_file()))
+    monkeypatch.setattr(
+        guard, "names", lambda: sorted(str(p) for p in etc.rglob("*") if p.is_file())
+    )
     ledger("recorded", folders=[str(etc / "mysql")])
     (etc / "mysql").mkdir()
     (etc / "mysql/debian.cnf").write_text("generated")

@@ -59,8 +59,17 @@ def test_what_came_with_the_cluster_goes_and_the_rest_stays(
     ledger: Ledger, machine: Machine, dpkg: Any
 ) -> None:
     raised(ledger, machine, dpkg, then="installed munge 0.5.15\ninstalled libssl3:amd64 3.0.19\n")
-    machine.answers[LISTED] = 0, machine.answers[LISTED][1] + "installed htop 3.2\n", ""  # somebody's, later
-    machine.answers["dpkg", "--dry-run", "--purge", "chrony", "libssl3:amd64", "munge"] = 1, "", NEEDED
+    # Somebody's, later.
+    machine.answers[LISTED] = (
+        0,
+        machine.answers[LISTED][1] + "installed htop 3.2\n",
+        "",
+    )
+    machine.answers["dpkg", "--dry-run", "--purge", "chrony", "libssl3:amd64", "munge"] = (
+        1,
+        "",
+        NEEDED,
+    )
     machine.answers["apt-mark", "showmanual"] = 0, "adduser\nprocps\n", ""
     said = ledger("restored", packages=dpkg)
     purged, removed = commands(machine, "apt-get")
@@ -71,7 +80,9 @@ def test_what_came_with_the_cluster_goes_and_the_rest_stays(
     assert ["apt-mark", "auto", "procps"] in machine.ran
 
 
-def test_without_a_list_of_before_nothing_is_ours(ledger: Ledger, machine: Machine, dpkg: Any) -> None:
+def test_without_a_list_of_before_nothing_is_ours(
+    ledger: Ledger, machine: Machine, dpkg: Any
+) -> None:
     machine.answers[LISTED] = 0, "", ""
     ledger("recorded", packages=dpkg)
     machine.answers[LISTED] = 0, BEFORE, ""
@@ -110,7 +121,8 @@ def test_a_killed_install_is_ours_and_a_newer_version_is_named(
 def test_settings_that_somebody_changed_outlive_their_package(
     ledger: Ledger, machine: Machine, dpkg: Any, tmp_path: Path
 ) -> None:
-    conf, same = tmp_path / "50-server.cnf", tmp_path / "same.cnf"
+    conf = tmp_path / "50-server.cnf"
+    same = tmp_path / "same.cnf"
     raised(ledger, machine, dpkg, then="installed mariadb-server 10.11\n")
     conf.write_text("theirs")
     same.write_text("as it came")
@@ -161,7 +173,11 @@ def test_rpm_keeps_what_is_needed_and_what_that_needs(rpm: Any, machine: Machine
 
 
 def test_what_rpm_says_of_anything_else_is_an_error(rpm: Any, machine: Machine, util: Util) -> None:
-    machine.answers["rpm", "-e", "--test", "a.x86_64"] = 1, "", "error: can't create transaction lock\n"
+    machine.answers["rpm", "-e", "--test", "a.x86_64"] = (
+        1,
+        "",
+        "error: can't create transaction lock\n",
+    )
     with pytest.raises(util("ledger_packages").PackageError) as caught:
         rpm.removable(["a.x86_64"])
     assert "transaction lock" in str(caught.value)

@@ -68,7 +68,9 @@ def answer(**facts: object) -> str:
 
 def expected(address: str, **differs: Any) -> HostRequirements:
     accounts = {"hpc": 10000, "slurm": 64030, "munge": 64031}
-    return HostRequirements(address, PORTS, accounts, {"/": 20, "/var": 4096, "/dev/shm": 32}, **differs)
+    return HostRequirements(
+        address, PORTS, accounts, {"/": 20, "/var": 4096, "/dev/shm": 32}, **differs
+    )
 
 
 def found(changed: dict[str, Any], *, skew_s: float = 0.0, **of_two: Any) -> list[Finding]:
@@ -111,7 +113,12 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
     ("changed", "level", "code", "why"),
     [
         ({"uid": 1000}, "error", "not-root", "uid 1000"),
-        ({"system.id": "arch", "system.version": ""}, "error", "distribution", "names of its packages"),
+        (
+            {"system.id": "arch", "system.version": ""},
+            "error",
+            "distribution",
+            "names of its packages",
+        ),
         ({"system.machine": "aarch64"}, "error", "architecture", "architecture is aarch64"),
         ({"system.systemd": False}, "error", "systemd", "process 1"),
         (
@@ -152,10 +159,25 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
         ),
         ({"refuses_ed25519": True}, "error", "ed25519-refused", "FIPS mode"),
         ({"fapolicyd": True}, "warning", "fapolicyd", "/opt/clusterctl"),
-        ({"listeners": {"6818": "nc"}}, "error", "port-taken", "nc listens on port 6818, which slurmd needs"),
+        (
+            {"listeners": {"6818": "nc"}},
+            "error",
+            "port-taken",
+            "nc listens on port 6818, which slurmd needs",
+        ),
         ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 on the host, but 10000"),
-        ({"accounts": {"slurm": 997}}, "error", "uid-differs", "uid 997 on the host, but 64030 on all"),
-        ({"accounts": {"lims": 64031}}, "error", "uid-taken", "64031, which munge needs, belongs to lims"),
+        (
+            {"accounts": {"slurm": 997}},
+            "error",
+            "uid-differs",
+            "uid 997 on the host, but 64030 on all",
+        ),
+        (
+            {"accounts": {"lims": 64031}},
+            "error",
+            "uid-taken",
+            "64031, which munge needs, belongs to lims",
+        ),
         ({"accounts": {"anna": 10000}}, "error", "uid-taken", "belongs to anna"),
         (
             {"accounts": {"clusterctl": 1000}},
@@ -173,7 +195,12 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "reboot-needed",
             "driver 580.95.05 is installed, but the kernel uses nouveau",
         ),
-        ({"gpus.cards": 2, "gpus.installed": "580.95.05"}, "warning", "reboot-needed", "it is not loaded"),
+        (
+            {"gpus.cards": 2, "gpus.installed": "580.95.05"},
+            "warning",
+            "reboot-needed",
+            "it is not loaded",
+        ),
         (
             {"gpus.cards": 2, "gpus.installed": "580.95.05", "gpus.secure_boot": True},
             "warning",
@@ -186,7 +213,12 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "fabric-manager",
             "nvidia-fabricmanager is not running",
         ),
-        ({"gpus.cards": 2, "gpus.shown": ["T4"], "gpus.driver": "580"}, "warning", "gpu-lost", "1 of 2"),
+        (
+            {"gpus.cards": 2, "gpus.shown": ["T4"], "gpus.driver": "580"},
+            "warning",
+            "gpu-lost",
+            "1 of 2",
+        ),
         ({"resolved": {"one": ["10.9.9.9"]}}, "warning", "name", "one to 10.9.9.9, but"),
         ({"system.machine_id": "aa"}, "warning", "machine-id", "clone"),
         (
@@ -270,7 +302,9 @@ def test_slurm_without_cgroup_plugin_is_a_warning(
     assert "no-cgroups" not in [one.code for one in found(host)]
 
 
-def test_processes_that_outlive_their_job_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_outlive_their_job_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fence = tmp_path / "fence"
     fence.write_text(f"#!/bin/sh\n[ $1 = left ] && echo '24 serve me' && echo '25 {'x' * 100}'\n")
     fence.chmod(0o755)
@@ -290,7 +324,9 @@ def test_gpus_that_the_spec_says_must_be_there() -> None:
     assert found({"gpus.cards": 2, "gpus.shown": ["T4"] * 2, "gpus.driver": "580"}, gpus=2) == []
 
 
-@pytest.mark.parametrize(("skew_s", "level"), [(3600.0, "error"), (-3600.0, "error"), (10.0, "warning")])
+@pytest.mark.parametrize(
+    ("skew_s", "level"), [(3600.0, "error"), (-3600.0, "error"), (10.0, "warning")]
+)
 def test_a_clock_that_is_off_is_told_by_how_much(skew_s: float, level: str) -> None:
     (finding,) = found({}, skew_s=skew_s)
     assert (finding.host, finding.level, finding.code) == ("two", level, "clock")
@@ -345,7 +381,8 @@ def here(**asked: Sequence[str | int]) -> HostFacts:
 def test_this_machine_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        names, paths = ("localhost", "no-such-host.invalid"), ("/", "/no/such/folder")
+        names = ("localhost", "no-such-host.invalid")
+        paths = ("/", "/no/such/folder")
         files = ("/etc/pass*d", "/etc/no-such-file")
         packages = ("base-files", "filesystem", "no-such-package")  # of Debian, of Red Hat
         facts = here(

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts, role_files
+from clusterctl.hosts.roles import (
+    host_facts_request,
+    probe_requests,
+    requirements_of_hosts,
+    role_files,
+)
 from clusterctl.spec.load import parse_spec
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
@@ -27,7 +32,10 @@ HOSTS = (host_of("a", CONTROLLER, address="10.0.0.1"), host_of("b", address="10.
     [
         (
             "slurm",
-            {"a": {6817: "slurmctld", 6819: "slurmdbd"}, "b": {6816: "clusterctl-fence", 6818: "slurmd"}},
+            {
+                "a": {6817: "slurmctld", 6819: "slurmdbd"},
+                "b": {6816: "clusterctl-fence", 6818: "slurmd"},
+            },
         ),
         ("none", {"a": {}, "b": {}}),
     ],
@@ -41,8 +49,12 @@ def test_only_the_ports_that_are_needed_must_be_free(
     asked = host_facts_request(spec, HOSTS).host
     assert asked is not None
     assert asked["ports"] == sorted(port for one in ports.values() for port in one)
-    assert {name: one.cgroups for name, one in found.items()} == {"a": False, "b": scheduler == "slurm"}
-    assert ("clusterctl" in asked["accounts"]) == (scheduler == "slurm")  # whose jobs prove the cluster
+    assert {name: one.cgroups for name, one in found.items()} == {
+        "a": False,
+        "b": scheduler == "slurm",
+    }
+    # Whose jobs prove the cluster.
+    assert ("clusterctl" in asked["accounts"]) == (scheduler == "slurm")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +65,9 @@ def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
 ) -> None:
     spec = parse_spec(SPEC.replace("SCHEDULER", scheduler), Path("cluster.yaml"))
     wanted = daemons | {user.name: user.uid for user in spec.users}
-    assert {name: one.accounts for name, one in requirements_of_hosts(spec, HOSTS, installed=()).items()} == {
+    assert {
+        name: one.accounts for name, one in requirements_of_hosts(spec, HOSTS, installed=()).items()
+    } == {
         "a": wanted,
         "b": wanted,
     }
@@ -65,10 +79,14 @@ def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
     inventory = inventory_of(hosts=HOSTS, provider="onprem", scheduler=scheduler, baked=False)
     requests = probe_requests(spec, inventory, Workspace(tmp_path))
     for request in requests.values():
-        assert {name: uid for name, uid in request.numbers.items() if name != "clusterctl"} == wanted
+        assert {
+            name: uid for name, uid in request.numbers.items() if name != "clusterctl"
+        } == wanted
     # slurmd tells the size of nodes, unless that is known.
     assert {name: one.sized for name, one in requests.items()} == {"a": True, "b": False}
-    shares = inventory.model_copy(update={"hosts": [one.model_copy(update={"cpus": 1}) for one in HOSTS]})
+    shares = inventory.model_copy(
+        update={"hosts": [one.model_copy(update={"cpus": 1}) for one in HOSTS]}
+    )
     assert all(one.sized for one in probe_requests(spec, shares, Workspace(tmp_path)).values())
 
 
@@ -76,7 +94,9 @@ def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
     ("cupy", "installed", "more"), [(True, False, True), (False, False, False), (True, True, False)]
 )
 def test_hosts_with_gpus_need_room_for_cupy(cupy: bool, installed: bool, more: bool) -> None:
-    text = SPEC.replace("SCHEDULER", "slurm").replace("hosts: b}]", "hosts: b, gpus: {type: t4, count: 1}}]")
+    text = SPEC.replace("SCHEDULER", "slurm").replace(
+        "hosts: b}]", "hosts: b, gpus: {type: t4, count: 1}}]"
+    )
     spec = parse_spec(f"{text}software: {{cupy: {str(cupy).lower()}}}\n", Path("cluster.yaml"))
     found = requirements_of_hosts(spec, HOSTS, installed=["a", "b"] if installed else ())
     assert (found["b"].free_mib["/opt"] > found["a"].free_mib["/opt"]) == more
@@ -85,8 +105,12 @@ def test_hosts_with_gpus_need_room_for_cupy(cupy: bool, installed: bool, more: b
 @pytest.mark.parametrize(("address", "here"), [("10.0.0.1", False), ("localhost", True)])
 def test_local_machine_is_recognized_by_the_spec(address: str, here: bool) -> None:
     provider = f"{{type: onprem, controller: a, hosts: {{a: {address}}}, network: 10.0.0.0/24}}"
-    text = f"version: 1\nname: desk\nprovider: {provider}\npartitions: [{{name: train, hosts: a}}]\n"
-    found = requirements_of_hosts(parse_spec(text, Path("cluster.yaml")), HOSTS[:1], installed=["a"])
+    text = (
+        f"version: 1\nname: desk\nprovider: {provider}\npartitions: [{{name: train, hosts: a}}]\n"
+    )
+    found = requirements_of_hosts(
+        parse_spec(text, Path("cluster.yaml")), HOSTS[:1], installed=["a"]
+    )
     assert found["a"].here == here
 
 
@@ -102,4 +126,6 @@ def test_probed_files_are_those_of_the_roles_of_the_host() -> None:
     assert set(asked["files"]) == leads | computes
     without = parse_spec(SPEC.replace("SCHEDULER", "none"), Path("cluster.yaml"))
     assert "/etc/hosts" in role_files(without, HOSTS[0].roles)
-    assert not [path for path in role_files(without, HOSTS[0].roles) if "slurm" in path or "munge" in path]
+    assert not [
+        path for path in role_files(without, HOSTS[0].roles) if "slurm" in path or "munge" in path
+    ]

@@ -76,9 +76,11 @@ def findings(*, firewalls: dict[str, str], unreached: dict[str, Any]) -> list[Fi
         return ScriptedTransport([Step(("python3",), said)]).converse(["python3"])
 
     facts = {
-        name: HostFacts.model_construct(firewall=Firewall(name=firewalls.get(name, "none"))) for name in PEERS
+        name: HostFacts.model_construct(firewall=Firewall(name=firewalls.get(name, "none")))
+        for name in PEERS
     }
-    members = {name: peer.address for name, peer in PEERS.items()} | {"n4": "10.0.0.4"}  # which is away
+    # Which is away.
+    members = {name: peer.address for name, peer in PEERS.items()} | {"n4": "10.0.0.4"}
     return list(examine_ports(PEERS, members, facts, start))
 
 
@@ -92,7 +94,10 @@ DROPPED = {"6817": "no answer within 2 s", "6819": "no answer within 2 s"}
         ("iptables", "`sudo iptables -I INPUT -s 10.0.0.2,10.0.0.3,10.0.0.4 -j ACCEPT`"),
         (
             "nftables",
-            "`sudo nft insert rule inet filter input ip saddr { 10.0.0.2,10.0.0.3,10.0.0.4 } accept`",
+            (
+                "`sudo nft insert rule inet filter input ip saddr { 10.0.0.2,10.0.0.3,10.0.0.4 "
+                "} accept`"
+            ),
         ),
         ("firewalld", "`clusterctl up`"),
     ],

@@ -1,4 +1,6 @@
-"""What `doctor` makes of states of NVIDIA's driver and cards that nvidia-smi was seen to tell of."""
+"""What `doctor` makes of states of NVIDIA's driver and cards that nvidia-smi was seen to tell
+of.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
 def seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: machines.Machine, **more: Any
 ) -> list[Finding]:
-    """What is found of a host with one card, whose nvidia-smi is the stand-in, by the real probe."""
+    """What is found of a host with one card, whose nvidia-smi is the stand-in, by the real
+    probe.
+    """
     for name, value in machines.install(tmp_path / "bin", machine).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
@@ -31,7 +35,9 @@ def seen(
 
 
 @pytest.mark.parametrize("driver", machines.DRIVERS.values())
-@pytest.mark.parametrize("name", [name for name, state in machines.STATES.items() if "doctor" in state])
+@pytest.mark.parametrize(
+    "name", [name for name, state in machines.STATES.items() if "doctor" in state]
+)
 def test_each_state_is_named_with_what_to_do(
     name: str, driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,14 +48,18 @@ def test_each_state_is_named_with_what_to_do(
     assert said in finding.why or name == "no-module"  # which needs no quote
 
 
-def test_cards_are_told_from_what_else_is_on_the_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_are_told_from_what_else_is_on_the_bus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote, "PCI_DEVICES", str(tmp_path))
     bus = [
         ("0x10de", "0x030200", "0x2330"),
         ("0x10de", "0x030000", "0x1db4"),
         ("0x10de", "0x068000", "0x22a3"),
     ]
-    for number, said in enumerate([*bus, ("0x8086", "0x030000", "0x0001"), ("0x10de", "0x040300", "0x0002")]):
+    for number, said in enumerate(
+        [*bus, ("0x8086", "0x030000", "0x0001"), ("0x10de", "0x040300", "0x0002")]
+    ):
         device = tmp_path / f"0000:0{number}:00.0"
         device.mkdir()
         for name, value in zip(("vendor", "class", "device"), said, strict=True):
@@ -98,8 +108,15 @@ def test_unsuitable_driver_is_rejected_before_installation(
 @pytest.mark.parametrize(
     ("gpus", "driver", "level"), [(8, "", "error"), (8, "open", "warning"), (None, "", "warning")]
 )
-def test_gpus_of_a_partition_need_their_fabric_manager(gpus: int | None, driver: str, level: str) -> None:
-    linked = {"gpus.cards": 8, "gpus.shown": ["H100"] * 8, "gpus.driver": "580.95.05", "gpus.switches": 4}
+def test_gpus_of_a_partition_need_their_fabric_manager(
+    gpus: int | None, driver: str, level: str
+) -> None:
+    linked = {
+        "gpus.cards": 8,
+        "gpus.shown": ["H100"] * 8,
+        "gpus.driver": "580.95.05",
+        "gpus.switches": 4,
+    }
     (finding,) = found(linked, gpus=gpus, driver=driver)
     assert (finding.code, finding.level) == ("fabric-manager", level)
     assert "install version 580.95.05" in finding.fix
@@ -124,15 +141,28 @@ def test_who_installs_a_driver_is_told_of_the_fabric_manager(switches: int, said
 def test_what_a_fabric_manager_that_does_not_run_lacks(
     manager: str, units: list[str], code: str | None, why: str
 ) -> None:
-    linked = {"gpus.cards": 8, "gpus.shown": ["H100"] * 8, "gpus.driver": "580.95.05", "gpus.switches": 4}
+    linked = {
+        "gpus.cards": 8,
+        "gpus.shown": ["H100"] * 8,
+        "gpus.driver": "580.95.05",
+        "gpus.switches": 4,
+    }
     findings = found({**linked, "gpus.manager": manager, "units": units}, gpus=8)
     assert [(one.code, one.level) for one in findings] == ([(code, "error")] if code else [])
     assert all(why in one.why for one in findings)
 
 
 def test_cards_of_one_state_are_one_finding() -> None:
-    pending = {"retired_pages.pending": "Yes", "mig.mode.current": "Enabled", "mig.mode.pending": "Disabled"}
-    well = {"retired_pages.pending": "No", "mig.mode.current": "Disabled", "mig.mode.pending": "Disabled"}
+    pending = {
+        "retired_pages.pending": "Yes",
+        "mig.mode.current": "Enabled",
+        "mig.mode.pending": "Disabled",
+    }
+    well = {
+        "retired_pages.pending": "No",
+        "mig.mode.current": "Disabled",
+        "mig.mode.pending": "Disabled",
+    }
     cards = {"gpus.cards": 3, "gpus.shown": ["A100"] * 3, "gpus.driver": "535.261.03"}
     memory, mig = found({**cards, "gpus.states": [pending, well, pending]})
     assert (memory.code, memory.why.partition(": ")[0]) == ("gpu-memory", "GPUs 0, 2")

@@ -38,7 +38,9 @@ from clusterctl.util.progress import SILENT
 from tests.support.messages import refused
 from tests.unit.hosts.test_doctor import WELL, room
 
-FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
+FACTS = (
+    "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
+)
 SYSTEM = WELL["system"] | {"id": "debian", "version": "12"}
 DISK = room(512, "/")
 
@@ -51,7 +53,9 @@ def looked(question: ProbeRequest) -> dict[str, Any]:
 
 
 def test_file_mark_has_content_mode_owner_and_no_link(tmp_path: Path) -> None:
-    plain, link, gone = tmp_path / "it's $(x)", tmp_path / "link", tmp_path / "gone"
+    plain = tmp_path / "it's $(x)"
+    link = tmp_path / "link"
+    gone = tmp_path / "gone"
     plain.write_text("secret")
     link.symlink_to(plain)
     asked = ProbeRequest(files=(str(plain), str(link), str(gone), str(tmp_path)))
@@ -109,8 +113,8 @@ def test_sshd_is_asked_whether_it_accepts_ed25519_keys(
     assert remote_probe.policies()["refuses_ed25519"] is refuses
 
 
-# The default rules of fapolicyd on EL 9 that concern programs: only programs of the trust database, which has
-# the files of packages, may run, and only its scripts may be read.
+# The default rules of fapolicyd on EL 9 that concern programs: only programs of the trust database,
+# which has the files of packages, may run, and only its scripts may be read.
 # https://docs.oracle.com/en/operating-systems/oracle-linux/9/fapolicyd/fapolicyd-managing_policies.html
 FAPOLICYD_RULES = """\
 allow perm=execute all : trust=1
@@ -132,12 +136,20 @@ ALLOWED = "allow perm=any all : dir=/opt/clusterctl/\n"
     ],
 )
 def test_fapolicyd_refuses_programs_unless_rules_allow_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, active: bool, settings: str, rules: str, refuses: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    active: bool,
+    settings: str,
+    rules: str,
+    refuses: bool,
 ) -> None:
     (tmp_path / "fapolicyd.conf").write_text(settings)
     (tmp_path / "compiled.rules").write_text(rules)
     monkeypatch.setattr(remote_probe, "FAPOLICYD", str(tmp_path))
-    monkeypatch.setattr(remote_probe, "run", lambda argv: "" if active and "systemctl" in argv else None)
+    monkeypatch.setattr(
+        remote_probe, "run", lambda argv: "" if active and "systemctl" in argv else None
+    )
     assert remote_probe.policies()["fapolicyd"] is refuses
 
 
@@ -177,7 +189,8 @@ def test_rivals_mark_counts_only_later_files(tmp_path: Path) -> None:
     (tmp_path / "80-later.conf").write_text("# less\n* hard 64\n")
     assert looked(asked)["checksums"] == {f"rivals {ours}": str(tmp_path / "80-later.conf")}
     others = ", ".join(
-        str(tmp_path / name) for name in ("10-sooner.conf", "80-later.conf", "85-link.conf", "90-more.conf")
+        str(tmp_path / name)
+        for name in ("10-sooner.conf", "80-later.conf", "85-link.conf", "90-more.conf")
     )
     assert looked(replace(asked, alone=(str(ours),)))["checksums"][f"alone {ours}"] == others
 
@@ -206,8 +219,12 @@ Version: 4
 """
 
 
-def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By dpkg's table, which keeps what was removed but for its settings. Half installed is there."""
+def test_packages_that_are_missing_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By dpkg's table, which keeps what was removed but for its settings. Half installed is
+    there.
+    """
     (tmp_path / "status").write_text(DPKG)
     monkeypatch.setattr(remote_probe, "DPKG_STATUS", tmp_path / "status")
     there = ["munge", "procps", "slurm-client", "slurmdbd"]
@@ -217,7 +234,9 @@ def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest
     assert remote_probe.packages(["munge", "slurmd"]) == ["munge"]
 
 
-def test_without_dpkg_rpm_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dpkg_rpm_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also by what a package provides. What it says: rpm 4.19's `--query --whatprovides`."""
     rpm = tmp_path / "rpm"
     rpm.write_text(
@@ -243,7 +262,9 @@ OTHER = "no-pty ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIm2Z7vS0S3Gq3Z0b0m7mB4nJrj0
 def test_a_key_among_the_users_own(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     keys = tmp_path / ".ssh/authorized_keys"
-    asked = ProbeRequest(homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA clusterctl"})
+    asked = ProbeRequest(
+        homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA clusterctl"}
+    )
     assert looked(asked)["checksums"]["key root"] == "missing"
     keys.write_text("ssh-rsa BBBB mine\nssh-ed25519 AAAA renamed\n")
     assert looked(asked)["checksums"]["key root"] == "there"
@@ -253,10 +274,14 @@ def test_the_keys_of_the_spec_among_the_users_own(tmp_path: Path) -> None:
     """Only they count, in any order."""
     account = pwd.getpwnam("root")
     user = User(name="ada", uid=2001, ssh_keys=(PUBLIC, OTHER))
-    spec = ClusterSpec(version=1, name="demo", partitions=(Partition(name="train", nodes=1),), users=(user,))
+    spec = ClusterSpec(
+        version=1, name="demo", partitions=(Partition(name="train", nodes=1),), users=(user,)
+    )
     (tmp_path / ".ssh").mkdir()
     keys = tmp_path / ".ssh/authorized_keys"
-    asked = ProbeRequest(homes={account.pw_name: str(tmp_path)}, keys={"root": "-"}, key_end=spec.key_mark)
+    asked = ProbeRequest(
+        homes={account.pw_name: str(tmp_path)}, keys={"root": "-"}, key_end=spec.key_mark
+    )
     keys.write_text("\n".join(["ssh-rsa BBBB mine", *reversed(spec.key_lines(user))]))
     assert looked(asked)["checksums"]["keys root"] == key_marks(spec)["keys ada"]
     keys.write_text("\n".join([PUBLIC, *spec.key_lines(user)[1:]]))
@@ -287,7 +312,9 @@ def test_keys_are_read_with_their_accounts_rights(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/authorized_keys").write_text("ssh-ed25519 AAAA\n")
     tmp_path.chmod(0o700)
-    asked = ProbeRequest(homes={"nobody": str(tmp_path)}, keys={"nobody": "ssh-ed25519 AAAA clusterctl"})
+    asked = ProbeRequest(
+        homes={"nobody": str(tmp_path)}, keys={"nobody": "ssh-ed25519 AAAA clusterctl"}
+    )
     assert looked(asked)["checksums"]["key nobody"] == "missing"
 
 
@@ -295,7 +322,9 @@ def test_key_in_a_far_home_is_not_checked(tmp_path: Path) -> None:
     home = pwd.getpwnam("root").pw_dir
     asked = ProbeRequest(far_homes={"root": home}, keys={"root": "ssh-ed25519 AAAA no such key"})
     assert "key root" not in looked(asked)["checksums"]
-    own = ProbeRequest(far_homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA no such key"})
+    own = ProbeRequest(
+        far_homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA no such key"}
+    )
     assert looked(own)["checksums"]["key root"] == "missing"
 
 
@@ -357,10 +386,15 @@ def test_an_answer_is_read() -> None:
 
 
 def test_taken_numbers_are_found_on_all_hosts_first() -> None:
-    """As a new instance at Google has them: its guest agent's group and our account come before the users."""
+    """As a new instance at Google has them: its guest agent's group and our account come before the
+    users.
+    """
     root = looked(ProbeRequest(numbers={"nobody-yet": 0}))
     assert (root["accounts"], root["groups"]) == ({"root": 0}, {"root": 0})
-    agent = {"accounts": {"clusterctl": 1001}, "groups": {"google-sudoers": 1000, "clusterctl": 1001}}
+    agent = {
+        "accounts": {"clusterctl": 1001},
+        "groups": {"google-sudoers": 1000, "clusterctl": 1001},
+    }
     reports = {
         "ctl": parse_report(answer(**agent)),
         "train-1": parse_report(answer(**agent)),
@@ -377,17 +411,23 @@ def test_taken_numbers_are_found_on_all_hosts_first() -> None:
             ("uid-taken", "uid 1001, which bob needs, belongs to clusterctl"),
         )
     }
-    reject_taken_numbers(reports, {"ada": 10000, "clusterctl": 7})  # an account of ours is set right later
+    # An account of ours is set right later.
+    reject_taken_numbers(reports, {"ada": 10000, "clusterctl": 7})
 
 
 def test_taken_numbers_of_slurm_and_munge_are_found() -> None:
-    """The role makes these accounts before their packages are there: groupadd would fail on such a host."""
+    """The role makes these accounts before their packages are there: groupadd would fail on such a
+    host.
+    """
     partitions = [{"name": "t", "nodes": 1}]
     told = {"version": 1, "name": "d", "provider": {"type": "local"}, "partitions": partitions}
     spec = ClusterSpec.model_validate(told)
     reports = {
-        "fine": parse_report(answer(accounts={"slurm": 64030, "munge": 997}, groups={"munge": 995})),
-        "left": parse_report(answer(accounts={}, groups={"slurm": 990})),  # of a package that was removed
+        "fine": parse_report(
+            answer(accounts={"slurm": 64030, "munge": 997}, groups={"munge": 995})
+        ),
+        # Of a package that was removed.
+        "left": parse_report(answer(accounts={}, groups={"slurm": 990})),
         "one": parse_report(answer(accounts={"lims": 64030}, groups={"lims": 64030})),
         "two": parse_report(answer(accounts={}, groups={"lab": 64031})),
         "three": parse_report(answer(accounts={}, groups={"slurm": 990, "lab": 64030})),
@@ -396,7 +436,10 @@ def test_taken_numbers_of_slurm_and_munge_are_found() -> None:
         reject_taken_numbers(reports, required_accounts(spec))
     changes = ("uid: `usermod --uid UID", "gid: `groupmod --gid GID")
     user, group = (f"give that account another {change}" for change in changes)
-    said = {(failure.host, failure.code, failure.cause, failure.fix) for failure in caught.value.failures}
+    said = {
+        (failure.host, failure.code, failure.cause, failure.fix)
+        for failure in caught.value.failures
+    }
     assert said == {
         ("one", "uid-taken", "uid 64030, which slurm needs, belongs to lims", f"{user} lims`"),
         ("two", "gid-taken", "gid 64031, which munge needs, belongs to lab", f"{group} lab`"),
@@ -409,7 +452,9 @@ LED_BY_CTL: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"), baked=
 
 def session_of(tmp_path: Path, hosts: dict[str, Any], *, is_cloud: bool) -> Any:
     return SimpleNamespace(
-        spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=is_cloud)),
+        spec=SimpleNamespace(
+            users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=is_cloud)
+        ),
         workspace=Workspace(tmp_path),
         reporter=SILENT,
         connections=SimpleNamespace(to=hosts.__getitem__),
@@ -421,7 +466,11 @@ def test_up_tells_where_our_own_account_has_another_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a node's image has an account more than the controller's."""
-    numbers = {"ctl": {"clusterctl": 1000}, "train-1": {"clusterctl": 1001}, "train-2": {"clusterctl": 1000}}
+    numbers = {
+        "ctl": {"clusterctl": 1000},
+        "train-1": {"clusterctl": 1001},
+        "train-2": {"clusterctl": 1000},
+    }
     reports = {host: parse_report(answer(accounts=its)) for host, its in numbers.items()}
     monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(reports))
     monkeypatch.setattr(up, "ask_hosts", lambda *_: (HostAnswer(*one) for one in reports.items()))
@@ -434,13 +483,16 @@ def test_up_tells_where_our_own_account_has_another_number(
 
 
 class Rented:
-    """A host that made our account with this uid; sudo refuses a connection from before it had another.
+    """A host that made our account with this uid; sudo refuses a connection from before it had
+    another.
 
     usermod's exit status 4: the uid is taken. sudo's words: sudo 1.9, plugins/sudoers/sudoers.c.
     """
 
     def __init__(self, uid: int, *, taken: bool = False) -> None:
-        self.uid, self.taken, self.connected_as = uid, taken, uid
+        self.uid = uid
+        self.taken = taken
+        self.connected_as = uid
 
     def run(self, argv: Sequence[str], *, check: bool = True, **_: Any) -> Result:
         if self.connected_as != self.uid:
@@ -461,7 +513,9 @@ class Rented:
 def test_admin_account_gets_the_same_uid_on_cloud_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One where another account has that one keeps its own, and is named; equal ones are not changed."""
+    """One where another account has that one keeps its own, and is named; equal ones are not
+    changed.
+    """
     hosts: dict[str, Any] = {"ctl": Rented(1000), "train-1": Rented(1000)}
     monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(hosts, ProbeRequest()))
 
@@ -492,7 +546,9 @@ def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     def distribution() -> str:
         return parse_report(answer(system=remote_probe.system())).distribution
 
-    release.write_text('NAME="Rocky Linux"\nID="rocky"\n\nVERSION_ID="9.6"\nHOME_URL="https://a/?b=c"\n')
+    release.write_text(
+        'NAME="Rocky Linux"\nID="rocky"\n\nVERSION_ID="9.6"\nHOME_URL="https://a/?b=c"\n'
+    )
     assert distribution() == "rocky-9.6"
     release.write_text("ID=arch\n")
     assert distribution() == "arch"
@@ -504,7 +560,9 @@ def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_probe_reports_the_cgroup_plugin_of_slurm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: str, file: str
 ) -> None:
-    plugins, slurmd, controllers = tmp_path / "slurm-wlm", tmp_path / "slurmd", tmp_path / "controllers"
+    plugins = tmp_path / "slurm-wlm"
+    slurmd = tmp_path / "slurmd"
+    controllers = tmp_path / "controllers"
     plugins.mkdir()
     if kernel == "v2":
         controllers.touch()
@@ -527,7 +585,13 @@ def test_other_answers_are_errors() -> None:
         parse_report('{"state": "stopping"}')
     with refused("unreachable", UnreachableError):  # so it is asked again
         parse_report(answer(said=""))
-    for text in ("", "[]", "{}", '{"state": "running"}', '{"state": "running", "node": {"said": "@node"}}'):
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"state": "running"}',
+        '{"state": "running", "node": {"said": "@node"}}',
+    ):
         with refused("answer-garbled", TransportError):
             parse_report(text)
 
@@ -548,8 +612,11 @@ def test_accounts_that_a_directory_service_does_not_list(
     """sssd answers for one name or number, and lists nobody; one that is missing hides no other."""
     getent = tmp_path / "getent"
     getent.write_text(
-        "#!/bin/sh\nshift; [ $# = 0 ] && echo root:x:0:0::/root:/bin/sh && exit\nfor key; do case $key in\n"
-        "  anna | 10001) echo anna:x:10001:10001::/home/anna:/bin/sh ;; *) missing=2 ;; esac; done\n"
+        "#!/bin/sh\n"
+        "shift; [ $# = 0 ] && echo root:x:0:0::/root:/bin/sh && exit\n"
+        "for key; do case $key in\n"
+        "  anna | 10001) echo anna:x:10001:10001::/home/anna:/bin/sh ;; *) missing=2 ;; esac; "
+        "done\n"
         "exit $missing\n"
     )
     getent.chmod(0o755)

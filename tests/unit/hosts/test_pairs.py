@@ -77,7 +77,9 @@ def test_refusal_counts_only_if_the_program_listens() -> None:
 def test_ports_that_no_program_has_are_opened_for_the_others() -> None:
     port = closed_port()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        argv = remote_argv("clusterctl.hosts.remote_pairs", "0", json.dumps([port, server.getsockname()[1]]))
+        argv = remote_argv(
+            "clusterctl.hosts.remote_pairs", "0", json.dumps([port, server.getsockname()[1]])
+        )
         with LocalTransport().converse(argv) as talk:
             _, *opened = json.loads(talk.receive())
             with socket.create_connection(("127.0.0.1", port)) as connection:

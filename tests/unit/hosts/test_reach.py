@@ -1,4 +1,6 @@
-"""Every host is asked until it answers; one that is off is started; one that stays away is named."""
+"""Every host is asked until it answers; one that is off is started; one that stays away is
+named.
+"""
 
 from __future__ import annotations
 
@@ -81,15 +83,22 @@ def test_what_asking_again_does_not_help_ends_at_once(error: type[TransportError
     assert caught.value.why.startswith("a: ")
 
 
-def test_new_host_may_reject_the_key_before_it_has_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_host_may_reject_the_key_before_it_has_the_account(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
     host = ScriptedTransport([fails(KeyRefusedError("the key is refused")), STOPPING, FINE])
-    assert [one.host for one in ask_hosts({"a": ProbeRequest()}, lambda _: host, new=True) if one] == ["a"]
+    assert [
+        one.host for one in ask_hosts({"a": ProbeRequest()}, lambda _: host, new=True) if one
+    ] == ["a"]
     assert host.left == ()
     refusing = ScriptedTransport([fails(KeyRefusedError("the key is refused"))] * 2)
     with pytest.raises(TransportError) as caught:
         reports_of(
-            ["a"], filter(None, ask_hosts({"a": ProbeRequest()}, lambda _: refusing, new=True, timeout_s=-1))
+            ["a"],
+            filter(
+                None, ask_hosts({"a": ProbeRequest()}, lambda _: refusing, new=True, timeout_s=-1)
+            ),
         )
     assert caught.value.failures[0].code == "key-refused"
 
@@ -99,7 +108,8 @@ class Frozen(ScriptedTransport):
 
     def __init__(self) -> None:
         super().__init__([])
-        self.asked, self.closed = threading.Event(), threading.Event()
+        self.asked = threading.Event()
+        self.closed = threading.Event()
         self.let_go: list[bool] = []
 
     def _next(self, _: Call) -> Step:

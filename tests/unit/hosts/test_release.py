@@ -1,4 +1,6 @@
-"""Hosts made from anybody's image say what they have, once, and before anything is installed on them."""
+"""Hosts made from anybody's image say what they have, once, and before anything is installed on
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def says(distribution: str) -> ScriptedTransport:
     """A host without Slurm so far, on which nothing is asked for but what it is."""
     name, _, version = distribution.partition("-")
     system = SYSTEM | {"id": name, "version": version}
-    return ScriptedTransport([Step(ASKED, answer(said="@node\nabsent\n@gpus\n@mpi\n", system=system))])
+    return ScriptedTransport(
+        [Step(ASKED, answer(said="@node\nabsent\n@gpus\n@mpi\n", system=system))]
+    )
 
 
 @pytest.fixture
@@ -54,13 +58,18 @@ def hosts(*known: str) -> Inventory:
     """A controller and nodes, of which this is known."""
     leader, *others = known
     controller = host_of("ctl", CONTROLLER, address="10.0.0.0", distribution=leader)
-    nodes = (host_of(f"train-{n}", address=f"10.0.0.{n}", distribution=d) for n, d in enumerate(others, 1))
+    nodes = (
+        host_of(f"train-{n}", address=f"10.0.0.{n}", distribution=d)
+        for n, d in enumerate(others, 1)
+    )
     return inventory_of(hosts=(controller, *nodes), provider="gcp", baked=False)
 
 
 def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None:
     asked: dict[str, Transport] = {"train-1": says("rocky-9.6")}
-    found = report_steps(with_distributions(hosts("rocky-9.5", UNSEEN), workspace, asked.__getitem__), SILENT)
+    found = report_steps(
+        with_distributions(hosts("rocky-9.5", UNSEEN), workspace, asked.__getitem__), SILENT
+    )
     assert [host.distribution for host in found.hosts] == ["rocky-9.5", "rocky-9.6"]
     assert found.distribution.release == "rocky-9"
     assert "Host train-1" in workspace.ssh_config.read_text()
@@ -74,10 +83,14 @@ def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None
         ("debian-12", "cos-121", "train-1: clusterctl can't configure cos-121"),
     ],
 )
-def test_what_can_be_no_part_of_it_is_named(workspace: Workspace, ctl: str, node: str, why: str) -> None:
+def test_what_can_be_no_part_of_it_is_named(
+    workspace: Workspace, ctl: str, node: str, why: str
+) -> None:
     asked: dict[str, Transport] = {"ctl": says(ctl), "train-1": says(node)}
     with rejected("distribution-unfit", ProvisionError, "train-1") as refused:
-        report_steps(with_distributions(hosts(UNSEEN, UNSEEN), workspace, asked.__getitem__), SILENT)
+        report_steps(
+            with_distributions(hosts(UNSEEN, UNSEEN), workspace, asked.__getitem__), SILENT
+        )
     assert why in refused.value.why
 
 
@@ -92,7 +105,9 @@ def test_rented_ones_are_asked_until_they_have_made_the_account(
     assert found.hosts[0].distribution == "debian-12"
     refusing = ScriptedTransport([early])
     with pytest.raises(TransportError) as failed:
-        report_steps(with_distributions(hosts(UNSEEN), workspace, lambda _: refusing, timeout_s=-1), SILENT)
+        report_steps(
+            with_distributions(hosts(UNSEEN), workspace, lambda _: refusing, timeout_s=-1), SILENT
+        )
     assert "OS Login" in failed.value.fix
 
 
@@ -124,7 +139,9 @@ def test_refused_tunnel_of_a_new_host_has_a_minute(
 ) -> None:
     for name, value in {"_REFUSED_PAUSE_S": 0.0, "_GRACE_S": grace_s}.items():
         monkeypatch.setattr(probe, name, value)
-    late = ScriptedTransport([*(Step(ASKED, error=error) for error in errors), *says("debian-12").left])
+    late = ScriptedTransport(
+        [*(Step(ASKED, error=error) for error in errors), *says("debian-12").left]
+    )
     before = len(late.left)
     with suppress(TransportError):
         report_steps(with_distributions(hosts(UNSEEN), workspace, lambda _: late), SILENT)
@@ -139,8 +156,12 @@ def test_refused_tunnel_of_a_known_host_is_told_at_once(monkeypatch: pytest.Monk
     )
     with rejected("hosts-unreachable", TransportError):
         probe_hosts({"ctl": ProbeRequest()}, lambda _: refusing)
-    starting = ScriptedTransport([Step(ASKED, error=in_grace(TunnelError("4003"))), *says("debian-12").left])
-    assert probe_hosts({"ctl": ProbeRequest()}, lambda _: starting)["ctl"].distribution == "debian-12"
+    starting = ScriptedTransport(
+        [Step(ASKED, error=in_grace(TunnelError("4003"))), *says("debian-12").left]
+    )
+    assert (
+        probe_hosts({"ctl": ProbeRequest()}, lambda _: starting)["ctl"].distribution == "debian-12"
+    )
 
 
 def test_broken_tunnel_of_all_hosts_is_explained_once(workspace: Workspace) -> None:
@@ -150,11 +171,15 @@ def test_broken_tunnel_of_all_hosts_is_explained_once(workspace: Workspace) -> N
     )
     refusing = {name: ScriptedTransport([Step(ASKED, error=error)]) for name in ("ctl", "train-1")}
     with rejected("gcloud-login", TransportError, why=error.why, fix=error.fix) as caught:
-        report_steps(with_distributions(hosts(UNSEEN, UNSEEN), workspace, refusing.__getitem__), SILENT)
+        report_steps(
+            with_distributions(hosts(UNSEEN, UNSEEN), workspace, refusing.__getitem__), SILENT
+        )
     assert {failure.host for failure in caught.value.failures} == set(refusing)
 
 
-@pytest.mark.parametrize("failing", [("ctl",), ("train-1", "train-2"), ("ctl", "train-1", "train-2")])
+@pytest.mark.parametrize(
+    "failing", [("ctl",), ("train-1", "train-2"), ("ctl", "train-1", "train-2")]
+)
 def test_hosts_are_named_unless_the_tunnel_of_all_is_broken(
     failing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +187,9 @@ def test_hosts_are_named_unless_the_tunnel_of_all_is_broken(
     error = TunnelError("no connection", code="jump-refused", why="it is down", fix="start it")
     names = ("ctl", "train-1", "train-2") if len(failing) > 1 else failing
     asked = {
-        name: ScriptedTransport([Step(ASKED, error=error)]) if name in failing else says("debian-12")
+        name: ScriptedTransport([Step(ASKED, error=error)])
+        if name in failing
+        else says("debian-12")
         for name in names
     }
     with rejected("hosts-unreachable", TransportError, fix=error.fix) as caught:

@@ -1,4 +1,6 @@
-"""The program that a host runs: what it reaches of its network, by the settings of its package manager."""
+"""The program that a host runs: what it reaches of its network, by the settings of its package
+manager.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ REFUSED = "Could not connect to a.lan:80 (10.0.0.1). - connect (111: Connection 
 def test_apt_asks_each_mirror_and_one_that_answers_is_enough(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: tuple[str, str, dict[str, str], str]
 ) -> None:
-    """apt-transport-mirror(1). Debian's images for clouds have `mirror+file:///etc/apt/mirrors/debian.list`."""
+    """apt-transport-mirror(1). Debian's images for clouds have
+    `mirror+file:///etc/apt/mirrors/debian.list`.
+    """
     uri, mirrors, said, why = case
     listed = tmp_path / "debian.list"
     listed.write_text(mirrors)
@@ -86,7 +90,9 @@ def test_apt_asks_each_mirror_and_one_that_answers_is_enough(
     def run(argv: Sequence[str], _: float = 0.0, **__: object) -> str | None:
         if argv[0] == "apt-get":
             return f"'{uri}' x 0 \n" if "--print-uris" in argv else None
-        return next((APT_ERROR.format(argv[-2], text) for url, text in said.items() if url in argv[-2]), "")
+        return next(
+            (APT_ERROR.format(argv[-2], text) for url, text in said.items() if url in argv[-2]), ""
+        )
 
     monkeypatch.setattr(remote_reach, "run", run)
     assert remote_reach.unreached_repositories([]) == ({uri: why} if why else {})
@@ -100,7 +106,9 @@ def test_apt_itself_says_why_it_reaches_no_server() -> None:
 
 
 @pytest.mark.parametrize("said", [None, "'cdrom://Debian 13/dists/trixie/InRelease' x 0 \n", ""])
-def test_sources_that_apt_can_not_read_are_none(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
+def test_sources_that_apt_can_not_read_are_none(
+    monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
     answers = {"--print-uris": said, "--version": "apt 3.0.3"}
     monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: answers.get(argv[1]))
     assert remote_reach.unreached_repositories([]) == {"": "apt has no repository on the network"}
@@ -110,7 +118,9 @@ def test_sources_that_apt_can_not_read_are_none(monkeypatch: pytest.MonkeyPatch,
 def test_package_manager_runs_with_the_environment_of_sudo(
     monkeypatch: pytest.MonkeyPatch, *, is_sudos: bool
 ) -> None:
-    """sshd's PAM reads /etc/environment; sudo's does on Rocky Linux and Ubuntu, not on Debian 12 and 13."""
+    """sshd's PAM reads /etc/environment; sudo's does on Rocky Linux and Ubuntu, not on Debian 12
+    and 13.
+    """
     monkeypatch.setattr(
         os, "environ", {"PATH": os.environ["PATH"], **({"SUDO_UID": "1"} if is_sudos else {})}
     )
@@ -124,7 +134,9 @@ def test_package_manager_runs_with_the_environment_of_sudo(
 def test_dnf_says_which_repositories_it_does_not_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a dnf that fails as librepo does; those that may be missing and those left out are not asked for."""
+    """By a dnf that fails as librepo does; those that may be missing and those left out are not
+    asked for.
+    """
     (tmp_path / "dnf.py").write_text(FAKE_DNF)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = subprocess.run(

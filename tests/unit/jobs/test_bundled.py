@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.bundled import ChosenModel, reject_unless_fitting, run_on_this_machine, with_model
+from clusterctl.jobs.bundled import (
+    ChosenModel,
+    reject_unless_fitting,
+    run_on_this_machine,
+    with_model,
+)
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, Weights, job_spec
@@ -47,7 +52,9 @@ def model(run: Path, *, best: str = "best") -> Path:
 
 
 def trained(session: Session, run: Path | None = None) -> tuple[str, Path]:
-    """A job that has left a model in its folder, and maybe was brought home: its id and that folder."""
+    """A job that has left a model in its folder, and maybe was brought home: its id and that
+    folder.
+    """
     done = submit(session, JobSpec(name="train", bundled="train"))
     folder = model(Path(done.remote_dir) / PROGRAM_FOLDER)
     if run is not None:
@@ -98,7 +105,9 @@ def test_a_task_of_an_array(session: Session) -> None:
 
 
 @pytest.mark.parametrize("weights", Weights)
-def test_a_model_of_here_is_sent_without_the_other_weights(session: Session, weights: Weights) -> None:
+def test_a_model_of_here_is_sent_without_the_other_weights(
+    session: Session, weights: Weights
+) -> None:
     for run in ("old-1-train", "runs/old-1-train", "runs/old-1-train/model"):
         folder, sent = chosen(run, session, weights)
         assert folder == "model"
@@ -110,11 +119,15 @@ def test_a_model_of_here_is_sent_without_the_other_weights(session: Session, wei
 
 
 @pytest.mark.parametrize("name", ["model", "my-model"])
-def test_what_was_sent_of_a_model_is_known_to_be_here(session: Session, here: Path, name: str) -> None:
+def test_what_was_sent_of_a_model_is_known_to_be_here(
+    session: Session, here: Path, name: str
+) -> None:
     (here / "runs/old-1-train/model").rename(here / "runs/old-1-train" / name)
     _, sent = chosen(f"runs/old-1-train/{name}", session)
     done = submit(session, PREDICT, source=sent)
-    known = {number for copies in read_copies(session.ledger.workspace) for number in copies.numbers()}
+    known = {
+        number for copies in read_copies(session.ledger.workspace) for number in copies.numbers()
+    }
     for path in ("model/model.json", "model/best.safetensors", "config.toml"):
         there = Path(done.remote_dir) / PROGRAM_FOLDER / path
         status = there.stat()
@@ -225,7 +238,9 @@ def test_find_run_refuses_runs_of_two_clusters_of_a_name(session: Session, here:
     job_id, folder = trained(session)
     cluster = session.ledger.cluster
     former = saved(here, f"former-{job_id}-train", job_id, cluster=cluster)
-    with rejected("run-ambiguous", UsageError, str(former), f"clusterctl collect {cluster}/{job_id}"):
+    with rejected(
+        "run-ambiguous", UsageError, str(former), f"clusterctl collect {cluster}/{job_id}"
+    ):
         chosen(job_id, session)
     home = here / "runs" / "demo-1-train"
     bring_home(session, job_id, folder.parent, home)
@@ -243,7 +258,9 @@ def test_job_id_of_finds_the_job_of_a_runs_folder(session: Session, here: Path) 
     assert job_id_of(job_id, session.ledger) == job_id
     assert job_id_of(f"{job_id}_2", session.ledger) == f"{job_id}_2"
     for name in (f"former-{job_id}-train", f"old/{job_id}"):
-        with rejected("run-of-other-cluster", UsageError, str(here / "runs" / f"former-{job_id}-train")):
+        with rejected(
+            "run-of-other-cluster", UsageError, str(here / "runs" / f"former-{job_id}-train")
+        ):
             job_id_of(name, session.ledger)
     assert job_id_of(f"{cluster}/{job_id}", session.ledger) == job_id
     # Another machine may have submitted the job.

@@ -22,8 +22,14 @@ def test_cancel_says_what_had_ended(session, cluster, tmp_path):
     over = finished(session, cluster, tmp_path, "true")
     running = submitted(session, tmp_path, "sleep 60")
     done = cancel(session, [over, running])
-    assert ({job.id: job.ended for job in done.jobs}, done.errors) == ({over: True, running: False}, {})
-    assert [cluster.job(job_id)["state"] for job_id in (over, running)] == ["COMPLETED", "CANCELLED"]
+    assert ({job.id: job.ended for job in done.jobs}, done.errors) == (
+        {over: True, running: False},
+        {},
+    )
+    assert [cluster.job(job_id)["state"] for job_id in (over, running)] == [
+        "COMPLETED",
+        "CANCELLED",
+    ]
 
 
 def test_cancel_some_jobs_fail_cancels_the_rest(session, cluster, tmp_path):
@@ -38,7 +44,10 @@ def test_cancel_some_jobs_fail_cancels_the_rest(session, cluster, tmp_path):
     assert [cluster.job(job_id)["state"] for job_id in ids] == ["RUNNING", "CANCELLED"]
     with rejected("jobs-not-cancelled", SchedulerError) as caught:
         done.raise_errors()
-    assert [failure.code for failure in caught.value.failures] == ["unknown-job", "job-not-cancelled"]
+    assert [failure.code for failure in caught.value.failures] == [
+        "unknown-job",
+        "job-not-cancelled",
+    ]
     cluster.change(ids[0], owner="")
     assert cancel(session, [ids[0]]).errors == {}
 
@@ -65,7 +74,9 @@ def test_list_without_accounting_and_folder_counts_the_job(session, cluster, tmp
     with rejected("accounting-away", AccountingAwayError):
         known_jobs(quick, [over])
     done = cancel(quick, [over, running])
-    assert {job_id: error.code for job_id, error in done.errors.items()} == {over: "accounting-away"}
+    assert {job_id: error.code for job_id, error in done.errors.items()} == {
+        over: "accounting-away"
+    }
     assert cluster.job(running)["state"] == "CANCELLED"
 
 
@@ -77,7 +88,10 @@ def test_list_of_the_newest_has_all_that_go_on(session, cluster, tmp_path):
         for job_id in ended:
             cluster.change(job_id, forgotten=is_forgotten)
         listing = list_jobs(session, 2)
-        assert ([job.id for job in listing.jobs], listing.older) == ([*reversed(ended[2:]), running], 2)
+        assert ([job.id for job in listing.jobs], listing.older) == (
+            [*reversed(ended[2:]), running],
+            2,
+        )
         assert listing.unlisted == 0
 
 
@@ -121,7 +135,8 @@ class Recording:
         monkeypatch.setattr(session.slurm.transport, "run", record)
 
     def taken(self, command: str) -> int:
-        count, self.commands = self.commands.count(command), []
+        count = self.commands.count(command)
+        self.commands = []
         return count
 
 
@@ -163,7 +178,10 @@ def test_attempts_cost_no_query_but_one_for_queued_jobs(session, cluster, tmp_pa
     finished(session, cluster, tmp_path, "true")
     recording = Recording(session, monkeypatch)
     (job,) = find_or_list(session, []).jobs
-    assert ([each.start_time for each in job.attempts], recording.taken("sacct")) == ([job.start_time], 0)
+    assert ([each.start_time for each in job.attempts], recording.taken("sacct")) == (
+        [job.start_time],
+        0,
+    )
     ids = [requeued(session, cluster, tmp_path)[0] for _ in range(2)]
     recording.taken("sacct")
     find_or_list(session, [])

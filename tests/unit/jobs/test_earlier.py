@@ -52,7 +52,9 @@ def run_with(session: Session, cluster: PlayedCluster, here: Path) -> Callable[.
         prepared = Preparer(lambda _: None).prepare(session, Submission([job]))
         (done,) = submit_prepared(Submitter(session), prepared)
         cluster.wait_until_ended(done.job_id)
-        return "".join(path.read_text() for path in sorted(Path(done.remote_dir).glob("stdout*.log")))
+        return "".join(
+            path.read_text() for path in sorted(Path(done.remote_dir).glob("stdout*.log"))
+        )
 
     return run
 
@@ -108,7 +110,9 @@ def test_from_run_is_visible_in_a_container(session, here):
     """Also a run outside the job user's home, which the container shows by default."""
     (here / "train.py").write_text("")
     options = {"folder": False, "container": "/shared/x.sif", "env": [f"{FROM_RUN}=/other/a run"]}
-    (prepared,) = Preparer(lambda _: None).prepare(session, Submission([job_spec("train.py", options)]))
+    (prepared,) = Preparer(lambda _: None).prepare(
+        session, Submission([job_spec("train.py", options)])
+    )
     assert """ --bind="$SLURM_SUBMIT_DIR",'/other/a run' """ in prepared.script
 
 

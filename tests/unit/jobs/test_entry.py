@@ -36,4 +36,7 @@ def test_end_of_a_connection_kills_no_other_job(tmp_path: Path) -> None:
 
 
 def running(process: Path) -> bool:
-    return process.exists() and process.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return (
+        process.exists()
+        and process.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    )

@@ -1,4 +1,6 @@
-"""Environments on the cluster: built once, whole or not there, whoever comes and whatever is killed."""
+"""Environments on the cluster: built once, whole or not there, whoever comes and whatever is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ Resolve = Callable[..., Environment]
 
 def a_spec(requirements: Path | None = None) -> ClusterSpec:
     values = {"version": 1, "name": "demo", "partitions": [{"name": "train", "nodes": 2}]}
-    more = {"users": [{"name": "hpc", "uid": 10000}], "software": {"python": {"requirements": requirements}}}
+    more = {
+        "users": [{"name": "hpc", "uid": 10000}],
+        "software": {"python": {"requirements": requirements}},
+    }
     return ClusterSpec.model_validate({**values, **more})
 
 
@@ -123,7 +128,9 @@ def test_torchrun_needs_torch(resolve: Resolve, index: Path, tmp_path: Path) -> 
         environment_for(a_spec(), job)
     a_wheel(index, "torch")
     (tmp_path / "job.txt").write_text(f"--no-index\n--find-links {index}\ntorch\n")
-    assert environment_for(a_spec(), job.model_copy(update={"requirements": tmp_path / "job.txt"})).lock
+    assert environment_for(
+        a_spec(), job.model_copy(update={"requirements": tmp_path / "job.txt"})
+    ).lock
 
 
 def test_a_replay_gets_the_very_wheels_of_its_lock(
@@ -164,7 +171,9 @@ def run(environment: Environment, command: str) -> str:
 
 
 def made(environment: Environment, said: list[str] | None = None) -> bool:
-    return Environments((said if said is not None else []).append).build(LocalTransport(), based(environment))
+    return Environments((said if said is not None else []).append).build(
+        LocalTransport(), based(environment)
+    )
 
 
 def names(home: Path) -> set[str]:
@@ -173,7 +182,8 @@ def names(home: Path) -> set[str]:
 
 def test_it_is_built_once_and_hides_what_nodes_have(home: Path, index: Path) -> None:
     a_wheel(index, "numpy", "0.1")
-    environment, said = locked(index, "first-1.0", "tool-1.0", "numpy-0.1"), []
+    environment = locked(index, "first-1.0", "tool-1.0", "numpy-0.1")
+    said = []
     assert made(environment, said)
     versions = "python -c 'import first, numpy, pytest; print(first.version, numpy.version)'"
     assert run(environment, versions) == "1.0 0.1"
@@ -189,7 +199,9 @@ def test_it_is_built_once_and_hides_what_nodes_have(home: Path, index: Path) -> 
     assert len(said) == 2
 
 
-def test_what_is_to_be_done_yet_is_told_by_looking(home: Path, tmp_path: Path, resolve: Resolve) -> None:
+def test_what_is_to_be_done_yet_is_told_by_looking(
+    home: Path, tmp_path: Path, resolve: Resolve
+) -> None:
     spec = a_spec(tmp_path / "spec.txt")
     (tmp_path / "spec.txt").write_text("first\n")
     assert describe_pending_build(a_spec(), HERE, LocalTransport()) == ""
@@ -205,7 +217,9 @@ def test_what_is_to_be_done_yet_is_told_by_looking(home: Path, tmp_path: Path, r
 
 
 def sending(environment: Environment, *, rented: bool = False) -> tuple[list[int], int]:
-    """Build it: how many wheels were fetched (on a rented host) and sent, and how many bytes were sent."""
+    """Build it: how many wheels were fetched (on a rented host) and sent, and how many bytes were
+    sent.
+    """
     said: list[str] = []
     sent: set[int] = set()
 
@@ -213,14 +227,18 @@ def sending(environment: Environment, *, rented: bool = False) -> tuple[list[int
         if what == "sending":
             sent.add(total)
 
-    Environments(said.append, progress=progress).build(LocalTransport(), based(environment), rented=rented)
+    Environments(said.append, progress=progress).build(
+        LocalTransport(), based(environment), rented=rented
+    )
     assert not list((Path.home() / "clusterctl/store/partial").iterdir())
     return [int(count) for count in re.findall(r"(\d+) wheels?,", "\n".join(said))], max(sent)
 
 
 @pytest.fixture
 def heavy(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """An environment of two large wheels and a small one; a rented host's index is tmp_path / "its"."""
+    """An environment of two large wheels and a small one; a rented host's index is tmp_path /
+    "its".
+    """
     for name in ("heavy", "large"):
         a_wheel(index, name, files={f"{name}.py": "x = 1" + "\n" * (1 << 20)})
     (tmp_path / "its").mkdir()
@@ -250,7 +268,9 @@ def test_a_rented_host_fetches_large_wheels_itself(
 def test_what_a_rented_host_can_not_fetch_is_sent(
     tmp_path: Path, index: Path, heavy: Environment, monkeypatch: pytest.MonkeyPatch, reached: bool
 ) -> None:
-    """One wheel is another file there, of the same name. After it the next is tried, if PyPI answers."""
+    """One wheel is another file there, of the same name. After it the next is tried, if PyPI
+    answers.
+    """
     a_wheel(tmp_path / "its", "heavy", files={"heavy.py": "evil = 1\n"})
     shutil.copy(index / "large-1.0-py3-none-any.whl", tmp_path / "its")
     curl = tmp_path / "bin/curl"
@@ -279,7 +299,9 @@ def test_what_is_no_file_in_the_place_of_the_lock_is_replaced(
     victim.write_text("theirs")
     home.mkdir(parents=True)
     lock = home / ".lock"
-    {"pipe": os.mkfifo, "link": lambda path: path.symlink_to(victim), "folder": Path.mkdir}[other](lock)
+    {"pipe": os.mkfifo, "link": lambda path: path.symlink_to(victim), "folder": Path.mkdir}[other](
+        lock
+    )
     assert made(first)
     assert lock.is_file()
     assert not lock.is_symlink()
@@ -298,10 +320,13 @@ def test_a_lock_that_is_held_is_named(home: Path, first: Environment) -> None:
 
 
 class Killing(LocalTransport):
-    """Everything on the cluster is killed as soon as a file of the environment in the making is there."""
+    """Everything on the cluster is killed as soon as a file of the environment in the making is
+    there.
+    """
 
     def __init__(self, home: Path, file: str) -> None:
-        self._home, self._file = home, file
+        self._home = home
+        self._file = file
 
     @contextmanager
     def converse(self, argv, **options):
@@ -363,7 +388,11 @@ def test_jobs_with_a_python_of_their_own(home: Path, tmp_path: Path) -> None:
     (tmp_path / "a.sh").touch()
     bundled = JobSpec(name="train", bundled="train")
     environment = environment_for(a_spec(file), bundled)
-    assert environment == PLAIN == environment_for(a_spec(), JobSpec(name="a", script=tmp_path / "a.sh"))
+    assert (
+        environment
+        == PLAIN
+        == environment_for(a_spec(), JobSpec(name="a", script=tmp_path / "a.sh"))
+    )
     # There is nothing to build.
     assert not made(environment)
     assert not home.exists()

@@ -31,8 +31,11 @@ def _cluster_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "open_session", session)
 
 
-def test_put_leaves_out_the_keys_of_clusterctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project, home = tmp_path / "project", tmp_path / "home"
+def test_put_leaves_out_the_keys_of_clusterctl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    home = tmp_path / "home"
     state = project / "state"
     for file in (project / "data.csv", state / "demo" / "id_ed25519", project / "state.csv"):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +50,8 @@ def test_put_leaves_out_the_keys_of_clusterctl(tmp_path: Path, monkeypatch: pyte
 
 def test_put_names_the_place_of_the_files(tmp_path: Path) -> None:
     """A folder has a place of its own below the target, also if the target is new."""
-    project, target = tmp_path / "a3", tmp_path / "home" / "het"
+    project = tmp_path / "a3"
+    target = tmp_path / "home" / "het"
     project.mkdir()
     for name in ("x", "y"):
         (project / name).touch()

@@ -1,4 +1,6 @@
-"""Of the jobs of a `submit --first`, a single job runs its program, whenever clusterctl is killed."""
+"""Of the jobs of a `submit --first`, a single job runs its program, whenever clusterctl is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import JobCancelledError, SlurmError, UnreachableError, UsageError, WaitTimeoutError
-from clusterctl.jobs.first import Place, new_first, places_of, reject_unfit, submit_first, wait_for_first
+from clusterctl.errors import (
+    JobCancelledError,
+    SlurmError,
+    UnreachableError,
+    UsageError,
+    WaitTimeoutError,
+)
+from clusterctl.jobs.first import (
+    Place,
+    new_first,
+    places_of,
+    reject_unfit,
+    submit_first,
+    wait_for_first,
+)
 from clusterctl.jobs.queue import list_jobs
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitter, script_of
@@ -50,7 +65,9 @@ def raced(session: Session, folder: Path, first: First, count: int = 2) -> list[
     job = JobSpec(name="mine", script=script)
     prepared = PreparedJob(job, script_of(session.facts, job), source_of(job))
     jobs = [("here", prepared)] * count
-    return [submitted.job_id for _, submitted in submit_first({"here": Submitter(session)}, jobs, first)]
+    return [
+        submitted.job_id for _, submitted in submit_first({"here": Submitter(session)}, jobs, first)
+    ]
 
 
 def ran(cluster: PlayedCluster) -> list[str]:
@@ -88,8 +105,12 @@ def test_first_without_clusterctl_runs_one_job(session, cluster, tmp_path):
     assert [job.id for job in list_jobs(session).jobs] == [only]
     name = Path(claim_of(entry(session, only))).name
     assert CLAIM.fullmatch(f"clusterctl/jobs/{name}".encode())
-    recorded = {job_id: (entry(session, job_id).kept, entry(session, job_id).lost_to) for job_id in ids}
-    assert recorded == {job_id: (job_id == only, None if job_id == only else f"job {only}") for job_id in ids}
+    recorded = {
+        job_id: (entry(session, job_id).kept, entry(session, job_id).lost_to) for job_id in ids
+    }
+    assert recorded == {
+        job_id: (job_id == only, None if job_id == only else f"job {only}") for job_id in ids
+    }
 
 
 def test_first_claim_is_removed_after_the_jobs(session, cluster, tmp_path):
@@ -169,7 +190,9 @@ def test_first_across_killed_continues_its_choice(session, cluster, tmp_path, ki
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_first_job_chosen_elsewhere_does_not_run_here(session, cluster, other, tmp_path, kept):
-    """While the other cluster may not know of the choice, the job here stays: it may be chosen yet."""
+    """While the other cluster may not know of the choice, the job here stays: it may be chosen
+    yet.
+    """
     (job_id,) = raced(session, tmp_path, First("f", is_across=True), 1)
     there = entry(session, job_id)
     other.add(replace(there, **OTHER, job_id="7", chosen=True, kept=kept))
@@ -183,7 +206,9 @@ def test_first_job_chosen_elsewhere_does_not_run_here(session, cluster, other, t
 
 
 def test_first_job_that_is_not_chosen_gives_up(session, cluster, tmp_path):
-    """It can't be chosen afterwards. A choice that came too late is taken back, for another cluster."""
+    """It can't be chosen afterwards. A choice that came too late is taken back, for another
+    cluster.
+    """
     first = First("f", is_across=True, wait_s=0.1)
     (job_id,) = raced(session, tmp_path, first, 1)
     cluster.wait_until_ended(job_id)
@@ -214,7 +239,9 @@ def test_first_time_out_leaves_the_jobs(session, cluster, other, tmp_path):
 def test_first_rejected_job_cancels_the_submitted_jobs(session, cluster, tmp_path):
     (script := tmp_path / "job.sh").write_text("true\n")
     job = JobSpec(name="mine", script=script)
-    jobs = [("here", PreparedJob(job, script_of(session.facts, job), source_of(job))) for _ in range(2)]
+    jobs = [
+        ("here", PreparedJob(job, script_of(session.facts, job), source_of(job))) for _ in range(2)
+    ]
     submissions = submit_first({"here": Submitter(session)}, jobs, First("f", is_across=True))
     _, submitted = next(submissions)
     with cluster.state() as state:
@@ -300,7 +327,10 @@ FACTS = ClusterFacts(
         ("short,long", [("d", "short", None), ("d", "long", None)]),
         ("short,short@proj", [("d", "short", None), ("d", "short", "proj")]),
         ("@one,@two", [("d", None, "one"), ("d", None, "two")]),
-        ("short,campus,campus/gpu@p", [("d", "short", None), ("campus", None, None), ("campus", "gpu", "p")]),
+        (
+            "short,campus,campus/gpu@p",
+            [("d", "short", None), ("campus", None, None), ("campus", "gpu", "p")],
+        ),
     ],
 )
 def test_places_are_partitions_accounts_and_clusters(text, places):
@@ -309,7 +339,11 @@ def test_places_are_partitions_accounts_and_clusters(text, places):
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("short", "first-needs-places"), ("short,short", "first-needs-places"), ("short,lnog", "unknown-place")],
+    [
+        ("short", "first-needs-places"),
+        ("short,short", "first-needs-places"),
+        ("short,lnog", "unknown-place"),
+    ],
 )
 def test_places_wrong_are_refused(text, code):
     with refused(code, UsageError):
@@ -318,7 +352,8 @@ def test_places_wrong_are_refused(text, code):
 
 def test_place_sets_partition_and_account_of_a_job(tmp_path):
     job = JobSpec(name="mine", script=tmp_path / "job.sh", account="mine")
-    here, there = Place("d", "short").of_job(job), Place("d", None, "proj").of_job(job)
+    here = Place("d", "short").of_job(job)
+    there = Place("d", None, "proj").of_job(job)
     assert (here.partition, here.account) == ("short", "mine")
     assert (there.partition, there.account) == (None, "proj")
 

@@ -20,7 +20,10 @@ from clusterctl.util.progress import SILENT
 from tests.support.inventories import facts_with
 from tests.support.messages import refused
 
-PARTITIONS = (PartitionFacts("h100", ("c-h100-1", "c-h100-2"), gpus=8), PartitionFacts("cpu", ("c-cpu-1",)))
+PARTITIONS = (
+    PartitionFacts("h100", ("c-h100-1", "c-h100-2"), gpus=8),
+    PartitionFacts("cpu", ("c-cpu-1",)),
+)
 FACTS = facts_with(*PARTITIONS)
 WITHOUT_SLURM = facts_with(*PARTITIONS, has_slurm=False)
 
@@ -41,7 +44,9 @@ WITHOUT_SLURM = facts_with(*PARTITIONS, has_slurm=False)
         ({"partition": "typo"}, 0, 1),
     ],
 )
-def test_a_training_uses_the_gpus_of_its_partition(given: dict[str, Any], gpus: int, ranks: int) -> None:
+def test_a_training_uses_the_gpus_of_its_partition(
+    given: dict[str, Any], gpus: int, ranks: int
+) -> None:
     job = with_gpus(FACTS, JobSpec(name="t", bundled="train", **given))
     assert (job.gpus, job.tasks_per_node) == (gpus, ranks)
 
@@ -86,9 +91,17 @@ def test_without_a_scheduler_there_is_a_rank_for_each_gpu() -> None:
     ("scheduler", "time", "fits"),
     [("slurm", "2m", True), ("slurm", "121s", False), ("none", "90s", True), ("none", "2m", False)],
 )
-def test_slurm_rounds_times_up_to_minutes_and_mpirun_does_not(scheduler: str, time: str, fits: bool) -> None:
-    facts = facts_with(PartitionFacts("train", ("n1",), max_time=90), has_slurm=scheduler == "slurm")
-    with nullcontext() if fits else refused("time-above-limit", UsageError, "partition train", "1m30s"):
+def test_slurm_rounds_times_up_to_minutes_and_mpirun_does_not(
+    scheduler: str, time: str, fits: bool
+) -> None:
+    facts = facts_with(
+        PartitionFacts("train", ("n1",), max_time=90), has_slurm=scheduler == "slurm"
+    )
+    with (
+        nullcontext()
+        if fits
+        else refused("time-above-limit", UsageError, "partition train", "1m30s")
+    ):
         partition_of(facts, JobSpec(name="train", bundled="train", time=time))
 
 
@@ -119,7 +132,9 @@ def test_script_above_the_time_limit_is_refused_as_the_flag(
     script.write_text(f"#!/bin/bash\n#SBATCH {lines}\n")
     partition = {} if "--partition" in lines else {"partition": "short"}
     job = JobSpec(name="j", script=script, **{**partition, **given})
-    with nullcontext() if fits else refused("time-above-limit", UsageError, "partition short", "30m"):
+    with (
+        nullcontext() if fits else refused("time-above-limit", UsageError, "partition short", "30m")
+    ):
         reject_long_script(OF_OTHERS, job)
     reject_long_script(replace(OF_OTHERS, is_foreign=False), job)
 

@@ -1,4 +1,6 @@
-"""Jobs on nodes that share no folder: what they need goes to each, what they wrote is read where they ran."""
+"""Jobs on nodes that share no folder: what they need goes to each, what they wrote is read where
+they ran.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,14 @@ PARTITIONS = {"n1": "train", "n2": "train", "o1": "other"}
 
 
 class ApartNode(LocalTransport):
-    """A node that shares no folder with the controller: what that has in its home, it has in ``home``."""
+    """A node that shares no folder with the controller: what that has in its home, it has in
+    ``home``.
+    """
 
     def __init__(self, cluster: PlayedCluster, home: Path) -> None:
         self._controllers = str(cluster.home)
-        self.home, self.host = home, home.name
+        self.home = home
+        self.host = home.name
         home.mkdir(parents=True)
 
     def _here(self, argv: Sequence[str]) -> Sequence[str]:
@@ -51,7 +56,10 @@ def nodes(cluster: PlayedCluster, tmp_path: Path) -> dict[str, ApartNode]:
 @pytest.fixture
 def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
     """The played cluster, with two nodes of its partition `train` and one of another."""
-    of = {name: tuple(node for node in nodes if PARTITIONS[node] == name) for name in PARTITIONS.values()}
+    of = {
+        name: tuple(node for node in nodes if PARTITIONS[node] == name)
+        for name in PARTITIONS.values()
+    }
     partitions = tuple(PartitionFacts(name, members) for name, members in of.items())
     facts = replace(session.facts, partitions=partitions, compute=tuple(nodes))
     return replace(session, facts=facts, unshared_nodes=nodes)
@@ -98,7 +106,9 @@ def test_a_refused_job_leaves_nothing_on_any_node(
         state["refuse"] = "Batch job submission failed: Invalid qos specification"
     with pytest.raises(SlurmError):
         submit(apart, job)
-    left = [path for node in nodes.values() for path in (node.home / "clusterctl/jobs").glob("mine-*")]
+    left = [
+        path for node in nodes.values() for path in (node.home / "clusterctl/jobs").glob("mine-*")
+    ]
     assert left == []
 
 
@@ -110,7 +120,11 @@ def test_the_folder_of_a_shell_is_on_the_nodes_of_its_partition(
     names = {"o1"} if options else {"n1", "n2"}
 
     def there() -> set[str]:
-        return {name for name, node in nodes.items() if [*(node.home / "clusterctl/jobs").glob("shell.*")]}
+        return {
+            name
+            for name, node in nodes.items()
+            if [*(node.home / "clusterctl/jobs").glob("shell.*")]
+        }
 
     job = shell_job(job_options(options), apart.facts)
     with session_folder(Submitter(apart), job, Environment()) as folder:
@@ -118,7 +132,9 @@ def test_the_folder_of_a_shell_is_on_the_nodes_of_its_partition(
     assert there() == set()
     with session_folder(Submitter(apart), job, Environment()) as folder:
         for name in names:
-            (nodes[name].home / "clusterctl/jobs" / Path(folder.path).name / "files" / "new").touch()
+            (
+                nodes[name].home / "clusterctl/jobs" / Path(folder.path).name / "files" / "new"
+            ).touch()
         assert folder.changes == tuple((name, "new") for name in sorted(names))
     assert there() == names
 
@@ -143,7 +159,11 @@ def without_n2(apart: Session, cluster: PlayedCluster, tmp_path: Path) -> Sessio
 
 
 def test_a_node_that_is_away_is_no_half_of_a_submission(
-    apart: Session, cluster: PlayedCluster, nodes: dict[str, ApartNode], job: JobSpec, tmp_path: Path
+    apart: Session,
+    cluster: PlayedCluster,
+    nodes: dict[str, ApartNode],
+    job: JobSpec,
+    tmp_path: Path,
 ) -> None:
     with refused("unreachable", UnreachableError, host="n2"):
         submit(without_n2(apart, cluster, tmp_path), job)
@@ -152,14 +172,19 @@ def test_a_node_that_is_away_is_no_half_of_a_submission(
 
 
 def test_logs_and_files_come_from_the_nodes_it_ran_on(
-    apart: Session, cluster: PlayedCluster, nodes: dict[str, ApartNode], job: JobSpec, tmp_path: Path
+    apart: Session,
+    cluster: PlayedCluster,
+    nodes: dict[str, ApartNode],
+    job: JobSpec,
+    tmp_path: Path,
 ) -> None:
     done = submit(apart, job)
     cluster.wait_until_ended(done.job_id)
     (info,) = apart.scheduler.jobs([done.job_id])
     first = info.nodes[0]
     there = nodes[first].home / "clusterctl/jobs" / Path(done.remote_dir).name
-    Path(done.remote_dir, "stdout.log").rename(there / "stdout.log")  # it ran here, but stands for that node
+    # It ran here, but stands for that node.
+    Path(done.remote_dir, "stdout.log").rename(there / "stdout.log")
     (there / "made.txt").write_text("made there")
     told: list[bytes] = []
     follow(apart, done.job_id, on_output=lambda chunk: told.append(chunk.data))
@@ -182,13 +207,19 @@ def test_a_job_on_nodes_of_their_own_is_followed_to_its_end(
 
 
 def test_a_log_is_read_also_where_another_node_is_away(
-    apart: Session, cluster: PlayedCluster, nodes: dict[str, ApartNode], job: JobSpec, tmp_path: Path
+    apart: Session,
+    cluster: PlayedCluster,
+    nodes: dict[str, ApartNode],
+    job: JobSpec,
+    tmp_path: Path,
 ) -> None:
     done = submit(apart, job)
     cluster.wait_until_ended(done.job_id)
     (ended,) = apart.scheduler.jobs([done.job_id])
     ended = replace(ended, state=JobState.FAILED, exit_code=1, nodes=("n1", "n2"))
-    (nodes["n1"].home / "clusterctl/jobs" / Path(done.remote_dir).name / "stderr.log").write_text("of n1\n")
+    (nodes["n1"].home / "clusterctl/jobs" / Path(done.remote_dir).name / "stderr.log").write_text(
+        "of n1\n"
+    )
     broken = without_n2(apart, cluster, tmp_path)
     assert diagnose_job(broken, ended).lines == ("of n1",)
     for names in (("n2",), ("n2", "o1")):  # the first has the job's own

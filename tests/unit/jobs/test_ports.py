@@ -66,9 +66,12 @@ def claim_together(barrier: Barrier, claimed: Queue[int], job: int) -> None:
 
 @pytest.mark.parametrize("step", [0, 1, ports.PORTS])
 def test_claim_job_port_in_40_processes_at_once_returns_40_ports(step: int) -> None:
-    """step: the distance of the ids of the jobs, which select the same ports or neighbouring ports."""
+    """step: the distance of the ids of the jobs, which select the same ports or neighbouring
+    ports.
+    """
     context = multiprocessing.get_context("fork")
-    barrier, claimed = context.Barrier(JOBS), context.Queue()
+    barrier = context.Barrier(JOBS)
+    claimed = context.Queue()
     processes = [
         context.Process(target=claim_together, args=(barrier, claimed, 500 + step * number))
         for number in range(JOBS)
@@ -85,7 +88,9 @@ def test_claim_job_port_in_40_processes_at_once_returns_40_ports(step: int) -> N
 def test_jobs_that_start_before_any_listens_have_different_ports() -> None:
     """Ranks listen seconds after the job began, when PyTorch has been imported."""
     with ExitStack() as stack:
-        found = [stack.enter_context(session(7 + ports.PORTS * number))[0] for number in range(JOBS)]
+        found = [
+            stack.enter_context(session(7 + ports.PORTS * number))[0] for number in range(JOBS)
+        ]
         assert len(set(found)) == JOBS
 
 
@@ -104,7 +109,11 @@ LISTENERS = {
     "all addresses": (socket.AF_INET, "", 0),
     "loopback": (socket.AF_INET, "127.0.0.1", 0),
     "loopback, as SO_REUSEADDR allows": (socket.AF_INET, "127.0.0.1", socket.SO_REUSEADDR),
-    "a part of the load, as SO_REUSEPORT allows": (socket.AF_INET, "127.0.0.1", socket.SO_REUSEPORT),
+    "a part of the load, as SO_REUSEPORT allows": (
+        socket.AF_INET,
+        "127.0.0.1",
+        socket.SO_REUSEPORT,
+    ),
     "IPv6 only": (socket.AF_INET6, "::", 0),
     "loopback of IPv6": (socket.AF_INET6, "::1", socket.SO_REUSEADDR),
 }
@@ -125,7 +134,9 @@ def test_claim_job_port_passes_over_a_port_with_a_listener(listener: tuple[int, 
 
 
 def test_claim_job_port_ignores_the_remote_port_of_a_connection() -> None:
-    """A client that closes first keeps its side of the connection for a minute, with the server's port."""
+    """A client that closes first keeps its side of the connection for a minute, with the server's
+    port.
+    """
     port = master_port(63)
     with socket.create_server(("127.0.0.1", port)) as server:
         client = socket.create_connection(("127.0.0.1", port))
@@ -139,7 +150,9 @@ def test_claim_job_port_ignores_the_remote_port_of_a_connection() -> None:
 
 
 def test_claim_job_port_passes_over_a_port_that_no_server_can_bind() -> None:
-    """A connection that a server closed first prevents servers without SO_REUSEADDR for a minute."""
+    """A connection that a server closed first prevents servers without SO_REUSEADDR for a
+    minute.
+    """
     port = master_port(64)
     with socket.create_server(("127.0.0.1", port)) as server:
         client = socket.create_connection(("127.0.0.1", port))
@@ -168,7 +181,9 @@ def test_claim_job_port_of_an_exhausted_range_is_assigned_by_the_kernel(
 def test_job_keeps_its_claim_from_its_program(batch: Batch) -> None:
     """A daemon that the program leaves running would otherwise keep the port."""
     show = (
-        "import os\nfor fd in os.listdir('/proc/self/fd'): print(os.path.realpath(f'/proc/self/fd/{fd}'))\n"
+        "import os\n"
+        "for fd in os.listdir('/proc/self/fd'): "
+        "print(os.path.realpath(f'/proc/self/fd/{fd}'))\n"
     )
     job = JobSpec(name="j", script=user_script(batch.folder, "show.py", show))
     rc, out, err = batch.run(rendered(job))
@@ -184,7 +199,9 @@ def test_shell_with_a_forwarded_port_in_use_says_so() -> None:
 
 
 def test_shell_with_a_port_that_another_session_forwards_says_so() -> None:
-    """A notebook server would silently use the next port, and the forwarded port lead to the other's."""
+    """A notebook server would silently use the next port, and the forwarded port lead to the
+    other's.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

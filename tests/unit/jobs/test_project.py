@@ -1,4 +1,6 @@
-"""The folder that is sent with a script, and where the program starts, for many layouts of a project."""
+"""The folder that is sent with a script, and where the program starts, for many layouts of a
+project.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def write(top: Path, files: Mapping[str, str]) -> None:
         (top / name).write_text(text)
 
 
-def job_from(here: Path, target: str, monkeypatch: pytest.MonkeyPatch, *args: str, **options: Any) -> JobSpec:
+def job_from(
+    here: Path, target: str, monkeypatch: pytest.MonkeyPatch, *args: str, **options: Any
+) -> JobSpec:
     monkeypatch.chdir(here)
     (job,) = read_jobs(target, {"args": list(args), **options} if args else options)
     return job
@@ -75,7 +79,8 @@ MONOREPO = {
     "apps/own/run.py": "import helper, yaml\n",
     "apps/own/helper.py": "",
 }
-# Layout, the user's folder, JOB, arguments -> the sent folder, the program's folder in it, import roots.
+# Layout, the user's folder, JOB, arguments -> the sent folder, the program's folder in it, import
+# roots.
 Case = tuple[Mapping[str, str], str, str, tuple[str, ...], str, str, tuple[str, ...]]
 CASES: tuple[Case, ...] = (
     (PACKAGE, ".", "mypkg/train.py", (), ".", ".", (".",)),
@@ -98,7 +103,15 @@ CASES: tuple[Case, ...] = (
     (MONOREPO, "apps/own", "run.py", (), "apps/own", ".", ()),
     (MONOREPO, ".", "apps/own/run.py", (), "apps/own", ".", ()),
     # The package contains a module of its own name, or has the name of a module of Python.
-    ({"p/__init__.py": "", "p/t.py": "import numpy\n", "p/p.py": ""}, ".", "-m p.t", (), ".", ".", (".",)),
+    (
+        {"p/__init__.py": "", "p/t.py": "import numpy\n", "p/p.py": ""},
+        ".",
+        "-m p.t",
+        (),
+        ".",
+        ".",
+        (".",),
+    ),
     ({"code/__init__.py": "", "code/t.py": ""}, ".", "-m code.t", (), ".", ".", (".",)),
     ({"src/p/q/__main__.py": ""}, ".", "-m p.q", (), ".", ".", ("src",)),
     # Neither a marker nor a use: only the script's folder.
@@ -114,10 +127,23 @@ CASES: tuple[Case, ...] = (
     # Python 2, and bytes that are not UTF-8, are read as far as possible.
     ({"a/t.py": "print 'x'\n", "x": ""}, ".", "a/t.py", (), "a", ".", ()),
     # Notebooks with a script beside them.
-    ({"nb/a.ipynb": "", "nb/t.py": "import lib\n", "lib/x.py": ""}, ".", "nb/t.py", (), ".", ".", (".",)),
+    (
+        {"nb/a.ipynb": "", "nb/t.py": "import lib\n", "lib/x.py": ""},
+        ".",
+        "nb/t.py",
+        (),
+        ".",
+        ".",
+        (".",),
+    ),
     # A nested project: the nearest that contains the package.
     (
-        {"pyproject.toml": "", "sub/setup.py": "", "sub/p/__init__.py": "", "sub/p/t.py": "import p\n"},
+        {
+            "pyproject.toml": "",
+            "sub/setup.py": "",
+            "sub/p/__init__.py": "",
+            "sub/p/t.py": "import p\n",
+        },
         *(".", "sub/p/t.py", (), "sub", ".", (".",)),
     ),
     (
@@ -207,7 +233,8 @@ def as_another_user() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("target", "locked"), [("../t.py", "pkg"), ("u.py", "a/src"), ("u.py", "lib"), ("-m t", "a/src")]
+    ("target", "locked"),
+    [("../t.py", "pkg"), ("u.py", "a/src"), ("u.py", "lib"), ("-m t", "a/src")],
 )
 def test_folder_that_can_not_be_searched_is_passed_over(monkeypatch, target, locked):
     with TemporaryDirectory() as name:
@@ -239,17 +266,31 @@ def test_job_file_behind_a_link_starts_in_the_folder_itself(top, monkeypatch):
     job = job_from(top, "lk/j.yaml", monkeypatch)
     source = source_of(job)
     assert source is not None
-    assert sorted(item.path for item in source.items) == ["lk", "scripts", "scripts/j.yaml", "top.py"]
+    assert sorted(item.path for item in source.items) == [
+        "lk",
+        "scripts",
+        "scripts/j.yaml",
+        "top.py",
+    ]
     assert (job.place.folder, job.place.start) == (top, "scripts")
 
 
 def test_ignored_folder_of_the_script_is_sent(top, monkeypatch):
     write(top, {".git/HEAD": "", ".gitignore": "scratch/\n*.bin\n", "lib.py": "", "x.bin": ""})
-    write(top, {"scratch/a/t.py": "import lib\nimport util\n", "scratch/a/util.py": "", "scratch/b.py": ""})
+    write(
+        top,
+        {
+            "scratch/a/t.py": "import lib\nimport util\n",
+            "scratch/a/util.py": "",
+            "scratch/b.py": "",
+        },
+    )
     job = job_from(top, "scratch/a/t.py", monkeypatch)
     assert {"lib.py", "scratch/a/t.py", "scratch/a/util.py"} <= sent(job)
     assert "x.bin" not in sent(job)
-    assert "scratch/a/t.py" in sent(job_from(top, "scratch/a/t.py", monkeypatch, exclude=("scratch",)))
+    assert "scratch/a/t.py" in sent(
+        job_from(top, "scratch/a/t.py", monkeypatch, exclude=("scratch",))
+    )
 
 
 def test_start_folder_is_sent_even_if_ignored(top, monkeypatch):
@@ -268,7 +309,10 @@ def test_metrics_of_a_local_run_are_sent(top, monkeypatch):
 
 
 def test_job_file_is_the_current_folder(top, monkeypatch):
-    write(top, SRC | {"job.yaml": "job: src/pkg/train.py\n", "mod.yaml": "job: -m pkg.train\nfolder: .\n"})
+    write(
+        top,
+        SRC | {"job.yaml": "job: src/pkg/train.py\n", "mod.yaml": "job: -m pkg.train\nfolder: .\n"},
+    )
     for file in ("job.yaml", "mod.yaml"):
         job = job_from(top.parent, f"{top.name}/{file}", monkeypatch)
         assert (job.place.folder, job.place.start, job.place.roots) == (top, ".", ("src",))

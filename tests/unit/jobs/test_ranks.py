@@ -50,7 +50,9 @@ def rank(by: str, folder: Path, *options: str, **environment: str) -> list[str]:
 def environment_of_rank(by: str, folder: Path, *options: str, **environment: str) -> dict[str, str]:
     argv = task(f"--of={by}", *options, sys.executable, "-c", SHOW)
     env = {"PATH": "/usr/bin:/bin", **environment}
-    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        argv, env=env, cwd=folder, capture_output=True, text=True, check=True, timeout=60
+    )
     return dict(json.loads(done.stdout))
 
 
@@ -124,27 +126,41 @@ def test_rank_of_mpirun_sees_slurms_view(tmp_path, rank_size_local, per_node, ta
     """The variables of the daemon's step on another node, and of the batch script, are replaced."""
     rank, size, local = rank_size_local.split()
     environment = {
-        **{"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_LOCAL_RANK": local},
+        **{
+            "OMPI_COMM_WORLD_RANK": rank,
+            "OMPI_COMM_WORLD_SIZE": size,
+            "OMPI_COMM_WORLD_LOCAL_RANK": local,
+        },
         **dict.fromkeys(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"), "0"),
-        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS"), "1"),
+        **dict.fromkeys(
+            ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS"), "1"
+        ),
         **{"SLURM_STEP_NODELIST": "n2", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_ID": "7"},
     }
     found = environment_of_rank("mpirun", tmp_path, f"--per-node={per_node}", **environment)
-    assert [found[f"SLURM_{name}"] for name in ("PROCID", "LOCALID", "NTASKS", "NPROCS", "NNODES")] == [
-        *(rank, local, size, size, nodes)
-    ]
+    assert [
+        found[f"SLURM_{name}"] for name in ("PROCID", "LOCALID", "NTASKS", "NPROCS", "NNODES")
+    ] == [*(rank, local, size, size, nodes)]
     assert found["SLURM_NODEID"] == found["NODE_RANK"]
     assert found["SLURM_TASKS_PER_NODE"] == found["SLURM_STEP_TASKS_PER_NODE"] == tasks
     assert (found["SLURM_STEP_NUM_TASKS"], found["SLURM_STEP_NODELIST"]) == (size, "n[1-3]")
 
 
 def test_rank_of_mpirun_without_slurm_sees_no_slurm(tmp_path):
-    found = environment_of_rank("mpirun", tmp_path, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2")
+    found = environment_of_rank(
+        "mpirun", tmp_path, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2"
+    )
     assert not [name for name in found if name.startswith("SLURM_")]
 
 
 def test_a_rank_of_torchrun(tmp_path):
-    own = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
+    own = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+    }
     assert rank("torchrun", tmp_path, **own, SLURM_PROCID="0") == ["3", "4", "1", "2", "1"]
 
 
@@ -188,13 +204,17 @@ def test_torchrun_is_started_once_a_node(batch):
     python = batch.folder.parent / "bin" / "agent"
     play(python, 'printf "%s\\n" "$@" "$PET_SIGNALS_TO_HANDLE"')
     script = user_script(batch.folder, "show.py", SHOW)
-    job = JobSpec(name="j", script=script, nodes=2, tasks_per_node=2, launcher="torchrun", args=("a b",))
+    job = JobSpec(
+        name="j", script=script, nodes=2, tasks_per_node=2, launcher="torchrun", args=("a b",)
+    )
     text = rendered(job).replace('torchrun "$python"', f"torchrun {python}")
     rc, out, err = batch.run(text)
     assert (rc, err) == (0, "")
     said = out.splitlines()
     assert said[:4] == ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
-    assert {"--rdzv-id=7-0", "--rdzv-backend=c10d", "--local-addr=node-1", "--no-python"} <= set(said)
+    assert {"--rdzv-id=7-0", "--rdzv-backend=c10d", "--local-addr=node-1", "--no-python"} <= set(
+        said
+    )
     assert said[-3:-1] == [str(script), "a b"]
     assert "SIGUSR1" in said[-1]
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=2" in batch.calls.read_text()
@@ -216,8 +236,19 @@ def test_torchrun_starts_only_python_programs(batch, own):
         ("os.write(2, b'the end\\n'); os._exit(7)", 7, "the end"),
         ("out('the end'); os.kill(os.getpid(), 9)", 137, "the end"),
         # A program may wait for all its children, and leave one of its own behind.
-        ("\ntry:\n    while True: os.wait()\nexcept ChildProcessError: out('no child')", 0, "no child"),
-        ("import subprocess; subprocess.Popen(['sleep', '9'], stdout=-3, stderr=-3); out('left')", 0, "left"),
+        (
+            "\ntry:\n    while True: os.wait()\nexcept ChildProcessError: out('no child')",
+            0,
+            "no child",
+        ),
+        (
+            (
+                "import subprocess; subprocess.Popen(['sleep', '9'], stdout=-3, stderr=-3); "
+                "out('left')"
+            ),
+            0,
+            "left",
+        ),
     ],
     ids=["exit", "status", "killed", "waits", "leaves-a-child"],
 )
@@ -234,8 +265,12 @@ def test_what_a_rank_writes_is_recorded_and_goes_where_it_went(batch, body, stat
 
 
 @pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], tuple[int, int, socket.socket]]]:
-    """Starts the copying of a rank's output, with LINE_S. Returns its output, its log and its target."""
+def copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[float], tuple[int, int, socket.socket]]]:
+    """Starts the copying of a rank's output, with LINE_S. Returns its output, its log and its
+    target.
+    """
     with ExitStack() as stack:
 
         def start(line_s: float) -> tuple[int, int, socket.socket]:
@@ -290,7 +325,9 @@ out("ready")
 select.select([arrived], [], [], 60)  # a sleep misses a signal that arrives as it begins"""
     script = user_script(batch.folder, "noisy.py", NOISY.format(body=body))
     place = batch.folder / "cgroup"
-    place.write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n" if cgroup else "0::/\n")
+    place.write_text(
+        "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n" if cgroup else "0::/\n"
+    )
     batch.environment["SLURM_JOB_ID"] = "7"
     program = batch.payload / HASH / "payload" / "node" / "task.py"
     program.write_text(program.read_text().replace("/proc/self/cgroup", str(place)))
@@ -310,7 +347,9 @@ select.select([arrived], [], [], 60)  # a sleep misses a signal that arrives as 
 
 def alone(batch: Batch, by: str, line: str, **popen: Any) -> subprocess.Popen[str]:
     """A rank of two that runs a line of Python; if that says so, it is ready."""
-    script = user_script(batch.folder, "line.py", f"import os, signal, subprocess, sys, time\n{line}\n")
+    script = user_script(
+        batch.folder, "line.py", f"import os, signal, subprocess, sys, time\n{line}\n"
+    )
     argv = task(f"--of={by}", sys.executable, str(script))
     ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     env = {**batch.environment, **ranks, "SLURM_STEP_NUM_TASKS": "2"}
@@ -353,8 +392,14 @@ print(status, *received, flush=True)
 
 
 def test_supervise_of_a_process_that_was_suspended_reports_only_signals_that_were_sent():
-    """sigtimedwait of Python returns any number if the process is stopped until the time is over."""
-    line = f"import os, signal, sys\nsys.path.insert(0, {str(data_folder('payload').parent)!r})\n{SUPERVISED}"
+    """sigtimedwait of Python returns any number if the process is stopped until the time is
+    over.
+    """
+    line = (
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {str(data_folder('payload').parent)!r})\n"
+        f"{SUPERVISED}"
+    )
     argv = [sys.executable, "-c", line]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -363,7 +408,10 @@ def test_supervise_of_a_process_that_was_suspended_reports_only_signals_that_wer
         process.send_signal(signal.SIGUSR1)
         suspend(process.pid, times=100)
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=60)[0] == f"137 {signal.SIGUSR1.value} {signal.SIGTERM.value}\n"
+        assert (
+            process.communicate(timeout=60)[0]
+            == f"137 {signal.SIGUSR1.value} {signal.SIGTERM.value}\n"
+        )
 
 
 def test_a_signal_may_reach_a_program_and_its_shell_at_once(batch):
@@ -392,7 +440,9 @@ def test_a_rank_ends_as_its_program_ended(batch, line, status, said):
 
 
 def test_a_program_has_no_signal_blocked_or_ignored(batch):
-    """Python ignores SIGPIPE, and both supervisors block signals: their programs start with neither."""
+    """Python ignores SIGPIPE, and both supervisors block signals: their programs start with
+    neither.
+    """
     of_job = batch.run(rendered(shell_job(batch, "grep -E 'Sig(Blk|Ign)' /proc/self/status")))[1]
     env = {**batch.environment, "WORLD_SIZE": "2"}
     argv = task("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status")
@@ -423,7 +473,9 @@ def test_a_rank_ends_once_all_that_it_wrote_is_recorded(batch):
 
 
 def test_a_rank_does_not_wait_for_ever_for_what_it_left_running(batch):
-    process = alone(batch, "srun", "subprocess.Popen(['sleep', '60'])", stdout=None, start_new_session=True)
+    process = alone(
+        batch, "srun", "subprocess.Popen(['sleep', '60'])", stdout=None, start_new_session=True
+    )
     try:
         assert process.wait(timeout=50) == 0
     finally:

@@ -1,4 +1,6 @@
-"""Final states of jobs that neither Slurm's queue nor its accounting tells, from the jobs' own records."""
+"""Final states of jobs that neither Slurm's queue nor its accounting tells, from the jobs' own
+records.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,22 @@ from tests.support.processes import eventually
 
 
 def test_list_without_accounting_has_the_jobs_own_records(session, cluster, tmp_path):
-    """A job that has left the queue has the end that it recorded, with the accounting away or closed."""
-    ids = [finished(session, cluster, tmp_path, body) for body in ("true", "exit 3", "kill -9 $PPID")]
+    """A job that has left the queue has the end that it recorded, with the accounting away or
+    closed.
+    """
+    ids = [
+        finished(session, cluster, tmp_path, body) for body in ("true", "exit 3", "kill -9 $PPID")
+    ]
     with cluster.state() as state:
         state["hold"] = True
     never = submitted(session, tmp_path, "true")
     cancel(session, [never])
     for job_id in (*ids, never):
         cluster.change(job_id, forgotten=True)
-    for fields in ({"accounting_away": True}, {"accounting_away": False, "accounting_refuses": "disabled"}):
+    for fields in (
+        {"accounting_away": True},
+        {"accounting_away": False, "accounting_refuses": "disabled"},
+    ):
         with cluster.state() as state:
             state.update(fields)
         found = {job.id: job for job in list_jobs(cluster.session(patience_s=0.0)).jobs}
@@ -53,7 +62,11 @@ def test_list_without_accounting_has_the_jobs_own_records(session, cluster, tmp_
 
 @pytest.mark.parametrize(
     ("due", "state"),
-    [("", "CANCELLED"), (" DUE TO TIME LIMIT", "TIMEOUT"), (" DUE to SIGNAL Terminated", "CANCELLED")],
+    [
+        ("", "CANCELLED"),
+        (" DUE TO TIME LIMIT", "TIMEOUT"),
+        (" DUE to SIGNAL Terminated", "CANCELLED"),
+    ],
 )
 def test_job_records_why_slurm_ended_it(session, cluster, tmp_path, due, state):
     """slurmstepd writes its line to the log before it sends SIGTERM, which a program may ignore."""
@@ -61,7 +74,10 @@ def test_job_records_why_slurm_ended_it(session, cluster, tmp_path, due, state):
     folder = Path(session.ledger.find(job_id).remote_dir)
     eventually((folder / "files/ready").exists)
     with (folder / "stderr.log").open("a") as log:
-        log.write(f"slurmstepd-n1: error: *** JOB {job_id} ON n1 CANCELLED AT 2026-11-27T06:34:36{due} ***\n")
+        log.write(
+            f"slurmstepd-n1: error: *** JOB {job_id} ON n1 CANCELLED AT 2026-11-27T06:34:36{due} "
+            "***\n"
+        )
     cancel(session, [job_id])
     eventually(lambda: "SIGTERM" in (folder / "job.events").read_text())
     cluster.end_jobs()
@@ -72,7 +88,9 @@ def test_job_records_why_slurm_ended_it(session, cluster, tmp_path, due, state):
 
 
 def test_records_of_an_array_have_all_its_tasks(session, cluster, tmp_path):
-    """A task without logs has not started. A task with logs but no events ended before job.py started."""
+    """A task without logs has not started. A task with logs but no events ended before job.py
+    started.
+    """
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/bash\n#SBATCH --array=0-9\n")
     with cluster.state() as state:
@@ -86,7 +104,9 @@ def test_records_of_an_array_have_all_its_tasks(session, cluster, tmp_path):
             {"event": "start", "time": 1, "nodes": ["n2"]},
             {"event": "end", "time": 9, "status": status},
         ]
-        (folder / f"task-{task}/job.events").write_text("".join(json.dumps(e) + "\n" for e in events))
+        (folder / f"task-{task}/job.events").write_text(
+            "".join(json.dumps(e) + "\n" for e in events)
+        )
     (folder / "stdout-2.log").touch()
     cluster.change(job_id, forgotten=True)
     with cluster.state() as state:
@@ -101,7 +121,9 @@ def test_records_of_an_array_have_all_its_tasks(session, cluster, tmp_path):
 
 
 def test_ledger_keeps_the_state_that_slurm_told(session, cluster, tmp_path):
-    """Slurm's state of a failed job is more precise than the job's record, and outlives the job's folder."""
+    """Slurm's state of a failed job is more precise than the job's record, and outlives the job's
+    folder.
+    """
     job_id = finished(session, cluster, tmp_path, "exit 3")
     entry = session.ledger.find(job_id)
     session.ledger.update(entry, state="OUT_OF_MEMORY")
@@ -125,7 +147,14 @@ def test_state_of_a_task_that_slurm_told_stays(session, cluster, tmp_path):
         (Path(entry.remote_dir) / f"stdout-{task}.log").touch()
         write_events(Path(entry.remote_dir) / f"task-{task}", started=1)
     told = [
-        JobInfo(number=int(job_id), task=task, name="mine", user="u", state=JobState.COMPLETED, reason="")
+        JobInfo(
+            number=int(job_id),
+            task=task,
+            name="mine",
+            user="u",
+            state=JobState.COMPLETED,
+            reason="",
+        )
         for task in (0, 1)
     ]
     told[0] = replace(told[0], state=JobState.FAILED)
@@ -185,7 +214,9 @@ def test_proof_of_attach_is_no_job_of_the_user(session, cluster, tmp_path):
 
 
 def test_lost_answer_is_resolved_by_the_job_that_has_run(session, cluster, tmp_path):
-    """The job's record has its id. A job without a record has not started, if there is no accounting."""
+    """The job's record has its id. A job without a record has not started, if there is no
+    accounting.
+    """
     job_id = finished(session, cluster, tmp_path, "true")
     entry = session.ledger.find(job_id)
     cluster.change(job_id, forgotten=True)
@@ -197,10 +228,16 @@ def test_lost_answer_is_resolved_by_the_job_that_has_run(session, cluster, tmp_p
         state["accounting_refuses"] = "Slurm accounting storage is disabled"
     session.slurm.ledger = ledger
     resolve_submissions(session.scheduler, ledger)
-    assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [(job_id, False), (None, False)]
+    assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [
+        (job_id, False),
+        (None, False),
+    ]
     session.slurm.no_accounting = "Slurm accounting storage is disabled"
     resolve_submissions(session.scheduler, ledger)
-    assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [(job_id, False), (None, True)]
+    assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [
+        (job_id, False),
+        (None, True),
+    ]
 
 
 def test_accounting_without_comments_has_the_jobs_of_the_ledger(session, cluster, tmp_path):
@@ -245,7 +282,9 @@ def test_records_of_thousands_of_jobs_are_read(session, cluster, tmp_path):
 
 
 def test_record_that_cannot_be_read_is_named(session, cluster, tmp_path):
-    """A job may replace its record. `collect` does not wait for it, and the job has not succeeded."""
+    """A job may replace its record. `collect` does not wait for it, and the job has not
+    succeeded.
+    """
     job_id = finished(session, cluster, tmp_path, "true")
     cluster.change(job_id, forgotten=True)
     events = Path(session.ledger.find(job_id).remote_dir, "job.events")
@@ -260,7 +299,11 @@ def test_record_that_cannot_be_read_is_named(session, cluster, tmp_path):
         state.pop("accounting_refuses")
     waits = []
     foreign = cluster.session(clock=Clock(sleep=waits.append))
-    collect(replace(foreign, facts=replace(foreign.facts, is_foreign=True)), [job_id], out=tmp_path / "runs")
+    collect(
+        replace(foreign, facts=replace(foreign.facts, is_foreign=True)),
+        [job_id],
+        out=tmp_path / "runs",
+    )
     assert waits == []
 
 
@@ -277,14 +320,19 @@ def test_tasks_in_a_folder_that_cannot_be_read_are_not_cancelled(session, cluste
     with cluster.state() as state:
         state["accounting_refuses"] = "disabled"
     jobs = known_jobs(session, [job_id])
-    assert [(job.id, job.state.value) for job in jobs] == [(f"{job_id}_{n}", "PURGED") for n in (0, 1)]
+    assert [(job.id, job.state.value) for job in jobs] == [
+        (f"{job_id}_{n}", "PURGED") for n in (0, 1)
+    ]
 
 
 def test_array_with_more_tasks_than_are_read_says_so(tmp_path):
     """Such tasks are not known, as those in a folder that can't be read."""
     for task in range(3):
         (tmp_path / f"stdout-{task}.log").touch()
-    assert [sorted(records(str(tmp_path), most)) for most in (2, 3)] == [["", "0", "1"], ["0", "1", "2"]]
+    assert [sorted(records(str(tmp_path), most)) for most in (2, 3)] == [
+        ["", "0", "1"],
+        ["0", "1", "2"],
+    ]
     assert records(str(tmp_path), 2)[""]["error"]
 
 
@@ -293,7 +341,9 @@ class WithoutPython(LocalTransport):
 
     def run(self, argv, **more):
         return (
-            Result(127, "", "sh: python3: not found") if argv[0] == "python3" else super().run(argv, **more)
+            Result(127, "", "sh: python3: not found")
+            if argv[0] == "python3"
+            else super().run(argv, **more)
         )
 
 
@@ -310,7 +360,9 @@ def test_records_without_an_answer_decide_nothing(session, cluster, tmp_path):
         session.scheduler.jobs([waiting, ended])
     assert [job.id for job in caught.value.queued] == [waiting]
     ledger = Ledger(tmp_path / "jobs.jsonl")
-    ledger.add(replace(session.ledger.find(ended), token=f"{waiting}0", job_id=None, submitted_at=1.0))
+    ledger.add(
+        replace(session.ledger.find(ended), token=f"{waiting}0", job_id=None, submitted_at=1.0)
+    )
     session.slurm.ledger = ledger
     resolve_submissions(session.scheduler, ledger)
     assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [(None, False)]

@@ -56,7 +56,8 @@ def collected(session: Session, project: Path, tmp_path: Path) -> Collected:
     """What `replay` reads of a run, as `submit` records it; and the script as it was submitted."""
 
     def run(target: str, **flags: object) -> tuple[Path, str]:
-        job, folder = job_spec(target, flags), tmp_path / "runs" / "demo-1-plain"
+        job = job_spec(target, flags)
+        folder = tmp_path / "runs" / "demo-1-plain"
         folder.mkdir(parents=True)
         if source := source_of(job):
             (folder / "source.json").write_bytes(manifest(source.items, hash_items(source.files)))
@@ -100,8 +101,14 @@ def edit(run: Path, name: str, change: Callable[[Any], object]) -> None:
         ("own.sh", {}),
         ("own.sh", {"nodes": 1, "gpus": 0, "tasks_per_node": 1}),
         ("plain.sh", {"array": "1-5:2%2", "args": ["--lr", "0.1", "two words", "$(id)"]}),
-        ("plain.sh", {"sweep": ["lr=0.1,0.2", "flag=true,false"], "env": ["A=1 2"], "requeue": True}),
-        ("plain.sh", {"time": "90m", "mem": "3G", "signal": "USR2@99", "qos": "high", "outputs": ["x/**"]}),
+        (
+            "plain.sh",
+            {"sweep": ["lr=0.1,0.2", "flag=true,false"], "env": ["A=1 2"], "requeue": True},
+        ),
+        (
+            "plain.sh",
+            {"time": "90m", "mem": "3G", "signal": "USR2@99", "qos": "high", "outputs": ["x/**"]},
+        ),
         ("plain.sh", {"container": "/images/a.sif", "folder": False}),
         ("train", {"nodes": 2, "launcher": "mpirun", "cpus": 2, "args": ["--epochs", "1"]}),
         ("train", {"sweep": ["lr=0.1,0.2"]}),
@@ -117,9 +124,15 @@ def test_the_script_is_that_of_the_original(
     assert script_of(session.facts, replay.job) == script
 
 
-def test_drawn_values_of_a_sweep_are_those_of_the_original(collected: Collected, project: Path) -> None:
+def test_drawn_values_of_a_sweep_are_those_of_the_original(
+    collected: Collected, project: Path
+) -> None:
     (project / "sweep.yaml").write_text("job: ./plain.sh\n")
-    sweep = {"random": {"lr": "log 1e-5..1e-2", "n": "1..8"}, "trials": 5, "list": [{"a": "1"}, {"a": "2"}]}
+    sweep = {
+        "random": {"lr": "log 1e-5..1e-2", "n": "1..8"},
+        "trials": 5,
+        "list": [{"a": "1"}, {"a": "2"}],
+    }
     run, _ = collected("plain.sh", sweep=sweep)
     replay = replay_job(run, AGAIN)
     assert replay.job.sweep is not None
@@ -153,8 +166,12 @@ def test_a_change_has_the_form_of_the_sweep(collected: Collected, task: str) -> 
     assert replay.job.args[-1] == "epochs=2"
 
 
-@pytest.mark.parametrize(("swept", "key"), [("batch_size", "batch-size"), ("a-b", "a_b"), ("+lr", "lr")])
-def test_a_key_of_each_task_is_found_in_any_spelling(collected: Collected, swept: str, key: str) -> None:
+@pytest.mark.parametrize(
+    ("swept", "key"), [("batch_size", "batch-size"), ("a-b", "a_b"), ("+lr", "lr")]
+)
+def test_a_key_of_each_task_is_found_in_any_spelling(
+    collected: Collected, swept: str, key: str
+) -> None:
     run, _ = collected("plain.sh", sweep=[f"{swept}=1,2"])
     with refused("key-of-each-task", UsageError):
         replay_job(run, ReplayRequest("x", changes={key: "7"}))
@@ -199,13 +216,19 @@ def test_tasks_that_failed_keep_their_numbers_values_and_tags(collected: Collect
     replay = replay_job(run, again)
     assert replay.job.array == "1,3-5%2"
     assert replay.job.sweep is not None
-    assert (len(replay.job.sweep.tasks), replay.job.tag, replay.job.note) == (6, ("base",), "more room")
+    assert (len(replay.job.sweep.tasks), replay.job.tag, replay.job.note) == (
+        6,
+        ("base",),
+        "more room",
+    )
     assert (replay.known["replay_of"], replay.known["of_failed"]) == ("0badcafe", True)
     replay = replay_job(run, AGAIN)
     assert (replay.job.array, replay.job.tag, "of_failed" in replay.known) == ("0-5%2", (), False)
 
 
-def test_files_are_those_that_were_sent_wherever_they_are_found(collected: Collected, project: Path) -> None:
+def test_files_are_those_that_were_sent_wherever_they_are_found(
+    collected: Collected, project: Path
+) -> None:
     run, _ = collected("plain.sh")
     sent = json.loads((run / "source.json").read_text())
     (project / "conf" / "a.txt").write_text("other\n")
@@ -286,14 +309,19 @@ def test_a_replay_records_what_the_original_did(really: Really, project: Path) -
     replay = replay_job(run, AGAIN)
     record = really(replay.job, source=replay.source, extra_facts=replay.known)
     assert (record.replay_of, record.of_failed) == ("0badcafe", False)
-    facts = [json.loads((one / "environment.json").read_text())["client"] for one in (run, record.directory)]
+    facts = [
+        json.loads((one / "environment.json").read_text())["client"]
+        for one in (run, record.directory)
+    ]
     assert facts[1].pop("replay_of") == "0badcafe"
     assert facts[0] == facts[1]
     assert facts[0]["git"]["root"] == str(project)
     assert (record.directory / "stdout.log").read_text() == "x\nfirst\n"
 
 
-def test_an_image_is_sent_again_if_it_is_the_same(really: Really, project: Path, session: Session) -> None:
+def test_an_image_is_sent_again_if_it_is_the_same(
+    really: Really, project: Path, session: Session
+) -> None:
     image = project.parent / "a.sif"
     image.write_bytes(b"image")
     run = really(job_spec("plain.sh", {"container": str(image)})).directory
@@ -309,7 +337,9 @@ def test_an_image_is_sent_again_if_it_is_the_same(really: Really, project: Path,
         reject_missing(session, replay.job)
 
 
-def test_a_model_that_was_sent_is_sent_again(really: Really, session: Session, project: Path) -> None:
+def test_a_model_that_was_sent_is_sent_again(
+    really: Really, session: Session, project: Path
+) -> None:
     (project / "model").mkdir()
     (project / "model" / "model.json").write_text("{}")
     sent = source_of(JobSpec(name="x", script=project / "plain.sh"))
@@ -339,7 +369,9 @@ def test_a_model_that_was_sent_is_sent_again(really: Really, session: Session, p
         ("++db/type=a x=1", {"db/type": "b", "y": "true"}, "++db/type=b x=1 y=true"),
     ],
 )
-def test_options_are_changed_where_they_stand(args: str, changes: Mapping[str, str], expected: str) -> None:
+def test_options_are_changed_where_they_stand(
+    args: str, changes: Mapping[str, str], expected: str
+) -> None:
     found = with_changes(args.split(), changes, pairs=are_pairs(args.split()))
     assert found == [word.replace("\0", " ") for word in expected.split(" ")]
 

@@ -1,4 +1,6 @@
-"""The options of jobs that Slurm requeues: the defaults of the training, and the total time of a chain."""
+"""The options of jobs that Slurm requeues: the defaults of the training, and the total time of a
+chain.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from tests.support.inventories import facts_with
 from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
 
-PARTITIONS = (PartitionFacts("train", ("c-1", "c-2")), PartitionFacts("short", ("c-3",), max_time=3600))
+PARTITIONS = (
+    PartitionFacts("train", ("c-1", "c-2")),
+    PartitionFacts("short", ("c-3",), max_time=3600),
+)
 FACTS = facts_with(*PARTITIONS)
 SAVES = ("--save-interval", "50")
 RESUMES = (*SAVES, "--resume", "auto")
@@ -33,7 +38,12 @@ def train(*args: str, **options: Any) -> JobSpec:
         (train("--save-interval=50"), True, ("--save-interval=50",), "requeued-by-default"),
         (train(*SAVES, requeue=True), True, SAVES, ""),
         (train(*RESUMES), True, RESUMES, "requeued-by-default"),
-        (train(*SAVES, "--resume", "never"), True, (*SAVES, "--resume", "never"), "requeued-by-default"),
+        (
+            train(*SAVES, "--resume", "never"),
+            True,
+            (*SAVES, "--resume", "never"),
+            "requeued-by-default",
+        ),
         (train(*RESUMES, requeue=True), True, RESUMES, ""),
         (train(*SAVES, requeue=False), False, SAVES, ""),
         (train(requeue=True), True, (), "requeue-without-checkpoints"),
@@ -44,7 +54,9 @@ def train(*args: str, **options: Any) -> JobSpec:
         (JobSpec(name="e", bundled="eval", args=SAVES), False, SAVES, ""),
     ],
 )
-def test_a_training_is_requeued(job: JobSpec, requeue: bool, args: tuple[str, ...], code: str) -> None:
+def test_a_training_is_requeued(
+    job: JobSpec, requeue: bool, args: tuple[str, ...], code: str
+) -> None:
     """By default if it saves checkpoints. Whatever the user has not written is said.
 
     Its arguments stay: after a restart it continues from its checkpoints by itself.

@@ -70,9 +70,16 @@ def golden_jobs(folder: Path) -> dict[str, JobSpec]:
         "array": JobSpec(name="sweep", script=python, array="0-9%2", args=("a b", "$x")),
         "python-ranks": JobSpec(name="ranks", script=python, nodes=2),
         "torchrun": JobSpec(
-            name="ranks", script=python, nodes=2, tasks_per_node=2, launcher="torchrun", args=("a b",)
+            name="ranks",
+            script=python,
+            nodes=2,
+            tasks_per_node=2,
+            launcher="torchrun",
+            args=("a b",),
         ),
-        "requeue": JobSpec(name="train", bundled="train", nodes=2, time=90, signal="USR1@300", requeue=True),
+        "requeue": JobSpec(
+            name="train", bundled="train", nodes=2, time=90, signal="USR1@300", requeue=True
+        ),
         "shell": JobSpec(name="own", script=shell, time=1),
     }
 
@@ -84,7 +91,12 @@ def test_golden(name, tmp_path, golden):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_is_short_and_shellcheck_has_nothing_to_say(name):
-    argv = ["shellcheck", "--exclude=SC2016", GOLDEN / f"{name}.sbatch"]  # one has the argument '$x'
+    # One has the argument '$x'.
+    argv = [
+        "shellcheck",
+        "--exclude=SC2016",
+        GOLDEN / f"{name}.sbatch",
+    ]
     assert subprocess.run(argv, capture_output=True, text=True, check=False).stdout == ""
     assert len((GOLDEN / f"{name}.sbatch").read_text().splitlines()) <= 45
 
@@ -96,7 +108,11 @@ def test_a_training_knows_the_options_that_submit_it_again():
     more["slurm"] = ("--nice=1", "--hold", "--export=K=secret")
     job = JobSpec(name="t", bundled="train", args=("--lr", "1"), array="1-2", **options, **more)
     job = job.model_copy(update={"scaling": Scaling(nodes=(1, 2))})
-    words = [*submit_options(job.model_copy(update={"env": {**job.env, FROM_RUN: "/r"}, "from_run": "12"}))]
+    words = [
+        *submit_options(
+            job.model_copy(update={"env": {**job.env, FROM_RUN: "/r"}, "from_run": "12"})
+        )
+    ]
     expected = "--name=t --nodes=3 --ranks=2 --gpus=0 --mem=4GiB --time=1h30m".split()
     expected += [
         "--account=a-b",
@@ -134,10 +150,20 @@ def test_an_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, i
         ("big.sh", b"#" * ((4 << 20) + 1), "script-unfit", "4 MiB"),
         ("binary.sh", b"\x7fELF\0", "script-unfit", "not a text file"),
         ("utf16.sh", "#!/bin/bash\n".encode("utf-16"), "script-unfit", "not a text file"),
-        ("dos.sh", b"#!/bin/bash\r\n#SBATCH --nodes=2\r\nsrun hostname\r\n", "script-unfit", r"s/\r$//"),
+        (
+            "dos.sh",
+            b"#!/bin/bash\r\n#SBATCH --nodes=2\r\nsrun hostname\r\n",
+            "script-unfit",
+            r"s/\r$//",
+        ),
         ("last.sh", b"#!/bin/bash\nsrun hostname\ntrue\r\n", "script-unfit", r"s/\r$//"),
         ("mac.sh", b"#!/bin/bash\rsrun hostname\r", "script-unfit", r"s/\r/\n/g"),
-        ("bom.sh", b"\xef\xbb\xbf#!/bin/bash\n#SBATCH --nodes=2\n", "script-unfit", r"\xef\xbb\xbf"),
+        (
+            "bom.sh",
+            b"\xef\xbb\xbf#!/bin/bash\n#SBATCH --nodes=2\n",
+            "script-unfit",
+            r"\xef\xbb\xbf",
+        ),
         ("bom.py", b"\xef\xbb\xbf#SBATCH --nodes=2\nprint()\n", "script-unfit", r"\xef\xbb\xbf"),
         ("het.sh", b"#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n", "heterogeneous-job", "het.sh"),
         ("missing.sh", None, "file-unreadable", "missing.sh"),
@@ -154,7 +180,11 @@ def test_scripts_that_can_not_be_submitted(tmp_path, name, content, code, shown)
 @pytest.mark.parametrize(
     ("name", "content", "directives"),
     [
-        ("dos.py", b"#!/usr/bin/env python3\r\n#SBATCH --nodes=2\r\nprint()\r\n", ("#SBATCH --nodes=2",)),
+        (
+            "dos.py",
+            b"#!/usr/bin/env python3\r\n#SBATCH --nodes=2\r\nprint()\r\n",
+            ("#SBATCH --nodes=2",),
+        ),
         ("bom.py", b"\xef\xbb\xbfprint()\n", ()),
         ("progress.sh", b"#!/bin/bash\nprintf 'a\rb'\n", ()),
     ],
@@ -185,12 +215,22 @@ def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
     for name in ("task-3", "task-configs", "stdout-of-mine.log"):
         (batch.folder / name).mkdir()
     rc, out, _ = run(batch, "pwd; cat ../'my job.sh' >/dev/null; ls -d *task* std*", array="0-9")
-    assert (rc, out.splitlines()) == (0, [f"{batch.folder}/task-7", "stdout-of-mine.log", "task-configs"])
+    assert (rc, out.splitlines()) == (
+        0,
+        [f"{batch.folder}/task-7", "stdout-of-mine.log", "task-configs"],
+    )
 
 
 def test_task_of_an_array_in_parts_has_its_own_number(batch):
-    """A program sees the whole array. Slurm knows the task by another id, with which it is requeued."""
-    variables = {"ARRAY_JOB_ID": "12", "ARRAY_TASK_ID": "4", "ARRAY_TASK_MAX": "9", "JOB_NODELIST": "n"}
+    """A program sees the whole array. Slurm knows the task by another id, with which it is
+    requeued.
+    """
+    variables = {
+        "ARRAY_JOB_ID": "12",
+        "ARRAY_TASK_ID": "4",
+        "ARRAY_TASK_MAX": "9",
+        "JOB_NODELIST": "n",
+    }
     batch.environment |= {f"SLURM_{name}": value for name, value in variables.items()}
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>"$SLURM_SUBMIT_DIR/scontrol-calls"')
     shown = ("JOB_ID", "TASK_ID", "TASK_MIN", "TASK_MAX", "TASK_COUNT")
@@ -211,7 +251,8 @@ def test_folders_of_a_task_are_created_on_all_its_nodes(batch, nodes):
     calls = [line for line in batch.calls.read_text().splitlines() if "job.py prepare" in line]
     assert len(calls) == nodes - 1
     # The second node has the files that were sent, but no folder of a task.
-    job, other = batch.payload / HASH / "payload" / "node" / "job.py", batch.folder.parent / "other node"
+    job = batch.payload / HASH / "payload" / "node" / "job.py"
+    other = batch.folder.parent / "other node"
     (other / "files" / "exp").mkdir(parents=True)
     (other / "files" / "exp" / "near").touch()
     sweep = Sweep(grid={"lr": ["1", "2"]})
@@ -220,7 +261,9 @@ def test_folders_of_a_task_are_created_on_all_its_nodes(batch, nodes):
     subprocess.run([sys.executable, "-IS", job, *words], check=True, env=batch.environment, cwd="/")
     assert (other / "task-1").is_dir()
     assert (other / "files" / "task-1" / "exp" / "near").exists()
-    assert json.loads((other / "files" / "task-1" / "sweep-values.json").read_text()) == sweep.tasks[1]
+    assert (
+        json.loads((other / "files" / "task-1" / "sweep-values.json").read_text()) == sweep.tasks[1]
+    )
 
 
 def test_program_does_not_restart_above_its_removed_folder(batch):
@@ -258,10 +301,14 @@ def test_program_of_a_project_starts_in_its_folder(batch, module, ranks, task):
         (batch.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (batch.folder / path).write_text(text)
     script = batch.folder / "src" / "pkg" / "train.py"
-    job = JobSpec(name="j", script=script, tasks_per_node=ranks, **({"array": "0-9"} if task else {}))
+    job = JobSpec(
+        name="j", script=script, tasks_per_node=ranks, **({"array": "0-9"} if task else {})
+    )
     project = Project(batch.folder, "src/pkg/train.py", "exp/one", ("src",))
     batch.environment["SLURM_ARRAY_TASK_ID"] = "7"
-    rc, out, err = batch.run(rendered(job.model_copy(update={"project": project, "module": module})))
+    rc, out, err = batch.run(
+        rendered(job.model_copy(update={"project": project, "module": module}))
+    )
     start = f"{task}/exp/one" if task else "exp/one"
     assert (rc, out) == (0, f"__main__ {start} here\n"), err
     folder = batch.folder / task
@@ -315,7 +362,13 @@ print(json.dumps([sys.argv[1:], os.environ["SWEEP_LR_X"], open("sweep-values.jso
 @pytest.mark.parametrize("form", [None, *Form])
 def test_a_task_of_a_sweep_is_started_with_its_values(batch, form):
     script = user_script(batch.folder, "p.py", SWEPT)
-    values = {"on": "true", "off": "false", "shift": "-1e-3", "layers": "[64,64]", "text": "a='b', \"c\"\n"}
+    values = {
+        "on": "true",
+        "off": "false",
+        "shift": "-1e-3",
+        "layers": "[64,64]",
+        "text": "a='b', \"c\"\n",
+    }
     sweep = Sweep(grid={"++lr-x": ["0.1", "2 $x"], **values}, form=form)
     job = JobSpec(name="j", script=script, sweep=sweep, array=sweep.array, args=("a",))
     batch.environment["SLURM_ARRAY_TASK_ID"] = "1"
@@ -367,9 +420,15 @@ def test_threads_follow_the_cores_of_a_task(batch):
 
 def test_mpirun_takes_ranks_and_cores_from_the_scripts_own_lines(batch):
     play(batch.folder.parent / "bin" / "mpirun", 'cat job.hosts; echo "$@"')
-    script = user_script(batch.folder, "p.py", "#!/usr/bin/env python3\n#SBATCH --ntasks=5 -N2 -c2\n")
+    script = user_script(
+        batch.folder, "p.py", "#!/usr/bin/env python3\n#SBATCH --ntasks=5 -N2 -c2\n"
+    )
     text = rendered(JobSpec(name="j", script=script, launcher="mpirun"))
-    batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "5", "SLURM_CPUS_PER_TASK": "2"}
+    batch.environment |= {
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NTASKS": "5",
+        "SLURM_CPUS_PER_TASK": "2",
+    }
     said = batch.run(text)[1].splitlines()
     assert said[:2] == ["node-1 slots=3", "node-2 slots=3"]
     flags = "-np {} --hostfile job.hosts --map-by ppr:{}:node:PE=2 -x PATH"
@@ -382,7 +441,11 @@ def test_ranks_leave_slots_for_mpi_comm_spawn(batch):
     play(batch.folder.parent / "bin" / "mpirun", 'cat job.hosts; echo "$@"')
     script = user_script(batch.folder, "p.py", "")
     job = JobSpec(name="j", script=script, nodes=2, tasks_per_node=2, ranks=1, launcher="mpirun")
-    batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}
+    batch.environment |= {
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NTASKS": "4",
+        "SLURM_CPUS_PER_TASK": "3",
+    }
     said = batch.run(rendered(job))[1].splitlines()
     assert said[:2] == ["node-1 slots=2", "node-2 slots=2"]
     assert said[2].split()[:6] == ["-np", "1", "--hostfile", "job.hosts", "--map-by", "slot:PE=3"]
@@ -400,7 +463,9 @@ def test_ranks_leave_slots_for_mpi_comm_spawn(batch):
     ids=["shell", "srun", "torchrun", "one-task", "too-many"],
 )
 def test_ranks_that_mpirun_does_not_start_are_refused(batch, name, options, word):
-    job = JobSpec(name="j", script=user_script(batch.folder, name, ""), ranks=3, **{"nodes": 2, **options})
+    job = JobSpec(
+        name="j", script=user_script(batch.folder, name, ""), ranks=3, **{"nodes": 2, **options}
+    )
     with refused("ranks-unfit", UsageError, word):
         rendered(job)
 
@@ -418,7 +483,10 @@ def signalled(batch: Batch, job: JobSpec, number: int, log: str = "/dev/null") -
 @pytest.mark.parametrize("name", ["TERM", "USR1", "INT", "HUP"])
 def test_signals_are_passed_on(batch, name):
     body = f"trap 'echo got {name}; exit 9' {name}; echo ready; while :; do sleep 0.05; done"
-    assert signalled(batch, shell_job(batch, body), signal.Signals[f"SIG{name}"]) == (9, f"got {name}\n")
+    assert signalled(batch, shell_job(batch, body), signal.Signals[f"SIG{name}"]) == (
+        9,
+        f"got {name}\n",
+    )
 
 
 def test_a_program_that_goes_on_after_a_signal_is_waited_for(batch):
@@ -433,12 +501,16 @@ def test_a_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
     assert "#SBATCH --requeue\n#SBATCH --signal=B:USR1@60\n" in text
     script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH --signal=B:TERM@90\ntrue\n")
     assert "USR1@60" not in rendered(JobSpec(name="own", script=script, requeue=True))
-    script = user_script(tmp_path, "note.sh", "#!/bin/bash\n#SBATCH --time=9 # without --signal\ntrue\n")
+    script = user_script(
+        tmp_path, "note.sh", "#!/bin/bash\n#SBATCH --time=9 # without --signal\ntrue\n"
+    )
     assert "USR1@60" in rendered(JobSpec(name="note", script=script, requeue=True))
     script = user_script(tmp_path, "minute.sh", "#!/bin/bash\n#SBATCH --time=00:01:00\ntrue\n")
     assert "USR1@20\n" in rendered(JobSpec(name="minute", script=script, requeue=True))
     assert "USR1@20\n" in rendered(JobSpec(name="short", bundled="train", requeue=True, time="1"))
-    assert "#SBATCH --signal=B:INT@9\n" in rendered(JobSpec(name="own", script=script, signal="INT@9"))
+    assert "#SBATCH --signal=B:INT@9\n" in rendered(
+        JobSpec(name="own", script=script, signal="INT@9")
+    )
 
 
 @pytest.mark.parametrize(
@@ -460,13 +532,20 @@ def test_a_program_that_wants_to_go_on_is_requeued(batch, status, requeue, again
     batch.environment |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
     run(batch, f"exit {status}", requeue=requeue, array="0-3")
     calls = batch.folder / "scontrol-calls"
-    assert (calls.read_text() if calls.exists() else "") == ("requeue 12\nrequeue 12_3\n" if again else "")
+    assert (calls.read_text() if calls.exists() else "") == (
+        "requeue 12\nrequeue 12_3\n" if again else ""
+    )
     assert events(batch)[-1]["event"] == ("requeue" if again else "stop" if status == 2 else "end")
 
 
 @pytest.mark.parametrize(
     ("state", "again"),
-    [("RUNNING None", True), ("COMPLETING TimeLimit", True), ("", True), ("COMPLETING None", False)],
+    [
+        ("RUNNING None", True),
+        ("COMPLETING TimeLimit", True),
+        ("", True),
+        ("COMPLETING None", False),
+    ],
 )
 def test_a_job_that_was_cancelled_is_not_requeued(batch, state, again):
     play(batch.folder.parent / "bin" / "squeue", f"echo >>squeue-calls; echo '{state}'")
@@ -519,7 +598,9 @@ def test_a_job_that_fails_alike_three_times_ends(batch):
 def test_a_job_whose_checkpoints_get_newer_runs_again(batch):
     body = "mkdir -p checkpoint-$SLURM_RESTART_COUNT; exit 1"
     assert attempts(batch, body, 5) == ["requeue"] * 5
-    assert [event["progress"][0] for event in events(batch) if event["event"] == "requeue"] == [*range(5)]
+    assert [event["progress"][0] for event in events(batch) if event["event"] == "requeue"] == [
+        *range(5)
+    ]
 
 
 def test_a_chain_ends_after_its_time(batch):
@@ -546,7 +627,9 @@ def test_node_that_died_after_its_job_py_is_lost(batch):
     play(batch.folder.parent / "bin" / "sinfo", "printf '%s\\n' 'node-1 down+drain' 'node-2 idle'")
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1", "node-2"]}
     killed = {"time": 6, "event": "unsupervised", "reason": "RaisedSignal:9(Killed)"}
-    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in (begun, killed)))
+    (batch.folder / "job.events").write_text(
+        "".join(json.dumps(row) + "\n" for row in (begun, killed))
+    )
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
     assert run(batch, "true")[0] == 0
     start = next(event for event in events(batch) if event.get("restarts") == 1)
@@ -563,7 +646,8 @@ SLURMD = "NodeName={0} Arch=x86_64 BootTime=5 SlurmdStartTime={1} LastBusyTime=9
         (70, [], "loss of node-2"),
         (3, [], "no recorded end on node-1,node-2"),
         (3, [{"event": "unsupervised", "reason": "RaisedSignal:9(Killed)"}], "end of job.py"),
-        # A node that is restarted later is not to hide that job.py was killed, or how the attempt ended.
+        # A node that is restarted later is not to hide that job.py was killed, or how the attempt
+        # ended.
         (70, [{"event": "unsupervised", "reason": "RaisedSignal:9(Killed)"}], "end of job.py"),
         (70, [{"event": "signal", "signal": "SIGTERM", "state": "PREEMPTED"}], ""),
         (70, [{"event": "end", "status": 1}], ""),
@@ -577,7 +661,11 @@ def test_attempt_without_an_end_names_no_node_that_did_not_fail(batch, second, e
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1", "node-2"]}
     rows = [begun, *({"time": 6, **event} for event in earlier)]
     (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1", "SLURM_RESTART_COUNT": "1"}
+    batch.environment |= {
+        "SLURM_JOB_ID": "12",
+        "SLURM_JOB_NODELIST": "node-1",
+        "SLURM_RESTART_COUNT": "1",
+    }
     assert run(batch, "true")[0] == 0
     start = next(event for event in events(batch) if event.get("restarts") == 1)
     assert start.get("kind", "").startswith(kind)
@@ -617,7 +705,9 @@ def test_job_that_saves_at_once_again_and_again_is_not_restarted_without_end(bat
     assert attempts(batch, "exit 75", 3) == ["requeue", "requeue", "stop"]
     last = events(batch)[-1]
     assert (last["reason"], last["kind"]) == ("no-progress", "exit code 75 without a signal")
-    assert [event["reason"] for event in events(batch) if event["event"] == "requeue"] == ["saved"] * 2
+    assert [event["reason"] for event in events(batch) if event["event"] == "requeue"] == [
+        "saved"
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -637,7 +727,9 @@ def test_job_that_saves_its_work_when_it_is_due_is_restarted(batch, body, until)
 
 
 def notified(batch, body, **fields):
-    """A job with --requeue after the notice before its time limit: status, stderr, and its signal event."""
+    """A job with --requeue after the notice before its time limit: status, stderr, and its signal
+    event.
+    """
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
     batch.environment.setdefault("SLURM_JOB_END_TIME", str(int(time.time()) + 90))
     play(batch.folder.parent / "bin" / "squeue", STEPS)
@@ -647,7 +739,9 @@ def notified(batch, body, **fields):
     return rc, err, next(event for event in events(batch) if event["event"] == "signal")
 
 
-@pytest.mark.parametrize(("trap", "status"), [("", 0), ("trap 'exit 75' USR1;", 75), ("trap '' USR1;", 0)])
+@pytest.mark.parametrize(
+    ("trap", "status"), [("", 0), ("trap 'exit 75' USR1;", 75), ("trap '' USR1;", 0)]
+)
 def test_notice_before_the_time_limit_reaches_only_programs_that_handle_it(batch, trap, status):
     """It would end other programs before their time is over."""
     tell = "kill -USR1 $PPID; until grep -q USR1 job.events; do sleep 0.05; done; sleep 0.5; exit 0"
@@ -668,7 +762,9 @@ def test_a_job_that_lost_a_node_three_times_does_not_start(batch):
     play(batch.folder.parent / "bin" / "sinfo", "echo node-1 down")
     begun = {"time": 5, "event": "start", "restarts": 1, "until": 0, "nodes": ["node-1"]}
     lost = {**begun, "kind": "loss of node-1"}
-    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in (begun, lost, lost)))
+    (batch.folder / "job.events").write_text(
+        "".join(json.dumps(row) + "\n" for row in (begun, lost, lost))
+    )
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}
     assert run(batch, "touch started", requeue=True)[0] == 1
     assert not (batch.folder / "started").exists()
@@ -677,10 +773,17 @@ def test_a_job_that_lost_a_node_three_times_does_not_start(batch):
 
 @pytest.mark.parametrize(
     ("job", "restart", "status", "runs"),
-    [("12", 1, 0, False), ("12", 1, 7, True), ("12", 0, 0, False), ("12", 0, 7, True), ("11", 0, 0, True)],
+    [
+        ("12", 1, 0, False),
+        ("12", 1, 7, True),
+        ("12", 0, 0, False),
+        ("12", 0, 7, True),
+        ("11", 0, 0, True),
+    ],
 )
 def test_a_completed_job_does_not_run_twice(batch, job, restart, status, runs):
-    """A slurmctld that is killed forgets the end of a job, even its start, and starts the job again later.
+    """A slurmctld that is killed forgets the end of a job, even its start, and starts the job again
+    later.
 
     Another job may have been submitted in the same folder.
     """
@@ -703,17 +806,33 @@ def test_a_node_with_two_failures_is_excluded(batch, excluded):
     """
     play(batch.folder.parent / "bin" / "squeue", "echo 'RUNNING None 8 node-9'")
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
-    play(batch.folder.parent / "bin" / "sbatch", f'echo "$@" | tee sbatch-call >&2; {str(excluded).lower()}')
+    play(
+        batch.folder.parent / "bin" / "sbatch",
+        f'echo "$@" | tee sbatch-call >&2; {str(excluded).lower()}',
+    )
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
-    again = {"time": 6, "event": "requeue", "kind": "SIGBUS", "suspects": ["node-2"], "progress": [1, 0, 0]}
+    again = {
+        "time": 6,
+        "event": "requeue",
+        "kind": "SIGBUS",
+        "suspects": ["node-2"],
+        "progress": [1, 0, 0],
+    }
     rows = (begun, again, {"time": 6, "event": "excluded", "nodes": ["node-2"]})
     (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "8", "SLURM_JOB_NODELIST": "node-2"}
+    batch.environment |= {
+        "SLURM_JOB_ID": "12",
+        "SLURM_RESTART_COUNT": "8",
+        "SLURM_JOB_NODELIST": "node-2",
+    }
     batch.environment |= {"SLURM_JOB_NUM_NODES": "2"}
     body = "mkdir rank-logs; echo 9 137 node-2 >rank-logs/1.end; exit 14"
     stderr = run(batch, body, requeue=True)[2]
     calls = (batch.folder / "scontrol-calls").read_text().splitlines()
-    assert calls == ["requeue 12", *(["update jobid=12 excnodelist=node-9,node-2"] if excluded else [])]
+    assert calls == [
+        "requeue 12",
+        *(["update jobid=12 excnodelist=node-9,node-2"] if excluded else []),
+    ]
     asked = (batch.folder / "sbatch-call").read_text()
     assert asked == f"--test-only --exclude=node-9,node-2 --nodes=2 {batch.folder}/job.sbatch\n"
     # The answer would look like a failure of the job.
@@ -825,12 +944,17 @@ def test_ranks_that_handle_sigterm_are_killed_after_another_rank_failed(batch):
     job = JobSpec(name="j", script=program, nodes=1, tasks_per_node=2, requeue=True)
     assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 137
     last = events(batch)[-1]
-    assert (last["event"], last["kind"], last["place"]) == ("requeue", "SIGKILL", "rank 1 on node-1")
+    assert (last["event"], last["kind"], last["place"]) == (
+        "requeue",
+        "SIGKILL",
+        "rank 1 on node-1",
+    )
     assert last["suspects"] == ["node-1"]
     assert (batch.folder / "rank-logs" / "0.log").read_text() == "waits for rank 1\n"
 
 
-# Ranks without MPI: srun does not notice the loss. A round may be too short for telemetry under load.
+# Ranks without MPI: srun does not notice the loss. A round may be too short for telemetry under
+# load.
 KILLED_SLURMSTEPDS = """
 import itertools, os, socket, time
 for number in itertools.count(1):
@@ -862,16 +986,24 @@ def test_program_goes_on_if_the_step_of_telemetry_is_aborted(batch):
     batch.shorten("job", "ABORTED_S", 0.0)
     batch.shorten("task", "POLL_S", 0.05)
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
-    text = "import time\nopen('telemetry.log', 'a').write('srun: Job step aborted: Waiting up to 32 seconds')"
+    text = (
+        "import time\n"
+        "open('telemetry.log', 'a').write('srun: Job step aborted: Waiting up to 32 seconds')"
+    )
     program = user_script(batch.folder, "p.py", f"{text}\ntime.sleep(1)\n")
     job = JobSpec(name="j", script=program, nodes=2, requeue=True)
     assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 0
 
 
-@pytest.mark.parametrize(("is_removed", "step", "lost"), [(0, 3, ["12.3"]), (1, 3, []), (0, 1, ["12.9"])])
+@pytest.mark.parametrize(
+    ("is_removed", "step", "lost"), [(0, 3, ["12.3"]), (1, 3, []), (0, 1, ["12.9"])]
+)
 def test_only_an_unused_socket_is_a_lost_slurmstepd(spool, is_removed, step, lost):
-    """A slurmstepd that ends by itself removes its socket after the end. Step 1 is that of telemetry."""
-    stepds, path = Slurmstepds("12", "1"), spool / f"node-1_12.{step}"
+    """A slurmstepd that ends by itself removes its socket after the end. Step 1 is that of
+    telemetry.
+    """
+    stepds = Slurmstepds("12", "1")
+    path = spool / f"node-1_12.{step}"
     with socket.socket(socket.AF_UNIX) as slurmstepd, socket.socket(socket.AF_UNIX) as later:
         slurmstepd.bind(str(path))
         assert [stepds.killed(), stepds.killed()] == [[], []]
@@ -966,9 +1098,15 @@ def test_a_requeue_that_fails_leaves_the_programs_exit_status(batch):
 @pytest.mark.parametrize(("state", "again"), [("RUNNING", True), ("COMPLETING", False)])
 def test_slurmctld_that_comes_back_is_asked_again(batch, state, again):
     """Unless the job was cancelled meanwhile."""
-    away = '[[ $1 == requeue ]] || exit 0; mkdir away 2>/dev/null && exit 1; echo "$@" >>scontrol-calls'
+    away = (
+        '[[ $1 == requeue ]] || exit 0; mkdir away 2>/dev/null && exit 1; echo "$@" '
+        ">>scontrol-calls"
+    )
     play(batch.folder.parent / "bin" / "scontrol", away)
-    play(batch.folder.parent / "bin" / "squeue", f"[[ ! -e away ]] || s={state}; echo ${{s:-RUNNING}} None 0")
+    play(
+        batch.folder.parent / "bin" / "squeue",
+        f"[[ ! -e away ]] || s={state}; echo ${{s:-RUNNING}} None 0",
+    )
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
     assert run(batch, "exit 75", requeue=True)[0] == 75
     assert (batch.folder / "away").exists()
@@ -980,9 +1118,14 @@ def test_a_job_whose_start_is_not_recorded_is_not_requeued(batch):
     play(batch.folder.parent / "bin" / "scontrol", 'test "$1" != requeue || touch requeued')
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
     again = {"time": 6, "event": "requeue", "kind": "SIGBUS", "suspects": [], "progress": [1, 0, 0]}
-    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in (begun, again)))
+    (batch.folder / "job.events").write_text(
+        "".join(json.dumps(row) + "\n" for row in (begun, again))
+    )
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
-    assert run(batch, "cp job.events before; head -n 2 before >job.events; exit 7", requeue=True)[0] == 7
+    assert (
+        run(batch, "cp job.events before; head -n 2 before >job.events; exit 7", requeue=True)[0]
+        == 7
+    )
     assert not (batch.folder / "requeued").exists()
 
 
@@ -990,7 +1133,8 @@ def test_a_job_whose_start_is_not_recorded_is_not_requeued(batch):
 def test_attempt_that_slurm_has_replaced_requeues_nothing(batch, restarts, last):
     """Its node was cut off, and Slurm has started the job elsewhere.
 
-    A slurmctld that was killed may have forgotten the start of this attempt. Then nothing has replaced it.
+    A slurmctld that was killed may have forgotten the start of this attempt. Then nothing has
+    replaced it.
     """
     play(batch.folder.parent / "bin" / "scontrol", 'test "$1" != requeue || touch requeued')
     play(batch.folder.parent / "bin" / "squeue", SQUEUE.format(restarts=restarts))
@@ -1005,7 +1149,9 @@ def test_attempt_that_ended_after_sigterm_has_lost_no_node(batch):
     play(batch.folder.parent / "bin" / "sinfo", "echo node-1 idle")
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
     told = {"time": 6, "event": "signal", "signal": "SIGTERM"}
-    (batch.folder / "job.events").write_text("".join(json.dumps(row) + "\n" for row in (begun, told)))
+    (batch.folder / "job.events").write_text(
+        "".join(json.dumps(row) + "\n" for row in (begun, told))
+    )
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
     assert run(batch, "true", requeue=True)[0] == 0
     assert "kind" not in next(event for event in events(batch) if event.get("restarts") == 1)
@@ -1103,4 +1249,7 @@ def test_mpirun_that_lost_a_node_without_a_word_has_failed(batch, state, status)
     play(batch.folder.parent / "bin" / "mpirun", "true")
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
     script = user_script(batch.folder, "p.py", "print()\n")
-    assert batch.run(rendered(JobSpec(name="j", script=script, nodes=2, launcher="mpirun")))[0] == status
+    assert (
+        batch.run(rendered(JobSpec(name="j", script=script, nodes=2, launcher="mpirun")))[0]
+        == status
+    )

@@ -18,7 +18,14 @@ SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:], 
 OURS = ("python", "payload", "node", "nodes", "ranks", "slots")  # the batch script's own variables
 # Variables that describe the job that has them.
 SET = (
-    *("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "SLURM_PMIX_TIMEOUT", "MASTER_ADDR", "MASTER_PORT", "RANK"),
+    *(
+        "PYTHONUNBUFFERED",
+        "OMP_NUM_THREADS",
+        "SLURM_PMIX_TIMEOUT",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+    ),
     *("TORCH_FR_DUMP_TEMP_FILE", "SRUN_CPUS_PER_TASK", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"),
 )
 BASHS = ("UID", "BASHOPTS", "IFS")  # bash, which plays srun, does not let them pass
@@ -45,7 +52,9 @@ def test_variables_arrive_as_they_are(batch, tasks, names):
 
 @pytest.fixture
 def sbatch(batch: Batch) -> Batch:
-    """A node with the sbatch that keeps a job's variables back, and an sbatch that prints its environment."""
+    """A node with the sbatch that keeps a job's variables back, and an sbatch that prints its
+    environment.
+    """
     own = batch.folder.parent / "own"
     own.mkdir()
     Path(shutil.copy(ANSIBLE / "slurmd" / "files" / "sbatch", own)).chmod(0o755)
@@ -100,7 +109,10 @@ def test_login_shell_in_a_job_keeps_its_path(job_path, path, found):
     profile = ANSIBLE / "job_env" / "files" / "profile.sh"
     env = {"PATH": path, **({"CLUSTERCTL_PATH": job_path} if job_path else {})}
     argv = ["/bin/sh", "-euc", f". '{profile}'; echo \"$PATH\""]
-    assert subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout == f"{found}\n"
+    assert (
+        subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
+        == f"{found}\n"
+    )
 
 
 def test_job_tells_login_shells_its_path(batch):
@@ -116,19 +128,28 @@ def test_steps_of_a_script_do_not_wait_long_for_a_failed_rank(batch, given, foun
     assert batch.run(rendered(job))[:2] == (3, f"{found} 0.1 $x\n")
 
 
-@pytest.mark.parametrize(("given", "prefix"), [({}, None), ({"TORCH_FR_DUMP_TEMP_FILE": "/x"}, "/x")])
+@pytest.mark.parametrize(
+    ("given", "prefix"), [({}, None), ({"TORCH_FR_DUMP_TEMP_FILE": "/x"}, "/x")]
+)
 def test_ranks_record_the_operations_of_nccl_beside_their_logs(batch, given, prefix):
     """Unless the user chooses another path."""
     job = shell_job(batch, 'echo "$TORCH_FR_DUMP_TEMP_FILE"', env=given)
-    assert batch.run(rendered(job))[1].strip() == (prefix or f"{batch.folder.resolve()}/rank-logs/nccl-")
+    assert batch.run(rendered(job))[1].strip() == (
+        prefix or f"{batch.folder.resolve()}/rank-logs/nccl-"
+    )
 
 
 def test_mpirun_hands_them_to_the_ranks(batch):
     play(batch.folder.parent / "bin" / "mpirun", 'echo "$*"; env | grep -E "^(A|B)="')
-    job = python_job(batch, nodes=2, launcher="mpirun", env={"A": "1", "B": "x y", "OMP_NUM_THREADS": "2"})
+    job = python_job(
+        batch, nodes=2, launcher="mpirun", env={"A": "1", "B": "x y", "OMP_NUM_THREADS": "2"}
+    )
     said = batch.run(rendered(job))[1]
     of_all = "PATH PYTHONUNBUFFERED OMP_NUM_THREADS MASTER_ADDR MASTER_PORT CLUSTERCTL_HEARTBEAT"
-    assert "".join(f" -x {name}" for name in (*of_all.split(), "TORCH_FR_DUMP_TEMP_FILE", "A", "B ")) in said
+    assert (
+        "".join(f" -x {name}" for name in (*of_all.split(), "TORCH_FR_DUMP_TEMP_FILE", "A", "B "))
+        in said
+    )
     assert said.endswith("A=1\nB=x y\n") or said.endswith("B=x y\nA=1\n")
 
 
@@ -137,7 +158,9 @@ def test_a_bundled_program_stays_first_on_its_path():
     assert """ PYTHONPATH="$payload":'/my libs' """ in text
 
 
-@pytest.mark.parametrize("setting", ["SLURM_EXPORT_ENV=NONE", "SLURM_EXPORT_ENV=SEED=7", "SRUN_EXPORT_ENV=A"])
+@pytest.mark.parametrize(
+    "setting", ["SLURM_EXPORT_ENV=NONE", "SLURM_EXPORT_ENV=SEED=7", "SRUN_EXPORT_ENV=A"]
+)
 @pytest.mark.parametrize(
     ("name", "text", "launcher"),
     [
@@ -148,12 +171,16 @@ def test_a_bundled_program_stays_first_on_its_path():
     ],
 )
 def test_steps_get_all_variables_despite_export_lines(batch, setting, name, text, launcher):
-    """After `#SBATCH --export`, sbatch sets a variable with which srun and mpirun's srun leave out PATH."""
+    """After `#SBATCH --export`, sbatch sets a variable with which srun and mpirun's srun leave out
+    PATH.
+    """
     variable, _, value = setting.partition("=")
     for command in ("srun", "mpirun"):
         play(batch.folder.parent / "bin" / command, f'echo "steps get ${{{variable}-ALL}}"')
     batch.environment[variable] = value
-    job = JobSpec(name="j", script=user_script(batch.folder, name, f"{text}\n"), launcher=launcher, nodes=2)
+    job = JobSpec(
+        name="j", script=user_script(batch.folder, name, f"{text}\n"), launcher=launcher, nodes=2
+    )
     assert batch.run(rendered(job))[1] == "steps get ALL\n"
 
 
@@ -173,7 +200,9 @@ def test_the_program_runs_in_the_container(batch, image, tool, tasks):
     env, args, cwd = seen(batch, job)
     binds = [str(batch.folder), *([f"{batch.payload}/{HASH}"] if tasks > 1 else [])]
     assert env["APPTAINER_BIND"].split(",") == binds
-    assert {name: env[name] for name in ("APPTAINER_CONTAINER", *own)} == {"APPTAINER_CONTAINER": image} | own
+    assert {name: env[name] for name in ("APPTAINER_CONTAINER", *own)} == {
+        "APPTAINER_CONTAINER": image
+    } | own
     assert (args, cwd) == (list(HOSTILE), str(batch.folder))
     assert env["STANDIN_FLAGS"] == ""
 
@@ -226,18 +255,25 @@ def test_a_shell_script_runs_in_the_container(batch, image):
 def test_a_bundled_program_uses_the_images_python(batch, image):
     text = rendered(JobSpec(name="train", bundled="train", container=image))
     variables = "--env=CLUSTERCTL_SUBMITTED_WITH,PYTHONPATH"
-    assert f'--bind="$SLURM_SUBMIT_DIR","$payload" {variables} \\\n    python3 -m payload train' in text
+    assert (
+        f'--bind="$SLURM_SUBMIT_DIR","$payload" {variables} \\\n    python3 -m payload train'
+        in text
+    )
 
 
 def test_a_node_without_apptainer_is_one_clear_line(batch, image):
     rc, out, err = batch.run(rendered(python_job(batch, container=image, tasks_per_node=2)))
     assert (rc, out) == (127, "")
     assert err == (
-        "clusterctl: node node-1 has neither apptainer nor singularity: install apptainer, or submit without "
-        "--container\n"
+        "clusterctl: node node-1 has neither apptainer nor singularity: install apptainer, or "
+        "submit without --container\n"
     )
     batch.environment["SLURM_LOCALID"] = "1"  # the other ranks of that node say nothing
-    assert batch.run(rendered(python_job(batch, container=image, tasks_per_node=2))) == (127, "", "")
+    assert batch.run(rendered(python_job(batch, container=image, tasks_per_node=2))) == (
+        127,
+        "",
+        "",
+    )
 
 
 NO_IMAGE = "clusterctl: node node-1 has no image /no/such.sif"

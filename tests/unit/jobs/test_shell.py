@@ -53,18 +53,28 @@ PENDING = "salloc: Pending job allocation 7"
 
 @pytest.fixture
 def lease(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """The connection to a salloc that says these lines, after a login shell with a line of its own."""
+    """The connection to a salloc that says these lines, after a login shell with a line of its
+    own.
+    """
     said = tmp_path / "said"
-    said.write_bytes(b"granted\nWelcome" + MARK + "".join(f"{one}\n" for one in request.param).encode())
+    said.write_bytes(
+        b"granted\nWelcome" + MARK + "".join(f"{one}\n" for one in request.param).encode()
+    )
     session: Any = SimpleNamespace(transport=SimpleNamespace(host="ctl"))
     made = Lease(
-        session, OpenSSH(tmp_path / "config"), ["sh", "-c", f"cat {said}; cat >/dev/null"], b"", Asked()
+        session,
+        OpenSSH(tmp_path / "config"),
+        ["sh", "-c", f"cat {said}; cat >/dev/null"],
+        b"",
+        Asked(),
     )
     yield made
     made.release()
 
 
-@pytest.mark.parametrize("lease", [[PENDING, "", "salloc: error: Invalid qos", "ended"]], indirect=True)
+@pytest.mark.parametrize(
+    "lease", [[PENDING, "", "salloc: error: Invalid qos", "ended"]], indirect=True
+)
 def test_an_empty_line_of_salloc_does_not_end_the_connection(lease: Lease) -> None:
     """Such as those of a job submit plugin, which the site has written."""
     assert lease.allocation() == "7"
@@ -88,7 +98,9 @@ def test_nodes_that_were_waited_for(lease: Lease) -> None:
 
 
 class Node:
-    """The first node of an allocation: it runs the script of a session in a folder of the job user."""
+    """The first node of an allocation: it runs the script of a session in a folder of the job
+    user.
+    """
 
     def __init__(self, batch: Batch, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.batch = batch
@@ -96,7 +108,9 @@ class Node:
         (batch.folder.parent / ".bash_profile").write_text(f"PATH={batch.environment['PATH']}")
         job = shell_job(job_options(options), FACTS)
         text = shell_script(job, Environment())
-        text = text.replace(f"$HOME/clusterctl/store/archives/{payload_hash()}", str(batch.payload / HASH))
+        text = text.replace(
+            f"$HOME/clusterctl/store/archives/{payload_hash()}", str(batch.payload / HASH)
+        )
         text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
         (batch.folder / "job.sbatch").write_text(text)
         self.files = batch.folder / "files"
@@ -108,7 +122,9 @@ class Node:
         allocation = Allocation("7", ("n1",), {}, OpenSSH(Path("config")), "ctl")
         argv = allocation.argv(command, str(self.batch.folder), terminal=False)
         environment = {**self.batch.environment, "SLURM_JOB_ID": "7"}
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, timeout=60)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, env=environment, timeout=60
+        )
         return done.returncode, done.stdout + done.stderr * bool(done.returncode)
 
 
@@ -158,11 +174,17 @@ def test_shell_has_the_variables_of_a_job(
 
 def test_launch_starts_ranks_as_submit_does(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the folder in which it is called; the logs of ranks lie in the session's folder."""
-    batch.environment |= {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    batch.environment |= {
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    }
     node = Node(batch, monkeypatch, nodes=2)
     (node.files / "sub").mkdir()
     (node.files / "sub" / "show.py").write_text(
-        "import json, os, sys\nprint(json.dumps([os.environ['RANK'], os.getcwd(), *sys.argv]))\nsys.exit(5)\n"
+        "import json, os, sys\n"
+        "print(json.dumps([os.environ['RANK'], os.getcwd(), *sys.argv]))\n"
+        "sys.exit(5)\n"
     )
     code, output = node.run('cd "$SLURM_SUBMIT_DIR/sub" && launch python3 show.py "a b"')
     assert code == 5
@@ -181,8 +203,12 @@ def test_launch_starts_ranks_as_submit_does(batch: Batch, monkeypatch: pytest.Mo
     assert "rank.py" not in batch.calls.read_text()
 
 
-def test_launch_does_not_pass_on_variables_of_a_job(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To jobs that the program submits: a batch script unsets the variables that CLUSTERCTL_SET lists."""
+def test_launch_does_not_pass_on_variables_of_a_job(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To jobs that the program submits: a batch script unsets the variables that CLUSTERCTL_SET
+    lists.
+    """
     show = "import os; print(os.environ['CLUSTERCTL_SET'])"
     code, output = Node(batch, monkeypatch, nodes=2).run("launch", "python3", "-c", show)
     assert code == 0
@@ -248,8 +274,12 @@ def test_a_folder_that_can_not_be_listed_is_asked_for_once(
     monkeypatch.chdir(tmp_path)
     listed: list[Any] = []
     stream = type(session.transport).stream
-    monkeypatch.setattr(type(session.transport), "stream", lambda *args: listed.append(args) or stream(*args))
-    with session_folder(Submitter(session), shell_job(job_options({}), FACTS), Environment()) as folder:
+    monkeypatch.setattr(
+        type(session.transport), "stream", lambda *args: listed.append(args) or stream(*args)
+    )
+    with session_folder(
+        Submitter(session), shell_job(job_options({}), FACTS), Environment()
+    ) as folder:
         Path(folder.program_dir).rmdir()
         assert isinstance(folder.changes, TransportError)
     assert len(listed) == 1
@@ -277,7 +307,9 @@ def test_options_that_a_shell_can_not_have_are_refused(tmp_path: Path) -> None:
         ({"account": "mine", "partition": "other"}, ["mine", "short", "other"]),
     ],
 )
-def test_shell_on_an_attached_cluster_names_its_account(options: dict[str, Any], asked: list[str]) -> None:
+def test_shell_on_an_attached_cluster_names_its_account(
+    options: dict[str, Any], asked: list[str]
+) -> None:
     attached = replace(FACTS, is_foreign=True, account="proj1", qos="short")
     words = salloc_options(shell_job(job_options(options), attached))
     named = dict(word.removeprefix("--").split("=") for word in words)

@@ -1,4 +1,6 @@
-"""Tests with Slurm's commands in a folder that PATH lacks, as on sites that add it in /etc/profile.d."""
+"""Tests with Slurm's commands in a folder that PATH lacks, as on sites that add it in
+/etc/profile.d.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_queries_find_slurm(session: Session) -> None:
 
 
 def test_programs_may_use_the_python_of_jobs(session: Session) -> None:
-    """That of the login node may be too old. Some commands, such as `collect --all`, need no session."""
+    """That of the login node may be too old. Some commands, such as `collect --all`, need no
+    session.
+    """
     python = session.workspace.root / "ours/env/bin/python3.9"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\necho found\n")
@@ -83,5 +87,7 @@ def test_entry_finds_slurm(session: Session) -> None:
     workspace = session.workspace
     entry._write(session, entry.Entry("7", "campus-7", workspace.root / "config", "n1", "/jobs/7"))
     connect = ["sh", str(workspace.root / "entries/7/connect")]
-    connected = subprocess.run(connect, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    connected = subprocess.run(
+        connect, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     assert connected.stdout.endswith("srun --quiet\n")

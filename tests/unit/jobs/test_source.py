@@ -50,14 +50,37 @@ def files(project: Path, **words: object) -> set[str]:
 
 
 def git(folder: Path, *argv: str) -> bytes:
-    options = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "core.excludesFile=/dev/null"]
-    return subprocess.run(["git", *options, *argv], cwd=folder, check=True, capture_output=True).stdout
+    options = [
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@example.org",
+        "-c",
+        "core.excludesFile=/dev/null",
+    ]
+    return subprocess.run(
+        ["git", *options, *argv], cwd=folder, check=True, capture_output=True
+    ).stdout
 
 
 def test_siblings_and_subfolders_travel_without_caches_and_runs(project, tmp_path, monkeypatch):
     monkeypatch.setenv("CLUSTERCTL_HOME", str(project / "state"))
-    write(project, "utils.py", "conf/a.yaml", ".env", "utils.pyc", "__pycache__/x", "pkg/__pycache__/y")
-    write(project, ".git/config", "node_modules/x/y.js", ".ipynb_checkpoints/n", "state/demo/id_ed25519")
+    write(
+        project,
+        "utils.py",
+        "conf/a.yaml",
+        ".env",
+        "utils.pyc",
+        "__pycache__/x",
+        "pkg/__pycache__/y",
+    )
+    write(
+        project,
+        ".git/config",
+        "node_modules/x/y.js",
+        ".ipynb_checkpoints/n",
+        "state/demo/id_ed25519",
+    )
     write(project, "myenv/pyvenv.cfg", "myenv/bin/python", "runs/.r.incomplete/tree/x")
     write(project, "runs/1/run.json", "runs/1/big.bin", "other/run.json")
     (project / "runs" / "1" / "run.json").write_text(json.dumps(record()))
@@ -79,7 +102,9 @@ def test_empty_folders_modes_and_hostile_names_travel(project):
 
 
 RULES = {
-    ".gitignore": "*.log\n!keep.log\n/top.txt\ndata/\nout/*\n!out/sub/\n**/deep/x\n!\n[z-a]\na\\ b \n\\#h\n",
+    ".gitignore": (
+        "*.log\n!keep.log\n/top.txt\ndata/\nout/*\n!out/sub/\n**/deep/x\n!\n[z-a]\na\\ b \n\\#h\n"
+    ),
     "sub/.gitignore": "!*.log\n/only.txt\ndata2/**\n!data2/keep\n",
     "sub/more/.gitignore": "*\n!me\n",
 }
@@ -123,7 +148,13 @@ def test_a_folder_that_its_repository_ignores_is_sent(project):
 def test_include_and_exclude(project):
     (project / ".gitignore").write_text("data/\n*.bin\ntrain.py\n")
     write(project, "data/a", "data/sub/b.bin", "weights.bin", "notes.txt", "big/x", "__pycache__/c")
-    assert files(project) == {"train.py", ".gitignore", "notes.txt", "big/x"}  # the script always goes
+    # The script always goes.
+    assert files(project) == {
+        "train.py",
+        ".gitignore",
+        "notes.txt",
+        "big/x",
+    }
     assert files(project, include=("data/sub/",)) == files(project) | {"data/sub/b.bin"}
     assert files(project, include=("*.bin",)) == files(project) | {"data/sub/b.bin", "weights.bin"}
     assert files(project, include=("/*.bin",)) == files(project) | {"weights.bin"}
@@ -134,7 +165,9 @@ def test_include_and_exclude(project):
     alone = found(project, folder=False)
     assert ([item.path for item in alone.items], alone.notes) == (["train.py"], ())
     # Folders that hold what is included come, too.
-    folders = [item.path for item in found(project, include=("*.bin",)).items if item.kind is Kind.FOLDER]
+    folders = [
+        item.path for item in found(project, include=("*.bin",)).items if item.kind is Kind.FOLDER
+    ]
     assert folders == ["big", "data", "data/sub"]
 
 
@@ -149,7 +182,9 @@ def collect_into(run: Path, sent: Source) -> None:
 
 @pytest.fixture
 def used_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with an ignored binary, ``heat``, and files of that name in folders that are no source."""
+    """A project with an ignored binary, ``heat``, and files of that name in folders that are no
+    source.
+    """
     monkeypatch.setenv("CLUSTERCTL_HOME", str(project / "state"))
     (project / ".gitignore").write_text("heat\n.venv\n*.html\n")
     write(project, "heat", "src/heat", ".venv/pyvenv.cfg", ".venv/bin/heat", "node_modules/a/heat")
@@ -188,7 +223,9 @@ SOURCE = {"train.py", ".gitignore"}
         (".*", set()),
     ],
 )
-def test_include_pattern_never_selects_runs_reports_and_environments(used_project, pattern, selected):
+def test_include_pattern_never_selects_runs_reports_and_environments(
+    used_project, pattern, selected
+):
     assert files(used_project, include=(pattern,)) == SOURCE | selected
 
 
@@ -237,7 +274,19 @@ def test_thirty_rounds_of_submit_and_collect_send_the_same_files(project, patter
 
 @pytest.mark.parametrize(
     "name",
-    ["a[1].csv", "!x", "#x", "x*y", "w?y", "back\\slash", "it's $HOME", "end ", "d/a b", "-x", "{a,b}"],
+    [
+        "a[1].csv",
+        "!x",
+        "#x",
+        "x*y",
+        "w?y",
+        "back\\slash",
+        "it's $HOME",
+        "end ",
+        "d/a b",
+        "-x",
+        "{a,b}",
+    ],
 )
 def test_pattern_of_a_path_selects_only_that_path(project, name):
     (project / ".gitignore").write_text("*\n")
@@ -297,7 +346,9 @@ def test_a_link_to_a_folder_outside_is_refused(project, tmp_path, monkeypatch):
     """If it is in the current folder, the advice is to send that one."""
     (tmp_path / "datasets").mkdir()
     (project / "data").symlink_to(tmp_path / "datasets")
-    with rejected("links-lead-outside", UsageError, f"data -> {tmp_path}/datasets", "clusterctl put"):
+    with rejected(
+        "links-lead-outside", UsageError, f"data -> {tmp_path}/datasets", "clusterctl put"
+    ):
         found(project)
     assert files(project, exclude=("data",)) == {"train.py"}
     monkeypatch.chdir(tmp_path)
@@ -312,7 +363,15 @@ def test_hostfile_of_the_user_is_sent(project):
 
 
 def test_only_an_array_refuses_names_of_its_folders(project):
-    names = ("run.json", "stdout-3.log", "telemetry/x", "task-1/x", "task-2", "sub/task-1/x", "job.sbatch")
+    names = (
+        "run.json",
+        "stdout-3.log",
+        "telemetry/x",
+        "task-1/x",
+        "task-2",
+        "sub/task-1/x",
+        "job.sbatch",
+    )
     write(project, *names)
     assert files(project) == {"train.py", *names}
     with rejected("reserved-file-names", UsageError, "task-1, task-2", "--exclude /task-1"):

@@ -27,7 +27,9 @@ def test_a_job_without_ranks_is_a_single_rank(
     job_id = submitted(session, tmp_path, "touch ../ready; sleep 1000")
     folder = Path(folder_of(session, job_id))
     eventually((folder / "ready").exists, 30)
-    (folder / "job.sbatch").write_text(f"python={sys.executable}\npayload={data_folder('payload').parent}\n")
+    (folder / "job.sbatch").write_text(
+        f"python={sys.executable}\npayload={data_folder('payload').parent}\n"
+    )
     monkeypatch.setenv("SLURM_JOB_ID", job_id)
     job_stacks = stacks_of(session, job_id)
     assert [(rank["rank"], rank["doing"], rank["place"]) for rank in job_stacks.ranks] == [
@@ -38,7 +40,9 @@ def test_a_job_without_ranks_is_a_single_rank(
     assert "sleep 1000" in (folder / "rank-logs" / "0.stack").read_text()
 
 
-def test_a_job_that_has_ended_has_no_stacks(session: Session, cluster: PlayedCluster, tmp_path: Path) -> None:
+def test_a_job_that_has_ended_has_no_stacks(
+    session: Session, cluster: PlayedCluster, tmp_path: Path
+) -> None:
     job_id = finished(session, cluster, tmp_path, "true")
     with refused("job-not-running", UsageError):
         stacks_of(session, job_id)

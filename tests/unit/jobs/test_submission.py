@@ -105,7 +105,9 @@ def test_nodes_are_not_left_out_as_files(session, cluster, job):
         with rejected("exclude-names-node", UsageError, f"--slurm --exclude={pattern}"):
             preparer.prepare(session, Submission([job.model_copy(update={"exclude": (pattern,)})]))
     for pattern in ("/demo-train-2", "demo-train-3", "*.log", "demo-train-["):
-        (prepared,) = preparer.prepare(session, Submission([job.model_copy(update={"exclude": (pattern,)})]))
+        (prepared,) = preparer.prepare(
+            session, Submission([job.model_copy(update={"exclude": (pattern,)})])
+        )
         assert "--exclude" not in prepared.script
 
 
@@ -131,7 +133,9 @@ def test_container_is_refused_if_no_node_can_run_it(
 
 def test_lines_without_an_effect_are_noted_once_before_the_submission(session, job):
     script = job.script.with_name("own.sh")
-    script.write_text("#!/bin/bash\n#SBATCH --nodes=1 --output=logs/%x.out\ntrue\n#SBATCH --time=5\n")
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=1 --output=logs/%x.out\ntrue\n#SBATCH --time=5\n"
+    )
     notes = []
     jobs = [JobSpec(name=name, script=script) for name in "ab"]
     Preparer(notes.append).prepare(session, Submission(jobs))
@@ -144,7 +148,9 @@ def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
     preparer = Preparer(lambda _: None)
 
     def dependencies(*after: str) -> list[str]:
-        (prepared,) = preparer.prepare(session, Submission([job.model_copy(update={"after": after})]))
+        (prepared,) = preparer.prepare(
+            session, Submission([job.model_copy(update={"after": after})])
+        )
         return re.findall("--dependency=(.*)", prepared.script)
 
     completed = submit(session, job).job_id
@@ -157,7 +163,9 @@ def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
         state["hold"] = True
     waiting = submit(session, job).job_id
     assert dependencies(completed, f"{failed}:notok", f"{failed}:any") == []
-    assert dependencies(completed, waiting, f"{waiting}:notok") == [f"afterok:{waiting},afternotok:{waiting}"]
+    assert dependencies(completed, waiting, f"{waiting}:notok") == [
+        f"afterok:{waiting},afternotok:{waiting}"
+    ]
     for impossible in (failed, f"{failed}:ok", f"{completed}:notok"):
         with rejected("dependency-never-satisfied", UsageError, impossible):
             dependencies(impossible)
@@ -336,7 +344,9 @@ def test_a_connection_that_broke_before_sbatch_is_not_retried(session, cluster, 
 
 
 @pytest.mark.parametrize(("submitted_at", "refused"), [(0.0, True), (1e12, False)])
-def test_a_lost_submission_is_given_up_after_sbatch_has_ended(session, cluster, submitted_at, refused):
+def test_a_lost_submission_is_given_up_after_sbatch_has_ended(
+    session, cluster, submitted_at, refused
+):
     entry = JobEntry(token="feed", name="x", user="u", submitted_at=submitted_at, remote_dir="/x")  # noqa: S106
     cluster.ledger.add(entry)
     resolve_submissions(session.slurm, cluster.ledger)
@@ -415,14 +425,18 @@ def test_a_repository_that_takes_too_long_is_left_out(repository, tmp_path, monk
         ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then use '~/a b.png'"),
     ],
 )
-def test_a_file_that_is_only_here_is_refused(session, tmp_path, monkeypatch, *, bundled, args, put, then):
+def test_a_file_that_is_only_here_is_refused(
+    session, tmp_path, monkeypatch, *, bundled, args, put, then
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("gpt2.st", "a b.png", "run/model/model.json", "run/book.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     job = JobSpec(name="j", bundled=bundled, args=tuple(arg.format(home=tmp_path) for arg in args))
-    with rejected("file-only-here", UsageError, f"`clusterctl put {put.format(home=tmp_path)}`") as caught:
+    with rejected(
+        "file-only-here", UsageError, f"`clusterctl put {put.format(home=tmp_path)}`"
+    ) as caught:
         reject_local_files(without_files(session), [job])
     assert caught.value.fix.endswith(then)
 
@@ -440,7 +454,13 @@ def test_a_file_that_the_cluster_may_have_is_read_there(session, tmp_path, monke
     job = JobSpec(name="j", bundled="train", args=(*args, str(tmp_path / "out")))
     reject_local_files(without_files(session), [job])
     monkeypatch.setenv("HOME", str(tmp_path))
-    for there in (str(tmp_path / "out"), "~/out", "out", "nowhere"):  # the played cluster is this machine
+    # The played cluster is this machine.
+    for there in (
+        str(tmp_path / "out"),
+        "~/out",
+        "out",
+        "nowhere",
+    ):
         reject_local_files(session, [JobSpec(name="j", bundled="train", args=(*args, there))])
     script = JobSpec(name="j", script=tmp_path / "out", args=("--init", "out"))
     reject_local_files(session, [script])

@@ -34,7 +34,9 @@ def job_of(tmp_path: Path, *slurm: str, lines: str = "") -> JobSpec:
 
 def controller(*times: str) -> ScriptedTransport:
     """A controller in another time zone. times: what `date` shows there."""
-    return ScriptedTransport([Step(("date", "-d", "@*", "+%Y-*"), stdout=f"{text}\n") for text in times])
+    return ScriptedTransport(
+        [Step(("date", "-d", "@*", "+%Y-*"), stdout=f"{text}\n") for text in times]
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,10 @@ def test_summer_time_of_the_day_itself_counts(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     found = [moment_of(text, NOW) for text in ("2026-07-01T12:00", "2026-12-01T12:00")]
-    assert [moment and moment.utcoffset() for moment in found] == [timedelta(hours=2), timedelta(hours=1)]
+    assert [moment and moment.utcoffset() for moment in found] == [
+        timedelta(hours=2),
+        timedelta(hours=1),
+    ]
 
 
 @pytest.mark.parametrize(

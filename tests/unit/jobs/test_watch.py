@@ -79,7 +79,9 @@ def held(cluster: PlayedCluster, session: Session, folder: Path) -> tuple[str, P
 def test_wait(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "sleep 0.3")
     states: list[JobState] = []
-    (job,) = wait(session, [job_id], on_change=lambda changed, _: states.extend(job.state for job in changed))
+    (job,) = wait(
+        session, [job_id], on_change=lambda changed, _: states.extend(job.state for job in changed)
+    )
     assert (job.state, job.exit_code) == (JobState.COMPLETED, 0)
     assert states[-1] is JobState.COMPLETED
     assert len(states) == len(set(states))
@@ -90,8 +92,17 @@ def test_wait(session, cluster, tmp_path):
 def test_a_wait_is_worth_a_word_only_if_nodes_are_lacking(cluster, tmp_path):
     reasons = iter(
         [
-            *("None", "Priority", "ReqNodeNotAvail, UnavailableNodes:n1", "ReqNodeNotAvail, May be reserved"),
-            *("Resources", "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs", "Priority"),
+            *(
+                "None",
+                "Priority",
+                "ReqNodeNotAvail, UnavailableNodes:n1",
+                "ReqNodeNotAvail, May be reserved",
+            ),
+            *(
+                "Resources",
+                "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs",
+                "Priority",
+            ),
         ]
     )
 
@@ -113,7 +124,8 @@ def test_a_wait_is_worth_a_word_only_if_nodes_are_lacking(cluster, tmp_path):
 @pytest.mark.parametrize("states", [["PENDING", "COMPLETED"], []])
 def test_a_job_that_was_killed_may_start_again(cluster, tmp_path, states):
     """The controller's watcher requeues a job that was killed with its node."""
-    now, coming = [0.0], iter(states)
+    now = [0.0]
+    coming = iter(states)
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -137,11 +149,13 @@ def test_many_jobs_are_waited_for_with_one_query_at_a_time(session, cluster, tmp
 def foreign_wait(
     cluster: PlayedCluster, folder: Path, events: dict[float, tuple[str, dict[str, Any] | None]]
 ) -> list[float]:
-    """Wait for a job on a cluster of others. Return the times of the queries, the last with its end.
+    """Wait for a job on a cluster of others. Return the times of the queries, the last with its
+    end.
 
     events: time -> the job's new state in the queue, and what the job records.
     """
-    now, asked = [0.0], []
+    now = [0.0]
+    asked = []
     job_id, job_folder = held(cluster, cluster.session(), folder)
     before = cluster.calls("squeue")
 
@@ -191,7 +205,9 @@ def test_wait_on_a_foreign_cluster_keeps_its_pace(cluster, tmp_path):
     """A job whose record changes all the time costs five queries more than one in 10 s."""
     progress = {float(time): ("RUNNING", {"event": "progress"}) for time in range(1, 150)}
     times = foreign_wait(cluster, tmp_path, {**progress, 150.0: ("COMPLETED", None)})
-    assert all(len([time for time in times[:-1] if time < end]) <= 5 + end / 10 for end in range(0, 151, 5))
+    assert all(
+        len([time for time in times[:-1] if time < end]) <= 5 + end / 10 for end in range(0, 151, 5)
+    )
     assert all(later - earlier >= 1 for earlier, later in pairwise(times))
 
 
@@ -215,22 +231,59 @@ def test_a_wait_that_runs_out(cluster, tmp_path, states, command):
         wait(session, ids, timeout_s=60)
     found = [part.partition(": ") for part in caught.value.why.split("; ")]
     shown = [f"{state} (NodeDown)" if state == "PENDING" else state for state in states]
-    assert [head for head, _, _ in found] == [f"{i} is {state}" for i, state in zip(ids, shown, strict=True)]
+    assert [head for head, _, _ in found] == [
+        f"{i} is {state}" for i, state in zip(ids, shown, strict=True)
+    ]
     # Slurm's reason in words.
     assert [bool(cause) for _, _, cause in found] == [state == "PENDING" for state in states]
-    assert [word in caught.value.fix for word in ("`clusterctl up`", "`clusterctl logs")].count(True) == 1
+    assert [word in caught.value.fix for word in ("`clusterctl up`", "`clusterctl logs")].count(
+        True
+    ) == 1
     assert command in caught.value.fix
     assert cluster.job(ids[0])["state"] == states[0]
 
 
 STUCK = (
-    *("DependencyNeverSatisfied", "BadConstraints", "PartitionConfig", "PartitionTimeLimit", "JobHeldUser"),
-    *("PartitionNodeLimit", "JobHeldAdmin", "JobHoldMaxRequeue", "QOSMaxNodePerJobLimit", "QOSMinMemory"),
-    *("AssocMaxCpuPerJobLimit", "AccountNotAllowed", "InvalidQOS", "ReservationDeleted", "MaxMemPerLimit"),
+    *(
+        "DependencyNeverSatisfied",
+        "BadConstraints",
+        "PartitionConfig",
+        "PartitionTimeLimit",
+        "JobHeldUser",
+    ),
+    *(
+        "PartitionNodeLimit",
+        "JobHeldAdmin",
+        "JobHoldMaxRequeue",
+        "QOSMaxNodePerJobLimit",
+        "QOSMinMemory",
+    ),
+    *(
+        "AssocMaxCpuPerJobLimit",
+        "AccountNotAllowed",
+        "InvalidQOS",
+        "ReservationDeleted",
+        "MaxMemPerLimit",
+    ),
 )
 FREE = (
-    *("", "Priority", "Resources", "Dependency", "BeginTime", "Licenses", "Reservation", "QOSJobLimit"),
-    *("QOSMaxCpuPerUserLimit", "AssocMaxJobsLimit", "JobArrayTaskLimit", "PartitionDown", "NodeDown"),
+    *(
+        "",
+        "Priority",
+        "Resources",
+        "Dependency",
+        "BeginTime",
+        "Licenses",
+        "Reservation",
+        "QOSJobLimit",
+    ),
+    *(
+        "QOSMaxCpuPerUserLimit",
+        "AssocMaxJobsLimit",
+        "JobArrayTaskLimit",
+        "PartitionDown",
+        "NodeDown",
+    ),
     *("ReqNodeNotAvail, UnavailableNodes:n1", "launch failed requeued held", "AssocGrpCpuLimit"),
 )
 
@@ -253,7 +306,11 @@ def test_wait_job_never_starts_ends(cluster, tmp_path, reason):
     with refused("job-stuck", JobStuckError, job_id) as caught:
         raise_unless_completed(session, wait(session, [job_id], timeout_s=100))
     diagnosis = caught.value.answer["diagnosis"]
-    assert (diagnosis["reason"], diagnosis["state"], caught.value.exit_code) == (reason, "PENDING", 4)
+    assert (diagnosis["reason"], diagnosis["state"], caught.value.exit_code) == (
+        reason,
+        "PENDING",
+        4,
+    )
     assert next(times) > 10
     assert "clusterctl logs" not in caught.value.fix
 
@@ -295,7 +352,9 @@ def test_a_job_that_slurm_never_heard_of(cluster):
 
 
 def test_a_failed_job_shows_the_end_of_its_log(session, tmp_path):
-    job_id = submitted(session, tmp_path, "echo out; for i in {1..30}; do echo line $i >&2; done; exit 7")
+    job_id = submitted(
+        session, tmp_path, "echo out; for i in {1..30}; do echo line $i >&2; done; exit 7"
+    )
     error = failed(session, job_id)
     diagnosis = error.answer["diagnosis"]
     assert (diagnosis["job_id"], diagnosis["host"], diagnosis["exit_code"]) == (job_id, "n1", 7)
@@ -340,7 +399,9 @@ ALONE = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
     ],
 )
 def test_the_end_of_a_failed_jobs_log_is_shown(session, tmp_path, body, lines):
-    """Its stdout if it wrote no stderr. A log writes nothing else to the terminal, and no line of its own."""
+    """Its stdout if it wrote no stderr. A log writes nothing else to the terminal, and no line of
+    its own.
+    """
     error = failed(session, submitted(session, tmp_path, f"{body}; exit 1"))
     assert [line[2:] for line in error.why.splitlines() if line[:2] == "| "] == lines
     assert all(c.isprintable() or c == "\n" for c in str(error))
@@ -407,7 +468,8 @@ def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
     for task in (3, 13):
         (folder / f"stdout-{task}.log").write_text(f"task {task}\n")
     cluster.change(job_id, state="COMPLETED")
-    told, transport = Told(), Counted()
+    told = Told()
+    transport = Counted()
     follow(session, job_id, on_output=told)
     assert told.chunks == [LogChunk("stdout", 3, b"task 3\n"), LogChunk("stdout", 13, b"task 13\n")]
     counted = replace(session, scheduler=SlurmClient(transport))
@@ -449,7 +511,9 @@ def test_select_logs_has_tasks_in_numeric_order(tmp_path: Path) -> None:
     for task in (0, 1, 2, 10, 1000):
         (tmp_path / f"stdout-{task}.log").touch()
         (tmp_path / f"stderr-{task}.log").touch()
-    names = [f"{stream}-{task}.log" for stream in ("stdout", "stderr") for task in (0, 1, 2, 10, 1000)]
+    names = [
+        f"{stream}-{task}.log" for stream in ("stdout", "stderr") for task in (0, 1, 2, 10, 1000)
+    ]
     assert select_logs(str(tmp_path), "", "") == names
 
 
@@ -483,12 +547,15 @@ class Counted(LocalTransport):
 
 
 class Breaking(LocalTransport):
-    """Its streams break after the first pieces, a few times; a file tells the job that this is over."""
+    """Its streams break after the first pieces, a few times; a file tells the job that this is
+    over.
+    """
 
     breaks = 3
 
     def __init__(self, steady, error):
-        self.steady, self.error = steady, error
+        self.steady = steady
+        self.error = error
 
     def stream(self, argv):
         for count, piece in enumerate(super().stream(argv)):
@@ -506,7 +573,9 @@ def tunnel_refusal(*, has_grace: bool) -> TunnelRefusedError:
     return error
 
 
-@pytest.mark.parametrize("error", [UnreachableError("the connection broke"), tunnel_refusal(has_grace=True)])
+@pytest.mark.parametrize(
+    "error", [UnreachableError("the connection broke"), tunnel_refusal(has_grace=True)]
+)
 def test_follow_mends_a_broken_connection(session, cluster, tmp_path, error):
     steady = tmp_path / "steady"
     transport = Breaking(steady, error)
@@ -564,7 +633,9 @@ def test_logs_of_jobs_that_are_not_ours(session, cluster, tmp_path):
 
 def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
     """One line of 64 MiB: what of it is shown, and what comes over for that."""
-    job_id = submitted(session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
+    job_id = submitted(
+        session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1"
+    )
     transport = Counted()
     counting = replace(session, scheduler=SlurmClient(transport))
     why = failed(counting, job_id).why
@@ -626,14 +697,22 @@ def test_a_restarted_job_is_judged_by_its_last_attempt(tmp_path, batch):
 
 
 def test_ranks_of_an_earlier_attempt_are_left_out(tmp_path):
-    """Rank 1's node was lost: its log and its end are of the first attempt. Rank 0 wrote too much to tell."""
+    """Rank 1's node was lost: its log and its end are of the first attempt. Rank 0 wrote too much
+    to tell.
+    """
     (tmp_path / "rank-logs").mkdir()
-    start = '{{"time": {0}.5, "event": "start", "nodes": ["n1", "n2"], "restarts": {0}, "until": 9}}\n'
+    start = (
+        '{{"time": {0}.5, "event": "start", "nodes": ["n1", "n2"], "restarts": {0}, "until": 9}}\n'
+    )
     (tmp_path / "job.events").write_text("".join(map(start.format, (0, 1, 2))))
-    (tmp_path / "stderr.log").write_text("of the first\nclusterctl: restart 1 of this job\nof the second")
+    (tmp_path / "stderr.log").write_text(
+        "of the first\nclusterctl: restart 1 of this job\nof the second"
+    )
     (tmp_path / "rank-logs" / "0.log").write_text("x" * (1 << 17))
     (tmp_path / "rank-logs" / "1.log").write_text("of the first")
-    (tmp_path / "rank-logs" / "2.log").write_text("\nclusterctl: restart 2 of this job\nof the third")
+    (tmp_path / "rank-logs" / "2.log").write_text(
+        "\nclusterctl: restart 2 of this job\nof the third"
+    )
     for rank in range(3):
         (tmp_path / "rank-logs" / f"{rank}.end").write_text(f"5.0 {rank + 1} n1\n")
     found = ends_there(tmp_path)
@@ -673,4 +752,7 @@ def test_first_read_with_a_limit_is_the_end_of_each_log(tmp_path: Path) -> None:
     kept = KeptLogs(most=100)
     for chunk in chunks:
         kept.keep(chunk)
-    assert [(log.text, log.truncated) for log in kept.texts()] == [("xxxxxxxend", True), ("short", False)]
+    assert [(log.text, log.truncated) for log in kept.texts()] == [
+        ("xxxxxxxend", True),
+        ("short", False),
+    ]

@@ -20,8 +20,12 @@ def a_state(cluster_id: str = "a1b2c3", **differs: Any) -> ClusterState:
     return ClusterState.model_validate({"id": cluster_id, "name": "d", **place, **differs})
 
 
-def play_helper(patch: pytest.MonkeyPatch, result: Mapping[str, Any], *ready: Mapping[str, Any]) -> list[Any]:
-    """Have a helper that is ready for these replies, then has the result; what it is sent after a request."""
+def play_helper(
+    patch: pytest.MonkeyPatch, result: Mapping[str, Any], *ready: Mapping[str, Any]
+) -> list[Any]:
+    """Have a helper that is ready for these replies, then has the result; what it is sent after a
+    request.
+    """
     lines = [{"ready": one} for one in ready] + [{"result": result, "goes_on": False}]
     sent: list[Any] = []
 

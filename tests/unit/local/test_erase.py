@@ -1,4 +1,6 @@
-"""A node, a cluster and an image are removed whole: what ends their removal leaves none that looks alive."""
+"""A node, a cluster and an image are removed whole: what ends their removal leaves none that looks
+alive.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_a_node_whose_removal_was_ended_is_not_there_any_more(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cluster_with_interrupted_removal_is_not_listed(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:
+def test_cluster_with_interrupted_removal_is_not_listed(
+    tmp_path: Path, ended: pytest.MonkeyPatch
+) -> None:
     ended.setattr(layout, "STATE", tmp_path)
     write(tmp_path / "abcdef" / "cluster.json", a_state("abcdef").model_dump_json())
     write(tmp_path / "abcdef" / "a")
@@ -60,13 +64,17 @@ def test_cluster_with_interrupted_removal_is_not_listed(tmp_path: Path, ended: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_removal_that_was_ended_is_residue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_that_was_ended_is_residue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(layout, "STATE", tmp_path)
     folder = write(tmp_path / ".removed-abcdef" / "a").parent
     assert look({"id": "abcdef"})["residue"] == [f"folder {folder}"]
 
 
-def test_an_image_whose_removal_was_ended_is_not_used(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:
+def test_an_image_whose_removal_was_ended_is_not_used(
+    tmp_path: Path, ended: pytest.MonkeyPatch
+) -> None:
     for name in ("STATE", "CACHE"):
         ended.setattr(layout, name, tmp_path)
     folder = image.image_dir("0123456789abcdef")

@@ -1,4 +1,6 @@
-"""The kernel's limits for many nodes; sixteen real ones: tests/e2e/test_many.py, in `make test-all`."""
+"""The kernel's limits for many nodes; sixteen real ones: tests/e2e/test_many.py, in `make
+test-all`.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,12 @@ def test_nodes_are_numbered_in_order() -> None:
 
 def test_numbers_stay_when_an_earlier_partition_grows() -> None:
     before = numbered(["ctl", "a-1", "b-1"], {})
-    assert numbered(["ctl", "a-1", "a-2", "b-1"], before) == {"ctl": 1, "a-1": 2, "a-2": 4, "b-1": 3}
+    assert numbered(["ctl", "a-1", "a-2", "b-1"], before) == {
+        "ctl": 1,
+        "a-1": 2,
+        "a-2": 4,
+        "b-1": 3,
+    }
 
 
 def test_a_number_is_free_again_when_its_node_is_gone() -> None:

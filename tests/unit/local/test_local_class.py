@@ -21,7 +21,9 @@ from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.workspace import Workspace
 from tests.unit.local.states import a_state, play_helper
 
-IMAGE, INPUTS, KEY = "a" * 16, "b" * 16, "ssh-ed25519 AAAA"
+IMAGE = "a" * 16
+INPUTS = "b" * 16
+KEY = "ssh-ed25519 AAAA"
 CLASS = image.class_key(IMAGE, INPUTS)
 REQUEST = {"id": "abcdef", "image": IMAGE, "inputs": {"compute": INPUTS}, "admin_key": KEY}
 
@@ -114,7 +116,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 @pytest.mark.usefixtures("cache")
 def test_two_helpers_build_a_template_once(asked: list[list[str]]) -> None:
-    both, answers = threading.Barrier(2), []
+    both = threading.Barrier(2)
+    answers = []
 
     def ask() -> None:
         both.wait()
@@ -157,7 +160,9 @@ def test_pruning_leaves_the_classes_of_nodes(cache: Path) -> None:
 
 
 def test_last_used_templates_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is found is used, too: an `up` that is about to make nodes of it must not lose it."""
+    """One that is found is used, too: an `up` that is about to make nodes of it must not lose
+    it.
+    """
     monkeypatch.setattr(image, "_KEPT_CLASSES", 2)
     bake()
     for number, name in enumerate(("old", "under-a-node", "newer", "newest")):
@@ -171,7 +176,9 @@ def test_last_used_templates_are_kept(cache: Path, monkeypatch: pytest.MonkeyPat
     assert left == {f"class-{CLASS}", "class-under-a-node", "class-newest"}
 
 
-def test_a_class_that_is_made_ends_an_older_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_is_made_ends_an_older_one(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(image, "_KEPT_CLASSES", 1)
     monkeypatch.setattr(helper, "_bake_missing", lambda _: bake())
     (cache / "class-old").mkdir()
@@ -191,12 +198,18 @@ def test_homes_of_a_new_cluster(tmp_path: Path) -> None:
         **{"image": IMAGE, "distribution": "debian-13", "admin_key": KEY},
         homes=(layout.Home(name="ada", uid=2001, keys=(KEY,)),),
     )
-    shared, ended = tmp_path / "shared", tmp_path / "homes/bob"  # of one that was ended midway
+    # of one that was ended midway
+    shared = tmp_path / "shared"
+    ended = tmp_path / "homes/bob"
     shared.mkdir()
     ended.mkdir(parents=True)
     machine.make_homes(wanted, shared, lower)
     found = {
-        str(path.relative_to(shared)): (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o777)
+        str(path.relative_to(shared)): (
+            path.stat().st_uid,
+            path.stat().st_gid,
+            path.stat().st_mode & 0o777,
+        )
         for path in shared.rglob("*")
     }
     assert found == {
@@ -231,7 +244,9 @@ def test_node_restarted_keeps_its_template_and_files(cache: Path) -> None:
     assert not (image.class_layer(CLASS) / "etc/secret").exists()
 
 
-@pytest.mark.parametrize(("group", "classed"), [("compute", "one-train-1"), ("controller", "one-ctl")])
+@pytest.mark.parametrize(
+    ("group", "classed"), [("compute", "one-train-1"), ("controller", "one-ctl")]
+)
 def test_hosts_of_a_group_without_class_get_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, classed: str
 ) -> None:

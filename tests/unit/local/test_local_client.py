@@ -35,9 +35,18 @@ def test_run_full_disk_suggests_freeing_space() -> None:
 
 @pytest.mark.parametrize("kind", [DiskError, MachineError, ProvisionError])
 def test_an_error_of_the_helper_is_the_same_here(kind: type[ClusterctlError]) -> None:
-    error = {"kind": kind.__name__, "code": "no-room", "what": "full", "where": "/x", "why": "", "fix": ""}
+    error = {
+        "kind": kind.__name__,
+        "code": "no-room",
+        "what": "full",
+        "where": "/x",
+        "why": "",
+        "fix": "",
+    }
     helper = ["sh", "-c", 'read request; echo "$0"', json.dumps({"error": error})]
-    with subprocess.Popen(helper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        helper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         with refused("no-room", where="/x") as caught:
             exchange = Exchange(process, print)
             exchange.send({})
@@ -53,9 +62,17 @@ def no_idle_helpers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_helper_that_goes_on_serves_the_next_call(monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
-    said = json.dumps({"result": {"pid": 0}, "goes_on": goes_on}).replace("0", "$$").replace('"', '\\"')
-    monkeypatch.setattr(client, "elevation", lambda _: ["sh", "-c", f'while read it; do echo "{said}"; done'])
+def test_a_helper_that_goes_on_serves_the_next_call(
+    monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    said = (
+        json.dumps({"result": {"pid": 0}, "goes_on": goes_on})
+        .replace("0", "$$")
+        .replace('"', '\\"')
+    )
+    monkeypatch.setattr(
+        client, "elevation", lambda _: ["sh", "-c", f'while read it; do echo "{said}"; done']
+    )
     pids = [Helper().call("look", {})["pid"] for _ in range(2)]
     assert (pids[0] == pids[1]) is goes_on
     client.end_idle()
@@ -67,7 +84,8 @@ def test_a_helper_that_goes_on_serves_the_next_call(monkeypatch: pytest.MonkeyPa
 def test_a_reply_is_sent_when_the_helper_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the body raises, the helper loses its caller and ends."""
     replies = (
-        'echo \'{"ready": {"a": 1}}\'; read it; echo "{\\"result\\": {\\"got\\": $it}, \\"goes_on\\": false}"'
+        'echo \'{"ready": {"a": 1}}\'; read it; echo "{\\"result\\": {\\"got\\": $it}, '
+        '\\"goes_on\\": false}"'
     )
     monkeypatch.setattr(client, "elevation", lambda _: ["sh", "-c", f"read it; {replies}"])
     with Helper().asking("bake", {}) as exchange:

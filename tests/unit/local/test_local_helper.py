@@ -72,7 +72,8 @@ def test_helper_folders_are_closed_even_existing_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root of a node lays setuid programs there, and whoever can read a lock's file can hold it."""
-    run, state = tmp_path / "run", tmp_path / "state"
+    run = tmp_path / "run"
+    state = tmp_path / "state"
     state.mkdir(mode=0o755)
     monkeypatch.setattr(layout, "RUN", run)
     monkeypatch.setattr(layout, "STATE", state)
@@ -85,7 +86,9 @@ def test_helper_folders_are_closed_even_existing_ones(
     assert "`clusterctl up` of " in caught.value.why
 
 
-def test_passwords_are_not_on_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_are_not_on_command_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All accounts see those. The address of a mirror or a proxy may hold one."""
     ran: list[tuple[list[str], str]] = []
 
@@ -95,7 +98,9 @@ def test_passwords_are_not_on_command_lines(tmp_path: Path, monkeypatch: pytest.
         assert stat.S_IMODE(Path(settings).stat().st_mode) == 0o600
 
     monkeypatch.setattr(image, "run", run)
-    monkeypatch.setattr(image, "apt_proxy", lambda: 'Acquire::http::Proxy "http://me:secret@proxy";')
+    monkeypatch.setattr(
+        image, "apt_proxy", lambda: 'Acquire::http::Proxy "http://me:secret@proxy";'
+    )
     left = tmp_path / "etc/apt/apt.conf.d/99mmdebstrap"
     left.parent.mkdir(parents=True)
     image.debootstrap(tmp_path, "http://me:secret@mirror", ["sudo"], "trixie")
@@ -116,7 +121,12 @@ def test_a_subnet_in_use_is_refused_before_an_image_is_built(
     monkeypatch.setattr(system, "check_overlay", lambda _: None)
     built: list[object] = []
     monkeypatch.setattr(helper, "_bake_missing", built.append)
-    asked = {"key": "1" * 16, "base_key": "2" * 16, "distribution": "debian-13", "mirror": "https://debian"}
+    asked = {
+        "key": "1" * 16,
+        "base_key": "2" * 16,
+        "distribution": "debian-13",
+        "mirror": "https://debian",
+    }
     asked |= {"id": "a1b2c3", "subnet": "127.0.0.0/24", "admin_key": "ssh-ed25519 AAAA"}
     with refused("subnet-in-use", MachineError):
         helper.bake(asked)
@@ -128,7 +138,9 @@ def test_a_subnet_in_use_is_refused_before_an_image_is_built(
 def test_up_notes_settings_that_existing_nodes_ignore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever `up` is asked for, they keep their network and their image; without that nothing is begun."""
+    """Whatever `up` is asked for, they keep their network and their image; without that nothing is
+    begun.
+    """
     for name in ("RUN", "STATE", "CACHE"):
         monkeypatch.setattr(layout, name, tmp_path / name)
     state = a_state(distribution="debian-13", slurm="24.11")
@@ -140,9 +152,15 @@ def test_up_notes_settings_that_existing_nodes_ignore(
     monkeypatch.setattr(helper, "_remove_nodes", lambda *_: begun.append("removal") or ((), ()))
     monkeypatch.setattr(helper, "_start_nodes", lambda *_: ())
     asked = {
-        key: getattr(state, key) for key in ("id", "name", "owner", "workspace", "distribution", "slurm")
+        key: getattr(state, key)
+        for key in ("id", "name", "owner", "workspace", "distribution", "slurm")
     }
-    asked |= {"image": "1" * 16, "subnet": "10.7.7.0/24", "admin_key": "ssh-ed25519 AAAA", "homes": []}
+    asked |= {
+        "image": "1" * 16,
+        "subnet": "10.7.7.0/24",
+        "admin_key": "ssh-ed25519 AAAA",
+        "homes": [],
+    }
     asked["nodes"] = [{"name": "d-ctl"}]
     with refused("image-not-cached", ProvisionError):
         helper.up(asked)
@@ -166,7 +184,9 @@ def test_packages_are_installed_without_secrets_in_argv(monkeypatch: pytest.Monk
         return "git\n" if "--target=7" in argv else ""
 
     monkeypatch.setattr(image, "run", run)
-    monkeypatch.setattr(image, "apt_proxy", lambda: 'Acquire::http::Proxy "http://me:secret@proxy";')
+    monkeypatch.setattr(
+        image, "apt_proxy", lambda: 'Acquire::http::Proxy "http://me:secret@proxy";'
+    )
     monkeypatch.setattr(image, "first_process", {"m1": 7, "m2": 8}.get)
     (note,) = image.install_packages({"m1": "d-ctl", "m2": "d-train-1"}, ["git"])
     assert note.split() == ["installed", "on", "d-ctl:", "git"]

@@ -12,7 +12,13 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan, load_known_hosts
 from clusterctl.providers.local import capacity, helper, layout, machine
-from clusterctl.providers.local.capacity import Hardware, compare, divide, is_oversubscribed, same_uids
+from clusterctl.providers.local.capacity import (
+    Hardware,
+    compare,
+    divide,
+    is_oversubscribed,
+    same_uids,
+)
 from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.common import Partition, User
@@ -24,7 +30,9 @@ from tests.support.messages import refused as rejected
 from tests.unit.local.states import a_state
 
 HERE = Hardware((0, 1, 2, 3), 9 * 1024)
-CTL, ONE, TWO = "d-ctl", "d-train-1", "d-train-2"
+CTL = "d-ctl"
+ONE = "d-train-1"
+TWO = "d-train-2"
 STATE = a_state(numbers={CTL: 1, ONE: 2, TWO: 3})
 
 
@@ -109,7 +117,9 @@ def test_node_missing_in_the_spec_is_removed() -> None:
     )
 
 
-def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_there_is_read_from_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(layout, "STATE", tmp_path)
     monkeypatch.setattr(machine, "alive", lambda: {"ca1b2c3-002": (9,), "cffffff-001": (8,)})
     asked = {"id": "a1b2c3"}
@@ -160,7 +170,9 @@ def test_costs_are_summed_now_and_then() -> None:
     assert HostPlan(hosts[-1:]).cost is None
 
 
-@pytest.mark.parametrize(("asked", "refused"), [("debian-13", True), ("debian-12", False), (None, False)])
+@pytest.mark.parametrize(
+    ("asked", "refused"), [("debian-13", True), ("debian-12", False), (None, False)]
+)
 def test_nodes_keep_the_distribution_that_they_were_made_with(
     asked: Any, *, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +198,9 @@ def shared_by(*partitions: Partition) -> ClusterSpec:
 
 
 def test_cores_are_disjoint_while_there_are_enough() -> None:
-    shares, notes = divide(shared_by(Partition(name="train", nodes=3)), Hardware(tuple(range(8)), 16384))
+    shares, notes = divide(
+        shared_by(Partition(name="train", nodes=3)), Hardware(tuple(range(8)), 16384)
+    )
     cores = [core for share in shares for core in share.cores]
     assert [share.size.cpus for share in shares] == [2, 2, 2]
     assert len(cores) == len(set(cores)) == 6
@@ -207,7 +221,9 @@ def test_oversubscription_is_said_aloud() -> None:
 
 
 def test_memory_is_divided_after_a_reserve() -> None:
-    shares, _ = divide(shared_by(Partition(name="train", nodes=4)), Hardware(tuple(range(4)), 9 * 1024))
+    shares, _ = divide(
+        shared_by(Partition(name="train", nodes=4)), Hardware(tuple(range(4)), 9 * 1024)
+    )
     assert [share.size.memory_mib for share in shares] == [2048] * 4
 
 
@@ -221,7 +237,8 @@ def test_what_the_spec_asks_for_wins() -> None:
 
 def test_hosts_are_named_after_cluster_and_partition() -> None:
     shares, _ = divide(
-        shared_by(Partition(name="a", nodes=2), Partition(name="b", nodes=1)), Hardware((0, 1, 2), 4096)
+        shared_by(Partition(name="a", nodes=2), Partition(name="b", nodes=1)),
+        Hardware((0, 1, 2), 4096),
     )
     assert [(s.host, s.partition) for s in shares] == [
         ("demo-a-1", "a"),
@@ -237,6 +254,8 @@ def test_here_reads_the_kernel() -> None:
 
 
 @pytest.mark.parametrize(("cores", "oversubscribed"), [((0, 1), True), ((0, 1, 2), False)])
-def test_nodes_that_share_cores_are_oversubscribed(cores: tuple[int, ...], oversubscribed: bool) -> None:
+def test_nodes_that_share_cores_are_oversubscribed(
+    cores: tuple[int, ...], oversubscribed: bool
+) -> None:
     shares, _ = divide(shared_by(Partition(name="train", nodes=3)), Hardware(cores, 4096))
     assert is_oversubscribed(shares) is oversubscribed

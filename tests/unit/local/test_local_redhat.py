@@ -1,4 +1,6 @@
-"""On a machine of Red Hat's family dnf makes the node image; what is missing is named as dnf calls it."""
+"""On a machine of Red Hat's family dnf makes the node image; what is missing is named as dnf calls
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from tests.support.messages import refused as rejected
 
-SPEC = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [{"name": "x", "nodes": 1}]})
+SPEC = ClusterSpec.model_validate(
+    {"version": 1, "name": "d", "partitions": [{"name": "x", "nodes": 1}]}
+)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,9 @@ SPEC = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [{"n
         ("", None),
     ],
 )
-def test_the_machines_own_distribution_decides(tmp_path: Path, text: str, release: str | None) -> None:
+def test_the_machines_own_distribution_decides(
+    tmp_path: Path, text: str, release: str | None
+) -> None:
     (tmp_path / "os-release").write_text(text)
     assert distributions.redhat_release(tmp_path / "os-release") == release
 
@@ -43,7 +49,11 @@ def on_rocky(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_release_has_images_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
-    for release, distribution in ((None, "debian-13"), ("rocky-9", "rocky-9"), ("rocky-10", "rocky-10")):
+    for release, distribution in (
+        (None, "debian-13"),
+        ("rocky-9", "rocky-9"),
+        ("rocky-10", "rocky-10"),
+    ):
         monkeypatch.setattr(distributions, "redhat_release", lambda release=release: release)
         assert distributions.of_local_nodes() == distribution
         keys |= set(image_keys(LocalSettings()))
@@ -98,7 +108,9 @@ def test_whatever_goes_into_a_base_makes_another_image(
     assert not set(before) & set(after)
 
 
-def test_boot_parameters_do_not_change_the_image_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_boot_parameters_do_not_change_the_image_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     before = image_keys(LocalSettings())
     for field in ("unused", "tmp_in_memory"):
         _another(field)(monkeypatch, tmp_path)
@@ -150,7 +162,8 @@ def test_missing_tools_are_named_by_dnf_packages(
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("mirror", "http://mirror.example.org/debian"), ("distribution", "debian-13")]
+    ("key", "value"),
+    [("mirror", "http://mirror.example.org/debian"), ("distribution", "debian-13")],
 )
 def test_settings_of_debian_are_refused_there(on_rocky: None, key: str, value: str) -> None:
     LocalProvider(LocalSettings(type="local")).check(SPEC)

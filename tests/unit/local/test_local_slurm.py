@@ -1,4 +1,6 @@
-"""The release of Slurm of local nodes: in their image, kept while they live, never changed in place."""
+"""The release of Slurm of local nodes: in their image, kept while they live, never changed in
+place.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ NETWORK = IPv4Network("10.9.8.0/24")
 
 def spec(version: str | None = None) -> ClusterSpec:
     values = {"version": 1, "name": "d", "partitions": [{"name": "train", "nodes": 1}]}
-    given = {"provider": SETTINGS, "slurm": {"version": version}, "users": [{"name": "a", "uid": 2000}]}
+    given = {
+        "provider": SETTINGS,
+        "slurm": {"version": version},
+        "users": [{"name": "a", "uid": 2000}],
+    }
     return ClusterSpec.model_validate({**values, **given})
 
 
@@ -42,7 +48,8 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def test_image_key_depends_on_the_slurm_release() -> None:
-    usual, newer = image_keys(SETTINGS), image_keys(SETTINGS, "26.05")
+    usual = image_keys(SETTINGS)
+    newer = image_keys(SETTINGS, "26.05")
     assert image_keys(SETTINGS, "24.11") == usual
     assert newer[0] == usual[0]  # the base
     assert newer[1] != usual[1]
@@ -50,7 +57,8 @@ def test_image_key_depends_on_the_slurm_release() -> None:
 
 def test_image_key_depends_on_the_packages_of_the_spec() -> None:
     """Clusters without packages of their own, or with the same packages, share an image."""
-    usual, more = image_keys(SETTINGS), image_keys(SETTINGS, packages=("git", "tree"))
+    usual = image_keys(SETTINGS)
+    more = image_keys(SETTINGS, packages=("git", "tree"))
     assert image_keys(SETTINGS, packages=("tree", "git")) == more
     assert more[0] == usual[0]  # the base
     assert more[1] not in (usual[1], image_keys(SETTINGS, packages=("git",))[1])
@@ -64,14 +72,20 @@ def test_packages_of_the_spec_are_installed_in_the_image() -> None:
 
 
 @pytest.mark.parametrize(("asked", "suite"), [(None, None), ("24.11", None), ("26.05", "forky")])
-def test_an_image_gets_the_slurm_that_the_spec_asks_for(asked: str | None, suite: str | None) -> None:
-    text = image_inventory_text(spec(asked), inventory_of(hosts=(CTL,)), Path("/c"), Path("/w"), Path("/l"))
+def test_an_image_gets_the_slurm_that_the_spec_asks_for(
+    asked: str | None, suite: str | None
+) -> None:
+    text = image_inventory_text(
+        spec(asked), inventory_of(hosts=(CTL,)), Path("/c"), Path("/w"), Path("/l")
+    )
     variables = YAML(typ="safe").load(text)["all"]["vars"]
     source = {"release": asked, "suite": suite, "mirror": SETTINGS.mirror}
     assert variables.get("clusterctl_newer_slurm") == (source if suite else None)
 
 
-def plan(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None, **known: Any) -> str:
+def plan(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None, **known: Any
+) -> str:
     """Return the notes on a cluster that is up, of which the helper has recorded this."""
     state = a_state(distribution="debian-13", **known)
     known = Existing(state=state, nodes={"d-ctl": None})

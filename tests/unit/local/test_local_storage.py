@@ -1,4 +1,6 @@
-"""A shared folder that is kept: it stays when its cluster goes, and the next one of that name has it."""
+"""A shared folder that is kept: it stays when its cluster goes, and the next one of that name has
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
 from tests.unit.local.states import a_state
 
-NEW, OLD, OTHER = "aaaaaa", "bbbbbb", "cccccc"
+NEW = "aaaaaa"
+OLD = "bbbbbb"
+OTHER = "cccccc"
 UID = os.getuid() or 1001
 
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of local clusters, on a machine where none runs; the helper is no other process."""
+    """The folder of local clusters, on a machine where none runs; the helper is no other
+    process.
+    """
     for name in ("STATE", "RUN", "CACHE"):
         monkeypatch.setattr(layout, name, tmp_path / name.lower())
     monkeypatch.setattr(machine, "alive", dict)
@@ -46,7 +52,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def raised(
-    cluster_id: str, *, keep: bool = True, name: str = "d", owner: int | None = None, home: Path | None = None
+    cluster_id: str,
+    *,
+    keep: bool = True,
+    name: str = "d",
+    owner: int | None = None,
+    home: Path | None = None,
 ) -> Path:
     """A cluster as `up` leaves it: the shared folder."""
     state = a_state(
@@ -88,7 +99,11 @@ def request(storage: str | None, owner: int | None = None) -> ClusterRequest:
 
 
 def spec(*, keep: bool = True, **user: Any) -> ClusterSpec:
-    said: dict[str, Any] = {"version": 1, "name": "d", "partitions": [{"name": "train", "nodes": 1}]}
+    said: dict[str, Any] = {
+        "version": 1,
+        "name": "d",
+        "partitions": [{"name": "train", "nodes": 1}],
+    }
     ada = {"name": "ada", "uid": UID, **user}
     return ClusterSpec.model_validate({**said, "storage": {"keep": keep}, "users": [ada]})
 
@@ -148,7 +163,9 @@ def test_down_removes_only_checked_folders(
 
 
 def test_interrupted_down_and_up_without_keep_lose_nothing(state: Path) -> None:
-    """The first has ended the cluster, but not its workspace: the second goes on under the same id."""
+    """The first has ended the cluster, but not its workspace: the second goes on under the same
+    id.
+    """
     leave_behind(OLD)
     here = {"id": OLD, "keep_storage": False, "workspace": str(Workspace.of("d").root)}
     wanted = request(None).model_copy(update=here)
@@ -241,7 +258,9 @@ def test_kept_storage_is_removed_by_name(state: Path) -> None:
 
 def notes(wanted: ClusterSpec, found: Existing = Existing()) -> tuple[str, ...]:  # noqa: B008
     """What a plan says of storage."""
-    storages = LocalProvider(LocalSettings()).kept_storage(wanted.name, ()) if wanted.storage.keep else ()
+    storages = (
+        LocalProvider(LocalSettings()).kept_storage(wanted.name, ()) if wanted.storage.keep else ()
+    )
     return provider._storage_notes(wanted, storages, found)
 
 

@@ -144,7 +144,9 @@ def test_a_machine_of_a_container_here_is_not_this_machines() -> None:
     called = f'exec -a systemd-nspawn bash -c "echo up; read" bash --machine={name}'
     for within, seen in (([], True), (["unshare", "--pid", "--fork", "--kill-child"], False)):
         argv = [*within, "bash", "-c", called]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
             assert (name in machine.running()) == seen
@@ -155,7 +157,9 @@ def test_a_machine_that_is_about_to_start_counts() -> None:
     """On a busy machine, it takes long until the command has become systemd-nspawn."""
     name = f"clusterctl-bake-{os.getpid()}"
     argv = ["sh", "-c", "echo up; read line", "sh", "/usr/bin/systemd-nspawn", f"--machine={name}"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         assert machine.running()[name] == process.pid
@@ -163,10 +167,14 @@ def test_a_machine_that_is_about_to_start_counts() -> None:
 
 
 def test_hosts_file_names_each_address_once():
-    """The role `common` replaces the block with all hosts of the cluster, the node itself included."""
+    """The role `common` replaces the block with all hosts of the cluster, the node itself
+    included.
+    """
     touches = yaml.safe_load((data_folder("ansible") / "roles/common/meta/touches.yml").read_text())
     ((edges),) = [
-        part["blocks"]["/etc/hosts"] for part in touches["common_touches"]["drift"] if "blocks" in part
+        part["blocks"]["/etc/hosts"]
+        for part in touches["common_touches"]["drift"]
+        if "blocks" in part
     ]
     first = machine.first_hosts_file("demo-ctl", "10.0.0.2")
     assert first.splitlines().count("10.0.0.2 demo-ctl") == 1

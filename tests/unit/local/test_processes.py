@@ -16,7 +16,8 @@ from clusterctl.providers.local import processes
 from clusterctl.providers.local.processes import Process, ranks
 
 OF_JOB = {"SLURM_JOB_ID": "7"}
-# A program prints a line when its child runs. Until a process has started, its variables are unknown.
+# A program prints a line when its child runs. Until a process has started, its variables are
+# unknown.
 PROGRAM = f"""{sys.executable} -c '
 import subprocess
 subprocess.run(["sh", "-c", "echo; sleep 60; true"])'"""
@@ -34,7 +35,10 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(
-    started: list[subprocess.Popen[str]], *words: str, script: str = "echo; sleep 60; true", **variables: str
+    started: list[subprocess.Popen[str]],
+    *words: str,
+    script: str = "echo; sleep 60; true",
+    **variables: str,
 ) -> Process:
     """Start a shell in this environment, and return it after its first line of output."""
     argv = ["sh", "-c", script, *words]
@@ -48,7 +52,9 @@ def start(
 
 
 def children(process: Process) -> list[Process]:
-    shown = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    )
     return [Process.read(int(pid)) for pid in shown.stdout.split()]
 
 
@@ -58,12 +64,25 @@ def test_a_rank_is_the_program_and_not_its_children(started: list[subprocess.Pop
     other = start(started, RANK="0")
     (child,) = children(program)
     assert child.variables["RANK"] == "1"
-    assert [process.pid for process in ranks("7", [child, program, other])] == [other.pid, program.pid]
+    assert [process.pid for process in ranks("7", [child, program, other])] == [
+        other.pid,
+        program.pid,
+    ]
 
 
 BATCH = (
-    Process(1, "slurm_script", ("/bin/bash", "/x/job00007/slurm_script"), {**OF_JOB, "SLURM_PROCID": "0"}),
-    Process(2, "python", ("python", "-IS", "/x/payload/node/job.py", "run"), {**OF_JOB, "SLURM_PROCID": "0"}),
+    Process(
+        1,
+        "slurm_script",
+        ("/bin/bash", "/x/job00007/slurm_script"),
+        {**OF_JOB, "SLURM_PROCID": "0"},
+    ),
+    Process(
+        2,
+        "python",
+        ("python", "-IS", "/x/payload/node/job.py", "run"),
+        {**OF_JOB, "SLURM_PROCID": "0"},
+    ),
 )
 
 
@@ -73,7 +92,9 @@ def test_a_program_that_no_launcher_started_is_a_rank(started: list[subprocess.P
     assert ranks("7", [*BATCH, *children(program), program]) == [program]
 
 
-def test_a_shell_that_waits_for_the_program_is_no_rank(started: list[subprocess.Popen[str]]) -> None:
+def test_a_shell_that_waits_for_the_program_is_no_rank(
+    started: list[subprocess.Popen[str]],
+) -> None:
     shell = start(started, SLURM_PROCID="0", script=f"{PROGRAM}; true")
     (program,) = children(shell)
     assert ranks("7", [*BATCH, *children(program), program, shell]) == [program]
@@ -100,10 +121,15 @@ def test_ranks_of_mpirun_on_the_first_node_are_found(started: list[subprocess.Po
     """On the other nodes, srun started the daemon of mpirun."""
     first = start(started, RANK="0", SLURM_PROCID="0")
     second = start(started, RANK="1", SLURM_PROCID="0", SLURM_STEP_ID="1")
-    assert [process.pid for process in ranks("7", [*BATCH, first, second])] == [first.pid, second.pid]
+    assert [process.pid for process in ranks("7", [*BATCH, first, second])] == [
+        first.pid,
+        second.pid,
+    ]
 
 
-def test_other_jobs_launchers_and_telemetry_are_no_ranks(started: list[subprocess.Popen[str]]) -> None:
+def test_other_jobs_launchers_and_telemetry_are_no_ranks(
+    started: list[subprocess.Popen[str]],
+) -> None:
     rank = start(started, SLURM_PROCID="0", SLURM_STEP_ID="0")
     running = [
         start(started, RANK="0", SLURM_JOB_ID="8"),
@@ -117,7 +143,10 @@ def test_other_jobs_launchers_and_telemetry_are_no_ranks(started: list[subproces
 
 @pytest.mark.parametrize(("last", "expected"), [(True, ["n-2"]), (False, ["n-1", "n-2"])])
 def test_a_signal_reaches_the_last_rank_or_all(
-    started: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, last: bool, expected: list[str]
+    started: list[subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    last: bool,
+    expected: list[str],
 ) -> None:
     running = [replace(start(started, RANK=str(rank)), machine=f"m{rank}") for rank in (0, 1)]
     monkeypatch.setattr(processes, "processes", lambda _: running)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-# Plays ssh: runs the command here, with a played sudo on the PATH. What sudo reads as a password is checked.
+# Plays ssh: runs the command here, with a played sudo on the PATH. What sudo reads as a password is
+# checked.
 _SSH = """\
 #!{python}
 import os, subprocess, sys
@@ -42,7 +43,8 @@ os.execvp(command[0], command)
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file a host: `free`, `nobody`, or the password that its sudo wants."""
-    folder, programs = tmp_path / "hosts", tmp_path / "bin"
+    folder = tmp_path / "hosts"
+    programs = tmp_path / "bin"
     for one in (folder, programs):
         one.mkdir()
     for name, text in {"ssh": _SSH, "sudo": _SUDO}.items():

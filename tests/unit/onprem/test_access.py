@@ -1,4 +1,6 @@
-"""The user's own way in: whose password goes where, which host keys are known, why ssh and sudo refuse."""
+"""The user's own way in: whose password goes where, which host keys are known, why ssh and sudo
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,10 @@ def test_every_host_is_asked_and_each_failure_is_told(played: Path) -> None:
     assert done == {"a": "a\n", "c": "c\n"}
     with pytest.raises(ProvisionError) as caught:
         raise_failures(failed, summary="login failed", then="go on")
-    assert [(f.host, f.code) for f in caught.value.failures] == [("b", "no-sudo"), ("d", "sudo-password")]
+    assert [(f.host, f.code) for f in caught.value.failures] == [
+        ("b", "no-sudo"),
+        ("d", "sudo-password"),
+    ]
     raise_failures({}, summary="", then="")
 
 
@@ -108,7 +113,11 @@ def test_explain_finds_causes_in_ssh_and_sudo_messages(said: str, code: str) -> 
 
 def test_changed_host_key_names_the_offered_key() -> None:
     offered = "SHA256:EpTvcnZJRrZj5lZuSTQ6RxeFRiYGLpCfpTjYgNFnEVU"
-    said = f"@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nsent by the remote host is\n{offered}.\n"
+    said = (
+        "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n"
+        "sent by the remote host is\n"
+        f"{offered}.\n"
+    )
     error = explain(said + "Host key verification failed.\n", host="a", user="b", address="c")
     assert error is not None
     assert f"--accept-host-key {offered}" in error.fix
@@ -121,7 +130,11 @@ def test_words_that_nobody_knows_are_no_refusal() -> None:
 def test_ssh_reads_what_the_spec_says(tmp_path: Path) -> None:
     machines = {
         "gpu1": OnpremHost(
-            address="10.0.0.1", port=2222, user="rocky", key=str(tmp_path / "a key"), jump=("me@a:23", "b")
+            address="10.0.0.1",
+            port=2222,
+            user="rocky",
+            key=str(tmp_path / "a key"),
+            jump=("me@a:23", "b"),
         ),
         "gpu2": OnpremHost(address="10.0.0.2", port=22),
     }
@@ -129,11 +142,14 @@ def test_ssh_reads_what_the_spec_says(tmp_path: Path) -> None:
     config.write_text(access_config(machines, tmp_path / "known hosts"))
 
     def of(host: str) -> dict[str, str]:
-        said = subprocess.run(["ssh", "-G", "-F", config, host], capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            ["ssh", "-G", "-F", config, host], capture_output=True, text=True, check=True
+        )
         return dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
 
     first, second, *_ = ssh_hosts(machines)
-    gpu1, gpu2 = of("gpu1"), of("gpu2")
+    gpu1 = of("gpu1")
+    gpu2 = of("gpu2")
     assert (gpu1["hostname"], gpu1["port"], gpu1["user"]) == ("10.0.0.1", "2222", "rocky")
     assert (gpu1["identityfile"], gpu1["hostkeyalias"]) == (str(tmp_path / "a key"), "gpu1")
     assert (gpu1["proxyjump"], of(second.alias)["proxyjump"]) == (second.alias, first.alias)
@@ -176,7 +192,9 @@ def confirm(offered: Sequence[OfferedKey]) -> None:
 
 @pytest.mark.parametrize("port", [22, 2222])
 def test_a_key_in_a_hashed_file_is_known(known: Path, tmp_path: Path, port: int) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True
+    )
     key = " ".join((tmp_path / "key.pub").read_text().split()[:2])
     known.write_text(f"{ADDRESS if port == 22 else f'[{ADDRESS}]:{port}'} {key}\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", known], check=True, capture_output=True)
@@ -206,7 +224,10 @@ def test_a_key_that_nobody_confirmed_is_one_of_all_that_is_found(
     monkeypatch.setattr("clusterctl.providers.onprem.access._offered_key", offered)
     keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
     known = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'J' * 43}"
-    machines = {"n1": OnpremHost(address="10.0.0.1", host_key=known), "n2": OnpremHost(address="10.0.0.2")}
+    machines = {
+        "n1": OnpremHost(address="10.0.0.1", host_key=known),
+        "n2": OnpremHost(address="10.0.0.2"),
+    }
     with pytest.raises(ProvisionError):
         keys.trust(machines, reject_unknown_keys)
     lost = keys.trust(machines, reject_unknown_keys, find_all=True)

@@ -1,4 +1,6 @@
-"""Logins to machines of one's own: this very machine, our account, and Ctrl-C while others do not answer."""
+"""Logins to machines of one's own: this very machine, our account, and Ctrl-C while others do not
+answer.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ Host desk
 
 
 def test_owner_of_this_machine_needs_no_ssh(played: Path) -> None:
-    machines = {"desk": OnpremHost(address="localhost", become="none"), "far": OnpremHost(become="none")}
+    machines = {
+        "desk": OnpremHost(address="localhost", become="none"),
+        "far": OnpremHost(become="none"),
+    }
     (played / "far").write_text("free")
     access = Login(machines, Workspace(played))
     asked = ("sh", "-c", "echo ${PLAYED_HOST:-here}; cat")
@@ -54,7 +59,9 @@ def test_installation_in_the_job_environment_is_refused(
     assert refused.code == "own-place"
 
 
-def test_a_machine_without_an_sshd_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_an_sshd_program_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert check_this_machine("desk") is None
     monkeypatch.setattr(login, "_PLACES", "/nowhere")
     refused = check_this_machine("desk")
@@ -67,7 +74,9 @@ def test_a_machine_without_an_sshd_program_says_what_to_install(monkeypatch: pyt
     assert caught.value.answer["code"] == "no-sshd"
 
 
-def test_the_lists_of_those_who_may_log_in_are_sshds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lists_of_those_who_may_log_in_are_sshds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sshd = tmp_path / "sshd"
     sshd.write_text("#!/bin/sh\nprintf 'port 22\\nallowusers %s\\ndenyusers eve\\n' \"${3%%,*}\"\n")
     sshd.chmod(0o755)
@@ -134,7 +143,9 @@ def test_create_account_tells_sshd_errors_from_sudo_errors() -> None:
     assert refused.code == "login-refused"
     assert "allowusers rocky" in refused.why
     said = "sudo: account validation failure"
-    refused = refusal(CommandError("`sudo -n true` failed", rc=1, stderr=said, where="gpu1", host="gpu1"))
+    refused = refusal(
+        CommandError("`sudo -n true` failed", rc=1, stderr=said, where="gpu1", host="gpu1")
+    )
     assert refused.code == "no-sudo"
     assert said in refused.why
     assert "sshd" not in refused.why
@@ -155,7 +166,8 @@ SSH = '#!/bin/sh\necho $$ >> "$STARTED"\nexec sleep 600\n'
 
 
 def test_interrupted_login_ends_ssh_at_once(tmp_path: Path) -> None:
-    started, ssh = tmp_path / "started", tmp_path / "ssh"
+    started = tmp_path / "started"
+    ssh = tmp_path / "ssh"
     ssh.write_text(SSH)
     ssh.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"

@@ -1,4 +1,6 @@
-"""What a spec and the facts of machines make of them: roles, addresses, names, the network, and the plan."""
+"""What a spec and the facts of machines make of them: roles, addresses, names, the network, and the
+plan.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ def spec_of(**provider: Any) -> ClusterSpec:
         **provider,
     }
     return ClusterSpec.model_validate(
-        {"version": 1, "name": "d", "provider": given, "partitions": [{"name": "t", "hosts": "n[1-2]"}]}
+        {
+            "version": 1,
+            "name": "d",
+            "provider": given,
+            "partitions": [{"name": "t", "hosts": "n[1-2]"}],
+        }
     )
 
 
@@ -38,12 +45,15 @@ def made(spec: ClusterSpec, seen: dict[str, HostFacts]) -> Inventory:
     assert isinstance(spec.provider, OnpremSettings)
     asked = members(spec, spec.provider)
     keys = {one.name: "ssh-ed25519 AAAA" for one in asked}
-    return inventory(spec, spec.provider, asked, seen, keys, cluster_id="abc123", proxies={}, silent={})
+    return inventory(
+        spec, spec.provider, asked, seen, keys, cluster_id="abc123", proxies={}, silent={}
+    )
 
 
 def test_roles_names_and_the_network_of_the_controller() -> None:
     seen = {
-        f"n{i}": facts(f"n{i}" if i < 3 else "door", f"10.0.0.{i}/24", f"172.17.0.{i}/16") for i in (1, 2, 3)
+        f"n{i}": facts(f"n{i}" if i < 3 else "door", f"10.0.0.{i}/24", f"172.17.0.{i}/16")
+        for i in (1, 2, 3)
     }
     found = made(spec_of(), seen)
     assert {host.name: host.roles for host in found.hosts} == {
@@ -158,7 +168,9 @@ def test_names_are_those_of_the_distribution(slurm: str, name: str) -> None:
 
 def test_machines_that_are_alike_share_a_line() -> None:
     spec = spec_of(login=["n2", "n3"], controller="n1")
-    spec = spec.model_copy(update={"partitions": (spec.partitions[0].model_copy(update={"hosts": "n1"}),)})
+    spec = spec.model_copy(
+        update={"partitions": (spec.partitions[0].model_copy(update={"hosts": "n1"}),)}
+    )
     (line,) = said(spec, facts("n2"), facts("n3"))
     assert line.startswith(f"n2, n3: {INSTALLED}")
 

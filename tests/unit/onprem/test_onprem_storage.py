@@ -1,4 +1,6 @@
-"""What jobs left on the shared folder of released machines: found, and removed but for people's own."""
+"""What jobs left on the shared folder of released machines: found, and removed but for people's
+own.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_find_homes_skips_an_nfs_server_of_the_user(shared: Path) -> None:
 
 
 def test_remove_homes_keeps_files_of_existing_accounts(shared: Path) -> None:
-    """An account that is on the machine was there before the cluster: of its home, jobs had a part."""
+    """An account that is on the machine was there before the cluster: of its home, jobs had a
+    part.
+    """
     (kept,) = find_homes(Here(), settings(shared), "lab", ["nobody-here", HERE])  # type: ignore[arg-type]
     remove_homes(Here(), settings(shared), kept)  # type: ignore[arg-type]
     assert {path.name for path in (shared / "home").iterdir()} == {HERE, "stranger", "link"}

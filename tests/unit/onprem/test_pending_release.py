@@ -1,4 +1,6 @@
-"""Machines that a cluster has left behind: they are tried again, and told from those in their place."""
+"""Machines that a cluster has left behind: they are tried again, and told from those in their
+place.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_owner_access_is_kept_if_the_spec_names_another_machine(
     assert (one.machine.address, one.machine.user) == ("10.0.0.2", "rocky")
 
 
-def test_silent_machine_stays_pending(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_machine_stays_pending(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (before,) = pending_releases(workspace)
     (note,) = tried(workspace, monkeypatch, release_all=silent)
     assert note.code == "still-pending"
@@ -92,7 +96,9 @@ def test_why_it_was_not_given_back_says_what_is_there(
     assert all(word in note for word in ("disk is full", "the account clusterctl"))
 
 
-def test_released_machine_is_no_longer_pending(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_machine_is_no_longer_pending(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (note,) = tried(workspace, monkeypatch)
     assert note.code == "late-release"
     assert pending_releases(workspace) == ()
@@ -111,7 +117,10 @@ def test_machine_sharing_a_host_key_waits_until_down(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (note,) = tried(
-        workspace, monkeypatch, clone := host("gpu7", "10.0.0.7"), release_all=lambda *_, **__: 1 / 0
+        workspace,
+        monkeypatch,
+        clone := host("gpu7", "10.0.0.7"),
+        release_all=lambda *_, **__: 1 / 0,
     )
     assert note.code == "host-key-of-another"
     assert "gpu7 (10.0.0.7)" in note
@@ -140,8 +149,12 @@ def test_another_machine_at_its_address_is_not_touched(
     assert pending_releases(workspace) == ()
 
 
-def test_release_with_leftovers_stays_pending(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    (note,) = tried(workspace, monkeypatch, find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",))
+def test_release_with_leftovers_stays_pending(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (note,) = tried(
+        workspace, monkeypatch, find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",)
+    )
     assert "the account clusterctl" in note
     assert len(pending_releases(workspace)) == 1
 

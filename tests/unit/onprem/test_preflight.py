@@ -1,4 +1,6 @@
-"""What stands in the way on machines of one's own: all of it in one look, and nothing where all is well."""
+"""What stands in the way on machines of one's own: all of it in one look, and nothing where all is
+well.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ class Machines:
 
     def __init__(self, folder: Path, spec: ClusterSpec) -> None:
         assert isinstance(spec.provider, OnpremSettings)
-        self.spec, self.asked = spec, members(spec, spec.provider)
+        self.spec = spec
+        self.asked = members(spec, spec.provider)
         self.workspace = Workspace(folder / "d")
         self.facts = {one.name: _well(one.name) for one in self.asked}
         self.reach = {one.name: dict(_REACHES) for one in self.asked}
@@ -64,7 +67,8 @@ class Machines:
         self.requests: dict[str, Mapping[str, Any]] = {}
         self.unreached: dict[str, Mapping[str, Mapping[str, str]]] = {}
         self.talks: dict[str, ScriptedTransport] = {}
-        self.time, self.ended = PlayedTime(), threading.Event()
+        self.time = PlayedTime()
+        self.ended = threading.Event()
         self.hangs: dict[str, str] = {}  # until `ended`
 
     def root(self, host: str, argv: Sequence[str], _: bytes) -> str:
@@ -90,9 +94,13 @@ class Machines:
 
     def found(self) -> tuple[Finding, ...]:
         names = [one.name for one in self.asked]
-        login: Any = SimpleNamespace(root=self.root, converse=self.converse, workspace=self.workspace)
+        login: Any = SimpleNamespace(
+            root=self.root, converse=self.converse, workspace=self.workspace
+        )
         limit = Limit.within(28, self.time.clock)
-        return examine(self.spec, self.asked, login, (), only=names, lost=self.lost, limit=limit).findings
+        return examine(
+            self.spec, self.asked, login, (), only=names, lost=self.lost, limit=limit
+        ).findings
 
 
 _REACHES: Mapping[str, Any] = {
@@ -110,7 +118,13 @@ def _well(name: str) -> dict[str, Any]:
         "resolved": {f"n{one}": [f"10.0.0.{one}"] for one in range(1, 6)},
         "space": [room(1 << 20, "/", "/usr", "/var", "/opt", "/tmp", "/dev/shm")],
         "listeners": {},
-        "gpus": {"cards": 1, "shown": ["A100"], "driver": "580.1", "nouveau": False, "secure_boot": False},
+        "gpus": {
+            "cards": 1,
+            "shown": ["A100"],
+            "driver": "580.1",
+            "nouveau": False,
+            "secure_boot": False,
+        },
         "accounts": {"ada": 2001},
     }
 
@@ -135,10 +149,15 @@ def test_nothing_is_found_on_machines_that_are_well(machines: Machines) -> None:
 
 
 def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
-    """Obstacles: the host, the code, a word of the cause, one of the fix. More: hosts/test_doctor.py."""
-    one, three = machines.facts["n1"], machines.facts["n3"]
+    """Obstacles: the host, the code, a word of the cause, one of the fix. More:
+    hosts/test_doctor.py.
+    """
+    one = machines.facts["n1"]
+    three = machines.facts["n3"]
     refusal = "may not run sudo as rocky"
-    machines.lost["n4"] = AccessError.of("n4", "no-sudo", refusal, "add it: `usermod -aG wheel rocky`")
+    machines.lost["n4"] = AccessError.of(
+        "n4", "no-sudo", refusal, "add it: `usermod -aG wheel rocky`"
+    )
     yield "n4", "no-sudo", refusal, "usermod -aG wheel"
     stderr = "rocky@10.0.0.5: Permission denied (publickey)."
     refused = explain(stderr, host="n5", user="rocky", address="10.0.0.5")
@@ -155,7 +174,8 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
 
 
 def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
-    two, three = machines.facts["n2"], machines.facts["n3"]
+    two = machines.facts["n2"]
+    three = machines.facts["n3"]
     two["firewall"] = {"name": "ufw"}
     machines.unreached["n1"] = {"n2": {"6818": "no answer within 2 s"}}
     yield "n2", "firewall", "n1 can't reach 10.0.0.2, port 6818: no answer", "sudo ufw allow from"
@@ -168,10 +188,17 @@ def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, st
     machines.reach["n2"]["loses_large_packets"] = True
     yield "n2", "mtu", "do not reach n1 and return", "mtu 1500"
     repository = "https://mirrors.rockylinux.org/mirrorlist?arch=x86_64"
-    machines.reach["n1"]["repositories"] = {repository: "mirrors.rockylinux.org:443: no answer within 3 s"}
+    machines.reach["n1"]["repositories"] = {
+        repository: "mirrors.rockylinux.org:443: no answer within 3 s"
+    }
     yield "n1", "repository", "mirrors.rockylinux.org:443", "curl -sSI"
     machines.reach["n2"]["repositories"] = {"": "apt has none on the network"}
-    yield "n2", "repository", "no package repository is configured: apt has none", "/etc/apt/sources.list.d"
+    yield (
+        "n2",
+        "repository",
+        "no package repository is configured: apt has none",
+        "/etc/apt/sources.list.d",
+    )
     machines.reach["n2"]["nfs"] = "the connection is refused"
     yield "n2", "nfs", "nas, port 2049", "showmount -e nas"
 
@@ -180,7 +207,11 @@ def test_preflight_reports_all_problems_at_once(machines: Machines) -> None:
     planted = [*plant(machines)]
     findings = machines.found()
     for host, code, why, fix in planted:
-        hits = [f for f in findings if (f.host, f.code) == (host, code) and why in str(f) and fix in f.fix]
+        hits = [
+            f
+            for f in findings
+            if (f.host, f.code) == (host, code) and why in str(f) and fix in f.fix
+        ]
         assert len(hits) == 1, (host, code, [*map(str, findings)])
     assert len(findings) == len(planted), [*map(str, findings)]
 
@@ -203,10 +234,28 @@ def at(**interfaces: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("host", "facts", "code", "why", "fix"),
     [
-        ("n3", {"system": DEBIAN}, "release-differs", "n1 has Rocky Linux 9", "the same distribution"),
-        ("n3", at(lo="127.0.0.1/8", eth0="10.9.0.3/24"), "address", "10.0.0.0/24", "provider.network"),
+        (
+            "n3",
+            {"system": DEBIAN},
+            "release-differs",
+            "n1 has Rocky Linux 9",
+            "the same distribution",
+        ),
+        (
+            "n3",
+            at(lo="127.0.0.1/8", eth0="10.9.0.3/24"),
+            "address",
+            "10.0.0.0/24",
+            "provider.network",
+        ),
         # Behind NAT.
-        ("n1", at(eth0="10.1.0.1/24", eth1="10.2.0.1/24"), "address", "10.0.0.1 is no", "provider.network"),
+        (
+            "n1",
+            at(eth0="10.1.0.1/24", eth1="10.2.0.1/24"),
+            "address",
+            "10.0.0.1 is no",
+            "provider.network",
+        ),
     ],
 )
 def test_incompatible_machines_are_found_before_changes(
@@ -247,7 +296,9 @@ def test_unsupported_slurm_release_is_found_before_changes(
     assert {one.host for one in wrong} == machines.facts.keys()
 
 
-@pytest.mark.parametrize(("system", "found"), [({"id": "debian", "version": "12"}, True), ({}, False)])
+@pytest.mark.parametrize(
+    ("system", "found"), [({"id": "debian", "version": "12"}, True), ({}, False)]
+)
 def test_slurm_from_elsewhere_is_only_for_enterprise_linux(
     tmp_path: Path, system: Mapping[str, str], found: bool
 ) -> None:
@@ -277,7 +328,12 @@ def test_unsupported_cuda_toolkit_is_found_before_changes(tmp_path: Path) -> Non
         (("warning", "firewall"), ["n2"], False),
         (("error", "release-differs"), [], True),  # no cluster can be made of them
         (("error", "address"), [], True),
-        (("error", "slurm-release"), [], True),  # the spec asks for another one, while the cluster is up
+        # The spec asks for another one, while the cluster is up.
+        (
+            ("error", "slurm-release"),
+            [],
+            True,
+        ),
         (("error", "cuda-toolkit"), [], True),
         (("error", "slurm-source"), [], True),
     ],
@@ -296,14 +352,23 @@ def test_unsupported_release_is_reported_once(machines: Machines) -> None:
 
 
 def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspace, OnpremProvider]:
-    """This machine itself, which has no address on that network, and kept the files of another ada."""
-    shared, workspace = folder / "shared", Workspace(folder / "d")
+    """This machine itself, which has no address on that network, and kept the files of another
+    ada.
+    """
+    shared = folder / "shared"
+    workspace = Workspace(folder / "d")
     (shared / "home/ada").mkdir(parents=True)
     workspace.create()
     workspace.bundle.write_text("{}")  # so that no repository is asked
     machine = {"controller": "desk", "hosts": {"desk": {"address": "localhost", "become": "none"}}}
-    given = {"type": "onprem", **machine, "network": "203.0.113.0/24", "shared": {"path": str(shared)}}
-    partitions, users = [{"name": "t", "hosts": "desk"}], [{"name": "ada", "uid": os.getuid() + 2001}]
+    given = {
+        "type": "onprem",
+        **machine,
+        "network": "203.0.113.0/24",
+        "shared": {"path": str(shared)},
+    }
+    partitions = [{"name": "t", "hosts": "desk"}]
+    users = [{"name": "ada", "uid": os.getuid() + 2001}]
     spec = spec_of(provider=given, partitions=partitions, users=users, storage={"keep": True})
     assert isinstance(spec.provider, OnpremSettings)
     return spec, workspace, OnpremProvider(spec.provider, NO_PROMPTS, clock)
@@ -314,7 +379,9 @@ def test_the_look_ends_when_its_time_is_over(tmp_path: Path) -> None:
     spec, workspace, provider = desk(tmp_path, Clock(now=lambda: next(hours)))
     report = provider.preflight(spec, workspace)
     assert report is not None
-    assert [(one.host, one.level, one.code) for one in report.findings] == [("desk", "error", "unreachable")]
+    assert [(one.host, one.level, one.code) for one in report.findings] == [
+        ("desk", "error", "unreachable")
+    ]
     with rejected("hosts-unfit", ProvisionError):
         provider.plan(spec, workspace)
 
@@ -403,7 +470,11 @@ def test_repositories_are_tried_only_if_packages_are_missing(machines: Machines)
     ("more", "of_leader", "of_others"),
     [
         ({}, {6816, 6817, 6818, 6819, 61000}, {6816, 6818, 61000}),
-        ({"shared": {"path": "/shared"}}, {6816, 6817, 6818, 6819, 61000, 2049}, {6816, 6818, 61000}),
+        (
+            {"shared": {"path": "/shared"}},
+            {6816, 6817, 6818, 6819, 61000, 2049},
+            {6816, 6818, 61000},
+        ),
         ({"shared": {"kind": "existing"}}, {6816, 6817, 6818, 6819, 61000}, {6816, 6818, 61000}),
         ({"scheduler": "none"}, {22, 61000}, {22, 61000}),
     ],

@@ -20,7 +20,9 @@ from tests.support.messages import refused
 
 
 class Way:
-    """Our account's way to a machine that answers as its name says; one that was left lets nobody in."""
+    """Our account's way to a machine that answers as its name says; one that was left lets nobody
+    in.
+    """
 
     left: ClassVar[set[str]] = set()
 
@@ -58,7 +60,9 @@ def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> M
     return release.release_removed(inventory("stays"), Login({}, workspace))
 
 
-def test_machine_released_before_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_released_before_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert dismissed(tmp_path, monkeypatch, "gone", "well", "dead") == {
         "gone": "it does not accept our key",
         "dead": "it does not answer",
@@ -66,17 +70,27 @@ def test_machine_released_before_stops_nothing(tmp_path: Path, monkeypatch: pyte
     assert Way.left == {"well"}
 
 
-def test_machine_with_login_but_no_sudo_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_with_login_but_no_sudo_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with refused("hosts-unreachable", ProvisionError):
         dismissed(tmp_path, monkeypatch, "weak", "well")
     assert Way.left == {"well"}
 
 
-def test_orphaned_controller_keeps_its_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orphaned_controller_keeps_its_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hosts = {"ctl": {"address": "10.0.0.1"}, "n1": {"address": "10.0.0.2"}}
     shared = {"kind": "nfs", "path": "/shared"}
     settings = OnpremSettings.model_validate(
-        {"type": "onprem", "access": {"user": "me"}, "controller": "ctl", "shared": shared, "hosts": hosts}
+        {
+            "type": "onprem",
+            "access": {"user": "me"},
+            "controller": "ctl",
+            "shared": shared,
+            "hosts": hosts,
+        }
     )
     workspace = Workspace(tmp_path / "own")
     workspace.create()

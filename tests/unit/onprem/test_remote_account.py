@@ -42,7 +42,8 @@ def test_an_account_of_before_is_let_in_with_its_own_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its folder is a link to one of root's."""
-    home, roots = Path(tempfile.mkdtemp(dir="/var/tmp")), tmp_path / "roots"
+    home = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    roots = tmp_path / "roots"
     roots.mkdir()
     (home / ".ssh").symlink_to(roots)
     account = pwd.struct_passwd(("ada", "x", 54321, 54321, "", str(home), "/bin/sh"))
@@ -71,9 +72,12 @@ def test_its_lock_is_roots_alone_and_waited_for_for_a_while(tmp_path: Path) -> N
     assert subprocess.run(argv, check=False, capture_output=True).stdout == b"held\n"
 
 
-def test_account_has_the_same_uid_unless_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_account_has_the_same_uid_unless_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the real useradd, on the tables of another system."""
-    run, table = remote_account.run, tmp_path / "etc/passwd"
+    run = remote_account.run
+    table = tmp_path / "etc/passwd"
 
     def elsewhere(program: str, *argv: str, check: bool = True) -> str:
         return run(program, "--prefix", str(tmp_path), *argv, check=check)
@@ -90,7 +94,8 @@ def test_account_has_the_same_uid_unless_taken(tmp_path: Path, monkeypatch: pyte
         (tmp_path / "etc" / name).touch()
     for user in ("clusterctl", "clusterctl2"):
         remote_account.make_account(user, 64100)
-    first, second = account("clusterctl"), account("clusterctl2")
+    first = account("clusterctl")
+    second = account("clusterctl2")
     assert first is not None
     assert first[2:4] == ["64100", "64100"]
     assert first[5].startswith("/")

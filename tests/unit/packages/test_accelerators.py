@@ -35,7 +35,10 @@ def published(
     ]
     requires += [more["always"]] if "always" in more else []
     a_wheel(folder, name.replace("-", "_"), version, tag=tag, requires=requires)
-    links = (f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>' for wheel in folder.glob("*.whl"))
+    links = (
+        f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>'
+        for wheel in folder.glob("*.whl")
+    )
     (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
 
 
@@ -85,7 +88,10 @@ def solve(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> S
         file = tmp_path / "requirements.txt"
         file.write_text("\n".join((f"--index-url file://{pypi}", *lines, "")))
         asked = Requirements((file,), tmp_path / "base.lock", gpus=gpus)
-        return {f"{one.name} {one.version}" for one in resolve(asked, Pip(asked.node, said.append)).wheels}
+        return {
+            f"{one.name} {one.version}"
+            for one in resolve(asked, Pip(asked.node, said.append)).wheels
+        }
 
     return call
 
@@ -121,10 +127,17 @@ def test_torch_without_cpu_index_is_cuda_build_with_note(
 
 def test_jax_has_the_extra_for_cuda_where_nodes_have_gpus(solve: Solve, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("lightning\n")
-    assert solve("-r more.txt", "jax[cuda12]", gpus=False) == {"jax 1.0", "lightning 1.0", "torch 2.0+cpu"}
+    assert solve("-r more.txt", "jax[cuda12]", gpus=False) == {
+        "jax 1.0",
+        "lightning 1.0",
+        "torch 2.0+cpu",
+    }
     assert solve("jax", gpus=False) == {"jax 1.0"}
     assert solve("jax  # a note", gpus=True) == {"jax 1.0", "jax-cuda12-plugin 1.0"}
-    assert solve("jax==1.0; sys_platform == 'linux'", gpus=True) == {"jax 1.0", "jax-cuda12-plugin 1.0"}
+    assert solve("jax==1.0; sys_platform == 'linux'", gpus=True) == {
+        "jax 1.0",
+        "jax-cuda12-plugin 1.0",
+    }
     (tmp_path / "more.txt").write_text("jax\n")
     assert solve("lightning", "-c more.txt", "jax; sys_platform == 'win32'", gpus=True) == {
         "lightning 1.0",
@@ -150,11 +163,16 @@ def test_what_pip_had_downloaded_before_it_was_ended_is_left_out(
 
 
 def test_the_spec_says_which_nodes_have_gpus() -> None:
-    partitions: list[dict[str, Any]] = [{"name": "cpu", "hosts": "one"}, {"name": "gpu", "hosts": "two"}]
+    partitions: list[dict[str, Any]] = [
+        {"name": "cpu", "hosts": "one"},
+        {"name": "gpu", "hosts": "two"},
+    ]
     partitions[1]["gpus"] = {"type": "l4", "count": 1}
     hosts = {"type": "onprem", "controller": "one", "hosts": {"one": "10.0.0.1", "two": "10.0.0.2"}}
     spec = {"version": 1, "name": "d", "provider": hosts}
     found = ClusterSpec.model_validate({**spec, "partitions": partitions})
     assert [has_gpus(found), has_gpus(found, "cpu"), has_gpus(found, "gpu")] == [True, False, True]
-    undeclared = ClusterSpec.model_validate({**spec, "partitions": partitions[:1], "scheduler": "none"})
+    undeclared = ClusterSpec.model_validate(
+        {**spec, "partitions": partitions[:1], "scheduler": "none"}
+    )
     assert has_gpus(undeclared) is None

@@ -1,4 +1,6 @@
-"""Packing Debian's packages: real apt on a small archive; what is not signed or not whole stays out."""
+"""Packing Debian's packages: real apt on a small archive; what is not signed or not whole stays
+out.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,18 @@ gpg --batch --yes --clearsign --output InRelease Release
 
 @dataclass(frozen=True)
 class Archive:
-    """A flat archive of packages; the key that it is signed with is in ``keyring.gpg`` beside it."""
+    """A flat archive of packages; the key that it is signed with is in ``keyring.gpg`` beside
+    it.
+    """
 
     root: Path
 
     def run(self, script: str, *words: str) -> None:
         env = {**os.environ, "GNUPGHOME": str(self.root.parent / "keys")}
         argv = ["bash", "-euc", script, "bash", *words]
-        done = subprocess.run(argv, cwd=self.root, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            argv, cwd=self.root, env=env, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -71,12 +77,18 @@ def archive(tmp_path: Path) -> Iterator[Archive]:
 def pack(archive: Archive, tmp_path: Path) -> Packed:
     """Return the files of a repository with these packages."""
 
-    def call(*names: str, scheme: str = "copy", upstream: tuple[Upstream, ...] = ()) -> dict[str, bytes]:
+    def call(
+        *names: str, scheme: str = "copy", upstream: tuple[Upstream, ...] = ()
+    ) -> dict[str, bytes]:
         sources = tmp_path / "mine.list"
-        sources.write_text(f"deb [signed-by={tmp_path / 'keyring.gpg'}] {scheme}:{archive.root} ./\n")
+        sources.write_text(
+            f"deb [signed-by={tmp_path / 'keyring.gpg'}] {scheme}:{archive.root} ./\n"
+        )
         folder = tmp_path / "kept"
         folder.mkdir(exist_ok=True)
-        packer = RepositoryRequest(distribution_of("debian-12"), folder, print, sources, upstream=upstream)
+        packer = RepositoryRequest(
+            distribution_of("debian-12"), folder, print, sources, upstream=upstream
+        )
         root = repository.pack(packer, names)
         return {path.relative_to(root).as_posix(): path.read_bytes() for path in tree_files(root)}
 
@@ -85,7 +97,9 @@ def pack(archive: Archive, tmp_path: Path) -> Packed:
 
 def packages(index: bytes) -> dict[str, str]:
     """File -> SHA-256, as an index has them."""
-    files, hashes = (re.findall(rf"^{name}: (.*)", index.decode(), re.M) for name in ("Filename", "SHA256"))
+    files, hashes = (
+        re.findall(rf"^{name}: (.*)", index.decode(), re.M) for name in ("Filename", "SHA256")
+    )
     return dict(zip(files, hashes, strict=True))
 
 
@@ -104,7 +118,9 @@ def test_a_package_comes_with_all_that_it_needs(pack: Packed, scheme: str) -> No
     assert pack("munge", scheme=scheme) == {"Packages": index, **made}
 
 
-def test_upstream_package_comes_with_its_dependencies(pack: Packed, archive: Archive, tmp_path: Path) -> None:
+def test_upstream_package_comes_with_its_dependencies(
+    pack: Packed, archive: Archive, tmp_path: Path
+) -> None:
     archive.run(ADD, "apptainer", "1.3", "libmunge2")
     (deb,) = archive.root.glob("apptainer*.deb")
     own = deb.rename(tmp_path / deb.name)
@@ -144,14 +160,17 @@ def test_archive_changed_after_signing_is_rejected(
     assert why in caught.value.why.lower()
 
 
-def test_a_package_that_was_damaged_in_the_cache_is_fetched_anew(pack: Packed, archive: Archive) -> None:
+def test_a_package_that_was_damaged_in_the_cache_is_fetched_anew(
+    pack: Packed, archive: Archive
+) -> None:
     made = pack("munge")
     archive.run("sed -i 's/^999$/998/' ../kept/cache/archives/libc6*.deb")
     assert pack("munge") == made
 
 
 @pytest.mark.parametrize(
-    ("release", "package"), [("debian-12", "apt-utils"), ("rocky-9", "createrepo_c"), ("rocky-9", "dnf")]
+    ("release", "package"),
+    [("debian-12", "apt-utils"), ("rocky-9", "createrepo_c"), ("rocky-9", "dnf")],
 )
 def test_a_tool_that_is_missing_is_named_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, package: str

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import BundleError, Failure, MachineError
-from clusterctl.packages.bundle import HASHES, MANIFEST, Bundle, damages, open_bundle, reject_defects
+from clusterctl.packages.bundle import (
+    HASHES,
+    MANIFEST,
+    Bundle,
+    damages,
+    open_bundle,
+    reject_defects,
+)
 from tests.support.disks import small_disk
 from tests.support.messages import refused
 from tests.unit.packages.bundles import FILES, a_bundle
@@ -44,7 +51,9 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def rewrite(bundle: Bundle, change: Callable[[dict[str, bytes]], object], *more: tuple[str, bytes]) -> None:
+def rewrite(
+    bundle: Bundle, change: Callable[[dict[str, bytes]], object], *more: tuple[str, bytes]
+) -> None:
     """Write the tar again with other files, whatever the list says."""
     with tarfile.open(bundle.file) as tar:
         files = {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
@@ -123,12 +132,15 @@ def test_a_cut_bundle_names_the_file_that_it_ends_in(bundle: Bundle, path: str) 
 def test_missing_extra_and_repeated_files_are_named(bundle: Bundle, path: str) -> None:
     rewrite(bundle, lambda files: files.pop(path), (PATHS[-1], b"again"), ("evil\n.sh", b"echo"))
     corrupted = [("corrupted", PATHS[-1]), ("corrupted", "evil\\n.sh")]
-    assert sorted(wrong(bundle)) == sorted([*corrupted, *([("missing", path)] if path != PATHS[-1] else [])])
+    assert sorted(wrong(bundle)) == sorted(
+        [*corrupted, *([("missing", path)] if path != PATHS[-1] else [])]
+    )
 
 
 def test_a_link_in_place_of_a_package_is_named(bundle: Bundle) -> None:
     link = tarfile.TarInfo(MUNGE)
-    link.type, link.linkname = tarfile.SYMTYPE, "/etc/shadow"
+    link.type = tarfile.SYMTYPE
+    link.linkname = "/etc/shadow"
     with bundle.file.open("r+b") as file:
         file.seek(entry(bundle, MUNGE).offset)
         file.write(link.tobuf())
@@ -137,7 +149,20 @@ def test_a_link_in_place_of_a_package_is_named(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["../x", "/etc/passwd", "a/../b", "a//b", "-x", ".hidden", "a/.b", "a b", "a/", "", "a\\b", PATHS[0]],
+    [
+        "../x",
+        "/etc/passwd",
+        "a/../b",
+        "a//b",
+        "-x",
+        ".hidden",
+        "a/.b",
+        "a b",
+        "a/",
+        "",
+        "a\\b",
+        PATHS[0],
+    ],
 )
 def test_no_path_leads_out_of_a_bundle_or_is_there_twice(bundle: Bundle, path: str) -> None:
     line = f"{hashlib.sha256(b'').hexdigest()}  {path}\n".encode()
@@ -170,8 +195,12 @@ def test_what_is_taken_out_is_checked_once_more(tmp_path: Path, bundle: Bundle) 
 
 
 def test_a_folder_is_sent_as_a_tar_of_its_own(tmp_path: Path, bundle: Bundle) -> None:
-    raw = b"".join(bundle.stream("systems/debian-12", as_folder="repository", after={"first": b"1"}))
+    raw = b"".join(
+        bundle.stream("systems/debian-12", as_folder="repository", after={"first": b"1"})
+    )
     with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
         found = {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
     inner = {path: raw for path, raw in FILES.items() if path.startswith("systems/debian-12/")}
-    assert found == {"first": b"1"} | {f"repository/{p.split('/', 2)[2]}": raw for p, raw in inner.items()}
+    assert found == {"first": b"1"} | {
+        f"repository/{p.split('/', 2)[2]}": raw for p, raw in inner.items()
+    }

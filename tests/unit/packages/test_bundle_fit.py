@@ -8,7 +8,14 @@ import pytest
 
 from clusterctl.errors import BundleError
 from clusterctl.packages import bundle
-from clusterctl.packages.bundle import FORMAT, Manifest, mismatches, open_bundle, reject_defects, write_bundle
+from clusterctl.packages.bundle import (
+    FORMAT,
+    Manifest,
+    mismatches,
+    open_bundle,
+    reject_defects,
+    write_bundle,
+)
 from clusterctl.packages.os_packages import asked_packages, package_names
 from clusterctl.packages.repository import RepositoryRequest
 from clusterctl.packages.requirement_files import content_hash
@@ -40,13 +47,18 @@ def spec_of(folder: Path, text: str) -> ClusterSpec:
 def said(path: Path, spec: ClusterSpec | None, *releases: str) -> list[tuple[str, str]]:
     """What does not match, and why."""
     found = mismatches(open_bundle(path), spec, releases)
-    return [(what.rpartition(" ")[2], why) for what, why in (one.cause.split(": ", 1) for one in found)]
+    return [
+        (what.rpartition(" ")[2], why) for what, why in (one.cause.split(": ", 1) for one in found)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("text", "made"), [(SPEC, {}), (GPUS, CUPY), (f"{GPUS}software: {{cupy: false}}\n", {}), (ASKING, {})]
+    ("text", "made"),
+    [(SPEC, {}), (GPUS, CUPY), (f"{GPUS}software: {{cupy: false}}\n", {}), (ASKING, {})],
 )
-def test_a_bundle_that_was_made_for_it_fits(folder: Path, text: str, made: dict[str, object]) -> None:
+def test_a_bundle_that_was_made_for_it_fits(
+    folder: Path, text: str, made: dict[str, object]
+) -> None:
     if text == ASKING:
         made = {"requirements": content_hash((folder / "requirements.txt",))}
     path = a_bundle(folder / "b.tar", systems={RELEASE: system(**made)})
@@ -94,7 +106,8 @@ def test_a_distribution_that_is_not_in_it_is_named(folder: Path) -> None:
 def test_what_only_some_specs_ask_for_must_be_in_it_for_these(
     folder: Path, release: str, software: str, lacks: list[str]
 ) -> None:
-    spec, asking = spec_of(folder, SPEC), spec_of(folder, f"{SPEC}software: {{{software}}}\n")
+    spec = spec_of(folder, SPEC)
+    asking = spec_of(folder, f"{SPEC}software: {{{software}}}\n")
     of = distribution_of(release)
     plain, full = (system(asked=asked_packages(of, one.software)) for one in (spec, asking))
     path = a_bundle(folder / "b.tar", systems={release: plain})
@@ -131,7 +144,9 @@ def test_another_format_is_refused_and_other_fields_are_not(
 
 
 def test_invalid_manifest_raises_with_location(tmp_path: Path) -> None:
-    manifest = Manifest.model_construct(format=FORMAT, clusterctl="0.1.0", cluster="demo", systems={})
+    manifest = Manifest.model_construct(
+        format=FORMAT, clusterctl="0.1.0", cluster="demo", systems={}
+    )
     with refused("not-a-bundle") as caught:
         write_bundle(tmp_path / "b.tar", manifest, {})
     assert "architecture" in caught.value.why

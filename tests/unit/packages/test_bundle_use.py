@@ -1,4 +1,6 @@
-"""With a bundle, wheels are found without an index, and the cluster remembers which bundle it was."""
+"""With a bundle, wheels are found without an index, and the cluster remembers which bundle it
+was.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +64,21 @@ def path(tmp_path: Path, spec: ClusterSpec) -> Path:
     """A bundle of that spec, as `create` makes it."""
     asked = spec.software.python.requirements
     assert asked is not None
-    files = {**FILES, WHEELS_LOCK.format(RELEASE): f"{WHEEL}\n".encode(), f"wheels/{WHEEL.file}": ATTRS}
-    return a_bundle(tmp_path / "b.tar", files, systems={RELEASE: system(requirements=content_hash((asked,)))})
+    files = {
+        **FILES,
+        WHEELS_LOCK.format(RELEASE): f"{WHEEL}\n".encode(),
+        f"wheels/{WHEEL.file}": ATTRS,
+    }
+    return a_bundle(
+        tmp_path / "b.tar", files, systems={RELEASE: system(requirements=content_hash((asked,)))}
+    )
 
 
 def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
     use_bundle(path, spec, workspace)
-    assert [wheel.name for wheel in wheelhouse(job_lock(), NODE).iterdir()] == ["numpy-2.0-py3-none-any.whl"]
+    assert [wheel.name for wheel in wheelhouse(job_lock(), NODE).iterdir()] == [
+        "numpy-2.0-py3-none-any.whl"
+    ]
     asked = spec.software.python.requirements
     assert asked is not None
     lock = resolve(Requirements((asked,), job_lock(), node=NODE, gpus=False), Pip(NODE))
@@ -77,7 +87,11 @@ def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, 
 
 
 def test_wheels_are_unpacked_beside_their_place(
-    tmp_path: Path, workspace: Workspace, spec: ClusterSpec, path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    workspace: Workspace,
+    spec: ClusterSpec,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are many gigabytes, and can't be moved from a file system of temporary files."""
     monkeypatch.setattr("clusterctl.util.process._temporary_place", lambda: tmp_path / "not there")
@@ -85,7 +99,9 @@ def test_wheels_are_unpacked_beside_their_place(
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 
 
-def test_cupy_comes_out_of_the_bundle(tmp_path: Path, workspace: Workspace, spec: ClusterSpec) -> None:
+def test_cupy_comes_out_of_the_bundle(
+    tmp_path: Path, workspace: Workspace, spec: ClusterSpec
+) -> None:
     plain = spec.model_copy(update={"software": Software()})
     files = {**FILES, "wheels/cupy-14-py3-none-any.whl": b"cupy"}
     having = system(gpu=("cupy-14-py3-none-any.whl",), gpu_base=digest(gpu_lock().read_bytes()))
@@ -94,7 +110,9 @@ def test_cupy_comes_out_of_the_bundle(tmp_path: Path, workspace: Workspace, spec
         plain,
         workspace,
     )
-    assert [wheel.name for wheel in wheelhouse(gpu_lock(), NODE).iterdir()] == ["cupy-14-py3-none-any.whl"]
+    assert [wheel.name for wheel in wheelhouse(gpu_lock(), NODE).iterdir()] == [
+        "cupy-14-py3-none-any.whl"
+    ]
 
 
 def test_a_bundle_is_checked_again_once_it_is_written_to(
@@ -111,7 +129,9 @@ def test_a_bundle_is_checked_again_once_it_is_written_to(
     assert cluster_bundle(workspace) == known
 
 
-def test_a_damaged_bundle_is_not_remembered(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
+def test_a_damaged_bundle_is_not_remembered(
+    workspace: Workspace, spec: ClusterSpec, path: Path
+) -> None:
     damage(path)
     with refused("bundle-corrupted"):
         use_bundle(path, spec, workspace)

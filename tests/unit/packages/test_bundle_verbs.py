@@ -40,8 +40,14 @@ def test_a_whole_bundle_is_described(cli: Clusterctl, path: Path, verb: str) -> 
 def test_each_fault_is_a_failure(cli: Clusterctl, path: Path) -> None:
     damage(path, b"munge", b"wheel")
     said = cli("-o", "json", "bundle", "verify", path, rc=2).json
-    assert [failure["code"] for failure in said["failures"]] == ["bundle-corrupted", "bundle-corrupted"]
-    assert ["munge" in f["cause"] or "numpy" in f["cause"] for f in said["failures"]] == [True, True]
+    assert [failure["code"] for failure in said["failures"]] == [
+        "bundle-corrupted",
+        "bundle-corrupted",
+    ]
+    assert ["munge" in f["cause"] or "numpy" in f["cause"] for f in said["failures"]] == [
+        True,
+        True,
+    ]
 
 
 def test_a_spec_here_and_the_hosts_are_what_it_must_fit(cli: Clusterctl, path: Path) -> None:
@@ -75,11 +81,17 @@ def test_a_spec_here_and_the_hosts_are_what_it_must_fit(cli: Clusterctl, path: P
         ("missing-argument", ()),
     ],
 )
-def test_create_refuses_what_makes_no_sense(cli: Clusterctl, code: str, argv: tuple[str, ...]) -> None:
+def test_create_refuses_what_makes_no_sense(
+    cli: Clusterctl, code: str, argv: tuple[str, ...]
+) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC)
-    (cli.cwd / "local.yaml").write_text("version: 1\nname: demo\npartitions: [{name: train, nodes: 2}]\n")
+    (cli.cwd / "local.yaml").write_text(
+        "version: 1\nname: demo\npartitions: [{name: train, nodes: 2}]\n"
+    )
     (cli.cwd / "asking.yaml").write_text(SPEC + ASKING)
-    mirror = 'software: {slurm: {from: "http://m.example.org/slurm", key: "http://m.example.org/key"}}\n'
+    mirror = (
+        'software: {slurm: {from: "http://m.example.org/slurm", key: "http://m.example.org/key"}}\n'
+    )
     (cli.cwd / "mirror.yaml").write_text(SPEC + mirror)
     (cli.cwd / "toolkit.yaml").write_text(SPEC + 'software: {nvidia: {toolkit: "12.9"}}\n')
     (cli.cwd / "one.sources").write_text("Types: deb\n")
@@ -107,13 +119,17 @@ def test_a_cache_that_cant_be_written_is_said(cli: Clusterctl) -> None:
 
 
 def test_an_up_that_is_refused_at_its_plan_leaves_no_cluster(cli: Clusterctl) -> None:
-    (cli.cwd / "cluster.yaml").write_text(SPEC.replace("10.0.0.1", "{address: 10.0.0.1, key: ./none}"))
+    (cli.cwd / "cluster.yaml").write_text(
+        SPEC.replace("10.0.0.1", "{address: 10.0.0.1, key: ./none}")
+    )
     assert "/none does not" in cli("up", "--yes", rc=2).stderr
     assert not (cli.home / "demo").exists()
 
 
 def test_a_refused_bundle_leaves_no_cluster(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC.replace("demo", "refused"))
-    assert codes(cli("-o", "json", "up", "--bundle", "none.tar", "--yes", rc=2)) == ["bundle-unreadable"]
+    assert codes(cli("-o", "json", "up", "--bundle", "none.tar", "--yes", rc=2)) == [
+        "bundle-unreadable"
+    ]
     assert not (cli.home / "refused").exists()
     assert codes(cli("-o", "json", "down", "--yes", rc=2)) == ["unknown-cluster"]

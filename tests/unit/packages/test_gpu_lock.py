@@ -1,4 +1,6 @@
-"""What nodes with GPUs get is locked: CuPy, what it loads of CUDA, NCCL and NVML; NumPy stays the nodes'."""
+"""What nodes with GPUs get is locked: CuPy, what it loads of CUDA, NCCL and NVML; NumPy stays the
+nodes'.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ _CUDA = "cublas cuda-nvrtc cuda-runtime cufft curand cusolver cusparse nccl nvji
 
 def test_it_has_all_that_cupy_loads() -> None:
     named = pins(gpu_lock())
-    assert {"cupy-cuda12x", "nvidia-ml-py", *(f"nvidia-{name}-cu12" for name in _CUDA)} <= set(named)
+    assert {"cupy-cuda12x", "nvidia-ml-py", *(f"nvidia-{name}-cu12" for name in _CUDA)} <= set(
+        named
+    )
     assert named["nvidia-cuda-nvrtc-cu12"].startswith("12.")
     assert not named.keys() & pins(job_lock()).keys()

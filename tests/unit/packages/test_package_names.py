@@ -1,7 +1,8 @@
-"""Every package that a role asks for is in a repository, and what it names of them is in them: see facts/.
+"""Every package that a role asks for is in a repository, and what it names of them is in them: see
+facts/.
 
-A name that is asked for and not recorded fails. Look it up, and record where it was found; never take it from
-a role.
+A name that is asked for and not recorded fails. Look it up, and record where it was found; never
+take it from a role.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def software_of(distribution: Distribution) -> list[tuple[Software, int]]:
         for slurm in ("distribution", "openhpc")
         for kind in ("open", "proprietary")
         for branch in (None, "570", "580")
-        for nvidia in ({"driver": kind, "branch": branch, "toolkit": toolkit, "nccl": True, "dcgm": True},)
+        for nvidia in (
+            {"driver": kind, "branch": branch, "toolkit": toolkit, "nccl": True, "dcgm": True},
+        )
         if (number := int(branch or NEWEST)) >= least
     ]
 
@@ -96,7 +99,11 @@ def recorded(*kinds: str) -> list[Recorded]:
 
 def unknown(asked: set[str], release: str, branch: int) -> set[str]:
     """Those that nothing is known of."""
-    known = [one for one in recorded("fact", "unconfirmed") if release in one.of and branch in one.branches]
+    known = [
+        one
+        for one in recorded("fact", "unconfirmed")
+        if release in one.of and branch in one.branches
+    ]
     return {name for name in asked if not any(one.has(name) for one in known)}
 
 
@@ -119,10 +126,17 @@ def asked(distribution: Distribution, software: Software) -> set[str]:
 
 
 def named_files(distribution: Distribution) -> set[str]:
-    """What roles and the programs sent to hosts name of packages: units, paths, programs by their names."""
-    ansible, other = data_folder("ansible"), {"Debian", "RedHat"} - {distribution.family}
+    """What roles and the programs sent to hosts name of packages: units, paths, programs by their
+    names.
+    """
+    ansible = data_folder("ansible")
+    other = {"Debian", "RedHat"} - {distribution.family}
     texts = {".yml", ".sh", ".j2", ".py"}
-    roles = [one for one in ansible.rglob("*.*") if one.suffix in texts - {".py"} and one.stem not in other]
+    roles = [
+        one
+        for one in ansible.rglob("*.*")
+        if one.suffix in texts - {".py"} and one.stem not in other
+    ]
     sent = [one for part in ("hosts", "cluster") for one in CODE.joinpath(part).rglob("*.*")]
     found = {distribution.python}
     for path in roles:
@@ -135,19 +149,27 @@ def named_files(distribution: Distribution) -> set[str]:
         found.add(task.get("ansible.builtin.command", {}).get("argv", "{")[0])
     files = [parsed(path) for path in ansible.glob("roles/*/meta/touches.yml")]
     touches = [one for file in files for one in file.values()]
-    found.update(path for one in touches for path in one.get("folders", ()) if path.startswith("/etc/"))
+    found.update(
+        path for one in touches for path in one.get("folders", ()) if path.startswith("/etc/")
+    )
     found -= {path for one in touches for path in one.get("files", ())}
     return {one for one in found if not re.search(r"[{]|clusterctl|[.]service[.]d", one)}
 
 
 def not_in_a_package(named: set[str], release: str) -> set[str]:
-    """Those that no package has, as far as is known; what only Enterprise Linux has is none of Debian's."""
+    """Those that no package has, as far as is known; what only Enterprise Linux has is none of
+    Debian's.
+    """
     ours = [one for file in facts() for one in file.get("files", ()) if release in one["of"]]
     listed = [said for one in ours for said in one["packages"].values()]
     listed += [one["files"] for file in facts() for one in file.get("unconfirmed_files", ())]
     known = " ".join(listed).split()
     places = ["{}", "/usr/bin/{}", "/usr/sbin/{}"]
-    return {name for name in named if not any(fnmatch.filter(known, form.format(name)) for form in places)}
+    return {
+        name
+        for name in named
+        if not any(fnmatch.filter(known, form.format(name)) for form in places)
+    }
 
 
 def walk(tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -193,12 +215,16 @@ def test_machines_have_exactly_the_packages_of_the_facts() -> None:
     facts = [one for one in recorded("fact") if "rocky-9" in one.of and 580 in one.branches]
     known = {(one.repository, name) for one in facts for name in one.names}
     guessed = {name for one in recorded("unconfirmed") if "rocky-9" in one.of for name in one.names}
-    wanted = [software for software, branch in software_of(KNOWN["rocky-9"]) if branch >= LEAST_ON_10]
+    wanted = [
+        software for software, branch in software_of(KNOWN["rocky-9"]) if branch >= LEAST_ON_10
+    ]
     names = {name for software in wanted for name in asked(KNOWN["rocky-9"], software)}
     # NVIDIA's DOCA, which no role installs, has packages under the distribution's names.
     played = [one for one in packages() if one.name in names and one.repo != "doca"]
     assert len(played) > 30
-    wrong = {(one.repo, one.name) for one in played if (REPOSITORIES[one.repo], one.name) not in known}
+    wrong = {
+        (one.repo, one.name) for one in played if (REPOSITORIES[one.repo], one.name) not in known
+    }
     assert {name for _, name in wrong} <= guessed
     patterns = {name for name in names if "*" in name}
     elsewhere = {"apptainer", "gcsfuse"}  # no test installs them there

@@ -49,7 +49,9 @@ def solve(tmp_path: Path, index: Path, said: list[str], monkeypatch: pytest.Monk
     base.write_text("basepart==2.0 \\\n    --hash=sha256:" + 64 * "0" + "\n")
 
     def call(
-        *lines: str, held: dict[str, str] | None = None, heard: Callable[[str], None] = lambda _line: None
+        *lines: str,
+        held: dict[str, str] | None = None,
+        heard: Callable[[str], None] = lambda _line: None,
     ) -> Lock:
         file = tmp_path / "my requirements.txt"
         file.write_text("\n".join(("--no-index", "--find-links 'in dex'", *lines, "")))
@@ -115,7 +117,10 @@ def test_wheels_and_markers_are_those_of_a_node(solve: Resolve, index: Path) -> 
     a_wheel(index, "first", "3.0", tag="cp313-cp313-manylinux_2_42_x86_64")
     a_wheel(index, "first", "4.0", tag="cp313-cp313-win_amd64")
     a_wheel(index, "early")
-    here = 'early; python_version < "3.14" and sys_platform == "linux" and platform_machine == "x86_64"'
+    here = (
+        'early; python_version < "3.14" and sys_platform == "linux" and platform_machine == '
+        '"x86_64"'
+    )
     elsewhere = 'missing; python_version >= "3.14" or sys_platform == "win32"'
     assert versions(solve("first", here, elsewhere)) == ["early==1.0", "first==1.0"]
 
@@ -128,8 +133,20 @@ def test_markers_are_not_those_of_the_python_that_pip_runs_on(index: Path, tmp_p
     )
     (tmp_path / "requirements.txt").write_text("\n".join(lines))
     pip = Path(wheelhouse.__file__).with_name("pip_for_node.py")
-    argv = [sys.executable, "-P", pip, "3.19", "sparc", "download", "--no-index", "--find-links", index]
-    done = subprocess.run([*argv, "-d", tmp_path / "to", "-r", "requirements.txt"], cwd=tmp_path, check=False)
+    argv = [
+        sys.executable,
+        "-P",
+        pip,
+        "3.19",
+        "sparc",
+        "download",
+        "--no-index",
+        "--find-links",
+        index,
+    ]
+    done = subprocess.run(
+        [*argv, "-d", tmp_path / "to", "-r", "requirements.txt"], cwd=tmp_path, check=False
+    )
     assert done.returncode == 0
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["late-1.0-py3-none-any.whl"]
 
@@ -187,7 +204,9 @@ def test_hashes_in_the_file_are_checked(solve: Resolve, index: Path) -> None:
     assert "hash" in caught.value.why.lower()
 
 
-def test_what_cannot_be_met_is_said_in_pips_words(solve: Resolve, index: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_met_is_said_in_pips_words(
+    solve: Resolve, index: Path, tmp_path: Path
+) -> None:
     a_wheel(index, "second", "1.0", tag="cp312-cp312-manylinux_2_28_x86_64")
     a_wheel(index, "third", requires=("fourth<2",))
     a_wheel(index, "fourth", "1.0")
@@ -219,7 +238,8 @@ def test_sources_are_refused(solve: Resolve, index: Path, tmp_path: Path) -> Non
         "def prepare_metadata_for_build_wheel(folder, settings=None):\n"
         "    info = pathlib.Path(folder, 'project-1.dist-info')\n"
         "    info.mkdir()\n"
-        "    info.joinpath('METADATA').write_text('Metadata-Version: 2.1\\nName: project\\nVersion: 1\\n')\n"
+        "    info.joinpath('METADATA').write_text('Metadata-Version: 2.1\\nName: "
+        "project\\nVersion: 1\\n')\n"
         "    return info.name\n"
         "def build_wheel(*_arguments): raise SystemExit('not asked for')\n"
     )
@@ -269,7 +289,9 @@ def allowed(solve: Resolve, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_source_archive_is_built_only_if_allowed(
     solve: Resolve, index: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The build runs code of the package on the user's machine. Once there is a wheel, nothing is built."""
+    """The build runs code of the package on the user's machine. Once there is a wheel, nothing is
+    built.
+    """
     a_source(index, "small", "1.2")
     monkeypatch.setenv("PIP_NO_BINARY", "other")
     with refused("requirements-unmet", UsageError, "PIP_NO_BINARY=other,small"):
@@ -370,7 +392,8 @@ def test_source_archive_beside_the_file_that_names_its_folder(
 ) -> None:
     a_source(index, "small", "1.0")
     (tmp_path / "job").mkdir()
-    own, job = tmp_path / "own.txt", tmp_path / "job" / "job.txt"
+    own = tmp_path / "own.txt"
+    job = tmp_path / "job" / "job.txt"
     own.write_text("--no-index\n--find-links 'in dex'\n")
     job.write_text("small\n")
     solve("# This line only prepares the job environment.")
@@ -399,7 +422,10 @@ def test_on_another_base_it_is_another_environment() -> None:
         ("pyproject.toml", "[project]\n", "not-requirements"),
         ("setup.py", "from setuptools import setup\n", "not-requirements"),
         ("poetry.json", "{}", "not-requirements"),
-        *((name, "x", "not-requirements") for name in ("uv.lock", "poetry.lock", "Pipfile", "Pipfile.lock")),
+        *(
+            (name, "x", "not-requirements")
+            for name in ("uv.lock", "poetry.lock", "Pipfile", "Pipfile.lock")
+        ),
         ("r.txt", "-e .\ntomli-w==1.2.0 --hash=sha256:00\n", "no-wheel"),
         ("r.txt", "six\n--editable=./here\n", "no-wheel"),
         ("r.txt", "./here[extra]\n", "no-wheel"),
@@ -410,7 +436,9 @@ def test_on_another_base_it_is_another_environment() -> None:
         ("r.txt", "a[x]@hg+https://example.org/a ; python_version > '3'\n", "no-wheel"),
     ],
 )
-def test_requirements_of_other_tools_are_rejected(tmp_path: Path, name: str, text: str, code: str) -> None:
+def test_requirements_of_other_tools_are_rejected(
+    tmp_path: Path, name: str, text: str, code: str
+) -> None:
     """They are rejected on this machine, with the line, before pip runs."""
     (tmp_path / name).write_text(text)
     (tmp_path / "here").mkdir()

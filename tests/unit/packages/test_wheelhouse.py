@@ -35,7 +35,9 @@ Fetch = Callable[..., dict[str, str]]
 def lock(tmp_path: Path) -> Path:
     (tmp_path / "index").mkdir()
     path = tmp_path / "requirements.lock"
-    path.write_text(a_wheel(tmp_path / "index", "firstpart") + a_wheel(tmp_path / "index", "secondpart"))
+    path.write_text(
+        a_wheel(tmp_path / "index", "firstpart") + a_wheel(tmp_path / "index", "secondpart")
+    )
     return path
 
 
@@ -43,7 +45,9 @@ def lock(tmp_path: Path) -> Path:
 def fetch(tmp_path: Path, lock: Path) -> Fetch:
     """Ask for the wheelhouse of the lock, in a process that has an index and a cache of its own."""
     (tmp_path / "cwd").mkdir()
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))
+    }
     env |= {
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "PIP_CONFIG_FILE": os.devnull,
@@ -73,7 +77,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_wheelhouse_downloads_each_locked_wheel_once(fetch: Fetch, lock: Path, tmp_path: Path) -> None:
+def test_wheelhouse_downloads_each_locked_wheel_once(
+    fetch: Fetch, lock: Path, tmp_path: Path
+) -> None:
     folder = Path(fetch()["folder"])
     assert names(folder) == ["firstpart-1.0-py3-none-any.whl", "secondpart-1.0-py3-none-any.whl"]
     assert names(tmp_path / "cache" / "clusterctl") == [folder.name]

@@ -28,8 +28,8 @@ _MPIRUN = (
     *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
     *("--mca", "mpi_yield_when_idle", "1", "-n"),
 )
-# A waiting rank of Open MPI yields its core and polls again at once. If it sleeps instead, programs take a
-# quarter less CPU time, and on a busy machine half the time.
+# A waiting rank of Open MPI yields its core and polls again at once. If it sleeps instead, programs
+# take a quarter less CPU time, and on a busy machine half the time.
 _NAP = "#include <unistd.h>\nint sched_yield(void) { return usleep(20); }\n"
 _SESSION_S = 12 * 3600
 
@@ -40,19 +40,31 @@ Starter = Callable[..., subprocess.Popen[str]]
 def _start(*argv: str, seconds: int = 600, **environ: str) -> subprocess.Popen[str]:
     """A process that knows of no launcher but the one in ``argv``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    env = {**clean, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", **environ}  # as the payload sets it
+    # As the payload sets it.
+    env = {
+        **clean,
+        "PYTHONPATH": str(_ROOT),
+        "OMP_NUM_THREADS": "1",
+        **environ,
+    }
     # SIGTERM lets mpirun take its ranks along, which a killed mpirun would leave behind.
     bounded = ("timeout", "--kill-after=10", str(seconds), *argv)
-    return subprocess.Popen(bounded, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        bounded, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def _ended(started: subprocess.Popen[str], rc: int | None) -> subprocess.CompletedProcess[str]:
     with started as process:
         output, errors = process.communicate()
-    return _checked(subprocess.CompletedProcess(process.args, process.returncode, output, errors), rc)
+    return _checked(
+        subprocess.CompletedProcess(process.args, process.returncode, output, errors), rc
+    )
 
 
-def _checked(ran: subprocess.CompletedProcess[str], rc: int | None) -> subprocess.CompletedProcess[str]:
+def _checked(
+    ran: subprocess.CompletedProcess[str], rc: int | None
+) -> subprocess.CompletedProcess[str]:
     assert rc in (None, ran.returncode), ran.stdout + ran.stderr
     return ran
 
@@ -121,8 +133,8 @@ def real_device() -> Device:
 def device(request: pytest.FixtureRequest, real_device: Device) -> Device:
     """The real one, and then the double of CuPy, on which fails what would fail on a GPU.
 
-    With the scope of a session, pytest would sort all tests by device, and set up the fixtures of a module
-    several times.
+    With the scope of a session, pytest would sort all tests by device, and set up the fixtures of a
+    module several times.
     """
     return real_device if request.param == "real" else Strict()
 
@@ -131,7 +143,9 @@ def device(request: pytest.FixtureRequest, real_device: Device) -> Device:
 def nap(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A library to preload into ranks, which has them sleep while they wait."""
     library = tmp_path_factory.mktemp("nap") / "nap.so"
-    subprocess.run(("cc", "-shared", "-fPIC", "-o", library, "-xc", "-"), input=_NAP, text=True, check=True)
+    subprocess.run(
+        ("cc", "-shared", "-fPIC", "-o", library, "-xc", "-"), input=_NAP, text=True, check=True
+    )
     return str(library)
 
 
@@ -155,7 +169,8 @@ def mpi_job(launch: Starter) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session")
 def program(mpi_job: Ranks, launch: Starter) -> Runner:
-    """Run `payload`, or one of the small programs beside this file, on some ranks; 0: without a launcher.
+    """Run `payload`, or one of the small programs beside this file, on some ranks; 0: without a
+    launcher.
 
     ``rc``: the exit code that it must have; None: any.
     ``launched``: start it by mpirun, in a test of how mpirun ends ranks or of their environment.

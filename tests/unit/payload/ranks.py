@@ -1,9 +1,11 @@
-"""One MPI job that runs the programs of many tests, one after the other, each on a communicator of its own.
+"""One MPI job that runs the programs of many tests, one after the other, each on a communicator of
+its own.
 
     mpirun -n 4 python -m tests.unit.payload.ranks SOCKET STDOUT STDERR
 
-The start of Python, NumPy and MPI takes 0.2 s of CPU time for each rank, and most programs compute less.
-A program that calls MPI_Abort, or does not end, ends the job; the next program starts a new one.
+The start of Python, NumPy and MPI takes 0.2 s of CPU time for each rank, and most programs compute
+less. A program that calls MPI_Abort, or does not end, ends the job; the next program starts a new
+one.
 """
 
 from __future__ import annotations
@@ -46,12 +48,15 @@ class Ranks:
             start: takes a number of ranks and the arguments of Python, and starts it by mpirun.
         """
         self._start = start
-        self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))  # a socket's path may be too long in pytest's
+        # A socket's path may be too long in pytest's.
+        self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         self._outputs = [self._folder / name for name in ("stdout", "stderr")]
         self._job: subprocess.Popen[str] | None = None
         self._ranks: list[Connection] = []
 
-    def run(self, argv: Sequence[str], ranks: int, *, seconds: float) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, argv: Sequence[str], ranks: int, *, seconds: float
+    ) -> subprocess.CompletedProcess[str]:
         """Run `payload ...` or a file of Python in the current folder and environment.
 
         Args:
@@ -71,7 +76,11 @@ class Ranks:
         except BaseException:
             self._end()
             raise
-        more = "" if code is not None else f"the job has ended, or not within {seconds} s\n{self._end()}"
+        more = (
+            ""
+            if code is not None
+            else f"the job has ended, or not within {seconds} s\n{self._end()}"
+        )
         output, errors = (path.read_text() for path in self._outputs)
         return subprocess.CompletedProcess(argv, 1 if code is None else code, output, errors + more)
 
@@ -97,10 +106,13 @@ class Ranks:
     def _code(self, argv: Sequence[str], ranks: int, seconds: float) -> int | None:
         """Return the first exit code that is not 0, or 0; None if a rank died or did not end."""
         running = self._ranks[: ranks or 1]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+        environ = {
+            name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)
+        }
         for rank in running:
             rank.send((argv, ranks, str(Path.cwd()), environ | {"OMP_NUM_THREADS": "1"}))
-        code, deadline = 0, time.monotonic() + seconds
+        code = 0
+        deadline = time.monotonic() + seconds
         while running:
             ready = wait(running, timeout=max(0, deadline - time.monotonic()))
             if not ready:
@@ -111,7 +123,8 @@ class Ranks:
                 except (EOFError, ConnectionResetError):
                     return None
                 if found and not code:
-                    code, deadline = found, min(deadline, time.monotonic() + _STRAGGLE_S)
+                    code = found
+                    deadline = min(deadline, time.monotonic() + _STRAGGLE_S)
                 running.remove(rank)
         return code
 
@@ -125,7 +138,8 @@ class Ranks:
         errors = self._job.communicate()[1]
         for rank in self._ranks:
             rank.close()
-        self._job, self._ranks = None, []
+        self._job = None
+        self._ranks = []
         return errors
 
 
@@ -166,10 +180,12 @@ def _serve(address: str, *outputs: str) -> None:
 
 def _run(argv: Sequence[str]) -> int:
     """Run a program as Python would, and return its exit code."""
-    sys.argv, sys.excepthook = list(argv), sys.__excepthook__
+    sys.argv = list(argv)
+    sys.excepthook = sys.__excepthook__
     try:
         if argv[0] == "payload":
-            # runpy would warn of payload.__main__, which some programs import, in the first run after them.
+            # runpy would warn of payload.__main__, which some programs import, in the first run
+            # after them.
             return main(argv[1:])
         runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as exc:
@@ -184,7 +200,9 @@ def _run(argv: Sequence[str]) -> int:
 @contextlib.contextmanager
 def _modules_kept() -> Iterator[None]:
     """Restore names in the payload's modules that a program replaces."""
-    before = [(vars(m), dict(vars(m))) for name, m in sys.modules.items() if name.startswith("payload.")]
+    before = [
+        (vars(m), dict(vars(m))) for name, m in sys.modules.items() if name.startswith("payload.")
+    ]
     yield
     for names, values in before:
         names.update(values)

@@ -20,7 +20,8 @@ def test_failed_rank_shows_its_exception(capfd: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("step", "rounding", "more"), [(1, 2e-6, 1e-5), (10, 2e-5, 1e-4), (11, 0.04, 0.06), (30, 0.1, math.nan)]
+    ("step", "rounding", "more"),
+    [(1, 2e-6, 1e-5), (10, 2e-5, 1e-4), (11, 0.04, 0.06), (30, 0.1, math.nan)],
 )
 def test_losses_may_differ_by_rounding_only(step: int, rounding: float, more: float) -> None:
     theirs = FALLING.copy()

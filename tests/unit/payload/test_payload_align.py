@@ -26,7 +26,9 @@ def gpus(*readings: tuple[float | None, float | None]) -> list[dict[str, float |
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two iterations, from 10 to 12 and to 12.5; a node with GPUs, whose job ran again, and one without."""
+    """Two iterations, from 10 to 12 and to 12.5; a node with GPUs, whose job ran again, and one
+    without.
+    """
     write(
         tmp_path / "metrics.jsonl",
         {"kind": "run", "time": 9.0},
@@ -38,7 +40,9 @@ def run(tmp_path: Path) -> Path:
         tmp_path / "telemetry" / "a.jsonl",
         {"kind": "host", "time": 5.0},
         sample(9.0, 99.0, gpus=gpus((99, 99), (99, 99))),
-        sample(11.0, 40.0, gpus=gpus((50, 100), (70, 200)), net_rx_bytes_per_s={"a": 10.0, "b": 5.0}),
+        sample(
+            11.0, 40.0, gpus=gpus((50, 100), (70, 200)), net_rx_bytes_per_s={"a": 10.0, "b": 5.0}
+        ),
         sample(11.5, 80.0, gpus=gpus((90, 300), (None, None))),
         {"kind": "host", "time": 11.9, "gpus": [{"index": 0, "name": "a GPU"}]},
         sample(20.0, 10.0, gpus=gpus((0, 50), (0, 50))),
@@ -80,4 +84,6 @@ def test_a_line_that_was_cut_short_at_the_end_is_left_out(alone: Runner, run: Pa
 
 
 def test_a_folder_without_telemetry_is_one_line(alone: Runner, tmp_path: Path) -> None:
-    assert_one_error(alone("align", "--folder", str(tmp_path), rc=2).stderr, "no-telemetry", str(tmp_path))
+    assert_one_error(
+        alone("align", "--folder", str(tmp_path), rc=2).stderr, "no-telemetry", str(tmp_path)
+    )

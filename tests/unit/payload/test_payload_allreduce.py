@@ -30,13 +30,19 @@ def test_every_size_is_summed_by_every_transport(mpirun: Runner, tmp_path: Path)
     for one in told["results"]:
         seconds = one["ms"] / 1e3
         assert one["ok"]
-        assert one["algorithm_gb_per_s"] == pytest.approx(one["bytes"] / seconds / 1e9, rel=0.02, abs=1e-4)
-        assert one["bus_gb_per_s"] == pytest.approx(one["algorithm_gb_per_s"] * 4 / 3, rel=0.02, abs=2e-4)
+        assert one["algorithm_gb_per_s"] == pytest.approx(
+            one["bytes"] / seconds / 1e9, rel=0.02, abs=1e-4
+        )
+        assert one["bus_gb_per_s"] == pytest.approx(
+            one["algorithm_gb_per_s"] * 4 / 3, rel=0.02, abs=2e-4
+        )
         assert one["bytes_sent"] > one["bytes"] / 2
     assert len(lines) == len(cases)
     assert all(line.endswith("right") for line in lines)
     written = records(tmp_path, file="allreduce.jsonl")
-    assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told["results"]
+    assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told[
+        "results"
+    ]
 
 
 def test_tiny_sizes_are_measured_once_and_soon(mpirun: Runner, tmp_path: Path) -> None:
@@ -44,7 +50,11 @@ def test_tiny_sizes_are_measured_once_and_soon(mpirun: Runner, tmp_path: Path) -
     answer = mpirun(2, "allreduce", *flags)  # asks for 1, 4, 16 and 20 bytes
     assert answer.returncode == 0, answer.stderr
     results = json.loads(answer.stdout.splitlines()[-1])["results"]
-    assert [(one["bytes"], one["iterations"]) for one in results] == [(4, 512), (16, 512), (20, 512)]
+    assert [(one["bytes"], one["iterations"]) for one in results] == [
+        (4, 512),
+        (16, 512),
+        (20, 512),
+    ]
 
 
 def test_a_wrong_sum_is_found(program: Runner, tmp_path: Path) -> None:
@@ -56,7 +66,9 @@ def test_a_wrong_sum_is_found(program: Runner, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [("--cuda-aware",), *in_sweep((("--comm", "nccl"),))])
-def test_what_needs_a_gpu_is_refused_where_there_is_none(mpirun: Runner, wanted: tuple[str, ...]) -> None:
+def test_what_needs_a_gpu_is_refused_where_there_is_none(
+    mpirun: Runner, wanted: tuple[str, ...]
+) -> None:
     answer = mpirun(2, "allreduce", *wanted, "--device", "cpu", rc=2)
     assert_one_error(answer.stderr, "no-gpu", wanted[-1])
 

@@ -39,15 +39,25 @@ def test_sides_take_turns_and_are_compared(mpirun: Runner, tmp_path: Path) -> No
     ]
     flops = 3 * 2 * (64 * 16 + 16 * 10)
     for side in sides:
-        assert side["samples_per_s"] == pytest.approx(side["global_batch_size"] * 1e3 / side["iteration_ms"])
-        assert side["mfu"] == pytest.approx(flops * side["samples_per_s"] / (side["ranks"] * 0.5e12))
+        assert side["samples_per_s"] == pytest.approx(
+            side["global_batch_size"] * 1e3 / side["iteration_ms"]
+        )
+        assert side["mfu"] == pytest.approx(
+            flops * side["samples_per_s"] / (side["ranks"] * 0.5e12)
+        )
         assert side["tokens_per_s"] is None
         assert 0 <= side["comm_exposed_ms"] <= side["comm_total_ms"]
     whole, silent, strong2, weak2, strong1, weak1 = sides
-    assert whole["silence_saves_ms"] == pytest.approx(whole["iteration_ms"] - silent["iteration_ms"])
+    assert whole["silence_saves_ms"] == pytest.approx(
+        whole["iteration_ms"] - silent["iteration_ms"]
+    )
     assert strong1["strong_efficiency"] == weak1["weak_efficiency"] == 1
     assert strong1["comm_exposed_ms"] == 0
-    for many, one, kind in ((whole, strong1, "strong"), (strong2, strong1, "strong"), (weak2, weak1, "weak")):
+    for many, one, kind in (
+        (whole, strong1, "strong"),
+        (strong2, strong1, "strong"),
+        (weak2, weak1, "weak"),
+    ):
         efficiency = many["samples_per_s"] / one["samples_per_s"] / many["ranks"]
         assert many[f"{kind}_efficiency"] == pytest.approx(efficiency)
     assert [line.split("  ")[0] for line in table[1:7]] == [side["side"] for side in sides]
@@ -59,7 +69,10 @@ def test_sides_take_turns_and_are_compared(mpirun: Runner, tmp_path: Path) -> No
 def test_which_sides_there_are() -> None:
     assert [side.ranks for side in sides_of(config(), 8)] == [8, 8, 4, 4, 2, 2, 1, 1]
     assert sides_of(config(), 1) == [Side("all", 1, 64)]
-    assert [side.name for side in sides_of(config("--ranks", "3,8"), 8)][2:] == ["strong 3", "weak 3"]
+    assert [side.name for side in sides_of(config("--ranks", "3,8"), 8)][2:] == [
+        "strong 3",
+        "weak 3",
+    ]
     assert [side.ranks for side in sides_of(config("--tp", "2"), 8)] == [8, 8, 4, 4, 2, 2]
     with refused("ranks-not-divisible", UsageError, "--ranks 3", "which is 2"):
         sides_of(config("--tp", "2", "--ranks", "3"), 8)
@@ -70,7 +83,8 @@ def test_which_sides_there_are() -> None:
 class Third(Solo):
     """The second rank of three, as far as arrays of its own go."""
 
-    rank, size = 1, 3
+    rank = 1
+    size = 3
 
 
 def test_a_silent_communicator_moves_nothing_between_ranks() -> None:

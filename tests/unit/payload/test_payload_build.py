@@ -42,8 +42,16 @@ def test_sizes_are_the_models_own_or_the_users() -> None:
     ("flags", "code", "values"),
     [
         ("--heads 2", "model-without-size", ("--heads", "--model mlp")),
-        ("--model gpt-tiny --data synthetic --hidden 4", "model-without-size", ("--hidden", "gpt-tiny")),
-        ("--model gpt-tiny --data synthetic --heads 3", "heads-not-divisible", ("128", "3 attention heads")),
+        (
+            "--model gpt-tiny --data synthetic --hidden 4",
+            "model-without-size",
+            ("--hidden", "gpt-tiny"),
+        ),
+        (
+            "--model gpt-tiny --data synthetic --heads 3",
+            "heads-not-divisible",
+            ("128", "3 attention heads"),
+        ),
         ("--model vit-tiny --patch 3", "patches-not-divisible", ("8 x 8", "3 x 3")),
     ],
 )
@@ -66,10 +74,14 @@ def test_each_optimizer_begins_with_numbers_of_its_own() -> None:
         (1e-3, 0.01, 1e-8),
         (2e-3, 0.01, 1e-6),
     ]
-    assert train_config("--optimizer", "adamw", "--lr", "0.5", "--weight-decay", "0").optimizer.lr == 0.5
+    assert (
+        train_config("--optimizer", "adamw", "--lr", "0.5", "--weight-decay", "0").optimizer.lr
+        == 0.5
+    )
 
 
-IMAGES, TEXT = "train", "train --model gpt-tiny --data text:a"
+IMAGES = "train"
+TEXT = "train --model gpt-tiny --data text:a"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +176,9 @@ def test_find_error_compares_no_sizes_of_images_on_the_cluster(tmp_path: Path) -
     words = ["--model", "vit-tiny", "--data", "idx:images"]
     (tmp_path / "config.toml").write_text(to_toml(train_config(*words)))
     for patch, is_same in (("4", True), ("8", False)):
-        error = find_error(["train", *words, "--patch", patch, "--resume", "auto"], None, str(tmp_path))
+        error = find_error(
+            ["train", *words, "--patch", patch, "--resume", "auto"], None, str(tmp_path)
+        )
         assert (error is None, "side" in (error or "")) == (is_same, False)
 
 

@@ -101,7 +101,8 @@ def save(device: Device, tmp_path: Path) -> Iterator[Save]:
     """Train, and save after some iterations; what was recorded of it."""
 
     def run(*iterations: int, engine: Engine | None = None, **options: Any) -> list[dict[str, Any]]:
-        engine, records = engine or make_engine(device), Records()
+        engine = engine or make_engine(device)
+        records = Records()
         options = {"wait": False, **options}
         prepare(tmp_path, engine.mesh.world)
         with saver_of(engine, tmp_path, records, **options) as saver:
@@ -129,7 +130,8 @@ def numbers(engine: Engine) -> dict[str, Any]:
 def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
     device: Device, save: Save, tmp_path: Path
 ) -> None:
-    engine, other = make_engine(device), make_engine(device, seed=1)
+    engine = make_engine(device)
+    other = make_engine(device, seed=1)
     records = save(1, 2, 3, engine=engine)
     assert [record["step"] for record in records] == [1, 2, 3]
     assert numbers(engine) != numbers(other)
@@ -148,17 +150,22 @@ def test_a_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: P
     with saver_of(engine, tmp_path) as saver:
         saver.after(1, 0)
     (folder,) = complete(tmp_path).values()
-    reader, rows = Reader(folder, read_manifest(folder)), device.to_host(engine.storage.master_weights)[:22]
+    reader = Reader(folder, read_manifest(folder))
+    rows = device.to_host(engine.storage.master_weights)[:22]
     wanted = Shard("weight", "e.weight", (640, 2), 0, 256, axis=0, part=0, parts=5, rows=11)
     parts = [reader.read(replace(wanted, part=part), np.dtype("float32")) for part in range(5)]
     assert parts[0].tolist() == [*rows.tolist(), *[0.0] * (256 - 22)]
     assert not any(part.any() for part in parts[1:])
-    with refused("checkpoint-other-shape", UsageError, "weight/e.weight", "float32 of shape (64, 2)"):
+    with refused(
+        "checkpoint-other-shape", UsageError, "weight/e.weight", "float32 of shape (64, 2)"
+    ):
         reader.read(replace(wanted, rows=12), np.dtype("float32"))
 
 
 @ON_BOTH
-def test_rank_state_is_loaded_only_in_the_same_layout(device: Device, save: Save, tmp_path: Path) -> None:
+def test_rank_state_is_loaded_only_in_the_same_layout(
+    device: Device, save: Save, tmp_path: Path
+) -> None:
     def engine(residual: float, size: int = 4) -> Engine:
         made = make_engine(device)
         made.own_state = {"residual": device.asarray(np.full(size, residual, "float32"))}
@@ -175,13 +182,17 @@ def test_rank_state_is_loaded_only_in_the_same_layout(device: Device, save: Save
     assert loaded(engine(0, size=5), describe(0))[0] == [0] * 5
     assert loaded(engine(0), replace(describe(0), layout={"dp": 2})) == (
         [0] * 4,
-        f"{GOING_ON} {path}, from dp 1 to dp 2; the error feedback of compressed gradients is reset",
+        (
+            f"{GOING_ON} {path}, from dp 1 to dp 2; the error feedback of compressed gradients "
+            "is reset"
+        ),
     )
 
 
 @ON_BOTH
 def test_a_copy_is_saved_not_what_came_after(device: Device, save: Save, tmp_path: Path) -> None:
-    short, long = make_engine(device), make_engine(device)
+    short = make_engine(device)
+    long = make_engine(device)
     save(1, 2, engine=short, interval=2, wait=True)
     shutil.rmtree(tmp_path / "iteration-00000002")
     save(1, 2, 3, engine=long, interval=2)
@@ -208,13 +219,18 @@ def test_others_can_read_it(device: Device, save: Save, tmp_path: Path) -> None:
 @pytest.mark.parametrize("wait", [False, True])
 def test_the_newest_are_kept(save: Save, tmp_path: Path, wait: bool) -> None:
     save(*range(1, 8), interval=2, keep=2, wait=wait)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["iteration-00000004", "iteration-00000006"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "iteration-00000004",
+        "iteration-00000006",
+    ]
     save(8, 9, keep=1)
     assert list(complete(tmp_path)) == [9]
 
 
 def test_damage_of_any_byte_is_seen(save: Save, tmp_path: Path) -> None:
-    """Every cut, every flipped bit of some pattern, an added byte, and a missing file, of each there is."""
+    """Every cut, every flipped bit of some pattern, an added byte, and a missing file, of each
+    there is.
+    """
     save(1, data_state={"mean": [0.5]})
     folder = tmp_path / "iteration-00000001"
 
@@ -249,7 +265,9 @@ def test_damage_of_any_byte_is_seen(save: Save, tmp_path: Path) -> None:
         assert not broken()
 
 
-def test_a_broken_one_is_named_and_the_one_before_taken(device: Device, save: Save, tmp_path: Path) -> None:
+def test_a_broken_one_is_named_and_the_one_before_taken(
+    device: Device, save: Save, tmp_path: Path
+) -> None:
     save(1, 2, 3)
     engine = make_engine(device, seed=1)
     newest = tmp_path / "iteration-00000003"
@@ -272,7 +290,10 @@ def test_what_was_learned_of_the_data_is_of_each_checkpoint(
 ) -> None:
     save(1, data_state={"mean": [0.25]})
     save(2, data_state={"mean": [0.5]})
-    assert [chosen(tmp_path), chosen(tmp_path, "iteration-00000001")] == [{"mean": [0.5]}, {"mean": [0.25]}]
+    assert [chosen(tmp_path), chosen(tmp_path, "iteration-00000001")] == [
+        {"mean": [0.5]},
+        {"mean": [0.25]},
+    ]
     (tmp_path / "iteration-00000002" / "data.json").write_text("")
     assert go_on("auto", tmp_path, make_engine(device), describe(0)).iteration == 1
     assert chosen(tmp_path) == {"mean": [0.25]}
@@ -303,7 +324,9 @@ def test_a_broken_one_is_replaced(device: Device, save: Save, tmp_path: Path) ->
     assert go_on("auto", tmp_path, make_engine(device), describe(0)).iteration == 3
 
 
-def test_one_can_be_chosen_but_not_mixed_with_newer_ones(device: Device, save: Save, tmp_path: Path) -> None:
+def test_one_can_be_chosen_but_not_mixed_with_newer_ones(
+    device: Device, save: Save, tmp_path: Path
+) -> None:
     save(1, 2)
     first = str(tmp_path / "iteration-00000001")
     resumed = go_on(first, tmp_path, make_engine(device), describe(0))
@@ -330,7 +353,10 @@ def test_auto_without_checkpoints_takes_those_of_the_earlier_run(
     earlier.rename(tmp_path / "checkpoints")
     monkeypatch.setenv("CLUSTERCTL_FROM_RUN", str(tmp_path))
     found = [choose(resume_from, tmp_path, Solo()) for resume_from in ("auto", "never")]
-    assert [each and each.path for each in found] == [tmp_path / "checkpoints" / "iteration-00000001", None]
+    assert [each and each.path for each in found] == [
+        tmp_path / "checkpoints" / "iteration-00000001",
+        None,
+    ]
     monkeypatch.setenv("CLUSTERCTL_FROM_RUN", str(tmp_path / "other"))
     with refused("run-without-checkpoints", UsageError):
         choose("auto", tmp_path, Solo())
@@ -358,14 +384,17 @@ def test_none_is_a_new_beginning(device: Device, tmp_path: Path) -> None:
 
 def test_another_run_is_refused_in_one_line(device: Device, save: Save, tmp_path: Path) -> None:
     save(1)
-    made, differences = str(tmp_path / "iteration-00000001"), ("hidden 2, seed none", "hidden 4,2, seed 3")
+    made = str(tmp_path / "iteration-00000001")
+    differences = ("hidden 2, seed none", "hidden 4,2, seed 3")
     with refused("checkpoint-other-settings", UsageError, made, *differences):
         go_on("auto", tmp_path, make_engine(device), describe(0, hidden=(4, 2), seed=3))
     with refused("checkpoint-other-shape", UsageError, "weight/linear1.weight", "(2, 2)", "(2, 3)"):
         go_on("auto", tmp_path, make_engine(device, classes=3), describe(0))
     engine = make_engine(device)
     engine.optimizer.state["second_moment"] = engine.optimizer.state.pop("velocity")
-    with refused("checkpoint-other-model", UsageError, "contain optimizer.second_moment/linear0.weight"):
+    with refused(
+        "checkpoint-other-model", UsageError, "contain optimizer.second_moment/linear0.weight"
+    ):
         go_on("auto", tmp_path, engine, describe(0))
 
 
@@ -381,20 +410,27 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) -> None:
-    folder, aside = tmp_path / "checkpoints", tmp_path / "aside"
+    folder = tmp_path / "checkpoints"
+    aside = tmp_path / "aside"
     with saver_of(make_engine(device), folder) as saver:
         saver.after(1, 0)
         folder.rename(aside)
         folder.touch()
-        with refused("checkpoint-unwritable", PayloadError, "00000002.", os.strerror(errno.ENOTDIR)):
+        with refused(
+            "checkpoint-unwritable", PayloadError, "00000002.", os.strerror(errno.ENOTDIR)
+        ):
             saver.after(2, 0)
     assert list(complete(aside)) == [1]
 
 
-@pytest.mark.parametrize(("room", "wait"), [(0, True), (4096, True), (4096, False)])  # a page: for one file
-def test_full_disk_loses_only_the_checkpoint_being_written(device: Device, room: int, wait: bool) -> None:
+# A page: for one file.
+@pytest.mark.parametrize(("room", "wait"), [(0, True), (4096, True), (4096, False)])
+def test_full_disk_loses_only_the_checkpoint_being_written(
+    device: Device, room: int, wait: bool
+) -> None:
     with small_disk() as disk:
-        folder, engine = disk.path / "checkpoints", make_engine(device)
+        folder = disk.path / "checkpoints"
+        engine = make_engine(device)
         prepare(folder, engine.mesh.world)
         with saver_of(engine, folder, wait=wait) as saver:
             step(engine, 1)
@@ -421,7 +457,9 @@ def test_full_disk_loses_only_the_checkpoint_being_written(device: Device, room:
             assert numbers(other) == saved
 
 
-def test_unwritable_last_checkpoint_fails_and_leaves_no_thread(device: Device, tmp_path: Path) -> None:
+def test_unwritable_last_checkpoint_fails_and_leaves_no_thread(
+    device: Device, tmp_path: Path
+) -> None:
     before = threading.enumerate()
     (tmp_path / "file").touch()
     with refused("checkpoint-unwritable", PayloadError):  # noqa: SIM117
@@ -438,7 +476,9 @@ def test_a_run_that_fails_does_not_finish_its_file(tmp_path: Path) -> None:
     assert [(tmp_path / name).stat().st_size for name in ("whole", "begun")] == [4, 0]
 
 
-def test_an_earlier_checkpoint_is_complete_before_an_evaluation(device: Device, tmp_path: Path) -> None:
+def test_an_earlier_checkpoint_is_complete_before_an_evaluation(
+    device: Device, tmp_path: Path
+) -> None:
     with saver_of(make_engine(device), tmp_path, interval=3, wait=False) as saver:
         saver.after(3, 0)
         assert list(complete(tmp_path)) == []

@@ -67,12 +67,17 @@ def test_probe_finds_all_ranks_in_order(mpirun: Runner) -> None:
 
 def test_the_verification_of_many_nodes_loads_no_numpy() -> None:
     """On a local cluster of 64 nodes it took a third of the whole."""
-    program = "import sys, payload.commands.probe; print(*{'numpy', 'payload.cli.config'} & {*sys.modules})"
+    program = (
+        "import sys, payload.commands.probe; print(*{'numpy', 'payload.cli.config'} & "
+        "{*sys.modules})"
+    )
     assert python("-c", program).stdout == "\n"
 
 
 def test_the_verification_says_why_ranks_do_not_find_each_other() -> None:
-    """It travels with its command, and is started without the command line of the other programs."""
+    """It travels with its command, and is started without the command line of the other
+    programs.
+    """
     words = verification_argv("/none", ["a", "b"])[1:]
     (line,) = python(*words, SLURM_NTASKS="2", PYTHONPATH="", rc=1).stderr.splitlines()
     assert line.startswith("payload: error: on ")
@@ -91,7 +96,10 @@ def test_probe_names_hosts_without_a_rank(mpirun: Runner) -> None:
 
 @pytest.mark.parametrize(
     ("lie", "cause"),
-    [("sum", "allreduce of 3145736 bytes: 1 of 393217 sums are wrong"), ("token", "instead of the token of")],
+    [
+        ("sum", "allreduce of 3145736 bytes: 1 of 393217 sums are wrong"),
+        ("token", "instead of the token of"),
+    ],
 )
 def test_probe_names_the_rank_with_a_wrong_answer(program: Runner, lie: str, cause: str) -> None:
     answer = program(2, "liar.py", lie, "probe")

@@ -24,7 +24,11 @@ def test_train_arguments() -> None:
     config = train_config("--hidden", "8,4", "--lr", "1e-2", "--iterations", "5", "--out", "runs/a")
     assert (config.model.hidden, config.optimizer.lr) == ((8, 4), 0.01)
     assert (config.batch.iterations, config.run.out) == (5, Path("runs/a"))
-    assert (config.precision.precision, config.batch.global_batch_size, config.batch.seed) == ("fp32", 64, 0)
+    assert (config.precision.precision, config.batch.global_batch_size, config.batch.seed) == (
+        "fp32",
+        64,
+        0,
+    )
 
 
 def test_other_arguments() -> None:
@@ -111,7 +115,11 @@ def test_what_does_not_go_together_is_refused_in_one_line(
 
 
 def test_what_asks_for_nothing_or_goes_together_is_not_refused() -> None:
-    for line in ("--zero 0", "--optimizer adamw --no-nesterov --momentum 0", "--compress none --min-lr 0"):
+    for line in (
+        "--zero 0",
+        "--optimizer adamw --no-nesterov --momentum 0",
+        "--compress none --min-lr 0",
+    ):
         check(train_config(*line.split()), several=False)
     check(train_config(*"--compress topk --precision fp16 --loss-scale 128".split()))
 
@@ -124,7 +132,8 @@ class Row:
     does: str = "train find bench"
 
 
-_VIT, _GPT = "--model vit-tiny", "--model gpt-tiny --data text:a"
+_VIT = "--model vit-tiny"
+_GPT = "--model gpt-tiny --data text:a"
 _TEXT = ("", f"{_VIT} --data synthetic", _GPT.replace("text:a", "synthetic"))
 _STEP = "--schedule step --decay-iterations 9"
 TRAIN = {
@@ -160,8 +169,12 @@ TRAIN = {
     "comm": Row("--comm ring"),
     "cuda_aware": Row("--cuda-aware", "", ("--comm ring",)),
     "compress": Row("--compress topk", "", ("one rank",), "train bench"),
-    "compress_ratio": Row("--compress-ratio 0.1", "--compress topk", ("", "--compress int8"), "train bench"),
-    "compress_rank": Row("--compress-rank 2", "--compress powersgd", ("", "--compress topk"), "train bench"),
+    "compress_ratio": Row(
+        "--compress-ratio 0.1", "--compress topk", ("", "--compress int8"), "train bench"
+    ),
+    "compress_rank": Row(
+        "--compress-rank 2", "--compress powersgd", ("", "--compress topk"), "train bench"
+    ),
     "optimizer": Row("--optimizer lamb"),
     "lr": Row("--lr 0.1", does="train"),
     "momentum": Row("--momentum 0.8", "", ("--optimizer adamw", "--optimizer lamb")),
@@ -174,7 +187,9 @@ TRAIN = {
     "schedule": Row("--schedule cosine", does="train"),
     "warmup_iterations": Row("--warmup-iterations 3", does="train"),
     "min_lr": Row("--min-lr 0.01", "--schedule cosine", ("", "--warmup-iterations 3"), "train"),
-    "decay_iterations": Row("--decay-iterations 3", "--schedule step", ("", "--schedule cosine"), "train"),
+    "decay_iterations": Row(
+        "--decay-iterations 3", "--schedule step", ("", "--schedule cosine"), "train"
+    ),
     "decay_factor": Row("--decay-factor 0.5", _STEP, ("", "--schedule cosine"), "train"),
     "scale_lr": Row("--scale-lr sqrt", "", ("one rank",), "train"),
     "precision": Row("--precision bf16"),
@@ -246,7 +261,9 @@ def test_every_setting_of_a_training_is_in_the_table() -> None:
 def test_what_a_file_has_counts_where_it_is_no_default(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     line = f"train --config {file}"
-    file.write_text("[optimizer]\nmomentum = 0.9\nbeta1 = 0.9\nlr = 0.1\n[checkpoints]\nsave-interval = 5\n")
+    file.write_text(
+        "[optimizer]\nmomentum = 0.9\nbeta1 = 0.9\nlr = 0.1\n[checkpoints]\nsave-interval = 5\n"
+    )
     for more in ("", " --optimizer adamw", " --find"):
         checked(line + more)
     with refused("setting-without-effect", UsageError, "--momentum "):
@@ -307,7 +324,9 @@ def test_learning_rates_that_are_none_are_refused() -> None:
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
-    file.write_text("[batch]\nseed = 3\nepochs = 2\n[optimizer]\nlr = 1\n[model]\nhidden = [8, 4]\n")
+    file.write_text(
+        "[batch]\nseed = 3\nepochs = 2\n[optimizer]\nlr = 1\n[model]\nhidden = [8, 4]\n"
+    )
     config = train_config("--epochs", "5", "--config", str(file))
     assert (config.batch.seed, config.batch.epochs, config.batch.global_batch_size) == (3, 5, 64)
     assert (config.optimizer.lr, config.model.hidden) == (1.0, (8, 4))
@@ -336,7 +355,9 @@ def test_what_is_written_gives_the_same_again(tmp_path: Path) -> None:
         ("x = '\ud800'", "not-toml", ("'utf-8'",)),
     ],
 )
-def test_a_bad_file_is_one_line(tmp_path: Path, text: str, code: str, values: tuple[str, ...]) -> None:
+def test_a_bad_file_is_one_line(
+    tmp_path: Path, text: str, code: str, values: tuple[str, ...]
+) -> None:
     file = tmp_path / "a.toml"
     file.write_bytes(text.encode(errors="surrogatepass"))
     with refused(code, UsageError, f"--config: {file}", *values) as caught:
@@ -365,5 +386,7 @@ def test_the_others_wait_for_the_one_that_speaks(program: Runner) -> None:
 
 def test_alone_it_refuses_without_mpi(alone: Runner, tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise RuntimeError('must not be imported')")
-    answer = alone("train", "--lr", "fast", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[3]}", rc=2)
+    answer = alone(
+        "train", "--lr", "fast", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[3]}", rc=2
+    )
     assert_one_error(answer.stderr, "bad-flag", "--lr")

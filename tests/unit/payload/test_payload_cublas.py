@@ -15,7 +15,9 @@ pytestmark = pytest.mark.platform("stand-in", "cuda")
 
 _HALVES = [np.float16, ml_dtypes.bfloat16]
 
-_LAYOUTS: dict[str, tuple[Callable[[Any, Any], tuple[Any, Any]], tuple[int, ...], tuple[int, ...]]] = {
+_LAYOUTS: dict[
+    str, tuple[Callable[[Any, Any], tuple[Any, Any]], tuple[int, ...], tuple[int, ...]]
+] = {
     "as they are": (lambda a, b: (a, b), (5, 7), (7, 3)),
     "left transposed": (lambda a, b: (a.T, b), (7, 5), (7, 3)),
     "right transposed": (lambda a, b: (a, b.T), (5, 7), (3, 7)),
@@ -47,7 +49,9 @@ def _numbers(shape: tuple[int, ...]) -> Array:
 @pytest.mark.parametrize("layout", _LAYOUTS)
 @pytest.mark.parametrize("given_out", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
-def test_a_product_is_exact(device: Device, half: Any, layout: str, given_out: bool, wide: bool) -> None:
+def test_a_product_is_exact(
+    device: Device, half: Any, layout: str, given_out: bool, wide: bool
+) -> None:
     dtype = np.dtype(np.float32 if wide else half)
     lay, *shapes = _LAYOUTS[layout]
     left, right = (_numbers(shape) for shape in shapes)
@@ -65,9 +69,14 @@ def test_a_product_is_exact(device: Device, half: Any, layout: str, given_out: b
 def test_a_wide_product_is_not_rounded_on_its_way(device: Device, half: Any) -> None:
     """257 fits into no 8 bits of mantissa, and 240 * 240 * 8 not into half precision."""
     ones = device.xp.ones((4, 257), half)
-    assert device.to_host(device.matmul(ones, ones.T, dtype=np.float32)).tolist() == [[257.0] * 4] * 4
+    assert (
+        device.to_host(device.matmul(ones, ones.T, dtype=np.float32)).tolist() == [[257.0] * 4] * 4
+    )
     large = device.xp.full((2, 8), 240, half)
-    assert device.to_host(device.matmul(large, large.T, dtype=np.float32)).tolist() == [[460800.0] * 2] * 2
+    assert (
+        device.to_host(device.matmul(large, large.T, dtype=np.float32)).tolist()
+        == [[460800.0] * 2] * 2
+    )
 
 
 def test_a_part_of_an_array_can_be_written_to(device: Device) -> None:

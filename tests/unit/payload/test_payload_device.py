@@ -1,4 +1,6 @@
-"""Which device a rank takes, by what its environment says, and how often a training step waits for a GPU."""
+"""Which device a rank takes, by what its environment says, and how often a training step waits for
+a GPU.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
         Context(_DEVICE), vocabulary=32, length=6, dropout=0.1, layers=layers, heads=2, width=16
     )
     scale = loss_scale(precision, None)
-    engine = engine_of(_DEVICE, alone(), units, AdamW, precision=PRECISIONS[precision], loss_scale=scale)
+    engine = engine_of(
+        _DEVICE, alone(), units, AdamW, precision=PRECISIONS[precision], loss_scale=scale
+    )
     tokens = np.random.default_rng(1).integers(0, 32, (4, 6))
     batch = batch_of(_DEVICE, tokens, tokens)
     engine.step(cut(batch, micro_batches), targets=24, iteration=1, lr=1e-3)
@@ -47,7 +51,9 @@ def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_host_waits_a_fixed_number_of_times_a_step(precision: str) -> None:
-    """For the loss, the number of targets and the gradients' norm; and for the embedding's table, to find out
-    how many tokens of a micro-batch differ."""
-    waits = {cuts: {_waits_of_a_step(cuts, layers, precision) for layers in (1, 3)} for cuts in (1, 2)}
+    """For the loss, the number of targets and the gradients' norm; and for the embedding's table,
+    to find out how many tokens of a micro-batch differ."""
+    waits = {
+        cuts: {_waits_of_a_step(cuts, layers, precision) for layers in (1, 3)} for cuts in (1, 2)
+    }
     assert waits == {1: {3 + 1}, 2: {3 + 2}}

@@ -43,7 +43,9 @@ GROWING = {1: 10.0, 2: 20.0, 4: 21.0, 8: 40.0, 16: 80.0, 32: 81.0, 64: 81.0, 128
 
 @pytest.mark.parametrize("planted", [*range(10), None])
 @pytest.mark.parametrize(("largest", "last"), [(1000, 64), (16, 16), (31, 16), (1, 1)])
-def test_the_size_does_not_depend_on_a_bad_measurement(largest: int, last: int, planted: int | None) -> None:
+def test_the_size_does_not_depend_on_a_bad_measurement(
+    largest: int, last: int, planted: int | None
+) -> None:
     search = SpeedSearch(largest)
     for number, size in enumerate(search.sizes()):
         search.record(size, 1.0 if number == planted else GROWING[size])
@@ -55,9 +57,12 @@ def test_the_size_does_not_depend_on_a_bad_measurement(largest: int, last: int, 
 @pytest.mark.parametrize(("before", "later"), [([], 2), ([1, 2, 4, 8, 16, 32, 64], 1)])
 def test_sizes_without_memory_are_not_measured_again(before: list[int], later: int) -> None:
     """Also if these sizes had enough memory in the first round."""
-    search, measured = SpeedSearch(1000), []
+    search = SpeedSearch(1000)
+    measured = []
     for size in search.sizes():
-        search.record(size, math.nan if size > 8 and len(measured) >= len(before) else GROWING[size])
+        search.record(
+            size, math.nan if size > 8 and len(measured) >= len(before) else GROWING[size]
+        )
         measured.append(size)
     assert measured == [*before, 1, 2, 4, 8, 16, *([1, 2, 4, 8] * later)]
     assert fastest_size(search.speeds) == 8
@@ -91,7 +96,10 @@ def test_trials_have_the_batches_of_the_user_and_of_the_ranks(
         for b in (each.batch,)
     ]
     assert [*dict.fromkeys(batches)] == trials
-    series = [[*group] for _, group in groupby(planned, lambda each: (each.batch, each.optimizer.schedule))]
+    series = [
+        [*group]
+        for _, group in groupby(planned, lambda each: (each.batch, each.optimizer.schedule))
+    ]
     assert len(series) == 2 * len(trials)
     for group in series:
         rates = [each.optimizer.lr for each in group]
@@ -168,13 +176,26 @@ def trained(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     text.write_bytes(b"the cat sat on the mat, and the other cat sat on the other mat. " * 60)
     out = folder / "run"
     sizes = "--model gpt-tiny --layers 1 --heads 2 --width 16 --sequence-length 16".split()
-    data = ("--data", f"text:{text}", "--tokenizer", "bpe:270", "--iterations", "6", "--save-interval", "3")
-    answer = alone("train", *sizes, *data, "--optimizer", "adamw", "--precision", "fp64", "--out", str(out))
+    data = (
+        "--data",
+        f"text:{text}",
+        "--tokenizer",
+        "bpe:270",
+        "--iterations",
+        "6",
+        "--save-interval",
+        "3",
+    )
+    answer = alone(
+        "train", *sizes, *data, "--optimizer", "adamw", "--precision", "fp64", "--out", str(out)
+    )
     assert "bits per byte" in answer.stdout
     return out
 
 
-def test_evaluation_of_a_checkpoint_is_that_of_the_run(alone: Runner, mpirun: Runner, trained: Path) -> None:
+def test_evaluation_of_a_checkpoint_is_that_of_the_run(
+    alone: Runner, mpirun: Runner, trained: Path
+) -> None:
     told = records(trained, "evaluation")[-1]
     found = json.loads(alone("eval", "--out", str(trained)).stdout)
     assert (found["iteration"], found["loss"]) == (6, pytest.approx(told["loss"], rel=1e-12))
@@ -194,7 +215,16 @@ def test_a_run_is_evaluated_from_any_folder(
 ) -> None:
     monkeypatch.chdir(trained.parent)
     sizes = ("--model", "lstm", "--width", "8", "--layers", "1", "--sequence-length", "16")
-    given = ("--data", "text:text", "--save-interval", "1", "--checkpoints", "kept", "--out", str(tmp_path))
+    given = (
+        "--data",
+        "text:text",
+        "--save-interval",
+        "1",
+        "--checkpoints",
+        "kept",
+        "--out",
+        str(tmp_path),
+    )
     first = "kept/iteration-00000001"
     for more in (("--iterations", "1"), ("--iterations", "2", "--resume", first)):
         alone("train", *sizes, *given, *more)
@@ -203,12 +233,24 @@ def test_a_run_is_evaluated_from_any_folder(
     alone("eval", "--out", str(tmp_path))
 
 
-def test_evaluation_uses_small_batches_and_few_samples(alone: Runner, trained: Path, tmp_path: Path) -> None:
+def test_evaluation_uses_small_batches_and_few_samples(
+    alone: Runner, trained: Path, tmp_path: Path
+) -> None:
     sizes = ("--model", "lstm", "--width", "8", "--layers", "1", "--sequence-length", "16")
-    given = ("--data", f"text:{trained.parent / 'text'}", "--iterations", "1", "--save-interval", "1")
+    given = (
+        "--data",
+        f"text:{trained.parent / 'text'}",
+        "--iterations",
+        "1",
+        "--save-interval",
+        "1",
+    )
     config = train_config(*sizes, *given, "--global-batch-size", "150", "--out", str(tmp_path))
-    device, mesh = Cpu(), alone_mesh()
-    batches = build_loader(config, open_dataset(config, mesh.world), device, mesh, eval_only=True).held_out()
+    device = Cpu()
+    mesh = alone_mesh()
+    batches = build_loader(
+        config, open_dataset(config, mesh.world), device, mesh, eval_only=True
+    ).held_out()
     assert len(next(batches).inputs) <= 32
     alone("train", *sizes, *given, "--global-batch-size", "150", "--out", str(tmp_path))
     (tmp_path / "short").write_bytes((trained.parent / "text").read_bytes()[:1000])
@@ -217,7 +259,9 @@ def test_evaluation_uses_small_batches_and_few_samples(alone: Runner, trained: P
 
 
 def test_infinite_loss_ends_the_run_in_one_line_and_is_null(alone: Runner, tmp_path: Path) -> None:
-    """The weights of the first iteration are too large; their loss is that of the second, or of a test."""
+    """The weights of the first iteration are too large; their loss is that of the second, or of a
+    test.
+    """
     flags = ("--lr", "1e30", "--save-interval", "1", "--save", "sync")
     for iterations, values in (("1", ("iteration 1 ", "test loss")), ("2", ("iteration 2 ",))):
         out = str(tmp_path / iterations)
@@ -248,8 +292,11 @@ def test_a_run_without_checkpoints_cannot_be_evaluated(alone: Runner, tmp_path: 
     assert_one_error(answer.stderr, "no-checkpoint", "--resume auto", str(tmp_path))
 
 
-def test_other_text_is_judged_by_the_runs_tokenizer(alone: Runner, trained: Path, tmp_path: Path) -> None:
-    text, kept = b"a dog and a bird, and a fish and a bird. " * 80, _newest(trained) / "data.json"
+def test_other_text_is_judged_by_the_runs_tokenizer(
+    alone: Runner, trained: Path, tmp_path: Path
+) -> None:
+    text = b"a dog and a bird, and a fish and a bird. " * 80
+    kept = _newest(trained) / "data.json"
     (tmp_path / "text").write_bytes(text)
     before = kept.read_bytes()
     answer = alone("eval", "--out", str(trained), "--data", f"text:{tmp_path / 'text'}")
@@ -258,7 +305,9 @@ def test_other_text_is_judged_by_the_runs_tokenizer(alone: Runner, trained: Path
     assert kept.read_bytes() == before
 
 
-def test_resume_uses_the_tokenizer_of_the_checkpoint(alone: Runner, trained: Path, tmp_path: Path) -> None:
+def test_resume_uses_the_tokenizer_of_the_checkpoint(
+    alone: Runner, trained: Path, tmp_path: Path
+) -> None:
     out = shutil.copytree(trained, tmp_path / "run")
     before = (_newest(out) / "data.json").read_text()
     again = ("train", "--config", str(out / "config.toml"), "--resume", "auto", "--out", str(out))
@@ -287,7 +336,9 @@ def test_moved_checkpoint_is_evaluated_exported_and_resumed(
     assert f"resuming from {moved}" in answer.stdout
     (tmp_path / "mine" / "data.json").write_text("{}")
     answer = alone("eval", "--resume", moved, rc=2)
-    assert_one_error(answer.stderr, "checkpoint-damaged", f"--resume: {moved}", "data.json has 2 bytes")
+    assert_one_error(
+        answer.stderr, "checkpoint-damaged", f"--resume: {moved}", "data.json has 2 bytes"
+    )
 
 
 def _newest(out: Path) -> Path:

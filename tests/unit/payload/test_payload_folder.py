@@ -1,4 +1,6 @@
-"""A run's files: who may write them, what is left of what is not whole, and what a full disk comes to."""
+"""A run's files: who may write them, what is left of what is not whole, and what a full disk comes
+to.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from tests.unit.payload.conftest import Runner, Starter, assert_one_error, recor
 
 
 def test_publish_with_a_missing_or_short_file_keeps_the_old_one(tmp_path: Path) -> None:
-    old, new = tmp_path / "iteration-00000001", tmp_path / "iteration-00000002"
+    old = tmp_path / "iteration-00000001"
+    new = tmp_path / "iteration-00000002"
     work = tmp_path / "iteration-00000002.ab.incomplete"
     old.mkdir()
     work.mkdir()
@@ -39,8 +42,13 @@ def test_publish_with_a_missing_or_short_file_keeps_the_old_one(tmp_path: Path) 
 def test_second_run_in_a_folder_waits_and_resumes_from_the_first(
     alone: Runner, launch: Starter, tmp_path: Path
 ) -> None:
-    flags = ("train", *"--peak-tflops 1 --save-interval 5 --resume auto --out".split(), str(tmp_path))
-    elsewhere, checkpoints = tmp_path / "elsewhere", tmp_path / "checkpoints"
+    flags = (
+        "train",
+        *"--peak-tflops 1 --save-interval 5 --resume auto --out".split(),
+        str(tmp_path),
+    )
+    elsewhere = tmp_path / "elsewhere"
+    checkpoints = tmp_path / "checkpoints"
     alone(*flags, "--iterations", "5", "--checkpoints", str(elsewhere))
     held = Lock(checkpoints, patience_s=0)
     with launch(1, "-m", "payload", *flags, "--iterations", "10") as second:
@@ -61,7 +69,16 @@ def test_residual_is_restored_unless_the_loss_scale_differs(
     mpirun: Runner, tmp_path: Path, compress: str
 ) -> None:
     def hashes(out: str, iterations: str, scale: str, *, anew: bool = False) -> list[str]:
-        flags = ("--hidden", "16", "--compress", compress, "--save-interval", "2", "--resume", "auto")
+        flags = (
+            "--hidden",
+            "16",
+            "--compress",
+            compress,
+            "--save-interval",
+            "2",
+            "--resume",
+            "auto",
+        )
         given = ("--iterations", iterations, "--loss-scale", scale, "--out", str(tmp_path / out))
         told = mpirun(2, "train", *flags, *given).stdout
         assert ("compressed gradients is reset" in told) == anew
@@ -73,13 +90,17 @@ def test_residual_is_restored_unless_the_loss_scale_differs(
     hashes("parted", "5", "4", anew=True)
 
 
-def test_full_disk_under_the_metrics_ends_all_ranks_in_one_line(mpirun: Runner, tmp_path: Path) -> None:
+def test_full_disk_under_the_metrics_ends_all_ranks_in_one_line(
+    mpirun: Runner, tmp_path: Path
+) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     answer = mpirun(2, "train", "--iterations", "1", "--out", str(tmp_path), launched=True, rc=1)
     assert "Traceback" not in answer.stderr
     # The other lines are mpirun's.
     (said,) = (line for line in answer.stderr.splitlines() if "payload: error" in line)
-    assert_one_error(said, "file-unwritable", "rank 0 on ", "metrics.jsonl", os.strerror(errno.ENOSPC))
+    assert_one_error(
+        said, "file-unwritable", "rank 0 on ", "metrics.jsonl", os.strerror(errno.ENOSPC)
+    )
 
 
 @pytest.mark.usefixtures("tensorboard_alone")
@@ -108,7 +129,9 @@ def test_a_file_of_lines_goes_on_after_some(tmp_path: Path) -> None:
     path.write_bytes(broken + path.read_bytes())
     with JsonLines(path, keep=lambda record: record["step"] < 2) as file:
         file.write("run")
-    kinds = [(line["kind"], line.get("step")) for line in map(json.loads, path.read_text().splitlines())]
+    kinds = [
+        (line["kind"], line.get("step")) for line in map(json.loads, path.read_text().splitlines())
+    ]
     assert kinds == [("iteration", 0), ("iteration", 1), ("run", None)]
     with JsonLines(path):
         pass

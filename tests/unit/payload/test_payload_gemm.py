@@ -32,17 +32,23 @@ def test_every_rank_multiplies_and_the_sums_are_right(mpirun: Runner, tmp_path: 
         assert result["wrong_rows"] == [0, 0, 0]
         assert len(result["gflops"]) == 3
         assert min(result["gflops"]) > 0
-        assert result["sum_bytes"] == result["m"] * result["n"] * (8 if result["dtype"] == "float64" else 4)
+        assert result["sum_bytes"] == result["m"] * result["n"] * (
+            8 if result["dtype"] == "float64" else 4
+        )
     assert len(lines) == 8
     assert all(line.endswith("; right") for line in lines)
     written = records(tmp_path, file="gemm.jsonl")
-    assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told["results"]
+    assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told[
+        "results"
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_products_are_right_on_any_device(device: Device, dtype: str, tmp_path: Path) -> None:
     size = GemmSize(33, 64, 17)
-    config = GemmConfig((size,), (dtype,), warmup=1, iterations=1, seed=0, device="auto", out=tmp_path)
+    config = GemmConfig(
+        (size,), (dtype,), warmup=1, iterations=1, seed=0, device="auto", out=tmp_path
+    )
     (record,) = gemm(config, device, Solo())
     assert (record["ok"], record["wrong_rows"]) == (True, [0])
 

@@ -1,4 +1,6 @@
-"""GPT-2's tokens, by a small vocabulary of its kind; test_payload_libraries.py compares with transformers."""
+"""GPT-2's tokens, by a small vocabulary of its kind; test_payload_libraries.py compares with
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,20 @@ from payload.data.tokenizer import BytePairs
 from payload.errors import UsageError
 from tests.support.messages import refused
 
-# As the files spell bytes: Ġ is the blank, Ċ a newline. Some merges would go beyond a word, and never happen.
+# As the files spell bytes: Ġ is the blank, Ċ a newline. Some merges would go beyond a word, and
+# never happen.
 _MERGES = "h e|l l|he ll|hell o|Ġ w|' s|Ġ Ġ|Ġ Ċ|a Ġ|a 1|1 '|s '|Ã ©|é Ġ|! !|! a".split("|")
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 
 
 def _tokens() -> dict[str, int]:
     """Numbers that are not in the order of bytes, nor of merges."""
-    chars = [chr(byte) for byte in _PRINTABLE] + [chr(256 + other) for other in range(256 - len(_PRINTABLE))]
-    pairs = list(dict.fromkeys(pair.replace(" ", "") for pair in [*_MERGES[:12], "Ã ©", "! !", "! a"]))
+    chars = [chr(byte) for byte in _PRINTABLE] + [
+        chr(256 + other) for other in range(256 - len(_PRINTABLE))
+    ]
+    pairs = list(
+        dict.fromkeys(pair.replace(" ", "") for pair in [*_MERGES[:12], "Ã ©", "! !", "! a"])
+    )
     joined = [*pairs, "Ã©Ġ"]
     return {token: number for number, token in enumerate([*joined, *chars, "<|endoftext|>"])}
 
@@ -64,14 +71,16 @@ def test_words_are_cut_and_merged_as_gpt_2s(folder: Path, text: str, tokens: str
 
 
 def test_tokens_have_the_numbers_of_the_vocabulary(folder: Path) -> None:
-    tokenizer, known = load(folder), _tokens()
+    tokenizer = load(folder)
+    known = _tokens()
     assert tokenizer.size == len(known)
     found = tokenizer.encode(b"hello w<|endoftext|>").tolist()
     assert found == [known["hello"], known["Ġw"], known["<|endoftext|>"]]
 
 
 def test_all_bytes_can_be_told(folder: Path) -> None:
-    tokenizer, text = load(folder), bytes(range(256)) * 2 + "é€".encode()[:-1]
+    tokenizer = load(folder)
+    text = bytes(range(256)) * 2 + "é€".encode()[:-1]
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert GPT2.read(json.loads(json.dumps(tokenizer.data_state))).encode(text).tolist() == (
         tokenizer.encode(text).tolist()
@@ -81,7 +90,10 @@ def test_all_bytes_can_be_told(folder: Path) -> None:
 def test_one_file_of_the_tokenizers_library_does(folder: Path) -> None:
     expected = load(folder)
     pairs = [list(pair) for pair in expected.data_state["merges"]]
-    added = [{"content": "<|endoftext|>", "id": expected.size - 1}, {"content": "<|", "id": expected.size}]
+    added = [
+        {"content": "<|endoftext|>", "id": expected.size - 1},
+        {"content": "<|", "id": expected.size},
+    ]
     content = {
         "model": {"type": "BPE", "vocab": _tokens(), "merges": pairs},
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
@@ -135,7 +147,9 @@ def test_files_that_are_not_gpt_2s(
 def test_a_resumed_run_needs_the_files_no_more(folder: Path) -> None:
     text = folder / "text"
     text.write_text("hello w " * 200)
-    flags = f"train --model gpt-tiny --sequence-length 8 --data text:{text} --tokenizer gpt2:{folder}"
+    flags = (
+        f"train --model gpt-tiny --sequence-length 8 --data text:{text} --tokenizer gpt2:{folder}"
+    )
     first = open_dataset(parse(flags.split()), Solo())
     (folder / "merges.txt").unlink()
     again = open_dataset(parse(flags.split()), Solo(), json.loads(json.dumps(first.data_state)))

@@ -28,7 +28,9 @@ FLOOR = 60.0
 
 def looks(ticks: Sequence[tuple[float, bool]]) -> list[float]:
     """Return the times at which a job with this progress, (seconds, has progress), is examined."""
-    patience, now, times = hang.Patience(FLOOR), 0.0, []
+    patience = hang.Patience(FLOOR)
+    now = 0.0
+    times = []
     for elapsed, has_progress in ticks:
         now += elapsed
         if patience.tick(elapsed, has_progress=has_progress):
@@ -55,15 +57,21 @@ def silence(seconds: int) -> list[tuple[float, bool]]:
         pytest.param(steps(30, 10) + silence(149), [], id="below-five-intervals"),
         pytest.param(steps(30, 10) + silence(150), [450], id="at-five-intervals"),
         pytest.param(
-            [*steps(1, 5), (100, True), *steps(1, 5), *silence(499)], [], id="an-evaluation-is-learned"
+            [*steps(1, 5), (100, True), *steps(1, 5), *silence(499)],
+            [],
+            id="an-evaluation-is-learned",
         ),
         pytest.param([*steps(1, 5), (100, True), *silence(500)], [605], id="and-has-its-own-limit"),
-        pytest.param([(500, True), *steps(1, 9), *silence(60)], [569], id="the-start-is-not-an-interval"),
+        pytest.param(
+            [(500, True), *steps(1, 9), *silence(60)], [569], id="the-start-is-not-an-interval"
+        ),
         pytest.param(
             steps(1, 10) + silence(500), [70, 130, 250, 490], id="silent-work-is-examined-ever-less"
         ),
         pytest.param(
-            steps(1, 10) + silence(65) + steps(1, 1) + silence(400), [70, 406], id="a-pause-is-learned"
+            steps(1, 10) + silence(65) + steps(1, 1) + silence(400),
+            [70, 406],
+            id="a-pause-is-learned",
         ),
     ],
 )
@@ -74,7 +82,14 @@ def test_a_silent_job_is_examined(ticks: Sequence[tuple[float, bool]], times: li
 def rank(
     number: int, doing: str = stacks.WAITING, place: str = "a.py:1", node: str = "n1", **more: Any
 ) -> dict[str, Any]:
-    fields = {"within": "", "source": "", "pid": 10 + number, "workers": [], "asleep": False, "cpu_s": 1.0}
+    fields = {
+        "within": "",
+        "source": "",
+        "pid": 10 + number,
+        "workers": [],
+        "asleep": False,
+        "cpu_s": 1.0,
+    }
     return {"rank": number, "doing": doing, "place": place, "node": node, **fields, **more}
 
 
@@ -92,7 +107,10 @@ BUSY_DISK = {"node": "n2", "network": 10, "disk": 5 << 20}
         ([rank(0), rank(1), BUSY_DISK], True),
         ([rank(0), rank(1, stacks.BLOCKED, node="n2"), BUSY_DISK], False),
         ([rank(0), rank(1, stacks.BLOCKED, node="n2", within="disk"), BUSY_DISK], False),
-        ([rank(0), rank(1, stacks.BLOCKED, node="n2", within="frozen file system"), BUSY_DISK], True),
+        (
+            [rank(0), rank(1, stacks.BLOCKED, node="n2", within="frozen file system"), BUSY_DISK],
+            True,
+        ),
         ([rank(0), rank(1, stacks.BLOCKED, node="n2", within="NFS"), BUSY_DISK], True),
         ([rank(0), rank(1, stacks.TRACED)], False),
         ([rank(0), rank(1, stacks.COMPUTING)], False),
@@ -130,7 +148,8 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         watch = hang.Watch(mode, 0.0, (str(tmp_path), [], ""))
         assert bool(watch.look()) == Path("job.events").exists()
         texts = [
-            Path(name).read_text() if Path(name).exists() else "" for name in ("job.events", "stderr.log")
+            Path(name).read_text() if Path(name).exists() else ""
+            for name in ("job.events", "stderr.log")
         ]
         return (
             texts[0],
@@ -141,7 +160,9 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return look
 
 
-@pytest.mark.parametrize("name", ["stdout.log", "stderr.log", "metrics.jsonl", "heartbeat", "other"])
+@pytest.mark.parametrize(
+    "name", ["stdout.log", "stderr.log", "metrics.jsonl", "heartbeat", "other"]
+)
 def test_a_change_of_these_files_is_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -157,7 +178,11 @@ def test_a_change_of_these_files_is_progress(
 def test_a_hang_that_ends_the_job_is_recorded(reported: Any) -> None:
     events, log, record = reported("end", HANGING, HANGING)
     event = json.loads(events)
-    assert (event["event"], event["action"], event["summary"]) == ("hang", "end", hang.summary(HANGING))
+    assert (event["event"], event["action"], event["summary"]) == (
+        "hang",
+        "end",
+        hang.summary(HANGING),
+    )
     assert event["summary"] in log
     assert (record["nodes"], [rank["rank"] for rank in record["ranks"]]) == (["n2"], [0, 1])
 
@@ -169,7 +194,9 @@ def test_a_warning_ends_nothing(reported: Any) -> None:
     assert event["summary"] in log
 
 
-def test_progress_after_a_warning_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_after_a_warning_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
     monkeypatch.setattr(hang, "ask_nodes", lambda *_: HANGING)
@@ -191,7 +218,12 @@ def test_progress_after_a_warning_is_recorded(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "second", [[], [rank(0, stacks.COMPUTING), *NODES], [rank(0, within="MPI", place="b.py:2"), *HANGING[1:]]]
+    "second",
+    [
+        [],
+        [rank(0, stacks.COMPUTING), *NODES],
+        [rank(0, within="MPI", place="b.py:2"), *HANGING[1:]],
+    ],
 )
 def test_a_hang_must_be_the_same_twice(reported: Any, second: list[dict[str, Any]]) -> None:
     assert reported("end", HANGING, second) == ("", "", {})
@@ -211,7 +243,11 @@ def test_a_hang_must_be_the_same_twice(reported: Any, second: list[dict[str, Any
     ],
 )
 def test_a_rank_that_works_between_two_looks_does_not_hang(
-    monkeypatch: pytest.MonkeyPatch, reported: Any, used_s: float, rank_state: tuple[str, str], hangs: bool
+    monkeypatch: pytest.MonkeyPatch,
+    reported: Any,
+    used_s: float,
+    rank_state: tuple[str, str],
+    hangs: bool,
 ) -> None:
     """Such as a rank on a node that is stopped for a while, again and again."""
     times = iter(range(0, 1000, 10))
@@ -230,7 +266,9 @@ def test_a_rank_that_worked_since_the_look_before_does_not_hang(
     monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
     monkeypatch.setattr(hang.time, "sleep", lambda _: None)
     used = iter([1.0, 1.0, 90.0, 90.0, 91.0, 91.0])
-    monkeypatch.setattr(hang, "ask_nodes", lambda *_: [*HANGING, rank(2, within="poll", cpu_s=next(used))])
+    monkeypatch.setattr(
+        hang, "ask_nodes", lambda *_: [*HANGING, rank(2, within="poll", cpu_s=next(used))]
+    )
     watch = hang.Watch("end", 60.0, (str(tmp_path), [], ""))
     watch._earlier = [(0.0, [rank(2, within="poll", cpu_s=1.0)])]
     assert [bool(watch.look()) for _ in range(3)] == [True, False, True]
@@ -240,7 +278,9 @@ def test_a_rank_that_worked_since_the_look_before_does_not_hang(
 def test_look_during_which_the_job_was_suspended_is_no_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, hangs: bool
 ) -> None:
-    """Ranks that wait at the same place before and after may have worked most of the time that they ran."""
+    """Ranks that wait at the same place before and after may have worked most of the time that they
+    ran.
+    """
     monkeypatch.chdir(tmp_path)
     times = iter(range(0, 10_000, seconds))
     monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
@@ -267,7 +307,9 @@ def test_a_rank_that_sleeps_has_more_time(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("trouble", [OSError("no srun"), [{"node": "n1", "rank": 0}]])
-def test_a_look_that_fails_is_no_hang(reported: Any, capfd: pytest.CaptureFixture[str], trouble: Any) -> None:
+def test_a_look_that_fails_is_no_hang(
+    reported: Any, capfd: pytest.CaptureFixture[str], trouble: Any
+) -> None:
     assert reported("end", trouble) == ("", "", {})
     assert capfd.readouterr().err
 
@@ -288,7 +330,9 @@ def rank_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
         program = tmp_path / f"rank{number}.py"
         program.write_text(text, encoding=encoding)
         command = [sys.executable, NODE / "rank.py", program]
-        process = subprocess.Popen(command, env={**os.environ, "SLURM_JOB_ID": job, "RANK": str(number)})
+        process = subprocess.Popen(
+            command, env={**os.environ, "SLURM_JOB_ID": job, "RANK": str(number)}
+        )
         started.append(process)
         eventually(Path(f"{program}.ready").exists, 30)
         return process
@@ -304,7 +348,9 @@ def observed() -> dict[int, stacks.Rank]:
 
 
 def test_ranks_are_found_with_their_places(rank_program: Any) -> None:
-    waiting, working, stopped = (rank_program(*words) for words in ((0, WAITER), (1, WORKER), (12, WAITER)))
+    waiting, working, stopped = (
+        rank_program(*words) for words in ((0, WAITER), (1, WORKER), (12, WAITER))
+    )
     stopped.send_signal(signal.SIGSTOP)
     places = observed()
     assert [rank.pid for rank in places.values()] == [waiting.pid, working.pid, stopped.pid]
@@ -345,7 +391,10 @@ def test_stacks_of_a_program_that_prints_none_are_read_by_py_spy(
     spy.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     found = stacks.python_stacks(os.getpid())
-    assert next(iter(found.items())) == (f"Thread {os.getpid()}", [stacks.Frame("next", "/a/loader.py", 7)])
+    assert next(iter(found.items())) == (
+        f"Thread {os.getpid()}",
+        [stacks.Frame("next", "/a/loader.py", 7)],
+    )
     spy.write_text("#!/bin/sh\nexit 1\n")
     assert stacks.python_stacks(os.getpid()) == {}
 
@@ -364,7 +413,9 @@ int main(void) { first(); %s; return 7; }
 @pytest.mark.skipif(not shutil.which("gcc"), reason="there is no compiler")
 @pytest.mark.parametrize("options", [["-O0"], ["-O2"], ["-O2", "-no-pie"], ["-O2", "-fno-plt"]])
 @pytest.mark.parametrize("function", ["waits", "leaves", "jumps"])
-def test_a_program_in_c_is_named_with_its_function(tmp_path: Path, function: str, options: list[str]) -> None:
+def test_a_program_in_c_is_named_with_its_function(
+    tmp_path: Path, function: str, options: list[str]
+) -> None:
     (tmp_path / "main.c").write_text(WAITS_IN_C % ("1000000000", f"{function}()"))
     subprocess.run(["gcc", *options, "-o", tmp_path / "main", tmp_path / "main.c"], check=True)
     with subprocess.Popen([tmp_path / "main"]) as process:
@@ -387,7 +438,9 @@ def test_a_program_in_c_is_named_with_its_function(tmp_path: Path, function: str
             process.kill()
 
 
-@pytest.mark.parametrize("program", [b"", b"\x7fELF", b"\x7fELF" + b"\xff" * 200, b"#!/bin/sh\n" * 20])
+@pytest.mark.parametrize(
+    "program", [b"", b"\x7fELF", b"\x7fELF" + b"\xff" * 200, b"#!/bin/sh\n" * 20]
+)
 def test_a_file_that_is_no_program_has_no_functions(program: bytes) -> None:
     with pytest.raises((ValueError, IndexError, OverflowError, struct.error)):
         native.Program(program)
@@ -490,7 +543,9 @@ def test_a_rank_that_could_have_run_all_the_time_works(
     """On a busy node, it got no processor time. Only a sample in a library shows that it waits."""
     process = rank_program(0, WAITER)
     activity = stacks.Activity([stacks.Process(process.pid, os.getpid(), ("python",))])
-    activity._samples, activity._runnable, activity._rounds = 50, 26, rounds
+    activity._samples = 50
+    activity._runnable = 26
+    activity._rounds = rounds
     assert activity.judge(can_trace=True) == expected
 
 
@@ -542,7 +597,9 @@ def test_stacks_of_ranks_are_found_with_site_packages(tmp_path: Path) -> None:
     """NVIDIA's library is in site-packages, and tells whether a rank waits for a GPU at work."""
     venv.EnvBuilder(symlinks=True).create(tmp_path)
     (packages,) = tmp_path.glob("lib/python*/site-packages")
-    (packages / "pynvml.py").write_text("open(__file__ + '.imported', 'w').close()\nraise ImportError\n")
+    (packages / "pynvml.py").write_text(
+        "open(__file__ + '.imported', 'w').close()\nraise ImportError\n"
+    )
     command = [tmp_path / "bin" / "python", "-IS", NODE / "hang.py", "show", tmp_path, "", ""]
     environment = {**os.environ, "SLURM_JOB_ID": f"none-{os.getpid()}", stacks.WATCHER: "1"}
     environment.pop("SLURM_JOB_NUM_NODES", None)

@@ -44,7 +44,8 @@ def test_wide_3x3_convolutions_take_half_the_multiplications(
     inputs: int, batch: int, dtype: str, fewer: bool
 ) -> None:
     device = _Counting()
-    layer, tape = Conv2d(Context(device), "c", inputs, 128, 3, padding=1), Tape()
+    layer = Conv2d(Context(device), "c", inputs, 128, 3, padding=1)
+    tape = Tape()
     stored([Unit("u", layer)], device, dtype)
     y = layer.forward(np.ones((batch, 16, 15, inputs), dtype), tape)
     layer.backward(np.ones_like(y), tape)
@@ -56,7 +57,8 @@ def test_the_first_layer_gives_no_gradient_by_data(device: Device) -> None:
     grads = []
     for first in (False, True):
         layer = Conv2d(Context(device), "c", 2, 3, 3, padding=1, first=first)
-        storage, tape = stored([Unit("u", layer)], device), Tape()
+        storage = stored([Unit("u", layer)], device)
+        tape = Tape()
         x = device.asarray(CASES["3x3"].input())
         y = layer.forward(x, tape)
         assert layer.backward(y, tape).size == (0 if first else x.size)
@@ -74,7 +76,8 @@ def test_the_first_of_equal_numbers_is_the_largest(device: Device) -> None:
 
 
 def test_batch_norm_keeps_pytorchs_running_averages(device: Device) -> None:
-    layer, theirs = BatchNorm(Context(device), "n", 5), torch.nn.BatchNorm2d(5, dtype=torch.float64)
+    layer = BatchNorm(Context(device), "n", 5)
+    theirs = torch.nn.BatchNorm2d(5, dtype=torch.float64)
     stored([Unit("u", layer)], device)
     rng = np.random.default_rng(4)
     for _ in range(3):
@@ -83,11 +86,16 @@ def test_batch_norm_keeps_pytorchs_running_averages(device: Device) -> None:
         theirs(torch.tensor(x).permute(0, 3, 1, 2))
     layer.forward(device.asarray(x), Tape(training=False))
     layer.forward(device.asarray(x), Tape(recompute=True))
-    for name, expected in (("n.running_mean", theirs.running_mean), ("n.running_var", theirs.running_var)):
+    for name, expected in (
+        ("n.running_mean", theirs.running_mean),
+        ("n.running_var", theirs.running_var),
+    ):
         assert_close(device.to_host(layer.state[name]).copy(), expected, name)
     theirs.eval()
     y = layer.forward(device.asarray(x), Tape(training=False))
-    assert_close(device.to_host(y), theirs(torch.tensor(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1), "y")
+    assert_close(
+        device.to_host(y), theirs(torch.tensor(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1), "y"
+    )
 
 
 def test_batch_norm_of_numbers_far_from_zero(device: Device) -> None:

@@ -1,4 +1,6 @@
-"""A trained model in use: sample, predict, and eval by a model folder; and the files that images come in."""
+"""A trained model in use: sample, predict, and eval by a model folder; and the files that images
+come in.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +80,16 @@ def encoded(
         raw += bytes([kind]) + ((row - predicted) % 256).astype(np.uint8).tobytes()
         above = row
     header = struct.pack(">IIBBBBB", width, len(rows), depth, color, 0, 0, interlaced)
-    parts = [(b"IHDR", header), (b"PLTE", palette), (b"IDAT", zlib.compress(bytes(raw))), (b"IEND", b"")]
+    parts = [
+        (b"IHDR", header),
+        (b"PLTE", palette),
+        (b"IDAT", zlib.compress(bytes(raw))),
+        (b"IEND", b""),
+    ]
     return png.SIGNATURE + b"".join(
-        struct.pack(">I4s", len(content), name) + content + struct.pack(">I", zlib.crc32(name + content))
+        struct.pack(">I4s", len(content), name)
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
         for name, content in parts
         if content or name == b"IEND"
     )
@@ -163,8 +172,11 @@ def test_digits_are_predicted_the_same_of_each_kind_of_file(
     alone: Runner, digits: Path, tmp_path: Path
 ) -> None:
     held_out = load_digits()[1]
-    images, labels = held_out.images[:50], held_out.labels[:50]
-    rows, packed, one = images_csv(tmp_path / "rows.csv", images), tmp_path / "images", tmp_path / "one.png"
+    images = held_out.images[:50]
+    labels = held_out.labels[:50]
+    rows = images_csv(tmp_path / "rows.csv", images)
+    packed = tmp_path / "images"
+    one = tmp_path / "one.png"
     packed.write_bytes(idx_file(images[..., 0]))
     one.write_bytes(encoded(images[0, ..., 0], 8, 8, 0))
     argv = ("predict", "--model-folder", str(digits / "model"), str(rows), str(packed), str(one))
@@ -182,7 +194,9 @@ def test_digits_are_predicted_the_same_of_each_kind_of_file(
     classes = [int(found.split()[0]) for _, _, found in lines[:50]]
     assert sum(classes == labels for classes, labels in zip(classes, labels, strict=True)) >= 45
     found = json.loads(alone(*argv, "--output", "json").stdout)["predictions"]
-    assert [f"{one['class']} {one['probability']:.4f}" for one in found] == [text for _, _, text in lines]
+    assert [f"{one['class']} {one['probability']:.4f}" for one in found] == [
+        text for _, _, text in lines
+    ]
     assert found[1].keys() == {"file", "row", "class", "probability"}
 
 
@@ -199,7 +213,10 @@ def test_eval_by_a_model_is_what_the_training_said(
             assert found["loss"] == pytest.approx(facts["metrics"]["loss"], rel=1e-5)
             assert found["accuracy"] == pytest.approx(facts["metrics"]["accuracy"], rel=1e-5)
         again = json.loads(mpirun(2, "eval", "--model-folder", folder, "--weights", "final").stdout)
-        assert (again["samples"], again["loss"]) == (found["samples"], pytest.approx(found["loss"], rel=1e-5))
+        assert (again["samples"], again["loss"]) == (
+            found["samples"],
+            pytest.approx(found["loss"], rel=1e-5),
+        )
 
 
 def test_text_follows_the_prompt(alone: Runner, letters: Path) -> None:
@@ -212,14 +229,18 @@ def test_text_follows_the_prompt(alone: Runner, letters: Path) -> None:
     assert likeliest.startswith(SENTENCE)
     assert likeliest == sample("--prompt", "the cat", "--top-k", "1", "--seed", "5")
     wild = ("--prompt", "the cat", "--temperature", "3", "--output", "json")
-    assert sample(*wild, "--seed", "1") == sample(*wild, "--seed", "1") != sample(*wild, "--seed", "2")
+    assert (
+        sample(*wild, "--seed", "1") == sample(*wild, "--seed", "1") != sample(*wild, "--seed", "2")
+    )
     found = json.loads(sample("--prompt", "the cat", "--temperature", "0", "--output", "json"))
     assert found == {"prompt": "the cat", "text": likeliest[len("the cat") : -1], "tokens": 12}
-    assert len(sample("--tokens", "20", "--temperature", "0")) > 20  # without a prompt, beyond its window
+    # Without a prompt, beyond its window.
+    assert len(sample("--tokens", "20", "--temperature", "0")) > 20
 
 
 def test_on_a_gpu_the_answers_are_the_same(device: Device, digits: Path, letters: Path) -> None:
-    seen, pixels = load(digits / "model", "best", device), load_digits()[1].images[:3].astype(float)
+    seen = load(digits / "model", "best", device)
+    pixels = load_digits()[1].images[:3].astype(float)
     assert probabilities(seen, pixels).sum(axis=1) == pytest.approx([1, 1, 1])
     written = load(letters / "model", "best", device)
     config = SampleConfig(model_folder=letters / "model", tokens=6, temperature=0.0)
@@ -240,14 +261,21 @@ def test_a_model_is_used_where_there_is_no_mpi(digits: Path, letters: Path, tmp_
     assert python("-c", program).stderr == ""
 
 
-def test_what_a_model_can_not_do_is_told(alone: Runner, digits: Path, letters: Path, tmp_path: Path) -> None:
+def test_what_a_model_can_not_do_is_told(
+    alone: Runner, digits: Path, letters: Path, tmp_path: Path
+) -> None:
     rows = images_csv(tmp_path / "rows.csv", load_digits()[1].images[:1])
     moved = tmp_path / "model"
     moved.symlink_to(digits / "model")
-    images, text = str(digits / "model"), str(letters / "model")
+    images = str(digits / "model")
+    text = str(letters / "model")
     for argv, code, value in (
         (("sample", "--model-folder", images), "model-unfit-for-command", "which takes images"),
-        (("predict", "--model-folder", text, str(rows)), "model-unfit-for-command", "which takes text"),
+        (
+            ("predict", "--model-folder", text, str(rows)),
+            "model-unfit-for-command",
+            "which takes text",
+        ),
         (("sample", "--model-folder", str(tmp_path)), "not-a-model-folder", "model.json"),
         (("predict", "--model-folder", images, "nowhere.png"), "file-unreadable", "nowhere.png"),
         (("eval", "--model-folder", str(moved)), "data-not-named", str(moved)),

@@ -1,4 +1,6 @@
-"""Training that begins with weights that are there, models that are exported, and what does not fit."""
+"""Training that begins with weights that are there, models that are exported, and what does not
+fit.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def _gpt(folder: Path, tokenizer: str = "bytes") -> list[str]:
 def _of_gpt2(folder: Path, **changes: Any) -> dict[str, Array]:
     """Weights in transformers' names, with the config beside them."""
     units = make_units("gpt-tiny", {**_SETTINGS, "length": 12}, Context(Cpu()))
-    weights = {p.name: p.form.to_torch(p.draw_initial(7)) for unit in units for p in unit.layer.parameters}
+    weights = {
+        p.name: p.form.to_torch(p.draw_initial(7)) for unit in units for p in unit.layer.parameters
+    }
     theirs = {
         name: np.ascontiguousarray(a, "float32")
         for name, a in naming("hf", "gpt-tiny").to_library(weights).items()
@@ -62,12 +66,18 @@ def test_positions_that_are_one_number_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_tensor_has_a_name_in_each_library(name: str) -> None:
-    sizes = {"layers": 2, "heads": 2, "width": 8} if MODELS[name].module in ("gpt", "bert", "vit") else {}
+    sizes = (
+        {"layers": 2, "heads": 2, "width": 8}
+        if MODELS[name].module in ("gpt", "bert", "vit")
+        else {}
+    )
     needed = {"mlp": {"inputs": 4, "classes": 3}, "lstm": {"classes": 3, "features": 2, "width": 4}}
     needed["resnet"] = {"classes": 3, "width": 2}
     settings = {**MODELS[name].sizes, **sizes, **needed.get(MODELS[name].module, {})}
     units = make_units(name, settings, Context(Cpu()))
-    weights = {p.name: p.form.to_torch(p.draw_initial(7)) for unit in units for p in unit.layer.parameters}
+    weights = {
+        p.name: p.form.to_torch(p.draw_initial(7)) for unit in units for p in unit.layer.parameters
+    }
     shapes = {ours: array.shape for ours, array in weights.items()}
     for library in ("torch", "hf", "torchvision"):
         if MODELS[name].module not in LIBRARIES[library]:
@@ -85,18 +95,26 @@ def test_every_tensor_has_a_name_in_each_library(name: str) -> None:
 def test_weights_of_gpt_2_with_more_positions_are_begun_with(tmp_path: Path) -> None:
     theirs = _of_gpt2(tmp_path)
     less = {
-        name.removeprefix("transformer."): array for name, array in theirs.items() if name != "lm_head.weight"
+        name.removeprefix("transformer."): array
+        for name, array in theirs.items()
+        if name != "lm_head.weight"
     }
     less["h.0.attn.bias"] = np.ones((1, 1, 12, 12), "uint8")  # which files of long ago have
     save_file(less, tmp_path / "model.safetensors")
     for path in (tmp_path, tmp_path / "model.safetensors"):
         begun = dict(_begin(path))
         np.testing.assert_array_equal(begun["positions.weight"], less["wpe.weight"][:8])
-        np.testing.assert_array_equal(begun["layers.0.linear1.weight"], less["h.0.mlp.c_fc.weight"].T)
+        np.testing.assert_array_equal(
+            begun["layers.0.linear1.weight"], less["h.0.mlp.c_fc.weight"].T
+        )
 
 
-@pytest.mark.parametrize("layout", ["--tp 2", *in_sweep("--pp 2", "--zero 3", "--tp 2 --precision bf16")])
-def test_any_layout_begins_with_them(alone: Runner, mpirun: Runner, layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layout", ["--tp 2", *in_sweep("--pp 2", "--zero 3", "--tp 2 --precision bf16")]
+)
+def test_any_layout_begins_with_them(
+    alone: Runner, mpirun: Runner, layout: str, tmp_path: Path
+) -> None:
     save_file(_of_gpt2(tmp_path), file := tmp_path / "model.safetensors")
     flags = [*_gpt(tmp_path), "--init", str(file), "--out"]
     answer = alone("train", *flags, str(tmp_path / "one"))
@@ -109,7 +127,8 @@ def test_any_layout_begins_with_them(alone: Runner, mpirun: Runner, layout: str,
 
 def test_init_from_a_run_yields_to_a_checkpoint(alone: Runner, tmp_path: Path) -> None:
     flags = _gpt(tmp_path, "bpe:270")
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     saving = ("--save-interval", "1", "--resume", "auto", "--out")
     answer = alone("train", *flags, *saving, str(first))
     (tmp_path / "text").write_bytes(b"other words, of which other pairs would be learned. " * 60)
@@ -127,7 +146,18 @@ def test_init_from_a_run_yields_to_a_checkpoint(alone: Runner, tmp_path: Path) -
 
 
 def test_a_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
-    flags = ("--iterations", "1", "--hidden", "6", "--device", "cpu", "--lr", "1e-12", "--seed", "3")
+    flags = (
+        "--iterations",
+        "1",
+        "--hidden",
+        "6",
+        "--device",
+        "cpu",
+        "--lr",
+        "1e-12",
+        "--seed",
+        "3",
+    )
     rng = np.random.default_rng(1)
     theirs = {
         "linear0.weight": rng.standard_normal((6, 64)).astype("float32"),
@@ -143,7 +173,8 @@ def test_a_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
         alone("train", *flags, *more, "--out", str(tmp_path / out))
     b, c = (load_file(tmp_path / out / "model" / "final.safetensors") for out in ("b", "c"))
     np.testing.assert_allclose(b["linear0.weight"], theirs["linear0.weight"], atol=1e-6)
-    np.testing.assert_allclose(b["linear1.weight"], c["linear1.weight"], atol=1e-6)  # as it would be drawn
+    # As it would be drawn.
+    np.testing.assert_allclose(b["linear1.weight"], c["linear1.weight"], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +182,12 @@ def test_a_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
     [
         ("transformer.ln_f.bias", None, "weights-other-model", ()),
         ("transformer.h.1.ln_1.bias", np.ones(8), "weights-other-model", ()),
-        ("transformer.h.0.mlp.c_fc.weight", np.ones((32, 8)), "weights-other-model", ("(32, 8)", "(8, 32)")),
+        (
+            "transformer.h.0.mlp.c_fc.weight",
+            np.ones((32, 8)),
+            "weights-other-model",
+            ("(32, 8)", "(8, 32)"),
+        ),
         ("transformer.wpe.weight", np.ones((7, 8)), "weights-other-model", ("(7, 8)", "(8, 8)")),
         ("lm_head.weight", np.ones((256, 8)), "weights-not-shared", ("transformer.wte.weight",)),
     ],
@@ -165,7 +201,9 @@ def test_weights_that_do_not_fit_are_refused_by_name(
     else:
         theirs[name] = array
     save_file(theirs, file := tmp_path / "model.safetensors")
-    with refused("init-unfit", UsageError, f"--init: {file} cannot be used: ", name, *values) as caught:
+    with refused(
+        "init-unfit", UsageError, f"--init: {file} cannot be used: ", name, *values
+    ) as caught:
         _begin(file)
     assert shows(str(caught.value), code)
 
@@ -197,7 +235,8 @@ def test_numbers_of_half_the_size_will_do(tmp_path: Path) -> None:
 def _begin(file: Path) -> WholeTensors:
     """What a model has that began with these weights, in this process."""
     told = parse(["train", "--model", "gpt-tiny", "--data", "synthetic", *_SMALL])
-    device, mesh = Cpu(), on_one_rank()
+    device = Cpu()
+    mesh = on_one_rank()
     settings = model_sizes(told.model, synthetic_tokens(256, 8))
     units = make_units("gpt-tiny", settings, mesh.context(device))
     engine = build_engine(told, device, mesh, units)
@@ -209,8 +248,14 @@ def _begin(file: Path) -> WholeTensors:
 
 def test_what_is_no_model_is_refused(alone: Runner, tmp_path: Path) -> None:
     (tmp_path / "torn").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
-    for path, code in (("missing", "no-such-file"), ("torn", "file-unreadable"), ("", "no-such-file")):
-        answer = alone("train", "--init", str(tmp_path / path), "--out", str(tmp_path / "out"), rc=2)
+    for path, code in (
+        ("missing", "no-such-file"),
+        ("torn", "file-unreadable"),
+        ("", "no-such-file"),
+    ):
+        answer = alone(
+            "train", "--init", str(tmp_path / path), "--out", str(tmp_path / "out"), rc=2
+        )
         assert_one_error(answer.stderr, code, "--init: ", str(tmp_path / path))
 
 
@@ -230,7 +275,11 @@ def test_a_checkpoint_and_a_model_folder_are_exported_alike(
             assert main(["export", *source, "--to", str(to), "--export-as", library]) == 0
             told = json.loads(capsys.readouterr().out)
             files.append((to / file).read_bytes())
-            assert (told["model"], told["iteration"], told["bytes"]) == ("gpt-tiny", 2, len(files[-1]))
+            assert (told["model"], told["iteration"], told["bytes"]) == (
+                "gpt-tiny",
+                2,
+                len(files[-1]),
+            )
         assert files[0] == files[1]
     told = [
         json.loads((tmp_path / f"hf-{of}" / "config.json").read_text())
@@ -240,7 +289,10 @@ def test_a_checkpoint_and_a_model_folder_are_exported_alike(
     tokens = json.loads((tmp_path / "hf-of-model" / "tokenizer_config.json").read_text())
     assert tokens["model_input_names"] == ["input_ids", "attention_mask"]
     assert (told[0]["n_positions"], told[0]["vocab_size"], told[0]["n_head"]) == (8, 256, 2)
-    assert main(["export", "--checkpoint", str(checkpoint), "--to", "a", "--export-as", "torchvision"]) == 2
+    assert (
+        main(["export", "--checkpoint", str(checkpoint), "--to", "a", "--export-as", "torchvision"])
+        == 2
+    )
     lacking = "--export-as torchvision: this library has no gpt-tiny, only resnet18, resnet50"
     assert_one_error(capsys.readouterr().err, "export-unfit", lacking)
 
@@ -255,4 +307,6 @@ def test_a_resnet_of_small_images_is_none_of_torchvisions(
     assert_one_error(capsys.readouterr().err, "export-unfit", "(64, 3, 7, 7)", "(2, 1, 3, 3)")
     assert not (tmp_path / "file").exists()
     assert main([*argv, "--export-as", "hf"]) == 2
-    assert_one_error(capsys.readouterr().err, "export-unfit", "--export-as hf", "no resnet18, only gpt-tiny")
+    assert_one_error(
+        capsys.readouterr().err, "export-unfit", "--export-as hf", "no resnet18, only gpt-tiny"
+    )

@@ -23,7 +23,9 @@ _N = 1000
 def _kernels() -> dict[str, Kernel]:
     folders = ((package.__name__, package.__path__) for package in (payload.nn, payload.optim))
     modules = (
-        import_module(f"{name}.{found.name}") for name, path in folders for found in iter_modules(path)
+        import_module(f"{name}.{found.name}")
+        for name, path in folders
+        for found in iter_modules(path)
     )
     known = chain.from_iterable(vars(module).values() for module in modules)
     return {kernel.name: kernel for kernel in known if isinstance(kernel, Kernel)}
@@ -50,8 +52,11 @@ def _function(kernel: Kernel, real: str) -> str:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("kernels")
-    functions = (_function(kernel, real) for kernel in KERNELS.values() for real in ("float", "double"))
-    source, library = folder / "kernels.cc", folder / "kernels.so"
+    functions = (
+        _function(kernel, real) for kernel in KERNELS.values() for real in ("float", "double")
+    )
+    source = folder / "kernels.cc"
+    library = folder / "kernels.so"
     source.write_text("\n".join(["#include <cmath>", "using namespace std;", *functions]))
     subprocess.run(["g++", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     return ctypes.CDLL(str(library))
@@ -60,7 +65,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.mark.parametrize(("real", "bound"), [("float", 2e-5), ("double", 1e-12)])
 @pytest.mark.parametrize("name", KERNELS)
 def test_cuda_c_is_numpy(name: str, real: str, bound: float, compiled: ctypes.CDLL) -> None:
-    kernel, rng = KERNELS[name], np.random.default_rng(1)
+    kernel = KERNELS[name]
+    rng = np.random.default_rng(1)
     scalars = {scalar: rng.uniform(0.1, 0.9) for scalar in kernel.scalars}
     dtype, number = ("float32", ctypes.c_float) if real == "float" else ("float64", ctypes.c_double)
     arrays = [rng.uniform(0.1, 2, _N).astype(dtype) for _ in kernel.reads + kernel.writes]

@@ -61,7 +61,12 @@ def test_a_world_of_one_in_a_job_of_two_fails_loudly(alone: Runner, command: str
 
 
 def test_srun_without_pmix_is_named_before_mpi_dies_of_it(alone: Runner) -> None:
-    srun = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODELIST": "a"}
+    srun = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_NODELIST": "a",
+    }
     first = alone("probe", **srun, SLURM_PROCID="0", rc=3)
     assert "srun --mpi=pmix" in first.stderr
     assert len(first.stderr.splitlines()) == 1
@@ -71,7 +76,10 @@ def test_srun_without_pmix_is_named_before_mpi_dies_of_it(alone: Runner) -> None
 def test_only_open_mpi_under_srun_needs_pmi() -> None:
     assert pmi_complaint("Open MPI v4.1.4", {"SLURM_STEP_ID": "0"}) is not None
     assert pmi_complaint("Open MPI v4.1.4", {"SLURM_STEP_ID": "0", "PMIX_RANK": "0"}) is None
-    assert pmi_complaint("Open MPI v5.0.7", {"SLURM_STEP_ID": "0", "PMIX_NAMESPACE": "none"}) is not None
+    assert (
+        pmi_complaint("Open MPI v5.0.7", {"SLURM_STEP_ID": "0", "PMIX_NAMESPACE": "none"})
+        is not None
+    )
     assert pmi_complaint("Open MPI v4.1.4", {"SLURM_JOB_ID": "1"}) is None
     assert pmi_complaint("MPICH Version: 4.2", {"SLURM_STEP_ID": "0"}) is None
 
@@ -95,7 +103,9 @@ def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) ->
         "gemm --sizes 99999999",
         pytest.param("gemm --sizes 99999999999999999999", marks=pytest.mark.sweep),
         pytest.param("train --hidden 99999999999999999999 --iterations 1", marks=pytest.mark.sweep),
-        pytest.param("train --hidden 2000000000,2000000000 --iterations 1", marks=pytest.mark.sweep),
+        pytest.param(
+            "train --hidden 2000000000,2000000000 --iterations 1", marks=pytest.mark.sweep
+        ),
         pytest.param(
             "train --model gpt-tiny --data synthetic --sequence-length 999999999999 --iterations 1",
             marks=pytest.mark.sweep,
@@ -105,7 +115,9 @@ def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) ->
 def test_memory_that_runs_out_is_one_line_and_ends_all_ranks(
     mpirun: Runner, tmp_path: Path, line: str
 ) -> None:
-    answer = mpirun(2, *line.split(), "--device", "cpu", "--out", str(tmp_path), launched=True, rc=1)
+    answer = mpirun(
+        2, *line.split(), "--device", "cpu", "--out", str(tmp_path), launched=True, rc=1
+    )
     assert "Traceback" not in answer.stderr
     said = [text for text in answer.stderr.splitlines() if text.startswith("payload: error: rank ")]
     assert 1 <= len(said) <= 2  # on both ranks, if neither was ended before
@@ -118,7 +130,8 @@ def test_memory_that_runs_out_without_mpi_is_one_line(
     def exhausted(_: object) -> int:
         raise MemoryError
 
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # tests before this one may have loaded MPI
+    # Tests before this one may have loaded MPI.
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(align, "run", exhausted)
     assert main(["align", "--folder", str(tmp_path)]) == 1
     (said,) = capsys.readouterr().err.splitlines()

@@ -1,4 +1,6 @@
-"""Every layer beside PyTorch's and finite differences; and PyTorch's answers to infinities and NaN."""
+"""Every layer beside PyTorch's and finite differences; and PyTorch's answers to infinities and
+NaN.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def test_layer_is_pytorchs(name: str, dtype: str, device: Device) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_layer_gradients_are_slopes(name: str) -> None:
-    case, rng = CASES[name], np.random.default_rng(6)
+    case = CASES[name]
+    rng = np.random.default_rng(6)
     layer = case.make(_CONTEXT)
     storage = stored([Unit("u", layer)], _CONTEXT.device)
     storage.master_weights += 0.5 * rng.standard_normal(storage.master_weights.shape)
@@ -48,7 +51,9 @@ def test_layer_gradients_are_slopes(name: str) -> None:
     def loss() -> float:
         return float((layer.forward(x.copy(), Tape(draw=samples)) * weights).sum())
 
-    first, second = Tape(draw=samples), Tape(draw=samples)  # two micro-batches in flight: gradients add up
+    # two micro-batches in flight: gradients add up
+    first = Tape(draw=samples)
+    second = Tape(draw=samples)
     layer.forward(x.copy(), first)
     layer.forward(x.copy(), second)
     dx = layer.backward(weights.copy(), first)
@@ -66,7 +71,8 @@ def test_the_slope_of_gelu_is_computed_in_training_only(exact: bool) -> None:
             super().apply(kernel, scalars, *arrays)
 
     counts: list[int] = []
-    layer, x = GELU(Context(Counting()), exact=exact), np.linspace(-5, 5, 999, dtype="float32")
+    layer = GELU(Context(Counting()), exact=exact)
+    x = np.linspace(-5, 5, 999, dtype="float32")
     results = [layer.forward(x.copy(), Tape(training=training)) for training in (True, False)]
     assert counts == [3, 2]
     np.testing.assert_array_equal(*results)
@@ -77,7 +83,8 @@ def test_layer_of_no_samples(name: str, device: Device) -> None:
     case = CASES[name]
     layer = case.make(Context(device))
     storage = stored([Unit("u", layer)], device)
-    x, tape = device.asarray(case.input()), Tape(draw=draw(0, device))
+    x = device.asarray(case.input())
+    tape = Tape(draw=draw(0, device))
     full = layer.forward(x.copy(), Tape())
     y = layer.forward(x[:0].copy(), tape)
     assert y.shape == (0, *full.shape[1:])
@@ -87,7 +94,9 @@ def test_layer_of_no_samples(name: str, device: Device) -> None:
 
 
 def test_cross_entropy_of_huge_logits_is_finite() -> None:
-    sums = SoftmaxCrossEntropy(_CONTEXT).forward(np.array([[1e4, 0.0], [1e4, 0.0]]), np.array([0, 1]), Tape())
+    sums = SoftmaxCrossEntropy(_CONTEXT).forward(
+        np.array([[1e4, 0.0], [1e4, 0.0]]), np.array([0, 1]), Tape()
+    )
     assert sums.loss == pytest.approx(1e4)
     assert (sums.correct, sums.count) == (1, 2)
 
@@ -127,7 +136,8 @@ def _passed(device: Device, layer: Layer, x: Array, dy: Array) -> tuple[Array, A
 @pytest.mark.parametrize("gradient", [1.0, np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
 def test_relu_of_what_is_not_finite_is_pytorchs(device: Device, kind: str, gradient: float) -> None:
-    x, dy = np.array([_ODD], kind), np.full((1, len(_ODD)), gradient, kind)
+    x = np.array([_ODD], kind)
+    dy = np.full((1, len(_ODD)), gradient, kind)
     theirs = torch.tensor(x, requires_grad=True)
     y = functional.relu(theirs)
     (dx,) = torch.autograd.grad(y, theirs, torch.tensor(dy))
@@ -138,7 +148,9 @@ def test_relu_of_what_is_not_finite_is_pytorchs(device: Device, kind: str, gradi
 
 @pytest.mark.parametrize("gradient", [1.0, np.inf])
 def test_batch_norm_with_relu_equals_pytorch_if_not_finite(device: Device, gradient: float) -> None:
-    """In an evaluation, and in training by a gradient that has overflowed where ReLU lets none through."""
+    """In an evaluation, and in training by a gradient that has overflowed where ReLU lets none
+    through.
+    """
     x = np.array([_ODD, _ODD[::-1]], "float32").T.copy()
     norm = BatchNorm(Context(device), "norm", 2, relu=True)
     stored([Unit("u", norm)], device, "float32")
@@ -157,13 +169,16 @@ def test_batch_norm_with_relu_equals_pytorch_if_not_finite(device: Device, gradi
 
 def test_max_pool_passes_an_infinite_gradient_to_one_position(device: Device) -> None:
     x = np.array([[1.0, 5.0], [-np.inf, 2.0]], "float32").reshape(1, 2, 2, 1)
-    y, dx = _passed(device, MaxPool2d(Context(device), 2), x, np.full((1, 1, 1, 1), np.inf, "float32"))
+    y, dx = _passed(
+        device, MaxPool2d(Context(device), 2), x, np.full((1, 1, 1, 1), np.inf, "float32")
+    )
     assert (y.item(), dx.ravel().tolist()) == (5, [0, np.inf, 0, 0])
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
 def test_what_is_dropped_is_zero_whatever_it_was(device: Device, kind: str) -> None:
-    layer, tape = Dropout(Context(device), "d", 0.5), Tape(draw=draw(1, device))
+    layer = Dropout(Context(device), "d", 0.5)
+    tape = Tape(draw=draw(1, device))
     x = np.full((1, 64), np.inf, kind)
     y = device.to_host(layer.forward(device.asarray(x), tape)).copy()
     dx = device.to_host(layer.backward(device.asarray(-x), tape))
@@ -201,7 +216,8 @@ def test_logits_of_parts_of_the_classes_stay_where_they_are(device: Device) -> N
     """Tensor-parallel ranks exchange four numbers a target."""
     half = _Half()
     loss = SoftmaxCrossEntropy(Context(device, tp=half), split=True)
-    logits, labels = np.zeros((6, 64), "float32"), np.arange(6)
+    logits = np.zeros((6, 64), "float32")
+    labels = np.arange(6)
     assert loss.forward(device.asarray(logits), device.asarray(labels), Tape()).count == 6
     assert half.gathered == 4 * 6
 

@@ -1,4 +1,6 @@
-"""Every layout trains as one rank does: the same losses, from the same seeds, for any split of the work."""
+"""Every layout trains as one rank does: the same losses, from the same seeds, for any split of the
+work.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.unit.payload.conftest import Runner
 from tests.unit.payload.programs.layouts import CORE, MODELS, Case, every, train
 
 Reference = Callable[[str, int], dict[str, Any]]
-SHORT, LONG = 3, 12  # iterations: batches of all sizes, each of them four times
+# iterations: batches of all sizes, each of them four times
+SHORT = 3
+LONG = 12
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +36,17 @@ def reference(real_device: Device) -> Reference:
 
 
 def _compare(
-    answer: subprocess.CompletedProcess[str], cases: list[Case], reference: Reference, iterations: int
+    answer: subprocess.CompletedProcess[str],
+    cases: list[Case],
+    reference: Reference,
+    iterations: int,
 ) -> None:
     found = json.loads(answer.stdout)
     assert list(found) == [str(case) for case in cases]
     wrong = {}
     for case in cases:
-        ours, theirs = found[str(case)], reference(case.model, iterations)
+        ours = found[str(case)]
+        theirs = reference(case.model, iterations)
         for figure, tolerance in (("losses", 1e-5), ("norms", 1e-4), ("evaluation", 1e-5)):
             if ours[figure] != pytest.approx(theirs[figure], rel=tolerance):
                 wrong[str(case), figure] = (ours[figure], theirs[figure])
@@ -61,7 +69,9 @@ def test_layouts_over_the_double_of_cupy(
 @pytest.mark.sweep
 @pytest.mark.parametrize("ranks", range(1, 5))
 @pytest.mark.parametrize("model", MODELS)
-def test_all_layouts_follow_one_rank(program: Runner, reference: Reference, model: str, ranks: int) -> None:
+def test_all_layouts_follow_one_rank(
+    program: Runner, reference: Reference, model: str, ranks: int
+) -> None:
     answer = program(ranks, "layouts.py", model, str(LONG), seconds=600)
     _compare(answer, list(every(model, ranks)), reference, LONG)
 
@@ -69,6 +79,7 @@ def test_all_layouts_follow_one_rank(program: Runner, reference: Reference, mode
 @pytest.mark.parametrize("model", MODELS)
 def test_the_reference_is_clipped_now_and_then_and_moves(reference: Reference, model: str) -> None:
     found = reference(model, LONG)
-    losses, norms = found["losses"], found["norms"]
+    losses = found["losses"]
+    norms = found["norms"]
     assert max(losses) > 1.2 * min(losses)
     assert min(norms) < MODELS[model].clip < max(norms)

@@ -1,5 +1,5 @@
-"""transformers and torchvision beside the payload: training that begins with models of theirs, and models of
-ours that they load. Theirs have random weights."""
+"""transformers and torchvision beside the payload: training that begins with models of theirs, and
+models of ours that they load. Theirs have random weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ pytestmark = pytest.mark.sweep  # PyPI's transformers and torchvision are instal
 _HF = {
     "gpt-tiny": ("GPT2LMHeadModel", "--layers 2 --heads 2 --width 32"),
     "bert-tiny": ("BertForMaskedLM", "--layers 2 --heads 2 --width 32"),
-    "vit-tiny": ("ViTForImageClassification", "--layers 2 --heads 2 --width 32 --patch 2 --norm-eps 1e-5"),
+    "vit-tiny": (
+        "ViTForImageClassification",
+        "--layers 2 --heads 2 --width 32 --patch 2 --norm-eps 1e-5",
+    ),
 }
 _TEXT = "--data text:{text} --sequence-length 16 --global-batch-size 8"
 _LARGE = 65
@@ -50,7 +53,9 @@ _DIGITS = "--global-batch-size 16"
 
 
 def _libraries() -> Path:
-    """A folder of both packages, to use with this environment's PyTorch; made once, in the user's cache."""
+    """A folder of both packages, to use with this environment's PyTorch; made once, in the user's
+    cache.
+    """
     lock = ROOT / "requirements" / "libraries.lock"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clusterctl-tests"
     folder = cache / hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:16]
@@ -59,9 +64,17 @@ def _libraries() -> Path:
         uv, env, from_index = uv_settings()
         with tempfile.TemporaryDirectory(dir=cache) as unfinished:
             packages = Path(unfinished) / "packages"
-            target: list[str | Path] = ["--quiet", "--no-config", "--python", sys.executable, "--target"]
+            target: list[str | Path] = [
+                "--quiet",
+                "--no-config",
+                "--python",
+                sys.executable,
+                "--target",
+            ]
             wheels = ["--only-binary", ":all:", "--no-deps", "--require-hashes"]
-            run([uv, "pip", "install", *target, packages, *from_index, *wheels, "-r", lock], env=env)
+            run(
+                [uv, "pip", "install", *target, packages, *from_index, *wheels, "-r", lock], env=env
+            )
             with suppress(OSError):  # another worker was quicker
                 packages.rename(folder)
     return folder
@@ -78,7 +91,8 @@ def theirs() -> Iterator[None]:
 
 @cache
 def _define_operators() -> None:
-    """PyPI's torchvision has operators for CUDA, which PyTorch for CPUs can't load. Models need none.
+    """PyPI's torchvision has operators for CUDA, which PyTorch for CPUs can't load. Models need
+    none.
 
     Once a process: a worker may come back to this module.
     """
@@ -101,7 +115,12 @@ def _made(model: str) -> nn.Module:
     """A model of transformers with the sizes of ours here."""
     import transformers as hf  # noqa: PLC0415
 
-    shared = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 128}
+    shared = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "hidden_size": 32,
+        "intermediate_size": 128,
+    }
     configs: dict[str, Any] = {
         "gpt-tiny": lambda: hf.GPT2Config(
             **{"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256, "n_positions": 40},
@@ -130,7 +149,8 @@ def _train(alone: Runner, flags: str, out: Path) -> float:
 
 def _first_batch(flags: str) -> tuple[Array, Array]:
     config = parse(["train", *flags.split()])
-    dataset, size = open_dataset(config, Solo()), config.batch.global_batch_size
+    dataset = open_dataset(config, Solo())
+    size = config.batch.global_batch_size
     slot = Order(dataset.training, size, seed=0).at(1)
     return dataset.training_batch(slot.indices, 1, Draw(0, 1, np.arange(size, dtype="uint32")))
 
@@ -152,7 +172,8 @@ def _ours(folder: Path, x: Array) -> Array:
 
 @pytest.mark.parametrize("model", _HF)
 def test_a_model_of_transformers_comes_and_goes(alone: Runner, model: str, tmp_path: Path) -> None:
-    module, flags = _made(model), _flags(model, tmp_path)
+    module = _made(model)
+    flags = _flags(model, tmp_path)
     module.save_pretrained(tmp_path / "theirs")
     loss = _train(alone, f"{flags} --lr 1e-9 --init {tmp_path / 'theirs'}", tmp_path / "run")
     x, targets = _first_batch(flags)
@@ -161,13 +182,18 @@ def test_a_model_of_transformers_comes_and_goes(alone: Runner, model: str, tmp_p
     )
     assert loss == pytest.approx(expected.item(), rel=1e-5)
 
-    folder, back = tmp_path / "run" / "model", tmp_path / "back"
-    assert main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+    folder = tmp_path / "run" / "model"
+    back = tmp_path / "back"
+    assert (
+        main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+    )
     again, found = type(module).from_pretrained(back, output_loading_info=True)
     assert not any(found.values()), found
     assert again.config.to_dict().keys() == module.config.to_dict().keys()
     logits = _logits(again.eval(), x).numpy()
-    np.testing.assert_allclose(_ours(folder, x)[..., : logits.shape[-1]], logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        _ours(folder, x)[..., : logits.shape[-1]], logits, rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(logits, _logits(module, x).numpy(), rtol=1e-4, atol=1e-5)
     if model != "vit-tiny":  # whose modules have other names since transformers 5 than its files
         from safetensors.torch import load_file  # noqa: PLC0415
@@ -187,21 +213,35 @@ def _resnet(model: str, side: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(("model", "side"), [("resnet18", 65), ("resnet50", 71), ("resnet18", 33)])
-def test_a_resnet_of_torchvision_comes_and_goes(alone: Runner, model: str, side: int, tmp_path: Path) -> None:
+def test_a_resnet_of_torchvision_comes_and_goes(
+    alone: Runner, model: str, side: int, tmp_path: Path
+) -> None:
     from safetensors.torch import load_file, save_file  # noqa: PLC0415
 
     _write_images(tmp_path, side)
     module = _random(_resnet(model, side))
     save_file(module.state_dict(), tmp_path / "theirs.safetensors")
     flags = f"--model {model} --data idx:{tmp_path} --global-batch-size 4"
-    loss = _train(alone, f"{flags} --lr 1e-12 --init {tmp_path / 'theirs.safetensors'}", tmp_path / "run")
+    loss = _train(
+        alone, f"{flags} --lr 1e-12 --init {tmp_path / 'theirs.safetensors'}", tmp_path / "run"
+    )
     x, targets = _first_batch(flags)
     trained = _logits(module.train(), x)  # by the statistics of the batch
     expected = torch.nn.functional.cross_entropy(trained, torch.tensor(targets))
     assert loss == pytest.approx(expected.item(), rel=1e-4)
 
-    folder, file = tmp_path / "run" / "model", tmp_path / "back.safetensors"
-    argv = ["export", "--model-folder", str(folder), "--to", str(file), "--weights", "final", "--export-as"]
+    folder = tmp_path / "run" / "model"
+    file = tmp_path / "back.safetensors"
+    argv = [
+        "export",
+        "--model-folder",
+        str(folder),
+        "--to",
+        str(file),
+        "--weights",
+        "final",
+        "--export-as",
+    ]
     if side < _LARGE:
         assert main([*argv, "torchvision"]) == 2
         assert not file.exists()
@@ -228,8 +268,11 @@ def test_images_are_prepared_as_here(alone: Runner, tmp_path: Path) -> None:
     _write_images(tmp_path, 8)
     flags = f"--model vit-tiny {_HF['vit-tiny'][1]} --data idx:{tmp_path} --global-batch-size 4"
     _train(alone, flags, tmp_path / "run")
-    folder, back = tmp_path / "run" / "model", tmp_path / "back"
-    assert main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+    folder = tmp_path / "run" / "model"
+    back = tmp_path / "back"
+    assert (
+        main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+    )
     pixels = bytearray((tmp_path / "train-images-idx3-ubyte").read_bytes()[20:])
     images = np.frombuffer(pixels, "uint8").reshape(4, 8, 8, 3)
     given = ViTImageProcessor.from_pretrained(back)(list(images), return_tensors="pt")
@@ -244,9 +287,20 @@ def _texts() -> list[str]:
     """Pages, and strings with blanks, newlines, contractions and characters of all kinds."""
     rng = random.Random(3)  # noqa: S311
     all_ = [chr(code) for code in range(0x3000)]
-    odd = [*" \t\n'stremvld0a_-", *map(chr, (0xA0, 0x2003, 0x200B, 0x1C, 0x85, 0x3000)), *"é中½²Ⅷ٣😀"]
+    odd = [
+        *" \t\n'stremvld0a_-",
+        *map(chr, (0xA0, 0x2003, 0x200B, 0x1C, 0x85, 0x3000)),
+        *"é中½²Ⅷ٣😀",
+    ]
     drawn = ["".join(rng.choices(rng.choice((odd, all_)), k=30)) for _ in range(2000)]
-    return [*_PAGES, *drawn, "a<|endoftext|>b <|endoftext|> <|endoftext|>'s", "  two  ", "\n\n\tx\n", ""]
+    return [
+        *_PAGES,
+        *drawn,
+        "a<|endoftext|>b <|endoftext|> <|endoftext|>'s",
+        "  two  ",
+        "\n\n\tx\n",
+        "",
+    ]
 
 
 def _learned_by_theirs(folder: Path) -> str:
@@ -254,7 +308,9 @@ def _learned_by_theirs(folder: Path) -> str:
     from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415
 
     made = ByteLevelBPETokenizer()
-    made.train_from_iterator(_PAGES, vocab_size=2000, special_tokens=["<|endoftext|>"], show_progress=False)
+    made.train_from_iterator(
+        _PAGES, vocab_size=2000, special_tokens=["<|endoftext|>"], show_progress=False
+    )
     made.save_model(str(folder))
     return f"gpt2:{folder}"
 
@@ -263,7 +319,8 @@ def test_gpt_2s_tokens_are_transformers(tmp_path: Path) -> None:
     from transformers import GPT2TokenizerFast  # noqa: PLC0415
 
     _learned_by_theirs(tmp_path)
-    ours, hf = load(tmp_path), GPT2TokenizerFast.from_pretrained(tmp_path)
+    ours = load(tmp_path)
+    hf = GPT2TokenizerFast.from_pretrained(tmp_path)
     for text in _texts():
         tokens = ours.encode(text.encode())
         assert tokens.tolist() == hf(text)["input_ids"], text
@@ -271,18 +328,26 @@ def test_gpt_2s_tokens_are_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", ["bytes", "bpe:600", "gpt2"])
-def test_an_exported_gpt_generates_the_same_text(alone: Runner, tokens: str, tmp_path: Path) -> None:
+def test_an_exported_gpt_generates_the_same_text(
+    alone: Runner, tokens: str, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
     (tmp_path / "text").write_text("".join(_PAGES))
     kind = _learned_by_theirs(tmp_path) if tokens == "gpt2" else tokens
-    flags = f"--model gpt-tiny {_HF['gpt-tiny'][1]} --data text:{tmp_path / 'text'} --tokenizer {kind}"
+    flags = (
+        f"--model gpt-tiny {_HF['gpt-tiny'][1]} --data text:{tmp_path / 'text'} --tokenizer {kind}"
+    )
     training = "--sequence-length 64 --optimizer adamw --lr 0.01 --iterations 60 --device cpu"
     alone("train", *flags.split(), *training.split(), "--out", str(tmp_path / "run"))
-    folder, back = tmp_path / "run" / "model", tmp_path / "back"
-    assert main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+    folder = tmp_path / "run" / "model"
+    back = tmp_path / "back"
+    assert (
+        main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+    )
 
-    model, theirs = AutoModelForCausalLM.from_pretrained(back), AutoTokenizer.from_pretrained(back)
+    model = AutoModelForCausalLM.from_pretrained(back)
+    theirs = AutoTokenizer.from_pretrained(back)
     ours = tokenizer_of(read_record(folder).tokenizer or {})
     assert theirs.model_input_names == ["input_ids", "attention_mask"]
     assert model.config.eos_token_id == theirs.eos_token_id
@@ -308,18 +373,28 @@ def test_an_exported_bert_fills_masks(alone: Runner, tokens: str, tmp_path: Path
 
     (tmp_path / "text").write_text("".join(_PAGES))
     kind = _learned_by_theirs(tmp_path) if tokens == "gpt2" else tokens
-    flags = f"--model bert-tiny {_HF['bert-tiny'][1]} --data text:{tmp_path / 'text'} --tokenizer {kind}"
+    flags = (
+        f"--model bert-tiny {_HF['bert-tiny'][1]} --data text:{tmp_path / 'text'} --tokenizer "
+        f"{kind}"
+    )
     training = "--sequence-length 64 --optimizer adamw --lr 0.01 --iterations 30 --device cpu"
     alone("train", *flags.split(), *training.split(), "--out", str(tmp_path / "run"))
-    folder, back = tmp_path / "run" / "model", tmp_path / "back"
-    assert main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+    folder = tmp_path / "run" / "model"
+    back = tmp_path / "back"
+    assert (
+        main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+    )
 
-    model, theirs = AutoModelForMaskedLM.from_pretrained(back), AutoTokenizer.from_pretrained(back)
-    fill, record = FillMaskPipeline(model=model, tokenizer=theirs), read_record(folder)
-    ours, mask = tokenizer_of(record.tokenizer or {}), record.input["mask"]
+    model = AutoModelForMaskedLM.from_pretrained(back)
+    theirs = AutoTokenizer.from_pretrained(back)
+    fill = FillMaskPipeline(model=model, tokenizer=theirs)
+    record = read_record(folder)
+    ours = tokenizer_of(record.tokenizer or {})
+    mask = record.input["mask"]
     for before, word, after in (("The cluster", " is", " up"), ("a (", "job", ") é中😀 ended")):
         masked = word if tokens != "bytes" else word[-1]
-        start, end = f"{before}{word.removesuffix(masked)}", after
+        start = f"{before}{word.removesuffix(masked)}"
+        end = after
         blank = " " if masked[0] == " " else ""
         numbers = [*ours.encode(start.encode()), mask, *ours.encode(end.encode())]
         given = f"{start}{blank}{theirs.mask_token}{end}"

@@ -48,12 +48,16 @@ def test_every_iteration_says_how_fast_it_was(out: Path) -> None:
         assert one["mfu"] == pytest.approx(run["flops_per_sample"] * one["samples_per_s"] / 1e12)
         assert 0 < one["comm_exposed_ms"] <= one["comm_total_ms"] < 1e3 * one["seconds"]
         assert 0 < one["data_ms"] < 1e3 * one["seconds"] - one["comm_exposed_ms"]
-        # Half of the gradients to the other rank, and half of the sums; a little for losses and norms.
+        # Half of the gradients to the other rank, and half of the sums; a little for losses and
+        # norms.
         assert 0 <= one["comm_sent_bytes"] - 4 * (64 * 16 + 16 + 16 * 10 + 10) < 200
         assert one["memory_bytes"] == one["host_memory_bytes"] > 1 << 20
     (evaluation,) = records(out, "evaluation")
     assert evaluation["windows"] == sum(evaluation["slowest"]) == 3  # of 10, 10 and 3 iterations
-    mean = sum(1e3 * one["seconds"] - one["data_ms"] - one["comm_exposed_ms"] for one in iterations) / 23
+    mean = (
+        sum(1e3 * one["seconds"] - one["data_ms"] - one["comm_exposed_ms"] for one in iterations)
+        / 23
+    )
     rank_0, rank_1 = evaluation["compute_ms"]
     assert 0.3 * mean < rank_0 < 3 * mean  # the mean of windows, of which the last is shorter
     assert rank_1 > 0
@@ -67,20 +71,38 @@ def test_every_iteration_says_how_fast_it_was(out: Path) -> None:
         ("topk", 8 * 13),  # a hundredth of 1210 numbers, and their places
         *in_sweep(
             ("int8", 6 * (256 + 4)),  # blocks, as many on either rank, and their scales
-            ("powersgd", 4 * (4 * (64 + 16) + 4 * (16 + 10) + 16 + 10)),  # two factors a matrix, and biases
+            # Two factors a matrix, and biases.
+            (
+                "powersgd",
+                4 * (4 * (64 + 16) + 4 * (16 + 10) + 16 + 10),
+            ),
         ),
     ],
 )
 def test_what_a_compressor_sends_counts_once(
     mpirun: Runner, tmp_path: Path, compressor: str, nbytes: int
 ) -> None:
-    flags = ("--iterations", "2", "--hidden", "16", "--compress", compressor, "--out", str(tmp_path))
+    flags = (
+        "--iterations",
+        "2",
+        "--hidden",
+        "16",
+        "--compress",
+        compressor,
+        "--out",
+        str(tmp_path),
+    )
     mpirun(2, "train", *flags)
-    assert [record["comm_sent_bytes"] for record in records(tmp_path, "iteration")] == [nbytes, nbytes]
+    assert [record["comm_sent_bytes"] for record in records(tmp_path, "iteration")] == [
+        nbytes,
+        nbytes,
+    ]
 
 
 def test_a_skipped_iteration_has_no_norm(tmp_path: Path) -> None:
-    metrics = Metrics(TrainConfig(run=Run(out=tmp_path)), Cpu(), Solo(), Work(1.0), CommTimes(Cpu()))
+    metrics = Metrics(
+        TrainConfig(run=Run(out=tmp_path)), Cpu(), Solo(), Work(1.0), CommTimes(Cpu())
+    )
     metrics.begin()
     metrics.iteration(
         4, 1, StepResult(2.5, math.inf, 8, skipped=True, skips=2, loss_scale=64.0), lr=1, samples=8
@@ -101,7 +123,11 @@ def test_tensorboard_has_the_same_figures(out: Path) -> None:
     wanted = {
         (f"{group}/{name}", record["step"]): np.float32(record[name])
         for kind, group, names in (
-            ("iteration", "training", ("loss", "lr", "grad_norm", "samples_per_s", "mfu", "comm_exposed_ms")),
+            (
+                "iteration",
+                "training",
+                ("loss", "lr", "grad_norm", "samples_per_s", "mfu", "comm_exposed_ms"),
+            ),
             ("evaluation", "evaluation", ("loss", "accuracy")),
         )
         for record in records(out, kind)
@@ -123,7 +149,9 @@ def events_in(data: bytes) -> Iterator[Any]:
 
 def test_the_timeline_shows_what_each_rank_did(out: Path) -> None:
     trace = json.loads((out / "trace.json").read_text())
-    names = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
+    names = {
+        event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"
+    }
     assert [names[rank].split(" on ")[0] for rank in (0, 1)] == ["rank 0", "rank 1"]
     for rank in (0, 1):
         spans = [e for e in trace["traceEvents"] if e["pid"] == rank and e["ph"] == "X"]
@@ -226,14 +254,16 @@ def test_timeline_shows_start_and_end_of_an_operation(tmp_path: Path) -> None:
         ("X", "wait for allreduce"),
         ("e", "allreduce"),
     ]
-    begin, end = events[1], events[5]
+    begin = events[1]
+    end = events[5]
     assert (begin["cat"], begin["args"]) == (end["cat"], {"bytes": 32})
     assert begin["id2"] == end["id2"] == {"local": 1}  # as another rank's may be
     assert OFF.span("unit", "backward") is OFF.span("another", "forward")
 
 
 def test_any_device_tells_the_time(device: Device, tmp_path: Path) -> None:
-    times, timeline = CommTimes(device), Timeline(device, iterations=1)
+    times = CommTimes(device)
+    timeline = Timeline(device, iterations=1)
     comm = TimedCommunicator(Solo(), times, timeline, "dp")
     for _ in range(2):
         timeline.next()
@@ -283,9 +313,12 @@ def test_peak_of_a_cpu_is_the_fastest_product_in_200_ms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Hurried(Cpu):
-        """A product takes 2 ms, the 60th one of them 1 ms, and the 200th, which comes too late, 0.1 ms."""
+        """A product takes 2 ms, the 60th one of them 1 ms, and the 200th, which comes too late, 0.1
+        ms.
+        """
 
-        products, now = 0, 0.0
+        products = 0
+        now = 0.0
 
         def matmul(self, *_: object, **__: object) -> Array:
             self.products += 1

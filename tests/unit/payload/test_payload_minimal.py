@@ -19,7 +19,9 @@ from payload.parallel.mesh import alone
 from tests.unit.payload.doubles.layers import batch_of, engine_of
 
 SIZES = minimal.Config(vocabulary=64, length=12, layers=2, heads=2, width=16)
-STEPS, SAMPLES, RATE = 6, 3, 0.01
+STEPS = 6
+SAMPLES = 3
+RATE = 0.01
 
 
 def _engine() -> Engine:
@@ -37,15 +39,19 @@ def _weights(engine: Engine) -> dict[str, Array]:
 
 
 def test_minimal_begins_with_the_weights_of_the_engine() -> None:
-    ours, theirs = minimal.init(SIZES, 7, "float64"), _weights(_engine())
+    ours = minimal.init(SIZES, 7, "float64")
+    theirs = _weights(_engine())
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
         np.testing.assert_array_equal(weight, theirs[name], name)
 
 
 def test_minimal_and_the_engine_come_to_the_same_weights() -> None:
-    """But for rounding: the engine adds up in other orders, such as block by block of queries and rows."""
-    engine, ours = _engine(), minimal.init(SIZES, 7, "float64")
+    """But for rounding: the engine adds up in other orders, such as block by block of queries and
+    rows.
+    """
+    engine = _engine()
+    ours = minimal.init(SIZES, 7, "float64")
     optimizer = minimal.AdamW(ours)
     rng = np.random.default_rng(0)
     for step in range(1, STEPS + 1):

@@ -1,4 +1,6 @@
-"""The model that a run leaves gives in PyTorch's modules what it gives here; and folders that are refused."""
+"""The model that a run leaves gives in PyTorch's modules what it gives here; and folders that are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from payload.nn.module import Tape, Unit, state_of
 from payload.parallel.engine import Engine, Evaluation
 from payload.parallel.mesh import alone as on_one_rank
 from payload.parallel.whole import WholeTensors
-from payload.saved_model.folder import ModelRecord, build, make_units, read_record, read_weights, set_weights
+from payload.saved_model.folder import (
+    ModelRecord,
+    build,
+    make_units,
+    read_record,
+    read_weights,
+    set_weights,
+)
 from payload.saved_model.writer import ModelWriter
 from tests.support.disks import small_disk
 from tests.support.messages import refused
@@ -36,10 +45,13 @@ from tests.unit.payload.programs import layouts, whole
 def _filled(model: str, settings: dict[str, Any], device: Device) -> tuple[Engine, list[Unit]]:
     """A model with random numbers everywhere, in its layers' state too."""
     units = make_units(model, settings, on_one_rank().context(device))
-    engine, rng = engine_of(device, on_one_rank(), units, seed=3), np.random.default_rng(2)
+    engine = engine_of(device, on_one_rank(), units, seed=3)
+    rng = np.random.default_rng(2)
     for segment in engine.storage.segments:
         parameter = segment.parameter
-        numbers = rng.uniform(-0.3, 0.3, (parameter.rows, *parameter.full_shape[1:])).astype("float32")
+        numbers = rng.uniform(-0.3, 0.3, (parameter.rows, *parameter.full_shape[1:])).astype(
+            "float32"
+        )
         whole = parameter.padded(numbers).reshape(-1)
         engine.storage.master_weights[segment.start : segment.stop] = device.asarray(whole)
     for array in state_of([unit.layer for unit in units]).values():
@@ -58,7 +70,8 @@ def _left(folder: Path, model: str, settings: dict[str, Any], device: Device) ->
 
 
 def _forward(units: Sequence[Unit], x: Array, device: Device) -> Array:
-    y, tape = device.asarray(x.copy()), Tape(training=False)
+    y = device.asarray(x.copy())
+    tape = Tape(training=False)
     for unit in units:
         y = unit.layer.forward(y, tape)
     return device.to_host(y).copy()
@@ -79,7 +92,9 @@ def test_what_a_run_leaves_is_the_same_model_in_pytorch_and_here(
     x, _ = case.batch(np.random.default_rng(4), samples=4)
     x = x if case.shape is None else x.astype("float32")
     with torch.no_grad():
-        weights = {name: torch.tensor(a) for name, a in load_file(tmp_path / "final.safetensors").items()}
+        weights = {
+            name: torch.tensor(a) for name, a in load_file(tmp_path / "final.safetensors").items()
+        }
         expected = case.theirs(weights, torch.tensor(x)).numpy()
     units = build(read_record(tmp_path), read_weights(tmp_path, "final"), device)
     ours = _forward(units, x, device)
@@ -96,7 +111,10 @@ def test_the_models_of_all_layouts_are_equal_files(
         whole.write(tmp_path / model, layouts.Case(model), on_one_rank(), real_device)
     for model, layout in whole.CASES:
         begun, trained = (
-            [tmp_path / name / moment / "final.safetensors" for name in (f"{model}-{layout}", model)]
+            [
+                tmp_path / name / moment / "final.safetensors"
+                for name in (f"{model}-{layout}", model)
+            ]
             for moment in whole.MOMENTS
         )
         assert begun[0].read_bytes() == begun[1].read_bytes(), (model, layout)
@@ -104,8 +122,12 @@ def test_the_models_of_all_layouts_are_equal_files(
         header = 8 + int.from_bytes(ours[:8], "little")
         assert ours[:header] == theirs[:header]
         numbers, expected = (np.frombuffer(one[header:], "float32") for one in (ours, theirs))
-        np.testing.assert_allclose(numbers, expected, rtol=1e-3, atol=1e-5, err_msg=f"{model} {layout}")
-        assert np.abs(numbers - np.frombuffer(begun[0].read_bytes()[header:], "float32")).max() > 1e-3
+        np.testing.assert_allclose(
+            numbers, expected, rtol=1e-3, atol=1e-5, err_msg=f"{model} {layout}"
+        )
+        assert (
+            np.abs(numbers - np.frombuffer(begun[0].read_bytes()[header:], "float32")).max() > 1e-3
+        )
 
 
 def test_rank_0_holds_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
@@ -154,7 +176,18 @@ def test_a_run_leaves_the_best_weights_and_the_last(alone: Runner, tmp_path: Pat
 def ran(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two epochs, of 23 iterations each, with checkpoints after 20, 40 and 46."""
     out = tmp_path_factory.mktemp("ran")
-    flags = ("--model", "cnn", "--epochs", "2", "--save-interval", "20", "--keep", "9", "--out", str(out))
+    flags = (
+        "--model",
+        "cnn",
+        "--epochs",
+        "2",
+        "--save-interval",
+        "20",
+        "--keep",
+        "9",
+        "--out",
+        str(out),
+    )
     alone("train", *flags)
     return out
 
@@ -190,7 +223,11 @@ def test_an_export_overwrites_nothing_unless_it_is_told_to(
         assert main([*argv, str(tmp_path / to), "--export-as", library]) == 2
         assert_one_error(capsys.readouterr().err, code, value)
     assert not (tmp_path / "missing").exists()
-    assert (tmp_path / "file").read_text() == (tmp_path / "hf" / "config.json").read_text() == "precious"
+    assert (
+        (tmp_path / "file").read_text()
+        == (tmp_path / "hf" / "config.json").read_text()
+        == "precious"
+    )
     argv[2] = str(ran / "model")
     assert main([*argv, str(tmp_path / "file"), "--force"]) == 0
     assert (tmp_path / "file").read_bytes() == (ran / "model" / "best.safetensors").read_bytes()
@@ -199,7 +236,9 @@ def test_an_export_overwrites_nothing_unless_it_is_told_to(
 def test_a_run_that_goes_on_elsewhere_keeps_the_best_weights(
     alone: Runner, ran: Path, tmp_path: Path
 ) -> None:
-    """Those of the first epoch, in the checkpoint; the second is made worse, by its learning rate."""
+    """Those of the first epoch, in the checkpoint; the second is made worse, by its learning
+    rate.
+    """
     checkpoint = ran / "checkpoints" / "iteration-00000040"
     best = read_record(ran / "model").files["best"]
     flags = ("--model", "cnn", "--epochs", "2", "--lr", "3", "--out", str(tmp_path))
@@ -210,7 +249,9 @@ def test_a_run_that_goes_on_elsewhere_keeps_the_best_weights(
     assert files["best"].metrics["loss"] < files["final"].metrics["loss"]  # type: ignore[index]
     kept = (checkpoint / "best.safetensors").read_bytes()
     assert (tmp_path / "model" / "best.safetensors").read_bytes() == kept
-    assert read_weights(tmp_path / "model").keys() == read_weights(tmp_path / "model", "final").keys()
+    assert (
+        read_weights(tmp_path / "model").keys() == read_weights(tmp_path / "model", "final").keys()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +267,9 @@ def test_full_disk_is_one_line_and_leaves_the_old_model(left: Path) -> None:
         shutil.copytree(left, folder)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         disk.fill(but=4096)
-        with refused("file-unwritable", PayloadError, "--out: ", "safetensors", os.strerror(errno.ENOSPC)):
+        with refused(
+            "file-unwritable", PayloadError, "--out: ", "safetensors", os.strerror(errno.ENOSPC)
+        ):
             _left(folder, CASES[0].model, CASES[0].settings, Cpu())
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -1,4 +1,6 @@
-"""Each model beside the same one in PyTorch: loss, every gradient, and some iterations of training."""
+"""Each model beside the same one in PyTorch: loss, every gradient, and some iterations of
+training.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ from tests.unit.payload.doubles.oracle import (
 def _adamw(units: list[Unit], theirs: Tensors) -> torch.optim.Optimizer:
     decayed = {p.name: p.decay for unit in units for p in unit.layer.parameters}
     groups = [
-        {"params": [theirs[name] for name in decayed if decayed[name] is decay], "weight_decay": 0.1 * decay}
+        {
+            "params": [theirs[name] for name in decayed if decayed[name] is decay],
+            "weight_decay": 0.1 * decay,
+        }
         for decay in (True, False)
     ]
     return torch.optim.AdamW(groups, lr=0.01)
@@ -40,7 +45,9 @@ def test_model_trains_as_pytorchs(case: Case, dtype: str, device: Device) -> Non
     rng = np.random.default_rng(4)
     units = case.units(Context(device))
     storage = stored(units, device, dtype)
-    storage.master_weights += device.asarray(0.05 * rng.standard_normal(storage.master_weights.shape), dtype)
+    storage.master_weights += device.asarray(
+        0.05 * rng.standard_normal(storage.master_weights.shape), dtype
+    )
     theirs = tensors(units, device)
     schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
     ours = AdamW(device, storage.master_weights, storage.segments, weight_decay=0.1)
@@ -53,7 +60,9 @@ def test_model_trains_as_pytorchs(case: Case, dtype: str, device: Device) -> Non
         storage.begin()
         sums = schedule.train(batches, scale=1 / count, seed=0, iteration=iteration)
         logits = case.theirs(theirs, torch.tensor(x))
-        loss = functional.cross_entropy(logits.flatten(0, -2), torch.tensor(targets).ravel(), ignore_index=-1)
+        loss = functional.cross_entropy(
+            logits.flatten(0, -2), torch.tensor(targets).ravel(), ignore_index=-1
+        )
         assert float(sums.count) == count
         assert float(sums.loss) / count == pytest.approx(loss.item(), rel=TOLERANCE[dtype] / 10)
         optimizer.zero_grad()
@@ -78,7 +87,9 @@ def test_sizes_are_those_of_the_papers(model: str, millions: float, device: Devi
 
 
 def test_operations_are_counted(device: Device) -> None:
-    """Papers give multiply-adds of ViT and ResNets; llm.c counts 2 N + 2 L T C for a token of GPT-2."""
+    """Papers give multiply-adds of ViT and ResNets; llm.c counts 2 N + 2 L T C for a token of
+    GPT-2.
+    """
     large = {"side": 224, "classes": 1000}
     for units, multiply_adds, rel in (
         (vit.build(Context(device)), 17.58e9, 0.002),

@@ -10,7 +10,9 @@ import pytest
 
 from payload.node.sensors import Gpus
 
-GPU_IS_LOST, LIB_RM_VERSION_MISMATCH = 15, 18  # nvmlReturn_t
+# nvmlReturn_t
+GPU_IS_LOST = 15
+LIB_RM_VERSION_MISMATCH = 18
 
 
 class Nvml(ModuleType):
@@ -21,7 +23,8 @@ class Nvml(ModuleType):
 
     def __init__(self, *, fault: int = 0, lost: int | None = None) -> None:
         super().__init__("pynvml")
-        self.fault, self.lost = fault, lost
+        self.fault = fault
+        self.lost = lost
 
     def nvmlInit(self) -> None:
         if self.fault:

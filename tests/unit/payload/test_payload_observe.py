@@ -49,7 +49,9 @@ def test_a_torn_zip_file_is_hashed_by_its_bytes(folder: Path) -> None:
     assert observe.hash_of(str(path)) not in {whole, ""}
 
 
-def test_a_look_has_steps_events_and_whole_checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_has_steps_events_and_whole_checkpoints(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(observe, "LOOK_S", 2 * observe.STEP_S)
     watch = observe.Watch()
     (folder / "heartbeat").write_text("7\n")
@@ -71,7 +73,9 @@ def test_a_look_has_steps_events_and_whole_checkpoints(folder: Path, monkeypatch
     assert watch.look()["steps"] == []
 
 
-def test_heartbeat_that_is_being_replaced_is_no_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_that_is_being_replaced_is_no_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise a training that continues would seem to start from zero."""
     monkeypatch.setattr(observe, "LOOK_S", 2 * observe.STEP_S)
     watch = observe.Watch()
@@ -86,8 +90,13 @@ def test_heartbeat_that_is_being_replaced_is_no_step(folder: Path, monkeypatch: 
 def test_a_slow_write_takes_until_the_rename(
     folder: Path, monkeypatch: pytest.MonkeyPatch, created: str, expected: float | None
 ) -> None:
-    """A file system may not tell when a file was created. A rename changes only the time of the status."""
-    play(folder / "stat", f'text=${{1/"%.6W"/{created}}}; text=${{text/"%.6Z"/103.5}}; echo "${{text#*=}}"')
+    """A file system may not tell when a file was created. A rename changes only the time of the
+    status.
+    """
+    play(
+        folder / "stat",
+        f'text=${{1/"%.6W"/{created}}}; text=${{text/"%.6Z"/103.5}}; echo "${{text#*=}}"',
+    )
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     assert observe.seconds_to_write("a.pt") == expected
 
@@ -107,7 +116,9 @@ def test_results_leave_out_files_of_clusterctl_and_older_files(folder: Path) -> 
     for name in ("manifest.json", "rank-0.safetensors"):
         (program / "iteration-00000003" / name).write_text(name)
     os.utime(program / "iteration-00000003", (1500, 1500))
-    (folder / "stdout.log").write_text("epoch 0\n\nclusterctl: restart 1 of this job\nepoch 1\nepoch 12\n")
+    (folder / "stdout.log").write_text(
+        "epoch 0\n\nclusterctl: restart 1 of this job\nepoch 1\nepoch 12\n"
+    )
     results = observe.results()
     assert list(results["outputs"]) == ["files/result.txt"]
     checkpoints = results["checkpoints"]

@@ -26,7 +26,8 @@ _SCALE = 0.5
 
 
 def _segments(device: Device) -> list[Segment]:
-    segments, start = [], 0
+    segments = []
+    start = 0
     for number, shape in enumerate(_SHAPES):
         parameter = Parameter(Context(device), f"p{number}", shape, zeros)
         segments.append(Segment(parameter, start, start + parameter.size))
@@ -35,7 +36,9 @@ def _segments(device: Device) -> list[Segment]:
 
 
 def _gradients() -> Iterator[tuple[float, Array]]:
-    """Learning rates and gradients of a few iterations; at first of zero, where it is easy to go wrong."""
+    """Learning rates and gradients of a few iterations; at first of zero, where it is easy to go
+    wrong.
+    """
     rng = np.random.default_rng(3)
     size = sum(int(np.prod(shape)) for shape in _SHAPES)
     yield 0.1, np.zeros(size)
@@ -60,7 +63,8 @@ def _theirs(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Array
     flat = torch.tensor(_first())
     sizes = [int(np.prod(shape)) for shape in _SHAPES]
     parts = [torch.nn.Parameter(part) for part in flat.split(sizes)]
-    weights, biases = parts[::2], parts[1::2]
+    weights = parts[::2]
+    biases = parts[1::2]
     groups = [{"params": weights, "weight_decay": _DECAY}, {"params": biases, "weight_decay": 0.0}]
     optimizer = kind(groups, lr=1.0, **options)
     for lr, gradient in _gradients():
@@ -80,7 +84,9 @@ def test_sgd_is_pytorchs(device: Device, nesterov: bool) -> None:
 
 
 def test_adamw_is_pytorchs(device: Device) -> None:
-    ours = _ours(device, lambda *given: AdamW(*given, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=_DECAY))
+    ours = _ours(
+        device, lambda *given: AdamW(*given, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=_DECAY)
+    )
     theirs = _theirs(torch.optim.AdamW, betas=(0.8, 0.95), eps=1e-3)
     np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
@@ -89,13 +95,21 @@ def test_lamb_is_its_papers(device: Device) -> None:
     def make(device: Device, values: Array, segments: Sequence[Segment]) -> LAMB:
         parameters = [segment.parameter for segment in segments]
         return LAMB(
-            device, values, segments, parameters, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=_DECAY
+            device,
+            values,
+            segments,
+            parameters,
+            beta1=0.8,
+            beta2=0.95,
+            eps=1e-3,
+            weight_decay=_DECAY,
         )
 
     expected = np.split(_first(), np.cumsum([np.prod(shape) for shape in _SHAPES])[:-1])
     for number, x in enumerate(expected):
         decay = _DECAY if number % 2 == 0 else 0.0
-        m, v = np.zeros_like(x), np.zeros_like(x)
+        m = np.zeros_like(x)
+        v = np.zeros_like(x)
         for t, (lr, gradient) in enumerate(_gradients(), start=1):
             g = np.split(gradient, np.cumsum([np.prod(shape) for shape in _SHAPES])[:-1])[number]
             m = 0.8 * m + 0.2 * g
@@ -103,7 +117,9 @@ def test_lamb_is_its_papers(device: Device) -> None:
             r = (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.95**t)) + 1e-3) + decay * x
             trust = np.linalg.norm(x) / np.linalg.norm(r) if decay and np.linalg.norm(r) else 1.0
             x[:] = x - lr * trust * r
-    np.testing.assert_allclose(_ours(device, make), np.concatenate(expected), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(
+        _ours(device, make), np.concatenate(expected), rtol=1e-12, atol=1e-14
+    )
 
 
 def test_lamb_steps_of_parts_are_those_of_the_whole(program: Runner) -> None:
@@ -115,7 +131,8 @@ def test_what_a_block_is_does_not_change_a_step_in_float32(device: Device) -> No
     whole, parts = (device.asarray(_first(), "float32") for _ in range(2))
     one = AdamW(device, whole, segments)
     many = [
-        AdamW(device, parts[s.start : s.stop], [Segment(s.parameter, 0, s.stop - s.start)]) for s in segments
+        AdamW(device, parts[s.start : s.stop], [Segment(s.parameter, 0, s.stop - s.start)])
+        for s in segments
     ]
     for lr, gradient in _gradients():
         grads = device.asarray(gradient, "float32")
@@ -172,4 +189,6 @@ def test_schedules_begin_and_end_where_they_should() -> None:
 
 
 def test_the_rate_grows_with_the_workers_by_the_rule() -> None:
-    assert [scaled(0.1, rule, 4) for rule in ("none", "linear", "sqrt")] == pytest.approx([0.1, 0.4, 0.2])
+    assert [scaled(0.1, rule, 4) for rule in ("none", "linear", "sqrt")] == pytest.approx(
+        [0.1, 0.4, 0.2]
+    )

@@ -47,9 +47,12 @@ def test_more_stages_than_units_are_refused() -> None:
         split(mlp.build(_CONTEXT, inputs=2, classes=2, hidden=(2, 2)), 4)
 
 
-@pytest.mark.parametrize(("micro_batches", "later"), [(0, 2), (1, 0), (1, 3), (4, 0), (4, 2), (2, 5)])
+@pytest.mark.parametrize(
+    ("micro_batches", "later"), [(0, 2), (1, 0), (1, 3), (4, 0), (4, 2), (2, 5)]
+)
 def test_each_micro_batch_goes_forward_then_backward(micro_batches: int, later: int) -> None:
-    flying, most = 0, 0
+    flying = 0
+    most = 0
     for forward in one_forward_one_backward(micro_batches, later):
         flying += 1 if forward else -1
         most = max(most, flying)

@@ -1,4 +1,6 @@
-"""Half precision: layers keep to the format, training reaches what float32 does, overflow is survived."""
+"""Half precision: layers keep to the format, training reaches what float32 does, overflow is
+survived.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def _passes(model: str, precision: str, device: Device) -> tuple[Array, Array]:
         at = unit.layer.forward(at, tape)
         assert at.dtype == formats.compute, f"out of {unit.name}"
     logits = device.to_host(at).astype("float64")
-    labels = device.asarray(np.random.default_rng(3).integers(0, logits.shape[-1], logits.shape[:-1]))
+    labels = device.asarray(
+        np.random.default_rng(3).integers(0, logits.shape[-1], logits.shape[:-1])
+    )
     loss = SoftmaxCrossEntropy(Context(device))
     loss.forward(at, labels, tape)
     at = loss.backward(1 / labels.size, tape)
@@ -48,7 +52,9 @@ def _passes(model: str, precision: str, device: Device) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.05), ("fp16", 0.01)])
 @pytest.mark.parametrize("model", SMALL)
-def test_layers_keep_to_the_format(model: str, precision: str, bound: float, device: Device) -> None:
+def test_layers_keep_to_the_format(
+    model: str, precision: str, bound: float, device: Device
+) -> None:
     logits, gradients = _passes(model, precision, device)
     expected_logits, expected_gradients = _passes(model, "fp32", device)
     _assert_near(logits, expected_logits, bound)
@@ -62,7 +68,9 @@ def _assert_near(ours: Array, theirs: Array, bound: float) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sums_over_rows_are_float32(precision: str, device: Device) -> None:
-    formats, count = PRECISIONS[precision], 4096  # bfloat16 counts to 256, float16 to 2048
+    # bfloat16 counts to 256, float16 to 2048
+    formats = PRECISIONS[precision]
+    count = 4096
     linear = Linear(Context(device), "l", 1, 1)
     units = [Unit("l", linear)]
     storage = Storage(device, units, alone().dp, Options(seed=1, precision=formats))
@@ -77,13 +85,16 @@ def test_sums_over_rows_are_float32(precision: str, device: Device) -> None:
 def _engine(device: Device, precision: str, scale: LossScale | None = None) -> Engine:
     units = mlp.build(Context(device), inputs=64, classes=10, hidden=(48,))
     options = {"seed": 1, "precision": PRECISIONS[precision]}
-    return engine_of(device, alone(), units, loss_scale=scale or loss_scale(precision, None), **options)
+    return engine_of(
+        device, alone(), units, loss_scale=scale or loss_scale(precision, None), **options
+    )
 
 
 def _batches(device: Device, precision: str, size: int) -> list[MicroBatch]:
     training, _ = load_digits()
     order = np.random.default_rng(1).permutation(len(training.labels))
-    x, labels = training.images[order] / 8 - 1, training.labels[order]
+    x = training.images[order] / 8 - 1
+    labels = training.labels[order]
     return [
         batch_of(device, x[at : at + size], labels[at : at + size], PRECISIONS[precision].compute)
         for at in range(0, len(labels) - size, size)
@@ -144,7 +155,9 @@ def test_without_a_dynamic_scale_an_overflow_is_no_outcome(device: Device) -> No
 
 def test_a_loss_that_is_not_finite_is_not_the_scales_fault(device: Device) -> None:
     engine = _engine(device, "fp16")
-    engine.storage.master_weights -= 6e4  # so that what ReLU lets through, and then the logits, overflow
+    engine.storage.master_weights -= (
+        6e4  # so that what ReLU lets through, and then the logits, overflow
+    )
     engine.storage.publish()
     outcome = engine.step(_batches(device, "fp16", 64)[:1], targets=64, iteration=1, lr=0.05)
     assert not outcome.skipped

@@ -1,4 +1,6 @@
-"""A rank of a Python program: it finds what `python PROGRAM` gives it, and its failure ends the others."""
+"""A rank of a Python program: it finds what `python PROGRAM` gives it, and its failure ends the
+others.
+"""
 
 from __future__ import annotations
 
@@ -74,14 +76,22 @@ def ran(folder: Path, text: str, *before: str) -> subprocess.CompletedProcess[st
 PROGRAMS = {
     "what it finds": PROGRAM,
     "error": "def f():\n    raise RuntimeError('it broke')\nf()\n",
-    "chain": "try:\n    1 / 0\nexcept ZeroDivisionError as exc:\n    raise KeyError('x') from exc\n",
+    "chain": (
+        "try:\n    1 / 0\nexcept ZeroDivisionError as exc:\n    raise KeyError('x') from exc\n"
+    ),
     "syntax": "raise = 3\n",
     "status": "import sys\nsys.exit(3)\n",
     "message": "import sys\nsys.exit('the disk is on fire')\n",
     "no status": "import sys\nsys.exit()\n",
-    "hook": "import sys\nsys.excepthook = lambda _, error, __: print('mine', error)\nraise KeyError(1)\n",
+    "hook": (
+        "import sys\n"
+        "sys.excepthook = lambda _, error, __: print('mine', error)\n"
+        "raise KeyError(1)\n"
+    ),
     "hook leaves": "import sys\nsys.excepthook = lambda *_: sys.exit(3)\nraise KeyError(1)\n",
-    "hook breaks": "import sys\ndef f(*_):\n    raise ValueError\nsys.excepthook = f\nraise KeyError(1)\n",
+    "hook breaks": (
+        "import sys\ndef f(*_):\n    raise ValueError\nsys.excepthook = f\nraise KeyError(1)\n"
+    ),
     "coding": "# -*- coding: latin-1 -*-\nprint(len('é'))\n",
 }
 
@@ -89,12 +99,18 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_runs_as_by_python_alone(folder, name):
     text = PROGRAMS[name]
-    plain, ranked = ran(folder, text, sys.executable), ran(folder, text, sys.executable, RANK)
-    assert (ranked.returncode, ranked.stdout, ranked.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    plain = ran(folder, text, sys.executable)
+    ranked = ran(folder, text, sys.executable, RANK)
+    assert (ranked.returncode, ranked.stdout, ranked.stderr) == (
+        plain.returncode,
+        plain.stdout,
+        plain.stderr,
+    )
 
 
 NAMES = (
-    "print(__name__, __package__, __file__, sys.argv, sys.path[0], __spec__.name, sys.modules['__main__'].X)"
+    "print(__name__, __package__, __file__, sys.argv, sys.path[0], __spec__.name, "
+    "sys.modules['__main__'].X)"
 )
 
 
@@ -104,17 +120,23 @@ def test_a_module_runs_as_by_python_alone(folder, module):
     package.mkdir()
     (package / "__init__.py").touch()
     for name in ("__main__", "sub"):
-        (package / f"{name}.py").write_text(f"import sys\nfrom . import __name__ as own\nX = own\n{NAMES}\n")
+        (package / f"{name}.py").write_text(
+            f"import sys\nfrom . import __name__ as own\nX = own\n{NAMES}\n"
+        )
 
     def end(*before: str) -> tuple[int, str]:
         argv = [sys.executable, *before, "-m", module, "a b", "-c"]
-        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=90)
+        done = subprocess.run(
+            argv, cwd=folder, capture_output=True, text=True, check=False, timeout=90
+        )
         return done.returncode, done.stdout
 
     assert end(RANK) == end()
 
 
-@pytest.mark.parametrize("waits", ["world.Barrier()", *in_sweep("world.recv(source=1)", "time.sleep(600)")])
+@pytest.mark.parametrize(
+    "waits", ["world.Barrier()", *in_sweep("world.recv(source=1)", "time.sleep(600)")]
+)
 def test_an_error_of_one_rank_ends_the_others(folder, waits):
     done = ran(folder, RANKS + FAILS + waits, *MPIRUN, sys.executable, RANK)
     assert done.returncode == 1
@@ -136,8 +158,12 @@ def test_a_rank_that_leaves_with_a_status_ends_the_others(folder):
 
 @pytest.mark.parametrize(("version", "times"), [("v4.1.4", 0), ("v5.0.7", 1)])
 def test_a_rank_says_that_it_aborts_where_open_mpi_does_not(folder, version, times):
-    """Open MPI 4 says so itself, though not always; under srun 5 does not: test_jobs.py on Debian 13."""
-    text = f"{RANKS}MPI.Get_library_version = lambda: 'Open MPI {version}'\n{FAILS}world.Barrier()\n"
+    """Open MPI 4 says so itself, though not always; under srun 5 does not: test_jobs.py on Debian
+    13.
+    """
+    text = (
+        f"{RANKS}MPI.Get_library_version = lambda: 'Open MPI {version}'\n{FAILS}world.Barrier()\n"
+    )
     done = ran(folder, text, *MPIRUN, "--tag-output", sys.executable, RANK)
     assert done.stderr.count("<stderr>:MPI_ABORT was invoked on rank 1 in") == times, done.stderr
 

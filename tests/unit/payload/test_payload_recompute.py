@@ -68,7 +68,8 @@ def test_only_inputs_of_units_are_kept(device: Device) -> None:
 
 
 def test_the_memory_that_views_share_counts_once() -> None:
-    tape, whole = Tape(), np.zeros(100)
+    tape = Tape()
+    whole = np.zeros(100)
     tape.push(whole[:50], (whole[50:], [whole.reshape(10, 10)]), 3, None)
     assert tape.nbytes == whole.nbytes
     evaluation = Tape(training=False)

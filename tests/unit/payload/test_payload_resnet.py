@@ -1,4 +1,6 @@
-"""Convolutional networks beside the same ones in PyTorch: loss, every gradient, and some iterations."""
+"""Convolutional networks beside the same ones in PyTorch: loss, every gradient, and some
+iterations.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +31,32 @@ SAMPLES = 5
 
 @pytest.fixture(autouse=True)
 def _without_onednn() -> Iterator[None]:
-    """PyTorch's own convolutions: oneDNN's, in PyTorch 2.13, corrupt memory on some CPUs, going backward."""
+    """PyTorch's own convolutions: oneDNN's, in PyTorch 2.13, corrupt memory on some CPUs, going
+    backward.
+    """
     with torch.backends.mkldnn.flags(enabled=False):
         yield
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_network_trains_as_pytorchs(name: str, device: Device) -> None:
-    case, rng = NETWORKS[name], np.random.default_rng(6)
+    case = NETWORKS[name]
+    rng = np.random.default_rng(6)
     units = case.units(Context(device))
     storage = stored(units, device, "float64")
-    storage.master_weights += device.asarray(0.1 * rng.standard_normal(storage.master_weights.shape))
+    storage.master_weights += device.asarray(
+        0.1 * rng.standard_normal(storage.master_weights.shape)
+    )
     x, labels = case.batch(rng, SAMPLES)
-    batch, theirs_x = batch_of(device, x, labels), torch.tensor(x).permute(0, 3, 1, 2)
+    batch = batch_of(device, x, labels)
+    theirs_x = torch.tensor(x).permute(0, 3, 1, 2)
     pipeline = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
     sgd = SGD(device, storage.master_weights, storage.segments, momentum=0.9)
-    weights, state = tensors(units, device), state_of([unit.layer for unit in units])
+    weights = tensors(units, device)
+    state = state_of([unit.layer for unit in units])
     first = {
-        part: torch.full(array.shape, float(part.endswith("running_var"))) for part, array in state.items()
+        part: torch.full(array.shape, float(part.endswith("running_var")))
+        for part, array in state.items()
     }
     theirs = Convolutional(weights, first)
     optimizer = torch.optim.SGD(weights.values(), lr=0.01, momentum=0.9)

@@ -1,4 +1,6 @@
-"""Whether a failed job runs again: the rules as tables, and how an attempt's end and progress are read."""
+"""Whether a failed job runs again: the rules as tables, and how an attempt's end and progress are
+read.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_stop_reason(past: list[Failure], reason: str) -> None:
     assert restarts.stop_reason(past) == reason
 
 
-@pytest.mark.parametrize(("used", "chain", "reason"), [(59, 60, ""), (60, 60, "chain-over"), (60, 0, "")])
+@pytest.mark.parametrize(
+    ("used", "chain", "reason"), [(59, 60, ""), (60, 60, "chain-over"), (60, 0, "")]
+)
 def test_stop_reason_of_a_chain(used: float, chain: float, reason: str) -> None:
     assert restarts.stop_reason([failed("saved")], used, chain) == reason
 
@@ -104,7 +108,10 @@ def test_events_of_an_earlier_submission_or_chain_do_not_count() -> None:
 def test_failures_are_those_that_job_py_requeued_or_found_later() -> None:
     lost = {**AGAIN, **Failure("loss of n1", suspects=("n1",), progress=HERE)._asdict()}
     found = restarts.failures([START, END, REQUEUE, lost, AGAIN])
-    assert found == [Failure("SIGKILL", suspects=("n1",)), Failure("loss of n1", "", "", ("n1",), HERE)]
+    assert found == [
+        Failure("SIGKILL", suspects=("n1",)),
+        Failure("loss of n1", "", "", ("n1",), HERE),
+    ]
     assert restarts.bad_nodes(found) == ["n1"]
     assert restarts.bad_nodes(found[:1]) == []
 
@@ -129,7 +136,10 @@ Traceback (most recent call last):
     [
         ("", ""),
         ("step 3\n", ""),
-        (TRACEBACK.format("x") + "ValueError: iteration 70\nend\n", "ValueError at /jobs/train.py:12"),
+        (
+            TRACEBACK.format("x") + "ValueError: iteration 70\nend\n",
+            "ValueError at /jobs/train.py:12",
+        ),
         (TRACEBACK.format("x") + "KeyError\n", "KeyError at /jobs/train.py:12"),
         (
             "[rank1]: " + TRACEBACK.format("x").replace("\n", "\n[rank1]: ") + "A.B: c",
@@ -138,9 +148,21 @@ Traceback (most recent call last):
         ("payload: error: rank 3 ran out of 12 MB\n", "rank N ran out of N MB"),
         (TRACEBACK.format("x") + "mpi4py.MPI.Exception: MPI_ERR_PROC_FAILED\n", ""),
         (TRACEBACK.format("x") + "RuntimeError: Connection closed by peer\n", ""),
-        (TRACEBACK.format("x") + "torch.distributed.elastic.SignalException: Process 9 got signal: 10\n", ""),
-        (TRACEBACK.format("x") + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n", ""),
-        (TRACEBACK.format("x") + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n", ""),
+        (
+            TRACEBACK.format("x")
+            + "torch.distributed.elastic.SignalException: Process 9 got signal: 10\n",
+            "",
+        ),
+        (
+            TRACEBACK.format("x")
+            + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
+            "",
+        ),
+        (
+            TRACEBACK.format("x")
+            + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+            "",
+        ),
         (TRACEBACK.format("x") + "OSError: [Errno 5] Input/output error: 'data'\n", ""),
         (TRACEBACK.format("x"), ""),
     ],
@@ -163,7 +185,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({}, 75, Failure("saved")),
         ({}, 14, Failure("exit code 14")),
         ({}, 137, Failure("SIGKILL")),
-        ({"1": "20 137 n2", "0": "20.1 14 n1"}, 14, Failure("SIGKILL", "", "rank 1 on n2", ("n2",))),
+        (
+            {"1": "20 137 n2", "0": "20.1 14 n1"},
+            14,
+            Failure("SIGKILL", "", "rank 1 on n2", ("n2",)),
+        ),
         # A rank that lost its peer may be the first to end.
         ({"0": "20 14 n1", "1": "21 139 n2"}, 14, Failure("SIGSEGV", "", "rank 1 on n2", ("n2",))),
         ({"0": "20 14 n1", "1": "20 143 n2"}, 14, Failure("exit code 14")),
@@ -246,7 +272,13 @@ def test_a_launcher_is_known_by_its_place(program: str, launcher: str) -> None:
 
 GONE = "An MPI communication peer process has unexpectedly disconnected.\n"
 JOB = JobInfo(
-    number=1, name="j", user="ada", state=JobState.FAILED, reason="", exit_code=1, nodes=("n1", "n2", "n3")
+    number=1,
+    name="j",
+    user="ada",
+    state=JobState.FAILED,
+    reason="",
+    exit_code=1,
+    nodes=("n1", "n2", "n3"),
 )
 
 
@@ -275,24 +307,32 @@ def test_job_and_diagnosis_name_the_same_rank(
 
 def test_a_rank_that_called_mpi_abort_has_an_exception(folder: Path) -> None:
     (folder / "rank-logs" / "3.log").write_text(TRACEBACK.format("x") + "ValueError: no\n")
-    found = restarts.failure_now(137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n")
+    found = restarts.failure_now(
+        137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n"
+    )
     assert (found.error, found.suspects) == ("ValueError at /jobs/train.py:12", ())
     # Another rank, which was killed after that, is no evidence of the first rank's node.
     (folder / "rank-logs" / "0.end").write_text("9 137 n1")
-    found = restarts.failure_now(137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n")
+    found = restarts.failure_now(
+        137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n"
+    )
     assert found.place == "rank 3"
 
 
-@pytest.mark.parametrize(("end", "kind"), [("9 137 n1", "loss of slurmstepd"), ("9 139 n1", "SIGSEGV")])
-def test_ranks_that_job_py_killed_do_not_hide_a_lost_slurmstepd(folder: Path, end: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "kind"), [("9 137 n1", "loss of slurmstepd"), ("9 139 n1", "SIGSEGV")]
+)
+def test_ranks_that_job_py_killed_do_not_hide_a_lost_slurmstepd(
+    folder: Path, end: str, kind: str
+) -> None:
     (folder / "rank-logs" / "0.end").write_text(end)
     log = "clusterctl: srun waits for ranks that have no slurmstepd any more, and is killed\n"
     assert restarts.failure_now(137, log).kind == kind
 
 
 LOST_CLIENT = (
-    "slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error handler invoked: "
-    "status = -61, source = [slurm.pmix.3.0:1]\n"
+    "slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error "
+    "handler invoked: status = -61, source = [slurm.pmix.3.0:1]\n"
 )
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
 KILLED = "srun: error: n1: tasks {}: Killed\n"
@@ -338,7 +378,13 @@ def test_a_hang_is_told_by_its_file(folder: Path) -> None:
     ("files", "expected"),
     [
         ([], (0, 0, 0)),
-        (["checkpoints/iteration-00000050/rank0.npz", "checkpoints/iteration-00000100.incomplete/x.npz"], 50),
+        (
+            [
+                "checkpoints/iteration-00000050/rank0.npz",
+                "checkpoints/iteration-00000100.incomplete/x.npz",
+            ],
+            50,
+        ),
         (["out/checkpoint-500/optimizer.pt", "out/checkpoint-1000/optimizer.pt"], 1000),
         (["logs/a/epoch=3-step=1200.ckpt", "model_0007.pth"], 1200),
         (["step_9/a.safetensors", "rank-logs/step_10/b.pt"], 9),
@@ -354,7 +400,9 @@ def test_progress_of_checkpoints(folder: Path, files: list[str], expected: Any) 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (1000, 1000))
-    assert restarts.progress(["."], 900) == (expected if isinstance(expected, tuple) else (expected, 0, 0))
+    assert restarts.progress(["."], 900) == (
+        expected if isinstance(expected, tuple) else (expected, 0, 0)
+    )
 
 
 def test_progress_of_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,11 +416,21 @@ def test_progress_of_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_trainings_other_folders_are_read_too() -> None:
-    program = ["srun", "python -m payload train", "--out=/a", "--save-interval", "5", "--checkpoints", "/b"]
+    program = [
+        "srun",
+        "python -m payload train",
+        "--out=/a",
+        "--save-interval",
+        "5",
+        "--checkpoints",
+        "/b",
+    ]
     assert restarts.folders_of(program) == ["/a", "/b"]
 
 
-@pytest.mark.parametrize(("after", "lost"), [("", True), ("\nclusterctl: restart 1 of this job\n", False)])
+@pytest.mark.parametrize(
+    ("after", "lost"), [("", True), ("\nclusterctl: restart 1 of this job\n", False)]
+)
 def test_mpirun_that_lost_a_node_is_known_by_its_words(after: str, lost: bool) -> None:
     """It ends with 0 then."""
     log = "PRTE has lost communication with a remote daemon.\n" + after

@@ -78,12 +78,14 @@ class Run:
 
     def __init__(self, launch: Starter, out: Path, layout: str) -> None:
         ranks, options = LAYOUTS[layout]
-        self._out, self._size = out, ranks
+        self._out = out
+        self._size = ranks
         # `timeout`, which has mpirun as its only child
         self._process = launch(
             ranks,
             *("-m", "payload", *RUN, *options, "--resume", "auto", "--out", str(out)),
-            # Open MPI leaves the memory that ranks share, by default in /dev/shm, if they are killed.
+            # Open MPI leaves the memory that ranks share, by default in /dev/shm, if they are
+            # killed.
             OMPI_MCA_btl_vader_backing_directory=str(out.parent),
         )
         wait_until(lambda: self.over or len(self.ranks()) == ranks)
@@ -107,7 +109,9 @@ class Run:
         wait_until(lambda: self.over or len(steps(self._out)) >= step)
 
     def kill(self, rank: int) -> None:
-        """With SIGKILL, unless it is through by then. Nothing that this or another rank started lives on."""
+        """With SIGKILL, unless it is through by then. Nothing that this or another rank started
+        lives on.
+        """
         family = [pid for each in self.ranks() for pid in (each, *children(each))]
         with suppress(IndexError, ProcessLookupError):
             os.kill(self.ranks()[rank], signal.SIGKILL)
@@ -151,10 +155,13 @@ def disturb(launch: Starter, out: Path, layout: str, dice: random.Random, kills:
 def test_kills_at_many_random_moments(
     launch: Starter, undisturbed: Undisturbed, tmp_path: Path, layout: str, runs: int
 ) -> None:
-    dice, saving = random.Random(SEED), 0  # noqa: S311
+    dice = random.Random(SEED)  # noqa: S311
+    saving = 0
     for number in range(runs):
         saving += disturb(launch, tmp_path / str(number), layout, dice, kills=2)
-        assert outcome(tmp_path / str(number)) == undisturbed(layout), f"seed {SEED}, round {number}"
+        assert outcome(tmp_path / str(number)) == undisturbed(layout), (
+            f"seed {SEED}, round {number}"
+        )
     assert saving or runs < 10, f"never while it saved: seed {SEED}"
 
 

@@ -25,7 +25,8 @@ from payload.nn.module import Draw
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, idx_file, train_config
 
-_IMAGES, _LABELS = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+_IMAGES = "train-images-idx3-ubyte"
+_LABELS = "t10k-labels-idx1-ubyte"
 _TEXT = b"the cat sat on the mat, and the other cat sat on the other mat. " * 40
 
 
@@ -35,9 +36,13 @@ def _draw(samples: int, iteration: int = 1) -> Draw:
 
 def _write(folder: Path, *, compressed: bool = False) -> tuple[Array, Array]:
     rng = np.random.default_rng(0)
-    images, labels = rng.integers(256, size=(7, 6, 5), dtype=np.uint8), np.arange(7, dtype=np.uint8) % 3
+    images = rng.integers(256, size=(7, 6, 5), dtype=np.uint8)
+    labels = np.arange(7, dtype=np.uint8) % 3
     for kind in ("train", "t10k"):
-        for name, array in ((f"{kind}-images-idx3-ubyte", images), (f"{kind}-labels-idx1-ubyte", labels)):
+        for name, array in (
+            (f"{kind}-images-idx3-ubyte", images),
+            (f"{kind}-labels-idx1-ubyte", labels),
+        ):
             data = idx_file(array)
             if compressed:
                 (folder / f"{name}.gz").write_bytes(gzip.compress(data))
@@ -46,7 +51,9 @@ def _write(folder: Path, *, compressed: bool = False) -> tuple[Array, Array]:
     return images, labels
 
 
-def _open(*flags: str, data_state: Mapping[str, Any] | None = None, eval_only: bool = False) -> Dataset:
+def _open(
+    *flags: str, data_state: Mapping[str, Any] | None = None, eval_only: bool = False
+) -> Dataset:
     return open_dataset(train_config(*flags), Solo(), data_state, eval_only=eval_only)
 
 
@@ -67,15 +74,25 @@ def test_what_is_read_is_known_again_by_its_files(tmp_path: Path) -> None:
         "sha256": {"digits.npz": hashlib.sha256(digits).hexdigest()},
     }
     _write(tmp_path, compressed=True)
-    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
+    files = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()
+    }
     assert _recorded("--data", f"idx:{tmp_path}")["sha256"] == files
     assert _recorded("--data", "synthetic", "--model", "resnet18")["bytes"] == 0
 
 
 def test_a_text_and_what_is_learned_of_it_have_hashes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(_TEXT)
-    flags = ("--model", "gpt-tiny", "--data", f"text:{tmp_path / 'a.txt'}", "--sequence-length", "8")
-    plain, pairs = _recorded(*flags), _recorded(*flags, "--tokenizer", "bpe:270")
+    flags = (
+        "--model",
+        "gpt-tiny",
+        "--data",
+        f"text:{tmp_path / 'a.txt'}",
+        "--sequence-length",
+        "8",
+    )
+    plain = _recorded(*flags)
+    pairs = _recorded(*flags, "--tokenizer", "bpe:270")
     assert plain["sha256"] == pairs["sha256"] == {"a.txt": hashlib.sha256(_TEXT).hexdigest()}
     assert plain["tokenizer_sha256"] != pairs["tokenizer_sha256"]
     assert pairs == _recorded(*flags, "--tokenizer", "bpe:270")
@@ -96,7 +113,9 @@ def test_a_large_file_is_known_by_its_size_and_its_ends(
         return str(record["sampled_sha256"]["a.txt"])
 
     whole = sampled(_TEXT)
-    assert whole == hashlib.sha256(f"{len(_TEXT)}\n".encode() + _TEXT[:100] + _TEXT[-100:]).hexdigest()
+    assert (
+        whole == hashlib.sha256(f"{len(_TEXT)}\n".encode() + _TEXT[:100] + _TEXT[-100:]).hexdigest()
+    )
     for changed in (b"T" + _TEXT[1:], _TEXT[:-1] + b"!", _TEXT + _TEXT[-1:]):
         assert sampled(changed) != whole
 
@@ -115,7 +134,8 @@ def test_fashion_mnist_is_read_from_debians_files() -> None:
     assert (source.training, source.held_out, source.facts["classes"]) == (60_000, 10_000, 10)
     x, _ = source.held_out_batch(np.arange(10_000))
     assert x.shape == (10_000, 28, 28, 1)
-    assert x.min() == pytest.approx(-0.2860 / 0.3530, abs=1e-3)  # the mean and deviation that everyone uses
+    # The mean and deviation that everyone uses.
+    assert x.min() == pytest.approx(-0.2860 / 0.3530, abs=1e-3)
     assert x.max() == pytest.approx((1 - 0.2860) / 0.3530, abs=1e-3)
 
 
@@ -130,9 +150,24 @@ def test_fashion_mnist_is_read_from_debians_files() -> None:
         (_IMAGES, lambda data: b"\0\0\x0d" + data[3:], "not-idx", "00000d03"),
         (_LABELS, lambda data: gzip.compress(data)[:-9], "file-unreadable", "Compressed file"),
         (_LABELS, lambda data: b"\x1f\x8b" + data, "file-unreadable", "Unknown compression"),
-        (_LABELS, lambda _: idx_file(np.zeros(6, np.uint8)), "images-labels-differ", "shape 6: each"),
-        (_LABELS, lambda _: idx_file(np.zeros((7, 1), np.uint8)), "images-labels-differ", "shape 7x1"),
-        (_IMAGES, lambda _: idx_file(np.zeros((7, 6, 0), np.uint8)), "images-labels-differ", "7x6x0"),
+        (
+            _LABELS,
+            lambda _: idx_file(np.zeros(6, np.uint8)),
+            "images-labels-differ",
+            "shape 6: each",
+        ),
+        (
+            _LABELS,
+            lambda _: idx_file(np.zeros((7, 1), np.uint8)),
+            "images-labels-differ",
+            "shape 7x1",
+        ),
+        (
+            _IMAGES,
+            lambda _: idx_file(np.zeros((7, 6, 0), np.uint8)),
+            "images-labels-differ",
+            "7x6x0",
+        ),
     ],
 )
 def test_a_bad_idx_file_is_named(
@@ -160,7 +195,9 @@ def test_halves_of_idx_files_that_do_not_go_together(
     _write(tmp_path)
     kind, shape, label = files
     (tmp_path / f"{kind}-images-idx3-ubyte").write_bytes(idx_file(np.zeros(shape, np.uint8)))
-    (tmp_path / f"{kind}-labels-idx1-ubyte").write_bytes(idx_file(np.full(shape[0], label, np.uint8)))
+    (tmp_path / f"{kind}-labels-idx1-ubyte").write_bytes(
+        idx_file(np.full(shape[0], label, np.uint8))
+    )
     with refused(code, UsageError, *values):
         _open("--data", f"idx:{tmp_path}")
 
@@ -172,11 +209,17 @@ def test_halves_of_idx_files_that_do_not_go_together(
         ("--data idx:.", "no-such-file", ("train-images-idx", str(Path.cwd()))),
         ("--data text:/nowhere --model gpt-tiny", "file-unreadable", ("/nowhere",)),
         ("--data text:/etc/hostname", "data-unfit-for-model", ("takes images;", "idx:DIR")),
-        ("--data digits --model bert-tiny", "data-unfit-for-model", ("takes masked text;", "text:FILE")),
+        (
+            "--data digits --model bert-tiny",
+            "data-unfit-for-model",
+            ("takes masked text;", "text:FILE"),
+        ),
         ("--data text:/dev/null --model gpt-tiny", "text-too-short", ("0 + 0 tokens", "128")),
     ],
 )
-def test_data_that_is_not_there_or_does_not_fit(flags: str, code: str, values: tuple[str, ...]) -> None:
+def test_data_that_is_not_there_or_does_not_fit(
+    flags: str, code: str, values: tuple[str, ...]
+) -> None:
     with refused(code, UsageError, *values):
         _open(*flags.split())
 
@@ -192,7 +235,9 @@ def test_images_are_normalised_by_the_training_set() -> None:
     assert x.mean(axis=(0, 1, 2)) == pytest.approx(np.zeros(3), abs=1e-12)
     assert x.std(axis=(0, 1, 2)) == pytest.approx([1, 1, 0], abs=1e-12)
     np.testing.assert_array_equal(labels, samples.labels)
-    assert {"inputs": 108, "side": 6, "channels": 3, "classes": 4}.items() <= dict(source.facts).items()
+    assert {"inputs": 108, "side": 6, "channels": 3, "classes": 4}.items() <= dict(
+        source.facts
+    ).items()
 
 
 def test_cleaning_drops_what_was_seen_and_says_how_many() -> None:
@@ -203,7 +248,9 @@ def test_cleaning_drops_what_was_seen_and_says_how_many() -> None:
     assert (source.training, source.held_out) == (3, 1)
     assert "2 repeated images" in source.about
     with refused("too-few-images", UsageError, "3 training", "0 held-out"):
-        Images("test", training, Labelled(images[:2], np.zeros(2, int)), dtype="float32", clean=True)
+        Images(
+            "test", training, Labelled(images[:2], np.zeros(2, int)), dtype="float32", clean=True
+        )
 
 
 def test_images_vary_by_the_draw_alone() -> None:
@@ -211,7 +258,8 @@ def test_images_vary_by_the_draw_alone() -> None:
     samples = Labelled(rng.integers(256, size=(40, 16, 16, 1), dtype=np.uint8), np.zeros(40, int))
     plain = Images("test", samples, samples, dtype="float32")
     varied = Images("test", samples, samples, dtype="float32", augment=("crop", "flip"))
-    every, places = np.arange(40), np.arange(40, dtype="uint32")
+    every = np.arange(40)
+    places = np.arange(40, dtype="uint32")
     original, _ = plain.training_batch(every, 1, _draw(40))
     whole, _ = varied.training_batch(every, 1, _draw(40))
     again = [varied.training_batch(every[i::3], 1, Draw(0, 1, places[i::3]))[0] for i in range(3)]
@@ -261,7 +309,9 @@ def test_text_windows_cover_the_text_and_ask_for_the_next_token() -> None:
 def test_masked_text_masks_as_bert_does() -> None:
     length = 200
     text = bytes(np.random.default_rng(0).integers(97, 123, size=40_000, dtype=np.uint8))
-    masked, plain = (kind("test", text, Bytes(), length=length, seed=0) for kind in (MaskedText, Text))
+    masked, plain = (
+        kind("test", text, Bytes(), length=length, seed=0) for kind in (MaskedText, Text)
+    )
     every = np.arange(plain.training)
     x, y = masked.training_batch(every, 1, _draw(len(every)))
     original, _ = plain.training_batch(every, 1, _draw(len(every)))
@@ -273,7 +323,9 @@ def test_masked_text_masks_as_bert_does() -> None:
     assert (x[chosen] == original[chosen]).mean() == pytest.approx(0.1, abs=0.02)
     assert masked.targets == 0.15 * length
     assert masked.facts["vocabulary"] == 257  # the mask, too
-    half = masked.training_batch(every[50:], 1, Draw(0, 1, np.arange(50, len(every), dtype="uint32")))
+    half = masked.training_batch(
+        every[50:], 1, Draw(0, 1, np.arange(50, len(every), dtype="uint32"))
+    )
     np.testing.assert_array_equal(half[0], x[50:])
     np.testing.assert_array_equal(half[1], y[50:])
     short = MaskedText("test", text, Bytes(), length=3, seed=0)
@@ -285,7 +337,8 @@ def test_masked_text_masks_as_bert_does() -> None:
 
 def test_byte_pairs_merge_the_most_frequent_first() -> None:
     pairs = learn(b"aaabdaaabac", 259)  # Wikipedia's example, within one word
-    a, b = ord("a"), ord("b")
+    a = ord("a")
+    b = ord("b")
     assert pairs.merges == ((a, a), (a, b), (256, 257))
     assert pairs.encode(b"aaabdaaabac").tolist() == [258, ord("d"), 258, a, ord("c")]
 
@@ -321,7 +374,8 @@ def _text_flags(file: Path, tokenizer: str = "bpe:280") -> tuple[str, ...]:
 
 
 def test_a_tokenizer_is_learned_of_the_training_text_alone(tmp_path: Path) -> None:
-    file, boundary = tmp_path / "text", len(_TEXT) - len(_TEXT) // 20
+    file = tmp_path / "text"
+    boundary = len(_TEXT) - len(_TEXT) // 20
     file.write_bytes(_TEXT[:boundary] + b"zq" * ((len(_TEXT) - boundary) // 2))
     source = _open(*_text_flags(file))
     assert source.data_state == {"merges": learn(_TEXT[:boundary], 280).merges}
@@ -330,8 +384,12 @@ def test_a_tokenizer_is_learned_of_the_training_text_alone(tmp_path: Path) -> No
     assert (_open(*_text_flags(file)).bytes_per_target or 0) > 1.6
 
 
-@pytest.mark.parametrize("data_state", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}])
-def test_byte_pairs_that_were_not_learned_are_missed(tmp_path: Path, data_state: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "data_state", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}]
+)
+def test_byte_pairs_that_were_not_learned_are_missed(
+    tmp_path: Path, data_state: Mapping[str, Any]
+) -> None:
     (tmp_path / "text").write_bytes(_TEXT)
     with refused("data-state-unfit", UsageError, "--tokenizer bpe:280", "fit bpe"):
         _open(*_text_flags(tmp_path / "text"), data_state=data_state)
@@ -396,7 +454,9 @@ class _Crowd(Solo):
     """Six other nodes have read something else."""
 
     def allgather(self, value: Any) -> list[Any]:
-        return [value] if value is None else [value, *(("2 bytes", f"n{i // 2}") for i in range(12))]
+        return (
+            [value] if value is None else [value, *(("2 bytes", f"n{i // 2}") for i in range(12))]
+        )
 
 
 def test_of_many_nodes_with_other_data_some_are_named() -> None:

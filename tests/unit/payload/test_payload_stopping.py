@@ -1,4 +1,6 @@
-"""A run that a signal stops saves, and leaves with the code that says so, whatever comes while it leaves."""
+"""A run that a signal stops saves, and leaves with the code that says so, whatever comes while it
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,16 @@ def test_a_run_without_checkpoints_leaves_its_model(tmp_path: Path) -> None:
 
 
 RUN = (
-    *("--hidden", "8", "--optimizer", "adamw", "--global-batch-size", "256", "--micro-batch-size", "16"),
+    *(
+        "--hidden",
+        "8",
+        "--optimizer",
+        "adamw",
+        "--global-batch-size",
+        "256",
+        "--micro-batch-size",
+        "16",
+    ),
     *("--iterations", "12", "--eval-interval", "4", "--save-interval", "3", "--peak-tflops", "1"),
 )
 """Evaluations of 23 batches after iterations 4, 8 and 12; checkpoints after 3, 6, 9 and 12."""
@@ -126,12 +137,15 @@ class Job:
     """A training that starts again in its folder until it is complete."""
 
     def __init__(self, program: Runner, out: Path) -> None:
-        self.out, self._program = out, program
+        self.out = out
+        self._program = program
 
     def train(
         self, ranks: int, *flags: str, signalled: Sequence[str] = (), **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Train once. signalled: the signal, the rank that gets it, and when: see programs/signalled.py."""
+        """Train once. signalled: the signal, the rank that gets it, and when: see
+        programs/signalled.py.
+        """
         run = (*RUN, *flags, "--resume", "auto", "--out", str(self.out))
         program = ("signalled.py", *signalled) if signalled else ("payload", "train")
         return self._program(ranks, *program, *run, rc=None, **options)
@@ -168,9 +182,11 @@ def job(program: Runner, tmp_path: Path) -> Job:
 def test_a_signal_at_each_stage_loses_nothing(
     job: Job, undisturbed: Undisturbed, where: str, flags: str, saved: int
 ) -> None:
-    """The model and a checkpoint are there, and the run that resumes ends as if there had been no signal.
+    """The model and a checkpoint are there, and the run that resumes ends as if there had been no
+    signal.
 
-    where: the number of ranks, of which the last gets the signal, the function, and the number of the call.
+    where: the number of ranks, of which the last gets the signal, the function, and the number of
+        the call.
     """
     ranks, function, number = where.split()
     signalled = ("SIGUSR1", str(int(ranks) - 1), function, number)
@@ -181,7 +197,9 @@ def test_a_signal_at_each_stage_loses_nothing(
     assert outcome(job.out) == undisturbed(int(ranks), *flags.split())[0]
 
 
-@pytest.mark.parametrize("where", [("Loader.held_out", "30"), ("Saver.evaluated", "2")], ids=["in", "after"])
+@pytest.mark.parametrize(
+    "where", [("Loader.held_out", "30"), ("Saver.evaluated", "2")], ids=["in", "after"]
+)
 def test_a_kill_in_an_evaluation_loses_nothing(
     job: Job, undisturbed: Undisturbed, where: tuple[str, str]
 ) -> None:
@@ -216,9 +234,17 @@ ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_SUBMITTED_WITH": "--cluster=c --time 1h 
     ("words", "env", "command"),
     [
         ("--lr 1 --resume auto", {}, "python -m payload train --lr 1 --resume auto"),
-        ("--resume=a/b --lr 1", {"SLURM_JOB_ID": "7"}, "python -m payload train --lr 1 --resume auto"),
+        (
+            "--resume=a/b --lr 1",
+            {"SLURM_JOB_ID": "7"},
+            "python -m payload train --lr 1 --resume auto",
+        ),
         ("--resume x --lr 1", ADA, "{submit} --from-run c/7 -- --lr 1"),
-        ("", ADA | {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, "{submit} --from-run c/5_2 --"),
+        (
+            "",
+            ADA | {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"},
+            "{submit} --from-run c/5_2 --",
+        ),
         (
             "",
             {"CLUSTERCTL_SUBMITTED_WITH": "--cluster=d", "CLUSTERCTL_JOB_ID": "m3"},
@@ -286,7 +312,9 @@ def test_other_samples_in_evaluations_are_refused_on_resume(job: Job) -> None:
 def test_a_signal_in_another_runs_evaluation_leaves_a_checkpoint(
     undisturbed: Undisturbed, program: Runner, tmp_path: Path
 ) -> None:
-    """The checkpoint is in the run's own folder, from which the command continues that the run prints."""
+    """The checkpoint is in the run's own folder, from which the command continues that the run
+    prints.
+    """
     other = Job(program, tmp_path / "other")
     evaluating = ("SIGTERM", "0", "Loader.held_out", "2")
     assert other.train(0, signalled=evaluating).returncode == 75
@@ -299,13 +327,26 @@ def test_a_signal_in_another_runs_evaluation_leaves_a_checkpoint(
     (command,) = re.findall("continue with: python -m payload (.*)", stopped.stdout)
     program(0, "payload", *shlex.split(command))
     rows, model = undisturbed(0)[0]
-    later = [row for row in rows if row[:2] not in {("iteration", str(step)) for step in range(1, 5)}]
+    later = [
+        row for row in rows if row[:2] not in {("iteration", str(step)) for step in range(1, 5)}
+    ]
     assert outcome(job.out) == (later, model)
 
 
 def test_each_sample_of_a_short_text_is_evaluated(alone: Runner, tmp_path: Path) -> None:
     """A sample of two tokens has a masked token, although 15 % of the tokens are masked."""
-    model = ("--model", "bert-tiny", "--layers", "1", "--heads", "1", "--width", "8", "--iterations", "1")
+    model = (
+        "--model",
+        "bert-tiny",
+        "--layers",
+        "1",
+        "--heads",
+        "1",
+        "--width",
+        "8",
+        "--iterations",
+        "1",
+    )
     data = ("--data", f"text:{Path(__file__)}", "--sequence-length", "2", "--eval-samples", "1")
     alone("train", *model, *data, "--out", str(tmp_path))
 
@@ -319,7 +360,8 @@ def test_signals_at_random_moments_lose_nothing(
     """At a random call of a function, and in the run that resumes at another."""
     expected, calls = undisturbed(ranks, *flags)
     dice = random.Random(f"{SEED} {ranks} {number}")  # noqa: S311
-    done, told = [0], f"SWEEP_SEED={SEED}"
+    done = [0]
+    told = f"SWEEP_SEED={SEED}"
     while True:
         moment = str(dice.randrange(1, calls))
         where = (dice.choice(["SIGTERM", "SIGUSR1"]), str(dice.randrange(ranks)), "any", moment)

@@ -59,7 +59,9 @@ def _watch(
     return process.returncode, records, stderr
 
 
-def test_a_job_that_runs_again_goes_on_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_runs_again_goes_on_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, first, _ = _watch(tmp_path, signal.SIGTERM)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     _, both, _ = _watch(tmp_path, signal.SIGTERM)
@@ -161,7 +163,10 @@ def test_cpu_of_a_container_is_its_own(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_memory_of_a_container_is_its_own(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 1024 kB\n")
-    for pid, text in ((1, "Name:\ta\nRssAnon:\t  2048 kB\nRssFile:\t 9999 kB\n"), (2, "Name:\tkthread\n")):
+    for pid, text in (
+        (1, "Name:\ta\nRssAnon:\t  2048 kB\nRssFile:\t 9999 kB\n"),
+        (2, "Name:\tkthread\n"),
+    ):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / f"{pid}/status").write_text(text)
     (tmp_path / "3").mkdir()
@@ -176,10 +181,13 @@ def test_memory_of_a_container_is_its_own(tmp_path: Path) -> None:
         memory.read()
 
 
-def test_a_container_has_the_memory_that_slurm_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_has_the_memory_that_slurm_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(
-        '#!/bin/sh\n[ "$*" = "show node t-1" ] && echo "NodeName=t-1" && echo " RealMemory=700 A=1"\n'
+        "#!/bin/sh\n"
+        '[ "$*" = "show node t-1" ] && echo "NodeName=t-1" && echo " RealMemory=700 A=1"\n'
     )
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -187,7 +195,9 @@ def test_a_container_has_the_memory_that_slurm_gives(tmp_path: Path, monkeypatch
     told = []
     for name in ("t-1", "t-2"):
         monkeypatch.setenv("SLURMD_NODENAME", name)
-        told += [_host(Memory(), Gpus(), is_container=is_container) for is_container in (True, False)]
+        told += [
+            _host(Memory(), Gpus(), is_container=is_container) for is_container in (True, False)
+        ]
     assert [one["memory_total_mib"] for one in told] == [700, machine, machine, machine]
 
 
@@ -201,7 +211,9 @@ def test_a_container_has_the_memory_that_slurm_gives(tmp_path: Path, monkeypatch
         ("5:memory:/slurm/uid_1/job_7/step_0", "memory/slurm/uid_1/job_7/memory.usage_in_bytes"),
     ],
 )
-def test_the_jobs_memory_is_found_in_its_control_group(tmp_path: Path, membership: str, file: str) -> None:
+def test_the_jobs_memory_is_found_in_its_control_group(
+    tmp_path: Path, membership: str, file: str
+) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self/cgroup").write_text(f"9:cpuset:/x\n{membership}\n")
     (tmp_path / "meminfo").write_text(
@@ -227,7 +239,8 @@ def test_network_rates_leave_loopback_out(tmp_path: Path) -> None:
     assert network.read() == {}
     (tmp_path / "net/dev").write_text(_interfaces(4000, 1000))
     fields = network.read()
-    received, sent = fields["net_rx_bytes_per_s"], fields["net_tx_bytes_per_s"]
+    received = fields["net_rx_bytes_per_s"]
+    sent = fields["net_tx_bytes_per_s"]
     assert (received.keys(), sent.keys()) == ({"eth0"}, {"eth0"})
     assert received["eth0"] == pytest.approx(4 * sent["eth0"], rel=1e-3)
     assert sent["eth0"] > 0

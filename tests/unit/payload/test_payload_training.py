@@ -96,16 +96,28 @@ def test_the_defaults_learn_the_digits(mpirun: Runner, tmp_path: Path) -> None:
 def test_the_file_tells_the_run_in_order(one_rank: Path) -> None:
     lines = records(one_rank)
     kinds = [line["kind"] for line in lines]
-    assert kinds == ["run", *["iteration"] * 29, "evaluation", *["iteration"] * 29, "evaluation", "result"]
+    assert kinds == [
+        "run",
+        *["iteration"] * 29,
+        "evaluation",
+        *["iteration"] * 29,
+        "evaluation",
+        "result",
+    ]
     iterations = records(one_rank, "iteration")
-    assert [(line["step"], line["epoch"]) for line in iterations] == [(i, 1 + (i > 29)) for i in range(1, 59)]
+    assert [(line["step"], line["epoch"]) for line in iterations] == [
+        (i, 1 + (i > 29)) for i in range(1, 59)
+    ]
     assert all(
-        line["samples_per_s"] > 0 and line["grad_norm"] > 0 and line["lr"] == 0.05 for line in iterations
+        line["samples_per_s"] > 0 and line["grad_norm"] > 0 and line["lr"] == 0.05
+        for line in iterations
     )
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
 
 
-def test_a_run_repeats_itself_and_a_seed_changes_it(alone: Runner, one_rank: Path, tmp_path: Path) -> None:
+def test_a_run_repeats_itself_and_a_seed_changes_it(
+    alone: Runner, one_rank: Path, tmp_path: Path
+) -> None:
     def hashes(seed: str) -> list[str]:
         out = tmp_path / seed
         alone("train", *_SMALL, "--out", str(out), "--seed", seed)
@@ -134,7 +146,9 @@ def test_lines_of_an_eval_interval_have_the_iteration(alone: Runner, tmp_path: P
         ("--compress", "topk", "--compress-ratio", "0.1", "--comm", "hierarchical"),
     ],
 )
-def test_other_ways_to_talk_learn_the_same(mpirun: Runner, tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_other_ways_to_talk_learn_the_same(
+    mpirun: Runner, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     mpirun(2, "train", "--epochs", "3", *flags, "--out", str(tmp_path))
     assert records(tmp_path, "result")[0]["accuracy"] > 0.92
 
@@ -159,9 +173,19 @@ def test_a_gpu_that_is_not_there_is_one_line(alone: Runner) -> None:
     ("layout", "code", "values"),
     [
         ("--pp 4", "ranks-not-divisible", ("--tp 1 x --pp 4", "the 2 ranks", "multiple of 4")),
-        *in_sweep(("--pp 2 --hidden 2 --tp 3", "ranks-not-divisible", ("--tp 3 x --pp 2", "multiple of 6"))),
+        *in_sweep(
+            (
+                "--pp 2 --hidden 2 --tp 3",
+                "ranks-not-divisible",
+                ("--tp 3 x --pp 2", "multiple of 6"),
+            )
+        ),
         ("--tp 2", "tp-without-layers", ("--tp 2",)),
-        ("--tp 2 --model vit-tiny --heads 3 --width 12", "tp-not-divisible", ("3 attention heads", "1, 3")),
+        (
+            "--tp 2 --model vit-tiny --heads 3 --width 12",
+            "tp-not-divisible",
+            ("3 attention heads", "1, 3"),
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(
@@ -186,8 +210,12 @@ def test_half_precision_on_two_ranks(mpirun: Runner, tmp_path: Path, real_device
 
 
 def test_a_loss_scale_that_is_too_high_is_named(alone: Runner, tmp_path: Path) -> None:
-    answer = alone("train", "--precision", "fp16", "--loss-scale", "1e9", "--out", str(tmp_path), rc=1)
-    assert_one_error(answer.stderr, "training-diverged", "iteration 1 (loss 2.", "--lr or --loss-scale")
+    answer = alone(
+        "train", "--precision", "fp16", "--loss-scale", "1e9", "--out", str(tmp_path), rc=1
+    )
+    assert_one_error(
+        answer.stderr, "training-diverged", "iteration 1 (loss 2.", "--lr or --loss-scale"
+    )
 
 
 def test_ranks_that_drifted_apart_fail_the_run(program: Runner, tmp_path: Path) -> None:
@@ -202,12 +230,41 @@ def test_ranks_that_drifted_apart_fail_the_run(program: Runner, tmp_path: Path) 
 @pytest.mark.sweep
 @pytest.mark.timeout(2000)
 def test_a_small_gpt_learns_english_prose(mpirun: Runner, tmp_path: Path) -> None:
-    """On Python's manual, which is on every machine, it reached 2.92 bits per byte; 8 is knowing nothing."""
+    """On Python's manual, which is on every machine, it reached 2.92 bits per byte; 8 is knowing
+    nothing.
+    """
     text = tmp_path / "manual.txt"
     text.write_text("\n\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
-    data = ("--model", "gpt-tiny", "--data", f"text:{text}", "--sequence-length", "64", "--iterations", "200")
-    rate = ("--optimizer", "adamw", "--lr", "0.003", "--schedule", "cosine", "--warmup-iterations", "20")
-    more = ("--weight-decay", "0.1", "--beta2", "0.95", "--clip-grad", "1", "--global-batch-size", "32")
+    data = (
+        "--model",
+        "gpt-tiny",
+        "--data",
+        f"text:{text}",
+        "--sequence-length",
+        "64",
+        "--iterations",
+        "200",
+    )
+    rate = (
+        "--optimizer",
+        "adamw",
+        "--lr",
+        "0.003",
+        "--schedule",
+        "cosine",
+        "--warmup-iterations",
+        "20",
+    )
+    more = (
+        "--weight-decay",
+        "0.1",
+        "--beta2",
+        "0.95",
+        "--clip-grad",
+        "1",
+        "--global-batch-size",
+        "32",
+    )
     mpirun(2, "train", *data, *rate, *more, "--out", str(tmp_path), seconds=1800)
     evaluation = records(tmp_path, "evaluation")[-1]
     assert evaluation["bits_per_byte"] < 3.1
@@ -219,7 +276,16 @@ def test_a_small_gpt_learns_english_prose(mpirun: Runner, tmp_path: Path) -> Non
 def test_a_small_cnn_knows_fashion(mpirun: Runner, tmp_path: Path) -> None:
     """It reached 0.9087 after two epochs of four."""
     data = ("--model", "cnn", "--data", "idx:/usr/share/datasets/fashion-mnist", "--epochs", "4")
-    rate = ("--optimizer", "adamw", "--lr", "0.004", "--schedule", "cosine", "--warmup-iterations", "50")
+    rate = (
+        "--optimizer",
+        "adamw",
+        "--lr",
+        "0.004",
+        "--schedule",
+        "cosine",
+        "--warmup-iterations",
+        "50",
+    )
     more = ("--weight-decay", "0.05", "--global-batch-size", "64")
     mpirun(2, "train", *data, *rate, *more, "--out", str(tmp_path), seconds=1800)
     assert records(tmp_path, "result")[0]["accuracy"] >= 0.90

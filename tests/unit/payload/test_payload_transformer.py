@@ -24,14 +24,16 @@ def test_attention_over_several_blocks_is_pytorchs(causal: bool, device: Device)
 
 def test_cross_entropy_is_pytorchs(device: Device) -> None:
     rng = np.random.default_rng(3)
-    logits, labels = 3 * rng.standard_normal((4, 5, 7)), rng.integers(-1, 7, (4, 5))
+    logits = 3 * rng.standard_normal((4, 5, 7))
+    labels = rng.integers(-1, 7, (4, 5))
     labels[1, 2] = -1
     theirs = torch.tensor(logits, requires_grad=True)
     expected = functional.cross_entropy(
         theirs.reshape(-1, 7), torch.tensor(labels).ravel(), ignore_index=-1, reduction="sum"
     )
     (0.25 * expected).backward()
-    tape, loss = Tape(), SoftmaxCrossEntropy(Context(device))
+    tape = Tape()
+    loss = SoftmaxCrossEntropy(Context(device))
     sums = loss.forward(device.asarray(logits), device.asarray(labels), tape)
     assert float(sums.loss) == pytest.approx(expected.item(), rel=1e-12)
     assert float(sums.count) == (labels >= 0).sum() < labels.size
@@ -64,14 +66,19 @@ def test_dropout_keeps_the_mean_and_depends_on_its_key_alone(name: str, device: 
     np.testing.assert_array_equal(_masked(name, device, draws(7, 4, 5, 6)), y[[3, 0, 1, 2]])
     for other in (draws(4, 5, 6, 7, iteration=2), draws(4, 5, 6, 7, seed=1)):
         assert (_masked(name, device, other) != y).any(axis=(1, 2)).all()
-    for off in (_masked(name, device, None), _masked(name, device, draws(4, 5, 6, 7), training=False)):
+    for off in (
+        _masked(name, device, None),
+        _masked(name, device, draws(4, 5, 6, 7), training=False),
+    ):
         np.testing.assert_allclose(off, 1)
 
 
 def test_dropout_drops_each_place_as_often(device: Device) -> None:
     samples = device.asarray(np.arange(4000, dtype="uint32"))
     tape = Tape(draw=Draw(0, 1, samples))
-    y = device.to_host(Dropout(Context(device), "d", 0.25).forward(device.xp.ones((4000, 64)), tape))
+    y = device.to_host(
+        Dropout(Context(device), "d", 0.25).forward(device.xp.ones((4000, 64)), tape)
+    )
     shares = (y == 0).mean(axis=0)
     deviation = (0.25 * 0.75 / 4000) ** 0.5
     assert np.abs(shares - 0.25).max() < 4.5 * deviation

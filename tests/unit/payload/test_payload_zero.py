@@ -50,7 +50,8 @@ class _Borrower:
 
 def _units() -> list[Unit]:
     """Of 6, 0 and 8 numbers, and one that uses the last 2 of these."""
-    first, second = Linear(_CONTEXT, "a", 2, 3, bias=False), Linear(_CONTEXT, "b", 3, 2)
+    first = Linear(_CONTEXT, "a", 2, 3, bias=False)
+    second = Linear(_CONTEXT, "b", 3, 2)
     borrower = _Borrower(second.parameters[1])
     return [Unit("a", first), Unit("none", Sequential()), Unit("b", second), Unit("c", borrower)]
 
@@ -68,16 +69,28 @@ def test_buckets_fill_from_the_last_unit_and_are_padded() -> None:
         [1],
         [],
     ]
-    assert [[g.number for g in layout.uses[unit]] for unit in ("a", "none", "b", "c")] == [[0], [], [1], [1]]
+    assert [[g.number for g in layout.uses[unit]] for unit in ("a", "none", "b", "c")] == [
+        [0],
+        [],
+        [1],
+        [1],
+    ]
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_parts_are_of_one_size_and_cover_every_number_once(parts: int) -> None:
     layouts = [make_layout(_units(), min_size=1, parts=parts, rank=rank) for rank in range(parts)]
-    owned = [(s.parameter.name, s.offset, s.stop - s.start) for layout in layouts for s in layout.segments()]
+    owned = [
+        (s.parameter.name, s.offset, s.stop - s.start)
+        for layout in layouts
+        for s in layout.segments()
+    ]
     for name, size in (("a.weight", 6), ("b.weight", 6), ("b.bias", 2)):
         numbers = [
-            n for owner, offset, count in owned if owner == name for n in range(offset, offset + count)
+            n
+            for owner, offset, count in owned
+            if owner == name
+            for n in range(offset, offset + count)
         ]
         assert sorted(numbers) == list(range(size))
     assert {layout.owned_size for layout in layouts} == {layouts[0].size // parts}
@@ -109,7 +122,9 @@ def test_an_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str,
 
     def train(*, offload: bool) -> tuple[list[float], Array]:
         units = mlp.build(Context(device), inputs=4, classes=3, hidden=(5,))
-        engine = engine_of(device, alone(), units, AdamW, precision=formats, zero=zero, offload=offload)
+        engine = engine_of(
+            device, alone(), units, AdamW, precision=formats, zero=zero, offload=offload
+        )
         losses = [engine.step([batch], targets=6, iteration=i, lr=0.01).loss for i in range(4)]
         arrays = (engine.storage.master_weights, *engine.optimizer.state.values())
         assert [isinstance(array, np.ndarray) for array in arrays] == [offload] * 3
@@ -127,7 +142,8 @@ def test_an_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str,
 class _Second(Solo):
     """The second of two ranks, of which the first has begun with other weights."""
 
-    rank, size = 1, 2
+    rank = 1
+    size = 2
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         assert root == 0

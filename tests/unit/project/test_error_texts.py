@@ -34,7 +34,9 @@ def text(node: ast.expr) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(text(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        return "".join(
+            text(part) if isinstance(part, ast.Constant) else "…" for part in node.values
+        )
     return ""
 
 
@@ -52,7 +54,9 @@ def test_commands_in_a_fix_are_marked_and_exist() -> None:
     for where, call in errors_raised():
         for keyword in call.keywords:
             fix = text(keyword.value) if keyword.arg == "fix" else ""
-            wrong += [f"{where}: {c}" for c in COMMAND.findall(fix) if not understood(c.split()[1:])]
+            wrong += [
+                f"{where}: {c}" for c in COMMAND.findall(fix) if not understood(c.split()[1:])
+            ]
             if BARE.search(COMMAND.sub("", fix)):
                 wrong.append(f"{where}: a command without backticks: {fix!r}")
     assert not wrong

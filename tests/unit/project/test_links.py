@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(FENCE.pattern + r"|`[^`\n]*`", re.MULTILINE | re.DOTALL)
@@ -28,7 +30,9 @@ def dead(page: Path) -> Iterator[str]:
             continue
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in headings(target)):
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in headings(target)
+        ):
             yield link
 
 

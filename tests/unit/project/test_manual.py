@@ -1,4 +1,6 @@
-"""The manual is run, not believed: here what needs no cluster; tests/e2e/test_manual.py runs the commands."""
+"""The manual is run, not believed: here what needs no cluster; tests/e2e/test_manual.py runs the
+commands.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ def inline_commands(page: Path) -> list[list[str]]:
 def of_clusterctl(block: Block) -> list[list[str]]:
     """The words of every clusterctl command of a block, run or not."""
     texts = [command.text for command in block.commands] if block.language in RUN else []
-    lines = [part for text in texts for line in text.splitlines() for part in re.split(r"&&|\|\|?|;", line)]
+    lines = [
+        part
+        for text in texts
+        for line in text.splitlines()
+        for part in re.split(r"&&|\|\|?|;", line)
+    ]
     return [_words(line) for line in lines if line.strip().startswith("clusterctl ")]
 
 
@@ -63,8 +70,14 @@ def understood(words: list[str]) -> bool:
 def names(command: object) -> set[str]:
     """Its options; of a group that lists where no verb is named, those of that verb."""
     lists = getattr(command, "commands", {}).get("list")
-    params = [*getattr(command, "params", []), *(lists.load().params if isinstance(lists, LazyVerb) else ())]
-    return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
+    params = [
+        *getattr(command, "params", []),
+        *(lists.load().params if isinstance(lists, LazyVerb) else ()),
+    ]
+    return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {
+        "--help",
+        "-h",
+    }
 
 
 def named(block: Block) -> str:
@@ -117,7 +130,9 @@ def test_a_file_that_two_pages_show_is_one() -> None:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_every_clusterctl_command_is_one(page: Path) -> None:
     """Also those in running text, and in blocks that are not run."""
-    found = inline_commands(page) + [words for block in blocks(page) for words in of_clusterctl(block)]
+    found = inline_commands(page) + [
+        words for block in blocks(page) for words in of_clusterctl(block)
+    ]
     wrong = [" ".join(words) for words in found if not understood(words[1:])]
     assert not wrong
 

@@ -14,7 +14,9 @@ from tests.support.messages import shows
 def test_page_lists_every_code_and_every_place_has_one() -> None:
     found, uncoded = message_reference.messages()
     assert uncoded == []
-    assert message_reference.PAGE.read_text() == message_reference.page(found), "run `make reference`"
+    assert message_reference.PAGE.read_text() == message_reference.page(found), (
+        "run `make reference`"
+    )
 
 
 def test_page_lists_the_codes_of_data_files() -> None:
@@ -53,7 +55,11 @@ def test_messages_are_read_from_source(tmp_path: Path, monkeypatch: pytest.Monke
     unknown, stale = [one for one in found if one.place.startswith("clusterctl/module.py")]
     assert (unknown.code, unknown.whats) == ("job-unknown", ("unknown job …",))
     assert (unknown.whys, unknown.fixes) == (("first words", "… is late"), ("name another",))
-    assert (stale.code, stale.whats, stale.whys) == ("stale-plan", ("nothing fits",), ("last words",))
+    assert (stale.code, stale.whats, stale.whys) == (
+        "stale-plan",
+        ("nothing fits",),
+        ("last words",),
+    )
     assert uncoded == ["clusterctl/module.py:14: UsageError"]
 
 

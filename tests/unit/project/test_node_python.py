@@ -45,9 +45,13 @@ def newer(tree: ast.AST) -> Iterator[str]:
             names = {node.module, *(alias.name for alias in node.names)}
             if node.module == "datetime" and "UTC" in names:
                 yield f"datetime.UTC, line {node.lineno}"
-            yield from (f"{name}, line {node.lineno}" for name in sorted(names & NEWER_NAMES, key=str))
+            yield from (
+                f"{name}, line {node.lineno}" for name in sorted(names & NEWER_NAMES, key=str)
+            )
         elif isinstance(node, ast.Import):
-            yield from (f"{a.name}, line {node.lineno}" for a in node.names if a.name in NEWER_NAMES)
+            yield from (
+                f"{a.name}, line {node.lineno}" for a in node.names if a.name in NEWER_NAMES
+            )
         elif isinstance(node, ast.Attribute) and node.attr in NEWER_NAMES - {"chdir"}:
             yield f"{node.attr}, line {node.lineno}"
 

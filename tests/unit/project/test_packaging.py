@@ -1,4 +1,6 @@
-"""What is shipped: the wheel with its data folders, the editable install without copies, the locks."""
+"""What is shipped: the wheel with its data folders, the editable install without copies, the
+locks.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,22 @@ from tests.support.verbs import SCRIPT
 ROOT = Path(__file__).resolve().parents[3]
 DATA = ("templates", "terraform", "ansible", "payload", "examples")
 LOCKS = sorted(
-    str(path.relative_to(ROOT)) for path in [*ROOT.glob("requirements/*.lock"), *ROOT.glob("payload/*.lock")]
+    str(path.relative_to(ROOT))
+    for path in [*ROOT.glob("requirements/*.lock"), *ROOT.glob("payload/*.lock")]
 )
 
 
 def tracked(*folders: str) -> set[str]:
-    argv = ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard", "--", *folders]
+    argv = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "ls-files",
+        "-co",
+        "--exclude-standard",
+        "--",
+        *folders,
+    ]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     return {name for name in done.stdout.splitlines() if (ROOT / name).is_file()}
 
@@ -41,7 +53,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize("folder", DATA)
 def test_the_wheel_carries_a_data_folder_whole(wheel: list[str], folder: str) -> None:
     inside = {
-        name.removeprefix("clusterctl/_assets/") for name in wheel if name.startswith("clusterctl/_assets/")
+        name.removeprefix("clusterctl/_assets/")
+        for name in wheel
+        if name.startswith("clusterctl/_assets/")
     }
     assert {name for name in inside if name.startswith(f"{folder}/")} == tracked(folder)
 
@@ -54,7 +68,9 @@ def test_the_wheel_carries_the_package_and_no_other_name(wheel: list[str]) -> No
 
 def test_an_editable_install_copies_nothing(tmp_path: Path) -> None:
     build = f"import hatchling.build; print(hatchling.build.build_editable({str(tmp_path)!r}))"
-    subprocess.run([sys.executable, "-c", build], cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", build], cwd=ROOT, check=True, capture_output=True, timeout=60
+    )
     (path,) = tmp_path.glob("*.whl")
     assert not [name for name in ZipFile(path).namelist() if name.startswith("clusterctl/")]
 
@@ -73,11 +89,15 @@ def test_a_lock_pins_by_hash_and_names_no_index(name: str) -> None:
     lock = ROOT / name
     pins = list(entries(lock))
     assert pins
-    assert [str(pin) for pin, hashes in pins if not hashes or not str(pin.specifier).startswith("==")] == []
+    assert [
+        str(pin) for pin, hashes in pins if not hashes or not str(pin.specifier).startswith("==")
+    ] == []
     assert not [line for line in lock.read_text().splitlines() if "://" in line or "file:" in line]
 
 
-@pytest.mark.parametrize(("name", "groups"), [("runtime.lock", ["setup"]), ("dev.lock", ["setup", "dev"])])
+@pytest.mark.parametrize(
+    ("name", "groups"), [("runtime.lock", ["setup"]), ("dev.lock", ["setup", "dev"])]
+)
 def test_a_lock_satisfies_the_project(name: str, groups: list[str]) -> None:
     """So that a dependency can't be added, or its bound raised, without `make lock`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -90,16 +110,26 @@ def test_a_lock_satisfies_the_project(name: str, groups: list[str]) -> None:
     for requirement in map(Requirement, asked):
         versions = pins.get(requirement.name.lower().replace("_", "-").replace(".", "-"), [])
         assert versions, f"{name} lacks {requirement}"
-        assert all(map(requirement.specifier.contains, versions)), f"{name}: {requirement}, not {versions}"
+        assert all(map(requirement.specifier.contains, versions)), (
+            f"{name}: {requirement}, not {versions}"
+        )
 
 
 def test_the_console_script_starts() -> None:
-    done = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [SCRIPT, "--help"], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "Usage: clusterctl" in done.stdout
 
 
 def test_the_commit_hooks_are_valid_and_local() -> None:
-    argv = [sys.executable, "-m", "pre_commit", "validate-config", str(ROOT / ".pre-commit-config.yaml")]
+    argv = [
+        sys.executable,
+        "-m",
+        "pre_commit",
+        "validate-config",
+        str(ROOT / ".pre-commit-config.yaml"),
+    ]
     subprocess.run(argv, check=True, timeout=60)
     assert "http" not in (ROOT / ".pre-commit-config.yaml").read_text()

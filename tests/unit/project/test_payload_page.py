@@ -31,7 +31,15 @@ def test_every_command_is_in_the_table() -> None:
 
 def test_every_flag_is_named_and_no_other() -> None:
     said = set(re.findall(r"--[a-z][a-z0-9-]*", PAGE))
-    theirs = {"--help", "--local", "--mpi", "--nodes", "--run", "--signal"}  # of srun, sbatch and submit
+    # Of srun, sbatch and submit.
+    theirs = {
+        "--help",
+        "--local",
+        "--mpi",
+        "--nodes",
+        "--run",
+        "--signal",
+    }
     assert [spellings for spellings in flags() if not spellings & said] == []
     assert said - set().union(*flags()) - theirs == set()
 

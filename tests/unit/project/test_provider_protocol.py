@@ -1,4 +1,6 @@
-"""A provider is known by its protocol: outside `providers/` and `spec/` no module asks which one it is."""
+"""A provider is known by its protocol: outside `providers/` and `spec/` no module asks which one it
+is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from clusterctl.spec.models import PROVIDERS
 
 PACKAGE = Path(__file__).parents[3] / "clusterctl"
 OUTSIDE = sorted(
-    path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in {"providers", "spec"}
+    path
+    for path in PACKAGE.rglob("*.py")
+    if path.relative_to(PACKAGE).parts[0] not in {"providers", "spec"}
 )
 SETTINGS = {settings.__name__ for settings in PROVIDERS.values()}
 FOLDERS = tuple(f"clusterctl.providers.{name}" for name in PROVIDERS)
@@ -27,7 +31,9 @@ def questions(tree: ast.AST) -> Iterator[str]:
             case ast.ImportFrom(module=str(module), names=names):
                 full = [module, *(f"{module}.{one.name}" for one in names)]
                 if any(
-                    name == folder or name.startswith(f"{folder}.") for name in full for folder in FOLDERS
+                    name == folder or name.startswith(f"{folder}.")
+                    for name in full
+                    for folder in FOLDERS
                 ):
                     yield f"line {node.lineno}: imports {module}"
                 if SETTINGS & {one.name for one in names}:
@@ -58,7 +64,9 @@ def test_no_module_outside_asks_which_provider_it_is(path: Path) -> None:
 def test_neither_cluster_nor_cli_asks_which_scheduler_it_is(path: Path) -> None:
     if path.relative_to(PACKAGE).parts[0] in {"cluster", "cli"}:
         asked = {
-            node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
         }
         assert not asked & {"has_slurm", "scheduler_type"}
 

@@ -1,4 +1,6 @@
-"""The scripts behind `make`, with clusterctl played by an executable that notes how it was called."""
+"""The scripts behind `make`, with clusterctl played by an executable that notes how it was
+called.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +39,27 @@ class Demo:
     def calls(self) -> list[str]:
         return (self.root / "calls").read_text().splitlines()
 
-    def run(self, *, failing: str = "", accuracy: float | None = 0.97) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *, failing: str = "", accuracy: float | None = 0.97
+    ) -> subprocess.CompletedProcess[str]:
         environ = {"CALLS": str(self.root / "calls"), "FAILING": failing, "ACCURACY": ""}
         if accuracy is not None:
             metrics = self.root / "metrics"
             metrics.write_text(
                 "".join(
-                    json.dumps(r) + "\n" for r in ({"kind": "step"}, {"kind": "result", "accuracy": accuracy})
+                    json.dumps(r) + "\n"
+                    for r in ({"kind": "step"}, {"kind": "result", "accuracy": accuracy})
                 )
             )
             environ["ACCURACY"] = str(metrics)
         argv = [self.root / "scripts" / "demo"]
         return subprocess.run(
-            argv, env={**os.environ, **environ}, capture_output=True, text=True, check=False, timeout=60
+            argv,
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
 
 
@@ -76,7 +86,8 @@ def test_the_demo_ends_with_what_was_reached(demo: Demo) -> None:
     run = demo.root / ".clusterctl" / "demo" / "runs" / "demo-1-train"
     told = done.stdout.partition("What clusterctl up said")[2]
     assert all(
-        part in told for part in ("provision  12.0 s", f"run            {run}", "test accuracy  0.9700")
+        part in told
+        for part in ("provision  12.0 s", f"run            {run}", "test accuracy  0.9700")
     )
     assert f"$ clusterctl {submit}" in done.stdout
 

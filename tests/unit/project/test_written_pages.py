@@ -42,7 +42,10 @@ SWEEP = "pytest.mark.sweep"
         (f"pytestmark = [{SWEEP}, {PLATFORM}]\nclass TestIt:\n    def test_a(self): ...\n", True),
         (f"pytestmark = {SWEEP}\n@{PLATFORM}\ndef test_a(): ...\n", True),
         (f"@{PLATFORM}\ndef test_a(): ...\n@{SWEEP}\ndef test_b(): ...\n", False),
-        (f"@{PLATFORM}\n@pytest.mark.parametrize('a', [1, *in_sweep(2)])\ndef test_a(a): ...\n", False),
+        (
+            f"@{PLATFORM}\n@pytest.mark.parametrize('a', [1, *in_sweep(2)])\ndef test_a(a): ...\n",
+            False,
+        ),
     ],
 )
 def test_a_test_that_runs_in_the_sweep_only_is_listed_as_such(
@@ -56,16 +59,25 @@ def test_a_test_that_runs_in_the_sweep_only_is_listed_as_such(
 
 
 def test_the_first_screen_of_the_readme_says_the_same() -> None:
-    """What it calls proven ran for real in `make test`; what it says ran on stand-ins never ran for real."""
+    """What it calls proven ran for real in `make test`; what it says ran on stand-ins never ran for
+    real.
+    """
     said = (platforms.ROOT / "README.md").read_text().partition("## ")[0]
     proven, _, stood_in = said.partition("**Proven**")[2].partition("**Tested only on stand-ins**")
-    rows = [line.strip("| ").split(" | ") for line in platforms.page().splitlines() if line.count(" | ") == 5]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in platforms.page().splitlines()
+        if line.count(" | ") == 5
+    ]
     real = {row[0]: row[2].partition("*sweep*")[0].strip("; ") for row in rows}
     assert all(real[name] for name in ("Debian 12", "Debian 13"))
     assert "Debian 12 and 13" in proven
     never = {
         "Google Cloud": ("Google's API", "Terraform", "instances"),
-        "Rocky Linux": ("Rocky Linux 9, AlmaLinux 9, RHEL 9", "Rocky Linux 10, AlmaLinux 10, RHEL 10"),
+        "Rocky Linux": (
+            "Rocky Linux 9, AlmaLinux 9, RHEL 9",
+            "Rocky Linux 10, AlmaLinux 10, RHEL 10",
+        ),
         "Ubuntu": ("Ubuntu 22.04", "Ubuntu 24.04"),
         "NVIDIA GPUs": ("NVIDIA driver: nvidia-smi, NVML, XIDs", "CuPy, cuBLAS, NCCL on a GPU"),
         "InfiniBand": ("InfiniBand, RoCE",),

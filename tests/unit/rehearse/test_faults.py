@@ -1,4 +1,6 @@
-"""The faults of a rehearsal, and the watch over the job, with a played Slurm and played observations."""
+"""The faults of a rehearsal, and the watch over the job, with a played Slurm and played
+observations.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,17 @@ from tests.support.played.cluster import PlayedCluster
 SIZE = 100
 NOW = time.time()
 # Later than any fault that a test causes.
-START, LATER = {"time": NOW - 10, "event": "start"}, NOW + 1e6
+START = {"time": NOW - 10, "event": "start"}
+LATER = NOW + 1e6
 HANG = {"time": LATER, "event": "hang", "summary": "rank 0 sleeps"}
 END = {"time": LATER + 10, "event": "end", "status": 0}
 
 
 def look(*events: Any, saved: Sequence[int] = (1,)) -> bytes:
     """Return an answer of payload/node/observe.py."""
-    checkpoints = {f"files/step-{number}.pt": (number, NOW - 9 + number, SIZE, 0.5) for number in saved}
+    checkpoints = {
+        f"files/step-{number}.pt": (number, NOW - 9 + number, SIZE, 0.5) for number in saved
+    }
     text = "".join(f"{json.dumps(event)}\n" for event in events)
     return f"{json.dumps({'events': text, 'steps': [], 'checkpoints': checkpoints})}\n".encode()
 
@@ -54,11 +59,17 @@ class Observed(LocalTransport):
 
 
 def rehearsed(
-    cluster: PlayedCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, transport: Observed
+    cluster: PlayedCluster,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Fault,
+    transport: Observed,
 ) -> Trial:
     """Rehearse a job that writes two checkpoints. Each signal finds a rank after these writes."""
     script = folder / "job.sh"
-    script.write_text(f"#!/bin/bash\nfor n in 1 2; do head -c {SIZE} /dev/zero > step-$n.pt; done\n")
+    script.write_text(
+        f"#!/bin/bash\nfor n in 1 2; do head -c {SIZE} /dev/zero > step-$n.pt; done\n"
+    )
     job = JobSpec(name="mine", script=script)
     played = cluster.session()
     session = Session(played.facts, SlurmClient(transport, patience_s=5.0), played.ledger)
@@ -71,7 +82,9 @@ def rehearsed(
         cluster.wait_until_ended("2")
         cluster.change("2", state="PENDING", reason="Resources")
 
-    provider = SimpleNamespace(start_ahead=lambda: None, signal_ranks=signal_ranks, kill_host=kill_host)
+    provider = SimpleNamespace(
+        start_ahead=lambda: None, signal_ranks=signal_ranks, kill_host=kill_host
+    )
     monkeypatch.setattr(rehearsal, "provider_of", lambda _: provider)
     prepared = PreparedJob(job, script_of(session.facts, job, None), source=source_of(job))
     preparer: Any = SimpleNamespace(prepare=lambda *_: (prepared,))
@@ -83,7 +96,8 @@ UNDISTURBED = [look(START), look(START, END)]
 
 
 @pytest.mark.parametrize(
-    ("action", "expected"), [("warn", (Verdict.SURVIVES, "")), ("end", (Verdict.HANGS, HANG["summary"]))]
+    ("action", "expected"),
+    [("warn", (Verdict.SURVIVES, "")), ("end", (Verdict.HANGS, HANG["summary"]))],
 )
 def test_a_hang_ends_a_rehearsal_but_a_warning_does_not(
     cluster: PlayedCluster,
@@ -99,7 +113,9 @@ def test_a_hang_ends_a_rehearsal_but_a_warning_does_not(
 
 
 @pytest.mark.parametrize(
-    ("saved", "expected"), [((1, 2), Verdict.DIFFERS), ((1, 3), Verdict.TOO_LATE)], ids=["newest", "missing"]
+    ("saved", "expected"),
+    [((1, 2), Verdict.DIFFERS), ((1, 3), Verdict.TOO_LATE)],
+    ids=["newest", "missing"],
 )
 def test_the_newest_checkpoint_after_the_kill_is_torn(
     cluster: PlayedCluster,
@@ -109,7 +125,8 @@ def test_the_newest_checkpoint_after_the_kill_is_torn(
     expected: Verdict,
 ) -> None:
     """The second checkpoint was written just before the kill. The third does not exist any more."""
-    disturbed, after_the_kill = [look(START), look(START, END, saved=saved)], [look(START, saved=saved)]
+    disturbed = [look(START), look(START, END, saved=saved)]
+    after_the_kill = [look(START, saved=saved)]
     transport = Observed(UNDISTURBED, disturbed, after_the_kill, UNDISTURBED)
     trial = rehearsed(cluster, tmp_path, monkeypatch, Fault.CHECKPOINT_TORN, transport)
     assert trial.verdict is expected
@@ -120,7 +137,9 @@ def test_a_killed_node_is_started_if_its_job_keeps_waiting(
 ) -> None:
     """Another node is in service, but the job does not fit on it, or it is busy."""
     with cluster.state() as state:
-        state["nodes"] = [["n2", "other", "idle", "idle", "none", "4", "1000", "(null)", "root", "0"]]
+        state["nodes"] = [
+            ["n2", "other", "idle", "idle", "none", "4", "1000", "(null)", "root", "0"]
+        ]
     monkeypatch.setattr(rehearsal, "_WAITS_S", 0.0)
     monkeypatch.setattr(rehearsal, "LONGEST_TIMES", 0)
     monkeypatch.setattr(rehearsal, "LONGEST_MORE_S", 10.0)

@@ -61,4 +61,8 @@ def test_every_fault_that_is_not_survived_is_a_failure() -> None:
         "rank-frozen",
         "time-limit",
     ]
-    assert [fault["verdict"] for fault in caught.value.answer["faults"]] == ["survives", "hangs", "lost"]
+    assert [fault["verdict"] for fault in caught.value.answer["faults"]] == [
+        "survives",
+        "hangs",
+        "lost",
+    ]

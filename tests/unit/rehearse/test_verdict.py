@@ -23,21 +23,28 @@ from clusterctl.rehearse.verdict import (
     judge,
 )
 
-FILES = {"checkpoints": {"step-20.pt": {"step-20.pt": "a"}, "model.pt": {"model.pt": "m"}}, "outputs": {}}
+FILES = {
+    "checkpoints": {"step-20.pt": {"step-20.pt": "a"}, "model.pt": {"model.pt": "m"}},
+    "outputs": {},
+}
 RESULTS = {**FILES, "lines": {"epoch N: loss N": 4, "begun": 1}}
-START, END = {"time": 10.0, "event": "start"}, {"time": 20.0, "event": "end", "status": 0}
+START = {"time": 10.0, "event": "start"}
+END = {"time": 20.0, "event": "end", "status": 0}
 FAILED = {"time": 14.0, "event": "end", "status": 137}
 REQUEUED = {"time": 14.1, "event": "requeue", "reason": "failed"}
 AGAIN = {"time": 16.0, "event": "start"}
 HANG = {"time": 15.0, "event": "hang", "summary": "rank 0 waits", "action": "end"}
 
 
-def observed(*events: Mapping[str, Any], steps: Any = (), saved: Any = (12.0,), **values: Any) -> Observation:
+def observed(
+    *events: Mapping[str, Any], steps: Any = (), saved: Any = (12.0,), **values: Any
+) -> Observation:
     job = Observation("7", "/jobs/x")
     checkpoints = {f"step-{at}.pt": (int(at), at, 100, 0.5) for at in saved}
     text = "".join(f"{json.dumps(event)}\n" for event in events)
     job.add({"time": 0.0, "events": text, "steps": steps, "checkpoints": checkpoints})
-    job.fault_at, job.state = values.get("fault_at", 13.0), values.get("state", "COMPLETED")
+    job.fault_at = values.get("fault_at", 13.0)
+    job.state = values.get("state", "COMPLETED")
     return job
 
 
@@ -50,10 +57,15 @@ STEPS = [(11.0, 1), (12.0, 20), (13.5, 35)]
 
 
 def verdict(
-    *events: Mapping[str, Any], fault: Fault = Fault.RANK_KILLED, results: Any = RESULTS, **values: Any
+    *events: Mapping[str, Any],
+    fault: Fault = Fault.RANK_KILLED,
+    results: Any = RESULTS,
+    **values: Any,
 ) -> Trial:
     values.setdefault("steps", [*STEPS, (17.0, 20), (18.0, 80)])
-    undisturbed = replace(values.pop("undisturbed", UNDISTURBED), repeats=values.pop("repeats", True))
+    undisturbed = replace(
+        values.pop("undisturbed", UNDISTURBED), repeats=values.pop("repeats", True)
+    )
     return judge(undisturbed, Disturbed(fault, observed(*events, **values), results))
 
 
@@ -104,7 +116,9 @@ def test_other_content_of_the_last_checkpoint_differs() -> None:
         ({"step-21.pt": {}}, {}, None),
     ],
 )
-def test_checkpoints_are_compared_by_name(checkpoints: Any, outputs: Any, expected: bool | None) -> None:
+def test_checkpoints_are_compared_by_name(
+    checkpoints: Any, outputs: Any, expected: bool | None
+) -> None:
     assert is_identical(FILES, {"checkpoints": checkpoints, "outputs": outputs}) is expected
 
 
@@ -164,7 +178,9 @@ WARNED = {**HANG, "time": 14.0, "action": "warn"}
     ],
     ids=["warning", "hang", "frozen", "frozen-and-hang", "before-the-fault"],
 )
-def test_only_a_hang_that_ends_the_job_counts(fault: Fault, hangs: tuple[Any, ...], expected: bool) -> None:
+def test_only_a_hang_that_ends_the_job_counts(
+    fault: Fault, hangs: tuple[Any, ...], expected: bool
+) -> None:
     """hang.py warns of a rank that may only sleep, and ends the job later."""
     assert hangs_too_often(fault, observed(START, *hangs)) is expected
 
@@ -189,11 +205,35 @@ NOTHING = {"checkpoints": {}, "outputs": {}, "lines": {}}
         (UNDISTURBED, [*STEPS, (18.0, 81)], SAVED_80, NOTHING, Verdict.SURVIVES),
         (replace(UNDISTURBED, observed=NO_STEPS), (), SAVED_80, NOTHING, Verdict.SURVIVES),
         # A training for a time has another number of steps in each run.
-        (replace(UNDISTURBED, repeats=False, fewest_steps=70), [(18.0, 75)], (), NOTHING, Verdict.SURVIVES),
-        (replace(UNDISTURBED, repeats=False, fewest_steps=70), [(18.0, 69)], (), NOTHING, Verdict.LOST),
-        (replace(UNDISTURBED, observed=NO_STEPS, repeats=False), (), (12.0,), NOTHING, Verdict.SURVIVES),
+        (
+            replace(UNDISTURBED, repeats=False, fewest_steps=70),
+            [(18.0, 75)],
+            (),
+            NOTHING,
+            Verdict.SURVIVES,
+        ),
+        (
+            replace(UNDISTURBED, repeats=False, fewest_steps=70),
+            [(18.0, 69)],
+            (),
+            NOTHING,
+            Verdict.LOST,
+        ),
+        (
+            replace(UNDISTURBED, observed=NO_STEPS, repeats=False),
+            (),
+            (12.0,),
+            NOTHING,
+            Verdict.SURVIVES,
+        ),
         # It shows nothing.
-        (replace(UNDISTURBED, observed=replace(NO_STEPS, writes=[])), (), (), NOTHING, Verdict.UNKNOWN),
+        (
+            replace(UNDISTURBED, observed=replace(NO_STEPS, writes=[])),
+            (),
+            (),
+            NOTHING,
+            Verdict.UNKNOWN,
+        ),
     ],
 )
 def test_job_that_completed_survives_only_with_all_its_work(
@@ -208,7 +248,9 @@ def test_job_that_completed_survives_only_with_all_its_work(
 
 
 @pytest.mark.parametrize(("outputs", "expected"), [("a", Verdict.SURVIVES), ("b", Verdict.UNKNOWN)])
-def test_job_without_steps_survives_by_the_files_that_it_wrote(outputs: str, expected: Verdict) -> None:
+def test_job_without_steps_survives_by_the_files_that_it_wrote(
+    outputs: str, expected: Verdict
+) -> None:
     before, after = ({**NOTHING, "outputs": {"result": digest}} for digest in ("a", outputs))
     silent = Undisturbed(replace(NO_STEPS, writes=[]), before)
     trial = judge(silent, Disturbed(Fault.RANK_KILLED, observed(*RESTARTED, saved=()), after))
@@ -227,8 +269,12 @@ def test_a_time_limit_asks_for_a_saved_state(reason: str, missing: tuple[str, ..
 
 
 @pytest.mark.parametrize(("killed", "expected"), [(("continues",), "continues"), ((), "verifies")])
-def test_a_program_that_never_continues_need_not_verify(killed: tuple[str, ...], expected: str) -> None:
-    torn = Trial(fault=Fault.CHECKPOINT_TORN, verdict=Verdict.FROM_ZERO, job_id="2", missing=("verifies",))
+def test_a_program_that_never_continues_need_not_verify(
+    killed: tuple[str, ...], expected: str
+) -> None:
+    torn = Trial(
+        fault=Fault.CHECKPOINT_TORN, verdict=Verdict.FROM_ZERO, job_id="2", missing=("verifies",)
+    )
     other = Trial(fault=Fault.RANK_KILLED, verdict=Verdict.FROM_ZERO, job_id="1", missing=killed)
     assert explained([other, torn])[1].missing == (expected,)
 

@@ -1,4 +1,6 @@
-"""The role apptainer: one that is there is left as it is, and nothing is installed that is not upstream's."""
+"""The role apptainer: one that is there is left as it is, and nothing is installed that is not
+upstream's.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def test_an_apptainer_that_is_there_is_left_alone(tmp_path: Path) -> None:
     done = run_tasks(tmp_path, "apptainer", "install", apptainer_program=str(own))
     assert done.returncode == 0, done.stdout
     assert "changed=0" in done.stdout
-    assert "included:" not in done.stdout.partition("PLAY RECAP")[0].replace("included: apptainer", "")
+    assert "included:" not in done.stdout.partition("PLAY RECAP")[0].replace(
+        "included: apptainer", ""
+    )
 
 
 def test_a_package_with_another_checksum_reaches_no_host(tmp_path: Path) -> None:
@@ -34,6 +38,11 @@ def test_a_package_with_another_checksum_reaches_no_host(tmp_path: Path) -> None
 
 
 def test_local_nodes_get_none() -> None:
-    text = "version: 1\nname: demo\npartitions: [{name: train, nodes: 1}]\nsoftware: {apptainer: true}\n"
+    text = (
+        "version: 1\n"
+        "name: demo\n"
+        "partitions: [{name: train, nodes: 1}]\n"
+        "software: {apptainer: true}\n"
+    )
     with refused("not-here", SpecError):
         parse_spec(text, Path("cluster.yaml"))

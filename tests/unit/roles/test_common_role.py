@@ -16,7 +16,8 @@ BLOCK = "# BEGIN hosts of this cluster (clusterctl)\n10.0.0.2 node\n10.0.0.3 oth
 @pytest.mark.parametrize("is_users", [True, False], ids=["own machine", "local node"])
 def test_second_line_of_a_local_nodes_name_is_removed(tmp_path: Path, is_users: bool) -> None:
     file = tmp_path / "hosts"
-    first, theirs = "127.0.0.1 localhost\n", "10.0.0.3 other\n10.0.0.20 node\n"
+    first = "127.0.0.1 localhost\n"
+    theirs = "10.0.0.3 other\n10.0.0.20 node\n"
     file.write_text(f"{first}10.0.0.2 node\n{theirs}{BLOCK}")
     tasks = read_table(data_folder("ansible") / "roles/common/tasks/configure.yml", list)
     (task,) = (task for task in tasks if "ansible.builtin.replace" in task)
@@ -24,4 +25,6 @@ def test_second_line_of_a_local_nodes_name_is_removed(tmp_path: Path, is_users: 
     play = {"hosts": "node", "gather_facts": False, "tasks": [task]}
     known = {"common_hosts": HOSTS, "clusterctl_keeps": is_users}
     assert run_play(tmp_path, play, ("ctl", "node"), known=known).returncode == 0
-    assert file.read_text() == f"{first}{'10.0.0.2 node' + chr(10) if is_users else ''}{theirs}{BLOCK}"
+    assert (
+        file.read_text() == f"{first}{'10.0.0.2 node' + chr(10) if is_users else ''}{theirs}{BLOCK}"
+    )

@@ -31,7 +31,11 @@ pytestmark = pytest.mark.platform("rendered", "nvidia-packages")
 
 RELEASES = {
     "rocky-9": {"os_family": "RedHat", "distribution": "Rocky", "distribution_major_version": "9"},
-    "rocky-10": {"os_family": "RedHat", "distribution": "Rocky", "distribution_major_version": "10"},
+    "rocky-10": {
+        "os_family": "RedHat",
+        "distribution": "Rocky",
+        "distribution_major_version": "10",
+    },
     "debian-12": {
         "os_family": "Debian",
         "distribution": "Debian",
@@ -46,8 +50,16 @@ RELEASES = {
         "distribution_major_version": "13",
         "distribution_release": "trixie",
     },
-    "ubuntu-22.04": {"os_family": "Debian", "distribution": "Ubuntu", "distribution_version": "22.04"},
-    "ubuntu-24.04": {"os_family": "Debian", "distribution": "Ubuntu", "distribution_version": "24.04"},
+    "ubuntu-22.04": {
+        "os_family": "Debian",
+        "distribution": "Ubuntu",
+        "distribution_version": "22.04",
+    },
+    "ubuntu-24.04": {
+        "os_family": "Debian",
+        "distribution": "Ubuntu",
+        "distribution_version": "24.04",
+    },
 }
 FACTS = tomllib.loads((Path(__file__).parents[1] / "packages/facts/nvidia.toml").read_text())
 SOURCES = {release: row for row in FACTS["repository"] for release in row["of"]}
@@ -84,7 +96,9 @@ CASES = {
         ["nvidia-open", "nvidia-persistenced"],
     ),
     "a new one on Ubuntu": Case("ubuntu-24.04", {}, {"cuda_driver": "open"}, ["nvidia-open"]),
-    "one that is there stays": Case("rocky-9", {"installed": "575.57.08"}, {"cuda_driver": "open"}, []),
+    "one that is there stays": Case(
+        "rocky-9", {"installed": "575.57.08"}, {"cuda_driver": "open"}, []
+    ),
     "the fabric manager of one that is there": Case(
         "rocky-9",
         {"installed": "575.57.08", "switches": 4},
@@ -144,7 +158,9 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def would_install(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What each host's package manager is asked for one after the other, in check mode; no repository is."""
+    """What each host's package manager is asked for one after the other, in check mode; no
+    repository is.
+    """
     folder = tmp_path_factory.mktemp("cuda")
     play = {
         "hosts": "all",
@@ -198,13 +214,17 @@ def test_fabric_manager_is_installed_in_the_drivers_version(
 
 
 @pytest.mark.parametrize("name", ["another CUDA", "that of CuPy"])
-def test_nccl_is_no_other_package_that_begins_so(would_install: dict[str, list[str]], name: str) -> None:
+def test_nccl_is_no_other_package_that_begins_so(
+    would_install: dict[str, list[str]], name: str
+) -> None:
     """dnf and apt match a pattern against names and versions, as a shell would."""
     (pattern,) = (one for one in would_install[name] if one.startswith("libnccl"))
     named, equals, version = pattern.partition("=")
     cuda = "cuda13.0" if name == "another CUDA" else "cuda12.9"
     built = {f"libnccl{more}" for more in ("", "-devel", "-static", "2", "-dev")}
-    found = {one for one in built if fnmatch.fnmatchcase(f"{one}{equals or '-'}2.28.9-1+{cuda}", pattern)}
+    found = {
+        one for one in built if fnmatch.fnmatchcase(f"{one}{equals or '-'}2.28.9-1+{cuda}", pattern)
+    }
     assert found == {named if equals else "libnccl"}
     assert not equals or version
 
@@ -234,7 +254,10 @@ def test_packages_come_from_nvidias_repository_or_a_mirror(tmp_path: Path, relea
         tmp_path,
         {"set_fact": {"ansible_facts": RELEASES[release], "clusterctl_release": release}},
         {"include_role": {"name": "cuda", "tasks_from": "cards"}, "vars": {"cuda_found": found}},
-        *({"debug": {"msg": message}, "vars": {"repositories_mirrors": one}} for one in mirrors.values()),
+        *(
+            {"debug": {"msg": message}, "vars": {"repositories_mirrors": one}}
+            for one in mirrors.values()
+        ),
     )
     theirs, ours = re.findall(r'"msg": "(.*)"', text)
     home = f"https://developer.download.nvidia.com/compute/cuda/repos/{SOURCES[release]['folder']}/x86_64"
@@ -262,24 +285,43 @@ def a_bus(folder: Path, *devices: tuple[str, str]) -> Path:
     return folder
 
 
-NVIDIA, INTEL = "0x10de", "0x8086"
-CARD, SOUND, SWITCH, VGA = "0x030200", "0x040300", "0x068000", "0x030000"
+NVIDIA = "0x10de"
+INTEL = "0x8086"
+CARD = "0x030200"
+SOUND = "0x040300"
+SWITCH = "0x068000"
+VGA = "0x030000"
 
 
 def facts(tmp_path: Path, devices: Path, loaded: str = "") -> dict[str, Any]:
     (tmp_path / "version").write_text(loaded)
-    looking = {"devices": str(devices), "driver": str(tmp_path / "version"), "units": [str(tmp_path)]}
-    text = played(tmp_path, {"nvidia_facts": looking, "register": "seen"}, {"debug": {"var": "seen"}})
+    looking = {
+        "devices": str(devices),
+        "driver": str(tmp_path / "version"),
+        "units": [str(tmp_path)],
+    }
+    text = played(
+        tmp_path, {"nvidia_facts": looking, "register": "seen"}, {"debug": {"var": "seen"}}
+    )
     found: dict[str, Any] = json.loads(re.findall(r"=> (\{\n.*?\n\})", text, re.DOTALL)[-1])["seen"]
     return {key: found[key] for key in ("cards", "switches", "loaded", "installed", "units")}
 
 
 def test_nvidia_facts_counts_only_cards_and_switches(tmp_path: Path) -> None:
     bus = a_bus(
-        tmp_path / "bus", (NVIDIA, CARD), (NVIDIA, SOUND), (NVIDIA, SWITCH), (INTEL, VGA), (NVIDIA, VGA)
+        tmp_path / "bus",
+        (NVIDIA, CARD),
+        (NVIDIA, SOUND),
+        (NVIDIA, SWITCH),
+        (INTEL, VGA),
+        (NVIDIA, VGA),
     )
     (tmp_path / "nvidia-dcgm.service").touch()
-    program(tmp_path, "modinfo", f'[ "$*" = "-F version -k {platform.release()} nvidia" ] && echo 580.95.05')
+    program(
+        tmp_path,
+        "modinfo",
+        f'[ "$*" = "-F version -k {platform.release()} nvidia" ] && echo 580.95.05',
+    )
     assert facts(tmp_path, bus) == {
         "cards": 2,
         "switches": 1,
@@ -292,7 +334,9 @@ def test_nvidia_facts_counts_only_cards_and_switches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("there", [True, False])
 def test_a_kernel_whose_headers_left_the_archive_is_refused(tmp_path: Path, there: bool) -> None:
     program(
-        tmp_path, "apt-cache", f'[ "$*" = "--quiet show linux-headers-{KERNEL}" ] && exit {100 - 100 * there}'
+        tmp_path,
+        "apt-cache",
+        f'[ "$*" = "--quiet show linux-headers-{KERNEL}" ] && exit {100 - 100 * there}',
     )
     done = run_tasks(tmp_path, "cuda", "headers", facts={"kernel": KERNEL})
     assert (done.returncode == 0) is there, done.stdout
@@ -301,7 +345,10 @@ def test_a_kernel_whose_headers_left_the_archive_is_refused(tmp_path: Path, ther
 
 def test_a_driver_that_is_loaded_is_there_whoever_built_it(tmp_path: Path) -> None:
     program(tmp_path, "modinfo", "exit 1")
-    said = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08  Release Build  (root@host)\n"
+    said = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08  Release Build  "
+        "(root@host)\n"
+    )
     found = facts(tmp_path, a_bus(tmp_path / "bus", (NVIDIA, VGA)), said)
     assert (found["loaded"], found["installed"]) == ("575.57.08", "575.57.08")
 
@@ -348,7 +395,8 @@ def a_spec(nvidia: str) -> ClusterSpec:
 def test_a_bundle_has_what_hosts_may_ask_for(
     release: str, nvidia: str, names: set[str], stream: str | None
 ) -> None:
-    distribution, asked = distribution_of(release), a_spec(nvidia).software
+    distribution = distribution_of(release)
+    asked = a_spec(nvidia).software
     more = set(package_names(distribution, asked)) - set(package_names(distribution))
     assert names <= more
     assert bool(names) == bool(more)
@@ -357,23 +405,38 @@ def test_a_bundle_has_what_hosts_may_ask_for(
 
 
 def test_proprietary_driver_is_the_last_branch_with_volta(tmp_path: Path) -> None:
-    """From 590 on none of its drivers knows Maxwell, Pascal or Volta, and from 620 on there is none."""
+    """From 590 on none of its drivers knows Maxwell, Pascal or Volta, and from 620 on there is
+    none.
+    """
     assert spec_variables(a_spec("{driver: proprietary}"), ["cuda"])["cuda_branch"] == "580"
-    assert spec_variables(a_spec('{driver: proprietary, branch: "590"}'), ["cuda"])["cuda_branch"] == "590"
+    assert (
+        spec_variables(a_spec('{driver: proprietary, branch: "590"}'), ["cuda"])["cuda_branch"]
+        == "590"
+    )
     assert "cuda_branch" not in spec_variables(a_spec("{driver: open}"), ["cuda"])
     with refused("driver-branch", SpecError, "620"):
         a_spec('{driver: proprietary, branch: "620"}')
 
 
 def test_apt_keeps_to_the_branch_of_the_driver(tmp_path: Path) -> None:
-    """Asked of apt itself: all that the driver is made of has this branch, and all else is the newest."""
-    text = nvidia_preference(distribution_of("debian-12"), a_spec('{driver: open, branch: "580"}').software)
+    """Asked of apt itself: all that the driver is made of has this branch, and all else is the
+    newest.
+    """
+    text = nvidia_preference(
+        distribution_of("debian-12"), a_spec('{driver: open, branch: "580"}').software
+    )
     (tmp_path / "preferences").write_text(text)
     (tmp_path / "status").touch()
     (tmp_path / "lists" / "partial").mkdir(parents=True)
     driver = "nvidia-open cuda-drivers libcuda1 nvidia-kernel-open-dkms libnvidia-cfg1 libnvoptix1".split()
-    packages = {(name, version) for name in driver for version in ("580.95.05-1", "590.48.01-1", "610.10-1")}
-    packages |= {("cuda-toolkit-12-9", "12.9.0-1"), ("cuda-toolkit-12-9", "12.9.1-1"), ("slurmd", "24.11-1")}
+    packages = {
+        (name, version) for name in driver for version in ("580.95.05-1", "590.48.01-1", "610.10-1")
+    }
+    packages |= {
+        ("cuda-toolkit-12-9", "12.9.0-1"),
+        ("cuda-toolkit-12-9", "12.9.1-1"),
+        ("slurmd", "24.11-1"),
+    }
     records = (
         f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: x\nDescription: x\n"
         f"Filename: ./{name}_{version}.deb\nSize: 1\nSHA256: {'0' * 64}\n"
@@ -381,7 +444,11 @@ def test_apt_keeps_to_the_branch_of_the_driver(tmp_path: Path) -> None:
     )
     (tmp_path / "Packages").write_text("\n".join(records))
     (tmp_path / "sources.list").write_text(f"deb [trusted=yes] file:{tmp_path} ./\n")
-    places = {"Etc::SourceList": "sources.list", "Etc::Preferences": "preferences", "State::status": "status"}
+    places = {
+        "Etc::SourceList": "sources.list",
+        "Etc::Preferences": "preferences",
+        "State::status": "status",
+    }
     places |= {"State::lists": "lists", "Cache": "cache"}
     places |= dict.fromkeys(("Etc::SourceParts", "Etc::PreferencesParts"), "no")
     options = [f"--option=Dir::{key}={tmp_path / place}" for key, place in places.items()]

@@ -73,7 +73,9 @@ def test_jobs_find_them_unless_the_inventory_says_otherwise(tmp_path: Path) -> N
         job_env_variables={"UCX_NET_DEVICES": "mlx5_0:1", "NCCL_DEBUG": "WARN"},
     )
     assert done.returncode == 0, done.stdout
-    said = subprocess.run([tmp_path / "task-prolog"], env={}, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [tmp_path / "task-prolog"], env={}, capture_output=True, text=True, check=True
+    )
     assert set(said.stdout.splitlines()) == {
         "export NCCL_IB_HCA==mlx5_0:1,mlx5_3:1",
         "export UCX_NET_DEVICES=mlx5_0:1",

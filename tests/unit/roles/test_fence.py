@@ -1,4 +1,6 @@
-"""The program that kills processes of lost jobs: the real program, with a /proc and files of its own."""
+"""The program that kills processes of lost jobs: the real program, with a /proc and files of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ TREE = {
     31: (1, "python other.py", "SLURM_JOB_ID=17"),
     40: (41, "bash", "SLURM_JOB_ID=7"),
     41: (1, "salloc", ""),
-    # A daemon that has cleared its environment, with a child. A user's ssh login, and a program left by it.
+    # A daemon that has cleared its environment, with a child. A user's ssh login, and a program
+    # left by it.
     50: (1, "env -i", "A=1"),
     51: (50, "sleep 9", "A=1"),
     60: (1, "sshd", ""),
@@ -60,13 +63,21 @@ NAMELESS = {50, 51}
 OF_JOB_7 = {20, 21, 22, 23, 24, 25}
 SPOOL = "var/spool/clusterctl-slurmd/"
 OF_STEPS_OF_JOB_7 = (
-    *(f"{SPOOL}{name}" for name in ("stepd.slurm.pmix.7.1", "pmix.7.1/", "t-2_7.1", "hwloc_topo_7.1.xml")),
+    *(
+        f"{SPOOL}{name}"
+        for name in ("stepd.slurm.pmix.7.1", "pmix.7.1/", "t-2_7.1", "hwloc_topo_7.1.xml")
+    ),
     f"{SPOOL}job00007/",
     "tmp/spmix_appdir_2001_7.1/",
 )
-OF_STEPS_OF_JOB_70 = (f"{SPOOL}stepd.slurm.pmix.70.7", f"{SPOOL}hwloc_topo_70.7.xml", f"{SPOOL}t-2_70.7")
+OF_STEPS_OF_JOB_70 = (
+    f"{SPOOL}stepd.slurm.pmix.70.7",
+    f"{SPOOL}hwloc_topo_70.7.xml",
+    f"{SPOOL}t-2_70.7",
+)
 USER = os.getuid()
-MPIRUN_OF_JOB_7, DEAD_MPIRUN = f"tmp/prterun.t-2.23.{USER}/", f"tmp/prted.t-2.99.{USER}/"
+MPIRUN_OF_JOB_7 = f"tmp/prterun.t-2.23.{USER}/"
+DEAD_MPIRUN = f"tmp/prted.t-2.99.{USER}/"
 OF_USERS = (
     "tmp/prte-results.2024.11/",
     f"tmp/prterun-x.t-2.99.{USER}/",
@@ -88,7 +99,9 @@ FILES = {
 def fence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     program = load_module("fence", "roles/slurmd/files")
     monkeypatch.setattr(program, "ROOT", tmp_path)
-    monkeypatch.setattr(program.os, "kill", lambda pid, _: shutil.rmtree(tmp_path / "proc" / str(pid)))
+    monkeypatch.setattr(
+        program.os, "kill", lambda pid, _: shutil.rmtree(tmp_path / "proc" / str(pid))
+    )
     monkeypatch.setattr(program.signal, "alarm", lambda _: None)
     for pid, (parent, cmdline, environ) in TREE.items():
         folder = tmp_path / "proc" / str(pid)
@@ -114,7 +127,9 @@ def killed(root: Path) -> set[int]:
     return TREE.keys() - {int(folder.name) for folder in (root / "proc").iterdir()}
 
 
-def answers(fence: ModuleType, monkeypatch: pytest.MonkeyPatch, outputs: dict[str, str]) -> list[str]:
+def answers(
+    fence: ModuleType, monkeypatch: pytest.MonkeyPatch, outputs: dict[str, str]
+) -> list[str]:
     """Have each program answer this, except rm. Return the list of calls."""
     calls: list[str] = []
     monkeypatch.setattr(fence.signal, "alarm", lambda seconds: calls.append(f"alarm {seconds}"))
@@ -129,7 +144,9 @@ def answers(fence: ModuleType, monkeypatch: pytest.MonkeyPatch, outputs: dict[st
     return calls
 
 
-def requested(fence: ModuleType, monkeypatch: pytest.MonkeyPatch, text: str, user: str = "root (0)") -> str:
+def requested(
+    fence: ModuleType, monkeypatch: pytest.MonkeyPatch, text: str, user: str = "root (0)"
+) -> str:
     """Return the program's answer to this request of this user."""
     said = DECODED.format(user=user, text=text, length=len(text))
     answers(fence, monkeypatch, {"unmunge": said, "scontrol": node_line("MIXED")})
@@ -172,10 +189,14 @@ def test_jobs_with_a_script_here_are_listed(
     assert requested(fence, monkeypatch, "fence t-2 list") == "jobs\n"
 
 
-def test_files_are_removed_after_the_answer(fence: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_removed_after_the_answer(
+    fence: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client does not wait for folders that a user has filled."""
     answers_then = []
-    monkeypatch.setattr(fence, "remove_old_files", lambda: answers_then.append(fence.sys.stdout.getvalue()))
+    monkeypatch.setattr(
+        fence, "remove_old_files", lambda: answers_then.append(fence.sys.stdout.getvalue())
+    )
     requested(fence, monkeypatch, "fence t-2 7")
     assert answers_then == ["ok\n"]
 
@@ -240,14 +261,20 @@ def node_line(state: str) -> str:
     [("IDLE", set()), ("ALLOCATED", set()), ("DOWN+DRAIN", OF_JOB_7 | {30, 31} | NAMELESS)],
 )
 def test_start_kills_old_processes_only_on_a_node_set_down(
-    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, expected: set[int]
+    fence: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    expected: set[int],
 ) -> None:
     answers(fence, monkeypatch, {"scontrol": node_line(state)})
     fence.main(["start"])
     assert killed(tmp_path) == expected
     # Job 8 has no processes.
     assert removed(tmp_path) == (
-        OF_STEPS | {MPIRUN_OF_JOB_7, DEAD_MPIRUN} if expected else {"tmp/spmix_appdir_2001_8.1/", DEAD_MPIRUN}
+        OF_STEPS | {MPIRUN_OF_JOB_7, DEAD_MPIRUN}
+        if expected
+        else {"tmp/spmix_appdir_2001_8.1/", DEAD_MPIRUN}
     )
 
 
@@ -281,9 +308,16 @@ def test_only_a_shutdown_of_the_machine_sets_its_node_down(
 
 
 def after_job(
-    fence: ModuleType, monkeypatch: pytest.MonkeyPatch, root: Path, *, ended: tuple[int, ...], uid: int = 2001
+    fence: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
+    *,
+    ended: tuple[int, ...],
+    uid: int = 2001,
 ) -> set[int]:
-    """Kill processes ``ended``, run the program as the Epilog of job 7, and return which it kills."""
+    """Kill processes ``ended``, run the program as the Epilog of job 7, and return which it
+    kills.
+    """
     for pid in ended:
         shutil.rmtree(root / f"proc/{pid}")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -335,7 +369,10 @@ def test_a_daemon_without_variables_stays_during_its_users_steps(
 
 
 def test_processes_of_ended_jobs_are_told(
-    fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fence: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fence.main(["left"])
     assert capsys.readouterr().out == "31 python other.py\n"
@@ -353,14 +390,19 @@ def test_systemd_listens_on_the_port_that_the_watcher_uses() -> None:
 
 
 JOB_STARTED = int(time.time()) - 60
-SHM, TMP = "dev/shm", "tmp"
+SHM = "dev/shm"
+TMP = "tmp"
 
 
 class Scratch:
-    """A node after job 7 of this user, where /tmp is in memory. The real program, find, stat and rm."""
+    """A node after job 7 of this user, where /tmp is in memory. The real program, find, stat and
+    rm.
+    """
 
     def __init__(self, fence: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.fence, self.root, self.monkeypatch = fence, root, monkeypatch
+        self.fence = fence
+        self.root = root
+        self.monkeypatch = monkeypatch
         for folder in ("proc", TMP):
             shutil.rmtree(root / folder)
         (root / "proc").mkdir()
@@ -383,7 +425,9 @@ class Scratch:
     def slurm_answers(self, body: str) -> None:
         play(self.root / "bin/squeue", body)
 
-    def has_process(self, pid: int, uid: int = USER, command: str = "bash", state: str = "S") -> None:
+    def has_process(
+        self, pid: int, uid: int = USER, command: str = "bash", state: str = "S"
+    ) -> None:
         folder = self.root / f"proc/{pid}"
         folder.mkdir()
         (folder / "stat").write_text(f"{pid} (a) S 1 1 1 0")
@@ -413,7 +457,9 @@ def scratch(fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_epilog_removes_what_the_job_left_in_memory(scratch: Scratch) -> None:
-    scratch.write(f"{SHM}/cache.bin", f"{SHM}/torch_1/deep/a b\nc", f"{TMP}/data/part", f"{TMP}/-rf")
+    scratch.write(
+        f"{SHM}/cache.bin", f"{SHM}/torch_1/deep/a b\nc", f"{TMP}/data/part", f"{TMP}/-rf"
+    )
     (scratch.root / SHM / "link").symlink_to(scratch.root / "run")
     (scratch.root / SHM / os.fsdecode(b"\xff")).touch()
     nest(scratch.root / SHM / "deep")
@@ -511,7 +557,9 @@ def test_epilog_on_the_users_own_machine_keeps_files_in_tmp(scratch: Scratch) ->
 
 
 def test_epilog_keeps_files_in_tmp_on_a_disk(scratch: Scratch) -> None:
-    (scratch.root / "proc/mounts").write_text("/dev/vda1 / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n")
+    (scratch.root / "proc/mounts").write_text(
+        "/dev/vda1 / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n"
+    )
     scratch.write(f"{SHM}/cache.bin", f"{TMP}/results", f"{TMP}/ompi.n1.{USER}/pid.1/session")
     assert scratch.left() == {f"{TMP}/results"}
 
@@ -546,7 +594,8 @@ def test_epilog_without_files_does_not_ask_slurm(scratch: Scratch) -> None:
 def test_without_others_leaves_out_folders_with_older_files_or_of_others(scratch: Scratch) -> None:
     scratch.write(f"{SHM}/folder/part")
     since = int(time.time()) + 60
-    paths, user = [str(scratch.root / SHM / "folder")], str(USER)
+    paths = [str(scratch.root / SHM / "folder")]
+    user = str(USER)
     assert scratch.fence.without_others(paths, user, since=JOB_STARTED) != []
     assert scratch.fence.without_others(paths, user, since=since) == []
     assert scratch.fence.without_others(paths, str(USER + 1), since=JOB_STARTED) == []

@@ -36,7 +36,11 @@ def test_the_ports_are_those_that_slurm_is_told() -> None:
 
 def test_firewall_opens_only_cluster_addresses_and_ports(policy: ModuleType) -> None:
     root = parsed(policy.policy_xml("clusterctl", ["6818/tcp", "61000-64999/tcp"]))
-    assert (root.get("target"), root.get("priority")) == ("CONTINUE", "-1")  # what the zones say still holds
+    # What the zones say still holds.
+    assert (root.get("target"), root.get("priority")) == (
+        "CONTINUE",
+        "-1",
+    )
     rules = root.findall("rule")
     assert [rule.find("port").attrib for rule in rules] == [  # type: ignore[union-attr]
         {"port": "6818", "protocol": "tcp"},
@@ -55,7 +59,10 @@ def test_rules_that_a_reload_would_drop_are_named(policy: ModuleType) -> None:
     found = list(policy.differences(zones(policy, "running"), zones(policy, "permanent")))
     assert found == [
         "zone public: ports 8080/tcp (not permanent)",
-        'zone public: rich rules rule family="ipv4" source address="192.0.2.7" drop (not permanent)',
+        (
+            'zone public: rich rules rule family="ipv4" source address="192.0.2.7" drop (not '
+            "permanent)"
+        ),
     ]
 
 

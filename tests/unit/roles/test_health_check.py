@@ -1,4 +1,6 @@
-"""The health check of nodes: the real program, with stand-ins of nvidia-smi, dmesg, chronyc and scontrol."""
+"""The health check of nodes: the real program, with stand-ins of nvidia-smi, dmesg, chronyc and
+scontrol.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ class Host:
         health: Any = ModuleType("health")
         sys.modules[health.__name__] = health  # dataclasses look there
         exec(_PROGRAM, health.__dict__)  # noqa: S102 - to start a Python for each look takes five times as long
-        health.CONFIG, health.STATE = self.folder / "health.json", self.folder / "state.json"
+        health.CONFIG = self.folder / "health.json"
+        health.STATE = self.folder / "state.json"
         health.PATH = f"{self.folder}:{health.PATH}"
         health.DRIVER_S = driver_s
         said = io.StringIO()
@@ -86,7 +89,9 @@ class Host:
         self.chrony_says(problem.clock_offset_s)
 
     def chrony_says(self, offset_s: float, leap: str = "Normal") -> None:
-        said = f"0A000001,10.0.0.1,3,1763668800.1,{offset_s},0.1,0.2,-1.0,0.0,0.1,0.0,0.0,64.0,{leap}"
+        said = (
+            f"0A000001,10.0.0.1,3,1763668800.1,{offset_s},0.1,0.2,-1.0,0.0,0.1,0.0,0.0,64.0,{leap}"
+        )
         chronyc = self.folder / "chronyc"
         chronyc.write_text(f"#!/bin/sh\necho {said}\n")
         chronyc.chmod(0o755)
@@ -116,7 +121,9 @@ class Host:
 def _host(folder: Path, machine: machines.Machine, cards: int = 1) -> Host:
     machines.install(folder, machine)
     smi = folder / "nvidia-smi"
-    smi.write_text(smi.read_text().replace("/etc/nvidia-stand-in.json", str(folder / "machine.json")))
+    smi.write_text(
+        smi.read_text().replace("/etc/nvidia-stand-in.json", str(folder / "machine.json"))
+    )
     for name, content in (("state", "IDLE"), ("reason", ""), ("calls", "")):
         (folder / name).write_text(content)
     program = folder / "scontrol"
@@ -149,7 +156,9 @@ def test_healthy_node_is_left_alone_and_queried_once(host: Host) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """What makes a node unhealthy, and what is said of it; ``lasting``: only once seen twice running."""
+    """What makes a node unhealthy, and what is said of it; ``lasting``: only once seen twice
+    running.
+    """
 
     says: str
     machine: machines.Machine = field(default_factory=machines.rtx_4070)
@@ -166,16 +175,24 @@ _PROBLEMS: Mapping[str, Problem] = {
         machines.with_driver(machines.awake(throttle="0x08"), OLD_DRIVER),
         lasting=True,
     ),
-    "memory errors": Problem("GPU 0: 3 memory errors that ECC could not correct", machines.rtx_4070(ecc=3)),
-    "narrow link": Problem("GPU 0: PCIe x4 instead of x16", machines.awake(pcie_width=4), lasting=True),
-    "slow link": Problem("GPU 0: PCIe generation 2 instead of 4", machines.awake(pcie_gen=2), lasting=True),
+    "memory errors": Problem(
+        "GPU 0: 3 memory errors that ECC could not correct", machines.rtx_4070(ecc=3)
+    ),
+    "narrow link": Problem(
+        "GPU 0: PCIe x4 instead of x16", machines.awake(pcie_width=4), lasting=True
+    ),
+    "slow link": Problem(
+        "GPU 0: PCIe generation 2 instead of 4", machines.awake(pcie_gen=2), lasting=True
+    ),
     "slowed down": Problem(
         "GPU 0: slowed down (hardware slowdown)", machines.awake(throttle="0x08"), lasting=True
     ),
     "no driver": Problem(
         "nvidia-smi: NVIDIA-SMI has failed because it couldn't communicate", machines.no_driver()
     ),
-    "off the bus": Problem("nvidia-smi: Unable to determine the device handle for GPU", machines.lost()),
+    "off the bus": Problem(
+        "nvidia-smi: Unable to determine the device handle for GPU", machines.lost()
+    ),
     "none": Problem("0 GPUs respond instead of 1", {"gpus": []}),
     "forbidden": Problem(
         "GPU 0: its compute mode forbids all work", machines.rtx_4070(compute_mode="Prohibited")
@@ -193,7 +210,9 @@ _PROBLEMS: Mapping[str, Problem] = {
         machines.STATES["off-the-bus-without-an-xid"]["health"],
         kernel=machines.kernel_log("off-the-bus-without-an-xid"),
     ),
-    "an XID as drivers of 575 write it": Problem(XID.format(154), kernel=machines.kernel_log("off-the-bus")),
+    "an XID as drivers of 575 write it": Problem(
+        XID.format(154), kernel=machines.kernel_log("off-the-bus")
+    ),
     "an XID as drivers of 535 write it": Problem(
         XID.format(79), kernel=machines.kernel_log("off-the-bus-535")
     ),
@@ -207,7 +226,9 @@ _PROBLEMS: Mapping[str, Problem] = {
 _SEEN = [name for name, state in machines.STATES.items() if "cells" in state]
 
 
-@pytest.mark.parametrize("name", [*(name for name in _PROBLEMS if name not in _SEEN), *in_sweep(*_SEEN)])
+@pytest.mark.parametrize(
+    "name", [*(name for name in _PROBLEMS if name not in _SEEN), *in_sweep(*_SEEN)]
+)
 def test_unhealthy_node_is_drained_with_reason_then_resumed(host: Host, name: str) -> None:
     problem = _PROBLEMS[name]
     host.has(problem)
@@ -239,7 +260,9 @@ def test_fields_unknown_to_an_old_driver_are_queried_once(host: Host, version: s
 
 @pytest.mark.parametrize("branch", ["535", "580", *in_sweep("570", "590")])
 @pytest.mark.parametrize("name", _SEEN)
-def test_what_is_told_of_cards_is_seen_under_every_driver(host: Host, name: str, branch: str) -> None:
+def test_what_is_told_of_cards_is_seen_under_every_driver(
+    host: Host, name: str, branch: str
+) -> None:
     host.becomes(machines.with_driver(machines.unwell(name), machines.DRIVERS[branch]))
     found = [*host.look(), *host.look()]  # what lasts is said at the second look
     assert machines.STATES[name]["health"] in found[-1]
@@ -249,7 +272,9 @@ def test_what_is_told_of_cards_is_seen_under_every_driver(host: Host, name: str,
 
 def test_a_card_that_is_lost_hides_no_other(tmp_path: Path) -> None:
     host = _host(
-        tmp_path / "node", machines.h100_node(fabric_state="Completed", fabric_status="Success"), cards=8
+        tmp_path / "node",
+        machines.h100_node(fabric_state="Completed", fabric_status="Success"),
+        cards=8,
     )
     host.set(gpus={"cards": 8})
     assert host.look() == []

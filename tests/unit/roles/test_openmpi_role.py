@@ -15,7 +15,9 @@ MODULE = "mpi/openmpi-x86_64"
 
 
 class Package(NamedTuple):
-    """A package of Open MPI: its prefix, the folder of its parameters, and other files that it lists."""
+    """A package of Open MPI: its prefix, the folder of its parameters, and other files that it
+    lists.
+    """
 
     prefix: str
     etc: str
@@ -31,7 +33,11 @@ def configure(root: Path, package: Package, **variables: object) -> None:
     """Play the role on a host with the package, whose files are in ``root``."""
     (root / package.etc).mkdir(parents=True)
     (root / package.prefix / "bin").mkdir(parents=True)
-    listed = (f"{package.prefix}/bin/ompi_info", f"{package.etc}/openmpi-mca-params.conf", *package.more)
+    listed = (
+        f"{package.prefix}/bin/ompi_info",
+        f"{package.etc}/openmpi-mca-params.conf",
+        *package.more,
+    )
     program(root, "dpkg-query", "exit 127")
     program(root, "rpm", "\n".join(f"echo {shlex.quote(str(root / path))}" for path in listed))
     known = {
@@ -49,7 +55,9 @@ def configure(root: Path, package: Package, **variables: object) -> None:
 
 
 @pytest.mark.parametrize(("package", "loads"), [(EL, True), (NVIDIA, False)])
-def test_parameters_and_profile_follow_the_package(tmp_path: Path, package: Package, loads: bool) -> None:
+def test_parameters_and_profile_follow_the_package(
+    tmp_path: Path, package: Package, loads: bool
+) -> None:
     configure(tmp_path, package)
     params = tmp_path / package.etc / "openmpi-mca-params.conf"
     assert "btl_tcp_if_include = 10.0.0.0/24" in params.read_text().splitlines()
@@ -59,14 +67,21 @@ def test_parameters_and_profile_follow_the_package(tmp_path: Path, package: Pack
 
 def test_profile_puts_the_linked_prefix_before_the_users_paths(tmp_path: Path) -> None:
     configure(tmp_path, NVIDIA)
-    lines = [line for line in (tmp_path / "profile.sh").read_text().splitlines() if "modules.sh" not in line]
+    lines = [
+        line
+        for line in (tmp_path / "profile.sh").read_text().splitlines()
+        if "modules.sh" not in line
+    ]
     script = "\n".join([*lines, 'echo "$PATH"', 'echo "$LD_LIBRARY_PATH"'])
     environment = {"PATH": "/mine/bin", "LD_LIBRARY_PATH": "/mine/lib"}
     done = subprocess.run(
         ["/bin/bash", "-c", script], env=environment, capture_output=True, text=True, check=True
     )
     link = tmp_path / "link"
-    assert done.stdout.splitlines() == [f"{link}/bin:/mine/bin", f"{link}/lib64:{link}/lib:/mine/lib"]
+    assert done.stdout.splitlines() == [
+        f"{link}/bin:/mine/bin",
+        f"{link}/lib64:{link}/lib:/mine/lib",
+    ]
 
 
 def test_parameters_of_prrte_are_beside_those_of_the_package(tmp_path: Path) -> None:

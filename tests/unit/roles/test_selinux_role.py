@@ -10,7 +10,13 @@ from tests.support.plays import role_data
 
 
 def test_the_labelled_paths_are_those_of_the_programs() -> None:
-    programs = [TASK_PROLOG, f"{ROOT}/watcher", f"{ROOT}/fence", HEALTH_PROGRAM, f"{ROOT}/env/bin(/.*)?"]
+    programs = [
+        TASK_PROLOG,
+        f"{ROOT}/watcher",
+        f"{ROOT}/fence",
+        HEALTH_PROGRAM,
+        f"{ROOT}/env/bin(/.*)?",
+    ]
     root = role_data("selinux", "defaults/main.yml")["selinux_root"]
     assert [f"{root}{path}" for path in role_data("selinux")["selinux_programs"]] == programs
 
@@ -18,4 +24,6 @@ def test_the_labelled_paths_are_those_of_the_programs() -> None:
 def test_no_role_changes_the_mode() -> None:
     roles = data_folder("ansible") / "roles"
     tasks = "".join(path.read_text() for path in roles.glob("*/tasks/*.yml"))
-    assert [word for word in ("setenforce", "posix.selinux:", "/etc/selinux/config") if word in tasks] == []
+    assert [
+        word for word in ("setenforce", "posix.selinux:", "/etc/selinux/config") if word in tasks
+    ] == []

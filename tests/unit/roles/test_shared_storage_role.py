@@ -47,7 +47,10 @@ def disk(tmp_path: Path) -> Path:
 
 def mount(disk: Path) -> subprocess.CompletedProcess[str]:
     """A boot of the controller."""
-    env = {"PATH": f"{disk.parent}/bin:{os.environ['PATH']}:/usr/sbin", "CLUSTERCTL_DISKS": str(disk.parent)}
+    env = {
+        "PATH": f"{disk.parent}/bin:{os.environ['PATH']}:/usr/sbin",
+        "CLUSTERCTL_DISKS": str(disk.parent),
+    }
     argv = [SHARED, "shared", str(disk.parent / "shared")]
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60)
 
@@ -61,7 +64,9 @@ def test_a_new_disk_gets_a_file_system_once(disk: Path) -> None:
     done = mount(disk)
     assert done.returncode == 0, done.stderr
     made = uuid(disk)
-    assert (disk.parent / "mounted").read_text() == f"-o noatime,discard {disk} {disk.parent}/shared\n"
+    assert (
+        disk.parent / "mounted"
+    ).read_text() == f"-o noatime,discard {disk} {disk.parent}/shared\n"
     assert mount(disk).returncode == 0
     # An earlier cluster's files.
     assert uuid(disk) == made
@@ -116,17 +121,34 @@ umount "$4"
 
 def test_a_real_disk_is_formatted_once_and_mounted_at_each_boot(tmp_path: Path) -> None:
     """By the kernel, blkid and mkfs, as a disk of Google's: a link of udev's to a block device."""
-    image, by_id, path = tmp_path / "image", tmp_path / "by-id", tmp_path / "shared"
+    image = tmp_path / "image"
+    by_id = tmp_path / "by-id"
+    path = tmp_path / "shared"
     by_id.mkdir()
     with image.open("wb") as file:
         file.truncate(300 << 20)
     made = subprocess.run(
-        [*as_root(), "losetup", "--find", "--show", image], capture_output=True, text=True, check=True
+        [*as_root(), "losetup", "--find", "--show", image],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     loop = made.stdout.strip()
     (by_id / "google-shared").symlink_to(loop)
     try:
-        argv = [*as_root(), "unshare", "--mount", "sh", "-c", BOOTS, "sh", loop, SHARED, by_id, path]
+        argv = [
+            *as_root(),
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            BOOTS,
+            "sh",
+            loop,
+            SHARED,
+            by_id,
+            path,
+        ]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     finally:
         subprocess.run([*as_root(), "losetup", "--detach", loop], check=True)
@@ -137,11 +159,17 @@ def test_a_real_disk_is_formatted_once_and_mounted_at_each_boot(tmp_path: Path) 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     """It waits for the disk, which is there later than other units at a boot."""
     template = (ROLE / "templates/clusterctl-shared.service.j2").read_text()
-    said = {"shared_storage_disk": "shared", "shared_storage_path": "/shared", "ansible_managed": "a test"}
+    said = {
+        "shared_storage_disk": "shared",
+        "shared_storage_path": "/shared",
+        "ansible_managed": "a test",
+    }
     text = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(template)  # noqa: S701 - no HTML
     unit = tmp_path / "clusterctl-shared.service"
     unit.write_text(text.render(said).replace("/usr/local/sbin/clusterctl-shared", str(SHARED)))
-    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     escaped = subprocess.run(
         ["systemd-escape", "--path", "--suffix=device", "/dev/disk/by-id/google-shared"],

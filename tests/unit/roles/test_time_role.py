@@ -32,7 +32,9 @@ def test_chrony_comes_where_it_takes_nobodys_place(
 
 @dataclass(frozen=True)
 class Clocks:
-    """Hosts on which chrony runs, all of them this machine: each has settings and a leader of its own."""
+    """Hosts on which chrony runs, all of them this machine: each has settings and a leader of its
+    own.
+    """
 
     folder: Path
     hosts: tuple[str, ...]
@@ -40,13 +42,17 @@ class Clocks:
     def say(self, **follows: bool) -> None:
         for host in self.hosts:
             leap = "Normal" if follows.get(host, True) else "Not synchronised"
-            program(self.folder / host, "chronyc", f'[ "$*" = "-c tracking" ] && echo "0,,3,{leap}"')
+            program(
+                self.folder / host, "chronyc", f'[ "$*" = "-c tracking" ] && echo "0,,3,{leap}"'
+            )
             program(self.folder / host, "systemctl", f"[ $1 = show ] || exit 0; printf '{UNIT}'")
 
     def configure(self, *hosts: str) -> dict[str, str]:
         """Play the role, the first host as the controller; host -> what it told its chrony."""
         tasks = [{"ansible.builtin.include_role": {"name": "time", "tasks_from": "configure"}}]
-        environment = {"PATH": "{{ folder }}/{{ inventory_hostname }}/bin:{{ lookup('env', 'PATH') }}"}
+        environment = {
+            "PATH": "{{ folder }}/{{ inventory_hostname }}/bin:{{ lookup('env', 'PATH') }}"
+        }
         play = {
             "hosts": "all",
             "gather_facts": False,

@@ -8,17 +8,23 @@ from tests.support.plays import program, run_tasks
 
 
 def tune(tmp_path: Path, found: str) -> tuple[dict[str, str], list[str]]:
-    """What the drop-in says after the kernel has said what it has; and how sysctl was called to load it."""
+    """What the drop-in says after the kernel has said what it has; and how sysctl was called to
+    load it.
+    """
     (tmp_path / "found").write_text(found)
     calls = tmp_path / "calls"
     program(
-        tmp_path, "sysctl", f'case "$*" in *--load*) echo "$*" >>{calls};; *) cat {tmp_path}/found;; esac'
+        tmp_path,
+        "sysctl",
+        f'case "$*" in *--load*) echo "$*" >>{calls};; *) cat {tmp_path}/found;; esac',
     )
     drop_in = tmp_path / "90-clusterctl.conf"
     files = {"tuning_sysctl_file": str(drop_in), "tuning_limits_file": str(tmp_path / "limits")}
     done = run_tasks(tmp_path, "tuning", "configure", **files)
     assert done.returncode == 0, done.stdout
-    lines = (line.split(" = ") for line in drop_in.read_text().splitlines() if not line.startswith("#"))
+    lines = (
+        line.split(" = ") for line in drop_in.read_text().splitlines() if not line.startswith("#")
+    )
     return dict(lines), calls.read_text().splitlines() if calls.exists() else []
 
 

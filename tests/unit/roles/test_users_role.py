@@ -1,4 +1,6 @@
-"""The role users in a home that a job has prepared: nothing outside of it changes, and the key logs in."""
+"""The role users in a home that a job has prepared: nothing outside of it changes, and the key logs
+in.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,11 @@ def etc(root: Path) -> Path:
 def configure(tmp_path: Path, ada: pwd.struct_passwd, homes: Path) -> str:
     """Play the role."""
     account = {"name": ada.pw_name, "uid": ada.pw_uid, "ssh_authorized_keys": [KEY]}
-    variables = {"users_home_root": str(homes), "users_accounts": [account], "clusterctl_keeps": True}
+    variables = {
+        "users_home_root": str(homes),
+        "users_accounts": [account],
+        "clusterctl_keeps": True,
+    }
     done = run_tasks(tmp_path, "users", "configure", leads=True, **variables)
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -91,7 +97,9 @@ def converge(
     paths = [*ansible.module_utils.__path__, str(data_folder("ansible") / "module_utils")]
     monkeypatch.setattr(ansible.module_utils, "__path__", paths)
     library = load_module("user_home")
-    options = "home authorized_keys key_options key_mark key_pair key_comment folder link target".split()
+    options = (
+        "home authorized_keys key_options key_mark key_pair key_comment folder link target".split()
+    )
 
     def act(**params: Any) -> dict[str, Any]:
         asked = {**dict.fromkeys(options, ""), **params}
@@ -125,7 +133,9 @@ def as_user(ada: pwd.struct_passwd, command: str) -> None:
     subprocess.run(["setpriv", *ids, "sh", "-ec", command], check=True, cwd=ada.pw_dir)
 
 
-def test_a_link_in_place_of_ssh_leads_root_nowhere(tmp_path: Path, ada: pwd.struct_passwd, etc: Path) -> None:
+def test_a_link_in_place_of_ssh_leads_root_nowhere(
+    tmp_path: Path, ada: pwd.struct_passwd, etc: Path
+) -> None:
     as_user(ada, f"ln -s {etc} .ssh")
     homes = Path(ada.pw_dir).parent
     configure(tmp_path, ada, homes)
@@ -152,7 +162,9 @@ def test_a_link_in_place_of_ssh_leads_root_nowhere(tmp_path: Path, ada: pwd.stru
         "ln -s nowhere .ssh",
     ],
 )
-def test_what_is_in_the_way_is_moved_aside(converge: Converge, ada: pwd.struct_passwd, spoil: str) -> None:
+def test_what_is_in_the_way_is_moved_aside(
+    converge: Converge, ada: pwd.struct_passwd, spoil: str
+) -> None:
     before = Path("/etc/shadow").stat()
     as_user(ada, spoil)
     converge(authorized_keys=[KEY])
@@ -187,7 +199,9 @@ def test_only_the_lines_with_the_mark_are_those_of_the_spec(
     assert converged(ada) == [*own, KEY]
 
 
-def test_a_former_key_is_removed_if_there_is_no_other(converge: Converge, ada: pwd.struct_passwd) -> None:
+def test_a_former_key_is_removed_if_there_is_no_other(
+    converge: Converge, ada: pwd.struct_passwd
+) -> None:
     as_user(ada, f"mkdir .ssh; echo '{FORMER}' >.ssh/authorized_keys")
     converge(key_mark=MARK)
     assert converged(ada) == []
@@ -204,13 +218,17 @@ def test_someone_who_left_the_spec_keeps_only_keys_of_their_own(
     as_user(ada, f"mkdir .ssh; printf '{OTHER}\n{FORMER}\n' >.ssh/authorized_keys")
     variables = {"users_home_root": str(homes), "users_accounts": [], "clusterctl_keeps": True}
     for changed in ("changed=1", "changed=0"):
-        done = run_tasks(tmp_path, "users", "configure", leads=True, users_key_mark=MARK, **variables)
+        done = run_tasks(
+            tmp_path, "users", "configure", leads=True, users_key_mark=MARK, **variables
+        )
         assert done.returncode == 0, done.stdout
         assert changed in done.stdout
     assert converged(ada) == [OTHER]
 
 
-def test_what_root_made_in_a_home_becomes_the_accounts(converge: Converge, ada: pwd.struct_passwd) -> None:
+def test_what_root_made_in_a_home_becomes_the_accounts(
+    converge: Converge, ada: pwd.struct_passwd
+) -> None:
     folder = Path(ada.pw_dir, ".ssh")
     folder.mkdir()
     (folder / "authorized_keys").write_text(f"{OTHER}\n")
@@ -244,7 +262,10 @@ def test_a_pair_of_keys_is_written_through_no_link(
     assert owned(etc / "authorized_keys") == (0o644, 0)
     assert (etc / "authorized_keys").read_text() == "# root's\n"
     folder = Path(ada.pw_dir, ".ssh")
-    assert (owned(folder / "pair"), owned(folder / "pair.pub")) == ((0o600, ada.pw_uid), (0o644, ada.pw_uid))
+    assert (owned(folder / "pair"), owned(folder / "pair.pub")) == (
+        (0o600, ada.pw_uid),
+        (0o644, ada.pw_uid),
+    )
     assert (folder / "pair.pub").read_text() == f"{public}\n"
     assert public.endswith(" ada's")
     converge(authorized_keys=[public], key_options="restrict")
@@ -252,7 +273,9 @@ def test_a_pair_of_keys_is_written_through_no_link(
     assert converged(ada) == [f'restrict,from="10.0.0.1" {public}']
 
 
-def test_a_home_that_its_account_can_not_write_to(converge: Converge, ada: pwd.struct_passwd) -> None:
+def test_a_home_that_its_account_can_not_write_to(
+    converge: Converge, ada: pwd.struct_passwd
+) -> None:
     os.chown(ada.pw_dir, 0, 0)
     Path(ada.pw_dir).chmod(0o755)
     converge(authorized_keys=[KEY])

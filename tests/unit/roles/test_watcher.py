@@ -1,4 +1,6 @@
-"""The watcher on the controller: the real program, with a Slurm that answers as Slurm 24.11 does."""
+"""The watcher on the controller: the real program, with a Slurm that answers as Slurm 24.11
+does.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from clusterctl.spec.names import ALIVE_PORT, FENCE_PORT, SLURMD_PORT
 from clusterctl.util.assets import data_folder
 from tests.support.plays import load_module
 
-N1, N2, N3 = "t-1", "t-2", "t-3"
+N1 = "t-1"
+N2 = "t-2"
+N3 = "t-3"
 LIMIT = 3
 PREFIX = "clusterctl watcher: "
 FAN = "a fan is broken"
@@ -41,13 +45,17 @@ class Job:
 
 @dataclass
 class Slurm:
-    """The cluster: node -> state and reason, job -> its fields. ``fenced``: (node, job) in this order.
+    """The cluster: node -> state and reason, job -> its fields. ``fenced``: (node, job) in this
+    order.
 
     boot: start of slurmctld. lists: node -> its answer to a request for its jobs.
-    ``once_drained``: node -> its state when it has been drained; ``broken``: part of the commands that fail.
+    ``once_drained``: node -> its state when it has been drained; ``broken``: part of the commands
+        that fail.
     """
 
-    nodes: dict[str, list[str]] = field(default_factory=lambda: {name: ["IDLE", ""] for name in (N1, N2, N3)})
+    nodes: dict[str, list[str]] = field(
+        default_factory=lambda: {name: ["IDLE", ""] for name in (N1, N2, N3)}
+    )
     jobs: dict[str, Job] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     without_slurmd: set[str] = field(default_factory=set)
@@ -79,7 +87,9 @@ class Slurm:
                     )
                 )
             case ("scontrol", "--oneliner", "show", "node", *names):
-                shown = names[0].replace("t-[1-2]", f"{N1},{N2}").split(",") if names else self.nodes
+                shown = (
+                    names[0].replace("t-[1-2]", f"{N1},{N2}").split(",") if names else self.nodes
+                )
                 return "".join(self.line_of(name) for name in self.nodes if name in shown)
             case ("scontrol", "--oneliner", "show", "job", number):
                 job = self.jobs[number]
@@ -102,8 +112,14 @@ class Slurm:
     def line_of(self, name: str) -> str:
         state, reason = self.nodes[name]
         reason = f"Reason={reason} [root@1795714480]" if reason else ""
-        address = f"NodeAddr=10.0.0.{name[-1]} NodeHostName={name} Version=24.11.5 OS=Linux 6.12 #1 SMP @0"
-        return f"NodeName={name} Arch=x86_64 {address} State={state} NextState=X ThreadsPerCore=1 {reason}\n"
+        address = (
+            f"NodeAddr=10.0.0.{name[-1]} NodeHostName={name} Version=24.11.5 OS=Linux 6.12 #1 "
+            "SMP @0"
+        )
+        return (
+            f"NodeName={name} Arch=x86_64 {address} State={state} NextState=X ThreadsPerCore=1 "
+            f"{reason}\n"
+        )
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -139,11 +155,17 @@ def slurm(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     cluster = Slurm()
     monkeypatch.setattr(program.slurm, "ask", cluster.ask)
     monkeypatch.setattr(program.slurm, "request_fence", cluster.fence)
-    monkeypatch.setattr(program.slurm, "request_list", lambda node: (node.name, cluster.lists.get(node.name)))
-    monkeypatch.setattr(program.slurm, "is_own", lambda node: node.name in cluster.own)
-    monkeypatch.setattr(program.slurm, "runs_slurmd", lambda node: node.name not in cluster.without_slurmd)
     monkeypatch.setattr(
-        program.slurm, "silent_nodes", lambda nodes, _: {node.name for node in nodes} & cluster.silent
+        program.slurm, "request_list", lambda node: (node.name, cluster.lists.get(node.name))
+    )
+    monkeypatch.setattr(program.slurm, "is_own", lambda node: node.name in cluster.own)
+    monkeypatch.setattr(
+        program.slurm, "runs_slurmd", lambda node: node.name not in cluster.without_slurmd
+    )
+    monkeypatch.setattr(
+        program.slurm,
+        "silent_nodes",
+        lambda nodes, _: {node.name for node in nodes} & cluster.silent,
     )
     monkeypatch.setattr(program.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr(program.time, "time", lambda: cluster.now)
@@ -191,15 +213,20 @@ def test_lost_node_is_set_down_and_its_job_killed_elsewhere(watcher: Any, slurm:
 def test_a_job_that_slurm_keeps_on_a_lost_node_is_requeued(
     watcher: Any, slurm: Slurm, *, keeps_jobs: bool
 ) -> None:
-    slurm.jobs, slurm.silent, slurm.keeps_jobs = {"7": Job("t-[1-2]")}, {N2}, keeps_jobs
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    slurm.silent = {N2}
+    slurm.keeps_jobs = keeps_jobs
     look(watcher, LIMIT)
     assert ("scontrol requeue 7" in slurm.calls) is keeps_jobs
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "FAILED"])
-def test_a_job_that_was_killed_with_its_node_is_requeued(watcher: Any, slurm: Slurm, state: str) -> None:
+def test_a_job_that_was_killed_with_its_node_is_requeued(
+    watcher: Any, slurm: Slurm, state: str
+) -> None:
     """The dying node may report the end of the job's script before its connections are lost."""
-    slurm.jobs, slurm.silent = {"7": Job("t-[1-2]", state, KILLED, ended_s_ago=LIMIT)}, {N2}
+    slurm.jobs = {"7": Job("t-[1-2]", state, KILLED, ended_s_ago=LIMIT)}
+    slurm.silent = {N2}
     look(watcher, LIMIT)
     assert slurm.nodes[N2][0] == "DOWN+DRAIN"
     assert slurm.fenced == [(N1, "7")]
@@ -214,15 +241,19 @@ def test_a_job_that_was_killed_with_its_node_is_requeued(watcher: Any, slurm: Sl
         Job(N2, "TIMEOUT", KILLED),
     ],
 )
-def test_only_killed_jobs_that_ask_for_it_are_requeued(watcher: Any, slurm: Slurm, job: Job) -> None:
-    slurm.jobs, slurm.silent = {"7": job, "8": Job(N2)}, {N2}
+def test_only_killed_jobs_that_ask_for_it_are_requeued(
+    watcher: Any, slurm: Slurm, job: Job
+) -> None:
+    slurm.jobs = {"7": job, "8": Job(N2)}
+    slurm.silent = {N2}
     look(watcher, LIMIT)
     assert "scontrol requeue 7" not in slurm.calls
 
 
 def test_a_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm: Slurm) -> None:
     """Its program may have requeued it sooner than its node was found lost."""
-    slurm.jobs, slurm.silent = {"7": Job("t-[1-2]", "COMPLETING")}, {N2}
+    slurm.jobs = {"7": Job("t-[1-2]", "COMPLETING")}
+    slurm.silent = {N2}
     look(watcher, LIMIT)
     assert slurm.nodes[N2][0] == "DOWN+DRAIN"
     assert slurm.fenced == []
@@ -234,7 +265,10 @@ def test_a_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm
         (f"{REQUEUE}exec python3 -IS job.py run\n", ""),
         (f"{REQUEUE}#SBATCH --nice=1 --exclude=t-7\nexec python3 -IS job.py run\n", "t-7"),
         (f"{REQUEUE}#SBATCH -x t-7\nexec python3 -IS job.py run\n", "t-7"),
-        (f"{REQUEUE}#SBATCH --exclude='t-[7,8]' # --exclude t-9\nexec python3 -IS job.py run\n", "t-[7,8]"),
+        (
+            f"{REQUEUE}#SBATCH --exclude='t-[7,8]' # --exclude t-9\nexec python3 -IS job.py run\n",
+            "t-[7,8]",
+        ),
         (f'{REQUEUE}#SBATCH --comment="try -x t-7"\n#SBATCH -h\nexec python3 -IS job.py run\n', ""),
         # The watcher must not end.
         (f"{REQUEUE}#SBATCH --comment -x\nexec python3 -IS job.py run\n", ""),
@@ -270,7 +304,9 @@ def test_a_job_that_waits_for_others_does_not_use_excluded_nodes(
 
 
 @pytest.mark.parametrize("command", ["batch_script", "excnodelist"])
-def test_excluded_nodes_may_be_used_after_slurm_failed_once(watcher: Any, slurm: Slurm, command: str) -> None:
+def test_excluded_nodes_may_be_used_after_slurm_failed_once(
+    watcher: Any, slurm: Slurm, command: str
+) -> None:
     reason = f"ReqNodeNotAvail, UnavailableNodes:{N2}"
     slurm.jobs["7"] = Job("", "PENDING", reason, f"{REQUEUE}exec python3 -IS job.py run\n")
     slurm.broken = command
@@ -299,16 +335,23 @@ def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None
         pytest.param({"nodes": {N2: ["IDLE", ""]}}, id="it is the only node"),
         pytest.param({"jobs": {}}, id="no job"),
         pytest.param({"jobs": {"7": Job(N2, "FAILED", "NonZeroExitCode")}}, id="its job failed"),
-        pytest.param({"jobs": {"7": Job(N2, "FAILED", KILLED, ended_s_ago=60)}}, id="was killed before"),
+        pytest.param(
+            {"jobs": {"7": Job(N2, "FAILED", KILLED, ended_s_ago=60)}}, id="was killed before"
+        ),
         pytest.param({"jobs": {"7": Job(N1)}}, id="a job elsewhere"),
         pytest.param({"jobs": {"7": Job("t-[1-2]", script="#!/bin/bash\n")}}, id="no requeue"),
-        pytest.param({"jobs": {"7": Job(N2), "8": Job(N2, script="#!/bin/bash\n")}}, id="a job without"),
-        pytest.param({"nodes": {N1: ["IDLE", ""], N2: ["MIXED+REBOOT_ISSUED", "new kernel"]}}, id="reboots"),
+        pytest.param(
+            {"jobs": {"7": Job(N2), "8": Job(N2, script="#!/bin/bash\n")}}, id="a job without"
+        ),
+        pytest.param(
+            {"nodes": {N1: ["IDLE", ""], N2: ["MIXED+REBOOT_ISSUED", "new kernel"]}}, id="reboots"
+        ),
         pytest.param({"nodes": {N1: ["IDLE", ""], N2: ["POWERED_DOWN", ""]}}, id="is off"),
     ],
 )
 def test_a_silent_node_is_left_alone_if(watcher: Any, slurm: Slurm, fault: dict[str, Any]) -> None:
-    slurm.jobs, slurm.silent = {"7": Job("t-[1-2]")}, {N2}
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    slurm.silent = {N2}
     for name, value in fault.items():
         setattr(slurm, name, value)
     before = {name: [*values] for name, values in slurm.nodes.items()}
@@ -319,7 +362,9 @@ def test_a_silent_node_is_left_alone_if(watcher: Any, slurm: Slurm, fault: dict[
 
 def test_the_only_other_node_may_be_lost(watcher: Any, slurm: Slurm) -> None:
     del slurm.nodes[N3]
-    slurm.jobs, slurm.silent, slurm.own = {"7": Job("t-[1-2]")}, {N2}, {N1}
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    slurm.silent = {N2}
+    slurm.own = {N1}
     look(watcher, LIMIT)
     assert slurm.nodes[N2][0] == "DOWN+DRAIN"
 
@@ -337,7 +382,9 @@ def test_jobs_that_end_have_their_grace_when_a_node_is_lost(watcher: Any, slurm:
 
 
 def test_jobs_run_on_if_slurm_does_not_set_their_node_down(watcher: Any, slurm: Slurm) -> None:
-    slurm.jobs, slurm.silent, slurm.broken = {"7": Job("t-[1-2]")}, {N2}, "state=down"
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    slurm.silent = {N2}
+    slurm.broken = "state=down"
     look(watcher, LIMIT)
     assert any(slurm.broken in call for call in slurm.calls)
     assert slurm.fenced == []
@@ -347,7 +394,8 @@ def test_jobs_run_on_if_slurm_does_not_set_their_node_down(watcher: Any, slurm: 
 def test_a_node_is_not_set_down_for_jobs_that_may_have_ended(watcher: Any, slurm: Slurm) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
     look(watcher)
-    slurm.silent, slurm.broken = {N2}, "squeue"
+    slurm.silent = {N2}
+    slurm.broken = "squeue"
     look(watcher, LIMIT)
     assert slurm.nodes[N2] == ["IDLE", ""]
     slurm.broken = ""
@@ -356,7 +404,9 @@ def test_a_node_is_not_set_down_for_jobs_that_may_have_ended(watcher: Any, slurm
 
 
 @pytest.mark.parametrize("command", ["squeue", "show node"])
-def test_jobs_and_nodes_stay_known_if_a_command_fails(watcher: Any, slurm: Slurm, command: str) -> None:
+def test_jobs_and_nodes_stay_known_if_a_command_fails(
+    watcher: Any, slurm: Slurm, command: str
+) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
     look(watcher)
     slurm.broken = command
@@ -369,7 +419,8 @@ def test_jobs_and_nodes_stay_known_if_a_command_fails(watcher: Any, slurm: Slurm
 def test_load_does_not_change_when_a_node_is_tried_again(
     watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slurm.jobs, slurm.silent = {"7": Job(N2, script="#!/bin/bash\n")}, {N2}
+    slurm.jobs = {"7": Job(N2, script="#!/bin/bash\n")}
+    slurm.silent = {N2}
     look(watcher, LIMIT - 1)
     for more in range(program.AGAIN + 1):
         load = float(more * program.LOAD_PER_MISS * (program.os.cpu_count() or 1))
@@ -379,17 +430,20 @@ def test_load_does_not_change_when_a_node_is_tried_again(
 
 
 def test_a_node_that_is_lost_again_is_tried_at_once(watcher: Any, slurm: Slurm) -> None:
-    slurm.jobs, slurm.silent = {"7": Job(N2, script="#!/bin/bash\n")}, {N2}
+    slurm.jobs = {"7": Job(N2, script="#!/bin/bash\n")}
+    slurm.silent = {N2}
     look(watcher, LIMIT)
     slurm.silent = set()
     look(watcher)
-    slurm.jobs, slurm.silent = {"8": Job(N2)}, {N2}
+    slurm.jobs = {"8": Job(N2)}
+    slurm.silent = {N2}
     look(watcher, LIMIT)
     assert slurm.nodes[N2][0] == "DOWN+DRAIN"
 
 
 def test_nodes_that_never_answered_are_left_alone(program: ModuleType, slurm: Slurm) -> None:
-    slurm.jobs, slurm.silent = {"7": Job(N2)}, {N2}
+    slurm.jobs = {"7": Job(N2)}
+    slurm.silent = {N2}
     look(program.Watcher(LIMIT), 2 * LIMIT)
     assert slurm.nodes[N2] == ["IDLE", ""]
 
@@ -409,12 +463,15 @@ def test_more_nodes_and_load_allow_more_misses(
 ) -> None:
     watcher.nodes = dict.fromkeys(map(str, range(128)))
     assert watcher.limit_now() == LIMIT + 2
-    monkeypatch.setattr(program.os, "getloadavg", lambda: (8.0 * (program.os.cpu_count() or 1), 0.0, 0.0))
+    monkeypatch.setattr(
+        program.os, "getloadavg", lambda: (8.0 * (program.os.cpu_count() or 1), 0.0, 0.0)
+    )
     assert watcher.limit_now() == LIMIT + 4
 
 
 def test_a_drained_node_keeps_its_reason(watcher: Any, slurm: Slurm) -> None:
-    slurm.jobs, slurm.silent = {"7": Job("t-[1-2]")}, {N2}
+    slurm.jobs = {"7": Job("t-[1-2]")}
+    slurm.silent = {N2}
     slurm.nodes[N2] = ["MIXED+DRAIN", FAN]
     look(watcher, LIMIT)
     assert slurm.nodes[N2] == ["DOWN", FAN]
@@ -435,7 +492,8 @@ def test_a_node_that_answers_again_is_fenced_then_resumed(
     slurm.without_slurmd = {N2}
     look(watcher)
     assert slurm.nodes[N2] == [state, reason]
-    slurm.without_slurmd, slurm.unkillable = set(), {N2}
+    slurm.without_slurmd = set()
+    slurm.unkillable = {N2}
     look(watcher)
     assert "DRAIN" in slurm.nodes[N2][0]
     slurm.unkillable = set()
@@ -455,19 +513,24 @@ def test_a_node_that_is_lost_twice_in_a_day_stays_drained(
     """Nodes that are lost together have a common cause, such as a switch."""
     for _ in range(2):
         assert slurm.nodes[N2] == ["IDLE", ""]
-        slurm.jobs, slurm.silent = {"7": Job("t-[1-2]"), "8": Job(N3)}, lost
+        slurm.jobs = {"7": Job("t-[1-2]"), "8": Job(N3)}
+        slurm.silent = lost
         look(watcher, LIMIT)
         slurm.silent = set()
         look(watcher)
         slurm.now += hours * 3600
     state, reason = slurm.nodes[N2]
-    assert ("DRAIN" in state, reason.startswith("clusterctl: "), "jobs 7" in reason) == 3 * (drained,)
+    assert ("DRAIN" in state, reason.startswith("clusterctl: "), "jobs 7" in reason) == 3 * (
+        drained,
+    )
     look(watcher, 20)
     assert slurm.fenced.count((N2, "all")) == 2
     assert slurm.nodes[N2] == [state, reason]
 
 
-def test_up_may_resume_a_node_that_stays_drained(watcher: Any, program: ModuleType, slurm: Slurm) -> None:
+def test_up_may_resume_a_node_that_stays_drained(
+    watcher: Any, program: ModuleType, slurm: Slurm
+) -> None:
     reason = f"{program.BAD}26 Nov 20:00 (jobs 7)"
     assert standing_of(NodeInfo(N2, "down+drain", reason, 1, 1, "", (), "root")) is Availability.OUT
     slurm.nodes[N2], slurm.unkillable = ["DOWN+DRAIN", reason], {N2}
@@ -481,7 +544,8 @@ def test_up_may_resume_a_node_that_stays_drained(watcher: Any, program: ModuleTy
     look(watcher, 2 * program.AGAIN)
     assert slurm.nodes[N2] == ["IDLE", ""]
     assert slurm.fenced == [(N2, "all")] * 3
-    slurm.jobs, slurm.silent = {"7": Job(N2)}, {N2}
+    slurm.jobs = {"7": Job(N2)}
+    slurm.silent = {N2}
     look(watcher, LIMIT)
     assert slurm.nodes[N2][0] == "DOWN+DRAIN"
     slurm.silent = set()
@@ -520,14 +584,18 @@ def test_nodes_that_return_are_fenced_together(
     assert [slurm.nodes[name][0] for name in (N1, N2)] == ["IDLE", "DOWN+DRAIN+DRAIN"]
 
 
-def test_each_node_gets_a_request_of_its_own(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_node_gets_a_request_of_its_own(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program on a node could pass a request for all nodes on."""
     with ExitStack() as stack:
         pairs = {f"10.0.0.{i}": socket.socketpair() for i in (1, 2)}
         for _, far in pairs.values():
             stack.enter_context(far).sendall(b"ok\n")
         monkeypatch.setattr(program.slurm, "ask", lambda *argv: argv[-1])
-        monkeypatch.setattr(program.slurm.socket, "create_connection", lambda to, _: pairs[to[0]][0])
+        monkeypatch.setattr(
+            program.slurm.socket, "create_connection", lambda to, _: pairs[to[0]][0]
+        )
         nodes = [program.Node(N1, "10.0.0.1", "IDLE"), program.Node(N2, "10.0.0.2", "IDLE")]
         assert program.slurm.fence(nodes, "7", "8") == [True, True]
         requests = [far.recv(100) for _, far in pairs.values()]
@@ -535,7 +603,9 @@ def test_each_node_gets_a_request_of_its_own(program: ModuleType, monkeypatch: p
 
 
 @pytest.mark.parametrize("reason", [FAN, "clusterctl: the machine shuts down"])
-def test_a_node_that_is_down_for_another_reason_stays(watcher: Any, slurm: Slurm, reason: str) -> None:
+def test_a_node_that_is_down_for_another_reason_stays(
+    watcher: Any, slurm: Slurm, reason: str
+) -> None:
     slurm.nodes[N2] = ["DOWN", reason]
     look(watcher, 2)
     assert slurm.nodes[N2] == ["DOWN", reason]
@@ -606,11 +676,15 @@ def test_a_job_that_started_again_meanwhile_is_not_killed(
         (Job("", "PENDING", "Resources", restarts=1), False),
     ],
 )
-def test_only_requeued_jobs_start_at_once(watcher: Any, slurm: Slurm, job: Job, starts: bool) -> None:
+def test_only_requeued_jobs_start_at_once(
+    watcher: Any, slurm: Slurm, job: Job, starts: bool
+) -> None:
     slurm.jobs = {"7": job}
     look(watcher, 3)
     updates = [call for call in slurm.calls if call.startswith("scontrol update")]
-    assert [call.split()[2:] for call in updates] == ([["jobid=7", "starttime=now"]] if starts else [])
+    assert [call.split()[2:] for call in updates] == (
+        [["jobid=7", "starttime=now"]] if starts else []
+    )
     # A job that is not to start is looked at once.
     assert sum("show job" in call for call in slurm.calls) <= 1
 
@@ -619,7 +693,9 @@ def test_only_requeued_jobs_start_at_once(watcher: Any, slurm: Slurm, job: Job, 
 def test_remaining_processes_are_killed_before_a_job_starts(
     watcher: Any, slurm: Slurm, delay: int, fenced: list[tuple[str, str]]
 ) -> None:
-    """Slurm does not know of processes without slurmstepd. But a late request would kill the new start."""
+    """Slurm does not know of processes without slurmstepd. But a late request would kill the new
+    start.
+    """
     slurm.jobs = {"7": Job("t-[1-2]")}
     look(watcher)
     for reason in ("None", "BeginTime"):
@@ -656,7 +732,9 @@ def test_tasks_of_arrays_that_never_started_wait(watcher: Any, slurm: Slurm) -> 
     assert not any("show job" in call for call in slurm.calls)
 
 
-def test_names_are_read_again_if_slurm_could_not_expand_them(program: ModuleType, slurm: Slurm) -> None:
+def test_names_are_read_again_if_slurm_could_not_expand_them(
+    program: ModuleType, slurm: Slurm
+) -> None:
     slurm.broken = "hostnames"
     assert program.slurm.expand("t-[1-2]") == ()
     slurm.broken = ""
@@ -675,7 +753,8 @@ def test_systemd_restarts_the_watcher_always() -> None:
 
 
 def test_nothing_happens_while_slurm_does_not_answer(watcher: Any, slurm: Slurm) -> None:
-    slurm.jobs, slurm.silent = {"7": Job(N2)}, {N2}
+    slurm.jobs = {"7": Job(N2)}
+    slurm.silent = {N2}
     look(watcher)
     slurm.jobs = {}
     slurm.nodes = {}
@@ -697,7 +776,9 @@ def full_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_refused_connections_are_answers(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_connections_are_answers(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setattr(program.slurm, "ALIVE_PORT", unused.getsockname()[1])
@@ -714,7 +795,9 @@ def test_a_connection_without_an_answer_is_a_miss(
 
 
 def test_a_job_is_requeued_if_slurmctld_has_forgotten_its_end(watcher: Any, slurm: Slurm) -> None:
-    """A killed slurmctld starts with a state that is some seconds old. It sees its error after minutes."""
+    """A killed slurmctld starts with a state that is some seconds old. It sees its error after
+    minutes.
+    """
     slurm.jobs = {
         "7": Job("t-[1-2]"),
         "8": Job(N2),
@@ -731,7 +814,8 @@ def test_a_job_is_requeued_if_slurmctld_has_forgotten_its_end(watcher: Any, slur
     slurm.now += 1
     look(watcher, 2)
     assert [call for call in slurm.calls if "requeue" in call] == ["scontrol requeue 7"]
-    slurm.jobs["7"].state, slurm.boot = "RUNNING", int(slurm.now)
+    slurm.jobs["7"].state = "RUNNING"
+    slurm.boot = int(slurm.now)
     slurm.now += 10
     look(watcher)
     assert slurm.calls.count("scontrol requeue 7") == 2
@@ -762,11 +846,14 @@ def test_a_job_that_ends_while_nodes_are_asked_is_not_requeued(
 
 
 @pytest.mark.parametrize(
-    ("answer", "jobs"), [("jobs 7 8", ["7", "8"]), ("jobs", []), ("ok", None), ("no", None), ("", None)]
+    ("answer", "jobs"),
+    [("jobs 7 8", ["7", "8"]), ("jobs", []), ("ok", None), ("no", None), ("", None)],
 )
 def test_only_a_list_counts_as_a_list_of_jobs(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch, answer: str, jobs: list[str] | None
 ) -> None:
     """The program of an earlier version answers `ok`."""
-    monkeypatch.setattr(program.slurm, "request", lambda words, _: answer.split() if words == "list" else [])
+    monkeypatch.setattr(
+        program.slurm, "request", lambda words, _: answer.split() if words == "list" else []
+    )
     assert program.slurm.request_list(program.Node(N1, "10.0.0.1", "IDLE")) == (N1, jobs)

@@ -55,5 +55,6 @@ class Talk:
         receive: Callable[[Conversation], bytes],
         send: Callable[[bytes], None] | None = None,
     ) -> None:
-        self.send, self.finish = send or talk.send, talk.finish
+        self.send = send or talk.send
+        self.finish = talk.finish
         self.receive = lambda: receive(talk)

@@ -25,7 +25,9 @@ def record(job_id: int = 1, **fields: Any) -> dict[str, Any]:
         "account": "",
         "state": "COMPLETED",
         "final": True,
-        "tasks": [{"id": str(job_id), "state": "COMPLETED", "exit_code": 0, "nodes": ["demo-train-1"]}],
+        "tasks": [
+            {"id": str(job_id), "state": "COMPLETED", "exit_code": 0, "nodes": ["demo-train-1"]}
+        ],
         "nodes": ["demo-train-1"],
         "submit_time": TIME + job_id,
         "start_time": TIME + job_id + 1,
@@ -51,7 +53,9 @@ def made_run(
     hosts: Mapping[str, Any] = {},
     **fields: Any,
 ) -> RunRecord:
-    """A run of `train`; ``files`` are the hashes of what was sent, ``job`` is what was asked for."""
+    """A run of `train`; ``files`` are the hashes of what was sent, ``job`` is what was asked
+    for.
+    """
     folder = out / f"demo-{job_id}-{fields.get('name', 'train')}"
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in metrics))

@@ -1,4 +1,6 @@
-"""Charts of reports: the colors, units and axes of their lines, and the order in which they are drawn."""
+"""Charts of reports: the colors, units and axes of their lines, and the order in which they are
+drawn.
+"""
 
 from __future__ import annotations
 
@@ -38,22 +40,31 @@ def wrote(out: Path, job_id: int, records: Sequence[Mapping[str, Any]], **fields
 
 
 def sweep(out: Path, values: Sequence[Mapping[str, Any]], results: Sequence[float]) -> Row:
-    """A sweep with a task for each of ``values``. Its loss falls to the task's result within ten steps."""
+    """A sweep with a task for each of ``values``. Its loss falls to the task's result within ten
+    steps.
+    """
     tasks = [
         {"id": f"7_{number}", "state": "COMPLETED", "nodes": NODES[:1], "config": config,
          "metrics": {"loss": {"last": result, "min": result, "max": 1.0, "count": 10}}}
         for number, (config, result) in enumerate(zip(values, results, strict=True))
     ]  # fmt: skip
-    run = made_run(out, 7, tasks=tasks, sweep={"keys": [*values[0]], "metric": "loss", "goal": "min"})
+    run = made_run(
+        out, 7, tasks=tasks, sweep={"keys": [*values[0]], "metric": "loss", "goal": "min"}
+    )
     for task, result in zip(run.tasks, results, strict=True):
         (run.directory / task.folder).mkdir()
         losses = ({"step": step, "loss": result * 10 / step} for step in range(1, 11))
-        (run.directory / task.folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, losses)))
+        (run.directory / task.folder / "metrics.jsonl").write_text(
+            "\n".join(map(json.dumps, losses))
+        )
     return Row(run)
 
 
 def test_evaluations_are_markers_beside_the_training_line(tmp_path: Path) -> None:
-    told = [{"step": n, "loss": 1 / n, "eval_loss": 2 / n**2, "eval_accuracy": n / 9} for n in range(1, 5)]
+    told = [
+        {"step": n, "loss": 1 / n, "eval_loss": 2 / n**2, "eval_accuracy": n / 9}
+        for n in range(1, 5)
+    ]
     drawn = charts_of(report_of([wrote(tmp_path, 1, told)]))
     assert [(one.name, one.marks, one.color) for one in drawn["loss"].series] == [
         ("loss", False, 0),
@@ -65,7 +76,10 @@ def test_evaluations_are_markers_beside_the_training_line(tmp_path: Path) -> Non
 def test_an_only_evaluation_is_a_marker_in_any_order(tmp_path: Path) -> None:
     told = [{"step": 0, "eval_loss": 9.0}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
     drawn = charts_of(report_of([wrote(tmp_path, 1, told)]))
-    assert [(one.name, one.marks) for one in drawn["loss"].series] == [("loss", False), ("eval_loss", True)]
+    assert [(one.name, one.marks) for one in drawn["loss"].series] == [
+        ("loss", False),
+        ("eval_loss", True),
+    ]
 
 
 def test_a_run_has_one_color_in_all_charts(tmp_path: Path) -> None:
@@ -77,7 +91,9 @@ def test_a_run_has_one_color_in_all_charts(tmp_path: Path) -> None:
     report = report_of(rows)
     drawn = charts_of(report)
     assert colors(drawn["loss (markers: val_loss)"]) == [0, 1, 1]
-    assert {one.run for one in drawn["loss (markers: val_loss)"].series} == {row.shown for row in rows}
+    assert {one.run for one in drawn["loss (markers: val_loss)"].series} == {
+        row.shown for row in rows
+    }
     assert colors(drawn["acc"]) == [1]
     nodes = charts_of(report_of([trained(tmp_path / "nodes")]))
     assert [colors(nodes[title]) for title in ("CPU", "GPU")] == [[0, 1]] * 2
@@ -99,8 +115,15 @@ def test_a_learning_rate_has_a_log_axis_and_the_colors_of_tasks(tmp_path: Path) 
 
 @pytest.mark.parametrize("key", ["seed", "depth", "kind", "offset"])
 def test_other_parameters_have_a_linear_axis(tmp_path: Path, key: str) -> None:
-    values: dict[str, list[Any]] = {"seed": [1, 20], "depth": [2, 19], "kind": ["a", "b"], "offset": [0, 9]}
-    drawn = charts_of(report_of([sweep(tmp_path, [{key: value} for value in values[key]], [0.1, 0.2])]))
+    values: dict[str, list[Any]] = {
+        "seed": [1, 20],
+        "depth": [2, 19],
+        "kind": ["a", "b"],
+        "offset": [0, 9],
+    }
+    drawn = charts_of(
+        report_of([sweep(tmp_path, [{key: value} for value in values[key]], [0.1, 0.2])])
+    )
     assert not drawn[f"loss by {key}"].x_log
 
 
@@ -197,7 +220,9 @@ def test_values_have_a_fitting_unit(unit: str, value: float, drawn: tuple[str, f
     assert line_chart("", [Series("", [(90, value)])], "s", unit).x == "s"
 
 
-@pytest.mark.parametrize(("size", "text"), [(1 << 20, "1 MiB"), (1500, "1.4648 KiB"), (1000, "1,000 B")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(1 << 20, "1 MiB"), (1500, "1.4648 KiB"), (1000, "1,000 B")]
+)
 def test_a_size_has_the_largest_unit_that_it_reaches(size: int, text: str) -> None:
     assert with_unit(size, "B") == text
 
@@ -233,7 +258,9 @@ def test_the_last_value_of_a_repeated_step_is_drawn() -> None:
 
 def test_metrics_that_add_nothing_have_no_chart(tmp_path: Path) -> None:
     """A metric that never changed, the only value of a metric, and a multiple of another metric."""
-    records = [{"step": n, "loss": 9 - n, "lr": 0.5, "a_bytes": n, "b_bytes": n} for n in range(1, 5)]
+    records = [
+        {"step": n, "loss": 9 - n, "lr": 0.5, "a_bytes": n, "b_bytes": n} for n in range(1, 5)
+    ]
     report = report_of([wrote(tmp_path, 1, [*records, {"step": 4, "accuracy": 0.75}])])
     assert {*map(named, charts_of(report))} == {("loss",), ("a_bytes", "b_bytes"), ()}
     (line,) = section_of(report, "Metrics").lines
@@ -246,7 +273,9 @@ def named(title: str) -> tuple[str, ...]:
 
 
 def speeds(tokens: int) -> list[dict[str, float]]:
-    """The same speed in samples, tokens and as a share of the peak, and an evaluation in bits and nats."""
+    """The same speed in samples, tokens and as a share of the peak, and an evaluation in bits and
+    nats.
+    """
     return [
         {"step": n, "loss": 1 / n**2, "samples_per_s": 100 + n % 3, "tokens_per_s": tokens * (100 + n % 3),
          "mfu": 2e-3 * (100 + n % 3), "eval_loss": 2 / n, "eval_bits": 3 / n}
@@ -278,7 +307,9 @@ def test_metrics_beside_a_run_that_diverged_are_no_multiples(tmp_path: Path) -> 
 
 
 def used(out: Path, samples: Mapping[str, Sequence[tuple[float, float]]], **fields: Any) -> Row:
-    """A run of 60 s from TIME + 2 on, with the loss at 10, 20 and 30 s, and samples (time, CPU) of nodes."""
+    """A run of 60 s from TIME + 2 on, with the loss at 10, 20 and 30 s, and samples (time, CPU) of
+    nodes.
+    """
     told = [{"step": n, "loss": 1 / n, "time": TIME + 2 + 10 * n} for n in (1, 2, 3)]
     row = wrote(out, 1, told, nodes=[*samples], **fields)
     (row.folder / "telemetry").mkdir()
@@ -296,7 +327,10 @@ def test_nodes_are_drawn_over_the_time_of_the_job(tmp_path: Path) -> None:
 
     The clock of a node may be two seconds behind or ahead of Slurm's.
     """
-    samples = {NODES[0]: [(-3, 9), (-2, 8), (5, 50), (61.5, 60), (62.5, 0)], NODES[1]: [(7, 40), (58, 30)]}
+    samples = {
+        NODES[0]: [(-3, 9), (-2, 8), (5, 50), (61.5, 60), (62.5, 0)],
+        NODES[1]: [(7, 40), (58, 30)],
+    }
     section = section_of(report_of([used(tmp_path, samples)]), "Nodes")
     drawn = {chart.title: chart for chart in section.charts}
     assert [*drawn] == ["Loss over time", "CPU", "Memory"]
@@ -305,7 +339,9 @@ def test_nodes_are_drawn_over_the_time_of_the_job(tmp_path: Path) -> None:
         [(0, 8), (5, 50), (61.5, 60)],
         [(7, 40), (58, 30)],
     ]
-    assert [line.points for line in drawn["Loss over time"].series] == [[(10, 1), (20, 0.5), (30, 1 / 3)]]
+    assert [line.points for line in drawn["Loss over time"].series] == [
+        [(10, 1), (20, 0.5), (30, 1 / 3)]
+    ]
     # A job that runs, and a cluster without accounting: from the first sample to the last.
     running = used(tmp_path / "running", samples, start_time=None, end_time=None)
     cpu = section_of(report_of([running]), "Nodes").charts[1]
@@ -342,7 +378,10 @@ def test_a_single_sample_of_a_node_is_told_without_a_chart(tmp_path: Path) -> No
 
 
 def test_amounts_and_shares_begin_at_zero(tmp_path: Path) -> None:
-    told = [{"step": n, "loss": 1 / n, "samples_per_s": 90 + n, "data_bytes": 9 + n} for n in range(1, 5)]
+    told = [
+        {"step": n, "loss": 1 / n, "samples_per_s": 90 + n, "data_bytes": 9 + n}
+        for n in range(1, 5)
+    ]
     row = used(tmp_path, {NODES[0]: [(5, 50), (6, 60)]})
     (row.folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, told)))
     drawn = {title: chart.from_zero for title, chart in charts_of(report_of([row])).items()}
@@ -363,7 +402,9 @@ def test_large_numbers_of_seeds_and_ranks_are_readable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("peak", [19.0, 1e4])
 def test_a_chart_is_logarithmic_if_a_line_is_hidden_otherwise(tmp_path: Path, peak: float) -> None:
-    """The peaks of the other tasks are 1 and 2. They do not lie on each other on a logarithmic axis."""
+    """The peaks of the other tasks are 1 and 2. They do not lie on each other on a logarithmic
+    axis.
+    """
     values = [{"lr": lr} for lr in (0.1, 0.2, 0.3)]
     drawn = charts_of(report_of([sweep(tmp_path, values, [0.1, 0.2, peak / 10])]))
     is_far = peak > 20
@@ -460,7 +501,9 @@ def test_units_are_in_markdown(tmp_path: Path) -> None:
 
 
 def test_a_chart_and_a_table_round_a_value_alike(tmp_path: Path) -> None:
-    rows = [wrote(tmp_path, n, [{"step": at, "loss": at * 0.9721448} for at in (2, 1)]) for n in (1, 2)]
+    rows = [
+        wrote(tmp_path, n, [{"step": at, "loss": at * 0.9721448} for at in (2, 1)]) for n in (1, 2)
+    ]
     report = report_of(rows)
     assert section_of(report, "Results").tables[0].rows[0][1] == "0.97214"
     assert "| demo-1-train | 0.97214 | 1.9443 |" in report.as_markdown()
@@ -497,7 +540,15 @@ def test_a_table_of_a_long_chart_has_its_first_and_last_value(tmp_path: Path) ->
 
 
 def test_comparisons_have_times_of_a_step_and_use_of_nodes(tmp_path: Path) -> None:
-    tasks = [{"id": "1", "state": "COMPLETED", "nodes": NODES, "start_time": TIME, "end_time": TIME + 3600}]
+    tasks = [
+        {
+            "id": "1",
+            "state": "COMPLETED",
+            "nodes": NODES,
+            "start_time": TIME,
+            "end_time": TIME + 3600,
+        }
+    ]
     rows = [trained(tmp_path, 1, tasks=tasks), trained(tmp_path, 2, lr=0.2)]
     use = section_of(report_of(rows), "Results").tables[1]
     assert dict(zip(use.head, use.rows[0], strict=True)) == {
@@ -527,9 +578,19 @@ def requeued(out: Path) -> Row:
     spans = [(TIME, TIME + 60), (TIME + 160, TIME + 190)]
     attempts = [{"start_time": start, "end_time": end, "nodes": NODES[:1]} for start, end in spans]
     times = {"start_time": TIME, "end_time": TIME + 190}
-    task = {"id": "1", "state": "COMPLETED", "nodes": NODES[:1], "attempts": attempts, "gpu_energy_j": 70}
-    records = [{"step": n, "loss": 1 / n, "time": TIME + at} for n, at in ((1, 10), (2, 55), (3, 185))]
-    return wrote(out, 1, records, tasks=[{**task, **times}], submit_time=TIME - 5, elapsed_s=90, **times)
+    task = {
+        "id": "1",
+        "state": "COMPLETED",
+        "nodes": NODES[:1],
+        "attempts": attempts,
+        "gpu_energy_j": 70,
+    }
+    records = [
+        {"step": n, "loss": 1 / n, "time": TIME + at} for n, at in ((1, 10), (2, 55), (3, 185))
+    ]
+    return wrote(
+        out, 1, records, tasks=[{**task, **times}], submit_time=TIME - 5, elapsed_s=90, **times
+    )
 
 
 def test_lines_have_a_gap_between_attempts(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from clusterctl.runs.fetch import ALL, Manifest, Outputs, Selection, Source
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import fetch_source
 
-LATEST, EVERY, NONE = Selection(), Selection("all"), Selection("none")
+LATEST = Selection()
+EVERY = Selection("all")
+NONE = Selection("none")
 
 
 def fetched(remote: Path, tree: Path, selection: Selection = LATEST) -> tuple[set[str], Manifest]:
@@ -41,7 +43,12 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], set[str]]] = {
         {"checkpoints/iteration-00000009", "checkpoints/iteration-00000011.f00d.incomplete"},
     ),
     "transformers'": (
-        ("out/checkpoint-500/model", "out/checkpoint-1000/model", "out/tmp-checkpoint-1500/model", "out/x"),
+        (
+            "out/checkpoint-500/model",
+            "out/checkpoint-1000/model",
+            "out/tmp-checkpoint-1500/model",
+            "out/x",
+        ),
         {"out/checkpoint-500", "out/tmp-checkpoint-1500"},
     ),
     "Lightning's": (
@@ -56,7 +63,10 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], set[str]]] = {
         {"logs/version_0/checkpoints/epoch=9-step=900.ckpt", "out/epoch=1-val_loss=0.50.ckpt"},
     ),
     "one without a number, with shards": (
-        ("checkpoint/model-00001-of-00002.safetensors", "checkpoint/model-00002-of-00002.safetensors"),
+        (
+            "checkpoint/model-00001-of-00002.safetensors",
+            "checkpoint/model-00002-of-00002.safetensors",
+        ),
         set(),
     ),
     "a checkpoint with numbered folders in it": (
@@ -75,7 +85,10 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], set[str]]] = {
     ),
     "a folder a rank": (("ckpt/0/x", "ckpt/1/x", "checkpoint-5/0/x", "checkpoint-5/1/x"), set()),
     "TensorFlow's": (
-        ("checkpoint", *(f"ckpt-{n}.{kind}" for n in (4, 5) for kind in ("index", "data-00000-of-00001"))),
+        (
+            "checkpoint",
+            *(f"ckpt-{n}.{kind}" for n in (4, 5) for kind in ("index", "data-00000-of-00001")),
+        ),
         {"ckpt-4.index", "ckpt-4.data-00000-of-00001"},
     ),
     "what merely has such a name": (
@@ -90,7 +103,11 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], set[str]]] = {
         set(),
     ),
     "tasks of an array": (
-        ("task-1/checkpoints/step_1/a", "task-1/checkpoints/step_2/a", "task-2/checkpoints/step_1/a"),
+        (
+            "task-1/checkpoints/step_1/a",
+            "task-1/checkpoints/step_2/a",
+            "task-2/checkpoints/step_1/a",
+        ),
         {"task-1/checkpoints/step_1"},
     ),
 }
@@ -103,7 +120,9 @@ def test_the_latest_of_each_family_comes_and_others_are_named(remote, tree, layo
     here, manifest = fetched(remote, tree)
     skipped = {one.path: one for one in manifest.skipped}
     assert set(skipped) == stay
-    assert here == {name for name in names if not any(f"{name}/".startswith(f"{one}/") for one in stay)}
+    assert here == {
+        name for name in names if not any(f"{name}/".startswith(f"{one}/") for one in stay)
+    }
     for path, one in skipped.items():
         there = [p for p in (remote / path).rglob("*") if p.is_file()] or [remote / path]
         assert (one.files, one.bytes) == (len(there), sum(p.stat().st_size for p in there))
@@ -157,7 +176,10 @@ def test_a_link_in_place_of_a_checkpoint_is_not_followed(remote, tree, tmp_path)
     fill(remote, "checkpoint-1/a")
     here, manifest = fetched(remote, tree)
     assert here == {"checkpoint-1/a"}
-    assert {one.path: one.files for one in manifest.skipped} == {"checkpoints": 0, "checkpoint-2": 0}
+    assert {one.path: one.files for one in manifest.skipped} == {
+        "checkpoints": 0,
+        "checkpoint-2": 0,
+    }
 
 
 @pytest.mark.parametrize("selection", [LATEST, EVERY, NONE])
@@ -166,7 +188,9 @@ def test_link_named_like_a_checkpoint_has_its_target(remote, tree, selection, na
     fill(remote, "checkpoint-1/a")
     (remote / name).symlink_to("/elsewhere")
     _, manifest = fetched(remote, tree, selection)
-    assert {one.path: one.target for one in manifest.skipped if one.path == name} == {name: "/elsewhere"}
+    assert {one.path: one.target for one in manifest.skipped if one.path == name} == {
+        name: "/elsewhere"
+    }
 
 
 def test_everything_means_the_outputs_too(remote, tree):

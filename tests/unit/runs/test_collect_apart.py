@@ -15,7 +15,9 @@ FOLDER = "/home/ada/clusterctl/jobs/mine"  # the same path on every host
 
 
 class OneHost(LocalTransport):
-    """This machine in place of a host: what lies below FOLDER there lies in a folder of its own here."""
+    """This machine in place of a host: what lies below FOLDER there lies in a folder of its own
+    here.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -63,7 +65,9 @@ def test_what_each_host_wrote_comes_together(tmp_path: Path) -> None:
 
 
 def test_two_files_of_one_name_are_both_kept(tmp_path: Path) -> None:
-    found, _ = fetched(tmp_path, {"result.txt": "rank 0"}, {"result.txt": "rank 1"}, {"result.txt": "rank 1"})
+    found, _ = fetched(
+        tmp_path, {"result.txt": "rank 0"}, {"result.txt": "rank 1"}, {"result.txt": "rank 1"}
+    )
     assert found == {
         "result.txt": "rank 0",
         "nodes/node2/result.txt": "rank 1",

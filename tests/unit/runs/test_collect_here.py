@@ -1,4 +1,6 @@
-"""Which jobs `collect` brings home, and into which folder: those of the current folder's project."""
+"""Which jobs `collect` brings home, and into which folder: those of the current folder's
+project.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_collect_puts_runs_where_the_user_says(session, jobs, folders, tmp_path,
 
 
 @pytest.mark.parametrize("fault", ["gone", "file"])
-def test_collect_everywhere_uses_this_folder_if_the_other_is_unusable(session, jobs, folders, fault):
+def test_collect_everywhere_uses_this_folder_if_the_other_is_unusable(
+    session, jobs, folders, fault
+):
     a, b = folders
     (a / "job.sh").unlink()
     a.rmdir()
@@ -145,7 +149,10 @@ def test_collect_of_a_damaged_run_mends_it_in_place(session, run, damage):
     assert after.pop("notes.md") == b"mine"
     after = {name: data for name, data in after.items() if not name.endswith(".changed")}
     assert after.keys() == before.keys()
-    assert {name for name in before if after[name] != before[name]} <= {"environment.json", "sacct.json"}
+    assert {name for name in before if after[name] != before[name]} <= {
+        "environment.json",
+        "sacct.json",
+    }
     loaded = RunRecord.load(run.directory)
     assert (loaded.token, loaded.state, loaded.tasks) == (run.token, run.state, run.tasks)
     assert [path.name for path in run.directory.parent.iterdir()] == [run.directory.name]
@@ -186,11 +193,15 @@ def test_collect_of_a_damaged_run_says_what_the_cluster_no_longer_has(session, c
 def test_runs_count_a_folder_without_its_record(session, run):
     (run.directory / "run.json").unlink()
     assert find_runs([run.directory.parent]) == ([], [run.directory])
-    with refused("run-damaged", CollectError, str(run.directory / "run.json"), "clusterctl collect"):
+    with refused(
+        "run-damaged", CollectError, str(run.directory / "run.json"), "clusterctl collect"
+    ):
         RunRecord.load(run.directory)
 
 
-def test_second_collect_waits_and_uses_the_run_of_the_first(session, cluster, tmp_path, monkeypatch):
+def test_second_collect_waits_and_uses_the_run_of_the_first(
+    session, cluster, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     job_id = finished(session, cluster, tmp_path, "true")
     final = tmp_path / "runs" / f"demo-{job_id}-mine"
@@ -202,7 +213,9 @@ def test_second_collect_waits_and_uses_the_run_of_the_first(session, cluster, tm
         if "waiting" in activity:
             waiting.set()
 
-    second = threading.Thread(target=lambda: found.extend(collect_runs(other, [job_id], progress=progress)))
+    second = threading.Thread(
+        target=lambda: found.extend(collect_runs(other, [job_id], progress=progress))
+    )
     with working_folder(final):
         second.start()
         assert waiting.wait(60)

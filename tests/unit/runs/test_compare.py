@@ -26,14 +26,24 @@ HOST = {
 }
 
 IMAGE = f"registry/{'x' * 200}@sha256:"
-READ = {"kind": "run", "data": {"name": "text:/x/a", "bytes": 5, "sha256": {"a.b.c.d.txt": "c" * 64}}}
+READ = {
+    "kind": "run",
+    "data": {"name": "text:/x/a", "bytes": 5, "sha256": {"a.b.c.d.txt": "c" * 64}},
+}
 
 
-def differences(out: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[tuple[str, str], tuple[Any, Any]]:
+def differences(
+    out: Path, a: dict[str, Any], b: dict[str, Any]
+) -> dict[tuple[str, str], tuple[Any, Any]]:
     both = {
         "args": ["--lr", "0.1", "--out", "x"],
         "files": {"train.py": "a" * 64},
-        "job": {"script": "/home/ada/train.py", "nodes": 2, "env": {"SEED": "1"}, "container": f"{IMAGE}a"},
+        "job": {
+            "script": "/home/ada/train.py",
+            "nodes": 2,
+            "env": {"SEED": "1"},
+            "container": f"{IMAGE}a",
+        },
         "client": {"requirements": "numpy==2.0 --hash=x\nrich==1.0\n", "git": {"commit": "1" * 40}},
         "hosts": {"demo-train-1": HOST},
         "metrics": [{"loss": 1.5}],
@@ -53,7 +63,10 @@ def differences(out: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[tuple[s
         ),
         ({"files": {"train.py": "b" * 64}}, {("code", "train.py"): ("a" * 12, "b" * 12)}),
         ({"files": {}}, {("code", "train.py"): ("a" * 12, None)}),
-        ({"client": {"requirements": "numpy==2.1\nrich==1.0"}}, {("environment", "numpy"): ("2.0", "2.1")}),
+        (
+            {"client": {"requirements": "numpy==2.1\nrich==1.0"}},
+            {("environment", "numpy"): ("2.0", "2.1")},
+        ),
         ({"hosts": {"demo-train-9": {**HOST, "host": "demo-train-9", "boot_id": "y"}}}, {}),
         ({"hosts": {"demo-train-1": {**HOST, "cpu_model": "Xeon"}}}, {("hardware", "nodes")}),
         ({"hosts": {"demo-train-1": [1]}}, {("hardware", "nodes"), ("environment", "python")}),
@@ -66,15 +79,32 @@ def differences(out: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[tuple[s
         ),
         ({"cluster": "other"}, {("job", "cluster"): ("demo", "other")}),
         (
-            {"job": {"script": "/elsewhere/train.py", "nodes": 4, "env": {"SEED": "2"}, "mem": None}},
+            {
+                "job": {
+                    "script": "/elsewhere/train.py",
+                    "nodes": 4,
+                    "env": {"SEED": "2"},
+                    "mem": None,
+                }
+            },
             {("job", "nodes"), ("job", "env.SEED"), ("job", "container")},
         ),
         (
-            {"job": {"script": "train.py", "nodes": 4, "env": {"SEED": "1"}, "container": f"{IMAGE}b"}},
+            {
+                "job": {
+                    "script": "train.py",
+                    "nodes": 4,
+                    "env": {"SEED": "1"},
+                    "container": f"{IMAGE}b",
+                }
+            },
             {("job", "nodes"): (2, 4), ("job", "container"): (f"{IMAGE}a", f"{IMAGE}b")},
         ),
         (
-            {"client": {"requirements": "numpy==2.0\nrich==1.0\n", "git": {"commit": "2" * 40}}, "files": {}},
+            {
+                "client": {"requirements": "numpy==2.0\nrich==1.0\n", "git": {"commit": "2" * 40}},
+                "files": {},
+            },
             {("code", "train.py"): ("a" * 12, None), ("code", "commit"): ("1" * 40, "2" * 40)},
         ),
     ],
@@ -85,10 +115,15 @@ def test_just_what_was_changed(tmp_path: Path, changed: dict[str, Any], expected
 
 
 def test_a_run_without_its_files_is_compared_by_what_is_left(tmp_path: Path) -> None:
-    a, b = made_run(tmp_path, 1), made_run(tmp_path, 2, args=["--lr", "1"])
+    a = made_run(tmp_path, 1)
+    b = made_run(tmp_path, 2, args=["--lr", "1"])
     for path in (a.directory / "environment.json", b.directory / "source.json"):
         path.unlink()
-    assert {one.section for one in compare(Row(a), Row(b))} == {"code", "configuration", "environment"}
+    assert {one.section for one in compare(Row(a), Row(b))} == {
+        "code",
+        "configuration",
+        "environment",
+    }
     (a.directory / "source.json").write_text("[" * 100_000)
     with refused("run-file-unreadable", CollectError):
         compare(Row(a), Row(b))
@@ -108,13 +143,19 @@ def test_data_differ_by_what_was_read_not_by_where_it_lies(tmp_path: Path) -> No
 def test_arrays_differ_in_their_tasks(tmp_path: Path) -> None:
     def array(job_id: int, lr: float, loss: float) -> Row:
         metrics = {"loss": {"last": loss}}
-        tasks = [{"id": f"{job_id}_{n}", "state": "COMPLETED", "config": {"lr": lr * n}} for n in (0, 1)]
+        tasks = [
+            {"id": f"{job_id}_{n}", "state": "COMPLETED", "config": {"lr": lr * n}} for n in (0, 1)
+        ]
         return Row(made_run(tmp_path, job_id, tasks=[tasks[0], {**tasks[1], "metrics": metrics}]))
 
     found = {
-        (one.section, one.key): (one.a, one.b) for one in compare(array(1, 0.1, 2.0), array(2, 0.2, 1.0))
+        (one.section, one.key): (one.a, one.b)
+        for one in compare(array(1, 0.1, 2.0), array(2, 0.2, 1.0))
     }
-    assert found == {("configuration", "task 1: lr"): (0.1, 0.2), ("result", "task 1: loss"): (2.0, 1.0)}
+    assert found == {
+        ("configuration", "task 1: lr"): (0.1, 0.2),
+        ("result", "task 1: loss"): (2.0, 1.0),
+    }
 
 
 def test_an_array_has_the_options_of_all_its_tasks_once(tmp_path: Path) -> None:
@@ -125,14 +166,22 @@ def test_an_array_has_the_options_of_all_its_tasks_once(tmp_path: Path) -> None:
         {"id": f"1_{n}", "state": "COMPLETED", "config": {**defaults, "lr": n}, "metrics": metrics}
         for n in range(3)
     ]
-    swept, single = made_run(tmp_path, 1, tasks=tasks), made_run(tmp_path, 2, config={**defaults, "lr": 9})
+    swept = made_run(tmp_path, 1, tasks=tasks)
+    single = made_run(tmp_path, 2, config={**defaults, "lr": 9})
     found = [(one.section, one.key) for one in compare(Row(swept), Row(single))]
     keys = ["task 0: lr", "task 1: lr", "task 2: lr", "lr"]
-    assert found == [*(("configuration", key) for key in keys), ("result", "exit"), ("result", "loss")]
+    assert found == [
+        *(("configuration", key) for key in keys),
+        ("result", "exit"),
+        ("result", "loss"),
+    ]
 
 
 def losses(*values: float, name: str = "loss", start: int = 1) -> list[dict[str, Any]]:
-    return [{"step": step, name: value, "loss_scale": 8.0 * step} for step, value in enumerate(values, start)]
+    return [
+        {"step": step, name: value, "loss_scale": 8.0 * step}
+        for step, value in enumerate(values, start)
+    ]
 
 
 NAN = float("nan")
@@ -158,7 +207,9 @@ NAN = float("nan")
         ([{"loss_scale": 1}], [{"loss_scale": 1}], None),
     ],
 )
-def test_losses_are_compared_step_by_step(tmp_path: Path, a: Any, b: Any, expected: Losses | None) -> None:
+def test_losses_are_compared_step_by_step(
+    tmp_path: Path, a: Any, b: Any, expected: Losses | None
+) -> None:
     runs = [Row(made_run(tmp_path, number, metrics=lines)) for number, lines in ((1, a), (2, b))]
     assert compare_losses(*runs) == expected
 
@@ -178,10 +229,13 @@ def test_losses_of_arrays_are_those_of_each_task(tmp_path: Path) -> None:
         for number, value in enumerate(last, first):
             folder = run.directory / f"task-{number}"
             folder.mkdir()
-            (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in losses(5, value)))
+            (folder / "metrics.jsonl").write_text(
+                "".join(json.dumps(one) + "\n" for one in losses(5, value))
+            )
         return Row(run)
 
-    a, b = array(1, 1.0, 2.0), array(2, 1.0, 3.0)
+    a = array(1, 1.0, 2.0)
+    b = array(2, 1.0, 3.0)
     assert compare_losses(a, b) == Losses(False, 4, 4, 4, first=2, largest=1.0)
     single = Row(made_run(tmp_path, 3, metrics=losses(5, 2.0)))
     for one in (single, array(4, 2.0, first=1)):

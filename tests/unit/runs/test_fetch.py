@@ -1,4 +1,6 @@
-"""Collecting a folder: hostile names, links, lies, changes under way, and going on after a break."""
+"""Collecting a folder: hostile names, links, lies, changes under way, and going on after a
+break.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +174,9 @@ FOLDER = b'["'  # how the request to list one begins
 def test_a_log_that_grows_is_taken_as_long_as_it_was(remote, tree):
     log = remote / "stdout.log"
     log.write_text("one\n")
-    fetch(remote, tree, Changing(lambda: log.write_text("one\ntwo\n"), times=100), still_changing=True)
+    fetch(
+        remote, tree, Changing(lambda: log.write_text("one\ntwo\n"), times=100), still_changing=True
+    )
     assert content(tree) == {b"stdout.log": b"one\n"}
 
 

@@ -24,7 +24,9 @@ from tests.support.messages import refused
 from tests.unit.runs.fetched import Talk, content, fetch, fetch_source, get
 
 
-def row(path: bytes, size: object = 1, kind: str = "file", space: object = 1, mtime: object = 1) -> str:
+def row(
+    path: bytes, size: object = 1, kind: str = "file", space: object = 1, mtime: object = 1
+) -> str:
     return f"{kind} {base64.b64encode(path).decode()} {0o644} {mtime} {size} {space} \n"
 
 
@@ -54,7 +56,19 @@ BOTH = pytest.mark.parametrize(("verb", "error"), [(fetch, CollectError), (get, 
 @BOTH
 @pytest.mark.parametrize(
     "path",
-    [b"/etc/passwd", b"../x", b"a/../../x", b"a/..", b".", b"", b"a//b", b"a/", b"a\0b", b"./a", b"b" * 256],
+    [
+        b"/etc/passwd",
+        b"../x",
+        b"a/../../x",
+        b"a/..",
+        b".",
+        b"",
+        b"a//b",
+        b"a/",
+        b"a\0b",
+        b"./a",
+        b"b" * 256,
+    ],
 )
 def test_paths_that_lead_elsewhere_are_refused(path, remote, tree, verb, error):
     around = row(b"a", kind="folder")
@@ -169,7 +183,9 @@ def header(size: int) -> bytes:
 
 
 def file_of(data: bytes, *, changed_to: bytes = b"") -> bytes:
-    """A file as it is sent; ``changed_to`` is the hash of what it is afterwards, if it changed meanwhile."""
+    """A file as it is sent; ``changed_to`` is the hash of what it is afterwards, if it changed
+    meanwhile.
+    """
     piece = header(len(data)) + data
     return header(len(data)) + piece + header(len(changed_to)) + changed_to
 
@@ -231,7 +247,9 @@ def test_a_list_that_does_not_end(monkeypatch, remote, tree):
 
 
 def test_of_many_things_that_stay_only_the_first_are_named(remote, tree):
-    listing = "".join(f"left {base64.b64encode(b'%d' % i).decode()} 0 0 0 0 a pipe\n" for i in range(3000))
+    listing = "".join(
+        f"left {base64.b64encode(b'%d' % i).decode()} 0 0 0 0 a pipe\n" for i in range(3000)
+    )
     manifest = fetch(remote, tree, Lying(listing, b""))
     assert len(manifest.skipped) == 1001
     assert manifest.skipped[-1].reason.startswith("2,000 more")
@@ -239,7 +257,9 @@ def test_of_many_things_that_stay_only_the_first_are_named(remote, tree):
 
 @given(st.binary(min_size=1, max_size=40))
 def test_no_path_gets_out_of_the_folder(path):
-    above = [row(b"/".join(path.split(b"/")[:n]), kind="folder") for n in range(1, path.count(b"/") + 1)]
+    above = [
+        row(b"/".join(path.split(b"/")[:n]), kind="folder") for n in range(1, path.count(b"/") + 1)
+    ]
     try:
         entries, left = parse_listing([*(line.encode() for line in above), row(path).encode()])
     except TransferError:

@@ -24,12 +24,15 @@ from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run, record
 
 Array: TypeAlias = np.ndarray[Any, Any]
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 
 
 @dataclass(frozen=True)
 class Case:
-    """A file of metrics. write: how it is written. axis: the key of the places; "row": their number."""
+    """A file of metrics. write: how it is written. axis: the key of the places; "row": their
+    number.
+    """
 
     columns: Mapping[str, Array]
     write: Callable[[Path, Mapping[str, Array]], None]
@@ -50,15 +53,23 @@ def by_step(count: int, **others: float) -> dict[str, Array]:
 
 
 def text_of(columns: Mapping[str, Array], row: str) -> str:
-    return "".join(row % values for values in zip(*(each.tolist() for each in columns.values()), strict=True))
+    return "".join(
+        row % values for values in zip(*(each.tolist() for each in columns.values()), strict=True)
+    )
 
 
 def as_lines(more: str = "") -> Callable[[Path, Mapping[str, Array]], None]:
     """Return a writer of metrics.jsonl. more: further text in each line."""
 
     def write(folder: Path, columns: Mapping[str, Array]) -> None:
-        text = text_of(columns, f"{{{', '.join(f'{json.dumps(key)}: %s' for key in columns)}{more}}}\n")
-        text = text.replace(": nan", ": NaN").replace(": inf", ": Infinity").replace(": -inf", ": -Infinity")
+        text = text_of(
+            columns, f"{{{', '.join(f'{json.dumps(key)}: %s' for key in columns)}{more}}}\n"
+        )
+        text = (
+            text.replace(": nan", ": NaN")
+            .replace(": inf", ": Infinity")
+            .replace(": -inf", ": -Infinity")
+        )
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(text)
 
@@ -78,7 +89,8 @@ def as_state(folder: Path, columns: Mapping[str, Array]) -> None:
 
 def restarted() -> Mapping[str, Array]:
     """Return the losses of two attempts. The second begins in the middle of the first."""
-    first, second = by_step(20_000, at_15000=9.0), by_step(30_000, at_25000=-3.0)
+    first = by_step(20_000, at_15000=9.0)
+    second = by_step(30_000, at_25000=-3.0)
     second = {"step": second["step"][10_000:], "loss": second["loss"][10_000:] + 1}
     return {key: np.concatenate([first[key], second[key]]) for key in first}
 
@@ -124,7 +136,8 @@ def check(row: Row, name: str, case: Case) -> None:
     ys = case.columns["loss"]
     xs = np.arange(1, len(ys) + 1) if case.axis == "row" else case.columns[case.axis]
     finite = np.isfinite(ys)
-    low, high = np.argmin(np.where(finite, ys, INF)), np.argmax(np.where(finite, ys, -INF))
+    low = np.argmin(np.where(finite, ys, INF))
+    high = np.argmax(np.where(finite, ys, -INF))
     metric = row.metrics[name]
     assert (metric.axis, metric.count, metric.last_step) == (case.axis, len(ys), xs[-1])
     assert (row.value(f"{name}.min"), metric.min_step) == (ys[low], xs[low])
@@ -154,7 +167,9 @@ def test_figures_of_a_run_are_those_of_all_its_values(tmp_path: Path, case: Case
 
 
 def test_figures_of_two_runs_in_a_file_are_apart(tmp_path: Path) -> None:
-    cases = {run: Case(by_step(3000, at_7=value), LINES) for run, value in (("a", 9.0), ("b", -9.0))}
+    cases = {
+        run: Case(by_step(3000, at_7=value), LINES) for run, value in (("a", 9.0), ("b", -9.0))
+    }
     row = collected(tmp_path)
     lines = [
         {"run": run, "step": step, "loss": loss}
@@ -172,7 +187,10 @@ def test_tasks_of_a_sweep_are_ranked_by_their_last_values(tmp_path: Path) -> Non
     """Task 1 is worse than the others, except for its last value."""
     losses = [noise(60_000, seed) + seed % 2 for seed in range(4)]
     losses[1][-1] = -1.0
-    tasks = [{"id": f"1_{n}", "state": "COMPLETED", "nodes": ["n1"], "config": {"seed": n}} for n in range(4)]
+    tasks = [
+        {"id": f"1_{n}", "state": "COMPLETED", "nodes": ["n1"], "config": {"seed": n}}
+        for n in range(4)
+    ]
     run = made_run(tmp_path, tasks=tasks, sweep={"keys": ["seed"], "metric": "loss", "goal": "min"})
     for task, ys in zip(run.tasks, losses, strict=True):
         (run.directory / task.folder).mkdir()
@@ -207,7 +225,9 @@ def test_medians_of_a_scaling_and_a_report_are_those_of_all_values(tmp_path: Pat
     ]  # fmt: skip
     (first,) = scaling_of(rows).curves
     assert first.sizes[0].figures["samples_per_s"].mean == pytest.approx(np.median(speeds))
-    assert any(f"median speed: {np.median(speeds):.2f}" in line for line in report_of(rows[:1]).verdict)
+    assert any(
+        f"median speed: {np.median(speeds):.2f}" in line for line in report_of(rows[:1]).verdict
+    )
 
 
 def test_scaling_of_a_run_whose_metrics_are_incomplete_says_so(
@@ -225,14 +245,19 @@ def test_scaling_of_a_run_whose_metrics_are_incomplete_says_so(
     ]  # fmt: skip
     missing = scaling_of(rows).missing
     assert [
-        [row.shown in text and "metrics.jsonl" in text for text in missing].count(True) for row in rows
+        [row.shown in text and "metrics.jsonl" in text for text in missing].count(True)
+        for row in rows
     ] == [1, 1]
 
 
 def test_a_sweep_names_tasks_behind_the_charts_with_incomplete_metrics(tmp_path: Path) -> None:
     tasks = [
         {
-            **{"id": f"1_{n}", "state": "COMPLETED", "metrics": {"loss": {"last": float(n), "count": 1}}},
+            **{
+                "id": f"1_{n}",
+                "state": "COMPLETED",
+                "metrics": {"loss": {"last": float(n), "count": 1}},
+            },
             "left_out": ["3 lines"] if n == 18 else [],
         }
         for n in range(20)
@@ -245,7 +270,10 @@ def test_a_replay_that_differs_in_its_last_step_only_is_different(tmp_path: Path
     columns = by_step(60_000)
     other = {**columns, "loss": columns["loss"].copy()}
     other["loss"][-1] += 1
-    rows = [collected(tmp_path, Case(each, LINES), job_id=n) for n, each in enumerate((columns, other), 1)]
+    rows = [
+        collected(tmp_path, Case(each, LINES), job_id=n)
+        for n, each in enumerate((columns, other), 1)
+    ]
     losses = compare_losses(*rows)
     assert losses is not None
     assert (losses.identical, losses.steps, losses.first) == (False, 60_000, 59_999)
@@ -268,7 +296,9 @@ def test_use_of_nodes_is_that_of_all_samples(tmp_path: Path) -> None:
     row = collected(tmp_path, end_time=TIME + 30_000)
     (row.folder / "telemetry").mkdir()
     columns = {"time": TIME + np.arange(20_000), "cpu_percent": cpu, "memory_used_mib": 100 * cpu}
-    text = text_of(columns, '{"kind": "sample", "time": %s, "cpu_percent": %s, "memory_used_mib": %s}\n')
+    text = text_of(
+        columns, '{"kind": "sample", "time": %s, "cpu_percent": %s, "memory_used_mib": %s}\n'
+    )
     (row.folder / "telemetry/n1.jsonl").write_text(text)
     use = telemetry.node_use(row.folder, ["n1"])
     assert use["cpu_percent"] == pytest.approx(cpu.mean())
@@ -278,7 +308,8 @@ def test_use_of_nodes_is_that_of_all_samples(tmp_path: Path) -> None:
 
 
 def test_curve_with_the_same_values_in_other_pieces_is_the_same() -> None:
-    xs, ys = [*range(10_000)], noise(10_000, at_9=NAN, at_500=INF).tolist()
+    xs = [*range(10_000)]
+    ys = noise(10_000, at_9=NAN, at_500=INF).tolist()
     curves = []
     for size in (1, 7, 1000, 10_000):
         each = curve.Curve()
@@ -292,7 +323,13 @@ def test_values_without_a_step_among_others_are_counted_and_named(tmp_path: Path
     lines = [{"loss": 9.0}, *({"step": n, "loss": 1 / n} for n in range(1, 9)), {"loss": 0.01}]
     row = Row(made_run(tmp_path, metrics=lines))
     loss = row.metrics["loss"]
-    assert (loss.count, loss.last, loss.last_step, loss.max, loss.max_step) == (10, 0.01, None, 9.0, None)
+    assert (loss.count, loss.last, loss.last_step, loss.max, loss.max_step) == (
+        10,
+        0.01,
+        None,
+        9.0,
+        None,
+    )
     report = report_of([row])
     assert chart_of(report, "loss").series[0].points == [(n, 1 / n) for n in range(1, 9)]
     (section,) = [each for each in report.sections if each.title == "Metrics"]
@@ -306,7 +343,9 @@ def test_repeated_steps_are_named_in_the_report(tmp_path: Path) -> None:
 
 
 def test_nested_numbers_have_the_names_of_both_keys(tmp_path: Path) -> None:
-    lines = [{"step": n, "train": {"loss": n, "deep": {"acc": 1, "t": "x"}}, "lr": 1} for n in range(3)]
+    lines = [
+        {"step": n, "train": {"loss": n, "deep": {"acc": 1, "t": "x"}}, "lr": 1} for n in range(3)
+    ]
     row = Row(made_run(tmp_path, metrics=[*lines, {"config": {"lr": 9}}]))
     assert {name: metric.last for name, metric in row.metrics.items()} == {
         "train.loss": 2, "train.deep.acc": 1, "lr": 1

@@ -37,7 +37,14 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         [(1e-3, 0.5, "COMPLETED"), (1e-2, 0.3, "COMPLETED"), (1e-1, float("nan"), "FAILED")], 1
     ):
         lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": loss, "best": True}]
-        made_run(out, number, args=["--lr", str(lr)], metrics=lines, state=state, tags=["a", f"t{number}"])
+        made_run(
+            out,
+            number,
+            args=["--lr", str(lr)],
+            metrics=lines,
+            state=state,
+            tags=["a", f"t{number}"],
+        )
     made_run(out, 4, name="shell", args=["--mode", "fast"], user="bob", note="no metrics")
     (out / "notes").mkdir()
     return out
@@ -114,7 +121,9 @@ def test_by_tags_and_time(out: Path) -> None:
         ("xyzzy>1", "unknown-run-key", "run, job,"),
     ],
 )
-def test_a_condition_that_can_not_be_understood(out: Path, condition: str, code: str, shown: str) -> None:
+def test_a_condition_that_can_not_be_understood(
+    out: Path, condition: str, code: str, shown: str
+) -> None:
     with refused(code, UsageError, shown):
         select(out, where=[condition])
 
@@ -146,10 +155,19 @@ def numbers(ranking: Ranking) -> list[str]:
 
 def test_tasks_that_did_not_complete_rank_behind(out: Path) -> None:
     """Also behind a task that completed with NaN, in either order."""
-    states = {"FAILED": 0.1, "COMPLETED": 0.5, "TIMEOUT": 0.2, "COMPLETED2": None, "COMPLETED3": 0.3}
+    states = {
+        "FAILED": 0.1,
+        "COMPLETED": 0.5,
+        "TIMEOUT": 0.2,
+        "COMPLETED2": None,
+        "COMPLETED3": 0.3,
+    }
     run = sweep_of(out, states, metric="eval_loss", goal="min")
     ranking = ranked(run)
-    assert (numbers(ranking), ranking.best and ranking.best.number) == (["4", "1", "3", "0", "2"], "4")
+    assert (numbers(ranking), ranking.best and ranking.best.number) == (
+        ["4", "1", "3", "0", "2"],
+        "4",
+    )
     worst_first = ranked(run, reverse=True)
     assert (numbers(worst_first)[:2], worst_first.best) == (["1", "4"], ranking.best)
     assert [row.number for row in list_runs(sweep=run)] == numbers(ranking)
@@ -176,7 +194,9 @@ def test_goal_of_sweep_holds_for_its_metric_alone(out: Path) -> None:
 @pytest.mark.parametrize("name", ["cost", "a"])
 def test_metric_with_the_name_of_a_field_or_an_option_ranks(out: Path, name: str) -> None:
     """`cost` is a field of runs, and ``a`` an option of the tasks, in ascending order."""
-    run = sweep_of(out, {"COMPLETED": 3.0, "COMPLETED2": 1.0, "COMPLETED3": 2.0}, metric=name, goal="min")
+    run = sweep_of(
+        out, {"COMPLETED": 3.0, "COMPLETED2": 1.0, "COMPLETED3": 2.0}, metric=name, goal="min"
+    )
     ranking = ranked(run)
     assert (numbers(ranking), ranking.best_value) == (["1", "2", "0"], 1.0)
 
@@ -198,7 +218,13 @@ def test_a_run_has_several_names(out: Path) -> None:
 
 
 def test_a_task_of_an_array_is_a_row_of_its_own(out: Path) -> None:
-    task = {"state": "COMPLETED", "exit_code": 0, "nodes": ["demo-train-1"], "start_time": 1, "end_time": 4}
+    task = {
+        "state": "COMPLETED",
+        "exit_code": 0,
+        "nodes": ["demo-train-1"],
+        "start_time": 1,
+        "end_time": 4,
+    }
     config = [{"lr": 0.1}, {"lr": 0.2}]
     tasks = [{**task, "id": f"5_{number}", "config": one} for number, one in enumerate(config)]
     made_run(out, 5, tasks=tasks)
@@ -258,7 +284,9 @@ def add_job(cluster: str, job_id: str) -> None:
 
 
 def test_job_id_of_two_clusters_is_refused_without_a_choice(out: Path) -> None:
-    """Also in the Python interface, which takes no list of jobs. Each name in the error is accepted."""
+    """Also in the Python interface, which takes no list of jobs. Each name in the error is
+    accepted.
+    """
     add_job("other", "1")
     for find in (lambda: named_run("1"), lambda: list_runs(sweep="1")):
         with refused("run-ambiguous", UsageError, "demo/1, other/1"):
@@ -286,7 +314,12 @@ def test_names_choose_the_cluster_of_a_command_on_jobs(out: Path) -> None:
     for cluster, job_id in (("demo", "1"), ("demo", "7"), ("other", "1"), ("other", "8")):
         add_job(cluster, job_id)
     unchosen = ChosenCluster()
-    for name, cluster in (("other/5", "other"), ("demo-2-train", "demo"), ("8", "other"), ("6_1", None)):
+    for name, cluster in (
+        ("other/5", "other"),
+        ("demo-2-train", "demo"),
+        ("8", "other"),
+        ("6_1", None),
+    ):
         assert unchosen.of_jobs([name]).name == cluster, name
     with refused("run-ambiguous", UsageError, "demo/1, other/1"):
         unchosen.of_jobs(["1"])
@@ -300,7 +333,9 @@ def test_names_choose_the_cluster_of_a_command_on_jobs(out: Path) -> None:
 
 
 def test_runs_of_earlier_clusters_do_not_compete_with_jobs(out: Path) -> None:
-    """Job 2 of the earlier cluster demo was collected, and so was job 2 of a cluster that is down."""
+    """Job 2 of the earlier cluster demo was collected, and so was job 2 of a cluster that is
+    down.
+    """
     for cluster, job_id in (("demo", "2"), ("other", "8")):
         add_job(cluster, job_id)
     made_run(out, 2, name="earlier", token="a" * 8)

@@ -81,7 +81,9 @@ def test_what_a_run_holds(session, cluster, tmp_path, out):
     assert run.elapsed_s is not None
     assert (run.args, run.config, run.metrics["loss"].last) == (("--lr", "0.1"), {"lr": 0.1}, 0.5)
     assert (run.price_per_hour, run.cost_usd) == (None, None)
-    assert json.loads((run.directory / "sacct.json").read_text())["jobs"][0]["job_id"] == int(job_id)
+    assert json.loads((run.directory / "sacct.json").read_text())["jobs"][0]["job_id"] == int(
+        job_id
+    )
     (restart,) = run.tasks[0].interruptions
     assert (restart["number"], restart["started"]) == (1, 4e9)
     told = json.loads((run.directory / "environment.json").read_text())
@@ -96,7 +98,9 @@ def test_what_a_run_holds(session, cluster, tmp_path, out):
 
 def priced(session: Session, usd_per_hour: float) -> Session:
     """The same session, with nodes that cost something."""
-    partitions = tuple(p.model_copy(update={"price_per_hour": usd_per_hour}) for p in session.spec.partitions)
+    partitions = tuple(
+        p.model_copy(update={"price_per_hour": usd_per_hour}) for p in session.spec.partitions
+    )
     spec = session.spec.model_copy(update={"partitions": partitions})
     session.workspace.spec.write_text(dump_spec(spec))
     return session
@@ -112,7 +116,8 @@ def test_all_nodes_of_all_tasks_are_paid_for() -> None:
 
 
 def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
-    """Also if the job was cancelled before it started again, and not those of an earlier job with its id.
+    """Also if the job was cancelled before it started again, and not those of an earlier job with
+    its id.
 
     The energy that a GPU used between the attempts does not count: another job may have used it.
     """
@@ -120,10 +125,20 @@ def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
         job_id = finished(session, cluster, tmp_path, "true")
         job = cluster.job(job_id)
         start = job["start"]
-        first = {**job, "state": "REQUEUED", "submit": start - 200, "start": start - 100, "end": start - 40}
+        first = {
+            **job,
+            "state": "REQUEUED",
+            "submit": start - 200,
+            "start": start - 100,
+            "end": start - 40,
+        }
         first["nodes"] = "n[1-5]"
         with cluster.state() as state:
-            end = {"state": "CANCELLED", "nodes": "None assigned"} if cancelled else {"nodes": "n[2-3]"}
+            end = (
+                {"state": "CANCELLED", "nodes": "None assigned"}
+                if cancelled
+                else {"nodes": "n[2-3]"}
+            )
             state["jobs"][job_id] |= end | {
                 "end": start + (0 if cancelled else 30),
                 "attempts": [{**first, "dir": "/other", "start": 1, "end": 9}, first],
@@ -132,7 +147,8 @@ def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
         telemetry = Path(job["dir"], "telemetry")
         telemetry.mkdir(exist_ok=True)
         gpus = {
-            at: [{"index": i, "energy_mj": 1000 * at * (1 + i)} for i in range(2)] for at in (-95, -45, 5, 25)
+            at: [{"index": i, "energy_mj": 1000 * at * (1 + i)} for i in range(2)]
+            for at in (-95, -45, 5, 25)
         }
         samples = [{"kind": "sample", "time": start + at, "gpus": gpus[at]} for at in gpus]
         for node in ("n2", "n3"):
@@ -142,10 +158,17 @@ def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
             (start - 100, start - 40, 5),
             *([] if cancelled else [(start, start + 30, 2)]),
         ]
-        assert (run.submit_time, run.start_time, run.elapsed_s) == (start - 200, start - 100, elapsed)
+        assert (run.submit_time, run.start_time, run.elapsed_s) == (
+            start - 200,
+            start - 100,
+            elapsed,
+        )
         assert Row(run).value("elapsed") == elapsed
         written = json.loads((run.directory / "run.json").read_text())
-        assert {written[key] for key in ("node_hours", "gpu_energy_j")} == {run.node_hours, run.gpu_energy_j}
+        assert {written[key] for key in ("node_hours", "gpu_energy_j")} == {
+            run.node_hours,
+            run.gpu_energy_j,
+        }
         assert run.node_hours == pytest.approx(usd)
         # Of two nodes, each with a GPU and another one that uses twice as much.
         assert run.gpu_energy_j == 2 * (1 + 2) * (50 if cancelled else 70)
@@ -156,7 +179,9 @@ def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
 
 
 def test_time_from_an_end_to_its_requeue_costs_nothing(session, cluster, tmp_path, out):
-    """A person requeued the job 40 s after its end, and the accounting ends the attempt only then."""
+    """A person requeued the job 40 s after its end, and the accounting ends the attempt only
+    then.
+    """
     job_id = finished(session, cluster, tmp_path, "true")
     job = cluster.job(job_id)
     start = job["start"]
@@ -176,7 +201,9 @@ def test_time_from_an_end_to_its_requeue_costs_nothing(session, cluster, tmp_pat
 
 def test_energy_of_an_array_is_the_sum_of_its_tasks(session, cluster, tmp_path, out):
     (run,) = collect(session, [finished(session, cluster, tmp_path, "true")], out=out)
-    tasks = [run.tasks[0].model_copy(update={"gpu_energy_j": joules}) for joules in (3.0, None, 4.0)]
+    tasks = [
+        run.tasks[0].model_copy(update={"gpu_energy_j": joules}) for joules in (3.0, None, 4.0)
+    ]
     energies = [run.model_copy(update={"tasks": part}).gpu_energy_j for part in (tasks, tasks[1:2])]
     assert energies == [7, None]
 
@@ -193,7 +220,8 @@ def test_attempts_without_accounting_are_those_of_the_job_itself(session, cluste
     job_id = finished(session, cluster, tmp_path, f"cat >../job.events <<'END'\n{lines}\nEND")
     cluster.change(job_id, forgotten=True)
     quick = cluster.session(patience_s=0.0)
-    quick.slurm.no_accounting, quick.slurm.ledger = "closed", session.ledger
+    quick.slurm.no_accounting = "closed"
+    quick.slurm.ledger = session.ledger
     (run,) = collect(quick, [job_id], out=out)
     assert [(a.start_time, a.end_time, a.nodes) for a in run.attempts] == [
         (1000, 1061, ("n1", "n2")),
@@ -218,7 +246,8 @@ def test_killed_attempts_without_accounting_count(session, cluster, tmp_path, ou
     (folder / "telemetry" / "n1.jsonl").write_text("\n".join(map(json.dumps, lines)))
     cluster.change(job_id, end=start + 30)
     quick = cluster.session(patience_s=0.0)
-    quick.slurm.no_accounting, quick.slurm.ledger = "closed", session.ledger
+    quick.slurm.no_accounting = "closed"
+    quick.slurm.ledger = session.ledger
     (run,) = collect(quick, [job_id], out=out)
     assert [(a.start_time, a.end_time, a.nodes) for a in run.attempts] == [
         (start - 1000, start - 940, ("n1",)),
@@ -242,9 +271,9 @@ def test_what_a_job_does_to_its_folder_does_not_hold_its_run_up(session, cluster
     assert RunRecord.load(run.directory) == run
     told = json.loads((run.directory / "environment.json").read_text())
     assert (told["client"]["job"]["name"], told["hosts"]) == ("mine", {})
-    assert {one.path: one.reason for one in run.skipped if one.path != "telemetry.log"} == dict.fromkeys(
-        ("outputs.json", "source.json"), "a named pipe"
-    )
+    assert {
+        one.path: one.reason for one in run.skipped if one.path != "telemetry.log"
+    } == dict.fromkeys(("outputs.json", "source.json"), "a named pipe")
     kept = [f"{name}.json.from-job/x" for name in ("run", "sacct", "environment.client")]
     assert all((run.directory / name).is_file() for name in (*kept, "telemetry/n3.jsonl/x"))
 
@@ -273,7 +302,9 @@ CHECK = ("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
 
 
 def test_collecting_twice_changes_nothing_and_the_sums_hold(session, cluster, tmp_path, out):
-    job_id = finished(session, cluster, tmp_path, r"touch $'new\nline' 'back\slash' $'\xff'; echo x >'a b'")
+    job_id = finished(
+        session, cluster, tmp_path, r"touch $'new\nline' 'back\slash' $'\xff'; echo x >'a b'"
+    )
     (run,) = collect(session, [job_id], out=out)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert collect(session, [job_id], out=out) == (run,)
@@ -281,9 +312,12 @@ def test_collecting_twice_changes_nothing_and_the_sums_hold(session, cluster, tm
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     subprocess.run(CHECK, cwd=run.directory, check=True)
     listed = len((run.directory / "SHA256SUMS").read_bytes().splitlines())
-    assert listed == sum(1 for p in run.directory.rglob("*") if p.is_file()) - 2  # itself, and report.html
+    # Itself, and report.html.
+    assert listed == sum(1 for p in run.directory.rglob("*") if p.is_file()) - 2
     (run.directory / "a b").write_text("y\n")
-    assert subprocess.run(CHECK, cwd=run.directory, check=False, capture_output=True).returncode == 1
+    assert (
+        subprocess.run(CHECK, cwd=run.directory, check=False, capture_output=True).returncode == 1
+    )
 
 
 CHECKPOINTS = """mkdir -p checkpoints/step_1 checkpoints/step_2; echo 1 >checkpoints/step_1/w
@@ -303,7 +337,9 @@ def test_what_was_left_comes_later_and_touches_nothing(session, cluster, tmp_pat
     (Path(run.remote_dir) / "stdout.log").unlink()  # to make room there
     (again,) = collect(session, out=out, selection=Selection("all"))
     assert (again.skipped, again.directory, again.files) == ((), run.directory, run.files + 1)
-    content = {name: (again.directory / name).read_text() for name in ("result", "NOTES", "stdout.log")}
+    content = {
+        name: (again.directory / name).read_text() for name in ("result", "NOTES", "stdout.log")
+    }
     assert content == {"result": "looked at", "NOTES": "mine", "stdout.log": ""}
     assert (again.directory / "checkpoints" / "step_1" / "w").read_text() == "1\n"
     (run.directory / "result").write_text("result\n")
@@ -345,7 +381,9 @@ def test_what_stands_in_the_place_of_a_run_is_left_alone(session, cluster, tmp_p
 
 
 def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path, out):
-    job_id = submitted(session, tmp_path, "echo early; until [[ -e go ]]; do sleep 0.05; done; echo late")
+    job_id = submitted(
+        session, tmp_path, "echo early; until [[ -e go ]]; do sleep 0.05; done; echo late"
+    )
     log = Path(cluster.job(job_id)["dir"]) / "stdout.log"
     while not log.exists() or not log.stat().st_size:
         time.sleep(0.05)
@@ -413,7 +451,9 @@ def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
 
 
 def test_a_job_that_slurm_knows_no_more_comes_home_all_the_same(session, cluster, tmp_path, out):
-    purged, known = (finished(session, cluster, tmp_path, f"echo {name}", name) for name in ("a", "b"))
+    purged, known = (
+        finished(session, cluster, tmp_path, f"echo {name}", name) for name in ("a", "b")
+    )
     assert [run.state for run in collect(session, [known], out=out)] == ["COMPLETED"]
     with cluster.state() as state:
         del state["jobs"][purged]
@@ -427,10 +467,13 @@ def test_a_job_that_slurm_knows_no_more_comes_home_all_the_same(session, cluster
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_destroyed_job_is_not_recorded_with_a_later_job_of_its_id(session, cluster, tmp_path, out, is_known):
+def test_destroyed_job_is_not_recorded_with_a_later_job_of_its_id(
+    session, cluster, tmp_path, out, is_known
+):
     """`down` was killed, and `up` created the cluster again, whose Slurm numbers jobs from 1.
 
-    is_known: whether the later job was submitted from this machine. Otherwise only its comment tells.
+    is_known: whether the later job was submitted from this machine. Otherwise only its comment
+        tells.
     """
     job_id = finished(session, cluster, tmp_path, "echo old", "a")
     (old,) = cluster.ledger.entries()
@@ -439,7 +482,9 @@ def test_destroyed_job_is_not_recorded_with_a_later_job_of_its_id(session, clust
     comment = "" if is_known else comment_of(later)
     cluster.change(job_id, state="FAILED", exit_code=3, comment=comment, dir=str(tmp_path / later))
     if is_known:
-        cluster.ledger.add(replace(old, token=later, remote_dir=str(tmp_path / later), run_dir="/r"))
+        cluster.ledger.add(
+            replace(old, token=later, remote_dir=str(tmp_path / later), run_dir="/r")
+        )
     (run,) = collect(session, out=out)
     assert (run.token, run.state, run.final) == (old.token, "PURGED", True)
     assert not (run.directory / "sacct.json").exists()
@@ -486,7 +531,9 @@ def test_collect_without_accounting_completes_later(session, cluster, tmp_path, 
     with cluster.state() as played:
         played["accounting_away"] = False
     runs = collect(session, out=tmp_path / "runs")
-    assert [(run.job_id, run.state, run.skipped) for run in runs] == [(i, "COMPLETED", ()) for i in ids]
+    assert [(run.job_id, run.state, run.skipped) for run in runs] == [
+        (i, "COMPLETED", ()) for i in ids
+    ]
     assert all((run.directory / "sacct.json").exists() for run in runs)
 
 
@@ -550,7 +597,8 @@ def test_a_job_of_another_workspace_is_collected_by_its_id(session, cluster, tmp
     (run,) = collect(elsewhere, [job_id], out=out)
     assert run.directory.parent == out
     assert run.directory.name == f"demo-{job_id}-.._.._hostile__name"
-    # What was sent with it is not known here: what its folder has under our names is not taken for ours.
+    # What was sent with it is not known here: what its folder has under our names is not taken for
+    # ours.
     assert (run.directory / "job.sbatch.from-job").is_file()
     assert not (run.directory / "job.sbatch").exists()
     assert (run.directory / "spec.yaml").is_file()
@@ -571,7 +619,9 @@ def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, t
     (folder / "small").write_text("small")
     (folder / "link").symlink_to("large")
     (folder / "turned").symlink_to("large")
-    body = "printf x | dd of=changed conv=notrunc; echo >>grown; ln -sf small turned; cp large made; "
+    body = (
+        "printf x | dd of=changed conv=notrunc; echo >>grown; ln -sf small turned; cp large made; "
+    )
     body += "mkdir task-1; ln -s ../small task-1/small; ln -s ../made task-1/x; "
     body += "ln -s nowhere gone; ln -s /etc etc"
     job_id = finished(session, cluster, folder, body)
@@ -588,4 +638,6 @@ def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, t
     for name in ("changed", "grown", "small", "made"):
         assert (run.directory / name).is_file()
     assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
-    assert not_brought_home(run).endswith(": not collected: files/etc -> /etc and 1 more (a symbolic link)")
+    assert not_brought_home(run).endswith(
+        ": not collected: files/etc -> /etc and 1 more (a symbolic link)"
+    )

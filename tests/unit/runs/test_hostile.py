@@ -1,4 +1,6 @@
-"""Folders of jobs that mean harm, or were unlucky: each costs itself, is named, and the others come home."""
+"""Folders of jobs that mean harm, or were unlucky: each costs itself, is named, and the others come
+home.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,14 @@ from tests.unit.runs.fetched import Talk, content, fetch, fetch_source
 
 TIB = 1 << 40
 OURS = (
-    *("source.json", "outputs.json", "environment.client.json", "run.json", "sacct.json", "environment.json"),
+    *(
+        "source.json",
+        "outputs.json",
+        "environment.client.json",
+        "run.json",
+        "sacct.json",
+        "environment.json",
+    ),
     *("spec.yaml", "job.sbatch", "stdout.log", "metrics.jsonl", "telemetry"),
 )
 
@@ -52,7 +61,8 @@ PUT: Mapping[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize(
-    "kind", ["pipe", "sparse", "nested", "list", *in_sweep("endless", "dangling", "folder", "socket")]
+    "kind",
+    ["pipe", "sparse", "nested", "list", *in_sweep("endless", "dangling", "folder", "socket")],
 )
 def test_none_of_our_names_is_waited_for_or_followed(remote, tree, monkeypatch, kind):
     monkeypatch.chdir(remote)  # a socket's path may have at most 108 bytes
@@ -123,7 +133,9 @@ def test_links_inside_a_job_come_home_and_others_are_recorded(remote, tree):
     assert b"link" not in content(tree).values()
     make_links(tree, manifest.links)
     made = {
-        str(path.relative_to(tree)): str(path.readlink()) for path in tree.rglob("*") if path.is_symlink()
+        str(path.relative_to(tree)): str(path.readlink())
+        for path in tree.rglob("*")
+        if path.is_symlink()
     }
     assert made == {name: home for name, (_, home) in LINKS.items() if home}
     assert (tree / "chain/a").read_text() == "steps/2/a"
@@ -150,13 +162,15 @@ def test_links_are_made_over_nothing_and_through_nothing(tree, tmp_path):
 def test_links_survive_a_second_collection_and_are_not_hashed(session, cluster, tmp_path):
     body = "mkdir out checkpoints; echo 1 >out/a; ln -s out/a best; ln -s out here; "
     body += (
-        "echo w >checkpoints/step-1.ckpt; echo w >checkpoints/step-2.ckpt; ln -s step-2.ckpt checkpoints/last"
+        "echo w >checkpoints/step-1.ckpt; echo w >checkpoints/step-2.ckpt; ln -s step-2.ckpt "
+        "checkpoints/last"
     )
     job_id = finished(session, cluster, tmp_path, body)
     for selection in (Selection(), fetching.ALL):
         (run,) = collect(session, [job_id], out=tmp_path / "runs", selection=selection)
         places = {
-            name: str((run.directory / name).readlink()) for name in ("best", "here", "checkpoints/last")
+            name: str((run.directory / name).readlink())
+            for name in ("best", "here", "checkpoints/last")
         }
         assert places == {"best": "out/a", "here": "out", "checkpoints/last": "step-2.ckpt"}
         sums = (run.directory / "SHA256SUMS").read_text()
@@ -266,7 +280,10 @@ def test_our_records_are_ours_whatever_a_job_writes(session, cluster, tmp_path):
     assert (run.directory / "spec.yaml").read_text() == (right.directory / "spec.yaml").read_text()
     assert (run.directory / "job.sbatch").read_text().startswith("#!/bin/bash")
     assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
-    assert json.loads((run.directory / "environment.json").read_text())["client"]["job"]["name"] == "forger"
+    assert (
+        json.loads((run.directory / "environment.json").read_text())["client"]["job"]["name"]
+        == "forger"
+    )
 
 
 class Hanging(LocalTransport):
@@ -295,7 +312,10 @@ def test_a_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp
         collect(replace(session, scheduler=SlurmClient(hanging)), out=tmp_path / "runs")
     assert caught.value.failures[0].code == "job-files-unreadable"
     assert "no answer" in caught.value.failures[0].cause
-    assert sorted(path.name for path in (tmp_path / "runs").glob("[!.]*")) == ["demo-1-a", "demo-3-c"]
+    assert sorted(path.name for path in (tmp_path / "runs").glob("[!.]*")) == [
+        "demo-1-a",
+        "demo-3-c",
+    ]
 
 
 def test_many_sparse_files_hold_nobody_up(remote, tree):

@@ -24,7 +24,12 @@ def test_what_is_not_home(tmp_path):
     ledger.add(entry("snapshot", job_id="2", run_dir="/r", run_state="RUNNING"))
     ledger.add(entry("stopped", job_id="4", run_dir="/r", run_state="STOPPED"))
     ledger.add(entry("home", job_id="3", run_dir="/r", run_state="FAILED"))
-    assert [e.token for e in uncollected(workspace)] == ["never-answered", "out", "snapshot", "stopped"]
+    assert [e.token for e in uncollected(workspace)] == [
+        "never-answered",
+        "out",
+        "snapshot",
+        "stopped",
+    ]
 
 
 def test_the_ledger_survives_a_torn_line(tmp_path):
@@ -91,7 +96,8 @@ def test_keys_of_a_later_version_are_no_damage(tmp_path):
 def test_entry_is_superseded_by_a_later_job_with_its_id(tmp_path):
     ledger = Ledger(tmp_path / "jobs.jsonl")
     old, other, new = (
-        ledger.add(entry(token, job_id=number)) for token, number in (("a", "2"), ("b", "3"), ("c", "2"))
+        ledger.add(entry(token, job_id=number))
+        for token, number in (("a", "2"), ("b", "3"), ("c", "2"))
     )
     ledger.add(entry("d", job_id="3", refused=True))
     assert [ledger.is_superseded(e) for e in (old, other, new)] == [True, False, False]
@@ -112,6 +118,13 @@ def test_what_is_noted_and_kept_of_a_job_is_ours_alone(tmp_path):
     ledger.add(entry("a"))
     ledger.keep("a" * 8, {"job.sbatch": b"x"})
     assert ledger.kept("a" * 8) == {"job.sbatch": b"x"}
-    modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
-    ours = {"jobs": 0o700, "jobs/aaaaaaaa": 0o700, "jobs/aaaaaaaa/job.sbatch": 0o600, "jobs.jsonl": 0o600}
+    modes = {
+        str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")
+    }
+    ours = {
+        "jobs": 0o700,
+        "jobs/aaaaaaaa": 0o700,
+        "jobs/aaaaaaaa/job.sbatch": 0o600,
+        "jobs.jsonl": 0o600,
+    }
     assert modes == ours

@@ -1,6 +1,8 @@
-"""What exists only on a cluster is found, however it came to be there, and brought here; nothing else is.
+"""What exists only on a cluster is found, however it came to be there, and brought here; nothing
+else is.
 
-This machine stands for the hosts of a cluster: the program that looks runs here, on folders of the test.
+This machine stands for the hosts of a cluster: the program that looks runs here, on folders of the
+test.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Stage:
 
     @property
     def search(self) -> Search:
-        controller, shared = host_of("demo-ctl", CONTROLLER), str(self.home.parents[1])
+        controller = host_of("demo-ctl", CONTROLLER)
+        shared = str(self.home.parents[1])
         inventory = inventory_of(cluster="demo", hosts=(controller,), shared=shared)
         return Search(inventory, self.workspace, lambda _: self.transport, (), shared=True)
 
@@ -97,7 +100,8 @@ class Stage:
         here.write_text("sent\n")
         shutil.copy2(here, self.home / JOB / name)
         record_copies(
-            self.workspace, [Copies("demo-ctl", str(self.home / JOB), str(here.parent), (name,), sent=True)]
+            self.workspace,
+            [Copies("demo-ctl", str(self.home / JOB), str(here.parent), (name,), sent=True)],
         )
         self.leaves(name, UNCHANGED)
         return here
@@ -105,7 +109,9 @@ class Stage:
     def leaves(self, path: str, why: str) -> None:
         """The run says so."""
         skipped = [{"path": path, "reason": why}]
-        (self.run / "run.json").write_text(json.dumps(record(token="a1b2", name="mine", skipped=skipped)))  # noqa: S106
+        (self.run / "run.json").write_text(
+            json.dumps(record(token="a1b2", name="mine", skipped=skipped))  # noqa: S106
+        )
 
     def collected(self) -> None:
         """The job has come home with all that is in its folder."""
@@ -121,7 +127,9 @@ def stage(tmp_path: Path) -> Stage:
     workspace = Workspace(tmp_path / "state" / "demo")
     workspace.create()
     place = {"token": JOB.partition("-")[2], "remote_dir": str(home / JOB)}
-    Ledger(workspace.jobs).add(JobEntry(name="mine", user="ada", submitted_at=0, job_id="1", **place))
+    Ledger(workspace.jobs).add(
+        JobEntry(name="mine", user="ada", submitted_at=0, job_id="1", **place)
+    )
     out = tmp_path / "runs"
     out.mkdir()
     one = Stage(home, workspace, out, ThisMachine())
@@ -193,7 +201,9 @@ WAYS: dict[str, Callable[[Stage], Path]] = {
 MORE: dict[str, Callable[[Stage], Path]] = {
     "a model in the home": lambda s: s.write("models/final.pt"),
     "written into a run's folder after it was collected": lambda s: s.write(f"{JOB}/late.txt"),
-    "a log that grew after it was collected": lambda s: changed(s, f"{JOB}/stdout.log", "step 1\nstep 2\n"),
+    "a log that grew after it was collected": lambda s: changed(
+        s, f"{JOB}/stdout.log", "step 1\nstep 2\n"
+    ),
     "a sent file that was edited here": put_and_edited_here,
     "a file sent with a job that was edited here": submitted_and_edited_here,
     "a run that is gone here": gone_here,
@@ -238,8 +248,15 @@ NOTHING = {
     "a folder that was sent": lambda s: s.put("data/set.csv"),
     "what was sent with a job": lambda s: s.submitted("set.bin"),
     "what a link leads to that was sent with a job": submitted_by_a_link,
-    "caches": lambda s: [s.write(".cache/pip/wheel"), s.write("code/__pycache__/a.pyc"), s.write(".nv/x")],
-    "what ssh and shells note": lambda s: [s.write(".ssh/authorized_keys"), s.write(".bash_history")],
+    "caches": lambda s: [
+        s.write(".cache/pip/wheel"),
+        s.write("code/__pycache__/a.pyc"),
+        s.write(".nv/x"),
+    ],
+    "what ssh and shells note": lambda s: [
+        s.write(".ssh/authorized_keys"),
+        s.write(".bash_history"),
+    ],
     "what clusterctl keeps there": lambda s: [
         s.write("clusterctl/store/ab/abcd"),
         s.write("clusterctl/environments/1/bin/python"),
@@ -249,7 +266,9 @@ NOTHING = {
         (s.home / "l").symlink_to("/etc/passwd"),
     ],
     "a transfer on its way": lambda s: s.write(".clusterctl-0123456789abcdef0123456789abcdef.part"),
-    "another of the same file": lambda s: s.write(".clusterctl-0123456789abcdef0123456789abcdef.part.71"),
+    "another of the same file": lambda s: s.write(
+        ".clusterctl-0123456789abcdef0123456789abcdef.part.71"
+    ),
     "logs of ranks that a session of a shell has shown": lambda s: [
         s.write("clusterctl/jobs/shell.a1b2/rank-logs/0.log"),
         s.write("clusterctl/jobs/shell.a1b2/job.hosts"),
@@ -286,9 +305,13 @@ def test_files_of_a_session_and_of_a_job_named_alike_count(stage: Stage, path: s
 
 
 def test_attach_leaves_nothing_that_counts(stage: Stage) -> None:
-    """In clusterctl's folder on a cluster of other people; a killed `attach` leaves the proof's folder."""
+    """In clusterctl's folder on a cluster of other people; a killed `attach` leaves the proof's
+    folder.
+    """
     folder = stage.home / "ours"
-    inventory = stage.search.inventory.model_copy(update={"is_foreign": True, "folder": str(folder)})
+    inventory = stage.search.inventory.model_copy(
+        update={"is_foreign": True, "folder": str(folder)}
+    )
     search = Search(inventory, stage.workspace, lambda _: LocalTransport(), (), shared=True)
     for name in (".clusterctl-cluster", "job-profile.sh", "proof.a1B2c3/facts", "store/ab/abcd"):
         stage.write(f"ours/{name}")
@@ -343,13 +366,17 @@ def test_one_line_a_job_says_why_its_files_count(
 
 @pytest.mark.parametrize("how", ["", "link"])
 def test_a_file_is_no_copy_of_itself(stage: Stage, how: str) -> None:
-    """Where the hosts' shared folder is there on this machine, too: it is one of them, or has it mounted."""
+    """Where the hosts' shared folder is there on this machine, too: it is one of them, or has it
+    mounted.
+    """
     stage.write("set/1")
     here = stage.home / "set"
     if how:
         here = stage.out.parent / "link"
         here.symlink_to(stage.home / "set")
-    record_copies(stage.workspace, [Copies("demo-ctl", str(stage.home / "set"), str(here), sent=True)])
+    record_copies(
+        stage.workspace, [Copies("demo-ctl", str(stage.home / "set"), str(here), sent=True)]
+    )
     assert [one.what for one in stage.search.find().files] == [str(stage.home / "set")]
 
 
@@ -425,7 +452,9 @@ def test_what_is_here_is_never_overwritten(stage: Stage) -> None:
 
 
 def test_small_files_that_are_not_named_make_no_folder(stage: Stage) -> None:
-    unnamed = OnlyCopies(files=(only_copies.UncopiedFiles("others", "ada", 3, 30, 0, host="demo-ctl"),))
+    unnamed = OnlyCopies(
+        files=(only_copies.UncopiedFiles("others", "ada", 3, 30, 0, host="demo-ctl"),)
+    )
     assert stage.search.bring(unnamed.files, stage.out, progress=lambda *_: None) == ()
     assert [path.name for path in stage.out.iterdir()] == [stage.run.name]
 
@@ -444,7 +473,9 @@ def test_a_damaged_note_of_what_was_brought_is_passed_over(stage: Stage) -> None
     stage.bring()
     with stage.workspace.copies.open("a") as file:
         file.write('{"host": "", "top": "/x"}\n{"host": "", "top": 1, "directory": 2}\n')
-        file.write('{"top": "/x", "directory": "/\\u0000"}\n{"top": "/x", "directory": "/x", "names": 3}\n')
+        file.write(
+            '{"top": "/x", "directory": "/\\u0000"}\n{"top": "/x", "directory": "/x", "names": 3}\n'
+        )
     assert not stage.search.find()
 
 
@@ -489,7 +520,8 @@ def test_on_disks_of_hosts_all_count_but_files_of_daemons(tmp_path: Path) -> Non
     """And what programs leave in folders for temporary files."""
     file = tmp_path / "file"
     file.write_text("x")
-    top, temporary = Top(b"/scratch", host=b"n1"), Top(b"/tmp", host=b"n1")
+    top = Top(b"/scratch", host=b"n1")
+    temporary = Top(b"/tmp", host=b"n1")
     for uid in (1234, 100_999):  # a user's, and one of the ids that containers of users have
         os.chown(file, uid, uid)
         assert top.counts(b"file", file.stat())
@@ -499,7 +531,9 @@ def test_on_disks_of_hosts_all_count_but_files_of_daemons(tmp_path: Path) -> Non
     assert not temporary.counts(b"file", file.stat())
     # Open MPI 5 leaves the last if it is killed, Slurm the second if a step failed.
     left = {b"ompi.n1.1234", b"spmix_appdir_64100_7.0", b"prterun.n1.276.10000"}
-    assert {name for name in (*left, b"results/ompi.txt", b"torch.pt") if temporary.skips(name, ())} == left
+    assert {
+        name for name in (*left, b"results/ompi.txt", b"torch.pt") if temporary.skips(name, ())
+    } == left
     assert Top(b"/home/x", not_here=NOT_IN_HOMES).skips(b".cache", ())
     assert not top.skips(b".cache", ())
 
@@ -521,11 +555,15 @@ def test_the_same_name_on_two_hosts_is_two_files() -> None:
 
 @pytest.fixture
 def up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """The cluster is up, as ``bring_all`` finds it; no folder of this machine itself is looked at."""
+    """The cluster is up, as ``bring_all`` finds it; no folder of this machine itself is looked
+    at.
+    """
     begin = Search.__init__
     stage.workspace.inventory.write_text(stage.search.inventory.model_dump_json())
     monkeypatch.setattr(Connections, "to", lambda *_: stage.transport)
-    monkeypatch.setattr(Search, "__init__", lambda self, *of, **how: begin(self, *of[:3], (), **how))
+    monkeypatch.setattr(
+        Search, "__init__", lambda self, *of, **how: begin(self, *of[:3], (), **how)
+    )
     return stage
 
 
@@ -542,7 +580,8 @@ def test_a_job_at_work_does_not_keep_collect_all_from_its_end(up: Stage) -> None
 def test_a_file_that_never_holds_still_is_an_error_that_names_it(
     up: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, find = up.write("grows"), Search.find
+    file = up.write("grows")
+    find = Search.find
 
     def grown(search: Search) -> OnlyCopies:
         file.write_text(file.read_text() + "more\n")

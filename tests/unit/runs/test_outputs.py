@@ -15,10 +15,30 @@ from clusterctl.state.submissions import OUTPUTS_FILE, SOURCE_FILE
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import fetch_source
 
-OURS = {"job.sbatch", "my [1]!.py", "stdout.log", "stderr-3.log", "metrics.jsonl", "telemetry/n1.jsonl"}
+OURS = {
+    "job.sbatch",
+    "my [1]!.py",
+    "stdout.log",
+    "stderr-3.log",
+    "metrics.jsonl",
+    "telemetry/n1.jsonl",
+}
 THEIRS = {
-    *("results/a.csv", "results/deep/b.csv", "results/tmp/c.csv", "checkpoints/last.pt", "notes.txt"),
-    *("task-1/metrics.jsonl", "task-1/results/d.csv", "task-1/core", "big/1", "big/2/3", "new\nline.pt"),
+    *(
+        "results/a.csv",
+        "results/deep/b.csv",
+        "results/tmp/c.csv",
+        "checkpoints/last.pt",
+        "notes.txt",
+    ),
+    *(
+        "task-1/metrics.jsonl",
+        "task-1/results/d.csv",
+        "task-1/core",
+        "big/1",
+        "big/2/3",
+        "new\nline.pt",
+    ),
 }
 
 
@@ -38,7 +58,9 @@ def collected(folder: Path, tmp_path: Path, *patterns: str) -> tuple[set[str], d
     job = JobSpec(name="j", script=folder / "my [1]!.py", outputs=patterns)
     tree = tmp_path / "run" / "tree"
     manifest = fetch_source(Source(str(folder), outputs=_outputs(outputs_file(job))), tree)
-    here = {str(p.relative_to(tree)).removesuffix(".from-job") for p in tree.rglob("*") if p.is_file()}
+    here = {
+        str(p.relative_to(tree)).removesuffix(".from-job") for p in tree.rglob("*") if p.is_file()
+    }
     assert here >= OURS
     return here - OURS, {one.path: one.reason for one in manifest.skipped}
 
@@ -46,7 +68,12 @@ def collected(folder: Path, tmp_path: Path, *patterns: str) -> tuple[set[str], d
 def test_what_is_named_comes_and_the_rest_is_told_by_folder(job_folder, tmp_path):
     (job_folder / "results" / "link.csv").symlink_to("/etc/passwd")
     here, skipped = collected(job_folder, tmp_path, "results/**", "!results/tmp/**")
-    assert here == {"results/a.csv", "results/deep/b.csv", "task-1/metrics.jsonl", "task-1/results/d.csv"}
+    assert here == {
+        "results/a.csv",
+        "results/deep/b.csv",
+        "task-1/metrics.jsonl",
+        "task-1/results/d.csv",
+    }
     assert skipped.pop("results/link.csv") == "a symbolic link"
     (reason,) = set(skipped.values())
     assert "`clusterctl collect --all`" in reason
@@ -55,7 +82,9 @@ def test_what_is_named_comes_and_the_rest_is_told_by_folder(job_folder, tmp_path
 
 
 def test_a_folder_that_is_excluded_later_stays(job_folder, tmp_path):
-    """The last pattern that matches counts, also if an earlier one matches the files in the folder."""
+    """The last pattern that matches counts, also if an earlier one matches the files in the
+    folder.
+    """
     assert collected(job_folder, tmp_path, "results/**", "!tmp/")[0] == {
         *("results/a.csv", "results/deep/b.csv", "task-1/metrics.jsonl", "task-1/results/d.csv")
     }
@@ -86,7 +115,10 @@ def test_the_jobs_own_file_of_patterns_says_nothing(job_folder, tmp_path):
 
 
 def test_files_that_were_sent_and_are_no_outputs_are_not_named(job_folder, tmp_path):
-    source = {"files": [{"path": "notes.txt"}, {"path": "my [1]!.py"}], "links": [{"path": "new\nline.pt"}]}
+    source = {
+        "files": [{"path": "notes.txt"}, {"path": "my [1]!.py"}],
+        "links": [{"path": "new\nline.pt"}],
+    }
     kept = {SOURCE_FILE: json.dumps(source).encode(), OUTPUTS_FILE: b'{"patterns": ["results/"]}'}
     manifest = fetch_source(Source(str(job_folder), outputs=_outputs(kept)), tmp_path / "tree")
     assert {one.path for one in manifest.skipped} == {"big", "checkpoints", "task-1/core"}

@@ -56,7 +56,9 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def ran(session: Session, cluster: PlayedCluster, project: Path, body: str, **job: object) -> Submitted:
+def ran(
+    session: Session, cluster: PlayedCluster, project: Path, body: str, **job: object
+) -> Submitted:
     script = project / "own.sh"
     script.write_text(f"#!/bin/bash\n{body}\n")
     done = submit(session, JobSpec(name="mine", script=script, **job))
@@ -65,12 +67,15 @@ def ran(session: Session, cluster: PlayedCluster, project: Path, body: str, **jo
 
 
 def run_of(session: Session, done: Submitted, out: Path) -> RunRecord:
-    """The collected run. Its checksums hold, and `down` knows of all files of the job that they are here.
+    """The collected run. Its checksums hold, and `down` knows of all files of the job that they are
+    here.
 
     Of links, which `down` does not count, the run has the link or its target.
     """
     (run,) = collect(session, [done.job_id], out=out)
-    subprocess.run(["sha256sum", "-c", "--strict", "--quiet", "SHA256SUMS"], cwd=run.directory, check=True)
+    subprocess.run(
+        ["sha256sum", "-c", "--strict", "--quiet", "SHA256SUMS"], cwd=run.directory, check=True
+    )
     inventory = inventory_of(cluster="demo", hosts=(host_of("demo-ctl", CONTROLLER),))
     known = Search(inventory, session.workspace, lambda _: session.transport, (), shared=True).known
     folder = Path(done.remote_dir)
@@ -78,7 +83,9 @@ def run_of(session: Session, done: Submitted, out: Path) -> RunRecord:
     for path in folder.rglob("*"):
         if path.is_symlink() and path.readlink() != Path("..", path.name):
             here = run.directory / path.relative_to(folder / PROGRAM_FOLDER)
-            assert here.is_symlink() or targets.get(str(path.relative_to(folder))) == str(path.readlink())
+            assert here.is_symlink() or targets.get(str(path.relative_to(folder))) == str(
+                path.readlink()
+            )
         status = path.lstat()
         is_counted = path.is_file() and not path.is_symlink() and status.st_size
         if is_counted and not (path.parent == folder and path.name in SENT_FILES):
@@ -139,10 +146,17 @@ def test_files_with_our_names_come_home_and_are_sent_again(
 
 BEHAVIOURS = {
     "removes": "rm -rf -- * .[!.]*; echo x >result",
-    "redirects": "echo mine >stdout.log; echo mine >stderr.log; mkdir -p rank-logs; echo 1 >rank-logs/0.log",
-    "records": "echo junk >job.events; echo junk >hang.json; mkdir telemetry; echo x >telemetry/n1.jsonl",
+    "redirects": (
+        "echo mine >stdout.log; echo mine >stderr.log; mkdir -p rank-logs; echo 1 >rank-logs/0.log"
+    ),
+    "records": (
+        "echo junk >job.events; echo junk >hang.json; mkdir telemetry; echo x >telemetry/n1.jsonl"
+    ),
     "goes up": "echo junk >../run.json; mkdir ../sacct.json; echo x >../sacct.json/x; echo y >../new",
-    "links": "ln -s /etc etc; ln -s nowhere gone; ln -s own.sh mine; echo x >1.ckpt; ln -s 1.ckpt last.ckpt",
+    "links": (
+        "ln -s /etc etc; ln -s nowhere gone; ln -s own.sh mine; echo x >1.ckpt; ln -s 1.ckpt "
+        "last.ckpt"
+    ),
     "goes back": 'cd "$SLURM_SUBMIT_DIR" && cat own.sh >copy',
 }
 
@@ -170,7 +184,10 @@ def test_a_program_touches_nothing_of_ours(
     (log,) = run.directory.glob("stdout*.log")
     assert log.read_text().splitlines() == ["hello", "end"]
     written = {path.name for path in ours.rglob("*") if FROM_JOB.decode() in str(path)}
-    expected = {"redirects": {"stdout.log.from-job", "0.log"}, "records": {"job.events.from-job", "n1.jsonl"}}
+    expected = {
+        "redirects": {"stdout.log.from-job", "0.log"},
+        "records": {"job.events.from-job", "n1.jsonl"},
+    }
     assert written >= expected.get(behaviour, set())
 
 

@@ -30,20 +30,35 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b]0;
 
 
 def lines(steps: int = 40, *, slow: float = 1.0, lr: float = 0.1) -> Iterator[dict[str, Any]]:
-    """The metrics.jsonl of a `train` on two nodes, of which the second computes ``slow`` times as long."""
+    """The metrics.jsonl of a `train` on two nodes, of which the second computes ``slow`` times as
+    long.
+    """
     ranks = [{"rank": rank, "host": host} for rank, host in enumerate(NODES)]
     yield {"kind": "run", "time": TIME + 5, "ranks": ranks, "config": {"lr": lr, "pp": 1}}
     for step in range(1, steps + 1):
-        times = {"time": TIME + 5 + step / 10, "seconds": 0.1, "data_ms": 5.0, "comm_exposed_ms": 15.0}
+        times = {
+            "time": TIME + 5 + step / 10,
+            "seconds": 0.1,
+            "data_ms": 5.0,
+            "comm_exposed_ms": 15.0,
+        }
         loss = 2.3 * math.exp(-step * lr / 4)
         yield {"kind": "iteration", "step": step, "loss": loss, "samples_per_s": 640.0, **times}
     ranks_of = {"compute_ms": [80.0, 80.0 * slow], "slowest": [2, 38], "windows": 40}
-    evaluation = {"kind": "evaluation", "step": steps, "epoch": 1, "loss": loss * 1.1, "accuracy": 0.9}
+    evaluation = {
+        "kind": "evaluation",
+        "step": steps,
+        "epoch": 1,
+        "loss": loss * 1.1,
+        "accuracy": 0.9,
+    }
     yield {**evaluation, "time": TIME + 9, **ranks_of}
     yield {"kind": "checkpoint", "step": steps, "stall_s": 0.4, "time": TIME + 9.5}
 
 
-def trained(out: Path, job_id: int = 1, *, slow: float = 1.0, lr: float = 0.1, **fields: Any) -> Row:
+def trained(
+    out: Path, job_id: int = 1, *, slow: float = 1.0, lr: float = 0.1, **fields: Any
+) -> Row:
     """A run of `train`, with telemetry of its nodes."""
     said = {"nodes": NODES, "cost_usd": 1.5, "args": ["--lr", str(lr)], **fields}
     run = made_run(out, job_id, metrics=list(lines(slow=slow, lr=lr)), **said)
@@ -73,11 +88,19 @@ def test_a_run(tmp_path: Path) -> None:
     assert report.missing == []
     text = "\n".join(report.verdict)
     measured = ("COMPLETED after 1m on 2 nodes, about 1.50 USD", "2.2432 to 0.84612, in 40")
-    for words in (*measured, "640 samples per second", "step: 110 ms, of which 73 %", "80 to 80 ms"):
+    for words in (
+        *measured,
+        "640 samples per second",
+        "step: 110 ms, of which 73 %",
+        "80 to 80 ms",
+    ):
         assert words in text
     drawn = charts(report)
     assert {"loss", "eval_loss"} == drawn["loss"].keys()
-    assert drawn["Computing per step"]["mean"] == [("0 demo-train-1", 80.0), ("1 demo-train-2", 80.0)]
+    assert drawn["Computing per step"]["mean"] == [
+        ("0 demo-train-1", 80.0),
+        ("1 demo-train-2", 80.0),
+    ]
     assert {*NODES} == drawn["GPU"].keys() == drawn["Power of GPUs"].keys() == drawn["CPU"].keys()
     spans = [(name.split(",")[0], points[0][1]) for name, points in drawn[TIMES].items()]
     expected = {"queue": 1, "start-up": 3, "run": 4.5, "exit": 52.5}
@@ -88,7 +111,12 @@ def test_restarts_of_a_run_are_told(tmp_path: Path) -> None:
     """The first attempt reached step 30, and the second began with step 20."""
     row = trained(tmp_path)
     second = next(line for line in lines() if line.get("step") == 20)["time"]
-    failure = {"reason": "failed", "kind": "SIGKILL", "place": "rank 1 on n2", "progress": [19, 30, 0]}
+    failure = {
+        "reason": "failed",
+        "kind": "SIGKILL",
+        "place": "rank 1 on n2",
+        "progress": [19, 30, 0],
+    }
     events: list[dict[str, Any]] = [
         {"time": TIME, "event": "start", "restarts": 0},
         {"time": second - 9, "event": "end", "status": 137},
@@ -121,7 +149,9 @@ def test_hangs_of_a_run_are_told(tmp_path: Path) -> None:
 
 def test_the_same_facts_in_each_form(tmp_path: Path) -> None:
     report = report_of([trained(tmp_path, note="two | <b>words</b>")])
-    as_json, as_markdown, as_html = report.as_dict(), report.as_markdown(), report.as_html()
+    as_json = report.as_dict()
+    as_markdown = report.as_markdown()
+    as_html = report.as_html()
     assert json.loads(json.dumps(as_json, allow_nan=False)) == as_json
     for line in report.verdict:
         assert line in as_html
@@ -136,7 +166,9 @@ def test_the_same_facts_in_each_form(tmp_path: Path) -> None:
 def test_a_fair_set_has_no_straggler(ranks: int) -> None:
     for seed in range(200):
         rng = random.Random(seed)  # noqa: S311
-        windows = [[rng.lognormvariate(0, 0.3) for _ in range(ranks)] for _ in range(rng.randint(1, 30))]
+        windows = [
+            [rng.lognormvariate(0, 0.3) for _ in range(ranks)] for _ in range(rng.randint(1, 30))
+        ]
         means = [sum(column) / len(windows) for column in zip(*windows, strict=True)]
         slowest = [sum(max(one) == one[rank] for one in windows) for rank in range(ranks)]
         hosts = [f"n{rank * 2 // ranks}" for rank in range(ranks)]
@@ -163,7 +195,9 @@ def test_a_straggler_is_named(tmp_path: Path) -> None:
         ("RUNNING", {"final": False, "end_time": None}, "RUNNING when it was collected"),
     ],
 )  # fmt: skip
-def test_runs_that_did_not_complete(tmp_path: Path, state: str, fields: dict[str, Any], said: str) -> None:
+def test_runs_that_did_not_complete(
+    tmp_path: Path, state: str, fields: dict[str, Any], said: str
+) -> None:
     task = {"id": "1", "state": state, "nodes": NODES}
     report = report_of([trained(tmp_path, state=state, tasks=[task], **fields)])
     assert report.ok is (None if state in {"CANCELLED", "RUNNING"} else False)
@@ -192,11 +226,18 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 def hostile(out: Path) -> RunRecord:
     """A run with all that a job, or somebody who sends a run, could write into its files."""
-    rows = ['{"kind": "run", "ranks": 3, "config": [], "time": 1e308}', "[" * 100_000, "x" * (10 << 20)]
-    for n, one in enumerate(["NaN", "Infinity", "-Infinity", "1e400", "null", '"x"', "[1]", str(10**400)]):
+    rows = [
+        '{"kind": "run", "ranks": 3, "config": [], "time": 1e308}',
+        "[" * 100_000,
+        "x" * (10 << 20),
+    ]
+    for n, one in enumerate(
+        ["NaN", "Infinity", "-Infinity", "1e400", "null", '"x"', "[1]", str(10**400)]
+    ):
         rows.append(f'{{"kind": "iteration", "step": {n}, "loss": {one}, "seconds": {one}}}')
         rows.append(
-            f'{{"kind": "evaluation", "windows": {one}, "compute_ms": [1, {one}], "slowest": [1, 2]}}'
+            f'{{"kind": "evaluation", "windows": {one}, "compute_ms": [1, {one}], "slowest": [1, '
+            f"2]}}"
         )
     rows += [json.dumps({"step": 1, HOSTILE: 3.0, "y" * 5000: 1}), '{"step": 2, "loss": 1']
     run = made_run(
@@ -226,7 +267,12 @@ def test_a_hostile_run_is_inert(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"sweep": {"keys": 3}}, {"sweep": {"keys": [["a"]]}}, {"sweep": {"metric": 3}}, {"end_time": 10**400}],
+    [
+        {"sweep": {"keys": 3}},
+        {"sweep": {"keys": [["a"]]}},
+        {"sweep": {"metric": 3}},
+        {"end_time": 10**400},
+    ],
 )
 def test_a_damaged_record_is_refused_as_such(tmp_path: Path, fields: dict[str, Any]) -> None:
     run = made_run(tmp_path)
@@ -249,7 +295,8 @@ def test_runs_in_comparison(tmp_path: Path) -> None:
     assert twins[0].endswith("the same")
     assert twins[1].endswith("identical over 40 steps")
     assert len(twins) == 2
-    first, second = trained(tmp_path), trained(tmp_path, 2, lr=0.2)
+    first = trained(tmp_path)
+    second = trained(tmp_path, 2, lr=0.2)
     report = report_of([first, second])
     assert report.verdict[0].endswith("differ in lr")
     (differs,) = (one for one in report.sections if one.title == "Differs: configuration")
@@ -288,7 +335,9 @@ def test_a_sweep_of_200(tmp_path: Path) -> None:
     assert len(report.as_html()) < 5 << 20
 
 
-@pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "RUNNING", "NODE_FAIL"])
+@pytest.mark.parametrize(
+    "state", ["FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "RUNNING", "NODE_FAIL"]
+)
 def test_sweep_without_completed_task_has_no_best(tmp_path: Path, state: str) -> None:
     row = swept(tmp_path, 3)
     tasks = tuple(task.model_copy(update={"state": state}) for task in row.run.tasks)
@@ -302,14 +351,17 @@ def test_sweep_without_completed_task_has_no_best(tmp_path: Path, state: str) ->
 def test_sweep_ranked_by_metric_with_the_name_of_a_field_has_a_report(tmp_path: Path) -> None:
     row = swept(tmp_path, 3)
     tasks = tuple(
-        task.model_copy(update={"metrics": {"cost": task.metrics["loss"]}}) for task in row.run.tasks
+        task.model_copy(update={"metrics": {"cost": task.metrics["loss"]}})
+        for task in row.run.tasks
     )
     sweep = {"keys": ["lr"], "metric": "cost", "goal": "min"}
     (row.folder / "run.json").write_text(
         row.run.model_copy(update={"tasks": tasks, "sweep": sweep}).as_json()
     )
     report = report_of([Row(RunRecord.load(row.folder))])
-    assert any(line.startswith("best: task 1, lr=0.125: ") and "0.5" in line for line in report.verdict)
+    assert any(
+        line.startswith("best: task 1, lr=0.125: ") and "0.5" in line for line in report.verdict
+    )
 
 
 def test_means_of_seeds_leave_out_tasks_that_did_not_complete(tmp_path: Path) -> None:
@@ -319,7 +371,11 @@ def test_means_of_seeds_leave_out_tasks_that_did_not_complete(tmp_path: Path) ->
         {"id": f"7_{n}", "state": state, "config": {"seed": n}, "metrics": values}
         for n, (state, values) in enumerate(zip(states, metrics, strict=True))
     ]
-    row = Row(made_run(tmp_path, 7, tasks=tasks, sweep={"keys": ["seed"], "metric": "loss", "goal": "min"}))
+    row = Row(
+        made_run(
+            tmp_path, 7, tasks=tasks, sweep={"keys": ["seed"], "metric": "loss", "goal": "min"}
+        )
+    )
     (table,) = section_of(report_of([row]), "Seeds").tables
     assert [cells[:2] for cells in table.rows] == [["2", "0.2"]]
 
@@ -338,7 +394,11 @@ def test_a_comparison_repeats_values_that_are_the_same(tmp_path: Path) -> None:
 def test_a_comparison_names_each_difference_once(tmp_path: Path) -> None:
     """The number of nodes and their hardware have the same name."""
     rows = [
-        Row(made_run(tmp_path, number, job={"nodes": number}, hosts={"a": {"cpu_model": str(number)}}))
+        Row(
+            made_run(
+                tmp_path, number, job={"nodes": number}, hosts={"a": {"cpu_model": str(number)}}
+            )
+        )
         for number in (1, 2)
     ]
     assert report_of(rows).verdict[0].count("nodes") == 1
@@ -348,7 +408,10 @@ def test_a_sweep_is_compared_by_its_best_task(tmp_path: Path) -> None:
     """The figures and the differences are those of this task, and have its name."""
     report = report_of([trained(tmp_path), swept(tmp_path, 30)])
     best = "demo-7-train/task-28"
-    assert [row[0] for row in section_of(report, "Results").tables[0].rows] == ["demo-1-train", best]
+    assert [row[0] for row in section_of(report, "Results").tables[0].rows] == [
+        "demo-1-train",
+        best,
+    ]
     (table,) = section_of(report, "Differs: configuration").tables
     assert (table.head, table.rows) == (
         ("", "demo-1-train", best),
@@ -380,10 +443,13 @@ def test_defaults_are_folded_and_what_the_user_set_is_not(tmp_path: Path) -> Non
     assert report.as_html().count("<details>") == 1
     words = Row(made_run(tmp_path, 4, metrics=[line], args=["--lr", "0.2", "digits"]))
     assert (
-        dict(section_of(report_of([words]), "Configuration").tables[0].rows)["arguments"] == "--lr 0.2 digits"
+        dict(section_of(report_of([words]), "Configuration").tables[0].rows)["arguments"]
+        == "--lr 0.2 digits"
     )
     line.pop("given")
-    (table,) = section_of(report_of([Row(made_run(tmp_path, 2, metrics=[line]))]), "Configuration").tables
+    (table,) = section_of(
+        report_of([Row(made_run(tmp_path, 2, metrics=[line]))]), "Configuration"
+    ).tables
     assert (table.folded, len(table.rows)) == (False, 42)
     other = Row(made_run(tmp_path, 3, args=["--width", "5"]))
     own, defaults = section_of(report_of([row, other]), "Differs: configuration").tables
@@ -397,7 +463,9 @@ def test_failed_tasks_are_named_with_the_command_for_them(tmp_path: Path) -> Non
     tasks = [task.model_copy(update={"state": state}) for task, state in zip(
         row.run.tasks, ("COMPLETED", "FAILED", "TIMEOUT", "COMPLETED", "FAILED"), strict=True
     )]  # fmt: skip
-    run = row.run.model_copy(update={"tasks": tuple(tasks), "state": "FAILED", "diagnosis": diagnosis})
+    run = row.run.model_copy(
+        update={"tasks": tuple(tasks), "state": "FAILED", "diagnosis": diagnosis}
+    )
     (row.folder / "run.json").write_text(run.as_json())
     verdict = report_of([Row(run)]).verdict
     assert {"FAILED: 7_1, 7_4", "TIMEOUT: 7_2"} <= {*verdict}
@@ -411,9 +479,22 @@ def test_failed_tasks_are_named_with_the_command_for_them(tmp_path: Path) -> Non
 
 def test_results_have_units_and_right_sums_are_a_sentence(tmp_path: Path) -> None:
     """A wrong sum is a column."""
-    sums = {"kind": "allreduce", "ok": True, "comm": "mpi", "bytes": 4096, "ms": 33.317011, "wrong": [0, 0]}
+    sums = {
+        "kind": "allreduce",
+        "ok": True,
+        "comm": "mpi",
+        "bytes": 4096,
+        "ms": 33.317011,
+        "wrong": [0, 0],
+    }
     sums |= {"bus_gb_per_s": 0.0012}
-    products = {"kind": "gemm", "ok": False, "gflops": [11.268, 8.786], "wrong_rows": [0, 3], "mfu": 0.4567}
+    products = {
+        "kind": "gemm",
+        "ok": False,
+        "gflops": [11.268, 8.786],
+        "wrong_rows": [0, 3],
+        "mfu": 0.4567,
+    }
     rows = [Row(made_run(tmp_path, number)) for number in (1, 2)]
     for row, line in zip(rows, (sums, products), strict=True):
         (row.folder / f"{line['kind']}.jsonl").write_text(json.dumps(line))
@@ -471,7 +552,13 @@ def test_results_of_many_kinds_and_with_deep_lists(tmp_path: Path) -> None:
 
 def test_large_numbers_durations_and_sizes_are_readable(tmp_path: Path) -> None:
     lines = [{"step": step, "tokens_per_s": 102_211.0, "time": TIME + step} for step in (3, 5)]
-    task = {"id": "1", "state": "COMPLETED", "nodes": NODES[:1], "start_time": TIME, "end_time": TIME + 60}
+    task = {
+        "id": "1",
+        "state": "COMPLETED",
+        "nodes": NODES[:1],
+        "start_time": TIME,
+        "end_time": TIME + 60,
+    }
     more: dict[str, Any] = {"tasks": [task], "start_time": TIME + 64, "submit_time": TIME + 1}
     report = report_of([Row(made_run(tmp_path, 1, metrics=lines, **more))])
     assert ["tokens" in line for line in report.verdict].count(True) == 1
@@ -513,7 +600,9 @@ def test_failed_tasks_that_ran_again_count_as_they_ended_then(tmp_path: Path) ->
     row = swept(tmp_path, 3)
     loss = {"last": 0.1, "count": 1}
     again = {"id": "8_2", "state": "COMPLETED", "nodes": NODES[:1], "metrics": {"loss": loss}}
-    made_run(tmp_path, 8, tasks=[again], replay_of=row.run.token, of_failed=True, submit_time=TIME + 500)
+    made_run(
+        tmp_path, 8, tasks=[again], replay_of=row.run.token, of_failed=True, submit_time=TIME + 500
+    )
     report = report_of([row])
     assert report.ok is True
     assert any("3 of 3" in line for line in report.verdict)
@@ -525,7 +614,11 @@ def test_tasks_that_run_again_are_not_to_be_repeated(tmp_path: Path) -> None:
     ended = row.run.model_copy(update={"state": "FAILED"})
     assert ["replay" in line for line in report_of([Row(ended)]).verdict].count(True) == 1
     again = {"id": "8_2", "state": "RUNNING", "nodes": NODES[:1]}
-    repeats: dict[str, Any] = {"replay_of": row.run.token, "of_failed": True, "submit_time": TIME + 500}
+    repeats: dict[str, Any] = {
+        "replay_of": row.run.token,
+        "of_failed": True,
+        "submit_time": TIME + 500,
+    }
     made_run(tmp_path, 8, tasks=[again], state="RUNNING", final=False, **repeats)
     verdict = report_of([Row(ended)]).verdict
     assert "RUNNING: 8_2" in verdict
@@ -543,14 +636,19 @@ def test_tasks_of_any_id_have_a_report(tmp_path: Path) -> None:
 def test_times_of_another_clock_are_left_out(tmp_path: Path) -> None:
     row = trained(tmp_path)
     path = row.folder / "metrics.jsonl"
-    path.write_text("".join(f'{{"step": {step}, "loss": 1, "time": {step}}}\n' for step in range(9)))
+    path.write_text(
+        "".join(f'{{"step": {step}, "loss": 1, "time": {step}}}\n' for step in range(9))
+    )
     assert charts(report_of([row]))[TIMES].keys() == {"queue", "run"}
 
 
 def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> None:
     """Their files are their metrics: nothing is missing. Of many lines the last are shown."""
     row = Row(made_run(tmp_path, 7))
-    sizes = [{"kind": "micro_batch", "time": TIME, "size": 1 << n, "samples_per_s": n / 3} for n in range(70)]
+    sizes = [
+        {"kind": "micro_batch", "time": TIME, "size": 1 << n, "samples_per_s": n / 3}
+        for n in range(70)
+    ]
     found = {"kind": "found", "time": TIME, "lr": 0.1}
     hostile: list[Any] = [
         {"kind": ["x"], "a\n\x1b[2J": "b" * 10**5},
@@ -565,20 +663,38 @@ def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> Non
     (results,) = [section for section in report.sections if section.title == "Results"]
     # The result is before the trials.
     *_, best, by_size = results.tables
-    assert (by_size.title, by_size.head, len(by_size.rows)) == ("micro batch", ["size", "samples_per_s"], 64)
+    assert (by_size.title, by_size.head, len(by_size.rows)) == (
+        "micro batch",
+        ["size", "samples_per_s"],
+        64,
+    )
     assert by_size.rows[-1] == [str(1 << 69), "23 samples/s"]
     assert (best.head, best.rows) == (["lr", "ranks"], [["0.1", "-"], ["-", "0, 1"]])
-    shown = [cell for table in results.tables for cells in (table.head, *table.rows) for cell in cells]
+    shown = [
+        cell for table in results.tables for cells in (table.head, *table.rows) for cell in cells
+    ]
     assert max(map(len, shown)) < 300
     assert all(cell.isprintable() for cell in shown)
 
 
 def test_the_verdict_has_each_figure_once(tmp_path: Path) -> None:
-    """Both ends are the extremes. The log has only the line of the cause. The cost is below a cent."""
+    """Both ends are the extremes. The log has only the line of the cause. The cost is below a
+    cent.
+    """
     lines = [{"step": n, "grad_norm": float(n)} for n in (1, 2, 3)]
-    diagnosis = {"job_id": "1", "cause": "out of memory", "fix": "--mem", "lines": ["error: out of memory"]}
+    diagnosis = {
+        "job_id": "1",
+        "cause": "out of memory",
+        "fix": "--mem",
+        "lines": ["error: out of memory"],
+    }
     task = {"id": "1", "state": "FAILED", "nodes": NODES[:1]}
-    more: dict[str, Any] = {"tasks": [task], "state": "FAILED", "diagnosis": diagnosis, "cost_usd": 0.0068}
+    more: dict[str, Any] = {
+        "tasks": [task],
+        "state": "FAILED",
+        "diagnosis": diagnosis,
+        "cost_usd": 0.0068,
+    }
     report = report_of([Row(made_run(tmp_path, metrics=lines, **more))])
     (said,) = [line for line in report.verdict if "grad_norm" in line]
     assert "between" not in said
@@ -588,7 +704,8 @@ def test_the_verdict_has_each_figure_once(tmp_path: Path) -> None:
 
 def test_usual_metrics_come_first_also_with_a_slash(tmp_path: Path) -> None:
     lines = [
-        {"step": n, "train/lr": 0.5 / n, "val/loss": 1 / n, "val/accuracy": 1 - 1 / n} for n in (1, 2, 4)
+        {"step": n, "train/lr": 0.5 / n, "val/loss": 1 / n, "val/accuracy": 1 - 1 / n}
+        for n in (1, 2, 4)
     ]
     row = Row(made_run(tmp_path, metrics=[{**line, "same": 3} for line in lines]))
     assert list(metric_names([row])) == ["val/loss", "val/accuracy", "train/lr", "same"]
@@ -609,7 +726,9 @@ def test_tasks_that_a_chart_of_a_parameter_omits_are_named(tmp_path: Path) -> No
         task.model_copy(update={"metrics": {}}) if n in {1, 3} else task
         for n, task in enumerate(row.run.tasks)
     ]
-    (row.folder / "run.json").write_text(row.run.model_copy(update={"tasks": tuple(tasks)}).as_json())
+    (row.folder / "run.json").write_text(
+        row.run.model_copy(update={"tasks": tuple(tasks)}).as_json()
+    )
     report = report_of([Row(RunRecord.load(row.folder))])
     assert re.findall(r"\d+", report.missing[-1]) == ["1", "3"]
     assert len(charts(report)["loss by lr"]["loss"]) == 2
@@ -651,7 +770,9 @@ def test_a_report_that_the_job_wrote_is_the_jobs(tmp_path: Path) -> None:
 
 
 def test_the_report_follows_the_record(tmp_path: Path) -> None:
-    """A snapshot's report is replaced when the run has come home whole; that of a run at home stays."""
+    """A snapshot's report is replaced when the run has come home whole; that of a run at home
+    stays.
+    """
     row = trained(tmp_path, state="RUNNING", final=False)
     path = row.folder / REPORT_FILE
     write_report_beside(row.run)

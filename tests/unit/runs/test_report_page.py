@@ -1,4 +1,6 @@
-"""The page of a report in Chromium: all charts are drawn, and neither requests nor a run's scripts happen."""
+"""The page of a report in Chromium: all charts are drawn, and neither requests nor a run's scripts
+happen.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from tests.unit.runs.test_report import HOSTILE, NODES, charts, hostile, swept, 
 pytestmark = pytest.mark.platform("real", "browser")
 
 CHROMIUM = "/usr/bin/chromium"
-PHONE, SCREEN = (380, "light"), (1400, "dark")
+PHONE = (380, "light")
+SCREEN = (1400, "dark")
 # How many pixels of each canvas are not as empty ones are.
 DRAWN = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -45,7 +48,8 @@ FIRST = """() => {
     const sets = chart.data.datasets.map((one) => [one.label, one.data.length, Boolean(one.isBehind)]);
     return [sets, chart.scales.y.type, chart.legend.legendItems.map((one) => one.text)];
 }"""
-# Of each chart, by its title: its axes, its legend, its share of the canvas, and the colors of its runs.
+# Of each chart, by its title: its axes, its legend, its share of the canvas, and the colors of its
+# runs.
 DRAWN_CHARTS = """() => Object.fromEntries([...document.querySelectorAll("figure")].map((figure) => {
     const chart = Chart.getChart(figure.querySelector("canvas"));
     const labels = (ticks) => ticks.map(({ label }) => label).filter(Boolean);
@@ -75,7 +79,8 @@ def small(out: Path) -> Row:
     """A run with values that have the same labels if they are rounded."""
     steps = range(1, 60)
     values = [
-        {"step": n, "loss": 1e-4 + n * 1e-6, "norm": n * 1e-9, "big": 1e9 + n, "one": n % 2} for n in steps
+        {"step": n, "loss": 1e-4 + n * 1e-6, "norm": n * 1e-9, "big": 1e9 + n, "one": n % 2}
+        for n in steps
     ]
     return Row(made_run(out, 9, metrics=values))
 
@@ -103,7 +108,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
         "sweep": report_of([swept(folder, 30)]),
         "small": report_of([small(folder)]),
         "nodes": report_of([used(folder / "nodes", {node: [(5, 50), (50, 60)] for node in NODES})]),
-        "eight": report_of([Row(made_run(folder / "eight", n, metrics=speeds(n))) for n in range(1, 9)]),
+        "eight": report_of(
+            [Row(made_run(folder / "eight", n, metrics=speeds(n))) for n in range(1, 9)]
+        ),
         "far": report_of([sweep(folder / "far", [{"lr": lr} for lr in (0.1, 1)], [0.1, 1e6])]),
         "sums": report_of([sums(folder / "sums", n, {"mpi": [n, 0.1, 0.2, 0.3]}) for n in (1, 2)]),
         "paths": report_of([paths(folder / "paths", 1)]),
@@ -117,7 +124,13 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
     ("which", "view"),
     [
         *(("one", view) for view in (PHONE, SCREEN)),
-        *(("small", PHONE), ("two", SCREEN), ("sweep", PHONE), ("hostile", PHONE), ("empty", SCREEN)),
+        *(
+            ("small", PHONE),
+            ("two", SCREEN),
+            ("sweep", PHONE),
+            ("hostile", PHONE),
+            ("empty", SCREEN),
+        ),
         *(("eight", PHONE), ("sums", PHONE), ("far", SCREEN), ("nodes", PHONE)),
         *(("paths", PHONE), ("more paths", PHONE)),
         *in_sweep(("two", PHONE), ("sweep", SCREEN), ("hostile", SCREEN), ("empty", PHONE)),
@@ -160,7 +173,9 @@ def test_a_change_of_the_scheme_draws_anew_and_paper_has_all(
     page = open_page(browser, reports["one"], tmp_path / "report.html", color_scheme="light")
     before = page.evaluate("document.querySelector('canvas').toDataURL()")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("(old) => document.querySelector('canvas').toDataURL() !== old", arg=before)
+    page.wait_for_function(
+        "(old) => document.querySelector('canvas').toDataURL() !== old", arg=before
+    )
     page.emulate_media(media="print", color_scheme="light")
     assert len(page.pdf(format="A4")) > 20_000
     assert page.locator("figcaption").all_inner_texts() == list(charts(reports["one"]))
@@ -200,7 +215,12 @@ def test_report_charts_have_values_without_a_mouse(
     assert not table.is_visible()
     figure.locator("summary").press("Enter")
     assert table.is_visible()
-    assert table.locator("thead").inner_text().split()[-4:] == ["first", "last", "lowest", "highest"]
+    assert table.locator("thead").inner_text().split()[-4:] == [
+        "first",
+        "last",
+        "lowest",
+        "highest",
+    ]
     assert table.locator("td").first.inner_text() == "loss"
     context.close()
 
@@ -226,17 +246,25 @@ TO_XYZ = (
 
 
 def lab(color: str, cones: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
-    """Return the CIELAB coordinates of a color such as #2f7ed8, as a reader with these cones sees it."""
+    """Return the CIELAB coordinates of a color such as #2f7ed8, as a reader with these cones sees
+    it.
+    """
     channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    seen = [min(1.0, max(0.0, sum(a * b for a, b in zip(row, linear, strict=True)))) for row in cones]
+    seen = [
+        min(1.0, max(0.0, sum(a * b for a, b in zip(row, linear, strict=True)))) for row in cones
+    ]
     ratios = [sum(a * b for a, b in zip(row, seen, strict=True)) / sum(row) for row in TO_XYZ]
     x, y, z = (r ** (1 / 3) if r > 0.008856 else 7.787 * r + 16 / 116 for r in ratios)
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
-@pytest.mark.parametrize("cones", [ALL_CONES, PROTANOPE, DEUTERANOPE], ids=["all", "no-red", "no-green"])
-def test_report_colors_of_lines_differ_for_all_readers(cones: tuple[tuple[float, ...], ...]) -> None:
+@pytest.mark.parametrize(
+    "cones", [ALL_CONES, PROTANOPE, DEUTERANOPE], ids=["all", "no-red", "no-green"]
+)
+def test_report_colors_of_lines_differ_for_all_readers(
+    cones: tuple[tuple[float, ...], ...],
+) -> None:
     """A difference of 2.3 is just noticeable; lines on a page need more."""
     script = (data_folder("templates") / "report" / "report.js").read_text()
     colors = re.findall(r'"(#[0-9a-f]{6})"', script.split("const COLORS = ")[1].split(";")[0])
@@ -245,7 +273,8 @@ def test_report_colors_of_lines_differ_for_all_readers(cones: tuple[tuple[float,
     assert min(math.dist(*pair) for pair in pairs) > 15
 
 
-# Words that must not be torn, and the number of lines that each is on. The names of cards, and their places.
+# Words that must not be torn, and the number of lines that each is on. The names of cards, and
+# their places.
 WORDS = """() => [...document.querySelectorAll(".whole")]
     .map((one) => [one.innerText, one.getClientRects().length])"""
 NAMES = """() => [...document.querySelectorAll(".wide td:first-child")].map((one) => {
@@ -306,11 +335,15 @@ def test_a_chart_is_smoothed_and_logarithmic_on_request(
 def test_a_chart_with_a_hidden_line_begins_logarithmic(
     browser: Browser, reports: dict[str, Report], tmp_path: Path
 ) -> None:
-    """The toggle shows that, and changes the axis. The loss of the task that diverged begins at 1e7."""
+    """The toggle shows that, and changes the axis. The loss of the task that diverged begins at
+    1e7.
+    """
     page = open_page(browser, reports["far"], tmp_path / "far.html")
     drawn = page.evaluate(DRAWN_CHARTS)
     both = {title: drawn[title] for title in ("loss by lr", "loss")}
-    assert [(one["y"]["type"], one["pressed"]) for one in both.values()] == [("logarithmic", ["log"])] * 2
+    assert [(one["y"]["type"], one["pressed"]) for one in both.values()] == [
+        ("logarithmic", ["log"])
+    ] * 2
     assert both["loss"]["y"]["ticks"][-1] == "1e+7"
     page.get_by_role("button", name="log").first.click()
     one = page.evaluate(DRAWN_CHARTS)["loss by lr"]
@@ -332,7 +365,9 @@ def test_charts_of_nodes_have_the_axis_of_the_job(
     page = open_page(browser, reports["nodes"], tmp_path / "report.html")
     drawn = page.evaluate(DRAWN_CHARTS)
     titles = ("Loss over time", "CPU", "Memory")
-    assert [(drawn[title]["x"]["min"], drawn[title]["x"]["max"]) for title in titles] == [(0, 60)] * 3
+    assert [(drawn[title]["x"]["min"], drawn[title]["x"]["max"]) for title in titles] == [
+        (0, 60)
+    ] * 3
     assert [drawn[title]["y"]["min"] for title in titles[1:]] == [0, 0]
     page.close()
 
@@ -379,9 +414,12 @@ def test_results_by_size_are_points_on_a_logarithmic_axis(
 def luminance(color: str) -> float:
     """https://www.w3.org/TR/WCAG21/#dfn-relative-luminance"""
     channels = [int(color[at : at + 2], 16) for at in (1, 3, 5)] if color[0] == "#" else []
-    channels = channels or [int(value) for value in color.removeprefix("rgb(").removesuffix(")").split(",")]
+    channels = channels or [
+        int(value) for value in color.removeprefix("rgb(").removesuffix(")").split(",")
+    ]
     linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in channels)
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (v / 255 for v in channels)
     ]
     return sum(share * value for share, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -392,12 +430,17 @@ def test_eight_runs_have_a_legible_color_each_in_all_charts(
 ) -> None:
     """Lines need a contrast of 3:1 (https://www.w3.org/TR/WCAG21/#non-text-contrast)."""
     viewport = {"width": view[0], "height": 900}
-    page = open_page(browser, reports["eight"], tmp_path / "e.html", viewport=viewport, color_scheme=view[1])
+    page = open_page(
+        browser, reports["eight"], tmp_path / "e.html", viewport=viewport, color_scheme=view[1]
+    )
     drawn = page.evaluate(DRAWN_CHARTS)
     assert len(drawn) > 1
     colors = {tuple(pair) for chart in drawn.values() for pair in chart["colors"]}
     assert len(colors) == len(dict(colors)) == len({color for _, color in colors}) == 8
-    lights = [luminance(next(iter(drawn.values()))["card"]), *(luminance(color) for _, color in colors)]
+    lights = [
+        luminance(next(iter(drawn.values()))["card"]),
+        *(luminance(color) for _, color in colors),
+    ]
     assert all(max(lights[0], one) + 0.05 >= 3 * (min(lights[0], one) + 0.05) for one in lights[1:])
     assert all(len(chart["legend"]) == 8 and chart["share"] > 0.5 for chart in drawn.values())
     page.close()

@@ -45,7 +45,13 @@ def steps(*speeds: float, seconds: float = 0.2, exposed_ms: float = 20.0) -> lis
 
 
 def result(seconds: float, accuracy: float) -> list[dict[str, Any]]:
-    evaluation = {"kind": "evaluation", "step": 9, "time": TIME + 9, "loss": 0.5, "accuracy": accuracy}
+    evaluation = {
+        "kind": "evaluation",
+        "step": 9,
+        "time": TIME + 9,
+        "loss": 0.5,
+        "accuracy": accuracy,
+    }
     return [evaluation, {"kind": "result", "seconds": seconds, "time": TIME + 10}]
 
 
@@ -61,29 +67,39 @@ def spread(mean: float, deviation: float = 0.0) -> Spread:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Row]:
-    """Two runs each on 1 node, at 90 and 110 samples/s at the median, and on 2 nodes, at 150 and 170."""
+    """Two runs each on 1 node, at 90 and 110 samples/s at the median, and on 2 nodes, at 150 and
+    170.
+    """
     speeds = {1: [(10, 90, 95), (110, 110, 110)], 2: [(150, 150, 150), (170, 170, 170)]}
     rows = []
     for nodes, repeats in speeds.items():
         for repeat, each in enumerate(repeats):
-            lines = [*steps(*each, exposed_ms=20.0 * (nodes - 1)), *result(12.0 / nodes + repeat, 0.9)]
+            lines = [
+                *steps(*each, exposed_ms=20.0 * (nodes - 1)),
+                *result(12.0 / nodes + repeat, 0.9),
+            ]
             rows.append(Row(measured(tmp_path / "runs", 10 * nodes + repeat, nodes, lines)))
     return rows
 
 
 def test_strong_scaling_computed_by_hand(runs: list[Row]) -> None:
     sizes = sizes_of(scaling_of(runs))
-    one, two = sizes[1].figures, sizes[2].figures
+    one = sizes[1].figures
+    two = sizes[2].figures
     assert (sizes[1].runs, sizes[2].runs) == (2, 2)
     # The mean of 90 and 110 is 100; sqrt((10² + 10²) / 1) = 14.14.
     assert one["samples_per_s"] == spread(100, math.sqrt(200))
     assert two["samples_per_s"] == spread(160, math.sqrt(200))
-    # 150 / 100 and 170 / 100: mean 1.6, deviation sqrt(0.1² + 0.1²) = 0.1414; on two nodes half of that.
+    # 150 / 100 and 170 / 100: mean 1.6, deviation sqrt(0.1² + 0.1²) = 0.1414; on two nodes half of
+    # that.
     assert one["speed_up"] == spread(1.0, math.sqrt(0.02))
     assert two["speed_up"] == spread(1.6, math.sqrt(0.02))
     assert two["efficiency_percent"] == spread(80, 50 * math.sqrt(0.02))
     # The program ran 12 and 13 s, then 6 and 7 s.
-    assert (one["time_s"], two["time_s"]) == (spread(12.5, math.sqrt(0.5)), spread(6.5, math.sqrt(0.5)))
+    assert (one["time_s"], two["time_s"]) == (
+        spread(12.5, math.sqrt(0.5)),
+        spread(6.5, math.sqrt(0.5)),
+    )
     # By the time: the mean of 1/12 and 1/13 is 0.080128; 1/6 and 1/7 are 2.08 and 1.783 times that.
     assert two["time_speed_up"].mean == pytest.approx((1 / 6 + 1 / 7) / (1 / 12 + 1 / 13))
     # A step has 200 ms, of which 20 ms wait for communication.
@@ -104,12 +120,16 @@ def test_the_table_has_a_column_for_each_number_of_nodes(runs: list[Row]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("weak", "speed_up", "efficiency"), [(False, 2.0, 100.0), (True, 4.0, 200.0)], ids=["strong", "weak"]
+    ("weak", "speed_up", "efficiency"),
+    [(False, 2.0, 100.0), (True, 4.0, 200.0)],
+    ids=["strong", "weak"],
 )
 def test_a_time_is_faster_if_it_is_less(
     tmp_path: Path, weak: bool, speed_up: float, efficiency: float
 ) -> None:
-    """Without a metric, the jobs' times count: 60 and 30 s. In weak scaling, two nodes did twice the work."""
+    """Without a metric, the jobs' times count: 60 and 30 s. In weak scaling, two nodes did twice
+    the work.
+    """
     options = {**SCALING, "weak": weak, "repeats": 1}
     rows = []
     for nodes in (1, 2):
@@ -136,7 +156,10 @@ def test_speeds_of_times_are_averaged_and_zero_is_no_speed(tmp_path: Path) -> No
         places += [(tmp_path / str(values), 3, 1)]
         lines = [[{"epoch_s": value}] for value in values]
         return scaling_of(
-            [Row(measured(*place, line, scaling=options)) for place, line in zip(places, lines, strict=True)]
+            [
+                Row(measured(*place, line, scaling=options))
+                for place, line in zip(places, lines, strict=True)
+            ]
         )
 
     figures = sizes_of(scaling(10, 5, 20))
@@ -157,21 +180,33 @@ def test_a_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
     scaling = scaling_of(rows)
     assert sizes_of(scaling)[2].figures["speed_up"] == spread(1.6)
     assert "slower" not in next(scaling.verdict())
-    rows = [Row(row.run.model_copy(update={"scaling": {**options, "metric": "nope"}})) for row in rows]
+    rows = [
+        Row(row.run.model_copy(update={"scaling": {**options, "metric": "nope"}})) for row in rows
+    ]
     with refused("unknown-run-key", UsageError) as caught:
         scaling_of(rows)
     assert "epoch_s" in (caught.value.fix or "")
 
 
 def scaled(out: Path, metric: str, values: Sequence[float], **options: Any) -> Scaling:
-    """A scaling with a run on 1, 2, 4, ... nodes, by a metric. times: how long each took, in seconds."""
+    """A scaling with a run on 1, 2, 4, ... nodes, by a metric. times: how long each took, in
+    seconds.
+    """
     times = options.pop("times", [60] * len(values))
     rows = []
     for at, (value, seconds) in enumerate(zip(values, times, strict=True)):
-        more = {"scaling": {**SCALING, "repeats": 1, "metric": metric, **options}, "elapsed_s": seconds}
+        more = {
+            "scaling": {**SCALING, "repeats": 1, "metric": metric, **options},
+            "elapsed_s": seconds,
+        }
         nodes = 2**at
         names = [f"demo-train-{number}" for number in range(1, nodes + 1)]
-        task = {"id": str(at + 1), "state": "COMPLETED", "start_time": TIME, "end_time": TIME + seconds}
+        task = {
+            "id": str(at + 1),
+            "state": "COMPLETED",
+            "start_time": TIME,
+            "end_time": TIME + seconds,
+        }
         tasks = [{**task, "nodes": names}]
         rows.append(Row(measured(out, at + 1, nodes, [{metric: value}], tasks=tasks, **more)))
     return scaling_of(rows)
@@ -194,7 +229,11 @@ def scaled(out: Path, metric: str, values: Sequence[float], **options: Any) -> S
     ],
 )
 def test_speed_up_follows_the_direction_of_the_metric(
-    tmp_path: Path, metric: str, options: Mapping[str, Any], values: Sequence[float], speed_up: float
+    tmp_path: Path,
+    metric: str,
+    options: Mapping[str, Any],
+    values: Sequence[float],
+    speed_up: float,
 ) -> None:
     scaling = scaled(tmp_path, metric, values, **options)
     assert sizes_of(scaling)[2].figures["speed_up"] == spread(speed_up)
@@ -241,7 +280,10 @@ def test_metric_that_contradicts_the_times_is_named(
 
 def test_verdict_of_the_same_speed_has_no_factor(tmp_path: Path) -> None:
     options = {**SCALING, "metric": "epoch_s"}
-    rows = [Row(measured(tmp_path, nodes, nodes, [{"epoch_s": 8.0}], scaling=options)) for nodes in (1, 2)]
+    rows = [
+        Row(measured(tmp_path, nodes, nodes, [{"epoch_s": 8.0}], scaling=options))
+        for nodes in (1, 2)
+    ]
     assert " times " not in next(scaling_of(rows).verdict())
 
 
@@ -256,7 +298,9 @@ def test_two_models_are_two_curves(tmp_path: Path) -> None:
             metrics = {"samples_per_s": {"last": speed * nodes * (1 - 0.1 * number * (nodes - 1))}}
             tasks.append({**task, "config": {"model": model}, "metrics": metrics})
         hosts = {name: {"gpus": [{"name": "NVIDIA L4"}]} for name in names}
-        run = measured(tmp_path, nodes, nodes, [], sweep={"keys": ["model"]}, tasks=tasks, hosts=hosts)
+        run = measured(
+            tmp_path, nodes, nodes, [], sweep={"keys": ["model"]}, tasks=tasks, hosts=hosts
+        )
         rows.append(Row(run))
     scaling = scaling_of(rows)
     assert sizes_of(scaling, "model=resnet50")[2].figures["efficiency_percent"] == spread(100)
@@ -265,7 +309,10 @@ def test_two_models_are_two_curves(tmp_path: Path) -> None:
     assert sizes_of(scaling, "model=resnet50")[2].expected["samples_per_s"] == 3800
     assert "samples_per_s" not in sizes_of(scaling, "model=mlp")[2].expected
     titles = [row[0] for row in scaling.table().rows]
-    assert ("target: efficiency, %" in titles, "illustration: efficiency, %" in titles) == (True, True)
+    assert ("target: efficiency, %" in titles, "illustration: efficiency, %" in titles) == (
+        True,
+        True,
+    )
     assert not any("published" in line for line in (*titles, *scaling.notes()))
     assert [curve.differs for curve in scaling.curves] == [True, True]
     assert ["H100" in line for line in scaling.notes() if "Real-World" in line] == [False]
@@ -288,7 +335,10 @@ def test_hardware_and_shared_machines_are_told(tmp_path: Path) -> None:
         hosts = {"demo-train-1": {"gpus": [{"name": gpu}]}}
         more = {"hosts": hosts, "shares_machine": shares_machine}
         return scaling_of(
-            [Row(measured(tmp_path / folder, number, number, steps(9), **more)) for number in (1, 2)]
+            [
+                Row(measured(tmp_path / folder, number, number, steps(9), **more))
+                for number in (1, 2)
+            ]
         )
 
     apart = scaling("apart", "NVIDIA H100 80GB HBM3", shares_machine=False)
@@ -296,7 +346,10 @@ def test_hardware_and_shared_machines_are_told(tmp_path: Path) -> None:
     assert (apart.curves[0].differs, shared.curves[0].differs) == (True, True)
     cells = {row[0]: row[1:] for row in apart.table().rows}
     assert cells["illustration: efficiency, %"] == ["100 *", "95 *"]
-    more = {"config": {"model": "resnet50"}, "hosts": {"a": {"gpus": [{"name": "NVIDIA H100 PCIe"}]}}}
+    more = {
+        "config": {"model": "resnet50"},
+        "hosts": {"a": {"gpus": [{"name": "NVIDIA H100 PCIe"}]}},
+    }
     rows = [Row(measured(tmp_path / "h100", number, number, steps(9), **more)) for number in (1, 2)]
     on_h100 = scaling_of(rows)
     cells = {row[0]: row[1:] for row in on_h100.table().rows}
@@ -308,18 +361,31 @@ def test_hardware_and_shared_machines_are_told(tmp_path: Path) -> None:
 
 def test_use_of_nodes_while_the_program_ran(tmp_path: Path) -> None:
     """Samples before the first and after the last line of metrics do not count."""
-    task = {"id": "1", "state": "COMPLETED", "exit_code": 0, "start_time": TIME + 1, "end_time": TIME + 3}
+    task = {
+        "id": "1",
+        "state": "COMPLETED",
+        "exit_code": 0,
+        "start_time": TIME + 1,
+        "end_time": TIME + 3,
+    }
     nodes = ["demo-train-1", "demo-train-2"]
-    run = measured(tmp_path, 1, 2, steps(9, 9, 9), tasks=[{**task, "nodes": nodes, "gpu_energy_j": 40_000}])
+    run = measured(
+        tmp_path, 1, 2, steps(9, 9, 9), tasks=[{**task, "nodes": nodes, "gpu_energy_j": 40_000}]
+    )
     (run.directory / "telemetry").mkdir()
     for node, percent in zip(run.nodes, (40, 60), strict=True):
         samples = []
         for second in range(7):
             is_inside = 1 <= second <= 3
             gpus = [{"util": 90 if is_inside else 0, "index": index} for index in range(2)]
-            busy = {"cpu_percent": percent if is_inside else 0, "memory_used_mib": 1024 * min(second, 3)}
+            busy = {
+                "cpu_percent": percent if is_inside else 0,
+                "memory_used_mib": 1024 * min(second, 3),
+            }
             network = {"net_tx_bytes_per_s": {"eth0": 2 << 20 if is_inside else 0}}
-            samples.append({"kind": "sample", "time": TIME + second, "gpus": gpus, **busy, **network})
+            samples.append(
+                {"kind": "sample", "time": TIME + second, "gpus": gpus, **busy, **network}
+            )
         text = "".join(f"{json.dumps(sample)}\n" for sample in samples)
         (run.directory / "telemetry" / f"{node}.jsonl").write_text(text)
     other = measured(tmp_path, 2, 1, steps(9))
@@ -339,7 +405,8 @@ def test_use_of_nodes_while_the_program_ran(tmp_path: Path) -> None:
 def test_runs_without_figures_are_missing(runs: list[Row], tmp_path: Path) -> None:
     task = {"id": "30", "state": "FAILED", "nodes": ["demo-train-1"]}
     failed = Row(measured(tmp_path / "runs", 30, 1, [], tasks=[task], state="FAILED"))
-    complete, incomplete = scaling_of([*runs, failed]), scaling_of([*runs[1:3], failed])
+    complete = scaling_of([*runs, failed])
+    incomplete = scaling_of([*runs[1:3], failed])
     assert [failed.shown in fact for fact in complete.missing] == [True]
     assert len(incomplete.missing) == 2
     assert sizes_of(complete)[1].runs == 2
@@ -360,10 +427,13 @@ def test_memory_of_less_than_a_gib_is_in_mib() -> None:
             )
             for nodes, each in enumerate(gib, 1)
         ]
-        scaling = Scaling(NAME, "nodes", False, "time_s", Goal.MIN, [ScalingCurve("", sizes)], False, "", [])
+        scaling = Scaling(
+            NAME, "nodes", False, "time_s", Goal.MIN, [ScalingCurve("", sizes)], False, "", []
+        )
         return {row[0].rpartition(", ")[2]: row[1:] for row in scaling.table().rows}
 
-    small, mixed = cells(0.25, 0.5), cells(0.25, 2)
+    small = cells(0.25, 0.5)
+    mixed = cells(0.25, 2)
     assert (small["MiB"], small["tokens_per_s"]) == (["256", "512"], ["102,211"] * 2)
     assert mixed["GiB"] == ["0.25", "2"]
 
@@ -405,7 +475,11 @@ def test_a_scaling_is_named_by_its_jobs(
     assert [row.run.job_id for row in rows] == [row.run.job_id for row in runs]
     assert [row.run.job_id for row in named_rows(runs[0].run.directory.name)] == ["10"]
     other = Row(measured(tmp_path / "runs", 40, 1, steps(1), name=NAME.replace("0a1b", "0a1c")))
-    assert (is_scaling(rows), is_scaling([*rows, other]), is_scaling(rows[:1])) == (True, False, False)
+    assert (is_scaling(rows), is_scaling([*rows, other]), is_scaling(rows[:1])) == (
+        True,
+        False,
+        False,
+    )
     with refused("unknown-run", UsageError):
         named_rows("train-scaling-ffff")
 
@@ -416,7 +490,10 @@ def test_time_without_a_metric_has_fractions_of_seconds(tmp_path: Path) -> None:
     for nodes in (1, 2):
         task = {"start_time": TIME, "end_time": TIME + 3 + nodes}
         run = measured(tmp_path, nodes, nodes, [], elapsed_s=3 + nodes, **task)
-        events = [{"time": TIME + 0.2, "event": "start"}, {"time": TIME + 4.1, "event": "end", "status": 0}]
+        events = [
+            {"time": TIME + 0.2, "event": "start"},
+            {"time": TIME + 4.1, "event": "end", "status": 0},
+        ]
         (run.directory / "job.events").write_text("\n".join(map(json.dumps, events)))
         rows.append(Row(run))
     recorded = scaling_of(rows)
@@ -478,7 +555,9 @@ def three(mean: float, deviation: float) -> Spread:
     ],
 )
 def test_sentence_where_a_scaling_stops_paying(speed_ups: Mapping[int, float], says: str) -> None:
-    lines = verdict_of(made_sizes({count: Spread(value, 0.0) for count, value in speed_ups.items()}))
+    lines = verdict_of(
+        made_sizes({count: Spread(value, 0.0) for count, value in speed_ups.items()})
+    )
     paying = [line for line in lines if "pay" in line]
     assert [line.startswith(says) for line in paying] == ([True] if says else [])
 
@@ -556,11 +635,16 @@ def test_chart_has_error_bars_of_repeats(runs: list[Row]) -> None:
 
 
 def test_rows_of_cost_energy_and_idle_gpus(tmp_path: Path) -> None:
-    """Three steps of 0.2 s at 50 samples/s are 30 samples, for 60 J. Of 2 nodes for an hour, at 3 USD."""
+    """Three steps of 0.2 s at 50 samples/s are 30 samples, for 60 J. Of 2 nodes for an hour, at 3
+    USD.
+    """
     task = {"id": "2", "state": "COMPLETED", "start_time": TIME, "end_time": TIME + 3600}
     names = ["demo-train-1", "demo-train-2"]
     tasks = [{**task, "nodes": names, "gpu_energy_j": 60.0}]
-    lines = [*steps(50, 50, 50), {"kind": "evaluation", "step": 3, "time": TIME + 4, "perplexity": 7.5}]
+    lines = [
+        *steps(50, 50, 50),
+        {"kind": "evaluation", "step": 3, "time": TIME + 4, "perplexity": 7.5},
+    ]
     more = {"tasks": tasks, "price_per_hour": 3.0, "cost_usd": 6.0, "start_time": TIME}
     run = measured(tmp_path, 2, 2, lines, **more)
     (run.directory / "telemetry").mkdir()
@@ -614,7 +698,12 @@ def test_time_to_target_is_that_of_the_first_value_that_reaches_it(
 ) -> None:
     name = "loss" if "loss" in target else "accuracy"
     written = [
-        {"kind": "evaluation", "step": step, name: value, **({} if at is None else {"time": TIME + at})}
+        {
+            "kind": "evaluation",
+            "step": step,
+            name: value,
+            **({} if at is None else {"time": TIME + at}),
+        }
         for step, (at, value) in enumerate(lines)
     ]
     options = {**SCALING, "repeats": 1, "time_to": target}

@@ -59,7 +59,9 @@ def written(folder: Path, *events: Event) -> Path:
 
 def event(step: int, **values: Any) -> Event:
     """``values``: of the tag ``x``."""
-    return Event(wall_time=1.0, step=step, summary=Summary(value=[Summary.Value(tag="x", **values)]))
+    return Event(
+        wall_time=1.0, step=step, summary=Summary(value=[Summary.Value(tag="x", **values)])
+    )
 
 
 def test_scalars_have_their_names_steps_and_times(tmp_path: Path) -> None:
@@ -105,7 +107,8 @@ def test_numbers_are_read_as_each_library_writes_them(tmp_path: Path) -> None:
 
 
 def test_the_bundled_train_and_other_programs_that_write_both(tmp_path: Path) -> None:
-    ours, other = tmp_path / "ours", tmp_path / "other"
+    ours = tmp_path / "ours"
+    other = tmp_path / "other"
     for folder, kind in ((ours, "run"), (other, "start")):
         board(folder / "tensorboard", ("loss", 9.0, 1), ("accuracy", 0.5, 1))
         lines = ({"kind": kind}, {"kind": "iteration", "step": 1, "loss": 9.0, "time": 3.0})
@@ -130,7 +133,13 @@ def test_folders_tell_names_apart_and_starts_of_a_program_do_not(tmp_path: Path)
 def test_lightnings_table_has_a_row_for_what_was_logged_at_once(tmp_path: Path) -> None:
     board(tmp_path / "lightning_logs/version_0", ("loss", 0.5, 9))
     (tmp_path / "lightning_logs/version_0/metrics.csv").write_text(
-        'epoch,loss,step,val_loss\r\n0,0.5,9,\r\n0,,9,0.75\r\n1,nan,,inf\r\n1,a,x,"0.25"\r\n\0,\0\r\n1,0.5\r\n'
+        "epoch,loss,step,val_loss\r\n"
+        "0,0.5,9,\r\n"
+        "0,,9,0.75\r\n"
+        "1,nan,,inf\r\n"
+        '1,a,x,"0.25"\r\n'
+        "\0,\0\r\n"
+        "1,0.5\r\n"
     )
     found = points(tmp_path)
     losses = [(9, 0.75), (None, float("inf")), (None, 0.25)]
@@ -148,9 +157,15 @@ def test_trainer_state_of_transformers_is_read_once(tmp_path: Path) -> None:
         "damaged",
         {"step": "2", "loss": float("nan")},
     ]
-    for folder, count in (("out/checkpoint-1", 1), ("out/checkpoint-10", 4), ("out/checkpoint-2", 2)):
+    for folder, count in (
+        ("out/checkpoint-1", 1),
+        ("out/checkpoint-10", 4),
+        ("out/checkpoint-2", 2),
+    ):
         (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "trainer_state.json").write_text(json.dumps({"log_history": history[:count]}))
+        (tmp_path / folder / "trainer_state.json").write_text(
+            json.dumps({"log_history": history[:count]})
+        )
     first = [("loss", 1, 3.0), ("learning_rate", 1, 0.1)]
     assert points(tmp_path)[:-1] == [*first, ("eval_loss", 2, 2.0)]
     assert summarize(tmp_path).metrics["loss"].nonfinite == 1
@@ -198,7 +213,9 @@ def framed(message: bytes, length: int | None = None) -> bytes:
     ],
     ids=["zeros", "length", "group", "number", "longer", "value", "time", "other"],
 )
-def test_a_file_is_read_up_to_the_first_record_that_is_damaged(tmp_path: Path, damage: bytes) -> None:
+def test_a_file_is_read_up_to_the_first_record_that_is_damaged(
+    tmp_path: Path, damage: bytes
+) -> None:
     (tmp_path / "a.tfevents.1").write_bytes(framed(GOOD) + damage + framed(GOOD))
     (tmp_path / "a.tfevents.2").write_bytes(framed(GOOD))
     assert points(tmp_path) == [("x", 1, 1.0)] * 2
@@ -232,7 +249,9 @@ def test_files_are_bounded(
         (tmp_path / f"{number}/a.tfevents.1").write_bytes(framed(GOOD) * 10)
     assert len(points(tmp_path)) == 40
     module, name = limit.split(".")
-    monkeypatch.setattr({"metric_files": metric_files, "tensorboard": tensorboard}[module], name, value)
+    monkeypatch.setattr(
+        {"metric_files": metric_files, "tensorboard": tensorboard}[module], name, value
+    )
     assert 0 <= len(points(tmp_path)) <= most
 
 

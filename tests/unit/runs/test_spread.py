@@ -30,7 +30,9 @@ def test_spread_of_values_of_any_size_has_a_text(values: list[float], text: str)
 
 @pytest.mark.parametrize("factor", [1.0, 1e-200, 1e200])
 def test_spread_differs_from_another_whatever_their_scale(factor: float) -> None:
-    low, high = (Spread.of([value * factor for value in values]) for values in ([1, 1.1, 0.9], [5, 5.1, 4.9]))
+    low, high = (
+        Spread.of([value * factor for value in values]) for values in ([1, 1.1, 0.9], [5, 5.1, 4.9])
+    )
     wide = Spread.of([value * factor for value in (0.5, 9, 1)])
     assert low.differs_from(high) is True
     assert low.differs_from(wide) is False
@@ -39,7 +41,12 @@ def test_spread_differs_from_another_whatever_their_scale(factor: float) -> None
 
 @pytest.mark.parametrize(
     ("values", "mean"),
-    [([1, 2.5], 1.75), ([1e308, 1e308], 1e308), ([math.inf, 1], math.inf), ([math.inf, -math.inf], math.nan)],
+    [
+        ([1, 2.5], 1.75),
+        ([1e308, 1e308], 1e308),
+        ([math.inf, 1], math.inf),
+        ([math.inf, -math.inf], math.nan),
+    ],
 )
 def test_mean_of_values_of_any_size_is_a_number(values: list[float], mean: float) -> None:
     assert mean_of(values) == pytest.approx(mean, nan_ok=True)
@@ -51,5 +58,7 @@ def test_report_of_seeds_that_diverged_is_written(tmp_path: Path, factor: float)
     for seed in (1, 2, 3):
         losses = [factor * (-1) ** seed, factor, 0.9 * min(factor, 1e308)]
         metrics = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
-        rows.append(Row(made_run(tmp_path, seed, metrics=metrics, args=["--seed", str(seed), "--lr", "1"])))
+        rows.append(
+            Row(made_run(tmp_path, seed, metrics=metrics, args=["--seed", str(seed), "--lr", "1"]))
+        )
     assert [section for section in report_of(rows).sections if section.title == "Seeds"]

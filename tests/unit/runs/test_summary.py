@@ -20,7 +20,9 @@ def lines(folder: Path, *records: object) -> None:
 
 
 def test_options_of_any_program_are_its_configuration() -> None:
-    words = "train.csv --lr=1e-3 --epochs 5 --name a b --warm-up --offset -3 -v --x= --seed 0x1".split()
+    words = (
+        "train.csv --lr=1e-3 --epochs 5 --name a b --warm-up --offset -3 -v --x= --seed 0x1".split()
+    )
     words += "optimizer.lr=0.1 ++db/type=a=b ./c=d".split()
     switches = {"warm_up": True, "v": True}
     options = {"lr": 0.001, "epochs": 5, "name": "a", "offset": -3, "x": "", "seed": "0x1"}
@@ -30,21 +32,39 @@ def test_options_of_any_program_are_its_configuration() -> None:
 
 def test_words_that_begin_with_a_dash_are_values_if_they_are_numbers() -> None:
     words = "--low -1e-3 --high -inf --tag=-x --nan -nan -v".split()
-    assert config_of(words) == ({"low": -0.001, "high": "-inf", "tag": "-x", "nan": "-nan", "v": True}, [])
+    assert config_of(words) == (
+        {"low": -0.001, "high": "-inf", "tag": "-x", "nan": "-nan", "v": True},
+        [],
+    )
 
 
 def test_texts_that_only_resemble_numbers_are_kept() -> None:
     words = [
-        f"--x{n}={text}" for n, text in enumerate(("007", "1_000", "0x1", " 5", "1e3", "+2", ".5", "0.10"))
+        f"--x{n}={text}"
+        for n, text in enumerate(("007", "1_000", "0x1", " 5", "1e3", "+2", ".5", "0.10"))
     ]
     assert [*config_of(words)[0].values()] == ["007", "1_000", "0x1", " 5", 1000, 2, 0.5, 0.1]
 
 
 @pytest.mark.parametrize("form", [None, *Form])
 def test_values_of_a_task_are_its_configuration_as_they_were_written(form: Form | None) -> None:
-    values = {"tag": "-x", "shift": "-1e-3", "layers": "[64,64]", "why": "a=b, 'c'", "name": "", "n": "007"}
+    values = {
+        "tag": "-x",
+        "shift": "-1e-3",
+        "layers": "[64,64]",
+        "why": "a=b, 'c'",
+        "name": "",
+        "n": "007",
+    }
     values |= {"+opt/sgd.lr": "2", "batch-size": "64"}
-    expected = {"tag": "-x", "shift": -0.001, "layers": "[64,64]", "why": "a=b, 'c'", "name": "", "n": "007"}
+    expected = {
+        "tag": "-x",
+        "shift": -0.001,
+        "layers": "[64,64]",
+        "why": "a=b, 'c'",
+        "name": "",
+        "n": "007",
+    }
     assert config_of_task(values, form) == {**expected, "opt/sgd.lr": 2, "batch_size": 64}
     if form != Form.OPTION:
         del values["+opt/sgd.lr"]
@@ -71,8 +91,12 @@ def test_each_metric_has_its_last_lowest_and_highest_value(tmp_path: Path) -> No
     assert found.config == {"lr": 0.2, "model.width": 8, "tags": '["a"]'}
     assert found.metrics == {
         "loss": Metric(last=2.0, last_step=3, min=1.0, min_step=2, max=3.0, max_step=1, count=3),
-        "eval_accuracy": Metric(last=0.9, last_step=3, min=0.9, min_step=3, max=0.9, max_step=3, count=1),
-        "eval_loss": Metric(last=1.5, last_step=3, min=1.5, min_step=3, max=1.5, max_step=3, count=1),
+        "eval_accuracy": Metric(
+            last=0.9, last_step=3, min=0.9, min_step=3, max=0.9, max_step=3, count=1
+        ),
+        "eval_loss": Metric(
+            last=1.5, last_step=3, min=1.5, min_step=3, max=1.5, max_step=3, count=1
+        ),
     }
 
 
@@ -141,7 +165,9 @@ def test_a_file_of_metrics_that_is_none_is_not_read(tmp_path: Path, kind: str) -
 
 
 def test_measurements_of_bundled_jobs_are_metrics(tmp_path: Path) -> None:
-    """Of `bench` the side with all ranks counts, of `--find` the recipe, of a list the mean over ranks."""
+    """Of `bench` the side with all ranks counts, of `--find` the recipe, of a list the mean over
+    ranks.
+    """
     lines = {
         "bench.jsonl": [
             {"kind": "bench", "side": "all", "ranks": 2, "iteration_ms": 5.0, "mfu": None},

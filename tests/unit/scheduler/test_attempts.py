@@ -28,7 +28,14 @@ def told(*events: dict[str, Any]) -> str:
 
 
 def start(time: float, restarts: int, **fields: Any) -> dict[str, Any]:
-    return {"time": time, "event": "start", "restarts": restarts, "nodes": ["n1", "n2"], "until": 0, **fields}
+    return {
+        "time": time,
+        "event": "start",
+        "restarts": restarts,
+        "nodes": ["n1", "n2"],
+        "until": 0,
+        **fields,
+    }
 
 
 def end(time: float, status: int) -> dict[str, Any]:
@@ -43,7 +50,13 @@ def term(time: float, **fields: Any) -> dict[str, Any]:
     return {"time": time, "event": "signal", "signal": "SIGTERM", **fields}
 
 
-KILLED = {"status": 137, "kind": "SIGKILL", "place": "rank 1 on n2", "error": "", "progress": [50, 62, 0]}
+KILLED = {
+    "status": 137,
+    "kind": "SIGKILL",
+    "place": "rank 1 on n2",
+    "error": "",
+    "progress": [50, 62, 0],
+}
 
 
 def test_restart_has_its_cause_times_and_lost_steps() -> None:
@@ -53,7 +66,12 @@ def test_restart_has_its_cause_times_and_lost_steps() -> None:
     (restart,) = restarts_of(events, [(120.0, 61), (129.0, 62), (142.5, 51), (143.0, 52)])
     assert (restart.number, restart.reason, restart.status) == (1, "failed", 137)
     assert KILLED["place"] in restart.cause
-    assert (restart.ended, restart.started, restart.again_s, restart.steps_lost) == (130.5, 140, 12.0, 12)
+    assert (restart.ended, restart.started, restart.again_s, restart.steps_lost) == (
+        130.5,
+        140,
+        12.0,
+        12,
+    )
     assert restart.as_dict()["nodes"] == ["n1", "n2"]
     assert "12 steps lost" in str(restart)
     again = events_of(told(start(1, 0), start(2, 0), start(3, 2)))
@@ -86,13 +104,21 @@ KILLED_BY_NOTICE = {"kind": "SIGUSR1", "place": "rank 1 on n2"}
         ([term(5, state="PREEMPTED"), end(5, 75)], {}, "priority; the program saved its work"),
         ([term(5, state="REQUEUED"), end(5, 143)], {}, "requeued by its user or an administrator"),
         ([term(5, state="REQUEUED")], {}, "requeued by its user or an administrator"),
-        ([term(5, state="TIMEOUT"), end(5, 143), requeue(5, "failed", kind="SIGTERM")], {}, "time limit"),
+        (
+            [term(5, state="TIMEOUT"), end(5, 143), requeue(5, "failed", kind="SIGTERM")],
+            {},
+            "time limit",
+        ),
         (
             [NOTICE, term(5, state="TIMEOUT"), end(5, 143), requeue(5, "failed", kind="SIGTERM")],
             {},
             "limit was reached; the program did not save its work after the notice (SIGUSR1)",
         ),
-        ([NOTICE, term(5, state="TIMEOUT"), end(5, 75)], {}, "limit was reached; the program saved its work"),
+        (
+            [NOTICE, term(5, state="TIMEOUT"), end(5, 75)],
+            {},
+            "limit was reached; the program saved its work",
+        ),
         (
             [end(5, 75), requeue(5, "saved", kind="exit code 75 without a signal")],
             {},
@@ -101,12 +127,20 @@ KILLED_BY_NOTICE = {"kind": "SIGUSR1", "place": "rank 1 on n2"}
         ([term(5, state="NODE_FAIL"), end(5, 143)], {"kind": "loss of n2"}, "loss of n2"),
         ([term(5, state="NODE_FAIL"), end(5, 143)], {}, "a node of the job failed"),
         ([end(5, 0)], {}, "the job had completed, and was requeued"),
-        ([NOTICE, end(5, 138), requeue(5, "failed", **KILLED_BY_NOTICE)], {}, "rank 1 on n2 does not handle"),
+        (
+            [NOTICE, end(5, 138), requeue(5, "failed", **KILLED_BY_NOTICE)],
+            {},
+            "rank 1 on n2 does not handle",
+        ),
         # Near misses: none of these is a preemption, a time limit or the notice before it.
         ([term(5, state="RUNNING"), end(5, 143)], {}, "exit status 143"),
         ([term(5, state=""), end(5, 143)], {}, "exit status 143"),
         ([term(3, state="PREEMPTED"), term(4, state="RUNNING"), end(5, 1)], {}, "exit status 1"),
-        ([USR1, end(5, 138), requeue(5, "failed", **KILLED_BY_NOTICE)], {}, "SIGUSR1 in rank 1 on n2"),
+        (
+            [USR1, end(5, 138), requeue(5, "failed", **KILLED_BY_NOTICE)],
+            {},
+            "SIGUSR1 in rank 1 on n2",
+        ),
         (
             [NOTICE, end(5, 139), requeue(5, "failed", kind="SIGSEGV", place="rank 0")],
             {},
@@ -116,7 +150,9 @@ KILLED_BY_NOTICE = {"kind": "SIGUSR1", "place": "rank 1 on n2"}
         ([HANG, end(5, 137), requeue(5, "hang", kind="hang")], {}, "rank 1 at x.py:3"),
     ],
 )
-def test_cause_of_a_restart(events: list[dict[str, Any]], following: dict[str, Any], cause: str) -> None:
+def test_cause_of_a_restart(
+    events: list[dict[str, Any]], following: dict[str, Any], cause: str
+) -> None:
     (restart,) = restarts_of(events_of(told(start(1, 0), *events, start(9, 1, **following))))
     assert cause in restart.cause
     assert restart.noticed_s == (90 if HANG in events else None)
@@ -142,7 +178,9 @@ def test_end_that_was_not_recorded_is_told_by_the_accounting(
 ) -> None:
     later = [{**event, "time": event["time"] + 100} for event in events]
     attempts = (Attempt(start_time=started, end_time=106, nodes=("n1", "n2"), state=state),)
-    (restart,) = restarts_of(events_of(told(start(100, 0), *later, start(110, 1))), attempts=attempts)
+    (restart,) = restarts_of(
+        events_of(told(start(100, 0), *later, start(110, 1))), attempts=attempts
+    )
     assert cause in restart.cause
     # The accounting's attempt is another.
     others = (replace(attempts[0], start_time=80), Attempt(start_time=109))
@@ -150,11 +188,15 @@ def test_end_that_was_not_recorded_is_told_by_the_accounting(
     assert "no end was recorded" in other.cause
 
 
-def test_time_of_a_restart_is_this_hosts_and_utc_in_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_a_restart_is_this_hosts_and_utc_in_documents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
-        (restart,) = restarts_of(events_of(told(start(1, 0), end(1795817403, 1), start(1795817410, 1))))
+        (restart,) = restarts_of(
+            events_of(told(start(1, 0), end(1795817403, 1), start(1795817410, 1)))
+        )
         assert "17:10:03:" in str(restart)
         assert "22:10:03 UTC:" in restart.in_utc
     finally:
@@ -183,8 +225,13 @@ def test_last_attempt_ignores_earlier_ones() -> None:
         ([term(5, state="CANCELLED")], False),
     ],
 )
-def test_attempt_without_an_end_or_sigterm_is_open(later: list[dict[str, Any]], is_open: bool) -> None:
-    assert last_attempt(events_of(told(start(1, 0), end(2, 0), start(3, 1), *later))).is_open is is_open
+def test_attempt_without_an_end_or_sigterm_is_open(
+    later: list[dict[str, Any]], is_open: bool
+) -> None:
+    assert (
+        last_attempt(events_of(told(start(1, 0), end(2, 0), start(3, 1), *later))).is_open
+        is is_open
+    )
 
 
 PROGRESS = {"time": 120, "event": "progress"}
@@ -200,7 +247,9 @@ PROGRESS = {"time": 120, "event": "progress"}
     ],
     ids=["running", "until-the-end", "over", "long-over"],
 )
-def test_hang_lasts_until_the_next_progress(later: list[dict[str, Any]], until: float, lasts: bool) -> None:
+def test_hang_lasts_until_the_next_progress(
+    later: list[dict[str, Any]], until: float, lasts: bool
+) -> None:
     warned = {**HANG, "time": 100, "action": "warn"}
     events = events_of(told(start(1, 0), warned, *later))
     (hang,) = hangs_of(events)
@@ -214,7 +263,9 @@ def test_hang_lasts_until_the_next_progress(later: list[dict[str, Any]], until: 
 def test_a_hang_with_a_warning_is_one_hang() -> None:
     warned = {**HANG, "time": 100, "action": "warn"}
     ended = {**HANG, "time": 130, "seconds": 120, "action": "end"}
-    events = events_of(told(start(1, 0), warned, ended, end(131, 143), start(150, 1), warned, ended))
+    events = events_of(
+        told(start(1, 0), warned, ended, end(131, 143), start(150, 1), warned, ended)
+    )
     assert [(hang.since, hang.until, hang.ended_job) for hang in hangs_of(events)] == [
         (10, 131, True),
         (10, 130, True),
@@ -228,7 +279,9 @@ def test_a_hang_with_a_warning_is_one_hang() -> None:
 )
 def test_hostile_events_are_read(key: str, value: object) -> None:
     line = {**start(1, 0), **KILLED, "reason": "failed", key: value}
-    lines = [{**line, "event": event} for event in ("start", "end", "requeue", "hang", "stop", "start")]
+    lines = [
+        {**line, "event": event} for event in ("start", "end", "requeue", "hang", "stop", "start")
+    ]
     events = events_of(f"[]\n{{\n{'[' * 5000}\n{told(*lines)}")
     last_attempt(events)
     for hang in hangs_of(events):
@@ -251,7 +304,12 @@ def test_hostile_events_are_read(key: str, value: object) -> None:
         ([start(1, 0), term(5, state="PREEMPTED")], "PREEMPTED", None, 5),
         ([start(1, 0), term(5, state="NODE_FAIL")], "NODE_FAIL", None, 5),
         # `scancel --signal=TERM` only sends a signal.
-        ([start(1, 0), term(5, state="CANCELLED"), term(5, state="RUNNING"), end(6, 3)], "FAILED", 3, 6),
+        (
+            [start(1, 0), term(5, state="CANCELLED"), term(5, state="RUNNING"), end(6, 3)],
+            "FAILED",
+            3,
+            6,
+        ),
         # Without Slurm's line in the log, only the time tells who sent the signal.
         ([start(1, 0, until=9), term(5, state="")], "TIMEOUT", None, 5),
         ([start(1, 0, until=90), term(5)], "CANCELLED", None, 5),
@@ -301,18 +359,25 @@ def job(*attempts: Attempt, **fields: Any) -> JobInfo:
 
 def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
     """The accounting ends an attempt at the requeue, here 40 s after the program's end."""
-    again = job(attempt(100, 142), attempt(150, 160, "n1"), start_time=150, end_time=160, nodes=("n1",))
+    again = job(
+        attempt(100, 142), attempt(150, 160, "n1"), start_time=150, end_time=160, nodes=("n1",)
+    )
     recorded = [start(101, 0), end(102.4, 3), start(151, 1), end(155, 0)]
     known = with_all_attempts(again, recorded)
-    # The nodes were free from the program's end to the requeue. At the last end, Slurm itself freed them.
+    # The nodes were free from the program's end to the requeue. At the last end, Slurm itself freed
+    # them.
     assert known.attempts == (attempt(100, 103), attempt(150, 160, "n1"))
     assert (known.start_time, known.last_start, known.elapsed_s) == (100, 150, 13)
     assert with_all_attempts(known, recorded) == known
-    waiting = replace(again, state=JobState.PENDING, attempts=again.attempts[:1], start_time=None, nodes=())
+    waiting = replace(
+        again, state=JobState.PENDING, attempts=again.attempts[:1], start_time=None, nodes=()
+    )
     assert with_all_attempts(waiting, recorded[:2]).attempts == (attempt(100, 103),)
     late = with_all_attempts(again, [start(101, 0), end(170, 3)])
     assert late.attempts[0] == attempt(100, 142)
-    killed = with_all_attempts(again, [start(101, 0), {"time": 102, "event": "signal", "signal": "SIGUSR1"}])
+    killed = with_all_attempts(
+        again, [start(101, 0), {"time": 102, "event": "signal", "signal": "SIGUSR1"}]
+    )
     assert killed.attempts[0] == attempt(100, 142)
     # The accounting may have missed an end.
     open_end = replace(again, attempts=(attempt(100, None), *again.attempts[1:]))
@@ -320,7 +385,9 @@ def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
 
 
 def test_attempts_without_accounting_are_the_recorded_ones() -> None:
-    """An attempt that was killed ended after the last time at which the job is known to have run."""
+    """An attempt that was killed ended after the last time at which the job is known to have
+    run.
+    """
     killed = job(start_time=150, end_time=160, nodes=("n1",))
     recorded = [start(100, 0), start(151, 1, nodes=["n1"])]
     assert with_all_attempts(killed, recorded, (99, 120.5, 155)).attempts == (
@@ -354,7 +421,9 @@ def test_attempt_that_recorded_no_start_is_a_restart() -> None:
     unseen, last = restarts_of(events, attempts=starts)
     assert (unseen.number, unseen.started, unseen.ended, unseen.status) == (1, 130, 110, 1)
     assert (last.number, last.started, last.ended, last.nodes) == (2, 161, None, ("n3",))
-    behind = [replace(each, start_time=each.start_time + 30) for each in starts if each.start_time != 130]
+    behind = [
+        replace(each, start_time=each.start_time + 30) for each in starts if each.start_time != 130
+    ]
     assert restarts_of(events, attempts=behind) == restarts_of(events)
 
 

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import (
+    AnswerLostError,
+    NoAnswerError,
+    SlurmError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.scheduler import admin
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, unknown_or_task
@@ -40,11 +46,13 @@ class Ticks:
 
 
 def client(*steps: Step, patience_s: float = 60.0) -> tuple[SlurmClient, ScriptedTransport, Ticks]:
-    transport, ticks = ScriptedTransport(steps), Ticks()
+    transport = ScriptedTransport(steps)
+    ticks = Ticks()
     return SlurmClient(transport, clock=ticks.clock, patience_s=patience_s), transport, ticks
 
 
-QUEUE, ACCOUNTS = Step(("squeue", "..."), said(SQUEUE)), Step(("sacct", "..."), said(SACCT))
+QUEUE = Step(("squeue", "..."), said(SQUEUE))
+ACCOUNTS = Step(("sacct", "..."), said(SACCT))
 NO_QUEUE = Step(("squeue", "..."), "")
 GONE = Step(("squeue", "..."), stderr=AWAY, rc=1)
 LOST = Step(("squeue", "..."), error=UnreachableError("gone"))
@@ -68,7 +76,9 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot():
 
 
 def test_jobs_has_the_task_for_slurms_own_number_of_it() -> None:
-    """SLURM_JOB_ID of a task is another number than that of its array; the queue may know it, or sacct."""
+    """SLURM_JOB_ID of a task is another number than that of its array; the queue may know it, or
+    sacct.
+    """
     accounted = SACCT.replace(b"13_2\x1f13\x1f", b"13_2\x1f21\x1f")
     slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), said(accounted)))
     jobs = slurm.jobs(["21"])
@@ -86,7 +96,9 @@ def test_of_an_array_the_tasks_that_the_queue_forgot_are_added():
     )
     rest = rest.replace(b"13\x1f0\x1f", b"13\x1f99\x1f")
     accounted = SACCT.replace(b"13_[", b"13_[0,")
-    slurm, _, _ = client(Step(("squeue", "..."), said(rest)), Step(("sacct", "..."), said(accounted)))
+    slurm, _, _ = client(
+        Step(("squeue", "..."), said(rest)), Step(("sacct", "..."), said(accounted))
+    )
     ids = [job.id for job in slurm.jobs(["13"])]
     assert "13_0" in ids
     assert "13_99" in ids
@@ -136,9 +148,13 @@ def test_variables_of_the_account_do_not_override_the_script(tmp_path, monkeypat
 UPDATE = ("scontrol", "update", "jobid=7,12_3", "requeue=0")
 
 
-@pytest.mark.parametrize("said", ["", "Job has already finished for job 7", "Invalid job id specified"])
+@pytest.mark.parametrize(
+    "said", ["", "Job has already finished for job 7", "Invalid job id specified"]
+)
 def test_what_is_cancelled_cannot_ask_to_be_run_again(said):
-    each = [Step(("scontrol", "update", f"jobid={job_id}", "requeue=0"), "") for job_id in ("7", "12_3")]
+    each = [
+        Step(("scontrol", "update", f"jobid={job_id}", "requeue=0"), "") for job_id in ("7", "12_3")
+    ]
     slurm, transport, _ = client(
         Step(UPDATE, stderr=f"slurm_update error: {said}\n", rc=bool(said)),
         *(each if said else ()),
@@ -148,11 +164,15 @@ def test_what_is_cancelled_cannot_ask_to_be_run_again(said):
     assert not transport.left
 
 
-STUCK = "Requested partition configuration not available now for job 7\nslurm_update error: the same"
+STUCK = (
+    "Requested partition configuration not available now for job 7\nslurm_update error: the same"
+)
 
 
 def test_cancel_job_that_slurm_can_not_change_ends():
-    """Slurm rejects every change of a job that asks for more nodes than its partition has, but cancels it."""
+    """Slurm rejects every change of a job that asks for more nodes than its partition has, but
+    cancels it.
+    """
     each = [("scontrol", "update", f"jobid={job_id}", "requeue=0") for job_id in ("7", "12_3")]
     slurm, transport, _ = client(
         Step(UPDATE, stderr=STUCK, rc=1),
@@ -178,13 +198,16 @@ def test_cancel_refused_is_no_success():
 
 
 def test_cancel_unknown_failure_is_raised():
-    slurm, _, _ = client(Step(UPDATE, ""), Step(("scancel", "7", "12_3"), stderr="scancel: fatal: x", rc=1))
+    slurm, _, _ = client(
+        Step(UPDATE, ""), Step(("scancel", "7", "12_3"), stderr="scancel: fatal: x", rc=1)
+    )
     with rejected("slurm-command-failed", SlurmError):
         slurm.cancel(["7", "12_3"])
 
 
 NO_DATABASE = (
-    "sacct: error: Sending PersistInit msg: Connection refused\nsacct: error: Problem talking to the database"
+    "sacct: error: Sending PersistInit msg: Connection refused\n"
+    "sacct: error: Problem talking to the database"
 )
 
 
@@ -197,13 +220,16 @@ def test_accounting_failure_has_the_reason(stderr, rc):
 
 
 def test_accounting_away_names_the_daemon_and_waits_once():
-    """The error has the jobs that the queue knows. Later queries of the accounting are tried once."""
+    """The error has the jobs that the queue knows. Later queries of the accounting are tried
+    once.
+    """
     away = Step(("sacct", "..."), stderr=NO_DATABASE, rc=1)
     slurm, transport, ticks = client(QUEUE, *[away] * 40)
     with rejected("accounting-away", AccountingAwayError, "slurmdbd") as caught:
         slurm.jobs(["15", "99999"])
     assert "15" in [job.id for job in caught.value.queued]
-    left, slept = len(transport.left), len(ticks.slept)
+    left = len(transport.left)
+    slept = len(ticks.slept)
     assert slept > 1
     with rejected("accounting-away", AccountingAwayError, "slurmdbd"):
         slurm.steps("15")
@@ -254,7 +280,9 @@ MUTE = Step(("squeue", "..."), error=NoAnswerError("no answer"))
 
 
 def ping(*, up: bool) -> Step:
-    return Step(("scontrol", "ping"), f"Slurmctld(primary) at d is {'UP' if up else 'DOWN'}\n", rc=not up)
+    return Step(
+        ("scontrol", "ping"), f"Slurmctld(primary) at d is {'UP' if up else 'DOWN'}\n", rc=not up
+    )
 
 
 def test_a_stopped_slurmctld_is_noticed_before_squeue_gives_up():
@@ -271,13 +299,18 @@ def test_a_slurmctld_that_is_slow_gets_the_time_that_it_needs():
     slurm, transport, _ = client(*steps, QUEUE)
     assert slurm.jobs(["15"]) == slurm.jobs(["15"])
     assert not transport.left
-    assert transport.calls[0].timeout_s < 15 <= transport.calls[2].timeout_s, "Slurm's MessageTimeout"
+    assert transport.calls[0].timeout_s < 15 <= transport.calls[2].timeout_s, (
+        "Slurm's MessageTimeout"
+    )
 
 
 @pytest.mark.parametrize(
-    ("step", "code", "error"), [(GONE, "slurm-away", SlurmAwayError), (LOST, "unreachable", UnreachableError)]
+    ("step", "code", "error"),
+    [(GONE, "slurm-away", SlurmAwayError), (LOST, "unreachable", UnreachableError)],
 )
-def test_the_wait_for_the_controller_has_a_bound(step: Step, code: str, error: type[UnreachableError]):
+def test_the_wait_for_the_controller_has_a_bound(
+    step: Step, code: str, error: type[UnreachableError]
+):
     slurm, _, ticks = client(*[step] * 50, patience_s=20)
     with rejected(code, error) as caught:
         slurm.jobs(["15"])
@@ -291,12 +324,15 @@ def test_the_wait_for_the_controller_has_a_bound(step: Step, code: str, error: t
 
 
 def test_sbatch_runs_in_the_folder():
-    slurm, transport, _ = client(Step(("sh", "-c", "*", "sh", "/f o", "--parsable", "..."), "42;demo\n"))
+    slurm, transport, _ = client(
+        Step(("sh", "-c", "*", "sh", "/f o", "--parsable", "..."), "42;demo\n")
+    )
     assert slurm.sbatch("/f o", "job.sbatch", "--comment=x") == "42"
     assert transport.calls[0].argv[-3:] == ("--comment=x", "--", "job.sbatch")
 
 
-PRIMARY, BACKUP = "Slurmctld(primary) at c1 is", "Slurmctld(backup) at c2 is"
+PRIMARY = "Slurmctld(primary) at c1 is"
+BACKUP = "Slurmctld(backup) at c2 is"
 
 
 @pytest.mark.parametrize(
@@ -313,7 +349,9 @@ def test_sbatch_pings_slurmctld_unless_it_listens_here(
     cluster: PlayedCluster, listens: bool, ping: str, is_away: bool
 ) -> None:
     """Without a slurmctld, sbatch would wait long. A single slurmctld that is up takes the job."""
-    grep = f'case "$*" in *:1AA1*) exit {int(not listens)} ;; esac; exec {shutil.which("grep")} "$@"'
+    grep = (
+        f'case "$*" in *:1AA1*) exit {int(not listens)} ;; esac; exec {shutil.which("grep")} "$@"'
+    )
     for name, text in {"grep": grep, "scontrol": f"echo '{ping}'", "sbatch": "echo 7"}.items():
         (cluster.root / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (cluster.root / "bin" / name).chmod(0o755)
@@ -361,7 +399,9 @@ def test_the_accounting_as_json_is_left_as_it_is():
 def test_a_job_without_a_readable_number_is_listed_as_itself():
     spoilt = SQUEUE.replace(b"\x1f16\x1fN/A\x1f", b"\x1fx\x1fN/A\x1f")
     assert spoilt != SQUEUE
-    slurm, _, _ = client(Step(("squeue", "..."), said(spoilt)), Step(("squeue", "..."), said(spoilt)))
+    slurm, _, _ = client(
+        Step(("squeue", "..."), said(spoilt)), Step(("squeue", "..."), said(spoilt))
+    )
     listed = slurm.own_jobs()
     assert (listed[0].id, len(listed)) == ("0", 15)
     assert "ArrayJobID 'x'" in listed[0].reason
@@ -378,7 +418,8 @@ def test_nodes_and_jobs_are_one_round_trip(
         (cluster.root / "bin" / command).write_text(f"#!/bin/sh\necho {command} >>asked\n{text}\n")
     monkeypatch.chdir(cluster.root)
     slurm = SlurmClient(LocalTransport())
-    runs, run = [], slurm.transport.run
+    runs = []
+    run = slurm.transport.run
     monkeypatch.setattr(
         slurm.transport, "run", lambda argv, **more: (runs.append(argv), run(argv, **more))[1]
     )
@@ -424,12 +465,23 @@ def test_why_slurmctld_refuses_its_configuration_its_log_says(
 
 
 def test_lost_nodes_are_those_lost_during_the_job() -> None:
-    """The events are of Slurm 24.11. A node that went down a moment after the job's end was the cause."""
+    """The events are of Slurm 24.11. A node that went down a moment after the job's end was the
+    cause.
+    """
     down = (
-        "d-1|900|DOWN*|earlier\nd-2|1061|DOWN*|Not responding\nd-1|1300|DOWN|later\nd-1|1010|IDLE+DRAIN|a|b\n"
+        "d-1|900|DOWN*|earlier\n"
+        "d-2|1061|DOWN*|Not responding\n"
+        "d-1|1300|DOWN|later\n"
+        "d-1|1010|IDLE+DRAIN|a|b\n"
     )
     job = JobInfo(
-        number=7, name="x", user="ada", state=JobState.FAILED, reason="", start_time=1000, end_time=1035
+        number=7,
+        name="x",
+        user="ada",
+        state=JobState.FAILED,
+        reason="",
+        start_time=1000,
+        end_time=1035,
     )
     job = replace(job, nodes=("d-1", "d-2"))
     asked = Step(("sacctmgr", *["*"] * 4, "nodes=d-[[]1-2[]]", "start=uts1000", "..."), down)
@@ -468,16 +520,30 @@ def test_lost_nodes_are_those_lost_during_the_job() -> None:
         ("Invalid feature specification", "-C a100", "line 2", "--gpus"),
         ("Invalid job array specification", "--array=1-1500%4", "line 2", "--array:"),
         ("Invalid job array specification", "", "--array", "line 2"),
-        ("Requested time limit is invalid (missing or exceeds some limit)", "-t 9-0", "line 2", "cores"),
+        (
+            "Requested time limit is invalid (missing or exceeds some limit)",
+            "-t 9-0",
+            "line 2",
+            "cores",
+        ),
         ("Job dependency problem", "--dependency=afterok:1", "line 2", "--after,"),
         ("Invalid node name specified", "-w nosuch", "line 2", "--nodelist,"),
-        ("Invalid node name specified", "-N 2 --nodelist nosuch # comment", "line 2", "--nodelist,"),
+        (
+            "Invalid node name specified",
+            "-N 2 --nodelist nosuch # comment",
+            "line 2",
+            "--nodelist,",
+        ),
     ],
 )
 def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_at_fault):
     """The line of the script that asked, and the flag only without such a line."""
-    directives = Directives.read(Path("x.sh"), ["#SBATCH --nodes=1", *([f"#SBATCH {line}"] if line else [])])
-    fix = Asked(directives.lines, directives.requests).fix(f"Batch job submission failed: {refusal}")
+    directives = Directives.read(
+        Path("x.sh"), ["#SBATCH --nodes=1", *([f"#SBATCH {line}"] if line else [])]
+    )
+    fix = Asked(directives.lines, directives.requests).fix(
+        f"Batch job submission failed: {refusal}"
+    )
     assert at_fault in fix
     assert not_at_fault not in fix
 
@@ -493,18 +559,25 @@ def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_a
         ("Invalid feature specification", "--prefer=a100", "--constraint"),
     ],
 )
-def test_fix_for_refusal_names_an_option_of_slurm(refusal: str, option: str, not_at_fault: str) -> None:
+def test_fix_for_refusal_names_an_option_of_slurm(
+    refusal: str, option: str, not_at_fault: str
+) -> None:
     fix = Asked([option], requests_of([option])).fix(refusal)
     assert f"`--slurm {option}`" in fix
     assert not_at_fault not in fix
 
 
-OWN, GUEST = "`clusterctl up`", "administrators"
+OWN = "`clusterctl up`"
+GUEST = "administrators"
 
 
-@pytest.mark.parametrize(("is_foreign", "helps", "not_said"), [(False, OWN, GUEST), (True, GUEST, OWN)])
+@pytest.mark.parametrize(
+    ("is_foreign", "helps", "not_said"), [(False, OWN, GUEST), (True, GUEST, OWN)]
+)
 def test_a_silent_slurm_is_repaired_by_those_who_operate_it(is_foreign, helps, not_said):
-    silent = Step(("sacct", "..."), stderr="sacct: error: Sending PersistInit msg: Connection refused", rc=1)
+    silent = Step(
+        ("sacct", "..."), stderr="sacct: error: Sending PersistInit msg: Connection refused", rc=1
+    )
     slurm, _, _ = client(GONE, silent, patience_s=0)
     slurm.is_foreign = is_foreign
     with rejected("slurm-away", SlurmError, helps) as caught:

@@ -16,7 +16,13 @@ import pytest
 
 from clusterctl.scheduler.attempts import Hang, LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
-from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, catalogue, diagnose, diagnose_waiting
+from clusterctl.scheduler.diagnosis import (
+    Diagnosis,
+    Evidence,
+    catalogue,
+    diagnose,
+    diagnose_waiting,
+)
 from clusterctl.transport.tree import format_size
 
 JOB = JobInfo(
@@ -29,7 +35,9 @@ JOB = JobInfo(
     signal=0,
     nodes=("n1", "n2"),
 )
-TRACEBACK = 'Traceback (most recent call last):\n  File "/jobs/x/x.py", line 7, in <module>\n    main()\n'
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "/jobs/x/x.py", line 7, in <module>\n    main()\n'
+)
 MPIRUN = (
     f"{'-' * 74}\nPrimary job  terminated normally, but 1 process returned\n"
     f"a non-zero exit code. Per user-direction, the job has been aborted.\n{'-' * 74}\n"
@@ -61,7 +69,8 @@ Root Cause (first observed failure):
 """
 
 
-# Messages of Open MPI 5 about a lost peer, of UCX about a signal in its rank, and the last lines of prterun.
+# Messages of Open MPI 5 about a lost peer, of UCX about a signal in its rank, and the last lines of
+# prterun.
 PEER_GONE = f"""\
 {"-" * 74}
 An MPI communication peer process has unexpectedly disconnected.  This
@@ -107,7 +116,8 @@ def said(log: str, **job: object) -> Diagnosis:
         ("windows-newlines", "./a.sh: /bin/bash^M: bad interpreter: No such file or directory\n"),
         ("virtual-environment-not-sent", "/jobs/x/run.sh: line 4: .venv/bin/activate: No such file or directory\n"),
         ("virtual-environment-not-sent", "/jobs/x/run.sh: 4: .: cannot open /home/ada/env/bin/activate: No such file\n"),
-        ("missing-file", "python: can't open file '/jobs/x/10.1.2.3:29500': [Errno 2] No such file or directory\n"),
+        ("missing-file", ("python: can't open file '/jobs/x/10.1.2.3:29500': [Errno 2] No such file or "
+            "directory\n")),
         ("command-not-found", "job.sh: line 2: ffmpeg: command not found\n"),
         ("command-not-found", "/bin/sh: 1: ffmpeg: not found\n"),
         ("command-not-found", "slurmstepd-n1: error: execve(): nosuch: No such file or directory\n"),
@@ -125,18 +135,22 @@ def said(log: str, **job: object) -> Diagnosis:
         ),
         ("not-executable", "job.sh: line 2: ./run: Permission denied\n"),
         ("not-executable", "slurmstepd-n1: error: execve(): /jobs/x/run: Permission denied\n"),
-        ("noexec", "slurmstepd-n1: error: execve(): /run/slurmd/job00002/slurm_script: Permission denied\n"),
+        ("noexec", ("slurmstepd-n1: error: execve(): /run/slurmd/job00002/slurm_script: Permission "
+            "denied\n")),
         ("wrong-architecture", "job.sh: line 2: ./a.out: cannot execute binary file: Exec format error\n"),
         ("wrong-architecture", TRACEBACK + "OSError: [Errno 8] Exec format error: './a.out'\n"),
         (
             "missing-library",
-            "./a: error while loading shared libraries: libfoo.so.3: cannot open shared object file: "
-            "No such file or directory\n",
+            "./a: error while loading shared libraries: libfoo.so.3: cannot open shared object "
+            "file: No such file or directory\n",
         ),
-        ("glibc", "./a: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by ./a)\n"),
+        ("glibc", ("./a: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by "
+            "./a)\n")),
         ("undefined-symbol", TRACEBACK + "ImportError: /env/x.so: undefined symbol: _ZN3c10\n"),
-        ("host-memory", "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"),
-        ("host-memory", TRACEBACK + "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array\n"),
+        ("host-memory", ("terminate called after throwing an instance of 'std::bad_alloc'\n"
+            "  what():  std::bad_alloc\n")),
+        ("host-memory", TRACEBACK + ("numpy.core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an "
+            "array\n")),
         ("cuda-out-of-memory", TRACEBACK + "RuntimeError: CUDA error: out of memory\n"),
         ("cuda-out-of-memory", TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n"),
         ("cuda-driver-too-old", TRACEBACK + "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).\n"),
@@ -149,61 +163,83 @@ def said(log: str, **job: object) -> Diagnosis:
         ("cuda-error", TRACEBACK + "RuntimeError: CUDA error: misaligned address\n"),
         (
             "nccl-network",
-            TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, unhandled system error\n"
-            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed\n"
-            "Last error:\nsocketStartConnect: Connect to 10.0.0.1<4711> failed : No route to host\n",
+            TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, "
+                "unhandled system error\n"
+                "ncclSystemError: System call (e.g. socket, malloc) or external library call "
+                "failed\n"
+                "Last error:\n"
+                "socketStartConnect: Connect to 10.0.0.1<4711> failed : No route to host\n",
         ),
         (
             "nccl-usage",
-            TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, invalid usage\n"
-            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected\n",
+            TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, "
+                "invalid usage\n"
+                "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+                "Last error:\n"
+                "Duplicate GPU detected\n",
         ),
         (
             "nccl-timeout",
-            "[rank0]:[E1122 21:00:00 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: "
-            "WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out.\n",
+            "[rank0]:[E1122 21:00:00 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught "
+            "collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 600000 "
+            "milliseconds before timing out.\n",
         ),
         ("port-in-use", TRACEBACK + "OSError: [Errno 98] Address already in use\n"),
         (
             "port-in-use",
-            TRACEBACK + "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
-            "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n",
+            TRACEBACK + "torch.distributed.DistNetworkError: The server socket has failed to listen on "
+                "any local network address. port: 29500, useIpv6: false, code: -98, name: "
+                "EADDRINUSE, message: address already in use\n",
         ),
-        ("rendezvous", TRACEBACK + "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (n1, 29500).\n"),
+        ("rendezvous", TRACEBACK + ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms "
+            "while trying to connect to (n1, 29500).\n")),
         ("unknown-host", TRACEBACK + "socket.gaierror: [Errno -2] Name or service not known\n"),
         ("no-network", TRACEBACK + "OSError: [Errno 101] Network is unreachable\n"),
-        ("gloo-connect", TRACEBACK + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation\n"),
-        ("connection-lost", TRACEBACK + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.0.0.1]:4711\n"),
+        ("gloo-connect", TRACEBACK + ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed "
+            "out waiting 1800000ms for recv operation\n")),
+        ("connection-lost", TRACEBACK + ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:525] Connection "
+            "closed by peer [10.0.0.1]:4711\n")),
         ("disk-quota", TRACEBACK + "OSError: [Errno 122] Disk quota exceeded: 'x'\n"),
         ("read-only-file-system", TRACEBACK + "OSError: [Errno 30] Read-only file system: '/usr/x'\n"),
         ("too-many-files", TRACEBACK + "OSError: [Errno 24] Too many open files: '/dev/null'\n"),
         ("too-many-processes", TRACEBACK.replace("main()", "pid = os.fork()") + "BlockingIOError: [Errno 11] Resource temporarily unavailable\n"),
         ("permission-denied", TRACEBACK + "PermissionError: [Errno 13] Permission denied: '/etc/x'\n"),
-        ("shared-memory", TRACEBACK + "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.\n"),
-        ("arguments", "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --lrr 1\n"),
+        ("shared-memory", TRACEBACK + ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is "
+            "possible that dataloader's workers are out of shared memory.\n")),
+        ("arguments", ("usage: train.py [-h] [--lr LR]\n"
+            "train.py: error: unrecognized arguments: --lrr 1\n")),
         ("syntax-error", "job.sh: line 2: syntax error: unexpected end of file\n"),
         ("windows-newlines", "job.sh: line 2: $'\\r': command not found\n"),
         ("assertion", "a.out: a.c:3: main: Assertion `x == 1' failed.\n"),
         ("keyboard-interrupt", TRACEBACK + "KeyboardInterrupt\n"),
         ("python-exception", TRACEBACK + "ValueError: x\n"),
         ("python-exception", TRACEBACK + "my.lib.Oops: x\n"),
-        ("cpp-exception", "terminate called after throwing an instance of 'std::runtime_error'\n  what():  no\n"),
-        ("mpi-slots", f"{'-' * 74}\nThere are not enough slots available in the system to satisfy the 64\nslots\n"),
-        ("mpi-launch", f"{'-' * 74}\nORTE was unable to reliably start one or more daemons.\nThis\n"),
+        ("cpp-exception", ("terminate called after throwing an instance of 'std::runtime_error'\n"
+            "  what():  no\n")),
+        ("mpi-slots", (f"{'-' * 74}\n"
+            "There are not enough slots available in the system to satisfy the 64\n"
+            "slots\n")),
+        ("mpi-launch", (f"{'-' * 74}\n"
+            "ORTE was unable to reliably start one or more daemons.\n"
+            "This\n")),
         ("mpi-truncate", TRACEBACK + "mpi4py.MPI.Exception: MPI_ERR_TRUNCATE: message truncated\n"),
         (
             "mpi-no-free-slots",
             "All nodes which are allocated for this job are already filled.\n"
-            "[n1:7] *** An error occurred in MPI_Comm_spawn\n[n1:7] *** MPI_ERR_UNKNOWN: unknown error\n",
+            "[n1:7] *** An error occurred in MPI_Comm_spawn\n"
+            "[n1:7] *** MPI_ERR_UNKNOWN: unknown error\n",
         ),
-        ("mpi-no-free-slots", "[n1:7] *** An error occurred in MPI_Comm_spawn\n[n1:7] *** MPI_ERR_UNKNOWN: x\n"),
+        ("mpi-no-free-slots", ("[n1:7] *** An error occurred in MPI_Comm_spawn\n"
+            "[n1:7] *** MPI_ERR_UNKNOWN: x\n")),
         (
             "mpi-no-free-slots",
             TRACEBACK + '  File "src/mpi4py/MPI.src/Comm.pyx", line 2560, in mpi4py.MPI.Intracomm.Spawn\n'
             "mpi4py.MPI.Exception: MPI_ERR_UNKNOWN: unknown error\n",
         ),
-        ("mpi-error", "[n1:7] *** An error occurred in MPI_Send\n[n1:7] *** MPI_ERR_RANK: invalid rank\n"),
-        ("out-of-memory", "slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being killed\n"),
+        ("mpi-error", ("[n1:7] *** An error occurred in MPI_Send\n"
+            "[n1:7] *** MPI_ERR_RANK: invalid rank\n")),
+        ("out-of-memory", ("slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being "
+            "killed\n")),
         ("out-of-memory", "srun: error: n1: task 0: Out Of Memory\n"),
         ("segmentation-fault", "srun: error: n1: task 0: Segmentation fault (core dumped)\n"),
         ("bus-error", "srun: error: n1: task 0: Bus error\n"),
@@ -212,7 +248,8 @@ def said(log: str, **job: object) -> Diagnosis:
         ("abort", "srun: error: n1: task 0: Aborted (core dumped)\n"),
         ("killed", "srun: error: n1: task 0: Killed\n"),
         ("terminated", "srun: error: n1: task 0: Terminated\n"),
-        ("segmentation-fault", MPIRUN + "mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 (Segmentation fault).\n"),
+        ("segmentation-fault", MPIRUN + ("mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 "
+            "(Segmentation fault).\n")),
         ("exit-code", "it went wrong\n"),
         ("exit-code", ""),
     ],
@@ -229,21 +266,33 @@ def test_the_cause_is_named(code: str, log: str) -> None:
     [
         ("python-exception", TRACEBACK + "ValueError: row 3 is 'Connection refused'\n"),
         ("python-exception", TRACEBACK + "KeyError: 'No space left on device'\n"),
-        ("connection-refused", TRACEBACK + "requests.exceptions.ConnectionError: Connection refused\n"),
+        (
+            "connection-refused",
+            TRACEBACK + "requests.exceptions.ConnectionError: Connection refused\n",
+        ),
         ("connection-refused", TRACEBACK + "RuntimeError: connect: Connection refused\n"),
         (
             "connection-refused",
-            f"{TRACEBACK}ConnectionRefusedError: [Errno 111] Connection refused\n\nThe above exception was the direct "
-            f"cause of the following exception:\n\n{TRACEBACK.replace('main()', 'raise ValueError')}ValueError: no answer\n",
+            f"{TRACEBACK}ConnectionRefusedError: [Errno 111] Connection refused\n"
+            "\n"
+            "The above exception was the direct cause of the following exception:\n"
+            "\n"
+            f"{TRACEBACK.replace('main()', 'raise ValueError')}ValueError: no answer\n",
         ),
         ("exit-code", "error: No module named mypkg; using the slow way\nfailed\n"),
         ("missing-module", "ERROR:root:ModuleNotFoundError: No module named 'mypkg'\n"),
         (
             "missing-module",
             TRACEBACK
-            + "RuntimeError: import failed because of the following error: No module named 'mypkg'\n",
+            + (
+                "RuntimeError: import failed because of the following error: No module named "
+                "'mypkg'\n"
+            ),
         ),
-        ("missing-module", TRACEBACK + "ImportError: import failed (see above):\nNo module named 'mypkg'\n"),
+        (
+            "missing-module",
+            TRACEBACK + "ImportError: import failed (see above):\nNo module named 'mypkg'\n",
+        ),
     ],
 )
 def test_message_that_quotes_another_error_is_not_its_cause(code: str, log: str) -> None:
@@ -271,7 +320,11 @@ def test_message_that_quotes_another_error_is_not_its_cause(code: str, log: str)
             "PENDING",
             "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved",
         ),
-        ("waiting-for-unavailable-nodes", "PENDING", "ReqNodeNotAvail,_May_be_reserved_for_other_job"),
+        (
+            "waiting-for-unavailable-nodes",
+            "PENDING",
+            "ReqNodeNotAvail,_May_be_reserved_for_other_job",
+        ),
         ("waiting-for-quota", "PENDING", "QOSMaxJobsPerUserLimit"),
         ("waiting-for-quota", "PENDING", "MaxGRESPerAccount"),
         ("waiting-for-quota", "PENDING", "AssocGrpCPUMinutesLimit"),
@@ -302,7 +355,9 @@ def test_the_schedulers_state_and_reason_are_sentences(code: str, state: str, re
     verb = found.summary.removeprefix("job 12 (train) ").partition(":")[0]
     assert verb in ({"is waiting"} if state == "PENDING" else {"failed", "ended"})
     # Only a job that can start some day is told to wait.
-    assert not (replace(JOB, state=JobState(state), reason=reason).is_stuck and found.fix.startswith("wait"))
+    assert not (
+        replace(JOB, state=JobState(state), reason=reason).is_stuck and found.fix.startswith("wait")
+    )
 
 
 def test_waiting_jobs_are_told_apart_by_what_they_ask_for() -> None:
@@ -314,7 +369,9 @@ def test_waiting_jobs_are_told_apart_by_what_they_ask_for() -> None:
     assert ["2 nodes" in found[0].cause, "3 nodes" in found[1].cause] == [True, True]
 
 
-@pytest.mark.parametrize("reason", ["JobHeldUser", "JobArrayTaskLimit", "launch failed requeued held"])
+@pytest.mark.parametrize(
+    "reason", ["JobHeldUser", "JobArrayTaskLimit", "launch failed requeued held"]
+)
 def test_fix_of_a_waiting_job_has_its_id(reason: str) -> None:
     pending = replace(JOB, state=JobState.PENDING, reason=reason)
     found = [*diagnose_waiting([replace(pending, task=task) for task in (3, 4)], is_foreign=False)]
@@ -326,9 +383,13 @@ OF_OPERATORS = ("clusterctl up", "--admin", "sudo", "in the spec", "`scontrol up
 
 
 def test_no_cause_asks_a_guest_for_what_only_an_operator_can_do() -> None:
-    """Fixes for a cluster that other people operate, and fixes with a command that repairs a cluster."""
+    """Fixes for a cluster that other people operate, and fixes with a command that repairs a
+    cluster.
+    """
     for_guests = [cause for cause in catalogue().causes if "operator" not in cause.when]
-    assert [cause.code for cause in for_guests if any(words in cause.fix for words in OF_OPERATORS)] == []
+    assert [
+        cause.code for cause in for_guests if any(words in cause.fix for words in OF_OPERATORS)
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -421,7 +482,10 @@ MEASURED = re.compile(r"n\d|[\d.]+ GiB").findall
 
 def test_memory_is_told_with_its_peak_and_its_limit() -> None:
     job = replace(JOB, state=JobState.OUT_OF_MEMORY, tres="cpu=2,mem=8G,node=2,billing=2")
-    steps = (StepInfo("12.0", peak=4187593113, peak_host="n2"), StepInfo("12.batch", peak=9_000_000))
+    steps = (
+        StepInfo("12.0", peak=4187593113, peak_host="n2"),
+        StepInfo("12.batch", peak=9_000_000),
+    )
     found = diagnose(Evidence(job=job, steps=steps))
     assert (found.code, MEASURED(found.cause)) == ("out-of-memory", ["n2", "3.9 GiB", "4.0 GiB"])
     assert "--mem" in found.fix
@@ -433,9 +497,12 @@ def test_memory_is_told_with_its_peak_and_its_limit() -> None:
 
 
 def test_slurms_own_words_tell_peak_and_limit() -> None:
-    """slurmstepd's message if Slurm itself enforces the memory limit; the job's state is then FAILED."""
+    """slurmstepd's message if Slurm itself enforces the memory limit; the job's state is then
+    FAILED.
+    """
     log = (
-        "slurmstepd-n2: error: StepId=12.0 exceeded memory limit (4724464025 > 4294967296), being killed\n"
+        "slurmstepd-n2: error: StepId=12.0 exceeded memory limit (4724464025 > 4294967296), "
+        "being killed\n"
         "srun: error: n2: task 1: Killed\n"
     )
     found = said(log, reason="JobLaunchFailure", exit_code=0, signal=9)
@@ -457,7 +524,8 @@ def test_who_cancelled_and_how_long_it_was_allowed_to_run() -> None:
     [
         ("srun: error: n2: task 1: Exited with exit code 3\n", 1, "n2", "exit code 3"),
         (
-            "srun: error: n2: task 1: Segmentation fault\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
+            "srun: error: n2: task 1: Segmentation fault\n"
+            "srun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
             "srun: error: n1: task 0: Exited with exit code 15\n",
             1,
             "n2",
@@ -471,7 +539,8 @@ def test_who_cancelled_and_how_long_it_was_allowed_to_run() -> None:
             "exit code 1",
         ),
         ("srun: error: n2: tasks 2-3: Exited with exit code 139\n", 2, "n2", "SIGSEGV"),
-        (MPIRUN + "mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 9 (Killed).\n", 1, "n2", "SIGKILL"),
+        (MPIRUN + ("mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 9 "
+            "(Killed).\n"), 1, "n2", "SIGKILL"),
         (MPIRUN + "  Process name: [[17184,1],1]\n  Exit code:    7\n", 1, "n2", "exit code 7"),
         (TORCHRUN.format(second=1, host="n2.cluster", rank=3, code=-11), 3, "n2", "SIGSEGV"),
         (
@@ -509,7 +578,8 @@ def test_lines_are_the_traceback_without_what_follows_from_it(name: str) -> None
 def test_the_traceback_is_of_the_rank_that_failed_first() -> None:
     first = TRACEBACK + "KeyError: 'a bug'\n"
     then = (
-        f"{TRACEBACK}RuntimeError: [gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.0.0.1]:1\n"
+        f"{TRACEBACK}RuntimeError: [gloo/transport/tcp/pair.cc:525] Connection closed by peer "
+        "[10.0.0.1]:1\n"
     )
     ends = "srun: error: n2: task 1: Exited with exit code 1\n"
     mixed = diagnose(Evidence(job=JOB, log=first + then + ends))
@@ -532,7 +602,10 @@ def test_an_exception_without_its_frames_is_the_cause() -> None:
     """With sys.tracebacklimit = 0; the launcher only reports that MPI_Abort was called."""
     rule = "-" * 74
     abort = (
-        f"{rule}\nMPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n{rule}\n"
+        f"{rule}\n"
+        "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n"
+        "with errorcode 1.\n"
+        f"{rule}\n"
     )
     assert said("KeyError: 'a bug'\n" + abort).cause.startswith("KeyError: 'a bug' (rank 1")
     assert said("it goes on\n" + abort).code == "mpi-abort"
@@ -573,20 +646,29 @@ def test_without_a_traceback_lines_begin_at_the_cause() -> None:
         ("f = (", "syntax-error"),
         (
             "import signal, concurrent.futures as f\n"
-            "with f.ProcessPoolExecutor(1) as pool:\n  pool.submit(signal.raise_signal, 9).result()",
+            "with f.ProcessPoolExecutor(1) as pool:\n"
+            "  pool.submit(signal.raise_signal, 9).result()",
             "worker-killed",
         ),
         ("import subprocess as s\ns.run(['sh', '-c', 'kill -9 $$'], check=True)", "worker-killed"),
         ("import sys; sys.exit('the disk is on fire')", "exit-code"),
         (
-            "try:\n  {}['a']\nexcept KeyError as e:\n  raise OSError(28, 'No space left on device') from e",
+            (
+                "try:\n"
+                "  {}['a']\n"
+                "except KeyError as e:\n"
+                "  raise OSError(28, 'No space left on device') from e"
+            ),
             "disk-full",
         ),
     ],
 )
 def test_what_this_python_really_says(program: str, code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    exit_code, ended_by = max(done.returncode, 0), max(-done.returncode, 0)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    exit_code = max(done.returncode, 0)
+    ended_by = max(-done.returncode, 0)
     assert said(done.stderr, exit_code=exit_code, signal=ended_by).code == code
 
 
@@ -642,14 +724,21 @@ def test_killed_worker_is_blamed_on_memory_as_slurm_knows_it(log: str) -> None:
     found = diagnose(Evidence(job=replace(JOB, prefix="m"), log=log))
     assert (found.code, MEASURED(found.cause), "--mem" in found.fix) == ("worker-killed", [], False)
     # Slurm says so itself if it, or a control group, ended the process.
-    events = "slurmstepd-n2: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n"
+    events = (
+        "slurmstepd-n2: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks "
+        "have been OOM Killed.\n"
+    )
     assert said(log + events).code == "out-of-memory"
     crashed = log.replace("Killed.", "Segmentation fault.").replace("SIGKILL", "SIGSEGV")
     assert said(crashed).code != "worker-killed"
 
 
 def test_a_rank_that_wrote_nothing_has_no_lines_of_its_launcher() -> None:
-    banner = f"{'-' * 74}\nmpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 (x).\n{'-' * 74}\n"
+    banner = (
+        f"{'-' * 74}\n"
+        "mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 (x).\n"
+        f"{'-' * 74}\n"
+    )
     assert said(MPIRUN + banner).lines == ()
     assert said("srun: error: n2: task 1: Killed\n").lines == ()
 
@@ -662,7 +751,16 @@ def test_a_hostile_log_writes_nothing_to_the_terminal() -> None:
 @pytest.mark.timeout(60)  # seconds; some took minutes
 @pytest.mark.parametrize(
     "line",
-    ["", "x" * 2**17, "-" * 2**16, "  File ", "/" * 790, "a.b" * 260, "[rank0]: " * 80, "Traceback: " * 70],
+    [
+        "",
+        "x" * 2**17,
+        "-" * 2**16,
+        "  File ",
+        "/" * 790,
+        "a.b" * 260,
+        "[rank0]: " * 80,
+        "Traceback: " * 70,
+    ],
 )
 def test_a_log_of_one_line_again_and_again_takes_no_time(line: str) -> None:
     assert said(f"{line}\n" * (2**17 // (len(line) or 32))).state == "FAILED"
@@ -686,14 +784,26 @@ def test_the_catalogue() -> None:
     "launcher",
     [
         PRTERUN_ABORT,
-        *(f"srun: error: {one}\n" for one in ("n1: task 0: Exited with exit code 14", "n2: task 1: Killed")),
+        *(
+            f"srun: error: {one}\n"
+            for one in ("n1: task 0: Exited with exit code 14", "n2: task 1: Killed")
+        ),
     ],
 )
 @pytest.mark.parametrize(("end", "how"), [(135, "SIGBUS"), (137, "SIGKILL"), (3, "")])
-def test_a_rank_that_lost_another_is_not_the_first_that_failed(launcher: str, end: int, how: str) -> None:
-    """It reports to its launcher sooner. Ranks ended by the launcher, and records written by a job, are ignored."""
+def test_a_rank_that_lost_another_is_not_the_first_that_failed(
+    launcher: str, end: int, how: str
+) -> None:
+    """It reports to its launcher sooner. Ranks ended by the launcher, and records written by a job,
+    are ignored.
+    """
     ends = {0: "5.0 14 n1", 1: f"7.5 {end} n2", 2: "8.0 143 n2", 3: "x", 4: "1 2 3 4", 5: "x 1 n1"}
-    ranks = {0: PEER_GONE.rpartition("-\n")[2], 1: "", 2: ""}  # Open MPI sends the rest to its launcher
+    # Open MPI sends the rest to its launcher.
+    ranks = {
+        0: PEER_GONE.rpartition("-\n")[2],
+        1: "",
+        2: "",
+    }
     found = diagnose(Evidence(job=JOB, log=PEER_GONE + launcher, ranks=ranks, ends=ends))
     assert (found.rank, found.host, found.signal) == (1, "n2", how)
     unknown = diagnose(Evidence(job=JOB, log=PEER_GONE + launcher, ranks=ranks))
@@ -708,23 +818,32 @@ def test_a_rank_that_lost_another_is_not_the_first_that_failed(launcher: str, en
     ("record", "how"), [("5.0 134 n2", "SIGABRT"), ("5.0 137 n2", "SIGKILL"), ("", "SIGKILL")]
 )
 def test_a_rank_that_silently_lost_another_is_not_the_first(record: str, how: str) -> None:
-    """As Open MPI 5 under load: exit code 14 without a message, and the killed rank may have no record of its end."""
+    """As Open MPI 5 under load: exit code 14 without a message, and the killed rank may have no
+    record of its end.
+    """
     log = (
         "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
         "srun: error: n1: task 0: Exited with exit code 14\n"
         "srun: error: n2: task 1: Killed\n"
     )
-    found = diagnose(Evidence(job=JOB, log=log, ranks={0: "", 1: ""}, ends={0: "5.1 14 n1", 1: record}))
+    found = diagnose(
+        Evidence(job=JOB, log=log, ranks={0: "", 1: ""}, ends={0: "5.1 14 n1", 1: record})
+    )
     assert (found.rank, found.host, found.signal) == (1, "n2", how)
 
 
 @pytest.mark.parametrize(("end", "how"), [(139, "SIGSEGV"), (137, "SIGKILL")])
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_first_rank_is_known_where_srun_killed_all(first: int, end: int, how: str) -> None:
-    """slurmstepd kills all ranks when its PMIx server loses a rank, and the shell can't record how its program ended."""
+    """slurmstepd kills all ranks when its PMIx server loses a rank, and the shell can't record how
+    its program ended.
+    """
     killed = [f"srun: error: n{rank + 1}: task {rank}: Killed\n" for rank in (first, 1 - first)]
-    ended = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n" + "".join(killed)
-    ranks, ends = {0: "", 1: ""}, {1: f"5.0 {end} n2"}
+    ended = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n" + "".join(
+        killed
+    )
+    ranks = {0: "", 1: ""}
+    ends = {1: f"5.0 {end} n2"}
     found = diagnose(Evidence(job=JOB, log=ended, ranks=ranks, ends=ends))
     assert (found.rank, found.host, found.signal) == (1, "n2", how)
     assert diagnose(Evidence(job=JOB, log=ended, ranks=ranks)).rank == first
@@ -738,16 +857,20 @@ def test_the_first_rank_is_known_where_srun_killed_all(first: int, end: int, how
     assert (named.rank, named.exit_code) == (1, 7)
 
 
-# stderr of a job on n1 and n2 with rank 1 on n2, when n2 died, and when slurmstepd died on n2. Slurm 24.11
+# stderr of a job on n1 and n2 with rank 1 on n2, when n2 died, and when slurmstepd died on n2.
+# Slurm 24.11
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
 SURVIVOR_KILLED = (
     f"{ABORTED}slurmstepd-n1: error: *** STEP 12.1 ON n1 CANCELLED AT 2026-11-26T17:17:55 ***\n"
     "srun: error: n1: task 0: Killed\nsrun: Terminating StepId=12.1\n"
 )
-ENDED_BY_JOB_PY = "clusterctl: srun waits for ranks that have no slurmstepd any more, and is killed\n"
+ENDED_BY_JOB_PY = (
+    "clusterctl: srun waits for ranks that have no slurmstepd any more, and is killed\n"
+)
 TIMED_OUT = "srun: error: Timed out waiting for job step to complete\n"
 PEER_RESET = (
-    TRACEBACK + "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1\n"
+    TRACEBACK
+    + "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1\n"
 )
 WATCHED = {"n2": "clusterctl watcher: no answer for 3 s"}
 
@@ -757,8 +880,16 @@ WATCHED = {"n2": "clusterctl watcher: no answer for 3 s"}
     [
         (SURVIVOR_KILLED + TIMED_OUT, {0: "epoch 1\n", 1: ""}, {}),
         # The program on the survivor ends before srun kills it.
-        ("srun: error: n1: task 0: Exited with exit code 14\n" + ABORTED, {0: PEER_GONE}, {0: "5.0 14 n1"}),
-        ("srun: error: n1: task 0: Exited with exit code 1\n" + ABORTED, {0: PEER_RESET}, {0: "5.0 1 n1"}),
+        (
+            "srun: error: n1: task 0: Exited with exit code 14\n" + ABORTED,
+            {0: PEER_GONE},
+            {0: "5.0 14 n1"},
+        ),
+        (
+            "srun: error: n1: task 0: Exited with exit code 1\n" + ABORTED,
+            {0: PEER_RESET},
+            {0: "5.0 1 n1"},
+        ),
         ("srun: error: n1: task 0: Terminated\n" + ABORTED, {0: "", 1: ""}, {0: "5.0 143 n1"}),
         ("lost the peer\n", {0: "lost the peer\n"}, {0: "5.0 7 n1"}),
         ("", {}, {}),
@@ -789,16 +920,23 @@ def test_lost_node_named_by_srun_alone_is_the_cause() -> None:
         ({0: TRACEBACK + "KeyError: 'own'\n", 1: ""}, "5.0 1 n1", "python-exception"),
     ],
 )
-def test_rank_that_failed_by_itself_outweighs_a_lost_node(ranks: dict[int, str], end: str, code: str) -> None:
+def test_rank_that_failed_by_itself_outweighs_a_lost_node(
+    ranks: dict[int, str], end: str, code: str
+) -> None:
     """The node may have stopped answering for another reason, or because of the failure."""
-    found = diagnose(Evidence(job=JOB, log=SURVIVOR_KILLED, ranks=ranks, ends={0: end}, lost=WATCHED))
+    found = diagnose(
+        Evidence(job=JOB, log=SURVIVOR_KILLED, ranks=ranks, ends={0: end}, lost=WATCHED)
+    )
     assert (found.code, found.rank) == (code, 0)
 
 
 @pytest.mark.parametrize("last", [TIMED_OUT, ENDED_BY_JOB_PY], ids=["srun", "job.py"])
 def test_killed_slurmstepd_is_not_the_fault_of_its_rank(last: str) -> None:
-    """Open MPI ends the rank that lost slurmstepd with 195, and slurmstepd never reports the end."""
-    log, ends = SURVIVOR_KILLED + last, {1: "5.0 195 n2"}
+    """Open MPI ends the rank that lost slurmstepd with 195, and slurmstepd never reports the
+    end.
+    """
+    log = SURVIVOR_KILLED + last
+    ends = {1: "5.0 195 n2"}
     ranks = {0: "", 1: "[n2:00000] *** An error occurred in PMIx Event Notification\n"}
     found = diagnose(Evidence(job=JOB, log=log, ranks=ranks, ends=ends))
     assert (found.code, found.rank, found.host) == ("lost-slurmstepd", 1, "n2")
@@ -823,7 +961,9 @@ def test_killed_job_py_is_not_the_fault_of_the_program(
     reason: str, is_open: bool, more: dict[str, Any], code: str
 ) -> None:
     job = replace(JOB, reason=reason, exit_code=0, signal=9)
-    found = diagnose(Evidence(job=job, log="step 3\n", attempt=LastAttempt(is_open=is_open), **more))
+    found = diagnose(
+        Evidence(job=job, log="step 3\n", attempt=LastAttempt(is_open=is_open), **more)
+    )
     assert found.code == code
 
 
@@ -837,7 +977,8 @@ NOTICE = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1 --time=1 --signal=USR1@50\ns
         (NOTICE.replace("USR1", "SIGUSR1"), 10, 17, "notice-not-handled"),
         (NOTICE.replace("=USR1@50", " B:USR2"), 12, 50, "notice-not-handled"),
         (NOTICE.replace("USR1", "TERM"), 15, 17, "notice-not-handled"),
-        # Near misses: another signal, long before the limit, no such line, or the line of a comment.
+        # Near misses: another signal, long before the limit, no such line, or the line of a
+        # comment.
         (NOTICE, 12, 17, "signal"),
         (NOTICE, 15, 17, "terminated"),
         (NOTICE, 10, 100, "signal"),
@@ -849,26 +990,33 @@ def test_signal_that_announces_the_time_limit_is_named(
     script: str, signal: int, seconds: int, code: str
 ) -> None:
     limit_s = 60 if seconds < 100 else 7200
-    job = replace(JOB, exit_code=128 + signal, start_time=1000, end_time=1000 + seconds, time_limit_s=limit_s)
+    job = replace(
+        JOB, exit_code=128 + signal, start_time=1000, end_time=1000 + seconds, time_limit_s=limit_s
+    )
     found = diagnose(Evidence(job=job, log="step 3\n", script=script))
     assert found.code == code
 
 
 def test_ranks_that_job_py_killed_are_not_the_cause() -> None:
-    """A slurmstepd was killed under a program without MPI, so that job.py has killed the other ranks."""
+    """A slurmstepd was killed under a program without MPI, so that job.py has killed the other
+    ranks.
+    """
     job = replace(JOB, exit_code=137)
-    found = diagnose(Evidence(job=job, log=ENDED_BY_JOB_PY, ranks={0: "", 1: ""}, ends={0: "5.0 137 n1"}))
+    found = diagnose(
+        Evidence(job=job, log=ENDED_BY_JOB_PY, ranks={0: "", 1: ""}, ends={0: "5.0 137 n1"})
+    )
     assert found.code == "lost-slurmstepd"
 
 
 # stderr of a job with two ranks on n1, of which rank 1 called os._exit(0). Slurm 24.11
 LOST_CLIENT = (
-    "slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error handler invoked: "
-    "status = -61, source = [slurm.pmix.3.0:1]\n"
+    "slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error "
+    "handler invoked: status = -61, source = [slurm.pmix.3.0:1]\n"
 )
 CANCELLED_STEP = "slurmstepd-n1: error: *** STEP 3.0 ON n1 CANCELLED AT 2026-11-27T22:11:24 ***\n"
 LEFT = (
-    f"{LOST_CLIENT}{ABORTED}{CANCELLED_STEP}srun: error: n1: task 0: Killed\nsrun: Terminating StepId=3.0\n"
+    f"{LOST_CLIENT}{ABORTED}{CANCELLED_STEP}srun: error: n1: task 0: Killed\n"
+    "srun: Terminating StepId=3.0\n"
 )
 
 
@@ -880,7 +1028,12 @@ LEFT = (
         (LEFT.replace("task 0:", "task 1:"), {}, "killed", 1),
         (LEFT.replace("task 0:", "tasks 0-1:"), {}, "killed", None),
         (LEFT, {1: "5.0 137 n1"}, "killed", 1),
-        (f"srun: error: n1: task 1: Exited with exit code 3\n{LEFT}", {1: "5.0 3 n1"}, "exit-code", 1),
+        (
+            f"srun: error: n1: task 1: Exited with exit code 3\n{LEFT}",
+            {1: "5.0 3 n1"},
+            "exit-code",
+            1,
+        ),
         # job.py has killed srun, which then reports nothing.
         (LOST_CLIENT + ABORTED + ENDED_BY_JOB_PY, {0: "5.0 137 n1"}, "lost-slurmstepd", 0),
     ],
@@ -898,9 +1051,12 @@ def test_rank_that_left_mpi_on_a_lost_node_is_not_the_cause() -> None:
     assert (found.code, found.host) == ("lost-node", "n2")
 
 
-@pytest.mark.parametrize(("peak", "is_near"), [(0, False), (1 << 30, False), (int(1.9 * (1 << 30)), True)])
+@pytest.mark.parametrize(
+    ("peak", "is_near"), [(0, False), (1 << 30, False), (int(1.9 * (1 << 30)), True)]
+)
 def test_sigkill_is_blamed_on_memory_only_near_the_limit(peak: int, *, is_near: bool) -> None:
-    job, steps = replace(JOB, tres="cpu=2,mem=4G,node=2"), (StepInfo("12.0", peak=peak, peak_host="n2"),)
+    job = replace(JOB, tres="cpu=2,mem=4G,node=2")
+    steps = (StepInfo("12.0", peak=peak, peak_host="n2"),)
     log = "srun: error: n2: task 1: Killed\n" + ABORTED
     found = diagnose(Evidence(job=job, log=log, ranks={1: ""}, ends={1: "5.0 137 n2"}, steps=steps))
     assert (found.code, found.rank) == ("killed", 1)
@@ -934,14 +1090,18 @@ def test_hang_that_was_only_reported_is_told_at_the_time_limit() -> None:
     found = diagnose(Evidence(job=replace(JOB, state=JobState.TIMEOUT), attempt=attempt))
     assert found.code == "time-limit"
     assert str(HANG).removeprefix("no progress ") in found.cause
-    assert diagnose(Evidence(job=JOB, log=TRACEBACK + "KeyError: 1\n", attempt=attempt)).code != "hang"
+    assert (
+        diagnose(Evidence(job=JOB, log=TRACEBACK + "KeyError: 1\n", attempt=attempt)).code != "hang"
+    )
 
 
 def test_rank_that_wrote_the_error_outweighs_the_first_to_end() -> None:
     """All ranks of the bundled programs end if the disk is full, and rank 0 reports it."""
     told = "payload: error: checkpoint: No space left on device\n"
     ends = {0: "5.2 1 n1", 1: "5.0 1 n2"}
-    evidence = Evidence(job=JOB, log="epoch 1\n" + told, ranks={0: told, 1: ""}, ends=ends, tasks_per_node=1)
+    evidence = Evidence(
+        job=JOB, log="epoch 1\n" + told, ranks={0: told, 1: ""}, ends=ends, tasks_per_node=1
+    )
     log = evidence.log + "srun: error: n2: task 1: Exited with exit code 1\n" + ABORTED
     found = diagnose(replace(evidence, log=log))
     assert (found.code, found.rank, found.host) == ("disk-full", 0, "n1")
@@ -1072,7 +1232,12 @@ QUOTED = (
         (FUTURES, "python-exception", "KeyError: 'bad 3'", "boot.py, line 8"),
         (LOADER, "python-exception", "ValueError: bad sample 57", "dlerr.py, line 6"),
         (SHAPE, "python-exception", "RuntimeError: mat1 and mat2 shapes", "assertshape.py, line 5"),
-        (WRAPPED, "python-exception", "SystemError: the configuration has no lr", "conf.py, line 5"),
+        (
+            WRAPPED,
+            "python-exception",
+            "SystemError: the configuration has no lr",
+            "conf.py, line 5",
+        ),
         (GROUP, "python-exception", "TimeoutError: data server silent", "d6.py, line 2"),
         (BAR, "missing-file", "corpus/shard-0007.bin", ""),
         (
@@ -1081,7 +1246,12 @@ QUOTED = (
             "ValueError: bad value",
             "/jobs/x/x.py, line 7".removeprefix("/jobs/x/"),
         ),
-        (LOADER.replace("ValueError: bad sample 57", "MemoryError"), "host-memory", "out of memory", ""),
+        (
+            LOADER.replace("ValueError: bad sample 57", "MemoryError"),
+            "host-memory",
+            "out of memory",
+            "",
+        ),
         (
             POOL.replace("KeyError: 'bad 3'", "OSError: [Errno 28] No space left on device"),
             "disk-full",
@@ -1090,8 +1260,12 @@ QUOTED = (
         ),
     ],
 )
-def test_diagnosis_reads_the_exception_of_the_program(log: str, code: str, cause: str, place: str) -> None:
-    """The words of source lines are no causes, and the program's own last frame is quoted and named."""
+def test_diagnosis_reads_the_exception_of_the_program(
+    log: str, code: str, cause: str, place: str
+) -> None:
+    """The words of source lines are no causes, and the program's own last frame is quoted and
+    named.
+    """
     found = said(log, work_dir="/jobs/x")
     assert (found.code, cause in found.cause) == (code, True)
     assert place in found.fix
@@ -1149,7 +1323,9 @@ def test_diagnosis_names_the_cause_behind_a_library(log: str, code: str, word: s
 
 
 def test_own_module_behind_a_library_hides_nothing() -> None:
-    """A program that a library imports by name, as a launcher does, is no package that a file hides."""
+    """A program that a library imports by name, as a launcher does, is no package that a file
+    hides.
+    """
     log = SHADOW.replace("site-packages/torch/__init__.py", "importlib/__init__.py")
     assert said(log, work_dir="/jobs/x").code != "own-file-hides-package"
 
@@ -1160,10 +1336,17 @@ def test_lost_client_of_pmix_is_not_the_cause() -> None:
         "thus causing the job to be terminated. The first process to do so was:\n\n"
         f"   Process name: [prterun-n1-392@1,1]\n   Exit code:    3\n{'-' * 74}\n"
     )
-    end = "[n1:00392] PMIX ERROR: PMIX_ERR_UNREACH in file ../../../src/server/pmix_server.c at line 3148\n"
-    found = diagnose(Evidence(job=JOB, log=PEER_GONE + prterun + end, ranks={0: "", 1: ""}, tasks_per_node=1))
+    end = (
+        "[n1:00392] PMIX ERROR: PMIX_ERR_UNREACH in file ../../../src/server/pmix_server.c at "
+        "line 3148\n"
+    )
+    found = diagnose(
+        Evidence(job=JOB, log=PEER_GONE + prterun + end, ranks={0: "", 1: ""}, tasks_per_node=1)
+    )
     assert (found.code, found.rank, found.exit_code) == ("exit-code", 1, 3)
-    other = diagnose(Evidence(job=JOB, log="[n1:1] PMIX ERROR: PMIX_ERR_NOT_FOUND in file x.c at line 3\n"))
+    other = diagnose(
+        Evidence(job=JOB, log="[n1:1] PMIX ERROR: PMIX_ERR_NOT_FOUND in file x.c at line 3\n")
+    )
     assert other.code == "mpi-pmix"
 
 
@@ -1184,10 +1367,15 @@ unless the job is restarted, continue with: clusterctl submit train --env=NOTE -
     ],
 )
 def test_fix_after_saved_work_is_to_continue(code: str, fields: dict[str, Any]) -> None:
-    log, attempt = SAVED.splitlines(keepends=True), LastAttempt(signal="SIGUSR1")
+    log = SAVED.splitlines(keepends=True)
+    attempt = LastAttempt(signal="SIGUSR1")
     saved, model_only, unsaved = (
         diagnose(Evidence(job=replace(JOB, **fields), log=text, attempt=attempt))
-        for text in ("".join(log), "".join(log[:2]), SAVED.replace(log[1], "stopped by a signal; \n"))
+        for text in (
+            "".join(log),
+            "".join(log[:2]),
+            SAVED.replace(log[1], "stopped by a signal; \n"),
+        )
     )
     assert saved.code == model_only.code == unsaved.code == code
     assert "253" in saved.cause

@@ -1,4 +1,6 @@
-"""Flags of `submit` against the #SBATCH lines of a script: the lines keep no value for a flag's quantity."""
+"""Flags of `submit` against the #SBATCH lines of a script: the lines keep no value for a flag's
+quantity.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,19 @@ def options_of(folder: Path, lines: str, **flags: Any) -> list[str]:
     """The job's #SBATCH lines, without those of its name and its logs."""
     script = user_script(folder, "own.sh", f"#!/bin/bash\n{lines}\ntrue\n#SBATCH --nodes=99\n")
     text = rendered(JobSpec(name="own", script=script, **flags))
-    words = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    words = [
+        line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")
+    ]
     return [line for line in words if not ALWAYS.match(line)]
 
 
 # Lines of a script, flags, and the lines of the job. The first of each group are inputs of users.
 ROWS: list[tuple[str, dict[str, Any], list[str]]] = [
-    ("--nodes=1 --ntasks=1 --mem-per-cpu=300M", {"mem": "500M"}, ["--nodes=1 --ntasks=1", "--mem=500M"]),
+    (
+        "--nodes=1 --ntasks=1 --mem-per-cpu=300M",
+        {"mem": "500M"},
+        ["--nodes=1 --ntasks=1", "--mem=500M"],
+    ),
     ("--gres=gpu:1", {"gpus": 0}, []),
     ("-N1 -n1", {"nodes": 2, "tasks_per_node": 1}, ["--nodes=2", "--ntasks-per-node=1"]),
     # Short forms, ranges, several options in a line, values in the next word or line, quotes.
@@ -41,17 +49,29 @@ ROWS: list[tuple[str, dict[str, Any], list[str]]] = [
         ["--time=5", "--hold", "--nodes=3", "--account=y"],
     ),
     ("--nodes\n2 --mail-user='a b'", {"nodes": 3}, ['"--mail-user=a b"', "--nodes=3"]),
-    ("-c4 --mincpus=8 --hint=multithread", {"cpus": 1}, ["--hint=multithread", "--cpus-per-task=1"]),
+    (
+        "-c4 --mincpus=8 --hint=multithread",
+        {"cpus": 1},
+        ["--hint=multithread", "--cpus-per-task=1"],
+    ),
     ("--cpus-per-gpu=4 -G2", {"cpus": 2, "gpus": 1}, ["--cpus-per-task=2", "--gpus-per-node=1"]),
     # Lists of resources: only the entries of the quantity.
     ("--gres=gpu:a100:2,tmpfs:1,gpu", {"gpus": 1}, ["--gres=tmpfs:1", "--gpus-per-node=1"]),
-    ("--tres-per-task=cpu:4,gres/gpu:1", {"cpus": 2}, ["--tres-per-task=gres/gpu:1", "--cpus-per-task=2"]),
+    (
+        "--tres-per-task=cpu:4,gres/gpu:1",
+        {"cpus": 2},
+        ["--tres-per-task=gres/gpu:1", "--cpus-per-task=2"],
+    ),
     ("--gpus-per-task=1 --gpu-bind=closest", {"gpus": 0}, []),
     ("--gpus-per-socket=1 --gpu-bind=none", {"gpus": 2}, ["--gpu-bind=none", "--gpus-per-node=2"]),
     # Limits, restarts, arrays, dependencies.
     ("--time-min=2 --time=1-0", {"time": "5m"}, ["--time=00:05:00"]),
     ("--requeue --signal=B:TERM@9", {"requeue": False}, ["--signal=B:TERM@9", "--no-requeue"]),
-    ("--array 0-9 -d singleton", {"array": "1", "after": ["7:any", "8_3"]}, ["--array=1", DEPENDENCY]),
+    (
+        "--array 0-9 -d singleton",
+        {"array": "1", "after": ["7:any", "8_3"]},
+        ["--array=1", DEPENDENCY],
+    ),
     (
         "-pold --qos=low -Cfast",
         {"partition": "p", "constraint": "c"},
@@ -85,14 +105,19 @@ ROWS: list[tuple[str, dict[str, Any], list[str]]] = [
 def test_flag_replaces_its_quantity_alone(
     tmp_path: Path, lines: str, flags: dict[str, Any], expected: list[str]
 ) -> None:
-    assert options_of(tmp_path, re.sub("^", "#SBATCH ", lines, flags=re.MULTILINE), **flags) == expected
+    assert (
+        options_of(tmp_path, re.sub("^", "#SBATCH ", lines, flags=re.MULTILINE), **flags)
+        == expected
+    )
 
 
 def test_keys_of_a_job_file_replace_options_too(tmp_path: Path) -> None:
     lines = "#SBATCH -N3 -n9 --mem-per-gpu=1G --gres=gpu:2\n#SBATCH -d singleton --nice"
     user_script(tmp_path, "own.sh", f"#!/bin/bash\n{lines}\ntrue\n")
     keys = "nodes: 1\ntasks_per_node: 2\nmem: 1GiB\ngpus: 0\nafter: [7]\nslurm: [--nice=3]\n"
-    file = user_script(tmp_path, "job.yaml", f"job: own.sh\n{keys}variants: {{a: {{slurm+: [--hold]}}}}\n")
+    file = user_script(
+        tmp_path, "job.yaml", f"job: own.sh\n{keys}variants: {{a: {{slurm+: [--hold]}}}}\n"
+    )
     (job,) = jobs_of_file(file, {"nodes": 2})
     found = [line for line in rendered(job).splitlines() if line.startswith("#SBATCH")][3:]
     expected = [
@@ -109,16 +134,32 @@ def test_keys_of_a_job_file_replace_options_too(tmp_path: Path) -> None:
 # Scripts, and texts of the notes about them. The first ones are inputs of users.
 NOTES: list[tuple[str, dict[str, Any], list[tuple[str, ...]]]] = [
     (
-        "#SBATCH --job-name=heat --output=results/%j.out\n#SBATCH -e r/%j.err\n#SBATCH --chdir=/tmp",
+        (
+            "#SBATCH --job-name=heat --output=results/%j.out\n"
+            "#SBATCH -e r/%j.err\n"
+            "#SBATCH --chdir=/tmp"
+        ),
         {},
         [("lines 2, 3:", "--output and --error", "clusterctl logs"), ("line 4:", "--chdir", "cd")],
     ),
-    ("set -euo pipefail\n#SBATCH --nodes=2\n#SBATCH --time=2", {}, [("lines 3, 4:", "first command")]),
+    (
+        "set -euo pipefail\n#SBATCH --nodes=2\n#SBATCH --time=2",
+        {},
+        [("lines 3, 4:", "first command")],
+    ),
     ('me=$(scontrol show job "$SLURM_JOB_ID" | awk -F= "/Command=/")', {}, [("line 2:", '"$0"')]),
     # Each option once, wherever it is; options that clusterctl honours have no note.
-    ("#SBATCH -o a\n#SBATCH -o b -o c --open-mode=append", {}, [("lines 2, 3:", "--output and --open-mode")]),
+    (
+        "#SBATCH -o a\n#SBATCH -o b -o c --open-mode=append",
+        {},
+        [("lines 2, 3:", "--output and --open-mode")],
+    ),
     ("#SBATCH --comment='for the paper'", {}, [("line 2:", "--comment", "--note")]),
-    ("#SBATCH -J x -N2 -t5 --mem=1G --requeue --nice --mail-user=a@b -d singleton --parsable", {}, []),
+    (
+        "#SBATCH -J x -N2 -t5 --mem=1G --requeue --nice --mail-user=a@b -d singleton --parsable",
+        {},
+        [],
+    ),
     ("#SBATCH -J 'Big sim/1'", {}, [("line 2:", "Big-sim-1")]),
     ("#SBATCH -J 'Big sim'", {"name": "big"}, []),
     (
@@ -178,11 +219,15 @@ def test_packages_in_a_comment_are_noted_unless_a_file_has_them(tmp_path: Path) 
     read = UserScript.read(script)
     assert read.packages == ("tomli-w<2", "rich")
     (note,) = read.notes(job)
-    assert [word for word in ("pep", "tomli-w<2", "rich", "--requirements") if word not in note] == []
+    assert [
+        word for word in ("pep", "tomli-w<2", "rich", "--requirements") if word not in note
+    ] == []
     assert not list(read.notes(job.model_copy(update={"requirements": tmp_path / "r.txt"})))
 
 
-@pytest.mark.parametrize("text", ["# /// script\n# dependencies = []\n# ///\n", "# /// script\n# x\n# ///\n"])
+@pytest.mark.parametrize(
+    "text", ["# /// script\n# dependencies = []\n# ///\n", "# /// script\n# x\n# ///\n"]
+)
 def test_comment_without_packages_is_not_noted(tmp_path: Path, text: str) -> None:
     assert UserScript.read(user_script(tmp_path, "p.py", text)).packages == ()
 
@@ -201,7 +246,9 @@ def test_comment_without_packages_is_not_noted(tmp_path: Path, text: str) -> Non
         ("#SBATCH --job-name='open", {}, "own"),
     ],
 )
-def test_job_has_the_name_in_its_script(tmp_path: Path, text: str, flags: dict[str, Any], name: str) -> None:
+def test_job_has_the_name_in_its_script(
+    tmp_path: Path, text: str, flags: dict[str, Any], name: str
+) -> None:
     script = user_script(tmp_path, "own.sh", f"#!/bin/bash\n{text}\n")
     assert job_spec(str(script), flags).name == name
 
@@ -235,10 +282,15 @@ def test_line_that_contradicts_a_flag_is_refused_by_name(
 
 
 def test_directives_end_at_the_first_command() -> None:
-    text = "#!/bin/bash\n\n  # indented\n#SBATCH -N2\n#SBATCH--time=5\n #SBATCH -n9\necho\n#SBATCH -c3"
+    text = (
+        "#!/bin/bash\n\n  # indented\n#SBATCH -N2\n#SBATCH--time=5\n #SBATCH -n9\necho\n#SBATCH -c3"
+    )
     found = Directives.read(Path("a.sh"), text.split("\n"))
     assert found.lines == ("#SBATCH -N2", "#SBATCH--time=5")
-    assert [(str(request), request.line) for request in found.requests] == [("--nodes=2", 4), ("--time=5", 5)]
+    assert [(str(request), request.line) for request in found.requests] == [
+        ("--nodes=2", 4),
+        ("--time=5", 5),
+    ]
 
 
 def test_last_value_of_an_option_counts() -> None:

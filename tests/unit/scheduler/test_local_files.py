@@ -18,7 +18,10 @@ REMOTE = "/home/ada/clusterctl/jobs/train-1"
 
 def diagnosed(top: Path, place: str, log: str, sent: tuple[str, ...], **request: Any) -> Diagnosis:
     """Diagnose the failure of the script train.py in the folder ``place`` below ``top``."""
-    facts = {"folder": str(top / place), "job": {"script": str(top / place / "train.py"), **request}}
+    facts = {
+        "folder": str(top / place),
+        "job": {"script": str(top / place / "train.py"), **request},
+    }
     source = {"files": [{"path": path} for path in (*sent, "train.py")]}
     files = LocalFiles.of(facts, source, REMOTE)
     return diagnose(Evidence(job=JOB, log=log, left_here=files.find))
@@ -45,7 +48,14 @@ def no_file(name: str) -> str:
         (["lib.py"], "a/b", "lib", (), "module-stayed-at-home", "--folder {top}"),
         (["src/pkg/x.py"], "scripts", "pkg.x", (), "module-stayed-at-home", "--folder {top}"),
         (["a/utils.py"], "a", "utils", (), "module-stayed-at-home", "--include /utils.py"),
-        (["libs/common/x.py"], "apps/a", "common", (), "module-stayed-at-home", "{top}/libs/common"),
+        (
+            ["libs/common/x.py"],
+            "apps/a",
+            "common",
+            (),
+            "module-stayed-at-home",
+            "{top}/libs/common",
+        ),
         (
             ["libs/common/x.py"],
             "",
@@ -55,9 +65,23 @@ def no_file(name: str) -> str:
             "PYTHONPATH=libs",
         ),
         (["pkg/a.py"], "", "pkg.b", ("pkg/a.py",), "own-module-not-found", "pkg"),
-        (["requirements.txt"], "", "torch", (), "missing-module", "--requirements {top}/requirements.txt"),
+        (
+            ["requirements.txt"],
+            "",
+            "torch",
+            (),
+            "missing-module",
+            "--requirements {top}/requirements.txt",
+        ),
         (["torch/notes.md"], "a", "torch", (), "missing-module", "add torch"),
-        ([".venv/pyvenv.cfg", ".venv/lib/torch/x.py"], "a", "torch", (), "missing-module", "add torch"),
+        (
+            [".venv/pyvenv.cfg", ".venv/lib/torch/x.py"],
+            "a",
+            "torch",
+            (),
+            "missing-module",
+            "add torch",
+        ),
     ],
 )
 def test_module_of_the_user_is_never_to_be_installed(tmp_path, case):
@@ -81,13 +105,37 @@ def test_requirements_of_the_job_are_named(tmp_path):
     [
         (["configs/a.json"], "scripts", "configs/a.json", "file-stayed-at-home", "--folder {top}"),
         (["conf/a.json"], "scripts", "../conf/a.json", "file-stayed-at-home", "--folder {top}"),
-        (["conf/a.json"], "p/q", f"{REMOTE}/../../conf/a.json", "file-stayed-at-home", "--folder {top}"),
-        (["p/a.json"], "p/q", "/home/ada/clusterctl/jobs/a.json", "file-stayed-at-home", "--folder {top}/p"),
+        (
+            ["conf/a.json"],
+            "p/q",
+            f"{REMOTE}/../../conf/a.json",
+            "file-stayed-at-home",
+            "--folder {top}",
+        ),
+        (
+            ["p/a.json"],
+            "p/q",
+            "/home/ada/clusterctl/jobs/a.json",
+            "file-stayed-at-home",
+            "--folder {top}/p",
+        ),
         (["b/x"], "a", "../c/x", "missing-file", "put"),
         (["a/data/x"], "a", "data/x", "file-stayed-at-home", "--include /data/x"),
         (["a/data/x"], "a", f"{REMOTE}/data/x", "file-stayed-at-home", "--include /data/x"),
-        (["a/.venv/pyvenv.cfg"], "a", ".venv/bin/activate", "virtual-environment-not-sent", "--requirements"),
-        (["env/pyvenv.cfg"], "a", "{top}/env/bin/python", "virtual-environment-not-sent", "--requirements"),
+        (
+            ["a/.venv/pyvenv.cfg"],
+            "a",
+            ".venv/bin/activate",
+            "virtual-environment-not-sent",
+            "--requirements",
+        ),
+        (
+            ["env/pyvenv.cfg"],
+            "a",
+            "{top}/env/bin/python",
+            "virtual-environment-not-sent",
+            "--requirements",
+        ),
         (["b/x"], "a", "x", "missing-file", "put"),
     ],
 )
@@ -114,7 +162,8 @@ def own(message: str) -> str:
         (own("datasets.exceptions.DataFilesNotFoundError: No data files found in 'data'"), "data"),
         ("reading the samples\nerror: data/waves/a.txt is missing\n", "data/waves/a.txt"),
         ("fit: can't open data/waves/a.txt\n", "data/waves/a.txt"),
-        # Near misses: a path that is not missing, that was sent, or that this machine does not have either.
+        # Near misses: a path that is not missing, that was sent, or that this machine does not have
+        # either.
         (own("ValueError: data/waves has 3 channels, expected 2"), ""),
         (own("FileNotFoundError: no samples in data/other"), ""),
         (own("FileNotFoundError: no samples in sent/waves"), ""),
@@ -163,7 +212,10 @@ def test_script_is_read_only_as_it_was_sent(tmp_path):
 
 @pytest.mark.parametrize(
     ("project", "path", "words"),
-    [({"start": "sub"}, "x.csv", "--include /sub/x.csv"), ({"start": "."}, "sub/x.csv", "sub/x.csv")],
+    [
+        ({"start": "sub"}, "x.csv", "--include /sub/x.csv"),
+        ({"start": "."}, "sub/x.csv", "sub/x.csv"),
+    ],
 )
 def test_paths_begin_where_the_program_starts(tmp_path, project: Mapping[str, str], path, words):
     write(tmp_path, "train.py", "sub/x.csv")

@@ -50,7 +50,9 @@ def ended(result: str, code: str = "exited", status: str = "0") -> dict[str, Any
 
 
 def client(**steps: list[Step]) -> tuple[MpirunClient, dict[str, ScriptedTransport]]:
-    """Return a client with the scripted steps of the controller (``ctl``) and the first node (``one``)."""
+    """Return a client with the scripted steps of the controller (``ctl``) and the first node
+    (``one``).
+    """
     hosts = {
         "d-ctl": ScriptedTransport(steps.get("ctl", [])),
         "d-train-1": ScriptedTransport(steps.get("one", [])),
@@ -88,7 +90,12 @@ def test_how_a_unit_ended_is_a_state(end, cancelled, state, exit_code, signal):
     mpirun, _ = client(ctl=[said(jobs=[noted(end=end, cancelled=cancelled)])])
     (job,) = mpirun.own_jobs()
     assert (job.id, job.whole_id, job.state.value) == ("m1", "m1", state)
-    assert (job.exit_code, job.signal, job.start_time, job.end_time) == (exit_code, signal, 1000, 1010)
+    assert (job.exit_code, job.signal, job.start_time, job.end_time) == (
+        exit_code,
+        signal,
+        1000,
+        1010,
+    )
     assert job.comment == "clusterctl:abc"
 
 
@@ -101,7 +108,9 @@ def test_how_a_unit_ended_is_a_state(end, cancelled, state, exit_code, signal):
     ],
 )
 def test_of_a_job_that_goes_on_its_first_node_is_asked(known, state, has_ended):
-    mpirun, hosts = client(ctl=[said(jobs=[noted(cancelled=known["cancelled"])])], one=[said(jobs=[known])])
+    mpirun, hosts = client(
+        ctl=[said(jobs=[noted(cancelled=known["cancelled"])])], one=[said(jobs=[known])]
+    )
     (job,) = mpirun.own_jobs()
     assert (job.state.value, job.ended, "restarted" in job.reason) == (state, has_ended, has_ended)
     asked = request(hosts["d-train-1"].calls[0])
@@ -228,7 +237,9 @@ def test_nodes_are_idle_allocated_or_down():
     hardware = Step(("sh", "-c", "..."), "8\n16384000\n")
     going = noted()
     mpirun, hosts = client(ctl=[said(jobs=[going])], one=[said(jobs=[going]), hardware])
-    hosts["d-train-2"] = ScriptedTransport([Step(("sh", "-c", "..."), error=UnreachableError("no route"))])
+    hosts["d-train-2"] = ScriptedTransport(
+        [Step(("sh", "-c", "..."), error=UnreachableError("no route"))]
+    )
     one, two = mpirun.nodes()
     assert (one.state, one.usable, one.cpus, one.memory_mib) == ("ALLOCATED", True, 8, 16000)
     assert (two.state, two.usable, "not answer" in two.reason) == ("DOWN", False, True)
@@ -246,7 +257,9 @@ def test_a_lock_that_a_job_holds_is_named(
 ) -> None:
     monkeypatch.setattr(remote_jobs, "ASK_S", 0.2)
     account = pwd.getpwuid(os.getuid())
-    monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.struct_passwd((*account[:5], str(tmp_path), "")))
+    monkeypatch.setattr(
+        pwd, "getpwnam", lambda _: pwd.struct_passwd((*account[:5], str(tmp_path), ""))
+    )
     user = remote_jobs.User("me")
     with user.locked(), pytest.raises(SystemExit) as caught, user.locked():
         pass

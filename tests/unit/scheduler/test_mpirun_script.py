@@ -23,7 +23,10 @@ SPEC = ClusterSpec.model_validate(
     {
         "version": 1,
         "name": "d",
-        "partitions": [{"name": "train", "nodes": 2, "max_time": "1h"}, {"name": "big", "nodes": 4}],
+        "partitions": [
+            {"name": "train", "nodes": 2, "max_time": "1h"},
+            {"name": "big", "nodes": 4},
+        ],
         "users": [{"name": "ada", "uid": 10000}],
         "scheduler": "none",
     }
@@ -54,7 +57,9 @@ def run(folder: Path, job: JobSpec) -> subprocess.CompletedProcess[str]:
     script = text(job).replace("/opt/clusterctl/env/bin/python", sys.executable)
     script = script.replace("$HOME/clusterctl/store/archives/0123", str(folder / "payload"))
     argv = ["bash", "-c", script]
-    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
@@ -146,7 +151,12 @@ def gpu(tmp_path: Path, rank: int, size: int, *devices: str, **more: str) -> str
     (tmp_path / "gpus").write_text("".join(f"{device}\n" for device in devices))
     place_payload(tmp_path / "payload", tmp_path)
     base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    env = {**base, "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": str(size), **more}
+    env = {
+        **base,
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
+        **more,
+    }
     task = [sys.executable, "-IS", str(tmp_path / "payload/payload/node/task.py")]
     argv = [*task, "--of=mpirun", "sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-unset}"]
     return subprocess.run(

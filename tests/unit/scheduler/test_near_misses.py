@@ -1,7 +1,8 @@
-"""Logs that contain the words of a cause whose evidence they are not, and failures told in unusual words.
+"""Logs that contain the words of a cause whose evidence they are not, and failures told in unusual
+words.
 
-Each text of NEAR_MISSES names a cause by a word alone: in a warning, in a retry, in the program's own values,
-or long before the end. The cause must not be reported.
+Each text of NEAR_MISSES names a cause by a word alone: in a warning, in a retry, in the program's
+own values, or long before the end. The cause must not be reported.
 """
 
 # ruff: noqa: E501 - recorded lines
@@ -25,7 +26,9 @@ EPOCHS = "".join(f"epoch {number}: loss {1 / (number + 1):.3f}\n" for number in 
 
 
 def said(log: str, **job: Any) -> Diagnosis:
-    return diagnose(Evidence(job=replace(JOB, **{"exit_code": 3, "nodes": ("n1",), **job}), log=log))
+    return diagnose(
+        Evidence(job=replace(JOB, **{"exit_code": 3, "nodes": ("n1",), **job}), log=log)
+    )
 
 
 def raised(message: str, source: str = "main()") -> str:
@@ -43,11 +46,17 @@ NEAR_MISSES = (
     ("cuda-out-of-memory", "CUDA out of memory with batch 64, retrying with 32\n" + EPOCHS + ENDED),
     (
         "cuda-out-of-memory",
-        raised("grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.RESOURCE_EXHAUSTED\n\tdetails = \"Received message larger than max (5 vs. 4)\"\n>"),
+        raised("grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC that terminated with:\n"
+            "\tstatus = StatusCode.RESOURCE_EXHAUSTED\n"
+            "\tdetails = \"Received message larger than max (5 vs. 4)\"\n"
+            ">"),
     ),
-    ("cuda-out-of-memory", "Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space\n\tat Main.main(Main.java:5)\n"),
+    ("cuda-out-of-memory", ("Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space\n"
+        "\tat Main.main(Main.java:5)\n")),
     ("java-memory", "INFO log4j: java.lang.OutOfMemoryError: handled by the pool\n" + ENDED),
-    ("host-memory", "test_alloc.py::test_MemoryError_is_caught PASSED\ntest_alloc.py::test_sum FAILED\n= 1 failed, 1 passed =\n"),
+    ("host-memory", ("test_alloc.py::test_MemoryError_is_caught PASSED\n"
+        "test_alloc.py::test_sum FAILED\n"
+        "= 1 failed, 1 passed =\n")),
     ("host-memory", "WARNING: Cannot allocate memory for the cache, using none instead\n" + ENDED),
     ("worker-killed", "the last run ended with: died with <Signals.SIGKILL: 9>; skipping it\n" + ENDED),
     ("windows-newlines", "INFO fixed $'\\\\r' in 3 files\n" + ENDED),
@@ -60,7 +69,8 @@ NEAR_MISSES = (
     ("relative-import-in-script", "note: attempted relative import with no known parent package is fine here\n" + ENDED),
     ("missing-name", raised("ImportError: cannot import name 'x' from 'y' (/y.py)") + EPOCHS + ENDED),
     ("glibc", "warning: version `GLIBC_2.38' not found, using the system's tool instead\n" + ENDED),
-    ("missing-library", "W tensorflow/stream_executor: Could not load dynamic library 'libcudart.so.11.0'; dlerror: libcudart.so.11.0: cannot open shared object file: No such file or directory\n" + ENDED),
+    ("missing-library", ("W tensorflow/stream_executor: Could not load dynamic library 'libcudart.so.11.0'; "
+        "dlerror: libcudart.so.11.0: cannot open shared object file: No such file or directory\n") + ENDED),
     ("undefined-symbol", "WARNING: undefined symbol: _ZN3c10 in the optional extension, ignored\n" + ENDED),
     ("wrong-architecture", "skipping ./helper.arm64: Exec format error\n" + ENDED),
     ("virtual-environment-not-sent", "note: .venv/bin/activate: No such file\n" + ENDED),
@@ -72,20 +82,24 @@ NEAR_MISSES = (
     ("missing-file", raised("FileNotFoundError: [Errno 2] No such file or directory: 'x'") + EPOCHS + ENDED),
     ("noexec", "INFO test: slurmstepd: execve(): /run/slurmd/slurm_script: Permission denied\n" + ENDED),
     ("not-executable", "cat: /data/x: Permission denied\n"),
-    ("not-executable", "skipping /data/a: Permission denied\nskipping /data/b: Permission denied\nonly 3 of 5 files\n"),
+    ("not-executable", ("skipping /data/a: Permission denied\n"
+        "skipping /data/b: Permission denied\n"
+        "only 3 of 5 files\n")),
     ("read-only-file-system", raised("KeyError: 'Read-only file system'")),
     ("disk-quota", "WARNING Disk quota exceeded for /home/ada, using /tmp instead\n" + ENDED),
     ("disk-full", "WARN: No space left on device for the cache; disabling the cache\n" + ENDED),
     ("disk-full", raised("ValueError: 80 requested and 0 written in column disk")),
     ("too-many-files", "Too many open files, retrying with fewer\n" + ENDED),
     ("too-many-processes", raised("BlockingIOError: [Errno 11] Resource temporarily unavailable", "data = sock.recv(4)")),
-    ("too-many-processes", raised("BlockingIOError: [Errno 11] Unable to synchronously open file (unable to lock file, errno = 11, error message = 'Resource temporarily unavailable')")),
+    ("too-many-processes", raised("BlockingIOError: [Errno 11] Unable to synchronously open file (unable to lock file, "
+        "errno = 11, error message = 'Resource temporarily unavailable')")),
     ("permission-denied", "ada@login: Permission denied (publickey,password).\n"),
     ("ssh-refused", raised("PermissionError: [Errno 13] Permission denied: 'publickey'")),
     ("cuda-driver-too-old", "WARNING: The NVIDIA driver on your system is too old; using the CPU\n" + ENDED),
     ("invalid-device-ordinal", "INFO docs: invalid device ordinal means a missing GPU\n" + ENDED),
     ("no-gpu", "CUDA is not available, using the CPU\n" + ENDED),
-    ("no-gpu", "/env/torch/cuda/__init__.py:174: UserWarning: CUDA initialization: Found no NVIDIA driver on your system.\n" + ENDED),
+    ("no-gpu", ("/env/torch/cuda/__init__.py:174: UserWarning: CUDA initialization: Found no NVIDIA "
+        "driver on your system.\n") + ENDED),
     ("cuda-no-kernel-image", raised("RuntimeError: no kernel image is available") + EPOCHS + ENDED),
     ("cuda-version-library", "WARNING libcudnn.so.9: version mismatch, falling back to eager mode\n" + ENDED),
     ("gpu-lost", 'ERROR:  column "Xid" does not exist\n'),
@@ -96,24 +110,31 @@ NEAR_MISSES = (
     ("nccl-network", "n1:7:7 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n" + ENDED),
     ("nccl-usage", "INFO Duplicate GPU detected in the list, ignored\n" + ENDED),
     ("nccl", "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 - Init COMPLETE\n" + ENDED),
-    ("rendezvous", "[W1122 socket.cpp:697] The client socket has timed out after 1000ms while trying to connect to (n1, 1).\n" + ENDED),
-    ("connection-refused", "attempt 1: Connection refused, retrying in 5 s\nattempt 2: connected\n" + ENDED),
+    ("rendezvous", ("[W1122 socket.cpp:697] The client socket has timed out after 1000ms while trying to "
+        "connect to (n1, 1).\n") + ENDED),
+    ("connection-refused", ("attempt 1: Connection refused, retrying in 5 s\n"
+        "attempt 2: connected\n") + ENDED),
     ("unknown-host", "WARNING Name or service not known: statsd, metrics are ignored\n" + ENDED),
-    ("no-network", raised("requests.exceptions.SSLError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded with url: / (Caused by SSLError(SSLCertVerificationError(1, 'certificate verify failed')))")),
+    ("no-network", raised("requests.exceptions.SSLError: HTTPSConnectionPool(host='x', port=443): Max retries "
+        "exceeded with url: / (Caused by SSLError(SSLCertVerificationError(1, 'certificate "
+        "verify failed')))")),
     ("connection-lost", raised("ValueError: the trace has 'Broken pipe' in line 3")),
     ("broken-pipe", "INFO BrokenPipeError: the viewer was closed\n" + ENDED),
     ("gloo-interface", "INFO gloo.rv. Unable to resolve was fixed in 2.3\n" + ENDED),
-    ("gloo-connect", "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n" + ENDED),
+    ("gloo-connect", ("[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is "
+        ": 1\n") + ENDED),
     ("mpi-slots", "INFO not enough slots available in the queue of requests\n" + ENDED),
     ("mpi-launch", raised("ValueError: the log says 'ORTE was unable to reliably start'")),
     ("mpi-truncate", raised("KeyError: 'MPI_ERR_TRUNCATE'") + EPOCHS + ENDED),
     ("mpi-error", "INFO returned MPI_ERR_PENDING, retrying\n" + ENDED),
-    ("arguments", "main.c:5:3: error: expected ';' before 'return'\nmake: *** [Makefile:3: main] Error 1\n"),
+    ("arguments", ("main.c:5:3: error: expected ';' before 'return'\n"
+        "make: *** [Makefile:3: main] Error 1\n")),
     ("usage", "note: payload: error: was the old format\n" + ENDED),
     ("syntax-error", "WARNING: job.sh: line 2: syntax error in an unused function\n" + ENDED),
     ("assertion", raised("AssertionError: x") + EPOCHS + ENDED),
     ("keyboard-interrupt", raised("KeyboardInterrupt") + EPOCHS + ENDED),
-    ("unpicklable", "/env/x.py:3: FutureWarning: You are using `torch.load` with `weights_only=False`\n  m = torch.load(p)\n" + ENDED),
+    ("unpicklable", ("/env/x.py:3: FutureWarning: You are using `torch.load` with `weights_only=False`\n"
+        "  m = torch.load(p)\n") + ENDED),
     ("python-exception", "could not read the cache\n" + raised("KeyError: 'a'") + EPOCHS + ENDED),
     ("cpp-exception", "INFO terminate called after throwing an instance of 'x' is expected below\n" + ENDED),
     ("no-input", "Overwrite? [y/N] y\noverwritten\n" + ENDED),
@@ -123,11 +144,14 @@ NEAR_MISSES = (
     ("no-input", "Overwrite the results? [y/N]\ny\n" + ENDED),
     ("no-input", "Answers: (y/n)\nq1 (yes/no)?\n" + ENDED),
     ("no-input", "Did the run converge? (yes/no): no\nnot converged\n"),
-    ("missing-file", "[warn] cache.db: No such file or directory, starting empty\nresult rejected\n"),
+    ("missing-file", ("[warn] cache.db: No such file or directory, starting empty\n"
+        "result rejected\n")),
     ("host-memory", "policy: on MemoryError: shrink\nbad policy 'grow'\n"),
-    ("no-gpu", "W0000 00:00:1 gpu_device.cc:2342] Cannot dlopen some GPU libraries. Skipping registering GPU devices: libcuda.so.1\n" + ENDED),
+    ("no-gpu", ("W0000 00:00:1 gpu_device.cc:2342] Cannot dlopen some GPU libraries. Skipping "
+        "registering GPU devices: libcuda.so.1\n") + ENDED),
     ("no-gpu", "INFO:jax._src.xla_bridge:Unable to initialize backend 'cuda': no CUDA-capable device\n" + ENDED),
-    ("connection-lost", "WARNING:urllib3.connectionpool:Retrying (Retry(total=4)) after connection broken by 'ConnectionResetError(104, 'Connection reset by peer')': /x\n" + ENDED),
+    ("connection-lost", ("WARNING:urllib3.connectionpool:Retrying (Retry(total=4)) after connection broken by "
+        "'ConnectionResetError(104, 'Connection reset by peer')': /x\n") + ENDED),
     ("python-exception", "worker 3 failed:\n" + raised("ZeroDivisionError: division by zero") + "batch ok\n" * 33),
     ("segmentation-fault", raised("RuntimeError: child said: Segmentation fault")),
     ("command-not-found", "-- CUDA compiler: not found\nCMake Error at CMakeLists.txt:3: stop\n"),
@@ -135,11 +159,16 @@ NEAR_MISSES = (
     ("arguments", "optimizer: error: 0.3 expected error below 0.1\n"),
     ("port-in-use", "ok 1 - bind fails with EADDRINUSE as expected\nnot ok 2 - bind works\n"),
     ("connection-refused", "2026-11-27 10:00:00.123 | WARNING  | app:main:3 - Connection refused, no metrics\n" + ENDED),
-    ("connection-refused", '{"level": "warning", "msg": "Connection refused"}\n{"level": "error", "msg": "bad mesh"}\n'),
-    ("missing-file", "make: tidy: No such file or directory\nmake: [Makefile:3: check] Error 127 (ignored)\n" + ENDED),
+    ("connection-refused", ('{"level": "warning", "msg": "Connection refused"}\n'
+        '{"level": "error", "msg": "bad mesh"}\n')),
+    ("missing-file", ("make: tidy: No such file or directory\n"
+        "make: [Makefile:3: check] Error 127 (ignored)\n") + ENDED),
     ("missing-file", "2026-11-27T10:00:00Z WARN  fit: cache: No such file or directory (os error 2)\n" + ENDED),
     ("launcher-crashed", "job.sh: line 3: 77 Segmentation fault      (core dumped) ./a.out\n"),
-    ("left-mpi", "slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error handler invoked: status = -61, source = [slurm.pmix.11.1:1]\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nsrun: error: n1: task 1: Exited with exit code 3\n"),
+    ("left-mpi", ("slurmstepd-n1: error:  mpi/pmix_v5: _errhandler: n1 [0]: pmixp_client_v2.c:211: Error "
+        "handler invoked: status = -61, source = [slurm.pmix.11.1:1]\n"
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+        "srun: error: n1: task 1: Exited with exit code 3\n")),
 )  # fmt: skip
 
 
@@ -154,7 +183,9 @@ def test_diagnosis_of_a_resemblance_names_another_cause(code: str, log: str) -> 
 
 
 def test_near_misses_cover_the_causes_that_read_logs() -> None:
-    """Causes that Slurm, a signal or a launcher reports have their evidence outside of the program's log."""
+    """Causes that Slurm, a signal or a launcher reports have their evidence outside of the
+    program's log.
+    """
     reading = {cause.code for cause in catalogue().causes if cause.log}
     assert reading - {code for code, _ in NEAR_MISSES} == set()
 
@@ -165,44 +196,66 @@ UNUSUAL = (
     ("missing-file", "results/run 3/", "cp: target 'results/run 3/': No such file or directory\n"),
     ("missing-file", "data/*.csv", "ls: cannot access 'data/*.csv': No such file or directory\n"),
     ("missing-file", "logs/fit.out", "tail: cannot open 'logs/fit.out' for reading: No such file or directory\n"),
-    ("missing-file", "data.tgz", "tar: data.tgz: Cannot open: No such file or directory\ntar: Error is not recoverable: exiting now\n"),
-    ("missing-file", "/data/x.bin", "terminate called after throwing an instance of 'std::filesystem::filesystem_error'\n  what():  filesystem error: cannot open file: No such file or directory [/data/x.bin]\n"),
-    ("missing-file", "conf.yml", "panic: open conf.yml: no such file or directory\n\ngoroutine 1 [running]:\n"),
+    ("missing-file", "data.tgz", ("tar: data.tgz: Cannot open: No such file or directory\n"
+        "tar: Error is not recoverable: exiting now\n")),
+    ("missing-file", "/data/x.bin", ("terminate called after throwing an instance of 'std::filesystem::filesystem_error'\n"
+        "  what():  filesystem error: cannot open file: No such file or directory "
+        "[/data/x.bin]\n")),
+    ("missing-file", "conf.yml", ("panic: open conf.yml: no such file or directory\n"
+        "\n"
+        "goroutine 1 [running]:\n")),
     ("missing-file", "out/tables", raised("OSError: Cannot save file into a non-existent directory: 'out/tables'")),
     ("missing-file", "my data.csv", "job.sh: line 3: my data.csv: No such file or directory\n"),
     ("missing-file", "does not name it", "epoch 1\nfopen: No such file or directory\n"),
     ("missing-file", "does not name it", "Error: No such file or directory\n"),
     ("no-input", "", raised("EOFError: EOF when reading a line", "a = input('Overwrite? [y/N] ')")),
     ("no-input", "", raised("termios.error: (25, 'Inappropriate ioctl for device')", "old = termios.tcgetattr(fd)")),
-    ("no-input", "", "Cloning into 'x'...\nfatal: could not read Username for 'https://github.com': No such device or address\n"),
-    ("no-input", "", "sudo: a terminal is required to read the password; either use the -S option\nsudo: a password is required\n"),
+    ("no-input", "", ("Cloning into 'x'...\n"
+        "fatal: could not read Username for 'https://github.com': No such device or address\n")),
+    ("no-input", "", ("sudo: a terminal is required to read the password; either use the -S option\n"
+        "sudo: a password is required\n")),
     ("no-input", "", "Overwrite run 7? [y/N]: Aborted!\n"),
-    ("no-input", "", "After this operation, 9 MB of additional disk space will be used.\nDo you want to continue? [Y/n] Abort.\n"),
+    ("no-input", "", ("After this operation, 9 MB of additional disk space will be used.\n"
+        "Do you want to continue? [Y/n] Abort.\n")),
     ("no-input", "", "Host key verification failed.\n"),
     ("disk-full", "", raised("sqlite3.OperationalError: database or disk is full")),
     ("disk-full", "", raised("OSError: Not enough free space to write 640000000 bytes")),
     ("disk-full", "80000000", raised("OSError: 80000000 requested and 0 written")),
-    ("shared-memory", "", raised("RuntimeError: unable to write to file </torch_4711_1234_0>: No space left on device (28)")),
+    ("shared-memory", "", raised("RuntimeError: unable to write to file </torch_4711_1234_0>: No space left on device "
+        "(28)")),
     ("unknown-host", "", "curl: (6) Could not resolve host: example.com\n"),
     ("unknown-host", "", "wget: unable to resolve host address \u2018example.com\u2019\n"),
-    ("java-memory", "Java heap space", "Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space\n\tat Main.main(Main.java:5)\n"),
+    ("java-memory", "Java heap space", ("Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space\n"
+        "\tat Main.main(Main.java:5)\n")),
     ("ssh-refused", "", "ada@login: Permission denied (publickey,password).\n"),
     ("permission-denied", "/data/x", "cat: /data/x: Permission denied\n"),
-    ("too-many-processes", "", "OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 64: Resource temporarily unavailable\n"),
+    ("too-many-processes", "", ("OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 64: Resource "
+        "temporarily unavailable\n")),
     ("connection-refused", "", "giving up after 5 retries: Connection refused\n"),
     ("broken-pipe", "", raised("BrokenPipeError: [Errno 32] Broken pipe")),
     ("host-memory", "", "Error: cannot allocate vector of size 74.5 Gb\nExecution halted\n"),
     ("host-memory", "", "ERROR: LoadError: OutOfMemoryError()\nStacktrace:\n [1] Array\n"),
     ("host-memory", "", "fatal error: runtime: out of memory\n\nruntime stack:\nruntime.throw\n"),
     ("host-memory", "", "memory allocation of 68719476736 bytes failed\n"),
-    ("host-memory", "", "Error allocating 80000000000 bytes\nError termination. Backtrace:\n#0 0x1\n"),
+    ("host-memory", "", ("Error allocating 80000000000 bytes\n"
+        "Error termination. Backtrace:\n"
+        "#0 0x1\n")),
     ("missing-file", "a/b/c", "mkdir: cannot create directory \u2018a/b/c\u2019: No such file or directory\n"),
     ("missing-file", "in.txt", "Can't open in.txt: No such file or directory at fit.pl line 3.\n"),
-    ("missing-file", "data.csv", "Error in file(file, \"rt\") : cannot open the connection\nIn file(file, \"rt\") :\n  cannot open file 'data.csv': No such file or directory\nExecution halted\n"),
-    ("missing-file", "in.dat", "ERROR: LoadError: SystemError: opening file \"in.dat\": No such file or directory\nStacktrace:\n [1] systemerror\n"),
-    ("missing-file", "input.nml", "At line 5 of file main.f90 (unit = 10)\nFortran runtime error: Cannot open file 'input.nml': No such file or directory\n"),
+    ("missing-file", "data.csv", ("Error in file(file, \"rt\") : cannot open the connection\n"
+        "In file(file, \"rt\") :\n"
+        "  cannot open file 'data.csv': No such file or directory\n"
+        "Execution halted\n")),
+    ("missing-file", "in.dat", ("ERROR: LoadError: SystemError: opening file \"in.dat\": No such file or directory\n"
+        "Stacktrace:\n"
+        " [1] systemerror\n")),
+    ("missing-file", "input.nml", ("At line 5 of file main.f90 (unit = 10)\n"
+        "Fortran runtime error: Cannot open file 'input.nml': No such file or directory\n")),
     ("command-not-found", "python2", "/usr/bin/env: \u2018python2\u2019: No such file or directory\n"),
-    ("port-in-use", "", "INFO:     Started server process [7]\nERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use\nINFO:     Application shutdown complete.\n"),
+    ("port-in-use", "", ("INFO:     Started server process [7]\n"
+        "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): "
+        "address already in use\n"
+        "INFO:     Application shutdown complete.\n")),
     ("no-input", "", "Proceed ([y]/n)? \n\nCondaSystemExit: Exiting.\n"),
     ("no-input", "", "gpg: cannot open '/dev/tty': No such device or address\n"),
     ("permission-denied", "out/a.txt", "touch: cannot touch 'out/a.txt': Permission denied\n"),
@@ -224,14 +277,20 @@ def test_missing_file_without_a_name_is_not_named(log: str) -> None:
 
 
 def test_lost_connection_is_not_said_to_be_of_a_rank() -> None:
-    message = "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))"
+    message = (
+        "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, "
+        "'Connection reset by peer'))"
+    )
     found = said(raised(message), exit_code=1)
     assert (found.code, "another rank" in found.cause) == ("connection-lost", False)
 
 
 def test_error_before_warnings_is_still_the_cause() -> None:
     warnings = "".join(f"WARNING: bad record {number}, skipped\n" for number in range(60))
-    assert said("solver: cannot write out.h5: No space left on device\n" + warnings).code == "disk-full"
+    assert (
+        said("solver: cannot write out.h5: No space left on device\n" + warnings).code
+        == "disk-full"
+    )
 
 
 def test_traceback_before_a_summary_of_wandb_is_the_cause() -> None:
@@ -253,17 +312,24 @@ NO_GIT = raised(
     "FileNotFoundError: [Errno 2] No such file or directory: 'git'", "subprocess.run(['git'])"
 ).replace(
     "FileNotFound",
-    '  File "/usr/lib/python3.13/subprocess.py", line 1972, in _execute_child\n    raise child_exception\nFileNotFound',
+    '  File "/usr/lib/python3.13/subprocess.py", line 1972, in _execute_child\n'
+    "    raise child_exception\n"
+    "FileNotFound",
     1,
 )
-PMIX_MESSAGE = "[n1:7] PMIX ERROR: PMIX_ERR_OUT_OF_RESOURCE in file gds_ds12_lock_pthread.c at line 1\n"
+PMIX_MESSAGE = (
+    "[n1:7] PMIX ERROR: PMIX_ERR_OUT_OF_RESOURCE in file gds_ds12_lock_pthread.c at line 1\n"
+)
 
 
 @pytest.mark.parametrize(
     ("log", "code"),
     [
         (NO_GIT, "command-not-found"),
-        ("no version\n" + NO_GIT + "epoch 1\n" + raised("RuntimeError: shape mismatch"), "python-exception"),
+        (
+            "no version\n" + NO_GIT + "epoch 1\n" + raised("RuntimeError: shape mismatch"),
+            "python-exception",
+        ),
         (PMIX_MESSAGE, "mpi-pmix"),
         (PMIX_MESSAGE + raised("RuntimeError: shape mismatch"), "python-exception"),
         (PMIX_MESSAGE + raised("RuntimeError: MPI could not be initialized"), "mpi-pmix"),
@@ -292,7 +358,9 @@ def test_read_in_a_script_is_the_cause_only_without_input(name: str) -> None:
     found = diagnose(Evidence(job=JOB, script=script, was_read=True))
     assert (found.code == "no-input") == is_cause, found
     # The name of the cause outweighs the script.
-    evidence = Evidence(job=JOB, script=script, was_read=True, log="./x: No such file or directory\n")
+    evidence = Evidence(
+        job=JOB, script=script, was_read=True, log="./x: No such file or directory\n"
+    )
     assert diagnose(evidence).code == "missing-file"
 
 
@@ -300,7 +368,9 @@ def test_read_in_a_script_is_the_cause_only_without_input(name: str) -> None:
 @pytest.mark.parametrize(
     "job", [{"exit_code": 3}, {"exit_code": 0, "signal": 3}, {"exit_code": 0, "signal": 6}]
 )
-def test_empty_log_is_not_said_to_be_worth_reading(log: str, job: Mapping[str, int], *, reads: bool) -> None:
+def test_empty_log_is_not_said_to_be_worth_reading(
+    log: str, job: Mapping[str, int], *, reads: bool
+) -> None:
     found = diagnose(Evidence(job=replace(JOB, **job), log=log, was_read=True))
     assert ("read the end of the log" in found.fix) == reads, found
 
@@ -322,7 +392,9 @@ def test_rank_that_left_mpi_with_exit_code_0_is_the_cause() -> None:
     # A rank with a record of its failure has not left with exit code 0.
     assert diagnose(replace(evidence, ends={1: "5.0 3 n1"})).code == "exit-code"
     # A program may write lines such as those of srun.
-    odd = "".join(f"srun: error: n1: tasks {tasks}: Killed\n" for tasks in ("1-3-5", "-1", "9" * 5000))
+    odd = "".join(
+        f"srun: error: n1: tasks {tasks}: Killed\n" for tasks in ("1-3-5", "-1", "9" * 5000)
+    )
     assert diagnose(replace(evidence, log=odd + PMIX)).code == "left-mpi"
 
 
@@ -346,20 +418,25 @@ def test_out_of_memory_of_a_step_names_the_rank_with_the_largest_memory() -> Non
     "log",
     [
         "/jobs/x/run.sh: line 3: 77 Segmentation fault      (core dumped) mpirun -np 2 ./a.out\n",
-        "[n1:77] Signal: Segmentation fault (11)\n[n1:77] [ 0] /lib/libc.so.6(+0x1)\n[n1:77] [ 1] /usr/bin/prterun(main+0x2)\n",
+        (
+            "[n1:77] Signal: Segmentation fault (11)\n"
+            "[n1:77] [ 0] /lib/libc.so.6(+0x1)\n"
+            "[n1:77] [ 1] /usr/bin/prterun(main+0x2)\n"
+        ),
     ],
     ids=["bash", "stack"],
 )
 def test_crash_of_mpirun_is_not_of_the_program(log: str) -> None:
     assert said(log, exit_code=139).code == "launcher-crashed"
-    assert said(log.replace("mpirun", "./b.out").replace("prterun", "b.out"), exit_code=139).code == (
-        "segmentation-fault"
-    )
+    assert said(
+        log.replace("mpirun", "./b.out").replace("prterun", "b.out"), exit_code=139
+    ).code == ("segmentation-fault")
 
 
 LISTENING = (
-    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
-    "port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+    "network address. port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: "
+    "address already in use"
 )
 
 
@@ -369,7 +446,8 @@ LISTENING = (
         (raised(LISTENING.format(port=61012)), True),
         (
             raised(
-                "OSError: [Errno 98] Address already in use", "s.bind(('', int(os.environ['MASTER_PORT'])))"
+                "OSError: [Errno 98] Address already in use",
+                "s.bind(('', int(os.environ['MASTER_PORT'])))",
             ),
             True,
         ),
@@ -378,7 +456,9 @@ LISTENING = (
         (raised("OSError: [Errno 98] Address already in use"), False),
     ],
 )
-def test_port_in_use_is_master_port_only_if_the_error_names_it(log: str, *, is_master: bool) -> None:
+def test_port_in_use_is_master_port_only_if_the_error_names_it(
+    log: str, *, is_master: bool
+) -> None:
     found = diagnose(Evidence(job=JOB, log=log, attempt=LastAttempt(port=61012)))
     assert (found.code, found.cause.startswith("MASTER_PORT")) == ("port-in-use", is_master), found
     # A job that has MASTER_PORT already is not told to use it.
@@ -396,7 +476,10 @@ def test_port_in_use_is_master_port_only_if_the_error_names_it(log: str, *, is_m
     ],
 )
 def test_srun_that_finds_no_command_has_no_path_only_with_export(script: str, code: str) -> None:
-    log = "slurmstepd-n1: error: execve(): hostname: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2\n"
+    log = (
+        "slurmstepd-n1: error: execve(): hostname: No such file or directory\n"
+        "srun: error: n1: task 0: Exited with exit code 2\n"
+    )
     assert diagnose(Evidence(job=JOB, log=log, script=script)).code == code
 
 
@@ -419,7 +502,9 @@ def test_missing_log_is_told_by_the_scripts_line(line: str, file: str, *, is_log
 
 
 NO_APEX = raised("ModuleNotFoundError: No module named 'apex'", "import apex")
-NO_CACHE = raised("FileNotFoundError: [Errno 2] No such file or directory: 'cache.pkl'", "open('cache.pkl')")
+NO_CACHE = raised(
+    "FileNotFoundError: [Errno 2] No such file or directory: 'cache.pkl'", "open('cache.pkl')"
+)
 NO_MEMORY = raised("MemoryError", "x = bytearray(n)")
 STEPS = "epoch 1\nepoch 2\n"
 
@@ -446,16 +531,21 @@ HANDLED = {
     "killed": (-9, "", NO_MEMORY),
     "killed, shell": (137, STEPS, NO_MEMORY),
     "terminated": (143, STEPS, NO_CACHE),
-    "printed exception": (12, "FileNotFoundError: [Errno 2] No such file or directory: 'cache.pkl' -> building it\nbuilt\n", ""),
+    "printed exception": (12, ("FileNotFoundError: [Errno 2] No such file or directory: 'cache.pkl' -> building it\n"
+        "built\n"), ""),
     "printed name": (12, "load: MemoryError: 3 GiB, built in parts\nscore too low\n", ""),
-    "printed call": (3, "first try: OSError(28, 'No space left on device')\nmoved to /scratch\nscore too low\n", ""),
+    "printed call": (3, ("first try: OSError(28, 'No space left on device')\n"
+        "moved to /scratch\n"
+        "score too low\n"), ""),
     "printed import": (3, STEPS, "ModuleNotFoundError: No module named 'apex'\n"),
     "phrase": (3, "CUDA out of memory is a fine phrase\n", ""),
     "phrase in quotes": (3, "a job that says 'CUDA out of memory' was found\nscore too low\n", ""),
     "phrase denied": (3, "no CUDA out of memory so far\nscore too low\n", ""),
     "phrase of a plan": (1, "if Connection refused: ask ada\nscore too low\n", ""),
-    "phrase of a missing file": (3, "No such file or directory is a fine phrase\nscore too low\n", ""),
-    "phrase of a named file": (3, "file x.csv: No such file or directory is expected here\nscore too low\n", ""),
+    "phrase of a missing file": (3, ("No such file or directory is a fine phrase\n"
+        "score too low\n"), ""),
+    "phrase of a named file": (3, ("file x.csv: No such file or directory is expected here\n"
+        "score too low\n"), ""),
     "phrase of a question": (3, "if No such file or directory: ask ada\nscore too low\n", ""),
     "phrase of MPI": (3, "PMI server not found is a phrase\nscore too low\n", ""),
     "phrase as a subject": (1, "No space left on device would end this job\nscore too low\n", ""),
@@ -473,7 +563,8 @@ def test_diagnosis_of_a_handled_error_is_the_exit_code(name: str) -> None:
 
 
 LAUNCHED = "make: *** [Makefile:3: fit] Error 1\n"
-# Errors that ended the program: code of the cause, exit code (negative: signal), stdout, stderr, script.
+# Errors that ended the program: code of the cause, exit code (negative: signal), stdout, stderr,
+# script.
 NOT_HANDLED = {
     "uncaught": ("missing-module", 1, STEPS, NO_APEX, ""),
     "uncaught, one log": ("missing-module", 1, "", STEPS + NO_APEX, ""),
@@ -481,7 +572,8 @@ NOT_HANDLED = {
     "last words before another code": ("missing-file", 3, "", STEPS + NO_CACHE, ""),
     "make": ("missing-module", 2, STEPS, NO_APEX + LAUNCHED, ""),
     "xargs": ("missing-module", 123, STEPS, NO_APEX, ""),
-    "script's own code": ("missing-file", 3, STEPS, NO_CACHE, "#!/bin/bash\npython3 fit.py || exit 3\n"),
+    "script's own code": ("missing-file", 3, STEPS, NO_CACHE, ("#!/bin/bash\n"
+        "python3 fit.py || exit 3\n")),
     "aborts after an exception": ("host-memory", 134, STEPS, NO_MEMORY + "terminate called without an active exception\n", ""),
     "interrupt": ("keyboard-interrupt", 130, STEPS, raised("KeyboardInterrupt"), ""),
     "no exit code": ("missing-module", 0, STEPS, NO_APEX, ""),
@@ -524,7 +616,12 @@ def test_last_words_of_a_rank_are_known_from_its_own_log(rank_log: str, code: st
 
 def test_traceback_before_mpi_abort_is_the_cause() -> None:
     """The program chose the exit code."""
-    banner = f"{'-' * 74}\nMPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD\nwith errorcode 5.\n{'-' * 74}\n"
+    banner = (
+        f"{'-' * 74}\n"
+        "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD\n"
+        "with errorcode 5.\n"
+        f"{'-' * 74}\n"
+    )
     assert wrote(STEPS, NO_CACHE + banner, exit_code=5).code == "missing-file"
     assert wrote(STEPS, NO_CACHE + "bad mesh\n" + banner, exit_code=5).code == "mpi-abort"
 
@@ -533,7 +630,12 @@ def test_traceback_before_mpi_abort_is_the_cause() -> None:
 ENDS = {
     "shell, stderr": ("#!/bin/bash\n", "done\n", NO_APEX, True),
     "shell, one log": ("#!/bin/sh\n", STEPS + NO_APEX, "", True),
-    "shell, command": ("#!/usr/bin/env bash\n", "", "run.sh: line 3: nosuch: command not found\n", True),
+    "shell, command": (
+        "#!/usr/bin/env bash\n",
+        "",
+        "run.sh: line 3: nosuch: command not found\n",
+        True,
+    ),
     "shell, remark": ("#!/bin/bash -l\n", "", NO_APEX + "done\n", True),
     "python, last words": ("import apex\n", "", NO_APEX, True),
     "python, last words in stdout": ("import apex\n", STEPS + NO_CACHE, "", True),

@@ -13,7 +13,8 @@ from clusterctl.hosts.probe import NodeFacts
 from clusterctl.scheduler.slurm_conf import render_files, render_slurmd_digests
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
-ONE, TWO = "demo-train-1", "demo-train-2"
+ONE = "demo-train-1"
+TWO = "demo-train-2"
 FACTS = NodeFacts(4, 1, 1, 4, 1, 8000, gpus=(Gpu("t4", 0),))
 
 
@@ -21,7 +22,9 @@ def digests(
     one: NodeFacts, *, nodes: int = 2, slurm: str = "", share: int | None = None, **extra: Any
 ) -> Any:
     spec = make_spec({"name": "train", "nodes": nodes}, slurm=extra)
-    inventory = make_inventory(spec, cpus=share and 1, memory_mib=share).model_copy(update={"slurm": slurm})
+    inventory = make_inventory(spec, cpus=share and 1, memory_mib=share).model_copy(
+        update={"slurm": slurm}
+    )
     facts = {host.name: one if host.name == ONE else FACTS for host in inventory.compute}
     return json.loads(render_slurmd_digests(render_files(spec, inventory, facts), inventory))
 
@@ -38,7 +41,9 @@ def digests(
     ],
     ids=["card", "device", "model", "cpus", "memory"],
 )
-def test_what_came_to_a_node_starts_its_slurmd_alone(changed: dict[str, object], slurm: str) -> None:
+def test_what_came_to_a_node_starts_its_slurmd_alone(
+    changed: dict[str, object], slurm: str
+) -> None:
     before = digests(FACTS, slurm=slurm)
     after = digests(replace(FACTS, **changed), slurm=slurm)  # type: ignore[arg-type]
     assert before[ONE] != after[ONE]
@@ -46,7 +51,8 @@ def test_what_came_to_a_node_starts_its_slurmd_alone(changed: dict[str, object],
 
 
 def test_what_all_need_to_know_starts_all() -> None:
-    before, after = digests(FACTS), digests(FACTS, extra=("LaunchParameters=use_interactive_step",))
+    before = digests(FACTS)
+    after = digests(FACTS, extra=("LaunchParameters=use_interactive_step",))
     assert all(before[host] != after[host] for host in (ONE, TWO))
 
 

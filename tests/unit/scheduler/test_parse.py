@@ -19,7 +19,8 @@ CAPTURES = Path(__file__).parent / "captures"
 
 def capture(name: str) -> str:
     """Return a capture as a transport returns it."""
-    return (CAPTURES / f"{name}.txt").read_bytes().decode(errors="replace")  # no newline translation
+    # No newline translation.
+    return (CAPTURES / f"{name}.txt").read_bytes().decode(errors="replace")
 
 
 def squeue(text: str) -> tuple[JobInfo, ...]:
@@ -49,7 +50,11 @@ ACCOUNTED = {job.id: job for job in sacct(capture("sacct"))}
 
 def test_a_running_job_of_two_nodes():
     job = QUEUED["15"]
-    assert (job.state, job.ended, job.nodes) == (JobState.RUNNING, False, ("jr-train-1", "jr-train-2"))
+    assert (job.state, job.ended, job.nodes) == (
+        JobState.RUNNING,
+        False,
+        ("jr-train-1", "jr-train-2"),
+    )
     assert (job.exit_code, job.signal, job.end_time) == (None, None, None)
     assert (job.user, job.partition, job.account, job.qos) == ("hpc", "train", "default", "normal")
     assert (job.comment, job.work_dir, job.restarts) == ("clusterctl:abc", "/shared/home/hpc/t", 0)
@@ -64,7 +69,8 @@ def test_a_running_job_of_two_nodes():
     ],
 )
 def test_a_time_limit(limit, seconds):
-    queued, accounted = with_field("squeue", "TimeLimit", limit), with_field("sacct", "Timelimit", limit)
+    queued = with_field("squeue", "TimeLimit", limit)
+    accounted = with_field("sacct", "Timelimit", limit)
     for (job,) in (squeue(queued), sacct(accounted)):
         assert (job.time_limit_s, job.reason) == (seconds, "")
 
@@ -134,7 +140,9 @@ def test_jobs_that_ended_in_the_accounting():
     """The canceller is not part of the state; tasks that never started share a line."""
     failed = ACCOUNTED["1"]
     assert (failed.exit_code, failed.signal, failed.outcome) == (3, 0, Outcome.FAILED)
-    assert [ACCOUNTED[job_id].state for job_id in ("2", "3_0", "3_1", "3_2")] == [JobState.CANCELLED] * 4
+    assert [ACCOUNTED[job_id].state for job_id in ("2", "3_0", "3_1", "3_2")] == [
+        JobState.CANCELLED
+    ] * 4
 
 
 def test_strides_of_an_array_are_expanded():
@@ -155,7 +163,8 @@ def test_no_byte_in_a_name_a_comment_or_a_folder_spoils_a_record(command):
     assert {"28", "29", "30", "31_1", "31_2", "35", "36"} <= jobs.keys()
     assert "99" not in jobs  # which the name of job 30 pretends to be
     ascii_ = "".join(map(chr, range(1, 128)))
-    told = ascii_ if command == "squeue" else ascii_.replace('"', "`")  # so the accounting keeps a name
+    # So the accounting keeps a name.
+    told = ascii_ if command == "squeue" else ascii_.replace('"', "`")
     unreadable = "\N{REPLACEMENT CHARACTER}" if command == "squeue" else "?"
     assert jobs["29"].name == told + unreadable * 128
     assert jobs["29"].comment == ascii_ + unreadable * 128
@@ -220,7 +229,8 @@ def test_a_garbled_record_keeps_who_is_at_work_where(command, field):
     """A node with such a job is not idle, so it is not rebooted or removed without a warning."""
     parser = {"squeue": squeue, "sacct": sacct}[command]
     (sound,), (spoilt,) = (
-        parser(with_field(command, name, value)) for name, value in (("QOS", "any"), (field, "three"))
+        parser(with_field(command, name, value))
+        for name, value in (("QOS", "any"), (field, "three"))
     )
     assert spoilt.state is JobState.UNKNOWN
     assert sound.nodes
@@ -234,7 +244,9 @@ def test_a_garbled_task_is_not_taken_for_its_array():
 
 
 def test_a_garbled_node_spoils_itself_alone():
-    spoilt = sinfo(with_field("sinfo", "CPUs", "many") + capture("sinfo").replace("-1\x1f", "-9\x1f"))[0]
+    spoilt = sinfo(
+        with_field("sinfo", "CPUs", "many") + capture("sinfo").replace("-1\x1f", "-9\x1f")
+    )[0]
     assert (spoilt.name, spoilt.cpus, spoilt.memory_mib) == ("jr-train-1", 0, 0)
     assert " of sinfo: CPUs 'many'" in spoilt.reason
 
@@ -285,7 +297,12 @@ def test_version():
 
 @pytest.mark.parametrize(
     ("nodelist", "nodes"),
-    [("a-[1-3,7]", ("a-1", "a-2", "a-3", "a-7")), ("a-1", ("a-1",)), ("None assigned", ()), ("", ())],
+    [
+        ("a-[1-3,7]", ("a-1", "a-2", "a-3", "a-7")),
+        ("a-1", ("a-1",)),
+        ("None assigned", ()),
+        ("", ()),
+    ],
 )
 def test_hostlists(nodelist, nodes):
     assert expand_nodes(nodelist) == nodes

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import AnswerLostError, KeyRefusedError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import (
+    AnswerLostError,
+    KeyRefusedError,
+    SlurmError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.jobs.submission import Preparer, Submission
 from clusterctl.runs.collect import uncollected
@@ -39,7 +45,11 @@ def test_array_may_have_brackets_in_a_flag_and_in_a_script(tmp_path: Path, array
         ("0-10:2", 11, []),
         ("0-11", 11, [("0-9", "stdout-%a.log"), ("0-1", "stdout-1%1a.log")]),
         ("14", 11, [("4", "stdout-1%1a.log")]),
-        ("5,15-40:10%3", 11, [("5%3", f"stdout-{n or ''}%{'1' if n else ''}a.log") for n in range(4)]),
+        (
+            "5,15-40:10%3",
+            11,
+            [("5%3", f"stdout-{n or ''}%{'1' if n else ''}a.log") for n in range(4)],
+        ),
         ("998-1001", 1001, [("998-999", "stdout-%a.log"), ("0-1", "stdout-1%3a.log")]),
         ("8-9,30", 10, [("8-9", "stdout-%a.log"), ("0", "stdout-3%1a.log")]),
     ],
@@ -59,7 +69,9 @@ def test_malformed_array_of_a_script_is_left_to_slurm(cluster, tmp_path, array):
     job = JobSpec(name="mine", script=job.script)
     Preparer(lambda _: None).prepare(session, Submission([job]))
     with cluster.state() as state:
-        state["refuse"] = "sbatch: error: Batch job submission failed: Invalid job array specification"
+        state["refuse"] = (
+            "sbatch: error: Batch job submission failed: Invalid job array specification"
+        )
     with refused("slurm-refused", SlurmError, f"--array={array}"):
         submit(session, job)
 
@@ -145,11 +157,15 @@ def test_list_has_the_tasks_of_parts_that_the_queue_forgot(cluster, tmp_path):
     ],
 )
 def test_array_with_a_limit_of_tasks_runs_in_turn(cluster, tmp_path, line, more, own):
-    """The job's own dependencies hold for all parts. An option of sbatch replaces those in the script."""
+    """The job's own dependencies hold for all parts. An option of sbatch replaces those in the
+    script.
+    """
     job = array_of(tmp_path, "0-24%2", **more)
     job.script.write_text(f"#!/bin/bash\n{line}true\n")
     submit(foreign(cluster), job)
-    waits = [[word for word in cluster.job(job_id)["argv"] if "dependency" in word] for job_id in "123"]
+    waits = [
+        [word for word in cluster.job(job_id)["argv"] if "dependency" in word] for job_id in "123"
+    ]
     assert waits == [[], [f"--dependency={own}afterany:1"], [f"--dependency={own}afterany:2"]]
 
 
@@ -212,7 +228,9 @@ class Breaking(LocalTransport):
     """A connection that breaks at the third sbatch with ``error``. If ``away``, it stays broken."""
 
     def __init__(self, error: BaseException, *, away: bool) -> None:
-        self._error, self._away, self._sent = error, away, 0
+        self._error = error
+        self._away = away
+        self._sent = 0
 
     def run(self, argv, **options) -> Result:
         self._sent += "--parsable" in argv
@@ -228,9 +246,12 @@ class Breaking(LocalTransport):
     "error", [KeyboardInterrupt(), KeyRefusedError("no"), UnreachableError("broken")], ids=repr
 )
 def test_interrupted_array_is_cancelled(cluster, tmp_path, error, away):
-    """If Slurm does not answer either, a later command cancels the parts. None of them has started."""
+    """If Slurm does not answer either, a later command cancels the parts. None of them has
+    started.
+    """
     session = foreign(cluster)
-    session.slurm.transport, session.slurm.patience_s = Breaking(error, away=away), 0.0
+    session.slurm.transport = Breaking(error, away=away)
+    session.slurm.patience_s = 0.0
     with pytest.raises((KeyboardInterrupt, KeyRefusedError, AnswerLostError)):
         submit(session, array_of(tmp_path, "0-24"))
     (entry,) = session.ledger.entries()

@@ -1,4 +1,6 @@
-"""What helps if the rules of a site for accounts reject a job. The messages are those of two sites."""
+"""What helps if the rules of a site for accounts reject a job. The messages are those of two
+sites.
+"""
 
 from __future__ import annotations
 

@@ -18,12 +18,19 @@ from clusterctl.state.inventory import CONTROLLER, Inventory
 from tests.support.inventories import host_of, inventory_of
 
 Golden = Callable[[str, str], None]
-METAL = NodeFacts(cpus=64, boards=1, sockets=2, cores_per_socket=16, threads_per_core=2, memory_mib=257_000)
+METAL = NodeFacts(
+    cpus=64, boards=1, sockets=2, cores_per_socket=16, threads_per_core=2, memory_mib=257_000
+)
 
 
 def make_spec(*partitions: dict[str, Any], **more: Any) -> ClusterSpec:
     return ClusterSpec.model_validate(
-        {"version": 1, "name": "demo", "partitions": partitions or ({"name": "train", "nodes": 2},), **more}
+        {
+            "version": 1,
+            "name": "demo",
+            "partitions": partitions or ({"name": "train", "nodes": 2},),
+            **more,
+        }
     )
 
 
@@ -60,9 +67,13 @@ EIGHT_GPUS = tuple(Gpu("h200", i) for i in range(8))
 CASES: dict[str, Callable[[], dict[str, str]]] = {
     "metal": lambda: on_metal(make_spec()),
     "two-partitions": lambda: on_metal(
-        make_spec({"name": "train", "nodes": 2, "max_time": "1h29m1s"}, {"name": "debug", "nodes": 1})
+        make_spec(
+            {"name": "train", "nodes": 2, "max_time": "1h29m1s"}, {"name": "debug", "nodes": 1}
+        )
     ),
-    "shares": lambda: render_files(make_spec(), make_inventory(make_spec(), cpus=1, memory_mib=2000), {}),
+    "shares": lambda: render_files(
+        make_spec(), make_inventory(make_spec(), cpus=1, memory_mib=2000), {}
+    ),
     "gpus": lambda: on_metal(
         make_spec({"name": "train", "nodes": 1}),
         NodeFacts(224, 1, 2, 56, 2, 2_000_000, gpus=EIGHT_GPUS),
@@ -104,7 +115,9 @@ def test_where_no_control_groups_can_be_made_slurm_does_without() -> None:
     files = render_files(spec, inventory, {host.name: METAL for host in inventory.compute})
     text = settings(files["slurm.conf"])
     assert (text["ProctrackType"], text["TaskPlugin"]) == ("proctrack/linuxproc", "task/affinity")
-    metal = settings(render_files(spec, whole, {host.name: METAL for host in whole.compute})["slurm.conf"])
+    metal = settings(
+        render_files(spec, whole, {host.name: METAL for host in whole.compute})["slurm.conf"]
+    )
     assert metal["ProctrackType"] == "proctrack/cgroup"
     # The Epilog ends daemons, which only control groups would find, and removes files in memory.
     assert text["Epilog"] == metal["Epilog"] == FENCE
@@ -113,7 +126,9 @@ def test_where_no_control_groups_can_be_made_slurm_does_without() -> None:
 
 
 def test_settings_that_clusterctl_relies_on_are_its_own() -> None:
-    own = "clustername slurmctldhost slurmctldparameters taskplugin accountingstorageenforce".split()
+    own = (
+        "clustername slurmctldhost slurmctldparameters taskplugin accountingstorageenforce".split()
+    )
     assert {*own} <= {key.lower() for key in settings(CASES["shares"]()["slurm.conf"])}
     assert {*own} <= OWNED_SLURM_KEYS
 

@@ -14,7 +14,8 @@ from tests.support.nvidia import machines
 from tests.unit.scheduler.test_slurm_config import lines, make_spec, on_metal
 
 _SLURMD = (
-    "NodeName=n CPUs=32 Boards=1 SocketsPerBoard=2 CoresPerSocket=8 ThreadsPerCore=2 RealMemory=1031000\n"
+    "NodeName=n CPUs=32 Boards=1 SocketsPerBoard=2 CoresPerSocket=8 ThreadsPerCore=2 "
+    "RealMemory=1031000\n"
 )
 
 
@@ -50,7 +51,9 @@ def gres_of(facts: NodeFacts) -> tuple[str, list[dict[str, str]]]:
 
 
 @pytest.mark.parametrize(
-    ("machine", "kind"), [(machines.t4(), "t4"), (machines.rtx_4070(), "rtx-4070")], ids=["t4", "rtx-4070"]
+    ("machine", "kind"),
+    [(machines.t4(), "t4"), (machines.rtx_4070(), "rtx-4070")],
+    ids=["t4", "rtx-4070"],
 )
 def test_one_card(tmp_path: Path, machine: machines.Machine, kind: str) -> None:
     facts = facts_of(tmp_path, machine)
@@ -58,7 +61,12 @@ def test_one_card(tmp_path: Path, machine: machines.Machine, kind: str) -> None:
     gres, rows = gres_of(facts)
     assert gres == f"gpu:{kind}:1"
     (row,) = rows
-    assert row | {"NodeName": ""} == {"NodeName": "", "Name": "gpu", "Type": kind, "File": "/dev/nvidia0"}
+    assert row | {"NodeName": ""} == {
+        "NodeName": "",
+        "Name": "gpu",
+        "Type": kind,
+        "File": "/dev/nvidia0",
+    }
 
 
 def test_cards_of_two_sockets_have_cores_links_and_files(tmp_path: Path) -> None:
@@ -76,7 +84,8 @@ def test_a_card_in_parts_is_given_part_by_part(tmp_path: Path) -> None:
     assert gres == "gpu:1g.10gb:4,gpu:h100:6"
     parts = [row for row in rows if row["Type"] == "1g.10gb"]
     minors = dict(line.split() for line in machines.mig_minors().splitlines())
-    instance, compute = minors["gpu7/gi7/access"], minors["gpu7/gi7/ci0/access"]
+    instance = minors["gpu7/gi7/access"]
+    compute = minors["gpu7/gi7/ci0/access"]
     assert parts[0]["MultipleFiles"] == (
         f"/dev/nvidia7,/dev/nvidia-caps/nvidia-cap{instance},/dev/nvidia-caps/nvidia-cap{compute}"
     )
@@ -99,10 +108,12 @@ def test_a_driver_that_does_not_answer_is_quoted(tmp_path: Path) -> None:
 def test_cuda_is_told_uuids_where_slurm_counts_otherwise(tmp_path: Path) -> None:
     """A real Slurm counts by type, as in `Gres=`, including MIG parts, and not by device files."""
     card, cut = (machines.h100_node(parts=2)["gpus"][index] for index in (0, 7))
-    whole, parts = card["uuid"], [part["uuid"] for part in cut["parts"]]
+    whole = card["uuid"]
+    parts = [part["uuid"] for part in cut["parts"]]
     assert driver_of(tmp_path, card, {**cut, "index": 1}).uuids == (*parts, whole)
     assert driver_of(tmp_path, {**cut, "index": 0}).uuids == tuple(parts)
-    t4, a100 = machines.gpu(0, "Tesla T4"), machines.gpu(1, "NVIDIA A100-SXM4-80GB")
+    t4 = machines.gpu(0, "Tesla T4")
+    a100 = machines.gpu(1, "NVIDIA A100-SXM4-80GB")
     assert driver_of(tmp_path, t4, a100).uuids == (a100["uuid"], t4["uuid"])
     # Slurm does not allocate a card in MIG mode without parts, but CUDA counts it.
     assert driver_of(tmp_path, {**t4, "mig_mode": "Enabled"}, machines.gpu(1, "Tesla T4")).uuids

@@ -26,15 +26,20 @@ def node(
     return NodeInfo(name, shown, reason, 2, 4000, "", (partition,), reason_by=by)
 
 
-def waits(*nodes: NodeInfo, required: Sequence[str] = (), is_foreign: bool = False, **job: Any) -> Diagnosis:
-    evidence = Evidence(job=replace(PENDING, **job), nodes=nodes, required=required, is_foreign=is_foreign)
+def waits(
+    *nodes: NodeInfo, required: Sequence[str] = (), is_foreign: bool = False, **job: Any
+) -> Diagnosis:
+    evidence = Evidence(
+        job=replace(PENDING, **job), nodes=nodes, required=required, is_foreign=is_foreign
+    )
     return diagnose(evidence)
 
 
 HEALTH = node("n2", "idle+drain", "clusterctl health: /tmp has 0 MiB free, but needs 50")
 PERSON = node("n2", "idle+drain", "fan broken", by="ada")
 DOWN = node("n2", "down*", "Not responding")
-OUT, TAKEN = "waiting-for-nodes-out-of-service", "waiting-for-reserved-nodes"
+OUT = "waiting-for-nodes-out-of-service"
+TAKEN = "waiting-for-reserved-nodes"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,13 @@ OUT, TAKEN = "waiting-for-nodes-out-of-service", "waiting-for-reserved-nodes"
         ((node("n1", "mixed"), PERSON), (), OUT, "n2 is drained", "resume"),
         # Near misses: another node, another partition, or nothing that shows either.
         ((node("n1", "reserved"), PERSON), ["n1"], TAKEN, "reserved", "--time"),
-        ((node("n1", "reserved"), node("n2", "down", "x", "debug")), (), TAKEN, "reserved", "--time"),
+        (
+            (node("n1", "reserved"), node("n2", "down", "x", "debug")),
+            (),
+            TAKEN,
+            "reserved",
+            "--time",
+        ),
         ((node("n1"), PERSON), ["n1"], "waiting-for-unavailable-nodes", "or reserved", "sinfo -R"),
         ((), ["n2"], "waiting-for-unavailable-nodes", "or reserved", "sinfo -R"),
     ],
@@ -84,20 +95,26 @@ def test_nodes_in_slurms_reason_are_those_that_are_shown() -> None:
         ("JobHoldMaxRequeue", 0.1, False),
     ],
 )
-def test_expected_start_is_told_only_if_it_is_an_estimate(reason: str, days: float, *, is_told: bool) -> None:
+def test_expected_start_is_told_only_if_it_is_an_estimate(
+    reason: str, days: float, *, is_told: bool
+) -> None:
     found = waits(reason=reason, expected_start=int(time.time() + days * 86_400))
     assert ("expects to start" in found.cause) is is_told, found
 
 
 def slurm(limits: Mapping[str, str], qos: str, partition: str) -> Ask:
-    """Answer as Slurm. limits: account -> "PARENT|TRES". qos: lines of all QOS. partition: its QoS."""
+    """Answer as Slurm. limits: account -> "PARENT|TRES". qos: lines of all QOS. partition: its
+    QoS.
+    """
 
     def ask(argv: Sequence[str]) -> str:
         if argv[0] == "scontrol":
             return f"PartitionName=train AllowQos=ALL {partition} Nodes=n[1-2]\n"
         if "qos" in argv:
             return qos
-        account = next(word.removeprefix("account=") for word in argv if word.startswith("account="))
+        account = next(
+            word.removeprefix("account=") for word in argv if word.startswith("account=")
+        )
         return f"c|||{limits[account]}\nc|ada|||\n" if account in limits else ""
 
     return ask
@@ -162,7 +179,9 @@ def test_limit_of_another_cluster_of_the_site_is_not_this_clusters() -> None:
 
     job = replace(PENDING, reason="AssocGrpCpuLimit", account="a", tres="cpu=4,node=1")
     assert exceeded_limit(job, ask) == ""
-    assert exceeded_limit(replace(job, tres="cpu=9,node=1"), ask).endswith("GrpTRES=cpu=8 of account a")
+    assert exceeded_limit(replace(job, tres="cpu=9,node=1"), ask).endswith(
+        "GrpTRES=cpu=8 of account a"
+    )
 
 
 def test_wait_ends_for_a_job_beyond_a_group_limit_and_survives_silence() -> None:

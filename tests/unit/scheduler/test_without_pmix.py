@@ -1,4 +1,6 @@
-"""Tests of clusters on which Slurm has no PMIx plugin, as in Debian's 26.05: mpirun starts the ranks."""
+"""Tests of clusters on which Slurm has no PMIx plugin, as in Debian's 26.05: mpirun starts the
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
 
-@pytest.mark.parametrize(("has_pmix", "default"), [(True, "MpiDefault=pmix"), (False, "MpiDefault=none")])
+@pytest.mark.parametrize(
+    ("has_pmix", "default"), [(True, "MpiDefault=pmix"), (False, "MpiDefault=none")]
+)
 def test_without_the_plugin_for_pmix_mpirun_starts_ranks(has_pmix: bool, default: str) -> None:
     spec = make_spec()
     inventory = make_inventory(spec, cpus=1, memory_mib=900).model_copy(update={"pmix": has_pmix})
     files = render_files(spec, inventory, {})
     assert default in files["slurm.conf"].splitlines()
-    assert ("TaskProlog=/opt/clusterctl/task-prolog" in files["slurm.conf"].splitlines()) is not has_pmix
+    assert (
+        "TaskProlog=/opt/clusterctl/task-prolog" in files["slurm.conf"].splitlines()
+    ) is not has_pmix
 
     job = JobSpec(name="a", bundled="train")
     torch = job.model_copy(update={"launcher": Launcher.TORCHRUN})

@@ -27,13 +27,16 @@ def test_a_host_is_known_by_its_os_release(name: str, release: str, python: str)
 
 
 def test_what_differs_follows_from_the_family() -> None:
-    debian, rocky = distribution_of("debian-12"), distribution_of("rocky-9.6")
+    debian = distribution_of("debian-12")
+    rocky = distribution_of("rocky-9.6")
     assert (debian.mpi_module, rocky.mpi_module) == (None, "mpi/openmpi-x86_64")
     assert rocky.openmpi_conf == "/etc/openmpi-x86_64/openmpi-mca-params.conf"
     assert rocky.mariadb_socket == "/var/lib/mysql/mysql.sock"
 
 
-@pytest.mark.parametrize("name", ["rocky-8.10", "ubuntu-20.04", "fedora-41", "debian-14", "arch", ""])
+@pytest.mark.parametrize(
+    "name", ["rocky-8.10", "ubuntu-20.04", "fedora-41", "debian-14", "arch", ""]
+)
 def test_what_is_not_known_is_refused_with_what_is(name: str) -> None:
     with pytest.raises(ProvisionError) as refused:
         distribution_of(name)
@@ -48,13 +51,16 @@ def test_rocky_8_is_refused_with_its_reason() -> None:
 
 def test_hosts_of_one_release_make_a_cluster() -> None:
     assert (
-        common_distribution({"a": "rocky-9.5", "b": "rocky-9.6", "c": "almalinux-9.6"}).release == "rocky-9"
+        common_distribution({"a": "rocky-9.5", "b": "rocky-9.6", "c": "almalinux-9.6"}).release
+        == "rocky-9"
     )
 
 
 def test_every_host_that_differs_is_named() -> None:
     with pytest.raises(ProvisionError) as refused:
-        common_distribution({"a": "rocky-9.5", "b": "rocky-10.0", "c": "rocky-9.5", "d": "debian-12"})
+        common_distribution(
+            {"a": "rocky-9.5", "b": "rocky-10.0", "c": "rocky-9.5", "d": "debian-12"}
+        )
     assert [failure.host for failure in refused.value.failures] == ["b", "d"]
     assert "Rocky Linux 10" in refused.value.failures[0].cause
 

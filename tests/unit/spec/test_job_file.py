@@ -80,7 +80,9 @@ Read = Callable[..., tuple[JobSpec, ...]]
 def read(folder: Path) -> Read:
     """`read(text, flags, variants)`: the jobs of a file of this text."""
 
-    def jobs(text: str, flags: dict | None = None, variants: tuple[str, ...] = ()) -> tuple[JobSpec, ...]:
+    def jobs(
+        text: str, flags: dict | None = None, variants: tuple[str, ...] = ()
+    ) -> tuple[JobSpec, ...]:
         path = folder / "job.yaml"
         path.write_text(text)
         return jobs_of_file(path, flags or {}, variants)
@@ -118,7 +120,9 @@ def test_everything_that_flags_can_say(read: Read, folder: Path) -> None:
 
 def test_sweep_is_array_and_keeps_values_as_written(read: Read) -> None:
     (job,) = read(
-        "job: train\nargs: [--epochs, 3]\nsweep: {grid: {lr: [1e-4, .10], seed: 0..1}, parallel: 2}\n"
+        "job: train\n"
+        "args: [--epochs, 3]\n"
+        "sweep: {grid: {lr: [1e-4, .10], seed: 0..1}, parallel: 2}\n"
     )
     assert (job.array, job.args) == ("0-3%2", ("--epochs", "3"))
     assert job.sweep is not None
@@ -156,7 +160,10 @@ def test_all_variants_or_those_that_are_named(read: Read) -> None:
     assert (small.name, small.nodes, small.env) == ("train-small", 1, {"LR": "0.5", "SEED": "1"})
     assert (big.name, big.nodes, big.args) == ("huge", 8, ("--deep",))
     assert (bundled.name, bundled.bundled, bundled.nodes) == ("train-bundled", "train", 2)
-    assert [job.name for job in read(SWEEP, variants=("big", "small", "big"))] == ["huge", "train-small"]
+    assert [job.name for job in read(SWEEP, variants=("big", "small", "big"))] == [
+        "huge",
+        "train-small",
+    ]
 
 
 def test_flags_win_over_the_variant_and_that_over_the_file(read: Read) -> None:
@@ -185,7 +192,11 @@ def test_a_variant_appends_to_lists_of_the_file(read: Read) -> None:
     plain, more = read(LISTS)
     assert (plain.args, plain.outputs) == (("--epochs", "20"), ("*.pt",))
     assert more.args == ("--epochs", "20", "--lr", "1e-3")
-    assert (more.include, more.exclude, more.outputs) == (("data/", "b"), ("*.log", "c"), ("*.pt", "d"))
+    assert (more.include, more.exclude, more.outputs) == (
+        ("data/", "b"),
+        ("*.log", "c"),
+        ("*.pt", "d"),
+    )
     assert read("job: train.py\nvariants: {a: {args+: [x]}}\n")[0].args == ("x",)
     assert [job.args for job in read(LISTS, {"args": ["y"]})] == [("y",), ("y",)]
 
@@ -224,11 +235,15 @@ def test_an_unknown_variant(read: Read) -> None:
     assert "small, big, bundled" in caught.value.fix
 
 
-def test_a_variable_may_take_its_value_from_here(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_may_take_its_value_from_here(
+    read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOKEN", "x y")
     assert read("job: train\nenv: {TOKEN: , A: }\n".replace(", A: ", ""))[0].env == {"TOKEN": "x y"}
     assert read("job: train\nenv: [TOKEN, A=1=2]\n")[0].env == {"TOKEN": "x y", "A": "1=2"}
-    assert problems(read, "job: train\nenv: {NOT_SET_HERE: }\n") == ["2:6 env: variable-without-value"]
+    assert problems(read, "job: train\nenv: {NOT_SET_HERE: }\n") == [
+        "2:6 env: variable-without-value"
+    ]
 
 
 def test_all_that_is_wrong_comes_out_with_its_place(read: Read) -> None:
@@ -330,9 +345,20 @@ def test_every_key_is_described() -> None:
 
 
 SKYPILOT = (
-    "name: tune\nresources: {accelerators: A100:8}\nnum_nodes: 2\nsetup: pip install x\nrun: torchrun t.py\n"
+    "name: tune\n"
+    "resources: {accelerators: A100:8}\n"
+    "num_nodes: 2\n"
+    "setup: pip install x\n"
+    "run: torchrun t.py\n"
 )
-DSTACK = "type: task\nname: train\nnodes: 2\npython: '3.12'\nenv: [EPOCHS=3]\ncommands: [torchrun t.py]\n"
+DSTACK = (
+    "type: task\n"
+    "name: train\n"
+    "nodes: 2\n"
+    "python: '3.12'\n"
+    "env: [EPOCHS=3]\n"
+    "commands: [torchrun t.py]\n"
+)
 KUBERNETES = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: train}\nspec: {}\n"
 CONDA = "name: train\nchannels: [conda-forge]\ndependencies: [python=3.12, numpy]\n"
 

@@ -54,14 +54,17 @@ def test_goal_of_name_is_known_or_none(name: str, goal: Goal | None) -> None:
     assert goal_of(name) is goal
 
 
-@pytest.mark.parametrize("name", ["", "/", "_", "per", "s", "per_s", "x_per", "1-", "()", "a//b", "é", "/s"])
+@pytest.mark.parametrize(
+    "name", ["", "/", "_", "per", "s", "per_s", "x_per", "1-", "()", "a//b", "é", "/s"]
+)
 def test_goal_of_odd_name_does_not_fail(name: str) -> None:
     assert goal_of(name) in {None, Goal.MIN}
 
 
 def test_time_of_sample_does_not_grow_with_the_work() -> None:
     grows = {
-        name: is_time_of_all_work(name) for name in "time_s epoch_s s/it ms_per_step ms_per_token".split()
+        name: is_time_of_all_work(name)
+        for name in "time_s epoch_s s/it ms_per_step ms_per_token".split()
     }
     assert grows == {
         "time_s": True,

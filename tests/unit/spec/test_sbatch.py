@@ -1,4 +1,6 @@
-"""The table of sbatch's options against sbatch itself, and the reading of lines and texts with options."""
+"""The table of sbatch's options against sbatch itself, and the reading of lines and texts with
+options.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,14 @@ def test_options_that_salloc_lists_are_passed_to_it() -> None:
 
 
 def test_table_has_the_options_that_sbatch_accepts() -> None:
-    _, *rows = [line.split() for line in (CAPTURES / "sbatch-values.txt").read_text().splitlines()[3:]]
+    _, *rows = [
+        line.split() for line in (CAPTURES / "sbatch-values.txt").read_text().splitlines()[3:]
+    ]
     # Slurm 26.05 allows a value of --requeue, and the table allows this value in each version.
     kinds = {name: {*values} - {"-"} for name, *values in rows}
     expected = {
-        name: "optional" if "optional" in values else "".join(values) for name, values in kinds.items()
+        name: "optional" if "optional" in values else "".join(values)
+        for name, values in kinds.items()
     }
     assert {name: option.value for name, option in sbatch_options().items()} == expected
 
@@ -51,9 +56,18 @@ def test_table_has_the_options_that_sbatch_accepts() -> None:
 def test_quantities_and_flags_of_the_table_exist() -> None:
     quantities = {option.sets for option in sbatch_options().values()}
     assert quantities <= {*JobOptions.model_fields, *OTHER_QUANTITIES}
-    flags = {name for param in LazyVerb("submit", "submit:submit", "").load().params for name in param.opts}
+    flags = {
+        name
+        for param in LazyVerb("submit", "submit:submit", "").load().params
+        for name in param.opts
+    }
     flags |= {"--no-requeue", "--help"}
-    used = {word for option in sbatch_options().values() for word in option.use.split() if word[0] == "-"}
+    used = {
+        word
+        for option in sbatch_options().values()
+        for word in option.use.split()
+        if word[0] == "-"
+    }
     assert used <= flags
 
 
@@ -132,8 +146,20 @@ def test_option_that_slurm_can_not_pass_is_refused(text: str, code: str | None, 
 @pytest.mark.parametrize(
     "text",
     [
-        *("--dependency=singleton", "--begin=now+1hour", "--exclusive", "--nice=10", "--reservation=maint"),
-        *("-w a-[1-2]", "--exclude=a-1,a-2", "--constraint=fast", "--mem-per-cpu=2G", "--gres=tmpfs:10G"),
+        *(
+            "--dependency=singleton",
+            "--begin=now+1hour",
+            "--exclusive",
+            "--nice=10",
+            "--reservation=maint",
+        ),
+        *(
+            "-w a-[1-2]",
+            "--exclude=a-1,a-2",
+            "--constraint=fast",
+            "--mem-per-cpu=2G",
+            "--gres=tmpfs:10G",
+        ),
         *("--time-min=10", "--mail-type=END --mail-user=a@b.c", "-Hs", "--licenses=x:2"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The jobs of a scaling: their numbers of nodes, order, names and arguments, and the refused options."""
+"""The jobs of a scaling: their numbers of nodes, order, names and arguments, and the refused
+options.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_weak_scaling_multiplies_the_batch_of_a_node(words: tuple[str, ...]) -> 
     batches = ("64", "128", "256")
     expected = [("--model", "cnn", "--global-batch-size", batch, "--lr=0.1") for batch in batches]
     assert [job.args for job in jobs] == expected
-    twice = read_jobs("bench", {"scaling": {"nodes": "1,2", "weak": True}, "args": (*words, *words)})
+    twice = read_jobs(
+        "bench", {"scaling": {"nodes": "1,2", "weak": True}, "args": (*words, *words)}
+    )
     assert twice[1].args == ("--global-batch-size", "64", "--global-batch-size", "128")
     (_, two) = read_jobs("gemm", {"scaling": {"nodes": "1,2", "weak": True}})
     assert two.args == ()

@@ -9,7 +9,8 @@ import pytest
 from clusterctl.spec.load import differences
 from clusterctl.spec.models import ClusterSpec
 
-ADA, BOB = {"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}
+ADA = {"name": "ada", "uid": 2001}
+BOB = {"name": "bob", "uid": 2002}
 TRAIN: dict[str, Any] = {"name": "train", "nodes": 2}
 
 

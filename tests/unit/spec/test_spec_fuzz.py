@@ -15,7 +15,9 @@ from clusterctl.spec.gcp_nodes import GcpNodes
 from clusterctl.spec.load import CurrentUser, load_spec, parse_spec
 
 BASE = (Path(__file__).parent / "base.yaml").read_text()
-PROVIDER = "provider:\n  type: local\n  subnet: 10.77.0.0/24\n  mirror: http://deb.debian.org/debian\n"
+PROVIDER = (
+    "provider:\n  type: local\n  subnet: 10.77.0.0/24\n  mirror: http://deb.debian.org/debian\n"
+)
 assert PROVIDER in BASE
 YAML_BITS = [
     *list("\n\t :-[]{},&*!|>'\"#%@`~?=<.0159ax\\"),
@@ -44,7 +46,9 @@ PLAIN = st.recursive(
     ),
     max_leaves=8,
 )
-fuzz = settings(max_examples=3 * settings.default.max_examples, suppress_health_check=[HealthCheck.too_slow])
+fuzz = settings(
+    max_examples=3 * settings.default.max_examples, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def problems(text: str) -> tuple[Problem, ...]:

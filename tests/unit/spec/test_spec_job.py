@@ -86,7 +86,11 @@ NOT_PLAIN = (
     {"folder": ""},
     *({"mem": value} for value in ("", "0", "-1", "4X", None)),
     *({"time": value} for value in ("", "0", "1:2:3:4", "soon", 5)),
-    *({name: value} for name in ("name", "qos") for value in ("", "A", "a\n", "a" * 99, "9a", None)),
+    *(
+        {name: value}
+        for name in ("name", "qos")
+        for value in ("", "A", "a\n", "a" * 99, "9a", None)
+    ),
     *({"args": value} for value in ("ab", [1], ["\0"], ["\udc80"], None)),
     {"env": ["A=1"]},
 )
@@ -94,10 +98,14 @@ NOT_PLAIN = (
 
 def test_plain_options_are_what_the_model_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [job_options(flags).given for flags in PLAIN]
-    monkeypatch.setattr(job_options_module, "job_options", lambda flags: pytest.fail(f"{flags} are plain"))
+    monkeypatch.setattr(
+        job_options_module, "job_options", lambda flags: pytest.fail(f"{flags} are plain")
+    )
     for flags, said in zip(PLAIN, expected, strict=True):
         assert valid_options(flags) == said
-        assert [type(value) for value in valid_options(flags).values()] == [type(v) for v in said.values()]
+        assert [type(value) for value in valid_options(flags).values()] == [
+            type(v) for v in said.values()
+        ]
 
 
 @pytest.mark.parametrize("flags", NOT_PLAIN)
@@ -106,7 +114,9 @@ def test_all_else_is_for_the_model_to_take_or_refuse(
 ) -> None:
     asked = []
     known = SimpleNamespace(given={})
-    monkeypatch.setattr(job_options_module, "job_options", lambda flags: asked.append(flags) or known)
+    monkeypatch.setattr(
+        job_options_module, "job_options", lambda flags: asked.append(flags) or known
+    )
     valid_options(flags)
     assert asked == [flags]
 
@@ -151,7 +161,11 @@ def test_a_wrong_flag_is_named(flag: str, value: object, code: str) -> None:
     error = refused(**{flag: value})
     assert error.code == code
     assert error.what.startswith(f"--{flag.replace('_', '-')}")
-    shown = str(value[0]).removesuffix("=1").removeprefix("A=") if isinstance(value, list) else str(value)
+    shown = (
+        str(value[0]).removesuffix("=1").removeprefix("A=")
+        if isinstance(value, list)
+        else str(value)
+    )
     assert repr(shown)[1:-1] in error.what
 
 
@@ -218,7 +232,8 @@ def test_scripts(folder: Path, file: str, content: str, python: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"hello\n", b"# !/usr/bin/perl\n", b"\x7fEL\x02", b"#SBATCH --nodes=2\nsrun hostname\n"]
+    "content",
+    [b"", b"hello\n", b"# !/usr/bin/perl\n", b"\x7fEL\x02", b"#SBATCH --nodes=2\nsrun hostname\n"],
 )
 def test_a_file_that_is_no_script(folder: Path, content: bytes) -> None:
     (folder / "a").write_bytes(content)
@@ -239,7 +254,9 @@ def test_a_file_that_is_no_script(folder: Path, content: bytes) -> None:
         ("my nb.ipynb", "--to script 'my nb.ipynb'"),
     ],
 )
-def test_fix_for_a_file_that_is_no_script_is_that_of_its_kind(folder: Path, name: str, fix: str) -> None:
+def test_fix_for_a_file_that_is_no_script_is_that_of_its_kind(
+    folder: Path, name: str, fix: str
+) -> None:
     (folder / name).write_text("all:\n")
     error = refused(name)
     assert (error.code, fix in error.fix) == ("not-a-script", True), error.fix
@@ -301,11 +318,20 @@ def test_odd_targets(folder: Path, target: str) -> None:
     st.text(max_size=20),
     st.lists(st.text(max_size=9), max_size=3),
 )
-def test_any_text_gives_a_job_or_a_usage_error(mem: str, time: str, other: str, args: list[str]) -> None:
+def test_any_text_gives_a_job_or_a_usage_error(
+    mem: str, time: str, other: str, args: list[str]
+) -> None:
     try:
         job = job_spec(
             "train",
-            {"mem": mem, "time": time, "name": other, "array": other, "constraint": other, "args": args},
+            {
+                "mem": mem,
+                "time": time,
+                "name": other,
+                "array": other,
+                "constraint": other,
+                "args": args,
+            },
         )
     except UsageError as exc:
         failures = exc.failures

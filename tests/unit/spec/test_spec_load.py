@@ -74,7 +74,9 @@ def test_all_problems_come_out_in_file_order() -> None:
         "  - {name: root, uid: 1001}\n"
         "  - {name: ada, uid: 1001}\n"
     )
-    assert [[*problem.split(":", 3)[:3], problem.split(": ", 2)[1]] for problem in problems(text)] == [
+    assert [
+        [*problem.split(":", 3)[:3], problem.split(": ", 2)[1]] for problem in problems(text)
+    ] == [
         ["c.yaml", "1", "1", "nam"],
         ["c.yaml", "2", "10", "version"],
         ["c.yaml", "3", "1", "partitions"],
@@ -107,7 +109,9 @@ def test_nesting_without_end() -> None:
 
 
 def test_a_forest_of_aliases_is_no_bomb() -> None:
-    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    lines = ["a0: &a0 [x]"] + [
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)
+    ]
     assert any("partitions is missing" in problem for problem in problems("\n".join(lines)))
     text = "\n".join([*lines, MINIMAL.replace("nodes: 2", "nodes: 2, memory: *a29")])
     with refused("not-a-size", SpecError):
@@ -120,26 +124,38 @@ def test_anchors_and_merge_keys() -> None:
         "  - &p {name: train, nodes: 2, cpus: 1}\n  - {<<: *p, name: infer, cpus: 2}",
     )
     first, second = parse_spec(text, "c.yaml").partitions
-    assert (first.nodes, first.cpus, second.name, second.nodes, second.cpus) == (2, 1, "infer", 2, 2)
+    assert (first.nodes, first.cpus, second.name, second.nodes, second.cpus) == (
+        2,
+        1,
+        "infer",
+        2,
+        2,
+    )
 
 
 def test_of_several_merged_mappings_the_first_wins() -> None:
     text = MINIMAL.replace(
         "  - {name: train, nodes: 2}",
-        "  - &a {name: a, nodes: 1}\n  - &b {name: b, nodes: 2, cpus: 2}\n  - {<<: [*a, *b], name: c}",
+        "  - &a {name: a, nodes: 1}\n"
+        "  - &b {name: b, nodes: 2, cpus: 2}\n"
+        "  - {<<: [*a, *b], name: c}",
     )
     third = parse_spec(text, "c.yaml").partitions[2]
     assert (third.name, third.nodes, third.cpus) == ("c", 1, 2)
 
 
 def test_a_merged_fault_is_shown_where_it_is_written() -> None:
-    text = MINIMAL.replace("  - {name: train, nodes: 2}", "  - &p {name: a, nodes: 0}\n  - {<<: *p, name: b}")
+    text = MINIMAL.replace(
+        "  - {name: train, nodes: 2}", "  - &p {name: a, nodes: 0}\n  - {<<: *p, name: b}"
+    )
     assert [problem.split(" ")[0] for problem in problems(text)] == ["c.yaml:4:25:"] * 2
 
 
 @pytest.mark.filterwarnings("error")
 def test_an_anchor_may_be_used_again() -> None:
-    text = MINIMAL.replace("nodes: 2}", "nodes: &n 2, cpus: *n}\n  - {name: infer, nodes: &n 3, cpus: *n}")
+    text = MINIMAL.replace(
+        "nodes: 2}", "nodes: &n 2, cpus: *n}\n  - {name: infer, nodes: &n 3, cpus: *n}"
+    )
     assert [p.cpus for p in parse_spec(text, "c.yaml").partitions] == [2, 3]
 
 
@@ -190,9 +206,15 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
 
 class TestBuiltInPython:
     def test_too_many_hosts(self) -> None:
-        with pytest.raises(ValidationError, check=lambda error: f" {MAX_LOCAL_HOSTS} hosts, " in str(error)):
-            ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS),))
-        ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS - 1),))
+        with pytest.raises(
+            ValidationError, check=lambda error: f" {MAX_LOCAL_HOSTS} hosts, " in str(error)
+        ):
+            ClusterSpec(
+                version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS),)
+            )
+        ClusterSpec(
+            version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS - 1),)
+        )
 
     def test_the_longest_host_name_is_a_legal_one(self) -> None:
         partition = Partition(name="p" * 20, nodes=MAX_LOCAL_HOSTS - 1)
@@ -234,7 +256,9 @@ class TestResolved:
 
     @pytest.mark.parametrize("uid", [999, 1000, 1001, 1_200_000_001])
     def test_on_google_cloud_callers_keep_their_name_alone(self, uid: int) -> None:
-        """A host gives out the numbers from 1000 on before `up` comes: a workstation's is taken there."""
+        """A host gives out the numbers from 1000 on before `up` comes: a workstation's is taken
+        there.
+        """
         provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
         partitions = [{"name": "train", "nodes": 1}]
         asked = {"version": 1, "name": "demo", "provider": provider, "partitions": partitions}
@@ -276,7 +300,9 @@ qos = st.fixed_dictionaries(
     {"name": accounts, "priority": st.integers(0, 1_000_000)}, optional={"max_time": durations}
 )
 lines = exactly(r"[A-Za-z]{1,9}X=([a-z0-9é:,@%!&*{}-]{1,20}|\"[a-z :'|>?-]{0,20}\")")
-local = st.fixed_dictionaries({"type": st.just("local")}, optional={"subnet": st.just("10.77.0.0/24")})
+local = st.fixed_dictionaries(
+    {"type": st.just("local")}, optional={"subnet": st.just("10.77.0.0/24")}
+)
 specs = st.fixed_dictionaries(
     {
         "version": st.just(1),
@@ -287,7 +313,9 @@ specs = st.fixed_dictionaries(
         "slurm": st.fixed_dictionaries(
             {
                 "qos": st.lists(qos, max_size=3, unique_by=itemgetter("name")),
-                "extra": st.lists(lines, max_size=3, unique_by=lambda one: one.partition("=")[0].lower()),
+                "extra": st.lists(
+                    lines, max_size=3, unique_by=lambda one: one.partition("=")[0].lower()
+                ),
             }
         ),
         "monitoring": st.fixed_dictionaries({"interval": durations}),
@@ -303,7 +331,9 @@ def test_what_is_dumped_loads_back(asked: dict[str, object]) -> None:
 
 def test_a_file_that_the_spec_names_is_relative_to_the_spec(tmp_path: Path) -> None:
     head = "version: 1\nname: demo\npartitions: [{name: train, nodes: 1}]\n"
-    (tmp_path / "cluster.yaml").write_text(f"{head}software: {{python: {{requirements: my reqs.txt}}}}\n")
+    (tmp_path / "cluster.yaml").write_text(
+        f"{head}software: {{python: {{requirements: my reqs.txt}}}}\n"
+    )
     spec = load_spec(tmp_path / "cluster.yaml", current_user=ADA)
     assert spec.software.python.requirements == tmp_path / "my reqs.txt"
     elsewhere = tmp_path / "workspace" / "spec.yaml"
@@ -316,8 +346,11 @@ def test_recorded_spec_of_existing_hosts_skips_newer_rules(tmp_path: Path) -> No
     """Else nothing could take hosts down that an older version made, and they would bill."""
     path = tmp_path / "spec.yaml"
     path.write_text(
-        "version: 1\nname: demo\nprovider: {type: gcp, project: my-project, zone: us-central1-a}\n"
-        "partitions: [{name: train, nodes: 1, gpus: {type: v100}}]\nusers: [{name: ada, uid: 1000}]\n"
+        "version: 1\n"
+        "name: demo\n"
+        "provider: {type: gcp, project: my-project, zone: us-central1-a}\n"
+        "partitions: [{name: train, nodes: 1, gpus: {type: v100}}]\n"
+        "users: [{name: ada, uid: 1000}]\n"
     )
     with refused("uid-maybe-taken", SpecError):
         load_spec(path)

@@ -64,7 +64,9 @@ def test_the_facts_hang_together() -> None:
         assert not (one.local_ssds and one.bundled_ssds)
         assert max(one.local_ssds, default=0) <= 32
         assert one.tier_1 is False or one.gpu is None
-    assert set(gcp_machines.data()["filestore"]) == set(get_args(Filestore.model_fields["tier"].annotation))
+    assert set(gcp_machines.data()["filestore"]) == set(
+        get_args(Filestore.model_fields["tier"].annotation)
+    )
 
 
 @pytest.mark.parametrize("gpu", gcp_machines.data()["gpus"])
@@ -96,13 +98,21 @@ TRAIN = "partitions: [{name: train, nodes: 1%s}]\n"
         ("", ", gpus: {type: l4, count: 4}", "g2-standard-48 4 x l4"),
         ("", ", gpus: {type: a100, count: 8}", "a2-highgpu-8g 8 x a100"),
         ("", ", gpus: {type: h100, count: 8}", "a3-highgpu-8g 8 x h100"),
-        (", partitions: {train: {spot: true}}", ", gpus: {type: b200, count: 8}", "a4-highgpu-8g 8 x b200"),
+        (
+            ", partitions: {train: {spot: true}}",
+            ", gpus: {type: b200, count: 8}",
+            "a4-highgpu-8g 8 x b200",
+        ),
         (
             ", partitions: {train: {flex_start: 2d}}",
             ", gpus: {type: h100, count: 2}",
             "a3-highgpu-2g 2 x h100",
         ),
-        (", partitions: {train: {spot: true}}", ", gpus: {type: l4, count: 1}", "g2-standard-4 1 x l4"),
+        (
+            ", partitions: {train: {spot: true}}",
+            ", gpus: {type: l4, count: 1}",
+            "g2-standard-4 1 x l4",
+        ),
         (", partitions: {train: {machine_type: c2-standard-60}}", "", "c2-standard-60 None"),
         ("", "", "e2-standard-4 None"),
     ],
@@ -115,7 +125,9 @@ def test_the_machine_type_of_a_partition(provider: str, partition: str, resolved
 
 def test_a_machine_type_that_the_spec_describes() -> None:
     facts = "vcpus: 16, memory: 60GiB, gpus: {type: l4}, disk_types: [pd-ssd], bundled_ssds: 2"
-    more = f", machine_types: {{g9-x-1: {{{facts}}}}}, partitions: {{train: {{machine_type: g9-x-1}}}}"
+    more = (
+        f", machine_types: {{g9-x-1: {{{facts}}}}}, partitions: {{train: {{machine_type: g9-x-1}}}}"
+    )
     spec = parse_spec(GCP % more + TRAIN % "", "cluster.yaml")
     found = gcp.machine_of(spec, spec.partitions[0])
     assert (found.vcpus, found.memory_mib, found.gpu) == (16, 60 * 1024, Gpus(type="l4", count=1))
@@ -181,7 +193,9 @@ def test_features_that_a_machine_type_lacks_are_errors(setting: str, code: str) 
 def test_the_machine_type_of_the_controller() -> None:
     named = ", controller: {machine_type: n2-standard-8}"
     for provider, name in (("", gcp_machines.PLAIN), (named, "n2-standard-8")):
-        assert gcp.controller_machine(parse_spec(GCP % provider + TRAIN % "", "c.yaml")).name == name
+        assert (
+            gcp.controller_machine(parse_spec(GCP % provider + TRAIN % "", "c.yaml")).name == name
+        )
 
 
 def test_local_nodes_have_no_machine_type() -> None:

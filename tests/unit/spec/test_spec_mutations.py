@@ -1,4 +1,6 @@
-"""Malformed specs, each one mutation of a spec that validates: place, key and words of every message."""
+"""Malformed specs, each one mutation of a spec that validates: place, key and words of every
+message.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from clusterctl.errors import SpecError
 from clusterctl.spec.load import json_schema, parse_spec
 
 HERE = Path(__file__).parent
-BASES = {name: (HERE / name).read_text() for name in ("base.yaml", "gcp-base.yaml", "onprem-base.yaml")}
+BASES = {
+    name: (HERE / name).read_text() for name in ("base.yaml", "gcp-base.yaml", "onprem-base.yaml")
+}
 
 
 @dataclass(frozen=True)
 class Mutation:
     """``old`` of a ``base`` becomes ``new``; what must be said about it.
 
-    ``in_schema``: whether the JSON Schema refuses it too; None where the text is no YAML mapping at all.
+    ``in_schema``: whether the JSON Schema refuses it too; None where the text is no YAML mapping at
+        all.
     ``problems``: how many come out; the one described is among them.
     """
 
@@ -98,4 +103,6 @@ def test_the_schema_refuses_what_it_can_express(
 
 @pytest.mark.parametrize("base", IN_SCHEMA)
 def test_the_schema_takes_the_base(base: str) -> None:
-    jsonschema.Draft202012Validator(json_schema()).validate(YAML(typ="safe", pure=True).load(BASES[base]))
+    jsonschema.Draft202012Validator(json_schema()).validate(
+        YAML(typ="safe", pure=True).load(BASES[base])
+    )

@@ -30,7 +30,9 @@ def test_a_range_names_hosts(text: str, names: str) -> None:
     assert " ".join(expand(text)) == names
 
 
-@pytest.mark.parametrize("text", ["", "a,", "a[1", "a]1", "a[]", "a[x]", "a[3-1]", "a[1-5000]", "a[1,1]"])
+@pytest.mark.parametrize(
+    "text", ["", "a,", "a[1", "a]1", "a[]", "a[x]", "a[3-1]", "a[1-5000]", "a[1,1]"]
+)
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(BadValueError):
         expand(text)
@@ -82,7 +84,9 @@ def test_localhost_is_single_host_cluster_without_login(hosts: str, more: str, k
     assert found == keys
 
 
-@pytest.mark.parametrize("kind", ["ed25519", "ecdsa -b 256", "ecdsa -b 384", "ecdsa -b 521", "rsa -b 2048"])
+@pytest.mark.parametrize(
+    "kind", ["ed25519", "ecdsa -b 256", "ecdsa -b 384", "ecdsa -b 521", "rsa -b 2048"]
+)
 def test_a_key_as_ssh_makes_it_is_whole(kind: str, tmp_path: Path) -> None:
     argv = ["ssh-keygen", "-q", "-t", *kind.split(), "-N", "", "-f", tmp_path / "key"]
     subprocess.run(argv, check=True)
@@ -91,7 +95,8 @@ def test_a_key_as_ssh_makes_it_is_whole(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["10.0.0.1", "fe80::1", "fe80::[1-4]", "node-7.example.org", "10.0.0.[1-3]", "10.0.0.1,a"]
+    "address",
+    ["10.0.0.1", "fe80::1", "fe80::[1-4]", "node-7.example.org", "10.0.0.[1-3]", "10.0.0.1,a"],
 )
 def test_addresses_and_names_lead_to_hosts(address: str) -> None:
     assert OnpremHost(address=address).address == address
@@ -100,9 +105,15 @@ def test_addresses_and_names_lead_to_hosts(address: str) -> None:
 @pytest.mark.parametrize(
     ("address", "is_here"),
     [
-        *((one, True) for one in ("localhost", "LOCALHOST.localdomain", "127.0.0.2", "0.0.0.0", "::", "::1")),  # noqa: S104
+        *(
+            (one, True)
+            for one in ("localhost", "LOCALHOST.localdomain", "127.0.0.2", "0.0.0.0", "::", "::1")  # noqa: S104
+        ),
         ("::ffff:127.0.0.1", True),
-        *((one, False) for one in ("::ffff:10.0.0.1", "10.0.0.1", "localhost.example.org", "fe80::1", "")),
+        *(
+            (one, False)
+            for one in ("::ffff:10.0.0.1", "10.0.0.1", "localhost.example.org", "fe80::1", "")
+        ),
     ],
 )
 def test_which_addresses_are_this_machine(address: str, is_here: bool) -> None:

@@ -1,4 +1,6 @@
-"""The public keys of people in a spec: which are taken, as text or from a file, and which are refused."""
+"""The public keys of people in a spec: which are taken, as text or from a file, and which are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from clusterctl.spec.load import differences, dump_spec, load_spec, parse_spec, 
 from clusterctl.spec.models import ClusterSpec
 from tests.support.messages import codes_of
 
-HEAD = "version: 1\nname: demo\npartitions: [{name: train, nodes: 1}]\nusers:\n  - name: ada\n    uid: 2001\n"
+HEAD = (
+    "version: 1\n"
+    "name: demo\n"
+    "partitions: [{name: train, nodes: 1}]\n"
+    "users:\n"
+    "  - name: ada\n"
+    "    uid: 2001\n"
+)
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAKEeQlcH+GwmzgE/RlWAKNrD2K+DSBNoCnvcOgaXFev"
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIm2Z7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d"
 # The generator of NIST's P-256.
@@ -61,7 +70,9 @@ def refusal(folder: Path, *entries: str) -> SpecError:
     return caught.value
 
 
-@pytest.mark.parametrize("kind", ["ed25519", "rsa -b 2048", "ecdsa -b 256", "ecdsa -b 384", "ecdsa -b 521"])
+@pytest.mark.parametrize(
+    "kind", ["ed25519", "rsa -b 2048", "ecdsa -b 256", "ecdsa -b 384", "ecdsa -b 521"]
+)
 def test_each_kind_of_key_is_taken_as_text_and_from_a_file(tmp_path: Path, kind: str) -> None:
     key = made(tmp_path, *kind.split())
     (tmp_path / "cluster.yaml").write_text(f"{HEAD}    ssh_keys: [id.pub]\n")
@@ -166,7 +177,8 @@ def test_a_key_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plan_tells_keys_apart_without_their_length() -> None:
-    before, after = spec_of(f"{ED25519} ada"), spec_of(f"{OTHER} ada")
+    before = spec_of(f"{ED25519} ada")
+    after = spec_of(f"{OTHER} ada")
     (difference,) = differences(before, after)
     assert difference.key == "users.ada.ssh_keys"
     assert [ED25519[-12:] in difference.what, OTHER[-12:] in difference.what] == [True, True]

@@ -80,7 +80,9 @@ GCP = LOCAL.replace("type: local", "type: gcp, project: my-project, zone: us-cen
     ],
 )
 def test_a_release_that_the_hosts_can_not_have_is_refused(text: str, asked: str) -> None:
-    assert problems(f'{text}slurm: {{version: "{asked}"}}\n') == [("slurm.version", "slurm-release")]
+    assert problems(f'{text}slurm: {{version: "{asked}"}}\n') == [
+        ("slurm.version", "slurm-release")
+    ]
     parse_spec(text, "c.yaml")
 
 
@@ -103,7 +105,9 @@ TEN = "controller: {IMAGE}, partitions: {train: {IMAGE}}, zone: us".replace(
         (OWN, []),  # their distribution is unknown until `up` probes them
     ],
 )
-def test_toolkit_older_than_the_repository_is_refused(text: str, found: list[tuple[str, str]]) -> None:
+def test_toolkit_older_than_the_repository_is_refused(
+    text: str, found: list[tuple[str, str]]
+) -> None:
     more = 'software: {nvidia: {toolkit: "12.9"}}\n'
     if found:
         assert problems(text + more) == found
@@ -127,7 +131,9 @@ def test_rocky_linux_may_have_slurm_from_elsewhere(source: str) -> None:
     debian = TEN.replace("rocky-linux-cloud", "debian-cloud").replace(
         "rocky-linux-10-optimized-gcp", "debian-12"
     )
-    assert problems(GCP.replace("zone: us", debian) + more) == [("software.slurm.from", "slurm-source")]
+    assert problems(GCP.replace("zone: us", debian) + more) == [
+        ("software.slurm.from", "slurm-source")
+    ]
 
 
 def test_keys_unknown_to_slurm_release_are_faults() -> None:
@@ -145,7 +151,9 @@ def test_keys_unknown_to_slurm_release_are_faults() -> None:
 )
 def test_image_of_unknown_distribution_has_only_its_own_slurm(key: str, more: str) -> None:
     image = "image: {project: our-images, name: hpc-7}"
-    text = GCP.replace("zone: us", f"controller: {{{image}}}, partitions: {{train: {{{image}}}}}, zone: us")
+    text = GCP.replace(
+        "zone: us", f"controller: {{{image}}}, partitions: {{train: {{{image}}}}}, zone: us"
+    )
     refused = image_error(parse_spec(f"{text}{more}\n", "c.yaml"))
     assert refused is not None
     assert refused.code == "image-distribution-unknown"

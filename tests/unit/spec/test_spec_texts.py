@@ -1,4 +1,6 @@
-"""The texts made from the models: what `init` writes, the JSON Schema, the reference in the manual."""
+"""The texts made from the models: what `init` writes, the JSON Schema, the reference in the
+manual.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,28 @@ OF_ANOTHER_PROVIDER = {
         "SlurmSource.key",  # of a repository at an address
         "Software.mirrors",
     },
-    "onprem": {"Partition.cpus", "Partition.memory", "Partition.disk", "Nvidia.branch", "SlurmSource.key"},
+    "onprem": {
+        "Partition.cpus",
+        "Partition.memory",
+        "Partition.disk",
+        "Nvidia.branch",
+        "SlurmSource.key",
+    },
     "existing": {
         *("Monitoring.health", "Monitoring.missed_checks"),
         *("Partition.hosts", "Partition.cpus", "Partition.memory", "Partition.disk"),
-        *("Software.apptainer", "Software.nvidia", "Software.slurm", "Software.mirrors", "Software.packages"),
+        *(
+            "Software.apptainer",
+            "Software.nvidia",
+            "Software.slurm",
+            "Software.mirrors",
+            "Software.packages",
+        ),
         *(f"clusterctl cluster spec.{key}" for key in ("scheduler", "slurm", "storage", "users")),
     },
 }
-BEGIN, END = "<!-- reference: begin -->\n", "<!-- reference: end -->\n"
+BEGIN = "<!-- reference: begin -->\n"
+END = "<!-- reference: end -->\n"
 
 
 def uncommented(text: str) -> str:
@@ -61,11 +76,15 @@ def uncommented(text: str) -> str:
 
 
 def model_below(field: Mapping[str, Any], provider: str) -> str:
-    """Where the schema has the model of a field, its entries or that provider; "" where it has none."""
+    """Where the schema has the model of a field, its entries or that provider; "" where it has
+    none.
+    """
     if "discriminator" in field:
         return str(field["discriminator"]["mapping"][provider])
     kinds = [field, *field.get("anyOf", ())]
-    kinds += [kind[key] for kind in kinds for key in ("items", "additionalProperties") if kind.get(key)]
+    kinds += [
+        kind[key] for kind in kinds for key in ("items", "additionalProperties") if kind.get(key)
+    ]
     return next((str(kind["$ref"]) for kind in kinds if "$ref" in kind), "")
 
 
@@ -109,7 +128,9 @@ class TestInit:
         compare(values, schema)
         fields = {schema["title"]: schema, **schema["$defs"]}
         missing = {
-            f"{model}.{name}" for model in shown for name in fields[model]["properties"].keys() - shown[model]
+            f"{model}.{name}"
+            for model in shown
+            for name in fields[model]["properties"].keys() - shown[model]
         }
         assert missing == OF_ANOTHER_PROVIDER[provider]
 
@@ -152,7 +173,9 @@ class TestSchema:
             for name, field in model["properties"].items():
                 if "default" in field:
                     rules = {**field, "$defs": schema["$defs"]}
-                    errors = list(jsonschema.Draft202012Validator(rules).iter_errors(field["default"]))
+                    errors = list(
+                        jsonschema.Draft202012Validator(rules).iter_errors(field["default"])
+                    )
                     assert errors == [], f"{model['title']}.{name}"
 
     def test_no_model_takes_unknown_keys(self) -> None:
@@ -173,7 +196,9 @@ def patterns(part: Any) -> Iterator[str]:
 
 
 def test_every_pattern_has_its_words() -> None:
-    says_so_itself = json_schema()["$defs"]["SlurmSettings"]["properties"]["extra"]["items"]["pattern"]
+    says_so_itself = json_schema()["$defs"]["SlurmSettings"]["properties"]["extra"]["items"][
+        "pattern"
+    ]
     names = JobOptions.model_json_schema()["properties"]["env"]["propertyNames"]["pattern"]
     found = {*patterns(json_schema()), *patterns(job_schema())} - {says_so_itself, names}
     assert found == {pattern.regex for pattern in PATTERNS.values()}

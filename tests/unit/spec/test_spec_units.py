@@ -104,7 +104,12 @@ def test_python_and_the_schema_agree(text: str) -> None:
         try:
             parse(text)
         except ValueError as exc:
-            out_of_range = {"size-too-large", "size-too-small", "duration-too-long", "duration-zero"}
+            out_of_range = {
+                "size-too-large",
+                "size-too-small",
+                "duration-too-long",
+                "duration-zero",
+            }
             in_range = not isinstance(exc, BadValueError) or exc.code not in out_of_range
             assert not (in_range and re.search(pattern, text))
         else:
@@ -130,7 +135,8 @@ def test_slurm_times(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "0:00", "-1", "1:2:3:4", "1-", "-12", "1.5", "soon", "UNLIMITED", "99999999", "1 h"]
+    "text",
+    ["", "0", "0:00", "-1", "1:2:3:4", "1-", "-12", "1.5", "soon", "UNLIMITED", "99999999", "1 h"],
 )
 def test_not_slurm_times(text: str) -> None:
     with pytest.raises(BadValueError) as caught:
@@ -138,12 +144,16 @@ def test_not_slurm_times(text: str) -> None:
     assert caught.value.code in {"not-a-time", "duration-zero", "duration-too-long"}
 
 
-@pytest.mark.parametrize(("text", "mib"), [("4096", 4096), ("4G", 4096), ("4GiB", 4096), ("512M", 512)])
+@pytest.mark.parametrize(
+    ("text", "mib"), [("4096", 4096), ("4G", 4096), ("4GiB", 4096), ("512M", 512)]
+)
 def test_slurm_memory(text: str, mib: int) -> None:
     assert parse_slurm_memory_mib(text) == mib
 
 
-@pytest.mark.parametrize("text", ["", "0", "0G", "-4G", "4 G", "lots", "4.5", "99999999999999", "1e3"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0G", "-4G", "4 G", "lots", "4.5", "99999999999999", "1e3"]
+)
 def test_not_slurm_memory(text: str) -> None:
     with pytest.raises(BadValueError) as caught:
         parse_slurm_memory_mib(text)

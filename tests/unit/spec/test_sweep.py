@@ -42,13 +42,24 @@ def test_a_list_times_a_grid_without_what_is_excluded() -> None:
 
 
 def test_conditional_key_makes_no_duplicate_tasks() -> None:
-    found = tasks(grid={"opt": ["sgd", "adam"], "momentum": ["0", "0.9"]}, when={"momentum": {"opt": "sgd"}})
-    assert found == [{"opt": "sgd", "momentum": "0"}, {"opt": "sgd", "momentum": "0.9"}, {"opt": "adam"}]
+    found = tasks(
+        grid={"opt": ["sgd", "adam"], "momentum": ["0", "0.9"]}, when={"momentum": {"opt": "sgd"}}
+    )
+    assert found == [
+        {"opt": "sgd", "momentum": "0"},
+        {"opt": "sgd", "momentum": "0.9"},
+        {"opt": "adam"},
+    ]
 
 
 def test_random_values_in_range_and_reproducible_by_seed() -> None:
     said = {
-        "random": {"lr": "log 1e-5..1e-2", "layers": "1..3", "dropout": "0.0..0.5", "opt": ["sgd", "adam"]},
+        "random": {
+            "lr": "log 1e-5..1e-2",
+            "layers": "1..3",
+            "dropout": "0.0..0.5",
+            "opt": ["sgd", "adam"],
+        },
         "trials": 200,
     }
     found = tasks(**said, seed=1)
@@ -92,8 +103,14 @@ def test_what_is_no_sweep(said: dict[str, Any]) -> None:
 
 
 def test_flags_are_a_grid() -> None:
-    assert as_sweep(["lr=1e-4,3e-4", "name=a=b"]) == {"grid": {"lr": ["1e-4", "3e-4"], "name": ["a=b"]}}
-    for wrong, code in {"lr": "sweep-entry", "lr=": "sweep-entry", "lr=1 lr=2": "option-twice"}.items():
+    assert as_sweep(["lr=1e-4,3e-4", "name=a=b"]) == {
+        "grid": {"lr": ["1e-4", "3e-4"], "name": ["a=b"]}
+    }
+    for wrong, code in {
+        "lr": "sweep-entry",
+        "lr=": "sweep-entry",
+        "lr=1 lr=2": "option-twice",
+    }.items():
         with refused(code, BadValueError, "'lr"):
             as_sweep(wrong.split())
 
@@ -115,18 +132,24 @@ def test_flags_are_a_grid() -> None:
         (",a b,", ["", "a b", ""]),
     ],
 )
-def test_flags_are_split_at_commas_outside_brackets_and_quotes(text: str, values: list[str]) -> None:
+def test_flags_are_split_at_commas_outside_brackets_and_quotes(
+    text: str, values: list[str]
+) -> None:
     assert as_sweep([f"x={text}"]) == {"grid": {"x": values}}
 
 
-@pytest.mark.parametrize("text", ["[0,1),[1,2)", "a(,b", "a,b)", "'a,b", '["a,b]', "{a,(b},c)", ":),;)"])
+@pytest.mark.parametrize(
+    "text", ["[0,1),[1,2)", "a(,b", "a,b)", "'a,b", '["a,b]', "{a,(b},c)", ":),;)"]
+)
 def test_flag_with_a_bracket_that_is_not_closed_is_refused(text: str) -> None:
     with refused("sweep-brackets", BadValueError, "grid: {x:"):
         as_sweep([f"x={text}"])
     assert tasks(grid={"x": [text]}) == [{"x": text}]
 
 
-@pytest.mark.parametrize("text", ["0.1..0.5", "1e-5..1e-2", "log 1..8", "0..10:2", "0..9..3", "-1.5..1.5"])
+@pytest.mark.parametrize(
+    "text", ["0.1..0.5", "1e-5..1e-2", "log 1..8", "0..10:2", "0..9..3", "-1.5..1.5"]
+)
 def test_range_of_other_than_whole_numbers_is_refused_in_a_grid(text: str) -> None:
     with refused("sweep-range", UsageError):
         job_options({"sweep": [f"x={text}"]})
@@ -152,7 +175,20 @@ def test_values_are_options_and_switches() -> None:
 
 
 # Values that a program could take for an option.
-DASHED = ["-1e-3", "-inf", "-x", "--c", "-0.5,2", "-a b", "-1_0", "-.5e2", "-1.", "-0x1f", "-ä", "--tag=x"]
+DASHED = [
+    "-1e-3",
+    "-inf",
+    "-x",
+    "--c",
+    "-0.5,2",
+    "-a b",
+    "-1_0",
+    "-.5e2",
+    "-1.",
+    "-0x1f",
+    "-ä",
+    "--tag=x",
+]
 
 
 @pytest.mark.parametrize("value", DASHED)

@@ -11,7 +11,13 @@ import pytest
 
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.facts import ClusterFacts, PartitionFacts, facts_of, facts_of_spec, job_settings
+from clusterctl.state.facts import (
+    ClusterFacts,
+    PartitionFacts,
+    facts_of,
+    facts_of_spec,
+    job_settings,
+)
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused

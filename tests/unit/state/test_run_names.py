@@ -11,7 +11,9 @@ from clusterctl.state.run_names import find_run
 from tests.support.messages import refused
 
 
-def test_dangling_link_of_a_run_is_named_with_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_dangling_link_of_a_run_is_named_with_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
     (tmp_path / "runs").mkdir()

@@ -56,7 +56,11 @@ def test_secrets_and_id_are_drawn_once(workspace: Workspace) -> None:
     workspace.create_secrets()
     before = workspace.key.read_bytes(), workspace.munge_key.read_bytes(), workspace.cluster_id()
     workspace.create_secrets()
-    assert (workspace.key.read_bytes(), workspace.munge_key.read_bytes(), workspace.cluster_id()) == before
+    assert (
+        workspace.key.read_bytes(),
+        workspace.munge_key.read_bytes(),
+        workspace.cluster_id(),
+    ) == before
     shown = subprocess.run(
         ["ssh-keygen", "-y", "-f", workspace.key], capture_output=True, text=True, check=True
     )
@@ -75,14 +79,20 @@ def test_damaged_id_is_that_of_the_inventory(workspace: Workspace, content: byte
     assert file.read_text() == "a1b2c3\n"
 
 
-@pytest.mark.parametrize("inventory", ["", "{", "[]", '{"cluster_id": 7}', '{"cluster_id": "../x"}', None])
-def test_damaged_id_that_nothing_else_has_is_refused(workspace: Workspace, inventory: str | None) -> None:
+@pytest.mark.parametrize(
+    "inventory", ["", "{", "[]", '{"cluster_id": 7}', '{"cluster_id": "../x"}', None]
+)
+def test_damaged_id_that_nothing_else_has_is_refused(
+    workspace: Workspace, inventory: str | None
+) -> None:
     workspace.create()
     (workspace.root / "id").write_text("")
     if inventory is not None:
         workspace.inventory.write_text(inventory)
     for read in (workspace.known_id, workspace.cluster_id):
-        with refused("id-damaged", MachineError, str(workspace.root / "id"), "clusterctl orphans list demo"):
+        with refused(
+            "id-damaged", MachineError, str(workspace.root / "id"), "clusterctl orphans list demo"
+        ):
             read()
     assert (workspace.root / "id").read_text() == ""
 
@@ -97,10 +107,13 @@ def test_damaged_munge_key_is_refused_and_kept(workspace: Workspace, size: int) 
 
 
 @pytest.mark.parametrize("content", [b"", b"half", b"\xff\0", None])
-def test_public_key_is_derived_from_the_private_key(workspace: Workspace, content: bytes | None) -> None:
+def test_public_key_is_derived_from_the_private_key(
+    workspace: Workspace, content: bytes | None
+) -> None:
     workspace.create()
     workspace.create_secrets()
-    before, private = workspace.public_key.read_text(), workspace.key.read_bytes()
+    before = workspace.public_key.read_text()
+    private = workspace.key.read_bytes()
     if content is None:
         workspace.public_key.unlink()
     else:
@@ -109,7 +122,9 @@ def test_public_key_is_derived_from_the_private_key(workspace: Workspace, conten
     assert (workspace.public_key.read_text(), workspace.key.read_bytes()) == (before, private)
 
 
-@pytest.mark.parametrize("damage", ["empty", "half", "garbage", "missing", "zeros", "one line less"])
+@pytest.mark.parametrize(
+    "damage", ["empty", "half", "garbage", "missing", "zeros", "one line less"]
+)
 @pytest.mark.parametrize("with_public", [True, False])
 def test_damaged_ssh_key_is_refused_and_not_replaced(
     workspace: Workspace, damage: str, *, with_public: bool
@@ -122,7 +137,9 @@ def test_damaged_ssh_key_is_refused_and_not_replaced(
         "half": intact[: len(intact) // 2],
         "garbage": os.urandom(400),
         "zeros": bytes(len(intact)),
-        "one line less": b"".join(line for n, line in enumerate(intact.splitlines(keepends=True)) if n != 2),
+        "one line less": b"".join(
+            line for n, line in enumerate(intact.splitlines(keepends=True)) if n != 2
+        ),
     }.get(damage)
     if damaged is None:
         workspace.key.unlink()
@@ -152,7 +169,8 @@ def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) ->
         ):
             pass
         assert re.match(
-            rf"`clusterctl up` of \S+ \(pid {process.pid}\) has been running since ", caught.value.why
+            rf"`clusterctl up` of \S+ \(pid {process.pid}\) has been running since ",
+            caught.value.why,
         )
         assert str(workspace.lock_holder()) == caught.value.why
 
@@ -215,13 +233,16 @@ def test_a_file_that_has_the_content_stays_as_it_is(tmp_path: Path) -> None:
     assert write_atomic(path, "old")
     known = path.stat()
     assert not write_atomic(path, b"old")
-    # A change of the file, its mode or its name changes the inode or its ctime; a read changes only atime.
+    # A change of the file, its mode or its name changes the inode or its ctime; a read changes only
+    # atime.
     assert (path.stat().st_ino, path.stat().st_ctime_ns) == (known.st_ino, known.st_ctime_ns)
     assert write_atomic(path, "old", anew=True)
     assert path.stat().st_ino != known.st_ino or path.stat().st_mtime_ns != known.st_mtime_ns
 
 
-def test_a_file_that_is_removed_meanwhile_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_removed_meanwhile_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     path.touch()
 
@@ -236,7 +257,8 @@ def test_a_file_that_is_removed_meanwhile_is_written(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("other", ["content", "size", "mode", "link"])
 def test_one_that_differs_in_anything_is_written(tmp_path: Path, other: str) -> None:
-    path, mine = tmp_path / "file", tmp_path / "mine"
+    path = tmp_path / "file"
+    mine = tmp_path / "mine"
     write_atomic(path, {"content": "odd", "size": "older"}.get(other, "old"))
     if other == "mode":
         path.chmod(0o644)

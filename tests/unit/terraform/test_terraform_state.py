@@ -63,7 +63,14 @@ class StateServer(ThreadingHTTPServer):
     def backend(self) -> str:
         """The block of the module that uses it."""
         address = f"http://127.0.0.1:{self.server_port}/"
-        return f'terraform {{\n  backend "http" {{\n    address = "{address}"\n    retry_max = 0\n  }}\n}}\n'
+        return (
+            f"terraform {{\n"
+            f'  backend "http" {{\n'
+            f'    address = "{address}"\n'
+            f"    retry_max = 0\n"
+            f"  }}\n"
+            f"}}\n"
+        )
 
 
 class StateHandler(BaseHTTPRequestHandler):
@@ -160,7 +167,9 @@ esac
 
 @dataclass
 class Bucket:
-    """A folder on which a Terraform is played that finds the state locked, since ``ago_s`` by ``who``."""
+    """A folder on which a Terraform is played that finds the state locked, since ``ago_s`` by
+    ``who``.
+    """
 
     folder: Path
 
@@ -174,14 +183,18 @@ class Bucket:
             f"  Created:   {created:%Y-%m-%d %H:%M:%S.%f}123 +0000 UTC\n  Info:      \n"
         )
         said = {"severity": "error", "summary": HELD, "detail": detail}
-        (self.folder / "lock.json").write_text(json.dumps({"type": "diagnostic", "diagnostic": said}) + "\n")
+        (self.folder / "lock.json").write_text(
+            json.dumps({"type": "diagnostic", "diagnostic": said}) + "\n"
+        )
         (self.folder / "terraform").write_text(PLAYED)
         (self.folder / "terraform").chmod(0o755)
         terraform_in(self.folder, chosen=Program(self.folder / "terraform", "1.11.4")).plan()
 
     def died(self, *ago_s: float) -> None:
         """Runs of ours began that long ago, and were killed."""
-        (self.folder / ".clusterctl.runs").write_text(json.dumps([time.time() - ago for ago in ago_s]))
+        (self.folder / ".clusterctl.runs").write_text(
+            json.dumps([time.time() - ago for ago in ago_s])
+        )
 
     @property
     def unlocked(self) -> str:
@@ -199,7 +212,12 @@ def test_a_lock_that_a_dead_run_of_ours_left_is_released(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("died", "who", "ago_s"),
     [(60, ME, 70), (60, "somebody@elsewhere", 50), (60, ME, -5), (3600, ME, 50)],
-    ids=["older than our run", "another's", "younger than the run that it is in the way of", "long after it"],
+    ids=[
+        "older than our run",
+        "another's",
+        "younger than the run that it is in the way of",
+        "long after it",
+    ],
 )
 def test_a_lock_of_another_stays(tmp_path: Path, died: float, who: str, ago_s: float) -> None:
     """A user's own Terraform, in the same account, may be at work with it."""
@@ -228,11 +246,17 @@ def test_a_run_that_came_to_its_end_left_no_lock(tmp_path: Path) -> None:
         bucket.plan(ME, ago_s=0.001)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, *in_sweep(signal.SIGKILL)])  # killed: test_gcp_faults.py
-def test_killed_or_interrupted_terraform_writes_its_state_first(work: Work, sign: signal.Signals) -> None:
-    work.hosts(seconds=1, **{f"host{n}": "small" for n in range(35)})  # five wait for the first thirty
+# Killed: test_gcp_faults.py.
+@pytest.mark.parametrize("sign", [signal.SIGINT, *in_sweep(signal.SIGKILL)])
+def test_killed_or_interrupted_terraform_writes_its_state_first(
+    work: Work, sign: signal.Signals
+) -> None:
+    # Five wait for the first thirty.
+    work.hosts(seconds=1, **{f"host{n}": "small" for n in range(35)})
     argv = [sys.executable, "-c", APPLIES, str(work.folder)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert any(": created" in line for line in process.stdout)
         process.stdout.close()  # as of a `| head` that ended
@@ -260,7 +284,12 @@ while :; do sleep 0.1; done
     ("first", "second", "kept"),
     [
         (BrokenPipeError(), KeyboardInterrupt(), True),  # up | head
-        (SystemExit(129), SystemExit(129), True),  # a shell whose window is closed sends SIGHUP twice
+        # A shell whose window is closed sends SIGHUP twice.
+        (
+            SystemExit(129),
+            SystemExit(129),
+            True,
+        ),
         (KeyboardInterrupt(), KeyboardInterrupt(), False),
     ],
 )
@@ -288,7 +317,9 @@ def test_only_a_second_ctrl_c_prevents_the_state(
 
 
 def test_kill_while_waiting_for_the_state_does_no_harm(tmp_path: Path) -> None:
-    """The kernel tells the reaper, which was told to end before and took that for a second signal."""
+    """The kernel tells the reaper, which was told to end before and took that for a second
+    signal.
+    """
     with subprocess.Popen([sys.executable, "-c", WINDS_UP, WRITES_ITS_STATE, tmp_path]) as process:
         while not (tmp_path / "interrupted").exists():
             assert process.poll() is None

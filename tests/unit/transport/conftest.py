@@ -1,4 +1,6 @@
-"""Fixtures: an sshd on loopback as the current user, a home on the cluster, a folder of difficult files."""
+"""Fixtures: an sshd on loopback as the current user, a home on the cluster, a folder of difficult
+files.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin") or "/usr/
 
 def keypair(path: Path) -> str:
     """Make a key pair and return its public half as `ssh-ed25519 AAAA...`."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True
+    )
     return " ".join(path.with_suffix(".pub").read_text().split()[:2])
 
 
@@ -39,7 +43,9 @@ class Sshd:
     host_key: str
     process: subprocess.Popen[bytes]
 
-    def config(self, *, known: str | None = None, port: int | None = None, where: Path | None = None) -> Path:
+    def config(
+        self, *, known: str | None = None, port: int | None = None, where: Path | None = None
+    ) -> Path:
         """Write an ssh_config and known_hosts. Default: the correct values for this sshd."""
         where = where or self.folder / f"client-{len(list(self.folder.iterdir()))}"
         where.mkdir(exist_ok=True)
@@ -67,7 +73,8 @@ def me() -> str:
 
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[Sshd]:
-    if os.getuid() == 0:  # sshd refuses to run as root without its folder for unprivileged processes
+    # Sshd refuses to run as root without its folder for unprivileged processes.
+    if os.getuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     folder = tmp_path / "sshd"
     folder.mkdir(mode=0o700)
@@ -81,7 +88,9 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
         f"AuthorizedKeysFile {folder}/authorized_keys\nUsePAM no\nStrictModes no\n"
         "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
     )
-    process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [SSHD, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.PIPE
+    )
     try:
         _wait_for(port, process)
         yield Sshd(folder, port, host_key, process)

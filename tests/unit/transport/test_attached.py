@@ -39,15 +39,23 @@ ANSWER = "it is there"
 
 
 class Own:
-    """A user's own SSH configuration with an alias `campus`, and the workspace of the cluster there."""
+    """A user's own SSH configuration with an alias `campus`, and the workspace of the cluster
+    there.
+    """
 
     def __init__(self, folder: Path, sshd, me: str) -> None:
-        self.folder, self.sshd = folder, sshd
+        self.folder = folder
+        self.sshd = sshd
         self.path = folder / "own"
         (folder / "known").write_text(f"[127.0.0.1]:{sshd.port} {sshd.host_key}\n")
         self.entry = (
-            f"    HostName 127.0.0.1\n    Port {sshd.port}\n    User {me}\n    IdentitiesOnly yes\n"
-            f"    IdentityFile {sshd.folder}/id\n    UserKnownHostsFile {folder}/known\n    LogLevel QUIET\n"
+            "    HostName 127.0.0.1\n"
+            f"    Port {sshd.port}\n"
+            f"    User {me}\n"
+            "    IdentitiesOnly yes\n"
+            f"    IdentityFile {sshd.folder}/id\n"
+            f"    UserKnownHostsFile {folder}/known\n"
+            "    LogLevel QUIET\n"
         )
         self.write(f"Host campus\n{self.entry}")
         self.workspace = Workspace(folder / "campus")
@@ -64,7 +72,17 @@ class Own:
 
     def protect_key(self) -> None:
         """Give the key a passphrase, for which ssh asks as it does for a password or a code."""
-        words = ["ssh-keygen", "-q", "-p", "-P", "", "-N", WORDS, "-f", str(self.sshd.folder / "id")]
+        words = [
+            "ssh-keygen",
+            "-q",
+            "-p",
+            "-P",
+            "",
+            "-N",
+            WORDS,
+            "-f",
+            str(self.sshd.folder / "id"),
+        ]
         subprocess.run(words, check=True)
 
     def verb(self, user: str = "hpc") -> list[str]:
@@ -97,9 +115,12 @@ def log_in(own: Own, window: Terminal) -> None:
 
 
 def test_an_alias_of_the_user_leads_to_the_login(own, sshd) -> None:
-    """The admin and the job user are one account, so one connection serves both, and later commands."""
+    """The admin and the job user are one account, so one connection serves both, and later
+    commands.
+    """
     with Connections(own.config) as connections:
-        admin, user = connections.to(LOGIN_HOST), connections.to(LOGIN_HOST, "hpc")
+        admin = connections.to(LOGIN_HOST)
+        user = connections.to(LOGIN_HOST, "hpc")
         assert admin is user
         assert user.run(["echo", "there"]).stdout == "there\n"
     served = sshd.connections()
@@ -137,14 +158,26 @@ def test_the_user_is_asked_once_on_the_terminal(own, sshd, tmp_path) -> None:
 
 
 def test_a_command_without_a_terminal_asks_nothing(own, sshd) -> None:
-    """Not even by a program with a window, and not in a thread while the terminal shows progress."""
+    """Not even by a program with a window, and not in a thread while the terminal shows
+    progress.
+    """
     own.protect_key()
     asked = own.folder / "asked"
     (program := own.folder / "askpass").write_text(f"#!/bin/sh\ntouch {asked}\n")
     program.chmod(0o700)
-    environ = {**os.environ, "DISPLAY": ":0", "SSH_ASKPASS": str(program), "SSH_ASKPASS_REQUIRE": "force"}
+    environ = {
+        **os.environ,
+        "DISPLAY": ":0",
+        "SSH_ASKPASS": str(program),
+        "SSH_ASKPASS_REQUIRE": "force",
+    }
     ran = subprocess.run(
-        own.verb(), stdin=subprocess.DEVNULL, env=environ, capture_output=True, text=True, check=False
+        own.verb(),
+        stdin=subprocess.DEVNULL,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.stderr.strip() == "login-needed"
     assert not asked.exists()
@@ -227,7 +260,9 @@ def jump(own, sshd, me: str) -> None:
 
 @pytest.mark.usefixtures("jump")
 def test_a_jump_host_asks_only_on_the_terminal(own, sshd, tmp_path) -> None:
-    with on_terminal(["bash", "-ic", '"$@" & wait $!', "bash", *own.verb()], os.environ, tmp_path) as window:
+    with on_terminal(
+        ["bash", "-ic", '"$@" & wait $!', "bash", *own.verb()], os.environ, tmp_path
+    ) as window:
         window.end()
     assert "login-needed" in window.shown
     assert PROMPT not in window.shown
@@ -241,7 +276,9 @@ def test_a_jump_host_asks_only_on_the_terminal(own, sshd, tmp_path) -> None:
 def test_ctrl_c_ends_no_connection_through_a_jump_host(own, sshd, tmp_path) -> None:
     """ssh to the jump host got its own process group, although it had the terminal."""
     verb = VERB.replace("print(", "print('ready', flush=True), sys.stdin.readline(), print(")
-    with on_terminal([sys.executable, "-c", verb, str(own.config), "me"], os.environ, tmp_path) as window:
+    with on_terminal(
+        [sys.executable, "-c", verb, str(own.config), "me"], os.environ, tmp_path
+    ) as window:
         window.read_until(PROMPT)
         window.type(f"{WORDS}\n")
         window.read_until("ready")
@@ -251,7 +288,10 @@ def test_ctrl_c_ends_no_connection_through_a_jump_host(own, sshd, tmp_path) -> N
 
 
 def test_only_the_login_is_reached(own) -> None:
-    with Connections(own.config) as connections, refused("not-the-login", TransportError, host="c1"):
+    with (
+        Connections(own.config) as connections,
+        refused("not-the-login", TransportError, host="c1"),
+    ):
         connections.to("c1").run(["true"])
     with refused("not-the-login", TransportError):
         OpenSSH(own.config).argv("c1")
@@ -267,7 +307,9 @@ def test_interactive_ssh_shares_the_connection(own, sshd) -> None:
         OpenSSH(own.config).argv(LOGIN_HOST, ["echo", "there"]),
         OpenSSH(own.config).alone(LOGIN_HOST, "echo there"),
     ):
-        ran = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+        ran = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+        )
         assert ran.stdout == "there\n"
     assert sshd.connections() == [served]
 
@@ -280,7 +322,9 @@ def test_a_login_that_does_not_answer_is_unreachable(own, sshd) -> None:
 
 
 def test_a_changed_host_key_is_not_accepted(own, sshd, tmp_path) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True
+    )
     key = (tmp_path / "other.pub").read_text()
     (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd.port} {key}")
     with refused("host-key", HostKeyError, host="campus"):
@@ -321,13 +365,17 @@ def test_a_login_node_needs_no_ssh(here, monkeypatch) -> None:
 def test_a_command_on_this_machine_ends_with_its_stream(here) -> None:
     stream = here.to(LOGIN_HOST).stream(["sh", "-c", "echo $$; sleep 1000 & wait"])
     pid = int(next(stream))
-    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    children = [
+        int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
     stream.close()
     eventually(lambda: not [one for one in (pid, *children) if is_running(one)])
 
 
 def stat_of(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name. The terminal's process group is the sixth."""
+    """Return the fields of /proc/PID/stat after the name. The terminal's process group is the
+    sixth.
+    """
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 

@@ -1,4 +1,6 @@
-"""The options of keys in a spec: a real sshd takes those that the spec takes, and refuses the others."""
+"""The options of keys in a spec: a real sshd takes those that the spec takes, and refuses the
+others.
+"""
 
 from __future__ import annotations
 

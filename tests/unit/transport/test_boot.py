@@ -16,7 +16,9 @@ TEXTS = '[["hello", "def main(text): print(text)"]]'
 
 def start(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-IS", "-c", program, TEXTS, '["it is\\n\\u00e9"]']
-    return subprocess.run(argv, capture_output=True, text=True, check=False, env={"PATH": str(folder)})
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, env={"PATH": str(folder)}
+    )
 
 
 def test_old_python_can_read_the_start() -> None:
@@ -28,7 +30,13 @@ def test_newer_python_runs_the_same_command(tmp_path: Path) -> None:
     newer.write_text(f"#!{sys.executable}\nimport sys\nprint(sys.argv[1:])\n")
     newer.chmod(0o755)
     assert start(BOOT, tmp_path).stdout == "it is\né\n"
-    assert ast.literal_eval(start(OLD, tmp_path).stdout) == ["-IS", "-c", OLD, TEXTS, '["it is\\n\\u00e9"]']
+    assert ast.literal_eval(start(OLD, tmp_path).stdout) == [
+        "-IS",
+        "-c",
+        OLD,
+        TEXTS,
+        '["it is\\n\\u00e9"]',
+    ]
 
 
 def test_only_old_python_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Tests of shared ssh connections: their owner, their end, and commands without a shared connection."""
+"""Tests of shared ssh connections: their owner, their end, and commands without a shared
+connection.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def test_a_connection_that_died_while_idle_is_opened_again(sshd, me, config, mon
     monkeypatch.setattr(master, "FRESH_S", 0.0)
     monkeypatch.setattr(master, "_ANSWER_S", 0.5)
     # As after a laptop's sleep, ssh itself has not noticed yet.
-    config.write_text(config.read_text().replace("ServerAliveInterval 1", "ServerAliveInterval 600"))
+    config.write_text(
+        config.read_text().replace("ServerAliveInterval 1", "ServerAliveInterval 600")
+    )
     note = config.with_name("note")
     assert is_shared(config, me)
     (dead,), served = masters(config), sshd.connections()
@@ -159,7 +163,8 @@ def test_end_all_leaves_neither_process_nor_socket(sshd, me, config) -> None:
 def test_an_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
     monkeypatch.setattr(master, "IDLE_S", 1)
     with closing(SSHTransport("node", config, user=me, stays=True)) as node:
-        # A slow machine may not see the connection in its second; other tests show that there is one.
+        # A slow machine may not see the connection in its second; other tests show that there is
+        # one.
         node.run(["true"])
     eventually(lambda: not masters(config))
     assert sockets(config) == []
@@ -168,7 +173,10 @@ def test_an_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
 def test_a_connection_of_older_files_is_not_used(sshd, me, config) -> None:
     assert is_shared(config, me)
     sshd.config(known=KNOWN, where=config.parent)
-    with closing(SSHTransport("node", config, user=me, stays=True)) as node, pytest.raises(HostKeyError):
+    with (
+        closing(SSHTransport("node", config, user=me, stays=True)) as node,
+        pytest.raises(HostKeyError),
+    ):
         node.run(["true"])
 
 
@@ -189,7 +197,9 @@ def test_ssh_files_stay_until_either_says_something_else(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("jump", [None, "ctl"])
-def test_ssh_files_have_a_place_for_sockets_if_they_name_one(tmp_path: Path, jump: str | None) -> None:
+def test_ssh_files_have_a_place_for_sockets_if_they_name_one(
+    tmp_path: Path, jump: str | None
+) -> None:
     workspace = Workspace(tmp_path)
     hosts = (host_of("ctl", CONTROLLER), host_of("train-1", jump=jump))
     write_ssh_files(inventory_of(hosts=hosts), workspace)
@@ -212,7 +222,10 @@ def test_no_connection_stays_if_the_cluster_is_to_end(me, config) -> None:
 def test_the_socket_is_for_one_user_alone(sshd, me, config) -> None:
     assert is_shared(config, me)
     (socket,) = sockets(config)
-    assert [oct(path.stat().st_mode & 0o777) for path in (socket.parent, socket)] == ["0o700", "0o600"]
+    assert [oct(path.stat().st_mode & 0o777) for path in (socket.parent, socket)] == [
+        "0o700",
+        "0o600",
+    ]
     if os.geteuid() == 0:  # who may become another user, whom we give a way to the folder
         for folder in (*config.parents, socket.parent):
             folder.chmod(folder.stat().st_mode | 0o111)
@@ -271,7 +284,9 @@ LOGIN_SHELLS = {
 def test_run_any_login_shell_output_of_the_shell_is_dropped(sshd, me, config, kind) -> None:
     shell = sshd.folder / kind
     # A forced command replaces the account's login shell, which a test can't change.
-    shell.write_text(f'#!/bin/bash\nset -- -c "$SSH_ORIGINAL_COMMAND"\n{LOGIN_SHELLS[kind]}\nexec sh "$@"\n')
+    shell.write_text(
+        f'#!/bin/bash\nset -- -c "$SSH_ORIGINAL_COMMAND"\n{LOGIN_SHELLS[kind]}\nexec sh "$@"\n'
+    )
     shell.chmod(0o755)
     keys = sshd.folder / "authorized_keys"
     keys.write_text(f'command="{shell}" {keys.read_text()}')
@@ -285,11 +300,18 @@ def test_run_any_login_shell_output_of_the_shell_is_dropped(sshd, me, config, ki
             talk.finish()
 
 
-@pytest.mark.parametrize(("line", "rc"), [("echo not available; exit 1", 1), ("yes", None), ("exit 0", None)])
-def test_a_login_shell_that_runs_nothing_is_an_error(sshd, me, config, line: str, rc: int | None) -> None:
+@pytest.mark.parametrize(
+    ("line", "rc"), [("echo not available; exit 1", 1), ("yes", None), ("exit 0", None)]
+)
+def test_a_login_shell_that_runs_nothing_is_an_error(
+    sshd, me, config, line: str, rc: int | None
+) -> None:
     keys = sshd.folder / "authorized_keys"
     keys.write_text(f'command="{line}" {keys.read_text()}')
-    with closing(SSHTransport("node", config, user=me)) as node, pytest.raises(TransportError) as caught:
+    with (
+        closing(SSHTransport("node", config, user=me)) as node,
+        pytest.raises(TransportError) as caught,
+    ):
         node.run(["true"], check=False)
     assert getattr(caught.value, "rc", None) == rc
 
@@ -297,7 +319,9 @@ def test_a_login_shell_that_runs_nothing_is_an_error(sshd, me, config, line: str
 def test_a_script_that_does_not_arrive_whole_is_not_run(tmp_path) -> None:
     line, script = wrap_command(["touch", str(tmp_path / "a"), str(tmp_path / "b")])
     for size in range(len(script)):
-        subprocess.run(["sh", "-c", line], input=script[:size], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(
+            ["sh", "-c", line], input=script[:size], stderr=subprocess.DEVNULL, check=False
+        )
     assert not list(tmp_path.iterdir())
     subprocess.run(["sh", "-c", line], input=script, check=True)
     assert len(list(tmp_path.iterdir())) == 2
@@ -308,7 +332,9 @@ def shown_to_others() -> str:
     lines = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            lines.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            lines.append(
+                (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
     return "\n".join(lines)
 
 
@@ -317,7 +343,10 @@ def test_other_users_see_no_argument_of_a_command(me, config, tmp_path, kind: st
     """Neither on the host nor here. The program sends a file, the script prints a word."""
     (secret := tmp_path / "hunter2").write_text("here\n")
     argv, own = {
-        "program": (remote_argv("clusterctl.transport.remote_content", str(secret)), "python3 -IS -c"),
+        "program": (
+            remote_argv("clusterctl.transport.remote_content", str(secret)),
+            "python3 -IS -c",
+        ),
         "script": (["sh", "-c", 'echo "$1"; read -r _', "sh", str(secret)], "printf"),
     }[kind]
     with closing(SSHTransport("node", config, user=me)) as node, node.converse(argv) as talk:

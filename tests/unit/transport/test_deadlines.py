@@ -92,11 +92,18 @@ else:
 
 @pytest.mark.parametrize("stays", ["node", "none"])
 def test_what_runs_on_a_host_ends_when_we_are_killed(sshd, me, tmp_path, stays):
-    clients, config = {}, sshd.config()
+    clients = {}
+    config = sshd.config()
     for how in ("run", "stream", "talk"):
         for program in (PROGRAM, ["cat"] if how == "talk" else ["sleep", "1000"]):
             noted = tmp_path / f"{how}-{program[0]}"
-            argv = ["sh", "-c", f'echo $$ >{noted}.new; mv {noted}.new {noted}; exec "$@"', "sh", *program]
+            argv = [
+                "sh",
+                "-c",
+                f'echo $$ >{noted}.new; mv {noted}.new {noted}; exec "$@"',
+                "sh",
+                *program,
+            ]
             words = [sys.executable, "-c", CLIENT, how, str(config), me, json.dumps(argv), stays]
             clients[noted] = subprocess.Popen(words)
     for noted, client in clients.items():

@@ -1,4 +1,6 @@
-"""Tests of downloads: files are sent once, checked and resumed, and the cluster's list is not trusted."""
+"""Tests of downloads: files are sent once, checked and resumed, and the cluster's list is not
+trusted.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_what_is_here_is_not_fetched_again(theirs, here):
 
 @contextmanager
 def as_anybody() -> Iterator[None]:
-    """Make file modes count for root as well, in this thread but not in the programs that it executes."""
+    """Make file modes count for root as well, in this thread but not in the programs that it
+    executes.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # capabilities(7), of this thread
     before = (ctypes.c_uint32 * 6)()
@@ -126,7 +130,8 @@ def test_a_damaged_beginning_is_noticed(theirs, here):
 
 def test_a_file_system_without_unnamed_files(theirs, here, monkeypatch):
     """For example NFS."""
-    opened, refused = os.open, []
+    opened = os.open
+    refused = []
 
     def refuse(path, flags, *more, **options):
         if flags & os.O_TMPFILE == os.O_TMPFILE:
@@ -159,7 +164,9 @@ def test_two_at_once_to_one_place(theirs, here):
     with partial.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         get(here)
-    assert content(here / "data") == content(theirs) | {partial.name: content(here / "data")[partial.name]}
+    assert content(here / "data") == content(theirs) | {
+        partial.name: content(here / "data")[partial.name]
+    }
 
 
 def test_holes_stay_holes(home, here):

@@ -54,15 +54,23 @@ def test_this_machine_needs_no_ssh(me: str) -> None:
 
 
 def settings(config: Path, login: str) -> dict[str, str]:
-    ran = subprocess.run(["ssh", "-G", "-F", config, "--", login], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        ["ssh", "-G", "-F", config, "--", login], capture_output=True, text=True, check=True
+    )
     return dict(line.split(" ", 1) for line in ran.stdout.splitlines() if " " in line)
 
 
 def test_the_users_settings_apply_and_ours_fill_the_gaps(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text(
-        "Host campus\n    HostName 10.9.8.7\n    User stud\n    ProxyJump gate\n    ServerAliveInterval 5\n"
-        "    RemoteCommand tmux\n    LocalForward 8888 localhost:8888\n    LogLevel QUIET\n"
+        "Host campus\n"
+        "    HostName 10.9.8.7\n"
+        "    User stud\n"
+        "    ProxyJump gate\n"
+        "    ServerAliveInterval 5\n"
+        "    RemoteCommand tmux\n"
+        "    LocalForward 8888 localhost:8888\n"
+        "    LogLevel QUIET\n"
     )
     own.chmod(0o600)
     workspace = Workspace(tmp_path)

@@ -69,9 +69,13 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     def write(mode: str = "plain") -> tuple[Path, Path]:
         folder = tmp_path / 'it\'s "a" $HOME; folder'
         folder.mkdir(exist_ok=True)
-        carrier, gcloud_program, notes = folder / "carrier.py", folder / "gcloud", folder / "pids"
+        carrier = folder / "carrier.py"
+        gcloud_program = folder / "gcloud"
+        notes = folder / "pids"
         carrier.write_text(CARRIER)
-        gcloud_program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(carrier)])} "$@"\n')
+        gcloud_program.write_text(
+            f'#!/bin/sh\nexec {shlex.join([sys.executable, str(carrier)])} "$@"\n'
+        )
         gcloud_program.chmod(0o755)
         notes.touch()
         host = Host(
@@ -89,7 +93,8 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         # Too long for the path of a socket.
         place = tmp_path / ("long folder" * 10)
         (place / "connections").mkdir(mode=0o700, parents=True, exist_ok=True)
-        config, known_hosts = place / "ssh_config", place / "known_hosts"
+        config = place / "ssh_config"
+        known_hosts = place / "known_hosts"
         known_hosts.write_text(inventory.known_hosts())
         config.write_text(inventory.ssh_config(key=sshd.folder / "id", known_hosts=known_hosts))
         (place / "hosts.json").write_text(inventory.model_dump_json())
@@ -140,11 +145,15 @@ def test_a_program_that_is_not_there_is_said(behind):
 
 
 def test_a_program_is_heard_that_ends_before_ssh_writes_to_it(behind, tmp_path, monkeypatch):
-    """OpenSSH 9.2 then prints nothing for a persistent connection in one of six runs on busy cores."""
+    """OpenSSH 9.2 then prints nothing for a persistent connection in one of six runs on busy
+    cores.
+    """
     config, _ = behind()
     ssh = tmp_path / "ssh"
     ssh.write_text(
-        '#!/bin/sh\ncase "$*" in *ControlPersist*) ;; *) echo "gcloud: not found" >&2 ;; esac\nexit 255\n'
+        "#!/bin/sh\n"
+        'case "$*" in *ControlPersist*) ;; *) echo "gcloud: not found" >&2 ;; esac\n'
+        "exit 255\n"
     )
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -187,7 +196,9 @@ def test_a_program_that_never_answers_is_given_up(behind):
 
 
 def test_proxied_connection_that_stays_outlives_its_verb(behind):
-    """The ProxyCommand belongs to the connection and does not end with the command that opened it."""
+    """The ProxyCommand belongs to the connection and does not end with the command that opened
+    it.
+    """
     config, notes = behind()
     code = (
         "import sys; from pathlib import Path; from clusterctl.transport.ssh import SSHTransport\n"
@@ -211,7 +222,11 @@ def test_proxied_connection_that_stays_outlives_its_verb(behind):
         (gcloud.refusal_text("4047"), "tunnel-no-host", TunnelError),
         (gcloud.refusal_text("4003"), "tunnel-no-port", TunnelError),
         *(
-            (gcloud.login_text(state, "compute.start-iap-tunnel"), "gcloud-login", TunnelRefusedError)
+            (
+                gcloud.login_text(state, "compute.start-iap-tunnel"),
+                "gcloud-login",
+                TunnelRefusedError,
+            )
             for state in gcloud.LOGINS
         ),
     ],
@@ -253,7 +268,9 @@ def check_plain_ssh(config: Path) -> None:
 def test_hosts_behind_a_jump_host_share_one_tunnel(behind):
     config, notes = behind()
     with Connections(config) as connections:
-        answers, failed = call_on_hosts(NODES, lambda name: connections.to(name).run(["echo", name]).stdout)
+        answers, failed = call_on_hosts(
+            NODES, lambda name: connections.to(name).run(["echo", name]).stdout
+        )
         assert (answers, failed) == ({name: f"{name}\n" for name in NODES}, {})
         check_plain_ssh(config)
         (pid,) = pids(notes)
@@ -334,7 +351,9 @@ def test_host_behind_a_jump_host_that_drops_packets_is_named(behind, sshd):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         head, found, rest = config.read_text().partition(f"Host {NODES[0]}\n")
         rest = rest.replace(f"Port {sshd.port}\n", f"Port {silent.getsockname()[1]}\n", 1)
-        config.write_text(head + found + rest.replace("ConnectTimeout 30\n", "ConnectTimeout 1\n", 1))
+        config.write_text(
+            head + found + rest.replace("ConnectTimeout 30\n", "ConnectTimeout 1\n", 1)
+        )
         with (
             Connections(config) as connections,
             refused("jump-refused", TunnelError, host=NODES[0], has_grace=False),
@@ -346,7 +365,9 @@ def test_host_behind_a_jump_host_that_drops_packets_is_named(behind, sshd):
 def test_host_key_behind_a_jump_host_is_checked(behind):
     config, _ = behind()
     known = config.parent / "known_hosts"
-    known.write_text("".join(line for line in known.read_text().splitlines(True) if NODES[0] not in line))
+    known.write_text(
+        "".join(line for line in known.read_text().splitlines(True) if NODES[0] not in line)
+    )
     with Connections(config) as connections, pytest.raises(HostKeyError):
         connections.to(NODES[0]).run(["true"])
     end_all_connections(config)
@@ -356,8 +377,15 @@ def test_recreated_jump_host_has_a_connection_of_its_own(behind, me):
     """The connection to the machine that is gone may be found dead only after a minute."""
     config, _ = behind()
     host, socket_name = proxy_of(NODES[0], config).jump
-    assert (host, proxy_of("node", config).jump, proxy_of("elsewhere", config).command) == ("node", None, ())
-    hosts = (host_of("node", "controller", host_key="ssh-ed25519 other"), host_of(NODES[0], jump="node"))
+    assert (host, proxy_of("node", config).jump, proxy_of("elsewhere", config).command) == (
+        "node",
+        None,
+        (),
+    )
+    hosts = (
+        host_of("node", "controller", host_key="ssh-ed25519 other"),
+        host_of(NODES[0], jump="node"),
+    )
     config.write_text(inventory_of(hosts=hosts).ssh_config(key=config, known_hosts=config))
     assert proxy_of(NODES[0], config).jump[0] == "node"
     assert proxy_of(NODES[0], config).jump[1] != socket_name

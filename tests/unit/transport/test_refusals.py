@@ -17,7 +17,10 @@ DENIED = "clusterctl@10.1.1.2: Permission denied (publickey)."
     [
         ('Load key "/h/demo/id_ed25519": error in libcrypto', "error in libcrypto"),
         ('Load key "/h/demo/id_ed25519": invalid format', "invalid format"),
-        ("no such identity: /h/demo/id_ed25519: No such file or directory", "No such file or directory"),
+        (
+            "no such identity: /h/demo/id_ed25519: No such file or directory",
+            "No such file or directory",
+        ),
     ],
 )
 def test_key_that_ssh_can_not_load_is_named(tmp_path: Path, line: str, reason: str) -> None:
@@ -27,7 +30,9 @@ def test_key_that_ssh_can_not_load_is_named(tmp_path: Path, line: str, reason: s
     assert "clusterctl down --discard" in error.fix
 
 
-@pytest.mark.parametrize("damage", [b"\xff\xfe\0", b"Host demo-ctl\n    ProxyCommand sh -c 'open\n", b""])
+@pytest.mark.parametrize(
+    "damage", [b"\xff\xfe\0", b"Host demo-ctl\n    ProxyCommand sh -c 'open\n", b""]
+)
 def test_damaged_ssh_config_has_no_proxy(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "ssh_config").write_bytes(damage)
     assert proxy_of("demo-ctl", tmp_path / "ssh_config").command == ()

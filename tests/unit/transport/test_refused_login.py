@@ -86,7 +86,9 @@ def config(tmp_path: Path, sshd: Sshd, me: str) -> Path:
 def hang_up_with_words(sshd: Sshd) -> Callable[[socket.socket], None]:
     def answer(connection: socket.socket) -> None:
         with contextlib.closing(paramiko.Transport(connection)) as transport:
-            transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(str(sshd.folder / "host")))
+            transport.add_server_key(
+                paramiko.Ed25519Key.from_private_key_file(str(sshd.folder / "host"))
+            )
             # Without an event, start_server may raise the error of the ended connection.
             transport.start_server(event=threading.Event(), server=Closing(transport))
             transport.join(10)
@@ -136,7 +138,9 @@ def test_login_closed_with_words_is_tried_once(
     [b"", b"Not allowed at this time\r\n", b"Exceeded MaxStartups\r\n", b"SSH-2.0-OpenSSH_9.9\r\n"],
     ids=["dropped", "penalty", "MaxStartups", "after-version"],
 )
-def test_dropped_connection_is_tried_once(config: Path, serve: Callable[..., Server], answer: bytes) -> None:
+def test_dropped_connection_is_tried_once(
+    config: Path, serve: Callable[..., Server], answer: bytes
+) -> None:
     server = serve(lambda connection: connection.sendall(answer))
     assert "127.0.0.1" in ask_twice(config)
     assert server.logins == 1
@@ -144,13 +148,18 @@ def test_dropped_connection_is_tried_once(config: Path, serve: Callable[..., Ser
 
 @pytest.fixture
 def strict(tmp_path: Path, sshd: Sshd) -> Iterator[Path]:
-    """A real sshd in place of the other, which accepts nobody. Return the file with its messages."""
+    """A real sshd in place of the other, which accepts nobody. Return the file with its
+    messages.
+    """
     sshd.process.terminate()
     sshd.process.wait()
     (tmp_path / "words").write_text(f"{WORDS}\n")
-    config, log = tmp_path / "strict", tmp_path / "log"
+    config = tmp_path / "strict"
+    log = tmp_path / "log"
     config.write_text(
-        f"{(sshd.folder / 'config').read_text()}Banner {tmp_path}/words\nDenyUsers *\nLogLevel VERBOSE\n"
+        f"{(sshd.folder / 'config').read_text()}Banner {tmp_path}/words\n"
+        "DenyUsers *\n"
+        "LogLevel VERBOSE\n"
     )
     process = subprocess.Popen([SSHD, "-D", "-E", str(log), "-f", str(config)])
     try:
@@ -176,7 +185,9 @@ def test_denied_login_is_tried_once(config: Path, strict: Path) -> None:
 def test_jump_host_that_refuses_is_shown(
     config: Path, sshd: Sshd, serve: Callable[..., Server], tmp_path: Path
 ) -> None:
-    """A shared connection discards what the jump host says, so it is asked a second time, and no more."""
+    """A shared connection discards what the jump host says, so it is asked a second time, and no
+    more.
+    """
     server = serve(hang_up_with_words(sshd))
     own = tmp_path / "own"
     own.write_text(f"Host campus\n    ProxyJump gate\n{own.read_text()}")

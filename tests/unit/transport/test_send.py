@@ -116,7 +116,9 @@ def test_a_file_that_changes_meanwhile_is_said(home, data):
 
 def new_folder(items: Sequence[Item]) -> Sent:
     files = [item for item in items if item.kind is Kind.FILE]
-    return Upload(LocalTransport()).new_folder(items, hash_items(files), "jobs/x", store=STORE, ours={})
+    return Upload(LocalTransport()).new_folder(
+        items, hash_items(files), "jobs/x", store=STORE, ours={}
+    )
 
 
 @pytest.mark.parametrize("moment", ["before it is hashed", "before it is sent"])
@@ -164,7 +166,10 @@ def test_holes_stay_holes(home, tmp_path):
         file.truncate(80 * MIB)
     send(sparse)
     arrived = home / "in to" / "sparse"
-    assert hashlib.sha256(arrived.read_bytes()).digest() == hashlib.sha256(sparse.read_bytes()).digest()
+    assert (
+        hashlib.sha256(arrived.read_bytes()).digest()
+        == hashlib.sha256(sparse.read_bytes()).digest()
+    )
     assert arrived.stat().st_blocks * 512 < 8 * MIB
 
 
@@ -185,7 +190,9 @@ def test_a_disk_of_the_cluster_that_takes_nothing_is_said(fault, tmp_path, monke
         disk.suffer(fault)
         with pytest.raises(TransferError) as caught:
             Upload(LocalTransport()).to_store([tmp_path / "file"], store=STORE)
-        assert os.strerror(errno.EROFS if fault == "read-only" else errno.ENOSPC) in caught.value.why
+        assert (
+            os.strerror(errno.EROFS if fault == "read-only" else errno.ENOSPC) in caught.value.why
+        )
         assert not caught.value.why.startswith("b'")
 
 
@@ -221,9 +228,15 @@ def test_pipes_and_such_do_not_travel(tmp_path):
 
 
 def make(
-    data: Path, name: str = "jobs/one", *, transport: LocalTransport | None = None, code: Path | None = None
+    data: Path,
+    name: str = "jobs/one",
+    *,
+    transport: LocalTransport | None = None,
+    code: Path | None = None,
 ):
-    items = [Item.of(str(path.relative_to(data)), path, path.lstat()) for path in sorted(data.rglob("*"))]
+    items = [
+        Item.of(str(path.relative_to(data)), path, path.lstat()) for path in sorted(data.rglob("*"))
+    ]
     hashes = hash_items([item for item in items if item.kind is Kind.FILE])
     items.append(Item("v1", Kind.ARCHIVE, code or data / "sub", mode=0, mtime_ns=0))
     upload = Upload(transport or LocalTransport())
@@ -277,8 +290,12 @@ def test_a_file_that_changes_meanwhile_makes_no_folder(home, data):
 
 
 @pytest.mark.parametrize("end", ["kill -KILL $$", "kill -XCPU $$", "echo Killed >&2; exit 137"])
-def test_send_to_program_that_is_killed_does_not_blame_the_disk(home, data, tmp_path, monkeypatch, end):
-    """A login node kills programs that use much CPU time. There may be a shell above, which says so."""
+def test_send_to_program_that_is_killed_does_not_blame_the_disk(
+    home, data, tmp_path, monkeypatch, end
+):
+    """A login node kills programs that use much CPU time. There may be a shell above, which says
+    so.
+    """
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python3").write_text(f"#!/bin/sh\nhead -c 1000 >/dev/null\n{end}\n")
     (tmp_path / "bin/python3").chmod(0o755)
@@ -383,9 +400,13 @@ def test_a_lock_is_waited_for_with_signs_of_life(home):
     [
         *(("lock", "pipe"), ("swept", "link"), ("partial", "folder")),
         *(("xx", "link"), ("partial/HASH", "pipe"), ("xx/HASH", "folder")),
-        *in_sweep(*((name, other) for name in ("lock", "partial/HASH") for other in ("link", "folder"))),
+        *in_sweep(
+            *((name, other) for name in ("lock", "partial/HASH") for other in ("link", "folder"))
+        ),
         *in_sweep(*((name, other) for name in ("swept", "xx") for other in ("pipe", "folder"))),
-        *in_sweep(*((name, other) for name in ("partial", "xx/HASH") for other in ("pipe", "link"))),
+        *in_sweep(
+            *((name, other) for name in ("partial", "xx/HASH") for other in ("pipe", "link"))
+        ),
     ],
 )
 def test_store_file_replaced_by_a_job_is_restored(home, data, tmp_path, name, other):
@@ -433,7 +454,9 @@ def test_an_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
     make(data, code=data)
     archive = home / archives_of(FOLDER) / "v1"
     whole = {str(path.relative_to(data.parent)): path.read_bytes() for path in tree_files(data)}
-    assert {str(path.relative_to(archive)): path.read_bytes() for path in tree_files(archive)} == whole
+    assert {
+        str(path.relative_to(archive)): path.read_bytes() for path in tree_files(archive)
+    } == whole
     for days, stays in ((364, True), (366, False)):
         (archive / "mark").touch()
         for path, at in ((archive, time.time() - days * 86400), (home / STORE / "swept", 1)):
@@ -451,7 +474,8 @@ def test_an_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
 def test_send_archive_stored_meanwhile_is_accepted(home, tmp_path, monkeypatch):
     final, partial = (home / name for name in ("final", "partial"))
     entry = Entry(line_of("archive", b"v1").encode()[:-1])
-    entry.final, entry.partial = bytes(final), bytes(partial)
+    entry.final = bytes(final)
+    entry.partial = bytes(partial)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "a.py").write_text("new")
     archive = archive_of(tmp_path / "code")
@@ -489,8 +513,11 @@ def test_many_at_once(home, data):
 
 
 def test_open_partial_file_renamed_meanwhile_is_not_reused(home, monkeypatch):
-    """Two transfers of equal content: the second opens the partial file just before the first renames it."""
-    partial, final = home / "partial", home / "final"
+    """Two transfers of equal content: the second opens the partial file just before the first
+    renames it.
+    """
+    partial = home / "partial"
+    final = home / "final"
     partial.write_bytes(b"whole and right")
     lock = fcntl.flock
 
@@ -505,7 +532,9 @@ def test_open_partial_file_renamed_meanwhile_is_not_reused(home, monkeypatch):
 
 def test_hash_of_file_shortened_meanwhile_does_not_match(tmp_path, monkeypatch):
     """A job rewrote the file while the cluster hashed it, and zeros filled the missing bytes."""
-    path, size, real = tmp_path / "log", 4096, remote_content.hash_of
+    path = tmp_path / "log"
+    size = 4096
+    real = remote_content.hash_of
     path.write_bytes(b"x" * size)
 
     def hash_and_shorten(*args: Any) -> Any:
@@ -530,7 +559,8 @@ def test_hash_of_file_shortened_meanwhile_does_not_match(tmp_path, monkeypatch):
 def test_partial_file_can_be_opened_by_another_transfer(home, monkeypatch, stored):
     sha256 = hashlib.sha256(b"whole").hexdigest().encode()
     entry = Entry(b"file b25l %d 0 5 5 %s" % (0o444, sha256 if stored else b""))
-    entry.final, entry.partial = os.fsencode(home / "final"), os.fsencode(home / "partial")
+    entry.final = os.fsencode(home / "final")
+    entry.partial = os.fsencode(home / "partial")
     coming = Incoming(iter([HEADER.pack(5), HEADER.pack(5) + b"whole" + HEADER.pack(0)]))
     seen = []
 
@@ -555,7 +585,10 @@ def test_the_store_forgets_what_nobody_uses(home, data):
     assert len(stored(home)) > 2  # not due yet
     os.utime(home / STORE / "swept", (1, time.time() - SWEEP_EVERY_S - 60))
     make(data / "sub", "jobs/three")
-    kept = {hashlib.sha256((data / "sub" / name).read_bytes()).hexdigest() for name in ("nothing", "run.sh")}
+    kept = {
+        hashlib.sha256((data / "sub" / name).read_bytes()).hexdigest()
+        for name in ("nothing", "run.sh")
+    }
     assert {path.name for path in stored(home)} == kept
     assert not (home / "jobs" / ".died.incomplete").exists()
 
@@ -632,7 +665,8 @@ def test_the_remote_half_runs_on_plain_python(home, data):
 def test_hashing_can_be_interrupted(home, tmp_path):
     """Reading the files to their end would take hours.
 
-    The interrupt does not wake the waiting thread, like a signal that arrives just before that thread blocks.
+    The interrupt does not wake the waiting thread, like a signal that arrives just before that
+    thread blocks.
     """
     interrupted = threading.Event()
 
@@ -642,7 +676,9 @@ def test_hashing_can_be_interrupted(home, tmp_path):
             _thread.interrupt_main()
 
     with pytest.raises(KeyboardInterrupt):
-        hash_items([sparse(tmp_path / name, 4 << 40) for name in ("one", "other")], progress=interrupt)
+        hash_items(
+            [sparse(tmp_path / name, 4 << 40) for name in ("one", "other")], progress=interrupt
+        )
 
 
 def test_hash_items_error_stops_the_other_threads(home, tmp_path, monkeypatch):
@@ -683,7 +719,14 @@ class Answering(LocalTransport):
 @pytest.mark.parametrize(
     "said",
     [
-        *("x\n", "0 0\n", f"99 0 {3 * MIB} -\n", f"-1 0 {3 * MIB} -\n", f"0 -1 {3 * MIB} -\n", "0 0 1 -\n"),
+        *(
+            "x\n",
+            "0 0\n",
+            f"99 0 {3 * MIB} -\n",
+            f"-1 0 {3 * MIB} -\n",
+            f"0 -1 {3 * MIB} -\n",
+            "0 0 1 -\n",
+        ),
         *(f"0 {4 * MIB} {3 * MIB} -\n", "\n{}\n", "\n[]\n"),
         '\n{"folder": 5, "wrong": [], "at": []}\n',
         '\n{"folder": "#", "wrong": [], "at": []}\n',

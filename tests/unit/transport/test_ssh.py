@@ -16,7 +16,13 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from clusterctl.errors import CommandError, HostKeyError, KeyRefusedError, TransportError, UnreachableError
+from clusterctl.errors import (
+    CommandError,
+    HostKeyError,
+    KeyRefusedError,
+    TransportError,
+    UnreachableError,
+)
 from clusterctl.transport.base import Transport
 from tests.support.messages import refused
 from tests.support.played.batch import HOSTILE
@@ -50,7 +56,10 @@ def test_arguments_arrive_as_they_are(node):
 
 def test_environment_arrives_as_it_is(node):
     show = "import os; print(os.environ['A'] + '|' + os.environ['B'])"
-    assert node.run([sys.executable, "-c", show], env={"A": "$HOME 'x'", "B": "1"}).stdout == "$HOME 'x'|1\n"
+    assert (
+        node.run([sys.executable, "-c", show], env={"A": "$HOME 'x'", "B": "1"}).stdout
+        == "$HOME 'x'|1\n"
+    )
 
 
 def test_a_nul_is_refused(node):
@@ -188,7 +197,10 @@ def test_a_frozen_host_ends_a_conversation(sshd, node):
 def test_closing_ends_what_another_thread_waits_for(node, tmp_path):
     def late() -> bool:
         with refused("unreachable", UnreachableError):
-            node.run(["sh", "-c", 'touch -- "$1"; sleep 100', "sh", str(tmp_path / "begun")], timeout_s=500)
+            node.run(
+                ["sh", "-c", 'touch -- "$1"; sleep 100', "sh", str(tmp_path / "begun")],
+                timeout_s=500,
+            )
         return True
 
     with ThreadPoolExecutor(1) as pool:
@@ -228,7 +240,8 @@ def test_connect_host_hangs_up_at_login_is_retryable(sshd, me, reach):
                     with contextlib.closing(paramiko.Transport(server.accept()[0])) as transport:
                         key = paramiko.Ed25519Key.from_private_key_file(str(sshd.folder / "host"))
                         transport.add_server_key(key)
-                        # Without an event, start_server may raise the error of the ended connection.
+                        # Without an event, start_server may raise the error of the ended
+                        # connection.
                         transport.start_server(event=threading.Event(), server=Booting(transport))
                         transport.join(10)
 

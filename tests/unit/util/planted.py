@@ -19,7 +19,13 @@ def _random(size: int) -> str:
     return base64.b64encode(_RANDOM.randbytes(size)).decode()
 
 
-WRAPPED: Final = ["Y3V0IG9mZg", _random(48), _random(48), "b2YgdGhlIGxhc3Q="]  # a key's lines, the first cut
+# A key's lines, the first cut.
+WRAPPED: Final = [
+    "Y3V0IG9mZg",
+    _random(48),
+    _random(48),
+    "b2YgdGhlIGxhc3Q=",
+]
 LOGGED: Final = [_random(48), "b2YgYSBqb3VybmFs"]
 DOCKER: Final = base64.b64encode(b"$oauthtoken:of-docker").decode()
 AWS: Final = _random(30)  # as long as a secret access key
@@ -54,22 +60,34 @@ PLANTED: Final = {
     "over two": 'password: "folded\n  over two"\nport: 6822',
     # blocks, lists and mappings
     "of-a-block": "ssl:\n  password: |\n    of-a-block\n  port: 6823",
-    "last line of it": "- token: >-  # folded\n\n    first one\n\n    last line of it\n  port: 6824",
+    "last line of it": (
+        "- token: >-  # folded\n\n    first one\n\n    last line of it\n  port: 6824"
+    ),
     "of-a-diff": "+passphrase: |2\n+  one\n+  of-a-diff\n+port: 6825",
-    "6638643965396161": "db_password: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6638643965396161\nport: 6826",
+    "6638643965396161": (
+        "db_password: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6638643965396161\nport: 6826"
+    ),
     "6162646566303132": "$ANSIBLE_VAULT;1.2;AES256;dev\n6162646566303132\n3334\n",
     "below-a-comment": "password: # of the database\n  below-a-comment\nport: 6827",
     "of-a-heredoc": "password = <<EOT\nof-a-heredoc\nEOT\nport = 6828",
-    "block-in-JSON": json.dumps({"stdout": 'a:\n  secret: |\n    one "two"\n    block-in-JSON\nport: 6829'}),
+    "block-in-JSON": json.dumps(
+        {"stdout": 'a:\n  secret: |\n    one "two"\n    block-in-JSON\nport: 6829'}
+    ),
     "list-a1b2c3": '{"tokens": ["first]", "list-a1b2c3"], "port": 6830}',
-    "indented-list": json.dumps({"api_keys": ["one", ["two", "indented-list"]], "port": 6831}, indent=2),
-    "list-in-JSON": json.dumps({"stdout": json.dumps({"tokens": ["one", "list-in-JSON"], "port": 6832})}),
+    "indented-list": json.dumps(
+        {"api_keys": ["one", ["two", "indented-list"]], "port": 6831}, indent=2
+    ),
+    "list-in-JSON": json.dumps(
+        {"stdout": json.dumps({"tokens": ["one", "list-in-JSON"], "port": 6832})}
+    ),
     "list-of-YAML": "tokens:\n- one\n- list-of-YAML\nport: 6833",
     "of-a-mapping": '{"credentials": {"one": "two", "three": "of-a-mapping"}, "port": 6834}',
     "open-ended": "port 6835\ntokens: ['one', 'open-ended",
     "of-a-pair": "env:\n- name: DB_PASSWORD\n  value: of-a-pair\n- name: PORT\n  value: 6836",
     "JSON-pair": json.dumps({"env": [{"name": "API_TOKEN", "value": "JSON-pair"}]}, indent=2),
-    "pair-in-JSON": json.dumps({"stdout": json.dumps({"key": "DB_PASSWORD", "value": "pair-in-JSON"})}),
+    "pair-in-JSON": json.dumps(
+        {"stdout": json.dumps({"key": "DB_PASSWORD", "value": "pair-in-JSON"})}
+    ),
     # command lines, as text and as lists
     "of-sshpass": "sshpass -p of-sshpass ssh head",
     "of-curl": "curl -sS -u ada:of-curl https://example.org",
@@ -138,11 +156,17 @@ PLANTED: Final = {
     WRAPPED[3]: json.dumps("\n".join([*WRAPPED, "-----END RSA PRIVATE KEY-----"])),
     LOGGED[1]: "\n".join(f"head app[7]: {line}" for line in [*LOGGED, "-----END PRIVATE KEY-----"]),
     "of-PuTTY": (
-        "PuTTY-User-Key-File-3: ssh-ed25519\nComment: ada\nPrivate-Lines: 1\nof-PuTTY\nPrivate-MAC: 0f"
+        "PuTTY-User-Key-File-3: ssh-ed25519\n"
+        "Comment: ada\n"
+        "Private-Lines: 1\n"
+        "of-PuTTY\n"
+        "Private-MAC: 0f"
     ),
     "of-cut-PuTTY": "Private-Lines: 1\nof-cut-PuTTY\nPrivate-MAC: 0f1e",
     "of-SSH2": (
-        "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nof-SSH2\n---- END SSH2 ENCRYPTED PRIVATE KEY ----"
+        "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\n"
+        "of-SSH2\n"
+        "---- END SSH2 ENCRYPTED PRIVATE KEY ----"
     ),
     # long random words, whatever they are
     AWS: f"configure set {AWS}",

@@ -1,4 +1,6 @@
-"""Tests of state folders on full or unwritable disks: a clear error, no truncated files, and `down` works."""
+"""Tests of state folders on full or unwritable disks: a clear error, no truncated files, and `down`
+works.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def workspace(disk: SmallDisk) -> Workspace:
 
 
 def entry(number: int) -> JobEntry:
-    return JobEntry(token=f"{number:08x}", name="j" * 60, user="hpc", submitted_at=1.0, remote_dir="/shared")
+    return JobEntry(
+        token=f"{number:08x}", name="j" * 60, user="hpc", submitted_at=1.0, remote_dir="/shared"
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -66,7 +70,12 @@ def test_a_disk_that_has_too_little_room_is_refused_at_the_start(
 
 @pytest.mark.parametrize(
     ("number", "fix"),
-    [(errno.EDQUOT, "quota"), (errno.EIO, "dmesg"), (errno.EROFS, "mount"), (errno.ENOSPC, "remove")],
+    [
+        (errno.EDQUOT, "quota"),
+        (errno.EIO, "dmesg"),
+        (errno.EROFS, "mount"),
+        (errno.ENOSPC, "remove"),
+    ],
 )
 def test_each_reason_has_its_remedy(number: int, fix: str, tmp_path: Path) -> None:
     for path in (tmp_path / "no" / "such" / "file", None):
@@ -96,7 +105,9 @@ def silent(_: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_lock_of_a_cluster_needs_no_room(disk: SmallDisk, workspace: Workspace, fault: str) -> None:
+def test_the_lock_of_a_cluster_needs_no_room(
+    disk: SmallDisk, workspace: Workspace, fault: str
+) -> None:
     with workspace.lock("up", wait_s=0, waiting=silent):
         pass
     disk.suffer(fault)
@@ -118,7 +129,8 @@ def test_without_a_cluster_there_is_nothing_to_lock(disk: SmallDisk, fault: str)
 
 def test_a_submission_is_written_whole_or_refused(disk: SmallDisk, workspace: Workspace) -> None:
     """A disk accepts the part of a line that fits, and fails only at the next write."""
-    ledger, written = Ledger(workspace.jobs), []
+    ledger = Ledger(workspace.jobs)
+    written = []
     disk.fill(but=8192)
     with refused("disk", DiskError):
         for number in range(1000):
@@ -132,7 +144,9 @@ def test_a_submission_is_written_whole_or_refused(disk: SmallDisk, workspace: Wo
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_what_becomes_known_of_a_job_stops_nothing(disk: SmallDisk, workspace: Workspace, fault: str) -> None:
+def test_what_becomes_known_of_a_job_stops_nothing(
+    disk: SmallDisk, workspace: Workspace, fault: str
+) -> None:
     ledger = Ledger(workspace.jobs)
     ledger.add(entry(1))
     disk.suffer(fault)
@@ -155,7 +169,9 @@ def test_a_phase_that_is_done_is_done_though_the_journal_is_full(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_down_works_on_a_full_disk(disk: SmallDisk, workspace: Workspace, fault: str, tmp_path: Path) -> None:
+def test_down_works_on_a_full_disk(
+    disk: SmallDisk, workspace: Workspace, fault: str, tmp_path: Path
+) -> None:
     workspace.lock_file.touch()  # `up` has held it
     disk.suffer(fault)
     there = Clusterctl(disk.path, tmp_path)
@@ -184,8 +200,10 @@ def test_up_and_reading_on_a_full_disk(disk: SmallDisk, fault: str, tmp_path: Pa
 @pytest.mark.parametrize("options", ["ro", "size=64k"])
 def test_where_temporary_files_find_no_room_memory_has_it(options: str) -> None:
     script = (
-        "from clusterctl.util import process\nprocess.remove_stale_folders()\n"
-        "with process.temporary_folder(process.roomiest_temporary_folder()) as folder: print(folder.parent)"
+        "from clusterctl.util import process\n"
+        "process.remove_stale_folders()\n"
+        "with process.temporary_folder(process.roomiest_temporary_folder()) as folder: "
+        "print(folder.parent)"
     )
     # This checkout may be in one of these folders.
     mount = (
@@ -193,9 +211,14 @@ def test_where_temporary_files_find_no_room_memory_has_it(options: str) -> None:
         'case $here in $place/*) mkdir -p "$here"; mount -c --bind /proc/self/fd/9 "$here";; esac\n'
         f"mount -o remount,{options} $place"
     )
-    mounts = f"here=$1; shift; exec 9<$here; for place in /tmp /var/tmp /usr/tmp; do {mount}; done; cd /proc"
+    mounts = (
+        f"here=$1; shift; exec 9<$here; for place in /tmp /var/tmp /usr/tmp; do {mount}; done; "
+        "cd /proc"
+    )
     words = ["sh", "-ec", f'{mounts}; exec "$@"', "sh", ROOT, sys.executable, "-c", script]
     argv = ["unshare", "--mount", *words]
-    env = {name: value for name, value in os.environ.items() if name not in {"TMPDIR", "TEMP", "TMP"}}
+    env = {
+        name: value for name, value in os.environ.items() if name not in {"TMPDIR", "TEMP", "TMP"}
+    }
     ran = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
     assert ran.stdout == "/dev/shm\n"

@@ -10,8 +10,12 @@ from clusterctl.util.process import parallel_map
 
 
 def test_after_the_first_error_nothing_goes_on() -> None:
-    """The caller then releases its lock, so running calls are waited for and no further call starts."""
-    begun, ended, before = threading.Event(), [], threading.active_count()
+    """The caller then releases its lock, so running calls are waited for and no further call
+    starts.
+    """
+    begun = threading.Event()
+    ended = []
+    before = threading.active_count()
 
     def call(number: int) -> None:
         if number == 0:
@@ -31,6 +35,8 @@ def test_after_the_first_error_nothing_goes_on() -> None:
 
 def test_no_more_at_once_than_asked_for() -> None:
     together = threading.Barrier(3)
-    assert parallel_map(range(9), lambda number: (together.wait(30), number)[1], most=3) == list(range(9))
+    assert parallel_map(range(9), lambda number: (together.wait(30), number)[1], most=3) == list(
+        range(9)
+    )
     with pytest.raises(threading.BrokenBarrierError):
         parallel_map(range(3), lambda _: together.wait(0.2), most=2)

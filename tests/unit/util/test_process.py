@@ -43,9 +43,13 @@ sys.exit(subprocess.call(under_subreaper(["sh", "-c", {SHELL!r}, sys.argv[1]])))
 
 
 @contextmanager
-def running(program: str, *arguments: str | Path | float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(
+    program: str, *arguments: str | Path | float
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     argv = [sys.executable, "-c", program, *map(str, arguments)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         yield process, process.stdout.readline().strip()
         process.kill()
@@ -115,17 +119,22 @@ def test_program_without_reader_ends() -> None:
 
 
 def test_a_program_whose_time_is_up_ends_with_what_it_started(tmp_path: Path) -> None:
-    pid, end = tmp_path / "pid", tmp_path / "end"
+    pid = tmp_path / "pid"
+    end = tmp_path / "end"
 
     def attempt(timeout_s: float) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
-            run(["sh", "-c", f"(sleep 40; touch {end}) & echo $! >{pid}; wait"], timeout_s=timeout_s)
+            run(
+                ["sh", "-c", f"(sleep 40; touch {end}) & echo $! >{pid}; wait"], timeout_s=timeout_s
+            )
 
     assert processes.gone(processes.noted(pid, attempt))
     assert not end.exists()
 
 
-@pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)]
+)
 def test_a_program_ends_as_it_ends(script: str, code: int) -> None:
     assert subprocess.run(under_subreaper(["sh", "-c", script]), check=False).returncode == code
 
@@ -159,7 +168,9 @@ sys.exit(subprocess.call(under_subreaper(argv, grace_s=int(sys.argv[3])), start_
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
-def test_run_with_grace_interrupts_and_waits_for_the_end(sign: signal.Signals, tmp_path: Path) -> None:
+def test_run_with_grace_interrupts_and_waits_for_the_end(
+    sign: signal.Signals, tmp_path: Path
+) -> None:
     with running(STARTS_WITH_GRACE, tmp_path / "file", 0.3, 30) as (process, pid):
         process.send_signal(sign)
         process.wait()
@@ -177,7 +188,9 @@ def test_run_with_grace_kills_a_program_that_ignores_sigint(tmp_path: Path) -> N
 
 def test_a_hangup_cuts_grace_short_and_nothing_else(tmp_path: Path) -> None:
     argv = under_subreaper(["sh", "-c", GRACEFUL, str(tmp_path / "file"), "60"], grace_s=60)
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         pid = process.stdout.readline().strip()
         for _ in range(2):  # the second time it is the kernel's word that we have ended
@@ -190,7 +203,9 @@ def test_a_hangup_cuts_grace_short_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_else_is_passed_on_stays_with_the_reaper(tmp_path: Path) -> None:
-    """So a lock is held as long as the subreaper runs, even if its program leaves children behind."""
+    """So a lock is held as long as the subreaper runs, even if its program leaves children
+    behind.
+    """
     with (tmp_path / "lock").open("w") as lock:
         argv = under_subreaper(["sh", "-c", "ls -l /proc/self/fd; exec sleep 60"])
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -198,7 +213,8 @@ def test_what_else_is_passed_on_stays_with_the_reaper(tmp_path: Path) -> None:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, pass_fds=(descriptor,))
     with process, (tmp_path / "lock").open("w") as other:
         assert process.stdout is not None
-        shown = [next(process.stdout) for _ in range(5)]  # a total, three, and that of the folder itself
+        # A total, three, and that of the folder itself.
+        shown = [next(process.stdout) for _ in range(5)]
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         process.kill()

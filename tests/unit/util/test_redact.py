@@ -18,16 +18,28 @@ from tests.unit.util.planted import FACTS, PLANTED, PORTS
 # Notations of a password in logs, specs and command lines, beside the ordinary number 7777.
 NOTATIONS: Final[dict[str, Callable[[str], str]]] = {
     "YAML": lambda word: yaml_text({"db": {"password": word, "port": 7777}}),
-    "YAML, single quotes": lambda word: "password: '{}'\nport: 7777".format(word.replace("'", "''")),
+    "YAML, single quotes": lambda word: "password: '{}'\nport: 7777".format(
+        word.replace("'", "''")
+    ),
     "JSON": lambda word: json.dumps({"password": word, "port": 7777}),
-    "JSON in JSON": lambda word: json.dumps({"stdout": json.dumps({"password": word, "port": 7777})}),
+    "JSON in JSON": lambda word: json.dumps(
+        {"stdout": json.dumps({"password": word, "port": 7777})}
+    ),
     "Python": lambda word: repr({"password": word, "port": 7777}),
     "a variable of a shell": lambda word: f"DB_PASSWORD={shlex.quote(word)}\nport=7777",
-    "a shell in JSON": lambda word: json.dumps({"cmd": f"PASSWORD={shlex.quote(word)}", "port": 7777}),
+    "a shell in JSON": lambda word: json.dumps(
+        {"cmd": f"PASSWORD={shlex.quote(word)}", "port": 7777}
+    ),
     "an option": lambda word: f"app --password={shlex.quote(word)} --port 7777",
-    "a list of arguments": lambda word: json.dumps({"cmd": ["app", "--password", word], "port": 7777}),
-    "arguments of curl": lambda word: json.dumps({"cmd": ["curl", "-u", f"a:{word}"], "port": 7777}),
-    "pairs in JSON": lambda word: json.dumps({"env": [{"name": "PASSWORD", "value": word}], "port": 7777}),
+    "a list of arguments": lambda word: json.dumps(
+        {"cmd": ["app", "--password", word], "port": 7777}
+    ),
+    "arguments of curl": lambda word: json.dumps(
+        {"cmd": ["curl", "-u", f"a:{word}"], "port": 7777}
+    ),
+    "pairs in JSON": lambda word: json.dumps(
+        {"env": [{"name": "PASSWORD", "value": word}], "port": 7777}
+    ),
     "pairs in YAML": lambda word: yaml.safe_dump(
         {"env": [{"name": "PASSWORD", "value": word}], "port": 7777}, sort_keys=False, width=2**16
     ),
@@ -40,7 +52,9 @@ def test_planted_secrets_go_and_what_stands_beside_them_stays() -> None:
     left = {secret: redact(text) for secret, text in PLANTED.items()}
     assert not {secret: text for secret, text in left.items() if secret in text}
     for secret, text in PLANTED.items():
-        assert not [port for port in PORTS if str(port) in text and str(port) not in left[secret]], text
+        assert not [
+            port for port in PORTS if str(port) in text and str(port) not in left[secret]
+        ], text
 
 
 def test_facts_stay_as_they_are() -> None:

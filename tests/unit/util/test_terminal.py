@@ -1,4 +1,6 @@
-"""Tests that output of hosts and jobs can't make a terminal do anything but show text and colors."""
+"""Tests that output of hosts and jobs can't make a terminal do anything but show text and
+colors.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def shown(*pieces: bytes) -> bytes:
 
 
 def is_harmless(data: bytes) -> bool:
-    """Return whether the output is UTF-8 with only text, newlines, tabs, carriage returns and colors."""
+    """Return whether the output is UTF-8 with only text, newlines, tabs, carriage returns and
+    colors.
+    """
     return ACTS.search(SGR.sub("", data.decode())) is None
 
 
@@ -94,7 +98,18 @@ PIECES = st.lists(
     st.one_of(
         st.binary(max_size=8),
         st.sampled_from(
-            [*HOSTILE.values(), b"\x1b", b"[", b";", b"1", b"m", b"\x1b[31m", b"\x1b[0m", b"\r", b"\n"]
+            [
+                *HOSTILE.values(),
+                b"\x1b",
+                b"[",
+                b";",
+                b"1",
+                b"m",
+                b"\x1b[31m",
+                b"\x1b[0m",
+                b"\r",
+                b"\n",
+            ]
         ),
         st.text(max_size=4).map(lambda text: text.encode(errors="surrogatepass")),
     ),
@@ -133,7 +148,8 @@ def test_values_are_written_as_python_writes_them() -> None:
 
 
 COLORED = (
-    "\x1b[1;38;5;208mwarm\x1b[0m \x1b[38:2::255:0:0mred\x1b[m \x1b[4:3mwavy\x1b[24m Zoë 中文 🙂\r\n\ttab"
+    "\x1b[1;38;5;208mwarm\x1b[0m \x1b[38:2::255:0:0mred\x1b[m \x1b[4:3mwavy\x1b[24m Zoë 中文 🙂\r\n"
+    "\ttab"
 )
 
 
@@ -157,8 +173,11 @@ def test_colors_text_and_progress_bars_pass() -> None:
         (b"\x1b[31mred\x1b[0m\x1b[8m\n", b"\x1b[0m", b"\x1b[0m"),
     ],
 )
-def test_log_filter_ends_color_before_other_text(log: bytes, end: bytes, end_of_line: bytes) -> None:
-    whole, interrupted = LogFilter(), LogFilter()
+def test_log_filter_ends_color_before_other_text(
+    log: bytes, end: bytes, end_of_line: bytes
+) -> None:
+    whole = LogFilter()
+    interrupted = LogFilter()
     whole.feed(log)
     assert whole.end() == end
     interrupted.feed(log)
@@ -207,8 +226,15 @@ EVERYTHING = b"\r\n".join(HOSTILE.values())
 
 def test_a_terminal_is_asked_for_nothing_but_text_and_color() -> None:
     """The unfiltered output requests many actions."""
-    assert {"set_title", "erase_in_display", "cursor_position", "set_mode", "reset"} <= asked_of_a_terminal(
-        EVERYTHING
-    )
+    assert {
+        "set_title",
+        "erase_in_display",
+        "cursor_position",
+        "set_mode",
+        "reset",
+    } <= asked_of_a_terminal(EVERYTHING)
     assert asked_of_a_terminal(shown(EVERYTHING)) == set()
-    assert asked_of_a_terminal(printable(EVERYTHING.decode(errors="surrogateescape")).encode()) == set()
+    assert (
+        asked_of_a_terminal(printable(EVERYTHING.decode(errors="surrogateescape")).encode())
+        == set()
+    )

@@ -1,10 +1,11 @@
 #!/usr/bin/python3
-"""Take an idle cluster down: delete its compute instances, then stop the controller, on which this runs.
+"""Take an idle cluster down: delete its compute instances, then stop the controller, on which this
+runs.
 
-A timer starts this program. The cluster is idle while Slurm has no job, there is no SSH connection, and no
-job has ended recently. A failed check counts as activity, so that a cluster is never taken down by mistake;
-errors are retried at the next start. The controller is stopped instead of deleted, because uncollected runs
-are on its disk. Needs only the standard library, and Python 3.8 or newer.
+A timer starts this program. The cluster is idle while Slurm has no job, there is no SSH connection,
+and no job has ended recently. A failed check counts as activity, so that a cluster is never taken
+down by mistake; errors are retried at the next start. The controller is stopped instead of deleted,
+because uncollected runs are on its disk. Needs only the standard library, and Python 3.8 or newer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Unknown(Exception):  # noqa: N818
 
 
 class Cluster:
-    """The cluster. ``settings``: written by Ansible. ``state``: times in Unix seconds, from the last run."""
+    """The cluster. ``settings``: written by Ansible. ``state``: times in Unix seconds, from the
+    last run.
+    """
 
     def __init__(self, settings, uptime_file):
         self.settings = settings
@@ -47,7 +50,9 @@ class Cluster:
         fresh.replace(self.state_file)
 
     def idle_s(self):
-        """Return the seconds since the last activity. Raise Unknown if Slurm or the system did not answer."""
+        """Return the seconds since the last activity. Raise Unknown if Slurm or the system did not
+        answer.
+        """
         if signs_of_life():
             self.state["alive"] = time.time()
         ended = last_job_end(self.settings["after_s"])
@@ -64,7 +69,9 @@ def signs_of_life():
 
 
 def last_job_end(window_s):
-    """Return the latest end of a job in the last ``window_s`` seconds, in Unix seconds; 0 without a job."""
+    """Return the latest end of a job in the last ``window_s`` seconds, in Unix seconds; 0 without a
+    job.
+    """
     ends = run(
         "sacct",
         "--allusers",
@@ -79,7 +86,9 @@ def last_job_end(window_s):
 
 
 def run(*argv):
-    """Return a command's output, in which Slurm's times are Unix seconds. Raise Unknown if it failed."""
+    """Return a command's output, in which Slurm's times are Unix seconds. Raise Unknown if it
+    failed.
+    """
     env = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
         result = subprocess.run(
@@ -104,7 +113,9 @@ class Google:
     def __init__(self, settings):
         endpoint = os.environ.get("CLUSTERCTL_GCP_ENDPOINT") or "https://{service}.googleapis.com"
         base = endpoint.replace("{service}", "compute").rstrip("/")
-        self.base = f"{base}/compute/v1/projects/{settings['project']}/zones/{settings['zone']}/instances"
+        self.base = (
+            f"{base}/compute/v1/projects/{settings['project']}/zones/{settings['zone']}/instances"
+        )
         self.token = self._token()
 
     @staticmethod
@@ -120,7 +131,9 @@ class Google:
             raise Unknown(f"no token from the metadata server: {exc}") from exc
 
     def call(self, verb, path):
-        """Return the API's answer; None if the instance does not exist. Raise Unknown for other errors."""
+        """Return the API's answer; None if the instance does not exist. Raise Unknown for other
+        errors.
+        """
         headers = {"Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(f"{self.base}/{path}", method=verb, headers=headers)  # noqa: S310
         try:
@@ -129,7 +142,9 @@ class Google:
         except urllib.error.HTTPError as exc:
             if exc.code == GONE:
                 return None
-            raise Unknown(f"{verb} {path}: {exc.code} {exc.read(500).decode(errors='replace')}") from exc
+            raise Unknown(
+                f"{verb} {path}: {exc.code} {exc.read(500).decode(errors='replace')}"
+            ) from exc
         except (OSError, ValueError) as exc:
             raise Unknown(f"{verb} {path}: {exc}") from exc
 
@@ -147,7 +162,9 @@ class Log:
 
 
 def take_down(settings, log, dry):
-    """Delete the nodes' instances. Once all are gone, stop the controller. ``dry``: only log these steps."""
+    """Delete the nodes' instances. Once all are gone, stop the controller. ``dry``: only log these
+    steps.
+    """
     google = Google(settings)
     if delete_nodes(google, settings, log, dry):
         controller = google.call("GET", settings["controller"])
@@ -155,7 +172,8 @@ def take_down(settings, log, dry):
             log(f"not stopped: {settings['controller']} does not carry this cluster's labels")
             return
         log(
-            f"{'would stop' if dry else 'stopping'} {settings['controller']}; `clusterctl up` starts it again"
+            f"{'would stop' if dry else 'stopping'} {settings['controller']}; `clusterctl up` "
+            "starts it again"
         )
         # Google stops an instance with local SSDs only if the request says to discard their data.
         if not dry:
@@ -163,7 +181,9 @@ def take_down(settings, log, dry):
 
 
 def delete_nodes(google, settings, log, dry):
-    """Request the deletion of the nodes' instances; ``dry``: only log this. Return whether all are gone."""
+    """Request the deletion of the nodes' instances; ``dry``: only log this. Return whether all are
+    gone.
+    """
     is_empty = True
     for name in settings["hosts"]:
         try:
@@ -199,8 +219,11 @@ def warn(log, text):
 
 
 def tick(cluster, log, dry):
-    """Check whether the cluster is idle. If so, warn its users, and a few minutes later take it down."""
-    settings, state = cluster.settings, cluster.state
+    """Check whether the cluster is idle. If so, warn its users, and a few minutes later take it
+    down.
+    """
+    settings = cluster.settings
+    state = cluster.state
     try:
         idle_s = cluster.idle_s()
     except Unknown as exc:
@@ -215,7 +238,8 @@ def tick(cluster, log, dry):
         state["warned"] = time.time()
         warn(
             log,
-            f"this cluster has been idle for {idle_s / 3600:.1f} h and takes itself down in a few minutes",
+            f"this cluster has been idle for {idle_s / 3600:.1f} h and takes itself down in a "
+            "few minutes",
         )
         return
     if not dry and time.time() - state["warned"] < GRACE_S:

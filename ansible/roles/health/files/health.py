@@ -1,12 +1,13 @@
 #!/usr/bin/python3 -IS
-"""Slurm's HealthCheckProgram: drains this node when it is unhealthy, and resumes it when it is healthy again.
+"""Slurm's HealthCheckProgram: drains this node when it is unhealthy, and resumes it when it is
+healthy again.
 
-slurmd runs it regularly as root; without Slurm, clusterctl runs it before each job. An unhealthy node is
-drained with a reason that begins with `clusterctl health:`. Its jobs run to their end, and once the node is
-healthy it is resumed. A node drained by a person is not resumed. If a person resumes the node, it is not
-drained again for the same fault in the kernel's log, nor for the link of a card that is now idle. A JSON file
-holds the thresholds and the expected hardware. The exit code is 1 if the node is unhealthy. Runs with the
-platform's Python, from 3.9 on.
+slurmd runs it regularly as root; without Slurm, clusterctl runs it before each job. An unhealthy
+node is drained with a reason that begins with `clusterctl health:`. Its jobs run to their end, and
+once the node is healthy it is resumed. A node drained by a person is not resumed. If a person
+resumes the node, it is not drained again for the same fault in the kernel's log, nor for the link
+of a card that is now idle. A JSON file holds the thresholds and the expected hardware. The exit
+code is 1 if the node is unhealthy. Runs with the platform's Python, from 3.9 on.
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ STATE = Path("/run/clusterctl-health.json")
 PREFIX = "clusterctl health: "
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Timeouts of programs. slurmd kills a check after 60 s.
-DRIVER_S, SHORT_S = 20, 8
+DRIVER_S = 20
+SHORT_S = 8
 LONGEST_REASON = 240
 # A drained GPU must cool down to so many degrees below its limit, so that the node does not flap.
 COOLED_C = 5
 
 FIELDS = (
-    "index driver_version temperature.gpu ecc.errors.uncorrected.volatile.total pcie.link.width.current "
-    "pcie.link.width.max pcie.link.gen.gpucurrent pcie.link.gen.max pstate compute_mode "
-    "clocks_event_reasons.active mig.mode.current mig.mode.pending retired_pages.pending "
-    "remapped_rows.pending remapped_rows.failure fabric.state fabric.status"
+    "index driver_version temperature.gpu ecc.errors.uncorrected.volatile.total "
+    "pcie.link.width.current pcie.link.width.max pcie.link.gen.gpucurrent pcie.link.gen.max "
+    "pstate compute_mode clocks_event_reasons.active mig.mode.current mig.mode.pending "
+    "retired_pages.pending remapped_rows.pending remapped_rows.failure fabric.state "
+    "fabric.status"
 ).split()
 # Names of fields before driver 535.
 OLD_NAMES = {
@@ -59,14 +62,16 @@ NO_FABRIC = {"N/A", "Not Supported"}
 SLOWED = {0x08: "hardware slowdown", 0x40: "too hot, as the hardware reports", 0x80: "power brake"}
 # Some drivers write these lines instead of an XID if a card has fallen off the bus.
 FALLEN = re.compile(
-    r"^\[\s*(?P<at>\d+\.\d+)\] NVRM: The NVIDIA GPU (?P<where>\S+)\n.*NVRM: .*\n.*NVRM: fallen off the bus",
+    r"^\[\s*(?P<at>\d+\.\d+)\] NVRM: The NVIDIA GPU (?P<where>\S+)\n.*NVRM: .*\n.*NVRM: fallen "
+    r"off the bus",
     re.MULTILINE,
 )
 FALLEN_XID = 79
 XID = re.compile(r"^\[\s*(?P<at>\d+\.\d+)\] .*NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 # Positions of fields in the output of `chronyc -c tracking`.
-CHRONY_OFFSET, CHRONY_LEAP = 4, 13
+CHRONY_OFFSET = 4
+CHRONY_LEAP = 13
 
 
 @dataclass
@@ -86,8 +91,8 @@ class State:
     """Values that this program stores for its next run.
 
     drained: whether this program drained the node, if known. seen: problems of the last check.
-    xid, drained_xid, known_xid: times in the kernel's log of the newest GPU fault: now, when the node was
-    drained, and when a person resumed the node.
+    xid, drained_xid, known_xid: times in the kernel's log of the newest GPU fault: now, when the
+    node was drained, and when a person resumed the node.
     links: problems of PCIe links. stuck: pid of a process that hangs in the driver.
     gone: fields of nvidia-smi that the driver does not know.
     """
@@ -116,7 +121,9 @@ class State:
 
 @dataclass
 class Answer:
-    """Result of a program. ``rc``: exit status; None after a timeout, 127 if the program does not exist."""
+    """Result of a program. ``rc``: exit status; None after a timeout, 127 if the program does not
+    exist.
+    """
 
     rc: int | None
     text: str
@@ -124,7 +131,9 @@ class Answer:
 
 
 def ask(*argv: str, seconds: float = SHORT_S) -> Answer:
-    """Run a program. After a timeout, kill it without waiting for its end: it may hang in the driver."""
+    """Run a program. After a timeout, kill it without waiting for its end: it may hang in the
+    driver.
+    """
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -173,7 +182,9 @@ def gpus(config: dict[str, Any], state: State) -> Iterator[Problem]:
 
 
 def query(state: State) -> tuple[Answer, list[str]]:
-    """Query with nvidia-smi all fields that the driver knows. Return the output and the fields' names."""
+    """Query with nvidia-smi all fields that the driver knows. Return the output and the fields'
+    names.
+    """
     while True:
         names = {name: OLD_NAMES.get(name, "") if name in state.gone else name for name in FIELDS}
         queried_names = {
@@ -190,22 +201,30 @@ def query(state: State) -> tuple[Answer, list[str]]:
 
 
 def remapped_rows(cards: int) -> list[dict[str, str]]:
-    """Return the values of nvidia-smi on remapped memory rows, by card; empty if not all cards respond."""
-    answer = ask("nvidia-smi", f"--query-remapped-rows={','.join(REMAPPED_ROWS)}", "--format=csv,noheader")
+    """Return the values of nvidia-smi on remapped memory rows, by card; empty if not all cards
+    respond.
+    """
+    answer = ask(
+        "nvidia-smi", f"--query-remapped-rows={','.join(REMAPPED_ROWS)}", "--format=csv,noheader"
+    )
     lines = answer.text.splitlines()
     is_complete = answer.rc == 0 and len(lines) == cards
     return [dict(zip(REMAPPED_ROWS, line.split(", "))) for line in lines] if is_complete else []  # noqa: B905
 
 
 def check_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Iterator[Problem]:
-    """Check a card by its values from nvidia-smi: field -> text. A value ``[N/A]`` is not checked."""
+    """Check a card by its values from nvidia-smi: field -> text. A value ``[N/A]`` is not
+    checked.
+    """
     value = {name: number(text) for name, text in card.items()}
     name = f"GPU {card['index']}"
     if lost := LOST.search(" ".join(card.values())):
         meanings = [text for words, text in config["faults"].items() if words in lost[1]]
         yield Problem(": ".join([name, lost[1], *meanings[:1]]))
         return
-    yield from (Problem(f"{name}: {text}") for key, text in config["flags"].items() if card[key] in YES)
+    yield from (
+        Problem(f"{name}: {text}") for key, text in config["flags"].items() if card[key] in YES
+    )
     fabric = card["fabric.state"].strip("[]")
     if fabric not in NO_FABRIC and card["fabric.status"] != LINKED.get(fabric):
         status = card["fabric.status"] if fabric in LINKED else fabric
@@ -213,9 +232,12 @@ def check_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Ite
             f"{name}: its NVLink fabric is {status}: {fabric_manager_hint(card['driver_version'])}",
             lasting=True,
         )
-    now, then = card["mig.mode.current"], card["mig.mode.pending"]
+    now = card["mig.mode.current"]
+    then = card["mig.mode.pending"]
     if {now, then} == {"Enabled", "Disabled"}:
-        yield Problem(f"{name}: MIG is {now} now, but {then} after a reboot: reboot the node", lasting=True)
+        yield Problem(
+            f"{name}: MIG is {now} now, but {then} after a reboot: reboot the node", lasting=True
+        )
     limit = config["gpu_temperature_c"] - (COOLED_C if state.drained else 0)
     heat = value["temperature.gpu"]
     if heat is not None and heat > limit:
@@ -234,18 +256,26 @@ def check_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Ite
 
 @cache
 def fabric_manager_hint(driver: str) -> str:
-    """Return advice for an NVLink fabric that is not ready. driver: version of the NVIDIA driver."""
+    """Return advice for an NVLink fabric that is not ready. driver: version of the NVIDIA
+    driver.
+    """
     match = MANAGER.search(ask("nv-fabricmanager", "--version").text)
     if match and match[1] != driver:
-        return f"nvidia-fabricmanager {match[1]} works only with the same driver version, not with {driver}"
+        return (
+            f"nvidia-fabricmanager {match[1]} works only with the same driver version, not with "
+            f"{driver}"
+        )
     return "see nvidia-fabricmanager"
 
 
-def check_link(name: str, value: dict[str, int | None], state: State, *, at_work: bool) -> Iterator[Problem]:
+def check_link(
+    name: str, value: dict[str, int | None], state: State, *, at_work: bool
+) -> Iterator[Problem]:
     """Check the PCIe link of a card. at_work: whether the card is busy.
 
-    The link of an idle card is slower and narrower, to save power. If a slow link has drained the node, this
-    problem remains until the card is busy again; otherwise the idle node would be resumed.
+    The link of an idle card is slower and narrower, to save power. If a slow link has drained the
+    node, this problem remains until the card is busy again; otherwise the idle node would be
+    resumed.
     """
     earlier = [text for text in state.links if text.startswith(f"{name}: ")]
     if not at_work and state.drained:
@@ -258,11 +288,15 @@ def check_link(name: str, value: dict[str, int | None], state: State, *, at_work
 
 
 def check_busy_link(name: str, value: dict[str, int | None]) -> Iterator[Problem]:
-    """Check the link of a busy card. Problems are ``lasting``, because the link becomes fast with a delay."""
-    width, widest = value["pcie.link.width.current"], value["pcie.link.width.max"]
+    """Check the link of a busy card. Problems are ``lasting``, because the link becomes fast with a
+    delay.
+    """
+    width = value["pcie.link.width.current"]
+    widest = value["pcie.link.width.max"]
     if width is not None and widest is not None and width < widest:
         yield Problem(f"{name}: PCIe x{width} instead of x{widest}", lasting=True)
-    speed, fastest = value["pcie.link.gen.gpucurrent"], value["pcie.link.gen.max"]
+    speed = value["pcie.link.gen.gpucurrent"]
+    fastest = value["pcie.link.gen.max"]
     if speed is not None and fastest is not None and speed < fastest:
         yield Problem(f"{name}: PCIe generation {speed} instead of {fastest}", lasting=True)
 
@@ -282,7 +316,9 @@ def mig_devices(expected: int) -> Iterator[Problem]:
 
 
 def kernel(config: dict[str, Any], state: State) -> Iterator[Problem]:
-    """Check for a GPU fault (XID) in the kernel's log that is newer than the last resumption by a person."""
+    """Check for a GPU fault (XID) in the kernel's log that is newer than the last resumption by a
+    person.
+    """
     if not config.get("gpus", {}).get("cards"):
         return
     grave = set(config["xids"])
@@ -304,7 +340,8 @@ def disks(config: dict[str, Any], _: State) -> Iterator[Problem]:
     devices = set()
     for path in config["disks"]:
         try:
-            device, room = Path(path).stat().st_dev, os.statvfs(path)
+            device = Path(path).stat().st_dev
+            room = os.statvfs(path)
         except OSError as exc:
             if Path(path).parent.exists() and not isinstance(exc, FileNotFoundError):
                 yield Problem(f"{path}: {exc.strerror}")
@@ -324,7 +361,9 @@ def disks(config: dict[str, Any], _: State) -> Iterator[Problem]:
 
 
 def clock(config: dict[str, Any], _: State) -> Iterator[Problem]:
-    """Check the clock if chrony runs, because munge rejects all messages of a node with a wrong clock."""
+    """Check the clock if chrony runs, because munge rejects all messages of a node with a wrong
+    clock.
+    """
     answer = ask("chronyc", "-c", "tracking")
     cells = answer.text.split(",")
     if answer.rc or len(cells) <= CHRONY_LEAP or cells[CHRONY_LEAP] == "Not synchronised":
@@ -363,7 +402,9 @@ class Node:
 
 
 def act(problems: list[Problem], state: State, name: str) -> None:
-    """Drain or resume the node ``name`` if necessary. Do nothing if the controller does not answer."""
+    """Drain or resume the node ``name`` if necessary. Do nothing if the controller does not
+    answer.
+    """
     if not problems and state.drained is False:
         return
     node = Node.read(name)
@@ -380,22 +421,30 @@ def act(problems: list[Problem], state: State, name: str) -> None:
     reason = (PREFIX + "; ".join(problem.text for problem in problems))[:LONGEST_REASON]
     if not problems:
         state.drained = node.drained_by_us and not node.update("State=UNDRAIN")
-    elif not node.drained or (node.drained_by_us and without_numbers(node.reason) != without_numbers(reason)):
-        state.drained, state.drained_xid = node.update("State=DRAIN", f"Reason={reason}"), state.xid
+    elif not node.drained or (
+        node.drained_by_us and without_numbers(node.reason) != without_numbers(reason)
+    ):
+        state.drained = node.update("State=DRAIN", f"Reason={reason}")
+        state.drained_xid = state.xid
     else:
         state.drained = node.drained_by_us
 
 
 def without_numbers(text: str) -> str:
-    """Return the text with `#` for each number, so that texts of the same problem are equal in all checks."""
+    """Return the text with `#` for each number, so that texts of the same problem are equal in all
+    checks.
+    """
     return re.sub(r"\d+(\.\d+)?", "#", text)
 
 
 def main() -> int:
     config = json.loads(CONFIG.read_text())
     state = State.read()
-    candidates = [problem for check in (gpus, kernel, disks, clock) for problem in check(config, state)]
-    earlier_shapes, state.seen = set(state.seen), [without_numbers(problem.text) for problem in candidates]
+    candidates = [
+        problem for check in (gpus, kernel, disks, clock) for problem in check(config, state)
+    ]
+    earlier_shapes = set(state.seen)
+    state.seen = [without_numbers(problem.text) for problem in candidates]
     problems = [
         problem
         for problem in candidates

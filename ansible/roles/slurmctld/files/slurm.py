@@ -1,4 +1,5 @@
-"""Slurm's nodes and jobs, as the watcher reads and changes them, and the requests of the watcher to nodes.
+"""Slurm's nodes and jobs, as the watcher reads and changes them, and the requests of the watcher to
+nodes.
 
 Runs with the platform's Python, from 3.9 on.
 """
@@ -20,17 +21,23 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ALIVE_PORT, FENCE_PORT, SLURMD_PORT = 6815, 6816, 6818
+ALIVE_PORT = 6815
+FENCE_PORT = 6816
+SLURMD_PORT = 6818
 # Longest waits for a command, for a node's program `fence`, and for slurmd.
-ASK_S, FENCE_S, SLURMD_S = 10.0, 5.0, 1.0
+ASK_S = 10.0
+FENCE_S = 5.0
+SLURMD_S = 1.0
 # A request to kill processes that arrives later might hit the next start of the job.
 CREDENTIAL_S = 10
 ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
-ALL, LIST = "all", "list"
+ALL = "all"
+LIST = "list"
 ENDED = ("COMPLETING", "FAILED")
 NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
 SBATCH = re.compile(r"^#SBATCH\s(.*)", re.MULTILINE)
-# The user's own option in a job's script. argparse reads it like sbatch, also among unknown options.
+# The user's own option in a job's script. argparse reads it like sbatch, also among unknown
+# options.
 OPTIONS = argparse.ArgumentParser(add_help=False)
 OPTIONS.add_argument("-x", "--exclude", nargs="?", default="", const="")
 REASON = re.compile(r"\bReason=(.*?) \[\S+@\S+\]")
@@ -48,10 +55,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Job:
-    """A job. ``task``: its id for scontrol, such as 12_5; ``nodes``: in Slurm's form, such as n[1-3].
+    """A job. ``task``: its id for scontrol, such as 12_5; ``nodes``: in Slurm's form, such as
+    n[1-3].
 
-    host: the node of its script. end, start: Unix seconds, or other text if they are unknown. excluded: nodes
-    that it does not use.
+    host: the node of its script. end, start: Unix seconds, or other text if they are unknown.
+    excluded: nodes that it does not use.
     """
 
     id: str
@@ -79,7 +87,9 @@ def ask(*argv: str, text: str = "") -> str:
 
 def read_nodes(names: str = "") -> dict[str, Node]:
     nodes = {}
-    for line in ask("scontrol", "--oneliner", "show", "node", *([names] if names else [])).splitlines():
+    for line in ask(
+        "scontrol", "--oneliner", "show", "node", *([names] if names else [])
+    ).splitlines():
         if match := NODE.match(line):
             reason = REASON.search(line)
             nodes[match[1]] = Node(match[1], match[2], match[3], reason[1] if reason else "")
@@ -87,8 +97,12 @@ def read_nodes(names: str = "") -> dict[str, Node]:
 
 
 def read_jobs(*options: str) -> list[Job] | None:
-    """Return all jobs that have not ended, or None if squeue fails. Without jobs, it prints its header."""
-    if not (rows := ask("squeue", "--all", "--format=%A|%i|%T|%r|%N|%B|%e|%S|%x", *options).splitlines()):
+    """Return all jobs that have not ended, or None if squeue fails. Without jobs, it prints its
+    header.
+    """
+    if not (
+        rows := ask("squeue", "--all", "--format=%A|%i|%T|%r|%N|%B|%e|%S|%x", *options).splitlines()
+    ):
         return None
     return [Job(*fields) for fields in (row.split("|") for row in rows[1:]) if len(fields) == 9]  # noqa: PLR2004
 
@@ -96,12 +110,17 @@ def read_jobs(*options: str) -> list[Job] | None:
 def read_killed_jobs(node: str, seconds: float) -> list[Job]:
     """Return the jobs with a script that was killed on this node in this time.
 
-    When a machine dies, slurmstepd may live a little longer than the script, and report that the job failed.
-    A script that ends by itself has an exit code, and Slurm has other reasons for jobs that it ends.
+    When a machine dies, slurmstepd may live a little longer than the script, and report that the
+    job failed. A script that ends by itself has an exit code, and Slurm has other reasons for jobs
+    that it ends.
     """
     jobs = read_jobs("--states=all", f"--nodelist={node}") or []
     # A job that was requeued keeps the reason for a while.
-    ended = [job for job in jobs if job.state in ENDED and job.host == node and job.reason.startswith(KILLED)]
+    ended = [
+        job
+        for job in jobs
+        if job.state in ENDED and job.host == node and job.reason.startswith(KILLED)
+    ]
     return [job for job in ended if job.end.isdigit() and time.time() - int(job.end) < seconds]
 
 
@@ -159,7 +178,10 @@ def silent_nodes(nodes: Iterable[Node], seconds: float) -> set[str]:
             events = selector.select(max(0.0, deadline - time.monotonic()))
             for key in [key for key, _ in events] or list(waiting.values()):
                 connection = key.fileobj
-                if not events or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in ANSWERS:
+                if (
+                    not events
+                    or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in ANSWERS
+                ):
                     silent.add(key.data)
                 selector.unregister(connection)
                 connection.close()
@@ -167,7 +189,9 @@ def silent_nodes(nodes: Iterable[Node], seconds: float) -> set[str]:
 
 
 def is_own(node: Node) -> bool:
-    """Return whether the node's address is the controller's. Only then can a socket be bound to it."""
+    """Return whether the node's address is the controller's. Only then can a socket be bound to
+    it.
+    """
     family = socket.AF_INET6 if ":" in node.address else socket.AF_INET
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as unused:
         unused.bind((node.address, 0))
@@ -176,10 +200,15 @@ def is_own(node: Node) -> bool:
 
 
 def request(words: str, node: Node) -> list[str]:
-    """Send a request to a node's program ``fence``, and return the answer's words. Empty: no answer."""
+    """Send a request to a node's program ``fence``, and return the answer's words. Empty: no
+    answer.
+    """
     text = f"fence {node.name} {words}"
     credential = ask("munge", "--restrict-uid=0", f"--ttl={CREDENTIAL_S}", "--string", text)
-    with suppress(OSError), closing(socket.create_connection((node.address, FENCE_PORT), FENCE_S)) as line:
+    with (
+        suppress(OSError),
+        closing(socket.create_connection((node.address, FENCE_PORT), FENCE_S)) as line,
+    ):
         line.sendall(credential.encode())
         with line.makefile() as answer:
             return answer.readline().split()
@@ -192,22 +221,35 @@ def request_fence(jobs: str, node: Node) -> bool:
 
 
 def request_list(node: Node) -> tuple[str, list[str] | None]:
-    """Return a node's name, and the ids of jobs with a script that runs on it, or None without an answer."""
+    """Return a node's name, and the ids of jobs with a script that runs on it, or None without an
+    answer.
+    """
     kind, *jobs = request(LIST, node) or [""]
     return node.name, jobs if kind == "jobs" else None
 
 
 def runs_slurmd(node: Node) -> bool:
-    with suppress(OSError), closing(socket.create_connection((node.address, SLURMD_PORT), SLURMD_S)):
+    with (
+        suppress(OSError),
+        closing(socket.create_connection((node.address, SLURMD_PORT), SLURMD_S)),
+    ):
         return True
     return False
 
 
 def fence(nodes: Collection[Node], *jobs: str) -> list[bool]:
-    """Kill the processes of these jobs on these nodes, at once. Return for each whether they are gone."""
+    """Kill the processes of these jobs on these nodes, at once. Return for each whether they are
+    gone.
+    """
     with ThreadPoolExecutor(max(1, min(32, len(nodes)))) as pool:
         return list(pool.map(partial(request_fence, " ".join(jobs)), nodes))
 
 
 def update(node: str, state: str, reason: str = "") -> None:
-    ask("scontrol", "update", f"nodename={node}", f"state={state}", *([f"reason={reason}"] if reason else []))
+    ask(
+        "scontrol",
+        "update",
+        f"nodename={node}",
+        f"state={state}",
+        *([f"reason={reason}"] if reason else []),
+    )

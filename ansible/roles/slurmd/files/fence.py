@@ -1,20 +1,23 @@
 #!/usr/bin/python3 -IS
-"""Ends the processes of jobs on this node if Slurm can't: after a node of the job, or this node, was lost.
+"""Ends the processes of jobs on this node if Slurm can't: after a node of the job, or this node,
+was lost.
 
-Also ends the processes that a job leaves, if Slurm uses no control groups and so can't find daemons.
+Also ends the processes that a job leaves, if Slurm uses no control groups and so can't find
+daemons.
 
     fence        Reads a request from stdin, and answers `ok` on stdout. systemd starts this for each
-                 connection to the port of clusterctl-fence.socket. A request is a munge credential of root
-                 with the text `fence n1 12 13` (this node in Slurm, ids of jobs) or `fence n1 all`.
-                 To `fence n1 list`, it answers `jobs` and the ids of jobs with a script that runs here.
+                 connection to the port of clusterctl-fence.socket. A request is a munge credential
+                 of root with the text `fence n1 12 13` (this node in Slurm, ids of jobs) or `fence
+                 n1 all`. To `fence n1 list`, it answers `jobs` and the ids of jobs with a script
+                 that runs here.
     fence start  Before slurmd starts: ends all jobs' processes if Slurm has set this node down, and removes
                  the files of dead steps.
     fence stop   When slurmd has ended: sets this node down in Slurm if the machine is shutting down.
                  (Slurm would use the node again if slurmd still answered.)
     fence left   Prints a line for each process of a job that has ended: pid and command.
 
-As Slurm's Epilog, with SLURM_JOB_ID, SLURM_JOB_UID and SLURMD_NODENAME, it kills the processes that this job
-has left, and removes the files that the job has left in memory.
+As Slurm's Epilog, with SLURM_JOB_ID, SLURM_JOB_UID and SLURMD_NODENAME, it kills the processes that
+this job has left, and removes the files that the job has left in memory.
 
 Runs as root with the platform's Python, from 3.9 on.
 """
@@ -35,8 +38,8 @@ from typing import NamedTuple
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ROOT = Path("/")
-# Patterns of files of a job's steps: script, sockets, hardware, PMIx. A later start of the job can't create
-# its script or its PMIx socket if the file exists.
+# Patterns of files of a job's steps: script, sockets, hardware, PMIx. A later start of the job
+# can't create its script or its PMIx socket if the file exists.
 STEP_FILES = (
     "var/spool/clusterctl-slurmd/job{:0>5}",
     "var/spool/clusterctl-slurmd/*_{}.*",
@@ -46,7 +49,8 @@ STEP_FILES = (
 # Program, node, process and user, such as prterun.n1.442.2001. Open MPI 5
 MPIRUN_FOLDER = re.compile(r"prte(?:run|d)?\..+\.(\d+)\.(\d+)")
 JOB_OF_FILE = re.compile(r"[._](\d+)\.|^job0*(\d+)$")
-# Folders of mpirun's other versions. Their owner needs them as long as one of the owner's processes runs.
+# Folders of mpirun's other versions. Their owner needs them as long as one of the owner's processes
+# runs.
 MPIRUN_FOLDERS = ("tmp/ompi.*", "tmp/openmpi-sessions-*", "tmp/pmix-*", "tmp/pmix_*")
 # This folder is only on machines of the user's own, on which people may work.
 OWN_MACHINE = "var/lib/clusterctl-ledger"
@@ -60,9 +64,14 @@ MOST_PATHS = 500
 OLD = "clusterctl-old."
 OLD_FILES = (f"var/spool/clusterctl-slurmd/{OLD}*", f"tmp/{OLD}*")
 LONGEST_REQUEST = 8192  # characters
-# Limits of a run, of a command, and of the wait until killed processes are gone. systemd or a client must
-# not wait longer, even if the controller is off. Any program can connect, so that a request has less time.
-LIMIT_S, REQUEST_S, ASK_S, END_S, PAUSE_S = 15, 1, 5, 3.0, 0.02
+# Limits of a run, of a command, and of the wait until killed processes are gone. systemd or a
+# client must not wait longer, even if the controller is off. Any program can connect, so that a
+# request has less time.
+LIMIT_S = 15
+REQUEST_S = 1
+ASK_S = 5
+END_S = 3.0
+PAUSE_S = 0.02
 STEPD = re.compile(rb"slurmstepd: \[(\d+)\b(\.batch\])?")
 JOB_ID = re.compile(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0")
 # The control group that slurmd, and processes of jobs, are in if Slurm uses no control groups.
@@ -73,7 +82,8 @@ ZOMBIE = re.compile(r"^State:\s*Z", re.MULTILINE)
 UID_LINE = re.compile(r"^Uid:\t(\d+)", re.MULTILINE)
 UID = re.compile(r"^UID:.*\((\d+)\)$", re.MULTILINE)
 NODE = r"^NodeName=(\S+) .*\bNodeHostName={} .*\bState=(\S+)"
-ALL, LIST = "all", "list"
+ALL = "all"
+LIST = "list"
 SHUTDOWN = "clusterctl: the machine shuts down"
 
 Jobs = Collection[str]
@@ -102,7 +112,9 @@ def output_of(*argv: str, text: str = "") -> str | None:
 
 
 def decode(credential: str) -> tuple[str, Jobs]:
-    """Return a request's node and job ids, or ``[ALL]``. Empty if it is not a credential of root."""
+    """Return a request's node and job ids, or ``[ALL]``. Empty if it is not a credential of
+    root.
+    """
     head, _, payload = ask("unmunge", text=credential).partition("\n\n")
     uid = UID.search(head)
     node, *jobs = payload.split()[1:] or [""]
@@ -113,8 +125,9 @@ def decode(credential: str) -> tuple[str, Jobs]:
 class Process(NamedTuple):
     """A process of this node.
 
-    job: the id of the job if this is a slurmstepd, or an orphan of a slurmstepd. "user UID" if only the
-        control group shows that this is an orphan of some job of the user. "" for other processes.
+    job: the id of the job if this is a slurmstepd, or an orphan of a slurmstepd. "user UID" if only
+        the control group shows that this is an orphan of some job of the user. "" for other
+        processes.
     runs_script: whether this is the slurmstepd of a job's script.
     """
 
@@ -129,11 +142,14 @@ def scan() -> Iterator[Process]:
     for folder in ROOT.glob("proc/[0-9]*"):
         # The process may end meanwhile.
         with suppress(OSError):
-            pid, parent = int(folder.name), int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            stepd, job = STEPD.match((folder / "cmdline").read_bytes()), ""
+            pid = int(folder.name)
+            parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            stepd = STEPD.match((folder / "cmdline").read_bytes())
+            job = ""
             if stepd:
                 job = stepd[1].decode()
-            # A shell of salloc on this host, and daemons that it has started, have the variable too.
+            # A shell of salloc on this host, and daemons that it has started, have the variable
+            # too.
             elif parent == 1 and OF_SLURM.search((folder / "cgroup").read_bytes()):
                 match = JOB_ID.search((folder / "environ").read_bytes())
                 job = match[1].decode() if match else job_of_group(folder)
@@ -154,7 +170,9 @@ def user_of(folder: Path) -> str:
 
 
 def processes(jobs: Jobs) -> Iterator[int]:
-    """Yield the processes of these jobs: slurmstepds, orphans of slurmstepds, and all their descendants."""
+    """Yield the processes of these jobs: slurmstepds, orphans of slurmstepds, and all their
+    descendants.
+    """
     children: dict[int, list[int]] = {}
     pids = []
     for process in scan():
@@ -180,7 +198,9 @@ def kill(jobs: Jobs) -> bool:
 
 
 def end(jobs: Jobs) -> bool:
-    """Kill the processes of these jobs, and rename the files of their steps. Return whether this is done."""
+    """Kill the processes of these jobs, and rename the files of their steps. Return whether this is
+    done.
+    """
     is_done = kill(jobs)
     if is_done:
         rename_files(jobs)
@@ -190,7 +210,8 @@ def end(jobs: Jobs) -> bool:
 def epilog(job: str, uid: str) -> None:
     """Kill the processes that a job has left.
 
-    A process without the variable SLURM_JOB_ID may be of any job of its user, and is killed with the last.
+    A process without the variable SLURM_JOB_ID may be of any job of its user, and is killed with
+    the last.
     """
     kill([job])
     others = {process.job for process in scan() if process.job.isdigit() and process.job != job}
@@ -201,20 +222,33 @@ def epilog(job: str, uid: str) -> None:
 def remove_scratch(job: str, uid: str, node: str) -> None:
     """Remove mpirun's folders and the files that jobs have left in memory.
 
-    The files are those of the job's user in /dev/shm, and in /tmp if it is in memory, that were created
-    while jobs of the user were on this node. They stay as long as the user has a process or another job on
-    the node, and if Slurm does not answer.
+    The files are those of the job's user in /dev/shm, and in /tmp if it is in memory, that were
+    created while jobs of the user were on this node. They stay as long as the user has a process or
+    another job on the node, and if Slurm does not answer.
     """
     remove([*ROOT.glob(f"tmp/spmix_appdir_*_{job}.*")])
     remove([path for path in ROOT.glob("tmp/prte*") if is_left_by_mpirun(path)])
     if any(is_of(uid, process) for process in ROOT.glob("proc/[0-9]*")):
         return
-    remove([path for pattern in MPIRUN_FOLDERS for path in ROOT.glob(pattern) if is_folder_of(uid, path)])
-    created = {path: when for folder in folders_in_memory() for path, when in entries_of(uid, folder)}
+    remove(
+        [
+            path
+            for pattern in MPIRUN_FOLDERS
+            for path in ROOT.glob(pattern)
+            if is_folder_of(uid, path)
+        ]
+    )
+    created = {
+        path: when for folder in folders_in_memory() for path, when in entries_of(uid, folder)
+    }
     if not created:
         return
     periods = periods_of_jobs(job, uid, node, since=min(created.values()))
-    chosen = [path for path, when in created.items() if any(start <= when <= end for start, end in periods)]
+    chosen = [
+        path
+        for path, when in created.items()
+        if any(start <= when <= end for start, end in periods)
+    ]
     if chosen:
         remove(without_others(chosen, uid, since=min(start for start, _ in periods)))
 
@@ -237,7 +271,9 @@ def is_folder_of(uid: str, path: Path) -> bool:
 
 
 def folders_in_memory() -> Iterator[Path]:
-    """Yield /dev/shm, and /tmp if it is in memory, and no people but users of jobs work on this machine."""
+    """Yield /dev/shm, and /tmp if it is in memory, and no people but users of jobs work on this
+    machine.
+    """
     yield ROOT / "dev/shm"
     with suppress(OSError):
         is_in_memory = IN_MEMORY.search((ROOT / "proc/mounts").read_text(errors="replace"))
@@ -246,8 +282,21 @@ def folders_in_memory() -> Iterator[Path]:
 
 
 def entries_of(uid: str, folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the path and the time of creation of each entry of a folder that belongs to this user."""
-    listing = ("find", str(folder), "-mindepth", "1", "-maxdepth", "1", "-user", uid, "-exec", "stat")
+    """Yield the path and the time of creation of each entry of a folder that belongs to this
+    user.
+    """
+    listing = (
+        "find",
+        str(folder),
+        "-mindepth",
+        "1",
+        "-maxdepth",
+        "1",
+        "-user",
+        uid,
+        "-exec",
+        "stat",
+    )
     # On an old kernel, the time of creation is 0. Then take the time of the last change.
     rows = ask(*listing, "--printf=%W %Z %n\\0", "--", "{}", "+").split("\0")[:-1]
     for created, changed, path in (row.split(" ", 2) for row in rows):
@@ -257,12 +306,14 @@ def entries_of(uid: str, folder: Path) -> Iterator[tuple[str, int]]:
 def periods_of_jobs(job: str, uid: str, node: str, *, since: int) -> list[tuple[int, int]]:
     """Return the start and the end of each job that this user has had on this node since a time.
 
-    Empty if the user has other jobs there than this one, which is ending, or if Slurm does not answer. Other
-    jobs that are ending count only if they have a slurmstepd.
+    Empty if the user has other jobs there than this one, which is ending, or if Slurm does not
+    answer. Other jobs that are ending count only if they have a slurmstepd.
     """
     now = int(time.time())
     options = (f"--nodelist={node}", f"--user={uid}")
-    rows = ask("squeue", "--noheader", *options, f"--states={ON_NODE}", "--format=%A %T %S").splitlines()
+    rows = ask(
+        "squeue", "--noheader", *options, f"--states={ON_NODE}", "--format=%A %T %S"
+    ).splitlines()
     present = {process.job for process in scan() if process.is_stepd}
     periods: list[tuple[int, int]] = []
     is_known = False
@@ -275,7 +326,8 @@ def periods_of_jobs(job: str, uid: str, node: str, *, since: int) -> list[tuple[
             periods.append((int(start), now))
     if not is_known:
         return []
-    # Earlier jobs, and earlier attempts of this job, which squeue lists with the time of its requeue.
+    # Earlier jobs, and earlier attempts of this job, which squeue lists with the time of its
+    # requeue.
     past = ("--allocations", "--duplicates", "--noheader", "--parsable2", "--format=Start,End")
     for row in ask("sacct", *past, *options, f"--starttime=now-{max(1, now - since)}").splitlines():
         start, _, end = row.partition("|")
@@ -285,7 +337,9 @@ def periods_of_jobs(job: str, uid: str, node: str, *, since: int) -> list[tuple[
 
 
 def without_others(paths: list[str], uid: str, *, since: int) -> list[Path]:
-    """Return those of the paths that are not folders with files of other users, or older than this time."""
+    """Return those of the paths that are not folders with files of other users, or older than this
+    time.
+    """
     others = ("(", "!", "-user", uid, "-o", "!", "-newerct", f"@{since}", ")", "-printf", "%H\\0")
     chosen: list[Path] = []
     for chunk in chunks(paths):
@@ -317,16 +371,22 @@ def print_left() -> None:
     present = {process.job for process in every if process.is_stepd}
     for process in every:
         # An orphan without the variable may be of any present job.
-        is_left = process.job not in present if process.job.isdigit() else process.job and not present
+        is_left = (
+            process.job not in present if process.job.isdigit() else process.job and not present
+        )
         with suppress(OSError):
             if is_left:
                 command = (ROOT / f"proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ")
-                sys.stdout.write(f"{process.pid} {ascii(command.decode(errors='replace').strip())[1:-1]}\n")
+                sys.stdout.write(
+                    f"{process.pid} {ascii(command.decode(errors='replace').strip())[1:-1]}\n"
+                )
 
 
 def files_of_steps(job: str) -> list[Path]:
     return [
-        path for pattern in STEP_FILES for path in ROOT.glob(pattern.format("[0-9]*" if job == ALL else job))
+        path
+        for pattern in STEP_FILES
+        for path in ROOT.glob(pattern.format("[0-9]*" if job == ALL else job))
     ]
 
 
@@ -344,10 +404,13 @@ def remove_old_files() -> None:
 
 
 def is_left_by_mpirun(path: Path) -> bool:
-    """Return whether a process of mpirun has created this folder and has ended, by its name and owner."""
+    """Return whether a process of mpirun has created this folder and has ended, by its name and
+    owner.
+    """
     # Another process may remove it meanwhile.
     with suppress(OSError):
-        match, status = MPIRUN_FOLDER.fullmatch(path.name), path.lstat()
+        match = MPIRUN_FOLDER.fullmatch(path.name)
+        status = path.lstat()
         if match and stat.S_ISDIR(status.st_mode) and status.st_uid == int(match[2]):
             return not (ROOT / "proc" / match[1]).exists()
     return False
@@ -364,13 +427,18 @@ def node_in_slurm(*names: str) -> tuple[str, str]:
 
 
 def start() -> None:
-    """End old processes of jobs if Slurm has set this node down. A restart of slurmd affects no job.
+    """End old processes of jobs if Slurm has set this node down. A restart of slurmd affects no
+    job.
 
     Remove the files of steps that have ended without removing them.
     """
     if any(processes([ALL])) and node_in_slurm()[1].startswith("DOWN"):
         end([ALL])
-    jobs = {match[1] or match[2] for path in files_of_steps(ALL) if (match := JOB_OF_FILE.search(path.name))}
+    jobs = {
+        match[1] or match[2]
+        for path in files_of_steps(ALL)
+        if (match := JOB_OF_FILE.search(path.name))
+    }
     rename_files([job for job in jobs if not any(processes([job]))])
     remove_old_files()
 
@@ -399,7 +467,8 @@ def main(words: list[str]) -> int:
     elif words == ["left"]:
         print_left()
     elif is_epilog:
-        job, uid = os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_UID"]
+        job = os.environ["SLURM_JOB_ID"]
+        uid = os.environ["SLURM_JOB_UID"]
         epilog(job, uid)
         with suppress(OSError, ValueError):
             remove_scratch(job, uid, os.environ.get("SLURMD_NODENAME", ""))

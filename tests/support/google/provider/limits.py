@@ -1,15 +1,18 @@
-"""What Google's API refuses of the settings of one resource: the conditions of the sources, not the words.
+"""What Google's API refuses of the settings of one resource: the conditions of the sources, not the
+words.
 
-NAT: RouterNat of Google's discovery document compute.v1 of 2026-11-06; hashicorp/terraform-provider-google at
-e03b7622 (2026-08-21), descriptions in services/compute/resource_compute_router_nat.go.
+NAT: RouterNat of Google's discovery document compute.v1 of 2026-11-06;
+hashicorp/terraform-provider-google at e03b7622 (2026-08-21), descriptions in
+services/compute/resource_compute_router_nat.go.
 
-Flex-start instances: the same repository, website/docs/r/compute_instance.html.markdown, and the test
-flexStart of services/compute/resource_compute_instance_test.go; about-flex-start-vms of
+Flex-start instances: the same repository, website/docs/r/compute_instance.html.markdown, and the
+test flexStart of services/compute/resource_compute_instance_test.go; about-flex-start-vms of
 cloud.google.com/compute/docs/instances (2026-10); GoogleCloudPlatform/cluster-toolkit at 10470803
 (2026-06-25), docs/slurm-dws-flex.md.
 
-Reservations: ReservationAffinity of the discovery document; expandReservationAffinity of the provider's
-services/compute/compute_instance_helpers.go; the nodeset's variables.tf of cluster-toolkit.
+Reservations: ReservationAffinity of the discovery document; expandReservationAffinity of the
+provider's services/compute/compute_instance_helpers.go; the nodeset's variables.tf of
+cluster-toolkit.
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-_LEAST_PORTS, _LEAST_PORTS_WITHOUT = 32, 64
+_LEAST_PORTS = 32
+_LEAST_PORTS_WITHOUT = 64
 
 
 def refused_by_google(kind: str, planned: Mapping[str, Any]) -> str | None:
     """The answer to a resource with these settings, or None if Google takes them."""
     problem = next(_RULES[kind](planned), None) if kind in _RULES else None
-    return problem and f"Error creating {kind.rpartition('_')[2]}: googleapi: Error 400: {problem}, invalid"
+    return (
+        problem
+        and f"Error creating {kind.rpartition('_')[2]}: googleapi: Error 400: {problem}, invalid"
+    )
 
 
 def _of_nat(nat: Mapping[str, Any]) -> Iterator[str]:
@@ -72,14 +79,19 @@ def _only(blocks: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
     return next(iter(blocks or ()), {})
 
 
-def _of_flex_start(machine_type: str, affinity: str | None, scheduling: Mapping[str, Any]) -> Iterator[str]:
+def _of_flex_start(
+    machine_type: str, affinity: str | None, scheduling: Mapping[str, Any]
+) -> Iterator[str]:
     least, most = _FLEX_START_S
     duration = _only(scheduling["max_run_duration"]).get("seconds", 0)
     if not least <= duration <= most:
         yield f"FLEX_START needs maxRunDuration from {least} to {most} seconds, not {duration:g}"
     if scheduling["on_host_maintenance"] != "TERMINATE" or scheduling["automatic_restart"]:
         yield "FLEX_START needs onHostMaintenance TERMINATE and no automaticRestart"
-    if scheduling["preemptible"] or scheduling["instance_termination_action"] not in ("STOP", "DELETE"):
+    if scheduling["preemptible"] or scheduling["instance_termination_action"] not in (
+        "STOP",
+        "DELETE",
+    ):
         yield "FLEX_START needs instanceTerminationAction, and is not preemptible"
     if affinity != "NO_RESERVATION":
         yield "FLEX_START can't use reservations: reservationAffinity must be NO_RESERVATION"

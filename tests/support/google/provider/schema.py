@@ -20,10 +20,12 @@ Trail = tuple[str | int, ...]
 
 @cache
 def load(version: str) -> Mapping[str, Any]:
-    """The schemas of the provider, but for its custom endpoints, and of the resources that the module has."""
-    known: dict[str, Any] = json.loads((SCHEMAS / f"google-{version}.json").read_text())["provider_schemas"][
-        SOURCE
-    ]
+    """The schemas of the provider, but for its custom endpoints, and of the resources that the
+    module has.
+    """
+    known: dict[str, Any] = json.loads((SCHEMAS / f"google-{version}.json").read_text())[
+        "provider_schemas"
+    ][SOURCE]
     known["resource_schemas"].update(json.loads((SCHEMAS / "bucket_iam_member.json").read_text()))
     return known
 
@@ -50,7 +52,8 @@ def _block(block: Block) -> pb.Schema.Block:
             name=name,
             type=json.dumps(attribute["type"]).encode(),
             **{
-                flag: attribute.get(flag, False) for flag in ("required", "optional", "computed", "sensitive")
+                flag: attribute.get(flag, False)
+                for flag in ("required", "optional", "computed", "sensitive")
             },
         )
         for name, attribute in sorted(block.get("attributes", {}).items())
@@ -68,7 +71,9 @@ def _block(block: Block) -> pb.Schema.Block:
     return pb.Schema.Block(attributes=attributes, block_types=nested)
 
 
-def with_unknowns(block: Block, proposed: Mapping[str, Any], prior: Mapping[str, Any] | None) -> Any:
+def with_unknowns(
+    block: Block, proposed: Mapping[str, Any], prior: Mapping[str, Any] | None
+) -> Any:
     """What is planned: what Google will compute is unknown, unless it was computed before."""
 
     def plan(attribute: Any, value: Any, _: str, *, fresh: bool) -> Any:
@@ -86,26 +91,35 @@ def filled(block: Block, value: Mapping[str, Any], compute: Callable[[str, Any],
     return _walked(block, value, fill)
 
 
-def _walked(block: Block, value: Mapping[str, Any], leaf: Any, prior: Any = None, below: str = "") -> Any:
-    """The value with what ``leaf`` makes of each attribute; ``fresh``: its block was not there before."""
+def _walked(
+    block: Block, value: Mapping[str, Any], leaf: Any, prior: Any = None, below: str = ""
+) -> Any:
+    """The value with what ``leaf`` makes of each attribute; ``fresh``: its block was not there
+    before.
+    """
     done = dict(value)
     for name, attribute in block.get("attributes", {}).items():
         done[name] = leaf(attribute, done[name], below + name, fresh=prior is None)
     for name, inner in block.get("block_types", {}).items():
-        items, before = done[name], (prior or {}).get(name)
+        items = done[name]
+        before = (prior or {}).get(name)
         if items is None or items is Unknown:
             continue
         done[name] = [
             item
             if item is Unknown
-            else _walked(inner["block"], item, leaf, _like(inner, before, item, at), f"{below}{name}.")
+            else _walked(
+                inner["block"], item, leaf, _like(inner, before, item, at), f"{below}{name}."
+            )
             for at, item in enumerate(items)
         ]
     return done
 
 
 def differences(before: Any, after: Any, at: Trail = ()) -> Iterator[Trail]:
-    """Where two values differ, as trails of names and indexes; a list that grew or shrank does as a whole."""
+    """Where two values differ, as trails of names and indexes; a list that grew or shrank does as a
+    whole.
+    """
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in sorted({*before, *after}):
             yield from differences(before.get(name), after.get(name), (*at, name))
@@ -118,7 +132,9 @@ def differences(before: Any, after: Any, at: Trail = ()) -> Iterator[Trail]:
 
 def path(trail: Trail) -> pb.AttributePath:
     """A trail as the protocol has it."""
-    named = (("attribute_name" if isinstance(step, str) else "element_key_int", step) for step in trail)
+    named = (
+        ("attribute_name" if isinstance(step, str) else "element_key_int", step) for step in trail
+    )
     steps = [pb.AttributePath.Step(**{kind: step}) for kind, step in named]
     return pb.AttributePath(steps=steps)
 

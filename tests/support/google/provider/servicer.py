@@ -22,7 +22,11 @@ from tests.support.google.provider.store import Store
 
 INSTANCE = "google_compute_instance"
 DISK = "google_compute_disk"
-UNSETTLED = {"google_service_account", "google_project_service"}  # of which Google's servers hear one by one
+# Of which Google's servers hear one by one.
+UNSETTLED = {
+    "google_service_account",
+    "google_project_service",
+}
 GIVEN_OFTEN = ("_iam_member", "_project_service")  # there already is as good as made
 
 
@@ -58,7 +62,9 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         self.stopping.clear()  # the Terraform of before was interrupted
         with self.store.change() as cloud:
             if refusals.due(cloud, "configure", "provider", "google"):
-                return pb.ConfigureProvider.Response(diagnostics=[_error(**refusals.TEXTS["no_credentials"])])
+                return pb.ConfigureProvider.Response(
+                    diagnostics=[_error(**refusals.TEXTS["no_credentials"])]
+                )
         return pb.ConfigureProvider.Response()
 
     def StopProvider(self, request: Any, context: Any) -> Any:
@@ -80,7 +86,9 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         if prior:
             proposed = world.kept(kind, proposed, prior)
         else:
-            self.given.setdefault(kind, set()).update(set(_given(read_dynamic_value(request.config))))
+            self.given.setdefault(kind, set()).update(
+                set(_given(read_dynamic_value(request.config)))
+            )
         planned = self._with_labels(schema.with_unknowns(self._block(kind), proposed, prior))
         if prior and planned.get("desired_status") not in {None, prior.get("current_status")}:
             planned |= {"current_status": Unknown}  # it is started, or stopped
@@ -92,11 +100,15 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             if world.forces_new(kind, trail) or (shrinks and trail[0] == "size")
         ]
         return pb.PlanResourceChange.Response(
-            planned_state=to_dynamic_value(planned), requires_replace=replaced, legacy_type_system=True
+            planned_state=to_dynamic_value(planned),
+            requires_replace=replaced,
+            legacy_type_system=True,
         )
 
     def _with_labels(self, planned: dict[str, Any]) -> dict[str, Any]:
-        """Google's provider shows all labels beside those of the configuration, its own mark among them."""
+        """Google's provider shows all labels beside those of the configuration, its own mark among
+        them.
+        """
         if "effective_labels" not in planned:
             return planned
         marked = self.settings.get("add_terraform_attribution_label") is not False
@@ -118,7 +130,9 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             after = None
             where = (planned or prior).get("project")
             if where and self.counted not in {None, where}:
-                said = refusals.text_of("api_off_by_id", kind, planned or prior, project=str(self.counted))
+                said = refusals.text_of(
+                    "api_off_by_id", kind, planned or prior, project=str(self.counted)
+                )
                 raise RefusedError(said)
             if planned is None:
                 self._delete(kind, prior)
@@ -127,18 +141,22 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             else:
                 after = self._update(kind, prior, planned)
         except RefusedError as refused:
-            after, errors = prior, [_error(str(refused))]
+            after = prior
+            errors = [_error(str(refused))]
         return pb.ApplyResourceChange.Response(
             new_state=to_dynamic_value(after), diagnostics=errors, legacy_type_system=True
         )
 
     def _create(self, kind: str, planned: Mapping[str, Any]) -> Mapping[str, Any]:
-        name, identifier = world.name_of(kind, planned), world.id_of(kind, planned)
+        name = world.name_of(kind, planned)
+        identifier = world.id_of(kind, planned)
         fault = self._fault("create", kind, planned)
         with _logged(self.store, "create", kind, name, identifier) as cloud:
             there = cloud["resources"].setdefault(kind, {})
             if identifier in there and not kind.endswith(GIVEN_OFTEN):
-                raise RefusedError(refusals.text_of("name_taken", kind, planned, id=identifier, name=name))
+                raise RefusedError(
+                    refusals.text_of("name_taken", kind, planned, id=identifier, name=name)
+                )
             refused = fault["kind"] if fault and fault["kind"] not in refusals.DEEDS else None
             said = refused and refusals.text_of(refused, kind, planned, id=identifier, name=name)
             if said and refused not in refusals.MADE:
@@ -155,9 +173,15 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 raise RefusedError(said)
         return world.read(kind, made, planned)
 
-    def _update(self, kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> Mapping[str, Any]:
-        with _logged(self.store, "update", kind, world.name_of(kind, planned), prior["id"]) as cloud:
-            stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
+    def _update(
+        self, kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        with _logged(
+            self.store, "update", kind, world.name_of(kind, planned), prior["id"]
+        ) as cloud:
+            stops = any(
+                world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned)
+            )
             if stops and not planned["allow_stopping_for_update"]:
                 raise RefusedError(refusals.text_of("not_stopped", kind, planned))
             if stops and prior.get("scratch_disk"):  # its stop has no discardLocalSsd: issue 26173
@@ -170,14 +194,23 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         return world.read(kind, made, planned)
 
     def _delete(self, kind: str, prior: Mapping[str, Any]) -> None:
-        name, identifier = world.name_of(kind, prior), prior["id"]
+        name = world.name_of(kind, prior)
+        identifier = prior["id"]
         fault = self._fault("delete", kind, prior)
         with _logged(self.store, "delete", kind, name, identifier) as cloud:
             if user := world.user_of(cloud, kind, prior):
-                raise RefusedError(refusals.text_of("in_use", kind, prior, id=identifier, user=user))
+                raise RefusedError(
+                    refusals.text_of("in_use", kind, prior, id=identifier, user=user)
+                )
             if fault and fault["kind"] not in refusals.DEEDS:
-                raise RefusedError(refusals.text_of(fault["kind"], kind, prior, id=identifier, name=name))
-            if kind == "google_storage_bucket" and name in cloud["filled"] and not prior["force_destroy"]:
+                raise RefusedError(
+                    refusals.text_of(fault["kind"], kind, prior, id=identifier, name=name)
+                )
+            if (
+                kind == "google_storage_bucket"
+                and name in cloud["filled"]
+                and not prior["force_destroy"]
+            ):
                 raise RefusedError(refusals.text_of("bucket_in_use", kind, prior, name=name))
             world.delete(cloud, kind, identifier)
 
@@ -197,10 +230,13 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         return pb.ReadResource.Response(new_state=to_dynamic_value(found))
 
     def ImportResourceState(self, request: Any, context: Any) -> Any:
-        kind, identifier = request.type_name, request.id
+        kind = request.type_name
+        identifier = request.id
         found = self.store.read()["resources"].get(kind, {}).get(identifier)
         if found is None:
-            missing = _error("Cannot import non-existent remote object", f"there is no {identifier}")
+            missing = _error(
+                "Cannot import non-existent remote object", f"there is no {identifier}"
+            )
             return pb.ImportResourceState.Response(diagnostics=[missing])
         state = to_dynamic_value(world.imported(kind, found))
         imported = pb.ImportResourceState.ImportedResource(type_name=kind, state=state)
@@ -212,9 +248,20 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
 
 
 @contextmanager
-def _logged(store: Store, op: str, kind: str, name: str, identifier: str) -> Iterator[dict[str, Any]]:
-    """The cloud under its lock, and a line of its log with the error that ended the operation, if one did."""
-    entry = {"at": time.time(), "op": op, "type": kind, "name": name, "id": identifier, "error": None}
+def _logged(
+    store: Store, op: str, kind: str, name: str, identifier: str
+) -> Iterator[dict[str, Any]]:
+    """The cloud under its lock, and a line of its log with the error that ended the operation, if
+    one did.
+    """
+    entry = {
+        "at": time.time(),
+        "op": op,
+        "type": kind,
+        "name": name,
+        "id": identifier,
+        "error": None,
+    }
     with store.change() as cloud:
         try:
             yield cloud
@@ -241,20 +288,27 @@ def _given(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _counted(settings: Mapping[str, Any]) -> str | None:
-    """The project of X-Goog-User-Project, as LoadAndValidate of the provider's transport/config.go has it."""
-    override, project = settings.get("user_project_override"), settings.get("billing_project")
+    """The project of X-Goog-User-Project, as LoadAndValidate of the provider's transport/config.go
+    has it.
+    """
+    override = settings.get("user_project_override")
+    project = settings.get("billing_project")
     override = os.environ.get("USER_PROJECT_OVERRIDE") == "true" if override is None else override
     project = project or os.environ.get("GOOGLE_BILLING_PROJECT")
     return project if override and project else None
 
 
 def _size(disk: Mapping[str, Any]) -> int:
-    """A disk grows in place; where it shrinks, Google's provider forces a new one (IsDiskShrinkage)."""
+    """A disk grows in place; where it shrinks, Google's provider forces a new one
+    (IsDiskShrinkage).
+    """
     return int(disk["size"]) if isinstance(disk.get("size"), int | float | str) else 0
 
 
 def _refuse_unsettled(cloud: dict[str, Any], kind: str, planned: Mapping[str, Any]) -> None:
-    """A new account is unknown to the next calls that grant or use it, an API to those that call it."""
+    """A new account is unknown to the next calls that grant or use it, an API to those that call
+    it.
+    """
     account = str(planned.get("member") or "").removeprefix("serviceAccount:")
     needed = {account: "account_unknown_yet"}
     if kind == INSTANCE:
@@ -277,7 +331,8 @@ def _refuse_settings(kind: str, planned: Mapping[str, Any]) -> None:
 
 
 def _refuse_disks(cloud: Mapping[str, Any], planned: Mapping[str, Any], identifier: str) -> None:
-    """A disk that an instance writes to is attached to no other; an image of the same project is READY.
+    """A disk that an instance writes to is attached to no other; an image of the same project is
+    READY.
 
     Sources: Google's resourceInUseByAnotherResource, and ResolveImage in the provider's
     services/compute/image.go.
@@ -285,15 +340,21 @@ def _refuse_disks(cloud: Mapping[str, Any], planned: Mapping[str, Any], identifi
     wanted = _sources(planned)
     for other, each in cloud["resources"].get(INSTANCE, {}).items():
         if other != identifier and (taken := wanted & _sources(each)):
-            raise RefusedError(refusals.text_of("attached", INSTANCE, planned, id=taken.pop(), user=other))
+            raise RefusedError(
+                refusals.text_of("attached", INSTANCE, planned, id=taken.pop(), user=other)
+            )
     images = cloud["resources"].get("google_compute_image", {})
     own = f"projects/{planned['project']}/global/images/"
-    asked = (one for disk in _listed(planned, "boot_disk") for one in _listed(disk, "initialize_params"))
+    asked = (
+        one for disk in _listed(planned, "boot_disk") for one in _listed(disk, "initialize_params")
+    )
     for path in (str(one["image"]).removeprefix(world.COMPUTE) for one in asked):
         if not path.startswith(own) or "/family/" in path:
             continue
         if path not in images:
-            raise RefusedError(f"Error resolving image name '{path}': Could not find image or family {path}")
+            raise RefusedError(
+                f"Error resolving image name '{path}': Could not find image or family {path}"
+            )
         if images[path]["status"] != "READY":
             what = f"googleapi: Error 400: The resource '{path}' is not ready, resourceNotReady"
             raise RefusedError(what)

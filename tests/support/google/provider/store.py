@@ -1,13 +1,15 @@
-"""The cloud as one JSON file: what exists, what was done, which faults will play. It outlives every process.
+"""The cloud as one JSON file: what exists, what was done, which faults will play. It outlives every
+process.
 
 {"resources": {TYPE: {ID: ATTRIBUTES}}, "log": [{"at", "op", "type", "name", "id", "error"}],
  "faults": [...], "addresses": {NAME: IP}, "filled": [BUCKET], "next": NUMBER, "lag": CALLS,
  "unsettled": {WHAT: CALLS}}
 
-The double of the API reads "guest_attributes": {INSTANCE: {"ssh-ed25519": "AAAA..."}}, what an instance
-published if that is not the usual key.
+The double of the API reads "guest_attributes": {INSTANCE: {"ssh-ed25519": "AAAA..."}}, what an
+instance published if that is not the usual key.
 
-``lag``: so many calls that need a new service account or API do not know it; ``unsettled``: so many are left.
+``lag``: so many calls that need a new service account or API do not know it; ``unsettled``: so many
+    are left.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Store:
 
     @contextmanager
     def change(self) -> Iterator[dict[str, Any]]:
-        """What is in it, written back afterwards, also when an error is raised: the log has it then."""
+        """What is in it, written back afterwards, also when an error is raised: the log has it
+        then.
+        """
         with self.path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             world = self.read()

@@ -1,4 +1,6 @@
-"""What Google makes of a resource: its id, what it computes, what can't be changed in place, who uses it."""
+"""What Google makes of a resource: its id, what it computes, what can't be changed in place, who
+uses it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.support.google.provider.schema import Trail
 
 COMPUTE = "https://www.googleapis.com/compute/v1/"
 
-KNOWN: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("google.toml").read_text())
+KNOWN: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("google.toml").read_text()
+)
 
 
 def id_of(kind: str, value: Mapping[str, Any]) -> str:
@@ -39,7 +43,11 @@ def name_of(kind: str, value: Mapping[str, Any]) -> str:
 def forces_new(kind: str, trail: Trail) -> bool:
     """Whether Google can't change this in place."""
     names = KNOWN["forces_new"]
-    return _under(trail, names.get(kind, [])) or trail[0] in names["always"] or kind.endswith("_iam_member")
+    return (
+        _under(trail, names.get(kind, []))
+        or trail[0] in names["always"]
+        or kind.endswith("_iam_member")
+    )
 
 
 def needs_a_stop(kind: str, trail: Trail) -> bool:
@@ -64,7 +72,9 @@ def user_of(world: Mapping[str, Any], kind: str, value: Mapping[str, Any]) -> st
 
 
 def delete(world: Mapping[str, Any], kind: str, identifier: str) -> None:
-    """Remove a resource, and what can't be without it. A disk is first detached, as by Google's provider."""
+    """Remove a resource, and what can't be without it. A disk is first detached, as by Google's
+    provider.
+    """
     world["resources"].get(kind, {}).pop(identifier, None)
     if kind == "google_compute_disk":
         for each in world["resources"].get("google_compute_instance", {}).values():
@@ -73,11 +83,15 @@ def delete(world: Mapping[str, Any], kind: str, identifier: str) -> None:
                 disk for disk in disks if disk["source"] not in {identifier, COMPUTE + identifier}
             ]
     for other in KNOWN["takes_along"].get(kind, []):
-        for each in [key for key in world["resources"].get(other, {}) if key.startswith(f"{identifier}/")]:
+        for each in [
+            key for key in world["resources"].get(other, {}) if key.startswith(f"{identifier}/")
+        ]:
             del world["resources"][other][each]
 
 
-def computer(world: dict[str, Any], kind: str, value: Mapping[str, Any]) -> Callable[[str, Any], Any]:
+def computer(
+    world: dict[str, Any], kind: str, value: Mapping[str, Any]
+) -> Callable[[str, Any], Any]:
     """What gives the unknown attributes of a new resource their values."""
     number = world["next"]
     world["next"] = number + 1
@@ -149,11 +163,15 @@ def _as_shown(how: str, zone: str, text: Any) -> Any:
     if how == "upper":
         return text.upper()
     path = text if "/" in text else f"{zone}/acceleratorTypes/{text}"
-    return COMPUTE + re.sub(r"/images/family/(.*)", r"/images/\1-v20261101", path.removeprefix(COMPUTE))
+    return COMPUTE + re.sub(
+        r"/images/family/(.*)", r"/images/\1-v20261101", path.removeprefix(COMPUTE)
+    )
 
 
 def with_defaults(kind: str, proposed: Any) -> Any:
-    """What is asked for, with the defaults of the provider's schema, of what this version of it has."""
+    """What is asked for, with the defaults of the provider's schema, of what this version of it
+    has.
+    """
     for words, default in KNOWN["default"].get(kind, {}).items():
         proposed = at(proposed, words.split("."), partial(_or, default))
     return proposed
@@ -190,21 +208,25 @@ def _plain(text: str) -> str:
 def refused_by_validate(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
     """What the provider's Validate does not take of a configuration, as far as it is known.
 
-    The rules are those of terraform-plugin-sdk v2 (helper/validation, and helper/schema/schema.go) and of the
-    provider's verify/validation.go, not their words. What is unknown yet is taken.
+    The rules are those of terraform-plugin-sdk v2 (helper/validation, and helper/schema/schema.go)
+    and of the provider's verify/validation.go, not their words. What is unknown yet is taken.
     """
     for rule, takes in _TAKES.items():
         for words, right in KNOWN[rule].get(kind, {}).items():
             given: list[Any] = []
             at(config, words.split("."), given.append)
             known = (each for each in given if isinstance(each, str | int | float))
-            yield from (f"{words}: {each} is no `{rule}`" for each in known if not takes(each, right))
+            yield from (
+                f"{words}: {each} is no `{rule}`" for each in known if not takes(each, right)
+            )
     for names in KNOWN["exactly_one"].get(kind, ()):
         there = [name for name in names if config[name] not in (None, [])]
         if len(there) != 1 and Unknown not in (config[name] for name in names):
             yield f"exactly one of {', '.join(names)} is to be said"
     for name, others in KNOWN["conflicts"].get(kind, {}).items():
-        yield from (f"{name} conflicts with {other}" for other in others if config[name] and config[other])
+        yield from (
+            f"{name} conflicts with {other}" for other in others if config[name] and config[other]
+        )
 
 
 def _is_cidr(given: str) -> bool:
@@ -221,15 +243,19 @@ _TAKES: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _known(world: Mapping[str, Any], kind: str, value: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _known(
+    world: Mapping[str, Any], kind: str, value: Mapping[str, Any], number: int
+) -> dict[str, Any]:
     """The attributes that something else goes by."""
-    name, identifier = name_of(kind, value), id_of(kind, value)
+    name = name_of(kind, value)
+    identifier = id_of(kind, value)
     known: dict[str, Any] = {"id": identifier, "self_link": COMPUTE + identifier}
     match kind:
         case "google_compute_instance":
             zone = f"{COMPUTE}projects/{value['project']}/zones/{value['zone']}"
             return known | {
-                "network_interface.network_ip": world["addresses"].get(name) or _next_address(world, value),
+                "network_interface.network_ip": world["addresses"].get(name)
+                or _next_address(world, value),
                 "network_interface.name": "nic0",
                 "current_status": value["desired_status"] or "RUNNING",
                 "instance_id": str(4_000_000_000_000_000_000 + number),
@@ -239,7 +265,10 @@ def _known(world: Mapping[str, Any], kind: str, value: Mapping[str, Any], number
         case "google_filestore_instance":
             address = world["addresses"].get(name) or "10.81.0.2"
             reserved = str(ip_network(f"{address}/29", strict=False))
-            return known | {"networks.ip_addresses": [address], "networks.reserved_ip_range": reserved}
+            return known | {
+                "networks.ip_addresses": [address],
+                "networks.reserved_ip_range": reserved,
+            }
         case "google_service_account":
             email = f"{value['account_id']}@{value['project']}.iam.gserviceaccount.com"
             return known | {"email": email, "member": f"serviceAccount:{email}", "name": identifier}

@@ -25,7 +25,9 @@ class PlayedCublas:
     ) -> None:  # fmt: skip
         """C = op(A) op(B)."""
         matrices = (a, a_kind, lda, 0, b, b_kind, ldb, 0, beta, c, c_kind, ldc, 0)
-        self.gemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, *matrices, 1, compute, algorithm)
+        self.gemmStridedBatchedEx(
+            handle, transa, transb, m, n, k, alpha, *matrices, 1, compute, algorithm
+        )
 
     def gemmStridedBatchedEx(  # noqa: N802, PLR0917
         self, handle: int, transa: int, transb: int, m: int, n: int, k: int, alpha: int, a: int, a_kind: int,
@@ -45,7 +47,9 @@ class PlayedCublas:
             _at(c + size * index * c_jump, c_kind, m, n, ldc)[...] = left @ right
 
 
-def _operand(pointer: int, kind: int, shape: tuple[int, int], step: int, *, transposed: bool) -> Array:
+def _operand(
+    pointer: int, kind: int, shape: tuple[int, int], step: int, *, transposed: bool
+) -> Array:
     matrix = _at(pointer, kind, *(shape[::-1] if transposed else shape), step)
     wide: Array = (matrix.T if transposed else matrix).astype(np.float32)
     return wide
@@ -58,4 +62,6 @@ def _at(pointer: int, kind: int, rows: int, columns: int, step: int) -> Array:
     numbers = (columns - 1) * step + rows
     memory = (ctypes.c_byte * (numbers * dtype.itemsize)).from_address(pointer)
     found: Array = np.frombuffer(memory, dtype)
-    return np.lib.stride_tricks.as_strided(found, (rows, columns), (dtype.itemsize, step * dtype.itemsize))
+    return np.lib.stride_tricks.as_strided(
+        found, (rows, columns), (dtype.itemsize, step * dtype.itemsize)
+    )

@@ -48,7 +48,9 @@ def channels_last(theirs: Theirs) -> Theirs:
     return call
 
 
-def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, pad: int = 0, *, size: int = 7) -> Case:
+def _conv(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, pad: int = 0, *, size: int = 7
+) -> Case:
     def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
         return functional.conv2d(x, p["c.weight"], None, stride, pad)
 
@@ -95,7 +97,9 @@ def _tied(c: Context) -> Layer:
 
 CASES = {
     "linear": Case(
-        lambda c: Linear(c, "l", 5, 3), (4, 5), lambda p, x: functional.linear(x, p["l.weight"], p["l.bias"])
+        lambda c: Linear(c, "l", 5, 3),
+        (4, 5),
+        lambda p, x: functional.linear(x, p["l.weight"], p["l.bias"]),
     ),
     "relu": Case(lambda _: ReLU(), (4, 5), lambda _, x: functional.relu(x)),
     "layernorm": Case(
@@ -111,12 +115,18 @@ CASES = {
         lambda p, x: functional.linear(x, p["l_weight"], p["l_bias"]),
     ),
     "embedding": Case(
-        lambda c: Embedding(c, "e", 11, 4), None, lambda p, x: functional.embedding(x, p["e.weight"])
+        lambda c: Embedding(c, "e", 11, 4),
+        None,
+        lambda p, x: functional.embedding(x, p["e.weight"]),
     ),
     "tied": Case(
-        _tied, None, lambda p, x: functional.embedding(x, p["e.weight"]) @ p["e.weight"].T + p["h.bias"]
+        _tied,
+        None,
+        lambda p, x: functional.embedding(x, p["e.weight"]) @ p["e.weight"].T + p["h.bias"],
     ),
-    "positions": Case(lambda c: Positions(c, "p", 7, 4), (2, 5, 4), lambda p, x: x + p["p.weight"][:5]),
+    "positions": Case(
+        lambda c: Positions(c, "p", 7, 4), (2, 5, 4), lambda p, x: x + p["p.weight"][:5]
+    ),
     "segments": Case(lambda c: Segments(c, "s", 4), (2, 5, 4), lambda p, x: x + p["s.weight"][0]),
     "classtoken": Case(
         lambda c: ClassToken(c, "t", 4),
@@ -140,7 +150,9 @@ CASES = {
         lambda p, x: (
             x
             + functional.linear(
-                functional.layer_norm(x, (4,), p["n.weight"], p["n.bias"]), p["l.weight"], p["l.bias"]
+                functional.layer_norm(x, (4,), p["n.weight"], p["n.bias"]),
+                p["l.weight"],
+                p["l.bias"],
             )
         ),
     ),
@@ -166,7 +178,9 @@ CASES = {
     "norm": _norm(relu=False),
     "norm-relu": _norm(relu=True),
     "max": Case(
-        lambda c: MaxPool2d(c, 2), (3, 7, 6, 2), channels_last(lambda _, x: functional.max_pool2d(x, 2))
+        lambda c: MaxPool2d(c, 2),
+        (3, 7, 6, 2),
+        channels_last(lambda _, x: functional.max_pool2d(x, 2)),
     ),
     "max-overlapping": Case(
         lambda c: MaxPool2d(c, 3, stride=2, padding=1),

@@ -36,7 +36,9 @@ def engine_of(
         mesh,
         units,
         SoftmaxCrossEntropy(mesh.context(device), split=split),
-        lambda storage: optimizer(storage.optimizer_device, storage.master_weights, storage.segments),
+        lambda storage: optimizer(
+            storage.optimizer_device, storage.master_weights, storage.segments
+        ),
         options=Options(**options),
         loss_scale=loss_scale,
     )
@@ -49,9 +51,13 @@ def batch_of(device: Device, x: Array, targets: Array, dtype: str | None = None)
 
 
 def cut(batch: MicroBatch, pieces: int) -> list[MicroBatch]:
-    """A batch in micro-batches of nearly the same size, some of them empty if there are fewer samples."""
+    """A batch in micro-batches of nearly the same size, some of them empty if there are fewer
+    samples.
+    """
     parts = [local_slice(len(batch.samples), piece, pieces) for piece in range(pieces)]
-    return [MicroBatch(batch.inputs[part], batch.targets[part], batch.samples[part]) for part in parts]
+    return [
+        MicroBatch(batch.inputs[part], batch.targets[part], batch.samples[part]) for part in parts
+    ]
 
 
 def stored(units: Sequence[Unit], device: Device, dtype: str = "float64") -> Storage:

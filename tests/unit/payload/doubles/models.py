@@ -1,4 +1,6 @@
-"""Small models, and PyTorch's way from their weights to logits, by its own modules where it has them."""
+"""Small models, and PyTorch's way from their weights to logits, by its own modules where it has
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from tests.unit.payload.doubles.oracle import Tensors, functional, torch
 if TYPE_CHECKING:
     from torch import nn
 
-V, T, C, HEADS = 24, 6, 16, 4
+V = 24
+T = 6
+C = 16
+HEADS = 4
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,9 @@ class Case:
         return device.asarray(x, dtype if self.shape else None)
 
 
-def _called(module: nn.Module, weights: Tensors, x: torch.Tensor, *prefixes: str, **options: Any) -> Any:
+def _called(
+    module: nn.Module, weights: Tensors, x: torch.Tensor, *prefixes: str, **options: Any
+) -> Any:
     """What a module gives with exactly the weights whose names begin so."""
     own = {name: tensor for name, tensor in weights.items() if name.startswith(prefixes)}
     return torch.func.functional_call(module, own, (x,), options, strict=True)
@@ -89,15 +96,21 @@ def _bert(p: Tensors, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _vit(p: Tensors, images: torch.Tensor) -> torch.Tensor:
-    x = functional.conv2d(images.permute(0, 3, 1, 2), p["patches.weight"], p["patches.bias"], stride=4)
+    x = functional.conv2d(
+        images.permute(0, 3, 1, 2), p["patches.weight"], p["patches.bias"], stride=4
+    )
     x = torch.cat([p["class_token"].expand(len(x), 1, C), x.flatten(2).swapaxes(1, 2)], dim=1)
     encoder = _encoder(norm_first=True, activation=functional.gelu, eps=1e-6)
-    return _linear(p, "head", _called(encoder, p, x + p["positions.weight"], "layers.", "norm.")[:, 0])
+    return _linear(
+        p, "head", _called(encoder, p, x + p["positions.weight"], "layers.", "norm.")[:, 0]
+    )
 
 
 def _lstm(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     lstm = torch.nn.LSTM(x.shape[2], C, num_layers=2, batch_first=True)
-    own = {name.removeprefix("lstm."): tensor for name, tensor in p.items() if name.startswith("lstm.")}
+    own = {
+        name.removeprefix("lstm."): tensor for name, tensor in p.items() if name.startswith("lstm.")
+    }
     for layer in (0, 1):  # not learned, and saved for PyTorch
         own.setdefault(f"bias_hh_l{layer}", torch.zeros(4 * C, dtype=x.dtype))
     return _linear(p, "head", _called(lstm, own, x, "")[0])
@@ -114,7 +127,9 @@ class Convolutional:
     """The layers that these networks are made of, on images with channels second."""
 
     def __init__(self, weights: Tensors, state: Tensors, *, training: bool = True) -> None:
-        self.weights, self.state, self._training = weights, state, training
+        self.weights = weights
+        self.state = state
+        self._training = training
 
     def conv(
         self, name: str, norm: str, x: torch.Tensor, stride: int = 1, *, relu: bool = False
@@ -143,22 +158,33 @@ class Convolutional:
         large = self.weights["conv1.weight"].shape[2] == 7
         x = self.conv("conv1", "bn1", x, 2 if large else 1, relu=True)
         x = functional.max_pool2d(x, 3, 2, 1) if large else x
-        for name in dict.fromkeys(name.split(".conv")[0] for name in self.weights if ".conv" in name):
+        for name in dict.fromkeys(
+            name.split(".conv")[0] for name in self.weights if ".conv" in name
+        ):
             stage, block = name.split(".")
             x = self.block(name, x, 2 if stage != "layer1" and block == "0" else 1)
-        return functional.linear(x.mean(dim=(2, 3)), self.weights["fc.weight"], self.weights["fc.bias"])
+        return functional.linear(
+            x.mean(dim=(2, 3)), self.weights["fc.weight"], self.weights["fc.bias"]
+        )
 
     def cnn(self, x: torch.Tensor) -> torch.Tensor:
         for name in ("stage0", "stage1", "stage2"):
             x = x if name == "stage0" else functional.max_pool2d(x, 2)
             x = self.conv(f"{name}.conv", f"{name}.norm", x, relu=True)
-        return functional.linear(x.flatten(1), self.weights["head.weight"], self.weights["head.bias"])
+        return functional.linear(
+            x.flatten(1), self.weights["head.weight"], self.weights["head.bias"]
+        )
 
 
 _SMALL = {"layers": 2, "heads": HEADS, "width": C, "dropout": 0.0}
 _LSTM = {"layers": 2, "width": C}
 CASES = [
-    Case("mlp", {"inputs": 8 * 12 * 3, "channels": 3, "classes": 5, "hidden": [16, 12]}, (8, 12, 3), _mlp),
+    Case(
+        "mlp",
+        {"inputs": 8 * 12 * 3, "channels": 3, "classes": 5, "hidden": [16, 12]},
+        (8, 12, 3),
+        _mlp,
+    ),
     Case("gpt-tiny", {"vocabulary": V, "length": T + 2, **_SMALL}, None, _gpt),
     Case("bert-tiny", {"vocabulary": V, "length": T + 2, **_SMALL}, None, _bert),
     Case("vit-tiny", {"side": 12, "classes": 5, "patch": 4, **_SMALL}, (12, 12, 3), _vit),
@@ -187,7 +213,9 @@ NETWORKS = {
     "resnet18-odd": _resnet(18, 13, 1),
     "resnet50": _resnet(50, 16, 1),
     "resnet50-large": _resnet(50, 65, 3),
-    "cnn": Case("cnn", {"side": 14, "classes": 5, "widths": [3, 4, 5]}, (14, 14, 1), Convolutional.cnn),
+    "cnn": Case(
+        "cnn", {"side": 14, "classes": 5, "widths": [3, 4, 5]}, (14, 14, 1), Convolutional.cnn
+    ),
 }
 
 SMALL = {

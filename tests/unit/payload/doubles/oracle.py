@@ -1,4 +1,6 @@
-"""PyTorch beside the payload's layers: the same weights and inputs, then the same results and gradients."""
+"""PyTorch beside the payload's layers: the same weights and inputs, then the same results and
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 else:
 
     class Lazy:
-        """A module that is imported when it is first used: PyTorch takes seconds, and few workers need it.
+        """A module that is imported when it is first used: PyTorch takes seconds, and few workers
+        need it.
 
         Collecting tests is no use: pytest asks whatever a module holds for private names.
         """
@@ -34,7 +37,8 @@ else:
                 raise AttributeError(attribute)
             return getattr(_imported(self._name), attribute)
 
-    torch, functional = Lazy("torch"), Lazy("torch.nn.functional")
+    torch = Lazy("torch")
+    functional = Lazy("torch.nn.functional")
 
 __all__ = [
     "EACH_DTYPE",
@@ -52,7 +56,11 @@ Tensors = dict[str, "torch.Tensor"]
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 EACH_DTYPE = pytest.mark.parametrize(
     ("device", "dtype"),
-    [("real", "float64"), ("strict", "float32"), *in_sweep(("real", "float32"), ("strict", "float64"))],
+    [
+        ("real", "float64"),
+        ("strict", "float32"),
+        *in_sweep(("real", "float32"), ("strict", "float64")),
+    ],
     indirect=["device"],
 )
 
@@ -67,7 +75,9 @@ def _imported(name: str) -> Any:
 
 
 def _without_compiler(optimizer: Any, no_grad: Any) -> None:
-    """Else optimizers import PyTorch's whole compiler, for 6 seconds, only to tell it to leave them alone."""
+    """Else optimizers import PyTorch's whole compiler, for 6 seconds, only to tell it to leave them
+    alone.
+    """
     for method in vars(optimizer).values():
         if plain := getattr(method, "__wrapped__", None):
             setattr(plain, "__dynamo_disable", plain)
@@ -125,7 +135,9 @@ def compare(
     dtype = str(x.dtype) if real else "float64"
     units = [Unit("unit", layer)]
     storage = stored(units, device, dtype)
-    storage.master_weights += device.asarray(rng.standard_normal(storage.master_weights.shape), dtype)
+    storage.master_weights += device.asarray(
+        rng.standard_normal(storage.master_weights.shape), dtype
+    )
     weights = tensors(units, device)
     tensor = torch.tensor(x, requires_grad=real)
 

@@ -1,8 +1,10 @@
 # ruff: noqa: N802, PLR0917, ARG002  (names and arguments are CuPy's and mpi4py's)
-"""A double of CUDA's streams and of NCCL, on MPI: what is put on a stream is done later, when it is asked.
+"""A double of CUDA's streams and of NCCL, on MPI: what is put on a stream is done later, when it is
+asked.
 
-Work on the current stream is done at once, as NumPy does it; work on others at the third look at an event
-after it, or when something waits for that event. So what forgets to wait finds the old numbers.
+Work on the current stream is done at once, as NumPy does it; work on others at the third look at an
+event after it, or when something waits for that event. So what forgets to wait finds the old
+numbers.
 """
 
 from __future__ import annotations
@@ -22,13 +24,27 @@ from payload.comm.base import Request
 from payload.device.base import Array
 from tests.unit.payload.doubles.strict import Strict
 
-_KINDS = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+_KINDS = (
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+)
 _STREAMS: dict[int, Stream] = {}
 
 
 class Later:
     def __init__(self, act: Callable[[], object], after: Request | None = None) -> None:
-        self._act, self._after, self._looks, self.done = act, after, 0, False
+        self._act = act
+        self._after = after
+        self._looks = 0
+        self.done = False
 
     def Test(self) -> bool:
         self._looks += 1
@@ -80,7 +96,8 @@ class Event:
     """cupy.cuda.Event's double."""
 
     def __init__(self, stream: Stream | None, count: int = 0) -> None:
-        self._stream, self._count = stream, count
+        self._stream = stream
+        self._count = count
 
     @property
     def done(self) -> bool:
@@ -92,7 +109,9 @@ class Event:
 
 
 _CURRENT = SimpleNamespace(
-    record=lambda: Event(None), wait_event=lambda event: event.synchronize(), synchronize=lambda: None
+    record=lambda: Event(None),
+    wait_event=lambda event: event.synchronize(),
+    synchronize=lambda: None,
 )
 
 
@@ -117,10 +136,16 @@ class NcclCommunicator:
                 world.send(members, member, number)
         self._comm = world.Create_group(world.group.Incl(members), number)
 
-    def allReduce(self, source: int, target: int, count: int, kind: int, op: int, stream: int) -> None:
-        self._gather(_at(source, count, kind), stream, lambda all_: _fill(target, count, kind, _sum(all_)))
+    def allReduce(
+        self, source: int, target: int, count: int, kind: int, op: int, stream: int
+    ) -> None:
+        self._gather(
+            _at(source, count, kind), stream, lambda all_: _fill(target, count, kind, _sum(all_))
+        )
 
-    def reduceScatter(self, source: int, target: int, count: int, kind: int, op: int, stream: int) -> None:
+    def reduceScatter(
+        self, source: int, target: int, count: int, kind: int, op: int, stream: int
+    ) -> None:
         mine = slice(self._comm.rank * count, (self._comm.rank + 1) * count)
         sent = _at(source, count * self._comm.size, kind)
         self._gather(sent, stream, lambda all_: _fill(target, count, kind, _sum(all_)[mine]))
@@ -128,10 +153,14 @@ class NcclCommunicator:
     def allGather(self, source: int, target: int, count: int, kind: int, stream: int) -> None:
         everything = count * self._comm.size
         self._gather(
-            _at(source, count, kind), stream, lambda all_: _fill(target, everything, kind, all_.ravel())
+            _at(source, count, kind),
+            stream,
+            lambda all_: _fill(target, everything, kind, all_.ravel()),
         )
 
-    def broadcast(self, source: int, target: int, count: int, kind: int, root: int, stream: int) -> None:
+    def broadcast(
+        self, source: int, target: int, count: int, kind: int, root: int, stream: int
+    ) -> None:
         assert source == target
         _STREAMS[stream].put(self._comm.Ibcast(_at(target, count, kind), root))
 

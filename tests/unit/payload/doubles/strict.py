@@ -1,9 +1,10 @@
-"""A double of CuPy on NumPy, for machines without a GPU: what CuPy forbids or lacks fails here as well.
+"""A double of CuPy on NumPy, for machines without a GPU: what CuPy forbids or lacks fails here as
+well.
 
-Its arrays are no NumPy arrays, do not mix with them, and become one only by ``get``. Names, and names of
-arguments, are those of CuPy 14.2.0 (``cupy-14.2.0.txt``, read from its wheel). What makes the host wait for
-the device is counted. Beyond CuPy, it refuses what gives other results there than here: bfloat16 times
-Python's float, and assignment to the same place twice.
+Its arrays are no NumPy arrays, do not mix with them, and become one only by ``get``. Names, and
+names of arguments, are those of CuPy 14.2.0 (``cupy-14.2.0.txt``, read from its wheel). What makes
+the host wait for the device is counted. Beyond CuPy, it refuses what gives other results there than
+here: bfloat16 times Python's float, and assignment to the same place twice.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class StrictArray:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, inner: Array, base: StrictArray | None = None) -> None:
-        self._inner, self.base = inner, base
+        self._inner = inner
+        self.base = base
 
     def __array__(self, *_: object, **__: object) -> Array:
         raise TypeError("implicit conversion of a device array to a NumPy array")
@@ -104,11 +106,17 @@ class StrictArray:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         inner = _plain(index)
-        arrays = [part for part in _parts(inner) if isinstance(part, np.ndarray) and part.dtype.kind != "b"]
+        arrays = [
+            part
+            for part in _parts(inner)
+            if isinstance(part, np.ndarray) and part.dtype.kind != "b"
+        ]
         if arrays:
             places = np.stack([part.ravel() for part in np.broadcast_arrays(*arrays)])
             if np.unique(places, axis=1).shape[1] != places.shape[1]:
-                raise ValueError("the same place is assigned to twice: which value it gets is undefined")
+                raise ValueError(
+                    "the same place is assigned to twice: which value it gets is undefined"
+                )
         self._inner[inner] = _plain(value)
 
     def __float__(self) -> float:
@@ -155,7 +163,12 @@ def _matmul(left: Array, right: Array) -> Array:
     """cuBLAS sums half precision in float32, and gives half precision."""
     if left.dtype != right.dtype:
         raise TypeError(f"a product of {left.dtype} and {right.dtype}: cuBLAS has none")
-    if left.dtype.name == "bfloat16" and max(left.ndim, right.ndim) > 2 and left.size and right.size:
+    if (
+        left.dtype.name == "bfloat16"
+        and max(left.ndim, right.ndim) > 2
+        and left.size
+        and right.size
+    ):
         # CuPy multiplies batches of types outside "efdFD" by a kernel without bfloat16: `matmul` in
         # cupy/_core/_routines_linalg.pyx. Seen with CuPy 14.2.0 on an H200.
         raise TypeError("data type 'E' not understood")
@@ -194,7 +207,9 @@ def _in_place(act: Callable[[Any, Any], Any]) -> Callable[[StrictArray, Any], An
 
 def _operand(array: StrictArray, other: Any) -> Any:
     if array.dtype == ml_dtypes.bfloat16 and isinstance(other, float):
-        raise TypeError("bfloat16 and Python's float: CuPy and NumPy give different types; do it in place")
+        raise TypeError(
+            "bfloat16 and Python's float: CuPy and NumPy give different types; do it in place"
+        )
     return _plain(other)
 
 
@@ -236,7 +251,9 @@ def _wrap(found: Any, parent: StrictArray | None = None) -> Any:
     return StrictArray(found, _owner(found, parent))
 
 
-def _checked(name: str, function: Callable[..., Any], parent: StrictArray | None) -> Callable[..., Any]:
+def _checked(
+    name: str, function: Callable[..., Any], parent: StrictArray | None
+) -> Callable[..., Any]:
     """A function that takes what CuPy's takes."""
     allowed = NAMES[name].replace("ufunc", "out,dtype,casting").split(",")
 
@@ -259,7 +276,8 @@ class _Module:
     """``cupy``, or a module in it."""
 
     def __init__(self, inner: Any, prefix: str = "") -> None:
-        self._inner, self._prefix = inner, prefix
+        self._inner = inner
+        self._prefix = prefix
 
     def __getattr__(self, name: str) -> Any:
         known = self._prefix + name
@@ -275,7 +293,8 @@ class _Module:
 
 class _Ufunc:
     def __init__(self, name: str, inner: np.ufunc) -> None:
-        self._name, self._inner = name, inner
+        self._name = name
+        self._inner = inner
         if name == "add":
             self.reduceat = _checked("add.reduceat", inner.reduceat, None)
 

@@ -1,4 +1,6 @@
-"""However the samples of a batch lie on three ranks, batch normalisation gives what one rank gives."""
+"""However the samples of a batch lie on three ranks, batch normalisation gives what one rank
+gives.
+"""
 
 import numpy as np
 
@@ -21,7 +23,9 @@ world = mpi.MpiCommunicator(device)
 def run(dp: Communicator, x: Array, dy: Array) -> list[Array]:
     """Output, gradients by input and by parameters, and running averages."""
     layer = BatchNorm(Context(device, dp=dp), "n", 5, relu=True)
-    storage = Storage(device, [Unit("n", layer)], alone().dp, Options(seed=1, precision=PRECISIONS["fp64"]))
+    storage = Storage(
+        device, [Unit("n", layer)], alone().dp, Options(seed=1, precision=PRECISIONS["fp64"])
+    )
     storage.begin()
     tape = Tape()
     y = layer.forward(x, tape)

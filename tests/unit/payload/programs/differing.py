@@ -1,4 +1,6 @@
-"""Opens data that is not the same on all of two nodes, each of which a rank stands for, and some that is."""
+"""Opens data that is not the same on all of two nodes, each of which a rank stands for, and some
+that is.
+"""
 
 import os
 import sys

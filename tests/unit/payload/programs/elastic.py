@@ -1,4 +1,5 @@
-"""Passes one state from layout to layout through checkpoints: each loads what another saved, to the number.
+"""Passes one state from layout to layout through checkpoints: each loads what another saved, to the
+number.
 
 mpirun -n 4 python elastic.py FOLDER
 """
@@ -66,7 +67,9 @@ def expected(shard: Shard) -> Array:
     """Numbers that tell where in which tensor they belong."""
     first = zlib.crc32(shard.tensor.encode()) % 10**6
     whole = np.arange(first, first + math.prod(shard.shape), dtype="float32").reshape(shard.shape)
-    part = whole if shard.axis is None else np.split(whole, shard.parts, axis=shard.axis)[shard.part]
+    part = (
+        whole if shard.axis is None else np.split(whole, shard.parts, axis=shard.axis)[shard.part]
+    )
     return part.reshape(-1)[shard.start : shard.stop]
 
 

@@ -42,7 +42,9 @@ def lacks_the_config(folder: str) -> int:
 
 
 def has_its_own_folder(folder: str) -> int:
-    return main(["train", "--save-interval", "1", "--checkpoints", f"{folder}/{RANK}", "--out", folder])
+    return main(
+        ["train", "--save-interval", "1", "--checkpoints", f"{folder}/{RANK}", "--out", folder]
+    )
 
 
 def drifts(folder: str) -> int:

@@ -1,4 +1,6 @@
-"""Feeds of 1, 2 and 4 data-parallel ranks put together: the same samples, places, chance and epochs."""
+"""Feeds of 1, 2 and 4 data-parallel ranks put together: the same samples, places, chance and
+epochs.
+"""
 
 import sys
 

@@ -30,7 +30,8 @@ class Counting(Sequential):
 
 mpi.start()
 world = mpi.MpiCommunicator()
-device, layer = Cpu(), Counting()
+device = Cpu()
+layer = Counting()
 units = [Unit(str(rank), layer) for rank in range(world.size)]
 engine = engine_of(device, make_mesh(world, pp=world.size), units)
 batch = batch_of(device, np.ones((20, 3), "float32"), np.zeros(20, int))

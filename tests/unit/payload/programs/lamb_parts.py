@@ -1,5 +1,5 @@
-"""LAMB over pieces: a matrix split between 2 tensor-parallel ranks, each half again between 2 that shard it,
-beside a matrix and a bias that all tensor-parallel ranks have."""
+"""LAMB over pieces: a matrix split between 2 tensor-parallel ranks, each half again between 2 that
+shard it, beside a matrix and a bias that all tensor-parallel ranks have."""
 
 import numpy as np
 
@@ -9,7 +9,9 @@ from payload.nn.module import Context, Parameter, Segment, zeros
 from payload.optim.lamb import LAMB
 from payload.parallel.mesh import make_mesh
 
-SPLIT, SAME, BIAS = (4, 6), (3, 3), (5,)
+SPLIT = (4, 6)
+SAME = (3, 3)
+BIAS = (5,)
 
 mesh = make_mesh(mpi.start(), tp=2)
 rng = np.random.default_rng(0)
@@ -26,7 +28,9 @@ def parameters(context: Context) -> list[Parameter]:
 
 
 def flat(owners: list[Parameter], arrays: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([owner.part(array).ravel() for owner, array in zip(owners, arrays, strict=True)])
+    return np.concatenate(
+        [owner.part(array).ravel() for owner, array in zip(owners, arrays, strict=True)]
+    )
 
 
 whole = parameters(Context(Cpu()))
@@ -40,9 +44,11 @@ for gradient in gradients:
 mine = parameters(Context(Cpu(), tp=mesh.tp, dp=mesh.dp))
 total = sum(parameter.size for parameter in mine)
 half = slice(0, total // 2) if mesh.dp.rank == 0 else slice(total // 2, total)
-pieces, start = [], 0
+pieces = []
+start = 0
 for parameter in mine:
-    low, high = max(start, half.start), min(start + parameter.size, half.stop)
+    low = max(start, half.start)
+    high = min(start + parameter.size, half.stop)
     if low < high:
         pieces.append(Segment(parameter, low - half.start, high - half.start, low - start))
     start += parameter.size

@@ -1,4 +1,5 @@
-"""Trains small models in layouts of the table below, and prints what came of each as one JSON object.
+"""Trains small models in layouts of the table below, and prints what came of each as one JSON
+object.
 
 mpirun -n 4 python layouts.py core 3           3 iterations; or the name of a model, for all of its layouts
 mpirun -n 4 python layouts.py core 3 double    the same over the double of CuPy
@@ -49,7 +50,11 @@ class Case:
     transport: str = "mpi"
 
     def __str__(self) -> str:
-        other = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        other = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        }
         return " ".join(f"{name}={value}" for name, value in other.items())
 
 
@@ -115,7 +120,8 @@ def _tied(context: Context) -> list[Unit]:
     """The same layer in the first and the last unit."""
     shared = Linear(context, "shared", 12, 12)
     between = [
-        Unit(f"linear{i}", Sequential(Linear(context, f"linear{i}", 12, 12), ReLU())) for i in range(3)
+        Unit(f"linear{i}", Sequential(Linear(context, f"linear{i}", 12, 12), ReLU()))
+        for i in range(3)
     ]
     return [Unit("first", Sequential(shared, ReLU())), *between, Unit("last", shared)]
 
@@ -132,7 +138,9 @@ class Model:
     clip: float = 2.0
     split_logits: bool = False
     batches: tuple[int, ...] = (13, 7, 2)
-    """Sizes of global batches, in turn: no layout divides them evenly, and to some ranks falls nothing."""
+    """Sizes of global batches, in turn: no layout divides them evenly, and to some ranks falls
+    nothing.
+    """
 
     def data(self, samples: int = 40) -> tuple[Array, Array]:
         """Inputs and targets; of tokens a half does not count."""
@@ -150,7 +158,11 @@ _TEXT: dict[str, Any] = {"shape": (6,), "classes": 24, "tokens": True}
 MODELS = {
     # Its activations and gradients are more than MPI sends before the other side asks for them.
     "mlp": Model(
-        partial(mlp.build, inputs=12, classes=5, hidden=(300, 400, 300)), (12,), 5, lr=0.01, clip=10.0
+        partial(mlp.build, inputs=12, classes=5, hidden=(300, 400, 300)),
+        (12,),
+        5,
+        lr=0.01,
+        clip=10.0,
     ),
     "tied": Model(_tied, (12,), 12),
     "lstm": Model(
@@ -160,7 +172,11 @@ MODELS = {
         **_TEXT,
     ),
     "gpt": Model(
-        partial(gpt.build, vocabulary=24, length=6, **_BLOCKS), lr=0.5, clip=1.0, split_logits=True, **_TEXT
+        partial(gpt.build, vocabulary=24, length=6, **_BLOCKS),
+        lr=0.5,
+        clip=1.0,
+        split_logits=True,
+        **_TEXT,
     ),
     "gpt-thirds": Model(  # of which three ranks have unlike padding
         partial(gpt.build, vocabulary=24, length=6, layers=2, heads=3, width=15),
@@ -170,7 +186,11 @@ MODELS = {
         **_TEXT,
     ),
     "bert": Model(
-        partial(bert.build, vocabulary=24, length=6, **_BLOCKS), lr=0.2, clip=2.0, split_logits=True, **_TEXT
+        partial(bert.build, vocabulary=24, length=6, **_BLOCKS),
+        lr=0.2,
+        clip=2.0,
+        split_logits=True,
+        **_TEXT,
     ),
     "resnet": Model(
         partial(resnet.build, side=8, classes=5, width=4),
@@ -181,7 +201,11 @@ MODELS = {
         batches=(17, 13, 11),  # what is normalised over two samples is ±1, or rounding
     ),
     "vit": Model(
-        partial(vit.build, side=8, channels=3, patch=4, classes=5, **_BLOCKS), (8, 8, 3), 5, lr=0.05, clip=2.0
+        partial(vit.build, side=8, channels=3, patch=4, classes=5, **_BLOCKS),
+        (8, 8, 3),
+        5,
+        lr=0.05,
+        clip=2.0,
     ),
 }
 
@@ -195,7 +219,9 @@ def make_engine(case: Case, mesh: Mesh, device: Device) -> tuple[Engine, list[Un
 
 
 def steps(case: Case, engine: Engine, iterations: int) -> dict[str, Any]:
-    model, device, mesh = MODELS[case.model], engine.device, engine.mesh
+    model = MODELS[case.model]
+    device = engine.device
+    mesh = engine.mesh
     inputs, targets = (device.asarray(array) for array in model.data())
 
     def share(indices: Array) -> Sequence[MicroBatch]:
@@ -206,7 +232,8 @@ def steps(case: Case, engine: Engine, iterations: int) -> dict[str, Any]:
         return cut(MicroBatch(inputs[mine], targets[mine], samples), case.micro_batches)
 
     order = np.random.default_rng(4)
-    losses, norms = [], []
+    losses = []
+    norms = []
     for iteration in range(1, iterations + 1):
         chosen = order.permutation(len(inputs))[: model.batches[iteration % len(model.batches)]]
         count = targets[device.asarray(chosen)].size  # more than those that count
@@ -225,7 +252,9 @@ def train(case: Case, mesh: Mesh, device: Device, iterations: int) -> dict[str, 
 
 
 def _check_copies(engine: Engine) -> None:
-    """What several stages, or all tensor-parallel ranks, hold is the same on all of them, to the bit."""
+    """What several stages, or all tensor-parallel ranks, hold is the same on all of them, to the
+    bit.
+    """
     storage = engine.storage
     mine = {
         (s.parameter.name, s.offset): storage.optimizer_device.to_host(
@@ -242,7 +271,8 @@ def _check_copies(engine: Engine) -> None:
 
 def main() -> None:
     ranks = mpi.start().size
-    iterations, double = int(sys.argv[2]), sys.argv[3:] == ["double"]
+    iterations = int(sys.argv[2])
+    double = sys.argv[3:] == ["double"]
     device = Streamed(local_rank()) if double else choose("auto", local_rank())
 
     @cache
@@ -255,7 +285,8 @@ def main() -> None:
 
     cases = CORE[ranks] if sys.argv[1] == "core" else every(sys.argv[1], ranks)
     answers = {
-        str(case): train(case, mesh(case.transport, case.tp, case.pp), device, iterations) for case in cases
+        str(case): train(case, mesh(case.transport, case.tp, case.pp), device, iterations)
+        for case in cases
     }
     if world("mpi").rank == 0:
         sys.stdout.write(json.dumps(answers))

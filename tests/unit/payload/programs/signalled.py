@@ -1,9 +1,11 @@
-"""Trains, and sends a rank a signal when it calls a function for the n-th time, always at the same moment.
+"""Trains, and sends a rank a signal when it calls a function for the n-th time, always at the same
+moment.
 
 mpirun -n 2 python signalled.py SIGNAL RANK FUNCTION N FLAGS-OF-TRAIN
 
-FUNCTION is a qualified name, such as Loader.held_out; each batch of a generator is a call. ``any``: of all
-functions that the training calls in its main thread. N = 0: no signal. Rank 0 writes the number of calls.
+FUNCTION is a qualified name, such as Loader.held_out; each batch of a generator is a call. ``any``:
+of all functions that the training calls in its main thread. N = 0: no signal. Rank 0 writes the
+number of calls.
 """
 
 import os
@@ -20,8 +22,12 @@ class Moment:
     """A profiler that counts calls, and sends the signal."""
 
     def __init__(self, number: signal.Signals, rank: int, function: str, n: int) -> None:
-        self.calls, self._trains = 0, False
-        self._number, self._rank, self._function, self._n = number, rank, function, n
+        self.calls = 0
+        self._trains = False
+        self._number = number
+        self._rank = rank
+        self._function = function
+        self._n = n
         self._thread = threading.current_thread()
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:

@@ -1,4 +1,6 @@
-"""Every transport gives what the naive one gives, blocking or not, and with several operations under way."""
+"""Every transport gives what the naive one gives, blocking or not, and with several operations
+under way.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ transport.CHUNK_BYTES = mpi.CHUNK_BYTES = 1 << 14
 ring.MESSAGE_BYTES = 1 << 12
 mpi.RING_BYTES = 1 << 13
 world = mpi.start()
-RANK, SIZE = world.rank, world.size
+RANK = world.rank
+SIZE = world.size
 
 
 def on_two_nodes(comm: MPI.Comm) -> MPI.Comm:
@@ -107,7 +110,9 @@ def agree(comm: Transport, kind: str) -> None:
 
 
 def many_at_once(comm: Transport, kind: str) -> None:
-    """Ranks look after their operations in different orders, and use another communicator in between."""
+    """Ranks look after their operations in different orders, and use another communicator in
+    between.
+    """
     luck = random.Random(RANK)  # noqa: S311
     other = comm.split(0, -RANK)
     sizes = [3, 4000, 1, 15_000, 700, 5, 0, 9000]
@@ -209,7 +214,8 @@ KINDS: list[tuple[str, Device, Callable[[], Transport]]] = [
     ("nccl", gpu, lambda: Nccl(gpu)),
 ]
 for kind, place, make in KINDS:
-    device, comm = place, make()
+    device = place
+    comm = make()
     agree(comm, kind)
     many_at_once(comm, kind)
     completes_by_looking(comm)

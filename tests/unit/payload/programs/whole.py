@@ -1,4 +1,5 @@
-"""Writes small models in layouts, as they begin and after some training, each into a folder of its own.
+"""Writes small models in layouts, as they begin and after some training, each into a folder of its
+own.
 
 mpirun -n 2 python whole.py FOLDER
 """

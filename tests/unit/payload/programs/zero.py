@@ -1,4 +1,6 @@
-"""Every ZeRO stage on these ranks takes the steps that one rank takes, and holds a part of what it holds."""
+"""Every ZeRO stage on these ranks takes the steps that one rank takes, and holds a part of what it
+holds.
+"""
 
 from collections.abc import Sequence
 
@@ -26,10 +28,13 @@ SAMPLES = 12
 
 
 class Head:
-    """Multiplies by the transpose of another layer's weights, as GPT's head does by its embedding's."""
+    """Multiplies by the transpose of another layer's weights, as GPT's head does by its
+    embedding's.
+    """
 
     def __init__(self, device: Device, weight: Parameter) -> None:
-        self._device, self.parameters = device, [weight]
+        self._device = device
+        self.parameters = [weight]
 
     def forward(self, x: Array, tape: Tape) -> Array:
         tape.push(x)
@@ -53,10 +58,15 @@ def build(device: Device) -> list[Unit]:
     ]
 
 
-def share(device: Device, step: int, dp: Communicator, dtype: DTypeLike = "float64") -> Sequence[MicroBatch]:
-    """This rank's samples, in micro-batches that are not of one size, one of them empty on some ranks."""
+def share(
+    device: Device, step: int, dp: Communicator, dtype: DTypeLike = "float64"
+) -> Sequence[MicroBatch]:
+    """This rank's samples, in micro-batches that are not of one size, one of them empty on some
+    ranks.
+    """
     rng = np.random.default_rng(step)
-    x, labels = rng.standard_normal((SAMPLES, 5)), rng.integers(0, 5, SAMPLES)
+    x = rng.standard_normal((SAMPLES, 5))
+    labels = rng.integers(0, 5, SAMPLES)
     mine = np.arange(dp.rank, SAMPLES, dp.size)
     cuts = [mine[:1], mine[1:4], mine[4:]]
     return [batch_of(device, x[cut], labels[cut], dtype) for cut in cuts]
@@ -69,7 +79,8 @@ def run(
     scale = LossScale(2.0**20, dynamic=True) if precision == "fp16" else None
     options |= {"seed": 3, "clip": 1.0, "precision": PRECISIONS[precision], "loss_scale": scale}
     engine = engine_of(device, mesh, build(device), AdamW, **options)
-    outcomes, evaluations = [], []
+    outcomes = []
+    evaluations = []
     for step in range(5):
         batches = share(device, step, mesh.dp, PRECISIONS[precision].compute)
         outcomes.append(engine.step(batches, targets=SAMPLES, iteration=step, lr=1e-2))
@@ -77,16 +88,23 @@ def run(
     return engine, outcomes, evaluations
 
 
-def check(device: Device, transport: Transport, precision: str, rtol: float, **options: object) -> None:
+def check(
+    device: Device, transport: Transport, precision: str, rtol: float, **options: object
+) -> None:
     """The steps are those of one rank, as far as sums in another order let them."""
     _, expected, judged = run(device, alone(), precision)
     assert any(outcome.grad_norm > 1 for outcome in expected), "nothing was clipped"
     assert (precision == "fp16") == expected[0].skipped
     for zero in range(4):
-        engine, outcomes, evaluations = run(device, make_mesh(transport), precision, zero=zero, **options)
+        engine, outcomes, evaluations = run(
+            device, make_mesh(transport), precision, zero=zero, **options
+        )
         np.testing.assert_allclose(evaluations, judged, rtol=rtol)
         for ours, theirs in zip(outcomes, expected, strict=True):
-            assert (ours.skipped, ours.loss_scale) == (theirs.skipped, theirs.loss_scale), (precision, zero)
+            assert (ours.skipped, ours.loss_scale) == (theirs.skipped, theirs.loss_scale), (
+                precision,
+                zero,
+            )
             np.testing.assert_allclose(ours.loss, theirs.loss, rtol=rtol)
             np.testing.assert_allclose(ours.grad_norm, theirs.grad_norm, rtol=10 * rtol)
         if options["bucket_bytes"] == 1 and precision != "fp64":
@@ -94,9 +112,13 @@ def check(device: Device, transport: Transport, precision: str, rtol: float, **o
 
 
 def check_memory(engine: Engine, precision: str, zero: int) -> None:
-    """What is held is what the paper says, but for padding, buffers, and at stage 1 the sums of gradients."""
+    """What is held is what the paper says, but for padding, buffers, and at stage 1 the sums of
+    gradients.
+    """
     numbers = sum(parameter.size for parameter in engine.storage.parameters)
-    ranks, found, formats = engine.mesh.dp.size, held(engine), PRECISIONS[precision]
+    ranks = engine.mesh.dp.size
+    found = held(engine)
+    formats = PRECISIONS[precision]
     paper = formula(numbers, precision=formats, states=2, ranks=ranks, zero=zero)
     padded = 4 * (ranks - 1) * 4 * (2 if zero == 1 else 1)  # numbers of four bytes in four buckets
     sums = numbers * 4 // ranks if zero == 1 and ranks > 1 else 0
