@@ -40,8 +40,8 @@ from clusterctl.runs.series import summarize
 from clusterctl.scheduler.session import connect_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import facts_of
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import ADDED_FILES, METRICS_FILE, SENT_FILES
+from clusterctl.state.ledger import ADDED_FILES, METRICS_FILE, SENT_FILES
+from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import BOOT
 

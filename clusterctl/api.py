@@ -27,9 +27,9 @@ from clusterctl.errors import UsageError, printable
 from clusterctl.jobs import files, queue, watch
 from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments
 from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, whole_lines
+from clusterctl.jobs.prepare import Preparer, Submission, read_jobs, submit_prepared
 from clusterctl.jobs.replay import Code, replay_job
 from clusterctl.jobs.stacks import stacks_of
-from clusterctl.jobs.submission import Preparer, Submission, read_jobs, submit_prepared
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Prompts
@@ -54,8 +54,8 @@ from clusterctl.spec.names import reject_unknown
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.chosen_spec import reject_foreign, spec_of, spec_of_existing
 from clusterctl.state.inventory import inventory_of
+from clusterctl.state.ledger import RUNS
 from clusterctl.state.run_names import job_id_of
-from clusterctl.state.submissions import RUNS
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.transport.openssh import OpenSSH, run_captured
 from clusterctl.transport.ssh import Connections

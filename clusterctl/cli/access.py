@@ -16,7 +16,6 @@ from clusterctl.cli.options import Words, argument, flag, hosts, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer, some_flags
 from clusterctl.errors import Failure, Notice, TransportError, UsageError, excluded
-from clusterctl.jobs.entry import enter
 from clusterctl.jobs.environment import Environments
 from clusterctl.jobs.shell import (
     SessionFolder,
@@ -27,6 +26,7 @@ from clusterctl.jobs.shell import (
     session_folder,
     shell_job,
 )
+from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import SOON_S, Session, open_session

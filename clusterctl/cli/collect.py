@@ -15,8 +15,8 @@ from clusterctl.runs.collect import collect_runs, selection_of, uncollected_else
 from clusterctl.runs.fetch import CHECKPOINTS
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.spec.names import first_few
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import RUNS
+from clusterctl.state.ledger import RUNS
+from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
 
 _MOST_REASONS = 8

@@ -21,7 +21,7 @@ from clusterctl.cli.phases import (
     prompts_for,
 )
 from clusterctl.cluster import down as cluster_down
-from clusterctl.cluster.look import is_of_own_machines
+from clusterctl.cluster.losses import is_of_own_machines
 from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import excluded
@@ -29,7 +29,7 @@ from clusterctl.providers.base import pending_releases
 from clusterctl.providers.registry import cached_images
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.ledger import RunRecord
+from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 Name = Annotated[

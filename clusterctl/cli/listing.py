@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, Notice, UsageError
-from clusterctl.providers.node_class import KeptImage
+from clusterctl.providers.node_template import KeptImage
 from clusterctl.providers.registry import (
     cached_images,
     clusters_on_this_machine,

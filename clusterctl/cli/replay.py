@@ -28,8 +28,8 @@ from clusterctl.cli.submit import (
 from clusterctl.cluster.replayed_run import differences, select_replay
 from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import reject_invalid_arguments
+from clusterctl.jobs.prepare import Submission
 from clusterctl.jobs.replay import Code, Replay, replay_job
-from clusterctl.jobs.submission import Submission
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, named_run

@@ -49,7 +49,7 @@ from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.metrics import goal_given
-from clusterctl.state.ledger import Metric, Value
+from clusterctl.state.run_record import Metric, Value
 from clusterctl.transport.tree import format_size
 
 # The maximum number of listed runs without --limit.

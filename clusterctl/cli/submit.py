@@ -39,7 +39,7 @@ from clusterctl.jobs.first import (
     submit_first,
     wait_for_first,
 )
-from clusterctl.jobs.submission import (
+from clusterctl.jobs.prepare import (
     Preparer,
     Submission,
     marking_side_effects,
@@ -49,7 +49,7 @@ from clusterctl.jobs.submission import (
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
 from clusterctl.jobs.watch import LogChunk, notices_of_completed, raise_unless_completed
 from clusterctl.scheduler.base import JobState, worst_job
-from clusterctl.scheduler.first import WAIT_S, First
+from clusterctl.scheduler.claims import WAIT_S, First
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import BUNDLED_JOBS, MODULE_FLAG, JobSpec, Weights
 from clusterctl.state.chosen import ChosenCluster

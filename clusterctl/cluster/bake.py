@@ -13,7 +13,7 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.down import DownOptions, down_locked
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.node_class import class_inputs, has_classes
-from clusterctl.cluster.phases import Outcome, workspace_copy
+from clusterctl.cluster.phases import PhaseResult, workspace_copy
 from clusterctl.cluster.plan import plan_changes, preflight
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import UsageError
@@ -73,7 +73,7 @@ def bake_image(
                 down_locked(cluster, DownOptions(discard=True))
 
 
-def prepare_image(cluster: ClusterContext) -> Outcome[None]:
+def prepare_image(cluster: ClusterContext) -> PhaseResult[None]:
     """Build the image that nodes start from, if the provider needs an image."""
     progress = cluster.reporter.progress
 
@@ -88,7 +88,7 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
         report_steps(results, cluster.reporter)
 
     cluster.provider.prepare(cluster.spec, cluster.workspace, bake=bake)
-    return Outcome(None)
+    return PhaseResult(None)
 
 
 def share_configuration(
@@ -125,7 +125,7 @@ class SharedConfiguration:
 
 def prepare_class(
     cluster: ClusterContext, distribution: Distribution, groups: Collection[str]
-) -> Outcome[SharedConfiguration]:
+) -> PhaseResult[SharedConfiguration]:
     """Build the configuration that all hosts of a group start with, for each group not in the cache
     yet.
     """
@@ -153,7 +153,7 @@ def prepare_class(
     inputs = {group: class_inputs(values) for group, values in variables.items()}
     keys = cluster.provider.prepare_class(spec, workspace, inputs, bake=bake)
     result = SharedConfiguration(keys, "made" if baked else "cached")
-    return Outcome(result, result.origin)
+    return PhaseResult(result, result.origin)
 
 
 def _free_port() -> int:

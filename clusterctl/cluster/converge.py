@@ -44,12 +44,12 @@ from clusterctl.cluster.node_class import (
     renew,
     shared_inputs,
 )
-from clusterctl.cluster.phases import Drift, Outcome
+from clusterctl.cluster.phases import Drift, PhaseResult
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Notice
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.providers.base import Provisioned
-from clusterctl.providers.node_class import NodeFiles
+from clusterctl.providers.node_template import NodeFiles
 from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_conf import (
@@ -103,7 +103,7 @@ def converge(
     *,
     limit: Collection[str] | None,
     again: bool = False,
-) -> Outcome[Mapping[str, HostReport]]:
+) -> PhaseResult[Mapping[str, HostReport]]:
     """Configure new and changed hosts, and report each repair. Return host -> new probe result (all
     hosts).
 
@@ -133,7 +133,7 @@ def converge(
     hosts = HostsToConfigure(inventory, recorded, reports, rendered, groups, files)
     work = hosts.choose_limited(limit) if limit else hosts.choose(provisioned.classed, again=again)
     if not work:
-        return Outcome(reports, f"unchanged: {len(reports)} hosts checked", notes)
+        return PhaseResult(reports, f"unchanged: {len(reports)} hosts checked", notes)
 
     current = hardware(cluster.spec, inventory, nodes.reports)
     if work.replaces_record:
@@ -156,7 +156,7 @@ def converge(
             cluster.report_repairs(
                 repairs_of(host, recorded.marks[host], before[host], after[host])
             )
-    return Outcome({**reports, **new_reports}, summary, notes)
+    return PhaseResult({**reports, **new_reports}, summary, notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.cluster.look import (
+from clusterctl.cluster.losses import (
     all_answer,
     check_only_copies,
     is_of_own_machines,
@@ -20,7 +20,7 @@ from clusterctl.cluster.look import (
     note_removal,
 )
 from clusterctl.cluster.nodes import forget_machines
-from clusterctl.cluster.phases import Outcome, Phase, PhaseRunner, provider_of, workspace_copy
+from clusterctl.cluster.phases import Phase, PhaseResult, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
     ClusterctlError,
     CollectError,
@@ -36,7 +36,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
-from clusterctl.providers.node_class import KeptImage
+from clusterctl.providers.node_template import KeptImage
 from clusterctl.providers.registry import kept_images
 from clusterctl.providers.storage import (
     KeptStorage,
@@ -54,8 +54,8 @@ from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.inventory import applied_if_known, applied_spec, may_keep_storage
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace, new_id
 from clusterctl.transport.master import end_all_connections
 from clusterctl.util.process import remove_stale_folders, roomiest_temporary_folder
@@ -234,7 +234,7 @@ def _writable(runner: PhaseRunner) -> Iterator[PhaseRunner]:
 
 def collect_runs(
     runner: PhaseRunner, options: DownOptions, discarded: Collection[JobEntry]
-) -> Outcome[tuple[RunRecord, ...]]:
+) -> PhaseResult[tuple[RunRecord, ...]]:
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
         spec = applied_spec(runner.workspace)
@@ -244,10 +244,10 @@ def collect_runs(
             runs.append(run)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise not_collected_error(exc, ids) from exc
-    return Outcome(tuple(runs), f"{len(runs)} runs")
+    return PhaseResult(tuple(runs), f"{len(runs)} runs")
 
 
-def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcome[None]:
+def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> PhaseResult[None]:
     """Record the files to be lost, then remove the cluster. After a crash, the next `down`
     continues.
     """
@@ -260,7 +260,7 @@ def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcom
         if all_answer(workspace):
             workspace.removing.unlink(missing_ok=True)
         raise
-    return Outcome(None)
+    return PhaseResult(None)
 
 
 def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | None) -> None:
@@ -286,7 +286,7 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
 
 def keep_storage(
     runner: PhaseRunner, provider: Provider, left: StorageRecord
-) -> Outcome[tuple[KeptStorage, ...]]:
+) -> PhaseResult[tuple[KeptStorage, ...]]:
     """Save ``left``, the record of the storage that the cluster leaves behind, for the next
     `up`.
     """
@@ -299,7 +299,7 @@ def keep_storage(
     if any(storage.id not in earlier_ids for storage in kept) and runner.workspace.root.is_dir():
         record_kept_copies(runner.workspace)
     save_record(name, left.model_copy(update={"kept": kept}))
-    return Outcome(kept, "; ".join(map(str, kept)) or "no storage was kept")
+    return PhaseResult(kept, "; ".join(map(str, kept)) or "no storage was kept")
 
 
 def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptStorage, ...]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.look import LeavingHosts, check_leaving_hosts
+from clusterctl.cluster.losses import LeavingHosts, check_leaving_hosts
 from clusterctl.cluster.nodes import REASON, drain_usable, resume_drained
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan, Size

@@ -29,7 +29,7 @@ from clusterctl.hosts.roles import (
     probe_requests,
     system_accounts,
 )
-from clusterctl.providers.node_class import NodeFile, NodeFiles
+from clusterctl.providers.node_template import NodeFile, NodeFiles
 from clusterctl.scheduler.slurm_conf import takes_nodes_by_reconfigure
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, planned_distribution

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[T]):
+class PhaseResult(Generic[T]):
     """The value that a phase returns, its summary for the table of phases, and notes for the
     user.
     """
@@ -82,7 +82,7 @@ class PhaseRunner:
     def run(
         self: R,
         name: str,
-        phase: Callable[Concatenate[R, P], Outcome[T]],
+        phase: Callable[Concatenate[R, P], PhaseResult[T]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,

@@ -14,7 +14,7 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.hardware import cgroup_notes
 from clusterctl.cluster.impact import Impact, impact_of, reject_changed_users
 from clusterctl.cluster.node_class import inputs_of_new_nodes
-from clusterctl.cluster.phases import Drift, Outcome, workspace_copy
+from clusterctl.cluster.phases import Drift, PhaseResult, workspace_copy
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskResult
 from clusterctl.errors import (
@@ -29,9 +29,9 @@ from clusterctl.hosts.checks import findings_as_failures
 from clusterctl.jobs.environment import describe_pending_build
 from clusterctl.providers.base import HostOptions, HostPlan
 from clusterctl.providers.storage import notes_on_unused_storage
+from clusterctl.scheduler.availability import find_unusable_nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_parse import fold_nodes
-from clusterctl.scheduler.standing import find_unusable_nodes
 from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import software_notes
 from clusterctl.state.inventory import Inventory, planned_distribution
@@ -111,7 +111,7 @@ def prompt_about(plan: Plan) -> str:
     return f"release {leaving} and restore its previous state?" if leaving else ""
 
 
-def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Outcome[Plan]:
+def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> PhaseResult[Plan]:
     """Plan the changes of hosts, jobs and settings. Drift is not part of this plan.
 
     recreated: hosts that the provider must remove and create again.
@@ -126,7 +126,9 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
     hosts = provider.plan(spec, workspace, options)
     notes = software_notes(spec, hosts.distribution or planned_distribution(spec, workspace))
     if inventory is None:
-        return Outcome(plan := Plan(hosts), plan.summary, (*notes, *notes_on_unused_storage(spec)))
+        return PhaseResult(
+            plan := Plan(hosts), plan.summary, (*notes, *notes_on_unused_storage(spec))
+        )
     impact = impact_of(
         cluster, inventory, hosts, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
     )
@@ -134,7 +136,7 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
         hosts = provider.plan(spec, workspace, replace(options, keep=impact.keep))
     unknown = (Difference("spec", "the applied spec is unknown"),)
     plan = Plan(hosts, impact, differences(cluster.applied, spec) if cluster.applied else unknown)
-    return Outcome(plan, plan.summary, notes)
+    return PhaseResult(plan, plan.summary, notes)
 
 
 def _reject_other_cluster(cluster: ClusterContext) -> None:
@@ -162,7 +164,7 @@ def _reject_other_cluster(cluster: ClusterContext) -> None:
     )
 
 
-def preflight(cluster: ClusterContext) -> Outcome[None]:
+def preflight(cluster: ClusterContext) -> PhaseResult[None]:
     """Ask a cloud provider about all problems that would stop `up`, before anything is billed.
 
     Raise ProvisionError if there are such problems, with a failure for each problem.
@@ -179,7 +181,7 @@ def preflight(cluster: ClusterContext) -> Outcome[None]:
             code="preflight-failed",
             then=consequence,
         )
-    return Outcome(None, "no obstacles found", tuple(map(str, findings)))
+    return PhaseResult(None, "no obstacles found", tuple(map(str, findings)))
 
 
 def _drift(cluster: ClusterContext, plan: Plan, notes: list[str]) -> Iterator[Drift]:

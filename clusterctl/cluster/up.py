@@ -19,7 +19,7 @@ from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.impact import free_leaving_hosts, reject
 from clusterctl.cluster.node_class import node_files
 from clusterctl.cluster.nodes import limit_spec, replacing
-from clusterctl.cluster.phases import Drift, Outcome, Phase
+from clusterctl.cluster.phases import Drift, Phase, PhaseResult
 from clusterctl.cluster.plan import Plan, plan_changes, preflight
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import inventory_file
@@ -31,7 +31,7 @@ from clusterctl.hosts.roles import probe_requests, required_accounts
 from clusterctl.jobs.environment import Environments
 from clusterctl.packages.bundle import Bundle, cluster_bundle, missing_bundle, use_bundle
 from clusterctl.providers.base import HostOptions, Provisioned, Size
-from clusterctl.providers.node_class import NodeClass, NodeFiles
+from clusterctl.providers.node_template import NodeClass, NodeFiles
 from clusterctl.providers.storage import save_record as record_storage
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import Distribution
@@ -228,9 +228,9 @@ def open_bundle(cluster: ClusterContext, options: UpOptions) -> Bundle | None:
     )
 
 
-def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
+def _open_bundle(cluster: ClusterContext, file: Path) -> PhaseResult[Bundle]:
     bundle = use_bundle(file, cluster.spec, cluster.workspace)
-    return Outcome(bundle, f"{file.name}, for {', '.join(bundle.manifest.systems)}")
+    return PhaseResult(bundle, f"{file.name}, for {', '.join(bundle.manifest.systems)}")
 
 
 def resolve_environment(
@@ -248,17 +248,17 @@ def resolve_environment(
 
 def _resolve_environment(
     cluster: ClusterContext, distribution: Distribution
-) -> Outcome[Environment]:
+) -> PhaseResult[Environment]:
     progress = cluster.reporter.progress
     facts = facts_of_spec(cluster.spec)
     environment = Environments(progress, progress).resolve(facts, distribution)
     packages = len(environment.lock.wheels) if environment.lock else 0
-    return Outcome(environment, f"{packages} Python packages")
+    return PhaseResult(environment, f"{packages} Python packages")
 
 
 def provision(
     cluster: ClusterContext, decision: Decision, keys: Mapping[str, str]
-) -> Outcome[Provisioned]:
+) -> PhaseResult[Provisioned]:
     """Create, start and remove hosts. ``keys``: group of hosts -> cache key of its built
     configuration.
     """
@@ -293,7 +293,9 @@ def provision(
         record_storage(spec.name, None)
     _report_started(cluster, made)
     provisioned = replace(made, inventory=inventory)
-    return Outcome(provisioned, f"{len(inventory.hosts)} hosts on {inventory.network}", made.notes)
+    return PhaseResult(
+        provisioned, f"{len(inventory.hosts)} hosts on {inventory.network}", made.notes
+    )
 
 
 def _report_started(cluster: ClusterContext, provisioned: Provisioned) -> None:
@@ -304,7 +306,7 @@ def _report_started(cluster: ClusterContext, provisioned: Provisioned) -> None:
 
 def probe(
     cluster: ClusterContext, inventory: Inventory, keep: Mapping[str, Size]
-) -> Outcome[Mapping[str, HostReport]]:
+) -> PhaseResult[Mapping[str, HostReport]]:
     """Probe hosts, and start powered-off hosts. Return host -> facts. ``keep``: node -> size that
     stays.
     """
@@ -332,7 +334,7 @@ def probe(
         reports = _with_one_uid(cluster, inventory, reports)
     accounts = {host: report.accounts for host, report in reports.items()}
     notes = tuple(map(str, admin_uid_findings(accounts, inventory.controller.name)))
-    return Outcome(reports, f"{len(reports)} hosts answer", notes)
+    return PhaseResult(reports, f"{len(reports)} hosts answer", notes)
 
 
 def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> ConfigureError:
@@ -392,25 +394,25 @@ def send_packages(
     bundle: Bundle | None,
     inventory: Inventory,
     reports: Mapping[str, HostReport],
-) -> Outcome[None]:
+) -> PhaseResult[None]:
     """Send the packages of the bundle to hosts that lack packages. BundleError: the bundle is
     missing.
     """
     to = cluster.connections.to
     hosts = inventory_file.hosts_to_install(inventory, cluster.spec.software, reports, to)
     if not hosts:
-        return Outcome(None, "nothing to send")
+        return PhaseResult(None, "nothing to send")
     if bundle is None:
         raise missing_bundle(cluster.workspace)
     sent = inventory_file.send_repository(bundle, hosts, to)
-    return Outcome(None, f"sent to {len(sent)} hosts" if sent else "nothing to send")
+    return PhaseResult(None, f"sent to {len(sent)} hosts" if sent else "nothing to send")
 
 
 def build_environment(
     cluster: ClusterContext, environment: Environment, inventory: Inventory
-) -> Outcome[None]:
+) -> PhaseResult[None]:
     """Build the Python environment of the spec's requirements on the cluster."""
     controller = cluster.connections.to(inventory.controller.name, cluster.spec.job_user.name)
     rented = cluster.spec.provider.is_cloud
     built = Environments(cluster.reporter.progress).build(controller, environment, rented=rented)
-    return Outcome(None, "built" if built else "unchanged")
+    return PhaseResult(None, "built" if built else "unchanged")

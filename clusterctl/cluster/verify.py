@@ -18,7 +18,7 @@ from typing import Final
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
 from clusterctl.cluster.nodes import REASON
-from clusterctl.cluster.phases import Drift, Outcome
+from clusterctl.cluster.phases import Drift, PhaseResult
 from clusterctl.errors import (
     CommandError,
     Failure,
@@ -38,17 +38,17 @@ from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import host_facts_request, requirements_of_hosts
 from clusterctl.providers.base import Provider, Size, pending_releases
 from clusterctl.scheduler.admin import AdminClient, scheduler_of
-from clusterctl.scheduler.base import Jobs, JobState, Nodes
-from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.scheduler.slurm_parse import fold_nodes
-from clusterctl.scheduler.standing import (
+from clusterctl.scheduler.availability import (
     HEALTH_REASON,
     Availability,
     drain_reason,
     find_unusable_nodes,
-    group_by_standing,
+    group_by_availability,
     slurm_state_text,
 )
+from clusterctl.scheduler.base import Jobs, JobState, Nodes
+from clusterctl.scheduler.session import SHORT_PATIENCE_S
+from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
@@ -104,7 +104,7 @@ def verify(
     inventory: Inventory,
     reports: Mapping[str, HostReport],
     limit: Collection[str] | None = None,
-) -> Outcome[Verification]:
+) -> PhaseResult[Verification]:
     """Run an MPI job across the nodes, release jobs held after a failed launch, and check all GPUs.
 
     limit: verify only these nodes and the controller. None: all nodes.
@@ -134,7 +134,7 @@ def verify(
     notes += [note for note in map(str, findings) if note not in cluster.notes]
     reject_missing_gpus(cluster.spec, inventory, reports, host_names, needs=findings)
     summary = f"MPI across {len(verification.verified)} of {len(inventory.compute)} nodes"
-    return Outcome(verification, summary, tuple(notes))
+    return PhaseResult(verification, summary, tuple(notes))
 
 
 def run_verification(
@@ -248,7 +248,7 @@ def wait_until_ready(
     for _ in slurm.clock.polls(timeout_s, longest_s=_PAUSE_S):
         try:
             nodes = {node.name: node for node in slurm.nodes() if node.name not in other_names}
-            by_state = group_by_standing(nodes[name] for name in names if name in nodes)
+            by_state = group_by_availability(nodes[name] for name in names if name in nodes)
             given_up = {
                 node.name: slurm_state_text(node)
                 for node in by_state[Availability.FAILED]

@@ -1,6 +1,6 @@
 """The packages, files and units of each Ansible role, and the requirements of a spec for each host.
 
-The source is meta/touches.yml of each role. The Ansible module host_ledger records the previous
+The source is meta/touches.yml of each role. The Ansible module host_snapshot records the previous
 state of the items in these files, so that `down` can restore it. Keys that only clusterctl reads:
 
     hosts: [controller]           the groups of hosts that the role runs on; `login`: hosts of no other group

@@ -26,8 +26,8 @@ from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights, sweep_arguments
 from clusterctl.spec.names import FROM_RUN
+from clusterctl.state.ledger import Ledger
 from clusterctl.state.run_names import NamedRun, find_run
-from clusterctl.state.submissions import Ledger
 from clusterctl.transport.tree import list_items
 from clusterctl.util.assets import data_folder, file_sha256
 from clusterctl.util.process import Result, run, stdout_pieces

@@ -13,8 +13,8 @@ from clusterctl.jobs.watch import folder_of
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import FOLDER, FROM_RUN
+from clusterctl.state.ledger import FROM_JOB, PROGRAM_FOLDER, Ledger, program_path
 from clusterctl.state.run_names import NamedRun, find_run
-from clusterctl.state.submissions import FROM_JOB, PROGRAM_FOLDER, Ledger, program_path
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import Upload
 from clusterctl.transport.tree import format_size, list_items

@@ -14,11 +14,11 @@ from clusterctl.errors import (
     WaitTimeoutError,
 )
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter, new_token
-from clusterctl.scheduler.first import First, settle
+from clusterctl.scheduler.claims import First, settle
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts
-from clusterctl.state.submissions import JobEntry
+from clusterctl.state.ledger import JobEntry
 
 # On clusters of the user. On other people's clusters, the session has the pauses.
 _FIRST_PAUSE_S = 0.2

@@ -35,7 +35,7 @@ from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.metrics import goal_of
 from clusterctl.spec.sbatch import quoted, requests_of
 from clusterctl.spec.sweep import Form, are_pairs, configured_name
-from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE, run_path
+from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE, run_path
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, hash_items
 from clusterctl.util.assets import file_sha256

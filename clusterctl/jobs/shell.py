@@ -29,9 +29,9 @@ from clusterctl.errors import (
     printable,
     unaccompanied,
 )
-from clusterctl.jobs.entry import enter
 from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
+from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import SentSource, Submitter, new_token
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.script import (
@@ -52,7 +52,7 @@ from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.facts import ClusterFacts
-from clusterctl.state.submissions import PROGRAM_FOLDER
+from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, Transport, remove_folder, wrap_command
 from clusterctl.transport.login import login_of
 from clusterctl.transport.openssh import OpenSSH, start_conversation

@@ -20,7 +20,7 @@ from clusterctl.scheduler.script import is_array
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, repository_of
 from clusterctl.spec.names import first_few
-from clusterctl.state.submissions import TASK, copied_folders, is_own_report, is_run
+from clusterctl.state.ledger import TASK, copied_folders, is_own_report, is_run
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.tree import (
     Item,

@@ -31,7 +31,7 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
-from clusterctl.scheduler.first import First
+from clusterctl.scheduler.claims import First
 from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
 from clusterctl.scheduler.parts import Part, parts_of
 from clusterctl.scheduler.script import (
@@ -48,7 +48,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import first_few
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.facts import ClusterFacts, applied_text
-from clusterctl.state.submissions import (
+from clusterctl.state.ledger import (
     CLIENT_FACTS,
     FIRST_FILE,
     OUTPUTS_FILE,

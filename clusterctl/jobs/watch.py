@@ -45,7 +45,7 @@ from clusterctl.scheduler.base import (
 from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session
-from clusterctl.state.submissions import METRICS_FILE, METRICS_PLACES
+from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
 

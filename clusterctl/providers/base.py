@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
-from clusterctl.providers.node_class import NodeClass
+from clusterctl.providers.node_template import NodeClass
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.providers.existing.detach import Entry as Entry  # noqa: PLC0414
     from clusterctl.providers.existing.site import Fact
     from clusterctl.providers.local.layout import CachedImage, ClusterState
-    from clusterctl.providers.node_class import KeptImage
+    from clusterctl.providers.node_template import KeptImage
     from clusterctl.transport.base import Transport
     from clusterctl.util.progress import ProgressReporter
 

@@ -17,8 +17,8 @@ from clusterctl.cluster.phases import provider_of
 from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import Failure, Notice, RehearsalError, SchedulerError, UsageError
 from clusterctl.jobs.bundled import reject_invalid_arguments
+from clusterctl.jobs.prepare import Preparer, Submission, read_jobs
 from clusterctl.jobs.queue import known_jobs
-from clusterctl.jobs.submission import Preparer, Submission, read_jobs
 from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.jobs.watch import diagnosis_of, raise_unless_completed
 from clusterctl.providers.base import Provider

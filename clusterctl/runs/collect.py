@@ -64,16 +64,14 @@ from clusterctl.scheduler.base import (
     unknown_or_task,
     unmanaged_job_error,
 )
-from clusterctl.scheduler.first import settle
+from clusterctl.scheduler.claims import settle
 from clusterctl.scheduler.records import await_ends, final_states
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.spec.names import first_few
 from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.facts import facts_of, facts_of_spec
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.run_names import job_id_of
-from clusterctl.state.submissions import (
+from clusterctl.state.ledger import (
     CLIENT_FACTS,
     ENVIRONMENT_FILE,
     OUTPUTS_FILE,
@@ -89,6 +87,8 @@ from clusterctl.state.submissions import (
     note_runs_folder,
     runs_folder_of,
 )
+from clusterctl.state.run_names import job_id_of
+from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress, with_title

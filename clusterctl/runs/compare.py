@@ -20,8 +20,8 @@ from clusterctl.runs.find import FIELDS, Row, is_usual
 from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.series import config_of, flat
 from clusterctl.spec.metrics import is_loss
-from clusterctl.state.ledger import Value
-from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE
+from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE
+from clusterctl.state.run_record import Value
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import format_size
 

@@ -17,7 +17,7 @@ from functools import reduce
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from clusterctl.state.ledger import Metric
+from clusterctl.state.run_record import Metric
 
 STEP: Final = "step"
 EPOCH: Final = "epoch"

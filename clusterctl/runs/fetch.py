@@ -33,8 +33,7 @@ from clusterctl.runs.remote_files import (
     TOO_LARGE,
     UNFINISHED_ONE,
 )
-from clusterctl.state.ledger import Skipped
-from clusterctl.state.submissions import (
+from clusterctl.state.ledger import (
     METRICS_FILE,
     SENT_FILES,
     TASK,
@@ -42,6 +41,7 @@ from clusterctl.state.submissions import (
     UNCHANGED,
     WRITTEN_FILES,
 )
+from clusterctl.state.run_record import Skipped
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_incoming import Entry

@@ -19,9 +19,7 @@ from clusterctl.scheduler.base import JobState, format_exit
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import did_you_mean, first_few
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value
-from clusterctl.state.run_names import find_run
-from clusterctl.state.submissions import (
+from clusterctl.state.ledger import (
     RUN_FILE,
     Ledger,
     ledgers,
@@ -29,6 +27,8 @@ from clusterctl.state.submissions import (
     run_folders,
     runs_folders,
 )
+from clusterctl.state.run_names import find_run
+from clusterctl.state.run_record import Metric, RunRecord, TaskRecord, Value
 
 
 @dataclass(frozen=True, repr=False)

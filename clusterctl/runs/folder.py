@@ -18,8 +18,8 @@ from clusterctl.errors import CollectError
 from clusterctl.runs.fetch import CollectedFiles
 from clusterctl.runs.places import Links, make_links
 from clusterctl.scheduler.base import JobState, Outcome
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import CLIENT_FACTS, FROM_JOB, RUN_FILE, SUMS_FILE
+from clusterctl.state.ledger import CLIENT_FACTS, FROM_JOB, RUN_FILE, SUMS_FILE
+from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import open_private
 from clusterctl.util.assets import file_sha256
 

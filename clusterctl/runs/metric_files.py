@@ -28,7 +28,7 @@ from pydantic_core import from_json
 from clusterctl.errors import printable
 from clusterctl.runs.curve import ROW, STEP, Column
 from clusterctl.runs.tensorboard import EventFiles
-from clusterctl.state.submissions import METRICS_FILE, METRICS_PLACES, SOURCE_FILE
+from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES, SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json, read_whole
 from clusterctl.transport.tree import format_size
 

@@ -28,8 +28,8 @@ from clusterctl.errors import (
 from clusterctl.runs.fetch import shown_path
 from clusterctl.runs.folder import GOING_ON
 from clusterctl.state.inventory import Inventory, inventory_of
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import FROM_JOB, SENT_FILES, JobEntry, Ledger, note_copied_folder
+from clusterctl.state.ledger import FROM_JOB, SENT_FILES, JobEntry, Ledger, note_copied_folder
+from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, remote_argv, split_lines
 from clusterctl.transport.copies import Copies, encode_digests, read_copies, record_copies

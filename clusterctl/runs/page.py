@@ -20,7 +20,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from clusterctl.errors import MachineError, UsageError, printable
-from clusterctl.state.submissions import is_own_report
+from clusterctl.state.ledger import is_own_report
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.assets import data_folder
 

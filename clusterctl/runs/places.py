@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from clusterctl.state.submissions import (
+from clusterctl.state.ledger import (
     ADDED_FILES,
     FROM_JOB,
     SENT_FILES,

@@ -26,8 +26,8 @@ from clusterctl.runs.find import (
 )
 from clusterctl.spec.metrics import Goal
 from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
-from clusterctl.state.ledger import Value
-from clusterctl.state.submissions import RUNS, runs_folders
+from clusterctl.state.ledger import RUNS, runs_folders
+from clusterctl.state.run_record import Value
 from clusterctl.util.progress import SILENT, LineReporter
 
 if TYPE_CHECKING:

@@ -42,12 +42,6 @@ from clusterctl.scheduler.records import with_accounted, with_all_attempts
 from clusterctl.scheduler.session import Session
 from clusterctl.state.facts import applied_text
 from clusterctl.state.ledger import (
-    RunRecord,
-    ScalingRecord,
-    Skipped,
-    TaskRecord,
-)
-from clusterctl.state.submissions import (
     CLIENT_FACTS,
     ENVIRONMENT_FILE,
     RUN_FILE,
@@ -55,6 +49,12 @@ from clusterctl.state.submissions import (
     SPEC_FILE,
     SWEEP_FILE,
     JobEntry,
+)
+from clusterctl.state.run_record import (
+    RunRecord,
+    ScalingRecord,
+    Skipped,
+    TaskRecord,
 )
 
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")

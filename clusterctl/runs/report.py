@@ -73,8 +73,8 @@ from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
 from clusterctl.spec.units import format_duration
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
+from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE
+from clusterctl.state.run_record import RunRecord
 
 # Columns for further metrics in a ranking.
 _MORE_METRICS: Final = 4

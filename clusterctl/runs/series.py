@@ -46,7 +46,7 @@ from clusterctl.scheduler.attempts import (
 )
 from clusterctl.scheduler.remote_logs import END, end_of
 from clusterctl.spec.sweep import Form, configured_name
-from clusterctl.state.ledger import AttemptRecord, Metric, Value
+from clusterctl.state.run_record import AttemptRecord, Metric, Value
 
 _OPTION: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 # Arguments for Hydra, such as ++lr=0.1

@@ -12,7 +12,7 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.page import Section, Table
 from clusterctl.runs.series import config_of
 from clusterctl.spec.units import format_duration
-from clusterctl.state.ledger import Value
+from clusterctl.state.run_record import Value
 
 # The units of fields with a name that does not tell the unit.
 _UNITS: Final = {"cost": "USD", "gpu_energy": "J"}

@@ -24,7 +24,7 @@ from clusterctl.spec.sbatch import (
     requests_of,
     split_words,
 )
-from clusterctl.state.submissions import PROGRAM_FOLDER
+from clusterctl.state.ledger import PROGRAM_FOLDER
 
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 # Together they are the number of tasks.

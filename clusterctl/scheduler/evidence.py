@@ -27,7 +27,7 @@ from clusterctl.scheduler.local_files import LocalFiles
 from clusterctl.scheduler.program_error import LastError, error_at_end, is_shell
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.waiting import waits_for_nodes
-from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE
+from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import call_on_hosts
 

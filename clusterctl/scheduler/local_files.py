@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.spec.job import holds_package, import_roots, repository_of
-from clusterctl.state.submissions import PROGRAM_FOLDER
+from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.tree import literal_pattern
 
 _MOST_FOLDERS = 5_000

@@ -17,7 +17,7 @@ from typing import Final
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.scheduler.base import JobInfo, comment_of
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 
 MOST_PARTS: Final = 100
 

@@ -34,7 +34,7 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.parts import fold_tasks, tasks_of
-from clusterctl.state.submissions import Change, JobEntry, Ledger
+from clusterctl.state.ledger import Change, JobEntry, Ledger
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.progress import Clock
 from clusterctl.util.terminal import plain_line

@@ -19,7 +19,7 @@ from clusterctl.spec.job import JOB_FIELDS, NOT_RESUMED, ONE_RANK_JOBS, JobSpec,
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.sbatch import plain_array, quoted, requests_of
 from clusterctl.spec.units import parse_slurm_time_s
-from clusterctl.state.submissions import PROGRAM_FOLDER, SWEEP_FILE
+from clusterctl.state.ledger import PROGRAM_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import archives_of
 from clusterctl.util.assets import data_folder, render

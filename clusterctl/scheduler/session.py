@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import Notice, SlurmError, UsageError
 from clusterctl.scheduler.base import AccountingAwayError, Jobs
-from clusterctl.scheduler.first import settle_all
+from clusterctl.scheduler.claims import settle_all
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.facts import ClusterFacts, facts_of
-from clusterctl.state.submissions import Ledger
+from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections

@@ -53,7 +53,7 @@ from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
-    from clusterctl.state.submissions import Ledger
+    from clusterctl.state.ledger import Ledger
 
 _DAY_S = 86400
 _T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from clusterctl.scheduler.base import JobInfo, NodeInfo
-from clusterctl.scheduler.causes import Explanation
-from clusterctl.scheduler.slurm_parse import expand_nodes
-from clusterctl.scheduler.standing import (
+from clusterctl.scheduler.availability import (
     DRAINED_STATES,
     HEALTH_REASON,
     Availability,
+    availability_of,
     is_reserved,
-    standing_of,
 )
+from clusterctl.scheduler.base import JobInfo, NodeInfo
+from clusterctl.scheduler.causes import Explanation
+from clusterctl.scheduler.slurm_parse import expand_nodes
 
 _NODES: Final = re.compile(
     r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN|NodeDown"
@@ -109,7 +109,7 @@ def _fix(facts: WaitingJob, out: Sequence[NodeInfo]) -> str:
     if all(node.reason.startswith(HEALTH_REASON) for node in out):
         command = f"`clusterctl ssh {out[0].name}`"
         return f"correct this on the node ({command}); its health check then returns it to service"
-    if all(standing_of(node) is Availability.DRAINED for node in out):
+    if all(availability_of(node) is Availability.DRAINED for node in out):
         return (
             f"a person drained them: once they may be used again, `clusterctl node resume {names}`"
         )

@@ -29,8 +29,8 @@ from clusterctl.spec.names import (
     find_spec,
     is_cluster_name,
 )
+from clusterctl.state.ledger import Ledger
 from clusterctl.state.run_names import cluster_of, names_no_cluster
-from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace, clusters_up
 from clusterctl.util.progress import SILENT, LineReporter
 

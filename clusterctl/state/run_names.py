@@ -13,7 +13,7 @@ from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.names import did_you_mean, first_few
-from clusterctl.state.submissions import (
+from clusterctl.state.ledger import (
     JobEntry,
     Ledger,
     ledgers,

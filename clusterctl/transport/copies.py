@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from clusterctl.state.submissions import job_paths
+from clusterctl.state.ledger import job_paths
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.remote_content import HEADER
 from clusterctl.transport.remote_copies import digest

@@ -45,7 +45,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, ROOT)
 
 from payload.node import ports, processes, restarts, task
-from payload.node.first import end_unless_first
+from payload.node.claim import end_unless_first
 from payload.node.requeue import (
     DOWN,
     FILES_S,

@@ -27,7 +27,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from payload.node import restarts
 
-# The folder of the program below the job's, as clusterctl/state/submissions.py names it.
+# The folder of the program below the job's, as clusterctl/state/ledger.py names it.
 FILES = "files"
 METRICS = f"{FILES}/metrics.jsonl"
 LOOK_S = 0.25

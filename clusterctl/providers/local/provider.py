@@ -38,7 +38,7 @@ from clusterctl.providers.local.capacity import (
 )
 from clusterctl.providers.local.client import Helper, refuse_other_machines, start_ahead
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
-from clusterctl.providers.node_class import NodeFile
+from clusterctl.providers.node_template import NodeFile
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec, LocalSettings

@@ -26,7 +26,7 @@ FACTS = facts_of_spec(
 )
 NODE = (
     "__init__",
-    "first",
+    "claim",
     "hang",
     "job",
     "native",

@@ -24,7 +24,7 @@ from clusterctl.scheduler.session import Session, read_applied_spec
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import facts_of_spec
-from clusterctl.state.submissions import Ledger
+from clusterctl.state.ledger import Ledger
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport

@@ -12,7 +12,7 @@ from clusterctl.scheduler import session
 from clusterctl.scheduler.session import Session, read_applied_spec
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.facts import job_settings
-from clusterctl.state.submissions import Ledger
+from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import ssh
 from clusterctl.util.progress import Clock

@@ -22,7 +22,7 @@ from clusterctl.jobs.watch import ChangeNotes, wait
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.submissions import JobEntry
+from clusterctl.state.ledger import JobEntry
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused, shows
 from tests.support.played.cluster import PlayedCluster, submitted

@@ -11,7 +11,7 @@ from clusterctl.cli import listing
 from clusterctl.cli.output import Screen
 from clusterctl.errors import CloudError, SpecError, UsageError
 from clusterctl.providers.local.layout import CachedImage
-from clusterctl.providers.node_class import KeptImage
+from clusterctl.providers.node_template import KeptImage
 from clusterctl.state.facts import PartitionFacts
 from tests.support.inventories import inventory_of
 from tests.support.messages import codes, shows

@@ -20,7 +20,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import PROVIDERS
 from clusterctl.spec.sweep import Scaling
 from clusterctl.state import inventory
-from clusterctl.state.ledger import RunRecord
+from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
 from tests.support.messages import shows

@@ -13,7 +13,7 @@ from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions, not_collected_error, remove_cluster, to_discard
-from clusterctl.cluster.look import DISCARDED
+from clusterctl.cluster.losses import DISCARDED
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import (
     CollectError,
@@ -24,7 +24,7 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import Leftover
 from clusterctl.spec.models import LocalSettings
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from tests.support.messages import codes, refused

@@ -19,7 +19,7 @@ from clusterctl.cluster.impact import (
     reject,
     reject_taken_uids,
 )
-from clusterctl.cluster.phases import Outcome
+from clusterctl.cluster.phases import PhaseResult
 from clusterctl.errors import ClusterctlError, Notice, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan, Provider, Size
 from clusterctl.runs import only_copies
@@ -119,7 +119,9 @@ def look(
 ) -> tuple[dict[str, Size], tuple[str, ...]]:
     """The nodes that keep their size, and what the user should know."""
     with asked_in_order(*steps) as slurm, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(impact, "check_leaving_hosts", lambda *_, **__: Outcome(only_copies.NOTHING))
+        patch.setattr(
+            impact, "check_leaving_hosts", lambda *_, **__: PhaseResult(only_copies.NOTHING)
+        )
         cluster = context(wanted, Hosts(sizes, alive))
         cluster.inventory = was
         cluster.applied = wanted

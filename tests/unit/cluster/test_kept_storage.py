@@ -18,7 +18,7 @@ from clusterctl.cli import listing
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions
-from clusterctl.cluster.look import DISCARDED
+from clusterctl.cluster.losses import DISCARDED
 from clusterctl.cluster.phases import PhaseRunner, workspace_copy
 from clusterctl.errors import ClusterctlError, OnlyCopyError, UsageError
 from clusterctl.providers.storage import (
@@ -35,7 +35,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, read_copies, record_copies
 from clusterctl.util.disk import read_rows

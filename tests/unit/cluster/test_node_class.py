@@ -33,7 +33,7 @@ from clusterctl.configure.inventory_file import class_inventory_text, class_vari
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.hosts.roles import key_marks, probe_requests
 from clusterctl.providers.local.image import class_key
-from clusterctl.providers.node_class import NodeFiles
+from clusterctl.providers.node_template import NodeFiles
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory

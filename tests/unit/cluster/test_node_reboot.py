@@ -14,9 +14,9 @@ from clusterctl.cli import node
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import nodes
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
+from clusterctl.scheduler.availability import Availability, availability_of
 from clusterctl.scheduler.base import Jobs, NodeInfo, Nodes
 from clusterctl.scheduler.mpirun import MpirunClient
-from clusterctl.scheduler.standing import Availability, standing_of
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -163,7 +163,7 @@ class Booted:
 
         def bring_up(_screen: object, _spec: object, *, limit: Sequence[str], **_: object) -> int:
             assert limit == ("a", "b", "c")
-            self.raised.append({one.name: standing_of(one) for one in self.slurm.nodes()})
+            self.raised.append({one.name: availability_of(one) for one in self.slurm.nodes()})
             return 0
 
         def unlocked(*args: object, **more: Any) -> int:

@@ -18,8 +18,8 @@ from clusterctl.errors import MachineError, UnreachableError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
+from clusterctl.scheduler.availability import find_unusable_nodes
 from clusterctl.scheduler.base import NodeInfo
-from clusterctl.scheduler.standing import find_unusable_nodes
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory

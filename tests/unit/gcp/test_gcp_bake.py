@@ -18,7 +18,7 @@ from clusterctl.errors import ClusterctlError, StalePlanError, UsageError
 from clusterctl.providers.base import HostOptions, HostPlan, Provisioned
 from clusterctl.providers.gcp.images import image_machines, images_of
 from clusterctl.providers.gcp.provider import GcpProvider
-from clusterctl.providers.node_class import NodeClass
+from clusterctl.providers.node_template import NodeClass
 from clusterctl.providers.registry import kept_images
 from clusterctl.spec.gcp import image_error, settings_of
 from clusterctl.spec.models import ClusterSpec

@@ -40,7 +40,7 @@ def append(path: Path, line: str) -> None:
         (
             "an import upwards inside a function",
             "clusterctl/spec/base.py",
-            "def f():\n    import clusterctl.state.ledger",
+            "def f():\n    import clusterctl.state.run_record",
         ),
         ("clusterctl knows the payload", "clusterctl/state/workspace.py", "import payload"),
         ("the payload knows clusterctl", "payload/training/metrics.py", "import clusterctl.errors"),

@@ -12,12 +12,12 @@ import pytest
 
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.earlier import with_from_run
-from clusterctl.jobs.submission import Preparer, Submission, submit_prepared, with_restarts
+from clusterctl.jobs.prepare import Preparer, Submission, submit_prepared, with_restarts
 from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.names import FROM_RUN
-from clusterctl.state.submissions import Ledger
+from clusterctl.state.ledger import Ledger
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
 from tests.support.messages import refused

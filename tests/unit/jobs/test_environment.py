@@ -22,7 +22,7 @@ import pytest
 
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.jobs.environment import Environments, describe_pending_build
-from clusterctl.jobs.submission import Preparer, Submission
+from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.submit import client_facts, script_of
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.wheelhouse import Lock, Wheel, pins, wheel_path

@@ -29,13 +29,13 @@ from clusterctl.jobs.queue import list_jobs
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitter, script_of
 from clusterctl.runs.collect import collect, uncollected
-from clusterctl.scheduler.first import First, claim_of, settle
+from clusterctl.scheduler.claims import First, claim_of, settle
 from clusterctl.scheduler.records import DELAY_S
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts, PartitionFacts
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.remote_copies import CLAIM
 from clusterctl.util.process import Result

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.submission import Preparer, Submission
+from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.scheduler.script import with_gpus
 from clusterctl.scheduler.user_script import partition_of, reject_long_script
 from clusterctl.spec.job import JobSpec

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submission import read_jobs
 from clusterctl.spec.job import JobSpec
 from tests.support.messages import refused
 

@@ -19,7 +19,7 @@ from clusterctl.scheduler.records import recorded_jobs, remember_states
 from clusterctl.scheduler.remote_logs import records
 from clusterctl.scheduler.session import resolve_submissions
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.submissions import Ledger
+from clusterctl.state.ledger import Ledger
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport

@@ -14,15 +14,15 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import reject_missing
+from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.replay import Code, Replay, ReplayRequest, replay_job, with_changes
 from clusterctl.jobs.source import manifest, source_of
-from clusterctl.jobs.submission import read_jobs
 from clusterctl.jobs.submit import client_facts, script_of
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.sweep import are_pairs
-from clusterctl.state.ledger import RunRecord
+from clusterctl.state.run_record import RunRecord
 from clusterctl.transport.tree import hash_items
 from tests.support.messages import refused, shows
 from tests.support.played.cluster import PlayedCluster, submit

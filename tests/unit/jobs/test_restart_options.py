@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.submission import restart_notice, with_restarts
+from clusterctl.jobs.prepare import restart_notice, with_restarts
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import PartitionFacts
 from tests.support.inventories import facts_with

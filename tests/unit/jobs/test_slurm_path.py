@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs import entry
+from clusterctl.jobs import ssh_entry
 from clusterctl.jobs.shell import Allocation, requested_nodes
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.job_options import JobOptions
@@ -85,7 +85,9 @@ def test_shell_finds_slurm(session: Session) -> None:
 
 def test_entry_finds_slurm(session: Session) -> None:
     workspace = session.workspace
-    entry._write(session, entry.Entry("7", "campus-7", workspace.root / "config", "n1", "/jobs/7"))
+    ssh_entry._write(
+        session, ssh_entry.Entry("7", "campus-7", workspace.root / "config", "n1", "/jobs/7")
+    )
     connect = ["sh", str(workspace.root / "entries/7/connect")]
     connected = subprocess.run(
         connect, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

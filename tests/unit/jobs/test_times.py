@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.submission import Preparer, Submission
+from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.times import moment_of, with_local_times
 from clusterctl.spec.job import JobSpec
 from tests.support.scripted import ScriptedTransport, Step

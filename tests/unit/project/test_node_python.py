@@ -17,7 +17,7 @@ PROGRAMS = sorted(
         *ROOT.glob("ansible/module_utils/*.py"),
         *ROOT.glob("clusterctl/**/remote_*.py"),
         *ROOT.glob("clusterctl/**/remote/*.py"),
-        ROOT / "payload" / "node" / "first.py",
+        ROOT / "payload" / "node" / "claim.py",
         ROOT / "payload" / "node" / "hang.py",
         ROOT / "payload" / "node" / "job.py",
         ROOT / "payload" / "node" / "requeue.py",

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from clusterctl.scheduler.availability import Availability, availability_of
 from clusterctl.scheduler.base import NodeInfo
-from clusterctl.scheduler.standing import Availability, standing_of
 from clusterctl.spec.names import ALIVE_PORT, FENCE_PORT, SLURMD_PORT
 from clusterctl.util.assets import data_folder
 from tests.support.plays import load_module
@@ -206,7 +206,10 @@ def test_lost_node_is_set_down_and_its_job_killed_elsewhere(watcher: Any, slurm:
     assert slurm.fenced == [(N1, "7")]
     assert slurm.nodes[N1] == slurm.nodes[N3] == ["IDLE", ""]
     # `up` may resume the node.
-    assert standing_of(NodeInfo(N2, "down+drain", reason, 1, 1, "", (), "root")) is Availability.OUT
+    assert (
+        availability_of(NodeInfo(N2, "down+drain", reason, 1, 1, "", (), "root"))
+        is Availability.OUT
+    )
 
 
 @pytest.mark.parametrize("keeps_jobs", [False, True])
@@ -532,7 +535,10 @@ def test_up_may_resume_a_node_that_stays_drained(
     watcher: Any, program: ModuleType, slurm: Slurm
 ) -> None:
     reason = f"{program.BAD}26 Nov 20:00 (jobs 7)"
-    assert standing_of(NodeInfo(N2, "down+drain", reason, 1, 1, "", (), "root")) is Availability.OUT
+    assert (
+        availability_of(NodeInfo(N2, "down+drain", reason, 1, 1, "", (), "root"))
+        is Availability.OUT
+    )
     slurm.nodes[N2], slurm.unkillable = ["DOWN+DRAIN", reason], {N2}
     look(watcher, program.AGAIN + 1)
     assert slurm.nodes[N2] == ["DOWN+DRAIN", reason]

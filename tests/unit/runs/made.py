@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.runs.series import summarize
-from clusterctl.state.ledger import RunRecord
+from clusterctl.state.run_record import RunRecord
 
 TIME = 1_760_000_000
 

@@ -14,8 +14,8 @@ from clusterctl.errors import CollectError
 from clusterctl.runs.collect import collect, collect_runs, uncollected_elsewhere
 from clusterctl.runs.find import find_runs
 from clusterctl.runs.folder import working_folder
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import is_of_project
+from clusterctl.state.ledger import is_of_project
+from clusterctl.state.run_record import RunRecord
 from tests.support.messages import refused
 from tests.support.played.cluster import finished
 

@@ -19,7 +19,7 @@ from clusterctl.runs.page import Chart, Report
 from clusterctl.runs.report import report_of
 from clusterctl.runs.scaling import scaling_of
 from clusterctl.runs.series import summarize
-from clusterctl.state.ledger import RunRecord
+from clusterctl.state.run_record import RunRecord
 from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run, record
 

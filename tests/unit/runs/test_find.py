@@ -14,7 +14,7 @@ from clusterctl.runs.find import Ranking, Row, find_runs, named_run, ordered, ra
 from clusterctl.runs.query import RunQuery, list_runs, select_runs
 from clusterctl.spec.metrics import Goal
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.submissions import (
+from clusterctl.state.ledger import (
     JobEntry,
     Ledger,
     note_runs_folder,

@@ -24,8 +24,8 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
-from clusterctl.state.ledger import RunRecord, TaskRecord
-from clusterctl.state.submissions import UNCHANGED, Ledger
+from clusterctl.state.ledger import UNCHANGED, Ledger
+from clusterctl.state.run_record import RunRecord, TaskRecord
 from tests.support.disks import FAULTS, small_disk
 from tests.support.here import LocalTransport
 from tests.support.messages import refused

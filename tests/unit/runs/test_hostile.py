@@ -24,7 +24,7 @@ from clusterctl.runs.places import make_links
 from clusterctl.runs.remote_files import DEEPEST, Listing
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.submissions import METRICS_FILE, SENT_FILES, WRITTEN_FILES
+from clusterctl.state.ledger import METRICS_FILE, SENT_FILES, WRITTEN_FILES
 from clusterctl.transport.base import no_answer_error
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind

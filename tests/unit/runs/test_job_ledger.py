@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.runs.collect import uncollected
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import append_line
 

@@ -21,7 +21,7 @@ from clusterctl.errors import CollectError, TransferError, UnreachableError
 from clusterctl.runs import only_copies
 from clusterctl.runs.only_copies import OnlyCopies, Search
 from clusterctl.state.inventory import CONTROLLER
-from clusterctl.state.submissions import UNCHANGED, JobEntry, Ledger
+from clusterctl.state.ledger import UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import base, remote_copies
 from clusterctl.transport.base import Conversation

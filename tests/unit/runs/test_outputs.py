@@ -11,7 +11,7 @@ from clusterctl.jobs.submit import outputs_file
 from clusterctl.runs.collect import _outputs
 from clusterctl.runs.fetch import Source
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.submissions import OUTPUTS_FILE, SOURCE_FILE
+from clusterctl.state.ledger import OUTPUTS_FILE, SOURCE_FILE
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import fetch_source
 

@@ -17,8 +17,7 @@ from clusterctl.runs.only_copies import Search
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import CONTROLLER
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import (
+from clusterctl.state.ledger import (
     FROM_JOB,
     PROGRAM_FOLDER,
     SENT_FILES,
@@ -26,6 +25,7 @@ from clusterctl.state.submissions import (
     job_paths,
     run_path,
 )
+from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.remote_copies import digest
 from tests.support.inventories import host_of, inventory_of

@@ -19,8 +19,8 @@ from clusterctl.runs.folder import write_sums
 from clusterctl.runs.page import REPORT_FILE, Report, Section, thinned, write_report
 from clusterctl.runs.report import report_of, report_path, write_report_beside
 from clusterctl.runs.telemetry import compare_ranks
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import UNCHANGED
+from clusterctl.state.ledger import UNCHANGED
+from clusterctl.state.run_record import RunRecord
 from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run
 

@@ -17,8 +17,8 @@ from clusterctl.runs.report import report_of
 from clusterctl.runs.scaling import Scaling, ScalingCurve, Size, is_scaling, scaling_of
 from clusterctl.runs.spread import Spread
 from clusterctl.spec.metrics import Goal
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import note_runs_folder
+from clusterctl.state.ledger import note_runs_folder
+from clusterctl.state.run_record import RunRecord
 from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run
 

@@ -12,7 +12,7 @@ from clusterctl.runs import metric_files
 from clusterctl.runs.series import config_of, config_of_task, summarize
 from clusterctl.spec.job import sweep_arguments
 from clusterctl.spec.sweep import Form
-from clusterctl.state.ledger import Metric
+from clusterctl.state.run_record import Metric
 
 
 def lines(folder: Path, *records: object) -> None:

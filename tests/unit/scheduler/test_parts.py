@@ -15,8 +15,8 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
+from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
-from clusterctl.jobs.submission import Preparer, Submission
 from clusterctl.runs.collect import uncollected
 from clusterctl.scheduler import script as scripts
 from clusterctl.scheduler.parts import most_tasks, parts_of, tasks_of

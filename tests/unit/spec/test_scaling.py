@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.jobs.submission import read_jobs
+from clusterctl.jobs.prepare import read_jobs
 from tests.support.messages import refused
 
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from clusterctl.errors import BadValueError, UsageError
-from clusterctl.jobs.submission import read_jobs
+from clusterctl.jobs.prepare import read_jobs
 from clusterctl.spec.job import job_spec, sweep_arguments
 from clusterctl.spec.job_options import job_options
 from clusterctl.spec.sweep import Form, Sweep, as_sweep

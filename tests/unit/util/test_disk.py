@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cluster.phases import Outcome, PhaseRunner
+from clusterctl.cluster.phases import PhaseResult, PhaseRunner
 from clusterctl.errors import DiskError, LockedError, MachineError
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import ROOM, Workspace, write_atomic
 from clusterctl.util.disk import disk_error
 from tests.support.disks import FAULTS, SmallDisk, small_disk
@@ -165,7 +165,7 @@ def test_a_phase_that_is_done_is_done_though_the_journal_is_full(
     disk: SmallDisk, workspace: Workspace, fault: str
 ) -> None:
     disk.suffer(fault)
-    assert PhaseRunner(workspace=workspace).run("destroy", lambda _: Outcome("done")) == "done"
+    assert PhaseRunner(workspace=workspace).run("destroy", lambda _: PhaseResult("done")) == "done"
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.host_ledger.conftest import Machine
+from tests.unit.host_snapshot.conftest import Machine
 
-Ledger = Callable[..., dict[str, Any]]
+Snapshot = Callable[..., dict[str, Any]]
 Util = Callable[[str], ModuleType]
 RUNS = "LoadState=loaded\nUnitFileState=enabled\nActiveState=active\n"
 
@@ -59,8 +59,8 @@ def etc(tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In place of /etc, which is held while packages go."""
     folder = tmp_path / "etc"
     folder.mkdir()
-    guard = util("ledger_guard")
-    restore = util("ledger_restore")
+    guard = util("snapshot_guard")
+    restore = util("snapshot_restore")
     monkeypatch.setattr(
         guard, "names", lambda root=str(folder): sorted(map(str, Path(root).glob("*")))
     )
@@ -69,7 +69,7 @@ def etc(tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_existing_folders_survive_a_purge_and_a_killed_purge(
-    ledger: Ledger, tmp_path: Path
+    snapshot: Snapshot, tmp_path: Path
 ) -> None:
     tree = tmp_path / "munge"
     tree.mkdir()
@@ -84,19 +84,19 @@ def test_existing_folders_survive_a_purge_and_a_killed_purge(
         raise KeyboardInterrupt
 
     packages = Packages(tree, purge)
-    ledger("recorded", packages=packages, trees=[str(tree)])
+    snapshot("recorded", packages=packages, trees=[str(tree)])
     packages.there["munge"] = "1"
-    ledger("sealed", packages=packages, trees=[str(tree)])
+    snapshot("sealed", packages=packages, trees=[str(tree)])
     with pytest.raises(KeyboardInterrupt):
-        ledger("restored", packages=packages)
+        snapshot("restored", packages=packages)
     tree.rename(tmp_path / ".munge.clusterctl-aside")  # as a kill would have left it
-    ledger("restored", packages=packages)
+    snapshot("restored", packages=packages)
     assert (tries, packages.there) == (1, {"adduser": "1"})
     assert [path.name for path in tree.iterdir()] == ["seed"]
 
 
 def test_mount_point_keeps_the_settings_of_its_package(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trees = [tmp_path / "var/lib", tmp_path / "var/log"]
     for tree in trees:
@@ -110,12 +110,12 @@ def test_mount_point_keeps_the_settings_of_its_package(
         return rename(path, target)
 
     packages = Packages(tmp_path / "var", lambda: None)
-    ledger("recorded", packages=packages, trees=[str(tree) for tree in trees])
+    snapshot("recorded", packages=packages, trees=[str(tree) for tree in trees])
     packages.there |= {"munge": "1", "slurmd": "1"}
-    ledger("sealed", packages=packages, trees=[str(tree) for tree in trees])
+    snapshot("sealed", packages=packages, trees=[str(tree) for tree in trees])
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", refuse)
-        left = ledger("restored", packages=packages)["clusterctl_notes"]
+        left = snapshot("restored", packages=packages)["clusterctl_notes"]
     assert [("munge" in note, str(trees[1]) in note) for note in left] == [(True, True)]
     assert (packages.kept, packages.there) == (["munge"], {"adduser": "1"})
     assert sorted(path.name for path in (tmp_path / "var").rglob("*")) == [
@@ -126,24 +126,24 @@ def test_mount_point_keeps_the_settings_of_its_package(
     ]
 
 
-def test_moved_folder_stays_if_its_place_is_filled(ledger: Ledger, tmp_path: Path) -> None:
+def test_moved_folder_stays_if_its_place_is_filled(snapshot: Snapshot, tmp_path: Path) -> None:
     tree = tmp_path / "munge"
     aside = tmp_path / ".munge.clusterctl-aside"
     tree.mkdir()
     (tree / "seed").write_text("theirs")
     packages = Packages(tree, lambda: None)
-    ledger("recorded", packages=packages, trees=[str(tree)])
+    snapshot("recorded", packages=packages, trees=[str(tree)])
     packages.there["munge"] = "1"
-    ledger("sealed", packages=packages, trees=[str(tree)])
+    snapshot("sealed", packages=packages, trees=[str(tree)])
     tree.rename(aside)  # as a kill would have left it
     tree.mkdir()
     (tree / "log").write_text("written since")
-    left = ledger("restored", packages=packages)["clusterctl_notes"]
+    left = snapshot("restored", packages=packages)["clusterctl_notes"]
     assert any(note.startswith(f"{tree}: ") and note.endswith(f" {aside}") for note in left)
     assert [path.name for path in (*tree.iterdir(), *aside.iterdir())] == ["log", "seed"]
 
 
-def test_foreign_version_survives_a_kill_after_the_purge(ledger: Ledger, etc: Path) -> None:
+def test_foreign_version_survives_a_kill_after_the_purge(snapshot: Snapshot, etc: Path) -> None:
     conf = etc / "slurm.conf"
     tries = 0
 
@@ -155,43 +155,45 @@ def test_foreign_version_survives_a_kill_after_the_purge(ledger: Ledger, etc: Pa
             raise KeyboardInterrupt
 
     packages = Packages(etc / "none", purge)
-    ledger("recorded", packages=packages, files=[str(conf)])
+    snapshot("recorded", packages=packages, files=[str(conf)])
     packages.there["slurmd"] = "1"
     conf.write_text("ours\n")
-    ledger("sealed", packages=packages, files=[str(conf)])
+    snapshot("sealed", packages=packages, files=[str(conf)])
     conf.write_text("ours, bettered\n")
     with pytest.raises(KeyboardInterrupt):
-        ledger("restored", packages=packages)
-    ledger("restored", packages=packages)
+        snapshot("restored", packages=packages)
+    snapshot("restored", packages=packages)
     assert {path.name: path.read_text() for path in etc.iterdir()} == {
         "slurm.conf.clusterctl-kept": "ours, bettered\n"
     }
 
 
 def test_unit_reads_restored_files_after_a_kill(
-    ledger: Ledger, machine: Machine, etc: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+    snapshot: Snapshot, machine: Machine, etc: Path, util: Util, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = etc / "munge.key"
     key.write_text("theirs")
     machine.answers["systemctl", "show"] = 0, RUNS, ""
     touches = {"files": [str(key)], "units": ["munge.service"]}
-    ledger("recorded", **touches)
+    snapshot("recorded", **touches)
     key.write_text("ours")
-    ledger("sealed", **touches)
+    snapshot("sealed", **touches)
     with monkeypatch.context() as patch:
         patch.setattr(
-            util("ledger_host").Units, "reload", lambda _: (_ for _ in ()).throw(KeyboardInterrupt)
+            util("snapshot_host").Units,
+            "reload",
+            lambda _: (_ for _ in ()).throw(KeyboardInterrupt),
         )
         with pytest.raises(KeyboardInterrupt):
-            ledger("restored")
+            snapshot("restored")
     assert key.read_text() == "theirs"
     assert ["systemctl", "restart", "munge.service"] not in machine.ran
-    ledger("restored")
+    snapshot("restored")
     assert ["systemctl", "restart", "munge.service"] in machine.ran
 
 
-def test_full_disk_is_an_error_and_leaves_no_ledger(
-    ledger: Ledger, etc: Path, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+def test_full_disk_is_an_error_and_leaves_no_snapshot(
+    snapshot: Snapshot, etc: Path, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (etc / "a.conf").write_text("theirs")
     with monkeypatch.context() as patch:
@@ -201,28 +203,28 @@ def test_full_disk_is_an_error_and_leaves_no_ledger(
 
         patch.setattr(Path, "replace", full)
         with pytest.raises(OSError) as caught:  # noqa: PT011 - by its number
-            ledger("recorded", files=[str(etc / "a.conf")])
+            snapshot("recorded", files=[str(etc / "a.conf")])
     assert caught.value.errno == errno.ENOSPC
-    assert (tmp_path / "ledger").exists()
-    assert ledger("restored")["changed"]
-    assert not (tmp_path / "ledger").exists()
+    assert (tmp_path / "snapshot").exists()
+    assert snapshot("restored")["changed"]
+    assert not (tmp_path / "snapshot").exists()
 
 
 def test_leftovers_of_a_killed_removal_are_ignored(
-    ledger: Ledger, etc: Path, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+    snapshot: Snapshot, etc: Path, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (etc / "a.conf").write_text("old")
-    ledger("recorded", files=[])
+    snapshot("recorded", files=[])
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            ledger("restored")
-    stale = tmp_path / "ledger/etc"
+            snapshot("restored")
+    stale = tmp_path / "snapshot/etc"
     stale.mkdir()
     (stale / "gone.conf").write_text("removed by its owner since")
     packages = Packages(tmp_path / "none", lambda: None)
-    ledger("recorded", packages=packages)
+    snapshot("recorded", packages=packages)
     packages.there["munge"] = "1"
-    ledger("sealed", packages=packages)
-    ledger("restored", packages=packages)
+    snapshot("sealed", packages=packages)
+    snapshot("restored", packages=packages)
     assert [path.name for path in etc.iterdir()] == ["a.conf"]

@@ -58,7 +58,7 @@ from clusterctl.spec.names import Launcher
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.facts import ClusterFacts, facts_of, facts_of_spec
-from clusterctl.state.submissions import Ledger
+from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import SILENT, LineReporter

@@ -1,4 +1,4 @@
-"""Ledgers that somebody damaged: what `restored` makes of them."""
+"""Snapshots that somebody damaged: what `restored` makes of them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-from tests.unit.host_ledger.conftest import Machine, Refuses
+from tests.unit.host_snapshot.conftest import Machine, Refuses
 
-Ledger = Callable[..., dict[str, Any]]
+Snapshot = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def conf(tmp_path: Path, ledger: Ledger) -> Path:
+def conf(tmp_path: Path, snapshot: Snapshot) -> Path:
     """A file of somebody's that we have changed."""
     path = tmp_path / "a.conf"
     path.write_text("theirs")
-    ledger("recorded", files=[str(path)])
+    snapshot("recorded", files=[str(path)])
     path.write_text("ours")
-    ledger("sealed", files=[str(path)])
+    snapshot("sealed", files=[str(path)])
     return path
 
 
 def rewrite(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    path = tmp_path / "ledger/ledger.json"
+    path = tmp_path / "snapshot/ledger.json"
     found = json.loads(path.read_text())
     change(found)
     path.write_text(json.dumps(found))
@@ -46,26 +46,26 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("name", [*DAMAGES, "no text", "cut"])
 def test_a_damaged_one_is_one_clear_failure_and_nothing_goes(
-    ledger: Ledger, conf: Path, tmp_path: Path, name: str, refuses: Refuses
+    snapshot: Snapshot, conf: Path, tmp_path: Path, name: str, refuses: Refuses
 ) -> None:
-    book = tmp_path / "ledger/ledger.json"
+    book = tmp_path / "snapshot/ledger.json"
     if name in DAMAGES:
         rewrite(tmp_path, DAMAGES[name])
     else:
         book.write_bytes(b"\xff\0\xfe" if name == "no text" else book.read_bytes()[:40])
     with refuses("ledger.json is damaged ("):
-        ledger("restored")
+        snapshot("restored")
     assert conf.read_text() == "ours"
 
 
 def test_a_content_that_is_gone_is_told_before_anything_goes(
-    ledger: Ledger, conf: Path, machine: Machine, tmp_path: Path, refuses: Refuses
+    snapshot: Snapshot, conf: Path, machine: Machine, tmp_path: Path, refuses: Refuses
 ) -> None:
-    ledger("recorded", files=[str(conf)], units=["munge.service"])
-    ledger("sealed", files=[str(conf)], units=["munge.service"])
+    snapshot("recorded", files=[str(conf)], units=["munge.service"])
+    snapshot("sealed", files=[str(conf)], units=["munge.service"])
     runs = "LoadState=loaded\nUnitFileState=enabled\nActiveState=active\n"
     machine.answers["systemctl", "show"] = 0, runs, ""
-    shutil.rmtree(tmp_path / "ledger/contents")
+    shutil.rmtree(tmp_path / "snapshot/contents")
     with refuses("is missing"):
-        ledger("restored")
+        snapshot("restored")
     assert ["systemctl", "stop", "munge.service"] not in machine.ran

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ansible.module_utils import ledger_guard
-from ansible.module_utils import ledger_host as host
-from ansible.module_utils.ledger_packages import Dpkg, Rpm
-from ansible.module_utils.ledger_paths import ABSENT, State, changed_ns, owner_version, read_state
-from ansible.module_utils.ledger_store import LedgerError, Store
+from ansible.module_utils import snapshot_guard
+from ansible.module_utils import snapshot_host as host
+from ansible.module_utils.snapshot_packages import Dpkg, Rpm
+from ansible.module_utils.snapshot_paths import ABSENT, State, changed_ns, owner_version, read_state
+from ansible.module_utils.snapshot_store import SnapshotError, Store
 
 Touches = Mapping[str, Mapping[str, Any]]
 
@@ -25,12 +25,12 @@ class Recorder:
         self,
         run: Callable[..., Any],
         store: Store,
-        ledger: dict[str, Any],
+        snapshot: dict[str, Any],
         packages: Dpkg | Rpm | None,
     ) -> None:
         self._run = run
         self._store = store
-        self._ledger = ledger
+        self._snapshot = snapshot
         self._packages = packages
 
     def record(self, touches: Touches) -> None:
@@ -40,7 +40,7 @@ class Recorder:
         touches: for each role, the paths, units and accounts that it may change.
         """
         if not self._store.is_there:
-            # A killed run may have left a folder without a ledger.
+            # A killed run may have left a folder without a snapshot.
             self._store.remove()
         self._record_packages()
         self._record_accounts()
@@ -48,43 +48,43 @@ class Recorder:
             self._record_paths(role, names)
             self._record_units(role, names)
         self._record_etc()
-        self._ledger["patterns"] = sorted({*self._ledger["patterns"], *_patterns(touches)})
-        self._ledger["sealed"] = False
-        self._store.write(self._ledger)
+        self._snapshot["patterns"] = sorted({*self._snapshot["patterns"], *_patterns(touches)})
+        self._snapshot["sealed"] = False
+        self._store.write(self._snapshot)
 
     def seal(self, touches: Touches) -> None:
-        """Record the state after the roles have run. Raise LedgerError if ``record`` has not run
+        """Record the state after the roles have run. Raise SnapshotError if ``record`` has not run
         before.
         """
         if not self._store.is_there:
-            raise LedgerError(
+            raise SnapshotError(
                 f"{self._store.root} on this host has no record of the host's earlier state"
             )
         for role, names in touches.items():
             # Patterns may match more paths now than before.
             for _, path in _paths(names):
                 entry = {"role": role, "before": dict(ABSENT), "after": None, "when_ns": None}
-                self._ledger["paths"].setdefault(path, entry)
-        for path, entry in self._ledger["paths"].items():
+                self._snapshot["paths"].setdefault(path, entry)
+        for path, entry in self._snapshot["paths"].items():
             entry["after"] = read_state(path, self._store.keep)
         self._seal_packages()
         self._seal_accounts(
             {name for names in touches.values() for name in names.get("accounts", ())}
         )
-        self._ledger["etc"]["ours"] = sorted(new_in_etc(self._store, self._ledger))
-        self._ledger["sealed"] = True
-        self._store.write(self._ledger)
+        self._snapshot["etc"]["ours"] = sorted(new_in_etc(self._store, self._snapshot))
+        self._snapshot["sealed"] = True
+        self._store.write(self._snapshot)
 
     def _record_paths(self, role: str, names: Mapping[str, Any]) -> None:
         for pattern, path in _paths(names):
-            entry = self._ledger["paths"].get(path)
+            entry = self._snapshot["paths"].get(path)
             if entry is None:
                 # After an unfinished run, a path that a recorded pattern matches only now is of
                 # that run.
-                is_own = pattern in self._ledger["patterns"] and not self._ledger["sealed"]
+                is_own = pattern in self._snapshot["patterns"] and not self._snapshot["sealed"]
                 before = dict(ABSENT) if is_own else read_state(path, self._store.keep)
                 when = changed_ns(path) if before["kind"] in ("file", "link") else None
-                self._ledger["paths"][path] = {
+                self._snapshot["paths"][path] = {
                     "role": role,
                     "before": before,
                     "after": None,
@@ -93,15 +93,15 @@ class Recorder:
             else:
                 self._record_foreign_change(path, entry)
         for path in names.get("trees", ()):
-            self._ledger["trees"].setdefault(path, os.path.lexists(path))
+            self._snapshot["trees"].setdefault(path, os.path.lexists(path))
         for path in names.get("mounts", ()):
-            self._ledger["mounts"].setdefault(path, os.path.ismount(path))
+            self._snapshot["mounts"].setdefault(path, os.path.ismount(path))
 
     def _record_foreign_change(self, path: str, entry: dict[str, Any]) -> None:
         """Record a change to a path since the last ``seal``, which the roles can't have made."""
         before = entry["before"]
         after = entry["after"]
-        if not self._ledger["sealed"] or after is None:
+        if not self._snapshot["sealed"] or after is None:
             return
         now = read_state(path, self._store.keep)
         if now == after:
@@ -115,7 +115,7 @@ class Recorder:
                 base = now if before == ABSENT else before
                 entry.update(before={**base, "content": owner_content}, when_ns=changed_ns(path))
             elif now["content"] != before.get("content"):
-                self._ledger["versions"].setdefault(path, []).append(now)
+                self._snapshot["versions"].setdefault(path, []).append(now)
 
     def _owner_content(self, path: str, before: State, after: State, now: State) -> str | None:
         text = owner_version(
@@ -124,24 +124,24 @@ class Recorder:
         return None if text is None else self._store.keep(text)
 
     def _record_etc(self) -> None:
-        record = self._ledger["etc"]
-        if not record["before"] or self._ledger["sealed"]:
-            foreign = sorted(set(ledger_guard.names()) - set(record["ours"]))
+        record = self._snapshot["etc"]
+        if not record["before"] or self._snapshot["sealed"]:
+            foreign = sorted(set(snapshot_guard.names()) - set(record["ours"]))
             record["before"] = self._store.keep("\n".join(foreign).encode())
 
     def _record_units(self, role: str, names: Mapping[str, Any]) -> None:
         units = host.Units(self._run)
         for unit in names.get("units", ()):
-            if unit not in self._ledger["units"]:
-                self._ledger["units"][unit] = {**units.read(unit), "role": role}
-        self._ledger["reloads"] = sorted({*self._ledger["reloads"], *names.get("reloads", ())})
+            if unit not in self._snapshot["units"]:
+                self._snapshot["units"][unit] = {**units.read(unit), "role": role}
+        self._snapshot["reloads"] = sorted({*self._snapshot["reloads"], *names.get("reloads", ())})
 
     def _record_packages(self) -> None:
         # After a run without ``seal``, new packages may be the roles' and are not recorded.
         if self._packages is None:
             return
-        record = self._ledger["packages"]
-        if record["before"] and not self._ledger["sealed"]:
+        record = self._snapshot["packages"]
+        if record["before"] and not self._snapshot["sealed"]:
             return
         now = self._packages.installed()
         if not record["before"]:
@@ -151,7 +151,7 @@ class Recorder:
         record["automatic"] = self._packages.automatic()
 
     def _seal_packages(self) -> None:
-        record = self._ledger["packages"]
+        record = self._snapshot["packages"]
         if self._packages is None or not record["before"]:
             return
         record["ours"] = sorted(set(self._packages.installed()) - set(record["before"]))
@@ -160,8 +160,8 @@ class Recorder:
 
     def _record_accounts(self) -> None:
         for kind, names in (("users", host.users()), ("groups", host.groups())):
-            record = self._ledger[kind]
-            if not record["before"] or self._ledger["sealed"]:
+            record = self._snapshot[kind]
+            if not record["before"] or self._snapshot["sealed"]:
                 record["before"] = sorted(set(names) - set(record["ours"]))
 
     def _seal_accounts(self, named: set[str]) -> None:
@@ -171,18 +171,18 @@ class Recorder:
             ("groups", host.groups(), host.is_system_group),
         )
         for kind, names, is_system in kinds:
-            record = self._ledger[kind]
+            record = self._snapshot[kind]
             new = set(names) - set(record["before"])
             record["ours"] = sorted(name for name in new if name in named or is_system(name))
 
 
-def new_in_etc(store: Store, ledger: dict[str, Any]) -> set[str]:
+def new_in_etc(store: Store, snapshot: dict[str, Any]) -> set[str]:
     """Return the paths in /etc that did not exist when ``Recorder.record`` listed the files
     there.
     """
-    before = ledger["etc"]["before"]
+    before = snapshot["etc"]["before"]
     return (
-        set(ledger_guard.names()) - set(store.content(before).decode().split("\n"))
+        set(snapshot_guard.names()) - set(store.content(before).decode().split("\n"))
         if before
         else set()
     )

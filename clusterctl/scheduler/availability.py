@@ -45,7 +45,7 @@ _AT_SERVICE = {
 }
 
 
-def standing_of(node: NodeInfo) -> Availability:
+def availability_of(node: NodeInfo) -> Availability:
     """Return the availability of a node, derived from its state, flags and reason."""
     states = {node.state, *node.flags}
     is_drained = bool(states & DRAINED_STATES)
@@ -62,12 +62,12 @@ def is_reserved(node: NodeInfo) -> bool:
     return not _RESERVED.isdisjoint({node.state, *node.flags})
 
 
-def group_by_standing(nodes: Iterable[NodeInfo]) -> dict[Availability, list[NodeInfo]]:
+def group_by_availability(nodes: Iterable[NodeInfo]) -> dict[Availability, list[NodeInfo]]:
     """Return availability -> nodes. Every ``Availability`` is a key, even if no node has it."""
-    nodes_by_standing: dict[Availability, list[NodeInfo]] = {key: [] for key in Availability}
+    nodes_by_availability: dict[Availability, list[NodeInfo]] = {key: [] for key in Availability}
     for node in nodes:
-        nodes_by_standing[standing_of(node)].append(node)
-    return nodes_by_standing
+        nodes_by_availability[availability_of(node)].append(node)
+    return nodes_by_availability
 
 
 def find_unusable_nodes(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
@@ -78,7 +78,7 @@ def find_unusable_nodes(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...
     return tuple(
         (node.name, f"Slurm reports {slurm_state_text(node)}")
         for node in nodes
-        if standing_of(node) in out
+        if availability_of(node) in out
     )
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils import ledger_host as host
-from ansible.module_utils.ledger_guard import FolderMover, Guard
-from ansible.module_utils.ledger_packages import RPM_SAVED, Dpkg, Rpm
-from ansible.module_utils.ledger_paths import (
+from ansible.module_utils import snapshot_host as host
+from ansible.module_utils.snapshot_guard import FolderMover, Guard
+from ansible.module_utils.snapshot_packages import RPM_SAVED, Dpkg, Rpm
+from ansible.module_utils.snapshot_paths import (
     ABSENT,
     State,
     owner_version,
@@ -27,8 +27,8 @@ from ansible.module_utils.ledger_paths import (
     save_beside,
     write_state,
 )
-from ansible.module_utils.ledger_record import new_in_etc
-from ansible.module_utils.ledger_store import Store
+from ansible.module_utils.snapshot_record import new_in_etc
+from ansible.module_utils.snapshot_store import Store
 from ansible.module_utils.user_rights import owner_above, rights_for
 
 DATABASES = "/var/lib/mysql"
@@ -50,13 +50,13 @@ class Restorer:
         self,
         module: AnsibleModule,
         store: Store,
-        ledger: dict[str, Any],
+        snapshot: dict[str, Any],
         packages: Dpkg | Rpm | None,
     ) -> None:
         self._module = module
         self._run = module.run_command
         self._store = store
-        self._ledger = ledger
+        self._snapshot = snapshot
         self._packages = packages
         self._units = host.Units(self._run)
         self._done: list[str] = []
@@ -64,14 +64,14 @@ class Restorer:
         self._homes: set[str] = set()
         self._spared: tuple[str, ...] = ()
         self._guard = Guard(str(store.root / "etc"))
-        self._mover = FolderMover([path for path, was in ledger["trees"].items() if was])
+        self._mover = FolderMover([path for path, was in snapshot["trees"].items() if was])
 
     def restore(self) -> dict[str, object]:
         """Restore the host. Return the module's result, with notes about items that were not
         restored.
         """
         if not self._store.is_there:
-            # A run may have been killed before it wrote the ledger, or while it deleted the ledger.
+            # A run may have been killed before it wrote the snapshot, or while it deleted the snapshot.
             leftover = self._store.root.exists()
             if leftover and not self._module.check_mode:
                 self._store.remove()
@@ -82,7 +82,7 @@ class Restorer:
         self._spare_foreign_databases()
         self._put_folders_back()
         self._keep_foreign_versions()
-        for unit, before in self._ledger["units"].items():
+        for unit, before in self._snapshot["units"].items():
             if not self._is_spared(unit):
                 self._done += self._units.stop(unit, before)
         self._unmount()
@@ -102,23 +102,23 @@ class Restorer:
         self._remove_trees()
         self._restore_folders()
         self._units.reload()
-        for unit, before in self._ledger["units"].items():
-            changed = before["role"] in self._ledger["changed"]
-            reload = unit in self._ledger["reloads"]
+        for unit, before in self._snapshot["units"].items():
+            changed = before["role"] in self._snapshot["changed"]
+            reload = unit in self._snapshot["reloads"]
             self._done += self._units.start(unit, before, changed=changed, reload=reload)
         self._store.remove()
         return {"changed": True, "done": self._done, "clusterctl_notes": self._left}
 
     def _check_contents(self) -> None:
-        # Raises LedgerError if the earlier content of a file is missing, before anything is
+        # Raises SnapshotError if the earlier content of a file is missing, before anything is
         # removed.
-        for entry in self._ledger["paths"].values():
+        for entry in self._snapshot["paths"].values():
             if entry["before"]["kind"] == "file" and entry["after"] != entry["before"]:
                 self._store.content(entry["before"]["content"])
 
     def _spare_foreign_databases(self) -> None:
         """Keep MariaDB, although clusterctl installed it, if it has databases of other programs."""
-        if not self._ledger["trees"].get(DATABASES, True) and (foreign := _foreign_databases()):
+        if not self._snapshot["trees"].get(DATABASES, True) and (foreign := _foreign_databases()):
             self._spared = _MARIADB
             self._left.append(
                 f"MariaDB was kept because it has other databases: {_shorten(foreign)}"
@@ -132,7 +132,7 @@ class Restorer:
         """Before anything is removed, store clusterctl's files that someone else has changed
         since.
         """
-        for path, entry in self._ledger["paths"].items():
+        for path, entry in self._snapshot["paths"].items():
             before = entry["before"]
             after = entry["after"]
             now = read_state(path)
@@ -154,24 +154,24 @@ class Restorer:
                 entry.update(before={**base, "content": self._store.keep(text)}, when_ns=None)
 
     def _keep(self, path: str, state: State) -> None:
-        versions = self._ledger["versions"].setdefault(path, [])
+        versions = self._snapshot["versions"].setdefault(path, [])
         if state not in versions:
             versions.append(state)
 
     def _unmount(self) -> None:
-        for path, was_mounted in self._ledger["mounts"].items():
+        for path, was_mounted in self._snapshot["mounts"].items():
             if not was_mounted and os.path.ismount(path):
                 self._run(["umount", path], check_rc=True)
                 self._done.append(f"unmounted {path}")
 
     def _remove_packages(self) -> None:
-        record = self._ledger["packages"]
+        record = self._snapshot["packages"]
         if self._packages is None or not record["before"]:
             return
         installed = self._packages.installed()
         ours = (
             set(record["ours"])
-            if self._ledger["sealed"]
+            if self._snapshot["sealed"]
             else set(installed) - set(record["before"])
         )
         present = {*installed, *self._packages.settings()} - set(record["settings"]).difference(
@@ -183,11 +183,11 @@ class Restorer:
         if removable:
             self._guard.hold()
             for path in self._packages.changed_settings(removable):
-                if path not in self._ledger["paths"]:
+                if path not in self._snapshot["paths"]:
                     self._keep(path, read_state(path, self._store.keep))
             # The foreign versions must be recorded before the packages and their files are removed.
-            self._store.write(self._ledger)
-            trees = self._ledger["trees"].items()
+            self._store.write(self._snapshot)
+            trees = self._snapshot["trees"].items()
             existing_folders = [path for path, existed in trees if existed and Path(path).is_dir()]
             try:
                 kept = self._keep_settings(removable, existing_folders)
@@ -230,7 +230,7 @@ class Restorer:
 
     def _restore_files(self) -> None:
         wrong = {}
-        for path, entry in self._ledger["paths"].items():
+        for path, entry in self._snapshot["paths"].items():
             before = entry["before"]
             now = read_state(path)
             if (
@@ -244,8 +244,8 @@ class Restorer:
                 continue
             wrong[path] = entry
         roles = (entry["role"] for entry in wrong.values())
-        self._ledger["changed"] = sorted({*self._ledger["changed"], *roles})
-        self._store.write(self._ledger)
+        self._snapshot["changed"] = sorted({*self._snapshot["changed"], *roles})
+        self._store.write(self._snapshot)
         for path, entry in wrong.items():
             before = entry["before"]
             with self._tolerate_home_errors(path):
@@ -274,7 +274,7 @@ class Restorer:
         """Remove .rpmsave files of changed configuration files, if clusterctl has changed these
         files.
         """
-        for path, entry in self._ledger["paths"].items():
+        for path, entry in self._snapshot["paths"].items():
             saved = f"{path}{RPM_SAVED}"
             now = read_state(saved)
             after = entry["after"]
@@ -291,16 +291,20 @@ class Restorer:
                 self._done.append(f"removed {saved}")
 
     def _versions(self) -> Iterator[tuple[str, State]]:
-        for path, states in self._ledger["versions"].items():
+        for path, states in self._snapshot["versions"].items():
             yield from ((path, state) for state in states)
 
     def _cluster_files_in_etc(self) -> set[str]:
-        ledger = self._ledger
-        return set(ledger["etc"]["ours"]) if ledger["sealed"] else new_in_etc(self._store, ledger)
+        snapshot = self._snapshot
+        return (
+            set(snapshot["etc"]["ours"])
+            if snapshot["sealed"]
+            else new_in_etc(self._store, snapshot)
+        )
 
     def _remove_generated(self) -> None:
         """Remove new files in /etc that are in folders that clusterctl's packages created."""
-        new = [path for path, entry in self._ledger["paths"].items() if entry["before"] == ABSENT]
+        new = [path for path, entry in self._snapshot["paths"].items() if entry["before"] == ABSENT]
         folders = [path for path in new if Path(path).is_dir() and not self._is_spared(path)]
         for path in sorted(self._cluster_files_in_etc()):
             if os.path.lexists(path) and any(path.startswith(f"{folder}/") for folder in folders):
@@ -308,7 +312,7 @@ class Restorer:
                 self._done.append(f"removed {path}")
 
     def _remove_trees(self) -> None:
-        for path, was_there in sorted(self._ledger["trees"].items(), reverse=True):
+        for path, was_there in sorted(self._snapshot["trees"].items(), reverse=True):
             if was_there or self._is_spared(path) or not os.path.lexists(path):
                 continue
             if remaining := remove_tree(path):
@@ -319,7 +323,7 @@ class Restorer:
         """Restore or remove folders: subfolders first, because only empty folders can be
         removed.
         """
-        for path, entry in sorted(self._ledger["paths"].items(), reverse=True):
+        for path, entry in sorted(self._snapshot["paths"].items(), reverse=True):
             before = entry["before"]
             now = read_state(path)
             if (
@@ -358,11 +362,11 @@ class Restorer:
         If the record of the last run is incomplete, every new system account counts as created by
         clusterctl.
         """
-        record = self._ledger[kind]
+        record = self._snapshot[kind]
         for name in names:
             is_new = name not in record["before"]
             is_own = name in record["ours"] or (
-                is_new and not self._ledger["sealed"] and is_system(name)
+                is_new and not self._snapshot["sealed"] and is_system(name)
             )
             if is_own and name not in self._spared:
                 yield name

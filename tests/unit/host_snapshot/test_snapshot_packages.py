@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.host_ledger.conftest import Machine
+from tests.unit.host_snapshot.conftest import Machine
 
 Util = Callable[[str], ModuleType]
-Ledger = Callable[..., dict[str, Any]]
+Snapshot = Callable[..., dict[str, Any]]
 
 LISTED = ("dpkg-query", "-W", "-f", "${db:Status-Status} ${binary:Package} ${Version}\n")
 BEFORE = "installed adduser 3.134\ninstalled procps 2:4.0.2-3\nconfig-files chrony 4.3-2\n"
@@ -33,32 +33,32 @@ _NEEDED = "error: Failed dependencies:\n\t"
 
 @pytest.fixture
 def dpkg(util: Util, machine: Machine) -> Any:
-    return util("ledger_packages").Dpkg(machine.run)
+    return util("snapshot_packages").Dpkg(machine.run)
 
 
 @pytest.fixture
 def rpm(util: Util, machine: Machine) -> Any:
-    return util("ledger_packages").Rpm(machine.run)
+    return util("snapshot_packages").Rpm(machine.run)
 
 
 def commands(machine: Machine, first: str) -> list[list[str]]:
     return [argv for argv in machine.ran if argv[0] == first]
 
 
-def raised(ledger: Ledger, machine: Machine, packages: Any, *, then: str) -> None:
+def raised(snapshot: Snapshot, machine: Machine, packages: Any, *, then: str) -> None:
     """An `up` that finds BEFORE, and leaves ``then`` beside it."""
     machine.answers[LISTED] = 0, BEFORE, ""
     machine.answers["apt-mark", "showauto"] = 0, "procps\n", ""
-    ledger("recorded", packages=packages)
+    snapshot("recorded", packages=packages)
     machine.answers[LISTED] = 0, BEFORE.replace("config-files", "installed") + then, ""
     machine.answers["apt-mark", "showauto"] = 0, "", ""
-    ledger("sealed", packages=packages)
+    snapshot("sealed", packages=packages)
 
 
 def test_what_came_with_the_cluster_goes_and_the_rest_stays(
-    ledger: Ledger, machine: Machine, dpkg: Any
+    snapshot: Snapshot, machine: Machine, dpkg: Any
 ) -> None:
-    raised(ledger, machine, dpkg, then="installed munge 0.5.15\ninstalled libssl3:amd64 3.0.19\n")
+    raised(snapshot, machine, dpkg, then="installed munge 0.5.15\ninstalled libssl3:amd64 3.0.19\n")
     # Somebody's, later.
     machine.answers[LISTED] = (
         0,
@@ -71,7 +71,7 @@ def test_what_came_with_the_cluster_goes_and_the_rest_stays(
         NEEDED,
     )
     machine.answers["apt-mark", "showmanual"] = 0, "adduser\nprocps\n", ""
-    said = ledger("restored", packages=dpkg)
+    said = snapshot("restored", packages=dpkg)
     purged, removed = commands(machine, "apt-get")
     assert purged[-2:] == ["purge", "munge"]
     assert removed[-2:] == ["remove", "chrony"]  # its settings were there before
@@ -81,61 +81,61 @@ def test_what_came_with_the_cluster_goes_and_the_rest_stays(
 
 
 def test_without_a_list_of_before_nothing_is_ours(
-    ledger: Ledger, machine: Machine, dpkg: Any
+    snapshot: Snapshot, machine: Machine, dpkg: Any
 ) -> None:
     machine.answers[LISTED] = 0, "", ""
-    ledger("recorded", packages=dpkg)
+    snapshot("recorded", packages=dpkg)
     machine.answers[LISTED] = 0, BEFORE, ""
-    ledger("sealed", packages=dpkg)
-    ledger("restored", packages=dpkg)
+    snapshot("sealed", packages=dpkg)
+    snapshot("restored", packages=dpkg)
     assert not commands(machine, "apt-get")
 
 
 def test_what_somebody_installs_between_two_ups_is_theirs(
-    ledger: Ledger, machine: Machine, dpkg: Any
+    snapshot: Snapshot, machine: Machine, dpkg: Any
 ) -> None:
-    raised(ledger, machine, dpkg, then="installed munge 0.5.15\n")
+    raised(snapshot, machine, dpkg, then="installed munge 0.5.15\n")
     theirs = machine.answers[LISTED][1] + "installed htop 3.2\n"
     machine.answers[LISTED] = 0, theirs, ""
-    ledger("recorded", packages=dpkg)
+    snapshot("recorded", packages=dpkg)
     machine.answers[LISTED] = 0, theirs + "installed slurmd 22.05\n", ""
-    ledger("sealed", packages=dpkg)
-    ledger("restored", packages=dpkg)
+    snapshot("sealed", packages=dpkg)
+    snapshot("restored", packages=dpkg)
     assert commands(machine, "apt-get")[0][-3:] == ["purge", "munge", "slurmd"]
 
 
 def test_a_killed_install_is_ours_and_a_newer_version_is_named(
-    ledger: Ledger, machine: Machine, dpkg: Any
+    snapshot: Snapshot, machine: Machine, dpkg: Any
 ) -> None:
     machine.answers[LISTED] = 0, BEFORE, ""
-    ledger("recorded", packages=dpkg)
+    snapshot("recorded", packages=dpkg)
     newer = BEFORE.replace("3.134", "3.135") + "installed munge 0.5.15\n"
     machine.answers[LISTED] = 0, newer, ""
-    ledger("recorded", packages=dpkg)
-    said = ledger("restored", packages=dpkg)
+    snapshot("recorded", packages=dpkg)
+    said = snapshot("restored", packages=dpkg)
     assert commands(machine, "apt-get")[0][-2:] == ["purge", "munge"]
     (note,) = said["clusterctl_notes"]
     assert note.endswith("before: adduser")
 
 
 def test_settings_that_somebody_changed_outlive_their_package(
-    ledger: Ledger, machine: Machine, dpkg: Any, tmp_path: Path
+    snapshot: Snapshot, machine: Machine, dpkg: Any, tmp_path: Path
 ) -> None:
     conf = tmp_path / "50-server.cnf"
     same = tmp_path / "same.cnf"
-    raised(ledger, machine, dpkg, then="installed mariadb-server 10.11\n")
+    raised(snapshot, machine, dpkg, then="installed mariadb-server 10.11\n")
     conf.write_text("theirs")
     same.write_text("as it came")
     sums = {conf: "0" * 32, same: hashlib.md5(same.read_bytes()).hexdigest()}  # noqa: S324
     listed = "".join(f" {path} {md5}\n" for path, md5 in sums.items())
     machine.answers["dpkg-query", "-W", "-f", "${Conffiles}\n"] = 0, listed, ""
-    said = ledger("restored", packages=dpkg)
+    said = snapshot("restored", packages=dpkg)
     assert [path.name for path in tmp_path.glob("*kept*")] == ["50-server.cnf.clusterctl-kept"]
     assert len(said["clusterctl_notes"]) == 1
 
 
 def test_a_mariadb_with_databases_of_others_keeps_its_packages(
-    ledger: Ledger,
+    snapshot: Snapshot,
     machine: Machine,
     dpkg: Any,
     tmp_path: Path,
@@ -144,12 +144,12 @@ def test_a_mariadb_with_databases_of_others_keeps_its_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = tmp_path / "mysql"
-    monkeypatch.setattr(util("ledger_restore"), "DATABASES", str(data))
-    ledger("recorded", trees=[str(data)])
+    monkeypatch.setattr(util("snapshot_restore"), "DATABASES", str(data))
+    snapshot("recorded", trees=[str(data)])
     (data / "payroll").mkdir(parents=True)
     names = ("mariadb-server", "munge", "mysql-common")
-    raised(ledger, machine, dpkg, then="".join(f"installed {name} 1.0\n" for name in names))
-    ledger("restored", packages=dpkg)
+    raised(snapshot, machine, dpkg, then="".join(f"installed {name} 1.0\n" for name in names))
+    snapshot("restored", packages=dpkg)
     assert commands(machine, "apt-get")[0][-2:] == ["purge", "munge"]
 
 
@@ -178,7 +178,7 @@ def test_what_rpm_says_of_anything_else_is_an_error(rpm: Any, machine: Machine, 
         "",
         "error: can't create transaction lock\n",
     )
-    with pytest.raises(util("ledger_packages").PackageError) as caught:
+    with pytest.raises(util("snapshot_packages").PackageError) as caught:
         rpm.removable(["a.x86_64"])
     assert "transaction lock" in str(caught.value)
 
@@ -195,7 +195,7 @@ def test_keys_of_repositories_are_packages(rpm: Any, machine: Machine) -> None:
 def test_purged_folders_are_read_from_the_postrm_script(
     dpkg: Any, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(util("ledger_packages"), "_INFO", str(tmp_path))
+    monkeypatch.setattr(util("snapshot_packages"), "_INFO", str(tmp_path))
     (tmp_path / "munge.postrm").write_text("rm -rf /var/lib/munge\n")
     folders = ["/var/lib/munge", "/var/lib/mysql"]
     assert dpkg.purged(["munge:amd64", "procps"], folders) == ["/var/lib/munge"]

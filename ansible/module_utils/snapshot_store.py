@@ -47,7 +47,7 @@ ENTRIES: dict[str, Any] = {
 }
 
 
-class LedgerError(Exception):
+class SnapshotError(Exception):
     """The record of a host's earlier state is damaged, incomplete, or of a newer version."""
 
 
@@ -66,7 +66,7 @@ class Store:
         """Return the content of ledger.json, or an empty record if the file does not exist.
 
         Raises:
-            LedgerError: the file is damaged, or a newer clusterctl wrote it.
+            SnapshotError: the file is damaged, or a newer clusterctl wrote it.
         """
         try:
             text = (self.root / "ledger.json").read_bytes()
@@ -75,7 +75,7 @@ class Store:
         try:
             content = json.loads(text)
             if content["version"] > VERSION:
-                raise LedgerError(
+                raise SnapshotError(
                     f"a newer clusterctl wrote {self.root} on this host: use that version"
                 )
             entries = (
@@ -87,17 +87,17 @@ class Store:
                 raise ValueError("fields are missing or have other types")
             return dict(content)
         except (ValueError, KeyError, TypeError) as exc:
-            raise LedgerError(
+            raise SnapshotError(
                 f"{self.root}/ledger.json is damaged ({exc}), nothing was changed: restore the "
                 f"file from a backup; or restore this host by hand from {self.root}/contents, "
                 f"and delete {self.root}"
             ) from exc
 
-    def write(self, ledger: dict[str, Any]) -> None:
+    def write(self, snapshot: dict[str, Any]) -> None:
         """Replace ledger.json. If nothing has changed, write nothing, so that this works on a full
         disk.
         """
-        text = json.dumps(ledger, indent=1, sort_keys=True).encode() + b"\n"
+        text = json.dumps(snapshot, indent=1, sort_keys=True).encode() + b"\n"
         if not self.is_there or (self.root / "ledger.json").read_bytes() != text:
             self._write_file("ledger.json", text)
 
@@ -109,15 +109,15 @@ class Store:
         return name
 
     def content(self, name: str) -> bytes:
-        """Return the stored content with this hash. Raise LedgerError if it is missing or
+        """Return the stored content with this hash. Raise SnapshotError if it is missing or
         damaged.
         """
         try:
             content = (self.root / "contents" / name).read_bytes()
         except FileNotFoundError as exc:
-            raise LedgerError(f"{self.root}/contents/{name} is missing") from exc
+            raise SnapshotError(f"{self.root}/contents/{name} is missing") from exc
         if hashlib.sha256(content).hexdigest() != name:
-            raise LedgerError(f"{self.root}/contents/{name} is damaged")
+            raise SnapshotError(f"{self.root}/contents/{name} is damaged")
         return content
 
     def remove(self) -> None:

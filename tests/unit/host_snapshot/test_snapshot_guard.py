@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 def test_what_went_with_a_package_is_put_back(
     root: Path, tmp_path: Path, util: Callable[[str], ModuleType]
 ) -> None:
-    guard = util("ledger_guard").Guard(str(tmp_path / "held"), str(root))
+    guard = util("snapshot_guard").Guard(str(tmp_path / "held"), str(root))
     guard.hold()
     number = (root / "slurm/old/slurm.conf").stat().st_ino
     shutil.rmtree(root / "slurm")
@@ -45,7 +45,7 @@ def test_what_went_with_a_package_is_put_back(
 def test_a_second_attempt_still_holds_what_the_first_saw(
     root: Path, tmp_path: Path, util: Callable[[str], ModuleType]
 ) -> None:
-    guards = [util("ledger_guard").Guard(str(tmp_path / "held"), str(root)) for _ in range(2)]
+    guards = [util("snapshot_guard").Guard(str(tmp_path / "held"), str(root)) for _ in range(2)]
     guards[0].hold()
     shutil.rmtree(root / "slurm")  # and it is killed here
     guards[1].hold()
@@ -59,7 +59,7 @@ def test_pipes_and_links_are_held_on_another_file_system_too(
     monkeypatch.setattr(
         os, "link", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "another"))
     )
-    guard = util("ledger_guard").Guard(str(tmp_path / "held"), str(root))
+    guard = util("snapshot_guard").Guard(str(tmp_path / "held"), str(root))
     guard.hold()
     shutil.rmtree(root / "slurm")
     guard.put_back(exclude=())
@@ -69,20 +69,20 @@ def test_pipes_and_links_are_held_on_another_file_system_too(
 
 def test_what_a_package_made_for_itself_goes_with_its_folder(
     util: Callable[[str], ModuleType],
-    ledger: Callable[..., dict[str, Any]],
+    snapshot: Callable[..., dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     etc = tmp_path / "etc"
     etc.mkdir()
-    guard = util("ledger_guard")
+    guard = util("snapshot_guard")
     monkeypatch.setattr(
         guard, "names", lambda: sorted(str(p) for p in etc.rglob("*") if p.is_file())
     )
-    ledger("recorded", folders=[str(etc / "mysql")])
+    snapshot("recorded", folders=[str(etc / "mysql")])
     (etc / "mysql").mkdir()
     (etc / "mysql/debian.cnf").write_text("generated")
     (etc / "alternatives").write_text("generated, but in nobody's folder")
-    ledger("sealed", folders=[str(etc / "mysql")])
-    assert ledger("restored")["clusterctl_notes"] == []
+    snapshot("sealed", folders=[str(etc / "mysql")])
+    assert snapshot("restored")["clusterctl_notes"] == []
     assert [path.name for path in etc.iterdir()] == ["alternatives"]

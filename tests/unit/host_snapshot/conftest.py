@@ -1,4 +1,4 @@
-"""The ledger's module as plain Python, on a folder of its own, with a host that answers as it is
+"""The snapshot's module as plain Python, on a folder of its own, with a host that answers as it is
 told.
 """
 
@@ -42,7 +42,7 @@ class Machine:
 
 @dataclass
 class Module:
-    """What the ledger sees of Ansible."""
+    """What the snapshot sees of Ansible."""
 
     params: dict[str, Any]
     machine: Machine
@@ -61,17 +61,17 @@ def utils(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def util() -> Callable[[str], ModuleType]:
-    """A part of the ledger."""
+    """A part of the snapshot."""
     return lambda name: importlib.import_module(f"ansible.module_utils.{name}")
 
 
 @pytest.fixture
 def refuses(util: Callable[[str], ModuleType]) -> Refuses:
-    """Expect the ledger to refuse, with a word of why."""
+    """Expect the snapshot to refuse, with a word of why."""
 
     @contextmanager
     def expect(word: str) -> Iterator[None]:
-        with pytest.raises(util("ledger_store").LedgerError) as caught:
+        with pytest.raises(util("snapshot_store").SnapshotError) as caught:
             yield
         assert word in str(caught.value)
 
@@ -84,11 +84,11 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def ledger(
+def snapshot(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, Any]]:
     """Runs the module with a state; a host without a package manager unless the test brings one."""
-    library = load_module("host_ledger")
+    library = load_module("host_snapshot")
     monkeypatch.setattr(library, "manager", lambda _: None)
 
     def act(
@@ -100,7 +100,7 @@ def ledger(
         **touches: Any,
     ) -> Any:
         monkeypatch.setattr(library, "manager", lambda _: packages)
-        params = {"state": state, "cluster": cluster, "path": str(tmp_path / "ledger")}
+        params = {"state": state, "cluster": cluster, "path": str(tmp_path / "snapshot")}
         module = Module({**params, "touches": {"role": touches} if touches else {}}, machine, check)
         return library.act(module)
 

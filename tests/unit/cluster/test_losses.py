@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import impact
-from clusterctl.cluster import look as looking
+from clusterctl.cluster import losses as looking
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.impact import AffectedJob, Impact, free_leaving_hosts
-from clusterctl.cluster.look import (
+from clusterctl.cluster.losses import (
     DISCARDED,
     LOOK_VALID_S,
     LeavingHosts,
@@ -33,7 +33,7 @@ from clusterctl.scheduler.base import JobInfo, JobState, Nodes
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.disk import read_rows

@@ -2,7 +2,7 @@
 cancelled.
 
 On a cluster, these jobs share a file, their claim. It is created once and never changed, and has
-the id of the job that may run its program (see payload/node/first.py). On a single cluster, the
+the id of the job that may run its program (see payload/node/claim.py). On a single cluster, the
 first job that starts claims it for itself. On several clusters, a job that starts waits for
 clusterctl to write the claim, and ends if it waits in vain. clusterctl chooses once: the choice is
 in the ledger before the claim is written.
@@ -20,7 +20,7 @@ from typing import Final
 
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobState
 from clusterctl.scheduler.records import DELAY_S
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, clusters_up, state_home
 from clusterctl.util.disk import translating_write_errors
 

@@ -22,14 +22,14 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
+from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submission import Preparer, Submission
 from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_local_files, script_of
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import FOLDER
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.transport.put import archives_of
 from clusterctl.util.assets import payload_hash, tree_files, tree_hash
 from clusterctl.util.process import Result

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.cluster.phases import Outcome, PhaseRunner
+from clusterctl.cluster.phases import PhaseResult, PhaseRunner
 from clusterctl.errors import (
     ClusterctlError,
     MachineError,
@@ -24,7 +24,7 @@ from clusterctl.scheduler.admin import active_jobs, scheduler_of
 from clusterctl.scheduler.base import Jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect
 from clusterctl.transport.ssh import Connections
@@ -42,7 +42,7 @@ LOOK_VALID_S = 3600.0
 
 def check_only_copies(
     runner: PhaseRunner, discarded: Collection[JobEntry], *, discard: bool
-) -> Outcome[OnlyCopies]:
+) -> PhaseResult[OnlyCopies]:
     """Find and return jobs and files that exist only on the cluster, before `down` removes the
     cluster.
 
@@ -68,7 +68,7 @@ def check_only_copies(
         raise copies.error(
             message, fix=_fix(copies, repair="`clusterctl up`", keep=_how_to_keep(workspace))
         )
-    return Outcome(lost, _summary(lost))
+    return PhaseResult(lost, _summary(lost))
 
 
 def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCopies:
@@ -144,7 +144,7 @@ class LeavingHosts:
 
 def check_leaving_hosts(
     cluster: ClusterContext, leaving: LeavingHosts, scheduler: Jobs, *, discard: bool = False
-) -> Outcome[OnlyCopies]:
+) -> PhaseResult[OnlyCopies]:
     """Find files and runs that exist only on hosts or a shared folder that a change removes or
     recreates.
 
@@ -169,7 +169,7 @@ def check_leaving_hosts(
     if copies and not discard:
         message = "nothing was changed: the hosts to be removed hold the only copy of runs or files"
         raise copies.error(message, fix=_fix(copies))
-    return Outcome(copies, _summary(copies))
+    return PhaseResult(copies, _summary(copies))
 
 
 def _uncollected_runs(workspace: Workspace, scheduler: Jobs, names: Collection[str]) -> OnlyCopies:

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from ansible.module_utils.ledger_paths import remove_empty
+from ansible.module_utils.snapshot_paths import remove_empty
 
 ETC = "/etc"
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from clusterctl.jobs import entry
+from clusterctl.jobs import ssh_entry
 from tests.support.processes import eventually
 
 # Starts a process of job 7 and a process of job 8, which was submitted in a terminal of the editor.
@@ -25,7 +25,7 @@ def test_end_of_a_connection_kills_no_other_job(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    argv = ["sh", "-c", entry._SSHD, "sshd", "1", "key"]
+    argv = ["sh", "-c", ssh_entry._SSHD, "sshd", "1", "key"]
     ended = subprocess.run(argv, input=b"h", env=environment, capture_output=True, check=True)
     ours, others = (Path("/proc") / pid for pid in ended.stdout.decode().split())
     try:

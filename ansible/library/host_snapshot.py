@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.ledger_packages import PackageError, manager
-from ansible.module_utils.ledger_record import Recorder
-from ansible.module_utils.ledger_restore import Restorer
-from ansible.module_utils.ledger_store import LedgerError, Store
+from ansible.module_utils.snapshot_packages import PackageError, manager
+from ansible.module_utils.snapshot_record import Recorder
+from ansible.module_utils.snapshot_restore import Restorer
+from ansible.module_utils.snapshot_store import SnapshotError, Store
 
 DOCUMENTATION = r"""
-module: host_ledger
+module: host_snapshot
 short_description: Record the state of a host before clusterctl changes it, and restore it
 description:
   - C(recorded) records the state of everything that the roles change, before they change it. Run again, it
@@ -41,7 +41,7 @@ options:
     type: dict
     default: {}
   path:
-    description: Folder of the ledger.
+    description: Folder of the snapshot.
     type: path
     default: /var/lib/clusterctl-ledger
 """
@@ -63,7 +63,7 @@ def main() -> None:
     )
     try:
         module.exit_json(**act(module))
-    except (LedgerError, PackageError, OSError) as exc:
+    except (SnapshotError, PackageError, OSError) as exc:
         module.fail_json(msg=str(exc))
 
 
@@ -72,17 +72,17 @@ def act(module: AnsibleModule) -> dict[str, object]:
     result.
     """
     store = Store(module.params["path"])
-    ledger = store.read()
+    snapshot = store.read()
     cluster_id = module.params["cluster"]
-    if ledger["cluster"] not in ("", cluster_id):
-        raise LedgerError(
-            f"this host belongs to another cluster (its id is {ledger['cluster']}); "
+    if snapshot["cluster"] not in ("", cluster_id):
+        raise SnapshotError(
+            f"this host belongs to another cluster (its id is {snapshot['cluster']}); "
             "take that cluster down first"
         )
     packages = manager(module.run_command)
     if module.params["state"] == "restored":
-        return Restorer(module, store, ledger, packages).restore()
-    recorder = Recorder(module.run_command, store, {**ledger, "cluster": cluster_id}, packages)
+        return Restorer(module, store, snapshot, packages).restore()
+    recorder = Recorder(module.run_command, store, {**snapshot, "cluster": cluster_id}, packages)
     is_first = not store.is_there
     if not module.check_mode:
         write = recorder.seal if module.params["state"] == "sealed" else recorder.record

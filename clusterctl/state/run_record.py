@@ -1,0 +1,329 @@
+"""Collected runs (results of jobs, copied to this machine): the record run.json.
+
+Unknown keys in run.json are ignored, because another version of clusterctl may have written the
+file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
+from typing_extensions import TypedDict  # until Python 3.12
+
+from clusterctl.errors import CollectError
+from clusterctl.spec.units import format_duration
+from clusterctl.state.ledger import RUN_FILE, UNCHANGED, has_files_of_runs, token_of_run
+
+
+class _Stored(BaseModel):
+    # Most verbs read no record, so the model is built only when needed.
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+
+@dataclass(slots=True)
+class Metric:
+    """A metric of a run: its last, lowest and highest value, each with its place.
+
+    axis: what the places (``last_step`` ...) are: ``step``, ``epoch``, or ``row`` if there is
+        neither.
+    last: None if the last value is NaN or infinite. last_nonfinite: then ``nan``, ``inf`` or
+        ``-inf``.
+    nonfinite: number of values that are NaN or infinite. nonfinite_step: the first place of such a
+        value.
+    repeated: number of values with a place that an earlier value has, or is behind.
+    """
+
+    last: float | None = None
+    last_step: int | float | None = None
+    min: float | None = None
+    min_step: int | float | None = None
+    max: float | None = None
+    max_step: int | float | None = None
+    count: int = 0
+    nonfinite: int = 0
+    nonfinite_step: int | float | None = None
+    last_nonfinite: str | None = None
+    axis: str = "step"
+    repeated: int = 0
+
+
+Value = str | int | Annotated[float, Field(allow_inf_nan=False)] | bool | None
+Time = Annotated[int, Field(ge=0, le=1 << 40)]  # Unix seconds
+
+
+class SweepRecord(TypedDict, total=False):
+    """The options that a sweep varies (``keys``), and the metric and goal (min, max) that rank its
+    tasks.
+
+    form: that of a task's arguments, such as ``key=value``. None: ``--key value``, or
+        ``--key=value`` for a value that begins with a dash.
+    """
+
+    version: int
+    keys: list[str]
+    form: str | None
+    metric: str | None
+    goal: str | None
+
+
+class ScalingRecord(TypedDict, total=False):
+    """The options of `submit --scaling`. All jobs of a scaling have the same name and the same
+    options.
+    """
+
+    nodes: list[int] | None
+    tasks: list[int] | None
+    gpus: list[int] | None
+    weak: bool
+    repeats: int
+    metric: str | None
+    goal: str | None
+    time_to: str | None
+
+
+class AttemptRecord(_Stored):
+    """A time in which a job had its nodes: from a start to the next requeue or the end. Unix
+    seconds.
+
+    state: Slurm's state of an attempt that has ended, such as PREEMPTED. "": unknown.
+    """
+
+    start_time: Time
+    end_time: Time | None = None
+    nodes: tuple[str, ...] = ()
+    state: str = ""
+
+    def __str__(self) -> str:
+        """Return a text such as ``2026-11-27 09:30:00 UTC on 2 nodes for 42s``."""
+        start = datetime.fromtimestamp(self.start_time, UTC)
+        lasted = "" if self.end_time is None else f" for {format_duration(self.seconds)}"
+        return (
+            f"{start:%Y-%m-%d %H:%M:%S} UTC on {len(self.nodes)} "
+            f"node{'s'[: len(self.nodes) != 1]}{lasted}"
+        )
+
+    @property
+    def seconds(self) -> int:
+        """Duration; 0 if the attempt has not ended."""
+        return max(0, self.end_time - self.start_time) if self.end_time is not None else 0
+
+
+class TaskRecord(_Stored):
+    """The final state of a job, or of a task of a job array. Times are Unix seconds.
+
+    nodes: those of the last attempt. start_time: of the first attempt. end_time: of the job.
+    attempts: an entry for each start, so several for a requeued job. Empty: the job has not
+        started, or an earlier version collected it.
+    interruptions: the job's restarts, as `clusterctl jobs ID -o json` shows them.
+    node_hours: of all attempts. A shared node counts in full; an attempt that has not ended: 0.
+    gpu_energy_j: joules that the GPUs used in all attempts, by their counters. None: no counter is
+        known.
+    """
+
+    id: str
+    state: str
+    reason: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: tuple[str, ...] = ()
+    start_time: Time | None = None
+    end_time: Time | None = None
+    config: dict[str, Value] = {}
+    metrics: dict[str, Metric] = {}
+    left_out: tuple[str, ...] = ()
+    interruptions: tuple[dict[str, Any], ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
+    gpu_energy_j: float | None = None
+
+    @property
+    def known_attempts(self) -> tuple[AttemptRecord, ...]:
+        """The attempts; for a record of an earlier version the last attempt."""
+        if self.attempts or self.start_time is None:
+            return self.attempts
+        last = AttemptRecord(start_time=self.start_time, end_time=self.end_time, nodes=self.nodes)
+        return (last,)
+
+    @property
+    def elapsed_s(self) -> int | None:
+        """Seconds of all attempts together; None before the first start or the last end."""
+        attempts = self.known_attempts
+        is_over = bool(attempts) and attempts[-1].end_time is not None
+        return sum(attempt.seconds for attempt in attempts) if is_over else None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def node_hours(self) -> float:
+        attempts = self.known_attempts
+        return sum(len(attempt.nodes) * attempt.seconds for attempt in attempts) / 3600
+
+    @property
+    def number(self) -> str:
+        """The task's index in the array. "" for a job that is not an array."""
+        return self.id.partition("_")[2]
+
+    @property
+    def folder(self) -> str:
+        return f"task-{self.number}"
+
+
+class Skipped(_Stored):
+    """A file or folder of a job that `collect` did not copy, and why.
+
+    path: path in the job's folder, made printable. bytes: total size. files: 0 if there is no data
+        to copy.
+    target: the target of a link, made printable; "" for other files.
+    """
+
+    path: str
+    reason: str
+    bytes: int = 0
+    files: int = 1
+    target: str = ""
+
+    @property
+    def only_there(self) -> bool:
+        """Whether the file or folder holds data that exists only on the cluster."""
+        return self.files > 0 and self.reason != UNCHANGED
+
+
+def _fault(exc: OSError | ValueError) -> str:
+    """Return why a record can't be read, in a line."""
+    if isinstance(exc, OSError):
+        return exc.strerror or str(exc)
+    if not isinstance(exc, ValidationError):
+        return str(exc).partition("\n")[0]
+    (first, *_) = exc.errors(include_url=False)
+    key = ".".join(map(str, first["loc"]))
+    return f"{key}: {first['msg']}" if key else str(first["msg"])
+
+
+class RunRecord(_Stored):
+    """A collected run: the content of run.json in the folder ``directory``. Unknown values are
+    None.
+
+    token: distinguishes the run from jobs with the same id on earlier clusters of the same name.
+    state: Slurm's job state; for an array, the state of the worst task.
+    final: False if the job was still running when it was collected.
+    submit_time, start_time, end_time, collected_at: Unix seconds.
+    elapsed_s: seconds of all attempts together; for an array, from the first start of a task to the
+        last end.
+    node_hours, gpu_energy_j: of all tasks.
+    tasks_per_node: as `submit` set it; a script's own lines may set another number.
+    price_per_hour: price of a node in USD. cost_usd: cost of all nodes of all tasks.
+    source: hash of the job's input files, as in source.json.
+    diagnosis: why the job failed or was cancelled.
+    args: arguments of the program. config: the program's options and its configuration in
+        metrics.jsonl. Each task of an array has its own ``config`` and ``metrics``.
+    left_out: sentences on metrics that the program wrote and that ``metrics`` does not have.
+    tags, note: set by the user. sweep: the varied options of a sweep, and how its tasks are ranked.
+    shares_machine: whether the nodes are containers of the same machine.
+    scaling: set for a job of a scaling. The runs of a scaling have the same name.
+    replay_of: token of the run that this run repeats. of_failed: whether only the failed tasks of
+        that run were repeated; their results then replace the failed tasks in rankings.
+    """
+
+    version: int = 1
+    token: str
+    cluster: str
+    scheduler: str = "slurm"
+    job_id: str
+    name: str
+    user: str
+    partition: str
+    account: str
+    state: str
+    final: bool
+    tasks: tuple[TaskRecord, ...]
+    nodes: tuple[str, ...]
+    submit_time: Time | None
+    start_time: Time | None
+    end_time: Time | None
+    elapsed_s: int | None
+    tasks_per_node: int | None = None
+    price_per_hour: float | None = None
+    cost_usd: float | None = None
+    collected_at: float
+    remote_dir: str
+    files: int
+    bytes: int
+    source: str | None = None
+    diagnosis: dict[str, Any] | None = None
+    args: tuple[str, ...] = ()
+    config: dict[str, Value] = {}
+    metrics: dict[str, Metric] = {}
+    left_out: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    note: str | None = None
+    sweep: SweepRecord | None = None
+    scaling: ScalingRecord | None = None
+    shares_machine: bool = False
+    replay_of: str | None = None
+    of_failed: bool = False
+    skipped: tuple[Skipped, ...] = ()
+    directory: Path = Path()
+
+    @property
+    def not_here(self) -> list[Skipped]:
+        """The files and folders in ``skipped``, without submitted files that this machine has
+        anyway.
+        """
+        return [skipped for skipped in self.skipped if skipped.reason != UNCHANGED]
+
+    @property
+    def attempts(self) -> tuple[AttemptRecord, ...]:
+        """The attempts of a job; () for an array: its tasks have attempts of their own."""
+        return () if self.is_array or not self.tasks else self.tasks[0].attempts
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def node_hours(self) -> float:
+        return sum(task.node_hours for task in self.tasks)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def gpu_energy_j(self) -> float | None:
+        joules = [task.gpu_energy_j for task in self.tasks if task.gpu_energy_j is not None]
+        return sum(joules) if joules else None
+
+    @property
+    def full_id(self) -> str:
+        """The job id with the cluster, ``CLUSTER/ID``, which means the same wherever a command is
+        run.
+        """
+        return f"{self.cluster}/{self.job_id}"
+
+    @property
+    def is_array(self) -> bool:
+        return any(task.number for task in self.tasks)
+
+    @classmethod
+    def load(cls, directory: Path) -> RunRecord:
+        """Read the record in a run's folder. Raise CollectError if it is missing or damaged."""
+        path = directory / RUN_FILE
+        try:
+            return cls.model_validate_json(path.read_bytes()).model_copy(
+                update={"directory": directory}
+            )
+        except (OSError, ValueError) as exc:
+            if has_files_of_runs(directory) or token_of_run(directory):
+                raise CollectError(
+                    f"the record of the run {directory.name} is missing or damaged",
+                    code="run-damaged",
+                    where=str(path),
+                    why=_fault(exc),
+                    fix="`clusterctl collect` with the ID of its job collects the run again, if "
+                    "the cluster still has the job",
+                ) from exc
+            message = f"{directory} is not a collected run"
+            fix = "pass a folder that was created by `clusterctl collect`"
+            raise CollectError(
+                message, code="not-a-run", where=str(path), why=_fault(exc), fix=fix
+            ) from exc
+
+    def as_json(self) -> str:
+        """Return the content of run.json, without the path of its folder."""
+        return self.model_dump_json(indent=2, exclude={"directory"}) + "\n"
