@@ -5,7 +5,6 @@ code.
 from __future__ import annotations
 
 import importlib
-import inspect
 import io
 import itertools
 import os
@@ -18,10 +17,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from enum import StrEnum
-from functools import partial
-from pathlib import Path
-from types import FrameType, NoneType, UnionType
-from typing import Annotated, Any, Final, get_args, get_origin
+from types import FrameType
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -36,7 +33,6 @@ PROGRAM = "clusterctl"
 # The error that Typer raises for a wrong command line. It has no public name in all versions of
 # Typer.
 _CommandLineError: Final[Any] = typer.BadParameter.__base__
-_FEW_DIGITS: Final = re.compile("[0-9]{1,9}", re.ASCII)
 # A shell's completion script sets this variable to get completions. If it is source_SHELL, Typer
 # prints the script.
 VARIABLE = "_CLUSTERCTL_COMPLETE"
@@ -193,62 +189,6 @@ HABITS: Final = {
 }
 
 
-def _plain_value(kind: Any, info: Any, word: object) -> Any:
-    """Convert ``word`` to the type ``kind`` as Typer would; ``None`` if only Typer can do (or
-    reject) it.
-    """
-    if not isinstance(word, str) or not word.isprintable() or info.parser is not None:
-        return None
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return {member.value: member for member in kind}.get(word)
-    if kind is int and (info.min, info.max) == (None, None) and _FEW_DIGITS.fullmatch(word):
-        return int(word)
-    return kind(word) if kind in {str, Path} else None
-
-
-def _process_value(param: Any, annotation: Any, context: Any, value: Any) -> Any:
-    """Do the same as Typer's ``param.process_value``, but convert common values without pydantic.
-
-    Newer versions of Typer convert all arguments with pydantic, whose import takes 55 ms of each
-    command.
-    """
-    kind, info = get_args(annotation)
-    if isinstance(kind, UnionType):
-        (kind,) = {*get_args(kind)} - {NoneType}
-    is_list = get_origin(kind) is list
-    if value is None and not param.required:
-        return () if is_list else None
-    kind, words = (get_args(kind)[0], value or ()) if is_list else (kind, (value,))
-    plain = [_plain_value(kind, info, word) for word in words]
-    if None in plain or (param.required and not plain):
-        return type(param).process_value(param, context, value)
-    return plain if is_list else plain[0]
-
-
-class _Plain:
-    """A command or a group that converts its parameters without pydantic."""
-
-    def get_params(self, ctx: Any) -> Any:
-        params = super().get_params(ctx)  # type: ignore[misc] # the command's
-        function = getattr(self, "callback", None)
-        parameters = inspect.signature(function, eval_str=True).parameters if function else {}
-        for param in params:
-            # --help is not in the signature. It is converted like --verbose.
-            annotation = (
-                parameters[param.name].annotation if param.name in parameters else options.Verbose
-            )
-            param.process_value = partial(_process_value, param, annotation)
-        return params
-
-
-class _Verb(_Plain, TyperCommand):
-    """A command that converts its parameters without pydantic."""
-
-
-class _Root(_Plain, TyperGroup):
-    """The root group, which contains all commands and groups of commands."""
-
-
 class LazyVerb(TyperCommand):
     """A command that imports its module only when it is called or its help is shown."""
 
@@ -283,7 +223,7 @@ class LazyVerb(TyperCommand):
         return context
 
 
-class _Group(_Root):
+class _Group(TyperGroup):
     """A group of commands. Without a command, it runs its command ``list``, if there is such a
     command.
     """
@@ -300,14 +240,13 @@ class _Group(_Root):
 
 def command(name: str, function: Callable[..., None]) -> TyperCommand:
     typer_app = typer.Typer(rich_markup_mode=None, add_completion=False)
-    typer_app.command(name, cls=_Verb)(function)
+    typer_app.command(name)(function)
     return typer.main.get_command(typer_app)  # type: ignore[return-value]
 
 
 def _program() -> TyperGroup:
     root = typer.Typer(
         name=PROGRAM,
-        cls=_Root,
         help="Create a Slurm cluster from one YAML file, run jobs on it, and collect their "
         "results.",
         no_args_is_help=True,

@@ -128,7 +128,7 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
     """Run Ansible in another thread. Yield ansible-runner's events, then the exit code as an
     event.
     """
-    import ansible_runner  # noqa: PLC0415
+    import ansible_runner
 
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     cancelled = threading.Event()

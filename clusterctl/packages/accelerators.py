@@ -127,7 +127,7 @@ class Builds:
 
 
 def _is_reachable(url: str) -> bool:
-    import requests  # noqa: PLC0415 - takes 60 ms; most commands don't need it
+    import requests
 
     if url.startswith("file:"):
         return True

@@ -317,7 +317,7 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
     is ``metric.KEY``. Times are in UTC. Raises MachineError if Polars is not installed.
     """
     try:
-        import polars  # noqa: PLC0415 - an optional dependency
+        import polars
     except ImportError as exc:
         raise MachineError(
             "data frames need Polars, which is not installed here",

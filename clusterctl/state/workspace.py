@@ -381,8 +381,8 @@ def draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
             write_atomic(public_half, derived.encode() + comment + b"\n")
         return public_half
     # Imported here, because in most runs the key exists.
-    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.generate()
     openssh = serialization.PrivateFormat.OpenSSH

@@ -189,7 +189,7 @@ def unreadable_error(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
 
 def gitignore_spec(lines: Iterable[str]) -> GitIgnoreSpec:
     """Compile patterns of a .gitignore. Raises ValueError or re.error if a line is malformed."""
-    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - slow, and most jobs have no patterns
+    from pathspec import GitIgnoreSpec
 
     # `re` warns about the brackets that pathspec makes of patterns such as a[[:alpha:]].
     with warnings.catch_warnings():

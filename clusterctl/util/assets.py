@@ -138,7 +138,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    import jinja2  # noqa: PLC0415 - few commands render templates
+    import jinja2
 
     # No autoescape, because the output is configuration and shell text, not HTML. `q` quotes for
     # the shell.
@@ -170,7 +170,7 @@ def _read(path: Path, kind: Any) -> Any:
 
     if path.suffix == ".toml":
         return TypeAdapter(kind).validate_python(tomllib.loads(path.read_text()))
-    import yaml  # noqa: PLC0415 - TOML needs no YAML parser
+    import yaml
 
     # The C loader takes a tenth of the time of ruamel.yaml, which is for files that users write.
     return TypeAdapter(kind).validate_python(yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader))
