@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
-import sys
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -32,17 +31,6 @@ from clusterctl.state.workspace import write_atomic
 from clusterctl.util.assets import Rule, digest, first_rule, read_table, render
 from clusterctl.util.process import call_on_hosts, run, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Limit
-
-# At import, paramiko imports `invoke`, which costs each command 0.1 s. Only `Match exec` in an
-# ssh_config needs it, and the ssh_config that clusterctl writes has no such line. paramiko works
-# without it.
-_HIDDEN = "invoke" not in sys.modules
-if _HIDDEN:
-    sys.modules["invoke"] = None  # type: ignore[assignment]
-import paramiko  # noqa: E402
-
-if _HIDDEN:
-    del sys.modules["invoke"]
 
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")
 
@@ -110,16 +98,23 @@ def address_of(host: str, config: Path) -> str:
     read.
     """
     try:
-        return str(paramiko.SSHConfig.from_path(str(config)).lookup(host)["hostname"])
-    except (OSError, paramiko.ConfigParseError) as exc:
+        command = ("ssh", "-G", "-F", str(config), "--", host)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as exc:
+        raise no_ssh(exc) from exc
+    settings = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    if done.returncode:
         raise TransportError(
             f"the address of {host} can't be read from the ssh_config",
             code="ssh-config-incomplete",
             where=str(config),
-            why=str(exc),
+            why=done.stderr.strip(),
             fix="run `clusterctl up`, which writes this file again",
             host=host,
-        ) from exc
+        )
+    return settings["hostname"]
 
 
 _RULES: Final = Path(__file__).with_name("data") / "refusals.yaml"
@@ -287,13 +282,17 @@ def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
     any.
     """
     for file in files:
-        known_hosts = paramiko.HostKeys()
-        with suppress(OSError, RuntimeError):
-            known_hosts.load(str(file.expanduser()))
-        keys = known_hosts.lookup(peer.address)
-        for kind in _KINDS:
-            if keys is not None and kind in keys:
-                return f"{kind} {keys[kind].get_base64()}"
+        command = ("ssh-keygen", "-F", peer.address, "-f", str(file.expanduser()))
+        with suppress(OSError):
+            found = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", check=False
+            )
+            lines = [line.split() for line in found.stdout.splitlines()]
+            # Comments begin with #, and keys that must not be trusted by themselves with a marker.
+            keys = {line[1]: line[2] for line in lines if line[2:] and line[0][0] not in "#@"}
+            for kind in _KINDS:
+                if kind in keys:
+                    return f"{kind} {keys[kind]}"
     return None
 
 

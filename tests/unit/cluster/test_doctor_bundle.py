@@ -131,7 +131,7 @@ def test_it_is_made_where_nothing_answers(workspace: Workspace, tmp_path: Path) 
         "workspace/hosts.json",
     ):
         assert f"demo-doctor/{name}" in found
-    assert json.loads(found["demo-doctor/versions.json"])["libraries"]["paramiko"]
+    assert json.loads(found["demo-doctor/versions.json"])["libraries"]["pydantic"]
     assert bundle.file.stat().st_mode & 0o777 == 0o600
 
 

@@ -10,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, CommandError, ProvisionError, UnreachableError
+from clusterctl.errors import (
+    ClusterctlError,
+    CommandError,
+    ProvisionError,
+    TransportError,
+    UnreachableError,
+)
 from clusterctl.providers.base import OfferedKey, Prompts, reject_unknown_keys
 from clusterctl.providers.onprem.access import (
     AccessError,
     HostKeys,
     SshHost,
     access_config,
+    address_of,
     explain,
     raise_failures,
     ssh_hosts,
@@ -202,6 +209,28 @@ def test_a_key_in_a_hashed_file_is_known(known: Path, tmp_path: Path, port: int)
     keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
     assert keys.trust({"node": OnpremHost(address=ADDRESS, port=port)}, confirm) == {}
     assert keys.key_of("node") == key
+
+
+def test_users_own_key_of_a_pattern_is_known_and_a_revoked_one_is_not(
+    known: Path, tmp_path: Path
+) -> None:
+    revoked, trusted = "ssh-ed25519 AAAAREVOKED", "ecdsa-sha2-nistp256 AAAATRUSTED"
+    known.write_text(f"@revoked {ADDRESS} {revoked}\n192.0.2.* {trusted}\n")
+    keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
+    assert keys.trust({"node": OnpremHost(address=ADDRESS)}, confirm) == {}
+    assert keys.key_of("node") == trusted
+
+
+def test_address_of_a_host_in_an_ssh_config(tmp_path: Path) -> None:
+    config = tmp_path / "ssh_config"
+    with rejected("ssh-config-incomplete", TransportError) as caught:
+        address_of("node", config)
+    assert caught.value.where == str(config)
+    config.write_text("Host node\nHostName 192.0.2.7\n")
+    assert address_of("node", config) == "192.0.2.7"
+    config.write_text("Host node\nNoSuchOption 1\n")
+    with rejected("ssh-config-incomplete", TransportError):
+        address_of("node", config)
 
 
 def test_unresolved_name_is_not_a_dead_machine(known: Path, tmp_path: Path) -> None:
