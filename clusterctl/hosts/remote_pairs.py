@@ -62,7 +62,7 @@ def reach(address: str, port: int, greets: bool, deadline: float) -> str | None:
                 if not greets or connection.recv(len(GREETING)):
                     return None
                 reason = "the connection was closed"
-        except socket.timeout:  # noqa: UP041 - another class before Python 3.10
+        except socket.timeout:
             reason = f"no answer within {ATTEMPT_S:g} s"
         except OSError as exc:
             if exc.errno == errno.ECONNREFUSED and not greets:

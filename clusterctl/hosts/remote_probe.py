@@ -205,7 +205,7 @@ def states() -> List[Dict[str, str]]:
 def cells(fields: str, switch: str = "gpu") -> List[Dict[str, str]]:
     names = fields.split(",")
     rows = [line.split(", ") for line in (nvidia_smi(fields, switch) or "").splitlines()]
-    return [dict(zip(names, row)) for row in rows if len(row) == len(names)]  # noqa: B905 - 3.6 has no strict
+    return [dict(zip(names, row)) for row in rows if len(row) == len(names)]
 
 
 def nvidia_smi(fields: str, switch: str = "gpu") -> Optional[str]:

@@ -85,7 +85,7 @@ def unreached_repositories(left_out: Sequence[str]) -> dict[str, str]:
         return {"": "apt has no repository on the network"}
     tried = list(first_of_servers(dict.fromkeys(urls, "")))
     with ThreadPoolExecutor(CONCURRENT) as pool:
-        causes = dict(zip(tried, pool.map(unreached_by_apt, tried)))  # noqa: B905
+        causes = dict(zip(tried, pool.map(unreached_by_apt, tried)))
     return {url: cause for url, cause in causes.items() if cause}
 
 

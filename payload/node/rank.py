@@ -40,7 +40,7 @@ def allow_stacks() -> None:
     # Python 3.6 and other systems than Linux lack this function.
     if hasattr(os, "memfd_create"):
         with suppress(OSError):
-            file = os.memfd_create(STACK_FILE)
+            file = os.memfd_create(STACK_FILE)  # novm
             faulthandler.register(STACK_SIGNAL, file=file, chain=False)
     # On some systems, a process may observe only its children, unless a process allows more.
     if os.path.exists(_YAMA):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import socket
@@ -431,11 +430,6 @@ def test_listener_with_a_hostile_name_is_one_entry() -> None:
 def test_a_file_system_that_does_not_answer_is_a_finding() -> None:
     (one,) = found({"space": [room(99999, "/"), SHARED]})
     assert (one.level, one.code, one.why) == ("error", "disk", "/var can't be read")
-
-
-def test_the_program_is_for_old_pythons_too() -> None:
-    ast.parse(PROGRAM.decode(), feature_version=(3, 6))
-    assert b"__future__" not in PROGRAM
 
 
 def test_what_is_no_answer_is_an_error() -> None:

@@ -163,9 +163,9 @@ def gpus(config: dict[str, Any], state: State) -> Iterator[Problem]:
         yield Problem(f"nvidia-smi did not end within {DRIVER_S} s")
         return
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.text.splitlines() if line]
-    answered = [dict(zip(fields, row)) for row in rows if len(row) == len(fields)]  # noqa: B905 - 3.9 has no strict
+    answered = [dict(zip(fields, row)) for row in rows if len(row) == len(fields)]
     if set(REMAPPED_ROWS) <= set(state.gone):
-        for card, values in zip(answered, remapped_rows(len(answered))):  # noqa: B905
+        for card, values in zip(answered, remapped_rows(len(answered))):
             card.update(values)
     cards = [{**dict.fromkeys(FIELDS, NOT_AVAILABLE), **card} for card in answered]
     if answer.rc and not any(LOST.search(str(card)) for card in cards):
@@ -209,7 +209,7 @@ def remapped_rows(cards: int) -> list[dict[str, str]]:
     )
     lines = answer.text.splitlines()
     is_complete = answer.rc == 0 and len(lines) == cards
-    return [dict(zip(REMAPPED_ROWS, line.split(", "))) for line in lines] if is_complete else []  # noqa: B905
+    return [dict(zip(REMAPPED_ROWS, line.split(", "))) for line in lines] if is_complete else []
 
 
 def check_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Iterator[Problem]:
