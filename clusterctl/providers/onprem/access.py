@@ -97,24 +97,19 @@ def address_of(host: str, config: Path) -> str:
     """Return the address of a host of an `ssh_config`. Raise a TransportError if the file can't be
     read.
     """
+    import paramiko
+
     try:
-        command = ("ssh", "-G", "-F", str(config), "--", host)
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False
-        )
-    except OSError as exc:
-        raise no_ssh(exc) from exc
-    settings = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
-    if done.returncode:
+        return str(paramiko.SSHConfig.from_path(str(config)).lookup(host)["hostname"])
+    except (OSError, UnicodeDecodeError, paramiko.ConfigParseError) as exc:
         raise TransportError(
             f"the address of {host} can't be read from the ssh_config",
             code="ssh-config-incomplete",
             where=str(config),
-            why=done.stderr.strip(),
+            why=str(exc),
             fix="run `clusterctl up`, which writes this file again",
             host=host,
-        )
-    return settings["hostname"]
+        ) from exc
 
 
 _RULES: Final = Path(__file__).with_name("data") / "refusals.yaml"

@@ -228,7 +228,7 @@ def test_address_of_a_host_in_an_ssh_config(tmp_path: Path) -> None:
     assert caught.value.where == str(config)
     config.write_text("Host node\nHostName 192.0.2.7\n")
     assert address_of("node", config) == "192.0.2.7"
-    config.write_text("Host node\nNoSuchOption 1\n")
+    config.write_bytes(b"Host node\nHostName \xff\n")
     with rejected("ssh-config-incomplete", TransportError):
         address_of("node", config)
 
