@@ -39,7 +39,7 @@ from clusterctl.runs.report import report_of
 from clusterctl.runs.series import summarize
 from clusterctl.scheduler.session import connect_session
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.facts import facts_of
+from clusterctl.state.inventory import job_inventory
 from clusterctl.state.ledger import ADDED_FILES, METRICS_FILE, SENT_FILES
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
@@ -159,9 +159,9 @@ def jobs(rounds: int, given: argparse.Namespace) -> None:
         script.write_text(f"#!/bin/bash\n{SMALL}")
         os.environ.update(cluster.environ)
         workspace = Workspace.of(cluster.name)
-        with connect_session(facts_of(workspace), workspace) as opened:
+        with connect_session(job_inventory(workspace), workspace) as opened:
             job = JobSpec(name="small", script=script)
-            prepared = PreparedJob(job, script_of(opened.facts, job), source_of(job))
+            prepared = PreparedJob(job, script_of(opened.inventory, job), source_of(job))
             ids = [Submitter(opened).submit(prepared).job_id for _ in range(given.jobs)]
         wait_for_all(cluster)
         out = cluster.folder / "out"

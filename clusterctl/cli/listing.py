@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ValidationError
-
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, Notice, UsageError
@@ -124,8 +122,8 @@ def _recorded_clusters() -> Iterator[_Listed]:
     for path in sorted(state_home().glob("[!.]*/hosts.json")):
         where = str(path.parent)
         try:
-            inventory = Inventory.model_validate_json(path.read_bytes())
-        except ValidationError:
+            inventory = Inventory.read(path.read_bytes())
+        except ValueError:
             yield _Listed(path.parent.name, "-", "damaged", where)
             continue
         yield _Listed(

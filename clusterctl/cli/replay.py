@@ -36,7 +36,7 @@ from clusterctl.runs.find import Row, named_run
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.chosen_spec import spec_of_existing
-from clusterctl.state.facts import ClusterFacts, facts_of_spec
+from clusterctl.state.inventory import Inventory, planned_inventory
 
 
 # A replay may change these options, because they do not affect the results.
@@ -79,13 +79,15 @@ def replay(
     if dry_run:
         spec = spec_of_existing(screen.chosen())
         scripts = rendered(screen, submission, spec)
-        more = _note_differences(screen, row, replay, changes, facts_of_spec(spec), scripts[0].job)
+        more = _note_differences(
+            screen, row, replay, changes, planned_inventory(spec), scripts[0].job
+        )
         show_scripts(screen, scripts, more)
         return
     with open_session(screen.chosen()) as session:
         prepared = prepare(screen, session, submission)
         job = prepared[0].job
-        more = _note_differences(screen, row, replay, changes, session.facts, job)
+        more = _note_differences(screen, row, replay, changes, session.inventory, job)
         rows = submit_and_note(screen, session, prepared, more)
         if watching is not None:
             is_followed = watch_jobs(screen, session, rows, (replay.job,), watching)
@@ -130,10 +132,10 @@ def _note_differences(
     row: Row,
     replay: Replay,
     changes: Mapping[str, str],
-    facts: ClusterFacts,
+    inventory: Inventory,
     job: JobSpec,
 ) -> dict[str, Any]:
-    listed = differences(row, replay, changes, facts, job)
+    listed = differences(row, replay, changes, inventory, job)
     tasks = f", tasks {job.array}" if "of_failed" in replay.known else ""
     screen.note(
         *(f"note: {note}" for note in replay.notes),

@@ -344,8 +344,8 @@ def _submit_first(
     (job,) = submission.jobs
     with ExitStack() as stack:
         session = stack.enter_context(open_session(chosen))
-        places = places_of(text, session.facts, clusters_up())
-        sessions = {session.facts.cluster: session}
+        places = places_of(text, session.inventory, clusters_up())
+        sessions = {session.inventory.cluster: session}
         for cluster in {place.cluster for place in places} - {*sessions}:
             other = ChosenCluster(name=cluster, note=chosen.note)
             sessions[cluster] = stack.enter_context(open_session(other))
@@ -379,7 +379,7 @@ def _submit_first(
                 f"{text}; `clusterctl jobs --cluster {cluster}` cancels it; it does not run your "
                 "program"
             )
-        key = (winner.session.facts.cluster, winner.entry.job_id)
+        key = (winner.session.inventory.cluster, winner.entry.job_id)
         kept = [row for row in rows if (row["cluster"], row["job_id"]) == key]
         keys = ("cluster", "partition", "account", "job_id")
         kept[0]["cancelled"] = [{key: row[key] for key in keys} for row in rows if row not in kept]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from clusterctl.cluster.context import ClusterContext
@@ -174,8 +174,8 @@ def _bake_machine(
     spec = cluster.spec
     workspace = cluster.workspace
     report_progress = cluster.reporter.progress
-    expected = image.controller.model_copy(update={"distribution": distribution.release})
-    image = image.model_copy(update={"hosts": (expected, *image.compute)})
+    expected = replace(image.controller, distribution=distribution.release)
+    image = replace(image, hosts=(expected, *image.compute))
     with (
         workspace_copy(workspace, without=[workspace.terraform.name, workspace.logs.name]) as copy,
         Connections(copy.ssh_config) as connections,

@@ -25,8 +25,13 @@ from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.existing import existing_cluster
 from clusterctl.state.chosen import unknown_cluster
-from clusterctl.state.facts import facts_of
-from clusterctl.state.inventory import Inventory, applied_spec, inventory_if_known, inventory_of
+from clusterctl.state.inventory import (
+    Inventory,
+    applied_spec,
+    inventory_if_known,
+    inventory_of,
+    job_inventory,
+)
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.login import LOGIN_HOST
 from clusterctl.transport.master import end_all_connections
@@ -115,7 +120,7 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         )
     if inventory is None:
         return _unfinished(workspace, folder, options)
-    with connect_session(facts_of(workspace), workspace) as session:
+    with connect_session(job_inventory(workspace), workspace) as session:
         place = attached_folder(session.transport, folder, workspace.cluster_id())
         entries = place.entries()
         jobs = _active_jobs(session, folder)

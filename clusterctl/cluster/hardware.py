@@ -128,10 +128,9 @@ def without_missing_cgroups(inventory: Inventory, reports: Reports) -> Inventory
     """
     lacking = _without_plugin(reports)
     hosts = (
-        host.model_copy(update={"cgroups": False}) if host.name in lacking else host
-        for host in inventory.hosts
+        replace(host, cgroups=False) if host.name in lacking else host for host in inventory.hosts
     )
-    return inventory.model_copy(update={"hosts": tuple(hosts)})
+    return replace(inventory, hosts=tuple(hosts))
 
 
 def _without_plugin(reports: Reports) -> set[str]:

@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from operator import or_
 from pathlib import Path
@@ -244,7 +244,7 @@ def shared_inputs(cluster: ClusterContext, inventory: Inventory) -> Mapping[str,
     }
     if takes_nodes_by_reconfigure(inventory):
         controller = {
-            "host": inventory.controller.model_dump(mode="json"),
+            "host": asdict(inventory.controller),
             "slurm": inventory.slurm,
         }
         values = inventory_file.role_variables(spec, inventory, cluster.workspace)

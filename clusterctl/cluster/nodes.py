@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
-
-from pydantic import ValidationError
 
 from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
 from clusterctl.providers import registry
@@ -325,8 +323,8 @@ def check_pending_release(workspace: Workspace, names: Iterable[str]) -> None:
 def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
     for path in (workspace.inventory, workspace.joining):
         try:
-            inventory = Inventory.model_validate_json(path.read_bytes())
-        except (FileNotFoundError, ValidationError):
+            inventory = Inventory.read(path.read_bytes())
+        except (FileNotFoundError, ValueError):
             continue
         hosts = [host for host in inventory.hosts if host.name not in names]
         if not hosts:
@@ -334,9 +332,9 @@ def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
             continue
         # An inventory needs a controller, even during `down`.
         if not any(host.is_controller for host in hosts):
-            hosts[0] = hosts[0].model_copy(update={"roles": (CONTROLLER, *hosts[0].roles)})
-        inventory = inventory.model_copy(update={"hosts": tuple(hosts)})
-        write_atomic(path, inventory.model_dump_json(indent=2) + "\n")
+            hosts[0] = replace(hosts[0], roles=(CONTROLLER, *hosts[0].roles))
+        inventory = replace(inventory, hosts=tuple(hosts))
+        write_atomic(path, inventory.text)
     for file in (workspace.trusted_hosts, workspace.known_hosts):
         if file.exists():
             lines = file.read_text().splitlines(keepends=True)

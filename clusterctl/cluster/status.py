@@ -19,7 +19,7 @@ from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen import naming_lock_holder
-from clusterctl.state.facts import ClusterFacts, facts_of
+from clusterctl.state.inventory import Inventory, job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import Connections
@@ -61,12 +61,14 @@ def status_of(workspace: Workspace) -> Status:
     else SchedulerError or TransportError.
     """
     with naming_lock_holder(workspace), ExitStack() as stack:
-        facts = facts_of(workspace)
-        if facts.is_foreign:
-            return _status_of_foreign(facts, workspace)
-        connections = stack.enter_context(Connections(workspace.ssh_config, stays=facts.controller))
-        controller = connections.to(facts.controller)
-        scheduler = scheduler_client(facts, workspace, controller, connections.to, SOON_S)
+        inventory = job_inventory(workspace)
+        if inventory.is_foreign:
+            return _status_of_foreign(inventory, workspace)
+        connections = stack.enter_context(
+            Connections(workspace.ssh_config, stays=inventory.controller.name)
+        )
+        controller = connections.to(inventory.controller.name)
+        scheduler = scheduler_client(inventory, workspace, controller, connections.to, SOON_S)
         accounting_failure = start_in_thread(scheduler.accounting_failure)
         nodes, jobs = scheduler.nodes_and_jobs()
         no_accounting = accounting_failure()
@@ -75,15 +77,15 @@ def status_of(workspace: Workspace) -> Status:
             b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
         )
         timer = auto_down(read_applied_spec(workspace), controller) if has_auto_down else None
-    ready = {n.name for n in nodes if n.usable} >= {*facts.compute}
+    ready = {n.name for n in nodes if n.usable} >= {host.name for host in inventory.compute}
     # Only the job user can read the files of its jobs.
-    with connect_session(facts, workspace, patience_s=SOON_S) as session:
+    with connect_session(inventory, workspace, patience_s=SOON_S) as session:
         active = with_hangs(session, [job for job in jobs if not job.ended])
         active = with_limits(session.scheduler, active)
         required = session.scheduler.required_nodes() if any(map(waits_for_nodes, active)) else {}
     return Status(
-        facts.cluster,
-        facts.provider,
+        inventory.cluster,
+        inventory.provider,
         ready,
         tuple(nodes),
         active,
@@ -93,13 +95,13 @@ def status_of(workspace: Workspace) -> Status:
     )
 
 
-def _status_of_foreign(facts: ClusterFacts, workspace: Workspace) -> Status:
-    with connect_session(facts, workspace, patience_s=SOON_S) as session:
+def _status_of_foreign(inventory: Inventory, workspace: Workspace) -> Status:
+    with connect_session(inventory, workspace, patience_s=SOON_S) as session:
         partitions, jobs = session.slurm.partitions_and_own_jobs()
         active = with_hangs(session, [job for job in jobs if not job.ended])
         active = with_limits(session.scheduler, active)
     ready = any(partition.usable for partition in partitions)
-    return Status(facts.cluster, facts.provider, ready, (), active, partitions=partitions)
+    return Status(inventory.cluster, inventory.provider, ready, (), active, partitions=partitions)
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:

@@ -38,8 +38,13 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_ID, ADMIN_USER
-from clusterctl.state.facts import facts_of_spec, job_settings
-from clusterctl.state.inventory import Inventory, inventory_if_known, planned_distribution
+from clusterctl.state.inventory import (
+    Inventory,
+    inventory_if_known,
+    job_settings,
+    planned_distribution,
+    planned_inventory,
+)
 from clusterctl.state.workspace import MUNGE_KEY_BYTES, write_atomic
 from clusterctl.transport.master import end_all_connections
 from clusterctl.util.assets import job_lock
@@ -250,8 +255,8 @@ def _resolve_environment(
     cluster: ClusterContext, distribution: Distribution
 ) -> PhaseResult[Environment]:
     progress = cluster.reporter.progress
-    facts = facts_of_spec(cluster.spec)
-    environment = Environments(progress, progress).resolve(facts, distribution)
+    inventory = planned_inventory(cluster.spec)
+    environment = Environments(progress, progress).resolve(inventory, distribution)
     packages = len(environment.lock.wheels) if environment.lock else 0
     return PhaseResult(environment, f"{packages} Python packages")
 
@@ -268,7 +273,7 @@ def provision(
 
     def completed(inventory: Inventory) -> Inventory:
         updates = {"usd_per_hour": decision.plan.hosts.usd_per_hour, **job_settings(spec)}
-        return inventory.model_copy(update=updates)
+        return replace(inventory, **updates)
 
     def files(inventory: Inventory) -> NodeFiles:
         complete = completed(inventory)

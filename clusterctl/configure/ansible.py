@@ -335,7 +335,7 @@ def restore(
 def record_inventory(inventory: Inventory, workspace: Workspace) -> None:
     """Write the inventory to hosts.json, and ssh_config and known_hosts for its hosts."""
     write_ssh_files(inventory, workspace)
-    write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
+    write_atomic(workspace.inventory, inventory.text)
     # hosts.json now has all hosts of joining.json.
     workspace.joining.unlink(missing_ok=True)
 
@@ -454,8 +454,15 @@ def _image_inventory(
     """Yield (inventory of the machines ``images``, temporary workspace with SSH settings for
     them).
     """
-    empty_fields = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
-    inventory = Inventory(hosts=tuple(images), baked=False, **empty_fields)
+    inventory = Inventory(
+        cluster="",
+        cluster_id="",
+        provider="",
+        hosts=tuple(images),
+        network="",
+        shared="",
+        baked=False,
+    )
     with temporary_folder() as folder:
         own = Workspace(folder / "image")
         own.create()

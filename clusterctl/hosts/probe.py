@@ -557,7 +557,5 @@ def with_distributions(
     releases = {host.name: host.distribution for host in inventory.hosts}
     releases |= {name: report.distribution for name, report in reports.items()}
     distributions.common_distribution(releases)
-    hosts = (
-        host.model_copy(update={"distribution": releases[host.name]}) for host in inventory.hosts
-    )
-    return inventory.model_copy(update={"hosts": tuple(hosts)})
+    hosts = (replace(host, distribution=releases[host.name]) for host in inventory.hosts)
+    return replace(inventory, hosts=tuple(hosts))

@@ -104,7 +104,7 @@ def _send(session: Session | None, run: NamedRun) -> tuple[str, str]:
     name = f"runs/{here.name}-{token}"
     if session is None:
         return f"~/{FOLDER}/{name}", ""
-    folder = f"{session.facts.folder}/{name}"
+    folder = f"{session.inventory.folder}/{name}"
     items = [item for item in list_items([here])[0] if item.path != here.name]
     items = [replace(item, path=item.path.removeprefix(f"{here.name}/")) for item in items]
     paths = [program_path(os.fsencode(item.path)) for item in items]

@@ -27,8 +27,7 @@ from clusterctl.scheduler.user_script import partition_name
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.facts import ClusterFacts
-from clusterctl.state.inventory import applied_spec, planned_distribution
+from clusterctl.state.inventory import Inventory, applied_spec, planned_distribution
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.put import store_of
@@ -82,7 +81,7 @@ class Environments:
 
     def resolve(
         self,
-        facts: ClusterFacts,
+        inventory: Inventory,
         distribution: Distribution,
         job: JobOptions | JobSpec | None = None,
         replayed: str | None = None,
@@ -101,22 +100,22 @@ class Environments:
         base = job_lock()
         node = NodePlatform.of(distribution)
         lock = None
-        if facts.python:
-            node = NodePlatform(facts.python, facts.glibc_minor)
-        files = () if facts.requirements is None else (Path(facts.requirements),)
+        if inventory.python:
+            node = NodePlatform(inventory.python, inventory.glibc_minor)
+        files = () if inventory.requirements is None else (Path(inventory.requirements),)
         if replayed:
             lock = self._replayed(replayed, node)
         elif replayed is None and files:
-            lock = self._resolve(Requirements(files, base, node=node, gpus=has_gpus(facts)))
+            lock = self._resolve(Requirements(files, base, node=node, gpus=has_gpus(inventory)))
         if job is not None and job.requirements is not None:
             held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
-            gpus = has_gpus(facts, _partition_name(facts, job))
+            gpus = has_gpus(inventory, _partition_name(inventory, job))
             lock = self._resolve(Requirements((*files, job.requirements), base, held, node, gpus))
-        return Environment.of(facts, lock if lock is not None and lock.wheels else None)
+        return Environment.of(inventory, lock if lock is not None and lock.wheels else None)
 
     def resolve_for_job(
         self,
-        facts: ClusterFacts,
+        inventory: Inventory,
         workspace: Workspace,
         spec: ClusterSpec | None,
         job: JobOptions | JobSpec,
@@ -128,7 +127,7 @@ class Environments:
         spec: None: that of the last `up`.
         """
         planned = planned_distribution(spec or applied_spec(workspace), workspace)
-        return self.resolve(facts, planned or distribution_of(DEFAULT), job, replayed)
+        return self.resolve(inventory, planned or distribution_of(DEFAULT), job, replayed)
 
     def _resolve(self, requirements: Requirements) -> Lock:
         return resolve(requirements, Pip(requirements.node, self.report, self.heard))
@@ -228,13 +227,13 @@ class Environments:
             self.report(f"sending {count}, {size}{reason if is_slow else ''}")
 
 
-def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | None:
+def _partition_name(inventory: Inventory, job: JobOptions | JobSpec) -> str | None:
     """Return the name of a job's partition; None if #SBATCH lines of the job's script may set
     it.
     """
     if isinstance(job, JobSpec):
-        return partition_name(facts, job)
-    return job.partition or facts.partitions[0].name
+        return partition_name(inventory, job)
+    return job.partition or inventory.partitions[0].name
 
 
 def _is_there(transport: Transport, environment: Environment) -> bool:

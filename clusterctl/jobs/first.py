@@ -17,7 +17,7 @@ from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter, new_token
 from clusterctl.scheduler.claims import First, settle
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.facts import ClusterFacts
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.ledger import JobEntry
 
 # On clusters of the user. On other people's clusters, the session has the pauses.
@@ -47,13 +47,13 @@ class Place:
         )
 
 
-def places_of(text: str, facts: ClusterFacts, clusters: Sequence[str]) -> tuple[Place, ...]:
+def places_of(text: str, inventory: Inventory, clusters: Sequence[str]) -> tuple[Place, ...]:
     """Parse places such as ``train,other@account`` or ``train,cluster/partition``.
 
-    facts: of the chosen cluster. clusters: the names of all clusters.
+    inventory: of the chosen cluster. clusters: the names of all clusters.
     Raises UsageError if a place is unknown, or if there are fewer than two places.
     """
-    partitions = [partition.name for partition in facts.partitions]
+    partitions = [partition.name for partition in inventory.partitions]
     places = []
     for word in text.split(","):
         where, _, account = word.strip().partition("@")
@@ -61,14 +61,14 @@ def places_of(text: str, facts: ClusterFacts, clusters: Sequence[str]) -> tuple[
         if slash:
             place = Place(cluster, partition or None, account or None)
         elif where in partitions or (account and not where):
-            place = Place(facts.cluster, where or None, account or None)
+            place = Place(inventory.cluster, where or None, account or None)
         else:
             place = Place(where, None, account or None)
         if place.cluster not in clusters:
             raise UsageError(
                 f"--first: {word!r} is neither a partition nor a cluster",
                 code="unknown-place",
-                why=f"{facts.cluster} has the partitions {', '.join(partitions)}; the clusters are "
+                why=f"{inventory.cluster} has the partitions {', '.join(partitions)}; the clusters are "
                 f"{', '.join(clusters)}",
                 fix="write CLUSTER/PARTITION for another cluster's partition, PLACE@ACCOUNT for "
                 "an account",
@@ -87,9 +87,9 @@ def reject_unfit(session: Session, job: JobSpec) -> None:
     """Raise UsageError if a job can't be submitted with --first to the cluster of a session."""
     # This property raises an error if the cluster has no Slurm.
     _ = session.slurm
-    if not session.facts.is_shared:
+    if not session.inventory.is_shared:
         raise UsageError(
-            f"--first needs a shared folder, which cluster {session.facts.cluster} does not have",
+            f"--first needs a shared folder, which cluster {session.inventory.cluster} does not have",
             code="first-needs-shared-folder",
             fix="use --partition",
         )
@@ -207,4 +207,4 @@ def _entries(sessions: Sequence[Session], first: First) -> Iterator[tuple[str, J
     for session in sessions:
         for entry in session.ledger.entries():
             if entry.first == first.id and entry.job_id:
-                yield session.facts.cluster, entry
+                yield session.inventory.cluster, entry

@@ -57,7 +57,7 @@ from clusterctl.spec.job import JobSpec, is_job_file, job_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.units import format_duration
-from clusterctl.state.facts import ClusterFacts, facts_of, facts_of_spec
+from clusterctl.state.inventory import Inventory, job_inventory, planned_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import call_on_hosts
@@ -217,11 +217,12 @@ class Preparer:
         """
         workspace = Workspace.of(spec.name)
         try:
-            known = facts_of(workspace)
-            facts = known if known.is_foreign else replace(facts_of_spec(spec), pmix=known.pmix)
+            known = job_inventory(workspace)
+            planned = replace(planned_inventory(spec), pmix=known.pmix)
+            inventory = known if known.is_foreign else planned
         except NotUpError:
-            facts = facts_of_spec(spec)
-        return self._prepared(submission, facts, Ledger(workspace.jobs), spec=spec)
+            inventory = planned_inventory(spec)
+        return self._prepared(submission, inventory, Ledger(workspace.jobs), spec=spec)
 
     def prepare(self, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
         """Prepare jobs for the cluster of a session. Nothing is submitted.
@@ -235,7 +236,7 @@ class Preparer:
         reject_local_files(session, submission.jobs)
         jobs = [_with_open_dependencies(session, job) for job in submission.jobs]
         submission = replace(submission, jobs=jobs)
-        first, *remaining = self._prepared(submission, session.facts, session.ledger, session)
+        first, *remaining = self._prepared(submission, session.inventory, session.ledger, session)
         if submission.replay is not None:
             reject_missing(session, first.job)
         return replace(first, token=token), *remaining
@@ -244,12 +245,12 @@ class Preparer:
         """Return the Python environment for `clusterctl shell`. UsageError: requirements can't be
         met.
         """
-        return self._environment(session.facts, session.workspace, job)
+        return self._environment(session.inventory, session.workspace, job)
 
     def _prepared(
         self,
         submission: Submission,
-        facts: ClusterFacts,
+        inventory: Inventory,
         ledger: Ledger,
         session: Session | None = None,
         spec: ClusterSpec | None = None,
@@ -260,18 +261,20 @@ class Preparer:
         for note in dict.fromkeys(note for _, note in continued if note):
             self.note(note)
         jobs = [job for job, _ in continued]
-        for job in jobs if not facts.pmix else ():
+        for job in jobs if not inventory.pmix else ():
             if "launcher" in job.model_fields_set and job.launcher == "srun":
                 self.note(
                     f"note: {job.name}: mpirun starts the ranks because Slurm has no PMIx plugin "
                     "here"
                 )
             reject_pmix(job)
-        restarted = [with_restarts(facts, job) for job in jobs]
+        restarted = [with_restarts(inventory, job) for job in jobs]
         for notice in filter(None, map(restart_notice, jobs, restarted)):
             self.note(notice)
-        jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in restarted]
-        jobs = [with_account(facts, job) for job in jobs]
+        jobs = [
+            with_launcher(with_gpus(inventory, job), has_pmix=inventory.pmix) for job in restarted
+        ]
+        jobs = [with_account(inventory, job) for job in jobs]
         reject_invalid_arguments(jobs, submission.model, ledger)
         if any(map(points_in_time, jobs)):
             from clusterctl.jobs.times import with_local_times  # noqa: PLC0415 - few jobs have times
@@ -284,13 +287,13 @@ class Preparer:
         for note in dict.fromkeys(note for own, job in read for note in own.notes(job)):
             self.note(f"note: {note}")
         for job in jobs:
-            _reject_excluded_nodes(facts, job)
-            _reject_large_array(facts, job)
-            reject_long_script(facts, job)
+            _reject_excluded_nodes(inventory, job)
+            _reject_large_array(inventory, job)
+            reject_long_script(inventory, job)
         # All jobs are checked before packages are resolved or a job is sent.
-        scripts = [script_of(facts, job) for job in jobs]
+        scripts = [script_of(inventory, job) for job in jobs]
         for job, script in zip(jobs, scripts, strict=True):
-            _reject_parts_in_turn(facts, job, script)
+            _reject_parts_in_turn(inventory, job, script)
             _reject_without_apptainer(session, job)
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         for note in dict.fromkeys(note for source in sources if source for note in source.notes):
@@ -299,14 +302,14 @@ class Preparer:
         extra_facts = replay.known if replay else {}
         for job, script, source in zip(jobs, scripts, sources, strict=True):
             lock = replay.lock if replay else None
-            environment = self._environment(facts, ledger.workspace, job, spec=spec, lock=lock)
-            text = script_of(facts, job, environment) if environment.lock else script
+            environment = self._environment(inventory, ledger.workspace, job, spec=spec, lock=lock)
+            text = script_of(inventory, job, environment) if environment.lock else script
             prepared.append(PreparedJob(job, text, source, environment, extra_facts=extra_facts))
         return tuple(prepared)
 
     def _environment(
         self,
-        facts: ClusterFacts,
+        inventory: Inventory,
         workspace: Workspace,
         job: JobOptions | JobSpec,
         *,
@@ -316,7 +319,7 @@ class Preparer:
         """Return a job's Python environment. lock: a replayed job's lock file ("": it has no
         packages).
         """
-        environment = Environment.of(facts)
+        environment = Environment.of(inventory)
         if isinstance(job, JobSpec) and (job.bundled or job.container):
             if job.requirements is not None:
                 raise UsageError(
@@ -327,9 +330,9 @@ class Preparer:
                     fix="leave out --requirements, or submit your own script",
                 )
             return environment
-        if facts.requirements or job.requirements or lock:
+        if inventory.requirements or job.requirements or lock:
             resolver = environments(report=self.note, heard=self.detail)
-            environment = resolver.resolve_for_job(facts, workspace, spec, job, lock)
+            environment = resolver.resolve_for_job(inventory, workspace, spec, job, lock)
         wheels = environment.lock.wheels if environment.lock else ()
         if job.launcher is Launcher.TORCHRUN and not any(wheel.name == "torch" for wheel in wheels):
             raise UsageError(
@@ -348,7 +351,7 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
         UsageError: a dependency can never be satisfied.
         SchedulerError: there is no job with this ID.
     """
-    if not job.after or not session.facts.has_slurm:
+    if not job.after or not session.inventory.has_slurm:
         return job
     remaining = []
     for dependency in job.after:
@@ -369,11 +372,11 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
     return job.model_copy(update={"after": tuple(remaining)})
 
 
-def _reject_excluded_nodes(facts: ClusterFacts, job: JobSpec) -> None:
+def _reject_excluded_nodes(inventory: Inventory, job: JobSpec) -> None:
     """Raise UsageError if a pattern of --exclude is a node, which sbatch's option of this name
     excludes.
     """
-    nodes = {name for partition in facts.partitions for name in partition.nodes}
+    nodes = {name for partition in inventory.partitions for name in partition.nodes}
     for pattern in job.exclude:
         with suppress(ValueError):
             if not nodes.isdisjoint(expand_nodes(pattern)):
@@ -385,42 +388,46 @@ def _reject_excluded_nodes(facts: ClusterFacts, job: JobSpec) -> None:
                 )
 
 
-def _reject_large_array(facts: ClusterFacts, job: JobSpec) -> None:
+def _reject_large_array(inventory: Inventory, job: JobSpec) -> None:
     """Raise UsageError if the job's array has too many tasks, or an index above Slurm's limit."""
     indices = array_of(job, UserScript.of(job))
     # Without the step of a range, and the number of tasks at a time.
     highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
-    limit = most_tasks(facts.max_array) if facts.is_foreign else facts.max_array
-    if indices and facts.has_slurm and highest >= limit:
+    limit = most_tasks(inventory.max_array) if inventory.is_foreign else inventory.max_array
+    if indices and inventory.has_slurm and highest >= limit:
         raise UsageError(
             f"the array {indices} has an index above {limit - 1}",
             code="array-too-large",
-            why=f"MaxArraySize of the cluster's Slurm is {facts.max_array}",
+            why=f"MaxArraySize of the cluster's Slurm is {inventory.max_array}",
             fix=f"submit several arrays or sweeps, each of at most {limit} tasks"
-            if facts.is_foreign
+            if inventory.is_foreign
             else "submit several arrays, or raise the limit in the spec, as in "
             f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`",
         )
     count = len(tasks_of(indices))
     if (
-        facts.max_submit is not None
-        and count > facts.max_submit
-        and _has_default_limits(facts, job)
+        inventory.max_submit is not None
+        and count > inventory.max_submit
+        and _has_default_limits(inventory, job)
     ):
         raise UsageError(
             f"the array {indices} has {count} tasks",
             code="too-many-tasks",
-            why=f"your account may have {facts.max_submit} jobs in Slurm's queue (MaxSubmitJobs)",
-            fix=f"submit arrays or sweeps of at most {facts.max_submit} tasks, "
+            why=f"your account may have {inventory.max_submit} jobs in Slurm's queue (MaxSubmitJobs)",
+            fix=f"submit arrays or sweeps of at most {inventory.max_submit} tasks, "
             "or use another --account or --qos",
         )
 
 
-def _has_default_limits(facts: ClusterFacts, job: JobSpec) -> bool:
+def _has_default_limits(inventory: Inventory, job: JobSpec) -> bool:
     """Return whether the limits that `attach` has read are those of the job, which may name another
     QOS.
     """
-    defaults = {"account": facts.account, "qos": facts.qos, "partition": facts.partitions[0].name}
+    defaults = {
+        "account": inventory.account,
+        "qos": inventory.qos,
+        "partition": inventory.partitions[0].name,
+    }
     script = UserScript.of(job)
     requests = [*(script.directives.requests if script else ()), *requests_of(job.slurm)]
     if any(request.quantities & defaults.keys() for request in requests):
@@ -428,17 +435,17 @@ def _has_default_limits(facts: ClusterFacts, job: JobSpec) -> bool:
     return all(getattr(job, name) in {None, value} for name, value in defaults.items())
 
 
-def _reject_parts_in_turn(facts: ClusterFacts, job: JobSpec, script: str) -> None:
+def _reject_parts_in_turn(inventory: Inventory, job: JobSpec, script: str) -> None:
     """Raise UsageError if parts of an array that run in turn would need a dependency that Slurm
     refuses.
     """
     array = array_of(job, UserScript.of(job))
     own = dependencies_of(script)
-    if "?" in own and any(part.in_turn for part in parts_of(array, facts.max_array)):
+    if "?" in own and any(part.in_turn for part in parts_of(array, inventory.max_array)):
         raise UsageError(
             f"the array {array} can't have the dependency {own}",
             code="dependency-refused",
-            why=f"Slurm gets the array in parts (MaxArraySize is {facts.max_array}), each waits "
+            why=f"Slurm gets the array in parts (MaxArraySize is {inventory.max_array}), each waits "
             "for the part before it, and Slurm accepts no list of dependencies with both "
             "`,` and `?`",
             fix="leave out the number of tasks at a time (%N), or name a single job in the "
@@ -454,9 +461,9 @@ def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
     """
     if session is None or job.container is None or "PATH" in job.env:
         return
-    partition = partition_name(session.facts, job)
+    partition = partition_name(session.inventory, job)
     transports = session.nodes
-    of_job = [facts for facts in session.facts.partitions if partition in (None, facts.name)]
+    of_job = [facts for facts in session.inventory.partitions if partition in (None, facts.name)]
     nodes = [node for facts in of_job for node in facts.nodes if node in transports]
     # Usually the nodes are alike, so that the first is enough.
     for asked in (nodes[:1], nodes[1:]):
@@ -476,7 +483,7 @@ def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
         )
 
 
-def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:
+def with_restarts(inventory: Inventory, job: JobSpec) -> JobSpec:
     """Return the job; requeue it if it has a chain, or if it is a training with checkpoints.
 
     A training that continues an earlier run resumes from the newest checkpoint unless its arguments
@@ -486,9 +493,9 @@ def with_restarts(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     changes: dict[str, Any] = {}
     if job.bundled == "train" and job.from_run is not None and not _has(job, "--resume"):
         changes["args"] = (*job.args, "--resume", "auto")
-    if facts.has_slurm:
+    if inventory.has_slurm:
         if job.chain is not None:
-            _reject_useless_chain(facts, job, job.chain)
+            _reject_useless_chain(inventory, job, job.chain)
         is_default = job.bundled == "train" and _has(job, "--save-interval")
         if job.chain is not None or (is_default and "requeue" not in job.model_fields_set):
             changes["requeue"] = True
@@ -515,7 +522,7 @@ def _has(job: JobSpec, flag: str) -> bool:
     return any(word.partition("=")[0] == flag for word in job.args)
 
 
-def _reject_useless_chain(facts: ClusterFacts, job: JobSpec, chain_s: int) -> None:
+def _reject_useless_chain(inventory: Inventory, job: JobSpec, chain_s: int) -> None:
     if "requeue" in job.model_fields_set and not job.requeue:
         raise excluded("--chain", "--no-requeue")
     script = UserScript.of(job)
@@ -527,10 +534,10 @@ def _reject_useless_chain(facts: ClusterFacts, job: JobSpec, chain_s: int) -> No
         and (own := script.directives.last("partition"))
     ):
         # It may be a list of partitions.
-        if own.value not in {partition.name for partition in facts.partitions}:
+        if own.value not in {partition.name for partition in inventory.partitions}:
             return
         job = job.model_copy(update={"partition": own.value})
-    limit_s = job.time or partition_of(facts, job).max_time
+    limit_s = job.time or partition_of(inventory, job).max_time
     if limit_s is None:
         raise UsageError(
             "--chain needs a time limit",

@@ -122,7 +122,7 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
 
 def _remember(session: Session, jobs: Sequence[JobInfo]) -> None:
     """Record final states if there is no accounting: Slurm's queue soon forgets them."""
-    if session.facts.no_accounting:
+    if session.inventory.no_accounting:
         remember_states(session.ledger, jobs)
 
 

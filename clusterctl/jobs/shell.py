@@ -51,7 +51,7 @@ from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.sbatch import requests_of
-from clusterctl.state.facts import ClusterFacts
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, Transport, remove_folder, wrap_command
 from clusterctl.transport.login import login_of
@@ -188,7 +188,7 @@ class SessionFolder:
                     yield host, printable(os.fsdecode(path))
 
 
-def shell_job(options: JobOptions, facts: ClusterFacts) -> JobSpec:
+def shell_job(options: JobOptions, inventory: Inventory) -> JobSpec:
     """Return a job with the options of an interactive session. Its ``script`` is a folder, and
     never runs.
 
@@ -208,7 +208,7 @@ def shell_job(options: JobOptions, facts: ClusterFacts) -> JobSpec:
         raise unaccompanied("--include" if job.include else "--exclude", "--folder DIR")
     if isinstance(job.folder, Path):
         job = job.model_copy(update={"project": folder_project(job.folder)})
-    return with_launcher(with_account(facts, job), has_pmix=facts.pmix)
+    return with_launcher(with_account(inventory, job), has_pmix=inventory.pmix)
 
 
 def shell_script(job: JobSpec, environment: Environment) -> str:
@@ -248,7 +248,7 @@ def session_folder(
     """
     session = submitter.session
     source = source_of(job) if job.folder else None
-    nodes = session.transports_of_partition(partition_of(session.facts, job).name)
+    nodes = session.transports_of_partition(partition_of(session.inventory, job).name)
     hosts = session.hosts_with_files((session.transport.host, *(node.host for node in nodes)))
     ours = {SCRIPT: shell_script(job, environment).encode(errors="surrogateescape")}
     path, sent, _ = submitter.stage(f"shell.{new_token()}", source, ours, nodes)
@@ -297,9 +297,11 @@ def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Le
     controller = session.transport.host
     options = salloc_options(job)
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), "--job-name=shell", *options]
-    facts = session.facts
-    line, script = wrap_command(hold, path=facts.slurm_path)
-    asked = Asked(options, requests_of(job.slurm), facts.is_foreign, not facts.no_accounting)
+    inventory = session.inventory
+    line, script = wrap_command(hold, path=inventory.slurm_path)
+    asked = Asked(
+        options, requests_of(job.slurm), inventory.is_foreign, not inventory.no_accounting
+    )
     lease = Lease(session, ssh, ssh.alone(controller, line), script, asked)
     try:
         yield lease

@@ -88,7 +88,7 @@ def enter(session: Session, job_id: str) -> Entry:
     job = running_job(session, job_id)
     entry = Entry(
         job.id,
-        f"clusterctl-{session.facts.cluster}-{job.id}",
+        f"clusterctl-{session.inventory.cluster}-{job.id}",
         state_home() / "ssh_config",
         job.nodes[0],
         _program_folder(session, job),
@@ -124,7 +124,7 @@ def _program_folder(session: Session, job: JobInfo) -> str:
 def _write(session: Session, entry: Entry) -> None:
     """Write an entry's ssh_config, its keys, and the script that connects to sshd in the job."""
     workspace = session.workspace
-    facts = session.facts
+    inventory = session.inventory
     folder = _folder_of_entries(workspace) / entry.job_id
     with translating_write_errors(folder):
         for directory in (folder.parent, folder):
@@ -136,14 +136,16 @@ def _write(session: Session, entry: Entry) -> None:
     host_key = (folder / "host_key").read_bytes()
     program = [_SSHD, "sshd", str(len(host_key)), key]
     command = ["sh", "-c", _ENTER, "enter", *session.slurm.slurm_ids([entry.job_id]), *program]
-    line, script = wrap_command(command, path=facts.slurm_path)
+    line, script = wrap_command(command, path=inventory.slurm_path)
     # The command on the login node is the first part of its input. The host key, a secret, follows.
     write_atomic(folder / "input", script + host_key)
-    ssh = OpenSSH(workspace.ssh_config, facts.job_user).argv(facts.controller, line, "-T")
+    ssh = OpenSSH(workspace.ssh_config, inventory.job_user).argv(
+        inventory.controller.name, line, "-T"
+    )
     connect = _CONNECT.format(file=shlex.quote(str(folder / "input")), ssh=shlex.join(ssh))
     write_atomic(folder / "connect", connect)
     write_atomic(folder / "known_hosts", f"{entry.host} {public}\n")
-    text = _CONFIG.format(host=entry.host, user=facts.job_user, folder=folder)
+    text = _CONFIG.format(host=entry.host, user=inventory.job_user, folder=folder)
     write_atomic(folder / "ssh_config", text)
     write_atomic(
         entry.config,

@@ -46,7 +46,7 @@ def stacks_of(session: Session, job_id: str) -> JobStacks:
     """
     job = running_job(session, job_id)
     folder = folder_of(session, job.id)
-    has_slurm = session.facts.has_slurm
+    has_slurm = session.inventory.has_slurm
     task_folder = folder if job.task is None else f"{folder}/task-{job.task}"
     words = [
         folder,

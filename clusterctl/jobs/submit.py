@@ -47,7 +47,7 @@ from clusterctl.scheduler.user_script import UserScript, partition_name
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import first_few
 from clusterctl.spec.sbatch import requests_of
-from clusterctl.state.facts import ClusterFacts, applied_text
+from clusterctl.state.inventory import Inventory, applied_text
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
     FIRST_FILE,
@@ -133,13 +133,13 @@ class Submitted:
     source: SentSource | None
 
 
-def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None = None) -> str:
+def script_of(inventory: Inventory, job: JobSpec, environment: Environment | None = None) -> str:
     """Return the text of a job script, for sbatch, or for bash on a cluster without a scheduler."""
-    environment = environment or Environment.of(facts)
-    if facts.has_slurm:
-        partition_name(facts, job)
-    render = render_script if facts.has_slurm else render_mpirun_script
-    return render(facts, job, payload_hash=payload_hash(), environment=environment)
+    environment = environment or Environment.of(inventory)
+    if inventory.has_slurm:
+        partition_name(inventory, job)
+    render = render_script if inventory.has_slurm else render_mpirun_script
+    return render(inventory, job, payload_hash=payload_hash(), environment=environment)
 
 
 def environments(**options: Any) -> Environments:
@@ -155,7 +155,7 @@ def start_receiver(session: Session, name: str) -> str:
     job.
     """
     token = new_token()
-    folder = session.facts.folder
+    folder = session.inventory.folder
     begin_new_folder(session.transport, f"{folder}/jobs/{name}-{token}", store=store_of(folder))
     return token
 
@@ -243,9 +243,9 @@ class Submitter:
                 it.
         """
         session = self.session
-        facts = self.session.facts
+        inventory = self.session.inventory
         session.scheduler.reject_if_busy()
-        partition = partition_name(facts, prepared.job)
+        partition = partition_name(inventory, prepared.job)
         nodes = session.transports_of_partition(partition)
         prepared = self._with_image(prepared, nodes)
         job = prepared.job
@@ -260,7 +260,7 @@ class Submitter:
         entry = JobEntry(
             token=token,
             name=job.name,
-            user=facts.job_user,
+            user=inventory.job_user,
             submitted_at=time.time(),
             remote_dir=remote_dir,
             files=PROGRAM_FOLDER,
@@ -289,13 +289,13 @@ class Submitter:
         if job.container is None or not os.path.isfile(job.container):  # noqa: PTH113
             return prepared
         image = Path(job.container)
-        store = store_of(self.session.facts.folder)
+        store = store_of(self.session.inventory.folder)
         remote_images = [
             Upload(transport, self.progress).to_store([image], store=store)[image]
             for transport in (self.session.transport, *nodes)
         ]
         job = job.model_copy(update={"container": remote_images[0]})
-        script = script_of(self.session.facts, job, prepared.environment)
+        script = script_of(self.session.inventory, job, prepared.environment)
         extra_facts = {"image": str(image), **prepared.extra_facts}
         return replace(prepared, job=job, script=script, extra_facts=extra_facts)
 
@@ -357,7 +357,7 @@ class Submitter:
             *(replace(item, path=f"{PROGRAM_FOLDER}/{item.path}") for item in items),
             payload,
         ]
-        area = self.session.facts.folder
+        area = self.session.inventory.folder
         folder = f"{area}/jobs/{name}"
         store = store_of(area)
 
@@ -411,9 +411,9 @@ class Submitter:
                 options=_asked(job, script),
             )
             # With Slurm, the script has the remaining options.
-            if not session.facts.has_slurm:
-                request = with_nodes(request, session.facts, job)
-            if parts := parts_of(array_of(job, script), session.facts.max_array):
+            if not session.inventory.has_slurm:
+                request = with_nodes(request, session.inventory, job)
+            if parts := parts_of(array_of(job, script), session.inventory.max_array):
                 return self._submit_parts(request, entry, parts)
             return self._submit_whole(request, entry)
         except (SchedulerError, UnreachableError):

@@ -15,7 +15,7 @@ from clusterctl.util.progress import LineReporter
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
-    from clusterctl.state.facts import ClusterFacts
+    from clusterctl.state.inventory import Inventory
 
 INDEX_VARIABLE: Final = "CLUSTERCTL_TORCH_INDEX"
 _CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
@@ -39,7 +39,7 @@ class CudaBuildError(Exception):
     """pip chose a CUDA build of torch although the nodes have no GPU."""
 
 
-def has_gpus(cluster: ClusterSpec | ClusterFacts, partition: str | None = None) -> bool | None:
+def has_gpus(cluster: ClusterSpec | Inventory, partition: str | None = None) -> bool | None:
     """Return whether a cluster or partition has GPUs. None (unknown): no GPUs are declared, and no
     Slurm.
     """

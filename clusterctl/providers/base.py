@@ -15,11 +15,9 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
-
-from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
 from clusterctl.providers.node_template import NodeClass
@@ -369,10 +367,10 @@ def load_known_inventory(workspace: Workspace) -> Inventory | None:
     inventory: Inventory | None = None
     hosts: dict[str, Host] = {}
     for path in (workspace.joining, workspace.inventory):
-        with suppress(FileNotFoundError, ValidationError):
-            inventory = Inventory.model_validate_json(path.read_bytes())
+        with suppress(FileNotFoundError, ValueError):
+            inventory = Inventory.read(path.read_bytes())
             hosts |= {host.name: host for host in inventory.hosts}
-    return inventory and inventory.model_copy(update={"hosts": tuple(hosts.values())})
+    return inventory and replace(inventory, hosts=tuple(hosts.values()))
 
 
 def load_known_hosts(workspace: Workspace) -> Mapping[str, Host]:
@@ -516,9 +514,9 @@ def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
     pending = []
     for path in sorted(workspace.releases.glob(f"*/{_NOTE}")):
         workspace_of_host = Workspace(path.parent)
-        with suppress(FileNotFoundError, ValidationError, ValueError, KeyError):
+        with suppress(FileNotFoundError, ValueError, KeyError):
             content = json.loads(path.read_bytes())
-            host = Inventory.model_validate_json(workspace_of_host.inventory.read_bytes()).hosts[0]
+            host = Inventory.read(workspace_of_host.inventory.read_bytes()).hosts[0]
             machine = OnpremHost.model_validate(content["machine"])
             since = float(content["since"])
             reason = str(content["why"])

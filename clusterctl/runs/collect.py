@@ -70,7 +70,7 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_subm
 from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.spec.names import first_few
 from clusterctl.spec.units import parse_size_mib
-from clusterctl.state.facts import facts_of, facts_of_spec
+from clusterctl.state.inventory import job_inventory, planned_inventory
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
     ENVIRONMENT_FILE,
@@ -299,8 +299,10 @@ def collect_all(
     discard: Collection[str] = (),
 ) -> Iterator[RunRecord]:
     """Collect all runs that are not on this machine, except those of the job ids in ``discard``."""
-    facts = facts_of(workspace) if workspace.inventory.exists() else facts_of_spec(spec)
-    with session_of(facts, workspace, patience_s=SHORT_PATIENCE_S) as opened:
+    inventory = (
+        job_inventory(workspace) if workspace.inventory.exists() else planned_inventory(spec)
+    )
+    with session_of(inventory, workspace, patience_s=SHORT_PATIENCE_S) as opened:
         yield from collect_runs(opened, out=out, everywhere=True, discard=discard)
 
 
@@ -351,7 +353,7 @@ def _find_or_add_entry(session: Session, job_id: str) -> JobEntry:
     # ledger entry.
     ledger_tokens = {entry.token for entry in session.ledger.entries()}
     token = jobs[0].token
-    if token in ("", *ledger_tokens) or jobs[0].user != session.facts.job_user:
+    if token in ("", *ledger_tokens) or jobs[0].user != session.inventory.job_user:
         raise unknown_or_task(job_id, jobs, unmanaged_job_error(jobs[0]))
     entry = JobEntry(
         token=token,
@@ -464,7 +466,7 @@ class _Collection:
                 return self.collect_skipped(entry, run, damaged)
             return run
         job_id = entry.job_id or ""
-        name = f"{self.session.facts.cluster}-{job_id}-{entry.name}"
+        name = f"{self.session.inventory.cluster}-{job_id}-{entry.name}"
         out = (self.out or (runs_folder_of(entry) if self.everywhere else RUNS)).absolute()
         final = choose_run_folder(out, name, entry.token)
         is_final = entry.run_dir is not None and entry.run_state not in GOING_ON
@@ -474,7 +476,7 @@ class _Collection:
             final = Path(entry.run_dir or "")
             changed = damaged_files(final)
         jobs = self.jobs_of(entry)
-        if self.session.facts.is_foreign:
+        if self.session.inventory.is_foreign:
             await_ends(self.session.transport, self.session.scheduler.clock, jobs)
         with self.reporting_write_errors(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))

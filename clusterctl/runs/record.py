@@ -40,7 +40,7 @@ from clusterctl.scheduler.base import (
 from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.records import with_accounted, with_all_attempts
 from clusterctl.scheduler.session import Session
-from clusterctl.state.facts import applied_text
+from clusterctl.state.inventory import applied_text
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
     ENVIRONMENT_FILE,
@@ -158,7 +158,7 @@ class Recorder:
         used = (attempt.nodes for task in tasks for attempt in task.attempts)
         return RunRecord(
             token=self.entry.token,
-            cluster=self.session.facts.cluster,
+            cluster=self.session.inventory.cluster,
             scheduler=self.session.spec.scheduler,
             job_id=head.whole_id,
             name=self.entry.name,

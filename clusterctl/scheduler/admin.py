@@ -141,7 +141,7 @@ def scheduler_of(
     use.
     """
     controller = to(inventory.controller.name)
-    if inventory.has_slurm or inventory.job_user is None:
+    if inventory.has_slurm or not inventory.job_user:
         root = inventory.root
         pmix = inventory.pmix
         return SlurmNodes(controller, patience_s=patience_s, has_pmix=pmix, root=root)

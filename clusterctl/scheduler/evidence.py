@@ -41,7 +41,7 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
     """Return why a job failed, was cancelled or waits, from its logs on the cluster if they can be
     read.
     """
-    bare = Evidence(job=job, is_foreign=session.facts.is_foreign)
+    bare = Evidence(job=job, is_foreign=session.inventory.is_foreign)
     if not job.ended:
         return next(diagnose_waiting_jobs(session, [job]), diagnose(bare))
     try:
@@ -70,7 +70,7 @@ def diagnose_jobs(
     failed = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
     failed.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
     read = [diagnose_job(session, job) for job in failed[:_MOST_READ]]
-    foreign = session.facts.is_foreign
+    foreign = session.inventory.is_foreign
     unread = [diagnose(Evidence(job=job, is_foreign=foreign)) for job in failed[_MOST_READ:]]
     return (*read, *unread, *(diagnose_waiting_jobs(session, jobs) if waiting else ()))
 
@@ -87,7 +87,7 @@ def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator
             nodes = session.scheduler.nodes()
             required = session.scheduler.required_nodes()
     return diagnose_waiting(
-        waits, is_foreign=session.facts.is_foreign, nodes=nodes, required=required
+        waits, is_foreign=session.inventory.is_foreign, nodes=nodes, required=required
     )
 
 
@@ -146,7 +146,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         excluded=tuple(request.get("exclude") or ()),
         script=local_files.script_text(source),
         was_read=bool(logs) and not logs.get("gone") and not logs.get("unread"),
-        is_foreign=session.facts.is_foreign,
+        is_foreign=session.inventory.is_foreign,
     )
 
 

@@ -20,7 +20,7 @@ from clusterctl.scheduler.script import (
 from clusterctl.scheduler.user_script import UserScript, partition_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import MPI_SSH, Launcher
-from clusterctl.state.facts import ClusterFacts
+from clusterctl.state.inventory import Inventory
 from clusterctl.util.assets import render
 
 # Fields of a job that only Slurm supports.
@@ -29,23 +29,23 @@ _SLURMS: Final = tuple(
 )
 
 
-def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobRequest:
+def with_nodes(request: JobRequest, inventory: Inventory, job: JobSpec) -> JobRequest:
     """Return the request with the first nodes of the job's partition, and the job's time limit.
 
     Raises UsageError if the job uses options of Slurm, or asks for more than the partition has.
     """
     _reject_slurm_options(job)
-    partition = partition_of(facts, job)
+    partition = partition_of(inventory, job)
     nodes = partition.nodes[: job.nodes]
     limit_s = job.time or partition.max_time or 0
     return replace(request, partition=partition.name, nodes=nodes, limit_s=limit_s)
 
 
 def render_mpirun_script(
-    facts: ClusterFacts, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
+    inventory: Inventory, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
 ) -> str:
     """Return the bash script that runs a job. The script is started on the job's first node."""
-    nodes = with_nodes(JobRequest("", job.name, "", ""), facts, job).nodes
+    nodes = with_nodes(JobRequest("", job.name, "", ""), inventory, job).nodes
     script = UserScript.of(job)
     if script is not None and script.directives.lines:
         raise UsageError(
@@ -70,9 +70,12 @@ def render_mpirun_script(
         slots=job.tasks_per_node,
         cpus=job.cpus or 1,
         job_options=" ".join(
-            (*watch_options(job, facts.interval_s), f"--nodes={','.join(nodes)} --ssh='{MPI_SSH}'")
+            (
+                *watch_options(job, inventory.interval_s),
+                f"--nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
+            )
         ),
-        program=program(job, script, environment, words, cluster=facts.cluster),
+        program=program(job, script, environment, words, cluster=inventory.cluster),
     )
 
 

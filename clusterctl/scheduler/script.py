@@ -27,7 +27,7 @@ from clusterctl.util.assets import data_folder, render
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import Lock
     from clusterctl.spec.job_options import JobOptions
-    from clusterctl.state.facts import ClusterFacts
+    from clusterctl.state.inventory import Inventory
 
 # Variables that mpirun passes to the ranks.
 _EXPORTED: Final = (
@@ -74,8 +74,8 @@ class Environment:
     folder: str = FOLDER
 
     @classmethod
-    def of(cls, facts: ClusterFacts, lock: Lock | None = None) -> Environment:
-        return cls(lock, facts.root, facts.folder)
+    def of(cls, inventory: Inventory, lock: Lock | None = None) -> Environment:
+        return cls(lock, inventory.root, inventory.folder)
 
     @property
     def base(self) -> str:
@@ -311,7 +311,7 @@ def is_launched(job: JobSpec, script: UserScript | None) -> bool:
     return job.tasks > 1 or bool(script.directives.lines) or job.launcher is Launcher.TORCHRUN
 
 
-def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:
+def with_gpus(inventory: Inventory, job: JobSpec) -> JobSpec:
     """Return the job with defaults for its GPUs and ranks, from its partition's number of GPUs per
     node.
 
@@ -319,35 +319,35 @@ def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     other number is the same. Jobs of a single rank get a single GPU. Users' scripts, jobs with
     ``--device cpu``, and jobs in partitions without GPUs are unchanged.
     """
-    facts_by_name = {partition.name: partition for partition in facts.partitions}
-    partition = facts_by_name.get(job.partition or facts.partitions[0].name)
+    facts_by_name = {partition.name: partition for partition in inventory.partitions}
+    partition = facts_by_name.get(job.partition or inventory.partitions[0].name)
     on_cpu = "--device=cpu" in job.args or ("--device", "cpu") in pairwise(job.args)
     if partition is None or partition.gpus is None or job.bundled in (None, *_ON_THE_CPU) or on_cpu:
         return job
     if job.bundled in ONE_RANK_JOBS:
-        keeps_gpus = "gpus" in job.model_fields_set or not facts.has_slurm
+        keeps_gpus = "gpus" in job.model_fields_set or not inventory.has_slurm
         return job if keeps_gpus else job.model_copy(update={"gpus": 1})
     changes: dict[str, Any] = {}
     # Without Slurm a job has all GPUs of its nodes.
-    if "gpus" not in job.model_fields_set and facts.has_slurm:
+    if "gpus" not in job.model_fields_set and inventory.has_slurm:
         ranks = job.tasks_per_node if "tasks_per_node" in job.model_fields_set else partition.gpus
         changes["gpus"] = min(ranks, partition.gpus)
     if "tasks_per_node" not in job.model_fields_set:
         changes["tasks_per_node"] = max(
-            changes.get("gpus", job.gpus if facts.has_slurm else partition.gpus), 1
+            changes.get("gpus", job.gpus if inventory.has_slurm else partition.gpus), 1
         )
     return job.model_copy(update=changes)
 
 
-def with_account(facts: ClusterFacts, job: JobSpec) -> JobSpec:
+def with_account(inventory: Inventory, job: JobSpec) -> JobSpec:
     """Return the job with the cluster's account and QOS, unless the job or its script names others.
 
     On a cluster that other people operate, the job also names its partition: Slurm may have another
     default.
     """
-    defaults = {"account": facts.account, "qos": facts.qos}
-    if facts.is_foreign:
-        defaults["partition"] = facts.partitions[0].name
+    defaults = {"account": inventory.account, "qos": inventory.qos}
+    if inventory.is_foreign:
+        defaults["partition"] = inventory.partitions[0].name
     script = (
         UserScript.read(job.script) if job.script is not None and not job.script.is_dir() else None
     )
@@ -386,13 +386,13 @@ def reject_pmix(job: JobSpec) -> None:
 
 
 def render_script(
-    facts: ClusterFacts, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
+    inventory: Inventory, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
 ) -> str:
     """Return the sbatch script of a job."""
     script = UserScript.of(job)
     has_tasks = is_array(job, script)
     job_options = [
-        *watch_options(job, facts.interval_s),
+        *watch_options(job, inventory.interval_s),
         *(["--requeue"] if job.requeue else []),
         *([f"--chain={job.chain}"] if job.chain is not None else []),
         *(['--array="$own"'] if has_tasks else []),
@@ -408,7 +408,7 @@ def render_script(
         launcher=job.launcher,
         starter=(),
         job_options=" ".join(job_options),
-        program=program(job, script, environment, slurm_words(job), cluster=facts.cluster),
+        program=program(job, script, environment, slurm_words(job), cluster=inventory.cluster),
     )
 
 

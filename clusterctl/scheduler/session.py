@@ -15,7 +15,7 @@ from clusterctl.scheduler.base import AccountingAwayError, Jobs
 from clusterctl.scheduler.claims import settle_all
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
-from clusterctl.state.facts import ClusterFacts, facts_of
+from clusterctl.state.inventory import Inventory, job_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
@@ -63,7 +63,7 @@ class Session:
     unshared_nodes: the same, if hosts share no folder and each node has the files of its jobs.
     """
 
-    facts: ClusterFacts
+    inventory: Inventory
     scheduler: Jobs
     ledger: Ledger
     nodes: Mapping[str, Transport] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Session:
 
     @property
     def pace(self) -> Pace:
-        return FOREIGN_PACE if self.facts.is_foreign else OWN_PACE
+        return FOREIGN_PACE if self.inventory.is_foreign else OWN_PACE
 
     @property
     def workspace(self) -> Workspace:
@@ -92,7 +92,9 @@ class Session:
         """Return connections to ``unshared_nodes`` of a partition (None: all), without the
         controller.
         """
-        partitions = [facts for facts in self.facts.partitions if partition in (None, facts.name)]
+        partitions = [
+            facts for facts in self.inventory.partitions if partition in (None, facts.name)
+        ]
         names = (name for facts in partitions for name in facts.nodes)
         transports = (self.unshared_nodes[name] for name in names if name in self.unshared_nodes)
         return tuple(transport for transport in transports if transport is not self.transport)
@@ -122,18 +124,22 @@ class Session:
 
 @contextmanager
 def connect_session(
-    facts: ClusterFacts, workspace: Workspace, *, patience_s: float = PATIENCE_S
+    inventory: Inventory, workspace: Workspace, *, patience_s: float = PATIENCE_S
 ) -> Iterator[Session]:
     """Open a session, which connects to the controller at its first command."""
-    with Connections(workspace.ssh_config, stays=facts.controller, path=facts.path) as connections:
-        controller = connections.to(facts.controller, facts.job_user)
+    with Connections(
+        workspace.ssh_config, stays=inventory.controller.name, path=inventory.path
+    ) as connections:
+        controller = connections.to(inventory.controller.name, inventory.job_user)
         ledger = Ledger(workspace.jobs)
         scheduler = scheduler_client(
-            facts, workspace, controller, connections.to, patience_s, ledger=ledger
+            inventory, workspace, controller, connections.to, patience_s, ledger=ledger
         )
-        nodes = {host: connections.to(host, facts.job_user) for host in facts.compute}
-        unshared_nodes = {} if facts.is_shared else nodes
-        yield Session(facts, scheduler, ledger, nodes, unshared_nodes)
+        nodes = {
+            host.name: connections.to(host.name, inventory.job_user) for host in inventory.compute
+        }
+        unshared_nodes = {} if inventory.is_shared else nodes
+        yield Session(inventory, scheduler, ledger, nodes, unshared_nodes)
 
 
 @contextmanager
@@ -148,7 +154,7 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
     """
     workspace = chosen.workspace()
     with naming_lock_holder(workspace):
-        with connect_session(facts_of(workspace), workspace, patience_s=patience_s) as opened:
+        with connect_session(job_inventory(workspace), workspace, patience_s=patience_s) as opened:
             yield opened
         if damage := opened.ledger.damage:
             chosen.note(Notice("jobs-damaged", f"note: {damage}"))
@@ -167,7 +173,7 @@ def read_applied_spec(workspace: Workspace) -> ClusterSpec:
 
 
 def scheduler_client(
-    facts: ClusterFacts,
+    inventory: Inventory,
     workspace: Workspace,
     controller: Transport,
     to: Connect,
@@ -180,17 +186,17 @@ def scheduler_client(
 
     ledger: for the records of jobs, if ``controller`` is the job user's connection.
     """
-    if facts.has_slurm:
+    if inventory.has_slurm:
         # Without a shared folder, the records are on the nodes.
-        records = ledger if facts.is_shared else None
+        records = ledger if inventory.is_shared else None
         return SlurmClient(
             controller,
             patience_s=patience_s,
             ledger=records,
-            no_accounting=facts.no_accounting,
-            is_foreign=facts.is_foreign,
+            no_accounting=inventory.no_accounting,
+            is_foreign=inventory.is_foreign,
         )
-    return mpirun_client(workspace, facts.job_user, controller, to, patience_s)
+    return mpirun_client(workspace, inventory.job_user, controller, to, patience_s)
 
 
 def mpirun_client(

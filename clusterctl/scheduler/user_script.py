@@ -20,7 +20,7 @@ from clusterctl.spec.units import format_duration, parse_slurm_time_s, shown
 
 if TYPE_CHECKING:
     from clusterctl.spec.job import JobSpec
-    from clusterctl.state.facts import ClusterFacts, PartitionFacts
+    from clusterctl.state.inventory import Inventory, PartitionFacts
 
 _ASKS_SLURM: Final = re.compile(r"[^#]*\bscontrol\b.*\bshow\b.*\bjob")
 _COMMAND: Final = re.compile(r"[^#]*\bCommand\b")
@@ -168,26 +168,26 @@ def points_in_time(job: JobSpec) -> dict[str, Request]:
     }
 
 
-def partition_name(facts: ClusterFacts, job: JobSpec) -> str | None:
+def partition_name(inventory: Inventory, job: JobSpec) -> str | None:
     """Return the partition of a job, or None if the script's #SBATCH lines set it."""
     script = (
         UserScript.read(job.script) if job.partition is None and job.script is not None else None
     )
     if script is not None and script.directives.last("partition"):
         return None
-    return partition_of(facts, job).name
+    return partition_of(inventory, job).name
 
 
-def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
+def partition_of(inventory: Inventory, job: JobSpec) -> PartitionFacts:
     """Return a job's partition (default: the first); raise UsageError if it is unknown or too
     small.
     """
-    by_name = {partition.name: partition for partition in facts.partitions}
-    partition = facts.partitions[0] if job.partition is None else by_name.get(job.partition)
+    by_name = {partition.name: partition for partition in inventory.partitions}
+    partition = inventory.partitions[0] if job.partition is None else by_name.get(job.partition)
     if partition is None:
         cause = ""
         attach = ""
-        if facts.is_foreign:
+        if inventory.is_foreign:
             cause = "at `attach`, Slurm had no such partition, or accepted no job of yours in it"
             attach = (
                 f"`clusterctl attach LOGIN --account NAME --partition {job.partition}` tries it; "
@@ -209,7 +209,7 @@ def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
         )
     longest = partition.max_time
     # In slurm.conf a limit of 90 s becomes 2 minutes.
-    unit = 60 if facts.has_slurm else 1
+    unit = 60 if inventory.has_slurm else 1
     if job.time is not None and longest is not None and -(-job.time // unit) > -(-longest // unit):
         raise UsageError(
             f"the job asks for a time limit of {format_duration(job.time)}",
@@ -221,13 +221,15 @@ def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
     return partition
 
 
-def reject_long_script(facts: ClusterFacts, job: JobSpec) -> None:
+def reject_long_script(inventory: Inventory, job: JobSpec) -> None:
     """Raise UsageError if the time limit in a script's #SBATCH lines is above its partition's, as
     for --time.
 
     The Slurm of other people may accept such a job, which then never starts.
     """
-    script = UserScript.read(job.script) if job.script is not None and facts.is_foreign else None
+    script = (
+        UserScript.read(job.script) if job.script is not None and inventory.is_foreign else None
+    )
     own_time = script.directives.last("time") if script is not None and job.time is None else None
     if script is None or own_time is None:
         return
@@ -237,5 +239,5 @@ def reject_long_script(facts: ClusterFacts, job: JobSpec) -> None:
     with suppress(ValueError):
         limit_s = parse_slurm_time_s(own_time.value)
     # It may be a list of partitions.
-    if limit_s is not None and name in {partition.name for partition in facts.partitions}:
-        partition_of(facts, job.model_copy(update={"time": limit_s, "partition": name}))
+    if limit_s is not None and name in {partition.name for partition in inventory.partitions}:
+        partition_of(inventory, job.model_copy(update={"time": limit_s, "partition": name}))

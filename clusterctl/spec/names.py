@@ -50,6 +50,7 @@ LEAST_DISK_MIB: Final = 64
 MAX_COUNT: Final = 65_533
 # The variable with the folder of an earlier run's files on the cluster.
 FROM_RUN: Final = "CLUSTERCTL_FROM_RUN"
+DEFAULT_SCHEDULER: Final = "slurm"
 # Slurm's default of MaxArraySize.
 MAX_ARRAY_SIZE: Final = 1001
 

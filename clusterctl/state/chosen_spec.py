@@ -10,8 +10,7 @@ from clusterctl.spec.existing import operators_only
 from clusterctl.spec.load import read_spec, resolve_spec
 from clusterctl.spec.models import ClusterSpec, faults
 from clusterctl.state.chosen import ChosenCluster, unknown_cluster
-from clusterctl.state.facts import no_spec
-from clusterctl.state.inventory import applied_if_known, applied_spec, inventory_if_known
+from clusterctl.state.inventory import applied_if_known, applied_spec, inventory_if_known, no_spec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import SILENT
 

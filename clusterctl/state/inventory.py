@@ -1,25 +1,35 @@
-"""The inventory of a cluster: its hosts, in the same form for all providers.
+"""The inventory of a cluster: its hosts, in the same form for all providers, and the settings of the
+cluster that commands for jobs need.
 
 The file `hosts.json` stores the inventory. Files for other tools are derived from it:
 `inventory.yml` (``ansible-playbook -i``), `ssh_config` (``ssh -F``) and `known_hosts`.
+
+This module does not import pydantic or the models of the spec, because that takes 0.1 s, and all
+verbs about jobs read the inventory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from clusterctl.errors import UsageError
+from clusterctl.errors import NotUpError, UsageError
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.names import ADMIN_USER, FOLDER, MAX_ARRAY_SIZE, ROOT
-from clusterctl.state.facts import PartitionFacts, damaged, not_up
-from clusterctl.state.workspace import JUMP, Workspace
+from clusterctl.spec.names import (
+    ADMIN_USER,
+    FOLDER,
+    MAX_ARRAY_SIZE,
+    ROOT,
+    did_you_mean,
+)
+from clusterctl.state.workspace import JUMP, Workspace, clusters_up
 from clusterctl.util.assets import digest, render
+from clusterctl.util.typed_json import from_json
 
 if TYPE_CHECKING:
     from clusterctl.spec.common import ProviderSettings
@@ -40,48 +50,48 @@ PROXIED_TIMEOUT_S = 60
 JUMP_TIMEOUT_S = 30
 
 
-class Host(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Host:
     """A machine of the cluster.
 
     address: the address that Slurm, MPI and the other hosts use.
+    ssh_address: the address for SSH, if it is not ``address``.
     roles: a subset of CONTROLLER, COMPUTE and LOGIN.
+    host_key: its public host key, as `ssh-ed25519 AAAA...`.
+    distribution: ID and VERSION_ID of its os-release, or UNSEEN.
+    cgroups: whether Slurm can use control groups on this host.
     cpus, memory_mib: the node's share of a machine, if several nodes share a machine. Slurm is
         configured with this share instead of the detected hardware (``config_overrides``).
     disk_mib: limit of the disk space that the node may use. Default: no limit.
+    hostname: the machine's short hostname, if it is not ``name``.
+    instance_id: id of the machine; a recreated host has another.
     proxy_command: program whose standard streams carry the SSH connection if there is no route to
         the host; `%p` stands for the port.
     jump: name of the host that SSH connects through, if there is no other way to the host.
     job_environment: variables for every job on the host, unless the job sets them; `{interface}` in
         a value stands for the host's interface on the cluster's network.
+    local_ssds: number of local disks that form /scratch.
     """
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     name: str
     address: str
-    ssh_address: str | None = Field(None, description="address for SSH, if it is not `address`")
+    ssh_address: str | None = None
     port: int = 22
     user: str = ADMIN_USER
     roles: tuple[str, ...]
     partition: str | None = None
-    host_key: str = Field(description="public host key, as `ssh-ed25519 AAAA...`")
-    distribution: str = Field(
-        distributions.BEFORE, description="ID and VERSION_ID of its os-release, or UNSEEN"
-    )
-    cgroups: bool = Field(True, description="whether Slurm can use control groups on this host")
+    host_key: str
+    distribution: str = distributions.BEFORE
+    cgroups: bool = True
     cpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
-    hostname: str | None = Field(
-        None, description="the machine's short hostname, if it is not `name`"
-    )
-    instance_id: str | None = Field(
-        None, description="id of the machine; a recreated host has another"
-    )
+    hostname: str | None = None
+    instance_id: str | None = None
     proxy_command: tuple[str, ...] = ()
     jump: str | None = None
-    job_environment: Mapping[str, str] = {}
-    local_ssds: int = Field(0, description="number of local disks that form /scratch")
+    job_environment: Mapping[str, str] = field(default_factory=dict)
+    local_ssds: int = 0
 
     @property
     def own_name(self) -> str:
@@ -97,72 +107,113 @@ class Host(BaseModel):
         return COMPUTE in self.roles
 
 
-class SharedFolder(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class SharedFolder:
     """The source of the folder that all hosts share.
 
-    `existing`: hosts have the folder mounted already. `nfs`: the controller exports the folder.
-    `filestore`: a Filestore instance exports it. `server`: the user's NFS server exports it.
-        `none`: no shared folder.
+    kind: `existing`: hosts have the folder mounted already. `nfs`: the controller exports the
+        folder. `filestore`: a Filestore instance exports it. `server`: the user's NFS server
+        exports it. `none`: no shared folder.
+    server: address of the server that exports the folder.
+    path: the exported path, unless it is mounted already.
+    disk: device name of the controller's disk for the folder.
     """
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     kind: Literal["existing", "nfs", "filestore", "server", "none"] = "existing"
-    server: str | None = Field(None, description="address of the server that exports the folder")
-    path: str | None = Field(None, description="exported path, unless it is mounted already")
-    disk: str | None = Field(
-        None, description="device name of the controller's disk for the folder"
-    )
+    server: str | None = None
+    path: str | None = None
+    disk: str | None = None
 
 
-class Inventory(BaseModel):
-    """The hosts of a cluster, the controller first, and facts about the cluster that tools and jobs
-    need.
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """A Slurm partition of the cluster.
+
+    nodes: the names of its nodes, in order.
+    max_time: the time limit of jobs in seconds. None: the spec sets no limit.
+    gpus: number of GPUs of each node. None: the spec does not set it.
     """
 
-    model_config = ConfigDict(frozen=True, defer_build=True)
+    name: str
+    nodes: tuple[str, ...]
+    max_time: int | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """The hosts of a cluster, the controller first, and facts about the cluster that tools and jobs
+    need.
+
+    network: CIDR that MPI and Slurm traffic uses. shared: path of the shared folder on every host.
+    bucket: Cloud Storage bucket mounted at /bucket on every host.
+    oversubscribed: whether the compute nodes share cores with each other.
+    usd_per_hour: cost of the cluster at the prices of its last `up`.
+    job_user: the account that jobs run as. "": not known yet.
+    interval_s: seconds between two samples of telemetry.
+    requirements: the pip requirements file for the Python of all jobs. None: the spec has no such
+        file.
+    max_array: Slurm's MaxArraySize; indices of job arrays are lower.
+    max_submit: how many jobs of ``account`` Slurm's queue takes. None: unknown, or any number.
+    root: the folder on the hosts with the software of jobs, such as their Python.
+    folder: the folder with the job user's files of clusterctl. A relative path starts at the home.
+    python, glibc_minor: release of the Python of jobs, such as 3.11, and glibc
+        2.``glibc_minor`` of the nodes. "": those of the hosts' distribution.
+    slurm: Slurm's release, if it is not the distribution's.
+    no_accounting: why Slurm has no accounting that the job user may read. "": it has.
+    account, qos: of jobs that name none. "": Slurm's defaults.
+    is_foreign: whether other people run the cluster.
+    slurm_path: the folder of Slurm's commands, if PATH may lack it. "": PATH has it.
+    pmix: whether Slurm itself starts the ranks of MPI programs.
+    baked: whether the hosts' image has the install part of every role.
+    """
 
     cluster: str
     cluster_id: str
     provider: str
     hosts: tuple[Host, ...]
-    network: str = Field(description="CIDR that MPI and Slurm traffic uses")
-    shared: str = Field(description="path of the shared folder on every host")
+    network: str
+    shared: str
     shared_folder: SharedFolder = SharedFolder()
-    bucket: str | None = Field(
-        None, description="Cloud Storage bucket mounted at /bucket on every host"
-    )
-    oversubscribed: bool = Field(False, description="the compute nodes share cores with each other")
-    usd_per_hour: float | None = Field(
-        None, description="cost of the cluster at the prices of its last `up`"
-    )
-    scheduler: Literal["slurm", "none"] = Field("slurm", description="the scheduler of its jobs")
-    job_user: str | None = Field(None, description="the account that jobs run as")
+    bucket: str | None = None
+    oversubscribed: bool = False
+    usd_per_hour: float | None = None
+    scheduler: Literal["slurm", "none"] = "slurm"
+    job_user: str = ""
     partitions: tuple[PartitionFacts, ...] = ()
-    interval_s: int = Field(1, description="seconds between two samples of telemetry")
-    requirements: str | None = Field(None, description="requirements file of the jobs' Python")
-    max_array: int = Field(MAX_ARRAY_SIZE, description="Slurm's MaxArraySize")
-    max_submit: int | None = Field(
-        None, description="how many jobs of the account Slurm's queue takes"
-    )
-    root: str = Field(ROOT, description="folder with the software of jobs, such as their Python")
-    folder: str = Field(FOLDER, description="folder with the job user's files of clusterctl")
-    python: str = Field(
-        "", description="release of the jobs' Python, if it is not the distribution's"
-    )
-    glibc_minor: int = Field(0, description="minor release of glibc on the nodes, with `python`")
-    slurm: str = Field("", description="Slurm's release, if it is not the distribution's")
-    no_accounting: str = Field("", description="why the job user can't read Slurm's accounting")
-    account: str = Field("", description="Slurm account of jobs, if not the user's default account")
-    qos: str = Field("", description="quality of service of jobs, if not the account's")
-    is_foreign: bool = Field(False, description="other people run the cluster")
-    slurm_path: str = Field("", description="folder of Slurm's commands, if PATH may lack it")
-    pmix: bool = Field(True, description="Slurm starts ranks of MPI programs itself, by PMIx")
-    baked: bool = Field(description="whether the hosts' image has the install part of every role")
+    interval_s: int = 1
+    requirements: str | None = None
+    max_array: int = MAX_ARRAY_SIZE
+    max_submit: int | None = None
+    root: str = ROOT
+    folder: str = FOLDER
+    python: str = ""
+    glibc_minor: int = 0
+    slurm: str = ""
+    no_accounting: str = ""
+    account: str = ""
+    qos: str = ""
+    is_foreign: bool = False
+    slurm_path: str = ""
+    pmix: bool = True
+    baked: bool
+
+    @classmethod
+    def read(cls, content: bytes | str) -> Inventory:
+        """Read the content of hosts.json. Raise ValueError if it is damaged."""
+        record = json.loads(content)
+        # Earlier versions wrote null until they knew the account.
+        if isinstance(record, dict) and record.get("job_user", "") is None:
+            del record["job_user"]
+        return from_json(cls, record)
+
+    @property
+    def text(self) -> str:
+        """The content of hosts.json."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
 
     @property
     def traits(self) -> type[ProviderSettings]:
-        # Importing the models of the spec takes 0.1 s, and most verbs don't need them.
         from clusterctl.spec.models import traits_of  # noqa: PLC0415
 
         return traits_of(self.provider)
@@ -179,6 +230,18 @@ class Inventory(BaseModel):
     def compute(self) -> tuple[Host, ...]:
         """The hosts that run slurmd, in the order of the partitions."""
         return tuple(h for h in self.hosts if h.is_compute)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the hosts have a shared folder, with the home folders."""
+        return self.shared_folder.kind != "none"
+
+    @property
+    def path(self) -> str:
+        """The folders that PATH on the controller may lack: Slurm's, and that of the Python of
+        jobs.
+        """
+        return f"{self.slurm_path}:{self.root}/env/bin" if self.is_foreign else self.slurm_path
 
     @property
     def distribution(self) -> Distribution:
@@ -244,11 +307,23 @@ class Inventory(BaseModel):
 def inventory_of(workspace: Workspace) -> Inventory:
     """Read hosts.json, which `clusterctl up` writes. UsageError: the file is missing or damaged."""
     try:
-        return Inventory.model_validate_json(workspace.inventory.read_bytes())
-    except ValidationError as exc:
+        return Inventory.read(workspace.inventory.read_bytes())
+    except ValueError as exc:
         raise damaged(workspace) from exc
     except FileNotFoundError as exc:
         raise not_up(workspace) from exc
+
+
+def job_inventory(workspace: Workspace) -> Inventory:
+    """Read hosts.json like ``inventory_of``, for commands about jobs.
+
+    UsageError: it also lacks what jobs need, which an unfinished `up` does not know.
+    """
+    inventory = inventory_of(workspace)
+    has_controller = any(host.is_controller for host in inventory.hosts)
+    if not (has_controller and inventory.partitions and inventory.job_user):
+        raise damaged(workspace)
+    return inventory
 
 
 def inventory_if_known(workspace: Workspace) -> Inventory | None:
@@ -304,3 +379,105 @@ def planned_distribution(spec: ClusterSpec, workspace: Workspace) -> Distributio
     except UsageError:
         release = spec.provider.expected_release(spec)
         return distributions.distribution_of(release) if release else None
+
+
+def not_up(workspace: Workspace) -> NotUpError:
+    """Return the error for a cluster that is not up."""
+    message = f"cluster {workspace.root.name!r} is not up"
+    command = workspace.update
+    if not workspace.root.exists():
+        command += " (`clusterctl attach` if other people operate the cluster)"
+    fix = f"run {command} first, or choose another cluster with --cluster"
+    fix += " (`clusterctl list` shows all)"
+    error = NotUpError(message, code="not-up", where=str(workspace.root), fix=fix)
+    near = did_you_mean(workspace.root.name, clusters_up())
+    error.fix = " Otherwise ".join(filter(None, (near, error.fix)))
+    return error
+
+
+def damaged(workspace: Workspace) -> UsageError:
+    """Return the error for a cluster with a damaged hosts.json."""
+    message = f"the record of cluster {workspace.root.name!r} is damaged"
+    fix = f"run {workspace.update}, which writes the record again"
+    return UsageError(message, code="inventory-damaged", where=str(workspace.inventory), fix=fix)
+
+
+def applied_text(workspace: Workspace) -> bytes:
+    """Return the text of the spec of the last `clusterctl up`. Raise UsageError if it can't be
+    read.
+    """
+    try:
+        return workspace.spec.read_bytes()
+    except OSError as exc:
+        raise no_spec(workspace, exc.strerror or str(exc)) from exc
+
+
+def no_spec(workspace: Workspace, reason: str = "") -> UsageError:
+    """Return the error for a cluster without the spec of its last `up`."""
+    name = workspace.root.name
+    return UsageError(
+        f"the recorded spec of cluster {name!r} can't be read",
+        code="spec-not-recorded",
+        where=str(workspace.spec),
+        why=reason,
+        fix="run `clusterctl up -f FILE` with the cluster's spec file, which records it again; "
+        f"`clusterctl down --cluster {name}` removes the cluster without it",
+    )
+
+
+def planned_inventory(spec: ClusterSpec) -> Inventory:
+    """Return the inventory that the cluster of a spec has or will have, as far as commands for jobs
+    need it; the cluster need not be up.
+    """
+    settings = job_settings(spec)
+    nodes = dict.fromkeys(node for part in settings["partitions"] for node in part.nodes)
+    return Inventory(
+        cluster=spec.name,
+        cluster_id="",
+        provider=spec.provider.type,
+        hosts=tuple(
+            Host(
+                name=name,
+                address="",
+                roles=(
+                    *((CONTROLLER,) if name == spec.controller_host else ()),
+                    *((COMPUTE,) if name in nodes else ()),
+                ),
+                host_key="",
+            )
+            for name in dict.fromkeys((spec.controller_host, *nodes))
+        ),
+        network="",
+        shared="",
+        baked=False,
+        **settings,
+    )
+
+
+def _partitions(spec: ClusterSpec) -> Iterator[PartitionFacts]:
+    gpus: dict[str, int | None] = {}
+    for partition in spec.partitions:
+        count = partition.gpus.count if partition.gpus else None
+        names = spec.node_names(partition)
+        gpus |= dict.fromkeys(names, count)
+        yield PartitionFacts(partition.name, names, partition.max_time, count)
+    for line, names in spec.more_partitions.items():
+        counts = {gpus[name] for name in names}
+        yield PartitionFacts(
+            line.value, names, line.max_time_s, counts.pop() if len(counts) == 1 else None
+        )
+
+
+def job_settings(spec: ClusterSpec) -> dict[str, Any]:
+    """Return the fields of ``Inventory`` that job commands need, from a spec: name of the field ->
+    value.
+    """
+    requirements = spec.software.python.requirements
+    return {
+        "scheduler": spec.scheduler,
+        "job_user": spec.users[0].name if spec.users else "",
+        "partitions": tuple(_partitions(spec)),
+        "interval_s": spec.monitoring.interval,
+        "requirements": None if requirements is None else str(requirements),
+        "max_array": spec.slurm.max_array,
+    }

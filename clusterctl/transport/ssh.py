@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from clusterctl.errors import KeyRefusedError, TransportError, UsageError
-from clusterctl.state.facts import facts_of
+from clusterctl.state.inventory import job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
@@ -327,7 +327,7 @@ def _attached_path(ssh_config: Path) -> str:
         # Before `attach` has finished there is no record. Commands that need it report a damaged
         # record.
         with suppress(UsageError):
-            return facts_of(Workspace(ssh_config.parent)).path
+            return job_inventory(Workspace(ssh_config.parent)).path
     return ""
 
 

@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -320,7 +320,7 @@ def test_image_has_nothing_of_the_machine_it_was_made_of(
     third = f"{gcp.name}-train-3"
     name = f"{gcp.name}-image"
     host = next(host for host in inventory.hosts if host.name == third)
-    mark = install_mark(inventory.model_copy(update={"shared_folder": SharedFolder(kind="nfs")}))
+    mark = install_mark(replace(inventory, shared_folder=SharedFolder(kind="nfs")))
     own = "/etc/ssh/ssh_host_ed25519_key /etc/munge/munge.key /home/clusterctl/.ssh/authorized_keys"
     # The agent has not made our account yet, or it has.
     inside = nested_host(inventory, host.address)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.state.facts import ClusterFacts, PartitionFacts
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, PartitionFacts
 
 KEY = "ssh-ed25519 AAAA"
 
@@ -41,11 +40,7 @@ INVENTORY = inventory_of(
 )
 
 
-def facts_with(*partitions: PartitionFacts, **more: Any) -> ClusterFacts:
-    """Return what jobs need to know of a cluster `d` with these partitions; ``more`` changes its
-    fields.
-    """
-    names = {"cluster": "d", "controller": "d-ctl", "job_user": "hpc"}
-    known = {"has_slurm": True, "is_shared": True, "pmix": True, "interval_s": 1}
-    compute = tuple(node for one in partitions for node in one.nodes)
-    return ClusterFacts(**{**names, **known, "compute": compute, "partitions": partitions, **more})
+def inventory_with(*partitions: PartitionFacts, **more: Any) -> Inventory:
+    """Return the inventory of a cluster `d` with these partitions; ``more`` changes its fields."""
+    nodes = dict.fromkeys(node for partition in partitions for node in partition.nodes)
+    return inventory_of(*nodes, **{"job_user": "hpc", "partitions": partitions, **more})

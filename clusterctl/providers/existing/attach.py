@@ -37,11 +37,11 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher, is_cluster_name
 from clusterctl.spec.units import format_duration, shown
-from clusterctl.state.facts import PartitionFacts
 from clusterctl.state.inventory import (
     CONTROLLER,
     Host,
     Inventory,
+    PartitionFacts,
     SharedFolder,
     applied_if_known,
     inventory_if_known,
@@ -390,7 +390,7 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     replace(site, chosen={**start.chosen, **folder}, facts=facts).save(workspace)
     write_atomic(workspace.spec, dump_spec(spec))
     inventory = _inventory(spec, probed, placed, outcome)
-    write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
+    write_atomic(workspace.inventory, inventory.text)
     return attached
 
 

@@ -112,11 +112,14 @@ def facts_of_first_job(
         return
     settings = settings.model_copy(update=outcome.settings)
     glibc_minor = outcome.nodes.oldest_glibc(inventory.glibc_minor)
-    changes = {"pmix": settings.launcher is Launcher.SRUN, "glibc_minor": glibc_minor}
     with workspace.lock("doctor", wait_s=WAIT_S, waiting=SILENT.note):
         write_profile(transport, inventory.folder, outcome.modules, site.slurm_path)
-        record = inventory.model_copy(update=changes).model_dump_json(indent=2)
-        write_atomic(workspace.inventory, f"{record}\n")
+        write_atomic(
+            workspace.inventory,
+            replace(
+                inventory, pmix=settings.launcher is Launcher.SRUN, glibc_minor=glibc_minor
+            ).text,
+        )
         write_atomic(workspace.spec, dump_spec(spec.model_copy(update={"provider": settings})))
         earlier = load_site(workspace)
         replace(earlier, facts=(*earlier.facts, *facts), proven_glibc=f"2.{glibc_minor}").save(

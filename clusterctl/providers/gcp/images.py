@@ -204,7 +204,7 @@ def machine_inventory(
         network=str(settings.network.cidr),
         shared=SHARED,
         shared_folder=SharedFolder(kind="filestore" if settings.filestore else "nfs"),
-        bucket=settings.bucket and settings.bucket.name,
+        bucket=settings.bucket.name if settings.bucket else None,
         scheduler=spec.scheduler,
         baked=False,
     )

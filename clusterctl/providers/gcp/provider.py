@@ -43,6 +43,7 @@ from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import data_folder, digest, tree_files
+from clusterctl.util.typed_json import from_json
 
 
 class GcpProvider(Provider):
@@ -310,7 +311,7 @@ class GcpProvider(Provider):
             ),
             network=outputs.get("network_cidr") or self._subnetwork_cidr(),
             shared=SHARED,
-            shared_folder=SharedFolder.model_validate(outputs["shared"]),
+            shared_folder=from_json(SharedFolder, outputs["shared"]),
             bucket=outputs.get("bucket"),
             baked=False,
         )

@@ -137,13 +137,16 @@ class LocalProvider(Provider):
 
         with self._helper.asking("bake_class", request.model_dump(mode="json")) as exchange:
             if (answer := exchange.ready()) is not None:
-                place = {
-                    "cluster": spec.name,
-                    "cluster_id": request.id,
-                    "provider": self._settings.type,
-                }
-                images = tuple(self._image_host(answer, group, group) for group in answer)
-                bake(Inventory(hosts=images, network="", shared=_SHARED, baked=True, **place))
+                inventory = Inventory(
+                    cluster=spec.name,
+                    cluster_id=request.id,
+                    provider=self._settings.type,
+                    hosts=tuple(self._image_host(answer, group, group) for group in answer),
+                    network="",
+                    shared=_SHARED,
+                    baked=True,
+                )
+                bake(inventory)
                 exchange.send("done")
             return exchange.result()
 

@@ -111,7 +111,7 @@ def inventory(
         cluster_id=cluster_id,
         provider=settings.type,
         hosts=tuple(
-            silent[host.name].model_copy(update={"roles": host.roles, "partition": host.partition})
+            replace(silent[host.name], roles=host.roles, partition=host.partition)
             if host.name in silent
             else _host(
                 host,
@@ -131,17 +131,17 @@ def inventory(
 
 def _host(host: Host, facts: HostFacts, address: str, key: str, proxy: tuple[str, ...]) -> Host:
     hostname = facts.system.hostname.partition(".")[0]
-    update = {
-        "address": address,
-        "ssh_address": host.ssh_address if host.ssh_address != address else None,
-        "host_key": key,
-        "distribution": facts.system.release,
-        "cgroups": facts.cgroups,
-        "hostname": hostname if hostname != host.name else None,
-        "proxy_command": proxy,
-        "job_environment": _JOB_NETWORK,
-    }
-    return host.model_copy(update=update)
+    return replace(
+        host,
+        address=address,
+        ssh_address=host.ssh_address if host.ssh_address != address else None,
+        host_key=key,
+        distribution=facts.system.release,
+        cgroups=facts.cgroups,
+        hostname=hostname if hostname != host.name else None,
+        proxy_command=proxy,
+        job_environment=_JOB_NETWORK,
+    )
 
 
 def shared_folder(

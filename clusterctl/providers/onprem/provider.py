@@ -347,7 +347,7 @@ class OnpremProvider(Provider):
     def _join(self, examination: _Examination, joining: Sequence[str], login: Login) -> None:
         inventory = examination.inventory
         workspace = login.workspace
-        write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
+        write_atomic(workspace.joining, inventory.text)
         write_ssh_files(inventory, workspace)
         claim = login.claim(inventory.cluster_id, inventory.cluster)
         created, failed = call_on_hosts(

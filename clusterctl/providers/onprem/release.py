@@ -214,7 +214,7 @@ def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> N
         shared_folder=shared_folder(settings, {settings.controller: ""}, alone=len(claimed) == 1),
         baked=False,
     )
-    write_atomic(workspace.joining, inventory.model_dump_json())
+    write_atomic(workspace.joining, inventory.text)
     write_ssh_files(inventory, workspace)
     claim = login.claim(cluster_id, inventory.cluster)
     connect = admin_login(workspace)
@@ -269,9 +269,7 @@ def record_pending(
     write_atomic(
         target.trusted_hosts, "\n".join([*other_lines, f"{host.name} {host.host_key}", ""])
     )
-    write_atomic(
-        target.inventory, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2)
-    )
+    write_atomic(target.inventory, replace(inventory, hosts=(host,)).text)
     machine = _machine(host, settings)
     # `save` makes the release pending, so it is the last step.
     return PendingRelease(target, host, machine, time.time(), why).save()
@@ -353,10 +351,10 @@ def _release_pending(pending: PendingRelease, login: Login) -> None:
     cluster_id = pending.workspace.cluster_id()
     if lost := login.trust([name]):
         raise lost[name]
-    host = pending.host.model_copy(update={"proxy_command": login.proxies([name]).get(name, ())})
-    inventory = Inventory.model_validate_json(pending.workspace.inventory.read_bytes())
-    inventory = inventory.model_copy(update={"hosts": (host,)})
-    write_atomic(pending.workspace.inventory, inventory.model_dump_json(indent=2))
+    host = replace(pending.host, proxy_command=login.proxies([name]).get(name, ()))
+    inventory = Inventory.read(pending.workspace.inventory.read_bytes())
+    inventory = replace(inventory, hosts=(host,))
+    write_atomic(pending.workspace.inventory, inventory.text)
     release_all(login, cluster_id)
     if leftovers := find_leftovers(login, cluster_id):
         summary = f"clusterctl's files remain on {name}"

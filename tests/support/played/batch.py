@@ -14,14 +14,14 @@ from typing import Any
 from clusterctl.scheduler.script import render_script
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.facts import facts_of_spec
+from clusterctl.state.inventory import planned_inventory
 from clusterctl.util.assets import data_folder
 from tests.support.hostile import HOSTILE_NAMES
 
 APPTAINER = Path(__file__).with_name("apptainer")
 HASH = "0123456789abcdef"
 PARTITION = {"name": "train", "nodes": 2}
-FACTS = facts_of_spec(
+INVENTORY = planned_inventory(
     ClusterSpec.model_validate({"version": 1, "name": "demo", "partitions": [PARTITION]})
 )
 NODE = (
@@ -43,7 +43,7 @@ HOSTILE = ("$HOME", "; false", "|", *(name.decode(errors="ignore") for name in H
 
 def rendered(job: JobSpec) -> str:
     """The job's batch script."""
-    return render_script(FACTS, job, payload_hash=HASH)
+    return render_script(INVENTORY, job, payload_hash=HASH)
 
 
 def user_script(folder: Path, name: str, text: str) -> Path:

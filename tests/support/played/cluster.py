@@ -23,7 +23,7 @@ from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter, script_of
 from clusterctl.scheduler.session import Session, read_applied_spec
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.facts import facts_of_spec
+from clusterctl.state.inventory import planned_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import Clock
@@ -71,7 +71,9 @@ class PlayedCluster:
     def session(self, *, patience_s: float = 5.0, clock: Clock | None = None) -> Session:
         """A session with this cluster."""
         slurm = SlurmClient(LocalTransport(), clock or Clock(), patience_s, self.ledger)
-        return Session(facts_of_spec(read_applied_spec(self.ledger.workspace)), slurm, self.ledger)
+        return Session(
+            planned_inventory(read_applied_spec(self.ledger.workspace)), slurm, self.ledger
+        )
 
     @contextmanager
     def state(self) -> Iterator[dict[str, Any]]:
@@ -116,7 +118,7 @@ def submit(session: Session, job: JobSpec, **prepared: Any) -> Submitted:
     """Submit a job with the files of its script's folder."""
     if "source" not in prepared:
         prepared["source"] = source_of(job)
-    script = script_of(session.facts, job, prepared.get("environment"))
+    script = script_of(session.inventory, job, prepared.get("environment"))
     return Submitter(session).submit(PreparedJob(job, script, **prepared))
 
 

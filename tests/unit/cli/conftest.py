@@ -11,7 +11,7 @@ import pytest
 from clusterctl.scheduler import session
 from clusterctl.scheduler.session import Session, read_applied_spec
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.facts import job_settings
+from clusterctl.state.inventory import job_settings
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import ssh
@@ -47,9 +47,11 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     hosts = (host_of("demo-ctl", "controller"), host_of("demo-train-1", partition="train"))
     settings = job_settings(read_applied_spec(workspace))
     inventory = inventory_of(cluster="demo", hosts=hosts, **settings)
-    workspace.inventory.write_text(inventory.model_dump_json())
+    workspace.inventory.write_text(inventory.text)
     monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: LocalTransport())
-    return Session(cluster.session().facts, SlurmClient(LocalTransport()), Ledger(workspace.jobs))
+    return Session(
+        cluster.session().inventory, SlurmClient(LocalTransport()), Ledger(workspace.jobs)
+    )
 
 
 @pytest.fixture

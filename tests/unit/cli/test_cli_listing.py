@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import CloudError, SpecError, UsageError
 from clusterctl.providers.local.layout import CachedImage
 from clusterctl.providers.node_template import KeptImage
-from clusterctl.state.facts import PartitionFacts
+from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_of
 from tests.support.messages import codes, shows
 from tests.support.messages import refused as rejected
@@ -24,7 +25,7 @@ def raise_cluster(home: Path, name: str, provider: str, usd_per_hour: float | No
         "d-train-1", cluster=name, provider=provider, usd_per_hour=usd_per_hour
     )
     (home / name).mkdir(parents=True)
-    (home / name / "hosts.json").write_text(inventory.model_dump_json())
+    (home / name / "hosts.json").write_text(inventory.text)
 
 
 def test_what_costs_is_listed_with_its_cost(cli: Clusterctl) -> None:
@@ -45,9 +46,9 @@ def test_without_prices_there_is_no_such_column(cli: Clusterctl) -> None:
 
 def test_an_attached_cluster_has_the_nodes_of_its_partitions(cli: Clusterctl) -> None:
     partitions = (PartitionFacts("short", ("c1", "c2")), PartitionFacts("gpu", ("c2", "c3")))
-    inventory = inventory_of(cluster="campus").model_copy(update={"partitions": partitions})
+    inventory = replace(inventory_of(cluster="campus"), partitions=partitions)
     (cli.home / "campus").mkdir(parents=True)
-    (cli.home / "campus/hosts.json").write_text(inventory.model_dump_json())
+    (cli.home / "campus/hosts.json").write_text(inventory.text)
     (one,) = (c for c in cli("-o", "json", "list").json["clusters"] if c["cluster"] == "campus")
     assert one["nodes"] == 3
 

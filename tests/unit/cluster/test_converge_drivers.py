@@ -71,7 +71,7 @@ def noted(workspace: Workspace, views: dict[str, HostReport]) -> None:
 def test_a_new_driver_shows_its_cards_to_the_same_up(
     installed: Install, workspace: Workspace, scheduler: str
 ) -> None:
-    inventory = INVENTORY.model_copy(update={"scheduler": scheduler})
+    inventory = replace(INVENTORY, scheduler=scheduler)
     views = installed(inventory, {CTL: HostReport(None, {}), ONE: LACKS, TWO: LACKS})
     assert [name for name, view in views.items() if view.driver.cards] == [ONE, TWO]
     assert json.loads(gpus_file(SPEC, inventory, workspace, views))[ONE]["cupy"]
@@ -109,7 +109,7 @@ def test_all_that_lack_the_installation_get_it_in_one_run(installed: Install) ->
     # Site.yml does it, nobody waits.
     installed(INVENTORY, {CTL: ctl, ONE: WAS, TWO: WAS}, lacking=(CTL,))
     installed(
-        INVENTORY.model_copy(update={"baked": True}),
+        replace(INVENTORY, baked=True),
         {CTL: ctl, ONE: new, TWO: WAS},
         lacking=lacking,
     )

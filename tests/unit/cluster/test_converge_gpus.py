@@ -80,10 +80,8 @@ def test_slurm_without_cgroup_plugin_uses_no_cgroups(
     assert ("job_env_constrains_gpus: true" in variables) is has
     notes = cgroup_notes(INVENTORY, reports)
     assert [note.partition(":")[0] for note in notes] == ([] if has else [TWO])
-    shares = tuple(
-        host.model_copy(update={"cpus": 1, "memory_mib": 900}) for host in INVENTORY.hosts
-    )
-    assert cgroup_notes(INVENTORY.model_copy(update={"hosts": shares}), reports) == ()
+    shares = tuple(replace(host, cpus=1, memory_mib=900) for host in INVENTORY.hosts)
+    assert cgroup_notes(replace(INVENTORY, hosts=shares), reports) == ()
 
 
 @pytest.fixture

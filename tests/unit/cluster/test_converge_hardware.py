@@ -114,7 +114,7 @@ def test_a_node_beyond_the_limit_stays_as_it_was() -> None:
 
 
 def test_without_slurm_nothing_ends_a_job() -> None:
-    bare = INVENTORY.model_copy(update={"scheduler": "none"})
+    bare = replace(INVENTORY, scheduler="none")
     noted = hardware(SPEC, bare, {ONE: WAS})
     mpirun = MpirunClient(bare, "ada", ScriptedTransport([]), lambda _: ScriptedTransport([]))
     for drain in (False, True):

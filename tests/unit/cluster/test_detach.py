@@ -19,8 +19,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.existing.detach import AttachedFolder
-from clusterctl.state.facts import PartitionFacts
-from clusterctl.state.inventory import CONTROLLER
+from clusterctl.state.inventory import CONTROLLER, PartitionFacts
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, LOGIN_HOST, write_login_files
 from tests.support.inventories import host_of, inventory_of
@@ -62,7 +61,7 @@ def finished(unfinished: Workspace) -> Workspace:
         root=str(folder),
         no_accounting="it is closed",
     )
-    unfinished.inventory.write_text(recorded.model_dump_json())
+    unfinished.inventory.write_text(recorded.text)
     fill(unfinished, unfinished.cluster_id(), "jobs")
     return unfinished
 

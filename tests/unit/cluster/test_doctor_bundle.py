@@ -50,7 +50,7 @@ def workspace(tmp_path: Path) -> Workspace:
     roles = ("controller", "compute")
     host = host_of("head", address="127.0.0.1", port=9, roles=roles, distribution="debian-12")
     one = inventory_of(cluster="demo", provider="onprem", hosts=(host,), baked=False)
-    found.inventory.write_text(one.model_dump_json())
+    found.inventory.write_text(one.text)
     found.ssh_config.write_text(one.ssh_config(key=found.key, known_hosts=found.known_hosts))
     text = "\n".join([*PLANTED.values(), FACTS, FROM_ENVIRONMENT, OF_GCLOUD, MUNGE.hex()])
     text += f"\n{base64.b64encode(MUNGE).decode()}\n{base64.encodebytes(MUNGE).decode()}"

@@ -90,7 +90,7 @@ class Stage:
         self.keep(False)
 
     def is_now(self, what: Inventory) -> None:
-        self.workspace.inventory.write_text(what.model_dump_json())
+        self.workspace.inventory.write_text(what.text)
 
     def keep(self, keep: bool) -> None:
         spec = spec_of(storage={"keep": keep}, users=[{"name": "ada", "uid": 2000}])

@@ -54,7 +54,7 @@ def raised(tmp_path: Path) -> Raise:
             for n in before.node_names(p)
         ]
         inventory = inventory_of(cluster="own", provider="onprem", hosts=tuple(hosts), baked=False)
-        write_atomic(workspace.inventory, inventory.model_dump_json())
+        write_atomic(workspace.inventory, inventory.text)
         write_atomic(workspace.spec, dump_spec(before))
         return workspace
 
@@ -131,7 +131,7 @@ def noted(raised: Raise) -> Workspace:
 
 
 def known(file: Path) -> list[str]:
-    return [host.name for host in Inventory.model_validate_json(file.read_bytes()).hosts]
+    return [host.name for host in Inventory.read(file.read_bytes()).hosts]
 
 
 def test_replaced_machine_has_only_a_pending_release(noted: Workspace) -> None:
@@ -173,7 +173,7 @@ def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None
     forget_machines(noted, ["gpu1"])
     assert pending_releases(noted) == ()
     forget_machines(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
-    inventory = Inventory.model_validate_json(noted.inventory.read_bytes())
+    inventory = Inventory.read(noted.inventory.read_bytes())
     assert inventory.controller.name == "gpu2"
     forget_machines(noted, ["gpu2"])
     assert not noted.inventory.exists()

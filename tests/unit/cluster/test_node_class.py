@@ -244,7 +244,7 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
 
 def test_nodes_without_pmix_get_the_prolog_of_ansible(workspace: Workspace) -> None:
     spec = spec_of()
-    inventory = INVENTORY.model_copy(update={"pmix": False})
+    inventory = replace(INVENTORY, pmix=False)
     files = own_files(spec, inventory, workspace)
     prolog = files[ONE]["/opt/clusterctl/task-prolog"]
     assert prolog.mark.endswith(" 755 0:0")
@@ -257,7 +257,7 @@ def test_nodes_without_pmix_get_the_prolog_of_ansible(workspace: Workspace) -> N
 # A file and an account of a class.
 SHARED = {"file /opt/clusterctl/health": "a1 755 0:0", "user ada": "2001:2001"}
 THREE = host_of("demo-train-3", address="10.9.0.5", **SHARES)
-GROWN = INVENTORY.model_copy(update={"hosts": (*INVENTORY.hosts, THREE)})
+GROWN = replace(INVENTORY, hosts=(*INVENTORY.hosts, THREE))
 ALL = GROWN.names
 OLD = INVENTORY.names
 NEW = (THREE.name,)
@@ -375,7 +375,7 @@ def test_hosts_with_nvidias_open_mpi_are_renewed_at_its_prefix(cluster: Cluster)
 def test_an_older_or_another_slurmctld_is_configured_by_ansible(
     growing: Cluster, release: str
 ) -> None:
-    work = growing.choose(GROWN.model_copy(update={"slurm": release}), NEW)
+    work = growing.choose(replace(GROWN, slurm=release), NEW)
     assert (work.ansible, work.renewed) == ((CTL,), (ONE, TWO))
 
 

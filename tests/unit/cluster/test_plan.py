@@ -114,7 +114,7 @@ def test_a_provider_plans_in_a_copy_without_secrets(workspace: Workspace, tmp_pa
 def test_a_cluster_does_not_move_to_another_provider(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
-    workspace.inventory.write_text(inventory_of(provider="gcp").model_dump_json())
+    workspace.inventory.write_text(inventory_of(provider="gcp").text)
     with rejected("up-with-other-provider", UsageError):
         look(workspace, Stub())
 
@@ -153,7 +153,7 @@ def test_vulnerabilities_are_those_of_the_table_in_the_manual() -> None:
 def test_cluster_that_is_up_keeps_the_source_of_slurm(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
-    workspace.inventory.write_text(inventory_of().model_dump_json())
+    workspace.inventory.write_text(inventory_of().text)
     workspace.spec.write_text(dump_spec(SPEC))
     changed = SPEC.software.model_copy(
         update={"slurm": SlurmSource.model_validate({"from": "openhpc"})}
@@ -171,7 +171,7 @@ def test_mirror_of_slurm_may_move_while_the_cluster_is_up(tmp_path: Path) -> Non
 
     workspace = Workspace(tmp_path / "d")
     workspace.create()
-    workspace.inventory.write_text(inventory_of().model_dump_json())
+    workspace.inventory.write_text(inventory_of().text)
     workspace.spec.write_text(dump_spec(spec_of("http://old.example.org/slurm")))
     plan = look(workspace, Stub(), spec_of("http://new.example.org/slurm"))
     assert {one.key for one in plan.settings} == {"software.slurm.from", "software.slurm.key"}
@@ -190,7 +190,7 @@ def test_hosts_that_do_not_answer_are_named(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterctl.cluster.plan.SHORT_PATIENCE_S", 0.0)
-    workspace.inventory.write_text(inventory_of().model_dump_json())
+    workspace.inventory.write_text(inventory_of().text)
     workspace.ssh_config.write_text(
         f"Host *\n  HostName 127.0.0.1\n  Port 9\n  IdentityFile {workspace.key}\n"
     )
@@ -205,7 +205,7 @@ def test_hosts_that_do_not_answer_are_named(
 def test_slurm_without_control_groups_gives_a_note(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace.inventory.write_text(inventory_of("d-train-1").model_dump_json())
+    workspace.inventory.write_text(inventory_of("d-train-1").text)
     reports = {"d-train-1": HostReport(NodeFacts(4, 1, 1, 4, 1, 64000, cgroups=False), {})}
     monkeypatch.setattr(ClusterContext, "probe", lambda *_, **__: reports)
     monkeypatch.setattr("clusterctl.cluster.plan._drift_of_services", lambda *_: ())

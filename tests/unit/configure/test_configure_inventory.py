@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from clusterctl.spec.software import Software
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import data_folder
+from clusterctl.util.typed_json import from_json
 from tests.support.forks import ansible
 from tests.unit.configure.conftest import ADAS_KEY
 
@@ -68,8 +70,8 @@ def test_a_host_may_have_any_name(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, name: str
 ) -> None:
     """Names are text, whatever Ansible's YAML reads in them."""
-    hosts = [inventory.hosts[0], inventory.hosts[1].model_copy(update={"name": name})]
-    write_ansible_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
+    hosts = [inventory.hosts[0], replace(inventory.hosts[1], name=name)]
+    write_ansible_inventory(spec, replace(inventory, hosts=tuple(hosts)), workspace)
     text = workspace.ansible_inventory.read_text().replace("!unsafe", "")
     read = yaml.safe_load(text)["all"]["children"]
     assert read["compute"]["hosts"] == {name: {"clusterctl_partition": "train"}}
@@ -146,10 +148,8 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
     roles = [("controller", "compute", "login"), ("compute",), ("login",)]
-    hosts = [
-        host.model_copy(update={"roles": r}) for host, r in zip(inventory.hosts, roles, strict=True)
-    ]
-    write_ansible_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
+    hosts = [replace(host, roles=r) for host, r in zip(inventory.hosts, roles, strict=True)]
+    write_ansible_inventory(spec, replace(inventory, hosts=tuple(hosts)), workspace)
     assert refusal(workspace, tmp_path) == ""
     argv = [
         "-i",
@@ -190,7 +190,7 @@ def test_controller_with_exported_folder_is_restored_last(
     ]
     for kind, counts in (("existing", ["3", "0"]), ("nfs", ["2", "1"])):
         folder = SharedFolder(kind=kind, server="demo-ctl", path="/shared")
-        write_restore_inventory(inventory.model_copy(update={"shared_folder": folder}), workspace)
+        write_restore_inventory(replace(inventory, shared_folder=folder), workspace)
         said = ansible("ansible-playbook", argv, cwd=tmp_path).stdout
         assert re.findall(r"hosts \((\d)\)", said) == counts
 
@@ -232,10 +232,10 @@ def test_what_only_some_hosts_have_reaches_their_roles(
 ) -> None:
     variables = {"NCCL_SOCKET_IFNAME": "={interface}", "NCCL_DEBUG": "WARN"}
     controller, first, second = inventory.hosts
-    first = first.model_copy(update={"job_environment": variables, "local_ssds": 2})
+    first = replace(first, job_environment=variables, local_ssds=2)
     shared = SharedFolder(kind="nfs", server="10.1.2.10", path="/shared")
-    made = inventory.model_copy(
-        update={"hosts": (controller, first, second), "shared_folder": shared, "bucket": "my-data"}
+    made = replace(
+        inventory, hosts=(controller, first, second), shared_folder=shared, bucket="my-data"
     )
     write_ansible_inventory(spec, made, workspace)
     of = listed(workspace, tmp_path)["_meta"]["hostvars"]
@@ -276,8 +276,8 @@ def test_a_host_at_google_is_guarded_and_is_nobodys_own(
     inventory: Inventory, kind: str, homes_are: str
 ) -> None:
     spec = ClusterSpec.model_validate(AT_GOOGLE)
-    shared = SharedFolder.model_validate({"kind": kind, "server": "10.0.0.2", "path": "/shared"})
-    values = own_machine_variables(spec, inventory.model_copy(update={"shared_folder": shared}))
+    shared = from_json(SharedFolder, {"kind": kind, "server": "10.0.0.2", "path": "/shared"})
+    values = own_machine_variables(spec, replace(inventory, shared_folder=shared))
     assert values["clusterctl_guarded"] is True
     assert values["firewall_addresses"] == [host.address for host in inventory.hosts]
     assert (values["firewall_exports"], values["selinux_homes_are"]) == (kind == "nfs", homes_are)

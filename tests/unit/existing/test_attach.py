@@ -21,8 +21,7 @@ from clusterctl.spec.common import Gpus, Partition
 from clusterctl.spec.existing import ExistingSettings, existing_cluster
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
-from clusterctl.state.facts import facts_of
-from clusterctl.state.inventory import applied_spec
+from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, login_of, write_login_files
 from tests.support.messages import refused
@@ -80,20 +79,20 @@ def test_odd_names_of_a_site_are_accepted_or_left_out(commands: Commands, state:
     sacctmgr.write_text(sacctmgr.read_text().replace("proj0", "proj/0"))
     result = attached()
     spec = applied_spec(result.workspace)
-    facts = facts_of(result.workspace)
+    inventory = job_inventory(result.workspace)
     assert [(p.name, p.gpus) for p in spec.partitions] == [
         ("Short.2", Gpus(type="gpu-1g-5gb", count=7))
     ]
     assert [attempt.partition for attempt in result.probed.refused] == ["a/b"]
-    assert (existing_cluster(spec.provider).account, facts.account) == (None, "proj/0")
-    assert facts.slurm_path.endswith("slurm+bin")
+    assert (existing_cluster(spec.provider).account, inventory.account) == (None, "proj/0")
+    assert inventory.slurm_path.endswith("slurm+bin")
 
 
 def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Path) -> None:
     commands("short", "gpuq", proof=PROVEN)
     first = attached()
     assert first.proof is not None
-    proven = facts_of(first.workspace)
+    proven = job_inventory(first.workspace)
     assert (proven.python, proven.glibc_minor, proven.pmix) == (RELEASE, 36, True)
     site = load_site(first.workspace)
     assert (dict(site.proven_pythons), site.chosen) == (
@@ -106,7 +105,7 @@ def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Pat
     (first.workspace.root / "site.json").write_text(json.dumps(record | {"chosen": {}}))
     again = attach(Request(HERE))
     assert (again.proof, again.placed.python, again.placed.built) == (None, sys.executable, False)
-    assert facts_of(again.workspace) == proven
+    assert job_inventory(again.workspace) == proven
     settings = existing_cluster(again.spec.provider)
     assert (settings.modules, settings.launcher) == (("openmpi/4.1.4",), Launcher.SRUN)
     profile = Path(again.placed.folder) / "job-profile.sh"

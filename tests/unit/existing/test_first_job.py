@@ -107,7 +107,7 @@ def workspace(tmp_path: Path) -> Workspace:
     inventory = inventory_of(
         folder=str(tmp_path / "there"), pmix=True, glibc_minor=42, is_foreign=True
     )
-    workspace.inventory.write_text(inventory.model_dump_json())
+    workspace.inventory.write_text(inventory.text)
     replace(SITE, facts=(FOLDER,)).save(workspace)
     return workspace
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def test_it_is_made_as_nodes_are_installed(baked: Baked) -> None:
     assert not machine.baked
     assert [host.roles for host in machine.hosts] == [("controller",), ("compute",)]
     assert machine.shared_folder.kind == done.inventory.shared_folder.kind
-    real = done.inventory.model_copy(update={"scheduler": spec_of().scheduler})
+    real = replace(done.inventory, scheduler=spec_of().scheduler)
     assert install_mark(machine, spec_of().software) == install_mark(real, spec_of().software)
 
     more = provider_of(spec_of(3))

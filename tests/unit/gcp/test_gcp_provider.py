@@ -53,7 +53,7 @@ def workspace(tmp_path: Path) -> Workspace:
 def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
     """What `up` has of the provider; the inventory is noted as `up` does."""
     done = provider_of(spec).apply(spec, workspace)
-    workspace.inventory.write_text(done.inventory.model_dump_json())
+    workspace.inventory.write_text(done.inventory.text)
     return done
 
 
@@ -111,7 +111,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     assert not inventory.baked
     assert {host.distribution for host in inventory.hosts} == {UNSEEN}
     workspace.inventory.write_text(
-        inventory.model_dump_json().replace('"distribution":""', f'"distribution":"{SEEN}"')
+        inventory.text.replace('"distribution": ""', f'"distribution": "{SEEN}"')
     )
     assert provider.alive(workspace.cluster_id())
 

@@ -59,7 +59,7 @@ def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
     provider = provider_of(spec)
     provider.plan(spec, workspace)
     done = provider.apply(spec, workspace)
-    workspace.inventory.write_text(done.inventory.model_dump_json())
+    workspace.inventory.write_text(done.inventory.text)
     return done.notes
 
 

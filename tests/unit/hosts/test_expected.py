@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,7 @@ def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
         } == wanted
     # slurmd tells the size of nodes, unless that is known.
     assert {name: one.sized for name, one in requests.items()} == {"a": True, "b": False}
-    shares = inventory.model_copy(
-        update={"hosts": [one.model_copy(update={"cpus": 1}) for one in HOSTS]}
-    )
+    shares = replace(inventory, hosts=[replace(one, cpus=1) for one in HOSTS])
     assert all(one.sized for one in probe_requests(spec, shares, Workspace(tmp_path)).values())
 
 

@@ -30,7 +30,7 @@ from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.facts import facts_of_spec
+from clusterctl.state.inventory import planned_inventory
 from clusterctl.util.assets import file_sha256, job_lock
 from clusterctl.util.progress import SILENT
 from tests.support import forks
@@ -142,7 +142,7 @@ def test_a_replay_gets_the_very_wheels_of_its_lock(
     job = JobSpec(name="a", script=tmp_path / "a.sh")
 
     def again(text: str) -> Environment:
-        facts = facts_of_spec(a_spec(tmp_path / "spec.txt"))
+        facts = planned_inventory(a_spec(tmp_path / "spec.txt"))
         return Environments(told.append).resolve(facts, HERE, job, replayed=text)
 
     # The cluster's own requirements are not those of then.
@@ -404,7 +404,7 @@ def test_the_script_and_the_record_of_a_job(session, first: Environment, tmp_pat
     assert first.lock is not None
     job = JobSpec(name="mine", script=tmp_path / "my program.py")
     (tmp_path / "my program.py").touch()
-    text = script_of(session.facts, job, first)
+    text = script_of(session.inventory, job, first)
     folder = f'"$HOME"/clusterctl/environments/{first.lock.key}/bin'
     assert f"export CLUSTERCTL_PATH={folder}:/opt/clusterctl/env/bin " in text
     assert f' {folder}/python "$files"/' in text

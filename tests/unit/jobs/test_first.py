@@ -34,13 +34,14 @@ from clusterctl.scheduler.records import DELAY_S
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.facts import ClusterFacts, PartitionFacts
+from clusterctl.state.inventory import PartitionFacts
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.remote_copies import CLAIM
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
+from tests.support.inventories import inventory_with
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster
 from tests.support.processes import eventually
@@ -63,7 +64,7 @@ def raced(session: Session, folder: Path, first: First, count: int = 2) -> list[
     """Submit jobs with --first, which add a line to the file ``ran``. Return their ids."""
     (script := folder / "job.sh").write_text('echo "$SLURM_JOB_ID" >>"$HOME/ran"\n')
     job = JobSpec(name="mine", script=script)
-    prepared = PreparedJob(job, script_of(session.facts, job), source_of(job))
+    prepared = PreparedJob(job, script_of(session.inventory, job), source_of(job))
     jobs = [("here", prepared)] * count
     return [
         submitted.job_id for _, submitted in submit_first({"here": Submitter(session)}, jobs, first)
@@ -240,7 +241,8 @@ def test_first_rejected_job_cancels_the_submitted_jobs(session, cluster, tmp_pat
     (script := tmp_path / "job.sh").write_text("true\n")
     job = JobSpec(name="mine", script=script)
     jobs = [
-        ("here", PreparedJob(job, script_of(session.facts, job), source_of(job))) for _ in range(2)
+        ("here", PreparedJob(job, script_of(session.inventory, job), source_of(job)))
+        for _ in range(2)
     ]
     submissions = submit_first({"here": Submitter(session)}, jobs, First("f", is_across=True))
     _, submitted = next(submissions)
@@ -262,7 +264,7 @@ def test_first_rejected_job_cancels_what_can_be_cancelled(session, cluster, tmp_
     """The error is that of the submission, also if another cluster can't be reached by then."""
     (script := tmp_path / "job.sh").write_text("true\n")
     job = JobSpec(name="mine", script=script)
-    prepared = PreparedJob(job, script_of(session.facts, job), source_of(job))
+    prepared = PreparedJob(job, script_of(session.inventory, job), source_of(job))
     submitters = {"far": Submitter(session), "here": Submitter(session)}
     jobs = [(where, prepared) for where in ("far", "here", "here")]
     submissions = submit_first(submitters, jobs, First("f", is_across=True))
@@ -280,7 +282,7 @@ def test_first_unreachable_cluster_does_not_delay_the_job(session, other, tmp_pa
     (job_id,) = raced(session, tmp_path, first, 1)
     other.add(replace(entry(session, job_id), **OTHER, job_id="7"))
     away = replace(session, scheduler=SlurmClient(CutOff(), patience_s=0), ledger=other)
-    away = replace(away, facts=replace(session.facts, cluster="other"))
+    away = replace(away, inventory=replace(session.inventory, cluster="other"))
     kept = wait_for_first([away, session], first, 60)
     assert (kept.entry.job_id, kept.not_cancelled) == (job_id, (("other", "7"),))
 
@@ -297,7 +299,7 @@ def test_first_asks_a_foreign_slurm_rarely(cluster, tmp_path):
     slept: list[float] = []
     now = lambda: sum(slept)  # noqa: E731
     session = cluster.session(clock=Clock(now, slept.append))
-    session = replace(session, facts=replace(session.facts, is_foreign=True))
+    session = replace(session, inventory=replace(session.inventory, is_foreign=True))
     with cluster.state() as state:
         state["hold"] = True
     raced(session, tmp_path, first := First("f", is_across=True))
@@ -308,16 +310,8 @@ def test_first_asks_a_foreign_slurm_rarely(cluster, tmp_path):
     assert (min(slept[:-1]), max(slept)) == (pace.changed_s, pace.pending_s)
 
 
-FACTS = ClusterFacts(
-    cluster="d",
-    controller="d-ctl",
-    compute=("d-short-1", "d-long-1"),
-    job_user="ada",
-    has_slurm=True,
-    is_shared=True,
-    pmix=True,
-    partitions=(PartitionFacts("short", ("d-short-1",)), PartitionFacts("long", ("d-long-1",))),
-    interval_s=1,
+INVENTORY = inventory_with(
+    PartitionFacts("short", ("d-short-1",)), PartitionFacts("long", ("d-long-1",)), job_user="ada"
 )
 
 
@@ -334,7 +328,7 @@ FACTS = ClusterFacts(
     ],
 )
 def test_places_are_partitions_accounts_and_clusters(text, places):
-    assert places_of(text, FACTS, ["campus", "d"]) == tuple(Place(*place) for place in places)
+    assert places_of(text, INVENTORY, ["campus", "d"]) == tuple(Place(*place) for place in places)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +341,7 @@ def test_places_are_partitions_accounts_and_clusters(text, places):
 )
 def test_places_wrong_are_refused(text, code):
     with refused(code, UsageError):
-        places_of(text, FACTS, ["campus", "d"])
+        places_of(text, INVENTORY, ["campus", "d"])
 
 
 def test_place_sets_partition_and_account_of_a_job(tmp_path):

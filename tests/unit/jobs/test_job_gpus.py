@@ -15,17 +15,17 @@ from clusterctl.scheduler.script import with_gpus
 from clusterctl.scheduler.user_script import partition_of, reject_long_script
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.facts import PartitionFacts
+from clusterctl.state.inventory import PartitionFacts
 from clusterctl.util.progress import SILENT
-from tests.support.inventories import facts_with
+from tests.support.inventories import inventory_with
 from tests.support.messages import refused
 
 PARTITIONS = (
     PartitionFacts("h100", ("c-h100-1", "c-h100-2"), gpus=8),
     PartitionFacts("cpu", ("c-cpu-1",)),
 )
-FACTS = facts_with(*PARTITIONS)
-WITHOUT_SLURM = facts_with(*PARTITIONS, has_slurm=False)
+INVENTORY = inventory_with(*PARTITIONS)
+WITHOUT_SLURM = inventory_with(*PARTITIONS, scheduler="none")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ WITHOUT_SLURM = facts_with(*PARTITIONS, has_slurm=False)
 def test_a_training_uses_the_gpus_of_its_partition(
     given: dict[str, Any], gpus: int, ranks: int
 ) -> None:
-    job = with_gpus(FACTS, JobSpec(name="t", bundled="train", **given))
+    job = with_gpus(INVENTORY, JobSpec(name="t", bundled="train", **given))
     assert (job.gpus, job.tasks_per_node) == (gpus, ranks)
 
 
@@ -67,9 +67,9 @@ def test_the_default_number_of_ranks_suits_the_arguments() -> None:
 
 
 def test_what_runs_on_one_rank_has_one_gpu() -> None:
-    job = with_gpus(FACTS, JobSpec(name="s", bundled="sample"))
+    job = with_gpus(INVENTORY, JobSpec(name="s", bundled="sample"))
     assert (job.gpus, job.tasks_per_node) == (1, 1)
-    assert with_gpus(FACTS, JobSpec(name="s", bundled="sample", gpus=0)).gpus == 0
+    assert with_gpus(INVENTORY, JobSpec(name="s", bundled="sample", gpus=0)).gpus == 0
     free = with_gpus(WITHOUT_SLURM, JobSpec(name="s", bundled="predict"))
     assert (free.tasks_per_node, "gpus" in free.model_fields_set) == (1, False)
 
@@ -79,7 +79,7 @@ def test_the_proof_and_own_scripts_ask_for_what_they_say(tmp_path: Any) -> None:
         *(JobSpec(name="p", bundled=one) for one in ("probe", "export")),
         JobSpec(name="s", script=tmp_path / "own.sh"),
     ):
-        assert with_gpus(FACTS, job) == job
+        assert with_gpus(INVENTORY, job) == job
 
 
 def test_without_a_scheduler_there_is_a_rank_for_each_gpu() -> None:
@@ -94,19 +94,19 @@ def test_without_a_scheduler_there_is_a_rank_for_each_gpu() -> None:
 def test_slurm_rounds_times_up_to_minutes_and_mpirun_does_not(
     scheduler: str, time: str, fits: bool
 ) -> None:
-    facts = facts_with(
-        PartitionFacts("train", ("n1",), max_time=90), has_slurm=scheduler == "slurm"
-    )
+    inventory = inventory_with(PartitionFacts("train", ("n1",), max_time=90), scheduler=scheduler)
     with (
         nullcontext()
         if fits
         else refused("time-above-limit", UsageError, "partition train", "1m30s")
     ):
-        partition_of(facts, JobSpec(name="train", bundled="train", time=time))
+        partition_of(inventory, JobSpec(name="train", bundled="train", time=time))
 
 
 OF_OTHERS = replace(
-    facts_with(PartitionFacts("short", ("n1",), max_time=1800), PartitionFacts("long", ("n1",))),
+    inventory_with(
+        PartitionFacts("short", ("n1",), max_time=1800), PartitionFacts("long", ("n1",))
+    ),
     is_foreign=True,
 )
 

@@ -21,8 +21,9 @@ from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import job_options
-from clusterctl.state.facts import PartitionFacts
+from clusterctl.state.inventory import PartitionFacts
 from tests.support.here import LocalTransport
+from tests.support.inventories import inventory_with
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, submit
 
@@ -61,8 +62,8 @@ def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
         for name in PARTITIONS.values()
     }
     partitions = tuple(PartitionFacts(name, members) for name, members in of.items())
-    facts = replace(session.facts, partitions=partitions, compute=tuple(nodes))
-    return replace(session, facts=facts, unshared_nodes=nodes)
+    inventory = inventory_with(*partitions)
+    return replace(session, inventory=inventory, unshared_nodes=nodes)
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_the_folder_of_a_shell_is_on_the_nodes_of_its_partition(
             if [*(node.home / "clusterctl/jobs").glob("shell.*")]
         }
 
-    job = shell_job(job_options(options), apart.facts)
+    job = shell_job(job_options(options), apart.inventory)
     with session_folder(Submitter(apart), job, Environment()) as folder:
         assert there() == names
     assert there() == set()

@@ -58,7 +58,7 @@ def test_what_is_staged(session, cluster, job):
     assert names >= {"job.sbatch", "spec.yaml", "environment.client.json"}
     assert [path.name for path in (folder / "files").iterdir()] == ["my 'job.sh"]
     # What the dry run shows.
-    assert (folder / "job.sbatch").read_text() == done.script == script_of(session.facts, job)
+    assert (folder / "job.sbatch").read_text() == done.script == script_of(session.inventory, job)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert json.loads((folder / "environment.client.json").read_text())["job"]["name"] == "mine"
     known = cluster.job(done.job_id)

@@ -185,7 +185,7 @@ def test_state_of_a_job_that_slurm_told_stays(session, cluster, tmp_path):
 
 def test_list_without_accounting_keeps_what_the_queue_told(session, cluster, tmp_path):
     job_id = finished(session, cluster, tmp_path, "exit 3")
-    session = replace(session, facts=replace(session.facts, no_accounting="it is disabled"))
+    session = replace(session, inventory=replace(session.inventory, no_accounting="it is disabled"))
     list_jobs(session)
     entry = session.ledger.find(job_id)
     assert (entry.state, entry.task_states) == ("FAILED", None)
@@ -263,7 +263,7 @@ def test_collect_on_a_foreign_cluster_waits_for_the_recorded_end(session, cluste
             events.write_text(start + end)
 
     foreign = cluster.session(clock=Clock(lambda: now[0], sleep))
-    foreign = replace(foreign, facts=replace(foreign.facts, is_foreign=True))
+    foreign = replace(foreign, inventory=replace(foreign.inventory, is_foreign=True))
     (run,) = collect(foreign, [job_id], out=tmp_path / "runs")
     assert (run.directory / "job.events").read_text() == start + end
     assert 9 < now[0] < 20
@@ -300,7 +300,7 @@ def test_record_that_cannot_be_read_is_named(session, cluster, tmp_path):
     waits = []
     foreign = cluster.session(clock=Clock(sleep=waits.append))
     collect(
-        replace(foreign, facts=replace(foreign.facts, is_foreign=True)),
+        replace(foreign, inventory=replace(foreign.inventory, is_foreign=True)),
         [job_id],
         out=tmp_path / "runs",
     )

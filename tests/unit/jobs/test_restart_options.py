@@ -12,8 +12,8 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.prepare import restart_notice, with_restarts
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.facts import PartitionFacts
-from tests.support.inventories import facts_with
+from clusterctl.state.inventory import PartitionFacts
+from tests.support.inventories import inventory_with
 from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
 
@@ -21,7 +21,7 @@ PARTITIONS = (
     PartitionFacts("train", ("c-1", "c-2")),
     PartitionFacts("short", ("c-3",), max_time=3600),
 )
-FACTS = facts_with(*PARTITIONS)
+INVENTORY = inventory_with(*PARTITIONS)
 SAVES = ("--save-interval", "50")
 RESUMES = (*SAVES, "--resume", "auto")
 
@@ -61,7 +61,7 @@ def test_a_training_is_requeued(
 
     Its arguments stay: after a restart it continues from its checkpoints by itself.
     """
-    found = with_restarts(FACTS, job)
+    found = with_restarts(INVENTORY, job)
     assert (found.requeue, found.args) == (requeue, args)
     notice = restart_notice(job, found)
     assert (notice.code if notice else "") == code
@@ -69,9 +69,9 @@ def test_a_training_is_requeued(
 
 def test_without_slurm_a_training_is_not_requeued() -> None:
     job = train(*SAVES)
-    facts = facts_with(*PARTITIONS, has_slurm=False)
-    assert with_restarts(facts, job) == job
-    continued = with_restarts(facts, train(from_run="12"))
+    inventory = inventory_with(*PARTITIONS, scheduler="none")
+    assert with_restarts(inventory, job) == job
+    continued = with_restarts(inventory, train(from_run="12"))
     assert (continued.requeue, continued.args) == (False, ("--resume", "auto"))
 
 
@@ -86,17 +86,17 @@ def test_without_slurm_a_training_is_not_requeued() -> None:
 )
 def test_a_chain_without_use_is_rejected(options: dict[str, Any], code: str) -> None:
     with refused(code, UsageError):
-        with_restarts(FACTS, train(**{"chain": "1h", **options}))
+        with_restarts(INVENTORY, train(**{"chain": "1h", **options}))
 
 
 def test_a_chain_takes_the_limit_of_partition_or_script(tmp_path: Path) -> None:
-    assert with_restarts(FACTS, train(chain="2h", partition="short")).requeue
+    assert with_restarts(INVENTORY, train(chain="2h", partition="short")).requeue
     script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH -t 60\ntrue\n")
-    job = with_restarts(FACTS, JobSpec(name="own", script=script, chain="2h"))
+    job = with_restarts(INVENTORY, JobSpec(name="own", script=script, chain="2h"))
     assert {"--requeue", "--chain=7200"} <= {*rendered(job).split()}
     for partition in ("short", "train,short"):
         script = user_script(tmp_path, "own.sh", f"#!/bin/bash\n#SBATCH -p {partition}\ntrue\n")
-        assert with_restarts(FACTS, JobSpec(name="own", script=script, chain="2h")).requeue
+        assert with_restarts(INVENTORY, JobSpec(name="own", script=script, chain="2h")).requeue
 
 
 def test_a_refused_requeue_is_refused_to_slurm() -> None:

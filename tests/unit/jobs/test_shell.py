@@ -28,26 +28,17 @@ from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job_options import job_options
-from clusterctl.state.facts import ClusterFacts, PartitionFacts
+from clusterctl.state.inventory import PartitionFacts
 from clusterctl.transport.base import MARK
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.openssh import OpenSSH
 from clusterctl.transport.remote_copies import OF_SESSION, digest
 from clusterctl.util.assets import payload_hash
+from tests.support.inventories import inventory_with
 from tests.support.messages import refused
 from tests.support.played.batch import HASH, Batch
 
-FACTS = ClusterFacts(
-    cluster="grid",
-    controller="login",
-    compute=("n1",),
-    job_user="ada",
-    has_slurm=True,
-    is_shared=True,
-    pmix=True,
-    partitions=(PartitionFacts("train", ("n1",)),),
-    interval_s=1,
-)
+INVENTORY = inventory_with(PartitionFacts("train", ("n1",)), cluster="grid", job_user="ada")
 PENDING = "salloc: Pending job allocation 7"
 
 
@@ -106,7 +97,7 @@ class Node:
         self.batch = batch
         # A login shell begins with the PATH of the system.
         (batch.folder.parent / ".bash_profile").write_text(f"PATH={batch.environment['PATH']}")
-        job = shell_job(job_options(options), FACTS)
+        job = shell_job(job_options(options), INVENTORY)
         text = shell_script(job, Environment())
         text = text.replace(
             f"$HOME/clusterctl/store/archives/{payload_hash()}", str(batch.payload / HASH)
@@ -223,7 +214,7 @@ def test_new_and_changed_files_of_a_session_are_listed_and_kept(
         (tmp_path / name).write_text(name)
     for name in ("link", "turned"):
         (tmp_path / name).symlink_to("same.txt")
-    job = shell_job(job_options({"folder": "."}), FACTS)
+    job = shell_job(job_options({"folder": "."}), INVENTORY)
     with session_folder(Submitter(session), job, Environment()) as folder:
         there = Path(folder.program_dir)
         assert {path.name for path in there.iterdir()} == {
@@ -259,7 +250,7 @@ def test_folder_of_a_session_without_new_files_is_removed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("a")
-    job = shell_job(job_options(options), FACTS)
+    job = shell_job(job_options(options), INVENTORY)
     with session_folder(Submitter(session), job, Environment()) as folder:
         assert (Path(folder.program_dir) / "a.txt").exists() is bool(options)
         # `down` looks for its folders by this name.
@@ -278,7 +269,7 @@ def test_a_folder_that_can_not_be_listed_is_asked_for_once(
         type(session.transport), "stream", lambda *args: listed.append(args) or stream(*args)
     )
     with session_folder(
-        Submitter(session), shell_job(job_options({}), FACTS), Environment()
+        Submitter(session), shell_job(job_options({}), INVENTORY), Environment()
     ) as folder:
         Path(folder.program_dir).rmdir()
         assert isinstance(folder.changes, TransportError)
@@ -295,8 +286,8 @@ def test_options_that_a_shell_can_not_have_are_refused(tmp_path: Path) -> None:
         ({"exclude": ["*.bin"]}, "option-needs-option"),
     ):
         with refused(code, UsageError):
-            shell_job(job_options(options), FACTS)
-    job = shell_job(job_options({"slurm": ["--exclude=n1"]}), replace(FACTS, pmix=False))
+            shell_job(job_options(options), INVENTORY)
+    job = shell_job(job_options({"slurm": ["--exclude=n1"]}), replace(INVENTORY, pmix=False))
     assert job.launcher == "mpirun"
 
 
@@ -310,10 +301,10 @@ def test_options_that_a_shell_can_not_have_are_refused(tmp_path: Path) -> None:
 def test_shell_on_an_attached_cluster_names_its_account(
     options: dict[str, Any], asked: list[str]
 ) -> None:
-    attached = replace(FACTS, is_foreign=True, account="proj1", qos="short")
+    attached = replace(INVENTORY, is_foreign=True, account="proj1", qos="short")
     words = salloc_options(shell_job(job_options(options), attached))
     named = dict(word.removeprefix("--").split("=") for word in words)
     assert [named.get(name) for name in ("account", "qos", "partition")] == asked
     assert not {"account", "qos", "partition"} & {
-        word[2:].partition("=")[0] for word in salloc_options(shell_job(job_options({}), FACTS))
+        word[2:].partition("=")[0] for word in salloc_options(shell_job(job_options({}), INVENTORY))
     }

@@ -14,8 +14,7 @@ from clusterctl.jobs import ssh_entry
 from clusterctl.jobs.shell import Allocation, requested_nodes
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.job_options import JobOptions
-from clusterctl.state.facts import PartitionFacts, facts_of
-from clusterctl.state.inventory import CONTROLLER
+from clusterctl.state.inventory import CONTROLLER, PartitionFacts, job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, LOGIN_HOST, write_login_files
 from clusterctl.transport.openssh import OpenSSH
@@ -50,8 +49,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
         is_foreign=True,
         root=str(workspace.root / "ours"),
     )
-    workspace.inventory.write_text(recorded.model_dump_json())
-    with connect_session(facts_of(workspace), workspace) as opened:
+    workspace.inventory.write_text(recorded.text)
+    with connect_session(job_inventory(workspace), workspace) as opened:
         yield opened
 
 

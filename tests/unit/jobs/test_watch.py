@@ -170,7 +170,7 @@ def foreign_wait(
                     file.write(json.dumps({"time": time, **event}) + "\n")
 
     session = cluster.session(clock=Clock(lambda: now[0], sleep))
-    session = replace(session, facts=replace(session.facts, is_foreign=True))
+    session = replace(session, inventory=replace(session.inventory, is_foreign=True))
     (job,) = wait(session, [job_id])
     assert job.state is JobState.COMPLETED
     return [*asked, now[0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,7 +93,7 @@ def test_another_share_changes_a_node_in_place() -> None:
 )
 def test_another_disk_replaces_a_node(now: int | None, then: str | None, why: str) -> None:
     found = there(ONE, TWO, disk_mib=now)
-    hosts = [node(name).model_copy(update={"disk_mib": now}) for name in (ONE, TWO)]
+    hosts = [replace(node(name), disk_mib=now) for name in (ONE, TWO)]
     changes = look(spec(**({"disk": then} if then else {})), found, *hosts)
     assert [(c.name, c.action, c.why, c.destroys) for c in changes] == [
         (ONE, "replace", why, True),
@@ -141,7 +142,7 @@ def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert load_known_hosts(workspace) == {}
     host = host_of(CTL, CONTROLLER, address="10.9.8.2")
-    workspace.inventory.write_text(inventory_of(hosts=(host,)).model_dump_json())
+    workspace.inventory.write_text(inventory_of(hosts=(host,)).text)
     assert load_known_hosts(workspace) == {CTL: host}
     workspace.inventory.write_text("torn")
     assert load_known_hosts(workspace) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,7 +57,7 @@ def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> M
     workspace = Workspace(tmp_path / "own")
     workspace.create()
     workspace.create_secrets()
-    write_atomic(workspace.inventory, inventory("stays", *going).model_dump_json())
+    write_atomic(workspace.inventory, inventory("stays", *going).text)
     return release.release_removed(inventory("stays"), Login({}, workspace))
 
 
@@ -101,7 +102,7 @@ def test_orphaned_controller_keeps_its_export(
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
     login = Login(settings.machines, workspace, NO_PROMPTS)
     release.release_orphan(login, settings, "abc")
-    found = Inventory.model_validate_json(workspace.joining.read_text())
+    found = Inventory.read(workspace.joining.read_text())
     assert (found.shared_folder.kind, found.controller.name) == ("nfs", "ctl")
 
 
@@ -117,7 +118,7 @@ def test_joined_member_needs_same_address_and_given_host_key(
         "moved": {"address": "10.0.0.9"},
         "other-key": {"host_key": "ssh-rsa B"},
     }
-    asked = [host.model_copy(update=told.get(host.name, {})) for host in hosts]
+    asked = [replace(host, **told.get(host.name, {})) for host in hosts]
     workspace = Workspace(tmp_path / "own")
     found, silent = members.joined_members(asked, before, workspace)
     assert found == {name: before[name] for name in ("ctl", "same")}

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -309,9 +309,7 @@ def test_attach_leaves_nothing_that_counts(stage: Stage) -> None:
     folder.
     """
     folder = stage.home / "ours"
-    inventory = stage.search.inventory.model_copy(
-        update={"is_foreign": True, "folder": str(folder)}
-    )
+    inventory = replace(stage.search.inventory, is_foreign=True, folder=str(folder))
     search = Search(inventory, stage.workspace, lambda _: LocalTransport(), (), shared=True)
     for name in (".clusterctl-cluster", "job-profile.sh", "proof.a1B2c3/facts", "store/ab/abcd"):
         stage.write(f"ours/{name}")
@@ -559,7 +557,7 @@ def up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     at.
     """
     begin = Search.__init__
-    stage.workspace.inventory.write_text(stage.search.inventory.model_dump_json())
+    stage.workspace.inventory.write_text(stage.search.inventory.text)
     monkeypatch.setattr(Connections, "to", lambda *_: stage.transport)
     monkeypatch.setattr(
         Search, "__init__", lambda self, *of, **how: begin(self, *of[:3], (), **how)
@@ -595,8 +593,8 @@ def test_a_file_that_never_holds_still_is_an_error_that_names_it(
 @pytest.mark.parametrize("provider", ["local", "onprem"])
 def test_what_lies_on_machines_of_the_users_own_is_not_brought(up: Stage, provider: str) -> None:
     up.write("models/final.pt")
-    inventory = up.search.inventory.model_copy(update={"provider": provider})
-    up.workspace.inventory.write_text(inventory.model_dump_json())
+    inventory = replace(up.search.inventory, provider=provider)
+    up.workspace.inventory.write_text(inventory.text)
     folders = only_copies.bring_all(up.workspace, up.out)
     assert [folder.name for folder in folders] == ["demo-home-ada"] * (provider == "local")
 

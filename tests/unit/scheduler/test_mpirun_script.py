@@ -15,7 +15,7 @@ from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.facts import facts_of_spec
+from clusterctl.state.inventory import planned_inventory
 from tests.support.messages import refused
 from tests.support.played.batch import place_payload, play
 
@@ -38,7 +38,7 @@ def train(**fields: Any) -> JobSpec:
 
 
 def text(job: JobSpec) -> str:
-    return render_mpirun_script(facts_of_spec(SPEC), job, payload_hash="0123")
+    return render_mpirun_script(planned_inventory(SPEC), job, payload_hash="0123")
 
 
 def own(folder: Path, name: str, content: str, **fields: Any) -> JobSpec:
@@ -129,7 +129,7 @@ def test_lines_for_slurm_are_refused(tmp_path: Path) -> None:
 
 
 def taken(spec: ClusterSpec, job: JobSpec) -> JobRequest:
-    return with_nodes(JobRequest("", job.name, "", ""), facts_of_spec(spec), job)
+    return with_nodes(JobRequest("", job.name, "", ""), planned_inventory(spec), job)
 
 
 def test_nodes_and_time_are_those_of_the_partition() -> None:

@@ -22,9 +22,7 @@ def digests(
     one: NodeFacts, *, nodes: int = 2, slurm: str = "", share: int | None = None, **extra: Any
 ) -> Any:
     spec = make_spec({"name": "train", "nodes": nodes}, slurm=extra)
-    inventory = make_inventory(spec, cpus=share and 1, memory_mib=share).model_copy(
-        update={"slurm": slurm}
-    )
+    inventory = replace(make_inventory(spec, cpus=share and 1, memory_mib=share), slurm=slurm)
     facts = {host.name: one if host.name == ONE else FACTS for host in inventory.compute}
     return json.loads(render_slurmd_digests(render_files(spec, inventory, facts), inventory))
 

@@ -86,7 +86,9 @@ def foreign(cluster: PlayedCluster, **facts):
         state["hold"] = True
     session = cluster.session()
     session.slurm.is_foreign = True
-    return replace(session, facts=replace(session.facts, is_foreign=True, max_array=11, **facts))
+    return replace(
+        session, inventory=replace(session.inventory, is_foreign=True, max_array=11, **facts)
+    )
 
 
 def array_of(folder, array: str, **more) -> JobSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,8 +111,8 @@ def test_where_no_control_groups_can_be_made_slurm_does_without() -> None:
     """For example in a container. Slurm then enforces memory limits itself."""
     spec = make_spec()
     whole = make_inventory(spec)
-    last = whole.hosts[-1].model_copy(update={"cgroups": False})
-    inventory = whole.model_copy(update={"hosts": (*whole.hosts[:-1], last)})
+    last = replace(whole.hosts[-1], cgroups=False)
+    inventory = replace(whole, hosts=(*whole.hosts[:-1], last))
     files = render_files(spec, inventory, {host.name: METAL for host in inventory.compute})
     text = settings(files["slurm.conf"])
     assert (text["ProctrackType"], text["TaskPlugin"]) == ("proctrack/linuxproc", "task/affinity")
@@ -152,8 +153,8 @@ def test_jobs_find_their_nodes_variables_where_any_has_some() -> None:
     plain = make_inventory(spec, cpus=2, memory_mib=1024)
     assert "TaskProlog" not in settings(render_files(spec, plain, {})["slurm.conf"])
     controller, first, second = plain.hosts
-    first = first.model_copy(update={"job_environment": {"NCCL_DEBUG": "WARN"}})
-    some = plain.model_copy(update={"hosts": (controller, first, second)})
+    first = replace(first, job_environment={"NCCL_DEBUG": "WARN"})
+    some = replace(plain, hosts=(controller, first, second))
     said = settings(render_files(spec, some, {})["slurm.conf"])
     assert said["TaskProlog"] == "/opt/clusterctl/task-prolog"
 
@@ -161,9 +162,9 @@ def test_jobs_find_their_nodes_variables_where_any_has_some() -> None:
 def test_machines_are_found_by_the_names_they_have_themselves() -> None:
     spec = make_spec()
     made = make_inventory(spec)
-    hosts = (made.hosts[0].model_copy(update={"hostname": "big"}), *made.hosts[1:])
-    hosts = (*hosts[:-1], hosts[-1].model_copy(update={"hostname": "small"}))
-    inventory = made.model_copy(update={"hosts": hosts})
+    hosts = (replace(made.hosts[0], hostname="big"), *made.hosts[1:])
+    hosts = (*hosts[:-1], replace(hosts[-1], hostname="small"))
+    inventory = replace(made, hosts=hosts)
     files = render_files(spec, inventory, {host.name: METAL for host in inventory.compute})
     assert settings(files["slurm.conf"])["SlurmctldHost"] == "big(10.1.2.10)"
     assert settings(files["slurmdbd.conf"])["DbdHost"] == "big"

@@ -4,6 +4,7 @@ ranks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 )
 def test_without_the_plugin_for_pmix_mpirun_starts_ranks(has_pmix: bool, default: str) -> None:
     spec = make_spec()
-    inventory = make_inventory(spec, cpus=1, memory_mib=900).model_copy(update={"pmix": has_pmix})
+    inventory = replace(make_inventory(spec, cpus=1, memory_mib=900), pmix=has_pmix)
     files = render_files(spec, inventory, {})
     assert default in files["slurm.conf"].splitlines()
     assert (
@@ -65,7 +66,7 @@ def test_the_proof_of_the_cluster_does_too() -> None:
 def test_slurmd_needs_no_control_groups_if_unused(release: str, slurm: str, disabled: bool) -> None:
     spec = make_spec()
     given = make_inventory(spec, cpus=1, memory_mib=900)
-    controller = given.controller.model_copy(update={"distribution": release})
+    controller = replace(given.controller, distribution=release)
     changed = {"hosts": (controller, *given.compute), "slurm": slurm}
-    files = render_files(spec, given.model_copy(update=changed), {})
+    files = render_files(spec, replace(given, **changed), {})
     assert ("CgroupPlugin=disabled" in files["cgroup.conf"]) == disabled

@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.errors import SpecError
 from clusterctl.spec.load import parse_spec
-from clusterctl.state.facts import facts_of_spec
+from clusterctl.state.inventory import planned_inventory
 
 SPEC = """version: 1
 name: demo
@@ -36,9 +36,9 @@ def test_partitions_may_stand_more_than_once() -> None:
         "PartitionName=high Nodes=fast,demo-debug-1 PriorityTier=9",
         "PartitionName=train PriorityTier=5",
     )
-    facts = facts_of_spec(parse_spec(text, "c.yaml"))
+    inventory = planned_inventory(parse_spec(text, "c.yaml"))
     trains = tuple(f"demo-train-{i}" for i in (1, 2, 3))
-    assert [(p.name, p.nodes, p.max_time) for p in facts.partitions] == [
+    assert [(p.name, p.nodes, p.max_time) for p in inventory.partitions] == [
         ("train", trains, None),
         ("debug", ("demo-debug-1",), None),
         ("low", (*trains, "demo-debug-1"), 1800),
@@ -48,7 +48,7 @@ def test_partitions_may_stand_more_than_once() -> None:
 
 def test_node_set_by_feature_has_the_nodes_of_a_partition() -> None:
     text = spec_with("NodeSet=all3 Feature=train", "partitionname=low nodes=all3 prioritytier=0")
-    assert facts_of_spec(parse_spec(text, "c.yaml")).partitions[2].nodes == (
+    assert planned_inventory(parse_spec(text, "c.yaml")).partitions[2].nodes == (
         "demo-train-1",
         "demo-train-2",
         "demo-train-3",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from socket import AF_UNIX
 from socket import socket as connect
@@ -191,8 +192,8 @@ def test_ssh_files_stay_until_either_says_something_else(tmp_path: Path) -> None
 
     first = written(host)
     assert written(host) == first
-    other_key = host.model_copy(update={"host_key": "ssh-ed25519 BBBB"})
-    renamed = host.model_copy(update={"user": "else"})
+    other_key = replace(host, host_key="ssh-ed25519 BBBB")
+    renamed = replace(host, user="else")
     assert len({first, written(other_key), written(renamed)}) == 3
 
 

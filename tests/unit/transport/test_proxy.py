@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,8 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
             host_key=sshd.host_key,
             proxy_command=(str(gcloud_program), str(notes), "%p", mode),
         )
-        one = host.model_copy(update={"address": "127.0.0.1", "proxy_command": (), "jump": "node"})
-        nodes = (one.model_copy(update={"name": name, "roles": ("compute",)}) for name in NODES)
+        one = replace(host, address="127.0.0.1", proxy_command=(), jump="node")
+        nodes = (replace(one, name=name, roles=("compute",)) for name in NODES)
         inventory = inventory_of(provider="gcp", hosts=(host, *nodes))
         # Too long for the path of a socket.
         place = tmp_path / ("long folder" * 10)
@@ -97,7 +98,7 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         known_hosts = place / "known_hosts"
         known_hosts.write_text(inventory.known_hosts())
         config.write_text(inventory.ssh_config(key=sshd.folder / "id", known_hosts=known_hosts))
-        (place / "hosts.json").write_text(inventory.model_dump_json())
+        (place / "hosts.json").write_text(inventory.text)
         return config, notes
 
     return write
