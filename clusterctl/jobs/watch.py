@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -42,15 +42,14 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
     worst_job,
 )
+from clusterctl.scheduler.diagnosis import Diagnosis
+from clusterctl.scheduler.evidence import diagnose_jobs, error_of_completed
 from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
-
-if TYPE_CHECKING:
-    from clusterctl.scheduler.diagnosis import Diagnosis
 
 # Called with the jobs that changed and with all jobs.
 OnChange = Callable[[Sequence[JobInfo], Sequence[JobInfo]], None]
@@ -96,7 +95,8 @@ class _Watched:
         self._stuck_since: float | None = None
         self.seen: dict[str, JobInfo] = {}
         self._turn = Turn(session)
-        self._killed: dict[str, float] = {}
+        # Job ID -> time of the clock.
+        self._may_be_requeued_until: dict[str, float] = {}
 
     def poll(self) -> tuple[JobInfo, ...] | None:
         """Query the jobs, and report changes. Return the jobs if all have ended or are stuck, else
@@ -115,6 +115,7 @@ class _Watched:
             self._session, jobs
         )
         jobs = with_limits(self._session.scheduler, jobs)
+        self._note_killed(jobs)
         previous = {job_id: reported_state(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}
         if changed := [job for job in jobs if previous.get(job.id) != reported_state(job)]:
@@ -125,9 +126,10 @@ class _Watched:
                 raise self._session.scheduler.unknown(missing)
             return None
         if all(job.ended for job in jobs):
-            if self._may_start_again(jobs):
+            if self._may_be_requeued():
                 return None
-            self._remember(jobs)
+            own_jobs = (job for job in jobs if job.whole_id in self._ids)
+            remember_states(self._session.ledger, own_jobs)
             return jobs
         return jobs if self._are_stuck([job for job in jobs if not job.ended]) else None
 
@@ -142,13 +144,19 @@ class _Watched:
             self._stuck_since = now
         return self._stuck_since is not None and now - self._stuck_since >= _STUCK_S
 
-    def _may_start_again(self, jobs: Sequence[JobInfo]) -> bool:
-        """Return whether the script of a job was killed just now, perhaps because its node died."""
-        soon = time.time() - _KILLED_S
-        recent = [job for job in jobs if job.end_time is None or job.end_time > soon]
-        killed = {job.id for job in recent if job.reason.startswith(_KILLED)}
-        self._killed = {job_id: self._killed.get(job_id, self._clock.now()) for job_id in killed}
-        return any(self._clock.now() - since < _KILLED_S for since in self._killed.values())
+    def _note_killed(self, jobs: Sequence[JobInfo]) -> None:
+        """Note until when the controller's watcher may requeue the jobs that were killed."""
+        for job in jobs:
+            if not job.reason.startswith(_KILLED):
+                self._may_be_requeued_until.pop(job.id, None)
+            elif job.id not in self._may_be_requeued_until:
+                # Slurm's times are Unix times, unlike those of the clock.
+                age_s = 0.0 if job.end_time is None else max(0.0, time.time() - job.end_time)
+                self._may_be_requeued_until[job.id] = self._clock.now() + _KILLED_S - age_s
+
+    def _may_be_requeued(self) -> bool:
+        now = self._clock.now()
+        return any(now < until for until in self._may_be_requeued_until.values())
 
     def pause(self, seconds: float) -> None:
         self.check_deadline()
@@ -183,9 +191,6 @@ class _Watched:
             problem = f"{subject} not started within {self._timeout_s:g} s"
             fix = f"{waiting[0].fix}; {end} stays in the queue, and starts when it can"
         raise WaitTimeoutError(problem, why="; ".join(states), fix=fix)
-
-    def _remember(self, jobs: Sequence[JobInfo]) -> None:
-        remember_states(self._session.ledger, (job for job in jobs if job.whole_id in self._ids))
 
 
 def reported_state(job: JobInfo) -> tuple[object, ...]:
@@ -316,9 +321,6 @@ def diagnose(
         job.outcome in states or (waiting and job.state is JobState.PENDING) for job in jobs
     ):
         return ()
-    # Few jobs fail, and reading the table of causes is slow.
-    from clusterctl.scheduler.evidence import diagnose_jobs  # noqa: PLC0415
-
     return diagnose_jobs(session, jobs, waiting=waiting)
 
 
@@ -551,8 +553,6 @@ def notices_of_completed(session: Session, job: JobInfo) -> Iterator[Notice]:
     """Yield messages about a completed job whose results may be wrong all the same."""
     if (notice := nonfinite_notice(session, job.id)) is not None:
         yield notice
-    from clusterctl.scheduler.evidence import error_of_completed  # noqa: PLC0415 - see ``diagnose``
-
     error, is_shell = error_of_completed(session, job)
     if error is not None:
         hint = "the program has handled it, or ignores it"

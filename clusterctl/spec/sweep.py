@@ -28,6 +28,7 @@ from clusterctl.spec.base import UNKNOWN, Model, Toggle, folder_of
 from clusterctl.spec.job import sweep_arguments
 from clusterctl.spec.metrics import Goal, Target, goal_of
 from clusterctl.spec.names import MAX_ARRAY_SIZE, MAX_COUNT
+from clusterctl.spec.table import read_table
 from clusterctl.spec.units import shown
 
 MAX_TASKS: Final = MAX_ARRAY_SIZE - 1
@@ -202,8 +203,6 @@ def _rows(value: object, info: ValidationInfo) -> object:
     """Read a table, if the value names a file."""
     if not isinstance(value, str):
         return value
-    from clusterctl.spec.table import read_table  # noqa: PLC0415 - few sweeps have a table
-
     path = folder_of(info) / value
     rows = read_table(path)
     for name in dict.fromkeys(name for row in rows for name in row):
