@@ -5,7 +5,7 @@ restored.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -165,46 +165,56 @@ class Restorer:
                 self._done.append(f"unmounted {path}")
 
     def _remove_packages(self) -> None:
+        """Remove clusterctl's packages that no package of the owner needs, and restore /etc."""
+        packages = self._packages
         record = self._snapshot["packages"]
-        if self._packages is None or not record["before"]:
+        if packages is None or not record["before"]:
             return
-        installed = self._packages.installed()
-        ours = (
-            set(record["ours"])
-            if self._snapshot["sealed"]
-            else set(installed) - set(record["before"])
-        )
-        present = {*installed, *self._packages.settings()} - set(record["settings"]).difference(
-            installed
-        )
-        # An earlier attempt may have removed packages without their settings.
-        ours = {name for name in ours & present if not self._is_spared(name)}
-        removable = self._packages.removable(ours)
+        installed = packages.installed()
+        ours = self._own_packages(packages, installed)
+        removable = packages.removable(ours)
         if removable:
             self._guard.hold()
-            for path in self._packages.changed_settings(removable):
+            for path in packages.changed_settings(removable):
                 if path not in self._snapshot["paths"]:
                     self._keep(path, read_state(path, self._store.keep))
             # The foreign versions must be recorded before the packages and their files are removed.
             self._store.write(self._snapshot)
-            trees = self._snapshot["trees"].items()
-            existing_folders = [path for path, existed in trees if existed and Path(path).is_dir()]
-            try:
-                kept = self._keep_settings(removable, existing_folders)
-                self._packages.remove(removable, [*record["settings"], *kept])
-            finally:
-                self._put_folders_back()
+            self._remove_but_settings(packages, removable)
             self._done.append(f"removed {len(removable)} packages")
         self._guard.put_back(exclude=self._cluster_files_in_etc())
         if needed := sorted(ours - set(removable)):
             self._left.append(f"packages that other packages now need: {', '.join(needed)}")
         newer = sorted(
-            n for n, v in record["before"].items() if n in installed and installed[n] != v
+            name
+            for name, version in record["before"].items()
+            if name in installed and installed[name] != version
         )
         if newer:
             self._left.append(f"packages that are newer than before: {_shorten(newer)}")
         if record["marked"]:
-            self._packages.mark_automatic(record["marked"])
+            packages.mark_automatic(record["marked"])
+
+    def _own_packages(self, packages: Dpkg | Rpm, installed: Mapping[str, str]) -> set[str]:
+        """Return the packages that clusterctl installed, or of which it left the settings."""
+        record = self._snapshot["packages"]
+        names = set(installed)
+        ours = set(record["ours"]) if self._snapshot["sealed"] else names - set(record["before"])
+        # An earlier attempt may have removed packages without their settings. Settings that were
+        # here before clusterctl are the owner's.
+        with_settings = {*names, *packages.settings()}
+        present = with_settings - (set(record["settings"]) - names)
+        return {name for name in ours & present if not self._is_spared(name)}
+
+    def _remove_but_settings(self, packages: Dpkg | Rpm, removable: list[str]) -> None:
+        """Remove packages, but not settings and folders that were here before clusterctl."""
+        trees = self._snapshot["trees"].items()
+        existing_folders = [path for path, existed in trees if existed and Path(path).is_dir()]
+        try:
+            kept = self._keep_settings(removable, existing_folders)
+            packages.remove(removable, [*self._snapshot["packages"]["settings"], *kept])
+        finally:
+            self._put_folders_back()
 
     def _keep_settings(self, names: list[str], existing_folders: list[str]) -> list[str]:
         """Rename folders that the purge of these packages would empty, but that existed before

@@ -55,9 +55,11 @@ class RepositoryRequest:
     software: Software = PLAIN
     upstream: tuple[Upstream, ...] = ()
 
-    @property
-    def sources(self) -> tuple[Mapping[str, Any], ...]:
-        """The repositories: from archives.toml, and the repository of Slurm that the spec names."""
+    def read_sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the repositories of archives.toml, and that of Slurm that the spec names.
+
+        Raise a UsageError if archives.toml lacks the distribution.
+        """
         archives = read_table(_DATA / "archives.toml", dict[str, dict[str, Any]])
         if (archive := archives.get(self.distribution.release)) is None:
             raise UsageError(
@@ -233,7 +235,7 @@ def _check_sources(path: Path) -> None:
 
 
 def _apt_lines(request: RepositoryRequest) -> Iterator[str]:
-    for archive in request.sources:
+    for archive in request.read_sources():
         if not Path(archive["keyring"]).is_file():
             message = (
                 f"the signatures of {request.distribution.release} can't be checked on this machine"
@@ -302,13 +304,14 @@ def _dnf(request: RepositoryRequest, *words: str, task: str) -> str:
 def _repositories(request: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
     if request.archive is not None:
         return _user_repositories(request.archive)
+    sources = request.read_sources()
     text = "\n".join(
         f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey={' '.join(source['keys'])}\n"
         f"priority={source.get('priority', _LAST)}\n"
-        for source in request.sources
+        for source in sources
         for name, url in source["repositories"].items()
     )
-    return text, tuple(key for source in request.sources for key in source["keys"])
+    return text, tuple(key for source in sources for key in source["keys"])
 
 
 def _user_repositories(path: Path) -> tuple[str, tuple[str, ...]]:

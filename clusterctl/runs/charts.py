@@ -16,7 +16,7 @@ from clusterctl.runs.compare import mapping
 from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles, finite, is_number
-from clusterctl.runs.page import Chart, Kind, Section, Series, Table, rounded, thinned
+from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, rounded, thinned
 from clusterctl.runs.spread import Spread, mean_of
 from clusterctl.scheduler.base import JobState
 from clusterctl.spec.names import first_few
@@ -634,28 +634,36 @@ def step_charts(metrics: ProgramMetrics) -> Iterator[Chart]:
 
 
 def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
-    """Return a chart of a metric by a parameter. tasks: in the order of their colors in other
-    charts.
+    """Return a chart of a metric by a parameter.
+
+    tasks: in the order of their colors in the charts of metrics.
     """
-    numbered = (
-        (task, task.value(key), task.value(metric), number) for number, task in enumerate(tasks)
-    )
-    plotted = [
-        (x, y, number, task.record.state == JobState.COMPLETED)
-        for task, x, y, number in numbered
-        if x is not None and isinstance(y, float)
-    ]
-    xs = [x for x, *_ in plotted]
-    is_numeric = all(map(is_number, xs))
-    points: list[Any] = sorted(plotted if is_numeric else ((str(x), *rest) for x, *rest in plotted))
-    done = [(x, y, number) for x, y, number, has_completed in points if has_completed]
     # The charts of metrics show only the first tasks.
-    colors = [number if number < MOST_LINES else -1 for _, _, number in done]
-    series = [Series(metric, [(x, y) for x, y, _ in done], colors)] if done else []
-    if not_done := [(x, y) for x, y, _, has_completed in points if not has_completed]:
-        series.append(Series("did not complete", not_done, [-1] * len(not_done)))
-    positive: list[Any] = xs if is_numeric and xs and min(xs) > 0 else [1]  # type: ignore[operator]
-    is_wide = max(positive) >= _WIDE * min(positive) and not _SEED.fullmatch(key)
+    colors = [number if number < MOST_LINES else FAINT for number in range(len(tasks))]
+    plotted = [
+        (x, y, color, task.record.state == JobState.COMPLETED)
+        for task, color in zip(tasks, colors, strict=True)
+        if (x := task.value(key)) is not None and isinstance(y := task.value(metric), float)
+    ]
+    numbers = sorted((x, y, color, done) for x, y, color, done in plotted if is_number(x))
+    texts = sorted((str(x), y, color, done) for x, y, color, done in plotted)
+    is_numeric = len(numbers) == len(plotted)
+    points = numbers if is_numeric else texts
+    completed = [(x, y) for x, y, _, has_completed in points if has_completed]
+    others = [(x, y) for x, y, _, has_completed in points if not has_completed]
+    series = []
+    if completed:
+        completed_colors = [color for _, _, color, has_completed in points if has_completed]
+        series.append(Series(metric, completed, completed_colors))
+    if others:
+        series.append(Series("did not complete", others, [FAINT] * len(others)))
+    is_wide = (
+        is_numeric
+        and bool(numbers)
+        and numbers[0][0] > 0
+        and numbers[-1][0] >= _WIDE * numbers[0][0]
+        and not _SEED.fullmatch(key)
+    )
     chart = Chart(f"{metric} by {key}", series, key, metric, Kind.POINTS, x_log=is_wide)
     return _on_axis(chart, unit_of(metric))
 

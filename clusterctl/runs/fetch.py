@@ -467,19 +467,14 @@ def choose_entries(
     places = {entry.path: entry.local for entry in listing}
     # An untrusted host may list a file without the file's folder.
     made = {places[path]: places[to] for path, to in made.items() if places.get(to)}
-    return _copied([entry for entry in listing if entry.path in coming], tree), made, skipped
-
-
-def _copied(chosen: Sequence[Entry], tree: Path) -> list[Entry]:
-    """Return the entries to copy, with their modes in the run's folder. Each has another path
-    there.
-    """
+    chosen = [entry for entry in listing if entry.path in coming]
     mode = tree.stat().st_mode  # the user's umask
     for entry in chosen:
         entry.mode = mode & (0o777 if entry.kind == Kind.FOLDER else 0o666)
-    # The folders of an array's tasks are in the job's folder, and in the program's.
+    # The folder of an array's task is in the job's folder and in the program's, but once in the
+    # run's folder.
     by_local = {entry.local: entry for entry in reversed(chosen) if entry.local}
-    return [entry for entry in chosen if by_local.get(entry.local) is entry]
+    return [entry for entry in chosen if by_local.get(entry.local) is entry], made, skipped
 
 
 def _by_folder(

@@ -21,7 +21,7 @@ from io import BufferedReader
 from itertools import groupby, islice, takewhile
 from operator import itemgetter, lt
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from pydantic_core import from_json
 
@@ -306,7 +306,7 @@ class Names:
             yield f"{more}{count:,} of {total} metrics: the first {MAX_NAMES:,} names are kept"
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Return whether a value is a number (also NaN or infinity) that fits a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

@@ -44,12 +44,15 @@ class Kind(StrEnum):
     POINTS = "points"
 
 
+FAINT: Final = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """A line of a chart, as (x, y) points. y is None for NaN and infinity.
 
     color: number of the color, which a run or node has in all charts. A number for each point of
-        ``POINTS``; -1: faint. None: the line's position in the chart.
+        ``POINTS``; ``FAINT`` for a point that is not in other charts. None: the line's position in the chart.
     marks: drawn as markers on top of all lines, as evaluations are.
     covers: the number of earlier lines that this line hides. It is dashed, so that these can be
         seen.

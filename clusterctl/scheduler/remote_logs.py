@@ -66,8 +66,11 @@ def of_attempt(text: str, restarts: int, most: int) -> str | None:
     """
     notes = list(RESTARTED.finditer(text))
     if notes:
-        return text[notes[-1].end() :] if int(notes[-1][1]) >= restarts else None
-    return text if not restarts or len(text.encode()) >= most else None
+        has_started = int(notes[-1][1]) >= restarts
+        return text[notes[-1].end() :] if has_started else None
+    # The note of the last restart may be in the part of the log that was not read.
+    is_cut = len(text.encode()) >= most
+    return text if restarts == 0 or is_cut else None
 
 
 def ends(folder: str, task: str) -> dict[str, Any]:

@@ -168,7 +168,9 @@ class Document(Generic[M]):
         if problems := {*_Errors(self, errors).problems(faults)}:
             self._reject_other_tool()
             in_order = sorted(problems, key=lambda p: (p.line, p.column, p.key, p.message))
-            raise SpecError(self.file, (*_known_keys_once(in_order),), kind=self.filetype.name)
+            raise SpecError(
+                self.file, (*_without_repeated_hints(in_order),), kind=self.filetype.name
+            )
         return model
 
     def _reject_other_tool(self) -> None:
@@ -255,8 +257,8 @@ def _make_text(root: Node | None, keys: Collection[str]) -> None:
             node.tag = _TEXT_TAG
 
 
-def _known_keys_once(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield the problems. Of equal lists of known keys, only the first remains."""
+def _without_repeated_hints(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield the problems, with the same list of known keys only in the first that has it."""
     seen: set[str] = set()
     for problem in problems:
         is_again = problem.hint in seen and problem.hint.startswith(_KNOWN_KEYS)

@@ -331,35 +331,43 @@ class Watch:
         nothing. It must not end the watch, because the next look may succeed.
         """
         try:
-            return self._look(is_reported)
+            answers, confirmed = self._answers_of_a_hang()
+            if not confirmed:
+                return ""
+            # A rank that sleeps continues by itself, so the program is ended later.
+            is_early = (
+                is_asleep([*answers, *confirmed])
+                and self._patience.silent_s < PATIENT * self._shortest_s
+            )
+            action = "warn" if is_early else self._mode
+            if action == "end" or not is_reported:
+                self._report(confirmed, action)
+            return action
         except Exception as exc:
             task.complain(f"could not find out whether the job hangs: {exc!r}")
             return ""
 
-    def _look(self, is_reported: bool) -> str:
+    def _answers_of_a_hang(self) -> tuple[Sequence[Answer], Sequence[Answer]]:
+        """Ask the nodes, and again after a while. Return both answers; empty if the job does not
+        hang.
+        """
         earlier = self._earlier
         answers = ask_nodes(*self._where)
-        self._earlier = [(time.monotonic(), answers)]
+        asked_at = time.monotonic()
+        self._earlier = [(asked_at, answers)]
         if not is_hang(answers):
-            return ""
+            return (), ()
         time.sleep(self._shortest_s * CONFIRM)
         again = ask_nodes(*self._where)
         now = time.monotonic()
-        # The job was suspended meanwhile: how much the ranks have worked tells nothing.
-        if now - self._earlier[-1][0] > self._shortest_s * CONFIRM + ANSWER_S + SUSPENDED_S:
-            return ""
-        if not is_hang(again) or summary(again) != summary(answers) or self.state() != self._seen:
-            return ""
+        # If the job was suspended meanwhile, its processor time does not show whether it works.
+        was_suspended = now - asked_at > self._shortest_s * CONFIRM + ANSWER_S + SUSPENDED_S
+        is_unchanged = is_hang(again) and summary(again) == summary(answers)
+        if was_suspended or not is_unchanged or self.state() != self._seen:
+            return (), ()
         if any(has_worked(before, again, now - at) for at, before in (*earlier, *self._earlier)):
-            return ""
-        # A rank that sleeps continues by itself, so the program is ended later.
-        is_early = (
-            is_asleep([*answers, *again]) and self._patience.silent_s < PATIENT * self._shortest_s
-        )
-        action = "warn" if is_early else self._mode
-        if action == "end" or not is_reported:
-            self._report(again, action)
-        return action
+            return (), ()
+        return answers, again
 
     def _report(self, answers: Sequence[Answer], action: str) -> None:
         silent_s = round(self._patience.silent_s + time.monotonic() - self._before)

@@ -123,13 +123,13 @@ def test_slurm_comes_from_the_repository_of_the_spec(folder: Path) -> None:
     slurm = {"from": "https://repo.example.org/el9", "key": "https://repo.example.org/KEY"}
     software = Software.model_validate({"slurm": slurm})
     request = RepositoryRequest(distribution_of("rocky-9"), folder, print, software=software)
-    assert request.sources[-1] == {
+    assert request.read_sources()[-1] == {
         "keys": [slurm["key"]],
         "repositories": {"slurm": slurm["from"]},
         "priority": 10,
     }
     plain = RepositoryRequest(distribution_of("rocky-9"), folder, print)
-    assert plain.sources == request.sources[:-1]
+    assert plain.read_sources() == request.read_sources()[:-1]
 
 
 def test_another_format_is_refused_and_other_fields_are_not(

@@ -271,8 +271,8 @@ def test_bundle_takes_nvidias_packages_with_the_same_key(tmp_path: Path, release
         distribution_of(release), tmp_path, print, software=a_spec("{dcgm: true}").software
     )
     home = f"https://developer.download.nvidia.com/compute/cuda/repos/{SOURCES[release]['folder']}/x86_64"
-    assert request.sources[-1]["keys"] == [f"{home}/{SOURCES[release]['key']}"]
-    assert request.sources[-1]["repositories"] == {"cuda": f"{home}/"}
+    assert request.read_sources()[-1]["keys"] == [f"{home}/{SOURCES[release]['key']}"]
+    assert request.read_sources()[-1]["repositories"] == {"cuda": f"{home}/"}
 
 
 def a_bus(folder: Path, *devices: tuple[str, str]) -> Path:
