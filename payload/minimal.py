@@ -113,7 +113,7 @@ def linear(w: Tensors, name: str, x: Array) -> Array:
 def linear_backward(w: Tensors, grads: Tensors, name: str, dy: Array, x: Array) -> Array:
     weight = w[f"{name}weight"]
     bias = w[f"{name}bias"]
-    # (B · T, ...)
+    # The array has the shape (B · T, ...).
     rows = x.reshape(-1, x.shape[-1])
     dy_rows = dy.reshape(-1, dy.shape[-1])
     grads[f"{name}weight"] = (rows.T @ dy_rows).reshape(weight.shape)

@@ -54,9 +54,9 @@ options:
 STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
 PROPERTIES = ("LoadState", "ActiveState", "UnitFileState", "NeedDaemonReload", *STARTED)
 MAX_ERRORS = 5
-# See sd_booted(3).
+# The folder exists if systemd has booted the host, see sd_booted(3).
 BOOTED = "/run/systemd/system"
-# The state LISTEN in /proc/net/tcp.
+# /proc/net/tcp writes the state LISTEN as this number.
 LISTEN = "0A"
 
 

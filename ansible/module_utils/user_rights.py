@@ -39,7 +39,7 @@ def _groups(uid: int, gid: int) -> list[int]:
     try:
         return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
     except KeyError:
-        # The account is gone.
+        # The account was removed.
         return [gid]
 
 

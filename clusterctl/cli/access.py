@@ -157,7 +157,7 @@ def code(
     job_id: LastId = None,
     open_editor: Annotated[bool, option("Open the job's folder in VS Code.", "--open")] = False,
 ) -> int:
-    """Lead ssh, and editors that use it, into a running job.
+    """Connect ssh, and editors that use it, to a running job.
 
     Writes an SSH host entry, for VS Code, PyCharm, rsync, scp and ssh -L. It leads to the job's
     first node, with the job's variables and GPUs, and ends with the job.

@@ -247,8 +247,8 @@ def verb(function: Verb) -> Callable[..., None]:
     parameters += [parameter.replace(kind=_BY_NAME) for parameter in by_name.values()]
     for parameter in parameters:
         kind, info = (*get_args(parameter.annotation), None, None)[:2]
-        # Otherwise Typer adds ``--no-NAME``. Typer stores the first of the given flags as the
-        # ``default``.
+        # Without the flag's name, Typer would also add ``--no-NAME``. Typer stores the first of the
+        # given flags as the ``default``.
         if kind is bool and info.default is ... and not info.param_decls:
             info.param_decls = (f"--{parameter.name.replace('_', '-')}",)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -294,7 +294,7 @@ def can_draw() -> bool:
 
 
 def _pictures() -> ModuleType:
-    # A slow import of rich.
+    # The module imports rich, which takes long, and JSON needs no pictures.
     from clusterctl.cli import pictures
 
     return pictures

@@ -97,7 +97,7 @@ VERBS: Final = {
     "report": ("runs:report", "Write the report of a run, a sweep, or several runs."),
     "ssh": ("access:ssh", "Open a shell on a host, or run a command there."),
     "shell": ("access:shell", "Open a shell, or run a command, on allocated nodes."),
-    "code": ("access:code", "Lead ssh, and editors that use it, into a running job."),
+    "code": ("access:code", "Connect ssh, and editors that use it, to a running job."),
     "put": ("files:put", "Copy files and folders to the cluster."),
     "get": ("files:get", "Copy files and folders from the cluster."),
     "completion": ("run:completion", "Print the completion script of a shell."),

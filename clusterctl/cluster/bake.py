@@ -68,7 +68,7 @@ def bake_image(
             groups = cluster.provider.class_groups
             return cluster.run("prepare_template", prepare_class, distribution, groups).origin
         finally:
-            # Without a spec, nothing was created.
+            # If the workspace has no spec, nothing was created.
             if workspace.baking.exists() and workspace.spec.exists():
                 down_locked(cluster, DownOptions(discard=True))
 

@@ -109,7 +109,7 @@ class PhaseRunner:
         return outcome.value
 
     def _journal(self, **row: str | float) -> None:
-        # `down` removes the workspace.
+        # `down` removes the workspace, and then has no journal.
         if self.workspace.root.is_dir():
             with suppress(DiskError):
                 append_line(self.workspace.journal, json.dumps({"verb": self.verb, **row}))

@@ -57,7 +57,8 @@ INSTALLED = re.compile(
     rb"Status: \S+ \S+ (?!not-installed|config-files)\S+\n"
 )
 RPM = 'command -v rpm && { rpm --query --whatprovides --queryformat= "$@"; true; }'
-# Debian, EL. NVIDIA's package for EL has the name of EL's package, but another prefix.
+# These are Open MPI's files on Debian, and its package on EL. NVIDIA's package for EL has the same
+# name, but another prefix.
 OPENMPI_LIST = "/var/lib/dpkg/info/openmpi-bin.list"
 OPENMPI_RPM = ["rpm", "--query", "--list", "openmpi"]
 OPENMPI_PARAMS = "/openmpi-mca-params.conf"

@@ -40,7 +40,7 @@ from clusterctl.util.assets import data_folder, read_table
 
 # The file that names the cluster to which a host belongs.
 CLAIM: Final = "/etc/clusterctl/cluster.json"
-# Only jobs need it.
+# Only jobs need shared memory.
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
 _PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108

@@ -166,7 +166,7 @@ def _local_variables() -> dict[str, str]:
     cores = str(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    # The folder with NumPy, for Python with -S.
+    # With -S, Python finds NumPy only if its folder is in PYTHONPATH.
     numpy = find_spec("numpy")
     packages = [Path(numpy.origin).parents[1]] if numpy and numpy.origin else []
     path = os.pathsep.join(map(str, [data_folder("payload").parent, *packages]))

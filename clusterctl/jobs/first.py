@@ -20,7 +20,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.ledger import JobEntry
 
-# On clusters of the user. On other people's clusters, the session has the pauses.
+# These pauses are for clusters of the user. On other people's clusters, the session has the pauses.
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 

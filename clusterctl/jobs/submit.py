@@ -216,7 +216,7 @@ def _current_folder() -> str | None:
     try:
         return str(Path.cwd())
     except FileNotFoundError:
-        # It was removed.
+        # The current folder was removed.
         return None
 
 

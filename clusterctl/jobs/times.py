@@ -70,7 +70,7 @@ def moment_of(text: str, now: datetime) -> datetime | None:
     """
     word = _WORDS.get(text.strip().lower(), text.strip())
     for form in (*_CLOCKS, *_DATES):
-        # OverflowError: a year that Python does not know.
+        # A year that Python does not know raises an OverflowError.
         with suppress(ValueError, OverflowError):
             moment = datetime.strptime(word, form)
             if form in _CLOCKS:

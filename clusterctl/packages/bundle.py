@@ -51,7 +51,7 @@ FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 HASHES: Final = "SHA256SUMS"
 WHEELS: Final = "wheels"
-# By release: the locked requirements of the spec, and the repository.
+# Each release has the locked requirements of the spec, and a repository.
 WHEELS_LOCK: Final = f"{WHEELS}/{{}}.lock"
 REPOSITORY: Final = "systems/{}"
 BLOCK: Final = tarfile.BLOCKSIZE

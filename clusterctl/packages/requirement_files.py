@@ -96,7 +96,7 @@ def _read(file: Path, named_in: str) -> bytes:
         with file.open("rb") as opened:
             raw = opened.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
-        # ValueError: the path has a null byte.
+        # A path with a null byte raises a ValueError.
         reason = getattr(exc, "strerror", None) or str(exc)
         raise UsageError(
             f"{name} can't be read", code="file-unreadable", where=named_in, why=reason, fix=fix

@@ -370,7 +370,7 @@ def reject_other_clusters(session: Session) -> None:
             why="it kills processes and nodes",
             fix="use a spec with `provider: {type: local}`; `clusterctl init` writes such a spec",
         )
-    # This raises the error.
+    # Without Slurm, the property raises the error.
     _ = session.slurm
 
 

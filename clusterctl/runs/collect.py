@@ -472,7 +472,7 @@ class _Collection:
         is_final = entry.run_dir is not None and entry.run_state not in GOING_ON
         changed: Sequence[bytes] = ()
         if is_final and is_run(Path(entry.run_dir or "")):
-            # Its record is damaged.
+            # A run with an intact record was returned above, so the record of this run is damaged.
             final = Path(entry.run_dir or "")
             changed = damaged_files(final)
         jobs = self.jobs_of(entry)

@@ -70,7 +70,8 @@ _METRICS = METRICS_FILE.encode()
 _ROOM = "free some space, choose another folder with --out, or skip large files with --max-file"
 # Temporary names that make_places of remote_incoming.py creates.
 _PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
-# Path on the cluster, path in the run's folder, size.
+# What identifies a file that was fetched: its path on the cluster, its path in the run's folder,
+# and its size.
 _Key = tuple[bytes, bytes, int]
 
 

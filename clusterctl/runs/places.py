@@ -29,7 +29,7 @@ from clusterctl.transport.tree import Kind
 # Names that clusterctl writes into a run's folder. A job's file or folder of such a name is
 # renamed.
 _RESERVED = frozenset(name.encode() for name in SENT_FILES | ADDED_FILES)
-# As long as Linux allows.
+# The longest target of a link that Linux allows.
 _LONGEST = 4096  # bytes
 _HERE = b"."
 _UP = b".."

@@ -221,7 +221,8 @@ class Checkpoints:
         return stay
 
     def is_checkpoint(self, name: bytes, *, is_folder: bool) -> bool:
-        # Transformers writes tmp-checkpoint-500 first.
+        # Transformers writes a checkpoint to tmp-checkpoint-500, and renames the folder when it is
+        # complete.
         final = name[4:] if name.lower().startswith(b"tmp-") else name
         return (FOLDER.match if is_folder else FILE.fullmatch)(final) is not None
 
@@ -309,7 +310,7 @@ class Listing:
         self.checkpoints = Checkpoints(
             self.opener, "all" if everything else checkpoints, most, self.beat
         )
-        # The path of each line.
+        # The paths in the order of the lines that were written.
         self.listed: list[bytes] = []
 
     def write_line(self, path: bytes, line: str) -> None:

@@ -75,7 +75,7 @@ _PERPLEXITY: Final = (
     "val_ppl",
     "ppl",
 )
-# The name of a size, and of several.
+# The word for a single unit of a size, and for several units.
 _UNITS: Final = {"nodes": ("node", "nodes"), "tasks": ("task", "tasks"), "gpus": ("GPU", "GPUs")}
 # A size pays if at least this share of what was added turns into speed.
 _PAYS: Final = 0.5
@@ -736,7 +736,7 @@ def _curve(
         }
         if base and (speeds := [speed for each in group if (speed := _speed(each, metric, goal))]):
             ratios = [speed / statistics.fmean(base) for speed in speeds]
-            # A throughput, and the time of a sample, count the larger work already.
+            # A throughput, and the time of a single sample, already count the larger work.
             is_of_all_work = goal is Goal.MIN and is_time_of_all_work(metric)
             grown = size / first if is_weak and is_of_all_work else 1.0
             speed_up = Spread.of([ratio * grown for ratio in ratios])

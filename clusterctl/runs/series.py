@@ -86,7 +86,7 @@ def samples_of(
     left_out: gets sentences on samples that were not read.
     """
     left_out = [] if left_out is None else left_out
-    # ValueError: the node's name has a null byte.
+    # A node's name with a null byte raises a ValueError.
     with suppress(ValueError):
         for line in chain.from_iterable(json_lines(folder, f"telemetry/{node}.jsonl", left_out)):
             time = finite(line.get("time"))

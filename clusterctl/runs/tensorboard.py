@@ -90,7 +90,7 @@ class EventFiles:
                     (time,) = struct.unpack("<d", value)
                 case 2, 0, int(value):
                     step = value - (1 << 64 if value >> 63 else 0)
-                # A Summary. Its field 1 is a Value.
+                # This field is a Summary, whose field 1 is a Value.
                 case 5, 2, bytes(value):
                     for number, _, content in self._fields(value):
                         if number == 1 and isinstance(content, bytes):
@@ -124,7 +124,7 @@ class EventFiles:
             match field:
                 case 1, 0, int(value):
                     kind = value
-                # tensor_content, float_val or double_val.
+                # The number is in tensor_content, float_val or double_val.
                 case (4, 2, bytes(value)) | (5, 2 | 5, bytes(value)) | (6, 1 | 2, bytes(value)):
                     content += value
                     if len(content) > _LONGEST:

@@ -51,7 +51,7 @@ _WORD_COLUMNS = 200
 _LONGEST_S = 60 * 86_400
 # Stands for the job's id in a diagnosis that several jobs share. It can't be in a text of a job.
 _JOB: Final = "\0"
-# The end of a line in place of an empty log.
+# A line ends with this text instead of showing an empty log.
 WROTE_NOTHING: Final = "wrote nothing to its log"
 _READ_THE_LOG: Final = re.compile(r"read the (?:end of the )?log(?:: `clusterctl logs`|, [^;]*)?")
 _NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"

@@ -16,8 +16,8 @@ from typing import Final
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler.base import JobInfo, Jobs, JobState
 
-# A reason: who has the limit, what is limited, and whether a product with the time limit in
-# minutes.
+# A reason says who has the limit, what is limited, and whether the limit is on the product with the
+# time limit in minutes.
 _REASON: Final = re.compile(
     r"(?P<who>Assoc|QOS)?(?P<group>Grp|Max)(?P<what>Cpu|CPU|Mem|Memory|Node|GRES|Gres|Billing)"
     r"(?P<minutes>RunMinutes|Minutes)?(?:Per(?P<per>User|Account))?(?:Limit)?"

@@ -94,7 +94,7 @@ _ELSE: Final = _words(
     "padding pad redundant duplicate between survival coherence alive up sim simulated "
     "simulation physical remaining left"
 )
-# In front of a divisor: the price of 1k or a million tokens.
+# These words stand in front of a divisor, as in the price of 1k or a million tokens.
 _AMOUNTS: Final = _words("k m million thousand")
 # A metric, a sign and a number.
 _TARGET: Final = re.compile(r"\s*(.+?)\s*(<=|>=|=)\s*(\S+)\s*")
@@ -295,7 +295,7 @@ def _of_last(words: list[str], before: list[str], last: str) -> Goal | None:
         )
         return goal or (Goal.MAX if is_speed else _direction(last))
     if last in _UNITS_OF_TIME and words[-1] == last and before and _is_bytes(before[-1]):
-        # GB_s
+        # Bytes per time, such as GB_s, are a speed.
         return Goal.MAX
     is_plural = bool(before) and before[-1].endswith("s") and _is_work(before[-1:])
     if last in _UNITS_OF_TIME and before and (is_plural or len(before[-1]) == 1):

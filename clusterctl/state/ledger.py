@@ -30,10 +30,10 @@ from clusterctl.util.disk import append_line, read_lines, read_rows, translating
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _TOKEN = re.compile(r"[A-Za-z0-9]+")
-# In the folder of all workspaces.
+# This file is in the folder of all workspaces.
 _FOLDERS: Final = "runs.jsonl"
 _RUN_TOKEN: Final = re.compile(r"[0-9a-f]{8}")
-# In the first bytes of each report.
+# Each report has this text in its first bytes.
 REPORT_MARK: Final = b'<meta name="generator" content="clusterctl">'
 _REPORT_HEAD: Final = 1000
 # Maximum size of a run.json.

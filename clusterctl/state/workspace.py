@@ -179,8 +179,8 @@ class Workspace:
     ansible_inventory = _Path("inventory.yml")
     inventory = _Path("hosts.json")
     ssh_config = _Path("ssh_config")
-    # Of an attached cluster: the destination for ssh, and the ssh_config for commands that must not
-    # ask.
+    # An attached cluster has these: the destination for ssh, and the ssh_config for commands that
+    # must not ask the user.
     login = _Path("login")
     background_config = _Path("background_ssh_config")
     # The times of the commands that ran on an attached cluster.

@@ -174,7 +174,7 @@ def enlarge_pipe(pipe: int) -> None:
     """Enlarge a pipe's buffer from 64 KiB, to reduce context switches when much data passes through
     it.
     """
-    # OSError: the user may not enlarge pipes. AttributeError: not Linux.
+    # A user without the right to enlarge pipes causes an OSError, and only Linux has the constant.
     with suppress(OSError, AttributeError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
 

@@ -130,7 +130,7 @@ def encode_digests(digests: Iterable[int]) -> bytes:
     """
     numbers = array("Q", sorted(digests))
     count = HEADER.pack(len(numbers))
-    # Hosts are little-endian.
+    # The program on the host reads little-endian numbers.
     if sys.byteorder == "big":
         numbers.byteswap()
     return count + numbers.tobytes()

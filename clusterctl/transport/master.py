@@ -34,8 +34,8 @@ from clusterctl.transport.refusals import (
 )
 
 IDLE_S = 300
-# As in the `ssh_config`. While a host behind the jump host is connected, the connection is not
-# idle.
+# The `ssh_config` has the same time for connections to jump hosts. While a host behind the jump
+# host is connected, the connection is not idle.
 JUMP_IDLE_S = 10
 # A connection used more recently than this is used without a check: the next command notices if it
 # is dead.
@@ -241,7 +241,7 @@ def _log_in(config: Path, words: list[str], folder: Path) -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    # By Ctrl-C or Ctrl-Z.
+    # The user has ended ssh with Ctrl-C, or stopped it with Ctrl-Z.
     if status is None or status.si_code != os.CLD_EXITED:
         raise KeyboardInterrupt
     if process.returncode == NO_CONNECTION:

@@ -456,7 +456,7 @@ def run_attached(argv: Sequence[str]) -> int:
         status = process.wait()
     finally:
         if process.poll() is None:
-            # On SIGTERM ssh restores the terminal.
+            # ssh restores the terminal when it gets SIGTERM.
             process.terminate()
             process.wait()
     return status if status >= 0 else _SIGNALLED - status

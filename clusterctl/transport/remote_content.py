@@ -81,7 +81,8 @@ def hole_at(fd: int, offset: int, size: int) -> int:
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size) - offset
     except OSError as exc:
-        # ENXIO: no data after the offset. Other errors: the file system does not report holes.
+        # The error ENXIO means that no data follows the offset, any other error that the file
+        # system does not report holes.
         return size - offset if exc.errno == errno.ENXIO else 0
 
 

@@ -240,7 +240,7 @@ def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: boo
         such as a link with the name of a folder, is removed. If not, it raises OSError.
     """
     os.makedirs(into, exist_ok=True)
-    # New or empty folders.
+    # These folders are new or empty, so no file in them can be overwritten.
     new = set() if os.listdir(into) else {into}
     for entry in entries:
         entry.final = os.path.join(into, entry.local)
@@ -414,7 +414,7 @@ def open_unnamed(entry: Entry) -> int | None:
 def link_into_place(fd: int, entry: Entry) -> None:
     """Set the name, mode and time of a file that ``open_unnamed`` opened."""
     finish(fd, entry)
-    # See linkat(2). With src_dir_fd set, os.link follows this link to the open file.
+    # With src_dir_fd set, os.link follows this link to the open file (see linkat(2)).
     descriptor_path = b"/proc/self/fd/%d" % fd
     try:
         os.link(descriptor_path, entry.final, src_dir_fd=fd)

@@ -289,7 +289,7 @@ class LocalTransport(CommandTransport):
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
-            # As sshd does.
+            # sshd starts commands in the home folder, too.
             cwd=Path.home(),
             start_new_session=True,
         )
@@ -372,10 +372,18 @@ class Connections(ExitStack):
             user = None
         with self._lock:
             if (host, user) not in self._open:
-                is_here = (login, host) == (HERE, LOGIN_HOST)
-                transport = (
-                    LocalTransport(host, path=self._path) if is_here else self._ssh(host, user)
-                )
+                transport: LocalTransport | SSHTransport
+                if (login, host) == (HERE, LOGIN_HOST):
+                    transport = LocalTransport(host, path=self._path)
+                else:
+                    transport = SSHTransport(
+                        host,
+                        self._ssh_config,
+                        user=user,
+                        path=self._path,
+                        stays=host == self._stays,
+                        jumps=self._jumps,
+                    )
                 transport.calls = (
                     Workspace(self._ssh_config.parent).calls if login is not None else None
                 )
@@ -393,9 +401,3 @@ class Connections(ExitStack):
             self._jumps.open(host, self._ssh_config)
         elif isinstance(transport := self.to(host), SSHTransport):
             transport.connect()
-
-    def _ssh(self, host: str, user: str | None) -> SSHTransport:
-        stays = host == self._stays
-        return SSHTransport(
-            host, self._ssh_config, user=user, path=self._path, stays=stays, jumps=self._jumps
-        )

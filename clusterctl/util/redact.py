@@ -35,7 +35,7 @@ _KINDS: Final = {
 }
 # From this length, in letters, a word counts as secret whatever its letters.
 _ANY: Final = 100
-# SHA512, UUID.
+# SHA512 sums and UUIDs are not secret.
 _ORDINARY: Final = re.compile(r"[0-9a-f]{128}|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SECRET: Final = ("secret", "several", "items", "heredoc", "json")  # groups of patterns
 # Share of neighbouring characters that differ in kind (lower, upper, digit). Base64: 0.6; paths:

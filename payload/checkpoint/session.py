@@ -162,7 +162,7 @@ class Resumed:
     notes: list[str] = field(default_factory=list)
     path: Path | None = field(default=None, compare=False)
     model: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    # False: an evaluation is due before the next iteration.
+    # If False, an evaluation is due before the next iteration.
     evaluated: bool = True
 
 
@@ -228,7 +228,7 @@ def command_to_resume(argv: Sequence[str], env: Mapping[str, str]) -> str:
     words = [word for word in words if not word.startswith("--resume=")]
     if SUBMITTED_WITH not in env:
         return shlex.join(["python", "-m", "payload", command, *words, "--resume", "auto"])
-    # Without Slurm, clusterctl numbers the jobs.
+    # clusterctl numbers the jobs of a cluster without Slurm.
     job = env.get("SLURM_JOB_ID") or env["CLUSTERCTL_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in env:
         job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(env)

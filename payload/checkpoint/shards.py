@@ -233,7 +233,7 @@ class Manifest:
     files: Sequence[FileFacts]
     # Fields of ``saved_model.folder.ModelRecord``.
     model: Mapping[str, Any] = field(default_factory=dict)
-    # False: the evaluation that is due after the iteration is not complete.
+    # If False, the evaluation that is due after the iteration is not complete.
     evaluated: bool = True
 
     def encode(self) -> str:

@@ -118,7 +118,7 @@ def refuse_without_effect(
     settings = settings_of(type(config))
     for name in names.split():
         source, value, (section, declared) = config.given.get(name), record[name], settings[name]
-        # Values without effect.
+        # These values have no effect, so they are accepted.
         harmless = (
             [declared.default]
             if isinstance(value, bool)

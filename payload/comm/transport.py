@@ -162,7 +162,8 @@ class Transport(Communicator):
     def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
         staged = self.staging.of(array)
         for request in staged.fetch():
-            # Wait now: this rank may block in ``recv`` next, and its message must not be held back.
+            # This rank may block in ``recv`` next, and its message must not be held back until
+            # then.
             request.Wait()
         return self._outbox.start(self._send_steps(staged, dest, tag))
 

@@ -34,7 +34,7 @@ _IMAGENET = (224, 3, 1000)  # side, channels, classes
 _FEW = 4
 _DIGITS = Path(__file__).with_name("digits.npz")
 _HELD_OUT_EVERY = 5
-# of synthetic data
+# These are the sizes of synthetic data.
 _SAMPLES = 65_536
 _HELD_OUT = 64
 # Of larger files, only the size and the first and last _SAMPLE bytes are hashed.

@@ -94,7 +94,7 @@ class GPT2:
             "added": dict(added),
         }
         self._bytes = [vocabulary[char] for char in _BYTE_OF]
-        # By pair: the rank of the merge, and the resulting token.
+        # Each pair of tokens has the rank of its merge, and the resulting token.
         self._merges: dict[Merge, tuple[int, int]] = {}
         for rank, (left, right) in enumerate(merges):
             self._merges[vocabulary[left], vocabulary[right]] = rank, vocabulary[left + right]

@@ -222,7 +222,7 @@ def _cropped(images: Array, draw: Draw) -> Array:
     count, height, width, _ = images.shape
     pad = max(1, height // _PAD)
     padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    # (B, 2).
+    # The offsets have the shape (B, 2).
     offsets = random_bits(sample_keys(draw, "crop"), np.arange(2, dtype="uint32")) % (2 * pad + 1)
     rows = offsets[:, :1].astype(np.int64) + np.arange(height)
     columns = offsets[:, 1:].astype(np.int64) + np.arange(width)

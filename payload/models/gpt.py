@@ -94,7 +94,7 @@ def _block(
         ),
         Residual(
             LayerNorm(context, f"{name}.norm2", width, eps=norm_eps),
-            # → (B, T, 4 C).
+            # The result has the shape (B, T, 4 C).
             Linear(context, f"{name}.linear1", width, 4 * width, init=init, split="columns"),
             GELU(context),
             Linear(context, f"{name}.linear2", 4 * width, width, init=into_shortcut, split="rows"),

@@ -29,7 +29,7 @@ def build(
         form = None if number else flattened_image((1, inputs // channels, channels), fan_out)
         linear = Linear(context, f"linear{number}", fan_in, fan_out, form=form)
         last = number == len(hidden)
-        # No ReLU after the last layer: logits may be negative.
+        # The last layer has no ReLU, because logits may be negative.
         layers: list[Layer] = [linear] if last else [linear, ReLU()]
         layer = Sequential(*([] if number else [Flatten()]), *layers)
         units.append(Unit(f"linear{number}", layer, flops=2.0 * fan_in * fan_out))

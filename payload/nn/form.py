@@ -23,7 +23,7 @@ class Form:
     again.
     """
 
-    # Shape in PyTorch.
+    # The tensor's shape in PyTorch.
     shape: Shape
     split: Shape
     order: tuple[int, ...]

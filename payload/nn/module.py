@@ -44,7 +44,7 @@ class Tape:
     """
 
     training: bool = True
-    # Without it, dropout is off.
+    # Dropout is off if there is no draw of random numbers.
     draw: Draw | None = None
     # True while a forward pass is repeated: running statistics have already counted this
     # micro-batch.

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-# of malloc.h
+# These parameters of mallopt are defined in malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 

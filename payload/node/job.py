@@ -292,7 +292,7 @@ def set_variables(nodes: Sequence[str], *, hand_on: bool = False) -> None:
     """
     if "SLURM_JOB_ID" not in os.environ:
         task.take_host_variables()
-    # srun ignores SLURM_CPUS_PER_TASK.
+    # srun ignores SLURM_CPUS_PER_TASK, and reads SRUN_CPUS_PER_TASK instead.
     if "SLURM_CPUS_PER_TASK" in os.environ:
         set_for_this_job(SRUN_CPUS_PER_TASK=os.environ["SLURM_CPUS_PER_TASK"])
     # After `#SBATCH --export=NONE`, srun would pass none of a script's variables to its steps, not

@@ -77,7 +77,7 @@ def _is_in_use(port: int) -> bool:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 if family == socket.AF_INET6:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                # At all addresses.
+                # An empty address means all addresses of the node.
                 probe.bind(("", port))
         except OSError as exc:
             # Other errors: the node has no IPv6, or the port is reserved for root.

@@ -57,7 +57,7 @@ _NOT_STARTED = re.compile(
 LEFT_MPI = "exit without MPI_Finalize"
 # The kind of an end if it is unknown why srun has aborted the step.
 ABORT = "abort by srun"
-# In messages of job.py.
+# job.py writes this text in its messages.
 NO_SLURMSTEPD = "no slurmstepd any more"
 # PMIx has lost the connection to a rank (PMIX_ERR_LOST_CONNECTION), and srun reports a rank's
 # failure.
@@ -448,7 +448,7 @@ def own_error(log: str) -> str:
             message = line
             break
     if not message:
-        # Numbers differ between attempts.
+        # Numbers in a message, such as process IDs, differ between attempts.
         return re.sub(r"\d+", "N", (_OWN_MESSAGE.findall(log) or [""])[-1])[:200]
     return "" if _PEER_LOST.search(message) else f"{message.partition(':')[0]} at {place}"
 

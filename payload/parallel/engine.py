@@ -56,9 +56,9 @@ class StepResult:
 class Evaluation:
     """Result of an evaluation on all held-out targets, the same on every rank."""
 
-    # Mean, in nats.
+    # The mean of all targets, in nats.
     loss: float
-    # In [0, 1].
+    # The share of targets that were predicted, from 0 to 1.
     accuracy: float
 
     @property

@@ -103,7 +103,7 @@ class WholeTensors:
         return parameter.form.to_torch(whole[: parameter.rows])
 
     def _receive(self, parameter: Parameter | None, piece: _Piece) -> Array:
-        # State is float64.
+        # The state of layers, unlike their parameters, is float64.
         dtype = self._engine.storage.master_weights.dtype if parameter else "float64"
         array: Array = self._engine.device.xp.empty(piece.stop - piece.start, dtype)
         self._world.recv(array, piece.rank)

@@ -292,7 +292,7 @@ class _Scatter:
 
     pending: Pending
     whole: Array
-    # This rank's part of the sum.
+    # The part of the sum that this rank keeps.
     part: Array
     # Destination of ``part``, or the array that it is added to.
     owned_grads: Array

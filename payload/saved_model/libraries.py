@@ -37,7 +37,7 @@ class Naming:
     prefix: str = ""
     # Whether the library transposes the linear layers of blocks.
     transposed: bool = False
-    # The payload's tensor by the library's copy of it.
+    # The library's copies of tensors, each with the payload's tensor that it repeats.
     tied: Mapping[str, str] = field(default_factory=dict)
     # Regular expression for the library's tensors that the payload's model does not need.
     unused: str = ""

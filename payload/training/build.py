@@ -101,7 +101,7 @@ def run_identity(config: TrainConfig, dataset: Sized) -> dict[str, Any]:
         **{name: value for name, value in sizes.items() if name != "dropout"},
         "optimizer": config.optimizer.optimizer,
         "precision": config.precision.precision,
-        # Without the path, which may change.
+        # The path of the data is left out, because it may change.
         "data": config.data.data.partition(":")[0],
         "tokenizer": "gpt2" if config.data.tokenizer.startswith("gpt2:") else config.data.tokenizer,
         "samples": dataset.training,

@@ -43,8 +43,8 @@ from payload.saved_model.folder import usable_record
 from payload.saved_model.libraries import naming
 from payload.training.build import build_schedule, build_units, reject_large_batch, run_identity
 
-# For data that is not here: images that any number of patches and strides divides, and tokens of
-# bytes.
+# Sizes that are assumed for data that is not on this machine: images that any number of patches and
+# strides divides, and tokens of bytes.
 _SIDE = 32
 _VOCABULARY = 256
 

@@ -34,7 +34,7 @@ class Initial:
     """A file of weights that training starts from."""
 
     file: Path
-    # None: the file is from another library.
+    # If None, the file is from another library.
     record: ModelRecord | None
 
     def data_state(self, tokenizer: str) -> Mapping[str, Any] | None:

@@ -39,9 +39,9 @@ factor.
 class Work:
     """The number of tokens and floating-point operations of a training sample."""
 
-    # Of the sample's forward pass, summed over tensor-parallel ranks and pipeline stages.
+    # Operations of a sample's forward pass, summed over tensor-parallel ranks and pipeline stages.
     flops: float
-    # None: samples are images.
+    # If None, samples are images.
     tokens: int | None = None
 
 
@@ -171,7 +171,7 @@ class Metrics(Report):
         """Record an evaluation, with the ranks' computing times since the last evaluation."""
         fields = {"accuracy": evaluation.accuracy, "loss": evaluation.loss}
         if bytes_per_target:
-            # Of text. An infinite perplexity is left out.
+            # The targets are text. An infinite perplexity is left out.
             fields["bits_per_byte"] = evaluation.bits_per_byte(bytes_per_target)
             if math.isfinite(evaluation.perplexity):
                 fields["perplexity"] = evaluation.perplexity

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from payload.errors import UsageError
 
-# Far above any useful rate, and far below the float32 maximum.
+# This is far above any useful rate, and far below the maximum of float32.
 _MOST = 1e30
 
 

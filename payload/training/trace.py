@@ -45,7 +45,7 @@ class Timeline:
         self._events: list[Event] = []
         self._on = False
         self._flights = 0
-        # Those of this iteration's micro-batches so far.
+        # The draws of the micro-batches that this iteration has run so far.
         self._draws: list[Draw] = []
 
     def next(self) -> None:

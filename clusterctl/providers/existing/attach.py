@@ -56,7 +56,7 @@ from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import SILENT, Reporter
 
 _NEW: Final = ".attach-"
-# Of Slurm's `gpu:a100:4(S:0-1)`: the type and the number. A site may leave out the type.
+# The type and the number in Slurm's `gpu:a100:4(S:0-1)`. A site may leave out the type.
 _GRES: Final = re.compile(r"gpu(?::([^:,()\s]+?))?:([0-9]+)(?:\(.*\))?")
 PATIENCE_S: Final = 60.0
 _CHOSEN: Final = (*(field.name for field in fields(Choices)), "folder", "launcher")

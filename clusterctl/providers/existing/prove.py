@@ -23,7 +23,8 @@ from clusterctl.transport.base import BOOT, Transport, module_texts, split_lines
 from clusterctl.util.assets import data_folder
 from clusterctl.util.progress import SILENT, Reporter
 
-# In the order of trials. Jobs start ranks in no other way, so no other is tried.
+# The launchers are tried in this order. Jobs start ranks in no other way, so no other launcher is
+# tried.
 LAUNCHERS: Final = ("pmix", "mpirun")
 _TIME_LIMIT: Final = 5  # minutes
 _SILENCE_S: Final = 120.0

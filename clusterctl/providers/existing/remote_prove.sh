@@ -13,7 +13,7 @@ unset $(env | sed -n 's/^\(SBATCH_[A-Z_]*\)=.*/\1/p')
 cancel() {
     if [ -n "$id" ]; then scancel "$id"; else scancel --user="$me" --name="$name"; fi 2>/dev/null
 }
-# Of an `attach` that was killed.
+# Cancel the job of an `attach` that was killed, and remove its folder.
 cancel
 rm -rf -- proof.??????
 proof=$(mktemp -d proof.XXXXXX) && cd -- "$proof" || exit

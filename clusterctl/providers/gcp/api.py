@@ -474,7 +474,7 @@ def check_gcloud() -> None:
     if shutil.which("gcloud") is None:
         message = "gcloud is not installed on this machine"
         raise MachineError(message, code="tool-missing", why=reason, fix=_INSTALL)
-    # It asks Google for a token. The list of logins also has logins that have expired.
+    # This command asks Google for a token. The list of logins also has logins that have expired.
     argv = ["gcloud", "auth", "print-access-token"]
     try:
         result = run(argv, timeout_s=_ANSWER_S)

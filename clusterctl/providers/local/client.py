@@ -95,7 +95,8 @@ class Helper:
         ends.
         """
         exchange: Exchange | None = None
-        # In a thread: Ctrl-C in the main thread could lose the process that was just started.
+        # The process is started in a thread, because Ctrl-C in the main thread could lose a process
+        # that was just started.
         with ThreadPoolExecutor(max_workers=1) as pool:
             future = pool.submit(_take)
             try:

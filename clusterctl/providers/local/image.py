@@ -68,8 +68,8 @@ _RETRIES = "Acquire::Retries 3"
 _UNREAD: Final = ("man/*.gz", "doc/*/changelog*.gz", "locale/*.mo")
 _MMDEBSTRAP: Final = (
     *("--mode=root", "--variant=minbase", f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"),
-    # Only files: scripts of packages expect the folders, such as update-alternatives that of man
-    # pages.
+    # Only files are excluded, because scripts of packages expect the folders, as
+    # update-alternatives expects that of man pages.
     *(f"--dpkgopt=path-exclude=/usr/share/{files}" for files in _UNREAD),
 )
 _DNF: Final = ("install_weak_deps=False", "tsflags=nodocs", "keepcache=False")

@@ -263,8 +263,8 @@ def launch(
         systemd.
     """
     if booted_with_systemd():
-        # As in systemd's systemd-nspawn@.service. Exit status 1 is normal, because `stop` kills
-        # machines.
+        # systemd's own systemd-nspawn@.service has the same settings. Exit status 1 is normal,
+        # because `stop` kills machines.
         settings = ("KillMode=mixed", "Delegate=yes", "TasksMax=16384", "SuccessExitStatus=1 133")
         unit = [
             "systemd-run",

@@ -41,7 +41,7 @@ SBATCH = re.compile(r"^#SBATCH\s(.*)", re.MULTILINE)
 OPTIONS = argparse.ArgumentParser(add_help=False)
 OPTIONS.add_argument("-x", "--exclude", nargs="?", default="", const="")
 REASON = re.compile(r"\bReason=(.*?) \[\S+@\S+\]")
-# A reason of Slurm.
+# Slurm's reason for a job that was killed by SIGKILL begins with this text.
 KILLED = "RaisedSignal:9("
 
 
