@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -107,8 +106,7 @@ def test_a_change_is_the_branch_s_and_what_is_not_committed(tmp_path: Path) -> N
 def test_the_stories_exist() -> None:
     for story in {*STORIES.values()} - {""}:
         module, _, test = story.partition("::")
-        functions = ast.walk(ast.parse((ROOT / module).read_text()))
-        assert test in {one.name for one in functions if isinstance(one, ast.FunctionDef)}
+        assert f"\ndef {test}(" in (ROOT / module).read_text()
 
 
 def test_the_recorded_durations_are_those_of_tests() -> None:
