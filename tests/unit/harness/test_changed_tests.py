@@ -32,7 +32,7 @@ MODULES = changed_tests.modules_of(ROOT)
             "roles/test_cuda_role configure/test_roles",
             STORY,
         ),
-        ("ansible/library/host_snapshot.py", "host_snapshot/test_ledger_files", STORY),
+        ("ansible/library/host_snapshot.py", "host_snapshot/test_snapshot_files", STORY),
         ("terraform/gcp/main.tf", "gcp/test_gcp_golden", ""),
         ("payload/nn/layers.py", "payload/test_payload_layers", TRAINING),
         ("README.md", "project/test_links project/test_manual", ""),
