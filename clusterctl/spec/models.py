@@ -1,67 +1,39 @@
-"""ClusterSpec, the model of a spec file; the settings of local nodes; checks between fields."""
+"""ClusterSpec, the model of a spec file; the providers of this version; checks between fields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from ipaddress import IPv4Network
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, Final, Self, get_args
 
-from pydantic import (
-    ConfigDict,
-    Discriminator,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from clusterctl.errors import BadValueError, Notice, ProvisionError
+from clusterctl.errors import Notice, ProvisionError
 from clusterctl.spec import distributions
 from clusterctl.spec.base import (
     INCONSISTENT,
     PATTERNS,
-    PRIVATE_NETWORKS,
     RECORDED,
     UNKNOWN,
     Fault,
     Loc,
-    Url,
     dotted,
     is_partial,
     repeated,
 )
-from clusterctl.spec.common import OF_OWN_MACHINES, RESERVED_PARTITIONS, Cluster, ProviderSettings
+from clusterctl.spec.common import RESERVED_PARTITIONS, Cluster, ProviderSettings
 from clusterctl.spec.distributions import Distribution, SoftwareRefusal
 from clusterctl.spec.existing import ExistingSettings
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.hosts import public_part
-from clusterctl.spec.names import MAX_COUNT, MAX_LOCAL_HOSTS
+from clusterctl.spec.local import LocalSettings
+from clusterctl.spec.names import MAX_COUNT
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.spec.slurm_lines import faults_of
 from clusterctl.spec.software import SlurmSource
 from clusterctl.spec.units import shown
 
-_OF_OTHER_NODES: Final = (
-    ("partitions.gpus", "local nodes have no GPUs", "remove gpus"),
-    (
-        "software.apptainer",
-        "local nodes are air-gapped and their image has no Apptainer",
-        "remove apptainer",
-    ),
-    (
-        "software.slurm",
-        "local nodes have their distribution's Slurm",
-        "remove slurm; see slurm.version",
-    ),
-    ("software.mirrors", "local nodes use the repositories of this machine", "remove mirrors"),
-    (
-        "software.nvidia",
-        "local nodes have no GPUs, and their kernel is this machine's",
-        "remove nvidia",
-    ),
-)
 _OF_SLURM: Final = {
     "slurm.qos": "qualities of service need Slurm, but scheduler is none",
     "slurm.version": "scheduler is none, so Slurm is not installed",
@@ -72,66 +44,11 @@ _OF_SLURM: Final = {
 }
 
 
-class LocalSettings(ProviderSettings):
-    """The settings of a Slurm cluster of systemd-nspawn machines on this Linux machine."""
-
-    # Files must contain the type, because it selects the provider.
-    model_config = ConfigDict(json_schema_extra={"required": ["type"]})
-    shares_kernel: ClassVar[bool] = True
-
-    type: Literal["local"] = Field("local", description="the provider's type")
-    subnet: IPv4Network | None = Field(
-        None,
-        description="private /24 for the nodes; by default clusterctl chooses a free network",
-        examples=["10.77.0.0/24"],
-    )
-    distribution: Literal["debian-12", "debian-13"] | None = Field(
-        None,
-        description="distribution of the nodes; by default debian-13; on Rocky Linux and AlmaLinux "
-        "always this machine's",
-    )
-    mirror: Url = Field(
-        "http://deb.debian.org/debian", description="Debian mirror to build the node image"
-    )
-
-    @field_validator("subnet")
-    @classmethod
-    def _private_24(cls, value: IPv4Network | None) -> IPv4Network | None:
-        is_private = value is None or any(value.subnet_of(net) for net in PRIVATE_NETWORKS)
-        if value is not None and (value.prefixlen != 24 or not is_private):  # noqa: PLR2004
-            raise BadValueError(
-                "network-not-private", f"{value} is not a private /24, such as 10.77.0.0/24"
-            )
-        return value
-
-    @property
-    def debian_mirror(self) -> str:
-        return self.mirror
-
-    @property
-    def release(self) -> str:
-        """The distribution of new nodes: from the spec, or else the default for this machine."""
-        return self.distribution or distributions.of_local_nodes()
-
-    def expected_release(self, spec: Cluster) -> str:  # noqa: ARG002
-        return self.release
-
-    def faults(self, spec: Cluster) -> Iterator[Fault]:
-        if 1 + spec.node_count > MAX_LOCAL_HOSTS:
-            message = (
-                f"a local cluster can have at most {MAX_LOCAL_HOSTS} hosts, including the "
-                "controller"
-            )
-            hint = f"request at most {MAX_LOCAL_HOSTS - 1} nodes"
-            yield Fault("too-many-hosts", ("partitions",), message, hint, at_key=True)
-        yield from spec.refused((*_OF_OTHER_NODES, OF_OWN_MACHINES))
-
-
+# The settings of each provider. The order is that of messages that list the providers.
+AnyProvider = LocalSettings | GcpSettings | OnpremSettings | ExistingSettings
 PROVIDERS: Final[Mapping[str, type[ProviderSettings]]] = {
-    "local": LocalSettings,
-    "gcp": GcpSettings,
-    "onprem": OnpremSettings,
-    "existing": ExistingSettings,
+    get_args(settings.model_fields["type"].annotation)[0]: settings
+    for settings in get_args(AnyProvider)
 }
 DEFAULT_PROVIDER: Final = LocalSettings()
 
@@ -146,9 +63,9 @@ def traits_of(provider: str) -> type[ProviderSettings]:
 class ClusterSpec(Cluster):
     """A cluster."""
 
-    provider: Annotated[
-        LocalSettings | GcpSettings | OnpremSettings | ExistingSettings, Discriminator("type")
-    ] = Field(DEFAULT_PROVIDER, description="the provider of the hosts, with its settings")
+    provider: Annotated[AnyProvider, Discriminator("type")] = Field(
+        DEFAULT_PROVIDER, description="the provider of the hosts, with its settings"
+    )
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Self:

@@ -41,7 +41,8 @@ from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.node_template import NodeFile
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec import distributions
-from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.spec.local import LocalSettings
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import (
     COMPUTE,
     CONTROLLER,

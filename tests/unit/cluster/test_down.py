@@ -23,7 +23,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover
-from clusterctl.spec.models import LocalSettings
+from clusterctl.spec.local import LocalSettings
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows

@@ -32,7 +32,8 @@ from clusterctl.providers.storage import (
 )
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.spec.local import LocalSettings
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import JobEntry, Ledger
