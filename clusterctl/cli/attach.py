@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
@@ -11,14 +11,12 @@ from clusterctl.cli.phases import NoWait
 from clusterctl.cluster.detach import DetachOptions
 from clusterctl.cluster.detach import detach as remove_from_site
 from clusterctl.errors import Failure
-from clusterctl.providers import registry
-from clusterctl.spec.existing import existing_cluster
+from clusterctl.providers.attached import Attached, Request
+from clusterctl.providers.registry import provider_of
+from clusterctl.spec.models import settings_of_login
 from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.util.progress import PhaseLines
-
-if TYPE_CHECKING:
-    from clusterctl.providers.registry import Attached
 
 
 def attach(
@@ -58,23 +56,22 @@ def attach(
     cluster, and tests with a job on two nodes that MPI works. Run it again to check the cluster
     again. It keeps your options; an empty value, such as --partition '', withdraws an option.
     """
-    spec = None
-    if login is None:
-        spec = spec_of_existing(screen.chosen())
-        login = existing_cluster(spec.provider).login
-        name = name or spec.name
-    given = {"name": name, "folder": folder, "account": account, "qos": qos, "partition": partition}
-    request = {
-        key: value for key, value in {**given, "python": python}.items() if value is not None
-    }
-    attached = registry.attach(
-        reporter=PhaseLines(screen.note, verbose=screen.verbose),
-        login=login,
+    spec = spec_of_existing(screen.chosen()) if login is None else None
+    provider = provider_of(spec.provider if spec else settings_of_login(str(login)))
+    request = Request(
+        login=login or provider.attached_place().login,
+        name=name or (spec.name if spec else ""),
+        folder=folder,
+        account=account,
+        qos=qos,
+        partition=partition,
         modules=None if module is None else tuple(filter(None, module)),
+        python=python,
         spec=spec,
         wait_s=0 if no_wait else WAIT_S,
-        **request,
+        reporter=PhaseLines(screen.note, verbose=screen.verbose),
     )
+    attached = provider.attach(request)
     failure = proof_failure(attached)
     screen.result(_answer(attached, failure), *summary(attached, failure))
     return 1 if failure else 0
@@ -86,15 +83,15 @@ def _answer(attached: Attached, failure: Failure | None) -> dict[str, Any]:
         "ok": failure is None,
         "failures": [asdict(failure)] if failure else [],
         "cluster": attached.spec.name,
-        "provider": existing_cluster(attached.spec.provider).type,
+        "provider": attached.spec.provider.type,
         "workspace": str(attached.workspace.root),
-        "folder": attached.placed.folder,
-        "account": attached.probed.account,
-        "partitions": [partition.name for partition in attached.probed.usable],
-        "proven": attached.proof is not None,
-        "proof": asdict(attached.outcome),
+        "folder": attached.folder,
+        "account": attached.account,
+        "partitions": attached.partitions,
+        "proven": attached.is_proven,
+        "proof": attached.proof,
         "facts": [asdict(fact) for fact in attached.facts],
-        "site": asdict(attached.probed.site),
+        "site": attached.site,
     }
 
 
@@ -105,19 +102,18 @@ def summary(attached: Attached, failure: Failure | None) -> list[str]:
     lines = [f"{fact.fact:{width}}  {fact.value}  ({fact.learned})" for fact in attached.facts]
     if failure is not None:
         lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
-    elif attached.proof is None and existing_cluster(attached.spec.provider).launcher is not None:
+    elif not attached.is_proven and attached.has_launcher:
         lines += ["", "not proven again: the queue is long; jobs use the launcher as before"]
-    elif attached.proof is None:
-        size = f"{attached.probed.proof_nodes} nodes or more"
+    elif not attached.is_proven:
+        size = f"{attached.proof_nodes} nodes or more"
         lines += ["", "not proven yet: the queue is long"]
         lines += [
             f"your first job on {size} runs the proof; `clusterctl doctor` then shows the result"
         ]
     # The bundled job `train` ends by itself long before.
-    limit = " --time 10m" if attached.probed.site.needs_time else ""
+    limit = " --time 10m" if attached.needs_time else ""
     submit = (
-        f"clusterctl submit train --nodes {attached.probed.proof_nodes}{limit} --follow "
-        f"--cluster {name}"
+        f"clusterctl submit train --nodes {attached.proof_nodes}{limit} --follow --cluster {name}"
     )
     return [*lines, f"cluster {name!r} is attached", f"submit a job with `{submit}`"]
 
@@ -175,14 +171,14 @@ def detach(
 
 def proof_failure(attached: Attached) -> Failure | None:
     """Return why the proof failed. None: it succeeded, or its job has not started yet."""
-    unproven = attached.unproven
-    if unproven is None or unproven.code == "pending":
+    if attached.obstacle is None:
         return None
+    code, reason = attached.obstacle
     fixes = {
         "mpi": "name the site's MPI with --module; jobs without MPI work",
         "python": "name a Python of the compute nodes with --python",
         "not-shared": "`clusterctl detach`, then attach with a --folder that all nodes share",
         "refused": "choose another partition or account with --partition or --account",
     }
-    fix = fixes.get(unproven.code, "run `clusterctl attach` again")
-    return Failure(f"proof-{unproven.code}", unproven.why, attached.spec.name, "prove", fix)
+    fix = fixes.get(code, "run `clusterctl attach` again")
+    return Failure(f"proof-{code}", reason, attached.spec.name, "prove", fix)

@@ -143,7 +143,7 @@ def _what_becomes(workspace: Workspace) -> str:
     """Return a phrase that tells whether `down` deletes the files in jobs' folders."""
     from clusterctl.state.inventory import inventory_of, keeps_storage
 
-    if inventory_of(workspace).traits.user_owned:
+    if inventory_of(workspace).traits.adopts_hosts:
         return "they stay on your machines"
     kept = keeps_storage(workspace)
     return "they stay on the kept storage" if kept else "`down` refuses while they exist only there"

@@ -21,16 +21,17 @@ from clusterctl.cli.phases import (
     prompts_for,
 )
 from clusterctl.cluster import down as cluster_down
-from clusterctl.cluster.losses import is_of_own_machines
 from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import excluded
-from clusterctl.providers.base import pending_releases
-from clusterctl.providers.registry import cached_images
+from clusterctl.providers.base import Prompts, pending_releases
+from clusterctl.providers.registry import provider_of
 from clusterctl.providers.storage import KeptStorage
+from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.util.progress import MessageLines
 
 Name = Annotated[
     str | None, argument("Cluster name. Default: the spec's.", metavar="[NAME]", tab=clusters)
@@ -93,8 +94,9 @@ def down(
     # Without --yes, the prompt names the cluster.
     workspace = screen.chosen().workspace(named=yes)
     name = workspace.root.name
-    is_own = is_of_own_machines(workspace)
-    consequence = "and restore its machines" if is_own else "with all data on its nodes"
+    consequence = (
+        "and restore its machines" if workspace.adopts_hosts else "with all data on its nodes"
+    )
     screen.confirm(f"remove cluster {name!r} {consequence}?", yes=yes)
     phases = Phases(screen)
     screen.partial_answer = {"runs": []}
@@ -117,10 +119,10 @@ def down(
 
 def _show(screen: Screen, name: str, result: cluster_down.DownResult) -> None:
     screen.note(*(f"discarded: {line}" for line in result.lost.lines))
-    images = (
-        cached_images(report=lambda line: screen.note(str(line))) if result.on_this_machine else ()
-    )
-    size = sum(image.size_mib for image in images)
+    size = 0
+    if result.on_this_machine:
+        this_machine = provider_of(DEFAULT_PROVIDER, Prompts(reporter=MessageLines(screen.note)))
+        size = sum(image.size_mib for image in this_machine.cached_images())
     answer = {
         "cluster": name,
         **screen.partial_answer,

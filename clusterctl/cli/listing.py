@@ -13,18 +13,15 @@ from typing import Annotated
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, Notice, UsageError
+from clusterctl.providers.base import Prompts
 from clusterctl.providers.node_template import KeptImage
-from clusterctl.providers.registry import (
-    cached_images,
-    clusters_on_this_machine,
-    kept_images,
-    recorded_cost,
-)
+from clusterctl.providers.registry import provider_of
 from clusterctl.providers.storage import REMOVE, KeptStorage, damaged_records, load_all_kept
-from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
+from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import Inventory, applied_if_known
 from clusterctl.state.workspace import Workspace, state_home
+from clusterctl.util.progress import MessageLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +107,18 @@ def _table(screen: Screen, clusters: Sequence[_Listed]) -> list[str]:
 
 
 def _recorded_clusters() -> Iterator[_Listed]:
-    cloud = next(name for name, traits in PROVIDERS.items() if traits.is_cloud)
     for folder in sorted(state_home().glob("[!.]*/terraform")):
-        if not (folder.parent / "hosts.json").exists():
-            workspace = Workspace(folder.parent)
-            spec = applied_if_known(workspace)
-            cost = recorded_cost(spec, workspace) if spec else None
-            yield _Listed(
-                folder.parent.name, cloud, "unfinished", str(folder.parent), usd_per_hour=cost
-            )
+        workspace = Workspace(folder.parent)
+        if workspace.inventory.exists():
+            continue
+        provider = "-"
+        cost = None
+        if spec := applied_if_known(workspace):
+            provider = spec.provider.type
+            cost = provider_of(spec.provider).recorded_cost(spec, workspace)
+        yield _Listed(
+            folder.parent.name, provider, "unfinished", str(folder.parent), usd_per_hour=cost
+        )
     for path in sorted(state_home().glob("[!.]*/hosts.json")):
         where = str(path.parent)
         try:
@@ -141,25 +141,22 @@ def _recorded_clusters() -> Iterator[_Listed]:
 def _unrecorded_clusters(recorded_ids: set[str | None]) -> Iterator[_Listed]:
     """Yield the clusters that run on this machine, except those with an ID in ``recorded_ids``."""
     try:
-        clusters = clusters_on_this_machine()
+        clusters = provider_of(DEFAULT_PROVIDER).clusters_here()
     except ClusterctlError:
         # This machine or this user can't have local clusters.
         return
-    for cluster, is_orphan in clusters:
+    for cluster in clusters:
         if cluster.id in recorded_ids:
             continue
         state = "unfinished" if Path(cluster.workspace).parent == state_home() else "elsewhere"
-        state = "orphaned" if is_orphan else state
-        fix = f"clusterctl orphans remove {cluster.name}" if is_orphan else ""
-        nodes = sum(not name.endswith("-ctl") for name in cluster.numbers)
         yield _Listed(
             cluster.name,
-            DEFAULT_PROVIDER.type,
-            state,
+            cluster.provider,
+            "orphaned" if cluster.is_orphan else state,
             cluster.workspace,
-            nodes,
+            cluster.nodes,
             cluster.id,
-            fix=fix,
+            fix=f"clusterctl orphans remove {cluster.name}" if cluster.is_orphan else "",
         )
 
 
@@ -183,7 +180,7 @@ def cache_prune(
                 code="no-project-images",
                 fix="remove --images, or name a cloud spec with -f FILE",
             )
-        kept = kept_images(provider, prune=True)
+        kept = provider_of(provider).kept_images(prune=True)
     _show_cache(screen, kept, prune=True)
 
 
@@ -194,7 +191,7 @@ def cache_list(screen: Screen) -> None:
     kept: Sequence[KeptImage] = ()
     if screen.cluster is not None or screen.chosen().spec_file is not None:
         try:
-            kept = kept_images(spec_of(screen.chosen()).provider)
+            kept = provider_of(spec_of(screen.chosen()).provider).kept_images()
         except ClusterctlError as exc:
             # The local cache needs neither a spec nor a login.
             unlisted = f"the images of the cloud project can't be listed: {exc.cause}"
@@ -203,7 +200,8 @@ def cache_list(screen: Screen) -> None:
 
 
 def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> None:
-    images = cached_images(prune=prune, report=lambda line: screen.note(str(line)))
+    prompts = Prompts(reporter=MessageLines(screen.note))
+    images = provider_of(DEFAULT_PROVIDER, prompts).cached_images(prune=prune)
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else Notice("cache-empty", "the image cache is empty")]
     lines = (
@@ -211,7 +209,7 @@ def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> No
     )
     lines += [f"{'removed' if prune else 'kept'}: {image}" for image in kept]
     answer = {
-        "images": [i.model_dump() for i in images],
+        "images": [asdict(image) for image in images],
         "kept_images": [asdict(image) for image in kept],
     }
     screen.result(answer, *lines)

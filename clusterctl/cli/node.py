@@ -16,10 +16,10 @@ from clusterctl.cli.up import Discard, bring_up
 from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
 from clusterctl.errors import UsageError
+from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.base import Jobs, Nodes
 from clusterctl.spec.hosts import is_this_machine
-from clusterctl.spec.onprem import own_machines
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
@@ -84,7 +84,7 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
     Only the new nodes are configured; all other nodes learn their addresses. Running jobs continue.
     """
     spec = spec_of_existing(screen.chosen())
-    own_machines(spec.provider)
+    provider_of(spec.provider).check_single_hosts()
     inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.expand_hosts(names)
     if present := [name for name in chosen if inventory.host(name)]:
@@ -106,9 +106,10 @@ def remove(screen: Screen, names: Names, **options: Any) -> int:
     workspace = screen.chosen().workspace()
     inventory = inventory_of(workspace)
     spec = applied_spec(workspace)
-    own_machines(spec.provider)
+    provider = provider_of(spec.provider)
+    provider.check_single_hosts()
     chosen = _chosen(inventory, names)
-    fewer = nodes.spec_without(spec, chosen)
+    fewer = provider.without(spec, chosen)
     code = bring_up(screen, fewer, limit=(inventory.controller.name, *chosen), **options)
     screen.note(
         f"also remove {', '.join(chosen)} from your spec file, or the next `up` adds them again"
@@ -126,18 +127,18 @@ def replace(screen: Screen, names: Names, **options: Any) -> int:
     """
     spec = spec_of_existing(screen.chosen())
     workspace = Workspace.of(spec.name)
-    is_local = spec.provider.shares_kernel
-    if not is_local:
-        own_machines(spec.provider)
+    provider = provider_of(spec.provider)
+    provider.check_replacement()
     inventory = inventory_of(workspace)
     chosen = nodes.expand_hosts(names)
+    if provider.recreates_hosts:
+        nodes.check_names(inventory, chosen)
+        # Other changes in the spec file are not applied.
+        return bring_up(screen, applied_spec(workspace), replaced=chosen, **options)
     # After an unfinished replacement, a node may be missing in the inventory.
     present = tuple(name for name in chosen if inventory.host(name))
-    nodes.check_names(inventory, chosen if is_local else present)
-    # Other changes in the spec file are not applied.
-    if is_local:
-        spec = applied_spec(workspace)
-    return bring_up(screen, spec, limit=None if is_local else chosen, replaced=present, **options)
+    nodes.check_names(inventory, present)
+    return bring_up(screen, spec, limit=chosen, replaced=present, **options)
 
 
 @for_operators
@@ -193,7 +194,7 @@ def reboot(
         nodes.reboot({name: connections.to(name) for name in chosen})
         spec = applied_spec(workspace)
     # `up` recognizes the reason of the drain, and resumes the nodes once they are configured.
-    limit = chosen if inventory.traits.user_owned else None
+    limit = chosen if provider_of(spec.provider).takes_single_hosts else None
     return bring_up(screen, spec, limit=limit, yes=True, no_wait=no_wait)
 
 

@@ -21,8 +21,8 @@ from clusterctl.cluster.verify import find_obstacles as check_ahead
 from clusterctl.errors import ClusterctlError, Failure, Notice, NotUpError, UsageError, excluded
 from clusterctl.hosts.checks import DoctorReport, findings_as_failures
 from clusterctl.hosts.probe import GpuFacts
+from clusterctl.providers.attached import Fact
 from clusterctl.providers.base import HostChange, HostPlan, Prompts, Provider
-from clusterctl.providers.registry import examine_site
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
@@ -240,11 +240,13 @@ def doctor(
     without secrets, even if some hosts do not answer.
     """
     spec = spec_of_existing(screen.chosen())
-    if spec.provider.foreign and not bundle:
-        return _show_site(screen, spec)
     provider = _provider(spec, ask_become_pass=ask_become_pass)
     if bundle:
         return _write_bundle(screen, spec, provider, hosts or ())
+    with screen.working("checking the hosts"):
+        facts = provider.examine_site(Workspace.of(spec.name))
+    if facts is not None:
+        return _show_site(screen, spec, facts)
     report = _examine_hosts(screen, spec, provider, hosts or ())
     screen.result(_report_dict(spec, report), *report_lines(screen, report))
     return 1 if report.errors else 0
@@ -329,10 +331,8 @@ def _report_or_preflight(
         return check_ahead(spec, Workspace.of(spec.name), provider)
 
 
-def _show_site(screen: Screen, spec: ClusterSpec) -> int:
+def _show_site(screen: Screen, spec: ClusterSpec, facts: Sequence[Fact]) -> int:
     """Show the facts about a cluster that other people operate. Return the exit code."""
-    with screen.working("asking the login node"):
-        facts = examine_site(Workspace.of(spec.name))
     problems = [fact for fact in facts if fact.is_problem]
     failures = [
         Failure("site-problem", f"{fact.fact}: {fact.value}", phase="examine") for fact in problems

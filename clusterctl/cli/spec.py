@@ -15,7 +15,6 @@ from clusterctl.cli.output import Screen
 from clusterctl.configure.imported import spec_of_inventory
 from clusterctl.errors import UsageError, excluded, unaccompanied
 from clusterctl.packages.requirement_files import content_hash
-from clusterctl.spec import gcp
 from clusterctl.spec.base import PATTERNS, either
 from clusterctl.spec.job_file import job_schema
 from clusterctl.spec.load import json_schema, starter_spec
@@ -55,7 +54,7 @@ def init(
     text = starter_spec(provider)
     notes = list[str]()
     if from_inventory is not None:
-        if not PROVIDERS[provider].user_owned:
+        if not PROVIDERS[provider].adopts_hosts:
             raise unaccompanied("--from-inventory", "--provider onprem")
         text, notes = spec_of_inventory(from_inventory)
     if name is not None:
@@ -114,19 +113,19 @@ def validate(screen: Screen, live: Annotated[bool, option("Also check the hosts.
         )
     ]
     answer: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
-    if spec.provider.is_cloud:
-        types = {partition: gcp.machine_of(spec, partition) for partition in spec.partitions}
-        lines.append(f"  the controller: {gcp.controller_machine(spec).name}")
+    if machines := spec.provider.rented_machines(spec):
+        counts = {partition.name: partition.nodes for partition in spec.partitions}
+        lines.append(f"  the controller: {machines.controller.name}")
         lines += (
-            f"  {partition.name}: {partition.nodes} x {machine.name}"
-            + (f" with {machine.gpu}" if machine.gpu else "")
-            for partition, machine in types.items()
+            f"  {partition}: {counts[partition]} x {machine.name}"
+            + (f" with {machine.gpus}" if machine.gpus else "")
+            for partition, machine in machines.partitions.items()
         )
         answer["machine_types"] = {
-            partition.name: machine.name for partition, machine in types.items()
+            partition: machine.name for partition, machine in machines.partitions.items()
         }
-        if refused := gcp.image_error(spec):
-            screen.note(f"note: `up` would reject this spec: {refused.what}; {refused.fix}")
+    if rejection := spec.provider.rejection(spec):
+        screen.note(f"note: `up` would reject this spec: {rejection.what}; {rejection.fix}")
     if (requirements := spec.software.python.requirements) is not None:
         try:
             content_hash((requirements,))

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -18,12 +17,13 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.providers.registry import attached_folder
+from clusterctl.providers.attached import Entry, Folder
+from clusterctl.providers.base import Provider
+from clusterctl.providers.registry import provider_of
 from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import OnlyCopies, Search
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session, connect_session
-from clusterctl.spec.existing import existing_cluster
 from clusterctl.state.chosen import unknown_cluster
 from clusterctl.state.inventory import (
     Inventory,
@@ -37,9 +37,6 @@ from clusterctl.transport.login import LOGIN_HOST
 from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import SILENT, Clock, Reporter
-
-if TYPE_CHECKING:
-    from clusterctl.providers.registry import AttachedFolder, Entry
 
 _CANCELLED_S = 120.0
 
@@ -108,20 +105,21 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
         return DetachResult("", (), OnlyCopies())
     if not workspace.spec.exists():
         raise unknown_cluster(workspace.root.name)
-    settings = existing_cluster(applied_spec(workspace).provider)
+    provider = provider_of(applied_spec(workspace).provider)
+    recorded = provider.attached_place()
     inventory = inventory_if_known(workspace) if options.forget else _recorded(workspace)
-    folder = (inventory or settings).folder
+    folder = (inventory or recorded).folder
     if options.forget:
         kept = tuple(
             f"the run of {entry.shown} is not collected" for entry in uncollected(workspace)
         )
         return DetachResult(
-            folder, (), OnlyCopies(runs=kept), left=(f"{settings.login}:{folder}", *kept)
+            folder, (), OnlyCopies(runs=kept), left=(f"{recorded.login}:{folder}", *kept)
         )
     if inventory is None:
-        return _unfinished(workspace, folder, options)
+        return _unfinished(workspace, provider, folder, options)
     with connect_session(job_inventory(workspace), workspace) as session:
-        place = attached_folder(session.transport, folder, workspace.cluster_id())
+        place = provider.attached_folder(session.transport, folder, workspace.cluster_id())
         entries = place.entries()
         jobs = _active_jobs(session, folder)
         cancelled = _cancel(session, folder, jobs, options)
@@ -157,7 +155,7 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
     return DetachResult(folder, entries, only_there, cancelled)
 
 
-def _remove(place: AttachedFolder, workspace: Workspace) -> None:
+def _remove(place: Folder, workspace: Workspace) -> None:
     write_atomic(workspace.removing, "")
     try:
         place.remove()
@@ -177,13 +175,15 @@ def _recorded(workspace: Workspace) -> Inventory | None:
     return None
 
 
-def _unfinished(workspace: Workspace, folder: str, options: DetachOptions) -> DetachResult:
+def _unfinished(
+    workspace: Workspace, provider: Provider, folder: str, options: DetachOptions
+) -> DetachResult:
     """Remove or list the files in the folder of an `attach` that failed or was killed.
 
     A folder of the user's, or of another cluster, stays as it is.
     """
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
-        place = attached_folder(connections.to(LOGIN_HOST), folder, workspace.cluster_id())
+        place = provider.attached_folder(connections.to(LOGIN_HOST), folder, workspace.cluster_id())
         try:
             entries = place.entries()
         except UsageError as exc:

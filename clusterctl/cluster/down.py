@@ -15,7 +15,6 @@ from pathlib import Path
 from clusterctl.cluster.losses import (
     all_answer,
     check_only_copies,
-    is_of_own_machines,
     note_discarded,
     note_removal,
 )
@@ -37,7 +36,6 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
 from clusterctl.providers.node_template import KeptImage
-from clusterctl.providers.registry import kept_images
 from clusterctl.providers.storage import (
     KeptStorage,
     StorageRecord,
@@ -48,9 +46,7 @@ from clusterctl.providers.storage import (
 )
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies, record_kept_copies
-from clusterctl.spec.common import ProviderSettings
-from clusterctl.spec.gcp import whole_project
-from clusterctl.spec.models import DEFAULT_PROVIDER
+from clusterctl.spec.models import DEFAULT_PROVIDER, AnyProvider, settings_of_project
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.inventory import applied_if_known, applied_spec, may_keep_storage
@@ -182,7 +178,7 @@ def run_phases(
     images: tuple[KeptImage, ...] = ()
     # The cluster is down, so a failure to list images is no failure of `down`.
     with suppress(ClusterctlError):
-        images = kept_images(settings)
+        images = provider.kept_images()
     phases = tuple(runner.phases)
     return DownResult(runs, phases, settings.shares_kernel, True, discarded, kept, lost, images)
 
@@ -194,7 +190,7 @@ def _has_begun(workspace: Workspace) -> bool:
     if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
         return True
     has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.has_id
-    return has_files and not is_of_own_machines(workspace)
+    return has_files and not workspace.adopts_hosts
 
 
 def restore_id(workspace: Workspace, provider: Provider) -> None:
@@ -360,7 +356,7 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
     )
 
 
-def _applied_settings(workspace: Workspace) -> ProviderSettings:
+def _applied_settings(workspace: Workspace) -> AnyProvider:
     """Return the provider settings that the cluster was created with.
 
     If the recorded spec is missing or damaged, return the settings of a local cluster. Raise
@@ -373,7 +369,7 @@ def _applied_settings(workspace: Workspace) -> ProviderSettings:
         created = workspace.terraform.is_dir() and (
             workspace.spec.exists() or workspace.inventory.exists()
         )
-        if created or is_of_own_machines(workspace) or any(workspace.terraform.glob("*.tfstate*")):
+        if created or workspace.adopts_hosts or any(workspace.terraform.glob("*.tfstate*")):
             raise
         # At Google nothing is created before the spec is written.
         return DEFAULT_PROVIDER
@@ -441,7 +437,7 @@ def reject_storage(storage: Storage, *, discard: bool) -> None:
     for kept in storage.kept:
         storage.provider.refuse_used(kept)
     if storage.kept and not discard:
-        how_to_copy = _COPY if storage.record.provider.user_owned else _BRING
+        how_to_copy = _COPY if storage.record.provider.adopts_hosts else _BRING
         raise _unexamined(storage).error(
             f"kept storage of cluster {storage.name!r} was not removed: it may hold the only "
             "copy of files",
@@ -477,7 +473,7 @@ class Orphans:
     """
 
     name: str
-    settings: ProviderSettings
+    settings: AnyProvider
     provider: Provider
     clusters: Mapping[str, tuple[Leftover, ...]]
 
@@ -503,7 +499,7 @@ def find_orphans(
     return Orphans(name, settings, provider, leftovers)
 
 
-def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, ProviderSettings]:
+def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, AnyProvider]:
     if project is not None and (chosen.name is None or chosen.file is not None):
         raise UsageError(
             "--project needs the name of a cluster instead of a spec file",
@@ -513,7 +509,7 @@ def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, Pro
     if chosen.name is not None:
         workspace = chosen.named_workspace()
         if project is not None:
-            return chosen.name, whole_project(project)
+            return chosen.name, settings_of_project(project)
         if not workspace.spec.exists():
             return chosen.name, DEFAULT_PROVIDER
         if applied_if_known(workspace) is None:
@@ -529,7 +525,7 @@ def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
     Machines that the user owns keep their files and are not rejected. discard: accept the loss of
     files.
     """
-    if orphans.clusters and not (discard or orphans.settings.user_owned):
+    if orphans.clusters and not (discard or orphans.settings.adopts_hosts):
         raise OnlyCopyError(
             f"cluster {', '.join(orphans.clusters)} may hold the only copy of files",
             why="its files can't be listed: the SSH keys of its hosts were lost with its workspace",

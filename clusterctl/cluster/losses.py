@@ -91,7 +91,7 @@ def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCo
             file for file in copies.files if file.job_id is None or file.job_id not in discarded
         )
         jobs, unknown = _active_jobs(inventory, connections.to, discarded)
-    unknown = () if inventory.traits.user_owned else copies.unknown or unknown
+    unknown = () if inventory.traits.adopts_hosts else copies.unknown or unknown
     return OnlyCopies(jobs, files=files, unknown=unknown)
 
 
@@ -157,7 +157,7 @@ def check_leaving_hosts(
     copies = NOTHING
     workspace = cluster.workspace
     inventory = leaving.before
-    if inventory.traits.user_owned:
+    if inventory.traits.adopts_hosts:
         if inventory.shared_folder.kind == "none":
             copies = _uncollected_runs(workspace, scheduler, {*leaving.names, *leaving.replaced})
     else:
@@ -186,11 +186,6 @@ def _uncollected_runs(workspace: Workspace, scheduler: Jobs, names: Collection[s
             if node_names
         )
     )
-
-
-def is_of_own_machines(workspace: Workspace) -> bool:
-    """Return whether the hosts of the cluster are machines that the user owns."""
-    return workspace.access_config.exists()
 
 
 def all_answer(workspace: Workspace) -> bool:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
-from clusterctl.providers import registry
 from clusterctl.providers.base import REPLACED, load_known_hosts, pending_releases
+from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.admin import active_jobs
 from clusterctl.scheduler.base import JobInfo, Jobs, NodeInfo, Nodes
 from clusterctl.spec.hosts import expand
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
-from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import CONTROLLER, Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
@@ -194,66 +191,6 @@ def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
         ) from exc
 
 
-def limit_spec(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
-    """Return the spec, changed so that only the hosts in ``limit`` change. All other hosts stay as
-    they are.
-
-    Raise UsageError if the spec lacks such a host, or the user does not own the cluster's machines.
-    """
-    provider = own_machines(spec.provider)
-    named = {p.name: spec.node_names(p) for p in spec.partitions}
-    known_names = (*provider.machines, *itertools.chain(*named.values()))
-    hint = "add it to provider.hosts and to a partition"
-    reject_unknown(limit, known_names, "the spec has no host", hint, where="--limit")
-    now: dict[str, str | None] = {}
-    if workspace.inventory.exists():
-        now = {host.name: host.partition for host in inventory_of(workspace).compute}
-        # Hosts that stay may be missing in the new spec.
-        machines = applied_spec(workspace).provider.machines
-        staying = {
-            name: machines[name]
-            for name in now
-            if name in machines and name not in provider.machines
-        }
-        provider = provider.model_copy(update={"hosts": {**provider.hosts, **staying}})
-    elif provider.controller not in limit:
-        raise UsageError(
-            f"the controller {provider.controller} must be configured first",
-            code="controller-first",
-            where="--limit",
-            why="no host of the cluster is up yet",
-            fix=f"include the controller: --limit {provider.controller},{','.join(limit)}",
-        )
-    nodes = {}
-    for partition, names in named.items():
-        remaining = [
-            name for name, part in now.items() if part == partition and name not in (*limit, *names)
-        ]
-        nodes[partition] = [
-            name for name in names if name in limit or now.get(name) == partition
-        ] + remaining
-    return _with_nodes(spec.model_copy(update={"provider": provider}), nodes)
-
-
-def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
-    """Return the spec without these nodes. UsageError: a node is the controller, or no node is
-    left.
-    """
-    provider = own_machines(spec.provider)
-    if provider.controller in names:
-        raise UsageError(
-            f"{provider.controller} can't be removed: it is the controller",
-            code="controller-not-removable",
-            fix="take the cluster down, and create it again with another controller",
-        )
-    remaining = {p.name: [n for n in spec.node_names(p) if n not in names] for p in spec.partitions}
-    login = tuple(name for name in provider.login if name not in names)
-    return _with_nodes(
-        spec.model_copy(update={"provider": provider.model_copy(update={"login": login})}),
-        remaining,
-    )
-
-
 @contextmanager
 def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
     """Record that these host names belong to new machines, and that the old machines are to be
@@ -266,11 +203,11 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
         yield
         return
     inventory = inventory_of(workspace)
-    spec = applied_spec(workspace)
+    provider = provider_of(applied_spec(workspace).provider)
     files = (workspace.inventory, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
     contents = {path: path.read_bytes() for path in files if path.exists()}
     releases = [
-        registry.record_pending(host, inventory, spec, workspace, why=REPLACED) for host in former
+        provider.record_pending(host, inventory, workspace, why=REPLACED) for host in former
     ]
     _forget_hosts(workspace, names)
     try:
@@ -341,18 +278,3 @@ def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
             write_atomic(
                 file, "".join(line for line in lines if line.partition(" ")[0] not in names)
             )
-
-
-def _with_nodes(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
-    """Return the spec with these nodes in its partitions (partition -> nodes), without empty
-    partitions.
-    """
-    partitions = tuple(
-        p.model_copy(update={"hosts": ",".join(nodes[p.name]), "nodes": len(nodes[p.name])})
-        for p in spec.partitions
-        if nodes[p.name]
-    )
-    if not partitions:
-        fix = "keep a node in a partition, or take the whole cluster down: `clusterctl down`"
-        raise UsageError("the cluster would have no nodes left", code="no-node-left", fix=fix)
-    return spec.model_copy(update={"partitions": partitions})

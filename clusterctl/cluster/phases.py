@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar
 from clusterctl.errors import ClusterctlError, DiskError, MachineError
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
-from clusterctl.spec.common import ProviderSettings
+from clusterctl.spec.models import AnyProvider
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.master import end_all_connections
 from clusterctl.util.disk import append_line
@@ -123,16 +124,21 @@ class PhaseRunner:
             self.reporter.note(f"repaired: {repair}")
 
 
-def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
-    """Return the provider, which creates and removes hosts. ``prompts``: ask about unknown host
-    keys.
-    """
-    if settings.user_owned:
-        # Only machines of the user are restored, and importing Ansible takes time.
-        from clusterctl.configure.ansible import restore  # noqa: PLC0415
+def provider_of(settings: AnyProvider, prompts: Prompts = NO_PROMPTS) -> Provider:
+    """Return the provider, which creates and removes hosts, and restores hosts by Ansible.
 
-        prompts = replace(prompts, restore=restore)
-    return registry.provider_of(settings, prompts)
+    prompts: ask about unknown host keys.
+    """
+    return registry.provider_of(settings, replace(prompts, restore=_restore))
+
+
+def _restore(
+    inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
+) -> Mapping[str, tuple[str, ...]]:
+    # Few commands restore hosts, and importing Ansible takes time.
+    from clusterctl.configure.ansible import restore  # noqa: PLC0415
+
+    return restore(inventory, hosts, workspace, reporter)
 
 
 @contextmanager

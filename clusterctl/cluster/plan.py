@@ -95,7 +95,7 @@ def preview(cluster: ClusterContext) -> Plan:
         notes += _reasons_to_reject(cluster)
         drift = tuple(_drift(cluster, plan, notes))
         plan = replace(plan, drift=drift, notes=tuple(notes))
-        if inventory is None or plan.is_empty or not cluster.spec.provider.user_owned:
+        if inventory is None or plan.is_empty or not cluster.spec.provider.adopts_hosts:
             return plan
         return _with_tasks(cluster, plan, inventory, copy)
 

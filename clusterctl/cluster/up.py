@@ -18,7 +18,7 @@ from clusterctl.cluster.converge import converge, inputs_of, packages_lost_on
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.impact import free_leaving_hosts, reject
 from clusterctl.cluster.node_class import node_files
-from clusterctl.cluster.nodes import limit_spec, replacing
+from clusterctl.cluster.nodes import replacing
 from clusterctl.cluster.phases import Drift, Phase, PhaseResult
 from clusterctl.cluster.plan import Plan, plan_changes, preflight
 from clusterctl.cluster.verify import Verification, verify
@@ -97,7 +97,8 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
     with cluster.locked():
         if options.limit is not None:
             cluster = replace(
-                cluster, spec=limit_spec(cluster.spec, cluster.workspace, options.limit)
+                cluster,
+                spec=cluster.provider.limited(cluster.spec, cluster.workspace, options.limit),
             )
         decision = decide(cluster, options)
         cluster.run("prepare_image", prepare_image)
@@ -130,7 +131,8 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
     """
     workspace = cluster.workspace
     spec = cluster.spec
-    with replacing(workspace, options.replaced if spec.provider.user_owned else ()):
+    recreates = cluster.provider.recreates_hosts
+    with replacing(workspace, () if recreates else options.replaced):
         # From now on these hosts belong to a cluster, so `up` must not resume a `down` or `image
         # bake`.
         workspace.removing.unlink(missing_ok=True)
@@ -143,7 +145,7 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
             cluster.run("preflight", preflight)
         restore_munge_key(cluster)
         workspace.create_secrets()
-        recreated = () if spec.provider.user_owned else tuple(options.replaced)
+        recreated = tuple(options.replaced) if recreates else ()
         plan = cluster.run("plan_changes", plan_changes, recreated)
         if not options.force:
             reject(plan.jobs)
@@ -208,7 +210,7 @@ def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
     """Raise UsageError if the provider creates the hosts: only the user's machines install from
     bundles.
     """
-    if not spec.provider.user_owned:
+    if not spec.provider.adopts_hosts:
         raise UsageError(
             f"bundles work only with your own machines, and the provider is {spec.provider.type}",
             code="bundle-needs-own-machines",

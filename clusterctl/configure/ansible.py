@@ -315,7 +315,7 @@ def run(
     try:
         return (yield from _play(playbook, inventory, workspace, hosts))
     except ConfigureError:
-        if verb in _SEALED and inventory.traits.user_owned:
+        if verb in _SEALED and inventory.traits.adopts_hosts:
             with suppress(ConfigureError):
                 yield from run("seal", inventory, workspace, hosts=hosts)
         raise

@@ -132,7 +132,7 @@ def class_variables(
             {"name": u.name, "uid": u.uid, "ssh_authorized_keys": []} for u in spec.users
         ],
         "openmpi_network": "",
-        "openmpi_fabric": spec.provider.user_owned,
+        "openmpi_fabric": spec.provider.may_have_fabric,
         "openmpi_yield_when_idle": False,
         **group_variables[group],
         **_distribution(distribution),
@@ -188,7 +188,7 @@ def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
     needed.
     """
     cluster = {"shared_storage_cluster_id": inventory.cluster_id}
-    variables = {**cluster, "clusterctl_keeps": inventory.traits.user_owned}
+    variables = {**cluster, "clusterctl_keeps": inventory.traits.adopts_hosts}
     write_atomic(workspace.ansible_inventory, _text(inventory, workspace.ssh_config, variables))
 
 
@@ -307,7 +307,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_distribution(inventory.distribution),
         **_repositories(spec),
         "openmpi_network": inventory.network,
-        "openmpi_fabric": spec.provider.user_owned,
+        "openmpi_fabric": spec.provider.may_have_fabric,
         "openmpi_yield_when_idle": inventory.oversubscribed,
         "job_env_task_prolog": inventory.has_task_prolog,
         "job_env_network": inventory.network,
@@ -465,12 +465,12 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
         "selinux_homes": f"{inventory.shared}/home",
         "selinux_homes_are": {"nfs": "exported", "none": "node-local"}.get(kind, "mounted"),
     }
-    if not spec.provider.user_owned:
+    if not spec.provider.adopts_hosts:
         return guarded
     return {
         # Changes are recorded on the machines, because `down` restores their previous state.
         "clusterctl_keeps": True,
-        "job_env_looks_at_fabric": True,
+        "job_env_looks_at_fabric": spec.provider.may_have_fabric,
         "time_controller": inventory.controller.address,
         "time_network": inventory.network,
         "firewall_serves_time": True,

@@ -19,8 +19,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from clusterctl.errors import Failure, HostKeyError, ProvisionError
-from clusterctl.providers.node_template import NodeClass
+from clusterctl.errors import Failure, HostKeyError, ProvisionError, UsageError
+from clusterctl.providers.attached import (
+    Attached,
+    Fact,
+    Folder,
+    Place,
+    Request,
+    not_attached,
+)
+from clusterctl.providers.node_template import KeptImage, NodeClass
+from clusterctl.spec.common import Partition, ProviderSettings
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
@@ -32,6 +41,7 @@ from clusterctl.util.progress import SILENT, Reporter
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
     from clusterctl.providers.storage import KeptStorage
+    from clusterctl.transport.base import Transport
 
 # Called when an image under construction answers SSH. Runs ``install.yml`` on it.
 Bake = Callable[[Host], None]
@@ -75,6 +85,31 @@ class Size:
 
 
 Sizes = Mapping[str, Size]  # by host
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCluster:
+    """A cluster that this machine runs, found without its workspace.
+
+    workspace: the folder where its workspace was. nodes: their number, without the controller.
+    is_orphan: the workspace is missing, or belongs to another cluster.
+    """
+
+    id: str
+    name: str
+    provider: str
+    workspace: str
+    nodes: int
+    is_orphan: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CachedImage:
+    """A node image in the cache of this machine. used_by: the ids of clusters that need it."""
+
+    key: str
+    size_mib: int
+    used_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +270,21 @@ DEFAULTS: Final = HostOptions()
 class Provider(Protocol):
     """Creates and deletes hosts of clusters. Constructed from a spec's `provider` and ``Prompts``.
 
+    All methods with a body are optional: it is what most providers do.
+
     known_shared: where hosts mount the shared folder. None: the provider has no node templates.
     class_groups: the groups of hosts (controller, compute) that can start from a node template.
+    takes_single_hosts: whether single hosts can join, leave, and be configured alone. Otherwise the
+        provider creates all hosts that the spec counts.
+    recreates_hosts: whether a replaced host is deleted and created again. Otherwise its machine
+        leaves the cluster, and another machine gets its name.
     """
 
+    _settings: ProviderSettings
     known_shared: str | None = None
     class_groups: tuple[str, ...] = (COMPUTE,)
+    takes_single_hosts: bool = False
+    recreates_hosts: bool = True
 
     def start_ahead(self) -> None:
         """Start slow helper processes early, so that later method calls need not wait for them."""
@@ -360,6 +404,109 @@ class Provider(Protocol):
         """Delete a shared folder that `down` kept, if it exists. Raise a UsageError if it is in
         use.
         """
+
+    # Prices and images
+
+    def node_price(self, spec: ClusterSpec, partition: str) -> float | None:
+        """Return the price of a partition's node in USD an hour: that of the spec, or else that of
+        the provider. None: unknown.
+        """
+        for candidate in spec.partitions:
+            if candidate.name == partition:
+                own_price = candidate.price_per_hour
+                return self.price(spec, candidate) if own_price is None else own_price
+        return None
+
+    def price(self, spec: ClusterSpec, partition: Partition) -> float | None:
+        """Return the provider's price of a partition's node in USD an hour, if it has one."""
+        return None
+
+    def recorded_cost(self, spec: ClusterSpec, workspace: Workspace) -> float | None:
+        """Return the cost in USD an hour of the resources that an unfinished `up` created, if
+        known.
+        """
+        return None
+
+    def kept_images(self, *, prune: bool = False) -> tuple[KeptImage, ...]:
+        """Return the node templates that the provider stores for a fee. With ``prune``, also delete
+        them.
+        """
+        return ()
+
+    def cached_images(self, *, prune: bool = False) -> tuple[CachedImage, ...]:
+        """Return the node images in the cache of this machine. With ``prune``, delete and return
+        only unused images.
+        """
+        return ()
+
+    def clusters_here(self) -> tuple[FoundCluster, ...]:
+        """Return the caller's clusters that run on this machine, with or without a workspace."""
+        return ()
+
+    # Single hosts, if `takes_single_hosts`
+
+    def check_single_hosts(self) -> None:
+        """Raise a UsageError unless ``takes_single_hosts``."""
+        if not self.takes_single_hosts:
+            raise UsageError(
+                f"nodes of a {self._settings.type} cluster can only be changed in its spec",
+                code="not-own-machines",
+                where="provider.type",
+                fix="change `nodes` of its partitions and run `clusterctl up`",
+            )
+
+    def check_replacement(self) -> None:
+        """Raise a UsageError if single hosts can't be replaced."""
+        self.check_single_hosts()
+
+    def limited(
+        self, spec: ClusterSpec, workspace: Workspace, limit: Collection[str]
+    ) -> ClusterSpec:
+        """Return the spec, changed so that only the hosts in ``limit`` change. All other hosts stay
+        as they are. Raise a UsageError if the spec lacks such a host.
+        """
+        self.check_single_hosts()
+        return spec
+
+    def without(self, spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
+        """Return the spec without these nodes. Raise a UsageError if a node is the controller, or
+        no node is left.
+        """
+        self.check_single_hosts()
+        return spec
+
+    def record_pending(
+        self, host: Host, inventory: Inventory, workspace: Workspace, *, why: str
+    ) -> PendingRelease:
+        """Record that a host of ``inventory`` left the cluster but is not restored yet."""
+        raise TypeError("the provider restores no hosts")
+
+    # Clusters that other people operate
+
+    def attach(self, request: Request) -> Attached:
+        """Make a cluster that other people operate ready for jobs, or check it again.
+
+        Raises:
+            UsageError: the site lacks something that jobs need, or the provider can't attach.
+            SlurmError: Slurm accepts no job of this account.
+            MachineError: the machine has no Slurm. TransferError: it has too little room.
+            TransportError: it can't be reached. LockedError: another `attach` is at work.
+        """
+        raise not_attached(self._settings.type)
+
+    def examine_site(self, workspace: Workspace) -> tuple[Fact, ...] | None:
+        """Return facts about an attached cluster, and how each was learned. None: the provider's
+        hosts can be examined instead.
+        """
+        return None
+
+    def attached_place(self) -> Place:
+        """Return where the cluster of the settings is attached."""
+        raise not_attached(self._settings.type)
+
+    def attached_folder(self, transport: Transport, path: str, cluster_id: str) -> Folder:
+        """Return clusterctl's folder on an attached cluster, which has the mark ``cluster_id``."""
+        raise not_attached(self._settings.type)
 
 
 def load_known_inventory(workspace: Workspace) -> Inventory | None:

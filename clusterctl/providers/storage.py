@@ -17,9 +17,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationErro
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.common import Cluster, ProviderSettings, User
-from clusterctl.spec.gcp import GcpSettings
-from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.models import AnyProvider, ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.workspace import state_home, write_atomic
 
@@ -155,7 +153,7 @@ class StorageRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    provider: Annotated[LocalSettings | GcpSettings | OnpremSettings, Discriminator("type")]
+    provider: Annotated[AnyProvider, Discriminator("type")]
     users: tuple[str, ...] = ()
     kept: tuple[KeptStorage, ...]
 
@@ -164,7 +162,7 @@ class StorageRecord(BaseModel):
         """(provider's type, Google Cloud project or None, and the first user if there is a
         project).
         """
-        project = getattr(self.provider, "project", None)
+        project = self.provider.location.get("project")
         return (self.provider.type, project, *(self.users[:1] if project else ()))
 
 

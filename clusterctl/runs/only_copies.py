@@ -333,7 +333,7 @@ def search_all(
     """Return a search of all that `clusterctl down` deletes: nothing if the hosts are the user's
     machines.
     """
-    owned = inventory.traits.user_owned
+    owned = inventory.traits.adopts_hosts
     hosts = [] if owned else [host.name for host in inventory.hosts]
     return Search(inventory, workspace, to, hosts, shared=shared and not owned, left_out=left_out)
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from clusterctl.errors import SchedulerError, printable
-from clusterctl.providers.registry import node_price
+from clusterctl.providers.registry import provider_of
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
 from clusterctl.runs.series import (
@@ -152,14 +152,15 @@ class Recorder:
         start = min(starts, default=None)
         end = max(ends, default=None) if ended else None
         elapsed_s = end - start if start is not None and end is not None else None
-        price = node_price(self.session.spec, head.partition)
+        spec = self.session.spec
+        price = provider_of(spec.provider).node_price(spec, head.partition)
         node_hours = sum(task.node_hours for task in tasks)
         shown = head if ended else next(job for job in jobs if not job.ended)
         used = (attempt.nodes for task in tasks for attempt in task.attempts)
         return RunRecord(
             token=self.entry.token,
             cluster=self.session.inventory.cluster,
-            scheduler=self.session.spec.scheduler,
+            scheduler=spec.scheduler,
             job_id=head.whole_id,
             name=self.entry.name,
             user=head.user,
@@ -180,7 +181,7 @@ class Recorder:
             files=len(manifest.files),
             bytes=sum(manifest.files.values()),
             source=source,
-            shares_machine=self.session.spec.provider.shares_kernel,
+            shares_machine=spec.provider.shares_kernel,
             skipped=manifest.skipped,
         )
 

@@ -6,6 +6,7 @@ Checks that compare several fields are in ``models`` and in the module of each p
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
 
@@ -261,12 +262,30 @@ class SlurmSettings(Model):
         return next((int(value) for value in values if value.isdecimal()), MAX_ARRAY_SIZE)
 
 
+@dataclass(frozen=True, slots=True)
+class MachineType:
+    """A type of rented machines, and the GPUs of each such as `1 x l4`, or empty."""
+
+    name: str
+    gpus: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RentedMachines:
+    """The machine types of a cluster. partitions: those of the nodes by partition."""
+
+    controller: MachineType
+    partitions: Mapping[str, MachineType]
+
+
 class ProviderSettings(Model):
     """Settings of a provider. Class variables and properties tell how it differs from other
     providers.
 
     foreign: whether other people operate the cluster, and the user only has an account there.
-    user_owned: whether the hosts are the user's own machines, which `down` restores.
+    adopts_hosts: whether the hosts exist before the cluster: `up` takes them as they are, and
+        `down` restores them, with their files.
+    may_have_fabric: whether the hosts may have a fast network besides Ethernet, such as InfiniBand.
     shares_kernel: whether the hosts use this machine's kernel. Then they can't reboot and have no
         firewall.
     is_cloud: whether the hosts are rented, by machine type.
@@ -276,7 +295,8 @@ class ProviderSettings(Model):
 
     type: str
     foreign: ClassVar[bool] = False
-    user_owned: ClassVar[bool] = False
+    adopts_hosts: ClassVar[bool] = False
+    may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
     is_cloud: ClassVar[bool] = False
     keeps_from_start: ClassVar[bool] = False
@@ -327,6 +347,18 @@ class ProviderSettings(Model):
     @property
     def idle_timeout_s(self) -> int | None:
         """The idle time in seconds after which the cluster shuts itself down. None: it stays up."""
+        return None
+
+    @classmethod
+    def reject_operation(cls, cluster: str) -> None:
+        """Raise UsageError if users may not change the hosts of such a cluster."""
+
+    def rented_machines(self, spec: Cluster) -> RentedMachines | None:  # noqa: ARG002
+        """Return the machine types of all hosts if the hosts are rented."""
+        return None
+
+    def rejection(self, spec: Cluster) -> UsageError | None:  # noqa: ARG002
+        """Return the error with which `up` would reject this valid spec. None: it would not."""
         return None
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:  # noqa: ARG002

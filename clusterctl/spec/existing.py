@@ -66,6 +66,10 @@ class ExistingSettings(ProviderSettings):
     def controller_of(self, cluster: str) -> str:  # noqa: ARG002
         return "login"
 
+    @classmethod
+    def reject_operation(cls, cluster: str) -> None:
+        raise operators_only(cluster)
+
     def faults(self, spec: Cluster) -> Iterator[Fault]:
         if spec.scheduler == "none":
             yield Fault(
@@ -82,18 +86,11 @@ class ExistingSettings(ProviderSettings):
         yield from spec.refused(_REFUSED)
 
 
-def existing_cluster(provider: ProviderSettings) -> ExistingSettings:
-    """Return ``provider``, which must be that of an existing cluster. Raise UsageError
-    otherwise.
-    """
-    if isinstance(provider, ExistingSettings):
-        return provider
-    raise UsageError(
-        f"the cluster's provider is {provider.type}, so there is nothing to attach",
-        code="not-attached",
-        where="provider.type",
-        fix="`clusterctl attach LOGIN` uses a cluster of other people, `clusterctl up` creates one",
-    )
+def settings_of(spec: Cluster) -> ExistingSettings:
+    """Return the settings of an attached cluster's spec. Raise TypeError for any other spec."""
+    if not isinstance(spec.provider, ExistingSettings):
+        raise TypeError("the spec is not of an attached cluster")
+    return spec.provider
 
 
 def operators_only(cluster: str) -> UsageError:

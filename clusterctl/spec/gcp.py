@@ -26,7 +26,15 @@ from clusterctl.spec.base import (
     at_least,
     spelled,
 )
-from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, Gpus, Partition, ProviderSettings
+from clusterctl.spec.common import (
+    OF_OWN_MACHINES,
+    Cluster,
+    Gpus,
+    MachineType,
+    Partition,
+    ProviderSettings,
+    RentedMachines,
+)
 from clusterctl.spec.gcp_machines import (
     PLAIN,
     Machine,
@@ -219,6 +227,19 @@ class GcpSettings(ProviderSettings):
         }
         return self.model_copy(update={"controller": controller, "partitions": partitions})
 
+    def rented_machines(self, spec: Cluster) -> RentedMachines:
+        machines = {partition.name: machine_of(spec, partition) for partition in spec.partitions}
+        return RentedMachines(
+            MachineType(controller_machine(spec).name),
+            {
+                name: MachineType(machine.name, str(machine.gpu) if machine.gpu else "")
+                for name, machine in machines.items()
+            },
+        )
+
+    def rejection(self, spec: Cluster) -> UsageError | None:
+        return image_error(spec)
+
     def faults(self, spec: Cluster) -> Iterator[Fault]:
         yield from _partition_faults(self, spec)
         yield from _node_faults(self, spec)
@@ -232,13 +253,6 @@ class GcpSettings(ProviderSettings):
 
     def nodes_of(self, partition: str) -> GcpNodes:
         return self.partitions.get(partition, GcpNodes())
-
-
-def whole_project(project: str) -> GcpSettings:
-    """Return settings for a search of a whole project for orphaned resources. The search ignores
-    the zone.
-    """
-    return GcpSettings(type="gcp", project=project, zone="us-central1-a")
 
 
 def machine_of(spec: Cluster, partition: Partition) -> Machine:

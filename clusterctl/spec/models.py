@@ -53,6 +53,16 @@ PROVIDERS: Final[Mapping[str, type[ProviderSettings]]] = {
 DEFAULT_PROVIDER: Final = LocalSettings()
 
 
+def settings_of_project(project: str) -> AnyProvider:
+    """Return settings for a search of a whole cloud project. The search ignores the zone."""
+    return GcpSettings(type="gcp", project=project, zone="us-central1-a")
+
+
+def settings_of_login(login: str) -> AnyProvider:
+    """Return the settings of a cluster that other people operate. ``login`` is not checked yet."""
+    return ExistingSettings.model_construct(type="existing", login=login)
+
+
 def traits_of(provider: str) -> type[ProviderSettings]:
     """Return the settings of a provider by its name; the base class if this version does not have
     it.

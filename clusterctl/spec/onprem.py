@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from clusterctl.errors import BadValueError, UsageError
+from clusterctl.errors import BadValueError
 from clusterctl.spec.base import PATTERNS, Fault, Loc, Model, Network, dotted
 from clusterctl.spec.common import Cluster, ProviderSettings
 from clusterctl.spec.hosts import (
@@ -59,7 +59,8 @@ class OnpremShared(Model):
 class OnpremSettings(ProviderSettings):
     """Your own machines: Rocky Linux, Debian or Ubuntu. See docs/onprem.md."""
 
-    user_owned: ClassVar[bool] = True
+    adopts_hosts: ClassVar[bool] = True
+    may_have_fabric: ClassVar[bool] = True
 
     type: Literal["onprem"] = Field(description="the provider's type")
     controller: HostName = Field(
@@ -134,22 +135,6 @@ class OnpremSettings(ProviderSettings):
             (name, OnpremHost(address=address, host_key=settings.host_key, **common))
             for name, address in zip(every, addresses, strict=True)
         )
-
-
-def own_machines(provider: ProviderSettings) -> OnpremSettings:
-    """Return ``provider``, which must be that of on-prem machines.
-
-    Raises:
-        UsageError: it is another provider, which creates and removes its hosts itself.
-    """
-    if isinstance(provider, OnpremSettings):
-        return provider
-    raise UsageError(
-        f"nodes of a {provider.type} cluster can only be changed in its spec",
-        code="not-own-machines",
-        where="provider.type",
-        fix="change `nodes` of its partitions and run `clusterctl up`",
-    )
 
 
 _SYSTEM: Final = frozenset(

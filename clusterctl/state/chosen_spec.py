@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.spec.existing import operators_only
 from clusterctl.spec.load import read_spec, resolve_spec
 from clusterctl.spec.models import ClusterSpec, faults
 from clusterctl.state.chosen import ChosenCluster, unknown_cluster
@@ -55,12 +53,10 @@ def reject_foreign(chosen: ChosenCluster) -> None:
     A wrong choice of the cluster is reported by the command itself.
     """
     quiet = replace(chosen, note=SILENT.note)
-    name = ""
-    foreign = False
-    with suppress(ClusterctlError):
+    try:
         workspace = quiet.workspace()
-        name = workspace.root.name
         inventory = inventory_if_known(workspace)
-        foreign = (inventory.traits if inventory else spec_of(quiet).provider).foreign
-    if foreign:
-        raise operators_only(name)
+        provider = inventory.traits if inventory else type(spec_of(quiet).provider)
+    except ClusterctlError:
+        return
+    provider.reject_operation(workspace.root.name)

@@ -367,7 +367,7 @@ def may_keep_storage(workspace: Workspace) -> bool:
     """
     if keeps_storage(workspace, if_damaged=True):
         return True
-    return not (workspace.configured.exists() or applied_spec(workspace).provider.user_owned)
+    return not (workspace.configured.exists() or applied_spec(workspace).provider.adopts_hosts)
 
 
 def planned_distribution(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:

@@ -325,6 +325,11 @@ class Workspace:
             shutil.rmtree(self.root.rename(removed))
 
     @property
+    def adopts_hosts(self) -> bool:
+        """Whether the hosts existed before the cluster, and `down` restores them."""
+        return self.access_config.exists()
+
+    @property
     def is_attached(self) -> bool:
         """Whether other people operate the cluster."""
         return self.login.exists()

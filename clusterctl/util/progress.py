@@ -102,6 +102,19 @@ class PhaseLines(Reporter):
         return f"[{time.monotonic() - self._start:6.1f}s] {shown_phase(self.phase)}"
 
 
+class MessageLines(Reporter):
+    """Reporter that passes every message to a function."""
+
+    def __init__(self, report: LineReporter) -> None:
+        self._report = report
+
+    def progress(self, message: str | HostStep) -> None:
+        self._report(str(message))
+
+    def note(self, text: str) -> None:
+        self._report(text)
+
+
 def shown_phase(name: str) -> str:
     """Return the name of a phase as shown to users: ``probe hosts``."""
     return name.replace("_", " ")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.local.layout import CACHE
-from clusterctl.providers.local.provider import cached_images, image_keys
+from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec.local import LocalSettings
 from tests.support.cluster import raised
 from tests.support.nested import CLUSTERCTL, PLACE, Host, booted
@@ -82,7 +82,7 @@ def lent_image(folder: Path) -> tuple[Path, ...]:
     baked.
     """
     base, key = image_keys(LocalSettings())
-    if key not in {kept.key for kept in cached_images(report=print)}:
+    if key not in {kept.key for kept in LocalProvider(LocalSettings()).cached_images()}:
         with raised(
             "bake",
             "version: 1\nname: bake\npartitions: [{name: train, nodes: 1}]\n",

@@ -7,9 +7,9 @@ written on the cluster, and the folder there keeps its id.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,9 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from pydantic import ValidationError
 
 from clusterctl.errors import CommandError, UsageError
+from clusterctl.providers.attached import Attached, Fact, Request
 from clusterctl.providers.existing.detach import AttachedFolder
+from clusterctl.providers.existing.facts import placed_facts, proof_facts, site_facts
 from clusterctl.providers.existing.place import Placed, expanded
 from clusterctl.providers.existing.probe import Choices, Probed, probe
 from clusterctl.providers.existing.prove import (
@@ -27,11 +29,10 @@ from clusterctl.providers.existing.prove import (
     leave_proof,
     place_and_prove,
 )
-from clusterctl.providers.existing.provider import placed_facts, proof_facts, site_facts
-from clusterctl.providers.existing.site import Fact, Site, SitePartition, load_site
+from clusterctl.providers.existing.site import Site, SitePartition, load_site
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.common import MOST_GPUS, Gpus, Partition
-from clusterctl.spec.existing import ExistingSettings
+from clusterctl.spec.existing import ExistingSettings, settings_of
 from clusterctl.spec.job_options import wrong_flags
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
@@ -46,48 +47,25 @@ from clusterctl.state.inventory import (
     applied_if_known,
     inventory_if_known,
 )
-from clusterctl.state.workspace import WAIT_S, Workspace, state_home, write_atomic
+from clusterctl.state.workspace import Workspace, state_home, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.transport.login import LOGIN_HOST, checked_login, login_of, write_login_files
 from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import temporary_folder
-from clusterctl.util.progress import SILENT, Reporter
+from clusterctl.util.progress import Reporter
 
 _NEW: Final = ".attach-"
 # The type and the number in Slurm's `gpu:a100:4(S:0-1)`. A site may leave out the type.
 _GRES: Final = re.compile(r"gpu(?::([^:,()\s]+?))?:([0-9]+)(?:\(.*\))?")
-PATIENCE_S: Final = 60.0
 _CHOSEN: Final = (*(field.name for field in fields(Choices)), "folder", "launcher")
 _KEPT: Final = ("folder", "modules", "launcher")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """The options of `attach`. None: as in an earlier call. Empty: withdraw the earlier choice.
-
-    login: the destination for ssh. spec: a spec with the settings to start from. None: no spec.
-    patience_s: longest wait for the start of the job that proves MPI. reporter: shown the progress.
-    """
-
-    login: str
-    name: str = ""
-    folder: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    partition: str | None = None
-    modules: Sequence[str] | None = None
-    python: str | None = None
-    spec: ClusterSpec | None = None
-    patience_s: float = PATIENCE_S
-    wait_s: float = WAIT_S
-    reporter: Reporter = SILENT
-
-
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """An attached cluster. outcome: the proof, or the reason why it failed."""
+class Attachment:
+    """An attached cluster as `attach` has found it. outcome: the proof, or why it failed."""
 
     workspace: Workspace
     spec: ClusterSpec
@@ -104,15 +82,35 @@ class Attached:
         return self.outcome if isinstance(self.outcome, Unproven) else None
 
     @property
+    def is_pending(self) -> bool:
+        """Whether the job of the proof has not started in time."""
+        return self.unproven is not None and self.unproven.code == "pending"
+
+    @property
     def placed_facts(self) -> tuple[Fact, ...]:
         return (*placed_facts(self.placed), *proof_facts(self.outcome, "a job"))
 
     @property
-    def facts(self) -> tuple[Fact, ...]:
-        return (*site_facts(self.probed), *self.placed_facts)
+    def answer(self) -> Attached:
+        failed = None if self.is_pending else self.unproven
+        return Attached(
+            workspace=self.workspace,
+            spec=self.spec,
+            folder=self.placed.folder,
+            account=self.probed.account,
+            partitions=tuple(partition.name for partition in self.probed.usable),
+            proof_nodes=self.probed.proof_nodes,
+            needs_time=self.probed.site.needs_time,
+            has_launcher=settings_of(self.spec).launcher is not None,
+            is_proven=self.proof is not None,
+            obstacle=(failed.code, failed.why) if failed else None,
+            facts=(*site_facts(self.probed), *self.placed_facts),
+            proof=asdict(self.outcome),
+            site=asdict(self.probed.site),
+        )
 
 
-def attach(request: Request) -> Attached:
+def attach(request: Request) -> Attachment:
     """Make a cluster ready for jobs, or check it again.
 
     Raises:
@@ -135,7 +133,22 @@ def attach(request: Request) -> Attached:
         else:
             start = _start(request, earlier)
             workspace, probed = _probed_first(request, start, stack)
-        return _completed(request, workspace, start, probed)
+        write_login_files(request.login, workspace)
+        workspace.removing.unlink(missing_ok=True)
+        settings = _new_settings(request, start, probed)
+        spec = _spec(workspace.root.name, settings, probed, start.spec)
+        recorded_spec = applied_if_known(workspace)
+        request.reporter.step("place and prove")
+        placed, outcome = _place_and_prove(request, workspace, start, probed, spec)
+        workspace.adopt_id(placed.cluster_id)
+        proven = _proven_settings(settings, start, placed, outcome)
+        spec = spec.model_copy(update={"provider": _fitting(proven, request)})
+        attachment = Attachment(workspace, spec, probed, placed, outcome)
+        _site_record(start, recorded_spec, attachment).save(workspace)
+        write_atomic(workspace.spec, dump_spec(spec))
+        inventory = _inventory(spec, probed, placed, outcome)
+        write_atomic(workspace.inventory, inventory.text)
+        return attachment
 
 
 def _reject_wrong_flags(request: Request) -> None:
@@ -327,17 +340,20 @@ def _settings(spec: ClusterSpec | None) -> ExistingSettings | None:
     )
 
 
-def _completed(request: Request, workspace: Workspace, start: _Start, probed: Probed) -> Attached:
-    """Place and prove, then write the spec, the site and the hosts of a probed cluster."""
-    write_login_files(request.login, workspace)
-    workspace.removing.unlink(missing_ok=True)
+def _site_before_proof(start: _Start, probed: Probed) -> Site:
+    """Return the site with what an earlier proof has found."""
     earlier = start.site or probed.site
-    site = replace(probed.site, proven_pythons=start.pythons, proven_glibc=earlier.proven_glibc)
-    settings = _new_settings(request, start, probed)
-    spec = _spec(workspace.root.name, settings, probed, start.spec)
-    recorded = inventory_if_known(workspace)
-    earlier_spec = applied_if_known(workspace)
-    request.reporter.step("place and prove")
+    return replace(probed.site, proven_pythons=start.pythons, proven_glibc=earlier.proven_glibc)
+
+
+def _place_and_prove(
+    request: Request, workspace: Workspace, start: _Start, probed: Probed, spec: ClusterSpec
+) -> tuple[Placed, Proof | Unproven]:
+    """Write clusterctl's folder on the cluster, and test MPI there. If the queue is long, leave the
+    test to the user's first job.
+    """
+    settings = settings_of(spec)
+    site = _site_before_proof(start, probed)
     options = ProofOptions(
         partition=probed.partition,
         account=probed.account,
@@ -354,9 +370,10 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
     folders = ":".join(dict.fromkeys(str(Path(python).parent) for python in site.pythons))
     with Connections(workspace.ssh_config, stays=LOGIN_HOST, path=folders) as connections:
         transport = connections.to(LOGIN_HOST)
-        if recorded is not None:
+        if (recorded := inventory_if_known(workspace)) is not None:
             _reject_other_folder(transport, settings.folder, recorded.folder)
         else:
+            earlier_spec = applied_if_known(workspace)
             _remove_earlier_folder(
                 transport, workspace, earlier_spec, settings.folder, request.reporter
             )
@@ -365,49 +382,44 @@ def _completed(request: Request, workspace: Workspace, start: _Start, probed: Pr
         placed, outcome = place_and_prove(
             transport, site, settings.folder, workspace.cluster_id(), options
         )
-        if (
-            settings.launcher is None
-            and isinstance(outcome, Unproven)
-            and outcome.code == "pending"
-        ):
+        is_pending = isinstance(outcome, Unproven) and outcome.code == "pending"
+        if settings.launcher is None and is_pending:
             leave_proof(transport, site, placed, options, probed.proof_nodes)
-    workspace.adopt_id(placed.cluster_id)
-    proven: dict[str, object] = {"folder": placed.folder}
-    if isinstance(outcome, Proof):
-        # The modules of the proof begin with those that the user has chosen.
-        proven |= {
-            key: value
-            for key, value in outcome.settings.items()
-            if key not in {*start.chosen} - {"modules"}
-        }
-        glibc = f"2.{outcome.nodes.oldest_glibc(placed.node.glibc_minor)}"
+    return placed, outcome
+
+
+def _proven_settings(
+    settings: ExistingSettings, start: _Start, placed: Placed, outcome: Proof | Unproven
+) -> dict[str, Any]:
+    """Return the settings with the folder, and with those that the proof has found."""
+    found = outcome.settings if isinstance(outcome, Proof) else {}
+    # The modules of the proof begin with those that the user has chosen.
+    chosen = {*start.chosen} - {"modules"}
+    proven = {key: value for key, value in found.items() if key not in chosen}
+    return {**settings.model_dump(), "folder": placed.folder, **proven}
+
+
+def _site_record(start: _Start, earlier: ClusterSpec | None, attached: Attachment) -> Site:
+    """Return the site as it is recorded. ``earlier``: the spec of an earlier `attach`."""
+    placed = attached.placed
+    site = _site_before_proof(start, attached.probed)
+    if attached.proof is not None:
+        glibc = f"2.{attached.proof.nodes.oldest_glibc(placed.node.glibc_minor)}"
         site = replace(site, proven_pythons={placed.python: placed.version}, proven_glibc=glibc)
-    settings = _fitting({**settings.model_dump(), **proven}, request)
-    spec = spec.model_copy(update={"provider": settings})
-    attached = Attached(workspace, spec, probed, placed, outcome)
     folder = {"folder": placed.folder} if "folder" in start.chosen else {}
-    facts = (*attached.placed_facts, *_facts_of_earlier_proof(start, earlier_spec, attached))
-    replace(site, chosen={**start.chosen, **folder}, facts=facts).save(workspace)
-    write_atomic(workspace.spec, dump_spec(spec))
-    inventory = _inventory(spec, probed, placed, outcome)
-    write_atomic(workspace.inventory, inventory.text)
-    return attached
+    facts = (*attached.placed_facts, *_facts_of_earlier_proof(start, earlier, attached))
+    return replace(site, chosen={**start.chosen, **folder}, facts=facts)
 
 
 def _facts_of_earlier_proof(
-    start: _Start, earlier: ClusterSpec | None, attached: Attached
+    start: _Start, earlier: ClusterSpec | None, attached: Attachment
 ) -> Iterator[Fact]:
     """Yield what an earlier proof has found, if jobs still use its launcher and modules."""
     before = _settings(earlier)
     now = _settings(attached.spec)
-    is_pending = attached.unproven is not None and attached.unproven.code == "pending"
-    if (
-        start.site is None
-        or before is None
-        or now is None
-        or now.launcher is None
-        or not is_pending
-    ):
+    if start.site is None or before is None or now is None or now.launcher is None:
+        return
+    if not attached.is_pending:
         return
     if (before.modules, before.launcher) == (now.modules, now.launcher):
         own = {fact.fact for fact in attached.placed_facts}
@@ -533,9 +545,7 @@ def _inventory(
     spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof | Unproven
 ) -> Inventory:
     site = probed.site
-    settings = _settings(spec)
-    if settings is None:
-        raise TypeError("the spec is not of an attached cluster")
+    settings = settings_of(spec)
     has_pmix = any(name.startswith("pmix") for name in site.mpi_types)
     requirements = spec.software.python.requirements
     return Inventory(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import LeftoversError, UsageError, printable
+from clusterctl.providers.attached import Entry, Folder
 from clusterctl.transport.base import Transport
-from clusterctl.transport.tree import format_size
 
 _PROGRAMS: Final = Path(__file__).parent
 # Removing many small files from a network file system takes long.
@@ -36,27 +36,7 @@ _DETACH: Final = folder_program("remote_detach.sh")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A file or folder in clusterctl's folder. what: its meaning. "": clusterctl did not create
-    it.
-    """
-
-    name: str
-    bytes: int
-    files: int
-    what: str = ""
-
-    def __str__(self) -> str:
-        amount = f"{format_size(self.bytes)} in {self.files:,} file{'' if self.files == 1 else 's'}"
-        return f"{self.name}: {amount} ({self.what or 'not of clusterctl'})"
-
-    @property
-    def by_attach(self) -> bool:
-        return self.name in {"env", "environments", "store"}
-
-
-@dataclass(frozen=True, slots=True)
-class AttachedFolder:
+class AttachedFolder(Folder):
     """Clusterctl's folder on a cluster, which has the mark ``cluster_id``."""
 
     transport: Transport
@@ -64,20 +44,9 @@ class AttachedFolder:
     cluster_id: str
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return the entries of the folder, without clusterctl's small files. (): there is no
-        folder.
-
-        UsageError: the folder's mark is missing, or of another cluster.
-        """
         return self._ask("")[0]
 
     def remove(self) -> tuple[Entry, ...]:
-        """Remove the folder, and check that it is gone. Return the entries that it had.
-
-        Raises:
-            UsageError: the folder's mark is missing, or of another cluster.
-            LeftoversError: some files can't be removed.
-        """
         entries, left = self._ask(self.cluster_id)
         if left:
             raise LeftoversError(

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from clusterctl.errors import UsageError
+from clusterctl.providers.attached import Fact
 from clusterctl.state.workspace import Workspace, write_atomic
 
 _NAME: Final = "site.json"
@@ -22,18 +23,6 @@ MPI_MODULE: Final = (
 )
 _PYTHON_MODULE: Final = "(.*/)?(python3?|anaconda3?|miniconda3?|miniforge3?)([-/].*)?"
 LISTED_MODULES: Final = f"^({MPI_MODULE}|{_PYTHON_MODULE})$"
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A fact about the site, and the command or job that found it. is_problem: jobs can't run
-    well.
-    """
-
-    fact: str
-    value: str
-    learned: str
-    is_problem: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,10 @@ from clusterctl.providers.gcp.images import SHARED
 from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
+from clusterctl.providers.node_template import KeptImage
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec import gcp, gcp_nodes
+from clusterctl.spec.common import Partition
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpSettings, GcsState
 from clusterctl.spec.gcp_machines import Machine
@@ -47,6 +49,8 @@ from clusterctl.util.typed_json import from_json
 
 
 class GcpProvider(Provider):
+    _settings: GcpSettings
+
     def __init__(self, settings: GcpSettings, prompts: Prompts = NO_PROMPTS) -> None:
         self._settings = settings
         self._api = Api(settings.project, reporter=prompts.reporter)
@@ -58,6 +62,15 @@ class GcpProvider(Provider):
         # The hash of the configuration in the images, and partition -> image of its nodes.
         self._inputs = ""
         self._images: Mapping[str, images.NodeImage] = {}
+
+    def price(self, spec: ClusterSpec, partition: Partition) -> float | None:
+        return costs.node_price(spec, partition)
+
+    def recorded_cost(self, spec: ClusterSpec, workspace: Workspace) -> float | None:
+        return costs.recorded_cost(spec, workspace.terraform)
+
+    def kept_images(self, *, prune: bool = False) -> tuple[KeptImage, ...]:
+        return images.kept(self._settings, prune=prune)
 
     def check(self, spec: ClusterSpec) -> None:
         if refused := gcp.image_error(spec):

@@ -18,6 +18,8 @@ from clusterctl.providers.base import (
     NO_PROMPTS,
     Bake,
     BakeClass,
+    CachedImage,
+    FoundCluster,
     HostOptions,
     HostPlan,
     Leftover,
@@ -53,7 +55,6 @@ from clusterctl.state.inventory import (
 )
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
-from clusterctl.util.progress import ProgressReporter
 
 _SHARED = "/shared"
 _KEEP_IMAGE: Final = (
@@ -68,6 +69,7 @@ _DOWN_AND_UP: Final = (
 
 
 class LocalProvider(Provider):
+    _settings: LocalSettings
     known_shared = _SHARED
 
     def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:
@@ -107,6 +109,9 @@ class LocalProvider(Provider):
                 fix=f"remove {where}; to use a mirror, configure it in /etc/yum.repos.d of this "
                 "machine",
             )
+
+    def check_replacement(self) -> None:
+        return
 
     def start_ahead(self) -> None:
         start_ahead()
@@ -332,6 +337,27 @@ class LocalProvider(Provider):
     def remove_storage(self, kept: KeptStorage) -> None:
         self._helper.call("storage", {"remove": [kept.id]})
 
+    def cached_images(self, *, prune: bool = False) -> tuple[CachedImage, ...]:
+        answer = self._helper.call("cache", {"prune": prune})
+        images = map(layout.CachedImage.model_validate, answer["images"])
+        return tuple(CachedImage(image.key, image.size_mib, image.used_by) for image in images)
+
+    def clusters_here(self) -> tuple[FoundCluster, ...]:
+        # Workspaces of other accounts can't be read, so it is unknown whether their clusters are
+        # orphans.
+        return tuple(
+            FoundCluster(
+                id=cluster.id,
+                name=cluster.name,
+                provider=self._settings.type,
+                workspace=cluster.workspace,
+                nodes=sum(not name.endswith("-ctl") for name in cluster.numbers),
+                is_orphan=is_orphan(cluster),
+            )
+            for cluster in clusters()
+            if cluster.owner == os.getuid()
+        )
+
 
 def _storage_notes(
     spec: ClusterSpec, storages: Sequence[KeptStorage], existing: layout.Existing
@@ -418,13 +444,6 @@ def _kept(kept: layout.KeptFolder) -> KeptStorage:
     description = f"folder {layout.shared_folder(kept.id)}"
     fields = {key: getattr(kept, key) for key in ("id", "size_mib", "since", "homes")}
     return KeptStorage(cluster=kept.name, what=description, usd_per_month=0.0, **fields)
-
-
-def cached_images(
-    *, prune: bool = False, report: ProgressReporter
-) -> tuple[layout.CachedImage, ...]:
-    answer = Helper(report).call("cache", {"prune": prune})
-    return tuple(layout.CachedImage.model_validate(image) for image in answer["images"])
 
 
 def _inventory(

@@ -27,6 +27,7 @@ from clusterctl.providers.base import (
     HostOptions,
     HostPlan,
     Leftover,
+    PendingRelease,
     Prompts,
     Provider,
     Provisioned,
@@ -34,7 +35,7 @@ from clusterctl.providers.base import (
     load_known_inventory,
     pending_releases,
 )
-from clusterctl.providers.onprem import members, release
+from clusterctl.providers.onprem import members, release, single_hosts
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import OWNER_ANSWER_S, Login, create_account
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
@@ -83,6 +84,10 @@ _UP_S: Final = 60.0
 
 
 class OnpremProvider(Provider):
+    _settings: OnpremSettings
+    takes_single_hosts = True
+    recreates_hosts = False
+
     def __init__(
         self, settings: OnpremSettings, prompts: Prompts, clock: Clock | None = None
     ) -> None:
@@ -235,6 +240,19 @@ class OnpremProvider(Provider):
         self._prompts.reporter.progress(f"removing {kept.what}")
         with self._login(self._workspace) as login:
             remove_homes(login, self._settings, kept)
+
+    def limited(
+        self, spec: ClusterSpec, workspace: Workspace, limit: Collection[str]
+    ) -> ClusterSpec:
+        return single_hosts.limited(spec, self._settings, workspace, limit)
+
+    def without(self, spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
+        return single_hosts.without(spec, self._settings, names)
+
+    def record_pending(
+        self, host: Host, inventory: Inventory, workspace: Workspace, *, why: str
+    ) -> PendingRelease:
+        return release.record_pending(host, inventory, self._settings, workspace, why=why)
 
     @contextmanager
     def _login(

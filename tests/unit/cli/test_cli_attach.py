@@ -11,7 +11,8 @@ import pytest
 
 from clusterctl.cli.attach import proof_failure, summary
 from clusterctl.packages.wheelhouse import NodePlatform
-from clusterctl.providers.existing.attach import Attached
+from clusterctl.providers.attached import Attached
+from clusterctl.providers.existing.attach import Attachment
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.probe import Choices, parse
 from clusterctl.providers.existing.prove import Nodes, Proof, Unproven
@@ -38,7 +39,8 @@ def attached(outcome: Proof | Unproven, spec: str = SPEC) -> Attached:
     placed = Placed(
         "/home/stud/clusterctl", "a12345", "/usr/bin/python3", "3.11.2", node, 1.0, built=True
     )
-    return Attached(Workspace(Path("/w")), parse_spec(spec, "spec"), probed, placed, outcome)
+    parsed = parse_spec(spec, "spec")
+    return Attachment(Workspace(Path("/w")), parsed, probed, placed, outcome).answer
 
 
 def test_proof_is_shown_with_its_nodes() -> None:
@@ -66,15 +68,14 @@ def test_first_job_runs_the_proof_unless_an_earlier_proof_counts() -> None:
 def test_last_line_has_the_time_limit_that_the_site_demands() -> None:
     answer = attached(PROOF)
     assert "--time" not in summary(answer, None)[-1]
-    site = replace(answer.probed.site, needs_time=True)
-    answer = replace(answer, probed=replace(answer.probed, site=site))
+    answer = replace(answer, needs_time=True)
     assert "train --nodes 2 --time 10m --follow" in summary(answer, None)[-1]
 
 
 @pytest.mark.parametrize("reason", ["mpi", "python", "not-shared", "refused", "ended"])
 def test_failed_proof_has_a_fix(reason: str) -> None:
     answer = attached(Unproven(reason, "the words of the site", NODES))
-    assert [fact.fact for fact in answer.placed_facts if fact.is_problem] == ["MPI"]
+    assert [fact.fact for fact in answer.facts if fact.is_problem] == ["MPI"]
     failure = proof_failure(answer)
     assert failure is not None
     assert (failure.code, failure.cause) == (f"proof-{reason}", "the words of the site")

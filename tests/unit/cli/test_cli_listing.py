@@ -11,7 +11,9 @@ import pytest
 from clusterctl.cli import listing
 from clusterctl.cli.output import Screen
 from clusterctl.errors import CloudError, SpecError, UsageError
-from clusterctl.providers.local.layout import CachedImage
+from clusterctl.providers.base import CachedImage
+from clusterctl.providers.gcp import images
+from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.node_template import KeptImage
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_of
@@ -54,9 +56,15 @@ def test_an_attached_cluster_has_the_nodes_of_its_partitions(cli: Clusterctl) ->
 
 
 def test_list_cluster_begun_by_terraform_before_hosts(cli: Clusterctl) -> None:
-    (cli.home / "cloud" / "terraform").mkdir(parents=True)
-    (one,) = (c for c in cli("-o", "json", "list").json["clusters"] if c["cluster"] == "cloud")
-    assert (one["provider"], one["state"], one["nodes"]) == ("gcp", "unfinished", None)
+    for name in ("cloud", "lost"):
+        (cli.home / name / "terraform").mkdir(parents=True)
+    (cli.home / "cloud" / "spec.yaml").write_text(CLOUD)
+    listed = {c["cluster"]: c for c in cli("-o", "json", "list").json["clusters"]}
+    shown = [
+        (listed[name]["provider"], listed[name]["state"], listed[name]["nodes"])
+        for name in ("cloud", "lost")
+    ]
+    assert shown == [("gcp", "unfinished", None), ("-", "unfinished", None)]
 
 
 def keep_storage(home: Path) -> dict[str, object]:
@@ -119,16 +127,16 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """
     asked: list[str] = []
 
-    def kept_images(_: object, *, prune: bool = False) -> tuple[KeptImage, ...]:
+    def kept(settings: object, *, prune: bool = False) -> tuple[KeptImage, ...]:
         asked.append("delete" if prune else "look")
         return (KeptImage("clusterctl-0123", 2048, 0.1),)
 
-    def cached_images(*, prune: bool, **_: object) -> tuple[CachedImage, ...]:
+    def cached_images(self: object, *, prune: bool = False) -> tuple[CachedImage, ...]:
         asked.extend(["prune"] if prune else [])
         return ()
 
-    monkeypatch.setattr(listing, "cached_images", cached_images)
-    monkeypatch.setattr(listing, "kept_images", kept_images)
+    monkeypatch.setattr(LocalProvider, "cached_images", cached_images)
+    monkeypatch.setattr(images, "kept", kept)
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     Path("cluster.yaml").write_text(CLOUD)
@@ -168,7 +176,7 @@ def test_the_cache_of_this_machine_needs_no_spec_and_no_login(
         raise CloudError(why)
 
     Path("cluster.yaml").write_text(CLOUD.replace("nodes", why) if why == "noodles" else CLOUD)
-    monkeypatch.setattr(listing, "kept_images", refused)
+    monkeypatch.setattr(images, "kept", refused)
     listing.cache_list(PLAIN)
     said = capsys.readouterr()
     assert shows(said.out, "cache-empty")

@@ -22,7 +22,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.providers.base import Leftover
+from clusterctl.providers.base import Leftover, Provider
 from clusterctl.spec.local import LocalSettings
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
@@ -35,7 +35,7 @@ RULE = Leftover("firewall rule d-a1b2c3-ssh")
 
 
 @dataclass
-class Stub:
+class Stub(Provider):
     """A cloud with clusters; ``stubborn`` ones can't be removed."""
 
     clusters: dict[str, tuple[Leftover, ...]]

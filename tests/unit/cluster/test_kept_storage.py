@@ -21,6 +21,7 @@ from clusterctl.cluster.down import DownOptions
 from clusterctl.cluster.losses import DISCARDED
 from clusterctl.cluster.phases import PhaseRunner, workspace_copy
 from clusterctl.errors import ClusterctlError, OnlyCopyError, UsageError
+from clusterctl.providers.base import Provider
 from clusterctl.providers.storage import (
     KeptStorage,
     StorageRecord,
@@ -129,7 +130,7 @@ def test_a_damaged_record_is_none(home: Path, text: str) -> None:
 
 
 @dataclass
-class Stub:
+class Stub(Provider):
     """A provider whose clusters leave their storage."""
 
     storage: list[KeptStorage]

@@ -11,12 +11,11 @@ from clusterctl.cluster.nodes import (
     check_pending_release,
     expand_hosts,
     forget_machines,
-    limit_spec,
     replacing,
-    spec_without,
 )
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import REPLACED, pending_releases
+from clusterctl.providers.registry import provider_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import CONTROLLER, Inventory
@@ -36,6 +35,14 @@ def spec(nodes: str = "gpu[1-4]", **partitions: str) -> ClusterSpec:
 
 def nodes(found: ClusterSpec) -> dict[str, tuple[str, ...]]:
     return {p.name: found.node_names(p) for p in found.partitions}
+
+
+def limit_spec(wanted: ClusterSpec, workspace: Workspace, limit: list[str]) -> ClusterSpec:
+    return provider_of(wanted.provider).limited(wanted, workspace, limit)
+
+
+def spec_without(wanted: ClusterSpec, names: list[str]) -> ClusterSpec:
+    return provider_of(wanted.provider).without(wanted, names)
 
 
 @pytest.fixture
@@ -106,6 +113,8 @@ def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
     assert refused.value.where == "--limit"
     with rejected("not-own-machines", UsageError):
         limit_spec(spec_of(name="own"), raised(), ["own-train-1"])
+    with rejected("not-own-machines", UsageError):
+        spec_without(spec_of(name="own"), ["own-train-1"])
 
 
 def test_without_some_nodes(raised: Raise) -> None:

@@ -11,7 +11,7 @@ from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.errors import OnlyCopyError, UsageError
-from clusterctl.providers.base import Leftover, Prompts
+from clusterctl.providers.base import Leftover, Prompts, Provider
 from clusterctl.providers.storage import KeptStorage, load_all_kept
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import GcpSettings
@@ -24,7 +24,7 @@ SHARED = KeptStorage(cluster="d", id="a1b2c3", what="folder /a1b2c3/shared", sin
 
 
 @dataclass
-class Stub:
+class Stub(Provider):
     """Two clusters called `d`; one of them is known here. What goes leaves its storage."""
 
     clusters: dict[str, tuple[Leftover, ...]]

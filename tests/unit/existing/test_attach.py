@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransferError, UsageError
-from clusterctl.providers.existing.attach import Attached, Request, _inventory, attach
+from clusterctl.providers.attached import Request
+from clusterctl.providers.existing.attach import Attachment, _inventory, attach
+from clusterctl.providers.existing.facts import examine_site
 from clusterctl.providers.existing.probe import Probed
 from clusterctl.providers.existing.prove import Unproven
-from clusterctl.providers.existing.provider import examine_site
 from clusterctl.providers.existing.site import load_site
 from clusterctl.spec.common import Gpus, Partition
-from clusterctl.spec.existing import ExistingSettings, existing_cluster
+from clusterctl.spec.existing import ExistingSettings, settings_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
 from clusterctl.state.inventory import applied_spec, job_inventory
@@ -69,7 +70,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: None) -> Path:
     return tmp_path / "state"
 
 
-def attached(**more: object) -> Attached:
+def attached(**more: object) -> Attachment:
     return attach(Request(HERE, python=sys.executable, **more))  # type: ignore[arg-type]
 
 
@@ -84,7 +85,7 @@ def test_odd_names_of_a_site_are_accepted_or_left_out(commands: Commands, state:
         ("Short.2", Gpus(type="gpu-1g-5gb", count=7))
     ]
     assert [attempt.partition for attempt in result.probed.refused] == ["a/b"]
-    assert (existing_cluster(spec.provider).account, inventory.account) == (None, "proj/0")
+    assert (settings_of(spec).account, inventory.account) == (None, "proj/0")
     assert inventory.slurm_path.endswith("slurm+bin")
 
 
@@ -106,7 +107,7 @@ def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Pat
     again = attach(Request(HERE))
     assert (again.proof, again.placed.python, again.placed.built) == (None, sys.executable, False)
     assert job_inventory(again.workspace) == proven
-    settings = existing_cluster(again.spec.provider)
+    settings = settings_of(again.spec)
     assert (settings.modules, settings.launcher) == (("openmpi/4.1.4",), Launcher.SRUN)
     profile = Path(again.placed.folder) / "job-profile.sh"
     assert "openmpi/4.1.4" in profile.read_text()
@@ -145,13 +146,11 @@ def test_module_that_the_proof_adds_to_a_chosen_one_stays(
     # The queue is closed now.
     commands("short")
     for result in (first, attached(), attached(modules=["python/3.13"])):
-        settings = existing_cluster(result.spec.provider)
+        settings = settings_of(result.spec)
         assert settings.modules == ("python/3.13", "openmpi/4.1.4")
         assert load_site(result.workspace).chosen["modules"] == ["python/3.13"]
         assert "openmpi/4.1.4" in (Path(result.placed.folder) / "job-profile.sh").read_text()
-    assert existing_cluster(attached(modules=["python/3.12"]).spec.provider).modules == (
-        "python/3.12",
-    )
+    assert settings_of(attached(modules=["python/3.12"]).spec).modules == ("python/3.12",)
 
 
 def test_attach_again_keeps_only_the_users_choices(commands: Commands, state: Path) -> None:
@@ -169,14 +168,14 @@ def test_empty_option_takes_a_choice_back(commands: Commands, state: Path) -> No
     commands("short", "gpuq", accounts=1)
     chosen = {"account": "proj0", "qos": "long", "partition": "gpuq", "modules": ["mine"]}
     first = attached(folder="~/mine", **chosen)
-    assert existing_cluster(first.spec.provider).modules == ("mine",)
+    assert settings_of(first.spec).modules == ("mine",)
     path = first.workspace.root / "site.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"proven_pythons": {"/nowhere/python3": "3.14.1"}}))
     again = attach(
         Request(HERE, folder="", account="", qos="", partition="", modules=(), python="")
     )
-    settings = existing_cluster(again.spec.provider)
+    settings = settings_of(again.spec)
     site = load_site(again.workspace)
     assert (site.chosen, dict(site.proven_pythons)) == ({}, {})
     assert (again.probed.account, again.probed.partition) == ("", "short")
@@ -193,10 +192,10 @@ def test_choices_of_a_file_stay(commands: Commands, state: Path) -> None:
     calls = commands("short", "gpuq", proof=PROVEN)
     first = attached(spec=spec_of("gpuq", "short", folder="~/mine", launcher="mpirun", qos="long"))
     # The job has proven another launcher.
-    assert existing_cluster(first.spec.provider).launcher is Launcher.MPIRUN
+    assert settings_of(first.spec).launcher is Launcher.MPIRUN
     calls.unlink()
     for again in (attached(), attached(spec=spec_of("gpuq")), attached(spec=first.spec)):
-        settings = existing_cluster(again.spec.provider)
+        settings = settings_of(again.spec)
         assert (settings.launcher, settings.qos) == (Launcher.MPIRUN, "long")
         assert (settings.folder, again.probed.partition) == (first.placed.folder, "gpuq")
         chosen = {
@@ -216,7 +215,7 @@ def test_choices_are_lost_with_a_damaged_site(commands: Commands, state: Path) -
     commands("short")
     again = attach(Request(HERE))
     assert load_site(again.workspace).chosen == {}
-    settings = existing_cluster(again.spec.provider)
+    settings = settings_of(again.spec)
     assert (settings.launcher, settings.modules) == (Launcher.SRUN, ("openmpi/4.1.4",))
     assert (settings.folder, settings.qos) == (first.placed.folder, None)
 
@@ -322,5 +321,5 @@ def test_new_login_is_accepted_for_the_same_account(commands: Commands, state: P
     site.write_text(json.dumps(record))
     again = attached(name="campus")
     assert (again.workspace, again.placed.cluster_id) == (workspace, cluster_id)
-    assert login_of(workspace.ssh_config) == existing_cluster(again.spec.provider).login == HERE
+    assert login_of(workspace.ssh_config) == settings_of(again.spec).login == HERE
     assert [path.name for path in state.iterdir() if path.is_dir()] == ["campus"]

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.packages.wheelhouse import NodePlatform
+from clusterctl.providers.attached import Fact
+from clusterctl.providers.existing.facts import facts_of_first_job
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.prove import ProofOptions, leave_proof, read_first_proof
-from clusterctl.providers.existing.provider import facts_of_first_job
-from clusterctl.providers.existing.site import Fact, Site, load_site
-from clusterctl.spec.existing import existing_cluster
+from clusterctl.providers.existing.site import Site, load_site
+from clusterctl.spec.existing import settings_of
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.state.inventory import applied_spec
@@ -127,7 +128,7 @@ def test_proof_of_the_first_job_is_recorded(workspace: Workspace) -> None:
     found = facts(workspace, "proof-24.11-mpirun.txt")
     assert {fact.learned.split()[1] for fact in found} == {"12"}
     assert load_site(workspace).facts == (FOLDER, *found)
-    settings = existing_cluster(applied_spec(workspace).provider)
+    settings = settings_of(applied_spec(workspace))
     assert (settings.launcher, settings.modules) == (Launcher.MPIRUN, ("openmpi/5.0",))
     inventory = recorded_inventory(workspace)
     assert (inventory.pmix, inventory.glibc_minor) == (False, 41)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import MachineError, SlurmError, UsageError
+from clusterctl.providers.attached import Fact
 from clusterctl.providers.existing.attach import gpus_of
+from clusterctl.providers.existing.facts import site_facts
 from clusterctl.providers.existing.probe import Choices, Probed, parse
-from clusterctl.providers.existing.provider import site_facts
-from clusterctl.providers.existing.site import Fact, SitePartition, load_site
+from clusterctl.providers.existing.site import SitePartition, load_site
 from clusterctl.spec.common import Gpus
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import MachineError, SlurmAwayError, SlurmError
+from clusterctl.providers.existing.facts import site_facts
 from clusterctl.providers.existing.probe import Choices, probe
-from clusterctl.providers.existing.provider import site_facts
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
 from tests.unit.existing.conftest import Commands

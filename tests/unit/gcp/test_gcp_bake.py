@@ -19,8 +19,7 @@ from clusterctl.providers.base import HostOptions, HostPlan, Provisioned
 from clusterctl.providers.gcp.images import image_machines, images_of
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.providers.node_template import NodeClass
-from clusterctl.providers.registry import kept_images
-from clusterctl.spec.gcp import image_error, settings_of
+from clusterctl.spec.gcp import image_error
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, Inventory
 from clusterctl.state.workspace import Workspace
@@ -333,11 +332,11 @@ def test_down_keeps_only_the_image_until_it_is_pruned(raised: Baked) -> None:
     cluster_id = raised.workspace.cluster_id()
     provider_of(spec).destroy(cluster_id, workspace=raised.workspace)
     assert provider_of(spec).leftovers(cluster_id) == ()
-    (kept,) = kept_images(settings_of(spec))
+    (kept,) = provider_of(spec).kept_images()
     assert (kept.size_mib, kept.usd_per_month) == (2048, pytest.approx(0.1))
-    assert kept_images(settings_of(spec), prune=True) == (kept,)
+    assert provider_of(spec).kept_images(prune=True) == (kept,)
     assert not raised.images
-    assert kept_images(settings_of(spec)) == ()
+    assert provider_of(spec).kept_images() == ()
 
 
 def test_nothing_is_done_that_was_not_shown(raised: Baked) -> None:

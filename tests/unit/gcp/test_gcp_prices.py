@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.providers.gcp import costs
 from clusterctl.providers.gcp.provider import variables
-from clusterctl.providers.registry import node_price
+from clusterctl.providers.registry import provider_of
 from clusterctl.spec import gcp_machines
 from clusterctl.spec.models import ClusterSpec
 from tests.unit.gcp.module import NAMES, spec_of
@@ -160,6 +160,10 @@ class TestHosts:
         assert (
             price(instance(scratch_disk=[{}], scheduling=[{"provisioning_model": "SPOT"}])) is None
         )
+
+
+def node_price(of_it: ClusterSpec, partition: str) -> float | None:
+    return provider_of(of_it.provider).node_price(of_it, partition)
 
 
 class TestNodes:

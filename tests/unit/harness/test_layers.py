@@ -42,6 +42,36 @@ def append(path: Path, line: str) -> None:
             "clusterctl/spec/base.py",
             "def f():\n    import clusterctl.state.run_record",
         ),
+        (
+            "a provider knows another",
+            "clusterctl/providers/local/capacity.py",
+            "import clusterctl.providers.gcp.costs",
+        ),
+        (
+            "a provider imports another inside a function",
+            "clusterctl/providers/existing/site.py",
+            "def f():\n    import clusterctl.providers.onprem.login",
+        ),
+        (
+            "code outside providers imports a provider's folder",
+            "clusterctl/cluster/plan.py",
+            "from clusterctl.providers.onprem import release",
+        ),
+        (
+            "code that all providers share imports a provider's folder",
+            "clusterctl/providers/base.py",
+            "from clusterctl.providers import gcp",
+        ),
+        (
+            "code outside providers and the spec knows the settings of a provider",
+            "clusterctl/cli/spec.py",
+            "from clusterctl.spec.gcp import GcpSettings",
+        ),
+        (
+            "code outside providers asks for local nodes by their settings",
+            "clusterctl/state/inventory.py",
+            "from clusterctl.spec.local import LocalSettings",
+        ),
         ("clusterctl knows the payload", "clusterctl/state/workspace.py", "import payload"),
         ("the payload knows clusterctl", "payload/training/metrics.py", "import clusterctl.errors"),
     ],

@@ -1,0 +1,61 @@
+"""Outside `providers/` and `spec/` no code asks for a provider's name. The imports are held by
+contracts of import-linter; it can't see a comparison with a text, so this test reads the code.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from clusterctl.spec.models import PROVIDERS
+
+PACKAGE = Path(__file__).parents[3] / "clusterctl"
+QUESTION = re.compile(rf"(?:[!=]=|\bin\b|\bcase\b)[^\n#]*[\"'](?:{'|'.join(PROVIDERS)})[\"']")
+# The kind of a shared folder may be `existing`.
+OTHER = re.compile(r"\.kind\b")
+
+
+def questions(text: str) -> list[str]:
+    return [line for line in text.splitlines() if QUESTION.search(line) and not OTHER.search(line)]
+
+
+def test_no_module_outside_asks_for_the_name_of_a_provider() -> None:
+    paths = (path for path in PACKAGE.rglob("*.py") if "_assets" not in path.parts)
+    outside = [
+        path for path in paths if path.relative_to(PACKAGE).parts[0] not in {"providers", "spec"}
+    ]
+    assert len(outside) > 100
+    found = {str(path): lines for path in outside if (lines := questions(path.read_text()))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "asks"),
+    [
+        ("if spec.provider.type == 'gcp': pass", True),
+        ('limit = chosen if inventory.provider in ("onprem", "local") else ()', True),
+        ('        case "local":', True),
+        ("if spec.provider.adopts_hosts: pass", False),
+        ("if provider != spec.provider.type: pass", False),
+        ('is_mounted = inventory.shared_folder.kind != "existing"', False),
+        ("provider = 'local'", False),
+    ],
+)
+def test_questions_finds_each_way_to_ask(line: str, *, asks: bool) -> None:
+    assert bool(questions(line)) is asks
+
+
+def test_contracts_of_imports_name_all_providers() -> None:
+    linter = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]
+    listed = [
+        contract.get("protected_modules") or contract["modules"]
+        for contract in linter["contracts"]
+        if "provider" in contract["name"]
+    ]
+    assert len(listed) == 3
+    folders = {f"clusterctl.providers.{name}" for name in PROVIDERS}
+    settings = {f"clusterctl.spec.{name}" for name in PROVIDERS}
+    assert all(folders <= {*modules} or settings <= {*modules} for modules in listed)
