@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -74,7 +74,7 @@ def status(screen: Screen) -> None:
             for node in cluster_status.nodes
         ],
         "partitions": [asdict(partition) for partition in cluster_status.partitions],
-        "jobs": [job.as_dict() for job in cluster_status.jobs],
+        "jobs": [_job_dict(job) for job in cluster_status.jobs],
         "waiting": [diagnosis.as_dict() for diagnosis in waits],
         "accounting_failure": cluster_status.accounting_failure,
         "auto_down": cluster_status.auto_down,
@@ -191,7 +191,7 @@ def jobs(
             _show_in_full(screen, session, listing.jobs, most)
             return
     answer = {
-        "jobs": [job.as_dict() for job in listing.jobs],
+        "jobs": [_job_dict(job) for job in listing.jobs],
         "older": listing.older,
         "unlisted": listing.unlisted,
     }
@@ -285,7 +285,7 @@ def _show_in_full(
         lines += ["", cause.summary, *(f"| {line}" for line in cause.lines), f"fix: {cause.fix}"]
     if len(tasks) == 1 and job.state is JobState.COMPLETED and job.token:
         lines += [f"note: {notice}" for notice in notices_of_completed(session, job)]
-    screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)
+    screen.result({"jobs": [{**_job_dict(task), **more} for task in tasks]}, *lines)
 
 
 def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> list[str]:
@@ -369,40 +369,73 @@ def job_table(
         return []
     if not infos:
         return ["no jobs"]
-    head = ["JOB", "NAME", "STATE", "NODES", "SUBMITTED", "ELAPSED", "EXIT", "REASON"]
     groups = [
         list(group)
         for _, group in groupby(infos, key=lambda job: job.id if tasks else job.whole_id)
     ]
-    rows = [_job_row(group) for group in groups]
-    if users:
-        for row, cell in zip(
-            (head, *rows), ("USER", *(group[0].user for group in groups)), strict=True
-        ):
-            row.insert(2, cell)
-    if not any(row[-1] for row in rows):
-        # The reasons of waiting jobs.
-        head = head[:-1]
-        rows = [row[:-1] for row in rows]
+    columns = {
+        column.head: cells
+        for column in _COLUMNS
+        if users or not column.of_several_users
+        if any(cells := [column.cell(group) for group in groups]) or not column.if_any
+    }
+    rows = list(zip(*columns.values(), strict=True))
     hangs = [f"job {job.id} hangs: {job.hang}" for job in infos if job.hang]
-    return [*screen.table(head, rows), *(["", *hangs] if hangs else [])]
+    return [*screen.table([*columns], rows), *(["", *hangs] if hangs else [])]
 
 
-def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
-    head = worst_job(jobs)
-    array = len(jobs) > 1
-    return [
-        f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,
-        head.name,
-        state_counts(jobs) if array else head.state.value,
-        fold_nodes(list(dict.fromkeys(node for job in jobs for node in job.nodes))),
-        _short_time(head.submit_time),
-        shown_elapsed(
-            max((job.elapsed_s for job in jobs if job.elapsed_s is not None), default=None)
-        ),
-        head.exit or _NONE,
-        "" if head.ended else head.reason,
-    ]
+def _job_id(jobs: Sequence[JobInfo]) -> str:
+    return f"{jobs[0].whole_id} ({len(jobs)} tasks)" if len(jobs) > 1 else jobs[0].id
+
+
+def _nodes(jobs: Sequence[JobInfo]) -> str:
+    return fold_nodes(list(dict.fromkeys(node for job in jobs for node in job.nodes)))
+
+
+def _elapsed(jobs: Sequence[JobInfo]) -> str:
+    known = [job.elapsed_s for job in jobs if job.elapsed_s is not None]
+    return shown_elapsed(max(known, default=None))
+
+
+def _reason(jobs: Sequence[JobInfo]) -> str:
+    """Return why the jobs wait."""
+    job = worst_job(jobs)
+    return "" if job.ended else job.reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the table of jobs.
+
+    cell: called with a job, or with the tasks of an array, which share a line.
+    key: with `-o json`, the key of each job's cell. Empty: `JobInfo` has the value already.
+    of_several_users: the column is shown only if the table lists the jobs of all users.
+    if_any: the column is shown only if a cell is not empty.
+    """
+
+    head: str
+    cell: Callable[[Sequence[JobInfo]], str]
+    key: str = ""
+    of_several_users: bool = False
+    if_any: bool = False
+
+
+_COLUMNS: Final = (
+    _Column("JOB", _job_id),
+    _Column("NAME", lambda jobs: worst_job(jobs).name),
+    _Column("USER", lambda jobs: jobs[0].user, of_several_users=True),
+    _Column("STATE", lambda jobs: state_counts(jobs) if len(jobs) > 1 else jobs[0].state.value),
+    _Column("NODES", _nodes),
+    _Column("SUBMITTED", lambda jobs: _short_time(worst_job(jobs).submit_time)),
+    _Column("ELAPSED", _elapsed),
+    _Column("EXIT", lambda jobs: worst_job(jobs).exit or _NONE),
+    _Column("REASON", _reason, if_any=True),
+)
+
+
+def _job_dict(job: JobInfo) -> dict[str, Any]:
+    """Return a job as `-o json` shows it."""
+    return job.as_dict() | {column.key: column.cell([job]) for column in _COLUMNS if column.key}
 
 
 def shown_time(at: int | None) -> str:

@@ -69,6 +69,20 @@ def test_jobs_fit_a_terminal_of_80_columns(here, capsys, monkeypatch) -> None:
     assert [len(text) for text in submitted_at] == [len("11-27 22:13"), len("2024-11-27")]
 
 
+def test_column_with_a_key_is_in_the_table_and_in_json(here, capsys, monkeypatch) -> None:
+    waiting = JobInfo(number=7, name="a", user="ada", state=JobState.PENDING, reason="", qos="high")
+    monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: (waiting, replace(waiting, number=6)))
+    added = jobs._Column("QOS", lambda tasks: tasks[0].qos, key="shown_qos")
+    monkeypatch.setattr(jobs, "_COLUMNS", (*jobs._COLUMNS[:2], added, *jobs._COLUMNS[2:]))
+    jobs.jobs(TEXT, ["7", "6"])
+    head, first, _ = (line.split() for line in capsys.readouterr().out.splitlines())
+    # Empty columns stay, but reasons are shown only if a job has one.
+    assert head == "JOB NAME QOS STATE NODES SUBMITTED ELAPSED EXIT".split()
+    assert first[:4] == ["7", "a", "high", "PENDING"]
+    jobs.jobs(JSON, ["7", "6"])
+    assert {job["shown_qos"] for job in json.loads(capsys.readouterr().out)["jobs"]} == {"high"}
+
+
 def test_older_ones_are_left_out_and_counted(here, cluster, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(jobs, "_RECENT", 1)
     for _ in range(3):
