@@ -27,6 +27,7 @@ from clusterctl.errors import (
     UnreachableError,
 )
 from clusterctl.hosts.gpus import Driver, Gpu
+from clusterctl.hosts.remote_probe import OwnFacts
 from clusterctl.spec import distributions
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
@@ -180,43 +181,13 @@ class Firewall(_Answer):
         return f"{self.name} ({self.zone})" if self.zone else self.name
 
 
-class HostFacts(_Answer):
-    """The facts of a host that decide whether it can join a cluster.
+class HostFacts(OwnFacts, _Answer):
+    """The facts of a host that decide whether it can join a cluster."""
 
-    time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create
-        control
-    groups. cgroup_plugin: Slurm, if installed, has the plugin for them. refuses_ed25519: sshd
-        refuses keys of
-    this type. fapolicyd: it refuses clusterctl's programs. left: processes of ended jobs ("PID
-        COMMAND").
-    databases: MariaDB's, except system databases. files, packages: requested items that exist.
-    texts: requested file -> start of its text.
-    """
-
-    time: float
-    uid: int
     system: System
-    addresses: tuple[str, ...]
-    resolved: Mapping[str, tuple[str, ...]]
     space: tuple[Space, ...]
-    listeners: Mapping[int, str]
-    selinux: str
-    units: frozenset[str]
     gpus: GpuFacts
-    accounts: Mapping[str, int]
-    groups: Mapping[str, int] = {}
     firewall: Firewall = Firewall()
-    refuses_ed25519: bool = False
-    fapolicyd: bool = False
-    mtus: Mapping[str, int] = {}
-    cgroups: bool = True
-    cgroup_plugin: bool | None = None
-    left: tuple[str, ...] = ()
-    databases: tuple[str, ...] = ()
-    slurm_state: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    packages: frozenset[str] = frozenset()
-    texts: Mapping[str, str] = {}
 
 
 class NodeAnswer(_Answer):

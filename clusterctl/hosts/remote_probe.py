@@ -22,7 +22,7 @@ import sys
 import time
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from clusterctl.hosts.remote_run import ASK_S, read, run
 from clusterctl.util.remote_rights import acting_as
@@ -505,6 +505,39 @@ def checksums(request: Dict[str, Any], openmpi: str) -> Dict[str, str]:
         running = marks.get("unit slurmdbd", "").startswith("running")
         marks["accounting all"] = accounting_mark(request["accounting"]) if running else UNKNOWN
     return marks
+
+
+class OwnFacts:
+    """The facts of a host in simple types. ``clusterctl.hosts.probe.HostFacts`` has the others, and
+    checks the types.
+
+    time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create
+        control groups. cgroup_plugin: Slurm, if installed, has the plugin for them.
+    refuses_ed25519: sshd refuses keys of this type. fapolicyd: it refuses clusterctl's programs.
+    left: processes of ended jobs ("PID COMMAND"). databases: MariaDB's, except system databases.
+    files, packages: requested items that exist. texts: requested file -> start of its text.
+    """
+
+    time: float
+    uid: int
+    addresses: Tuple[str, ...]
+    resolved: Mapping[str, Tuple[str, ...]]
+    listeners: Mapping[int, str]
+    selinux: str
+    units: FrozenSet[str]
+    accounts: Mapping[str, int]
+    groups: Mapping[str, int] = {}
+    refuses_ed25519: bool = False
+    fapolicyd: bool = False
+    mtus: Mapping[str, int] = {}
+    cgroups: bool = True
+    cgroup_plugin: Optional[bool] = None
+    left: Tuple[str, ...] = ()
+    databases: Tuple[str, ...] = ()
+    slurm_state: Tuple[str, ...] = ()
+    files: Tuple[str, ...] = ()
+    packages: FrozenSet[str] = frozenset()
+    texts: Mapping[str, str] = {}
 
 
 def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
