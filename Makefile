@@ -55,6 +55,7 @@ bench:  ## Side-by-side measurements
 reference:  ## Write docs/cli.md, docs/errors.md, docs/platforms.md and the tables of docs/spec.md from the code and the tests
 	$(DEV)
 	@.venv/bin/python scripts/cli_reference.py
+	@.venv/bin/python scripts/job_keywords.py
 	@.venv/bin/python scripts/spec_reference.py
 	@.venv/bin/python scripts/platforms.py
 	@.venv/bin/python scripts/message_reference.py

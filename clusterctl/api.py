@@ -48,9 +48,10 @@ from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
 from clusterctl.scheduler.session import PATIENCE_S, SHORT_PATIENCE_S, SOON_S, Session, open_session
-from clusterctl.spec.job import JobKeywords, ReplayKeywords, Weights, is_job_file
+from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
+from clusterctl.spec.program import Weights, is_job_file
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.chosen_spec import reject_foreign, spec_of, spec_of_existing
 from clusterctl.state.inventory import inventory_of
@@ -244,10 +245,7 @@ class Cluster:
             0.1``. True is the option alone; False and None omit it.
         run: the job loads this run's model. weights: those of its best evaluation, or the final
             weights.
-        options: name, nodes, tasks_per_node, ranks, cpus, gpus, mem, time, partition, account, qos,
-            constraint, array, sweep, scaling, after, slurm, from_run, signal, requeue, chain,
-            launcher, hang, folder, include, exclude, outputs, env, container, requirements, tag,
-            note: as in a job file.
+        options: those of ``JobKeywords``, as in a job file.
         """
         if is_job_file(str(target)) or options.get("scaling"):
             raise UsageError(
@@ -353,8 +351,7 @@ class Cluster:
         failed: submit only the tasks that did not complete. Raise UsageError if all tasks have
             completed.
         code: the program's files: as sent with the run, or as they are in its folder now.
-        options: mem, time, partition, account, qos, constraint, tag, note. Default: those of the
-            run.
+        options: those of ``ReplayKeywords``. Default: those of the run.
         """
         reject_unknown(options, ReplayKeywords.__annotations__, "replay has no option")
         row = run if isinstance(run, Row) else named_run(str(run), self._chosen.ledger)

@@ -7,14 +7,13 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.job import LastId, last_submitted
-from clusterctl.cli.options import Words, argument, flag, hosts, option, takes
+from clusterctl.cli.options import Words, argument, hosts, job_flags, option, takes
 from clusterctl.cli.output import Screen
-from clusterctl.cli.submit import preparer, some_flags
+from clusterctl.cli.submit import preparer
 from clusterctl.errors import Failure, Notice, TransportError, UsageError, excluded
 from clusterctl.jobs.environment import Environments
 from clusterctl.jobs.shell import (
@@ -31,7 +30,7 @@ from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.job_options import JobOptions, job_options
+from clusterctl.spec.job_options import OPTIONS, JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import Inventory, inventory_of
@@ -40,20 +39,11 @@ from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, run_attached, r
 from clusterctl.transport.ssh import Connections
 
 Command = Annotated[Words, argument("A command, after --.", metavar="COMMAND")]
-_ALLOCATION: Final = {
-    **some_flags(
-        "nodes tasks_per_node cpus gpus mem time partition account qos constraint slurm "
-        "launcher include exclude env requirements"
-    ),
-    "slurm": flag(
-        list[str],
-        "Another option of salloc, such as '--exclude=NODE'. Repeatable.",
-        metavar="OPTION",
-    ),
-    "folder": flag(
-        Path, "Send this folder, and start in it. Default: start in your home.", metavar="DIR"
-    ),
-}
+_ALLOCATION: Final = [
+    replace(option, help=option.in_shell) if isinstance(option.in_shell, str) else option
+    for option in OPTIONS.values()
+    if option.in_shell
+]
 
 
 def ssh(
@@ -96,7 +86,7 @@ def ssh(
     return code
 
 
-@takes(_ALLOCATION)
+@takes(job_flags(_ALLOCATION))
 def shell(
     screen: Screen,
     command: Command = None,

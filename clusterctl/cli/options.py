@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 
@@ -24,6 +24,9 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, MachineError, foreign_package_error, printable
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, read_rows
+
+if TYPE_CHECKING:
+    from clusterctl.spec.job_options import JobOption
 
 # Completions come from the workspace and the current folder, never from the network. They have no
 # special characters, because zsh evaluates even the descriptions of completions.
@@ -97,6 +100,10 @@ def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
 Words = list[str] | None
 # A function that returns completions.
 Tab = Callable[..., Sequence[object]]
+# A word in ``JobOption.tab`` -> its completions.
+_TABS: Final[Mapping[str, Tab]] = {"partitions": partitions, "runs": run_names}
+# The end of the keyword argument of a flag that sets another flag's keyword argument.
+_SYNONYM: Final = "_synonym"
 
 
 def option(text: str, *names: str, tab: Tab | None = None, **settings: Any) -> Any:
@@ -114,6 +121,33 @@ def argument(text: str, *, tab: Tab | None = None, **settings: Any) -> Any:
 
 def flag(kind: Any, text: str, *names: str, **settings: Any) -> Any:
     return Annotated[kind | None, option(text, *names, **settings)]
+
+
+def job_flags(options: Iterable[JobOption]) -> dict[str, Any]:
+    """Return the flags of options of a job, and hidden flags with Slurm's names for them.
+
+    The keys are names of keyword arguments, as for ``takes``.
+    """
+    flags: dict[str, Any] = {}
+    for own in options:
+        letters = [f"-{own.letter}"] if own.letter else []
+        if own.is_argument:
+            continue
+        if own.kind is bool:
+            names = [f"{own.flag}/{own.flag.replace('--', '--no-', 1)}"]
+        else:
+            names = [own.flag, *(letters if own.sbatch == own.flag else [])]
+        text = f"{own.help} Repeatable." if own.is_list else own.help
+        tab = _TABS[own.tab] if isinstance(own.tab, str) else _words(own.tab)
+        flags[own.name] = flag(own.kind, text, *names, metavar=own.metavar, tab=tab)
+        if own.sbatch and own.sbatch != own.flag and not own.has_own_values:
+            slurms = flag(own.kind, f"{own.flag}.", own.sbatch, *letters, hidden=True)
+            flags[f"{own.name}{_SYNONYM}"] = slurms
+    return flags
+
+
+def _words(words: Sequence[str]) -> Tab | None:
+    return (lambda: list(words)) if words else None
 
 
 class Output(StrEnum):
@@ -181,7 +215,6 @@ def root(
 
 Verb = Callable[..., int | None]
 _BY_NAME: Final = inspect.Parameter.KEYWORD_ONLY
-_SYNONYM: Final = "_synonym"
 # The help of --goal.
 GOAL: Final = (
     "whether the metric's lowest (min) or highest (max) value is best. Default: by the metric's "
@@ -189,17 +222,15 @@ GOAL: Final = (
 )
 
 
-def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
+def takes(flags: Mapping[str, Any]) -> Callable[[Verb], Verb]:
     """Return a decorator that adds options to a command. The command gets the options that the user
     sets.
 
     flags: name of the keyword argument -> annotation of its option for Typer.
-    synonyms: name in ``flags`` -> annotation of another option that sets the same keyword argument.
     """
 
     def decorate(function: Verb) -> Verb:
-        more = {f"{name}{_SYNONYM}": kind for name, kind in synonyms.items()}
-        function.flags = {**flags, **more}  # type: ignore[attr-defined]
+        function.flags = flags  # type: ignore[attr-defined]
         return function
 
     return decorate

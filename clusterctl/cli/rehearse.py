@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from clusterctl.cli.job import timeout_of
-from clusterctl.cli.options import Words, argument, option, takes
+from clusterctl.cli.options import Words, argument, job_flags, option, takes
 from clusterctl.cli.output import Screen
-from clusterctl.cli.submit import JOB_FLAGS, SLURM_FLAGS, Target, preparer
+from clusterctl.cli.submit import Target, preparer
 from clusterctl.rehearse.rehearsal import (
     LIMIT_S,
     MTBF_S,
-    OWN_OPTIONS,
     Rehearsal,
     Rehearser,
     job_to_rehearse,
 )
 from clusterctl.rehearse.verdict import CONTRACT, Fault
 from clusterctl.scheduler.session import open_session
+from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.units import format_duration
 
-_FLAGS: Final = {name: kind for name, kind in JOB_FLAGS.items() if name not in OWN_OPTIONS}
 FaultNames = Annotated[
     list[Fault] | None, option("Cause only this fault. Repeatable.", tab=lambda: list(Fault))
 ]
 
 
-@takes(_FLAGS, **SLURM_FLAGS)
+@takes(job_flags(option for option in OPTIONS.values() if option.in_rehearse))
 def rehearse(
     screen: Screen,
     target: Target,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
-from clusterctl.cli.options import Words, option, takes
+from clusterctl.cli.options import Words, job_flags, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.runs import Run, shown_value
 from clusterctl.cli.submit import (
@@ -21,7 +21,6 @@ from clusterctl.cli.submit import (
     rendered,
     show_scripts,
     show_submitted,
-    some_flags,
     submit_and_note,
     watch_jobs,
 )
@@ -35,12 +34,13 @@ from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, named_run
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_options import OPTIONS
 from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.inventory import Inventory, planned_inventory
 
 
 # A replay may change these options, because they do not affect the results.
-@takes(some_flags("partition account qos constraint time mem tag note"))
+@takes(job_flags(option for option in OPTIONS.values() if option.in_replay))
 def replay(
     screen: Screen,
     run: Run,

@@ -381,16 +381,17 @@ def _advice_for_sbatch_option(word: str) -> str:
     option.
     """
     # Other commands do not need the options of sbatch.
+    from clusterctl.spec.job_options import flags_for
     from clusterctl.spec.sbatch import requests
 
     request = next(requests((0, text) for text in _typed(word)))
     option = request.option
     if option is None or word not in {request.own_name, f"-{option.letter}"}:
         return ""
-    if option.sets in {"ours", "never"} and not option.use:
+    if option.role and not option.use:
         return f"leave it out, because clusterctl sets {word}"
-    if request.use:
-        return f"use `{PROGRAM} submit JOB {request.use}`"
+    if flags := flags_for(request):
+        return f"use `{PROGRAM} submit JOB {flags}`"
     value = "=VALUE" if option.value == "required" and request.value is None else ""
     return f"`{PROGRAM} submit JOB --slurm {shlex.quote(f'{request}{value}')}` passes it to sbatch"
 

@@ -16,9 +16,9 @@ from clusterctl.cli.options import (
     Words,
     argument,
     flag,
+    job_flags,
     offered,
     option,
-    partitions,
     run_names,
     takes,
 )
@@ -51,7 +51,9 @@ from clusterctl.jobs.watch import LogChunk, notices_of_completed, raise_unless_c
 from clusterctl.scheduler.base import JobState, worst_job
 from clusterctl.scheduler.claims import WAIT_S, First
 from clusterctl.scheduler.session import Session, open_session
-from clusterctl.spec.job import BUNDLED_JOBS, MODULE_FLAG, JobSpec, Weights
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_options import OPTIONS
+from clusterctl.spec.program import BUNDLED_JOBS, MODULE_FLAG, Weights
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import clusters_up
 from clusterctl.transport.tree import format_size
@@ -80,107 +82,6 @@ Places = Annotated[
     ),
 ]
 
-# The keys are fields of JobOptions, which validates the values.
-JOB_FLAGS: Final[Mapping[str, Any]] = {
-    "nodes": flag(int, "Number of nodes. Default: 1.", "--nodes", "-N"),
-    "tasks_per_node": flag(
-        int, "Tasks (ranks) per node. Default: 1; for bundled jobs: number of GPUs."
-    ),
-    "ranks": flag(
-        int, "Ranks that mpirun starts; the other tasks are for MPI_Comm_spawn. Default: all."
-    ),
-    "cpus": flag(int, "CPU cores per task."),
-    "gpus": flag(int, "GPUs per node. Default: 0; for bundled jobs except probe and export: all."),
-    "mem": flag(str, "Memory per node, such as 4GiB."),
-    "time": flag(str, "Time limit, such as 30m or 1:30:00."),
-    "name": flag(
-        str,
-        "Job name. Default: that in the script's #SBATCH lines, or the name of the script or "
-        "bundled job.",
-    ),
-    "partition": flag(str, "Partition. Default: the first.", "--partition", "-p", tab=partitions),
-    "account": flag(str, "Slurm account.", "--account", "-A"),
-    "qos": flag(str, "Quality of service.", "--qos", "-q"),
-    "constraint": flag(str, "Required node features.", "--constraint", "-C"),
-    "array": flag(str, "Submit a job array, such as 1-10%2.", "--array", "-a"),
-    "sweep": flag(
-        list[str],
-        "Run one task per value of a program option, or per line of a table. Repeat it for all "
-        "combinations.",
-        metavar="KEY=V,V|A..B|FILE.csv",
-    ),
-    "scaling": flag(
-        str,
-        "Run the job on each of these numbers of nodes in turn, for a table of speed-up and "
-        "efficiency.",
-        metavar="N,N...",
-    ),
-    "after": flag(
-        list[str],
-        "Start after this job has ended: ok (successfully, the default), any or notok. Repeatable.",
-        metavar="ID[:ok|any|notok]",
-    ),
-    "slurm": flag(
-        list[str],
-        "Another option of sbatch, such as '--exclude=NODE'. Repeatable.",
-        metavar="OPTION",
-    ),
-    "from_run": flag(
-        str,
-        "Continue an earlier run (folder, name in ./runs, or job ID): its files are in "
-        "$CLUSTERCTL_FROM_RUN.",
-        metavar="RUN",
-        tab=run_names,
-    ),
-    "signal": flag(
-        str, "Signal for the program before the time limit, such as USR1@120 (seconds)."
-    ),
-    "requeue": flag(
-        bool,
-        "Requeue the job after a failure or its time limit. Default for train: with "
-        "--save-interval.",
-        "--requeue/--no-requeue",
-    ),
-    "chain": flag(
-        str, "Requeue the job at its time limits, such as --time 4h, until it has run 7d in total."
-    ),
-    "launcher": flag(
-        str,
-        "Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.",
-        tab=lambda: ["srun", "mpirun", "torchrun"],
-    ),
-    "hang": flag(
-        str,
-        "If all ranks wait without progress: warn, end the program, or off. Default: warn; for "
-        "train: end.",
-        metavar="MODE[@SECONDS]",
-        tab=lambda: ["warn", "end", "off"],
-    ),
-    "include": flag(
-        list[str],
-        "Also send files matching PATTERN, even if .gitignore excludes them. Repeatable.",
-        metavar="PATTERN",
-    ),
-    "exclude": flag(
-        list[str], "Do not send files matching PATTERN. Repeatable.", metavar="PATTERN"
-    ),
-    "folder": flag(
-        Path,
-        "Send this folder with the script. Default: the script's, or the project if the script "
-        "uses it.",
-        metavar="DIR",
-    ),
-    "outputs": flag(list[str], "Pattern of files to collect, such as 'results/**'. Repeatable."),
-    "env": flag(
-        list[str], "Environment variable K=V. K alone passes your current value of K. Repeatable."
-    ),
-    "requirements": flag(
-        Path, "Requirements file with packages for the program's Python environment."
-    ),
-    "container": flag(str, "Run in this Apptainer image: a .sif file, here or on the cluster."),
-    "tag": flag(list[str], "Tag for finding the run with `clusterctl runs`. Repeatable."),
-    "note": flag(str, "A remark about the run."),
-}
 SCRIPT_FLAGS: Final[Mapping[str, Any]] = {
     "module": flag(
         str, "Run a module of your project, as `python -m` does.", "-m", metavar="MODULE"
@@ -221,21 +122,6 @@ METRIC_FLAGS: Final[Mapping[str, Any]] = {
     ),
     "goal": flag(str, f"With --metric: {GOAL}", metavar="min|max", tab=lambda: ["min", "max"]),
 }
-# Slurm's names for some of these options, hidden from the help.
-SLURM_FLAGS: Final[Mapping[str, Any]] = {
-    "tasks_per_node": flag(int, "--tasks-per-node.", "--ntasks-per-node", hidden=True),
-    "cpus": flag(int, "--cpus.", "--cpus-per-task", "-c", hidden=True),
-    "gpus": flag(int, "--gpus.", "--gpus-per-node", hidden=True),
-    "time": flag(str, "--time.", "-t", hidden=True),
-    "name": flag(str, "--name.", "--job-name", "-J", hidden=True),
-}
-
-
-def some_flags(names: str) -> Mapping[str, Any]:
-    """Return option name -> its Typer annotation. ``names``: names of job options, separated by
-    spaces.
-    """
-    return {name: JOB_FLAGS[name] for name in names.split()}
 
 
 def jobs_to_submit(incomplete: str) -> list[str]:
@@ -267,7 +153,15 @@ TrainedRun = Annotated[
 ]
 
 
-@takes({**JOB_FLAGS, **SCRIPT_FLAGS, **_SIZE_FLAGS, **SCALING_FLAGS, **METRIC_FLAGS}, **SLURM_FLAGS)
+@takes(
+    {
+        **job_flags(OPTIONS.values()),
+        **SCRIPT_FLAGS,
+        **_SIZE_FLAGS,
+        **SCALING_FLAGS,
+        **METRIC_FLAGS,
+    }
+)
 def submit(
     screen: Screen,
     target: Target = "",

@@ -24,8 +24,10 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.earlier import folders_on_cluster
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights, sweep_arguments
+from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import FROM_RUN
+from clusterctl.spec.program import MODEL_JOBS, Weights
+from clusterctl.spec.sweep import sweep_arguments
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.run_names import NamedRun, find_run
 from clusterctl.transport.tree import list_items

@@ -53,8 +53,10 @@ from clusterctl.scheduler.user_script import (
     points_in_time,
     reject_long_script,
 )
-from clusterctl.spec.job import JobSpec, is_job_file, job_spec
+from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.spec.job_options import JobOptions, quantities_of
 from clusterctl.spec.names import Launcher
+from clusterctl.spec.program import is_job_file
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.inventory import Inventory, job_inventory, planned_inventory
@@ -65,7 +67,6 @@ from clusterctl.util.progress import SILENT, LineReporter
 
 if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
-    from clusterctl.spec.job_options import JobOptions
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.spec.sweep import Scaling
 
@@ -145,7 +146,7 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
     for field in (varied, "after", "ranks", *(() if job.sweep else ("array",))):
         if field in job.model_fields_set:
             raise excluded(f"--{field.replace('_', '-')}", _flag_of(scaling))
-    if any("after" in request.quantities for request in requests_of(job.slurm)):
+    if any("--dependency" in request.quantities for request in requests_of(job.slurm)):
         raise excluded("--slurm --dependency", "--scaling")
     script = UserScript.of(job)
     for option in ("array", "dependency"):
@@ -430,7 +431,7 @@ def _has_default_limits(inventory: Inventory, job: JobSpec) -> bool:
     }
     script = UserScript.of(job)
     requests = [*(script.directives.requests if script else ()), *requests_of(job.slurm)]
-    if any(request.quantities & defaults.keys() for request in requests):
+    if any(request.quantities & quantities_of(defaults) for request in requests):
         return False
     return all(getattr(job, name) in {None, value} for name, value in defaults.items())
 

@@ -17,9 +17,9 @@ from typing import Final
 
 from clusterctl.errors import UsageError, excluded
 from clusterctl.scheduler.user_script import MAX_BYTES
-from clusterctl.spec.job import (
-    JobSpec,
-    Project,
+from clusterctl.spec.job import JobSpec, Project
+from clusterctl.spec.names import PROJECT_FILES
+from clusterctl.spec.program import (
     absolute_path,
     holds_package,
     import_roots,
@@ -28,7 +28,6 @@ from clusterctl.spec.job import (
     module_root,
     repository_of,
 )
-from clusterctl.spec.names import PROJECT_FILES
 
 _SHELL_WORDS: Final = re.compile(r"[^\s'\"`;|&()<>$={}]+")
 _MOST_MODULES: Final = 200

@@ -22,19 +22,12 @@ from ClusterShell.RangeSet import RangeSet
 from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, source_of
 from clusterctl.scheduler.script import sweep_variable
-from clusterctl.spec.job import (
-    BUNDLED_JOBS,
-    NOT_REPLAYED,
-    JobSpec,
-    Project,
-    is_module,
-    job_of,
-    sweep_arguments,
-)
-from clusterctl.spec.job_options import JobOptions, job_options
+from clusterctl.spec.job import JobSpec, Project, job_of
+from clusterctl.spec.job_options import Again, job_options, options_with, quantities_of
 from clusterctl.spec.metrics import goal_of
+from clusterctl.spec.program import BUNDLED_JOBS, is_module
 from clusterctl.spec.sbatch import quoted, requests_of
-from clusterctl.spec.sweep import Form, are_pairs, configured_name
+from clusterctl.spec.sweep import Form, are_pairs, configured_name, sweep_arguments
 from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE, run_path
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, hash_items
@@ -286,7 +279,7 @@ def _given_again(given: dict[str, Any], replaced: Iterable[str]) -> dict[str, An
     """
     slurm: list[str] = []
     for request in requests_of(given.get("slurm", ())):
-        if "after" in request.quantities:
+        if "--dependency" in request.quantities:
             slurm += (
                 ["--dependency=singleton"]
                 if "singleton" in re.split("[,?]", str(request.value))
@@ -294,7 +287,7 @@ def _given_again(given: dict[str, Any], replaced: Iterable[str]) -> dict[str, An
             )
         elif request.option and request.option.clock:
             continue
-        elif remaining := request.without(replaced):
+        elif remaining := request.without(quantities_of(replaced)):
             slurm.append(quoted(str(remaining)))
     return given | {"slurm": tuple(slurm)} if "slurm" in given else given
 
@@ -329,9 +322,8 @@ def _given_options(
     names = client.get("given")
     if not isinstance(names, list):
         raise _no_replay(run, f"{ENVIRONMENT_FILE} does not list the options of the submission")
-    given = {
-        name for name in names if isinstance(name, str)
-    } & JobOptions.model_fields.keys() - NOT_REPLAYED
+    given = {name for name in names if isinstance(name, str)}
+    given &= {*options_with(again=Again.REPEATED)}
     return {name: recorded[name] for name in sorted(given) if recorded.get(name) is not None}
 
 

@@ -40,7 +40,6 @@ from clusterctl.scheduler.script import (
     common_words,
     program_variables,
     rank_starter,
-    resource_options,
     slurm_words,
     with_account,
     with_launcher,
@@ -49,7 +48,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
-from clusterctl.spec.job_options import JobOptions
+from clusterctl.spec.job_options import JobOptions, sbatch_words
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.ledger import PROGRAM_FOLDER
@@ -281,7 +280,7 @@ def kept_notice(session: Session, folder: str, files: Sequence[tuple[str, str]])
 
 def salloc_options(job: JobSpec) -> list[str]:
     """Return the options of salloc for a job of ``shell_job``, without its name."""
-    return [*resource_options(job, JobOptions.model_fields), *map(str, requests_of(job.slurm))]
+    return [*sbatch_words(job, defaults=True), *map(str, requests_of(job.slurm))]
 
 
 @contextmanager

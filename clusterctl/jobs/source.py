@@ -18,8 +18,9 @@ from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.project import project_obstacle
 from clusterctl.scheduler.script import is_array
 from clusterctl.scheduler.user_script import UserScript
-from clusterctl.spec.job import JobSpec, repository_of
+from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import first_few
+from clusterctl.spec.program import repository_of
 from clusterctl.state.ledger import TASK, copied_folders, is_own_report, is_run
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.tree import (

@@ -39,12 +39,12 @@ from clusterctl.scheduler.script import (
     Environment,
     array_of,
     render_script,
-    resource_options,
     with_dependency,
 )
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.user_script import UserScript, partition_name
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_options import sbatch_words
 from clusterctl.spec.names import first_few
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.inventory import Inventory, applied_text
@@ -589,7 +589,6 @@ def _asked(job: JobSpec, script: UserScript | None) -> tuple[str, ...]:
     own = script.directives.without_replaced(job) if script is not None else ()
     return (
         *(line.removeprefix("#SBATCH").strip() for line in own),
-        *resource_options(job, job.model_fields_set),
-        *([f"--array={job.array}"] if job.array is not None else []),
+        *sbatch_words(job, defaults=False),
         *map(str, requests_of(job.slurm)),
     )

@@ -68,8 +68,6 @@ _NO_CHECKPOINTS: Final = (
     "the job wrote no checkpoint, so each restart begins from zero: rehearse it with a shorter "
     "interval of checkpoints"
 )
-# Job options that a rehearsal sets itself, or that have several tasks.
-OWN_OPTIONS: Final = frozenset("array sweep scaling requeue chain hang".split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

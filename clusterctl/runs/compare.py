@@ -19,6 +19,7 @@ from clusterctl.runs.curve import ROW, STEP
 from clusterctl.runs.find import FIELDS, Row, is_usual
 from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.series import config_of, flat
+from clusterctl.spec.job_options import options_with
 from clusterctl.spec.metrics import is_loss
 from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE
 from clusterctl.state.run_record import Value
@@ -26,9 +27,7 @@ from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import format_size
 
 # Fields of a submission that don't affect the computation, or that other sections compare in full.
-_NOT_THE_JOB: Final = frozenset(
-    "name args tag note include exclude outputs folder requirements time account qos signal".split()
-)
+_NOT_THE_JOB: Final = frozenset(options_with(compared=False))
 _RESULT: Final = ("state", "exit", "elapsed", "cost")
 _PINNED: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
 _MAX_BYTES: Final = 64 << 20

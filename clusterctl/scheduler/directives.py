@@ -14,7 +14,9 @@ from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.slurm_parse import expand_nodes
-from clusterctl.spec.job import JobSpec, safe_name
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_options import OPTIONS, flag_of, quantities_of
+from clusterctl.spec.program import safe_name
 from clusterctl.spec.sbatch import (
     MARK,
     Request,
@@ -28,7 +30,7 @@ from clusterctl.state.ledger import PROGRAM_FOLDER
 
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 # Together they are the number of tasks.
-_SHAPE: Final = frozenset({"nodes", "tasks_per_node"})
+_SHAPE: Final = frozenset({"--nodes", "--ntasks-per-node"})
 _SETS_SHAPE: Final = frozenset({"nodes", "ntasks-per-node", "tasks-per-node"})
 # What matters for finding comments in a shell script: escapes, quotes, here-documents, comments.
 _SHELL_PART: Final = re.compile(
@@ -148,13 +150,17 @@ class Directives:
 
     def _replaced(self, job: JobSpec) -> frozenset[str]:
         """Return the quantities that the job's flags set."""
-        given = {*job.model_fields_set, "ours"}
+        ours = {r.own_name for r in self.requests if r.option and r.option.role == "ours"}
+        given = {*quantities_of(job.model_fields_set), *ours}
         for request in requests_of(job.slurm):
             given |= {*request.quantities, request.own_name}
-        shape = {r.option.sets for r in self.requests if r.option and r.option.name in _SETS_SHAPE}
+        shapers = (r for r in self.requests if r.option and r.option.name in _SETS_SHAPE)
+        shape = {quantity for request in shapers for quantity in request.quantities}
         if given & _SHAPE and given | shape >= _SHAPE:
-            given.add("tasks")
-        return frozenset(given | (_OF_GPUS if "gpus" in given and not job.gpus else set()))
+            given.add("--ntasks")
+        return frozenset(
+            given | (_OF_GPUS if "gpus" in job.model_fields_set and not job.gpus else set())
+        )
 
 
 def _comments(lines: Sequence[str], *, is_python: bool) -> Iterator[int]:
@@ -212,18 +218,19 @@ def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:
     None.
     """
     name = request.own_name
-    sets = request.option.sets if request.option else ""
     flags = job.model_fields_set
     value = request.value or ""
-    if sets == "never":
-        advice = f", and use `clusterctl submit {request.use}`" if request.use else ""
+    if request.option and request.option.role == "never":
+        use = request.option.use
+        advice = f", and use `clusterctl submit {use}`" if use else ""
         return "is not an option of a job", f"leave it out of the script{advice}"
     if name == "--ntasks":
-        for field, least in (("nodes", job.nodes), ("tasks_per_node", job.tasks_per_node)):
-            flag, other = (f"--{text.replace('_', '-')}" for text in (field, *(_SHAPE - {field})))
-            if field in flags and value.isdecimal() and int(value) < least:
-                problem = f"asks for fewer tasks in total than {flag} {least}"
-                return problem, f"also pass {other}, which replaces --ntasks"
+        shape = (OPTIONS["nodes"], OPTIONS["tasks_per_node"])
+        for own, other in (shape, reversed(shape)):
+            least = getattr(job, own.name)
+            if own.name in flags and value.isdecimal() and int(value) < least:
+                problem = f"asks for fewer tasks in total than {own.flag} {least}"
+                return problem, f"also pass {other.flag}, which replaces --ntasks"
     count = _count_nodes(value) if name == "--nodelist" else 0
     if "nodes" in flags and count > job.nodes:
         fix = f"use --nodes {count}, or name other nodes with --slurm --nodelist=NODES"
@@ -233,8 +240,9 @@ def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:
             f"can't be combined with --slurm {name}",
             "leave out either, or pass --gpus or --cpus",
         )
-    if sets and "gpu" in name and "gpus" in flags and not job.gpus:
-        return "needs GPUs, and --gpus is 0", f"replace it with --{sets.replace('_', '-')}"
+    flag = next((flag_of(quantity) for quantity in request.quantities), "")
+    if flag and "gpu" in name and "gpus" in flags and not job.gpus:
+        return "needs GPUs, and --gpus is 0", f"replace it with {flag}"
     return None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.spec.job import holds_package, import_roots, repository_of
+from clusterctl.spec.program import holds_package, import_roots, repository_of
 from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.tree import literal_pattern
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest
@@ -19,14 +18,10 @@ from clusterctl.scheduler.script import (
 )
 from clusterctl.scheduler.user_script import UserScript, partition_of
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.names import MPI_SSH, Launcher
 from clusterctl.state.inventory import Inventory
 from clusterctl.util.assets import render
-
-# Fields of a job that only Slurm supports.
-_SLURMS: Final = tuple(
-    "scaling account qos constraint array requeue chain signal mem gpus after slurm".split()
-)
 
 
 def with_nodes(request: JobRequest, inventory: Inventory, job: JobSpec) -> JobRequest:
@@ -93,15 +88,17 @@ def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
 
 
 def _reject_slurm_options(job: JobSpec) -> None:
-    # A scaling also sets options of Slurm.
-    fields = ["scaling"] if job.scaling else [field for field in _SLURMS if getattr(job, field)]
-    options = ["sweep" if field == "array" and job.sweep else field for field in fields]
+    given = {option.name: option.flag for option in OPTIONS.values() if option.needs_slurm}
+    given = {name: flag for name, flag in given.items() if getattr(job, name)}
+    # A scaling and a sweep also set options of Slurm.
+    if "sweep" in given:
+        given.pop("array", None)
+    flags = [given["scaling"]] if "scaling" in given else [*given.values()]
     if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
-        options.append("launcher srun")
-    if options:
+        flags.append("--launcher srun")
+    if flags:
         raise UsageError(
-            "this cluster has no scheduler, so jobs can't use "
-            f"{', '.join(f'--{flag}' for flag in options)}",
+            f"this cluster has no scheduler, so jobs can't use {', '.join(flags)}",
             code="needs-slurm",
             why="only Slurm supports them; without it, jobs do not queue, and a job has its "
             "nodes to itself",

@@ -10,28 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from clusterctl.spec.job_options import Refusal
     from clusterctl.spec.sbatch import Request
 
-# Pattern in Slurm's message, the flag at fault, its quantities, and the command that lists valid
-# values.
-_REFUSALS: Final = (
-    ("mutually exclusive", "--mem", {"mem"}, ""),
-    ("job array spec", "--array", {"array"}, ""),
-    ("invalid partition|partition name", "--partition", {"partition"}, "sinfo --format=%R"),
-    ("invalid qos", "--qos", {"qos"}, "sacctmgr show qos format=name"),
-    ("feature", "--constraint", {"constraint", "--prefer"}, "sinfo --format=%f"),
-    (
-        r"generic resource|\bgres\b|\bgpus?\b(?!-)",
-        "--gpus",
-        {"gpus", "--gres"},
-        "sinfo --format=%G",
-    ),
-    (r"time.?limit|wall.?time|--time\b", "--time", {"time"}, "sinfo --format=%R,%l"),
-    ("dependency", "--after", {"after"}, "squeue --format=%i"),
-    ("node name|node list", "--nodelist", {"nodelist", "--exclude"}, "sinfo --format=%n"),
-    ("reservation", "--reservation", {"--reservation"}, "scontrol show reservation"),
-    ("license", "--licenses", {"--licenses"}, "scontrol show licenses"),
-)
 _TOO_LARGE: Final = re.compile(
     "node configuration is not available|Node count|More processors|limit", re.IGNORECASE
 )
@@ -77,19 +58,19 @@ class Asked:
 
     def _fix_of_option(self, refusal: str) -> str:
         """Return the fix if the refusal names an option, otherwise ""."""
-        for pattern, flag, quantities, command in _REFUSALS:
-            if not re.search(pattern, refusal, re.IGNORECASE):
+        for flag, quantities, rule in _rules():
+            if not re.search(rule.pattern, refusal, re.IGNORECASE):
                 continue
             lines = [request for request in self.directives if request.quantities & quantities]
             if flag == "--time" and not lines and not self._has_time:
-                limits = f"`clusterctl ssh '{command}'` shows the limits"
+                limits = f"`clusterctl ssh '{rule.lists}'` shows the limits"
                 return f"pass the time that the job needs with --time; {limits}"
             subject = _places(lines) or flag
-            if pattern == "mutually exclusive":
+            if rule.is_conflict:
                 return f"leave out {subject}" + (f", or {flag}" if lines else "")
-            if flag == "--array":
+            if not rule.lists:
                 return f"correct {subject}"
-            return f"leave out {subject}, or use a value from `clusterctl ssh '{command}'`"
+            return f"leave out {subject}, or use a value from `clusterctl ssh '{rule.lists}'`"
         return ""
 
     @property
@@ -116,7 +97,7 @@ class Asked:
             if not any(option.startswith(("--account", "-A")) for option in self.options):
                 return f"name your Slurm account with --account{more}"
             given = (
-                _places([r for r in self.directives if "account" in r.quantities]) or "--account"
+                _places([r for r in self.directives if "--account" in r.quantities]) or "--account"
             )
             leave = "" if self.is_foreign else f"leave out {given}, or "
             return f"{leave}use another account, or another --partition or --qos{more}"
@@ -130,6 +111,22 @@ class Asked:
                 f"wait or run{more}"
             )
         return f"ask for less, or use another --account or --qos{more}"
+
+
+def _rules() -> list[tuple[str, frozenset[str], Refusal]]:
+    """Return the flag, the quantities, and how Slurm rejects their values; vague messages last."""
+    # A slow import, which only a rejected job needs.
+    from clusterctl.spec.job_options import OPTIONS, Refusal  # noqa: PLC0415
+
+    rules = [
+        (option.flag, frozenset({option.sbatch, *option.refusal.also}), option.refusal)
+        for option in OPTIONS.values()
+        if option.refusal is not None
+    ]
+    # Options of sbatch without flags of their own.
+    of_nodes = Refusal("node name|node list", "sinfo --format=%n")
+    rules.append(("--nodelist", frozenset({"--nodelist", "--exclude"}), of_nodes))
+    return sorted(rules, key=lambda rule: rule[2].is_vague)
 
 
 def _places(requests: Sequence[Request]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives, in_program_folder
 from clusterctl.scheduler.user_script import UserScript
-from clusterctl.spec.job import JOB_FIELDS, NOT_RESUMED, ONE_RANK_JOBS, JobSpec, is_python
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_options import OPTIONS, Again, sbatch_words
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
+from clusterctl.spec.program import ONE_RANK_JOBS, is_python
 from clusterctl.spec.sbatch import plain_array, quoted, requests_of
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.ledger import PROGRAM_FOLDER, SWEEP_FILE
@@ -26,7 +28,6 @@ from clusterctl.util.assets import data_folder, render
 
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import Lock
-    from clusterctl.spec.job_options import JobOptions
     from clusterctl.state.inventory import Inventory
 
 # Variables that mpirun passes to the ranks.
@@ -223,9 +224,11 @@ def submit_options(job: JobSpec) -> Iterator[str]:
     out.
     """
     hidden = (FROM_RUN, *(word for word in job.slurm if word.startswith("--export=")))
-    for name, value in job.record.items():
-        flag = f"--{name.replace('_', '-')}"
-        if name in NOT_RESUMED or name not in job.model_fields_set or value is None:
+    record = job.record
+    for name in (name for name in OPTIONS if name in job.model_fields_set):
+        value = record[name]
+        flag = OPTIONS[name].flag
+        if OPTIONS[name].again is Again.CHOSEN or value is None:
             continue
         if isinstance(value, bool):
             yield flag if value else flag.replace("--", "--no-", 1)
@@ -479,25 +482,15 @@ def _options(job: JobSpec, script: UserScript | None) -> list[str]:
     defaults.
     """
     task = "-%a" if is_array(job, script) else ""
-    fields = (
-        job.model_fields_set if script is not None and script.directives.lines else set(JOB_FIELDS)
-    )
-    log_options = [
+    has_directives = script is not None and bool(script.directives.lines)
+    given = sbatch_words(_with_signal(job, script), defaults=not has_directives)
+    more = [str(in_program_folder(request, job)) for request in requests_of(job.slurm)]
+    return [
         f"--job-name={job.name}",
         f"--output=stdout{task}.log",
         f"--error=stderr{task}.log",
+        *map(quoted, [*given, *more]),
     ]
-    array = [f"--array={job.array}"] if job.array is not None else []
-    after = [f"--dependency={','.join(map(_dependency, job.after))}"] if job.after else []
-    more = [quoted(str(in_program_folder(request, job))) for request in requests_of(job.slurm)]
-    return (
-        log_options
-        + resource_options(job, fields)
-        + array
-        + _signal_options(job, script)
-        + after
-        + more
-    )
 
 
 def dependencies_of(script: str) -> str:
@@ -512,52 +505,17 @@ def with_dependency(script: bytes, dependency: str) -> str:
     return f"--dependency={','.join([*filter(None, [own]), dependency])}"
 
 
-def _dependency(after: str) -> str:
-    """Return a value of --after, such as ``12:any``, as a dependency of Slurm, such as
-    ``afterany:12``.
-    """
-    job_id, _, end = after.partition(":")
-    return f"after{end or 'ok'}:{job_id}"
-
-
-def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
+def _with_signal(job: JobSpec, script: UserScript | None) -> JobSpec:
+    """Return the job; if it is requeued, with a signal shortly before its time limit."""
     own_signal = script is not None and script.directives.last("signal")
+    if not job.requeue or job.signal or own_signal:
+        return job
     limit_s = job.time
     if limit_s is None and script is not None and (own := script.directives.last("time")):
         with suppress(ValueError):
             limit_s = parse_slurm_time_s(own.value)
     lead_s = _SIGNAL_S if limit_s is None else min(_SIGNAL_S, max(limit_s // _SIGNAL_PART, 1))
-    signal = job.signal or (f"{_SIGNAL}@{lead_s}" if job.requeue and not own_signal else None)
-    # By default, Slurm requeues each job that loses a node.
-    is_refused = "requeue" in job.model_fields_set and not job.requeue
-    return [
-        *(["--requeue"] if job.requeue else ["--no-requeue"] if is_refused else []),
-        *([f"--signal=B:{signal}"] if signal else []),  # B: batch script
-    ]
-
-
-def resource_options(job: JobOptions | JobSpec, given: Collection[str]) -> list[str]:
-    """Return a job's resources as options of sbatch and salloc: nodes and tasks only if in
-    ``given``.
-    """
-    values: list[tuple[str, object]] = [
-        ("nodes", job.nodes if "nodes" in given else None),
-        ("ntasks-per-node", job.tasks_per_node if "tasks_per_node" in given else None),
-        ("cpus-per-task", job.cpus),
-        ("gpus-per-node", job.gpus or None),
-        ("mem", f"{job.mem}M" if job.mem is not None else None),
-        (
-            "time",
-            f"{job.time // 3600:02}:{job.time // 60 % 60:02}:{job.time % 60:02}"
-            if job.time
-            else None,
-        ),
-        ("partition", job.partition),
-        ("account", job.account),
-        ("qos", job.qos),
-        ("constraint", job.constraint),
-    ]
-    return [f"--{name}={value}" for name, value in values if value is not None]
+    return job.model_copy(update={"signal": f"{_SIGNAL}@{lead_s}"})
 
 
 def _launcher(job: JobSpec) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
-from clusterctl.spec.job import INTERPRETERS, Language, language_of
+from clusterctl.spec.program import INTERPRETERS, Language, language_of
 from clusterctl.spec.sbatch import Request, requests_of
 from clusterctl.spec.units import format_duration, parse_slurm_time_s, shown
 

@@ -11,7 +11,14 @@ from pydantic import Field
 from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, Fault, Loc, dotted
 from clusterctl.spec.job import JobSpec, job_of
-from clusterctl.spec.job_options import Argument, FilePattern, JobOptions, SbatchText, job_options
+from clusterctl.spec.job_options import (
+    InVariants,
+    JobOptions,
+    SbatchText,
+    job_options,
+    options_with,
+)
+from clusterctl.spec.job_values import Argument, FilePattern
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.parse import Document, Filetype, read_text
 from clusterctl.spec.units import shown
@@ -53,7 +60,8 @@ class Variant(_Program):
     )
 
 
-_LISTS: Final = ("args", "include", "exclude", "outputs", "slurm")
+_LISTS: Final = options_with(variants=InVariants.APPENDED)
+_MERGED: Final = options_with(variants=InVariants.MERGED)
 
 
 class JobFile(_Program):
@@ -161,19 +169,24 @@ def _jobs(
 
 
 def _layered(*layers: JobOptions) -> dict[str, Any]:
-    """Merge options. Later layers override earlier layers; `env`, `tag` and keys like `args+`
-    extend them.
+    """Merge options. Later layers override earlier layers; those like `env` and `args+` extend
+    them.
     """
     options: dict[str, Any] = {}
     for layer in layers:
-        env = {**options.get("env", {}), **layer.env}
-        tags = tuple(dict.fromkeys((*options.get("tag", ()), *layer.tag)))
         more = {key: layer.given.get(f"more_{key}", ()) for key in _LISTS}
         added = {key: (*options.get(key, ()), *entries) for key, entries in more.items() if entries}
-        options |= (
-            layer.given | added | ({"env": env} if env else {}) | ({"tag": tags} if tags else {})
-        )
+        given = {key: value for key in _MERGED if (value := getattr(layer, key))}
+        merged = {key: _merged(options.get(key, ()), value) for key, value in given.items()}
+        options |= layer.given | added | merged
     return {field: value for field, value in options.items() if field in JobOptions.model_fields}
+
+
+def _merged(value: Any, more: Any) -> Any:
+    """Return a mapping or a list together with another, in which equal entries occur once."""
+    return (
+        {**dict(value), **more} if isinstance(more, Mapping) else (*dict.fromkeys((*value, *more)),)
+    )
 
 
 def _job_of_file(

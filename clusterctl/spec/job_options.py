@@ -1,214 +1,241 @@
-"""JobOptions, the model that validates the options of a job from flags and job files."""
+"""JobOptions, the only place where an option of a job is declared.
+
+Everything else about an option follows from its field: its flag of `submit`, `rehearse`, `shell`
+and `replay`, its key in job files, its line in batch scripts, the advice if Slurm rejects it, and
+its part in replays and comparisons.
+"""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
-    ValidationInfo,
-    WithJsonSchema,
 )
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
-from clusterctl.errors import BadValueError, Failure, Notice, UsageError
-from clusterctl.spec.base import (
-    HERE,
-    PATTERNS,
-    FileName,
-    JobMemoryMib,
-    JobTimeS,
-    Model,
-    Toggle,
-    explain,
-    folder_of,
-)
+from clusterctl.errors import Failure, Notice, UsageError
+from clusterctl.spec.base import HERE, FileName, JobMemoryMib, JobTimeS, Model, Toggle, explain
 from clusterctl.spec.common import SlurmName
-from clusterctl.spec.names import MAX_COUNT, Launcher
-from clusterctl.spec.sbatch import plain_array, requests_of
+from clusterctl.spec.job_values import (
+    Argument,
+    Array,
+    Count,
+    Dependency,
+    Features,
+    FilePattern,
+    Folder,
+    Gpus,
+    Hang,
+    Image,
+    JobName,
+    Licenses,
+    Run,
+    Signal,
+    Tag,
+    Text,
+    Variables,
+)
+from clusterctl.spec.names import Launcher
+from clusterctl.spec.sbatch import Request, option_of_clusterctl, requests_of, sbatch_options
 from clusterctl.spec.sweep import Scaling, Sweep, as_sweep
 from clusterctl.spec.units import shown
 
-_VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-_SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
+class Again(StrEnum):
+    """What happens to an option if the job is submitted again.
 
-def _can_travel(value: str) -> str:
-    """Return the text. Reject null bytes and text that is not UTF-8, which no process can
-    receive.
+    REPEATED: by `replay`, and by the command that continues a training. CONTINUED: only by the
+    latter; a replay computes the option again, or the user gives it. CHOSEN: by neither, because
+    the option chooses a task, a run or another job.
     """
-    if "\0" in value:
-        raise BadValueError(
-            "null-byte", f"{shown(value)} contains a null byte, which no process can receive"
-        )
-    try:
-        value.encode()
-    except UnicodeEncodeError as exc:
-        raise BadValueError("not-utf8", f"{shown(value)} is not UTF-8 text") from exc
-    return value
+
+    REPEATED = "repeated"
+    CONTINUED = "continued"
+    CHOSEN = "chosen"
 
 
-def _as_mapping(value: object) -> object:
-    """Turn ``["A=1", "B"]`` into a mapping. The value of ``B`` is taken from clusterctl's
-    environment.
+class InVariants(StrEnum):
+    """What happens to an option of a job file if a variant has it, too.
+
+    APPENDED: the key with a + at its end appends to the file's list; the plain key is rejected.
     """
-    if isinstance(value, list | tuple):
-        pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
-        if len(pairs) < len(value):
-            raise BadValueError("not-text", "each entry must be text of the form NAME=value")
-        value = {name: text if given else None for name, given, text in pairs}
-    if not isinstance(value, Mapping):
-        return value
-    for name, text in value.items():
-        if text is None and name not in os.environ:
-            raise BadValueError(
-                "variable-without-value",
-                f"{shown(name)} is not set in your environment; write NAME=value",
-            )
-    return {name: os.environ[name] if text is None else text for name, text in value.items()}
+
+    REPLACED = "replaced"
+    APPENDED = "appended"
+    MERGED = "merged"
 
 
-def _variable(name: str) -> str:
-    if not re.fullmatch(_VARIABLE, name):
-        raise BadValueError(
-            "not-a-variable-name",
-            f"{shown(name)} is not a variable name: use letters, digits and underscores",
-        )
-    if _SLURMS.match(name):
-        raise BadValueError("variable-reserved", f"{name} can't be set, because Slurm sets {name}")
-    if name == "PATH":
-        raise BadValueError(
-            "variable-reserved",
-            "PATH can't be set: clusterctl puts the job's Python first; change PATH in your script",
-        )
-    return name
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How Slurm rejects a value of an option.
 
-
-def _image(value: str, info: ValidationInfo) -> str:
-    """Return an absolute path if the container image is a file on this machine, or else the cluster
-    path.
+    pattern: what Slurm's message has. lists: the command that lists valid values. Empty: the value
+        itself is to be corrected.
+    also: more quantities, as in ``Request.quantities``, that the message may be about.
+    is_conflict: whether the message is about another option that can't be used beside this one.
+    is_vague: whether messages about other options may have the pattern, so that it is tried last.
     """
-    if "://" in value:
-        raise BadValueError(
-            "not-an-image", f"{shown(value)} is a URL, not a file: run `apptainer pull`"
-        )
-    try:
-        local = (folder_of(info) / value).expanduser().absolute()
-        if local.is_file():
-            return str(local)
-    except (OSError, ValueError, RuntimeError):
-        # No file can have this name, or the user of ~user does not exist.
-        pass
-    if value.startswith(("/", "~/")):
-        return value
-    raise BadValueError(
-        "no-such-file",
-        f"this machine has no file {shown(value)}; a path on the cluster begins with / or ~/",
-    )
+
+    pattern: str
+    lists: str = ""
+    also: tuple[str, ...] = ()
+    is_conflict: bool = False
+    is_vague: bool = False
 
 
-def _pattern(value: str) -> str:
-    names = [name for name in value.removeprefix("!").strip().split("/") if name]
-    if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
-        raise BadValueError(
-            "pattern-matches-nothing",
-            f"{shown(value)} can't match any file: write a path relative to the folder, without "
-            ". and .., such as 'results/**'; write \\# for a leading #",
-        )
+@dataclass(frozen=True, slots=True)
+class JobOption:
+    """What clusterctl knows of an option of a job. It is part of the option's field in JobOptions.
+
+    help: one or more sentences, for the help of the flag and for the schema of job files.
+    in_file: a sentence that holds only in job files.
+    metavar: the placeholder for the value in the help. Default: the type.
+    examples: for the schema.
+    flag_type: the type of the flag. Default: that of the field; text if clusterctl parses it.
+    is_argument: whether the values are the arguments of the program, and have no flag.
+    tab: completes a value: words, or "partitions" or "runs".
+
+    sbatch: the option of sbatch and salloc that sets the quantity, such as ``--mem``. Empty: Slurm
+        does not know the option.
+    text: the value of the option of sbatch, given that of the field. Empty: it is not passed.
+    in_script: whether it is passed by a line of the job's script like any other. False: the script
+        is written with it in another way.
+    writes_default: whether its default is also passed, unless the user's script has own #SBATCH
+        lines.
+    has_own_values: whether its values are written otherwise than those of sbatch, so that the
+        option of sbatch is no synonym of the flag.
+    is_only_flag: whether --slurm can't set the quantity, because clusterctl must know its value.
+    needs_slurm: whether only Slurm supports it. Default: whether it is an option of sbatch.
+    refusal: how Slurm rejects a value.
+
+    in_shell: whether `shell` has the flag; a text: the help of the flag there. Default: whether it
+        is an option of salloc.
+    in_replay: whether `replay` has the flag, because the option does not affect the results.
+        Default: whether it is an option of sbatch.
+    in_rehearse: whether `rehearse` has the flag. False: a rehearsal sets it, or it has several
+        tasks.
+    again: what happens to it if the job is submitted again.
+    compared: whether `runs diff` compares it among the options of the job. Default: whether
+        `replay` does not have the flag.
+    variants: what happens to it if a variant of a job file has it, too.
+
+    name, type: those of the field. letter: the short form of the option of sbatch. ``OPTIONS``
+        sets them, and the defaults above.
+    """
+
+    help: str
+    _: KW_ONLY
+    in_file: str = ""
+    metavar: str | None = None
+    examples: tuple[object, ...] = ()
+    flag_type: Any = None
+    is_argument: bool = False
+    tab: str | tuple[str, ...] = ()
+    sbatch: str = ""
+    text: Callable[[Any], str] = str
+    in_script: bool = True
+    writes_default: bool = False
+    has_own_values: bool = False
+    is_only_flag: bool = False
+    needs_slurm: bool | None = None
+    refusal: Refusal | None = None
+    in_shell: bool | str | None = None
+    in_replay: bool | None = None
+    in_rehearse: bool = True
+    again: Again = Again.REPEATED
+    compared: bool | None = None
+    variants: InVariants = InVariants.REPLACED
+    name: str = ""
+    type: Any = None
+    letter: str = ""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        description = " ".join(filter(None, (self.help, self.in_file)))
+        more = {"examples": list(self.examples)} if self.examples else {}
+        return {**handler(schema), "description": description, **more}
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def kind(self) -> Any:
+        """The type of the flag: int, bool, str, Path, or list[str] for a flag that is repeated."""
+        if self.flag_type is not None:
+            return self.flag_type
+        plain, is_parsed = plain_type(self.type)
+        if self.is_list:
+            return list[str]
+        return plain if plain in {bool, Path} or (plain is int and not is_parsed) else str
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the field is a list or a mapping, to which each use of the flag adds."""
+        return plain_type(self.type)[0] in {tuple, Mapping}
+
+    @property
+    def usage(self) -> str:
+        """The flag with a placeholder for its value, for messages: ``--nodes NODES``."""
+        if self.kind is bool:
+            return self.flag
+        placeholder = (self.metavar or self.name).partition("[")[0]
+        return f"{self.flag} {placeholder.upper()}"
+
+    def words(self, value: Any) -> Iterator[str]:
+        """Yield the option of sbatch and salloc for a value of the field. Nothing: there is none."""
+        if not self.sbatch or not self.in_script or value is None:
+            return
+        if isinstance(value, bool):
+            yield self.sbatch if value else self.sbatch.replace("--", "--no-", 1)
+        elif text := self.text(value):
+            yield f"{self.sbatch}={text}"
+
+
+def plain_type(annotation: Any) -> tuple[Any, bool]:
+    """Return a field's type without its parameters, and whether a function parses its values."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        plain, is_parsed = plain_type(get_args(annotation)[0])
+        parsers = (isinstance(part, BeforeValidator) for part in get_args(annotation)[1:])
+        return plain, is_parsed or any(parsers)
+    if origin in {Union, UnionType}:
+        return plain_type(next(kind for kind in get_args(annotation) if kind is not NoneType))
+    return origin or annotation, False
+
+
+def _clock(seconds: int) -> str:
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def _dependencies(after: tuple[str, ...]) -> str:
+    """Return values of --after, such as ``12:any``, as dependencies of Slurm: ``afterany:12``."""
+    parts = (entry.partition(":") for entry in after)
+    return ",".join(f"after{end or 'ok'}:{job_id}" for job_id, _, end in parts)
+
+
+def _sbatch_text(value: str) -> str:
+    """Check a text of --slurm: the options in it are no job of a flag."""
+    for request in requests_of([value]):
+        names = [name for name in _set_by(request) if OPTIONS[name].is_only_flag]
+        if names and not (request.option and request.option.beside):
+            raise option_of_clusterctl(request, flags_for(request))
     return value
 
 
-def _folder(value: object, info: ValidationInfo) -> object:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str | Path) and str(value):
-        return folder_of(info) / value
-    raise BadValueError(
-        "wrong-type", f"must be true, false or the path of a folder, not {shown(value)}"
-    )
-
-
-def _run(value: str, info: ValidationInfo) -> str:
-    """Return the absolute path of a folder. Other texts, such as a job's id, stay."""
-    folder = folder_of(info) / value
-    return str(folder.absolute()) if os.path.isdir(folder) else value  # noqa: PTH112 - any name
-
-
-def _sbatch_options(value: str) -> str:
-    requests_of([value])
-    return value
-
-
-Text = Annotated[str, AfterValidator(_can_travel)]
-# The folder to send with a script.
-Folder = Annotated[
-    bool | Path,
-    BeforeValidator(_folder),
-    WithJsonSchema({"type": ["boolean", "string"], "minLength": 1}),
-]
-Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
-Variables = Annotated[
-    Mapping[Annotated[str, AfterValidator(_variable)], Text],
-    BeforeValidator(_as_mapping),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "propertyNames": {"pattern": f"^{_VARIABLE}$"},
-            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
-        }
-    ),
-]
-Image = Annotated[Text, AfterValidator(_image)]
-# A pattern as in a .gitignore file.
-FilePattern = Annotated[Text, AfterValidator(_pattern)]
-Dependency = Annotated[
-    str,
-    PATTERNS["after"],
-    WithJsonSchema({"type": ["string", "integer"], "pattern": PATTERNS["after"].regex}),
-]
-SbatchText = Annotated[Text, AfterValidator(_sbatch_options)]
-
-_MAX_SIGNAL_S = 65_535
-_ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
-
-
-def _runnable_array(value: str) -> str:
-    indices, _, limit = value.partition("%")
-    if limit and int(limit) == 0:
-        raise BadValueError(
-            "array-runs-nothing", f"{shown(value)} allows no task to run: use %1 or more"
-        )
-    for first, last, stride in _ARRAY_RANGE.findall(indices):
-        if int(last) < int(first):
-            raise BadValueError("array-range", f"{first}-{last} is not an ascending range")
-        if stride and int(stride) == 0:
-            raise BadValueError("array-range", f"{first}-{last}:{stride} has a stride of 0")
-    return value
-
-
-def _timely_signal(value: str) -> str:
-    if int(value.partition("@")[2]) > _MAX_SIGNAL_S:
-        raise BadValueError(
-            "signal-too-early",
-            f"{shown(value)} is earlier than {_MAX_SIGNAL_S} s before the time limit",
-        )
-    return value
-
-
-Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
-JobName = Annotated[str, PATTERNS["job_name"]]
-Tag = Annotated[str, PATTERNS["job_name"]]
-Signal = Annotated[str, PATTERNS["signal"], AfterValidator(_timely_signal)]
-Array = Annotated[
-    str, BeforeValidator(plain_array), PATTERNS["array"], AfterValidator(_runnable_array)
-]
-Hang = Annotated[str, PATTERNS["hang"]]
+SbatchText = Annotated[Text, AfterValidator(_sbatch_text)]
 
 
 class JobOptions(Model):
@@ -216,103 +243,455 @@ class JobOptions(Model):
     applies.
     """
 
-    name: JobName | None = Field(
-        None,
-        description="the job's name; default: that in the script's #SBATCH lines, or of its program",
-    )
-    args: tuple[Argument, ...] = Field((), description="arguments of the program")
-    nodes: Count = Field(1, description="number of nodes")
-    tasks_per_node: Count = Field(1, description="ranks on each node")
-    ranks: Count | None = Field(
-        None, description="number of ranks that mpirun starts; default: as many as there are tasks"
-    )
-    cpus: Count | None = Field(None, description="cores of each rank")
-    gpus: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = Field(
-        0, description="GPUs on each node"
-    )
-    mem: JobMemoryMib | None = Field(None, description="memory on each node")
-    time: JobTimeS | None = Field(None, description="time limit; a bare number is minutes")
-    partition: SlurmName | None = Field(None, description="Slurm partition; default: the first")
-    account: SlurmName | None = Field(None, description="Slurm account")
-    qos: SlurmName | None = Field(None, description="quality of service")
-    constraint: Annotated[str, PATTERNS["constraint"]] | None = Field(
-        None, description="features that the nodes must have"
-    )
-    array: Array | None = Field(None, description="indices of a job array")
-    sweep: Annotated[Sweep, BeforeValidator(as_sweep)] | None = Field(
-        None, description="a job array whose tasks differ in options of the program"
-    )
-    scaling: Scaling | None = Field(
-        None, description="jobs on several numbers of nodes, for a table of speed-up and efficiency"
-    )
-    after: tuple[Dependency, ...] = Field(
-        (),
-        description="jobs that must end before the job starts; with :ok (default) successfully, with "
-        ":notok not successfully, with :any in any way",
-        examples=["12:ok"],
-    )
-    slurm: tuple[SbatchText, ...] = Field(
-        (),
-        description="more options of sbatch, which clusterctl does not set itself",
-        examples=["--exclude=demo-train-1"],
-    )
-    from_run: Annotated[Text, Field(min_length=1), AfterValidator(_run)] | None = Field(
-        None,
-        description="an earlier run that the program continues: its folder, or a job's id; the variable "
-        "CLUSTERCTL_FROM_RUN has the path of its files on the cluster",
-        examples=["12"],
-    )
-    signal: Signal | None = Field(
-        None,
-        description="a signal for the program, and its time in seconds before the time limit",
-        examples=["USR1@120"],
-    )
-    requeue: Toggle = Field(
-        False,
-        description="requeue the job, in its folder, after a failure or its time limit; "
-        "default: true for `train` with --save-interval",
-    )
-    chain: JobTimeS | None = Field(
-        None, description="requeue the job at its time limits until it has run this long in total"
-    )
-    launcher: Launcher = Field(Launcher.SRUN, description="the program that starts the ranks")
-    hang: Hang | None = Field(
-        None,
-        description="if all ranks wait and nothing makes progress: end the program (default of train), "
-        "warn (default of other jobs), or off; and the shortest silence in seconds "
-        "(default: 60)",
-        examples=["end@300"],
-    )
-    folder: Folder = Field(
-        True,
-        description="the folder to send with the script; default: the script's folder, or the project "
-        "if the script uses more of it; false: only the script",
-        examples=["."],
-    )
-    include: tuple[FilePattern, ...] = Field(
-        (), description="patterns of files to send even if .gitignore excludes them"
-    )
-    exclude: tuple[FilePattern, ...] = Field((), description="patterns of files not to send")
-    outputs: tuple[FilePattern, ...] = Field(
-        (),
-        description="patterns of files to collect, as in .gitignore; default: all but old checkpoints",
-        examples=["results/**"],
-    )
-    env: Variables = Field({}, description="environment variables of the program")
-    container: Image | None = Field(
-        None,
-        description="an Apptainer image to run the program in: a file here, or a path on the cluster",
-    )
-    requirements: FileName | None = Field(
-        None, description="a pip requirements file for the program"
-    )
-    tag: tuple[Tag, ...] = Field((), description="tags to find the run with")
-    note: Text | None = Field(None, description="a remark about the run")
+    name: Annotated[
+        JobName | None,
+        JobOption(
+            "Job name. Default: that in the script's #SBATCH lines, or the name of the script or "
+            "bundled job.",
+            sbatch="--job-name",
+            in_script=False,
+            is_only_flag=True,
+            needs_slurm=False,
+            compared=False,
+            in_shell=False,
+            in_replay=False,
+        ),
+    ] = None
+    args: Annotated[
+        tuple[Argument, ...],
+        JobOption(
+            "Arguments of the program.",
+            is_argument=True,
+            again=Again.CHOSEN,
+            compared=False,
+            variants=InVariants.APPENDED,
+        ),
+    ] = ()
+    nodes: Annotated[
+        Count,
+        JobOption(
+            "Number of nodes. Default: 1.",
+            sbatch="--nodes",
+            writes_default=True,
+            is_only_flag=True,
+            needs_slurm=False,
+            in_replay=False,
+        ),
+    ] = 1
+    tasks_per_node: Annotated[
+        Count,
+        JobOption(
+            "Tasks (ranks) per node. Default: 1; for bundled jobs: number of GPUs.",
+            metavar="TASKS",
+            sbatch="--ntasks-per-node",
+            writes_default=True,
+            is_only_flag=True,
+            needs_slurm=False,
+            in_replay=False,
+        ),
+    ] = 1
+    ranks: Annotated[
+        Count | None,
+        JobOption(
+            "Ranks that mpirun starts; the other tasks are for MPI_Comm_spawn. Default: all."
+        ),
+    ] = None
+    cpus: Annotated[
+        Count | None,
+        JobOption(
+            "CPU cores per task.", sbatch="--cpus-per-task", needs_slurm=False, in_replay=False
+        ),
+    ] = None
+    gpus: Annotated[
+        Gpus,
+        JobOption(
+            "GPUs per node. Default: 0; for bundled jobs except probe and export: all.",
+            metavar="GPUS_PER_NODE",
+            sbatch="--gpus-per-node",
+            text=lambda gpus: str(gpus or ""),
+            is_only_flag=True,
+            refusal=Refusal(
+                r"generic resource|\bgres\b|\bgpus?\b(?!-)",
+                "sinfo --format=%G",
+                also=("--gres",),
+                is_vague=True,
+            ),
+            in_replay=False,
+        ),
+    ] = 0
+    mem: Annotated[
+        JobMemoryMib | None,
+        JobOption(
+            "Memory per node, such as 4GiB.",
+            metavar="MEMORY_PER_NODE",
+            sbatch="--mem",
+            text=lambda mib: f"{mib}M",
+            refusal=Refusal("mutually exclusive", is_conflict=True),
+            compared=True,
+        ),
+    ] = None
+    time: Annotated[
+        JobTimeS | None,
+        JobOption(
+            "Time limit, such as 30m or 1:30:00; a bare number is minutes.",
+            sbatch="--time",
+            text=_clock,
+            is_only_flag=True,
+            needs_slurm=False,
+            refusal=Refusal(
+                r"time.?limit|wall.?time|--time\b", "sinfo --format=%R,%l", is_vague=True
+            ),
+        ),
+    ] = None
+    partition: Annotated[
+        SlurmName | None,
+        JobOption(
+            "Partition. Default: the first.",
+            tab="partitions",
+            sbatch="--partition",
+            is_only_flag=True,
+            needs_slurm=False,
+            refusal=Refusal("invalid partition|partition name", "sinfo --format=%R"),
+            compared=True,
+        ),
+    ] = None
+    account: Annotated[
+        SlurmName | None,
+        JobOption(
+            "Slurm account.",
+            sbatch="--account",
+        ),
+    ] = None
+    qos: Annotated[
+        SlurmName | None,
+        JobOption(
+            "Quality of service.",
+            sbatch="--qos",
+            refusal=Refusal("invalid qos", "sacctmgr show qos format=name"),
+        ),
+    ] = None
+    constraint: Annotated[
+        Features | None,
+        JobOption(
+            "Required node features.",
+            metavar="FEATURES",
+            sbatch="--constraint",
+            refusal=Refusal("feature", "sinfo --format=%f", also=("--prefer",)),
+            compared=True,
+        ),
+    ] = None
+    reservation: Annotated[
+        SlurmName | None,
+        JobOption(
+            "Reservation.",
+            sbatch="--reservation",
+            refusal=Refusal("reservation", "scontrol show reservation"),
+        ),
+    ] = None
+    licenses: Annotated[
+        Licenses | None,
+        JobOption(
+            "Licenses, such as matlab:2.",
+            sbatch="--licenses",
+            refusal=Refusal("license", "scontrol show licenses"),
+        ),
+    ] = None
+    array: Annotated[
+        Array | None,
+        JobOption(
+            "Submit a job array, such as 1-10%2.",
+            metavar="INDICES",
+            sbatch="--array",
+            is_only_flag=True,
+            refusal=Refusal("job array spec"),
+            in_rehearse=False,
+            again=Again.CHOSEN,
+            in_replay=False,
+        ),
+    ] = None
+    sweep: Annotated[
+        Annotated[Sweep, BeforeValidator(as_sweep)] | None,
+        JobOption(
+            "Run one task per value of a program option, or per line of a table. Repeat it for all "
+            "combinations.",
+            metavar="KEY=V,V|A..B|FILE.csv",
+            flag_type=list[str],
+            needs_slurm=True,
+            in_rehearse=False,
+            again=Again.CHOSEN,
+        ),
+    ] = None
+    scaling: Annotated[
+        Scaling | None,
+        JobOption(
+            "Run the job on each of these numbers of nodes in turn, for a table of speed-up and "
+            "efficiency.",
+            metavar="N,N...",
+            needs_slurm=True,
+            in_rehearse=False,
+            again=Again.CHOSEN,
+        ),
+    ] = None
+    after: Annotated[
+        tuple[Dependency, ...],
+        JobOption(
+            "Start after this job has ended: ok (successfully, the default), any or notok.",
+            metavar="JOB_ID[:ok|any|notok]",
+            examples=("12:ok",),
+            sbatch="--dependency",
+            text=_dependencies,
+            has_own_values=True,
+            refusal=Refusal("dependency", "squeue --format=%i"),
+            again=Again.CHOSEN,
+            in_shell=False,
+            in_replay=False,
+        ),
+    ] = ()
+    slurm: Annotated[
+        tuple[SbatchText, ...],
+        JobOption(
+            "Another option of sbatch, such as '--exclude=NODE'.",
+            metavar="OPTION",
+            examples=("--exclude=demo-train-1",),
+            needs_slurm=True,
+            in_shell="Another option of salloc, such as '--exclude=NODE'.",
+            variants=InVariants.APPENDED,
+        ),
+    ] = ()
+    from_run: Annotated[
+        Run | None,
+        JobOption(
+            "Continue an earlier run (folder, name in ./runs, or job ID): its files are in "
+            "$CLUSTERCTL_FROM_RUN.",
+            metavar="RUN",
+            tab="runs",
+            examples=("12",),
+            again=Again.CHOSEN,
+        ),
+    ] = None
+    requeue: Annotated[
+        Toggle,
+        JobOption(
+            "Requeue the job after a failure or its time limit. Default for train: with "
+            "--save-interval.",
+            sbatch="--requeue",
+            is_only_flag=True,
+            in_rehearse=False,
+            in_replay=False,
+        ),
+    ] = False
+    signal: Annotated[
+        Signal | None,
+        JobOption(
+            "Signal for the program before the time limit, such as USR1@120 (seconds).",
+            metavar="SIGNAL@SECONDS",
+            examples=("USR1@120",),
+            sbatch="--signal",
+            # B: the batch script.
+            text=lambda signal: f"B:{signal}",
+            is_only_flag=True,
+            compared=False,
+            in_shell=False,
+            in_replay=False,
+        ),
+    ] = None
+    chain: Annotated[
+        JobTimeS | None,
+        JobOption(
+            "Requeue the job at its time limits, such as --time 4h, until it has run 7d in total.",
+            needs_slurm=True,
+            in_rehearse=False,
+        ),
+    ] = None
+    launcher: Annotated[
+        Launcher,
+        JobOption(
+            "Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.",
+            tab=tuple(Launcher),
+            in_shell=True,
+        ),
+    ] = Launcher.SRUN
+    hang: Annotated[
+        Hang | None,
+        JobOption(
+            "If all ranks wait without progress: warn, end the program, or off. Default: warn; for "
+            "train: end.",
+            metavar="MODE[@SECONDS]",
+            tab=("warn", "end", "off"),
+            examples=("end@300",),
+            in_rehearse=False,
+        ),
+    ] = None
+    include: Annotated[
+        tuple[FilePattern, ...],
+        JobOption(
+            "Also send files matching PATTERN, even if .gitignore excludes them.",
+            metavar="PATTERN",
+            in_shell=True,
+            compared=False,
+            variants=InVariants.APPENDED,
+        ),
+    ] = ()
+    exclude: Annotated[
+        tuple[FilePattern, ...],
+        JobOption(
+            "Do not send files matching PATTERN.",
+            metavar="PATTERN",
+            in_shell=True,
+            compared=False,
+            variants=InVariants.APPENDED,
+        ),
+    ] = ()
+    folder: Annotated[
+        Folder,
+        JobOption(
+            "Send this folder with the script. Default: the script's, or the project if the script "
+            "uses it.",
+            in_file="false: only the script.",
+            metavar="DIR",
+            flag_type=Path,
+            examples=(".",),
+            in_shell="Send this folder, and start in it. Default: start in your home.",
+            again=Again.CONTINUED,
+            compared=False,
+        ),
+    ] = True
+    outputs: Annotated[
+        tuple[FilePattern, ...],
+        JobOption(
+            "Pattern of files to collect, such as 'results/**'.",
+            examples=("results/**",),
+            compared=False,
+            variants=InVariants.APPENDED,
+        ),
+    ] = ()
+    env: Annotated[
+        Variables,
+        JobOption(
+            "Environment variable K=V. K alone passes your current value of K.",
+            in_shell=True,
+            again=Again.CONTINUED,
+            variants=InVariants.MERGED,
+        ),
+    ] = Field({})
+    requirements: Annotated[
+        FileName | None,
+        JobOption(
+            "Requirements file with packages for the program's Python environment.",
+            in_shell=True,
+            again=Again.CONTINUED,
+            compared=False,
+        ),
+    ] = None
+    container: Annotated[
+        Image | None,
+        JobOption(
+            "Run in this Apptainer image: a .sif file, here or on the cluster.",
+            again=Again.CONTINUED,
+        ),
+    ] = None
+    tag: Annotated[
+        tuple[Tag, ...],
+        JobOption(
+            "Tag for finding the run with `clusterctl runs`.",
+            in_replay=True,
+            again=Again.CONTINUED,
+            variants=InVariants.MERGED,
+        ),
+    ] = ()
+    note: Annotated[
+        Text | None,
+        JobOption("A remark about the run.", in_replay=True, again=Again.CONTINUED),
+    ] = None
 
     @property
     def given(self) -> dict[str, Any]:
         """Field -> validated value of each option that the user gave. Defaults are left out."""
         return {field: getattr(self, field) for field in self.model_fields_set}
+
+
+def _declared(name: str, field: FieldInfo) -> JobOption:
+    """Return the option that a field declares, with its name, its type and its defaults."""
+    option = next(part for part in field.metadata if isinstance(part, JobOption))
+    own = sbatch_options()[option.sbatch.removeprefix("--")] if option.sbatch else None
+    parts = [part for part in field.metadata if part is not option]
+    in_shell = own is not None and own.salloc
+    in_replay = own is not None if option.in_replay is None else option.in_replay
+    return replace(
+        option,
+        name=name,
+        type=Annotated[field.annotation, *parts] if parts else field.annotation,
+        letter=own.letter if own is not None else "",
+        needs_slurm=own is not None if option.needs_slurm is None else option.needs_slurm,
+        in_shell=in_shell if option.in_shell is None else option.in_shell,
+        in_replay=in_replay,
+        compared=not in_replay if option.compared is None else option.compared,
+    )
+
+
+# Name of a field -> its option.
+OPTIONS: Final[Mapping[str, JobOption]] = {
+    name: _declared(name, field) for name, field in JobOptions.model_fields.items()
+}
+# An option of sbatch that is the product of several options -> their names.
+_PRODUCTS: Final = {"--ntasks": ("nodes", "tasks_per_node")}
+
+
+def options_with(**traits: object) -> tuple[str, ...]:
+    """Return the names of the options whose fields of JobOption have these values."""
+    return tuple(
+        name
+        for name, option in OPTIONS.items()
+        if all(getattr(option, trait) == value for trait, value in traits.items())
+    )
+
+
+def quantities_of(names: Iterable[str]) -> frozenset[str]:
+    """Return the quantities, as in ``Request.quantities``, that options set. names: of fields."""
+    return frozenset(OPTIONS[name].sbatch for name in names if name in OPTIONS) - {""}
+
+
+def _set_by(request: Request) -> list[str]:
+    """Return the names of the options for the quantities of an option of sbatch."""
+    names = [name for name, option in OPTIONS.items() if option.sbatch in request.quantities]
+    return names or [name for one in request.quantities for name in _PRODUCTS.get(one, ())]
+
+
+def flags_for(request: Request) -> str:
+    """Return the flags of `submit` to use in place of an option of sbatch.
+
+    Empty: there are none, so --slurm passes the option.
+    """
+    option = request.option
+    if option is None or option.beside:
+        return ""
+    if option.use:
+        return option.use
+    flags = []
+    for name in _set_by(request):
+        own = OPTIONS[name]
+        if own.is_only_flag or own.sbatch == request.own_name:
+            no = own.kind is bool and option.name.startswith("no-")
+            flags.append(own.usage.replace("--", "--no-", 1) if no else own.usage)
+    return " ".join(flags)
+
+
+def flag_of(quantity: str) -> str:
+    """Return the flag that sets a quantity. Empty: there is no flag."""
+    return next((one.flag for one in OPTIONS.values() if one.sbatch == quantity), "")
+
+
+def sbatch_words(job: JobOptions, *, defaults: bool) -> list[str]:
+    """Return a job's options of sbatch and salloc.
+
+    defaults: also pass the defaults that Slurm needs, such as ``--nodes=1``.
+    """
+    return [
+        word
+        for name, option in OPTIONS.items()
+        if name in job.model_fields_set or (defaults and option.writes_default)
+        for word in option.words(getattr(job, name))
+    ]
 
 
 def job_options(flags: Mapping[str, object]) -> JobOptions:

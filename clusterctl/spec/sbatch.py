@@ -17,17 +17,16 @@ from clusterctl.spec.units import shown
 
 # The start of a line of a script with options of sbatch.
 MARK: Final = "#SBATCH"
-# Clusterctl must know the values of these quantities, so --slurm can't set them.
-_KNOWN: Final = frozenset(
-    "name nodes tasks tasks_per_node gpus time partition array signal requeue".split()
-)
 # Options that only salloc has.
 _OF_SALLOC: Final = frozenset(
     {"--bell", "--immediate", "--kill-command", "--no-bell", "--no-shell"}
 )
 # Options with a list of resources, such as gpu:2,tmpfs:10G. Each entry is a quantity of its own.
 _LISTS: Final = frozenset({"gres", "tres-per-task"})
-_ENTRIES: Final = (("gpus", re.compile(r"(gres[:/])?gpu\b")), ("cpus", re.compile(r"cpu\b")))
+_ENTRIES: Final = (
+    ("--gpus-per-node", re.compile(r"(gres[:/])?gpu\b")),
+    ("--cpus-per-task", re.compile(r"cpu\b")),
+)
 # A part of a word, as sbatch reads it: a backslash works in both kinds of quotes, and # begins a
 # comment.
 _PART: Final = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s\\'"#]+""")
@@ -42,7 +41,9 @@ class SbatchOption:
     name: str
     letter: str = ""
     value: str = "required"
-    sets: str = ""
+    same: str = ""
+    beside: bool = False
+    role: str = ""
     use: str = ""
     instead: str = ""
     clock: bool = False
@@ -74,20 +75,14 @@ class Request:
 
     @property
     def quantities(self) -> frozenset[str]:
-        """The quantities that the request sets: fields of JobOptions, or names such as
-        ``--exclude``.
+        """The quantities that the request sets. Each is named as the option that usually sets it,
+        such as ``--mem``, which also stands for ``--mem-per-cpu``.
         """
         if self.option is None:
             return frozenset()
         if self.option.name in _LISTS:
             return frozenset(quantity for quantity, _ in self._entries())
-        return frozenset({self.option.sets or self.own_name})
-
-    @property
-    def use(self) -> str:
-        """The options of `submit` with the same meaning. Empty: there are no such options."""
-        gpus = "--gpus GPUS_PER_NODE" if "gpus" in self.quantities else ""
-        return (self.option.use if self.option is not None else "") or gpus
+        return frozenset({f"--{self.option.same or self.option.name}"})
 
     def without(self, quantities: Iterable[str]) -> Request | None:
         """Return the request without these quantities, or ``None`` if nothing remains."""
@@ -231,8 +226,8 @@ def requests_of(texts: Iterable[str]) -> tuple[Request, ...]:
     """Return the options in texts of --slurm.
 
     Raises:
-        BadValueError: a text has no option, a wrong option, or an option for which `submit` has a
-            flag.
+        BadValueError: a text has no option, a wrong option, or an option that clusterctl itself
+            sets or that does not describe a job.
     """
     options: list[Request] = []
     for text in texts:
@@ -261,8 +256,15 @@ def _check(request: Request) -> None:
     if (option.value, request.value is None) in {("required", True), ("absent", False)}:
         problem = "needs a value" if request.value is None else "has no value"
         raise BadValueError(code, f"{request.own_name} {problem}")
-    if option.sets in {"ours", "never"} or (request.use and request.quantities & _KNOWN):
-        advice = f"use {request.use} of `clusterctl submit`" if request.use else "leave it out"
-        raise BadValueError(
-            "option-of-clusterctl", f"clusterctl itself sets {request.own_name}: {advice}"
-        )
+    if option.role:
+        raise option_of_clusterctl(request, option.use)
+
+
+def option_of_clusterctl(request: Request, flags: str) -> BadValueError:
+    """Return the error for an option that --slurm can't pass. flags: those of `submit` in its
+    place. Empty: there are none.
+    """
+    advice = f"use {flags} of `clusterctl submit`" if flags else "leave it out"
+    return BadValueError(
+        "option-of-clusterctl", f"clusterctl itself sets {request.own_name}: {advice}"
+    )

@@ -25,7 +25,6 @@ from pydantic import (
 
 from clusterctl.errors import BadValueError
 from clusterctl.spec.base import UNKNOWN, Model, Toggle, folder_of
-from clusterctl.spec.job import sweep_arguments
 from clusterctl.spec.metrics import Goal, Target, goal_of
 from clusterctl.spec.names import MAX_ARRAY_SIZE, MAX_COUNT
 from clusterctl.spec.table import read_table
@@ -39,6 +38,9 @@ _PAIR: Final = re.compile(r"[+~]{0,2}[A-Za-z][\w./@-]*=.*", re.DOTALL)
 _RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
 _NUMBERS: Final = re.compile(r"(?:log\s+)?[+-]?\.?\d\S*\.\.[+-]?\.?\d\S*")
 _MAX_REPEATS: Final = 100
+
+# argparse takes these for negative numbers, and other words that begin with - for options.
+_NEGATIVE: Final = re.compile(r"-(?:[0-9]+|[0-9]*\.[0-9]+)?")
 
 # The values of a task, by key.
 Values = Mapping[str, str]
@@ -410,6 +412,29 @@ def _draw(rng: random.Random, choice: tuple[str, ...] | str) -> str:
     if match[2].lstrip("+-").isdecimal() and match[3].lstrip("+-").isdecimal():
         return str(rng.randint(int(low), int(high)))
     return f"{rng.uniform(float(low), float(high)):.6g}"
+
+
+def sweep_arguments(values: Mapping[str, str], form: object = None) -> list[str]:
+    """Return a sweep task's values as arguments: ``--lr 0.1``, ``--flag`` for true, nothing for
+    false.
+
+    form: that of the sweep. With ``key=value`` and ``--key=value``, true and false are also values.
+        ``--key value``: each value is an argument of its own. Default: as ``--key value``, but
+        ``--lr=-1e-3`` for a value that a program could take for an option.
+    """
+    if form in {"key=value", "--key=value"}:
+        dashes = "--" if form == "--key=value" else ""
+        return [f"{dashes}{key}={value}" for key, value in values.items()]
+    words = []
+    for key, value in values.items():
+        looks_like_option = value.startswith("-") and not _NEGATIVE.fullmatch(value)
+        if value == "true":
+            words.append(f"--{key}")
+        elif looks_like_option and form is None:
+            words.append(f"--{key}={value}")
+        elif value != "false":
+            words += [f"--{key}", value]
+    return words
 
 
 def configured_name(key: str) -> str:

@@ -14,7 +14,7 @@ import polars
 import pytest
 
 import clusterctl
-from clusterctl.api import JobKeywords
+import clusterctl.api
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.context import ClusterContext
@@ -26,7 +26,7 @@ from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.collect import SelectionKeywords
 from clusterctl.runs.find import FIELDS
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.job import ReplayKeywords
+from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.state.workspace import Workspace
 from tests.support.manual import ROOT, blocks, pages
@@ -102,7 +102,7 @@ def test_docstrings_name_all_options() -> None:
         parameters = inspect.signature(function).parameters.values()
         words = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
         for kind in (KINDS[p.annotation] for p in parameters if p.kind is p.VAR_KEYWORD):
-            refers = re.search(r"options: those of `|options of ``", function.__doc__ or "")
+            refers = re.search(r"options: those of `+\w|options of ``", function.__doc__ or "")
             words |= set() if refers else {*kind.__annotations__}
         missing += [(function.__name__, word) for word in words - documented(function)]
     assert missing == []

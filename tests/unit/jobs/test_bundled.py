@@ -18,7 +18,8 @@ from clusterctl.jobs.bundled import (
 )
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.job import JobSpec, Weights, job_spec
+from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.spec.program import Weights
 from clusterctl.state.ledger import PROGRAM_FOLDER, note_runs_folder
 from clusterctl.state.run_names import find_run, job_id_of
 from clusterctl.state.workspace import state_home

@@ -20,9 +20,9 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.script import submit_options
 from clusterctl.scheduler.user_script import UserScript
-from clusterctl.spec.job import JobSpec, Project, sweep_arguments
+from clusterctl.spec.job import JobSpec, Project, job_spec
 from clusterctl.spec.names import FROM_RUN
-from clusterctl.spec.sweep import Form, Scaling, Sweep
+from clusterctl.spec.sweep import Form, Scaling, Sweep, sweep_arguments
 from payload.node.job import Slurmstepds
 from tests.support.messages import refused
 from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
@@ -336,7 +336,7 @@ def test_a_hang_ends_only_train_by_default(bundled, hang, options):
 @pytest.mark.parametrize("hang", ["kill", "end@", "end@0", "off@3", "warn@1234567"])
 def test_a_wrong_mode_of_hangs_is_refused(hang):
     with refused("bad-format", UsageError):
-        JobSpec(name="j", bundled="train", hang=hang)
+        job_spec("train", {"hang": hang})
 
 
 @pytest.mark.parametrize(

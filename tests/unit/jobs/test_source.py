@@ -15,7 +15,8 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs import source as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
-from clusterctl.spec.job import JobSpec, named_job
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.program import named_job
 from clusterctl.state.ledger import REPORT_MARK, note_copied_folder
 from clusterctl.transport.tree import Kind, hash_items, literal_pattern
 from tests.support.hostile import HOSTILE_NAMES

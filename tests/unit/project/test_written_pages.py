@@ -1,4 +1,6 @@
-"""docs/cli.md and docs/platforms.md are written from the code and the tests, and are up to date."""
+"""docs/cli.md, docs/platforms.md and job_keywords.py are written from the code and the tests, and are
+up to date.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.run import app
-from scripts import cli_reference, platforms
+from scripts import cli_reference, job_keywords, platforms
 from scripts.cli_reference import verbs
 
 
 def test_the_pages_are_up_to_date() -> None:
     assert cli_reference.PAGE.read_text() == cli_reference.reference(), "run `make reference`"
     assert platforms.PAGE.read_text() == platforms.page(), "run `make reference`"
+    assert job_keywords.FILE.read_text() == job_keywords.text(), "run `make reference`"
 
 
 @pytest.mark.parametrize("words", ['"real", "debian-14"', '"nearly", "debian-12"'])

@@ -10,8 +10,7 @@ import pytest
 
 from clusterctl.runs import metric_files
 from clusterctl.runs.series import config_of, config_of_task, summarize
-from clusterctl.spec.job import sweep_arguments
-from clusterctl.spec.sweep import Form
+from clusterctl.spec.sweep import Form, sweep_arguments
 from clusterctl.state.run_record import Metric
 
 

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from clusterctl.errors import BadValueError, UsageError
 from clusterctl.jobs.prepare import read_jobs
-from clusterctl.spec.job import job_spec, sweep_arguments
+from clusterctl.spec.job import job_spec
 from clusterctl.spec.job_options import job_options
-from clusterctl.spec.sweep import Form, Sweep, as_sweep
+from clusterctl.spec.sweep import Form, Sweep, as_sweep, sweep_arguments
 from tests.support.messages import refused
 
 

@@ -1,0 +1,92 @@
+"""The options of a job as keyword arguments, for the Python interface.
+
+Written by scripts/job_keywords.py from JobOptions: `make reference` after a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+
+class ReplayKeywords(TypedDict, total=False):
+    """The options of `replay`."""
+
+    # Memory per node, such as 4GiB.
+    mem: int | str
+    # Time limit, such as 30m or 1:30:00; a bare number is minutes.
+    time: int | str
+    # Partition. Default: the first.
+    partition: str
+    # Slurm account.
+    account: str
+    # Quality of service.
+    qos: str
+    # Required node features.
+    constraint: str
+    # Reservation.
+    reservation: str
+    # Licenses, such as matlab:2.
+    licenses: str
+    # Tag for finding the run with `clusterctl runs`.
+    tag: Sequence[str]
+    # A remark about the run.
+    note: str
+
+
+class JobKeywords(ReplayKeywords, total=False):
+    """The options of `submit`."""
+
+    # Job name. Default: that in the script's #SBATCH lines, or the name of the script or bundled
+    # job.
+    name: str
+    # Number of nodes. Default: 1.
+    nodes: int
+    # Tasks (ranks) per node. Default: 1; for bundled jobs: number of GPUs.
+    tasks_per_node: int
+    # Ranks that mpirun starts; the other tasks are for MPI_Comm_spawn. Default: all.
+    ranks: int
+    # CPU cores per task.
+    cpus: int
+    # GPUs per node. Default: 0; for bundled jobs except probe and export: all.
+    gpus: int
+    # Submit a job array, such as 1-10%2.
+    array: str
+    # Run one task per value of a program option, or per line of a table. Repeat it for all
+    # combinations.
+    sweep: Mapping[str, Any] | Sequence[str]
+    # Run the job on each of these numbers of nodes in turn, for a table of speed-up and efficiency.
+    scaling: Mapping[str, Any]
+    # Start after this job has ended: ok (successfully, the default), any or notok.
+    after: Sequence[str]
+    # Another option of sbatch, such as '--exclude=NODE'.
+    slurm: Sequence[str]
+    # Continue an earlier run (folder, name in ./runs, or job ID): its files are in
+    # $CLUSTERCTL_FROM_RUN.
+    from_run: str
+    # Requeue the job after a failure or its time limit. Default for train: with --save-interval.
+    requeue: bool
+    # Signal for the program before the time limit, such as USR1@120 (seconds).
+    signal: str
+    # Requeue the job at its time limits, such as --time 4h, until it has run 7d in total.
+    chain: int | str
+    # Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.
+    launcher: str
+    # If all ranks wait without progress: warn, end the program, or off. Default: warn; for train:
+    # end.
+    hang: str
+    # Also send files matching PATTERN, even if .gitignore excludes them.
+    include: Sequence[str]
+    # Do not send files matching PATTERN.
+    exclude: Sequence[str]
+    # Send this folder with the script. Default: the script's, or the project if the script uses it.
+    folder: bool | str | Path
+    # Pattern of files to collect, such as 'results/**'.
+    outputs: Sequence[str]
+    # Environment variable K=V. K alone passes your current value of K.
+    env: Mapping[str, str] | Sequence[str]
+    # Requirements file with packages for the program's Python environment.
+    requirements: str | Path
+    # Run in this Apptainer image: a .sif file, here or on the cluster.
+    container: str

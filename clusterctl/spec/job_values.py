@@ -1,0 +1,190 @@
+"""The types of the values of a job's options: what they accept, and what is wrong with the rest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
+
+from clusterctl.errors import BadValueError
+from clusterctl.spec.base import PATTERNS, folder_of
+from clusterctl.spec.names import MAX_COUNT
+from clusterctl.spec.sbatch import plain_array
+from clusterctl.spec.units import shown
+
+_VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_RESERVED: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
+
+
+def _can_travel(value: str) -> str:
+    """Return the text. Reject null bytes and text that is not UTF-8, which no process can
+    receive.
+    """
+    if "\0" in value:
+        raise BadValueError(
+            "null-byte", f"{shown(value)} contains a null byte, which no process can receive"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise BadValueError("not-utf8", f"{shown(value)} is not UTF-8 text") from exc
+    return value
+
+
+def _as_mapping(value: object) -> object:
+    """Turn ``["A=1", "B"]`` into a mapping. The value of ``B`` is taken from clusterctl's
+    environment.
+    """
+    if isinstance(value, list | tuple):
+        pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
+        if len(pairs) < len(value):
+            raise BadValueError("not-text", "each entry must be text of the form NAME=value")
+        value = {name: text if given else None for name, given, text in pairs}
+    if not isinstance(value, Mapping):
+        return value
+    for name, text in value.items():
+        if text is None and name not in os.environ:
+            raise BadValueError(
+                "variable-without-value",
+                f"{shown(name)} is not set in your environment; write NAME=value",
+            )
+    return {name: os.environ[name] if text is None else text for name, text in value.items()}
+
+
+def _variable(name: str) -> str:
+    if not re.fullmatch(_VARIABLE, name):
+        raise BadValueError(
+            "not-a-variable-name",
+            f"{shown(name)} is not a variable name: use letters, digits and underscores",
+        )
+    if _RESERVED.match(name):
+        raise BadValueError("variable-reserved", f"{name} can't be set, because Slurm sets {name}")
+    if name == "PATH":
+        raise BadValueError(
+            "variable-reserved",
+            "PATH can't be set: clusterctl puts the job's Python first; change PATH in your script",
+        )
+    return name
+
+
+def _image(value: str, info: ValidationInfo) -> str:
+    """Return an absolute path if the container image is a file on this machine, or else the cluster
+    path.
+    """
+    if "://" in value:
+        raise BadValueError(
+            "not-an-image", f"{shown(value)} is a URL, not a file: run `apptainer pull`"
+        )
+    try:
+        local = (folder_of(info) / value).expanduser().absolute()
+        if local.is_file():
+            return str(local)
+    except (OSError, ValueError, RuntimeError):
+        # No file can have this name, or the user of ~user does not exist.
+        pass
+    if value.startswith(("/", "~/")):
+        return value
+    raise BadValueError(
+        "no-such-file",
+        f"this machine has no file {shown(value)}; a path on the cluster begins with / or ~/",
+    )
+
+
+def _pattern(value: str) -> str:
+    names = [name for name in value.removeprefix("!").strip().split("/") if name]
+    if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
+        raise BadValueError(
+            "pattern-matches-nothing",
+            f"{shown(value)} can't match any file: write a path relative to the folder, without "
+            ". and .., such as 'results/**'; write \\# for a leading #",
+        )
+    return value
+
+
+def _folder(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str | Path) and str(value):
+        return folder_of(info) / value
+    raise BadValueError(
+        "wrong-type", f"must be true, false or the path of a folder, not {shown(value)}"
+    )
+
+
+def _run(value: str, info: ValidationInfo) -> str:
+    """Return the absolute path of a folder. Other texts, such as a job's id, stay."""
+    folder = folder_of(info) / value
+    return str(folder.absolute()) if os.path.isdir(folder) else value  # noqa: PTH112 - any name
+
+
+Text = Annotated[str, AfterValidator(_can_travel)]
+# The folder to send with a script.
+Folder = Annotated[
+    bool | Path,
+    BeforeValidator(_folder),
+    WithJsonSchema({"type": ["boolean", "string"], "minLength": 1}),
+]
+Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+Variables = Annotated[
+    Mapping[Annotated[str, AfterValidator(_variable)], Text],
+    BeforeValidator(_as_mapping),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{_VARIABLE}$"},
+            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+        }
+    ),
+]
+Image = Annotated[Text, AfterValidator(_image)]
+# A pattern as in a .gitignore file.
+FilePattern = Annotated[Text, AfterValidator(_pattern)]
+Dependency = Annotated[
+    str,
+    PATTERNS["after"],
+    WithJsonSchema({"type": ["string", "integer"], "pattern": PATTERNS["after"].regex}),
+]
+
+_MAX_SIGNAL_S = 65_535
+_ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
+
+
+def _runnable_array(value: str) -> str:
+    indices, _, limit = value.partition("%")
+    if limit and int(limit) == 0:
+        raise BadValueError(
+            "array-runs-nothing", f"{shown(value)} allows no task to run: use %1 or more"
+        )
+    for first, last, stride in _ARRAY_RANGE.findall(indices):
+        if int(last) < int(first):
+            raise BadValueError("array-range", f"{first}-{last} is not an ascending range")
+        if stride and int(stride) == 0:
+            raise BadValueError("array-range", f"{first}-{last}:{stride} has a stride of 0")
+    return value
+
+
+def _timely_signal(value: str) -> str:
+    if int(value.partition("@")[2]) > _MAX_SIGNAL_S:
+        raise BadValueError(
+            "signal-too-early",
+            f"{shown(value)} is earlier than {_MAX_SIGNAL_S} s before the time limit",
+        )
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
+JobName = Annotated[str, PATTERNS["job_name"]]
+Tag = Annotated[str, PATTERNS["job_name"]]
+Signal = Annotated[str, PATTERNS["signal"], AfterValidator(_timely_signal)]
+Array = Annotated[
+    str, BeforeValidator(plain_array), PATTERNS["array"], AfterValidator(_runnable_array)
+]
+Hang = Annotated[str, PATTERNS["hang"]]
+Features = Annotated[str, PATTERNS["constraint"]]
+Licenses = Annotated[str, PATTERNS["licenses"]]
+Gpus = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
+Run = Annotated[Text, Field(min_length=1), AfterValidator(_run)]

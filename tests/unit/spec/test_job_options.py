@@ -1,0 +1,203 @@
+"""The table of job options: each declaration agrees with itself, and what follows from it is
+complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cli.run import VERBS, LazyVerb
+from clusterctl.errors import UsageError
+from clusterctl.jobs.shell import salloc_options
+from clusterctl.runs.compare import _NOT_THE_JOB
+from clusterctl.scheduler.mpirun_script import render_mpirun_script
+from clusterctl.scheduler.refusals import Asked
+from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.spec.job_file import Variant, job_schema
+from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
+from clusterctl.spec.job_options import (
+    OPTIONS,
+    Again,
+    InVariants,
+    JobOption,
+    JobOptions,
+    Refusal,
+    job_options,
+    sbatch_words,
+)
+from clusterctl.spec.sbatch import requests_of, sbatch_options
+from clusterctl.state.inventory import PartitionFacts
+from tests.support.inventories import inventory_with
+from tests.support.messages import refused
+from tests.support.played.batch import HASH, rendered
+
+# A value of each option that is passed to Slurm, as the user writes it, and what Slurm gets.
+PASSED: dict[str, tuple[Any, str]] = {
+    "nodes": (2, "--nodes=2"),
+    "tasks_per_node": (4, "--ntasks-per-node=4"),
+    "cpus": (3, "--cpus-per-task=3"),
+    "gpus": (2, "--gpus-per-node=2"),
+    "mem": ("4GiB", "--mem=4096M"),
+    "time": ("90", "--time=01:30:00"),
+    "name": ("mine", "--job-name=mine"),
+    "partition": ("train", "--partition=train"),
+    "account": ("physics", "--account=physics"),
+    "qos": ("urgent", "--qos=urgent"),
+    "constraint": ("a100&ib", "--constraint=a100&ib"),
+    "reservation": ("maint", "--reservation=maint"),
+    "licenses": ("matlab:2,ansys@site:1", "--licenses=matlab:2,ansys@site:1"),
+    "array": ("0-3", "--array=0-3"),
+    "after": (["12", "13:any"], "--dependency=afterok:12,afterany:13"),
+    "requeue": (True, "--requeue"),
+    "signal": ("TERM@60", "--signal=B:TERM@60"),
+}
+# Clusters without Slurm support these options of sbatch. `job.mpirun.j2` and its callers use them.
+WITHOUT_SLURM = {"nodes", "tasks_per_node", "cpus", "time", "name", "partition"}
+
+
+def contradictions(option: JobOption) -> Iterator[str]:
+    """Yield what is wrong with the declaration of an option."""
+    known = sbatch_options()
+    own = known.get(option.sbatch.removeprefix("--"))
+    if option.sbatch and (own is None or own.same or own.role):
+        yield "sbatch has no such option, or another sets its quantity, or clusterctl sets it"
+    if option.sbatch and [o.name for o in OPTIONS.values() if o.sbatch == option.sbatch] != [
+        option.name
+    ]:
+        yield "another option sets the quantity"
+    if option.in_shell and own is not None and not own.salloc:
+        yield "salloc has no such option"
+    if not option.sbatch and (option.refusal or option.writes_default or option.is_only_flag):
+        yield "Slurm does not know the option"
+    if option.in_replay and option.again is Again.CHOSEN:
+        yield "a replay leaves it out"
+    is_appended = option.variants is InVariants.APPENDED
+    if is_appended != (f"more_{option.name}" in Variant.model_fields):
+        yield "variants have a key with + for exactly the lists that are appended"
+    if option.variants is not InVariants.REPLACED and not option.is_list:
+        yield "only lists and mappings are appended or merged"
+    if not option.help.endswith("."):
+        yield "the help is not a sentence"
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option_agrees_with_itself(name: str) -> None:
+    assert [*contradictions(OPTIONS[name])] == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sbatch": "--reservaton"},
+        {"sbatch": "--mem-per-cpu"},
+        {"sbatch": "--comment"},
+        {"sbatch": "--mem"},
+        {"sbatch": "--export", "in_shell": True},
+        {"sbatch": "", "refusal": Refusal("reservation")},
+        {"again": Again.CHOSEN},
+        {"variants": InVariants.APPENDED},
+        {"variants": InVariants.MERGED},
+        {"help": "Reservation"},
+    ],
+)
+def test_declaration_that_contradicts_itself_is_found(changes: dict[str, Any]) -> None:
+    assert [*contradictions(replace(OPTIONS["reservation"], **changes))]
+
+
+def options_of_slurm() -> list[str]:
+    return [name for name, option in OPTIONS.items() if option.sbatch]
+
+
+def test_value_of_each_option_of_sbatch_is_shown_here() -> None:
+    assert [*PASSED] == [name for name in PASSED if name in options_of_slurm()]
+    assert {*PASSED} == {*options_of_slurm()}
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_option_reaches_sbatch_and_salloc(name: str, tmp_path: Path) -> None:
+    value, words = PASSED[name]
+    given = job_options({name: value}).given
+    job = JobSpec(name="j", bundled="train").model_copy(update=given)
+    assert f"#SBATCH {words}\n" in rendered(job).replace('"', "")
+    script = tmp_path / "own.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH {words.replace('B:', '')}\n#SBATCH --hold\ntrue\n")
+    own = JobSpec(name="j", script=script).model_copy(update=given)
+    assert rendered(own).replace('"', "").count(f"#SBATCH {words.partition('=')[0]}") == 1
+    if OPTIONS[name].in_shell:
+        assert words in salloc_options(job)
+
+
+def test_options_that_are_not_given_are_not_passed() -> None:
+    assert sbatch_words(JobOptions(), defaults=False) == []
+    assert sbatch_words(JobOptions(), defaults=True) == ["--nodes=1", "--ntasks-per-node=1"]
+    assert sbatch_words(job_options({"gpus": 0}), defaults=False) == []
+    assert sbatch_words(job_options({"requeue": False}), defaults=False) == ["--no-requeue"]
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_option_of_slurm_is_refused_without_slurm(name: str) -> None:
+    inventory = inventory_with(PartitionFacts("train", ("n1", "n2")), scheduler="none")
+    given = job_options({name: PASSED[name][0]}).given
+    job = JobSpec(name="j", bundled="train").model_copy(update=given)
+    if name in WITHOUT_SLURM:
+        assert not OPTIONS[name].needs_slurm
+        return
+    with refused("needs-slurm", UsageError, OPTIONS[name].flag):
+        render_mpirun_script(inventory, job, payload_hash=HASH)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PASSED if not OPTIONS[name].is_only_flag and OPTIONS[name].refusal]
+)
+def test_refusal_names_the_option_as_the_user_wrote_it(name: str) -> None:
+    option = OPTIONS[name]
+    assert option.refusal is not None
+    said = f"Batch job submission failed: {option.refusal.pattern} is invalid"
+    assert option.flag in Asked().fix(said)
+    text = "--mem-per-cpu=1G" if name == "mem" else f"{option.sbatch}=x"
+    assert f"--slurm {text}" in Asked(directives=requests_of([text])).fix(said)
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_flag_and_slurm_can_not_set_the_same_quantity(name: str) -> None:
+    option = OPTIONS[name]
+    text = option.sbatch if option.kind is bool else f"{option.sbatch}=1"
+    flags = {name: PASSED[name][0], "slurm": [text]}
+    code = "option-of-clusterctl" if option.is_only_flag else "options-exclusive"
+    with refused(code, UsageError):
+        job_spec("train", flags)
+
+
+def test_each_option_has_its_flag_its_key_and_its_keyword() -> None:
+    flags = {
+        verb: [name for param in LazyVerb(verb, *VERBS[verb]).load().params for name in param.opts]
+        for verb in ("submit", "rehearse", "shell", "replay")
+    }
+    own = [option for option in OPTIONS.values() if not option.is_argument]
+    for verb, trait in (
+        ("rehearse", "in_rehearse"),
+        ("shell", "in_shell"),
+        ("replay", "in_replay"),
+    ):
+        expected = {option.flag for option in own if getattr(option, trait)}
+        assert {option.flag for option in own} & {*flags[verb]} == expected
+    assert {option.flag for option in own} < {*flags["submit"]}
+    for verb, names in flags.items():
+        assert len(names) == len({*names}), f"{verb} has two flags with the same name"
+    assert {*OPTIONS} < job_schema()["properties"].keys()
+    assert {option.name for option in own} == JobKeywords.__annotations__.keys()
+    in_replay = {option.name for option in own if option.in_replay}
+    assert in_replay == ReplayKeywords.__annotations__.keys()
+
+
+def test_options_that_choose_where_a_job_runs_hold_in_shell_and_replay() -> None:
+    """They are neither compared, unless they can be the cause of other results."""
+    for name in ("partition", "account", "qos", "constraint", "reservation", "licenses"):
+        option = OPTIONS[name]
+        assert (option.in_shell, option.in_replay, option.again) == (True, True, Again.REPEATED)
+        assert (name in _NOT_THE_JOB) is (name not in {"partition", "constraint"})
