@@ -28,7 +28,7 @@ from clusterctl.errors import (
 from clusterctl.hosts.checks import findings_as_failures
 from clusterctl.jobs.environment import describe_pending_build
 from clusterctl.providers.base import HostOptions, HostPlan
-from clusterctl.providers.storage import notes_on_unused_storage
+from clusterctl.providers.storage import notes_on_unused_storage, reject_storage_elsewhere
 from clusterctl.scheduler.availability import find_unusable_nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_parse import fold_nodes
@@ -126,9 +126,9 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ph
     hosts = provider.plan(spec, workspace, options)
     notes = software_notes(spec, hosts.distribution or planned_distribution(spec, workspace))
     if inventory is None:
-        return PhaseResult(
-            plan := Plan(hosts), plan.summary, (*notes, *notes_on_unused_storage(spec))
-        )
+        reject_storage_elsewhere(spec)
+        plan = Plan(hosts)
+        return PhaseResult(plan, plan.summary, (*notes, *notes_on_unused_storage(spec)))
     impact = impact_of(
         cluster, inventory, hosts, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
     )

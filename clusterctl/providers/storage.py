@@ -114,32 +114,35 @@ def _others_files(spec: Cluster, kept: KeptStorage) -> Iterator[str]:
             yield f"uid {user.uid} belongs to {user.name} in the spec, but to {name} in the storage"
 
 
-def notes_on_unused_storage(spec: ClusterSpec) -> tuple[str, ...]:
-    """Return notes about kept storage of this cluster name that `up` won't use, as `storage.keep`
-    is false.
-
-    Raises:
-        UsageError: `storage.keep` is true, but the kept storage is with another provider or
-            project.
+def reject_storage_elsewhere(spec: ClusterSpec) -> None:
+    """Raise a UsageError if `storage.keep` is true, but the kept storage of this cluster name is
+    with another provider or project.
     """
     saved = load_record(spec.name)
-    if saved is None:
-        return ()
-    if not spec.storage.keep:
-        return tuple(
-            f"kept storage is not reused because storage.keep is false: {storage}"
-            for storage in saved.kept
-        )
+    if saved is None or not spec.storage.keep:
+        return
     if saved.place != new_record(spec.provider, spec.users).place:
-        message = (
-            f"the kept storage of cluster {spec.name!r} belongs to another provider or project"
-        )
-        reason = "; ".join(storage.dated for storage in saved.kept)
-        fix = f"rename the cluster, or remove the kept storage: `{REMOVE.format(name=spec.name)}`"
         raise UsageError(
-            message, code="storage-elsewhere", where="storage.keep", why=reason, fix=fix
+            f"the kept storage of cluster {spec.name!r} belongs to another provider or project",
+            code="storage-elsewhere",
+            where="storage.keep",
+            why="; ".join(storage.dated for storage in saved.kept),
+            fix="rename the cluster, or remove the kept storage: "
+            f"`{REMOVE.format(name=spec.name)}`",
         )
-    return ()
+
+
+def notes_on_unused_storage(spec: ClusterSpec) -> tuple[str, ...]:
+    """Return notes about kept storage of this cluster name that `up` won't use, because
+    `storage.keep` is false.
+    """
+    saved = load_record(spec.name)
+    if saved is None or spec.storage.keep:
+        return ()
+    return tuple(
+        f"kept storage is not reused because storage.keep is false: {storage}"
+        for storage in saved.kept
+    )
 
 
 def reuse_note(kept: KeptStorage) -> str:

@@ -29,6 +29,7 @@ from clusterctl.providers.storage import (
     load_all_kept,
     load_record,
     notes_on_unused_storage,
+    reject_storage_elsewhere,
     save_record,
 )
 from clusterctl.spec.gcp import GcpSettings
@@ -109,11 +110,13 @@ def test_the_record_is_read_as_it_was_written(home: Path, settings: Any) -> None
     save_record("d", noted)
     assert load_record("d") == noted
     assert list(load_all_kept()) == [kept(ada=1001)]
+    assert notes_on_unused_storage(spec()) == ()
     if settings.type == "local":
-        assert notes_on_unused_storage(spec()) == ()
+        reject_storage_elsewhere(spec())
     else:
         with refused("storage-elsewhere", UsageError):  # else it would be listed no more
-            notes_on_unused_storage(spec())
+            reject_storage_elsewhere(spec())
+    reject_storage_elsewhere(spec(keep=False))
     (note,) = notes_on_unused_storage(spec(keep=False))
     assert "disk d-a1b2c3-shared (100GiB, 10.00" in note
     save_record("d", StorageRecord(provider=OTHER_PLACE, kept=()))
