@@ -2,8 +2,8 @@
 without a code.
 
 The source is parsed, not run. A code is the argument ``code="…"`` of a call, the literal code of a
-``Finding`` or a ``Notice``, or that of an error class for a single condition. The codes for causes
-of failed jobs, faults of GPUs, and refusals of Google, ssh and sudo are in data files.
+``Finding`` or a ``Notice``, or that of an error class for a single condition. The codes for faults
+of GPUs, and refusals of Google, ssh and sudo are in data files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import yaml
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "errors.md"
-CAUSES: Final = ROOT / "clusterctl" / "scheduler" / "data" / "causes.toml"
 FAULTS: Final = ROOT / "clusterctl" / "hosts" / "data" / "nvidia.toml"
 REFUSALS: Final = tuple(
     ROOT / "clusterctl" / name
@@ -35,6 +34,7 @@ REFUSALS: Final = tuple(
 )
 # Positions of the arguments for code, message, cause and fix.
 POSITIONS: Final = {
+    "Cause": (0, None, None, None),
     "Explanation": (0, 1, None, 2),
     "Finding": (2, 3, 4, 5),
     "Failure": (0, 1, None, 4),
@@ -117,6 +117,8 @@ class _Module:
                 found = self._joined((left, right), depth)
             case ast.FormattedValue(value=ast.Name() as name):
                 found = self.texts(name, depth)
+            case ast.Lambda(body=body):
+                found = self.texts(body, depth)
             case ast.IfExp(body=first, orelse=second) | ast.BoolOp(values=[first, *_, second]):
                 found = [*self.texts(first, depth), *self.texts(second, depth)]
             case ast.Name(id=name) if depth < _DEEPEST:
@@ -129,7 +131,10 @@ class _Module:
 
     def _joined(self, parts: Iterable[ast.expr], depth: int) -> tuple[str, ...]:
         several = itertools.product(*(self.texts(part, depth) for part in parts))
-        return tuple("".join(some) for some in itertools.islice(several, _MOST))
+        # Values without a text between them are a single gap.
+        return tuple(
+            re.sub(f"{GAP}+", GAP, "".join(some)) for some in itertools.islice(several, _MOST)
+        )
 
     def _values(self, node: ast.AST, name: str) -> Iterator[ast.expr]:
         """Yield the values assigned to a name in the function around a node, otherwise in the
@@ -282,6 +287,9 @@ def _parts(
         return next((given[name] for name in names if name in given), None)
 
     codes = tuple(c for c in module.texts(argument(at_code, "code")) if CODE.fullmatch(c))
+    if kind == "Cause":
+        # Why a job failed is the message itself.
+        return codes, argument(None, "why"), None, argument(None, "fix")
     what = argument(at_what, "what", "message", "cause", "text")
     return codes, what, argument(at_why, "why"), argument(at_fix, "fix", "hint")
 
@@ -292,12 +300,7 @@ def _texts(module: _Module, node: ast.expr | None) -> tuple[str, ...]:
 
 
 def _from_data() -> Iterator[Message]:
-    """Yield the causes of failed jobs, the faults of GPUs and the refusals of Google, ssh and
-    sudo.
-    """
-    for cause in tomllib.loads(CAUSES.read_text(encoding="utf-8"))["causes"]:
-        fixes = (cause["fix"],) if "fix" in cause else ()
-        yield Message(cause["code"], "cause of a job", CAUSES.name, (cause["cause"],), (), fixes)
+    """Yield the faults of GPUs and the refusals of Google, ssh and sudo."""
     for fault in tomllib.loads(FAULTS.read_text(encoding="utf-8"))["faults"]:
         yield Message(
             fault["code"],

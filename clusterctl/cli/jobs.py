@@ -54,7 +54,8 @@ def status(screen: Screen) -> None:
         waits = [
             *diagnose_waiting(
                 cluster_status.jobs,
-                is_foreign=workspace.is_attached,
+                repair=workspace.repair,
+                is_operator=not workspace.is_attached,
                 nodes=cluster_status.nodes,
                 required=cluster_status.required_nodes,
             )

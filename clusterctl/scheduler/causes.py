@@ -1,559 +1,1665 @@
-"""Causes of failed jobs whose evidence is more than a pattern in a log. See data/causes.toml for
-the others.
+"""The causes for which jobs wait or end, in the order in which they are tried.
 
-Each function looks at the facts of a job, and returns an explanation, or None if its cause does not
-apply.
+The first cause that applies is a job's diagnosis. To add a cause, add an entry to ``WAITING`` or
+``ENDED`` above those that are less certain. An entry is a ``Cause``, or a function if the evidence
+is more than a pattern: see missing_files.py and cause_functions.py, and waiting.py for jobs that
+wait.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
-from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.failed_rank import Failed
-from clusterctl.scheduler.program_error import ProgramError, is_phrase, search
-from clusterctl.spec.sbatch import values_in
+from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.case import Case, Explanation
+from clusterctl.scheduler.cause_functions import (
+    ended_by_hang,
+    launcher_crashed,
+    left_mpi,
+    master_port_in_use,
+    mpi_without_pmix,
+    never_started,
+    no_input,
+    notice_not_handled,
+    step_without_path,
+    unanswered_read,
+)
+from clusterctl.scheduler.missing_files import (
+    data_stayed_at_home,
+    file_stayed_at_home,
+    log_has_another_path,
+    missing_file,
+    missing_module,
+)
+from clusterctl.scheduler.program_error import search
+from clusterctl.scheduler.waiting import beyond_group_limit, unavailable_nodes
+from clusterctl.transport.tree import format_size
 
-# Returns placeholder -> text for a file of this machine (see ``LocalFiles.find``).
-FindHere = Callable[[str], Mapping[str, str]]
+# A text, or a function that writes it from the case.
+Text = str | Callable[[Case], str]
+# A pattern, or patterns that are tried one after the other. ^ and $ match at lines.
+Patterns = str | tuple[str, ...]
+# Returns an explanation, or None if its cause does not apply. A ``Cause`` is such a function.
+CauseFunction = Callable[[Case], Explanation | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a job failed.
+class Cause:
+    """A cause that patterns, a state, a signal or an exit code show. It applies if all its
+    conditions hold.
 
-    match: the text in the log's evidence that shows it, if it is in the log.
-    failed: the rank that failed first, if it is another than in ``FailedJob``.
+    state: state of the job. reason: pattern in the scheduler's reason.
+    signal, exit_code: how the first rank that failed ended. Exit code 0: unknown, or not its own.
+    when: a further condition, which returns a true value if it holds.
+    launcher: patterns in the complete log, with the messages of Slurm and the launchers.
+    log: patterns in the error, which is the last relevant Python traceback, or the end of the log
+        without messages that only surround it, and without lines after which the program kept
+        running (program_error.py).
+    why: what happened. fix: what to do. Their functions get the case with the patterns' named
+        groups: ``case["module"]``.
     """
 
     code: str
-    cause: str
-    fix: str
-    match: re.Match[str] | None = None
-    failed: Failed | None = None
+    _: KW_ONLY
+    state: JobState | None = None
+    reason: Patterns = ()
+    signal: str = ""
+    exit_code: int | None = None
+    when: Callable[[Case], object] = lambda _: True
+    launcher: Patterns = ()
+    log: Patterns = ()
+    why: Text
+    fix: Text
+
+    def __call__(self, case: Case) -> Explanation | None:
+        if (
+            self.state not in (None, case.job.state)
+            or self.signal not in ("", case.failed.signal)
+            or self.exit_code not in (None, case.failed.exit_code or 0)
+            or not self.when(case)
+        ):
+            return None
+        matches = []
+        for patterns, text in (
+            (self.reason, case.job.reason),
+            (self.launcher, case.raw),
+            (self.log, case.error.evidence),
+        ):
+            if patterns:
+                match = search((patterns,) if isinstance(patterns, str) else patterns, text)
+                if match is None:
+                    return None
+                matches.append(match)
+        case = case.with_groups(*matches)
+        in_error = matches[-1] if self.log else None
+        return Explanation(self.code, _text(self.why, case), _text(self.fix, case), in_error)
 
 
-@dataclass(frozen=True, slots=True)
-class FailedJob:
-    """The facts of a failed job that the functions read.
+def _text(text: Text, case: Case) -> str:
+    return text if isinstance(text, str) else text(case)
 
-    raw: the job's log with the launcher's messages. at: the place of the failure, " in rank 1 on
-        n2" or "".
-    left_here: searches this machine for a file that the job did not find.
-    excluded: " and without --exclude PATTERN" if --exclude was used, or "".
-    ended: ranks with a record of how they failed. script: the text of the job's script, or "".
-    port: MASTER_PORT, or 0 if it is unknown.
+
+def not_quoted(case: Case) -> bool:
+    """Return whether the system raised the error. The message of a ValueError or the like may quote
+    anything.
     """
-
-    job: JobInfo
-    failed: Failed
-    raw: str
-    error: ProgramError
-    at: str
-    left_here: FindHere
-    excluded: str
-    ended: Collection[int]
-    script: str
-    port: int
+    return not case.error.is_own
 
 
-# --- Input ---------------------------------------------------------------------------------------
-# A prompt at the end of a line, and what programs say if nobody can answer.
-_PROMPT = r"(?:\[[Yy]/[Nn]\]|\((?:yes/no|y/n|Y/n|y/N|\[y\]/n)[^)\n]*\))[?:]* *"
-_NO_INPUT: Final = re.compile(
-    r"^EOFError: EOF when reading a line$"
-    r"|could not read (?:Username|Password) for .*: (?:No such device or address|terminal prompts disabled)"
-    r"|^sudo: a (?:terminal|password) is required"
-    r"|^Host key verification failed\.$"
-    # The program gave up at the prompt, or the prompt is the last that it wrote.
-    rf"|{_PROMPT}(?:Abort(?:ed)?[.!]?|Exiting\.?)$|{_PROMPT}\s*\Z"
-    r"|^the input device is not a TTY|/dev/tty.*: No such device or address"
-    r"|^(?:EOFError|CondaSystemExit|click\.exceptions\.Abort)\b.*$",
-    re.MULTILINE,
+# The last messages of a bundled job that a signal has stopped.
+_SAVED: Final = (
+    r"saved after iteration (?P<iteration>\d+)\n(?:.*\n)?"
+    r"unless the job is restarted, continue with: "
 )
-_ASKS: Final = re.compile(
-    r"\b(?:input|getpass|prompt|confirm|ask|tcgetattr|raw_input)\s*\(", re.IGNORECASE
-)
-_NO_TERMINAL: Final = re.compile(
-    r"^(?:termios\.error|OSError): .*Inappropriate ioctl for device", re.MULTILINE
-)
-_HOST_KEY: Final = "Host key verification failed."
-_ANSWER: Final = (
-    "answer in advance: with an option such as --yes, a variable, or `yes | PROGRAM` in the script"
-)
+# The fix in place of "read the log" if the log is empty.
+_NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"
 
-
-def no_input(facts: FailedJob) -> Explanation | None:
-    """A program asked a question. Evidence: its prompt is the end of the log, or a call that reads
-    failed.
-    """
-    match = search([_NO_INPUT], facts.error.evidence)
-    if match is not None and match[0].startswith(("EOFError", "CondaSystemExit", "click")):
-        # Files have ends, too.
-        is_asking = (
-            any(_ASKS.search(line) for line in facts.error.source) or not facts.error.tracebacks
-        )
-        match = match if is_asking else None
-    if match is None and any(
-        "tcgetattr" in line or "getpass" in line for line in facts.error.source
-    ):
-        match = _NO_TERMINAL.search(facts.error.evidence)
-    if match is None:
-        return None
-    fix = _ANSWER
-    if match[0] == _HOST_KEY:
-        fix = (
-            "accept the host's key before: run ssh once in `clusterctl ssh`, or use ssh-keyscan "
-            "in the script"
-        )
-    return Explanation(
-        "no-input",
-        f"the program asks a question{facts.at}, and a job has no input: nobody can answer",
-        fix,
-        match,
-    )
-
-
-# A `read` of the script's own input: not in a loop or a pipe, and without a file.
-_READ: Final = re.compile(
-    r"^[ \t]*(?:if +)?(?:! +)?(?:IFS=\S* +)?read\b(?![^\n]*(?:<| -\w*[ut]))[^\n]*$", re.MULTILINE
-)
-_ENDS_AT_ERROR: Final = re.compile(
-    r"^[ \t]*set +-(?:\w*e|o +errexit)|^#!.* -\w*e|\bread\b[^\n]*\|\| *\{?[^\n]*\bexit\b",
-    re.MULTILINE,
-)
-
-
-def unanswered_read(facts: FailedJob) -> Explanation | None:
-    """`read` fails without input, and bash prints no prompt. Evidence: the script as it was
-    sent.
-    """
-    match = _READ.search(facts.script)
-    if match is None or facts.failed.exit_code != 1 or _ENDS_AT_ERROR.search(facts.script) is None:
-        return None
-    line = facts.script.count("\n", 0, match.start()) + 1
-    return Explanation(
-        "no-input",
-        f"exit code 1{facts.at}: line {line} of the script waits for an answer (`read`), "
-        "and a job has no input",
-        _ANSWER,
-    )
-
-
-# --- Files ---------------------------------------------------------------------------------------
-_NO_FILE = r"[Nn]o such file or directory"
-_OPEN = r"['\"`\u2018]"
-_CLOSE = r"['\"\u2019]"
-_NAME = r"(?P<file>[^'\"`\u2018\u2019\n]+)"
-# The name of the file in messages about a missing file, from the most to the least certain form.
-_NAMED: Final = tuple(
-    re.compile(pattern, re.MULTILINE)
-    for pattern in (
-        rf"(?P<file>[^'\":\s]+) cannot be read: {_NO_FILE}",
-        rf"can't open file {_OPEN}{_NAME}{_CLOSE}",
-        # coreutils, Fortran, awk
-        rf"{_OPEN}{_NAME}{_CLOSE}(?: for \w+)?: (?:\[Errno 2\] )?{_NO_FILE}",
-        rf"^tar: (?P<file>[^\n]+): Cannot \w+: {_NO_FILE}",
-        # Python
-        (
-            rf"(?:{_NO_FILE}|[Ff]ile [Nn]ot [Ff]ound|non-existent "
-            rf"directory)[^\n'\"]*{_OPEN}{_NAME}{_CLOSE}"
+WAITING: Final[Sequence[CauseFunction]] = (
+    Cause(
+        "held-after-launch-failure",
+        reason=r"launch.fail.*requeued.held",
+        why="held by Slurm, because a node could not start the job",
+        fix=lambda case: (
+            f"{case.repair}; or try again with `clusterctl ssh -- scontrol release {case.job.id}`"
         ),
-        # C++
-        rf"{_NO_FILE} \[(?P<file>[^\]\n]+)\]",
-        # Go
-        (
-            r"\b(?:open|stat|lstat|chdir|mkdir|readlink|remove) (?P<file>\S+): no such file or "
-            r"directory"
+    ),
+    Cause(
+        "user-environment",
+        reason=r"(?i)user.env.retrieval.fail",
+        why="held by Slurm, because the login environment of the job's user could not be read",
+        fix=lambda case: (
+            "correct ~/.bashrc and ~/.profile on the cluster (`clusterctl ssh`), then "
+            f"`clusterctl ssh -- scontrol release {case.job.id}`"
         ),
-        # bash and sh
-        rf"^\S+: line \d+: (?:cd: )?(?P<file>[^:\n]+): {_NO_FILE}",
-        (
-            rf"^\S+: \d+: (?:\.: |cd: )?(?:cannot (?:open|create) |can't cd to "
-            rf")?(?P<file>[^:\n]+): {_NO_FILE}"
+    ),
+    Cause(
+        "dependency-never-satisfied",
+        reason=r"DependencyNeverSatisfied",
+        why="the job can never start, because a job that this job depends on failed",
+        fix="cancel the job with `clusterctl cancel`, and submit it again with another dependency",
+    ),
+    Cause(
+        "waiting-for-dependency",
+        reason=r"^Dependency\b",
+        why="another job must end first",
+        fix="wait; `clusterctl jobs` shows the other job",
+    ),
+    unavailable_nodes,
+    # Slurm also gives this reason for nodes that are drained.
+    Cause(
+        "waiting-for-unavailable-nodes",
+        reason=r"ReqNodeNotAvail.*[Rr]eserved",
+        why=lambda case: f"nodes that the job needs are drained or reserved{case.soon}",
+        fix=(
+            "`clusterctl ssh -- sinfo -R` shows drained nodes, `clusterctl ssh -- scontrol show "
+            "reservation` shows reservations; a job with a shorter --time may start before a "
+            "reservation"
         ),
-        # PROGRAM: FILE, and paths
-        rf"^\S+: (?P<file>[^'\":\s]+): (?:\[Errno 2\] )?{_NO_FILE}",
-        rf"(?<![^'\":\s])(?P<file>[^'\":\s]*[^'\":\s.]/[^'\":\s]*|/[^'\":\s]+|\.{{1,2}}/[^'\":\s]+"
-        rf"|[^'\":\s]+\.\w{{1,8}}): (?:\[Errno 2\] )?{_NO_FILE}",
-    )
-)
-_UNNAMED: Final = re.compile(_NO_FILE)
-# Words before the message that are the name of a call or of nothing.
-_CALLS: Final = re.compile(
-    r"(?:f?open(?:at|dir)?|l?stat|access|ch(?:dir|mod|own)|exec\w*|connect|bind|mmap|read(?:link)?|write"
-    r"|unlink|rename|mkdir|rmdir|fail(?:ed|ure)|[Ee]rror|fatal|file|reading|writing|main|perror)(?:\(\))?"
-)
-
-
-def _missing_name(error: ProgramError) -> tuple[str, re.Match[str]] | None:
-    """Return the file that the error names as missing, "" if the message has no name; None: no such
-    error.
-    """
-    for pattern in _NAMED:
-        for match in pattern.finditer(error.evidence):
-            if not _CALLS.fullmatch(match["file"]) and not is_phrase(match):
-                return match["file"], match
-    unnamed = search([_UNNAMED], error.evidence)
-    return ("", unnamed) if unnamed is not None else None
-
-
-# What sbatch writes for a letter after % in the name of a log. For other letters, see
-# ``_log_pattern``.
-_LOG_NAMES: Final = {"x": r"[^/]*", "N": r"[^/]*", "n": r"\d+", "%": "%"}
-
-
-def _log_pattern(log: str) -> str:
-    """Return a regular expression for the paths that sbatch makes of a value of --output."""
-    parts = re.split(r"%\d*([A-Za-z%])", log)
-    fields = (_LOG_NAMES.get(letter, r"\w+") for letter in parts[1::2])
-    texts = map(re.escape, parts[::2])
-    pattern = "".join(text + field for text, field in zip(texts, (*fields, ""), strict=True))
-    return rf"(?:\./)?{pattern.removeprefix(re.escape('./'))}"
-
-
-def log_has_another_path(facts: FailedJob) -> Explanation | None:
-    """The script reads its own log. Evidence: the missing file fits the path in a line of the
-    script.
-    """
-    found = _missing_name(facts.error)
-    if found is None or not found[0]:
-        return None
-    file, match = found
-    for option, log in values_in(facts.script.split("\n"), "--output", "--error").items():
-        if re.fullmatch(_log_pattern(log), file):
-            return Explanation(
-                "log-has-another-path",
-                f"no file {file}{facts.at}: clusterctl writes the job's log to a file of its "
-                f"own, so that the script's {option} has no effect",
-                "`clusterctl logs` shows the log; if the script needs the file, redirect into "
-                "it, as in `PROGRAM > FILE`",
-                match,
+    ),
+    Cause(
+        "waiting-for-nodes-out-of-service",
+        reason=r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN|NodeDown",
+        why="nodes that the job needs are out of service",
+        fix=lambda case: (
+            f"{case.repair}; `clusterctl ssh -- sinfo -R` shows why they are out of service"
+        ),
+    ),
+    Cause(
+        "held",
+        reason=r"JobHeldUser",
+        why="the job is held: it starts only after it is released",
+        fix=lambda case: (
+            f"release the job with `clusterctl ssh -- scontrol release {case.job.id}`, or cancel "
+            "it with `clusterctl cancel`"
+        ),
+    ),
+    Cause(
+        "held",
+        reason=r"JobHeldAdmin",
+        why="an administrator holds the job",
+        fix=lambda case: (
+            (
+                "ask the administrator, or release the job with `clusterctl ssh --admin -- sudo "
+                f"scontrol release {case.job.id}`"
             )
-    return None
-
-
-def file_stayed_at_home(facts: FailedJob) -> Explanation | None:
-    """A file that is missing in the job exists on this machine, and was not sent."""
-    found = _missing_name(facts.error)
-    if found is None or not found[0]:
-        return None
-    file, match = found
-    here = facts.left_here(file)
-    if inside := here.get("inside"):
-        return Explanation(
-            "file-in-program-folder",
-            f"no file {file}{facts.at}: it was sent, and is {inside} in the folder of the program",
-            'find the script\'s folder with `dirname "$0"` or $SLURM_SUBMIT_DIR: the script that Slurm knows '
-            "(`scontrol show job`) is clusterctl's",
-            match,
-        )
-    if venv := here.get("venv"):
-        return Explanation(
-            "virtual-environment-not-sent",
-            f"no file {file}{facts.at}: virtual environments are not sent with jobs",
-            f"remove the line with {venv} from the script, and submit with --requirements "
-            "requirements.txt (such a file: pip freeze)",
-            match,
-        )
-    return _stayed(facts, file, here, match)
-
-
-def _stayed(
-    facts: FailedJob, file: str, here: Mapping[str, str], match: re.Match[str] | None
-) -> Explanation | None:
-    if home := here.get("home"):
-        return Explanation(
-            "file-stayed-at-home",
-            f"no file {file}{facts.at}: it exists on your machine, but was not sent with the job",
-            f"submit with --include {home}{facts.excluded}",
-            match,
-        )
-    if above := here.get("above"):
-        return Explanation(
-            "file-stayed-at-home",
-            f"no file {file}{facts.at}: it exists in {above} on your machine, and that folder "
-            "was not sent",
-            f"submit with --folder {above}",
-            match,
-        )
-    return None
-
-
-# A program's own message about data that it did not find, and the paths in it.
-_LACKS: Final = re.compile(
-    r"\bno (?:\w+ ){1,4}?(?:in|at|under|below|for|found|matching|match)\b|\bno such\b|\bnot (?:found|exist)"
-    r"|\b(?:does|do|did)(?: not|n't) (?:exist|find|contain)|\bmissing\b|\bempty\b|\bfound 0\b"
-    r"|\b(?:(?:could|can)(?: ?not|n?'t)|unable to) (?:find|open|read|load)"
-    r"|\b0 (?:files|samples|images|examples|rows)\b",
-    re.IGNORECASE,
+            if case.is_operator
+            else "ask the site's administrators, or cancel the job with `clusterctl cancel`"
+        ),
+    ),
+    Cause(
+        "held",
+        reason=r"requeued.in.held.state",
+        why=(
+            "the job was requeued and is held (scontrol requeuehold): it starts only after it is "
+            "released"
+        ),
+        fix=lambda case: (
+            (
+                "release the job with `clusterctl ssh --admin -- sudo scontrol release "
+                f"{case.job.id}`, or cancel it with `clusterctl cancel`"
+            )
+            if case.is_operator
+            else "ask the site's administrators, or cancel the job with `clusterctl cancel`"
+        ),
+    ),
+    Cause(
+        "held",
+        reason=r"JobHoldMaxRequeue",
+        why="held by Slurm, because the job was requeued too often",
+        fix=lambda case: (
+            "read the log with `clusterctl logs`; then release the job with `clusterctl ssh -- "
+            f"scontrol release {case.job.id}`, or cancel it"
+        ),
+    ),
+    Cause(
+        "waiting-for-time",
+        reason=r"^BeginTime$",
+        why=lambda case: f"the start time of the job has not come yet{case.soon}",
+        fix="wait; Slurm also starts a requeued job only after a pause",
+    ),
+    Cause(
+        "partition-down",
+        reason=r"PartitionDown|PartitionInactive",
+        why="the partition is down or inactive",
+        fix=lambda case: (
+            "use another --partition, or set this partition to UP with `scontrol update`"
+            if case.is_operator
+            else "use another --partition, or ask the site's administrators"
+        ),
+    ),
+    Cause(
+        "waiting-beyond-partition",
+        reason=r"PartitionConfig",
+        why=lambda case: (
+            f"the job can never start: it asks for {case.asked or 'more nodes'}, more than "
+            f"partition {case.job.partition} has now"
+        ),
+        fix=lambda case: (
+            (
+                "cancel the job with `clusterctl cancel`, and ask for fewer --nodes; or give the "
+                "partition more nodes in the spec, and run `clusterctl up`"
+            )
+            if case.is_operator
+            else (
+                "cancel the job with `clusterctl cancel`, and ask for fewer --nodes, a shorter "
+                "--time or another --partition"
+            )
+        ),
+    ),
+    Cause(
+        "waiting-beyond-limits",
+        reason=r"PartitionTimeLimit",
+        why=lambda case: (
+            f"the job can never start: partition {case.job.partition} does not allow its time "
+            f"limit{case.limit}"
+        ),
+        fix=(
+            "cancel the job with `clusterctl cancel`, and use a shorter --time or another "
+            "--partition"
+        ),
+    ),
+    Cause(
+        "waiting-beyond-limits",
+        reason=r"PartitionNodeLimit|BadConstraints|NodeConfig\w*|MaxMemPerLimit",
+        why=lambda case: (
+            "the job can never start, because it asks for more than the partition has "
+            f"({case.job.reason})"
+        ),
+        fix=(
+            "cancel the job with `clusterctl cancel`, then ask for less or use another "
+            "--partition; `clusterctl status` shows the nodes"
+        ),
+    ),
+    Cause(
+        "waiting-beyond-job-limit",
+        reason=r"(?:QOS|Assoc)(?:Max\w+Per(?:Job|Node)(?:Limit)?$|Min\w+)",
+        why=lambda case: (
+            "the job can never start: its account or QOS does not allow a job of this size "
+            f"({case.job.reason})"
+        ),
+        fix=(
+            "cancel the job with `clusterctl cancel`, and ask for another size, or use another "
+            "--qos or --account; `clusterctl ssh -- sacctmgr show qos` shows limits"
+        ),
+    ),
+    Cause(
+        "waiting-without-permission",
+        reason=r"(?:Account|QOS)NotAllowed|Invalid(?:Account|QOS)",
+        why=lambda case: (
+            "the job can never start: its account or QOS may not use partition "
+            f"{case.job.partition} ({case.job.reason})"
+        ),
+        fix=(
+            "cancel the job with `clusterctl cancel`, and use another --account, --qos or "
+            "--partition"
+        ),
+    ),
+    Cause(
+        "reservation-gone",
+        reason=r"Reservation(?:Deleted|Invalid)",
+        why="the job can never start, because its reservation no longer exists",
+        fix="cancel the job with `clusterctl cancel`, and submit it again without the reservation",
+    ),
+    Cause(
+        "waiting-for-own-array",
+        reason=r"JobArrayTaskLimit",
+        why=(
+            "as many tasks of this array are running as the array allows, such as 4 with --array "
+            "1-10%4"
+        ),
+        fix=lambda case: (
+            "wait, or raise the limit with `clusterctl ssh -- scontrol update "
+            f"jobid={case.job.id} arraytaskthrottle=N`"
+        ),
+    ),
+    beyond_group_limit,
+    Cause(
+        "waiting-for-quota",
+        reason=r"(?:QOS|Assoc|Max\w+Per(?:Account|User))\w*",
+        why=lambda case: (
+            f"other jobs have used up a limit of the account or QOS ({case.job.reason}){case.soon}"
+        ),
+        fix="wait for those jobs to end, or ask for less",
+    ),
+    Cause(
+        "waiting-for-licenses",
+        reason=r"^Licenses\b",
+        why="the licenses that the job needs are in use",
+        fix="wait",
+    ),
+    Cause(
+        "waiting-for-reservation",
+        reason=r"^Reservation$",
+        why=lambda case: f"the reservation has not begun yet{case.soon}",
+        fix="wait",
+    ),
+    Cause(
+        "waiting-for-priority",
+        reason=r"^Priority$",
+        why=lambda case: f"jobs of higher priority are ahead in the queue{case.soon}",
+        fix="wait; `clusterctl jobs` shows the queue",
+    ),
+    Cause(
+        "waiting-for-resources",
+        reason=r"^Resources$",
+        why=lambda case: (
+            f"other jobs are using the nodes, cores or memory that the job needs{case.soon}"
+        ),
+        fix="wait, or ask for less; `clusterctl status` shows which nodes are free",
+    ),
+    Cause(
+        "waiting-for-the-scheduler",
+        reason=r"^(?:None)?$",
+        why=lambda case: f"Slurm has not considered the job yet{case.soon}",
+        fix="wait a few seconds",
+    ),
+    Cause(
+        "waiting-for-another-reason",
+        why=lambda case: f"Slurm gives the reason {case.job.reason}{case.soon}",
+        fix="`man squeue` explains the reason in its section JOB REASON CODES",
+    ),
 )
-_PATH: Final = re.compile(r"[^\s'\"`\u2018\u2019<>|,;()\[\]{}]+")
-_MOST_PATHS = 20
-
-
-def data_stayed_at_home(facts: FailedJob) -> Explanation | None:
-    """The program itself says that it found no data at a path. The path exists here, and was not
-    sent.
-    """
-    text = facts.error.evidence if facts.error.tracebacks else "\n".join(facts.error.last_lines)
-    for line in text.split("\n"):
-        # The message of a shell names the script, and lacks a program.
-        if _LACKS.search(line) and "command not found" not in line:
-            for path in _paths(line):
-                here = facts.left_here(path)
-                if partly := here.get("partly"):
-                    return Explanation(
-                        "file-stayed-at-home",
-                        f"the program found nothing in {path}{facts.at}: some of the files in it "
-                        "on your machine were not sent with the job",
-                        f"submit with --include {partly}{facts.excluded}",
-                    )
-                if found := _stayed(facts, path, here, None):
-                    return found
-    return None
-
-
-def _paths(line: str) -> Iterator[str]:
-    """Yield the words of a line that may be paths. For a pattern such as data/*.txt, yield its
-    folder.
-    """
-    quoted = re.findall(r"['\"`\u2018]([^'\"`\u2018\u2019\n]+)['\"\u2019]", line)
-    words = (word.rstrip(".:,!?") for word in (*quoted, *_PATH.findall(line)))
-    for word in [word for word in words if "/" in word.strip("/") or word in quoted][:_MOST_PATHS]:
-        fixed = re.split(r"[^/]*[*?\[]", word, maxsplit=1)[0].rstrip("/")
-        if fixed and fixed not in (".", ".."):
-            yield fixed
-
-
-def missing_file(facts: FailedJob) -> Explanation | None:
-    """A file is missing, and this machine has no such file either."""
-    if (found := _missing_name(facts.error)) is None:
-        return None
-    file, match = found
-    if not file:
-        return Explanation(
-            "missing-file",
-            f"a file does not exist{facts.at}; the message does not name it",
-            "look for the file's name in the log's lines before the message, or in the program",
-            match,
-        )
-    return Explanation(
-        "missing-file",
-        f"no such file{facts.at}: {file}",
-        "use the path of the file on the cluster; upload data with `clusterctl put`, and files "
-        "in the script's folder with --include",
-        match,
-    )
-
-
-# --- Launchers -----------------------------------------------------------------------------------
-_LAUNCHERS = r"(?:mpirun|mpiexec|prterun|orterun|prted|orted)"
-_CRASHED: Final = re.compile(
-    rf"^\S+: line \d+: +\d+ (?:Segmentation fault|Aborted|Bus error)\s[^\n]*?\b(?P<what>{_LAUNCHERS})\b"
-    rf"|^\[[^\]\n]+\] \[ ?\d+\] (?:\S*/)?(?P<what2>{_LAUNCHERS}|lib(?:prrte|open-rte)\.so[\w.]*)\(",
-    re.MULTILINE,
-)
-
-
-def launcher_crashed(facts: FailedJob) -> Explanation | None:
-    """mpirun itself crashed. Evidence: bash names it as the crashed process, or it is in the
-    stack.
-    """
-    if facts.failed.rank is not None or not facts.failed.signal:
-        return None
-    if (match := _CRASHED.search(facts.raw)) is None:
-        return None
-    what = match["what"] or "mpirun"
-    return Explanation(
-        "launcher-crashed",
-        f"{what} itself crashed ({facts.failed.signal}){facts.at}, not the program that it started",
-        "submit again; if it crashes again, start the ranks with srun (--launcher srun), or use "
-        "another MPI",
-    )
-
-
-# Messages of MPI_Init. A server also says PMIX_ERR_UNREACH if a rank ended without MPI_Finalize.
-_NO_PMIX: Final = re.compile(
-    r"PMIx? (?:server|client).*(?:unreachable|fail)|PMIX_ERR(?!_UNREACH in file \S*pmix_server\.c)"
-    r"|PMI server not found|OPAL ERROR: Unreachable"
-)
-
-
-def mpi_without_pmix(facts: FailedJob) -> Explanation | None:
-    """MPI does not work with the launcher's PMIx. An exception of the program shows that MPI has
-    started.
-    """
-    is_of_program = facts.error.tracebacks and not re.search(
-        r"\bP?MPI?\b|\bPMIx\b", facts.error.text
-    )
-    if is_of_program or search([_NO_PMIX], facts.raw) is None:
-        return None
-    return Explanation(
-        "mpi-pmix",
-        f"MPI could not start{facts.at}: the MPI library does not work with the launcher's PMIx",
-        "use the cluster's MPI and mpi4py, or start the ranks by mpirun: with --launcher "
-        "mpirun, or `mpirun PROGRAM` in a script",
-    )
-
-
-# Slurm's PMIx plugin lost the connection to a rank that had not called MPI_Finalize, and ends the
-# step.
-_LOST_RANK: Final = re.compile(
-    r"^slurmstepd\S*: error: .*mpi/pmix.*Error handler invoked: .*source = "
-    r"\[\S+:(?P<rank>\d{1,9})\]",
-    re.MULTILINE,
-)
-_TASKS = r"\d{1,9}(?:-\d{1,9})?"
-_FAILED_TASKS: Final = re.compile(
-    rf"^srun: error: \S+: tasks? (?P<tasks>{_TASKS}(?:,{_TASKS})*): ", re.MULTILINE
-)
-
-
-def left_mpi(facts: FailedJob) -> Explanation | None:
-    """A rank ended with exit code 0 while the others waited for it in MPI, and Slurm killed them.
-
-    Evidence: Slurm's PMIx lost this rank first, and there is neither a record nor a message of its
-        failure.
-    """
-    lost = _LOST_RANK.search(facts.raw)
-    if lost is None or facts.error.tracebacks or facts.failed.signal not in {"SIGKILL", "SIGTERM"}:
-        return None
-    rank = int(lost["rank"])
-    failed = [match["tasks"] for match in _FAILED_TASKS.finditer(facts.raw)]
-    if rank in facts.ended or not failed or any(_is_in(rank, tasks) for tasks in failed):
-        return None
-    return Explanation(
-        "left-mpi",
-        f"rank {rank} ended with exit code 0 before MPI_Finalize, and Slurm then killed the "
-        "other ranks",
-        "all ranks must take part in each collective and end with MPI_Finalize: look for "
-        f"sys.exit, os._exit or an early return in rank {rank} (`clusterctl logs --rank {rank}`)",
-        failed=Failed(rank=rank, host=facts.job.nodes[0] if len(facts.job.nodes) == 1 else ""),
-    )
-
-
-def _is_in(number: int, ranges: str) -> bool:
-    """Return whether a number is in a list such as ``0-2,5``."""
-    limits = [part.partition("-") for part in ranges.split(",")]
-    return any(int(first) <= number <= int(last or first) for first, _, last in limits)
-
-
-# srun starts a program for which a step has no PATH.
-_NOT_STARTED: Final = re.compile(r"execve\(\): (?P<what>[\w.+-]+): No such file or directory")
-_STEP_EXPORT: Final = re.compile(
-    r"^[^#\n]*\bsrun\b[^\n]*--export[= ](?P<value>(?!ALL\b)\S+)", re.MULTILINE
-)
-
-
-def step_without_path(facts: FailedJob) -> Explanation | None:
-    """`srun --export=NAME=VALUE` passes no other variable.
-
-    Evidence: the script has this option, and the command that srun cannot find has no path.
-    """
-    match = search([_NOT_STARTED], facts.error.evidence)
-    export = _STEP_EXPORT.search(facts.script)
-    if match is None or export is None:
-        return None
-    value = export["value"].strip("\"'")
-    more = "" if value == "NONE" else f",{value}"
-    return Explanation(
-        "step-without-path",
-        f"srun cannot find {match['what']}{facts.at}: with --export={value}, the step has no PATH",
-        f"use srun --export=ALL{more}, or the full path of the command",
-        match,
-    )
-
-
-_PORT_IN_USE: Final = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
-
-
-def master_port_in_use(facts: FailedJob) -> Explanation | None:
-    """A process has MASTER_PORT already. Evidence: the message or the failed call names this
-    port.
-    """
-    match = search([_PORT_IN_USE], facts.error.evidence)
-    if match is None or not facts.port:
-        return None
-    said = (facts.error.evidence, *facts.error.source)
-    if not any(
-        re.search(rf"\bMASTER_PORT\b|(?<![\d.]){facts.port}(?![\d.]*\d)", text) for text in said
-    ):
-        return None
-    return Explanation(
+ENDED: Final[Sequence[CauseFunction]] = (
+    # --- Ended by the scheduler or by a person ----------------------------------------------------
+    never_started,
+    Cause(
+        "lost-node",
+        state=JobState.NODE_FAIL,
+        when=lambda case: case.lost,
+        why=lambda case: f"node {case.lost_nodes} was lost: {case.lost_why or 'no reason given'}",
+        fix=lambda case: (
+            f"check the node with `clusterctl status`; if it does not come back, {case.repair}; "
+            "then submit again; with --requeue, Slurm restarts the job by itself"
+        ),
+    ),
+    Cause(
+        "lost-node",
+        state=JobState.NODE_FAIL,
+        why=lambda case: "node failure: " + (case.nodes or "the job's node") + " stopped answering",
+        fix=lambda case: (
+            f"check the node with `clusterctl status`; if it does not come back, {case.repair}; "
+            "then submit again; with --requeue, Slurm restarts the job by itself"
+        ),
+    ),
+    Cause(
+        "preempted",
+        state=JobState.PREEMPTED,
+        why="preempted by a job of higher priority",
+        fix=(
+            "submit again; with --requeue and checkpoints, Slurm restarts the job and it "
+            "continues from its last checkpoint"
+        ),
+    ),
+    Cause(
+        "cancelled",
+        state=JobState.CANCELLED,
+        reason=r"DependencyNeverSatisfied",
+        why="cancelled, because a job that this job depends on failed",
+        fix="submit again without that dependency",
+    ),
+    Cause(
+        "cancelled",
+        state=JobState.CANCELLED,
+        launcher=_SAVED,
+        why=lambda case: (
+            f"cancelled{case.by}; its work is saved after iteration {case['iteration']}"
+        ),
+        fix="if the job was ended by mistake, continue with the command at the end of the log",
+    ),
+    Cause(
+        "cancelled",
+        state=JobState.CANCELLED,
+        why=lambda case: f"cancelled{case.by}",
+        fix="if the job was ended by mistake, submit it again",
+    ),
+    Cause(
+        "revoked",
+        state=JobState.REVOKED,
+        why="another cluster of the federation runs the job",
+        fix="look for the job on that cluster with `squeue --federation`",
+    ),
+    Cause(
+        "boot-failure",
+        state=JobState.BOOT_FAIL,
+        why=lambda case: (
+            f"the job's node could not start the job: {case.job.reason or 'no reason given'}"
+        ),
+        fix=lambda case: f"{case.repair}, then submit again",
+    ),
+    Cause(
+        "deadline",
+        state=JobState.DEADLINE,
+        why="the job could not end before its deadline",
+        fix="submit again without --deadline, or with a shorter --time",
+    ),
+    Cause(
+        "time-limit",
+        state=JobState.TIMEOUT,
+        launcher=_SAVED,
+        why=lambda case: (
+            f"time limit{case.limit} reached after "
+            f"{case.elapsed or 'an unknown time'}{case.hung}; its work is saved after iteration "
+            f"{case['iteration']}"
+        ),
+        fix=(
+            "continue with the command at the end of the log; with --requeue, the job continues "
+            "by itself"
+        ),
+    ),
+    Cause(
+        "time-limit",
+        state=JobState.TIMEOUT,
+        why=lambda case: (
+            f"time limit{case.limit} reached after {case.elapsed or 'an unknown time'}{case.hung}"
+        ),
+        fix=(
+            "use a longer --time, such as --time 2h; with --signal and --requeue the job can "
+            "save its work before the limit"
+        ),
+    ),
+    Cause(
+        "no-record",
+        state=JobState.PURGED,
+        why="Slurm no longer has a record of the job",
+        fix="look for the job's folder on the cluster with `clusterctl ssh`; it may still exist",
+    ),
+    ended_by_hang,
+    Cause(
+        "out-of-memory",
+        state=JobState.OUT_OF_MEMORY,
+        why=lambda case: f"out of memory{case.at}{case.used}",
+        fix=lambda case: f"{case.more_memory}use more nodes, or a smaller batch",
+    ),
+    Cause(
+        "out-of-memory",
+        launcher=(
+            r"^(?:srun|slurmstepd\S*): error: .*exceeded (?:job |step )?memory limit "
+            r"\((?P<peak>\d+) > (?P<most>\d+)\)"
+        ),
+        why=lambda case: (
+            f"out of memory{case.at}: {format_size(int(case['peak']))} used of "
+            f"{format_size(int(case['most']))}"
+        ),
+        fix=lambda case: f"{case.more_memory}use more nodes, or a smaller batch",
+    ),
+    Cause(
+        "out-of-memory",
+        launcher=(
+            r"^(?:srun|slurmstepd\S*): error: .*exceeded \w* ?memory limit",
+            r"^(?:srun|slurmstepd\S*): error: .*(?:[Oo]ut [Oo]f [Mm]emory$|oom.kill event)",
+        ),
+        why=lambda case: f"out of memory{case.at}{case.used}",
+        fix=lambda case: f"{case.more_memory}use more nodes, or a smaller batch",
+    ),
+    Cause(
+        "lost-node",
+        when=lambda case: case.lost and not case.is_explained,
+        why=lambda case: f"node {case.lost_nodes} was lost: {case.lost_why or 'no reason given'}",
+        fix=lambda case: (
+            f"check the node with `clusterctl status`; if it does not come back, {case.repair}; "
+            "then submit again; with --requeue and checkpoints, the job continues by itself"
+        ),
+    ),
+    Cause(
+        "lost-slurmstepd",
+        launcher=(
+            r"^clusterctl: srun waits for ranks that have no slurmstepd any more",
+            r"^srun: error: Timed out waiting for job step to complete",
+        ),
+        when=lambda case: not case.is_explained,
+        why=lambda case: (
+            "a node or its slurmstepd, the process of Slurm that runs the ranks, was "
+            f"lost{case.lost_at}"
+        ),
+        fix=(
+            "look for a kill of slurmstepd in slurmd's log on the node (/var/log/slurm) and in "
+            "`dmesg`; with --requeue and checkpoints, the job continues by itself"
+        ),
+    ),
+    Cause(
+        "lost-node",
+        state=JobState.FAILED,
+        reason=r"RaisedSignal:9\b",
+        when=lambda case: case.is_open and case.lost,
+        why=lambda case: f"node {case.lost_nodes} was lost: {case.lost_why or 'no reason given'}",
+        fix=lambda case: (
+            f"check the node with `clusterctl status`; if it does not come back, {case.repair}; "
+            "then submit again; with --requeue and checkpoints, the job continues by itself"
+        ),
+    ),
+    Cause(
+        "killed-supervisor",
+        state=JobState.FAILED,
+        reason=r"RaisedSignal:9\b",
+        when=lambda case: case.is_open,
+        why=(
+            "job.py, which supervises the job on its first node, was killed by SIGKILL, and with "
+            "it the program"
+        ),
+        fix=(
+            "look for a `kill` on the node, and in `dmesg` for its kernel, which kills processes "
+            "for lack of memory; with --requeue, the job is restarted"
+        ),
+    ),
+    Cause(
+        "user-environment",
+        reason=r"user.env|GETENV",
+        why="the login environment of the job's user could not be read",
+        fix="check ~/.bashrc and ~/.profile on the cluster (`clusterctl ssh`)",
+    ),
+    # --- Signals that tell the cause --------------------------------------------------------------
+    launcher_crashed,
+    left_mpi,
+    no_input,
+    Cause(
+        "cuda-illegal-address",
+        log=(
+            r"CUDA error: an illegal memory access",
+            r"CUDA_ERROR_ILLEGAL_ADDRESS",
+            r"illegal memory access was encountered",
+        ),
+        when=not_quoted,
+        why=lambda case: f"CUDA: illegal memory access{case.at}",
+        fix="run with --env CUDA_LAUNCH_BLOCKING=1 to find the kernel; check indices and shapes",
+    ),
+    Cause(
+        "cuda-assert",
+        log=r"device-side assert triggered",
+        when=not_quoted,
+        why=lambda case: f"CUDA: device-side assertion{case.at}",
+        fix=(
+            "run with --env CUDA_LAUNCH_BLOCKING=1 to find the kernel; often a label or an index "
+            "is out of range"
+        ),
+    ),
+    Cause(
+        "shared-memory",
+        log=(
+            r"killed by signal: Bus error",
+            r"out of shared memory",
+            r"No space left on device.*/dev/shm",
+            r"/dev/shm.*No space left",  # noqa: S108
+            (
+                r"unable to (?:write to|allocate shared memory|mmap|resize) .*</?torch_\d"
+                r".*No space left"
+            ),
+        ),
+        why=lambda case: f"shared memory (/dev/shm) is full{case.at}",
+        fix=(
+            "use fewer DataLoader workers, or "
+            'torch.multiprocessing.set_sharing_strategy("file_system"); `ls -l /dev/shm` on the '
+            "node (`clusterctl ssh HOST`) shows what earlier jobs left"
+        ),
+    ),
+    Cause(
+        "bus-error",
+        signal="SIGBUS",
+        why=lambda case: f"bus error{case.at}",
+        fix=(
+            "often /dev/shm is full, or a memory-mapped file was truncated: `df /dev/shm` and "
+            "`ls -l /dev/shm` on the node (`clusterctl ssh HOST`) also show what earlier jobs "
+            "left"
+        ),
+    ),
+    Cause(
+        "illegal-instruction",
+        signal="SIGILL",
+        why=lambda case: f"illegal instruction{case.at}: the program was built for another CPU",
+        fix="build without -march=native, or for the nodes' CPU, or choose nodes with --constraint",
+    ),
+    Cause(
+        "floating-point-exception",
+        signal="SIGFPE",
+        why=lambda case: f"floating point exception{case.at}: an integer was divided by zero",
+        fix="debug the program; `--env PYTHONFAULTHANDLER=1` shows the Python line",
+    ),
+    Cause(
+        "segmentation-fault",
+        signal="SIGSEGV",
+        why=lambda case: f"segmentation fault{case.at}",
+        fix=(
+            "`--env PYTHONFAULTHANDLER=1` shows the Python line; for C and Fortran, build with "
+            "-g, and check array bounds and `ulimit -s`"
+        ),
+    ),
+    Cause(
+        "segmentation-fault",
+        log=(
+            r"Signal: Segmentation fault",
+            r"Fatal Python error: Segmentation fault",
+            r"segmentation fault occurred",
+        ),
+        why=lambda case: f"segmentation fault{case.at}",
+        fix=(
+            "check the last frame; perhaps a library was built for another Python, or an array "
+            "is too small"
+        ),
+    ),
+    # --- Memory -----------------------------------------------------------------------------------
+    Cause(
+        "cuda-out-of-memory",
+        log=(
+            r"CUDA (?:error: )?out of memory",
+            r"^(?:torch|cupy)[\w.]*\.OutOfMemoryError",
+            r"CUDA_ERROR_OUT_OF_MEMORY",
+            r"cudaErrorMemoryAllocation",
+            r"RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|OOM|[Ff]ailed to allocate)",
+            r"OOM when allocating tensor",
+        ),
+        when=not_quoted,
+        why=lambda case: f"CUDA out of memory{case.at}",
+        fix="use a smaller (micro-)batch, mixed precision, activation checkpointing or more GPUs",
+    ),
+    Cause(
+        "java-memory",
+        log=r"java\.lang\.OutOfMemoryError: (?P<say>[^\n]+)",
+        why=lambda case: f"out of memory in Java{case.at}: {case['say']}",
+        fix="give Java more memory, such as -Xmx4g, and ask for as much with --mem",
+    ),
+    Cause(
+        "host-memory",
+        log=(
+            r"^(?:\S+: ?|\S*:)?(?:\w+\.)*_?(?:Array)?MemoryError(?::|\s*$)",
+            r"std::bad_alloc",
+            r"Cannot allocate memory",
+            r"DefaultCPUAllocator: (?:not enough memory|can.t allocate)",
+            r"[Uu]nable to allocate \S+ [KMGTPE]iB",
+            # R, Julia, Go, Rust, gfortran, ifort
+            r"cannot allocate vector of size",
+            r"\bOutOfMemoryError\(\)",
+            r"runtime: out of memory",
+            r"memory allocation of \d+ bytes failed",
+            r"Error allocating \d+ bytes",
+            r"insufficient virtual memory",
+            r"out of memory: an allocation failed",
+        ),
+        when=not_quoted,
+        why=lambda case: f"out of memory{case.at}: an allocation was refused",
+        fix=lambda case: (
+            f"check the sizes of arrays; {case.more_memory}use more nodes, or a smaller batch"
+        ),
+    ),
+    # If only a worker exceeds the memory, the kernel kills it, and the exception of its parent does
+    # not name memory.
+    Cause(
+        "worker-killed",
+        log=(
+            r"^\S*BrokenProcessPool: ",
+            r"DataLoader worker \(pid\S* \d+\) is killed by signal: Killed",
+            r"ProcessExitedException: process \d+ terminated with signal SIGKILL",
+            r"died with <Signals\.SIGKILL: 9>",
+        ),
+        why=lambda case: (
+            f"a process of the program was killed{case.at}, probably for lack of "
+            f"memory{case.measured}"
+        ),
+        fix=lambda case: (
+            f"{case.more_memory}start fewer workers, or use a smaller batch; `dmesg` on the node "
+            "shows whether its kernel killed the process"
+        ),
+    ),
+    Cause(
+        "worker-killed",
+        launcher=r"exit codes of the workers are \{[^}\n]*SIGKILL",
+        log=r"^\S*TerminatedWorkerError: ",
+        why=lambda case: (
+            f"a process of the program was killed{case.at}, probably for lack of "
+            f"memory{case.measured}"
+        ),
+        fix=lambda case: (
+            f"{case.more_memory}start fewer workers, or use a smaller batch; `dmesg` on the node "
+            "shows whether its kernel killed the process"
+        ),
+    ),
+    # --- Programs, modules, files -----------------------------------------------------------------
+    Cause(
+        "windows-newlines",
+        log=(
+            r"\r.{0,2}: (?:command not found|not found|No such file or directory|\[Errno 2\])",
+            r"\\r': (?:command not found|No such file or directory)",
+            r"bad interpreter.*\^M|\^M: bad interpreter",
+            r"\$'\\r'",
+        ),
+        why=lambda case: f"a script has Windows line endings{case.at}",
+        fix=r"convert the script with `sed -i 's/\r$//' SCRIPT`",
+    ),
+    Cause(
+        "own-file-hides-package",
+        log=(
+            r"partially initialized module|cannot import name|has no attribute"
+            r"|^ModuleNotFoundError"
+        ),
+        when=lambda case: case.shadow,
+        why=lambda case: (
+            f"your file {case.shadow} hides a package of the same name{case.at}: a library "
+            "imported it"
+        ),
+        fix=lambda case: f"rename {case.shadow}",
+    ),
+    Cause(
+        "own-file-hides-package",
+        log=r"consider renaming '(?P<file>[^'\n]+)'",
+        why=lambda case: f"your file {case['file']} hides a package of the same name{case.at}",
+        fix=lambda case: f"rename {case['file']}",
+    ),
+    Cause(
+        "download-without-internet",
+        log=(
+            r"couldn't connect to '?(?P<url>https?://[^\s']+)",
+            r"(?P<url>LocalEntryNotFoundError|OfflineModeIsEnabled)",
+            r"trying to load it from '(?P<url>https://huggingface\.co[^']*)",
+            r"host='(?P<url>(?:[\w.-]+\.)?(?:huggingface\.co|hf\.co|pytorch\.org))",
+        ),
+        why=lambda case: (
+            f"the program downloads from the internet{case.at}, which the nodes can't reach: "
+            f"{case['url']}"
+        ),
+        fix=(
+            "download on your machine (for Hugging Face: HF_HOME=hf python …), upload with "
+            "`clusterctl put hf .`, and submit with --env HF_HOME=/shared/home/USER/hf --env "
+            "HF_HUB_OFFLINE=1"
+        ),
+    ),
+    missing_module,
+    Cause(
+        "relative-import-in-script",
+        log=r"attempted relative import with no known parent package",
+        why=lambda case: (
+            f"a relative import in a program that was not started as a module{case.at}"
+        ),
+        fix="start it as a module of its package, such as `clusterctl submit -m PACKAGE.MODULE`",
+    ),
+    Cause(
+        "missing-name",
+        log=r"cannot import name '(?P<what>[^']+)' from '(?P<module>[^']+)'",
+        why=lambda case: (
+            f"{case['module']} has no {case['what']}{case.at}: the program expects another "
+            f"version of {case['module']}"
+        ),
+        fix=(
+            "set the right version in a requirements file, and submit with --requirements "
+            "requirements.txt"
+        ),
+    ),
+    Cause(
+        "glibc",
+        log=r"version `(?P<what>(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found",
+        why=lambda case: (
+            f"the nodes' operating system is too old for the program: no {case['what']}{case.at}"
+        ),
+        fix="build the program on the cluster (`clusterctl ssh`), or run it in a --container",
+    ),
+    Cause(
+        "missing-library",
+        log=r"(?<![\w.+-])(?P<what>[\w.+-]+\.so[\w.]*): cannot open shared object file",
+        why=lambda case: f"missing shared library {case['what']}{case.at}",
+        fix=(
+            "install the library on the nodes, send it with the job and set --env "
+            "LD_LIBRARY_PATH=…, or use a --container"
+        ),
+    ),
+    Cause(
+        "undefined-symbol",
+        log=r"undefined symbol: (?P<what>\S+)",
+        why=lambda case: f"library versions do not match{case.at}: undefined symbol {case['what']}",
+        fix="build against the cluster's libraries, or set matching versions with --requirements",
+    ),
+    Cause(
+        "wrong-architecture",
+        log=(
+            r"[Ee]xec format error",
+            r"wrong ELF class",
+            r"cannot execute binary file",
+        ),
+        why=lambda case: f"the program is built for another architecture{case.at}",
+        fix="build the program on the cluster (`clusterctl ssh`)",
+    ),
+    Cause(
+        "virtual-environment-not-sent",
+        log=r"""(?P<file>[^'":\s]*/bin/activate)['"]?: (?:line \d+: )?No such file""",
+        why=lambda case: (
+            f"no file {case['file']}{case.at}: virtual environments are not sent with jobs"
+        ),
+        fix=(
+            "remove this line from the script, and submit with --requirements requirements.txt "
+            "(such a file: pip freeze)"
+        ),
+    ),
+    log_has_another_path,
+    file_stayed_at_home,
+    data_stayed_at_home,
+    Cause(
+        "modules-of-another-site",
+        log=(
+            r"(?:^|[\s:])(?P<tool>module|ml|conda|mamba|micromamba): command not found$",
+            r"^\S+: (?:line )?\d+: (?P<tool>module|ml|conda|mamba|micromamba): not found$",
+        ),
+        why=lambda case: f"command not found{case.at}: {case['tool']}",
+        fix=(
+            "remove the line from the script: a job has the packages of --requirements, and the "
+            "programs of its nodes"
+        ),
+    ),
+    step_without_path,
+    Cause(
+        "command-not-found",
+        log=(
+            r"(?:^|[\s:])(?P<what>[\w.+/-]+): command not found$",
+            r"^\S+: (?:line )?\d+: (?P<what>[\w.+/-]+): not found$",
+        ),
+        why=lambda case: f"command not found{case.at}: {case['what']}",
+        fix=(
+            "use the full path of the command, install it on the nodes (`software.packages` of "
+            "the spec), or use a --container; Python programs can be installed with "
+            "--requirements"
+        ),
+    ),
+    # subprocess starts a command that is not a path, or its folder `cwd` is missing: the traceback
+    # is the same.
+    Cause(
+        "command-not-found",
+        launcher=(
+            r"in _execute_child\n(?:.*\n){1,2}FileNotFoundError: \[Errno 2\] "
+            r"No such file or directory: .(?P<file>[\w.+-]+).$"
+        ),
+        log=r"^FileNotFoundError: \[Errno 2\] No such file or directory: .[\w.+-]+.$",
+        why=lambda case: f"no command or folder {case['file']}{case.at}",
+        fix=(
+            "install the command on the nodes (`software.packages` of the spec), or create the "
+            "folder that is passed as cwd; Python programs can be installed with --requirements"
+        ),
+    ),
+    Cause(
+        "command-not-found",
+        log=r"unable to find the specified executable file(?:.*\n)*?Executable: (?P<what>.+)",
+        why=lambda case: f"command not found{case.at}: mpirun cannot find {case['what']}",
+        fix=lambda case: (
+            f"use a path, such as ./{case['what']}, and check that the file is sent with the job"
+        ),
+    ),
+    Cause(
+        "command-not-found",
+        log=r"execve\(\): (?P<what>[^:\n]+): No such file or directory",
+        why=lambda case: f"command not found{case.at}: srun cannot find {case['what']}",
+        fix=lambda case: (
+            f"use a path, such as ./{case['what']}, and check that the file is sent with the job"
+        ),
+    ),
+    Cause(
+        "command-not-found",
+        log=(
+            r"""^(?:\S*/)?env: ['"\u2018]?(?P<what>[^'"\u2018\u2019\n]+)['"\u2019]?: """
+            r"No such file or directory"
+        ),
+        why=lambda case: f"command not found{case.at}: {case['what']}",
+        fix=(
+            "correct the first line of the script, or install the command on the nodes "
+            "(`software.packages` of the spec)"
+        ),
+    ),
+    Cause(
+        "command-not-found",
+        exit_code=127,
+        why=lambda case: f"command not found{case.at}",
+        fix=lambda case: (
+            _NO_LOG if case.wrote_nothing else "read the log, which names the missing command"
+        ),
+    ),
+    missing_file,
+    Cause(
+        "noexec",
+        log=r"execve\(\): (?P<file>/\S+/slurm_script): Permission denied",
+        why=lambda case: (
+            f"programs in Slurm's spool folder can't be executed{case.at}: {case['file']}"
+        ),
+        fix=(
+            "the file system is mounted noexec: find it with `clusterctl doctor`, and remount it "
+            "with exec"
+        ),
+    ),
+    Cause(
+        "not-executable",
+        log=(
+            (
+                r"^\S+: (?:line \d+|\d+): (?P<file>\.{0,2}(?:/?[\w+-][\w.+-]*)*/?[\w.+-]+): "
+                r"Permission denied$"
+            ),
+            r"could not access\s+or execute an executable(?:.*\n)*?Executable: (?P<file>.+)",
+            r"execve\(\): (?P<file>[^:\n]+): Permission denied",
+        ),
+        why=lambda case: f"not executable{case.at}: {case['file']}",
+        fix=(
+            "run `chmod +x` on your machine and submit again, or put the interpreter in front, "
+            "as in `bash FILE`"
+        ),
+    ),
+    Cause(
+        "not-executable",
+        exit_code=126,
+        why=lambda case: f"not executable{case.at}",
+        fix="run `chmod +x` on your machine and submit again",
+    ),
+    Cause(
+        "read-only-file-system",
+        log=r"""Read-only file system(?:: ['"]?(?P<file>[^'"\n]+))?""",
+        when=not_quoted,
+        why=lambda case: (
+            f"read-only file system{case.at}: {case['file'] or 'the log shows the file'}"
+        ),
+        fix="write to the program's current folder, or below /shared",
+    ),
+    Cause(
+        "disk-quota",
+        log=(
+            r"[Dd]isk quota exceeded",
+            r"EDQUOT",
+        ),
+        when=not_quoted,
+        why=lambda case: f"disk quota exceeded{case.at}",
+        fix=(
+            "remove files on that file system (`quota -s` shows the quota), or write to another "
+            "file system"
+        ),
+    ),
+    Cause(
+        "disk-full",
+        log=(
+            r"[Nn]o space left on device",
+            r"ENOSPC",
+            r"database or disk is full",
+            r"Not enough free space to write \d+ bytes",
+        ),
+        when=not_quoted,
+        why=lambda case: f"disk full{case.at}",
+        fix=(
+            "find the full disk with `df -h` on the node (`clusterctl ssh HOST`); collect and "
+            "remove old runs, or write to another disk"
+        ),
+    ),
+    Cause(
+        "disk-full",
+        log=r"^OSError: (?P<asked>\d+) requested and (?P<written>\d+) written",
+        when=not_quoted,
+        why=lambda case: (
+            f"NumPy could write only {case['written']} of {case['asked']} values{case.at}: the "
+            "disk is full, or a quota is used up"
+        ),
+        fix=(
+            "find the full disk with `df -h` on the node (`clusterctl ssh HOST`), also /dev/shm "
+            "and /tmp; remove files, or write to another disk"
+        ),
+    ),
+    Cause(
+        "too-many-files",
+        log=(
+            r"[Tt]oo many open files",
+            r"EMFILE",
+        ),
+        when=not_quoted,
+        why=lambda case: f"too many open files{case.at}",
+        fix=(
+            "close files, use fewer DataLoader workers, or raise the limit with `ulimit -n` in "
+            "the script"
+        ),
+    ),
+    Cause(
+        "too-many-processes",
+        log=(
+            r"(?i)(?:fork|vfork|clone|thread|process)\b.*: Resource temporarily unavailable",
+            r"can't start new thread",
+        ),
+        when=not_quoted,
+        why=lambda case: f"too many processes or threads{case.at}",
+        fix="lower OMP_NUM_THREADS, or use fewer DataLoader workers; `ulimit -u` shows the limit",
+    ),
+    # Python's traceback shows the call. Other calls, such as of a socket, have the same message.
+    Cause(
+        "too-many-processes",
+        launcher=(
+            r"(?:\bfork\w*\(|in _execute_child|in start_new_thread|in _launch|in start\n)"
+            r".*\n(?:[ \t]+.*\n){0,3}?(?:BlockingIOError|OSError): \[Errno 11\] "
+            r"Resource temporarily unavailable$"
+        ),
+        log=r"^(?:BlockingIOError|OSError): \[Errno 11\] Resource temporarily unavailable$",
+        why=lambda case: f"too many processes or threads{case.at}",
+        fix="lower OMP_NUM_THREADS, or use fewer DataLoader workers; `ulimit -u` shows the limit",
+    ),
+    Cause(
+        "ssh-refused",
+        log=(
+            r"^(?:\S+: )?Permission denied \((?:publickey|password|keyboard-interactive|gssapi\S*)"
+            r"[\w,-]*\)"
+        ),
+        why=lambda case: (
+            f"ssh was refused{case.at}: the job has no key that the other host accepts"
+        ),
+        fix=(
+            "jobs start programs on their nodes with srun or mpirun, which need no keys; for "
+            "other hosts, put a key into ~/.ssh on the cluster (`clusterctl ssh`)"
+        ),
+    ),
+    Cause(
+        "permission-denied",
+        log=(
+            r"""[Pp]ermission denied: ['"]?(?P<file>[^'"\n]+)""",
+            (
+                r"""(?:^|: )(?:cannot \w+(?: \w+)* )?['"\u2018]?"""
+                r"""(?P<file>[^'"\u2018\u2019:\s]+)['"\u2019]?: [Pp]ermission denied"""
+            ),
+            r"(?P<file>)[Pp]ermission denied",
+        ),
+        when=not_quoted,
+        why=lambda case: f"permission denied{case.at}: {case['file'] or 'the log shows the file'}",
+        fix=(
+            "jobs run as an ordinary user: write to the job's folder or below /shared, and check "
+            "the file with `ls -l`"
+        ),
+    ),
+    # --- GPUs -------------------------------------------------------------------------------------
+    Cause(
+        "cuda-driver-too-old",
+        log=(
+            r"driver version is insufficient",
+            r"driver on your system is too old",
+            r"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+            r"forward compatibility was attempted",
+        ),
+        when=not_quoted,
+        why=lambda case: f"the NVIDIA driver is too old for this CUDA{case.at}",
+        fix="use a build for an older CUDA with --requirements, or a newer driver (docs/gpus.md)",
+    ),
+    Cause(
+        "invalid-device-ordinal",
+        log=(
+            r"invalid device ordinal",
+            r"CUDA_ERROR_INVALID_DEVICE",
+        ),
+        when=not_quoted,
+        why=lambda case: f"the program uses a GPU that the job does not have{case.at}",
+        fix="use LOCAL_RANK as the GPU number, and ask for one GPU per rank with --gpus",
+    ),
+    Cause(
+        "no-gpu",
+        log=(
+            r"no NVIDIA driver",
+            r"No CUDA GPUs are available",
+            r"Found no NVIDIA driver",
+            r"CUDA_ERROR_NO_DEVICE",
+            r"no CUDA-capable device",
+            r"Torch not compiled with CUDA",
+            r"CUDA is not available",
+            r"torch\.cuda\.is_available\(\) is False",
+            r"libcuda\.so",
+            r"ProcessGroupNCCL is only supported with GPUs",
+            r"Unable to initialize backend '(?:cuda|gpu)'",
+        ),
+        why=lambda case: f"no GPU found{case.at}",
+        fix=(
+            "ask for GPUs with --gpus in a partition that has them (`clusterctl status`); on "
+            "CPUs, use the device cpu and the backend gloo"
+        ),
+    ),
+    Cause(
+        "cuda-no-kernel-image",
+        log=r"no kernel image is available",
+        when=not_quoted,
+        why=lambda case: f"this CUDA build has no code for this GPU{case.at}",
+        fix="with --requirements, use a build for the compute capability of this GPU",
+    ),
+    Cause(
+        "cuda-version-library",
+        log=r"lib(?:cudart|cublas|cudnn|nccl)[\w.]*: (?:cannot open|version)",
+        why=lambda case: f"a CUDA library is missing or has the wrong version{case.at}",
+        fix="set matching versions with --requirements",
+    ),
+    Cause(
+        "gpu-lost",
+        log=(
+            r"GPU is lost",
+            r"fallen off the bus",
+            r"uncorrectable ECC error",
+            r"CUDA error: unknown error",
+            r"NVRM: Xid",
+            r"\bXid \(PCI",
+        ),
+        when=not_quoted,
+        why=lambda case: f"a GPU failed{case.at}",
+        fix="drain the node (`clusterctl node drain NODE`), submit again, and see docs/gpus.md",
+    ),
+    Cause(
+        "cuda-error",
+        log=(
+            r"CUDA error: (?P<say>.*)",
+            r"CUDA driver error: (?P<say>.*)",
+            r"(?P<say>cud(?:a|nn)Error\w+)",
+        ),
+        when=not_quoted,
+        why=lambda case: f"CUDA error{case.at}: {case['say']}",
+        fix="run with --env CUDA_LAUNCH_BLOCKING=1 to find the kernel",
+    ),
+    # --- Communication ----------------------------------------------------------------------------
+    master_port_in_use,
+    Cause(
         "port-in-use",
-        f"MASTER_PORT ({facts.port}) is already in use{facts.at}: a process on the node has it",
-        "if two parts of the program listen on MASTER_PORT, give one of them another port; "
-        "otherwise submit again: the job then gets another port",
-        match,
-    )
-
-
-# --- Jobs that never started ---------------------------------------------------------------------
-def never_started(facts: FailedJob) -> Explanation | None:
-    """Slurm ended a waiting job. Evidence: the job has no nodes."""
-    job = facts.job
-    has_run = bool(job.nodes or job.elapsed_s)
-    if has_run or job.prefix or job.state not in {JobState.NODE_FAIL, JobState.FAILED}:
-        return None
-    if job.state is JobState.NODE_FAIL:
-        return Explanation(
-            "never-started",
-            "the job never started: a node or partition that it asked for left the cluster",
-            "submit again, for nodes and a partition that `clusterctl status` shows",
-        )
-    return Explanation(
-        "never-started",
-        f"the job never started: Slurm rejected it ({job.reason or 'no reason given'})",
-        "submit again, and ask for what `clusterctl status` shows",
-    )
-
-
-# --- Time limits ---------------------------------------------------------------------------------
-# The signal before the time limit that the script asks for. Slurm may send it up to a minute early.
-_NOTICE: Final = re.compile(
-    r"^#SBATCH\s+(?:\S+\s+)*?--signal[=\s](?:[BR]+:)?(?:SIG)?(?P<name>[A-Z]\w*)(?:@(?P<lead>\d+))?(?:\s|$)",
-    re.MULTILINE,
+        log=(
+            r"[Aa]ddress already in use",
+            r"EADDRINUSE",
+            r"errno: 98\b",
+        ),
+        when=not_quoted,
+        why=lambda case: f"a port is already in use{case.at}",
+        fix=(
+            "if the program uses a fixed port, use MASTER_PORT, which was free when the job "
+            "began; if the port is MASTER_PORT, another process took it since then: submit again"
+        ),
+    ),
+    Cause(
+        "nccl-timeout",
+        log=(
+            r"Watchdog caught collective operation timeout",
+            r"ncclTimeout",
+            r"collective operation timeout",
+        ),
+        when=not_quoted,
+        why=lambda case: f"NCCL: a collective timed out{case.at}: a rank did not take part",
+        fix=(
+            "find the rank that stopped (`clusterctl logs --rank`); all ranks must call the same "
+            "collectives in the same order"
+        ),
+    ),
+    Cause(
+        "nccl-network",
+        log=(
+            r"ncclSystemError",
+            r"ncclRemoteError",
+            r"NCCL WARN.*(?:connect|socket|ibv|Call to|NET/)",
+        ),
+        when=not_quoted,
+        why=lambda case: f"NCCL: the connection between ranks failed{case.at}",
+        fix=(
+            "run with --env NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME selects the network interface, "
+            "NCCL_IB_DISABLE=1 disables InfiniBand"
+        ),
+    ),
+    Cause(
+        "nccl-usage",
+        log=(
+            r"ncclInvalidUsage",
+            r"ncclInvalidArgument",
+            r"Duplicate GPU detected",
+        ),
+        when=not_quoted,
+        why=lambda case: f"NCCL: invalid usage{case.at}; often two ranks use the same GPU",
+        fix="use LOCAL_RANK as the GPU number, and at most one rank per GPU",
+    ),
+    Cause(
+        "nccl",
+        log=(
+            r"ncclUnhandledCudaError",
+            r"ncclInternalError",
+            r"NCCL error",
+            r"ncclCommInitRank.*[Ff]ailed",
+        ),
+        when=not_quoted,
+        why=lambda case: f"NCCL error{case.at}",
+        fix="run with --env NCCL_DEBUG=INFO, and read the lines that it adds to the log",
+    ),
+    Cause(
+        "rendezvous",
+        log=(
+            r"RendezvousConnectionError",
+            r"RendezvousTimeoutError",
+            r"Timed out waiting for clients",
+            r"client socket has timed out",
+            r"timed out after \d+ms while trying to connect",
+            r"connection to the C10d store has failed",
+            r"DistStoreError",
+            r"wait timeout after \d+ms",
+        ),
+        when=not_quoted,
+        why=lambda case: f"the rendezvous of the ranks at MASTER_ADDR timed out{case.at}",
+        fix=(
+            "use MASTER_ADDR, MASTER_PORT and WORLD_SIZE as the job sets them, and check that "
+            "every rank starts"
+        ),
+    ),
+    Cause(
+        "connection-refused",
+        log=(
+            r"[Cc]onnection refused",
+            r"ECONNREFUSED",
+        ),
+        when=not_quoted,
+        why=lambda case: f"connection refused{case.at}: no process listens on the port",
+        fix=(
+            "use MASTER_ADDR and MASTER_PORT as the job sets them, and check that rank 0 (or the "
+            "server) has started"
+        ),
+    ),
+    Cause(
+        "unknown-host",
+        log=(
+            r"Name or service not known",
+            r"Temporary failure in name resolution",
+            r"getaddrinfo failed",
+            r"Could not resolve host(?:name)?\b",
+            r"unable to resolve host address",
+            r"No address associated with hostname",
+        ),
+        when=not_quoted,
+        why=lambda case: f"a host name cannot be resolved{case.at}",
+        fix=(
+            "nodes may have no internet access: upload data with `clusterctl put`, models with "
+            "--include; between ranks, use MASTER_ADDR"
+        ),
+    ),
+    Cause(
+        "no-network",
+        log=(
+            r"Network is unreachable",
+            r"No route to host",
+        ),
+        when=not_quoted,
+        why=lambda case: f"the network connection failed{case.at}: no route to the host",
+        fix=(
+            "nodes may have no internet access: upload data with `clusterctl put`, and models "
+            "with --include"
+        ),
+    ),
+    Cause(
+        "no-network",
+        log=(
+            r"Max retries exceeded(?!.*(?:SSL|certificate|too many redirects))",
+            r"ConnectTimeout",
+        ),
+        when=not_quoted,
+        why=lambda case: f"the network connection failed{case.at}: no answer from the host",
+        fix=(
+            "nodes may have no internet access: upload data with `clusterctl put`, and models "
+            "with --include"
+        ),
+    ),
+    Cause(
+        "broken-pipe",
+        log=r"^BrokenPipeError: ",
+        why=lambda case: (
+            "the reader of a pipe, or the other end of a connection, ended before the "
+            f"program{case.at}"
+        ),
+        fix=(
+            "if the output goes through a pipe, as in `PROGRAM | head`, check its last command; "
+            "of several ranks, find the one that ended first with `clusterctl logs`"
+        ),
+    ),
+    Cause(
+        "connection-lost",
+        log=(
+            r"Connection (?:closed by peer|reset by peer)",
+            r"Broken pipe",
+            r"remote process exited",
+        ),
+        when=not_quoted,
+        why=lambda case: f"a connection was lost{case.at}: the other end closed it",
+        fix="if the other end is a rank, find the rank that ended first with `clusterctl logs`",
+    ),
+    Cause(
+        "gloo-interface",
+        log=(
+            r"Unable to (?:find address for|resolve)",
+            r"gloo.*(?:rv\.|ifname|interface)",
+        ),
+        when=not_quoted,
+        why=lambda case: f"Gloo found no usable network interface{case.at}",
+        fix="set the interface with --env GLOO_SOCKET_IFNAME=…",
+    ),
+    Cause(
+        "gloo-connect",
+        log=(
+            r"(?i)gloo(?:.*\n)?.*(?:connect(?:ion|FullMesh)? .*(?:fail|refus|clos|reset|abort)"
+            r"|connect\b.*(?:fail|refus|timed? ?out)|timed out|timeout)"
+        ),
+        when=not_quoted,
+        why=lambda case: f"Gloo: the connection between ranks failed{case.at}",
+        fix=(
+            "find the rank that ended first with `clusterctl logs`; all ranks must call the same "
+            "collectives in the same order"
+        ),
+    ),
+    Cause(
+        "mpi-slots",
+        log=(
+            r"not enough slots available",
+            r"More processes requested than permitted",
+        ),
+        when=not_quoted,
+        why="mpirun: not enough slots for the ranks",
+        fix=(
+            "ask for more slots with --nodes and --tasks-per-node, or start fewer ranks with "
+            "mpirun -np"
+        ),
+    ),
+    Cause(
+        "mpi-launch",
+        log=(
+            r"ORTE was unable to reliably start",
+            r"PRTE was unable to",
+            r"ORTE does not know how to route",
+            r"unable to launch the specified application",
+            r"An ORTE daemon has unexpectedly failed",
+            r"lost communication with (?:a|its) remote daemon",
+        ),
+        when=not_quoted,
+        why="mpirun could not start the ranks on all nodes",
+        fix=lambda case: (
+            f"check the nodes with `clusterctl status`; if only this cluster fails, {case.repair}"
+        ),
+    ),
+    Cause(
+        "mpi-truncate",
+        log=r"MPI_ERR_TRUNCATE",
+        when=not_quoted,
+        why=lambda case: f"MPI: a message is longer than its receive buffer{case.at}",
+        fix="use the same count and type for send and receive; the traceback shows the call",
+    ),
+    Cause(
+        "mpi-no-free-slots",
+        launcher=(
+            r"All nodes which are allocated for this job are already filled",
+            r"An error occurred in MPI_Comm_spawn",
+            (
+                r"in mpi4py\.MPI\.Intracomm\.Spawn(?:_multiple)?\n"
+                r"[^\n]*\bMPI_ERR_(?:UNKNOWN|SPAWN|UNSUPPORTED)"
+            ),
+        ),
+        why=lambda case: (
+            f"MPI_Comm_spawn could not start ranks{case.at}: only mpirun can start more ranks, "
+            "and only in free tasks"
+        ),
+        fix=(
+            "submit with --launcher mpirun --ranks N, less than the number of tasks; in a shell "
+            "script: mpirun -n N"
+        ),
+    ),
+    Cause(
+        "mpi-error",
+        log=r"(?P<what>MPI_ERR_\w+)(?:: (?P<say>[^\n]+))?",
+        when=not_quoted,
+        why=lambda case: f"MPI error {case['what']}{case.at}",
+        fix=lambda case: f"check the call{case.place or ' that the traceback shows'}",
+    ),
+    # --- Arguments and the program itself ---------------------------------------------------------
+    mpi_without_pmix,
+    Cause(
+        "arguments",
+        log=(
+            r"(?i)^usage: (?:.*\n){1,60}?(?-i:.*(?<![\w./:-])(?P<what>[\w./-]+): error: "
+            r"(?P<say>.*(?:argument|invalid choice|expected|required).*))"
+        ),
+        why=lambda case: f"the program rejected its arguments{case.at}: {case['say']}",
+        fix="correct the arguments in your script, or those after -- of `clusterctl submit`",
+    ),
+    Cause(
+        "arguments",
+        exit_code=2,
+        log=(
+            r"(?<![\w./:-])(?P<what>[\w./-]+): error: "
+            r"(?P<say>.*(?:argument|invalid choice|expected|required).*)"
+        ),
+        why=lambda case: f"the program rejected its arguments{case.at}: {case['say']}",
+        fix="correct the arguments in your script, or those after -- of `clusterctl submit`",
+    ),
+    Cause(
+        "arguments",
+        exit_code=2,
+        log=r"(?i)^usage: ",
+        why=lambda case: f"the program rejected its arguments{case.at}",
+        fix="write the program's arguments after --",
+    ),
+    Cause(
+        "usage",
+        log=r"^payload: error: (?P<say>.*)",
+        why=lambda case: f"{case['say']}",
+        fix="see docs/payload.md, or `clusterctl submit … -- --help`",
+    ),
+    Cause(
+        "syntax-error",
+        log=r"(?P<exception>(?:SyntaxError|IndentationError|TabError): .*)",
+        why=lambda case: f"syntax error{case.at}: {case['exception']}",
+        fix="correct the line; the cluster's Python may be an older version than yours",
+    ),
+    Cause(
+        "syntax-error",
+        log=(
+            r"(?<![\w./+-])(?P<what>[\w./+-]+): line (?P<line>\d+): "
+            r"(?:syntax error|unexpected EOF).*"
+        ),
+        why=lambda case: f"syntax error{case.at}: {case['what']}, line {case['line']}",
+        fix="correct the script; check it with `bash -n`",
+    ),
+    Cause(
+        "assertion",
+        log=r"""^(?P<exception>AssertionError.*)|Assertion [`'"](?P<say>.*)[`'"] failed""",
+        why=lambda case: f"assertion failed{case.at}: {case['exception']}{case['say']}",
+        fix=lambda case: f"correct the program{case.place or ' where the traceback ends'}",
+    ),
+    Cause(
+        "keyboard-interrupt",
+        log=r"^KeyboardInterrupt",
+        why=lambda case: f"interrupted{case.at} by SIGINT (KeyboardInterrupt)",
+        fix="if the job was ended by mistake, submit it again",
+    ),
+    Cause(
+        "unpicklable",
+        log=(
+            r"Weights only load failed",
+            r"UnpicklingError",
+            r"Invalid magic number",
+        ),
+        why=lambda case: f"a checkpoint or pickle could not be read{case.at}",
+        fix="check that the file is complete, and was written by a compatible version",
+    ),
+    Cause(
+        "python-exception",
+        log=(
+            r"^(?P<exception>[A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|Abort)\b.*)",
+            r"^(?P<exception>[A-Za-z_][\w.]*(?:: .*)?)$",
+        ),
+        when=lambda case: case.error.tracebacks,
+        why=lambda case: f"{case['exception']}{case.where}",
+        fix=lambda case: f"correct the program{case.place or ' where the traceback ends'}",
+    ),
+    Cause(
+        "cpp-exception",
+        log=(
+            r"terminate called after throwing an instance of '(?P<what>[^']+)'"
+            r"(?:\s+what\(\): +(?P<say>.*))?"
+        ),
+        why=lambda case: (
+            f"uncaught C++ exception {case['what']}{case.at}: {case['say'] or 'no message'}"
+        ),
+        fix="correct the program",
+    ),
+    # The same for programs that show no frames (sys.tracebacklimit), or log their exceptions
+    # themselves.
+    Cause(
+        "python-exception",
+        log=r"^(?P<exception>[A-Za-z_][\w.]*(?:Error|Exception)(?:: .*)?)\s*\Z",
+        why=lambda case: f"{case['exception']}{case.where}",
+        fix="correct the program",
+    ),
+    Cause(
+        "mpi-abort",
+        launcher=r"MPI_ABORT was invoked on rank",
+        why=lambda case: f"the program called MPI_Abort{case.at}",
+        fix=lambda case: _NO_LOG if case.wrote_nothing else "read the log's lines before the call",
+    ),
+    # --- Ends without a known cause ---------------------------------------------------------------
+    Cause(
+        "hung-after-end",
+        launcher=(
+            r"exiting improperly",
+            r"collective timeout seq",
+            r'did not (?:call|invoke) "?(?:finalize|MPI_Finalize)',
+        ),
+        why=lambda case: f"a rank ended{case.at} while other ranks waited for it",
+        fix="all ranks must take part in each collective and end with MPI_Finalize",
+    ),
+    Cause(
+        "abort",
+        signal="SIGABRT",
+        why=lambda case: f"aborted{case.at} (SIGABRT)",
+        fix=lambda case: (
+            (_NO_LOG if case.wrote_nothing else "read the end of the log")
+            + "; `--env PYTHONFAULTHANDLER=1` shows the Python line"
+        ),
+    ),
+    Cause(
+        "broken-pipe",
+        signal="SIGPIPE",
+        why=lambda case: f"killed by SIGPIPE{case.at}: the reader of its pipe ended",
+        fix="check the pipes in the script",
+    ),
+    Cause(
+        "cpu-limit",
+        signal="SIGXCPU",
+        why=lambda case: f"CPU time limit reached{case.at}",
+        fix="raise the limit with `ulimit -t` in the script",
+    ),
+    Cause(
+        "file-size-limit",
+        signal="SIGXFSZ",
+        why=lambda case: f"file size limit reached{case.at}",
+        fix="raise the limit with `ulimit -f` in the script",
+    ),
+    Cause(
+        "killed",
+        signal="SIGKILL",
+        when=lambda case: case.nearly,
+        why=lambda case: f"killed by SIGKILL{case.at}, with {case.nearly} of memory in use",
+        fix=lambda case: (
+            f"{case.more_memory}use more nodes, or a smaller batch; `dmesg` on the node shows "
+            "whether its kernel killed the program"
+        ),
+    ),
+    Cause(
+        "killed",
+        signal="SIGKILL",
+        why=lambda case: f"killed by SIGKILL{case.at}; nothing shows a lack of memory",
+        fix=(
+            "look for a `kill` in the script, or for another user on the node; `dmesg` on the "
+            "node shows whether its kernel killed the program"
+        ),
+    ),
+    Cause(
+        "stopped",
+        launcher=_SAVED,
+        when=lambda case: case.sent,
+        why=lambda case: (
+            f"stopped by {case.sent}, which was sent to the job; its work is saved after "
+            f"iteration {case['iteration']}"
+        ),
+        fix="if the job was ended by mistake, continue with the command at the end of the log",
+    ),
+    Cause(
+        "stopped",
+        when=lambda case: case.sent,
+        why=lambda case: f"stopped by {case.sent}, which was sent to the job",
+        fix=(
+            "if the job was ended by mistake, submit it again; with --save-interval, it can "
+            "continue"
+        ),
+    ),
+    notice_not_handled,
+    Cause(
+        "terminated",
+        signal="SIGTERM",
+        why=lambda case: f"ended by SIGTERM{case.at}; the sender is unknown",
+        fix="look for a `kill` in the script, or for another user on the node",
+    ),
+    Cause(
+        "signal",
+        when=lambda case: case.failed.signal,
+        why=lambda case: f"killed by {case.failed.signal}{case.at}",
+        fix=lambda case: (
+            _NO_LOG if case.wrote_nothing else "read the end of the log: `clusterctl logs`"
+        ),
+    ),
+    Cause(
+        "launch-failure",
+        reason=r"JobLaunchFailure",
+        exit_code=0,
+        why="a node could not launch the job",
+        fix=(
+            "check the nodes with `clusterctl status`, and read slurmd's log on the node "
+            "(/var/log/slurm)"
+        ),
+    ),
+    unanswered_read,
+    Cause(
+        "exit-code",
+        exit_code=75,
+        why=lambda case: (
+            f"exit code 75{case.at}, with which a program asks to be restarted after it has saved "
+            "its work"
+        ),
+        fix=(
+            "use --requeue; a restart counts as progress if it writes a newer checkpoint, or the "
+            "step to the file $CLUSTERCTL_HEARTBEAT"
+        ),
+    ),
+    Cause(
+        "exit-code",
+        when=lambda case: case.failed.exit_code,
+        why=lambda case: f"exit code {case.failed.exit_code}{case.at}",
+        fix=lambda case: (
+            _NO_LOG if case.wrote_nothing else "read the end of the log: `clusterctl logs`"
+        ),
+    ),
+    Cause(
+        "unknown",
+        why=lambda case: f"{case.job.state.value}{case.at}: {case.job.reason or 'no reason given'}",
+        fix=lambda case: _NO_LOG if case.wrote_nothing else "read the log: `clusterctl logs`",
+    ),
 )
-_LEAD_S = 60
-_EARLY_S = 65
 
 
-def notice_not_handled(facts: FailedJob) -> Explanation | None:
-    """The signal that announces the time limit ended the program.
+def first_cause(case: Case) -> Explanation:
+    """Return the first cause that applies to a job."""
+    causes = WAITING if case.job.state is JobState.PENDING else ENDED
+    # The last cause always applies.
+    found = next(filter(None, (cause(case) for cause in causes)))
+    return _not_restarted(found, case.evidence.attempt.stop)
 
-    Evidence: the script asks for this signal, and the time limit was near.
-    """
-    job = facts.job
-    signal = facts.failed.signal
-    if not job.time_limit_s or job.last_start is None or job.end_time is None:
-        return None
-    left_s = job.time_limit_s - (job.end_time - job.last_start)
-    for asked in _NOTICE.finditer(facts.script):
-        if signal == f"SIG{asked['name']}" and left_s <= int(asked["lead"] or _LEAD_S) + _EARLY_S:
+
+def _not_restarted(last: Explanation, stop: str) -> Explanation:
+    """Add why job.py did not restart the job to the cause of its last end."""
+    match stop:
+        case "same-error":
             return Explanation(
-                "notice-not-handled",
-                f"ended by {signal}{facts.at}, with which Slurm announced the time limit "
-                "(#SBATCH --signal)",
-                f"handle {signal} in the program, as docs/restarts.md shows, or use a longer "
-                "--time",
+                "stopped-same-error",
+                f"{last.cause}; not restarted, because the same error came twice without progress",
+                last.fix,
+                last.match,
+                last.failed,
             )
-    return None
-
-
-Function = Callable[[FailedJob], Explanation | None]
-# Code in causes.toml -> the functions that come before its first entry.
-BEFORE: Final[Mapping[str, Sequence[Function]]] = {
-    "lost-node": (never_started,),
-    "cuda-illegal-address": (launcher_crashed, left_mpi, no_input),
-    "modules-of-another-site": (log_has_another_path, file_stayed_at_home, data_stayed_at_home),
-    "command-not-found": (step_without_path,),
-    "noexec": (missing_file,),
-    "port-in-use": (master_port_in_use,),
-    "arguments": (mpi_without_pmix,),
-    "terminated": (notice_not_handled,),
-    "exit-code": (unanswered_read,),
-}
+        case "no-progress":
+            return Explanation(
+                "stopped-no-progress",
+                f"{last.cause}; not restarted, because the job had failed like this several times "
+                "without progress",
+                last.fix,
+                last.match,
+                last.failed,
+            )
+        case "chain-over":
+            return Explanation(
+                "stopped-chain-over",
+                "the time of --chain is over",
+                "submit again with a longer --chain; with --from-run, `train` continues from its "
+                "newest checkpoint",
+                last.match,
+                last.failed,
+            )
+    return last

@@ -14,11 +14,10 @@ from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
+from clusterctl.scheduler.case import Evidence
 from clusterctl.scheduler.diagnosis import (
     WROTE_NOTHING,
     Diagnosis,
-    Evidence,
-    catalogue,
     diagnose,
     diagnose_waiting,
 )
@@ -28,6 +27,7 @@ from clusterctl.scheduler.program_error import LastError, error_at_end, is_shell
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
+from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import call_on_hosts
 
@@ -41,7 +41,7 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
     """Return why a job failed, was cancelled or waits, from its logs on the cluster if they can be
     read.
     """
-    bare = Evidence(job=job, is_foreign=session.inventory.is_foreign)
+    bare = Evidence(job=job, **_repairs(session))
     if not job.ended:
         return next(diagnose_waiting_jobs(session, [job]), diagnose(bare))
     try:
@@ -70,8 +70,7 @@ def diagnose_jobs(
     failed = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
     failed.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
     read = [diagnose_job(session, job) for job in failed[:_MOST_READ]]
-    foreign = session.inventory.is_foreign
-    unread = [diagnose(Evidence(job=job, is_foreign=foreign)) for job in failed[_MOST_READ:]]
+    unread = [diagnose(Evidence(job=job, **_repairs(session))) for job in failed[_MOST_READ:]]
     return (*read, *unread, *(diagnose_waiting_jobs(session, jobs) if waiting else ()))
 
 
@@ -86,9 +85,13 @@ def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator
         with suppress(SchedulerError, TransportError):
             nodes = session.scheduler.nodes()
             required = session.scheduler.required_nodes()
-    return diagnose_waiting(
-        waits, is_foreign=session.inventory.is_foreign, nodes=nodes, required=required
-    )
+    return diagnose_waiting(waits, nodes=nodes, required=required, **_repairs(session))
+
+
+def _repairs(session: Session) -> dict[str, Any]:
+    """Return who repairs the cluster, and how: ``repair`` and ``is_operator`` of ``Evidence``."""
+    is_foreign = session.inventory.is_foreign
+    return {"repair": REPAIR[is_foreign], "is_operator": not is_foreign}
 
 
 def error_of_completed(session: Session, job: JobInfo) -> tuple[LastError | None, bool]:
@@ -101,7 +104,7 @@ def error_of_completed(session: Session, job: JobInfo) -> tuple[LastError | None
     local_files, source, _ = _sent(session, job)
     is_of_shell = is_shell(local_files.script_text(source))
     stdout, stderr = (logs.get(name) or "" for name in ("stdout", "stderr"))
-    return error_at_end(stdout, stderr, noise=catalogue().noise, is_shell=is_of_shell), is_of_shell
+    return error_at_end(stdout, stderr, is_shell=is_of_shell), is_of_shell
 
 
 def _sent(session: Session, job: JobInfo) -> tuple[LocalFiles, _Json, _Json]:
@@ -146,7 +149,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         excluded=tuple(request.get("exclude") or ()),
         script=local_files.script_text(source),
         was_read=bool(logs) and not logs.get("gone") and not logs.get("unread"),
-        is_foreign=session.inventory.is_foreign,
+        **_repairs(session),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl.scheduler.case import Here
 from clusterctl.spec.program import holds_package, import_roots, repository_of
 from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.tree import literal_pattern
@@ -75,20 +76,13 @@ class LocalFiles:
                 return content.decode()
         return ""
 
-    def find(self, name: str, *, is_module: bool) -> dict[str, str]:
-        """Return placeholder -> text for the causes in causes.toml that depend on this machine's
-        files.
+    def find(self, name: str, *, is_module: bool) -> Here:
+        """Return what this machine has of a file that the job did not find, or of a module.
 
-        home: the pattern for --include that selects only the file or folder.
-        above: the folder that --folder must name.
-        partly: the folder that was sent without some of its files.
-        venv: the virtual environment that contains the file. inside: its path below the program's
-            folder, if it was sent and the program searches the job's folder. beside: the value that
-            PYTHONPATH needs.
-        own: the package of the user that lacks the module. listed: the file that lists the package.
+        name: of a module: with slashes in place of dots.
         """
         if self.script is None:
-            return {}
+            return Here()
         # The folder with the folders of all jobs.
         jobs = os.path.dirname(self.remote.removesuffix(f"/{PROGRAM_FOLDER}"))  # noqa: PTH120 - any name
         is_of_job = bool(jobs) and name.startswith(f"{jobs}/")
@@ -97,25 +91,26 @@ class LocalFiles:
             job_folder != self.remote
             and os.path.normpath(name).removeprefix(job_folder) in self.sent
         ):
-            return {"inside": f"{PROGRAM_FOLDER}/{os.path.normpath(name).removeprefix(job_folder)}"}
+            below = os.path.normpath(name).removeprefix(job_folder)
+            return Here(inside=f"{PROGRAM_FOLDER}/{below}")
         # An absolute path replaces the start.
         path = os.path.normpath(
             os.path.relpath(name, self.remote) if is_of_job else Path(self.start) / name
         )
         if venv := self._virtual_environment(path):
-            return {"venv": venv}
+            return Here(venv=venv)
         if os.path.isabs(path):  # noqa: PTH117 - any name
-            return {}
+            return Here()
         is_outside = path.partition("/")[0] == ".."
         if not is_outside and (home := self._unsent(path, is_module)):
-            return {"above": shlex.quote(str(self.folder))} if self.is_alone else {"home": home}
+            return Here(above=shlex.quote(str(self.folder))) if self.is_alone else Here(home=home)
         if is_module:
             return self._module(name)
         if not is_outside and (partly := self._partly_unsent(path)):
-            return {"partly": partly}
+            return Here(partly=partly)
         with_name = (folder for folder in self._above() if os.path.lexists(folder / name))
         above = self._above_of(path) if is_outside else next(with_name, None)
-        return {} if above is None else {"above": shlex.quote(str(above))}
+        return Here() if above is None else Here(above=shlex.quote(str(above)))
 
     def _above_of(self, path: str) -> Path | None:
         """Return the folder that contains a file outside of the sent folder, such as
@@ -175,7 +170,7 @@ class LocalFiles:
                 f"{below}/{file}" for file in files[:_MOST_FILES] if not file.startswith(".")
             )
 
-    def _module(self, path: str) -> dict[str, str]:
+    def _module(self, path: str) -> Here:
         """Search for a module. path: its name, with slashes in place of dots."""
         top = path.partition("/")[0]
         pattern = re.compile(
@@ -183,15 +178,15 @@ class LocalFiles:
         )
         roots = [match["root"] or "." for sent in self.sent if (match := pattern.fullmatch(sent))]
         if roots and "/" in path:
-            return {"own": top}
+            return Here(own=top)
         if roots:
-            return {"beside": shlex.quote(os.path.relpath(min(roots, key=len), self.start))}
+            return Here(beside=shlex.quote(os.path.relpath(min(roots, key=len), self.start)))
         for folder in self._above():
             if any(holds_package(root, top) for root in import_roots(folder)):
-                return {"above": shlex.quote(str(folder))}
+                return Here(above=shlex.quote(str(folder)))
         for root in self._elsewhere():
             if holds_package(root, top):
-                return {"elsewhere": shlex.quote(str(root / top)), "root": shlex.quote(str(root))}
+                return Here(elsewhere=shlex.quote(str(root / top)), root=shlex.quote(str(root)))
         return self._requirements()
 
     def _above(self) -> Iterator[Path]:
@@ -219,10 +214,10 @@ class LocalFiles:
             )
             yield Path(folder)
 
-    def _requirements(self) -> dict[str, str]:
+    def _requirements(self) -> Here:
         script_folder = self.script.parent if self.script else self.folder
         for folder in () if self.requirements else dict.fromkeys((script_folder, self.folder)):
             if (file := folder / _REQUIREMENTS).is_file():
                 is_below = file.is_relative_to(Path.cwd())
-                return {"listed": shlex.quote(os.path.relpath(file) if is_below else str(file))}
-        return {"listed": shlex.quote(self.requirements)} if self.requirements else {}
+                return Here(listed=shlex.quote(os.path.relpath(file) if is_below else str(file)))
+        return Here(listed=shlex.quote(self.requirements)) if self.requirements else Here()

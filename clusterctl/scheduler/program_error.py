@@ -10,11 +10,65 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Final, NamedTuple, Self
 
 from clusterctl.util.terminal import plain_line
 
+# Messages that follow from a failure, or only surround it.
+NOISE: Final = (
+    (
+        r"^-{74}\n(?:An MPI communication peer process|Primary job +terminated normally)"
+        r"(?:.*\n)*?-{74}(?:\n|\Z)"
+    ),
+    r"^-{74}\nMPI_ABORT was invoked(?:.*\n)*?-{74}(?:\n|\Z)",
+    r"^-{74}\n(?:mpirun|prterun) (?:noticed|detected|has exited)(?:.*\n)*?-{74}(?:\n|\Z)",
+    (
+        r"^slurmstepd\S*: error: +(?:mpi/pmix|\*\*\* (?:STEP|JOB) |Detected \d+ oom.kill"
+        r"|.*exceeded memory limit).*(?:\n|\Z)"
+    ),
+    (
+        r"^srun: (?:Job step aborted|launch/slurm|Force Terminated|Terminating"
+        r"|error: \S+: tasks? \S+: ).*(?:\n|\Z)"
+    ),
+    (
+        r"^\[\S+:\d+\] (?:\d+ more process(?:es)? ha(?:s|ve) sent help"
+        r'|Set MCA parameter "orte_base_help_agg).*(?:\n|\Z)'
+    ),
+    r"^\[\S+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH in file \S*pmix_server\.c .*(?:\n|\Z)",
+    # torchrun: its log, and its own traceback with its summary
+    r"^\[?[WEI]\d{4} .*torch/distributed/(?:elastic|run).*(?:\n|\Z)",
+    r"^.*torch\.distributed\.(?:elastic|run)\S*(?:[: ].*)?\[(?:WARNING|ERROR|INFO)\].*(?:\n|\Z)",
+    r"^(?:WARNING|ERROR|INFO):torch\.distributed\..*(?:\n|\Z)",
+    (
+        r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*"
+        r"torch\.distributed\.elastic\.multiprocessing\.\S+:.*(?:\n|\Z)"
+    ),
+    r"^={10,}\n\S+ FAILED\n(?:.*\n)*?={10,}(?:\n|\Z)",
+    (
+        r"^.*(?:process group has NOT been destroyed"
+        r"|Setting OMP_NUM_THREADS environment variable for each).*(?:\n|\Z)"
+    ),
+    r"^\*{20,}(?:\n|\Z)",
+    # messages of payload/node, and of bash about a killed command of clusterctl's script
+    (
+        r"^clusterctl: (?:hang: |this job is not requeued: |ranks do not end after "
+        r"|.*; this job is requeued$).*(?:\n|\Z)"
+    ),
+    r"^\S*(?:slurm_script|job\.sbatch|job\.mpirun): line \d+: +\d+ [A-Z].*(?:\n|\Z)",
+)
+# Exceptions that a rank raises only because another rank has ended.
+CONSEQUENCES: Final = (
+    r"Connection (?:closed by peer|reset by peer)",
+    r"Broken pipe",
+    r"remote process exited",
+    r"ncclRemoteError",
+    r"MPI_ERR_PROC_FAILED",
+    r"DistNetworkError.*(?:closed|recv)",
+    r"SignalException",
+    r"\AKeyboardInterrupt",
+)
 _FRAMES = 3  # of a traceback
 _MESSAGE_LINES = 8  # of an exception
 _TAIL_LINES = 10
@@ -286,8 +340,6 @@ def find_error(
     rank_log: str | None,
     job_log: str,
     *,
-    noise: Sequence[str],
-    consequences: Sequence[str],
     show_noise: bool,
     is_shared: bool,
     end: End,
@@ -297,15 +349,13 @@ def find_error(
 
     rank_log: log of the rank that failed first, if it exists. It is searched before ``job_log``,
         and messages of other ranks about this rank's end are ignored.
-    noise: patterns of messages to ignore. consequences: patterns of exceptions that are a
-        consequence.
     show_noise: use the launcher's messages if the logs have no other text.
     is_shared: whether several ranks write to a log, so that lines after an error may be of other
         ranks.
     end: how the program ended. A rank's own log is a single stream.
     """
-    consequence = re.compile("|".join(consequences))
-    texts = (_without(noise, rank_log or ""), _without(noise, job_log))
+    consequence = compiled("|".join(CONSEQUENCES))
+    texts = (_without_noise(rank_log or ""), _without_noise(job_log))
     last_resort = texts[1] if rank_log is None or _TRACEBACK.search(texts[0]) else None
     ends = (replace(end, is_ordered=True), end)
     handled: dict[str, str] = {}
@@ -364,18 +414,15 @@ def is_shell(script: str) -> bool:
     return _SHELL.match(script) is not None
 
 
-def error_at_end(
-    stdout: str, stderr: str, *, noise: Sequence[str], is_shell: bool
-) -> LastError | None:
+def error_at_end(stdout: str, stderr: str, *, is_shell: bool) -> LastError | None:
     """Return the error with which the log of a COMPLETED job ends: that of a traceback, or of a
     command.
 
-    noise: patterns of messages to ignore. is_shell: whether the job's program is a shell script,
-        which goes on after a failed command. Another program has handled an error that is not the
-        last that it wrote.
+    is_shell: whether the job's program is a shell script, which goes on after a failed command.
+        Another program has handled an error that is not the last that it wrote.
     """
     texts = {
-        name: _without(noise, without_long_lines(text))
+        name: _without_noise(without_long_lines(text))
         for name, text in (("stderr", stderr), ("stdout", stdout))
     }
     written = [name for name, text in texts.items() if text.strip()]
@@ -510,20 +557,24 @@ def without_long_lines(text: str) -> str:
     )
 
 
-def _without(patterns: Sequence[str], text: str) -> str:
-    for pattern in patterns:
-        text = re.sub(pattern, "", text, flags=re.MULTILINE)
+def _without_noise(text: str) -> str:
+    for pattern in NOISE:
+        text = compiled(pattern).sub("", text)
     return text
 
 
-def search(patterns: Iterable[str | re.Pattern[str]], text: str) -> re.Match[str] | None:
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a compiled pattern, in which ^ and $ match at lines. It is compiled at its first use,
+    because most commands diagnose no job.
+    """
+    return re.compile(pattern, re.MULTILINE)
+
+
+def search(patterns: Iterable[str], text: str) -> re.Match[str] | None:
     """Return the first match of the first pattern that matches more than a phrase in a sentence."""
-    matches = (match for pattern in patterns for match in re.finditer(_compiled(pattern), text))
+    matches = (match for pattern in patterns for match in compiled(pattern).finditer(text))
     return next((match for match in matches if not is_phrase(match)), None)
-
-
-def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
-    return re.compile(pattern, re.MULTILINE) if isinstance(pattern, str) else pattern
 
 
 def is_phrase(match: re.Match[str]) -> bool:

@@ -1,12 +1,9 @@
-"""Causes for which jobs wait, if Slurm's reason alone does not tell. See data/causes.toml for the
-others.
-"""
+"""Causes for which jobs wait, if Slurm's reason alone does not tell. The others are in causes.py."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 from clusterctl.scheduler.availability import (
@@ -17,7 +14,7 @@ from clusterctl.scheduler.availability import (
     is_reserved,
 )
 from clusterctl.scheduler.base import JobInfo, NodeInfo
-from clusterctl.scheduler.causes import Explanation
+from clusterctl.scheduler.case import Case, Explanation
 from clusterctl.scheduler.slurm_parse import expand_nodes
 
 _NODES: Final = re.compile(
@@ -27,41 +24,24 @@ _UNAVAILABLE: Final = re.compile(r"UnavailableNodes:(\S+)")
 _MOST_SHOWN: Final = 3  # nodes
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingJob:
-    """The facts of a waiting job.
-
-    nodes: all nodes of the cluster; empty if they are unknown.
-    required: the nodes that the job asks for by name.
-    soon: "; Slurm expects to start it in 5m", or "". repair: who or what repairs the cluster.
-    """
-
-    job: JobInfo
-    nodes: Sequence[NodeInfo]
-    required: Sequence[str]
-    soon: str
-    repair: str
-    is_foreign: bool
-
-
 def waits_for_nodes(job: JobInfo) -> bool:
     """Return whether Slurm's reason is that nodes are not available."""
     return _NODES.search(job.reason) is not None
 
 
-def unavailable_nodes(facts: WaitingJob) -> Explanation | None:
+def unavailable_nodes(case: Case) -> Explanation | None:
     """Nodes are reserved, or out of service. Evidence: their states, because Slurm's reason is the
     same.
     """
-    if not waits_for_nodes(facts.job):
+    if not waits_for_nodes(case.job):
         return None
-    named = _UNAVAILABLE.search(facts.job.reason)
-    names = facts.required or _expand(named[1] if named else "")
-    partitions = set(facts.job.partition.split(","))
+    named = _UNAVAILABLE.search(case.job.reason)
+    names = case.evidence.required or _expand(named[1] if named else "")
+    partitions = set(case.job.partition.split(","))
     nodes = (
-        [node for node in facts.nodes if node.name in names]
+        [node for node in case.evidence.nodes if node.name in names]
         if names
-        else [node for node in facts.nodes if partitions & set(node.partitions)]
+        else [node for node in case.evidence.nodes if partitions & set(node.partitions)]
     )
     out = [node for node in nodes if not node.usable and not is_reserved(node)]
     if out:
@@ -70,12 +50,12 @@ def unavailable_nodes(facts: WaitingJob) -> Explanation | None:
         return Explanation(
             "waiting-for-nodes-out-of-service",
             f"the job needs nodes that are out of service: {text}",
-            _fix(facts, out),
+            _fix(case, out),
         )
     if any(map(is_reserved, nodes)):
         return Explanation(
             "waiting-for-reserved-nodes",
-            f"the nodes that the job needs are reserved{facts.soon}",
+            f"the nodes that the job needs are reserved{case.soon}",
             "wait, or use a shorter --time, so that the job ends before the reservation begins: "
             "`clusterctl ssh -- scontrol show reservation`",
         )
@@ -102,35 +82,25 @@ def _state_of(node: NodeInfo) -> str:
     return f"{node.name} is {state}" + (f": {node.reason}" if node.reason else "")
 
 
-def _fix(facts: WaitingJob, out: Sequence[NodeInfo]) -> str:
+def _fix(case: Case, out: Sequence[NodeInfo]) -> str:
     names = " ".join(node.name for node in out[:_MOST_SHOWN])
-    if facts.is_foreign:
-        return f"{facts.repair}; `clusterctl ssh -- sinfo -R` shows why they are out of service"
-    if all(node.reason.startswith(HEALTH_REASON) for node in out):
+    if case.is_operator and all(node.reason.startswith(HEALTH_REASON) for node in out):
         command = f"`clusterctl ssh {out[0].name}`"
         return f"correct this on the node ({command}); its health check then returns it to service"
-    if all(availability_of(node) is Availability.DRAINED for node in out):
+    if case.is_operator and all(availability_of(node) is Availability.DRAINED for node in out):
         return (
             f"a person drained them: once they may be used again, `clusterctl node resume {names}`"
         )
-    return f"{facts.repair}; `clusterctl ssh -- sinfo -R` shows why they are out of service"
+    return f"{case.repair}; `clusterctl ssh -- sinfo -R` shows why they are out of service"
 
 
-def beyond_group_limit(facts: WaitingJob) -> Explanation | None:
+def beyond_group_limit(case: Case) -> Explanation | None:
     """The job alone exceeds a limit for all jobs of an account, user or QOS."""
-    if not facts.job.exceeds:
+    if not case.job.exceeds:
         return None
     return Explanation(
         "waiting-beyond-job-limit",
-        f"the job can never start: it asks for {facts.job.exceeds} ({facts.job.reason})",
+        f"the job can never start: it asks for {case.job.exceeds} ({case.job.reason})",
         "cancel the job with `clusterctl cancel`, and ask for less, or use another --qos or "
         "--account",
     )
-
-
-Function = Callable[[WaitingJob], Explanation | None]
-# Code in causes.toml -> the functions that come before its first entry.
-BEFORE: Final[Mapping[str, Sequence[Function]]] = {
-    "waiting-for-unavailable-nodes": (unavailable_nodes,),
-    "waiting-for-quota": (beyond_group_limit,),
-}

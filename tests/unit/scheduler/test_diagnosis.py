@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,10 @@ import pytest
 
 from clusterctl.scheduler.attempts import Hang, LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
-from clusterctl.scheduler.diagnosis import (
-    Diagnosis,
-    Evidence,
-    catalogue,
-    diagnose,
-    diagnose_waiting,
-)
+from clusterctl.scheduler.case import Case, Evidence, Here
+from clusterctl.scheduler.causes import ENDED, WAITING, Cause, Patterns
+from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting
+from clusterctl.scheduler.program_error import CONSEQUENCES, NOISE
 from clusterctl.transport.tree import format_size
 
 JOB = JobInfo(
@@ -35,6 +34,8 @@ JOB = JobInfo(
     signal=0,
     nodes=("n1", "n2"),
 )
+OPERATOR: dict[str, Any] = {"repair": "run `clusterctl up`", "is_operator": True}
+GUEST: dict[str, Any] = {"repair": "ask the site's administrators", "is_operator": False}
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "/jobs/x/x.py", line 7, in <module>\n    main()\n'
 )
@@ -90,6 +91,27 @@ prterun has exited due to process rank 0 with PID 0 on node n1 calling
 terminated by signals sent by prterun (as reported here).
 {"-" * 74}
 """
+
+
+def several(patterns: Patterns) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else patterns
+
+
+def texts_of(cause: Cause, **reader: Any) -> Iterator[tuple[str, str]]:
+    """Yield cause and fix for each combination of the cause's patterns, with groups that are "7"
+    or empty.
+    """
+    bare = Case.of(Evidence(job=JOB, **reader))
+    patterns = (several(part) or ("",) for part in (cause.reason, cause.launcher, cause.log))
+    for combination in itertools.product(*patterns):
+        for value in ("7", ""):
+            names = [name for one in combination for name in re.compile(one).groupindex]
+            case = replace(bare, groups=dict.fromkeys(names, value))
+            numbers = {"peak": "7", "most": "8"} if "peak" in names else {}
+            case = replace(case, groups={**case.groups, **numbers})
+            yield tuple(
+                text if isinstance(text, str) else text(case) for text in (cause.why, cause.fix)
+            )
 
 
 def said(log: str, **job: object) -> Diagnosis:
@@ -364,7 +386,7 @@ def test_waiting_jobs_are_told_apart_by_what_they_ask_for() -> None:
     """Two jobs wait for the same reason, with different numbers of nodes."""
     pending = replace(JOB, state=JobState.PENDING, reason="PartitionConfig", partition="train")
     jobs = [replace(pending, number=count, tres=f"cpu=1,mem=1G,node={count}") for count in (2, 3)]
-    found = [*diagnose_waiting(jobs, is_foreign=False)]
+    found = [*diagnose_waiting(jobs, **OPERATOR)]
     assert [diagnosis.job_id for diagnosis in found] == ["2", "3"]
     assert ["2 nodes" in found[0].cause, "3 nodes" in found[1].cause] == [True, True]
 
@@ -374,7 +396,7 @@ def test_waiting_jobs_are_told_apart_by_what_they_ask_for() -> None:
 )
 def test_fix_of_a_waiting_job_has_its_id(reason: str) -> None:
     pending = replace(JOB, state=JobState.PENDING, reason=reason)
-    found = [*diagnose_waiting([replace(pending, task=task) for task in (3, 4)], is_foreign=False)]
+    found = [*diagnose_waiting([replace(pending, task=task) for task in (3, 4)], **OPERATOR)]
     assert ["12_3" in found[0].fix, "12_4" in found[1].fix] == [True, True]
     assert not any("JOB" in diagnosis.fix for diagnosis in found)
 
@@ -386,9 +408,12 @@ def test_no_cause_asks_a_guest_for_what_only_an_operator_can_do() -> None:
     """Fixes for a cluster that other people operate, and fixes with a command that repairs a
     cluster.
     """
-    for_guests = [cause for cause in catalogue().causes if "operator" not in cause.when]
     assert [
-        cause.code for cause in for_guests if any(words in cause.fix for words in OF_OPERATORS)
+        cause.code
+        for cause in (*WAITING, *ENDED)
+        if isinstance(cause, Cause)
+        for _, fix in texts_of(cause, **GUEST)
+        if any(words in fix for words in OF_OPERATORS)
     ] == []
 
 
@@ -405,7 +430,7 @@ def test_no_cause_asks_a_guest_for_what_only_an_operator_can_do() -> None:
 )
 def test_a_guest_is_sent_to_the_administrators(state: str, reason: str, own: str) -> None:
     job = replace(JOB, state=JobState(state), reason=reason)
-    ours, theirs = (diagnose(Evidence(job=job, is_foreign=foreign)) for foreign in (False, True))
+    ours, theirs = (diagnose(Evidence(job=job, **reader)) for reader in (OPERATOR, GUEST))
     assert ours.code == theirs.code
     assert (own in ours.fix, own in theirs.fix) == (True, False)
     assert "administrators" in theirs.fix
@@ -465,7 +490,7 @@ def test_a_missing_module_names_the_package_that_provides_it(module: str, packag
 def test_what_stayed_at_home_is_included() -> None:
     log = TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.csv'\n"
     here = {"data/x.csv": "data/x.csv", "pkg/tools": "pkg/tools.py"}
-    evidence = Evidence(job=JOB, log=log, left_here=lambda name, **_: {"home": here[name]})
+    evidence = Evidence(job=JOB, log=log, left_here=lambda name, **_: Here(home=here[name]))
     module = TRACEBACK + "ModuleNotFoundError: No module named 'pkg.tools'\n"
     for more, flags in (
         ({}, "--include data/x.csv"),
@@ -771,13 +796,29 @@ def test_what_a_program_caught_is_not_the_end_of_its_memory() -> None:
     assert (caught.code, caught.lines[-1]) == ("python-exception", "ValueError: x")
 
 
-def test_the_catalogue() -> None:
-    known = catalogue()
-    assert len({one.code for one in known.causes}) >= 60
-    of_causes = (pattern for one in known.causes for pattern in (*one.log, *one.launcher))
-    for pattern in (*known.noise, *known.consequence, *of_causes):
+def test_causes_have_patterns_that_do_not_fit_everything() -> None:
+    causes = [cause for cause in ENDED if isinstance(cause, Cause)]
+    assert len({cause.code for cause in causes}) >= 60
+    of_causes = (one for cause in causes for one in (*several(cause.log), *several(cause.launcher)))
+    for pattern in (*NOISE, *CONSEQUENCES, *of_causes):
         assert not re.search(pattern, "", re.MULTILINE), f"{pattern} fits everything"
-    assert known.causes[-1] == replace(known.causes[-1], when=(), log=(), state="")
+
+
+@pytest.mark.parametrize("causes", [WAITING, ENDED])
+def test_last_cause_always_applies(causes: Sequence[object]) -> None:
+    last = causes[-1]
+    assert isinstance(last, Cause)
+    assert last == Cause(last.code, why=last.why, fix=last.fix, when=last.when)
+    assert last(Case.of(Evidence(job=JOB)))
+
+
+@pytest.mark.parametrize("reader", ["operator", "guest"])
+def test_causes_write_their_texts_from_the_groups_of_each_pattern(reader: str) -> None:
+    readers = {"operator": OPERATOR, "guest": GUEST}
+    for cause in (*WAITING, *ENDED):
+        if isinstance(cause, Cause):
+            for texts in texts_of(cause, **readers[reader]):
+                assert "None" not in "".join(texts), cause.code
 
 
 @pytest.mark.parametrize(

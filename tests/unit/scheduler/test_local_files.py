@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose
+from clusterctl.scheduler.case import Evidence
+from clusterctl.scheduler.diagnosis import Diagnosis, diagnose
 from clusterctl.scheduler.local_files import LocalFiles
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
 

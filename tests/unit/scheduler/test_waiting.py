@@ -11,10 +11,11 @@ import pytest
 
 from clusterctl.errors import SchedulerError
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
-from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose
+from clusterctl.scheduler.case import Evidence
+from clusterctl.scheduler.diagnosis import Diagnosis, diagnose
 from clusterctl.scheduler.limits import Ask, exceeded_limit, with_limits
 from clusterctl.scheduler.mpirun import MpirunClient
-from tests.unit.scheduler.test_diagnosis import JOB
+from tests.unit.scheduler.test_diagnosis import GUEST, JOB, OPERATOR
 
 RESERVED: Final = "ReqNodeNotAvail, May be reserved for other job"
 PENDING: Final = replace(JOB, state=JobState.PENDING, reason=RESERVED, partition="train", nodes=())
@@ -27,11 +28,12 @@ def node(
 
 
 def waits(
-    *nodes: NodeInfo, required: Sequence[str] = (), is_foreign: bool = False, **job: Any
+    *nodes: NodeInfo,
+    required: Sequence[str] = (),
+    reader: Mapping[str, Any] = OPERATOR,
+    **job: Any,
 ) -> Diagnosis:
-    evidence = Evidence(
-        job=replace(PENDING, **job), nodes=nodes, required=required, is_foreign=is_foreign
-    )
+    evidence = Evidence(job=replace(PENDING, **job), nodes=nodes, required=required, **reader)
     return diagnose(evidence)
 
 
@@ -72,7 +74,7 @@ def test_waiting_for_nodes_is_told_by_their_states(
 
 
 def test_waiting_for_nodes_of_other_people_asks_the_administrators() -> None:
-    found = waits(PERSON, is_foreign=True)
+    found = waits(PERSON, reader=GUEST)
     assert (found.code, "administrators" in found.fix, "resume" in found.fix) == (OUT, True, False)
 
 
