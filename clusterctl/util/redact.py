@@ -2,7 +2,7 @@
 machine.
 
 Known secrets are removed in every place and spelling. Unknown secrets are recognized by the
-patterns of data/secrets.toml, or as long random words.
+patterns of secret_forms.py, or as long random words.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
-from clusterctl.util.assets import read_table
+from clusterctl.util.secret_forms import FORMS, SECRET_WORD
 
 HIDDEN: Final = "[redacted]"
 # Shortest known secret that is removed, in letters: shorter secrets may be ordinary words.
 LEAST: Final = 6
-_TABLE: Final = Path(__file__).with_name("data") / "secrets.toml"
 _WRAPPED_AT: Final = (60, 64, 70, 76)  # columns
 # Words that may be keys, but no public SSH keys and no labelled digests.
 _LONG: Final = re.compile(
@@ -46,10 +44,8 @@ _LEAST_LINE: Final = 16  # letters
 
 @cache
 def patterns() -> Mapping[str, re.Pattern[str]]:
-    """Return the patterns of data/secrets.toml, in the order to apply them: kind of secret ->
-    pattern.
-    """
-    return {name: re.compile(_filled(text)) for name, text in _data()["patterns"].items()}
+    """Return the patterns to apply, in this order: kind of secret -> pattern."""
+    return {kind: re.compile(pattern) for kind, pattern in FORMS.items()}
 
 
 @cache
@@ -57,21 +53,7 @@ def is_secret_name(name: str) -> bool:
     """Return whether a variable or key with this name, such as API_TOKEN, usually has a secret
     value.
     """
-    return re.match(_filled("(?!PWD$).*(?i:@word@)"), name) is not None
-
-
-def _data() -> Mapping[str, Mapping[str, Any]]:
-    return read_table(_TABLE, dict[str, dict[str, Any]])
-
-
-def _filled(text: str) -> str:
-    def piece(match: re.Match[str]) -> str:
-        alternatives = _data()["pieces"][match[1]]
-        return _filled(
-            alternatives if isinstance(alternatives, str) else f"(?:{'|'.join(alternatives)})"
-        )
-
-    return re.sub(r"@([a-z_]+)@", piece, text)
+    return re.match(rf"(?!PWD$).*(?i:{SECRET_WORD})", name) is not None
 
 
 def redactor(
