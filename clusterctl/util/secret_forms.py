@@ -81,7 +81,7 @@ _PART = _any_of(
     r"\{[^{}]*\}",
     r"""[^\[\]{}"'\\]""",
 )
-# A list or mapping on one line of YAML, JSON or Python; if it is not closed, to the end of the line.
+# A list or mapping on one line of YAML, JSON or Python. If it is not closed: to the end of the line.
 _SEVERAL = r"(?:\[" + _PART + r"*\]|\{" + _PART + r"*\}|[\[{][^\n]*)"
 # The start of a YAML block.
 _BAR = r"(?:![\w!./-]+[ \t]+)?[|>][-+0-9]{0,2}[ \t]*"
