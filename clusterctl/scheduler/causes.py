@@ -923,7 +923,7 @@ ENDED: Final[Sequence[CauseFunction]] = (
         "not-executable",
         log=(
             (
-                r"^\S+: (?:line \d+|\d+): (?P<file>\.{0,2}(?:/?[\w+-][\w.+-]*)*/?[\w.+-]+): "
+                r"^\S+: (?:line \d+|\d+): (?P<file>\.{0,2}/?(?:[\w+-][\w.+-]*/)*[\w.+-]+): "
                 r"Permission denied$"
             ),
             r"could not access\s+or execute an executable(?:.*\n)*?Executable: (?P<file>.+)",

@@ -785,6 +785,7 @@ def test_a_hostile_log_writes_nothing_to_the_terminal() -> None:
         "a.b" * 260,
         "[rank0]: " * 80,
         "Traceback: " * 70,
+        "run.sh: line 3: /home/ada/jobs/train-1/a-long-name/of-a-folder: Is a directory",
     ],
 )
 def test_a_log_of_one_line_again_and_again_takes_no_time(line: str) -> None:
