@@ -1,6 +1,10 @@
 """Terraform in a working folder: init, plan, apply of exactly the plan that was shown, outputs,
 destroy.
 
+python-terraform knows the module's folder and writes the command lines. ``Runner`` runs them, even
+the short ones, because ``python_terraform.Terraform.cmd`` inherits variables such as TF_WORKSPACE
+and TF_CLI_ARGS, lets Ctrl-C reach Terraform twice, and holds no lock of the folder.
+
 Terraform's providers are downloaded once and shared, because Google's has about 100 MB. If the user
 has a Terraform CLI configuration, which may set mirrors and caches, Terraform uses only that
 configuration.
@@ -18,9 +22,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+import python_terraform
+
 from clusterctl.errors import ProvisionError, StalePlanError
 from clusterctl.providers.gcp import terraform_run
-from clusterctl.providers.gcp.terraform_program import FLAG, Program, command_line, find
+from clusterctl.providers.gcp.terraform_program import Program, find
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Event, Runner
 from clusterctl.state.workspace import cache_home, hold, write_atomic
 from clusterctl.util.assets import file_sha256
@@ -30,6 +36,7 @@ from clusterctl.util.progress import Waiting
 # raise.
 Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
 
+FLAG: Final = python_terraform.IsFlagged
 PLAN_FILE: Final = "plan.tfplan"
 STATE_FILE: Final = "terraform.tfstate"
 # Terraform writes this file if it can't write the state.
@@ -236,12 +243,25 @@ class Terraform(Runner):
         return answer
 
     def _argv(self, verb: str, *words: str, **options: object) -> list[str]:
+        """Return the command line ``terraform verb -option=value… words…`` for the module.
+
+        options: bools, strings, numbers or lists; ``FLAG`` for an option without a value. None: the
+            option is left out.
+        """
         if self.program is None:
             self.reporter.progress(
                 "looking for Terraform (it is downloaded once if it is not installed)"
             )
             self.program = find()
-        return command_line(self.program, verb, *words, **options)
+        try:
+            module = python_terraform.Terraform(
+                working_dir=str(self.folder), terraform_bin_path=str(self.program.path)
+            )
+        except (OSError, ValueError) as exc:
+            # It reads the state first.
+            unreadable = Diagnostic("error", "the state can't be read", f"{self.folder}: {exc}")
+            raise self.explain("Terraform could not be run", (unreadable,)) from exc
+        return [str(word) for word in module.generate_cmd_string(verb, *words, **options)]
 
     @contextmanager
     def shared_providers(self) -> Iterator[Mapping[str, str]]:

