@@ -90,25 +90,41 @@ class UpResult:
 def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
     """Create, change or repair the cluster. Return after an MPI job has run on all idle nodes.
 
-    Raise UsageError, with nothing changed, if the change would cancel jobs. Raise ClusterctlError
-    if a phase fails; the next `up` continues after the phases that finished.
+    Raise UsageError if the change would cancel jobs, OnlyCopyError if data exists only on hosts
+    that leave; then nothing is changed. Raise ClusterctlError if a phase fails; the next `up`
+    continues after the phases that finished.
     """
     cluster.provider.check(cluster.spec)
     with cluster.locked():
         if options.limit is not None:
-            cluster = replace(
+            limited = cluster.provider.limited(cluster.spec, cluster.workspace, options.limit)
+            cluster = replace(cluster, spec=limited)
+        recreates = cluster.provider.recreates_hosts
+        # If the plan is rejected, replaced machines stay in the cluster.
+        with replacing(cluster.workspace, () if recreates else options.replaced):
+            prepared = prepare(cluster, options)
+            recreated = tuple(options.replaced) if recreates else ()
+            plan = cluster.run("plan_changes", plan_changes, recreated)
+            if not options.force:
+                reject(plan.jobs)
+            options.approve(plan)
+            keep = free_leaving_hosts(
                 cluster,
-                spec=cluster.provider.limited(cluster.spec, cluster.workspace, options.limit),
+                plan.hosts,
+                force=options.force,
+                discard=options.discard,
+                replaced=options.replaced,
             )
-        decision = decide(cluster, options)
+        record_spec(cluster)
         cluster.run("prepare_image", prepare_image)
-        keys = share_configuration(cluster, decision.plan.hosts, decision.distribution)
-        provisioned = cluster.run("provision", provision, decision, keys)
+        keys = share_configuration(cluster, plan.hosts, prepared.distribution)
+        host_options = HostOptions(keep, recreated)
+        provisioned = cluster.run("provision", provision, plan, host_options, keys)
         inventory = provisioned.inventory
-        environment = resolve_environment(cluster, inventory.distribution, decision)
-        reports = cluster.run("probe", probe, inventory, decision.keep)
+        environment = resolve_environment(cluster, inventory.distribution, prepared)
+        reports = cluster.run("probe", probe, inventory, keep)
         if cluster.workspace.bundle.exists() and not inventory.baked:
-            cluster.run("send_packages", send_packages, decision.bundle, inventory, reports)
+            cluster.run("send_packages", send_packages, prepared.bundle, inventory, reports)
         reports = cluster.run(
             "converge",
             converge,
@@ -123,45 +139,45 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
     return UpResult(inventory, verification, tuple(cluster.phases), tuple(cluster.notes))
 
 
-def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
-    """Create a plan, ask for approval, drain the hosts that leave, and record the spec.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What later phases of `up` need, and is known before the plan.
 
-    If the plan is rejected, replaced hosts stay in the cluster. Raise UsageError if the change
-    would cancel jobs, OnlyCopyError if data exists only on hosts that leave.
+    distribution: the distribution of new hosts, if it is known before they exist.
+    environment: the spec's Python requirements, resolved to exact versions for this distribution.
+    bundle: the bundle that hosts install packages from, unless they use their own repositories.
     """
+
+    distribution: Distribution | None
+    environment: Environment | None
+    bundle: Bundle | None
+
+
+def prepare(cluster: ClusterContext, options: UpOptions) -> Prepared:
+    """Find everything that would stop `up` before hosts change, and restore lost secrets."""
     workspace = cluster.workspace
     spec = cluster.spec
-    recreates = cluster.provider.recreates_hosts
-    with replacing(workspace, () if recreates else options.replaced):
-        # From now on these hosts belong to a cluster, so `up` must not resume a `down` or `image
-        # bake`.
-        workspace.removing.unlink(missing_ok=True)
-        workspace.baking.unlink(missing_ok=True)
-        bundle = open_bundle(cluster, options)
-        distribution = planned_distribution(spec, workspace)
-        environment = resolve_environment(cluster, distribution) if distribution else None
-        # Machines that the user owns are examined later, by the plan.
-        if spec.provider.is_cloud:
-            cluster.run("preflight", preflight)
-        restore_munge_key(cluster)
-        workspace.create_secrets()
-        recreated = tuple(options.replaced) if recreates else ()
-        plan = cluster.run("plan_changes", plan_changes, recreated)
-        if not options.force:
-            reject(plan.jobs)
-        options.approve(plan)
-        keep = free_leaving_hosts(
-            cluster,
-            plan.hosts,
-            force=options.force,
-            discard=options.discard,
-            replaced=options.replaced,
-        )
-    if cluster.applied is None or cluster.applied.users != spec.users:
+    # From now on the hosts belong to a cluster, so `up` must not resume a `down` or `image bake`.
+    workspace.removing.unlink(missing_ok=True)
+    workspace.baking.unlink(missing_ok=True)
+    bundle = open_bundle(cluster, options)
+    distribution = planned_distribution(spec, workspace)
+    environment = resolve_environment(cluster, distribution) if distribution else None
+    # Machines that exist already are examined later, by the plan.
+    if spec.provider.is_cloud:
+        cluster.run("preflight", preflight)
+    restore_munge_key(cluster)
+    workspace.create_secrets()
+    return Prepared(distribution, environment, bundle)
+
+
+def record_spec(cluster: ClusterContext) -> None:
+    """Write the approved spec to the workspace."""
+    workspace = cluster.workspace
+    if cluster.applied is None or cluster.applied.users != cluster.spec.users:
         # usermod can't change the uid of an account while it is logged in.
         end_all_connections(workspace.ssh_config)
-    write_atomic(workspace.spec, dump_spec(spec))
-    return Decision(plan, keep, recreated, distribution, environment, bundle)
+    write_atomic(workspace.spec, dump_spec(cluster.spec))
 
 
 def restore_munge_key(cluster: ClusterContext) -> None:
@@ -185,25 +201,6 @@ def restore_munge_key(cluster: ClusterContext) -> None:
                 text = f"{workspace.munge_key} was missing or damaged, and is restored from {host}"
                 cluster.reporter.note(Notice("munge-key-restored", text))
                 return
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """An approved plan, with everything that the later phases of `up` need.
-
-    keep: node -> the size that the node keeps, because it runs jobs.
-    recreated: the hosts that the provider removes and creates again.
-    distribution: the distribution of new hosts, if it is known before they exist.
-    environment: the spec's Python requirements, resolved to exact versions for this distribution.
-    bundle: the bundle that hosts install packages from, unless they use their own repositories.
-    """
-
-    plan: Plan
-    keep: Mapping[str, Size]
-    recreated: tuple[str, ...] = ()
-    distribution: Distribution | None = None
-    environment: Environment | None = None
-    bundle: Bundle | None = None
 
 
 def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
@@ -241,13 +238,13 @@ def _open_bundle(cluster: ClusterContext, file: Path) -> PhaseResult[Bundle]:
 
 
 def resolve_environment(
-    cluster: ClusterContext, distribution: Distribution, decision: Decision | None = None
+    cluster: ClusterContext, distribution: Distribution, prepared: Prepared | None = None
 ) -> Environment:
-    """Return exact versions for the spec's Python requirements, from ``decision`` if it has them
+    """Return exact versions for the spec's Python requirements, from ``prepared`` if it has them
     already.
     """
-    if decision and decision.environment and decision.distribution == distribution:
-        return decision.environment
+    if prepared and prepared.environment and prepared.distribution == distribution:
+        return prepared.environment
     if cluster.spec.software.python.requirements is None:
         return PLAIN
     return cluster.run("resolve_environment", _resolve_environment, distribution)
@@ -264,7 +261,7 @@ def _resolve_environment(
 
 
 def provision(
-    cluster: ClusterContext, decision: Decision, keys: Mapping[str, str]
+    cluster: ClusterContext, plan: Plan, options: HostOptions, keys: Mapping[str, str]
 ) -> PhaseResult[Provisioned]:
     """Create, start and remove hosts. ``keys``: group of hosts -> cache key of its built
     configuration.
@@ -274,7 +271,7 @@ def provision(
     progress = cluster.reporter.progress
 
     def completed(inventory: Inventory) -> Inventory:
-        updates = {"usd_per_hour": decision.plan.hosts.usd_per_hour, **job_settings(spec)}
+        updates = {"usd_per_hour": plan.hosts.usd_per_hour, **job_settings(spec)}
         return replace(inventory, **updates)
 
     def files(inventory: Inventory) -> NodeFiles:
@@ -283,7 +280,7 @@ def provision(
         return node_files(spec, complete, workspace, {})
 
     node_class = NodeClass(keys, files) if keys else None
-    options = HostOptions(decision.keep, decision.recreated, node_class=node_class)
+    options = replace(options, node_class=node_class)
     made = cluster.provider.apply(spec, workspace, options)
     probed = report_steps(
         with_distributions(made.inventory, workspace, cluster.connections.to), cluster.reporter
