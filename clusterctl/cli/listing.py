@@ -14,9 +14,9 @@ from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.providers.base import Prompts
-from clusterctl.providers.node_template import KeptImage
 from clusterctl.providers.registry import provider_of
 from clusterctl.providers.storage import REMOVE, KeptStorage, damaged_records, load_all_kept
+from clusterctl.providers.templates import KeptImage
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import Inventory, applied_if_known

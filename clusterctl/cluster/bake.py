@@ -12,9 +12,9 @@ from typing import Literal
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.down import DownOptions, down_locked
 from clusterctl.cluster.hardware import link_wheels
-from clusterctl.cluster.node_class import class_inputs, has_classes
 from clusterctl.cluster.phases import PhaseResult, workspace_copy
 from clusterctl.cluster.plan import plan_changes, preflight
+from clusterctl.cluster.template_inputs import has_templates, template_hash
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import with_distributions
@@ -65,8 +65,8 @@ def bake_image(
                 approve(plan.hosts.images)
             if workspace.baking.exists():
                 write_atomic(workspace.spec, dump_spec(spec))
-            groups = cluster.provider.class_groups
-            return cluster.run("prepare_template", prepare_class, distribution, groups).origin
+            groups = cluster.provider.template_groups
+            return cluster.run("prepare_template", prepare_templates, distribution, groups).origin
         finally:
             # If the workspace has no spec, nothing was created.
             if workspace.baking.exists() and workspace.spec.exists():
@@ -99,15 +99,15 @@ def share_configuration(
     distribution: of new hosts; if unknown, build nothing. Return group -> key in the provider's
         cache.
     """
-    if distribution is None or not has_classes(cluster):
+    if distribution is None or not has_templates(cluster):
         return {}
     lead = cluster.spec.controller_host
     new = {change.name for change in plan.hosts if change.action in {"make", "replace"}}
     has_new = {CONTROLLER: lead in new, COMPUTE: bool(new - {lead})}
-    groups = tuple(group for group in cluster.provider.class_groups if has_new[group])
+    groups = tuple(group for group in cluster.provider.template_groups if has_new[group])
     if not groups:
         return {}
-    return cluster.run("prepare_template", prepare_class, distribution, groups).keys
+    return cluster.run("prepare_template", prepare_templates, distribution, groups).keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class SharedConfiguration:
     origin: Literal["made", "cached"]
 
 
-def prepare_class(
+def prepare_templates(
     cluster: ClusterContext, distribution: Distribution, groups: Collection[str]
 ) -> PhaseResult[SharedConfiguration]:
     """Build the configuration that all hosts of a group start with, for each group not in the cache
@@ -150,8 +150,8 @@ def prepare_class(
             _bake_machine(cluster, image, distribution, variables[COMPUTE])
         baked.append(image)
 
-    inputs = {group: class_inputs(values) for group, values in variables.items()}
-    keys = cluster.provider.prepare_class(spec, workspace, inputs, bake=bake)
+    inputs = {group: template_hash(values) for group, values in variables.items()}
+    keys = cluster.provider.prepare_templates(spec, workspace, inputs, bake=bake)
     result = SharedConfiguration(keys, "made" if baked else "cached")
     return PhaseResult(result, result.origin)
 

@@ -36,20 +36,20 @@ from clusterctl.cluster.hardware import (
     with_recorded_memory,
     without_missing_cgroups,
 )
-from clusterctl.cluster.node_class import (
+from clusterctl.cluster.own_files import (
     can_renew,
     expected_marks,
-    marks_of_classed,
+    marks_from_template,
     node_files,
     renew,
-    shared_inputs,
 )
 from clusterctl.cluster.phases import Drift, PhaseResult
+from clusterctl.cluster.template_inputs import inputs_of_templates
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Notice
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.providers.base import Provisioned
-from clusterctl.providers.node_template import NodeFiles
+from clusterctl.providers.templates import NodeFiles
 from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_conf import (
@@ -127,11 +127,17 @@ def converge(
         *cgroup_notes(inventory, nodes.reports),
     )
     has_changed = rendered.inputs != recorded.inputs
-    groups = {} if limit else shared_inputs(cluster, inventory) if has_changed else recorded.groups
-    needs_files = provisioned.classed or (groups and has_changed)
+    groups = (
+        {} if limit else inputs_of_templates(cluster, inventory) if has_changed else recorded.groups
+    )
+    needs_files = provisioned.from_template or (groups and has_changed)
     files = node_files(cluster.spec, inventory, workspace, reports) if needs_files else {}
     hosts = HostsToConfigure(inventory, recorded, reports, rendered, groups, files)
-    work = hosts.choose_limited(limit) if limit else hosts.choose(provisioned.classed, again=again)
+    work = (
+        hosts.choose_limited(limit)
+        if limit
+        else hosts.choose(provisioned.from_template, again=again)
+    )
     if not work:
         return PhaseResult(reports, f"unchanged: {len(reports)} hosts checked", notes)
 
@@ -165,7 +171,7 @@ class Work:
 
     ansible: hosts on which Ansible runs every role.
     introduced: hosts on which Ansible only updates the list of the cluster's hosts.
-    classed: new hosts that were created with their configuration already in place.
+    from_template: new hosts that were created with their configuration already in place.
     renewed: hosts on which only host-specific files are rewritten.
     reconfigures: whether to run `scontrol reconfigure`.
     replaces_record: whether to invalidate the record of the last `up` until these hosts are
@@ -174,13 +180,13 @@ class Work:
 
     ansible: tuple[str, ...] = ()
     introduced: tuple[str, ...] = ()
-    classed: tuple[str, ...] = ()
+    from_template: tuple[str, ...] = ()
     renewed: tuple[str, ...] = ()
     reconfigures: bool = False
     replaces_record: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.ansible or self.classed or self.renewed)
+        return bool(self.ansible or self.from_template or self.renewed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +218,10 @@ class HostsToConfigure:
         )
         return Work(ansible, tuple(introduced), reconfigures=True, replaces_record=True)
 
-    def choose(self, classed: Collection[str], *, again: bool) -> Work:
+    def choose(self, from_template: Collection[str], *, again: bool) -> Work:
         """Choose all hosts if inputs changed or ``again`` is set, else only new and changed hosts.
 
-        classed: new hosts that were created with their configuration already in place.
+        from_template: new hosts that were created with their configuration already in place.
         """
         marks = _marks(self.reports)
         configures_all = again or self.recorded.inputs != self.rendered.inputs
@@ -223,14 +229,16 @@ class HostsToConfigure:
             self.inventory.names if configures_all else hosts_with_drift(self.recorded.marks, marks)
         )
         ready = (
-            () if again else self._without_cards(host for host in classed if host in self.reports)
+            ()
+            if again
+            else self._without_cards(host for host in from_template if host in self.reports)
         )
         renewed = self._to_renew(marks) if configures_all and not again else ()
         controller = self.inventory.controller.name
         controller_drift = drifted(self.recorded.marks.get(controller, {}), marks[controller])
         return Work(
             tuple(host for host in host_names if host not in (*ready, *renewed)),
-            classed=ready if host_names else (),
+            from_template=ready if host_names else (),
             renewed=renewed,
             # Drift on a single node does not concern the slurmd of other nodes.
             reconfigures=touches_slurm(controller_drift)
@@ -287,11 +295,11 @@ def _change_hosts(
     expected: dict[str, Checksums] = {
         host: {**reports[host].checksums, **expected_marks(files[host])} for host in work.renewed
     }
-    expected |= marks_of_classed(
-        cluster.spec, inventory, {host: files[host] for host in work.classed}
+    expected |= marks_from_template(
+        cluster.spec, inventory, {host: files[host] for host in work.from_template}
     )
     if expected:
-        compute = [host.name for host in inventory.compute if host.name in work.classed]
+        compute = [host.name for host in inventory.compute if host.name in work.from_template]
         # These nodes booted before the controller was ready, and newer slurmd retries only after 10
         # s.
         parallel_map(compute, lambda host: connect(host).run(_START_SLURMD))

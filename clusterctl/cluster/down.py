@@ -35,7 +35,6 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
-from clusterctl.providers.node_template import KeptImage
 from clusterctl.providers.storage import (
     KeptStorage,
     StorageRecord,
@@ -44,6 +43,7 @@ from clusterctl.providers.storage import (
     new_record,
     save_record,
 )
+from clusterctl.providers.templates import KeptImage
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies, record_kept_copies
 from clusterctl.spec.models import DEFAULT_PROVIDER, AnyProvider, settings_of_project

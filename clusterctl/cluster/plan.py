@@ -13,8 +13,8 @@ from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.hardware import cgroup_notes
 from clusterctl.cluster.impact import Impact, impact_of, reject_changed_users
-from clusterctl.cluster.node_class import inputs_of_new_nodes
 from clusterctl.cluster.phases import Drift, PhaseResult, workspace_copy
+from clusterctl.cluster.template_inputs import inputs_of_node_template
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskResult
 from clusterctl.errors import (
@@ -122,7 +122,7 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ph
     provider = cluster.provider
     inventory = cluster.inventory
     _reject_other_cluster(cluster)
-    options = HostOptions(recreated=recreated, inputs=inputs_of_new_nodes(cluster))
+    options = HostOptions(recreated=recreated, inputs=inputs_of_node_template(cluster))
     hosts = provider.plan(spec, workspace, options)
     notes = software_notes(spec, hosts.distribution or planned_distribution(spec, workspace))
     if inventory is None:

@@ -17,8 +17,8 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import converge, inputs_of, packages_lost_on
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.impact import free_leaving_hosts, reject
-from clusterctl.cluster.node_class import node_files
 from clusterctl.cluster.nodes import replacing
+from clusterctl.cluster.own_files import node_files
 from clusterctl.cluster.phases import Drift, Phase, PhaseResult
 from clusterctl.cluster.plan import Plan, plan_changes, preflight
 from clusterctl.cluster.verify import Verification, verify
@@ -31,8 +31,8 @@ from clusterctl.hosts.roles import probe_requests, required_accounts
 from clusterctl.jobs.environment import Environments
 from clusterctl.packages.bundle import Bundle, cluster_bundle, missing_bundle, use_bundle
 from clusterctl.providers.base import HostOptions, Provisioned, Size
-from clusterctl.providers.node_template import NodeClass, NodeFiles
 from clusterctl.providers.storage import save_record as record_storage
+from clusterctl.providers.templates import NodeFiles, NodeTemplates
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.load import dump_spec
@@ -279,8 +279,8 @@ def provision(
         inputs_of(spec, complete, workspace, {}).write(workspace)
         return node_files(spec, complete, workspace, {})
 
-    node_class = NodeClass(keys, files) if keys else None
-    options = replace(options, node_class=node_class)
+    templates = NodeTemplates(keys, files) if keys else None
+    options = replace(options, templates=templates)
     made = cluster.provider.apply(spec, workspace, options)
     probed = report_steps(
         with_distributions(made.inventory, workspace, cluster.connections.to), cluster.reporter

@@ -28,7 +28,7 @@ from clusterctl.providers.attached import (
     Request,
     not_attached,
 )
-from clusterctl.providers.node_template import KeptImage, NodeClass
+from clusterctl.providers.templates import KeptImage, NodeTemplates
 from clusterctl.spec.common import Partition, ProviderSettings
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.hosts import OnpremHost
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # Called when an image under construction answers SSH. Runs ``install.yml`` on it.
 Bake = Callable[[Host], None]
 # Called like ``Bake``. Runs ``class.yml``, and before it ``install.yml`` unless that was run.
-BakeClass = Callable[[Inventory], None]
+BakeTemplates = Callable[[Inventory], None]
 
 REPLACED: Final = "another machine takes its place"
 _NOTE: Final = "pending.json"
@@ -118,15 +118,15 @@ class Provisioned:
     user.
 
     made: names of new hosts. started: names of existing hosts that were off.
-    classed: names of the new hosts that started from a node template and already have all their
-        files.
+    from_template: names of the new hosts that started from a node template and already have all
+        their files.
     """
 
     inventory: Inventory
     notes: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
     started: tuple[str, ...] = ()
-    classed: tuple[str, ...] = ()
+    from_template: tuple[str, ...] = ()
 
 
 Action = Literal["make", "change", "replace", "remove", "keep"]
@@ -254,14 +254,14 @@ class HostOptions:
     recreated: hosts that are deleted and created again.
     inputs: for ``plan``, hash of the configuration in the template of new compute nodes. "": no
         template.
-    node_class: for ``apply``, the templates of new hosts. None: new hosts start from the base
+    templates: for ``apply``, the templates of new hosts. None: new hosts start from the base
         image.
     """
 
     keep: Sizes = field(default_factory=dict)
     recreated: Collection[str] = ()
     inputs: str = ""
-    node_class: NodeClass | None = None
+    templates: NodeTemplates | None = None
 
 
 DEFAULTS: Final = HostOptions()
@@ -273,7 +273,7 @@ class Provider(Protocol):
     All methods with a body are optional: it is what most providers do.
 
     known_shared: where hosts mount the shared folder. None: the provider has no node templates.
-    class_groups: the groups of hosts (controller, compute) that can start from a node template.
+    template_groups: the groups of hosts (controller, compute) that can start from a node template.
     takes_single_hosts: whether single hosts can join, leave, and be configured alone. Otherwise the
         provider creates all hosts that the spec counts.
     recreates_hosts: whether a replaced host is deleted and created again. Otherwise its machine
@@ -282,7 +282,7 @@ class Provider(Protocol):
 
     _settings: ProviderSettings
     known_shared: str | None = None
-    class_groups: tuple[str, ...] = (COMPUTE,)
+    template_groups: tuple[str, ...] = (COMPUTE,)
     takes_single_hosts: bool = False
     recreates_hosts: bool = True
 
@@ -318,8 +318,13 @@ class Provider(Protocol):
         """
         return
 
-    def prepare_class(
-        self, spec: ClusterSpec, workspace: Workspace, inputs: Mapping[str, str], *, bake: BakeClass
+    def prepare_templates(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        inputs: Mapping[str, str],
+        *,
+        bake: BakeTemplates,
     ) -> Mapping[str, str]:
         """Build missing node templates for new hosts. Return group of hosts -> key of its template.
 

@@ -14,7 +14,7 @@ from typing import Final
 from clusterctl.errors import CloudError, ProvisionError
 from clusterctl.providers.gcp import costs
 from clusterctl.providers.gcp.api import Api, Json, iap_tunnel
-from clusterctl.providers.node_template import KeptImage
+from clusterctl.providers.templates import KeptImage
 from clusterctl.spec import gcp
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp_machines import Machine, machines

@@ -16,7 +16,7 @@ from clusterctl.hosts.checks import DoctorReport
 from clusterctl.providers.base import (
     DEFAULTS,
     NO_PROMPTS,
-    BakeClass,
+    BakeTemplates,
     HostOptions,
     HostPlan,
     Leftover,
@@ -31,8 +31,8 @@ from clusterctl.providers.gcp.images import SHARED
 from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
-from clusterctl.providers.node_template import KeptImage
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
+from clusterctl.providers.templates import KeptImage
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.common import Partition
 from clusterctl.spec.distributions import UNSEEN
@@ -80,8 +80,13 @@ class GcpProvider(Provider):
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
         return DoctorReport(preflight(spec, workspace.known_id(), services(self._settings)), {})
 
-    def prepare_class(
-        self, spec: ClusterSpec, workspace: Workspace, inputs: Mapping[str, str], *, bake: BakeClass
+    def prepare_templates(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        inputs: Mapping[str, str],
+        *,
+        bake: BakeTemplates,
     ) -> Mapping[str, str]:
         self._use_images(spec, inputs[COMPUTE])
         if not self._images:
@@ -100,7 +105,7 @@ class GcpProvider(Provider):
             self._inputs, self._images = inputs, images.images_of(self._api, spec, inputs)
 
     def _make_image(
-        self, spec: ClusterSpec, workspace: Workspace, image: images.NodeImage, bake: BakeClass
+        self, spec: ClusterSpec, workspace: Workspace, image: images.NodeImage, bake: BakeTemplates
     ) -> None:
         """Build a node image: create a machine, configure it, copy its disk, delete the machine."""
         name = images.machine_name(spec)
@@ -173,7 +178,7 @@ class GcpProvider(Provider):
     def apply(
         self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
     ) -> Provisioned:
-        self._use_images(spec, options.node_class.keys[COMPUTE] if options.node_class else "")
+        self._use_images(spec, options.templates.keys[COMPUTE] if options.templates else "")
         kept = self._storage_to_reuse(spec)
         variables_digest = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host)

@@ -17,7 +17,7 @@ from clusterctl.providers.base import (
     DEFAULTS,
     NO_PROMPTS,
     Bake,
-    BakeClass,
+    BakeTemplates,
     CachedImage,
     FoundCluster,
     HostOptions,
@@ -40,8 +40,8 @@ from clusterctl.providers.local.capacity import (
 )
 from clusterctl.providers.local.client import Helper, refuse_other_machines, start_ahead
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
-from clusterctl.providers.node_template import NodeFile
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
+from clusterctl.providers.templates import NodeFile
 from clusterctl.spec import distributions
 from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
@@ -78,7 +78,7 @@ class LocalProvider(Provider):
         # MariaDB's package on Debian creates the database files, so a controller's template can
         # hold them.
         if settings.release in DEBIAN.suites:
-            self.class_groups = (COMPUTE, CONTROLLER)
+            self.template_groups = (COMPUTE, CONTROLLER)
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         refuse_other_machines(sys.platform)
@@ -130,8 +130,13 @@ class LocalProvider(Provider):
             name=name, address="127.0.0.1", roles=roles, distribution=release, **answer[name]
         )
 
-    def prepare_class(
-        self, spec: ClusterSpec, workspace: Workspace, inputs: Mapping[str, str], *, bake: BakeClass
+    def prepare_templates(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        inputs: Mapping[str, str],
+        *,
+        bake: BakeTemplates,
     ) -> Mapping[str, str]:
         image = _image(self._settings, spec, workspace)
         request = layout.ClassRequest(
@@ -230,7 +235,7 @@ class LocalProvider(Provider):
     def apply(
         self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
     ) -> Provisioned:
-        node_class = options.node_class
+        node_class = options.templates
         shares, notes = shares_here(spec, options.keep)
         kept = (
             choose_storage_to_reuse(spec, self.kept_storage(spec.name, ()))
@@ -263,7 +268,7 @@ class LocalProvider(Provider):
             notes + made.notes + _unused_gpus() + removed,
             made=tuple(node.name for node in made.nodes if node.made),
             started=tuple(node.name for node in made.nodes if node.started and not node.made),
-            classed=classed,
+            from_template=classed,
         )
 
     def _request(

@@ -14,7 +14,7 @@ from clusterctl.errors import CloudError, SpecError, UsageError
 from clusterctl.providers.base import CachedImage
 from clusterctl.providers.gcp import images
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.node_template import KeptImage
+from clusterctl.providers.templates import KeptImage
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_of
 from tests.support.messages import codes, shows

@@ -18,7 +18,7 @@ from clusterctl.errors import ClusterctlError, StalePlanError, UsageError
 from clusterctl.providers.base import HostOptions, HostPlan, Provisioned
 from clusterctl.providers.gcp.images import image_machines, images_of
 from clusterctl.providers.gcp.provider import GcpProvider
-from clusterctl.providers.node_template import NodeClass
+from clusterctl.providers.templates import NodeTemplates
 from clusterctl.spec.gcp import image_error
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, Inventory
@@ -90,12 +90,12 @@ class Baked:
     def up_from(
         self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS
     ) -> Provisioned:
-        node_class = NodeClass({COMPUTE: self.prepare(provider, spec, inputs)}, lambda _: {})
-        return provider.apply(spec, self.workspace, HostOptions(node_class=node_class))
+        templates = NodeTemplates({COMPUTE: self.prepare(provider, spec, inputs)}, lambda _: {})
+        return provider.apply(spec, self.workspace, HostOptions(templates=templates))
 
     def prepare(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> str:
         """Have the image of new nodes made; return the key of their class."""
-        shared = provider.prepare_class(spec, self.workspace, {COMPUTE: inputs}, bake=self.bake)
+        shared = provider.prepare_templates(spec, self.workspace, {COMPUTE: inputs}, bake=self.bake)
         return shared[COMPUTE]
 
     @property

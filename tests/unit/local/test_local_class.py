@@ -16,7 +16,7 @@ from clusterctl.errors import ProvisionError
 from clusterctl.providers.base import HostOptions
 from clusterctl.providers.local import helper, image, layout, machine, provider, system
 from clusterctl.providers.local.layout import Node, PlacedFile
-from clusterctl.providers.node_template import NodeClass, NodeFile
+from clusterctl.providers.templates import NodeFile, NodeTemplates
 from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
@@ -268,6 +268,6 @@ def test_hosts_of_a_group_without_class_get_no_files(
     found = provider.LocalProvider(settings).apply(
         ClusterSpec.model_validate(values),
         workspace,
-        HostOptions(node_class=NodeClass({group: CLASS}, lambda _: files)),
+        HostOptions(templates=NodeTemplates({group: CLASS}, lambda _: files)),
     )
-    assert ([*sent[0]], found.classed) == ([classed], (classed,))
+    assert ([*sent[0]], found.from_template) == ([classed], (classed,))

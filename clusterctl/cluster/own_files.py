@@ -1,9 +1,7 @@
-"""The configuration that all hosts of a group start with ("class"), and the files specific to a
-host.
+"""The files specific to a host, which are all that a new host from a template lacks.
 
-A class is built once, and found in the provider's cache by a hash of its inputs. Addresses, sizes
-and secrets are in host-specific files. Ansible runs only on new hosts on which a probe does not
-find the expected files.
+A template has the configuration of its group, without addresses, sizes and secrets. Ansible runs
+only on new hosts on which a probe does not find the expected files.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache, partial
 from operator import or_
 from pathlib import Path
@@ -20,48 +18,19 @@ from typing import Any, Final
 
 import jinja2
 
-from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure import inventory_file
 from clusterctl.hosts.probe import Checksums, HostReport, ProbeRequest
 from clusterctl.hosts.roles import (
-    can_share_configuration,
     key_marks,
     probe_requests,
     system_accounts,
 )
-from clusterctl.providers.node_template import NodeFile, NodeFiles
-from clusterctl.scheduler.slurm_conf import takes_nodes_by_reconfigure
+from clusterctl.providers.templates import NodeFile, NodeFiles
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, planned_distribution
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_argv
-from clusterctl.util.assets import ansible_hash, data_folder, digest, read_table
-
-
-def has_classes(cluster: ClusterContext) -> bool:
-    """Return whether new hosts can start with a configuration that is built once for their whole
-    group.
-    """
-    return cluster.provider.known_shared is not None and can_share_configuration(cluster.spec)
-
-
-def class_inputs(variables: Mapping[str, Any]) -> str:
-    """Return a hash of these variables and all Ansible roles. A built configuration is cached under
-    it.
-    """
-    return digest(ansible_hash(), json.dumps(variables, sort_keys=True, default=str))
-
-
-def inputs_of_new_nodes(cluster: ClusterContext) -> str:
-    """Return the hash under which new nodes' configuration is cached. "" if it can't be built in
-    advance.
-    """
-    distribution = planned_distribution(cluster.spec, cluster.workspace)
-    if distribution is None or not has_classes(cluster):
-        return ""
-    shared = str(cluster.provider.known_shared)
-    return class_inputs(inventory_file.class_variables(cluster.spec, distribution, shared))
-
+from clusterctl.util.assets import data_folder, read_table
 
 # The tag of Ansible tasks that write files specific to a host or cluster.
 _OWN: Final = "own_file"
@@ -185,7 +154,7 @@ def expected_marks(files: Mapping[str, NodeFile]) -> Checksums:
     return {_key(path, file): file.mark for path, file in files.items()}
 
 
-def marks_of_classed(
+def marks_from_template(
     spec: ClusterSpec, inventory: Inventory, files: NodeFiles
 ) -> dict[str, Checksums]:
     """Return host -> the checksums that a probe finds on a new host that needs no Ansible.
@@ -227,29 +196,3 @@ def renew(files: Mapping[str, NodeFile], checksums: Checksums, transport: Transp
         transport.run(
             ("sudo", "-n", *remote_argv("clusterctl.hosts.remote_own_files", json.dumps(contents)))
         )
-
-
-def shared_inputs(cluster: ClusterContext, inventory: Inventory) -> Mapping[str, str]:
-    """Return group of hosts -> hash of all configuration except the host-specific files.
-
-    The result lacks a group if its hosts differ in more than these files. It also lacks the
-    controller's group if slurmctld must be restarted to learn about new nodes.
-    """
-    spec = cluster.spec
-    # Hosts that are not baked also differ in their firewall or a mount.
-    if not has_classes(cluster) or not inventory.baked:
-        return {}
-    inputs = {
-        COMPUTE: inventory_file.class_variables(spec, inventory.distribution, inventory.shared)
-    }
-    if takes_nodes_by_reconfigure(inventory):
-        controller = {
-            "host": asdict(inventory.controller),
-            "slurm": inventory.slurm,
-        }
-        values = inventory_file.role_variables(spec, inventory, cluster.workspace)
-        in_files = ("common_hosts", "openmpi_yield_when_idle")
-        inputs[CONTROLLER] = controller | {
-            key: values[key] for key in values if key not in in_files
-        }
-    return {group: class_inputs(variables) for group, variables in inputs.items()}

@@ -51,7 +51,7 @@ class KeptImage:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeClass:
+class NodeTemplates:
     """The templates of new hosts. ``keys``: group -> template's key. ``files``: returns each host's
     files.
     """

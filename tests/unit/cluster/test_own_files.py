@@ -16,24 +16,23 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.cluster import node_class
+from clusterctl.cluster import template_inputs
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Configured, HostsToConfigure, Work, inputs_of
 from clusterctl.cluster.drift import matches
-from clusterctl.cluster.node_class import (
+from clusterctl.cluster.own_files import (
     can_renew,
-    class_inputs,
     expected_marks,
-    marks_of_classed,
+    marks_from_template,
     node_files,
-    shared_inputs,
 )
+from clusterctl.cluster.template_inputs import inputs_of_templates, template_hash
 from clusterctl.configure import inventory_file
 from clusterctl.configure.inventory_file import class_inventory_text, class_variables
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.hosts.roles import key_marks, probe_requests
 from clusterctl.providers.local.image import class_key
-from clusterctl.providers.node_template import NodeFiles
+from clusterctl.providers.templates import NodeFiles
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
@@ -92,7 +91,7 @@ def key_of(
     group: str = COMPUTE,
 ) -> str:
     return class_key(
-        image, class_inputs(class_variables(spec or spec_of(), distribution, shared, group))
+        image, template_hash(class_variables(spec or spec_of(), distribution, shared, group))
     )
 
 
@@ -101,7 +100,7 @@ def test_twenty_changed_inputs_make_twenty_keys(
 ) -> None:
     roles = tmp_path / "ansible"
     shutil.copytree(data_folder("ansible"), roles)
-    monkeypatch.setattr(node_class, "ansible_hash", lambda: tree_hash(roles))
+    monkeypatch.setattr(template_inputs, "ansible_hash", lambda: tree_hash(roles))
     keys = [
         key_of(),
         key_of(distribution=THIRTEEN),
@@ -281,13 +280,15 @@ class Cluster:
             for host in inventory.names
         }
         files = node_files(self.spec, inventory, self.workspace, reports)
-        groups = shared_inputs(ClusterContext.of(self.spec, workspace=self.workspace), inventory)
+        groups = inputs_of_templates(
+            ClusterContext.of(self.spec, workspace=self.workspace), inventory
+        )
         return HostsToConfigure(inventory, self.recorded, reports, rendered, groups, files)
 
     def choose(
-        self, inventory: Inventory, classed: Collection[str], *, again: bool = False
+        self, inventory: Inventory, from_template: Collection[str], *, again: bool = False
     ) -> Work:
-        return self.hosts(inventory).choose(classed, again=again)
+        return self.hosts(inventory).choose(from_template, again=again)
 
 
 @pytest.fixture
@@ -298,7 +299,7 @@ def cluster(workspace: Workspace) -> Cluster:
 def test_a_controller_with_former_keys_in_homes_needs_ansible(cluster: Cluster) -> None:
     """The kept storage has the homes of an earlier cluster."""
     head = INVENTORY.controller.name
-    expected = marks_of_classed(WITH_KEY, INVENTORY, cluster.hosts(INVENTORY).files)
+    expected = marks_from_template(WITH_KEY, INVENTORY, cluster.hosts(INVENTORY).files)
     assert matches(expected[head], expected[head])
     assert not matches(expected[head], expected[head] | key_marks(spec_of()))
     assert not [key for key in expected[ONE] if key.startswith("keys ")]
@@ -314,7 +315,7 @@ def growing(cluster: Cluster) -> Cluster:
 
 
 @pytest.mark.parametrize(
-    ("classed", "again", "ansible"),
+    ("from_template", "again", "ansible"),
     [
         ((ONE, TWO), False, (CTL,)),
         (OLD, False, ()),
@@ -324,10 +325,10 @@ def growing(cluster: Cluster) -> Cluster:
     ],
 )
 def test_new_hosts_of_a_class_need_no_ansible(
-    cluster: Cluster, classed: tuple[str, ...], *, again: bool, ansible: tuple[str, ...]
+    cluster: Cluster, from_template: tuple[str, ...], *, again: bool, ansible: tuple[str, ...]
 ) -> None:
-    work = cluster.choose(INVENTORY, classed, again=again)
-    assert (work.ansible, work.classed) == (ansible, () if again else classed)
+    work = cluster.choose(INVENTORY, from_template, again=again)
+    assert (work.ansible, work.from_template) == (ansible, () if again else from_template)
     assert (work.renewed, work.reconfigures, work.replaces_record) == ((), False, True)
 
 
@@ -350,7 +351,7 @@ def test_one_node_more_needs_no_ansible(growing: Cluster) -> None:
     once.
     """
     work = growing.choose(GROWN, NEW)
-    assert work == Work(classed=NEW, renewed=OLD, reconfigures=True, replaces_record=True)
+    assert work == Work(from_template=NEW, renewed=OLD, reconfigures=True, replaces_record=True)
 
 
 def test_hosts_with_nvidias_open_mpi_are_renewed_at_its_prefix(cluster: Cluster) -> None:
@@ -406,7 +407,7 @@ def test_a_host_that_drifted_meanwhile_is_configured(growing: Cluster) -> None:
 def test_another_class_is_configured_on_all_hosts(
     growing: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_class, "ansible_hash", lambda: "another")
+    monkeypatch.setattr(template_inputs, "ansible_hash", lambda: "another")
     work = growing.choose(GROWN, NEW)
     assert (work.ansible, work.renewed) == (OLD, ())
 
