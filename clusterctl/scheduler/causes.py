@@ -34,7 +34,7 @@ from clusterctl.scheduler.missing_files import (
     missing_module,
 )
 from clusterctl.scheduler.program_error import search
-from clusterctl.scheduler.waiting import beyond_group_limit, unavailable_nodes
+from clusterctl.scheduler.waiting import NO_NODES, beyond_group_limit, unavailable_nodes
 from clusterctl.transport.tree import format_size
 
 # A text, or a function that writes it from the case.
@@ -160,7 +160,7 @@ WAITING: Final[Sequence[CauseFunction]] = (
     ),
     Cause(
         "waiting-for-nodes-out-of-service",
-        reason=r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN|NodeDown",
+        reason=NO_NODES,
         why="nodes that the job needs are out of service",
         fix=lambda case: (
             f"{case.repair}; `clusterctl ssh -- sinfo -R` shows why they are out of service"

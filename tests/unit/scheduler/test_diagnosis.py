@@ -177,6 +177,14 @@ def said(log: str, **job: object) -> Diagnosis:
         ("cuda-out-of-memory", TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n"),
         ("cuda-driver-too-old", TRACEBACK + "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).\n"),
         ("no-gpu", TRACEBACK + "RuntimeError: Found no NVIDIA driver on your system.\n"),
+        ("cuda-no-kernel-image", TRACEBACK + "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"),
+        ("cuda-version-library", TRACEBACK + "ImportError: /lib64/libcudart.so.12: version `libcudart.so.12' not found (required by /env/x.so)\n"),
+        ("gpu-lost", TRACEBACK + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"),
+        ("gloo-interface", TRACEBACK + "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address for: eth7\n"),
+        ("nccl", TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1691, internal error, NCCL version 2.20.5\n"
+            "ncclInternalError: Internal check failed.\n"),
+        ("unpicklable", TRACEBACK + "_pickle.UnpicklingError: Weights only load failed.\n"),
+        ("usage", "payload: error: --layers must be positive\n"),
         ("no-gpu", TRACEBACK + "AssertionError: Torch not compiled with CUDA enabled\n"),
         ("no-gpu", TRACEBACK + "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!\n"),
         ("invalid-device-ordinal", TRACEBACK + "RuntimeError: CUDA error: invalid device ordinal\n"),
@@ -795,6 +803,20 @@ def test_a_log_of_one_line_again_and_again_takes_no_time(line: str) -> None:
 def test_what_a_program_caught_is_not_the_end_of_its_memory() -> None:
     caught = said("CUDA error: out of memory\n" + TRACEBACK + "ValueError: x\n")
     assert (caught.code, caught.lines[-1]) == ("python-exception", "ValueError: x")
+
+
+def test_rank_that_leaves_mpi_early_hangs_the_others() -> None:
+    found = said(
+        f"{'-' * 74}\n"
+        "mpirun has exited due to process rank 1 with PID 7 on node n2 exiting improperly.\n"
+        f"{'-' * 74}\n"
+    )
+    assert found.code == "hung-after-end"
+
+
+def test_node_that_could_not_launch_a_job_is_named_as_its_cause() -> None:
+    assert said("", reason="JobLaunchFailure", exit_code=0).code == "launch-failure"
+    assert said("", reason="JobLaunchFailure", exit_code=3).code == "exit-code"
 
 
 def test_causes_have_patterns_that_do_not_fit_everything() -> None:
