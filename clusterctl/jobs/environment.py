@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from clusterctl.errors import CommandError, Notice
 from clusterctl.packages.accelerators import cpu_index, has_gpus
@@ -26,6 +26,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.user_script import partition_name
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_spec, planned_distribution
 from clusterctl.state.workspace import Workspace
@@ -35,9 +36,6 @@ from clusterctl.transport.tree import Progress, format_size
 from clusterctl.util.assets import job_lock
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import SILENT, LineReporter
-
-if TYPE_CHECKING:
-    from clusterctl.spec.job_options import JobOptions
 
 _FETCH: Final = (Path(__file__).parent / "remote_fetch.sh").read_text(encoding="utf-8")
 # Sending a larger wheel takes longer than starting pip on the host.
@@ -83,7 +81,7 @@ class Environments:
         self,
         inventory: Inventory,
         distribution: Distribution,
-        job: JobOptions | JobSpec | None = None,
+        job: JobOptions | None = None,
         replayed: str | None = None,
     ) -> Environment:
         """Return the Python environment for the pip requirements of a cluster and a job. Nothing is
@@ -118,7 +116,7 @@ class Environments:
         inventory: Inventory,
         workspace: Workspace,
         spec: ClusterSpec | None,
-        job: JobOptions | JobSpec,
+        job: JobOptions,
         replayed: str | None,
     ) -> Environment:
         """Do the same as ``resolve``, for the distribution that the hosts of a spec have or will
@@ -227,7 +225,7 @@ class Environments:
             self.report(f"sending {count}, {size}{reason if is_slow else ''}")
 
 
-def _partition_name(inventory: Inventory, job: JobOptions | JobSpec) -> str | None:
+def _partition_name(inventory: Inventory, job: JobOptions) -> str | None:
     """Return the name of a job's partition; None if #SBATCH lines of the job's script may set
     it.
     """

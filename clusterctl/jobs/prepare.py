@@ -54,7 +54,7 @@ from clusterctl.scheduler.user_script import (
     reject_long_script,
 )
 from clusterctl.spec.job import JobSpec, job_spec
-from clusterctl.spec.job_options import JobOptions, quantities_of
+from clusterctl.spec.job_options import OPTIONS, JobOptions, quantities_of
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.program import is_job_file
 from clusterctl.spec.sbatch import requests_of
@@ -112,7 +112,7 @@ def read_jobs(
         SpecError: the job file is wrong.
     """
     if is_job_file(target):
-        # Importing the models for job files takes longer than the rest of `submit`.
+        # A slow import, which only job files need.
         from clusterctl.spec.job_file import jobs_of_file  # noqa: PLC0415
 
         jobs = jobs_of_file(Path(target), given, variants)
@@ -145,7 +145,7 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
     varied = scaling.field
     for field in (varied, "after", "ranks", *(() if job.sweep else ("array",))):
         if field in job.model_fields_set:
-            raise excluded(f"--{field.replace('_', '-')}", _flag_of(scaling))
+            raise excluded(OPTIONS[field].flag, _flag_of(scaling))
     if any("--dependency" in request.quantities for request in requests_of(job.slurm)):
         raise excluded("--slurm --dependency", "--scaling")
     script = UserScript.of(job)
@@ -312,7 +312,7 @@ class Preparer:
         self,
         inventory: Inventory,
         workspace: Workspace,
-        job: JobOptions | JobSpec,
+        job: JobOptions,
         *,
         spec: ClusterSpec | None = None,
         lock: str | None = None,

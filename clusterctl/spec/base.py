@@ -279,6 +279,7 @@ PRIVATE_NETWORKS: Final = tuple(
 
 Url = Annotated[str, PATTERNS["url"]]
 UnixName = Annotated[str, PATTERNS["unix_name"]]
+SlurmName = Annotated[str, PATTERNS["slurm_name"]]
 # Strict: neither `yes` in quotes nor 1 is accepted as true.
 Toggle = Annotated[bool, Field(strict=True)]
 # ``ipaddress`` would accept a number as an address.

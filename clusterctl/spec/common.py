@@ -27,6 +27,7 @@ from clusterctl.spec.base import (
     Fault,
     Model,
     SizeMib,
+    SlurmName,
     Toggle,
     UnixName,
     Usd,
@@ -49,7 +50,6 @@ from clusterctl.util.assets import read_table
 
 ClusterName = Annotated[str, PATTERNS["label"]]
 # The names that Slurm accepts, for clusters that other people operate.
-SlurmName = Annotated[str, PATTERNS["slurm_name"]]
 AccountName = Annotated[str, PATTERNS["account"]]
 
 # With less memory, not even the verification job fits beside Slurm's daemons.

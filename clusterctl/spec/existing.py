@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.base import PATTERNS, Fault
-from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings, Refusal, SlurmName
+from clusterctl.spec.base import PATTERNS, Fault, SlurmName
+from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings, Refusal
 from clusterctl.spec.names import Launcher
 
 _OPERATED: Final = "the site's administrators decide this, not the spec"

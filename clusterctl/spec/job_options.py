@@ -25,8 +25,16 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
 from clusterctl.errors import Failure, Notice, UsageError
-from clusterctl.spec.base import HERE, FileName, JobMemoryMib, JobTimeS, Model, Toggle, explain
-from clusterctl.spec.common import SlurmName
+from clusterctl.spec.base import (
+    HERE,
+    FileName,
+    JobMemoryMib,
+    JobTimeS,
+    Model,
+    SlurmName,
+    Toggle,
+    explain,
+)
 from clusterctl.spec.job_values import (
     Argument,
     Array,

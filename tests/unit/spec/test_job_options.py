@@ -4,17 +4,17 @@ complete.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from clusterctl.cli.run import VERBS, LazyVerb
 from clusterctl.errors import UsageError
 from clusterctl.jobs.shell import salloc_options
-from clusterctl.runs.compare import _NOT_THE_JOB
 from clusterctl.scheduler.mpirun_script import render_mpirun_script
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.spec.job import JobSpec, job_spec
@@ -35,27 +35,19 @@ from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
 from tests.support.messages import refused
 from tests.support.played.batch import HASH, rendered
+from tests.unit.spec.test_job_file import EVERYTHING
 
-# A value of each option that is passed to Slurm, as the user writes it, and what Slurm gets.
-PASSED: dict[str, tuple[Any, str]] = {
-    "nodes": (2, "--nodes=2"),
-    "tasks_per_node": (4, "--ntasks-per-node=4"),
-    "cpus": (3, "--cpus-per-task=3"),
-    "gpus": (2, "--gpus-per-node=2"),
-    "mem": ("4GiB", "--mem=4096M"),
-    "time": ("90", "--time=01:30:00"),
-    "name": ("mine", "--job-name=mine"),
-    "partition": ("train", "--partition=train"),
-    "account": ("physics", "--account=physics"),
-    "qos": ("urgent", "--qos=urgent"),
-    "constraint": ("a100&ib", "--constraint=a100&ib"),
-    "reservation": ("maint", "--reservation=maint"),
-    "licenses": ("matlab:2,ansys@site:1", "--licenses=matlab:2,ansys@site:1"),
-    "array": ("0-3", "--array=0-3"),
-    "after": (["12", "13:any"], "--dependency=afterok:12,afterany:13"),
-    "requeue": (True, "--requeue"),
-    "signal": ("TERM@60", "--signal=B:TERM@60"),
+# A value of each option, as the user writes it.
+VALUES: Mapping[str, Any] = YAML(typ="safe").load(EVERYTHING)
+# What Slurm gets for some of these values. Others are passed as they are.
+WORDS = {
+    "mem": "--mem=4096M",
+    "time": "--time=01:30:00",
+    "after": "--dependency=afterok:12,afterany:13_1",
+    "requeue": "--requeue",
+    "signal": "--signal=B:USR1@120",
 }
+PASSED = [name for name, option in OPTIONS.items() if option.sbatch]
 # Clusters without Slurm support these options of sbatch. `job.mpirun.j2` and its callers use them.
 WITHOUT_SLURM = {"nodes", "tasks_per_node", "cpus", "time", "name", "partition"}
 
@@ -109,24 +101,20 @@ def test_declaration_that_contradicts_itself_is_found(changes: dict[str, Any]) -
     assert [*contradictions(replace(OPTIONS["reservation"], **changes))]
 
 
-def options_of_slurm() -> list[str]:
-    return [name for name, option in OPTIONS.items() if option.sbatch]
-
-
-def test_value_of_each_option_of_sbatch_is_shown_here() -> None:
-    assert [*PASSED] == [name for name in PASSED if name in options_of_slurm()]
-    assert {*PASSED} == {*options_of_slurm()}
+def given(name: str) -> dict[str, Any]:
+    """Return a valid value of an option by its name."""
+    value = VALUES[name]
+    return job_options({name: list(map(str, value)) if isinstance(value, list) else value}).given
 
 
 @pytest.mark.parametrize("name", PASSED)
 def test_option_reaches_sbatch_and_salloc(name: str, tmp_path: Path) -> None:
-    value, words = PASSED[name]
-    given = job_options({name: value}).given
-    job = JobSpec(name="j", bundled="train").model_copy(update=given)
+    words = WORDS.get(name, f"{OPTIONS[name].sbatch}={VALUES[name]}")
+    job = JobSpec(name="j", bundled="train").model_copy(update=given(name))
     assert f"#SBATCH {words}\n" in rendered(job).replace('"', "")
     script = tmp_path / "own.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH {words.replace('B:', '')}\n#SBATCH --hold\ntrue\n")
-    own = JobSpec(name="j", script=script).model_copy(update=given)
+    own = JobSpec(name="j", script=script).model_copy(update=given(name))
     assert rendered(own).replace('"', "").count(f"#SBATCH {words.partition('=')[0]}") == 1
     if OPTIONS[name].in_shell:
         assert words in salloc_options(job)
@@ -142,8 +130,7 @@ def test_options_that_are_not_given_are_not_passed() -> None:
 @pytest.mark.parametrize("name", PASSED)
 def test_option_of_slurm_is_refused_without_slurm(name: str) -> None:
     inventory = inventory_with(PartitionFacts("train", ("n1", "n2")), scheduler="none")
-    given = job_options({name: PASSED[name][0]}).given
-    job = JobSpec(name="j", bundled="train").model_copy(update=given)
+    job = JobSpec(name="j", bundled="train").model_copy(update=given(name))
     if name in WITHOUT_SLURM:
         assert not OPTIONS[name].needs_slurm
         return
@@ -167,7 +154,7 @@ def test_refusal_names_the_option_as_the_user_wrote_it(name: str) -> None:
 def test_flag_and_slurm_can_not_set_the_same_quantity(name: str) -> None:
     option = OPTIONS[name]
     text = option.sbatch if option.kind is bool else f"{option.sbatch}=1"
-    flags = {name: PASSED[name][0], "slurm": [text]}
+    flags = {**given(name), "slurm": [text]}
     code = "option-of-clusterctl" if option.is_only_flag else "options-exclusive"
     with refused(code, UsageError):
         job_spec("train", flags)
@@ -200,4 +187,4 @@ def test_options_that_choose_where_a_job_runs_hold_in_shell_and_replay() -> None
     for name in ("partition", "account", "qos", "constraint", "reservation", "licenses"):
         option = OPTIONS[name]
         assert (option.in_shell, option.in_replay, option.again) == (True, True, Again.REPEATED)
-        assert (name in _NOT_THE_JOB) is (name not in {"partition", "constraint"})
+        assert option.compared is (name in {"partition", "constraint"})
