@@ -25,9 +25,9 @@ class ReplayKeywords(TypedDict, total=False):
     qos: str
     # Required node features.
     constraint: str
-    # Reservation.
+    # Slurm reservation.
     reservation: str
-    # Licenses, such as matlab:2.
+    # Licenses that Slurm counts, such as matlab:2.
     licenses: str
     # Tag for finding the run with `clusterctl runs`.
     tag: Sequence[str]

@@ -391,7 +391,7 @@ class JobOptions(Model):
     reservation: Annotated[
         SlurmName | None,
         JobOption(
-            "Reservation.",
+            "Slurm reservation.",
             sbatch="--reservation",
             refusal=Refusal("reservation", "scontrol show reservation"),
         ),
@@ -399,7 +399,7 @@ class JobOptions(Model):
     licenses: Annotated[
         Licenses | None,
         JobOption(
-            "Licenses, such as matlab:2.",
+            "Licenses that Slurm counts, such as matlab:2.",
             sbatch="--licenses",
             refusal=Refusal("license", "scontrol show licenses"),
         ),
