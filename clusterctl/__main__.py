@@ -5,7 +5,7 @@ import sys
 
 INTERRUPTED = 130
 # The number of allocations after which the interpreter collects garbage.
-_ALLOCATIONS = 50_000
+_ALLOCATIONS = 200_000
 
 
 def main() -> None:
