@@ -305,7 +305,7 @@ def _module_stayed(case: Case, module: str, here: Here, match: re.Match[str]) ->
             "own-module-not-found",
             f"{what}: it was sent with the job, in a folder that Python does not search",
             f"submit with --env PYTHONPATH={beside}, or run the program as a module: "
-            "clusterctl submit -m MODULE",
+            "`clusterctl submit -m MODULE`",
             match,
         )
     if own := here.own:
