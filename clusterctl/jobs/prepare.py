@@ -33,6 +33,7 @@ from clusterctl.jobs.submit import (
     script_of,
     start_receiver,
 )
+from clusterctl.jobs.times import with_local_times
 from clusterctl.scheduler.base import Outcome, worst_job
 from clusterctl.scheduler.parts import most_tasks, parts_of, tasks_of
 from clusterctl.scheduler.script import (
@@ -128,7 +129,7 @@ def read_jobs(
 
 
 def _scaled(jobs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
-    """Return the jobs; instead of a job with a scaling, its jobs of each size."""
+    """Return the jobs, with a job for each size in place of a job with a scaling."""
     scaled = (_jobs_of(job, job.scaling) if job.scaling is not None else (job,) for job in jobs)
     return tuple(chain.from_iterable(scaled))
 
@@ -278,8 +279,6 @@ class Preparer:
         jobs = [with_account(inventory, job) for job in jobs]
         reject_invalid_arguments(jobs, submission.model, ledger)
         if any(map(points_in_time, jobs)):
-            from clusterctl.jobs.times import with_local_times  # noqa: PLC0415 - few jobs have times
-
             timed = [with_local_times(session.transport if session else None, job) for job in jobs]
             jobs = [job for job, _ in timed]
             for note in dict.fromkeys(note for _, notes in timed for note in notes):
