@@ -19,7 +19,8 @@ from clusterctl.scheduler.program_error import compiled, search
 _PROMPT = r"(?:\[[Yy]/[Nn]\]|\((?:yes/no|y/n|Y/n|y/N|\[y\]/n)[^)\n]*\))[?:]* *"
 _NO_INPUT: Final = (
     r"^EOFError: EOF when reading a line$"
-    r"|could not read (?:Username|Password) for .*: (?:No such device or address|terminal prompts disabled)"
+    r"|could not read (?:Username|Password) for .*: "
+    r"(?:No such device or address|terminal prompts disabled)"
     r"|^sudo: a (?:terminal|password) is required"
     r"|^Host key verification failed\.$"
     # The program gave up at the prompt, or the prompt is the last that it wrote.
@@ -97,7 +98,8 @@ def unanswered_read(case: Case) -> Explanation | None:
 # --- Launchers -----------------------------------------------------------------------------------
 _LAUNCHERS = r"(?:mpirun|mpiexec|prterun|orterun|prted|orted)"
 _CRASHED: Final = (
-    rf"^\S+: line \d+: +\d+ (?:Segmentation fault|Aborted|Bus error)\s[^\n]*?\b(?P<what>{_LAUNCHERS})\b"
+    r"^\S+: line \d+: +\d+ (?:Segmentation fault|Aborted|Bus error)\s[^\n]*?"
+    rf"\b(?P<what>{_LAUNCHERS})\b"
     rf"|^\[[^\]\n]+\] \[ ?\d+\] (?:\S*/)?(?P<what2>{_LAUNCHERS}|lib(?:prrte|open-rte)\.so[\w.]*)\("
 )
 

@@ -51,8 +51,9 @@ _NAMED: Final = (
 )
 # Words before the message that are the name of a call or of nothing.
 _CALLS: Final = (
-    r"(?:f?open(?:at|dir)?|l?stat|access|ch(?:dir|mod|own)|exec\w*|connect|bind|mmap|read(?:link)?|write"
-    r"|unlink|rename|mkdir|rmdir|fail(?:ed|ure)|[Ee]rror|fatal|file|reading|writing|main|perror)(?:\(\))?"
+    r"(?:f?open(?:at|dir)?|l?stat|access|ch(?:dir|mod|own)|exec\w*|connect|bind|mmap|read(?:link)?"
+    r"|write|unlink|rename|mkdir|rmdir|fail(?:ed|ure)|[Ee]rror|fatal|file|reading|writing|main"
+    r"|perror)(?:\(\))?"
 )
 
 
@@ -114,8 +115,8 @@ def file_stayed_at_home(case: Case) -> Explanation | None:
         return Explanation(
             "file-in-program-folder",
             f"no file {file}{case.at}: it was sent, and is {inside} in the folder of the program",
-            'find the script\'s folder with `dirname "$0"` or $SLURM_SUBMIT_DIR: the script that Slurm knows '
-            "(`scontrol show job`) is clusterctl's",
+            'find the script\'s folder with `dirname "$0"` or $SLURM_SUBMIT_DIR: the script that '
+            "Slurm knows (`scontrol show job`) is clusterctl's",
             match,
         )
     if venv := here.venv:
