@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,8 @@ import pytest
 
 from clusterctl.scheduler.attempts import Hang, LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
-from clusterctl.scheduler.case import Case, Evidence, Here
-from clusterctl.scheduler.causes import ENDED, WAITING, Cause, Patterns
+from clusterctl.scheduler.case import Evidence, Here
 from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting
-from clusterctl.scheduler.program_error import CONSEQUENCES, NOISE
 from clusterctl.transport.tree import format_size
 
 JOB = JobInfo(
@@ -91,27 +87,6 @@ prterun has exited due to process rank 0 with PID 0 on node n1 calling
 terminated by signals sent by prterun (as reported here).
 {"-" * 74}
 """
-
-
-def several(patterns: Patterns) -> tuple[str, ...]:
-    return (patterns,) if isinstance(patterns, str) else patterns
-
-
-def texts_of(cause: Cause, **reader: Any) -> Iterator[tuple[str, str]]:
-    """Yield cause and fix for each combination of the cause's patterns, with groups that are "7"
-    or empty.
-    """
-    bare = Case.of(Evidence(job=JOB, **reader))
-    patterns = (several(part) or ("",) for part in (cause.reason, cause.launcher, cause.log))
-    for combination in itertools.product(*patterns):
-        for value in ("7", ""):
-            names = [name for one in combination for name in re.compile(one).groupindex]
-            case = replace(bare, groups=dict.fromkeys(names, value))
-            numbers = {"peak": "7", "most": "8"} if "peak" in names else {}
-            case = replace(case, groups={**case.groups, **numbers})
-            yield tuple(
-                text if isinstance(text, str) else text(case) for text in (cause.why, cause.fix)
-            )
 
 
 def said(log: str, **job: object) -> Diagnosis:
@@ -407,22 +382,6 @@ def test_fix_of_a_waiting_job_has_its_id(reason: str) -> None:
     found = [*diagnose_waiting([replace(pending, task=task) for task in (3, 4)], **OPERATOR)]
     assert ["12_3" in found[0].fix, "12_4" in found[1].fix] == [True, True]
     assert not any("JOB" in diagnosis.fix for diagnosis in found)
-
-
-OF_OPERATORS = ("clusterctl up", "--admin", "sudo", "in the spec", "`scontrol update`")
-
-
-def test_no_cause_asks_a_guest_for_what_only_an_operator_can_do() -> None:
-    """Fixes for a cluster that other people operate, and fixes with a command that repairs a
-    cluster.
-    """
-    assert [
-        cause.code
-        for cause in (*WAITING, *ENDED)
-        if isinstance(cause, Cause)
-        for _, fix in texts_of(cause, **GUEST)
-        if any(words in fix for words in OF_OPERATORS)
-    ] == []
 
 
 @pytest.mark.parametrize(
@@ -817,31 +776,6 @@ def test_rank_that_leaves_mpi_early_hangs_the_others() -> None:
 def test_node_that_could_not_launch_a_job_is_named_as_its_cause() -> None:
     assert said("", reason="JobLaunchFailure", exit_code=0).code == "launch-failure"
     assert said("", reason="JobLaunchFailure", exit_code=3).code == "exit-code"
-
-
-def test_causes_have_patterns_that_do_not_fit_everything() -> None:
-    causes = [cause for cause in ENDED if isinstance(cause, Cause)]
-    assert len({cause.code for cause in causes}) >= 60
-    of_causes = (one for cause in causes for one in (*several(cause.log), *several(cause.launcher)))
-    for pattern in (*NOISE, *CONSEQUENCES, *of_causes):
-        assert not re.search(pattern, "", re.MULTILINE), f"{pattern} fits everything"
-
-
-@pytest.mark.parametrize("causes", [WAITING, ENDED])
-def test_last_cause_always_applies(causes: Sequence[object]) -> None:
-    last = causes[-1]
-    assert isinstance(last, Cause)
-    assert last == Cause(last.code, why=last.why, fix=last.fix, when=last.when)
-    assert last(Case.of(Evidence(job=JOB)))
-
-
-@pytest.mark.parametrize("reader", ["operator", "guest"])
-def test_causes_write_their_texts_from_the_groups_of_each_pattern(reader: str) -> None:
-    readers = {"operator": OPERATOR, "guest": GUEST}
-    for cause in (*WAITING, *ENDED):
-        if isinstance(cause, Cause):
-            for texts in texts_of(cause, **readers[reader]):
-                assert "None" not in "".join(texts), cause.code
 
 
 @pytest.mark.parametrize(
