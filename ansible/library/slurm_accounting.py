@@ -240,7 +240,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     if module.check_mode and not answers(module):
-        # Earlier tasks would install and start it.
+        # In check mode, the earlier tasks have not installed and started the accounting.
         module.exit_json(changed=True, commands=[])
     commands = plan(module.params, read_tables(module, module.params["cluster"]))
     if commands and not module.check_mode:

@@ -322,7 +322,7 @@ def _job_and_options(
     if "goal" in by and "metric" not in by:
         raise unaccompanied("--goal", "--metric")
     if "goal" in by:
-        # Most jobs do not need this import.
+        # Most jobs do not need this module.
         from clusterctl.spec.metrics import goal_given
 
         goal_given(by["goal"])

@@ -178,7 +178,7 @@ def _answer(talk: Conversation, output: Iterator[bytes]) -> Any:
         # The account's shell may print other lines.
         with suppress(ValueError):
             return json.loads(line)
-    # Raises the error if the program failed.
+    # If the program failed, this raises its error.
     talk.finish()
     raise TransportError("the test program ended without an answer", code="ended-without-answer")
 

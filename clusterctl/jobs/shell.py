@@ -122,7 +122,7 @@ class Allocation:
         folder: the session's folder on the cluster. terminal: connect a terminal.
         forwards: ports of the node that the session claims, so that it can say if they are in use.
         """
-        # As in a job that sbatch starts.
+        # In a job that sbatch starts, the variable also has the folder of the submission.
         variables = {**self._environment, "SLURM_SUBMIT_DIR": folder}
         if forwards:
             variables["CLUSTERCTL_FORWARDED"] = " ".join(
@@ -487,7 +487,7 @@ def forwarded(
 
 def _check_free(forward: Forward) -> None:
     with socket.socket() as probe:
-        # ssh sets this option too.
+        # ssh also sets this option, so a port that ssh can use counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((_HERE, forward.local))

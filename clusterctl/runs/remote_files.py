@@ -335,7 +335,7 @@ class Listing:
             self.write_line(below, line_of_status(below, status))
         both = [*((path, False) for path in files), *((path, True) for path in folders)]
         stay = self.checkpoints.staying(below, both)
-        # Of a link, the target is listed.
+        # Only the target of a link to a checkpoint is listed.
         stay = {
             path: left
             for path, left in stay.items()

@@ -29,7 +29,7 @@ from clusterctl.spec.sbatch import (
 from clusterctl.state.ledger import PROGRAM_FOLDER
 
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
-# Together they are the number of tasks.
+# The product of these options is the number of tasks.
 _SHAPE: Final = frozenset({"--nodes", "--ntasks-per-node"})
 _SETS_SHAPE: Final = frozenset({"nodes", "ntasks-per-node", "tasks-per-node"})
 # What matters for finding comments in a shell script: escapes, quotes, here-documents, comments.

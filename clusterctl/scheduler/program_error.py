@@ -85,7 +85,7 @@ _MARGIN: Final = re.compile(
 _CHAINED: Final = re.compile(r"\n\n(?:During handling of|The above exception was) .*\n\n")
 # PyTorch's workers add the traceback of their process to the message of the exception.
 _ORIGINAL: Final = re.compile(r"\nOriginal Traceback \(most recent call last\):\n")
-# Python reports exceptions in __del__ so.
+# Python reports an exception in __del__ with these lines.
 _IGNORED: Final = re.compile(r"^Exception ignored .*\n\Z", re.MULTILINE)
 # The quantifiers are possessive, so that hostile logs take no time.
 _TRACEBACK: Final = re.compile(

@@ -33,7 +33,7 @@ from typing import Any
 from clusterctl.transport.remote_open import open_file
 
 END = 1 << 16  # of a log
-# Of all ranks, or of all jobs.
+# The limit for the logs of all ranks, or of all jobs, together.
 ALL_END = 1 << 20
 MOST_RANKS = 2048
 # A restarted job appends to its logs (payload/node/task.py).

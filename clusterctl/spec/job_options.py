@@ -495,7 +495,7 @@ class JobOptions(Model):
             metavar="SIGNAL@SECONDS",
             examples=("USR1@120",),
             sbatch="--signal",
-            # B: the batch script.
+            # With B, only the batch script gets the signal, not its steps.
             text=lambda signal: f"B:{signal}",
             is_only_flag=True,
             compared=False,

@@ -66,7 +66,7 @@ class Stream:
     def __next__(self) -> bytes:
         data = self.talk.receive()
         if not data:
-            # Raises the command's error if it failed.
+            # If the command failed, this raises its error.
             self.talk.finish()
             raise StopIteration
         if self.total:

@@ -34,7 +34,7 @@ SECRET_WORD = _any_of(
 # The name of a secret value, behind dashes or not.
 _OPTION = r"[\w.-]{0,60}?(?i:" + SECRET_WORD + r")[\w.-]{0,60}"
 _NAME = r"(?<![\w.-])" + _OPTION
-# Between a name and its value.
+# This is between a name and its value.
 _TO = r"""(?:\\*["'])?\]?\s*(?:=>|:=|[:=])\s*"""
 # A value in quotes: escaped, doubled, or nested as in a shell; on several indented lines; or not
 # closed.

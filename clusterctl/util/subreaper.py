@@ -36,7 +36,7 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
     # Block the signals and wait for them, because a handler does not interrupt a wait(2) that
     # starts later.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDING, signal.SIGCHLD})
-    # SIGINT is for the program.
+    # Ctrl-C sends SIGINT to the program as well, which decides what to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl
     prctl(_SET_CHILD_SUBREAPER, 1)

@@ -225,7 +225,7 @@ class Gpus:
             "mem_used_mib": memory and memory.used // MIB,
             "power_w": milliwatts and milliwatts / 1000,
             "temperature": self._ask("nvmlDeviceGetTemperature", handle, 0),  # °C
-            # In millijoules since the driver was loaded.
+            # The counter has millijoules since the driver was loaded.
             "energy_mj": self._ask("nvmlDeviceGetTotalEnergyConsumption", handle),
         }
 

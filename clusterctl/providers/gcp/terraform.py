@@ -258,7 +258,7 @@ class Terraform(Runner):
                 working_dir=str(self.folder), terraform_bin_path=str(self.program.path)
             )
         except (OSError, ValueError) as exc:
-            # It reads the state first.
+            # python-terraform reads the state before it runs a command.
             unreadable = Diagnostic("error", "the state can't be read", f"{self.folder}: {exc}")
             raise self.explain("Terraform could not be run", (unreadable,)) from exc
         return [str(word) for word in module.generate_cmd_string(verb, *words, **options)]

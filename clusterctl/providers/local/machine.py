@@ -32,7 +32,7 @@ from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overla
 from clusterctl.spec.names import ADMIN_ID
 from clusterctl.state.workspace import has_content
 
-# Long, because this machine may be busy.
+# Nodes get long to stop, because this machine may be busy.
 STOP_TIMEOUT_S = 45.0
 _EARLY_S = 0.1
 # The role `common` replaces the text between these lines.
