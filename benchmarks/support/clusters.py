@@ -98,7 +98,9 @@ class Cluster:
             if name.startswith(machines):
                 with suppress(OSError):  # it has ended
                     found = re.search(
-                        r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M
+                        r"^Pss: +(\d+) kB",
+                        Path(f"/proc/{pid}/smaps_rollup").read_text(),
+                        re.MULTILINE,
                     )
                     used[name] = used.get(name, 0) + (int(found[1]) if found else 0)
         return statistics.median(used.values()) / 1024

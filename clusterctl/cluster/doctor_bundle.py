@@ -46,7 +46,7 @@ _SUFFIXES: Final = frozenset(
 _NAMES: Final = frozenset({"ssh_config", "known_hosts", "trusted_hosts", "access_config"})
 _SECRET_FILES: Final = ("id_ed25519", "munge.key", "ssh_host_ed25519_key", "slurm.key", "jwks.json")
 _ENVIRONMENT: Final = re.compile(
-    r"CLUSTERCTL_|XDG_|ANSIBLE_|TF_|GOOGLE_|CLOUDSDK_|GCE_|LANG|LC_|PATH$|.*proxy$", re.I
+    r"CLUSTERCTL_|XDG_|ANSIBLE_|TF_|GOOGLE_|CLOUDSDK_|GCE_|LANG|LC_|PATH$|.*proxy$", re.IGNORECASE
 )
 README: Final = """\
 Collected by `clusterctl doctor --bundle` from the cluster {cluster!r}, {date} (UTC):

@@ -30,9 +30,12 @@ _LARGE: Final = re.compile(
 )
 _CUDA_EXTRAS: Final = {"jax": "cuda12", "tensorflow": "and-cuda"}
 _WITH_CUDA: Final = re.compile(
-    r"^([ \t]*(?:jax|tensorflow)[ \t]*)\[[ \t]*(?:cuda[\w-]*|and-cuda)[ \t]*\]", re.M | re.I
+    r"^([ \t]*(?:jax|tensorflow)[ \t]*)\[[ \t]*(?:cuda[\w-]*|and-cuda)[ \t]*\]",
+    re.MULTILINE | re.IGNORECASE,
 )
-_INCLUDE: Final = re.compile(r"^(-r|--requirement|-c|--constraint)[ \t=]*(?!/|\w+://)(\S.*)$", re.M)
+_INCLUDE: Final = re.compile(
+    r"^(-r|--requirement|-c|--constraint)[ \t=]*(?!/|\w+://)(\S.*)$", re.MULTILINE
+)
 
 
 class CudaBuildError(Exception):
@@ -92,7 +95,9 @@ class Builds:
         """
         for name, extra in _CUDA_EXTRAS.items() if self.gpus and "--hash" not in text else ():
             for match in re.finditer(
-                rf"^[ \t]*{name}[ \t]*(?:[=<>~!][^;#\n]*)?(;[^#\n]*)?(?:#.*)?$", text, re.M | re.I
+                rf"^[ \t]*{name}[ \t]*(?:[=<>~!][^;#\n]*)?(;[^#\n]*)?(?:#.*)?$",
+                text,
+                re.MULTILINE | re.IGNORECASE,
             ):
                 self.arguments.append(f"{name}[{extra}]{match[1] or ''}")
 

@@ -36,7 +36,7 @@ _NO_WHEELS: Final = re.compile(
 _WANTED: Final = r"depends on ({})(?:\[[^\]]*\])?([^\s(;]*)"
 _OPTION: Final = re.compile(
     r"^(-[ifc]|--(?:index-url|extra-index-url|find-links|constraint|no-index|trusted-host)\b)(.*)$",
-    re.M,
+    re.MULTILINE,
 )
 _WITH_PATH: Final = frozenset({"-f", "--find-links", "-c", "--constraint"})
 # The build may use a proxy, the certificates and the settings of pip, but no other variable of the

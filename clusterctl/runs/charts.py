@@ -50,23 +50,19 @@ _SEED: Final = re.compile(r"(?:.*[._-])?(?:seed|random_state)", re.IGNORECASE)
 # Units of metrics, by the ends of their names. A share of 1 is shown in percent.
 _SHARE: Final = "share"
 _UNITS: Final = {
-    **{
-        "s": "s",
-        "sec": "s",
-        "seconds": "s",
-        "ms": "ms",
-        "bytes": "B",
-        "bytes_sent": "B",
-        "mib": "MiB",
-    },
-    **{
-        "gib": "GiB",
-        "gb": "GB",
-        "gflops": "GFLOP/s",
-        "percent": "%",
-        "mfu": _SHARE,
-        "efficiency": _SHARE,
-    },
+    "s": "s",
+    "sec": "s",
+    "seconds": "s",
+    "ms": "ms",
+    "bytes": "B",
+    "bytes_sent": "B",
+    "mib": "MiB",
+    "gib": "GiB",
+    "gb": "GB",
+    "gflops": "GFLOP/s",
+    "percent": "%",
+    "mfu": _SHARE,
+    "efficiency": _SHARE,
 }
 _UNIT: Final = re.compile(rf"(?:^|[_/.])({'|'.join(_UNITS)})$")
 _RATE: Final = re.compile(r"([^_/.]+)(?:_per_|/)s(?:ec(?:ond)?)?$")

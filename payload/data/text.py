@@ -92,7 +92,7 @@ class MaskedText(Text):
     def __init__(
         self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int
     ) -> None:
-        """The arguments are those of ``Text``."""
+        """Take the arguments of ``Text``."""
         super().__init__(name, text, tokenizer, length=length, seed=seed)
         # The mask is an additional token, after those of the tokenizer.
         self._mask = self.vocabulary

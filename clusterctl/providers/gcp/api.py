@@ -50,7 +50,8 @@ Json = dict[str, Any]
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _PATHS: Final = {
-    **{"compute": "compute/v1", "storage": "storage/v1"},
+    "compute": "compute/v1",
+    "storage": "storage/v1",
     **dict.fromkeys(("cloudresourcemanager", "file", "iam", "serviceusage"), "v1"),
     "orgpolicy": "v2",
 }

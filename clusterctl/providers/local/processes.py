@@ -35,7 +35,7 @@ class Process:
 
     @classmethod
     def read(cls, pid: int, machine: str = "") -> Process:
-        """Raises OSError if the process has ended."""
+        """Read a process. Raise OSError if it has ended."""
         folder = Path(f"/proc/{pid}")
         texts = [
             (folder / name).read_bytes().decode(errors="replace") for name in ("cmdline", "environ")

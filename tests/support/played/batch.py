@@ -108,7 +108,7 @@ class Batch:
         """Replace a time of a module of the payload."""
         path = self.payload / HASH / "payload" / "node" / f"{module}.py"
         path.write_text(
-            re.sub(rf"^{name} = .*", f"{name} = {seconds}", path.read_text(), flags=re.M)
+            re.sub(rf"^{name} = .*", f"{name} = {seconds}", path.read_text(), flags=re.MULTILINE)
         )
 
     def has_telemetry(self, body: str) -> None:

@@ -151,7 +151,9 @@ def test_a_sweep_by_its_metric(made: Clusterctl) -> None:
     values = (("0.1", 2.0), ("0.01", 1.0), ("1", None))
     tasks = [
         {
-            **{"id": f"7_{n}", "state": "COMPLETED", "config": {"lr": float(lr)}},
+            "id": f"7_{n}",
+            "state": "COMPLETED",
+            "config": {"lr": float(lr)},
             "metrics": {"eval_loss": {"last": loss, "nonfinite": int(loss is None)}},
         }
         for n, (lr, loss) in enumerate(values)

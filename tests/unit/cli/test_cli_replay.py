@@ -156,7 +156,9 @@ def sweep(states: Mapping[int, str], job_id: int = 7, **fields: Any) -> None:
     )
     tasks = [
         {
-            **{"id": f"{job_id}_{number}", "state": state, "config": {"lr": number}},
+            "id": f"{job_id}_{number}",
+            "state": state,
+            "config": {"lr": number},
             "metrics": {"loss": {"last": number + job_id / 100}} if state == "COMPLETED" else {},
         }
         for number, state in states.items()

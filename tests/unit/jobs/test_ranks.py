@@ -126,16 +126,16 @@ def test_rank_of_mpirun_sees_slurms_view(tmp_path, rank_size_local, per_node, ta
     """The variables of the daemon's step on another node, and of the batch script, are replaced."""
     rank, size, local = rank_size_local.split()
     environment = {
-        **{
-            "OMPI_COMM_WORLD_RANK": rank,
-            "OMPI_COMM_WORLD_SIZE": size,
-            "OMPI_COMM_WORLD_LOCAL_RANK": local,
-        },
+        "OMPI_COMM_WORLD_RANK": rank,
+        "OMPI_COMM_WORLD_SIZE": size,
+        "OMPI_COMM_WORLD_LOCAL_RANK": local,
         **dict.fromkeys(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"), "0"),
         **dict.fromkeys(
             ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS"), "1"
         ),
-        **{"SLURM_STEP_NODELIST": "n2", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_ID": "7"},
+        "SLURM_STEP_NODELIST": "n2",
+        "SLURM_JOB_NODELIST": "n[1-3]",
+        "SLURM_JOB_ID": "7",
     }
     found = environment_of_rank("mpirun", tmp_path, f"--per-node={per_node}", **environment)
     assert [

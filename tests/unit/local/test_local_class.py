@@ -195,8 +195,14 @@ def test_homes_of_a_new_cluster(tmp_path: Path) -> None:
         (layer / "etc/skel").mkdir(parents=True)
         (layer / "etc/skel/.bashrc").write_text(text)
     wanted = layout.ClusterRequest(
-        **{"id": "abcdef", "name": "one", "owner": 0, "workspace": "/w", "nodes": ()},
-        **{"image": IMAGE, "distribution": "debian-13", "admin_key": KEY},
+        id="abcdef",
+        name="one",
+        owner=0,
+        workspace="/w",
+        nodes=(),
+        image=IMAGE,
+        distribution="debian-13",
+        admin_key=KEY,
         homes=(layout.Home(name="ada", uid=2001, keys=(KEY,)),),
     )
     # of one that was ended midway

@@ -104,7 +104,10 @@ class Machines:
 
 
 _REACHES: Mapping[str, Any] = {
-    **{"repositories": {}, "missing": [], "nfs": "", "loses_large_packets": False},
+    "repositories": {},
+    "missing": [],
+    "nfs": "",
+    "loses_large_packets": False,
 }
 
 

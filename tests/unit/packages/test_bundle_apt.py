@@ -98,7 +98,8 @@ def pack(archive: Archive, tmp_path: Path) -> Packed:
 def packages(index: bytes) -> dict[str, str]:
     """File -> SHA-256, as an index has them."""
     files, hashes = (
-        re.findall(rf"^{name}: (.*)", index.decode(), re.M) for name in ("Filename", "SHA256")
+        re.findall(rf"^{name}: (.*)", index.decode(), re.MULTILINE)
+        for name in ("Filename", "SHA256")
     )
     return dict(zip(files, hashes, strict=True))
 

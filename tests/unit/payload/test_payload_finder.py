@@ -342,4 +342,4 @@ def test_moved_checkpoint_is_evaluated_exported_and_resumed(
 
 
 def _newest(out: Path) -> Path:
-    return sorted((out / "checkpoints").glob("iteration-*"))[-1]
+    return max((out / "checkpoints").glob("iteration-*"))

@@ -123,8 +123,13 @@ def _made(model: str) -> nn.Module:
     }
     configs: dict[str, Any] = {
         "gpt-tiny": lambda: hf.GPT2Config(
-            **{"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256, "n_positions": 40},
-            **{"bos_token_id": None, "eos_token_id": None},
+            n_layer=2,
+            n_head=2,
+            n_embd=32,
+            vocab_size=256,
+            n_positions=40,
+            bos_token_id=None,
+            eos_token_id=None,
         ),
         "bert-tiny": lambda: hf.BertConfig(**shared, vocab_size=257, max_position_embeddings=16),
         "vit-tiny": lambda: hf.ViTConfig(

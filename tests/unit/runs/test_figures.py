@@ -253,11 +253,9 @@ def test_scaling_of_a_run_whose_metrics_are_incomplete_says_so(
 def test_a_sweep_names_tasks_behind_the_charts_with_incomplete_metrics(tmp_path: Path) -> None:
     tasks = [
         {
-            **{
-                "id": f"1_{n}",
-                "state": "COMPLETED",
-                "metrics": {"loss": {"last": float(n), "count": 1}},
-            },
+            "id": f"1_{n}",
+            "state": "COMPLETED",
+            "metrics": {"loss": {"last": float(n), "count": 1}},
             "left_out": ["3 lines"] if n == 18 else [],
         }
         for n in range(20)

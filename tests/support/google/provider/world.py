@@ -292,7 +292,7 @@ def _next_address(world: Mapping[str, Any], value: Mapping[str, Any]) -> str:
 
 
 def _text(words: str, kind: str, value: Mapping[str, Any]) -> str:
-    if words.endswith("fingerprint") or words.endswith("etag"):
+    if words.endswith(("fingerprint", "etag")):
         return hashlib.sha256(f"{id_of(kind, value)} {words}".encode()).hexdigest()[:12] + "="
     if words.endswith(("timestamp", "create_time", "time_created", "updated")):
         return datetime.now(UTC).isoformat(timespec="milliseconds")
