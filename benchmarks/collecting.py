@@ -32,7 +32,7 @@ from support.clusters import BIN, Cluster, raised
 from support.rounds import machine, measure
 
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submit import PreparedJob, Submitter, script_of
+from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import REPORT_FILE, write_report
 from clusterctl.runs.report import report_of
@@ -161,7 +161,7 @@ def jobs(rounds: int, given: argparse.Namespace) -> None:
         workspace = Workspace.of(cluster.name)
         with connect_session(job_inventory(workspace), workspace) as opened:
             job = JobSpec(name="small", script=script)
-            prepared = PreparedJob(job, script_of(opened.inventory, job), source_of(job))
+            prepared = PreparedJob(job, opened.site.render(job), source_of(job))
             ids = [Submitter(opened).submit(prepared).job_id for _ in range(given.jobs)]
         wait_for_all(cluster)
         out = cluster.folder / "out"

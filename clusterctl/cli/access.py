@@ -112,7 +112,7 @@ def shell(
     forwards = parse_forwards(forward or [])
     with open_session(screen.chosen()) as session, ExitStack() as stack:
         ssh = OpenSSH(session.workspace.ssh_config, session.inventory.job_user)
-        job = shell_job(options, session.inventory)
+        job = shell_job(options, session.site)
         environment = _environment(screen, session, options)
         folder = _folder(screen, stack, session, job, environment)
         lease = stack.enter_context(requested_nodes(session, ssh, job))

@@ -54,8 +54,7 @@ def status(screen: Screen) -> None:
         waits = [
             *diagnose_waiting(
                 cluster_status.jobs,
-                repair=workspace.repair,
-                is_operator=not workspace.is_attached,
+                advice=cluster_status.advice,
                 nodes=cluster_status.nodes,
                 required=cluster_status.required_nodes,
             )
@@ -81,7 +80,7 @@ def status(screen: Screen) -> None:
         "auto_down": cluster_status.auto_down,
         "pending_releases": [release.as_dict() for release in releases],
     }
-    lines = [] if screen.json else _lines(screen, cluster_status, waits, releases, workspace.repair)
+    lines = [] if screen.json else _lines(screen, cluster_status, waits, releases)
     screen.result(answer, *lines)
 
 
@@ -90,7 +89,6 @@ def _lines(
     cluster_status: Status,
     waits: Sequence[Diagnosis],
     releases: Sequence[PendingRelease],
-    repair: str,
 ) -> list[str]:
     lines = [
         f"cluster {cluster_status.cluster} ({cluster_status.provider}): "
@@ -109,7 +107,10 @@ def _lines(
         lines += ["", *job_table(screen, cluster_status.jobs, users=True)]
         lines += ["", *_reasons(waits)[:_MOST_WAITING]] if waits else []
     if reason := cluster_status.accounting_failure:
-        text = f"Slurm's accounting (slurmdbd) does not answer, but jobs run: {repair}"
+        text = (
+            "Slurm's accounting (slurmdbd) does not answer, but jobs run: "
+            f"{cluster_status.advice.repair}"
+        )
         lines += ["", Notice("no-accounting", text), f"  {reason.splitlines()[-1]}"]
     if auto_down := cluster_status.auto_down:
         state = (
@@ -217,7 +218,7 @@ def _rounds(
         yield (infos := find_or_list(session, ids, most).jobs)
         if ids and all(job.ended for job in infos):
             return
-        session.scheduler.clock.sleep(max(_REFRESH_S, session.pace.changed_s))
+        session.scheduler.clock.sleep(max(_REFRESH_S, session.site.pace.changed_s))
 
 
 def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:

@@ -32,11 +32,12 @@ from clusterctl.jobs.replay import Code, Replay, replay_job
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, named_run
-from clusterctl.scheduler.session import Session, open_session
+from clusterctl.scheduler.session import Session, open_session, site_of
+from clusterctl.scheduler.site import Site
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.state.chosen_spec import spec_of_existing
-from clusterctl.state.inventory import Inventory, planned_inventory
+from clusterctl.state.inventory import planned_inventory
 
 
 # A replay may change these options, because they do not affect the results.
@@ -80,14 +81,14 @@ def replay(
         spec = spec_of_existing(screen.chosen())
         scripts = rendered(screen, submission, spec)
         more = _note_differences(
-            screen, row, replay, changes, planned_inventory(spec), scripts[0].job
+            screen, row, replay, changes, site_of(planned_inventory(spec)), scripts[0].job
         )
         show_scripts(screen, scripts, more)
         return
     with open_session(screen.chosen()) as session:
         prepared = prepare(screen, session, submission)
         job = prepared[0].job
-        more = _note_differences(screen, row, replay, changes, session.inventory, job)
+        more = _note_differences(screen, row, replay, changes, session.site, job)
         rows = submit_and_note(screen, session, prepared, more)
         if watching is not None:
             is_followed = watch_jobs(screen, session, rows, (replay.job,), watching)
@@ -132,10 +133,10 @@ def _note_differences(
     row: Row,
     replay: Replay,
     changes: Mapping[str, str],
-    inventory: Inventory,
+    site: Site,
     job: JobSpec,
 ) -> dict[str, Any]:
-    listed = differences(row, replay, changes, inventory, job)
+    listed = differences(row, replay, changes, site, job)
     tasks = f", tasks {job.array}" if "of_failed" in replay.known else ""
     screen.note(
         *(f"note: {note}" for note in replay.notes),

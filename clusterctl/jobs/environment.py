@@ -22,7 +22,7 @@ from clusterctl.packages.wheelhouse import (
     wheel_path,
 )
 from clusterctl.scheduler.script import Environment
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import Session, site_of
 from clusterctl.scheduler.user_script import partition_name
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.job import JobSpec
@@ -230,7 +230,7 @@ def _partition_name(inventory: Inventory, job: JobOptions) -> str | None:
     it.
     """
     if isinstance(job, JobSpec):
-        return partition_name(inventory, job)
+        return partition_name(site_of(inventory), job)
     return job.partition or inventory.partitions[0].name
 
 

@@ -96,7 +96,7 @@ class Turn:
         """Return whether to ask Slurm now. jobs: the answer to the last query."""
         now = self._session.scheduler.clock.now()
         waited = now - self._asked_at
-        pace_s = self._session.pace.changed_s
+        pace_s = self._session.site.pace.changed_s
         active = [job for job in jobs if not job.ended]
         saved = min(_MOST_SAVED, self._saved + waited / pace_s) if pace_s else _MOST_SAVED
         # The fewer are left, the longer are the pauses, in seconds.
@@ -108,7 +108,7 @@ class Turn:
         return is_due
 
     def _longest_s(self, active: Sequence[JobInfo]) -> float:
-        pace = self._session.pace
+        pace = self._session.site.pace
         pauses = {JobState.PENDING: pace.pending_s, JobState.RUNNING: pace.running_s}
         longest_s = min(
             (pauses.get(job.state, pace.changed_s) for job in active), default=pace.changed_s

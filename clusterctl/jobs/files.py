@@ -60,7 +60,7 @@ def put(
     items = tuple(item for item in items if not any(map(item.origin.is_relative_to, own)))
     with open_session(chosen) as session:
         if remote is None:
-            remote = f"{session.inventory.folder}/files" if session.inventory.is_foreign else "."
+            remote = session.site.upload_folder
         sent = Upload(session.transport, progress).into(items, remote)
         copies = [
             Copies(

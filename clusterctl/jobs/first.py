@@ -85,8 +85,7 @@ def places_of(text: str, inventory: Inventory, clusters: Sequence[str]) -> tuple
 
 def reject_unfit(session: Session, job: JobSpec) -> None:
     """Raise UsageError if a job can't be submitted with --first to the cluster of a session."""
-    # This property raises an error if the cluster has no Slurm.
-    _ = session.slurm
+    session.site.reject_without_slurm()
     if not session.inventory.is_shared:
         raise UsageError(
             f"--first needs a shared folder, which cluster {session.inventory.cluster} does not have",
@@ -154,7 +153,7 @@ def wait_for_first(sessions: Sequence[Session], first: First, timeout_s: float |
         SchedulerError, MachineError: a cluster does not answer, or the choice can't be recorded.
     """
     clock = sessions[0].scheduler.clock
-    paces = [session.pace for session in sessions]
+    paces = [session.site.pace for session in sessions]
     first_s = max(_FIRST_PAUSE_S, *(pace.changed_s for pace in paces))
     longest_s = max(_LONGEST_PAUSE_S, *(pace.pending_s for pace in paces))
     for _ in clock.polls(timeout_s, first_s=first_s, longest_s=longest_s):

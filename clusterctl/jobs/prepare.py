@@ -4,10 +4,9 @@ them.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -30,32 +29,26 @@ from clusterctl.jobs.submit import (
     Submitter,
     environments,
     reject_local_files,
-    script_of,
     start_receiver,
 )
 from clusterctl.jobs.times import with_local_times
 from clusterctl.scheduler.base import Outcome, worst_job
-from clusterctl.scheduler.parts import most_tasks, parts_of, tasks_of
 from clusterctl.scheduler.script import (
     Environment,
-    array_of,
-    dependencies_of,
-    reject_pmix,
     with_account,
     with_gpus,
     with_launcher,
 )
-from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm_parse import expand_nodes
+from clusterctl.scheduler.session import Session, site_of
+from clusterctl.scheduler.site import Site
 from clusterctl.scheduler.user_script import (
     UserScript,
     partition_name,
     partition_of,
     points_in_time,
-    reject_long_script,
 )
 from clusterctl.spec.job import JobSpec, job_spec
-from clusterctl.spec.job_options import OPTIONS, JobOptions, quantities_of
+from clusterctl.spec.job_options import OPTIONS, JobOptions
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.program import is_job_file
 from clusterctl.spec.sbatch import requests_of
@@ -219,12 +212,10 @@ class Preparer:
         """
         workspace = Workspace.of(spec.name)
         try:
-            known = job_inventory(workspace)
-            planned = replace(planned_inventory(spec), pmix=known.pmix)
-            inventory = known if known.is_foreign else planned
+            inventory = site_of(job_inventory(workspace)).planned(spec)
         except NotUpError:
             inventory = planned_inventory(spec)
-        return self._prepared(submission, inventory, Ledger(workspace.jobs), spec=spec)
+        return self._prepared(submission, site_of(inventory), Ledger(workspace.jobs), spec=spec)
 
     def prepare(self, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
         """Prepare jobs for the cluster of a session. Nothing is submitted.
@@ -236,9 +227,7 @@ class Preparer:
         # The receiver of the first job's folder starts while the jobs are being checked.
         token = start_receiver(session, submission.jobs[0].name)
         reject_local_files(session, submission.jobs)
-        jobs = [_with_open_dependencies(session, job) for job in submission.jobs]
-        submission = replace(submission, jobs=jobs)
-        first, *remaining = self._prepared(submission, session.inventory, session.ledger, session)
+        first, *remaining = self._prepared(submission, session.site, session.ledger, session)
         if submission.replay is not None:
             reject_missing(session, first.job)
         return replace(first, token=token), *remaining
@@ -252,60 +241,74 @@ class Preparer:
     def _prepared(
         self,
         submission: Submission,
-        inventory: Inventory,
+        site: Site,
         ledger: Ledger,
         session: Session | None = None,
         spec: ClusterSpec | None = None,
     ) -> tuple[PreparedJob, ...]:
-        replay = submission.replay
-        jobs, model = with_model(submission.jobs, submission.model, ledger, session)
-        continued = [with_from_run(job, ledger, session) for job in jobs]
-        for note in dict.fromkeys(note for _, note in continued if note):
-            self.note(note)
-        jobs = [job for job, _ in continued]
-        for job in jobs if not inventory.pmix else ():
-            if "launcher" in job.model_fields_set and job.launcher == "srun":
-                self.note(
-                    f"note: {job.name}: mpirun starts the ranks because Slurm has no PMIx plugin "
-                    "here"
-                )
-            reject_pmix(job)
-        restarted = [with_restarts(inventory, job) for job in jobs]
-        for notice in filter(None, map(restart_notice, jobs, restarted)):
-            self.note(notice)
-        jobs = [
-            with_launcher(with_gpus(inventory, job), has_pmix=inventory.pmix) for job in restarted
-        ]
-        jobs = [with_account(inventory, job) for job in jobs]
+        for job in submission.jobs:
+            site.reject_unsupported(job)
+        if session is not None:
+            needed = [_with_open_dependencies(session, job) for job in submission.jobs]
+            submission = replace(submission, jobs=needed)
+        given, model = with_model(submission.jobs, submission.model, ledger, session)
+        jobs = self._completed(site, given, ledger, session)
         reject_invalid_arguments(jobs, submission.model, ledger)
-        if any(map(points_in_time, jobs)):
-            timed = [with_local_times(session.transport if session else None, job) for job in jobs]
-            jobs = [job for job, _ in timed]
-            for note in dict.fromkeys(note for _, notes in timed for note in notes):
-                self.note(f"note: {note}")
-        read = [(own, job) for job in jobs if (own := UserScript.of(job)) is not None]
-        for note in dict.fromkeys(note for own, job in read for note in own.notes(job)):
-            self.note(f"note: {note}")
         for job in jobs:
-            _reject_excluded_nodes(inventory, job)
-            _reject_large_array(inventory, job)
-            reject_long_script(inventory, job)
+            for check in site.checks:
+                check(site, job)
         # All jobs are checked before packages are resolved or a job is sent.
-        scripts = [script_of(inventory, job) for job in jobs]
-        for job, script in zip(jobs, scripts, strict=True):
-            _reject_parts_in_turn(inventory, job, script)
+        scripts = [site.render(job) for job in jobs]
+        for job in jobs:
             _reject_without_apptainer(session, job)
+        replay = submission.replay
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
-        for note in dict.fromkeys(note for source in sources if source for note in source.notes):
-            self.note(f"note: {note}")
+        self._notes(note for source in sources if source for note in source.notes)
         prepared = []
         extra_facts = replay.known if replay else {}
         for job, script, source in zip(jobs, scripts, sources, strict=True):
             lock = replay.lock if replay else None
-            environment = self._environment(inventory, ledger.workspace, job, spec=spec, lock=lock)
-            text = script_of(inventory, job, environment) if environment.lock else script
+            environment = self._environment(
+                site.inventory, ledger.workspace, job, spec=spec, lock=lock
+            )
+            text = site.render(job, environment) if environment.lock else script
             prepared.append(PreparedJob(job, text, source, environment, extra_facts=extra_facts))
         return tuple(prepared)
+
+    def _completed(
+        self, site: Site, jobs: Sequence[JobSpec], ledger: Ledger, session: Session | None
+    ) -> list[JobSpec]:
+        """Return the jobs with the files of earlier runs, and with the defaults of the site. Note
+        what the user may not expect.
+        """
+        continued = [with_from_run(job, ledger, session) for job in jobs]
+        for note in dict.fromkeys(note for _, note in continued if note):
+            self.note(note)
+        jobs = [job for job, _ in continued]
+        has_pmix = site.inventory.pmix
+        for job in jobs:
+            if not has_pmix and "launcher" in job.model_fields_set and job.launcher == "srun":
+                self.note(
+                    f"note: {job.name}: mpirun starts the ranks because Slurm has no PMIx plugin "
+                    "here"
+                )
+        restarted = [with_restarts(site, job) for job in jobs]
+        for notice in filter(None, map(restart_notice, jobs, restarted)):
+            self.note(notice)
+        jobs = [with_launcher(with_gpus(site, job), has_pmix=has_pmix) for job in restarted]
+        jobs = [with_account(site, job) for job in jobs]
+        if any(map(points_in_time, jobs)):
+            timed = [with_local_times(session.transport if session else None, job) for job in jobs]
+            jobs = [job for job, _ in timed]
+            self._notes(note for _, notes in timed for note in notes)
+        read = [(script, job) for job in jobs if (script := UserScript.of(job)) is not None]
+        self._notes(note for script, job in read for note in script.notes(job))
+        return jobs
+
+    def _notes(self, notes: Iterable[str]) -> None:
+        """Show each of several notes once."""
+        for note in dict.fromkeys(notes):
+            self.note(f"note: {note}")
 
     def _environment(
         self,
@@ -351,7 +354,7 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
         UsageError: a dependency can never be satisfied.
         SchedulerError: there is no job with this ID.
     """
-    if not job.after or not session.inventory.has_slurm:
+    if not job.after:
         return job
     remaining = []
     for dependency in job.after:
@@ -359,7 +362,8 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
         needed = known_jobs(session, [job_id])
         if not all(job.ended for job in needed):
             remaining += [
-                f"{slurm_id}:{end}".rstrip(":") for slurm_id in session.slurm.slurm_ids([job_id])
+                f"{slurm_id}:{end}".rstrip(":")
+                for slurm_id in session.scheduler.slurm_ids([job_id])
             ]
         elif end != "any" and ((worst := worst_job(needed)).outcome is Outcome.COMPLETED) == (
             end == "notok"
@@ -372,87 +376,6 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
     return job.model_copy(update={"after": tuple(remaining)})
 
 
-def _reject_excluded_nodes(inventory: Inventory, job: JobSpec) -> None:
-    """Raise UsageError if a pattern of --exclude is a node, which sbatch's option of this name
-    excludes.
-    """
-    nodes = {name for partition in inventory.partitions for name in partition.nodes}
-    for pattern in job.exclude:
-        with suppress(ValueError):
-            if not nodes.isdisjoint(expand_nodes(pattern)):
-                raise UsageError(
-                    f"--exclude leaves out files, but {pattern} names a node",
-                    code="exclude-names-node",
-                    fix=f"use --slurm --exclude={pattern} for the node, or --exclude /{pattern} "
-                    "for a file",
-                )
-
-
-def _reject_large_array(inventory: Inventory, job: JobSpec) -> None:
-    """Raise UsageError if the job's array has too many tasks, or an index above Slurm's limit."""
-    indices = array_of(job, UserScript.of(job))
-    # Without the step of a range, and the number of tasks at a time.
-    highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
-    limit = most_tasks(inventory.max_array) if inventory.is_foreign else inventory.max_array
-    if indices and inventory.has_slurm and highest >= limit:
-        raise UsageError(
-            f"the array {indices} has an index above {limit - 1}",
-            code="array-too-large",
-            why=f"MaxArraySize of the cluster's Slurm is {inventory.max_array}",
-            fix=f"submit several arrays or sweeps, each of at most {limit} tasks"
-            if inventory.is_foreign
-            else "submit several arrays, or raise the limit in the spec, as in "
-            f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`",
-        )
-    count = len(tasks_of(indices))
-    if (
-        inventory.max_submit is not None
-        and count > inventory.max_submit
-        and _has_default_limits(inventory, job)
-    ):
-        raise UsageError(
-            f"the array {indices} has {count} tasks",
-            code="too-many-tasks",
-            why=f"your account may have {inventory.max_submit} jobs in Slurm's queue (MaxSubmitJobs)",
-            fix=f"submit arrays or sweeps of at most {inventory.max_submit} tasks, "
-            "or use another --account or --qos",
-        )
-
-
-def _has_default_limits(inventory: Inventory, job: JobSpec) -> bool:
-    """Return whether the limits that `attach` has read are those of the job, which may name another
-    QOS.
-    """
-    defaults = {
-        "account": inventory.account,
-        "qos": inventory.qos,
-        "partition": inventory.partitions[0].name,
-    }
-    script = UserScript.of(job)
-    requests = [*(script.directives.requests if script else ()), *requests_of(job.slurm)]
-    if any(request.quantities & quantities_of(defaults) for request in requests):
-        return False
-    return all(getattr(job, name) in {None, value} for name, value in defaults.items())
-
-
-def _reject_parts_in_turn(inventory: Inventory, job: JobSpec, script: str) -> None:
-    """Raise UsageError if parts of an array that run in turn would need a dependency that Slurm
-    refuses.
-    """
-    array = array_of(job, UserScript.of(job))
-    own = dependencies_of(script)
-    if "?" in own and any(part.in_turn for part in parts_of(array, inventory.max_array)):
-        raise UsageError(
-            f"the array {array} can't have the dependency {own}",
-            code="dependency-refused",
-            why=f"Slurm gets the array in parts (MaxArraySize is {inventory.max_array}), each waits "
-            "for the part before it, and Slurm accepts no list of dependencies with both "
-            "`,` and `?`",
-            fix="leave out the number of tasks at a time (%N), or name a single job in the "
-            "dependency",
-        )
-
-
 def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
     """Raise UsageError if all nodes that the job can run on lack Apptainer.
 
@@ -461,7 +384,7 @@ def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
     """
     if session is None or job.container is None or "PATH" in job.env:
         return
-    partition = partition_name(session.inventory, job)
+    partition = partition_name(session.site, job)
     transports = session.nodes
     of_job = [facts for facts in session.inventory.partitions if partition in (None, facts.name)]
     nodes = [node for facts in of_job for node in facts.nodes if node in transports]
@@ -483,7 +406,7 @@ def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
         )
 
 
-def with_restarts(inventory: Inventory, job: JobSpec) -> JobSpec:
+def with_restarts(site: Site, job: JobSpec) -> JobSpec:
     """Return the job; requeue it if it has a chain, or if it is a training with checkpoints.
 
     A training that continues an earlier run resumes from the newest checkpoint unless its arguments
@@ -493,9 +416,9 @@ def with_restarts(inventory: Inventory, job: JobSpec) -> JobSpec:
     changes: dict[str, Any] = {}
     if job.bundled == "train" and job.from_run is not None and not _has(job, "--resume"):
         changes["args"] = (*job.args, "--resume", "auto")
-    if inventory.has_slurm:
+    if site.restarts_jobs:
         if job.chain is not None:
-            _reject_useless_chain(inventory, job, job.chain)
+            _reject_useless_chain(site, job, job.chain)
         is_default = job.bundled == "train" and _has(job, "--save-interval")
         if job.chain is not None or (is_default and "requeue" not in job.model_fields_set):
             changes["requeue"] = True
@@ -522,7 +445,7 @@ def _has(job: JobSpec, flag: str) -> bool:
     return any(word.partition("=")[0] == flag for word in job.args)
 
 
-def _reject_useless_chain(inventory: Inventory, job: JobSpec, chain_s: int) -> None:
+def _reject_useless_chain(site: Site, job: JobSpec, chain_s: int) -> None:
     if "requeue" in job.model_fields_set and not job.requeue:
         raise excluded("--chain", "--no-requeue")
     script = UserScript.of(job)
@@ -534,10 +457,10 @@ def _reject_useless_chain(inventory: Inventory, job: JobSpec, chain_s: int) -> N
         and (own := script.directives.last("partition"))
     ):
         # It may be a list of partitions.
-        if own.value not in {partition.name for partition in inventory.partitions}:
+        if own.value not in {partition.name for partition in site.inventory.partitions}:
             return
         job = job.model_copy(update={"partition": own.value})
-    limit_s = job.time or partition_of(inventory, job).max_time
+    limit_s = job.time or partition_of(site, job).max_time
     if limit_s is None:
         raise UsageError(
             "--chain needs a time limit",

@@ -10,9 +10,8 @@ from clusterctl.jobs.events import with_attempts
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, unknown_or_task
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session, resolve_submissions
-from clusterctl.spec.names import PROOF_JOB
+from clusterctl.spec.names import PROOF_JOB, RUN_UP
 from clusterctl.state.run_names import job_id_of
-from clusterctl.state.workspace import REPAIR
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Listing:
     jobs: tuple[JobInfo, ...]
     older: int = 0
     unlisted: int = 0
-    repair: str = REPAIR[False]
+    repair: str = RUN_UP
 
     @property
     def unlisted_notice(self) -> Notice:
@@ -188,4 +187,4 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     shown = tuple(job for job in jobs if job.whole_id in recent or not job.ended)
     older = len(ids) - len({job.whole_id for job in shown})
     older += 0 if unlisted else len(others) - len(queried)
-    return Listing(shown, older, unlisted, session.workspace.repair)
+    return Listing(shown, older, unlisted, session.site.advice.repair)

@@ -45,12 +45,12 @@ from clusterctl.scheduler.script import (
     with_launcher,
 )
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.site import Site
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions, sbatch_words
 from clusterctl.spec.sbatch import requests_of
-from clusterctl.state.inventory import Inventory
 from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, Transport, remove_folder, wrap_command
 from clusterctl.transport.login import login_of
@@ -187,7 +187,7 @@ class SessionFolder:
                     yield host, printable(os.fsdecode(path))
 
 
-def shell_job(options: JobOptions, inventory: Inventory) -> JobSpec:
+def shell_job(options: JobOptions, site: Site) -> JobSpec:
     """Return a job with the options of an interactive session. Its ``script`` is a folder, and
     never runs.
 
@@ -207,7 +207,7 @@ def shell_job(options: JobOptions, inventory: Inventory) -> JobSpec:
         raise unaccompanied("--include" if job.include else "--exclude", "--folder DIR")
     if isinstance(job.folder, Path):
         job = job.model_copy(update={"project": folder_project(job.folder)})
-    return with_launcher(with_account(inventory, job), has_pmix=inventory.pmix)
+    return with_launcher(with_account(site, job), has_pmix=site.inventory.pmix)
 
 
 def shell_script(job: JobSpec, environment: Environment) -> str:
@@ -247,7 +247,7 @@ def session_folder(
     """
     session = submitter.session
     source = source_of(job) if job.folder else None
-    nodes = session.transports_of_partition(partition_of(session.inventory, job).name)
+    nodes = session.transports_of_partition(partition_of(session.site, job).name)
     hosts = session.hosts_with_files((session.transport.host, *(node.host for node in nodes)))
     ours = {SCRIPT: shell_script(job, environment).encode(errors="surrogateescape")}
     path, sent, _ = submitter.stage(f"shell.{new_token()}", source, ours, nodes)
@@ -291,16 +291,12 @@ def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Le
     job: of ``shell_job``. ssh: logs in as the job user. Raises UsageError on clusters without
         Slurm.
     """
-    # This property raises an error if the cluster has no Slurm.
-    _ = session.slurm
+    session.site.reject_without_slurm()
     controller = session.transport.host
     options = salloc_options(job)
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), "--job-name=shell", *options]
-    inventory = session.inventory
-    line, script = wrap_command(hold, path=inventory.slurm_path)
-    asked = Asked(
-        options, requests_of(job.slurm), inventory.is_foreign, not inventory.no_accounting
-    )
+    line, script = wrap_command(hold, path=session.inventory.slurm_path)
+    asked = session.site.asked(options, requests_of(job.slurm))
     lease = Lease(session, ssh, ssh.alone(controller, line), script, asked)
     try:
         yield lease
@@ -369,7 +365,7 @@ class Lease:
             f"{controller}: the connection ended before Slurm allocated the nodes",
             why=self._process.stderr.read().decode(errors="replace").strip(),
             fix="check the cluster with `clusterctl status`; if it is broken, "
-            f"{self._session.workspace.repair}",
+            f"{self._session.site.advice.repair}",
             host=controller,
         )
 

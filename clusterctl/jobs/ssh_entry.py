@@ -82,8 +82,7 @@ def enter(session: Session, job_id: str) -> Entry:
         SchedulerError: there is no such job, or its node has no sshd.
         UnreachableError: the connection failed.
     """
-    # This property raises an error if the cluster has no Slurm.
-    _ = session.slurm
+    session.site.reject_without_slurm()
     _remove_ended(session)
     job = running_job(session, job_id)
     entry = Entry(
@@ -135,7 +134,7 @@ def _write(session: Session, entry: Entry) -> None:
     )
     host_key = (folder / "host_key").read_bytes()
     program = [_SSHD, "sshd", str(len(host_key)), key]
-    command = ["sh", "-c", _ENTER, "enter", *session.slurm.slurm_ids([entry.job_id]), *program]
+    command = ["sh", "-c", _ENTER, "enter", *session.scheduler.slurm_ids([entry.job_id]), *program]
     line, script = wrap_command(command, path=inventory.slurm_path)
     # The command on the login node is the first part of its input. The host key, a secret, follows.
     write_atomic(folder / "input", script + host_key)

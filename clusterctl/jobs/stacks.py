@@ -11,7 +11,6 @@ from clusterctl.errors import SchedulerError
 from clusterctl.jobs.queue import running_job
 from clusterctl.jobs.watch import folder_of
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.names import MPI_SSH
 
 # The job's script names the Python and the payload that the job uses.
 _SHOW: Final = """\
@@ -46,14 +45,13 @@ def stacks_of(session: Session, job_id: str) -> JobStacks:
     """
     job = running_job(session, job_id)
     folder = folder_of(session, job.id)
-    has_slurm = session.inventory.has_slurm
     task_folder = folder if job.task is None else f"{folder}/task-{job.task}"
     words = [
         folder,
         session.scheduler.script_name,
         task_folder,
         ",".join(job.nodes),
-        "" if has_slurm else MPI_SSH,
+        session.site.rank_ssh,
     ]
     # The variable separates these processes from the job's ranks.
     argv = ["env", "CLUSTERCTL_WATCHER=1", "bash", "-c", _SHOW, "stacks", *words]

@@ -32,13 +32,11 @@ from clusterctl.errors import (
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.claims import First
-from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
 from clusterctl.scheduler.parts import Part, parts_of
 from clusterctl.scheduler.script import (
     PLAIN,
     Environment,
     array_of,
-    render_script,
     with_dependency,
 )
 from clusterctl.scheduler.session import Session
@@ -47,7 +45,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import sbatch_words
 from clusterctl.spec.names import first_few
 from clusterctl.spec.sbatch import requests_of
-from clusterctl.state.inventory import Inventory, applied_text
+from clusterctl.state.inventory import applied_text
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
     FIRST_FILE,
@@ -131,15 +129,6 @@ class Submitted:
     remote_dir: str
     token: str
     source: SentSource | None
-
-
-def script_of(inventory: Inventory, job: JobSpec, environment: Environment | None = None) -> str:
-    """Return the text of a job script, for sbatch, or for bash on a cluster without a scheduler."""
-    environment = environment or Environment.of(inventory)
-    if inventory.has_slurm:
-        partition_name(inventory, job)
-    render = render_script if inventory.has_slurm else render_mpirun_script
-    return render(inventory, job, payload_hash=payload_hash(), environment=environment)
 
 
 def environments(**options: Any) -> Environments:
@@ -245,7 +234,7 @@ class Submitter:
         session = self.session
         inventory = self.session.inventory
         session.scheduler.reject_if_busy()
-        partition = partition_name(inventory, prepared.job)
+        partition = partition_name(session.site, prepared.job)
         nodes = session.transports_of_partition(partition)
         prepared = self._with_image(prepared, nodes)
         job = prepared.job
@@ -295,7 +284,7 @@ class Submitter:
             for transport in (self.session.transport, *nodes)
         ]
         job = job.model_copy(update={"container": remote_images[0]})
-        script = script_of(self.session.inventory, job, prepared.environment)
+        script = self.session.site.render(job, prepared.environment)
         extra_facts = {"image": str(image), **prepared.extra_facts}
         return replace(prepared, job=job, script=script, extra_facts=extra_facts)
 
@@ -410,9 +399,7 @@ class Submitter:
                 ),
                 options=_asked(job, script),
             )
-            # With Slurm, the script has the remaining options.
-            if not session.inventory.has_slurm:
-                request = with_nodes(request, session.inventory, job)
+            request = session.site.request(request, job)
             if parts := parts_of(array_of(job, script), session.inventory.max_array):
                 return self._submit_parts(request, entry, parts)
             return self._submit_whole(request, entry)
@@ -462,7 +449,7 @@ class Submitter:
         session.ledger.update(entry, held="complete")
         try:
             if not any(given.own_name == "--hold" for given in request.directives):
-                session.slurm.release(ids[:1])
+                session.scheduler.release(ids[:1])
         except (SchedulerError, TransportError) as exc:
             raise self._unfinished("started", exc) from exc
         session.ledger.update(entry, held="")

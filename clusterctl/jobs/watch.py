@@ -233,7 +233,7 @@ class ChangeNotes:
         if job.failed_to_launch:
             self.note(
                 f"job {job.id} is held, as a node could not start it: "
-                f"{self.session.workspace.repair}"
+                f"{self.session.site.advice.repair}"
             )
 
 
@@ -286,7 +286,7 @@ def follow(
     broken_since: float | None = None
     waits = backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
     while True:
-        polls = backoff(longest_s=max(LONGEST_PAUSE_S, session.pace.changed_s))
+        polls = backoff(longest_s=max(LONGEST_PAUSE_S, session.site.pace.changed_s))
         next_poll = clock.now()
         try:
             with closing(logs.grow(watched.seen, watched.deadline)) as chunks:

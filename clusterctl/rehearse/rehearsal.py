@@ -368,8 +368,7 @@ def reject_other_clusters(session: Session) -> None:
             why="it kills processes and nodes",
             fix="use a spec with `provider: {type: local}`; `clusterctl init` writes such a spec",
         )
-    # Without Slurm, the property raises the error.
-    _ = session.slurm
+    session.site.reject_without_slurm()
 
 
 def _is_due(fault: Fault, undisturbed: Observation, observed: Observation) -> bool:

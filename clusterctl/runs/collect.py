@@ -65,7 +65,7 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
 )
 from clusterctl.scheduler.claims import settle
-from clusterctl.scheduler.records import await_ends, final_states
+from clusterctl.scheduler.records import final_states
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.spec.names import first_few
@@ -476,8 +476,7 @@ class _Collection:
             final = Path(entry.run_dir or "")
             changed = damaged_files(final)
         jobs = self.jobs_of(entry)
-        if self.session.inventory.is_foreign:
-            await_ends(self.session.transport, self.session.scheduler.clock, jobs)
+        self.session.site.await_ends(self.session.scheduler, jobs)
         with self.reporting_write_errors(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
             recorder = start_in_thread(partial(_recorder, self.session, entry, jobs))

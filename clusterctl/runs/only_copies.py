@@ -27,6 +27,7 @@ from clusterctl.errors import (
 )
 from clusterctl.runs.fetch import shown_path
 from clusterctl.runs.folder import GOING_ON
+from clusterctl.scheduler.session import site_of
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import FROM_JOB, SENT_FILES, JobEntry, Ledger, note_copied_folder
 from clusterctl.state.run_record import RunRecord
@@ -164,6 +165,7 @@ class Search:
         left_out: Sequence[str] = (),
     ) -> None:
         self.inventory = inventory
+        self.site = site_of(inventory)
         self.workspace = workspace
         self.to = to
         self.hosts = hosts
@@ -196,11 +198,10 @@ class Search:
             "local": host in self.hosts,
             "ours": sorted(SENT_FILES),
             "left_out": self.left_out,
-            "folder": self.inventory.folder if self.inventory.is_foreign else "",
+            "folder": self.site.own_folder,
             **more,
         }
-        become_root = () if self.inventory.is_foreign else ("sudo", "-n")
-        return [*become_root, *remote_argv(_PROGRAM, json.dumps(request))]
+        return [*self.site.as_root, *remote_argv(_PROGRAM, json.dumps(request))]
 
     def _ask(self, host: str) -> OnlyCopies:
         files = []
@@ -372,7 +373,7 @@ def bring_all(
             code="only-copies-not-collected",
             why="\n".join(only_copies.lines[:_MOST_SHOWN]),
             fix="end the processes that write these files, then collect again; if a host does "
-            f"not answer, {workspace.repair}; files that have arrived are kept",
+            f"not answer, {search.site.advice.repair}; files that have arrived are kept",
         )
     return tuple(folders)
 

@@ -8,23 +8,21 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from clusterctl.errors import CommandError, SlurmError
 from clusterctl.scheduler.base import JobInfo, Jobs, Nodes
+from clusterctl.scheduler.mpirun import MpirunClient
 from clusterctl.scheduler.script import VERIFICATION_PER_NODE_S, verification_argv
-from clusterctl.scheduler.session import PATIENCE_S, mpirun_client
+from clusterctl.scheduler.session import PATIENCE_S
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
 from clusterctl.state.inventory import Inventory
 from clusterctl.transport.base import Connect
 from clusterctl.util.process import Result
 
-if TYPE_CHECKING:
-    from clusterctl.scheduler.mpirun import MpirunClient
-
 # Client for verification jobs: run by the admin user with Slurm, by the job user without Slurm.
-AdminClient: TypeAlias = "Nodes | MpirunClient"
+AdminClient: TypeAlias = Nodes | MpirunClient
 
 _START_TIMEOUT_S = 30
 _VERIFICATION_S = 20
@@ -145,7 +143,7 @@ def scheduler_of(
         root = inventory.root
         pmix = inventory.pmix
         return SlurmNodes(controller, patience_s=patience_s, has_pmix=pmix, root=root)
-    return mpirun_client(inventory, inventory.job_user, controller, to, patience_s)
+    return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
 
 
 def active_jobs(scheduler: Jobs) -> tuple[JobInfo, ...]:

@@ -30,6 +30,7 @@ from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
+    from clusterctl.scheduler.slurm_parse import PartitionInfo
     from clusterctl.spec.sbatch import Request
 
 _UNUSABLE = frozenset(
@@ -460,6 +461,7 @@ class Jobs(Protocol):
 
     transport: Transport
     clock: Clock
+    patience_s: float
     script_name: str  # a file name
     id_pattern: re.Pattern[str]
     id_example: str
@@ -516,6 +518,20 @@ class Jobs(Protocol):
         trip.
         """
         return self.nodes(), self.all_jobs()
+
+    def partitions_and_own_jobs(self) -> tuple[tuple[PartitionInfo, ...], tuple[JobInfo, ...]]:
+        """Return the partitions and the result of ``own_jobs``. With Slurm, this takes a single
+        round trip.
+        """
+        return (), self.own_jobs()
+
+    def slurm_ids(self, ids: Sequence[str]) -> list[str]:
+        """Return the scheduler's ids of jobs: several of an array that Slurm has in parts."""
+        return [*ids]
+
+    def release(self, ids: Sequence[str]) -> None:
+        """Let jobs start that were submitted with --hold."""
+        return
 
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
         """Return the job with this token in its comment, or None. submitted_at: local clock, Unix

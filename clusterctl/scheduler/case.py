@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
+from clusterctl.scheduler.advice import OWN, Advice
 from clusterctl.scheduler.attempts import LastAttempt
 from clusterctl.scheduler.base import JobInfo, NodeInfo, StepInfo
 from clusterctl.scheduler.failed_rank import (
@@ -31,7 +32,6 @@ from clusterctl.scheduler.program_error import (
     without_long_lines,
 )
 from clusterctl.spec.units import format_duration
-from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.tree import format_size
 from clusterctl.util.terminal import plain_line
 
@@ -92,8 +92,7 @@ class Evidence:
     excluded: patterns of files that were not sent (--exclude).
     script: text of the job's script, if this machine still has it as it was sent. "": unknown.
     was_read: whether the job's logs were read, so that an empty log is known to be empty.
-    repair: how to repair the cluster, as an instruction. is_operator: whether the reader operates
-        the cluster.
+    advice: what users can do about the cluster itself.
     nodes: all nodes of the cluster, for a waiting job; empty if they are unknown.
     required: the nodes that a waiting job asks for by name.
     """
@@ -113,8 +112,7 @@ class Evidence:
     excluded: tuple[str, ...] = ()
     script: str = ""
     was_read: bool = False
-    repair: str = REPAIR[False]
-    is_operator: bool = True
+    advice: Advice = OWN
     nodes: Sequence[NodeInfo] = ()
     required: Sequence[str] = ()
 
@@ -231,12 +229,12 @@ class Case:
     @property
     def repair(self) -> str:
         """How to repair the cluster, as an instruction."""
-        return self.evidence.repair
+        return self.evidence.advice.repair
 
     @property
     def is_operator(self) -> bool:
         """Whether the reader operates the cluster."""
-        return self.evidence.is_operator
+        return self.evidence.advice.is_operator
 
     @property
     def is_open(self) -> bool:

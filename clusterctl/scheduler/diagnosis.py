@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome
 from clusterctl.scheduler.case import Case, Evidence
 from clusterctl.scheduler.causes import first_cause
@@ -113,14 +114,13 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def diagnose_waiting(
     jobs: Iterable[JobInfo],
     *,
-    repair: str,
-    is_operator: bool,
+    advice: Advice,
     nodes: Sequence[NodeInfo] = (),
     required: Mapping[int, Sequence[str]] | None = None,
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis of each pending job.
 
-    repair, is_operator: as in ``Evidence``. nodes: all nodes; empty if they are unknown.
+    advice: what users can do about the cluster itself. nodes: all nodes; empty if they are unknown.
     required: number of a job -> the nodes that it asks for by name.
     """
     # Jobs that wait for the same reason share a diagnosis, because there may be thousands of them.
@@ -139,9 +139,7 @@ def diagnose_waiting(
             own,
         )
         if (found := shared.get(key)) is None:
-            found = diagnose(
-                Evidence(job=job, repair=repair, is_operator=is_operator, nodes=nodes, required=own)
-            )
+            found = diagnose(Evidence(job=job, advice=advice, nodes=nodes, required=own))
             if job.id not in found.fix:
                 shared[key] = found
         yield replace(found, job_id=job.id, name=job.name)

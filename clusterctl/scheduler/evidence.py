@@ -27,7 +27,6 @@ from clusterctl.scheduler.program_error import LastError, error_at_end, is_shell
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
-from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import call_on_hosts
 
@@ -41,7 +40,7 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
     """Return why a job failed, was cancelled or waits, from its logs on the cluster if they can be
     read.
     """
-    bare = Evidence(job=job, **_repairs(session))
+    bare = Evidence(job=job, advice=session.site.advice)
     if not job.ended:
         return next(diagnose_waiting_jobs(session, [job]), diagnose(bare))
     try:
@@ -70,7 +69,9 @@ def diagnose_jobs(
     failed = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
     failed.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
     read = [diagnose_job(session, job) for job in failed[:_MOST_READ]]
-    unread = [diagnose(Evidence(job=job, **_repairs(session))) for job in failed[_MOST_READ:]]
+    unread = [
+        diagnose(Evidence(job=job, advice=session.site.advice)) for job in failed[_MOST_READ:]
+    ]
     return (*read, *unread, *(diagnose_waiting_jobs(session, jobs) if waiting else ()))
 
 
@@ -85,13 +86,7 @@ def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator
         with suppress(SchedulerError, TransportError):
             nodes = session.scheduler.nodes()
             required = session.scheduler.required_nodes()
-    return diagnose_waiting(waits, nodes=nodes, required=required, **_repairs(session))
-
-
-def _repairs(session: Session) -> dict[str, Any]:
-    """Return who repairs the cluster, and how: ``repair`` and ``is_operator`` of ``Evidence``."""
-    is_foreign = session.inventory.is_foreign
-    return {"repair": REPAIR[is_foreign], "is_operator": not is_foreign}
+    return diagnose_waiting(waits, nodes=nodes, required=required, advice=session.site.advice)
 
 
 def error_of_completed(session: Session, job: JobInfo) -> tuple[LastError | None, bool]:
@@ -149,7 +144,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         excluded=tuple(request.get("exclude") or ()),
         script=local_files.script_text(source),
         was_read=bool(logs) and not logs.get("gone") and not logs.get("unread"),
-        **_repairs(session),
+        advice=session.site.advice,
     )
 
 

@@ -1,4 +1,5 @@
-"""Client for clusters without a scheduler: implements ``Jobs`` with mpirun and systemd, over SSH.
+"""Client and job scripts for clusters without a scheduler: implements ``Jobs`` with mpirun and
+systemd, over SSH.
 
 Only a single job runs at a time, as a systemd unit on the job's first node.
 """
@@ -11,7 +12,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -19,6 +20,7 @@ from clusterctl.errors import (
     SchedulerError,
     TransportError,
     UnreachableError,
+    UsageError,
 )
 from clusterctl.scheduler.base import (
     JobInfo,
@@ -30,12 +32,30 @@ from clusterctl.scheduler.base import (
     find_lost_job,
     retry,
 )
-from clusterctl.scheduler.script import VERIFICATION_PER_NODE_S, Environment, verification_argv
-from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
-from clusterctl.state.workspace import Workspace
+from clusterctl.scheduler.script import (
+    PLAIN,
+    VERIFICATION_PER_NODE_S,
+    Environment,
+    Words,
+    common_words,
+    mapping,
+    mpirun_exports,
+    program,
+    verification_argv,
+    watch_options,
+)
+from clusterctl.scheduler.user_script import UserScript, partition_of
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_options import OPTIONS
+from clusterctl.spec.names import MPI_SSH, Launcher
+from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
 from clusterctl.transport.base import Connect, Transport, remote_argv
+from clusterctl.util.assets import render
 from clusterctl.util.process import Result, parallel_map
 from clusterctl.util.progress import Clock
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.site import Site
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
@@ -67,18 +87,6 @@ class MpirunClient(Jobs):
     clock: Clock = field(default_factory=Clock)
     patience_s: float = 60.0
     _away: dict[str, float] = field(default_factory=dict)  # host -> time
-
-    @classmethod
-    def of(
-        cls,
-        cluster: Workspace | Inventory,
-        user: str,
-        controller: Transport,
-        to: Connect,
-        patience_s: float,
-    ) -> MpirunClient:
-        inventory = cluster if isinstance(cluster, Inventory) else inventory_of(cluster)
-        return cls(inventory, user, controller, to, patience_s=patience_s)
 
     def submit(self, request: JobRequest) -> str:
         """Start a job. Raises SchedulerError if another job runs, or if nodes are unhealthy."""
@@ -330,3 +338,85 @@ def _outcome(end: Mapping[str, Any] | None, *, cancelled: bool) -> dict[str, Any
     status = str(end["status"])
     exit_code, ended_by = (int(status), 0) if status.isdigit() else (0, _SIGNALS.get(status, 0))
     return {"state": state, "reason": reason, "exit_code": exit_code, "signal": ended_by}
+
+
+def with_nodes(request: JobRequest, site: Site, job: JobSpec) -> JobRequest:
+    """Return the request with the first nodes of the job's partition, and the job's time limit.
+
+    Raises UsageError if the job asks for more than the partition has.
+    """
+    partition = partition_of(site, job)
+    nodes = partition.nodes[: job.nodes]
+    limit_s = job.time or partition.max_time or 0
+    return replace(request, partition=partition.name, nodes=nodes, limit_s=limit_s)
+
+
+def render_mpirun_script(
+    site: Site, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
+) -> str:
+    """Return the bash script that runs a job. The script is started on the job's first node."""
+    nodes = with_nodes(JobRequest("", job.name, "", ""), site, job).nodes
+    script = UserScript.of(job)
+    if script is not None and script.directives.lines:
+        raise UsageError(
+            f"the script {script.name} has #SBATCH lines, and this cluster does not run Slurm",
+            code="needs-slurm",
+            why=f"the first is {script.directives.lines[0].strip()!r}",
+            fix="remove the #SBATCH lines, and use options of `clusterctl submit` instead",
+        )
+    words = Words(
+        folder='"$PWD"',
+        start='env -C "$start"',
+        nodes=str(len(nodes)),
+        slots=str(job.tasks_per_node),
+        job_id="${CLUSTERCTL_JOB_ID:-m0}",
+        launcher=_launcher(job, len(nodes)),
+        started_by=f" --of=mpirun --per-node={job.tasks_per_node}",
+    )
+    return render(
+        "job.mpirun.j2",
+        **common_words(job, script, environment, payload_hash),
+        nodes=nodes,
+        slots=job.tasks_per_node,
+        cpus=job.cpus or 1,
+        job_options=" ".join(
+            (
+                *watch_options(job, site.inventory.interval_s),
+                f"--nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
+            )
+        ),
+        program=program(job, script, environment, words, cluster=site.inventory.cluster),
+    )
+
+
+def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
+    if job.launcher is Launcher.TORCHRUN:
+        spread = "--map-by ppr:1:node --bind-to none"
+        ranks = nodes
+    else:
+        spread = (
+            "--map-by "
+            f"{mapping(job, str(job.tasks_per_node))}{f':PE={job.cpus}' if job.cpus else ''}"
+        )
+        ranks = job.ranks or job.tasks
+    return f"mpirun -np {ranks} --hostfile job.hosts {spread}", mpirun_exports(job)
+
+
+def reject_slurm_options(job: JobSpec) -> None:
+    """Raise UsageError if the job uses options that only Slurm supports."""
+    given = {option.name: option.flag for option in OPTIONS.values() if option.needs_slurm}
+    given = {name: flag for name, flag in given.items() if getattr(job, name)}
+    # A scaling and a sweep also set options of Slurm.
+    if "sweep" in given:
+        given.pop("array", None)
+    flags = [given["scaling"]] if "scaling" in given else [*given.values()]
+    if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
+        flags.append("--launcher srun")
+    if flags:
+        raise UsageError(
+            f"this cluster has no scheduler, so jobs can't use {', '.join(flags)}",
+            code="needs-slurm",
+            why="only Slurm supports them; without it, jobs do not queue, and a job has its "
+            "nodes to itself",
+            fix="leave these options out, or use a cluster with `scheduler: slurm`",
+        )

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from clusterctl.scheduler import advice
+from clusterctl.scheduler.advice import Advice
+
 if TYPE_CHECKING:
     from clusterctl.spec.job_options import Refusal
     from clusterctl.spec.sbatch import Request
@@ -31,13 +34,13 @@ class Asked:
     """The options of a request to Slurm.
 
     options: the options of sbatch or salloc. directives: those in the user's script and of --slurm,
-        with their places. is_foreign: whether other people operate the cluster.
+        with their places. advice: what users can do about the cluster itself.
     lists_accounts: whether Slurm's accounting tells the user's accounts.
     """
 
     options: Sequence[str] = ()
     directives: Sequence[Request] = ()
-    is_foreign: bool = False
+    advice: Advice = advice.OWN
     lists_accounts: bool = True
 
     def fix(self, refusal: str) -> str:
@@ -80,26 +83,19 @@ class Asked:
     def _general_fix(self, refusal: str) -> str:
         if not _TOO_LARGE.search(refusal):
             return "correct the option that Slurm's message names"
-        if self.is_foreign:
-            return (
-                "ask for less; `clusterctl ssh 'sinfo --format=%R,%D,%c,%m,%G'` shows what the "
-                "nodes have"
-            )
-        return "ask for less; `clusterctl status` shows the nodes with their cores and memory"
+        return f"ask for less; {self.advice.shows_nodes}"
 
     def _fix_of_account(self, refusal: str) -> str:
         """Return the fix if the account or the QOS is the cause, otherwise ""."""
         more = f"; `clusterctl ssh '{_LIST}'` lists yours" if self.lists_accounts else ""
-        more += (
-            "; `clusterctl attach --account NAME` sets it for all jobs" if self.is_foreign else ""
-        )
+        more += f"; {self.advice.sets_account}" if self.advice.sets_account else ""
         if _ACCOUNT.search(refusal):
             if not any(option.startswith(("--account", "-A")) for option in self.options):
                 return f"name your Slurm account with --account{more}"
             given = (
                 _places([r for r in self.directives if "--account" in r.quantities]) or "--account"
             )
-            leave = "" if self.is_foreign else f"leave out {given}, or "
+            leave = f"leave out {given}, or " if self.advice.is_operator else ""
             return f"{leave}use another account, or another --partition or --qos{more}"
         if not _OF_ACCOUNT.search(refusal):
             return ""

@@ -18,7 +18,7 @@ from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, Again, sbatch_words
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
-from clusterctl.spec.program import ONE_RANK_JOBS, is_python
+from clusterctl.spec.program import ONE_RANK_JOBS
 from clusterctl.spec.sbatch import plain_array, quoted, requests_of
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.ledger import PROGRAM_FOLDER, SWEEP_FILE
@@ -28,6 +28,7 @@ from clusterctl.util.assets import data_folder, render
 
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import Lock
+    from clusterctl.scheduler.site import Site
     from clusterctl.state.inventory import Inventory
 
 # Variables that mpirun passes to the ranks.
@@ -314,7 +315,7 @@ def is_launched(job: JobSpec, script: UserScript | None) -> bool:
     return job.tasks > 1 or bool(script.directives.lines) or job.launcher is Launcher.TORCHRUN
 
 
-def with_gpus(inventory: Inventory, job: JobSpec) -> JobSpec:
+def with_gpus(site: Site, job: JobSpec) -> JobSpec:
     """Return the job with defaults for its GPUs and ranks, from its partition's number of GPUs per
     node.
 
@@ -322,35 +323,36 @@ def with_gpus(inventory: Inventory, job: JobSpec) -> JobSpec:
     other number is the same. Jobs of a single rank get a single GPU. Users' scripts, jobs with
     ``--device cpu``, and jobs in partitions without GPUs are unchanged.
     """
-    facts_by_name = {partition.name: partition for partition in inventory.partitions}
-    partition = facts_by_name.get(job.partition or inventory.partitions[0].name)
+    facts_by_name = {partition.name: partition for partition in site.inventory.partitions}
+    partition = facts_by_name.get(job.partition or site.inventory.partitions[0].name)
     on_cpu = "--device=cpu" in job.args or ("--device", "cpu") in pairwise(job.args)
     if partition is None or partition.gpus is None or job.bundled in (None, *_ON_THE_CPU) or on_cpu:
         return job
     if job.bundled in ONE_RANK_JOBS:
-        keeps_gpus = "gpus" in job.model_fields_set or not inventory.has_slurm
+        keeps_gpus = "gpus" in job.model_fields_set or not site.shares_gpus
         return job if keeps_gpus else job.model_copy(update={"gpus": 1})
     changes: dict[str, Any] = {}
     # Without Slurm a job has all GPUs of its nodes.
-    if "gpus" not in job.model_fields_set and inventory.has_slurm:
+    if "gpus" not in job.model_fields_set and site.shares_gpus:
         ranks = job.tasks_per_node if "tasks_per_node" in job.model_fields_set else partition.gpus
         changes["gpus"] = min(ranks, partition.gpus)
     if "tasks_per_node" not in job.model_fields_set:
         changes["tasks_per_node"] = max(
-            changes.get("gpus", job.gpus if inventory.has_slurm else partition.gpus), 1
+            changes.get("gpus", job.gpus if site.shares_gpus else partition.gpus), 1
         )
     return job.model_copy(update=changes)
 
 
-def with_account(inventory: Inventory, job: JobSpec) -> JobSpec:
+def with_account(site: Site, job: JobSpec) -> JobSpec:
     """Return the job with the cluster's account and QOS, unless the job or its script names others.
 
-    On a cluster that other people operate, the job also names its partition: Slurm may have another
-    default.
+    It also names the site's default partition, if there is one.
     """
-    defaults = {"account": inventory.account, "qos": inventory.qos}
-    if inventory.is_foreign:
-        defaults["partition"] = inventory.partitions[0].name
+    defaults = {
+        "account": site.inventory.account,
+        "qos": site.inventory.qos,
+        "partition": site.default_partition,
+    }
     script = (
         UserScript.read(job.script) if job.script is not None and not job.script.is_dir() else None
     )
@@ -366,26 +368,6 @@ def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
     """Return the job; if Slurm lacks the PMIx plugin, replace the launcher srun by mpirun."""
     by_srun = job.launcher is Launcher.SRUN and not has_pmix
     return job.model_copy(update={"launcher": Launcher.MPIRUN}) if by_srun else job
-
-
-_BY_PMIX: Final = re.compile(r"^[^#\n]*(?:--mpi[= ]pmix|SLURM_MPI_TYPE=pmix)", re.MULTILINE)
-
-
-def reject_pmix(job: JobSpec) -> None:
-    """Raise UsageError if the job's shell script uses PMIx. Call this only if Slurm has no PMIx
-    plugin.
-    """
-    if job.script is None or is_python(job.script):
-        return
-    if _BY_PMIX.search(job.script.read_text(errors="replace")):
-        raise UsageError(
-            f"the script {job.script.name} starts ranks with PMIx",
-            code="no-pmix",
-            where=str(job.script),
-            why="the PMIx plugin of Slurm is not installed on this cluster, so the job step "
-            "would fail",
-            fix="in the script, use `mpirun PROGRAM` instead of `srun --mpi=pmix PROGRAM`",
-        )
 
 
 def render_script(

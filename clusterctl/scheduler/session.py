@@ -10,21 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import Notice, SlurmError, UsageError
+from clusterctl.errors import Notice, SlurmError
 from clusterctl.scheduler.base import AccountingAwayError, Jobs
 from clusterctl.scheduler.claims import settle_all
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.site import Site
+from clusterctl.scheduler.sites import ForeignSlurm, Mpirun, OwnSlurm
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
-from clusterctl.state.inventory import Inventory, job_inventory
+from clusterctl.state.inventory import Inventory, applied_spec, job_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect, Transport
+from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import Connections
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.mpirun import MpirunClient
     from clusterctl.spec.models import ClusterSpec
-    from clusterctl.state.inventory import Inventory
 
 PATIENCE_S = 60.0  # for the scheduler
 # For commands that show the scheduler's state, because a user wants to know soon.
@@ -35,27 +34,6 @@ _SBATCH_MAY_HANG_S = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """The shortest times between two queries of Slurm about watched jobs, in seconds. 0: as often
-    as needed.
-
-    changed_s: on average, after an event in the job's folder, and for jobs that start or end.
-    pending_s, running_s: while all jobs are pending, or running. Meanwhile only the jobs' folders
-        are read.
-    """
-
-    changed_s: float = 0.0
-    pending_s: float = 0.0
-    running_s: float = 0.0
-
-
-OWN_PACE = Pace()
-# Other people's Slurm serves many users. A running job that is killed records nothing, so Slurm is
-# asked.
-FOREIGN_PACE = Pace(changed_s=10.0, pending_s=30.0, running_s=300.0)
-
-
-@dataclass(frozen=True, slots=True)
 class Session:
     """A connection to the controller as the job user.
 
@@ -63,15 +41,15 @@ class Session:
     unshared_nodes: the same, if hosts share no folder and each node has the files of its jobs.
     """
 
-    inventory: Inventory
+    site: Site
     scheduler: Jobs
     ledger: Ledger
     nodes: Mapping[str, Transport] = field(default_factory=dict)
     unshared_nodes: Mapping[str, Transport] = field(default_factory=dict)
 
     @property
-    def pace(self) -> Pace:
-        return FOREIGN_PACE if self.inventory.is_foreign else OWN_PACE
+    def inventory(self) -> Inventory:
+        return self.site.inventory
 
     @property
     def workspace(self) -> Workspace:
@@ -82,7 +60,7 @@ class Session:
         """The spec that `up` was last given, read only on demand, because few job commands need the
         spec.
         """
-        return read_applied_spec(self.workspace)
+        return applied_spec(self.workspace)
 
     @property
     def transport(self) -> Transport:
@@ -108,18 +86,36 @@ class Session:
         )
         return transports or ((self.transport.host, self.transport),)
 
-    @property
-    def slurm(self) -> SlurmClient:
-        """The scheduler, if it is Slurm. Raises UsageError on clusters without Slurm."""
-        if isinstance(self.scheduler, SlurmClient):
-            return self.scheduler
-        raise UsageError(
-            "this command needs Slurm, and the cluster does not run Slurm",
-            code="needs-slurm",
-            why="the cluster's spec has `scheduler: none`",
-            fix="run jobs with `clusterctl submit`, or open a shell on a host with `clusterctl "
-            "ssh HOST`",
-        )
+
+def site_of(inventory: Inventory) -> Site:
+    """Return the site of a cluster."""
+    if inventory.is_foreign:
+        return ForeignSlurm(inventory)
+    return OwnSlurm(inventory) if inventory.scheduler == "slurm" else Mpirun(inventory)
+
+
+def connections_of(site: Site, workspace: Workspace) -> Connections:
+    """Return connections to the hosts of a cluster. The one to the controller stays open."""
+    inventory = site.inventory
+    controller = inventory.controller.name
+    return Connections(workspace.ssh_config, stays=controller, path=inventory.path)
+
+
+def session_of(
+    site: Site,
+    workspace: Workspace,
+    connections: Connections,
+    *,
+    patience_s: float = PATIENCE_S,
+) -> Session:
+    """Return a session, which connects to the controller at its first command."""
+    inventory = site.inventory
+    user = inventory.job_user
+    controller = connections.to(inventory.controller.name, user)
+    ledger = Ledger(workspace.jobs)
+    scheduler = site.client(controller, connections.to, patience_s, ledger)
+    nodes = {host.name: connections.to(host.name, user) for host in inventory.compute}
+    return Session(site, scheduler, ledger, nodes, {} if inventory.is_shared else nodes)
 
 
 @contextmanager
@@ -127,19 +123,9 @@ def connect_session(
     inventory: Inventory, workspace: Workspace, *, patience_s: float = PATIENCE_S
 ) -> Iterator[Session]:
     """Open a session, which connects to the controller at its first command."""
-    with Connections(
-        workspace.ssh_config, stays=inventory.controller.name, path=inventory.path
-    ) as connections:
-        controller = connections.to(inventory.controller.name, inventory.job_user)
-        ledger = Ledger(workspace.jobs)
-        scheduler = scheduler_client(
-            inventory, workspace, controller, connections.to, patience_s, ledger=ledger
-        )
-        nodes = {
-            host.name: connections.to(host.name, inventory.job_user) for host in inventory.compute
-        }
-        unshared_nodes = {} if inventory.is_shared else nodes
-        yield Session(inventory, scheduler, ledger, nodes, unshared_nodes)
+    site = site_of(inventory)
+    with connections_of(site, workspace) as connections:
+        yield session_of(site, workspace, connections, patience_s=patience_s)
 
 
 @contextmanager
@@ -164,52 +150,6 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
             )
 
 
-def read_applied_spec(workspace: Workspace) -> ClusterSpec:
-    """Return the spec that `up` was last given."""
-    # The import of pydantic models is slow.
-    from clusterctl.state.inventory import applied_spec  # noqa: PLC0415
-
-    return applied_spec(workspace)
-
-
-def scheduler_client(
-    inventory: Inventory,
-    workspace: Workspace,
-    controller: Transport,
-    to: Connect,
-    patience_s: float,
-    *,
-    ledger: Ledger | None = None,
-) -> Jobs:
-    """Return the client for the cluster's scheduler. A Slurm client acts as the user of
-    ``controller``.
-
-    ledger: for the records of jobs, if ``controller`` is the job user's connection.
-    """
-    if inventory.has_slurm:
-        # Without a shared folder, the records are on the nodes.
-        records = ledger if inventory.is_shared else None
-        return SlurmClient(
-            controller,
-            patience_s=patience_s,
-            ledger=records,
-            no_accounting=inventory.no_accounting,
-            is_foreign=inventory.is_foreign,
-        )
-    return mpirun_client(workspace, inventory.job_user, controller, to, patience_s)
-
-
-def mpirun_client(
-    cluster: Workspace | Inventory, user: str, controller: Transport, to: Connect, patience_s: float
-) -> MpirunClient:
-    """Return the client for a cluster without a scheduler. Its module is imported only when
-    needed.
-    """
-    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415
-
-    return MpirunClient.of(cluster, user, controller, to, patience_s)
-
-
 def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
     """Find the jobs of submissions with a lost answer. Record their ids, or their absence, in
     ``ledger``.
@@ -227,12 +167,11 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
                 ledger.update(entry, job_id=job.whole_id)
             elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:
                 ledger.update(entry, refused=True)
-    if isinstance(scheduler, SlurmClient):
-        _finish_arrays(scheduler, ledger)
+    _finish_arrays(scheduler, ledger)
     settle_all(scheduler, ledger)
 
 
-def _finish_arrays(slurm: SlurmClient, ledger: Ledger) -> None:
+def _finish_arrays(scheduler: Jobs, ledger: Ledger) -> None:
     """Start the arrays of interrupted submissions that Slurm has with all parts. Cancel incomplete
     arrays.
     """
@@ -241,15 +180,15 @@ def _finish_arrays(slurm: SlurmClient, ledger: Ledger) -> None:
             continue
         try:
             if entry.held == "complete":
-                slurm.release([entry.job_id])
-            elif time.time() - entry.submitted_at <= _SBATCH_MAY_HANG_S or slurm.cancel(
+                scheduler.release([entry.job_id])
+            elif time.time() - entry.submitted_at <= _SBATCH_MAY_HANG_S or scheduler.cancel(
                 [entry.job_id]
             ):
                 # A part may still reach Slurm, or is not cancelled yet. A later command cancels the
                 # array.
                 continue
             else:
-                slurm.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)
+                scheduler.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)
                 ledger.update(entry, refused=True)
         except SlurmError as exc:
             if exc.retryable:

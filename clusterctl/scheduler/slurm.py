@@ -28,7 +28,8 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
 )
-from clusterctl.scheduler import slurm_parse
+from clusterctl.scheduler import advice, slurm_parse
+from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -47,7 +48,6 @@ from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comme
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm_parse import PartitionInfo, fold_nodes
 from clusterctl.spec.names import SLURMCTLD_PORT
-from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -117,7 +117,7 @@ class SlurmClient(Jobs):
     ledger: names the folders of jobs, whose records replace the accounting. None: the records are
         not used.
     no_accounting: why the cluster has no accounting that this user may read. "": it has.
-    is_foreign: whether other people operate the cluster.
+    advice: what users can do about the cluster itself.
     """
 
     transport: Transport
@@ -125,7 +125,7 @@ class SlurmClient(Jobs):
     patience_s: float = 60.0
     ledger: Ledger | None = None
     no_accounting: str = ""
-    is_foreign: bool = False
+    advice: Advice = advice.OWN
     # Whether a command got no answer, so that the next command checks slurmctld first.
     _in_doubt: bool = field(default=False, init=False)
     _is_accounting_away: bool = field(default=False, init=False)
@@ -207,7 +207,6 @@ class SlurmClient(Jobs):
         return self._with_queue(slurm_parse.SINFO)
 
     def partitions_and_own_jobs(self) -> tuple[tuple[PartitionInfo, ...], tuple[JobInfo, ...]]:
-        """Return the partitions and the result of ``own_jobs``, in a single round trip."""
         return self._with_queue(slurm_parse.PARTITIONS, "--me")
 
     def _with_queue(
@@ -250,7 +249,7 @@ class SlurmClient(Jobs):
         """
         # Appended logs survive a requeue. A second sbatch in the folder, by hand, truncates them.
         comment = comment_of(request.token)
-        asked = Asked(request.options, request.directives, self.is_foreign, not self.no_accounting)
+        asked = Asked(request.options, request.directives, self.advice, not self.no_accounting)
         options = (
             f"--comment={comment}",
             f"--chdir={request.folder}",
@@ -285,12 +284,11 @@ class SlurmClient(Jobs):
             "Slurm does not answer, and the job was not submitted",
             where=f"slurmctld on {self.transport.host}",
             why=exc.why,
-            fix=f"{REPAIR[self.is_foreign]}, then submit again",
+            fix=f"{self.advice.repair}, then submit again",
             host=self.transport.host,
         )
 
     def release(self, ids: Sequence[str]) -> None:
-        """Let jobs start that were submitted with --hold."""
         self._ask(["scontrol", "release", ",".join(self.slurm_ids(ids))])
 
     def sbatch(
@@ -461,19 +459,13 @@ class SlurmClient(Jobs):
         return "" if result.rc == 0 else result.stderr.strip() or silent
 
     def slurm_ids(self, ids: Sequence[str]) -> list[str]:
-        """Return Slurm's ids of jobs: several of an array that Slurm has in parts."""
         return self._arrays().slurm_ids(ids)
 
     def _jobs_option(self, *ids: str) -> str:
         return "--jobs=" + ",".join(self.slurm_ids(ids))
 
     def _arrays(self) -> SplitArrays:
-        # clusterctl's own clusters take arrays of any size.
-        return (
-            SplitArrays.of(self.ledger)
-            if self.is_foreign and self.ledger is not None
-            else SplitArrays({})
-        )
+        return SplitArrays.of(self.ledger) if self.ledger is not None else SplitArrays({})
 
     def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
         return self._arrays().renumbered(self._query(slurm_parse.SQUEUE, *options, nothing=nothing))
@@ -573,12 +565,12 @@ class SlurmClient(Jobs):
             return AccountingAwayError(
                 "Slurm's accounting (slurmdbd) does not answer",
                 why=reason.splitlines()[-1],
-                fix=f"{REPAIR[self.is_foreign]}; jobs run without the accounting",
+                fix=f"{self.advice.repair}; jobs run without the accounting",
             )
         return SlurmAwayError(
             f"slurmctld has not answered {command} for {limit_s:g} s",
             why=reason,
-            fix=f"{REPAIR[self.is_foreign]}; running jobs are not affected",
+            fix=f"{self.advice.repair}; running jobs are not affected",
         )
 
 

@@ -16,11 +16,12 @@ from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.program import INTERPRETERS, Language, language_of
 from clusterctl.spec.sbatch import Request, requests_of
-from clusterctl.spec.units import format_duration, parse_slurm_time_s, shown
+from clusterctl.spec.units import format_duration, shown
 
 if TYPE_CHECKING:
+    from clusterctl.scheduler.site import Site
     from clusterctl.spec.job import JobSpec
-    from clusterctl.state.inventory import Inventory, PartitionFacts
+    from clusterctl.state.inventory import PartitionFacts
 
 _ASKS_SLURM: Final = re.compile(r"[^#]*\bscontrol\b.*\bshow\b.*\bjob")
 _COMMAND: Final = re.compile(r"[^#]*\bCommand\b")
@@ -168,31 +169,26 @@ def points_in_time(job: JobSpec) -> dict[str, Request]:
     }
 
 
-def partition_name(inventory: Inventory, job: JobSpec) -> str | None:
+def partition_name(site: Site, job: JobSpec) -> str | None:
     """Return the partition of a job, or None if the script's #SBATCH lines set it."""
     script = (
         UserScript.read(job.script) if job.partition is None and job.script is not None else None
     )
     if script is not None and script.directives.last("partition"):
         return None
-    return partition_of(inventory, job).name
+    return partition_of(site, job).name
 
 
-def partition_of(inventory: Inventory, job: JobSpec) -> PartitionFacts:
+def partition_of(site: Site, job: JobSpec) -> PartitionFacts:
     """Return a job's partition (default: the first); raise UsageError if it is unknown or too
     small.
     """
-    by_name = {partition.name: partition for partition in inventory.partitions}
-    partition = inventory.partitions[0] if job.partition is None else by_name.get(job.partition)
+    by_name = {partition.name: partition for partition in site.inventory.partitions}
+    partition = (
+        site.inventory.partitions[0] if job.partition is None else by_name.get(job.partition)
+    )
     if partition is None:
-        cause = ""
-        attach = ""
-        if inventory.is_foreign:
-            cause = "at `attach`, Slurm had no such partition, or accepted no job of yours in it"
-            attach = (
-                f"`clusterctl attach LOGIN --account NAME --partition {job.partition}` tries it; "
-                "or "
-            )
+        cause, attach = site.unknown_partition_help(job.partition or "")
         raise UsageError(
             f"partition {job.partition!r} does not exist",
             code="unknown-partition",
@@ -209,7 +205,7 @@ def partition_of(inventory: Inventory, job: JobSpec) -> PartitionFacts:
         )
     longest = partition.max_time
     # In slurm.conf a limit of 90 s becomes 2 minutes.
-    unit = 60 if inventory.has_slurm else 1
+    unit = site.time_unit_s
     if job.time is not None and longest is not None and -(-job.time // unit) > -(-longest // unit):
         raise UsageError(
             f"the job asks for a time limit of {format_duration(job.time)}",
@@ -219,25 +215,3 @@ def partition_of(inventory: Inventory, job: JobSpec) -> PartitionFacts:
             fix="use a shorter --time, or another partition",
         )
     return partition
-
-
-def reject_long_script(inventory: Inventory, job: JobSpec) -> None:
-    """Raise UsageError if the time limit in a script's #SBATCH lines is above its partition's, as
-    for --time.
-
-    The Slurm of other people may accept such a job, which then never starts.
-    """
-    script = (
-        UserScript.read(job.script) if job.script is not None and inventory.is_foreign else None
-    )
-    own_time = script.directives.last("time") if script is not None and job.time is None else None
-    if script is None or own_time is None:
-        return
-    own = script.directives.last("partition")
-    name = job.partition or (own.value if own is not None else None)
-    limit_s = None
-    with suppress(ValueError):
-        limit_s = parse_slurm_time_s(own_time.value)
-    # It may be a list of partitions.
-    if limit_s is not None and name in {partition.name for partition in inventory.partitions}:
-        partition_of(inventory, job.model_copy(update={"time": limit_s, "partition": name}))

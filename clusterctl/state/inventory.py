@@ -241,7 +241,8 @@ class Inventory:
         """The folders that PATH on the controller may lack: Slurm's, and that of the Python of
         jobs.
         """
-        return f"{self.slurm_path}:{self.root}/env/bin" if self.is_foreign else self.slurm_path
+        # On hosts that `up` configures, PATH has the Python of jobs.
+        return self.slurm_path if self.root == ROOT else f"{self.slurm_path}:{self.root}/env/bin"
 
     @property
     def distribution(self) -> Distribution:

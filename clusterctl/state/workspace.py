@@ -147,7 +147,6 @@ def has_content(path: Path, raw: bytes, mode: int) -> bool:
 
 
 # The fix if a cluster itself is broken. The key: whether other people operate the cluster.
-REPAIR = {False: "run `clusterctl up`", True: "ask the site's administrators"}
 
 
 class _Path:
@@ -330,19 +329,9 @@ class Workspace:
         return self.access_config.exists()
 
     @property
-    def is_attached(self) -> bool:
-        """Whether other people operate the cluster."""
-        return self.login.exists()
-
-    @property
-    def repair(self) -> str:
-        """The fix if the cluster itself is broken, as an instruction for a message."""
-        return REPAIR[self.is_attached]
-
-    @property
     def update(self) -> str:
         """The command that writes the cluster's records on this machine."""
-        return "`clusterctl attach`" if self.is_attached else "`clusterctl up`"
+        return "`clusterctl attach`" if self.login.exists() else "`clusterctl up`"
 
     @property
     def copies(self) -> Path:

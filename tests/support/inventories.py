@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from clusterctl.scheduler.session import Session, site_of
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, PartitionFacts
 
 KEY = "ssh-ed25519 AAAA"
@@ -44,3 +46,8 @@ def inventory_with(*partitions: PartitionFacts, **more: Any) -> Inventory:
     """Return the inventory of a cluster `d` with these partitions; ``more`` changes its fields."""
     nodes = dict.fromkeys(node for partition in partitions for node in partition.nodes)
     return inventory_of(*nodes, **{"job_user": "hpc", "partitions": partitions, **more})
+
+
+def with_inventory(session: Session, **changes: Any) -> Session:
+    """Return the session with another inventory, and so with the site of it."""
+    return replace(session, site=site_of(replace(session.inventory, **changes)))

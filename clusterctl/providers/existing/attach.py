@@ -242,7 +242,7 @@ def _checked_name(name: str) -> Workspace:
             fix="use a lower-case letter, then at most 19 lower-case letters, digits or dashes",
         )
     workspace = Workspace.of(name)
-    if workspace.root.exists() and not workspace.is_attached:
+    if workspace.root.exists() and not workspace.login.exists():
         raise _name_taken(workspace, "`clusterctl up` has created it")
     return workspace
 

@@ -20,8 +20,8 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.existing.site import LISTED_MODULES, Site, SitePartition
 from clusterctl.spec.base import PATTERNS
+from clusterctl.spec.names import ASK_OPERATORS
 from clusterctl.spec.units import parse_slurm_time_s
-from clusterctl.state.workspace import REPAIR
 from clusterctl.transport.base import Transport
 
 _PROGRAM: Final = Path(__file__).with_name("remote_probe.sh").read_text(encoding="utf-8")
@@ -205,11 +205,11 @@ def _no_slurm(
 def _no_answer(problem: str, refusal: str, host: str) -> SlurmError:
     """Return the error for a Slurm that does not answer the probe. refusal: the words of Slurm."""
     if SlurmAwayError.words.search(refusal):
-        fix = f"{REPAIR[True]}, or run `clusterctl attach` again later"
+        fix = f"{ASK_OPERATORS}, or run `clusterctl attach` again later"
         return SlurmAwayError(
             "slurmctld does not answer", where=host, why=printable(refusal), fix=fix
         )
-    fix = f"try `sinfo` on the login node; {REPAIR[True]}"
+    fix = f"try `sinfo` on the login node; {ASK_OPERATORS}"
     return SlurmError(
         problem, code="no-partitions-listed", where=host, why=printable(refusal), fix=fix
     )

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter, script_of
-from clusterctl.scheduler.session import Session, read_applied_spec
+from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
+from clusterctl.scheduler.session import Session, site_of
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.inventory import planned_inventory
+from clusterctl.state.inventory import applied_spec, planned_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import Clock
@@ -71,9 +71,8 @@ class PlayedCluster:
     def session(self, *, patience_s: float = 5.0, clock: Clock | None = None) -> Session:
         """A session with this cluster."""
         slurm = SlurmClient(LocalTransport(), clock or Clock(), patience_s, self.ledger)
-        return Session(
-            planned_inventory(read_applied_spec(self.ledger.workspace)), slurm, self.ledger
-        )
+        site = site_of(planned_inventory(applied_spec(self.ledger.workspace)))
+        return Session(site, slurm, self.ledger)
 
     @contextmanager
     def state(self) -> Iterator[dict[str, Any]]:
@@ -118,7 +117,7 @@ def submit(session: Session, job: JobSpec, **prepared: Any) -> Submitted:
     """Submit a job with the files of its script's folder."""
     if "source" not in prepared:
         prepared["source"] = source_of(job)
-    script = script_of(session.inventory, job, prepared.get("environment"))
+    script = session.site.render(job, prepared.get("environment"))
     return Submitter(session).submit(PreparedJob(job, script, **prepared))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler import session
-from clusterctl.scheduler.session import Session, read_applied_spec
+from clusterctl.scheduler import sites
+from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.inventory import job_settings
+from clusterctl.state.inventory import applied_spec, job_settings
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import ssh
@@ -45,13 +45,11 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     workspace.create()
     workspace.spec.write_text(SPEC)
     hosts = (host_of("demo-ctl", "controller"), host_of("demo-train-1", partition="train"))
-    settings = job_settings(read_applied_spec(workspace))
+    settings = job_settings(applied_spec(workspace))
     inventory = inventory_of(cluster="demo", hosts=hosts, **settings)
     workspace.inventory.write_text(inventory.text)
     monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: LocalTransport())
-    return Session(
-        cluster.session().inventory, SlurmClient(LocalTransport()), Ledger(workspace.jobs)
-    )
+    return Session(cluster.session().site, SlurmClient(LocalTransport()), Ledger(workspace.jobs))
 
 
 @pytest.fixture
@@ -63,6 +61,6 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock], None]:
             def __init__(self, *given: Any, **more: Any) -> None:
                 super().__init__(*given, clock=clock, **more)
 
-        monkeypatch.setattr(session, "SlurmClient", Clocked)
+        monkeypatch.setattr(sites, "SlurmClient", Clocked)
 
     return set_clock

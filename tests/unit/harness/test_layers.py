@@ -73,6 +73,16 @@ def append(path: Path, line: str) -> None:
             "from clusterctl.spec.local import LocalSettings",
         ),
         ("clusterctl knows the payload", "clusterctl/state/workspace.py", "import payload"),
+        (
+            "a module outside of scheduler/ knows the client of a scheduler",
+            "clusterctl/jobs/queue.py",
+            "from clusterctl.scheduler.slurm import SlurmClient",
+        ),
+        (
+            "a module outside of scheduler/ asks whose cluster it is",
+            "clusterctl/cluster/status.py",
+            "from clusterctl.scheduler import sites",
+        ),
         ("the payload knows clusterctl", "payload/training/metrics.py", "import clusterctl.errors"),
     ],
 )

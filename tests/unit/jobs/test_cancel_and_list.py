@@ -126,13 +126,13 @@ class Recording:
 
     def __init__(self, session, monkeypatch: pytest.MonkeyPatch) -> None:
         self.commands: list[str] = []
-        run = session.slurm.transport.run
+        run = session.scheduler.transport.run
 
         def record(argv: Sequence[str], **options: Any) -> Any:
             self.commands.append(argv[0])
             return run(argv, **options)
 
-        monkeypatch.setattr(session.slurm.transport, "run", record)
+        monkeypatch.setattr(session.scheduler.transport, "run", record)
 
     def taken(self, command: str) -> int:
         count = self.commands.count(command)

@@ -159,8 +159,8 @@ def test_from_run_that_does_not_exist_is_refused(session, cluster, here, run_wit
 
 def test_from_run_continues_train_from_its_checkpoints(session):
     job = job_spec("train", {"from_run": "old-1-sum"})
-    assert with_restarts(session.inventory, job).args == ("--resume", "auto")
+    assert with_restarts(session.site, job).args == ("--resume", "auto")
     own = job.model_copy(update={"args": ("--resume", "never")})
-    assert with_restarts(session.inventory, own).args == ("--resume", "never")
+    assert with_restarts(session.site, own).args == ("--resume", "never")
     with refused("no-run-here", ClusterctlError, "--run RUN"):
         with_from_run(job_spec("bench", {"from_run": "old-1-sum"}), session.ledger, None)

@@ -23,7 +23,7 @@ import pytest
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.jobs.environment import Environments, describe_pending_build
 from clusterctl.jobs.prepare import Preparer, Submission
-from clusterctl.jobs.submit import client_facts, script_of
+from clusterctl.jobs.submit import client_facts
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.wheelhouse import Lock, Wheel, pins, wheel_path
 from clusterctl.scheduler.script import PLAIN, Environment
@@ -404,7 +404,7 @@ def test_the_script_and_the_record_of_a_job(session, first: Environment, tmp_pat
     assert first.lock is not None
     job = JobSpec(name="mine", script=tmp_path / "my program.py")
     (tmp_path / "my program.py").touch()
-    text = script_of(session.inventory, job, first)
+    text = session.site.render(job, first)
     folder = f'"$HOME"/clusterctl/environments/{first.lock.key}/bin'
     assert f"export CLUSTERCTL_PATH={folder}:/opt/clusterctl/env/bin " in text
     assert f' {folder}/python "$files"/' in text

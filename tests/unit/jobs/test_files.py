@@ -24,7 +24,7 @@ def _cluster_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ledger = SimpleNamespace(workspace=Workspace(tmp_path / "workspace"))
         yield SimpleNamespace(
             transport=LocalTransport(),
-            inventory=SimpleNamespace(is_foreign=False),
+            site=SimpleNamespace(upload_folder="."),
             ledger=ledger,
         )
 

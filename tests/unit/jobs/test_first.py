@@ -27,7 +27,7 @@ from clusterctl.jobs.first import (
 )
 from clusterctl.jobs.queue import list_jobs
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submit import PreparedJob, Submitter, script_of
+from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.runs.collect import collect, uncollected
 from clusterctl.scheduler.claims import First, claim_of, settle
 from clusterctl.scheduler.records import DELAY_S
@@ -41,7 +41,7 @@ from clusterctl.transport.remote_copies import CLAIM
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
-from tests.support.inventories import inventory_with
+from tests.support.inventories import inventory_with, with_inventory
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster
 from tests.support.processes import eventually
@@ -64,7 +64,7 @@ def raced(session: Session, folder: Path, first: First, count: int = 2) -> list[
     """Submit jobs with --first, which add a line to the file ``ran``. Return their ids."""
     (script := folder / "job.sh").write_text('echo "$SLURM_JOB_ID" >>"$HOME/ran"\n')
     job = JobSpec(name="mine", script=script)
-    prepared = PreparedJob(job, script_of(session.inventory, job), source_of(job))
+    prepared = PreparedJob(job, session.site.render(job), source_of(job))
     jobs = [("here", prepared)] * count
     return [
         submitted.job_id for _, submitted in submit_first({"here": Submitter(session)}, jobs, first)
@@ -240,10 +240,7 @@ def test_first_time_out_leaves_the_jobs(session, cluster, other, tmp_path):
 def test_first_rejected_job_cancels_the_submitted_jobs(session, cluster, tmp_path):
     (script := tmp_path / "job.sh").write_text("true\n")
     job = JobSpec(name="mine", script=script)
-    jobs = [
-        ("here", PreparedJob(job, script_of(session.inventory, job), source_of(job)))
-        for _ in range(2)
-    ]
+    jobs = [("here", PreparedJob(job, session.site.render(job), source_of(job))) for _ in range(2)]
     submissions = submit_first({"here": Submitter(session)}, jobs, First("f", is_across=True))
     _, submitted = next(submissions)
     with cluster.state() as state:
@@ -264,7 +261,7 @@ def test_first_rejected_job_cancels_what_can_be_cancelled(session, cluster, tmp_
     """The error is that of the submission, also if another cluster can't be reached by then."""
     (script := tmp_path / "job.sh").write_text("true\n")
     job = JobSpec(name="mine", script=script)
-    prepared = PreparedJob(job, script_of(session.inventory, job), source_of(job))
+    prepared = PreparedJob(job, session.site.render(job), source_of(job))
     submitters = {"far": Submitter(session), "here": Submitter(session)}
     jobs = [(where, prepared) for where in ("far", "here", "here")]
     submissions = submit_first(submitters, jobs, First("f", is_across=True))
@@ -282,7 +279,7 @@ def test_first_unreachable_cluster_does_not_delay_the_job(session, other, tmp_pa
     (job_id,) = raced(session, tmp_path, first, 1)
     other.add(replace(entry(session, job_id), **OTHER, job_id="7"))
     away = replace(session, scheduler=SlurmClient(CutOff(), patience_s=0), ledger=other)
-    away = replace(away, inventory=replace(session.inventory, cluster="other"))
+    away = with_inventory(away, cluster="other")
     kept = wait_for_first([away, session], first, 60)
     assert (kept.entry.job_id, kept.not_cancelled) == (job_id, (("other", "7"),))
 
@@ -299,14 +296,14 @@ def test_first_asks_a_foreign_slurm_rarely(cluster, tmp_path):
     slept: list[float] = []
     now = lambda: sum(slept)  # noqa: E731
     session = cluster.session(clock=Clock(now, slept.append))
-    session = replace(session, inventory=replace(session.inventory, is_foreign=True))
+    session = with_inventory(session, is_foreign=True)
     with cluster.state() as state:
         state["hold"] = True
     raced(session, tmp_path, first := First("f", is_across=True))
     slept.clear()
     with refused("first-timeout", WaitTimeoutError):
         wait_for_first([session], first, 200)
-    pace = session.pace
+    pace = session.site.pace
     assert (min(slept[:-1]), max(slept)) == (pace.changed_s, pace.pending_s)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.scheduler.script import with_gpus
-from clusterctl.scheduler.user_script import partition_of, reject_long_script
+from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import PartitionFacts
@@ -24,8 +24,8 @@ PARTITIONS = (
     PartitionFacts("h100", ("c-h100-1", "c-h100-2"), gpus=8),
     PartitionFacts("cpu", ("c-cpu-1",)),
 )
-INVENTORY = inventory_with(*PARTITIONS)
-WITHOUT_SLURM = inventory_with(*PARTITIONS, scheduler="none")
+SITE = site_of(inventory_with(*PARTITIONS))
+WITHOUT_SLURM = site_of(inventory_with(*PARTITIONS, scheduler="none"))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ WITHOUT_SLURM = inventory_with(*PARTITIONS, scheduler="none")
 def test_a_training_uses_the_gpus_of_its_partition(
     given: dict[str, Any], gpus: int, ranks: int
 ) -> None:
-    job = with_gpus(INVENTORY, JobSpec(name="t", bundled="train", **given))
+    job = with_gpus(SITE, JobSpec(name="t", bundled="train", **given))
     assert (job.gpus, job.tasks_per_node) == (gpus, ranks)
 
 
@@ -67,9 +67,9 @@ def test_the_default_number_of_ranks_suits_the_arguments() -> None:
 
 
 def test_what_runs_on_one_rank_has_one_gpu() -> None:
-    job = with_gpus(INVENTORY, JobSpec(name="s", bundled="sample"))
+    job = with_gpus(SITE, JobSpec(name="s", bundled="sample"))
     assert (job.gpus, job.tasks_per_node) == (1, 1)
-    assert with_gpus(INVENTORY, JobSpec(name="s", bundled="sample", gpus=0)).gpus == 0
+    assert with_gpus(SITE, JobSpec(name="s", bundled="sample", gpus=0)).gpus == 0
     free = with_gpus(WITHOUT_SLURM, JobSpec(name="s", bundled="predict"))
     assert (free.tasks_per_node, "gpus" in free.model_fields_set) == (1, False)
 
@@ -79,7 +79,7 @@ def test_the_proof_and_own_scripts_ask_for_what_they_say(tmp_path: Any) -> None:
         *(JobSpec(name="p", bundled=one) for one in ("probe", "export")),
         JobSpec(name="s", script=tmp_path / "own.sh"),
     ):
-        assert with_gpus(INVENTORY, job) == job
+        assert with_gpus(SITE, job) == job
 
 
 def test_without_a_scheduler_there_is_a_rank_for_each_gpu() -> None:
@@ -94,20 +94,25 @@ def test_without_a_scheduler_there_is_a_rank_for_each_gpu() -> None:
 def test_slurm_rounds_times_up_to_minutes_and_mpirun_does_not(
     scheduler: str, time: str, fits: bool
 ) -> None:
-    inventory = inventory_with(PartitionFacts("train", ("n1",), max_time=90), scheduler=scheduler)
+    partition = PartitionFacts("train", ("n1",), max_time=90)
+    site = site_of(inventory_with(partition, scheduler=scheduler))
     with (
         nullcontext()
         if fits
         else refused("time-above-limit", UsageError, "partition train", "1m30s")
     ):
-        partition_of(inventory, JobSpec(name="train", bundled="train", time=time))
+        partition_of(site, JobSpec(name="train", bundled="train", time=time))
 
 
-OF_OTHERS = replace(
-    inventory_with(
-        PartitionFacts("short", ("n1",), max_time=1800), PartitionFacts("long", ("n1",))
-    ),
-    is_foreign=True,
+OWN_SITE, FOREIGN_SITE = (
+    site_of(
+        inventory_with(
+            PartitionFacts("short", ("n1",), max_time=1800),
+            PartitionFacts("long", ("n1",)),
+            is_foreign=is_foreign,
+        )
+    )
+    for is_foreign in (False, True)
 )
 
 
@@ -135,8 +140,10 @@ def test_script_above_the_time_limit_is_refused_as_the_flag(
     with (
         nullcontext() if fits else refused("time-above-limit", UsageError, "partition short", "30m")
     ):
-        reject_long_script(OF_OTHERS, job)
-    reject_long_script(replace(OF_OTHERS, is_foreign=False), job)
+        for check in FOREIGN_SITE.checks:
+            check(FOREIGN_SITE, job)
+    for check in OWN_SITE.checks:
+        check(OWN_SITE, job)
 
 
 def test_partition_that_attach_left_out_names_attach() -> None:
@@ -144,7 +151,7 @@ def test_partition_that_attach_left_out_names_attach() -> None:
     job = JobSpec(name="t", bundled="train", partition="gpuq")
     fix = "clusterctl attach LOGIN --account NAME --partition gpuq"
     with refused("unknown-partition", UsageError, fix):
-        partition_of(OF_OTHERS, job)
+        partition_of(FOREIGN_SITE, job)
     with refused("unknown-partition", UsageError) as caught:
-        partition_of(replace(OF_OTHERS, is_foreign=False), job)
+        partition_of(OWN_SITE, job)
     assert fix not in caught.value.fix

@@ -18,7 +18,7 @@ from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.evidence import diagnose_job
 from clusterctl.scheduler.script import Environment
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import Session, site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts
@@ -63,7 +63,7 @@ def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
     }
     partitions = tuple(PartitionFacts(name, members) for name, members in of.items())
     inventory = inventory_with(*partitions)
-    return replace(session, inventory=inventory, unshared_nodes=nodes)
+    return replace(session, site=site_of(inventory), unshared_nodes=nodes)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_the_folder_of_a_shell_is_on_the_nodes_of_its_partition(
             if [*(node.home / "clusterctl/jobs").glob("shell.*")]
         }
 
-    job = shell_job(job_options(options), apart.inventory)
+    job = shell_job(job_options(options), apart.site)
     with session_folder(Submitter(apart), job, Environment()) as folder:
         assert there() == names
     assert there() == set()

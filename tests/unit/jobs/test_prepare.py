@@ -24,7 +24,7 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_local_files, script_of
+from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_local_files
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -58,7 +58,7 @@ def test_what_is_staged(session, cluster, job):
     assert names >= {"job.sbatch", "spec.yaml", "environment.client.json"}
     assert [path.name for path in (folder / "files").iterdir()] == ["my 'job.sh"]
     # What the dry run shows.
-    assert (folder / "job.sbatch").read_text() == done.script == script_of(session.inventory, job)
+    assert (folder / "job.sbatch").read_text() == done.script == session.site.render(job)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert json.loads((folder / "environment.client.json").read_text())["job"]["name"] == "mine"
     known = cluster.job(done.job_id)
@@ -329,7 +329,7 @@ def test_a_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
     (entry,) = cluster.ledger.entries()
     assert (entry.job_id, entry.refused) == (None, False)
     assert Path(str(entry.remote_dir)).is_dir()
-    resolve_submissions(session.slurm, cluster.ledger)
+    resolve_submissions(session.scheduler, cluster.ledger)
     assert [entry.job_id for entry in cluster.ledger.entries()] == ["1"]
 
 
@@ -349,7 +349,7 @@ def test_a_lost_submission_is_given_up_after_sbatch_has_ended(
 ):
     entry = JobEntry(token="feed", name="x", user="u", submitted_at=submitted_at, remote_dir="/x")  # noqa: S106
     cluster.ledger.add(entry)
-    resolve_submissions(session.slurm, cluster.ledger)
+    resolve_submissions(session.scheduler, cluster.ledger)
     assert cluster.ledger.entries()[0].refused is refused
 
 

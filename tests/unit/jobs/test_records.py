@@ -23,6 +23,7 @@ from clusterctl.state.ledger import Ledger
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
+from tests.support.inventories import with_inventory
 from tests.support.messages import refused
 from tests.support.played.cluster import finished, submit, submitted
 from tests.support.processes import eventually
@@ -185,7 +186,7 @@ def test_state_of_a_job_that_slurm_told_stays(session, cluster, tmp_path):
 
 def test_list_without_accounting_keeps_what_the_queue_told(session, cluster, tmp_path):
     job_id = finished(session, cluster, tmp_path, "exit 3")
-    session = replace(session, inventory=replace(session.inventory, no_accounting="it is disabled"))
+    session = with_inventory(session, no_accounting="it is disabled")
     list_jobs(session)
     entry = session.ledger.find(job_id)
     assert (entry.state, entry.task_states) == ("FAILED", None)
@@ -226,13 +227,13 @@ def test_lost_answer_is_resolved_by_the_job_that_has_run(session, cluster, tmp_p
     ledger.add(replace(lost, token=f"{lost.token}0", remote_dir=str(tmp_path / "never")))
     with cluster.state() as state:
         state["accounting_refuses"] = "Slurm accounting storage is disabled"
-    session.slurm.ledger = ledger
+    session.scheduler.ledger = ledger
     resolve_submissions(session.scheduler, ledger)
     assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [
         (job_id, False),
         (None, False),
     ]
-    session.slurm.no_accounting = "Slurm accounting storage is disabled"
+    session.scheduler.no_accounting = "Slurm accounting storage is disabled"
     resolve_submissions(session.scheduler, ledger)
     assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [
         (job_id, False),
@@ -263,7 +264,7 @@ def test_collect_on_a_foreign_cluster_waits_for_the_recorded_end(session, cluste
             events.write_text(start + end)
 
     foreign = cluster.session(clock=Clock(lambda: now[0], sleep))
-    foreign = replace(foreign, inventory=replace(foreign.inventory, is_foreign=True))
+    foreign = with_inventory(foreign, is_foreign=True)
     (run,) = collect(foreign, [job_id], out=tmp_path / "runs")
     assert (run.directory / "job.events").read_text() == start + end
     assert 9 < now[0] < 20
@@ -300,7 +301,7 @@ def test_record_that_cannot_be_read_is_named(session, cluster, tmp_path):
     waits = []
     foreign = cluster.session(clock=Clock(sleep=waits.append))
     collect(
-        replace(foreign, inventory=replace(foreign.inventory, is_foreign=True)),
+        with_inventory(foreign, is_foreign=True),
         [job_id],
         out=tmp_path / "runs",
     )
@@ -354,8 +355,8 @@ def test_records_without_an_answer_decide_nothing(session, cluster, tmp_path):
     with cluster.state() as state:
         state["hold"] = True
     waiting = submitted(session, tmp_path, "true")
-    session.slurm.no_accounting = "Slurm accounting storage is disabled"
-    session.slurm.transport = WithoutPython()
+    session.scheduler.no_accounting = "Slurm accounting storage is disabled"
+    session.scheduler.transport = WithoutPython()
     with refused("accounting-away", AccountingAwayError, "python3: not found") as caught:
         session.scheduler.jobs([waiting, ended])
     assert [job.id for job in caught.value.queued] == [waiting]
@@ -363,6 +364,6 @@ def test_records_without_an_answer_decide_nothing(session, cluster, tmp_path):
     ledger.add(
         replace(session.ledger.find(ended), token=f"{waiting}0", job_id=None, submitted_at=1.0)
     )
-    session.slurm.ledger = ledger
+    session.scheduler.ledger = ledger
     resolve_submissions(session.scheduler, ledger)
     assert [(entry.job_id, entry.refused) for entry in ledger.entries()] == [(None, False)]

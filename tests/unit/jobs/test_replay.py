@@ -17,7 +17,7 @@ from clusterctl.jobs.bundled import reject_missing
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.replay import Code, Replay, ReplayRequest, replay_job, with_changes
 from clusterctl.jobs.source import manifest, source_of
-from clusterctl.jobs.submit import client_facts, script_of
+from clusterctl.jobs.submit import client_facts
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
@@ -66,7 +66,7 @@ def collected(session: Session, project: Path, tmp_path: Path) -> Collected:
         (folder / "environment.json").write_text(json.dumps({"client": facts}))
         if job.sweep is not None:
             (folder / "sweep-tasks.json").write_text(json.dumps(job.sweep.record))
-        return folder, script_of(session.inventory, job)
+        return folder, session.site.render(job)
 
     return run
 
@@ -121,7 +121,7 @@ def test_the_script_is_that_of_the_original(
     """Also where a script's own lines win over defaults, but not over flags."""
     run, script = collected(target, **flags)
     replay = replay_job(run, AGAIN)
-    assert script_of(session.inventory, replay.job) == script
+    assert session.site.render(replay.job) == script
 
 
 def test_drawn_values_of_a_sweep_are_those_of_the_original(
@@ -274,7 +274,7 @@ def test_a_project_is_replayed_from_its_run(really, session, project, monkeypatc
     monkeypatch.chdir(project / "conf")
     (job,) = read_jobs(target if target.startswith("-m") else f"../{target}", {})
     assert (job.place.folder, job.place.start) == (project, "conf")
-    script = script_of(session.inventory, job)
+    script = session.site.render(job)
     run = really(job).directory
     monkeypatch.chdir(project.parent)
     for moved in (False, True):
@@ -282,7 +282,7 @@ def test_a_project_is_replayed_from_its_run(really, session, project, monkeypatc
             project.rename(project.with_name("moved"))
         again = replay_job(run, AGAIN)
         assert listed(again) == json.loads((run / "source.json").read_text())
-        assert script_of(session.inventory, again.job) == script
+        assert session.site.render(again.job) == script
 
 
 def test_a_damaged_project_is_not_replayed(really, project):

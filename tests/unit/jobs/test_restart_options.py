@@ -11,6 +11,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.prepare import restart_notice, with_restarts
+from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
@@ -21,7 +22,7 @@ PARTITIONS = (
     PartitionFacts("train", ("c-1", "c-2")),
     PartitionFacts("short", ("c-3",), max_time=3600),
 )
-INVENTORY = inventory_with(*PARTITIONS)
+SITE = site_of(inventory_with(*PARTITIONS))
 SAVES = ("--save-interval", "50")
 RESUMES = (*SAVES, "--resume", "auto")
 
@@ -61,7 +62,7 @@ def test_a_training_is_requeued(
 
     Its arguments stay: after a restart it continues from its checkpoints by itself.
     """
-    found = with_restarts(INVENTORY, job)
+    found = with_restarts(SITE, job)
     assert (found.requeue, found.args) == (requeue, args)
     notice = restart_notice(job, found)
     assert (notice.code if notice else "") == code
@@ -69,9 +70,9 @@ def test_a_training_is_requeued(
 
 def test_without_slurm_a_training_is_not_requeued() -> None:
     job = train(*SAVES)
-    inventory = inventory_with(*PARTITIONS, scheduler="none")
-    assert with_restarts(inventory, job) == job
-    continued = with_restarts(inventory, train(from_run="12"))
+    site = site_of(inventory_with(*PARTITIONS, scheduler="none"))
+    assert with_restarts(site, job) == job
+    continued = with_restarts(site, train(from_run="12"))
     assert (continued.requeue, continued.args) == (False, ("--resume", "auto"))
 
 
@@ -86,17 +87,17 @@ def test_without_slurm_a_training_is_not_requeued() -> None:
 )
 def test_a_chain_without_use_is_rejected(options: dict[str, Any], code: str) -> None:
     with refused(code, UsageError):
-        with_restarts(INVENTORY, train(**{"chain": "1h", **options}))
+        with_restarts(SITE, train(**{"chain": "1h", **options}))
 
 
 def test_a_chain_takes_the_limit_of_partition_or_script(tmp_path: Path) -> None:
-    assert with_restarts(INVENTORY, train(chain="2h", partition="short")).requeue
+    assert with_restarts(SITE, train(chain="2h", partition="short")).requeue
     script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH -t 60\ntrue\n")
-    job = with_restarts(INVENTORY, JobSpec(name="own", script=script, chain="2h"))
+    job = with_restarts(SITE, JobSpec(name="own", script=script, chain="2h"))
     assert {"--requeue", "--chain=7200"} <= {*rendered(job).split()}
     for partition in ("short", "train,short"):
         script = user_script(tmp_path, "own.sh", f"#!/bin/bash\n#SBATCH -p {partition}\ntrue\n")
-        assert with_restarts(INVENTORY, JobSpec(name="own", script=script, chain="2h")).requeue
+        assert with_restarts(SITE, JobSpec(name="own", script=script, chain="2h")).requeue
 
 
 def test_a_refused_requeue_is_refused_to_slurm() -> None:

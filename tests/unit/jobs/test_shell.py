@@ -26,7 +26,7 @@ from clusterctl.jobs.shell import (
 from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.script import Environment
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import Session, site_of
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts
 from clusterctl.transport.base import MARK
@@ -97,7 +97,7 @@ class Node:
         self.batch = batch
         # A login shell begins with the PATH of the system.
         (batch.folder.parent / ".bash_profile").write_text(f"PATH={batch.environment['PATH']}")
-        job = shell_job(job_options(options), INVENTORY)
+        job = shell_job(job_options(options), site_of(INVENTORY))
         text = shell_script(job, Environment())
         text = text.replace(
             f"$HOME/clusterctl/store/archives/{payload_hash()}", str(batch.payload / HASH)
@@ -214,7 +214,7 @@ def test_new_and_changed_files_of_a_session_are_listed_and_kept(
         (tmp_path / name).write_text(name)
     for name in ("link", "turned"):
         (tmp_path / name).symlink_to("same.txt")
-    job = shell_job(job_options({"folder": "."}), INVENTORY)
+    job = shell_job(job_options({"folder": "."}), site_of(INVENTORY))
     with session_folder(Submitter(session), job, Environment()) as folder:
         there = Path(folder.program_dir)
         assert {path.name for path in there.iterdir()} == {
@@ -250,7 +250,7 @@ def test_folder_of_a_session_without_new_files_is_removed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("a")
-    job = shell_job(job_options(options), INVENTORY)
+    job = shell_job(job_options(options), site_of(INVENTORY))
     with session_folder(Submitter(session), job, Environment()) as folder:
         assert (Path(folder.program_dir) / "a.txt").exists() is bool(options)
         # `down` looks for its folders by this name.
@@ -269,7 +269,7 @@ def test_a_folder_that_can_not_be_listed_is_asked_for_once(
         type(session.transport), "stream", lambda *args: listed.append(args) or stream(*args)
     )
     with session_folder(
-        Submitter(session), shell_job(job_options({}), INVENTORY), Environment()
+        Submitter(session), shell_job(job_options({}), site_of(INVENTORY)), Environment()
     ) as folder:
         Path(folder.program_dir).rmdir()
         assert isinstance(folder.changes, TransportError)
@@ -286,8 +286,10 @@ def test_options_that_a_shell_can_not_have_are_refused(tmp_path: Path) -> None:
         ({"exclude": ["*.bin"]}, "option-needs-option"),
     ):
         with refused(code, UsageError):
-            shell_job(job_options(options), INVENTORY)
-    job = shell_job(job_options({"slurm": ["--exclude=n1"]}), replace(INVENTORY, pmix=False))
+            shell_job(job_options(options), site_of(INVENTORY))
+    job = shell_job(
+        job_options({"slurm": ["--exclude=n1"]}), site_of(replace(INVENTORY, pmix=False))
+    )
     assert job.launcher == "mpirun"
 
 
@@ -301,10 +303,11 @@ def test_options_that_a_shell_can_not_have_are_refused(tmp_path: Path) -> None:
 def test_shell_on_an_attached_cluster_names_its_account(
     options: dict[str, Any], asked: list[str]
 ) -> None:
-    attached = replace(INVENTORY, is_foreign=True, account="proj1", qos="short")
+    attached = site_of(replace(INVENTORY, is_foreign=True, account="proj1", qos="short"))
     words = salloc_options(shell_job(job_options(options), attached))
     named = dict(word.removeprefix("--").split("=") for word in words)
     assert [named.get(name) for name in ("account", "qos", "partition")] == asked
     assert not {"account", "qos", "partition"} & {
-        word[2:].partition("=")[0] for word in salloc_options(shell_job(job_options({}), INVENTORY))
+        word[2:].partition("=")[0]
+        for word in salloc_options(shell_job(job_options({}), site_of(INVENTORY)))
     }

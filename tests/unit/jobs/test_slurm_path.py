@@ -55,7 +55,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 
 def test_queries_find_slurm(session: Session) -> None:
-    assert session.slurm.version() == "24.11.5"
+    assert session.scheduler.version() == "24.11.5"
 
 
 def test_programs_may_use_the_python_of_jobs(session: Session) -> None:

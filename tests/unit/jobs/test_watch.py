@@ -34,6 +34,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
+from tests.support.inventories import with_inventory
 from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
 from tests.support.played.cluster import PlayedCluster, finished, submitted
@@ -170,7 +171,7 @@ def foreign_wait(
                     file.write(json.dumps({"time": time, **event}) + "\n")
 
     session = cluster.session(clock=Clock(lambda: now[0], sleep))
-    session = replace(session, inventory=replace(session.inventory, is_foreign=True))
+    session = with_inventory(session, is_foreign=True)
     (job,) = wait(session, [job_id])
     assert job.state is JobState.COMPLETED
     return [*asked, now[0]]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submit import PreparedJob, script_of
+from clusterctl.jobs.submit import PreparedJob
 from clusterctl.rehearse import rehearsal
 from clusterctl.rehearse.rehearsal import Rehearser
 from clusterctl.rehearse.verdict import Fault, Trial, Verdict
@@ -72,7 +72,7 @@ def rehearsed(
     )
     job = JobSpec(name="mine", script=script)
     played = cluster.session()
-    session = Session(played.inventory, SlurmClient(transport, patience_s=5.0), played.ledger)
+    session = Session(played.site, SlurmClient(transport, patience_s=5.0), played.ledger)
 
     def signal_ranks(_: str, job_id: str, number: int, *, last: bool) -> tuple[str, ...]:
         cluster.wait_until_ended(job_id)
@@ -86,7 +86,7 @@ def rehearsed(
         start_ahead=lambda: None, signal_ranks=signal_ranks, kill_host=kill_host
     )
     monkeypatch.setattr(rehearsal, "provider_of", lambda _: provider)
-    prepared = PreparedJob(job, script_of(session.inventory, job, None), source=source_of(job))
+    prepared = PreparedJob(job, session.site.render(job, None), source=source_of(job))
     preparer: Any = SimpleNamespace(prepare=lambda *_: (prepared,))
     (trial,) = Rehearser(session, lambda _: None).rehearse(preparer, job, [fault]).trials
     return trial

@@ -220,8 +220,8 @@ def test_attempts_without_accounting_are_those_of_the_job_itself(session, cluste
     job_id = finished(session, cluster, tmp_path, f"cat >../job.events <<'END'\n{lines}\nEND")
     cluster.change(job_id, forgotten=True)
     quick = cluster.session(patience_s=0.0)
-    quick.slurm.no_accounting = "closed"
-    quick.slurm.ledger = session.ledger
+    quick.scheduler.no_accounting = "closed"
+    quick.scheduler.ledger = session.ledger
     (run,) = collect(quick, [job_id], out=out)
     assert [(a.start_time, a.end_time, a.nodes) for a in run.attempts] == [
         (1000, 1061, ("n1", "n2")),
@@ -246,8 +246,8 @@ def test_killed_attempts_without_accounting_count(session, cluster, tmp_path, ou
     (folder / "telemetry" / "n1.jsonl").write_text("\n".join(map(json.dumps, lines)))
     cluster.change(job_id, end=start + 30)
     quick = cluster.session(patience_s=0.0)
-    quick.slurm.no_accounting = "closed"
-    quick.slurm.ledger = session.ledger
+    quick.scheduler.no_accounting = "closed"
+    quick.scheduler.ledger = session.ledger
     (run,) = collect(quick, [job_id], out=out)
     assert [(a.start_time, a.end_time, a.nodes) for a in run.attempts] == [
         (start - 1000, start - 940, ("n1",)),
@@ -519,7 +519,7 @@ def test_collect_without_accounting_completes_later(session, cluster, tmp_path, 
     with cluster.state() as played:
         played["accounting_away"] = True
     quick = cluster.session(patience_s=0.0)
-    quick.slurm.ledger = session.ledger if has_records else None
+    quick.scheduler.ledger = session.ledger if has_records else None
     runs = collect(quick, out=tmp_path / "runs")
     assert {run.job_id: (run.state, run.final) for run in runs} == {
         ids[0]: (state, has_records),

@@ -18,7 +18,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler import admin
+from clusterctl.scheduler import admin, advice
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, unknown_or_task
 from clusterctl.scheduler.directives import Directives
@@ -572,14 +572,14 @@ GUEST = "administrators"
 
 
 @pytest.mark.parametrize(
-    ("is_foreign", "helps", "not_said"), [(False, OWN, GUEST), (True, GUEST, OWN)]
+    ("operated", "helps", "not_said"), [(advice.OWN, OWN, GUEST), (advice.FOREIGN, GUEST, OWN)]
 )
-def test_a_silent_slurm_is_repaired_by_those_who_operate_it(is_foreign, helps, not_said):
+def test_a_silent_slurm_is_repaired_by_those_who_operate_it(operated, helps, not_said):
     silent = Step(
         ("sacct", "..."), stderr="sacct: error: Sending PersistInit msg: Connection refused", rc=1
     )
     slurm, _, _ = client(GONE, silent, patience_s=0)
-    slurm.is_foreign = is_foreign
+    slurm.advice = operated
     with rejected("slurm-away", SlurmError, helps) as caught:
         slurm.own_jobs()
     assert not_said not in caught.value.fix

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.scheduler import advice
 from clusterctl.scheduler.attempts import Hang, LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
 from clusterctl.scheduler.case import Evidence, Here
@@ -30,8 +31,8 @@ JOB = JobInfo(
     signal=0,
     nodes=("n1", "n2"),
 )
-OPERATOR: dict[str, Any] = {"repair": "run `clusterctl up`", "is_operator": True}
-GUEST: dict[str, Any] = {"repair": "ask the site's administrators", "is_operator": False}
+OPERATOR: dict[str, Any] = {"advice": advice.OWN}
+GUEST: dict[str, Any] = {"advice": advice.FOREIGN}
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "/jobs/x/x.py", line 7, in <module>\n    main()\n'
 )

@@ -12,10 +12,11 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest
-from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
+from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import planned_inventory
+from clusterctl.util.assets import payload_hash
 from tests.support.messages import refused
 from tests.support.played.batch import place_payload, play
 
@@ -38,7 +39,7 @@ def train(**fields: Any) -> JobSpec:
 
 
 def text(job: JobSpec) -> str:
-    return render_mpirun_script(planned_inventory(SPEC), job, payload_hash="0123")
+    return site_of(planned_inventory(SPEC)).render(job)
 
 
 def own(folder: Path, name: str, content: str, **fields: Any) -> JobSpec:
@@ -55,7 +56,9 @@ def run(folder: Path, job: JobSpec) -> subprocess.CompletedProcess[str]:
     place_payload(folder / "payload", folder)
     env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     script = text(job).replace("/opt/clusterctl/env/bin/python", sys.executable)
-    script = script.replace("$HOME/clusterctl/store/archives/0123", str(folder / "payload"))
+    script = script.replace(
+        f"$HOME/clusterctl/store/archives/{payload_hash()}", str(folder / "payload")
+    )
     argv = ["bash", "-c", script]
     return subprocess.run(
         argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
@@ -129,7 +132,7 @@ def test_lines_for_slurm_are_refused(tmp_path: Path) -> None:
 
 
 def taken(spec: ClusterSpec, job: JobSpec) -> JobRequest:
-    return with_nodes(JobRequest("", job.name, "", ""), planned_inventory(spec), job)
+    return site_of(planned_inventory(spec)).request(JobRequest("", job.name, "", ""), job)
 
 
 def test_nodes_and_time_are_those_of_the_partition() -> None:

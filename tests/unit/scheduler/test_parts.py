@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.process import Result
 from tests.support.here import LocalTransport
+from tests.support.inventories import with_inventory
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, submit
 
@@ -85,10 +85,7 @@ def foreign(cluster: PlayedCluster, **facts):
     with cluster.state() as state:
         state["hold"] = True
     session = cluster.session()
-    session.slurm.is_foreign = True
-    return replace(
-        session, inventory=replace(session.inventory, is_foreign=True, max_array=11, **facts)
-    )
+    return with_inventory(session, is_foreign=True, max_array=11, **facts)
 
 
 def array_of(folder, array: str, **more) -> JobSpec:
@@ -115,8 +112,8 @@ def test_array_in_parts_is_a_single_job(cluster, tmp_path):
     assert [job.id for job in jobs] == [f"1_{task}" for task in range(25)]
     assert len({job.token for job in (*jobs, *list_jobs(session).jobs)}) == 1
     assert [entry.job_id for entry in session.ledger.entries()] == ["1"]
-    assert session.slurm.slurm_ids(["1_14", "1_9", "7", "7_3"]) == ["2_4", "1_9", "7", "7_3"]
-    assert [len(session.slurm.accounted([job_id])) for job_id in ("1", "7")] == [25, 0]
+    assert session.scheduler.slurm_ids(["1_14", "1_9", "7", "7_3"]) == ["2_4", "1_9", "7", "7_3"]
+    assert [len(session.scheduler.accounted([job_id])) for job_id in ("1", "7")] == [25, 0]
     cancel(session, ["1"])
     assert {cluster.job(job_id)["state"] for job_id in "123"} == {"CANCELLED"}
 
@@ -126,9 +123,9 @@ def test_job_with_the_number_of_an_earlier_part_is_another_job(cluster, tmp_path
     session = foreign(cluster)
     submit(session, array_of(tmp_path, "0-24"))
     cluster.change("2", comment="clusterctl:feed", name="another")
-    assert [(job.id, job.token) for job in session.slurm.own_jobs() if job.name == "another"] == [
-        ("2", "feed")
-    ]
+    assert [
+        (job.id, job.token) for job in session.scheduler.own_jobs() if job.name == "another"
+    ] == [("2", "feed")]
 
 
 def test_cancel_finds_the_part_whose_answer_was_lost(cluster, tmp_path):
@@ -193,7 +190,7 @@ def test_single_task_above_the_limit_keeps_its_number(cluster, tmp_path):
     submit(session, array_of(tmp_path, "14"))
     tasks_in(cluster, [4])
     assert [job.id for job in known_jobs(session, ["1"])] == ["1_14"]
-    assert session.slurm.slurm_ids(["1_14"]) == ["1_4"]
+    assert session.scheduler.slurm_ids(["1_14"]) == ["1_4"]
 
 
 def test_array_is_not_submitted_if_a_part_is_refused(cluster, tmp_path):
@@ -252,15 +249,15 @@ def test_interrupted_array_is_cancelled(cluster, tmp_path, error, away):
     started.
     """
     session = foreign(cluster)
-    session.slurm.transport = Breaking(error, away=away)
-    session.slurm.patience_s = 0.0
+    session.scheduler.transport = Breaking(error, away=away)
+    session.scheduler.patience_s = 0.0
     with pytest.raises((KeyboardInterrupt, KeyRefusedError, AnswerLostError)):
         submit(session, array_of(tmp_path, "0-24"))
     (entry,) = session.ledger.entries()
     assert (entry.job_id, entry.refused, entry.held) == ("1", False, "incomplete")
     assert Path(entry.remote_dir).is_dir()
     assert {cluster.job(job_id)["state"] for job_id in "12"} == {"PENDING" if away else "CANCELLED"}
-    session.slurm.transport = LocalTransport()
+    session.scheduler.transport = LocalTransport()
     resolve_submissions(session.scheduler, session.ledger)
     assert session.ledger.entries()[0].held == "incomplete"
     session.ledger.update(entry, submitted_at=1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.scheduler.advice import FOREIGN
 from clusterctl.scheduler.refusals import Asked
 
 BY_LUA = (
@@ -32,13 +33,13 @@ LIST = "sacctmgr show associations"
     ],
 )
 def test_the_fix_names_the_account_where_it_is_the_cause(said, options, helps, not_said):
-    fix = Asked(options, is_foreign=True).fix(said)
+    fix = Asked(options, advice=FOREIGN).fix(said)
     assert [words for words in helps if words not in fix] == []
     assert not_said not in fix
 
 
 def test_advice_on_accounts_depends_on_the_cluster():
-    assert LIST not in Asked(is_foreign=True, lists_accounts=False).fix(BY_LUA)
+    assert LIST not in Asked(advice=FOREIGN, lists_accounts=False).fix(BY_LUA)
     own = Asked(["--account=p"])
     assert "leave out --account" in own.fix(BY_LUA)
     assert KEPT not in own.fix(BY_LUA)
@@ -56,16 +57,16 @@ NO_TIME = (
 
 @pytest.mark.parametrize("said", NO_TIME)
 def test_job_without_a_time_limit_is_told_to_pass_one(said):
-    fix = Asked(["--nodes=2", "--time-min=5"], is_foreign=True).fix(said)
+    fix = Asked(["--nodes=2", "--time-min=5"], advice=FOREIGN).fix(said)
     assert fix.startswith("pass ")
     assert "--time" in fix
     for option in ("--time=100", "-t 100", "--time 1:00"):
-        assert Asked([option], is_foreign=True).fix(said).startswith("leave out --time")
+        assert Asked([option], advice=FOREIGN).fix(said).startswith("leave out --time")
 
 
 @pytest.mark.parametrize(("options", "is_array"), [(["--array=0-7"], True), (["--nodes=2"], False)])
 def test_array_above_a_limit_of_jobs_is_told_to_be_smaller(options, is_array):
     """It is refused also if the queue has no other job of the user."""
-    fix = Asked(options, is_foreign=True).fix(f"QOSMaxSubmitJobPerUserLimit; {POLICY}")
+    fix = Asked(options, advice=FOREIGN).fix(f"QOSMaxSubmitJobPerUserLimit; {POLICY}")
     assert ("fewer tasks" in fix) is is_array
     assert "--qos" in fix

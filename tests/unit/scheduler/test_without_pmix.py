@@ -11,10 +11,13 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.admin import SlurmNodes
-from clusterctl.scheduler.script import reject_pmix, with_launcher
+from clusterctl.scheduler.job_checks import reject_pmix
+from clusterctl.scheduler.script import with_launcher
+from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.slurm_conf import render_files
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import Launcher
+from tests.support.inventories import inventory_with
 from tests.support.messages import refused
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
@@ -39,16 +42,20 @@ def test_without_the_plugin_for_pmix_mpirun_starts_ranks(has_pmix: bool, default
     assert with_launcher(torch, has_pmix=has_pmix).launcher is Launcher.TORCHRUN
 
 
+WITHOUT_PMIX = site_of(inventory_with(pmix=False))
+
+
 @pytest.mark.parametrize("asks", ["srun --mpi=pmix ./solver", "export SLURM_MPI_TYPE=pmix"])
 def test_a_script_that_asks_for_pmix_is_rejected_without_it(tmp_path: Path, asks: str) -> None:
     script = tmp_path / "job.sh"
     job = JobSpec(name="job", script=script)
     script.write_text(f"#!/bin/bash\n{asks}\n")
     with refused("no-pmix", UsageError, "`mpirun PROGRAM`", where=str(script)):
-        reject_pmix(job)
+        reject_pmix(WITHOUT_PMIX, job)
+    reject_pmix(site_of(inventory_with()), job)
     script.write_text(f"#!/bin/bash\n# not {asks}\nmpirun ./solver\nsrun --mpi=none hostname\n")
-    reject_pmix(job)
-    reject_pmix(JobSpec(name="a", bundled="train"))
+    reject_pmix(WITHOUT_PMIX, job)
+    reject_pmix(WITHOUT_PMIX, JobSpec(name="a", bundled="train"))
 
 
 def test_the_proof_of_the_cluster_does_too() -> None:

@@ -15,8 +15,8 @@ from ruamel.yaml import YAML
 from clusterctl.cli.run import VERBS, LazyVerb
 from clusterctl.errors import UsageError
 from clusterctl.jobs.shell import salloc_options
-from clusterctl.scheduler.mpirun_script import render_mpirun_script
 from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_file import Variant, job_schema
 from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
@@ -34,7 +34,7 @@ from clusterctl.spec.sbatch import requests_of, sbatch_options
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
 from tests.support.messages import refused
-from tests.support.played.batch import HASH, rendered
+from tests.support.played.batch import rendered
 from tests.unit.spec.test_job_file import EVERYTHING
 
 # A value of each option, as the user writes it.
@@ -129,13 +129,13 @@ def test_options_that_are_not_given_are_not_passed() -> None:
 
 @pytest.mark.parametrize("name", PASSED)
 def test_option_of_slurm_is_refused_without_slurm(name: str) -> None:
-    inventory = inventory_with(PartitionFacts("train", ("n1", "n2")), scheduler="none")
+    site = site_of(inventory_with(PartitionFacts("train", ("n1", "n2")), scheduler="none"))
     job = JobSpec(name="j", bundled="train").model_copy(update=given(name))
     if name in WITHOUT_SLURM:
         assert not OPTIONS[name].needs_slurm
         return
     with refused("needs-slurm", UsageError, OPTIONS[name].flag):
-        render_mpirun_script(inventory, job, payload_hash=HASH)
+        site.render(job)
 
 
 @pytest.mark.parametrize(

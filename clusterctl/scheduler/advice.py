@@ -1,0 +1,36 @@
+"""What users can do about the cluster itself, which depends on who operates it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from clusterctl.spec.names import ASK_OPERATORS, RUN_UP
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Parts of messages to the user of a cluster.
+
+    repair: what helps if the cluster is broken. is_operator: whether the user operates the cluster.
+    shows_nodes: the command that shows what its nodes have.
+    sets_account: the command that sets the Slurm account of all jobs. "": there is none.
+    """
+
+    repair: str
+    is_operator: bool
+    shows_nodes: str
+    sets_account: str = ""
+
+
+OWN: Final = Advice(
+    repair=RUN_UP,
+    is_operator=True,
+    shows_nodes="`clusterctl status` shows the nodes with their cores and memory",
+)
+FOREIGN: Final = Advice(
+    repair=ASK_OPERATORS,
+    is_operator=False,
+    shows_nodes="`clusterctl ssh 'sinfo --format=%R,%D,%c,%m,%G'` shows what the nodes have",
+    sets_account="`clusterctl attach --account NAME` sets it for all jobs",
+)

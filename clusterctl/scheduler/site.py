@@ -1,0 +1,186 @@
+"""The site of a cluster, as jobs meet it: clusterctl's own Slurm, the Slurm of other people, or no
+Slurm.
+
+Everything that differs between them is a method or an attribute of ``Site``, and sites.py has the
+three. Code outside this package calls these methods, and never asks which site it is.
+"""
+
+# ruff: noqa: ARG002 - a method has the arguments that some site needs
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from clusterctl.scheduler import advice
+from clusterctl.scheduler.advice import Advice
+from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
+from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.slurm_parse import PartitionInfo
+from clusterctl.state.inventory import Inventory, planned_inventory
+from clusterctl.state.ledger import Ledger
+from clusterctl.transport.base import Connect, Transport
+from clusterctl.util.process import start_in_thread
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.script import Environment
+    from clusterctl.spec.job import JobSpec
+    from clusterctl.spec.models import ClusterSpec
+    from clusterctl.spec.sbatch import Request
+
+# Raises UsageError if the site can't run the job.
+Check: TypeAlias = "Callable[[Site, JobSpec], None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The shortest times between two queries of Slurm about watched jobs, in seconds. 0: as often
+    as needed.
+
+    changed_s: on average, after an event in the job's folder, and for jobs that start or end.
+    pending_s, running_s: while all jobs are pending, or running. Meanwhile only the jobs' folders
+        are read.
+    """
+
+    changed_s: float = 0.0
+    pending_s: float = 0.0
+    running_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The state of a cluster: its nodes or, of other people's cluster, its partitions.
+
+    is_ready: whether all nodes can be used. Of other people's cluster: whether any can.
+    accounting_failure: why Slurm's accounting does not answer; "" if it answers.
+    """
+
+    jobs: tuple[JobInfo, ...]
+    is_ready: bool
+    nodes: tuple[NodeInfo, ...] = ()
+    partitions: tuple[PartitionInfo, ...] = ()
+    accounting_failure: str = ""
+
+
+@dataclass(frozen=True)
+class Site(ABC):
+    """A cluster's site.
+
+    advice: what users can do about the cluster itself.
+    pace: how often the scheduler may be asked.
+    rank_ssh: the command that reaches the other nodes of a job. "": its job step does.
+    restarts_jobs: whether the scheduler starts a job again after a failure or its time limit.
+    shares_gpus: whether a job has only those GPUs of a node that it asks for.
+    time_unit_s: the unit of the scheduler's time limits; it rounds others up.
+    as_root: the words before a command that examines all users' files on a host.
+    """
+
+    inventory: Inventory
+
+    advice: ClassVar[Advice] = advice.OWN
+    pace: ClassVar[Pace] = Pace()
+    rank_ssh: ClassVar[str] = ""
+    restarts_jobs: ClassVar[bool] = True
+    shares_gpus: ClassVar[bool] = True
+    time_unit_s: ClassVar[int] = 60
+    as_root: ClassVar[tuple[str, ...]] = ("sudo", "-n")
+
+    @property
+    def upload_folder(self) -> str:
+        """The folder on the cluster for files that the user sends without naming a folder."""
+        return "."
+
+    @property
+    def own_folder(self) -> str:
+        """The only folder that clusterctl may search for files. "": it may search all."""
+        return ""
+
+    @property
+    def default_partition(self) -> str:
+        """The partition that scripts of jobs name if the user names none. "": they need none."""
+        return ""
+
+    @property
+    def array_limit(self) -> int:
+        """The indices of arrays must be lower."""
+        return self.inventory.max_array
+
+    def array_limit_fix(self, highest: int) -> str:
+        """Return the fix for an array with an index above the limit."""
+        return (
+            "submit several arrays, or raise the limit in the spec, as in "
+            f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`"
+        )
+
+    def unknown_partition_help(self, name: str) -> tuple[str, str]:
+        """Return why a partition may be unknown, and what helps; ("", "") if only its name is
+        wrong.
+        """
+        return "", ""
+
+    def planned(self, spec: ClusterSpec) -> Inventory:
+        """Return the inventory after the next `up` with a spec, as far as jobs need it."""
+        return replace(planned_inventory(spec), pmix=self.inventory.pmix)
+
+    def await_ends(self, scheduler: Jobs, jobs: Sequence[JobInfo]) -> None:
+        """Wait until the controller sees the files that ended jobs have written on their nodes."""
+        return
+
+    def reject_unsupported(self, job: JobSpec) -> None:
+        """Raise UsageError if the job has options that the site does not support."""
+        return
+
+    def reject_without_slurm(self) -> None:
+        """Raise UsageError if the cluster does not run Slurm, for operations that need it."""
+        return
+
+    def asked(self, options: Sequence[str], directives: Sequence[Request]) -> Asked:
+        """Return a request to Slurm, which explains a refusal. See ``Asked``."""
+        return Asked(options, directives, self.advice, not self.inventory.no_accounting)
+
+    @abstractmethod
+    def client(
+        self, controller: Transport, to: Connect, patience_s: float, ledger: Ledger | None = None
+    ) -> Jobs:
+        """Return the client for the cluster's scheduler. With Slurm it acts as the user of
+        ``controller``.
+
+        ledger: for the records of jobs, if ``controller`` is the job user's connection.
+        """
+
+    def overview(self, scheduler: Jobs, to: Connect) -> Overview:
+        """Return the state of the cluster. scheduler: of the job user. to: connects to a host as
+        admin.
+        """
+        controller = to(self.inventory.controller.name)
+        as_admin = self.client(controller, to, scheduler.patience_s)
+        accounting_failure = start_in_thread(as_admin.accounting_failure)
+        nodes, jobs = as_admin.nodes_and_jobs()
+        usable = {node.name for node in nodes if node.usable}
+        return Overview(
+            jobs,
+            usable >= {host.name for host in self.inventory.compute},
+            nodes=nodes,
+            accounting_failure=accounting_failure(),
+        )
+
+    def required_nodes(self, scheduler: Jobs) -> Mapping[int, tuple[str, ...]]:
+        """Return number of a waiting job -> the nodes that it asks for by name, if the site lists
+        its nodes.
+        """
+        return scheduler.required_nodes()
+
+    @property
+    @abstractmethod
+    def checks(self) -> Sequence[Check]:
+        """The checks of a job before its submission, in their order."""
+
+    @abstractmethod
+    def render(self, job: JobSpec, environment: Environment | None = None) -> str:
+        """Return the text of a job's script. UsageError: the job can't run."""
+
+    @abstractmethod
+    def request(self, request: JobRequest, job: JobSpec) -> JobRequest:
+        """Return the request to the scheduler, completed with what the script does not have."""

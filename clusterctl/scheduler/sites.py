@@ -1,0 +1,197 @@
+"""The sites of clusters: clusterctl's own Slurm, the Slurm of other people, and mpirun without Slurm.
+
+Only this package imports this module; ``site_of`` in session.py chooses the site once.
+"""
+
+# ruff: noqa: ARG002 - a method has the arguments that some site needs
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import UsageError
+from clusterctl.scheduler import advice
+from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs
+from clusterctl.scheduler.parts import most_tasks
+from clusterctl.scheduler.records import await_ends
+from clusterctl.scheduler.site import Check, Overview, Pace, Site
+from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.spec.names import MPI_SSH
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.ledger import Ledger
+from clusterctl.transport.base import Connect, Transport
+from clusterctl.util.assets import payload_hash
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.script import Environment
+    from clusterctl.spec.job import JobSpec
+    from clusterctl.spec.models import ClusterSpec
+
+
+class OwnSlurm(Site):
+    """Slurm that `clusterctl up` has installed and configured."""
+
+    def client(
+        self,
+        controller: Transport,
+        to: Connect,
+        patience_s: float,
+        ledger: Ledger | None = None,
+    ) -> Jobs:
+        return SlurmClient(
+            controller,
+            patience_s=patience_s,
+            # Without a shared folder, the records are on the nodes.
+            ledger=ledger if self.inventory.is_shared else None,
+            no_accounting=self.inventory.no_accounting,
+            advice=self.advice,
+        )
+
+    @property
+    def checks(self) -> Sequence[Check]:
+        # The models of jobs are slow to import, and most verbs need no job.
+        from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415
+
+        return (
+            checks.reject_pmix,
+            checks.reject_excluded_nodes,
+            checks.reject_large_array,
+            checks.reject_many_tasks,
+        )
+
+    def render(self, job: JobSpec, environment: Environment | None = None) -> str:
+        from clusterctl.scheduler.script import Environment, render_script  # noqa: PLC0415
+        from clusterctl.scheduler.user_script import partition_name  # noqa: PLC0415
+
+        # This raises an error if the partition does not fit.
+        partition_name(self, job)
+        return render_script(
+            self.inventory,
+            job,
+            payload_hash=payload_hash(),
+            environment=environment or Environment.of(self.inventory),
+        )
+
+    def request(self, request: JobRequest, job: JobSpec) -> JobRequest:
+        return request
+
+
+class ForeignSlurm(OwnSlurm):
+    """Slurm of other people, who have given the user an account. It serves many users."""
+
+    advice = advice.FOREIGN
+    # A running job that is killed records nothing, so Slurm is asked.
+    pace = Pace(changed_s=10.0, pending_s=30.0, running_s=300.0)
+    as_root = ()
+
+    @property
+    def upload_folder(self) -> str:
+        return f"{self.inventory.folder}/files"
+
+    @property
+    def own_folder(self) -> str:
+        return self.inventory.folder
+
+    @property
+    def default_partition(self) -> str:
+        # Slurm may have another default.
+        return self.inventory.partitions[0].name
+
+    @property
+    def array_limit(self) -> int:
+        return most_tasks(self.inventory.max_array)
+
+    def array_limit_fix(self, highest: int) -> str:
+        return f"submit several arrays or sweeps, each of at most {self.array_limit} tasks"
+
+    def unknown_partition_help(self, name: str) -> tuple[str, str]:
+        return (
+            "at `attach`, Slurm had no such partition, or accepted no job of yours in it",
+            f"`clusterctl attach LOGIN --account NAME --partition {name}` tries it; or ",
+        )
+
+    def planned(self, spec: ClusterSpec) -> Inventory:
+        return self.inventory
+
+    def await_ends(self, scheduler: Jobs, jobs: Sequence[JobInfo]) -> None:
+        await_ends(scheduler.transport, scheduler.clock, jobs)
+
+    def overview(self, scheduler: Jobs, to: Connect) -> Overview:
+        partitions, jobs = scheduler.partitions_and_own_jobs()
+        is_ready = any(partition.usable for partition in partitions)
+        return Overview(jobs, is_ready, partitions=partitions)
+
+    def required_nodes(self, scheduler: Jobs) -> Mapping[int, tuple[str, ...]]:
+        return {}
+
+    @property
+    def checks(self) -> Sequence[Check]:
+        from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415 - as above
+
+        return (*super().checks, checks.reject_long_script)
+
+    def render(self, job: JobSpec, environment: Environment | None = None) -> str:
+        from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415 - as above
+
+        script = super().render(job, environment)
+        checks.reject_parts_in_turn(self.inventory, job, script)
+        return script
+
+
+class Mpirun(Site):
+    """A cluster of `clusterctl up` without Slurm: mpirun over SSH, a job at a time."""
+
+    rank_ssh = MPI_SSH
+    restarts_jobs = False
+    shares_gpus = False
+    time_unit_s = 1
+
+    def reject_unsupported(self, job: JobSpec) -> None:
+        from clusterctl.scheduler.mpirun import reject_slurm_options  # noqa: PLC0415 - as above
+
+        reject_slurm_options(job)
+
+    def reject_without_slurm(self) -> None:
+        raise UsageError(
+            "this command needs Slurm, and the cluster does not run Slurm",
+            code="needs-slurm",
+            why="the cluster's spec has `scheduler: none`",
+            fix="run jobs with `clusterctl submit`, or open a shell on a host with `clusterctl "
+            "ssh HOST`",
+        )
+
+    def client(
+        self,
+        controller: Transport,
+        to: Connect,
+        patience_s: float,
+        ledger: Ledger | None = None,
+    ) -> Jobs:
+        from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - few clusters need it
+
+        user = self.inventory.job_user
+        return MpirunClient(self.inventory, user, controller, to, patience_s=patience_s)
+
+    @property
+    def checks(self) -> Sequence[Check]:
+        from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415 - as above
+
+        return (checks.reject_excluded_nodes,)
+
+    def render(self, job: JobSpec, environment: Environment | None = None) -> str:
+        from clusterctl.scheduler.mpirun import render_mpirun_script  # noqa: PLC0415
+        from clusterctl.scheduler.script import Environment  # noqa: PLC0415
+
+        self.reject_unsupported(job)
+        return render_mpirun_script(
+            self,
+            job,
+            payload_hash=payload_hash(),
+            environment=environment or Environment.of(self.inventory),
+        )
+
+    def request(self, request: JobRequest, job: JobSpec) -> JobRequest:
+        from clusterctl.scheduler.mpirun import with_nodes  # noqa: PLC0415 - as above
+
+        return with_nodes(request, self, job)

@@ -1,0 +1,86 @@
+"""What differs between clusterctl's own Slurm, the Slurm of other people, and no Slurm."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.scheduler.mpirun import MpirunClient
+from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.site import Pace
+from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import PartitionFacts
+from tests.support.inventories import inventory_with
+from tests.support.messages import refused
+from tests.support.scripted import ScriptedTransport
+
+TRAIN = PartitionFacts("train", ("d-train-1",))
+INVENTORY = inventory_with(TRAIN, folder="/scratch/ada/c", max_array=11, account="proj")
+OWN = site_of(INVENTORY)
+FOREIGN = site_of(inventory_with(TRAIN, folder="/scratch/ada/c", max_array=11, is_foreign=True))
+MPIRUN = site_of(inventory_with(TRAIN, scheduler="none"))
+SPEC = ClusterSpec.model_validate(
+    {"version": 1, "name": "d", "partitions": [{"name": "big", "nodes": 1}]}
+)
+
+
+def test_site_of_other_people_is_asked_rarely_and_repaired_by_them() -> None:
+    assert OWN.pace == MPIRUN.pace == Pace()
+    assert FOREIGN.pace.changed_s > 0
+    assert FOREIGN.pace.running_s > FOREIGN.pace.pending_s
+    assert OWN.advice == MPIRUN.advice
+    assert (OWN.advice.repair, OWN.advice.is_operator) == ("run `clusterctl up`", True)
+    assert "administrators" in FOREIGN.advice.repair
+    assert not FOREIGN.advice.is_operator
+
+
+def test_site_of_other_people_keeps_clusterctl_to_its_folder() -> None:
+    assert (OWN.upload_folder, OWN.own_folder, OWN.as_root) == (".", "", ("sudo", "-n"))
+    assert FOREIGN.upload_folder == "/scratch/ada/c/files"
+    assert (FOREIGN.own_folder, FOREIGN.as_root) == ("/scratch/ada/c", ())
+
+
+def test_operations_of_slurm_are_refused_without_it() -> None:
+    for site in (OWN, FOREIGN):
+        site.reject_without_slurm()
+    with refused("needs-slurm", UsageError):
+        MPIRUN.reject_without_slurm()
+
+
+def test_dependencies_are_refused_without_slurm_before_their_jobs_are_searched() -> None:
+    job = JobSpec(name="t", bundled="train", after=("12",))
+    for site in (OWN, FOREIGN):
+        site.reject_unsupported(job)
+    with refused("needs-slurm", UsageError, "--after"):
+        MPIRUN.reject_unsupported(job)
+
+
+@pytest.mark.parametrize(
+    ("site", "array", "fix"),
+    [(OWN, "0-11", "MaxArraySize=12"), (FOREIGN, "0-1000", "at most 1000 tasks")],
+)
+def test_array_above_the_limit_of_its_site_is_refused(site, array: str, fix: str) -> None:
+    def check(array: str) -> None:
+        for each in site.checks:
+            each(site, JobSpec(name="t", bundled="train", array=array))
+
+    with refused("array-too-large", UsageError, fix):
+        check(array)
+    check(f"0-{int(array[2:]) - 1}")
+
+
+def test_planned_inventory_of_other_peoples_cluster_does_not_change() -> None:
+    assert FOREIGN.planned(SPEC) is FOREIGN.inventory
+    assert [part.name for part in OWN.planned(SPEC).partitions] == ["big"]
+    without_pmix = site_of(inventory_with(TRAIN, pmix=False))
+    assert not without_pmix.planned(SPEC).pmix
+
+
+def test_client_is_that_of_the_scheduler() -> None:
+    transport = ScriptedTransport([])
+    clients = [site.client(transport, lambda _: transport, 3.0) for site in (OWN, FOREIGN, MPIRUN)]
+    assert [type(client) for client in clients] == [SlurmClient, SlurmClient, MpirunClient]
+    assert [client.patience_s for client in clients] == [3.0] * 3
+    assert [client.advice for client in clients[:2]] == [OWN.advice, FOREIGN.advice]
