@@ -229,7 +229,7 @@ def _cluster(screen: Screen) -> Iterator[tuple[Inventory, Nodes]]:
 
 def _operator(inventory: Inventory, to: Connect) -> Nodes:
     scheduler = scheduler_of(inventory, to)
-    if not isinstance(scheduler, Nodes):
+    if not scheduler.drains_nodes:
         raise UsageError(
             "nodes can't be drained without Slurm",
             code="needs-slurm",

@@ -15,7 +15,7 @@ from clusterctl.hosts.probe import TIMEOUT_S, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
 from clusterctl.scheduler.admin import scheduler_of
-from clusterctl.scheduler.base import Jobs
+from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.session import PATIENCE_S
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_if_known, inventory_if_known
@@ -76,7 +76,7 @@ class ClusterContext(PhaseRunner):
         """The spec of the last `up`, unless it is missing or damaged. The file is read once."""
         return applied_if_known(self.workspace)
 
-    def scheduler(self, inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Jobs:
+    def scheduler(self, inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Nodes:
         """Return a client of these hosts' scheduler. The client runs commands as the admin user."""
         return scheduler_of(inventory, self.connections.to, patience_s=patience_s)
 

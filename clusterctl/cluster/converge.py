@@ -50,7 +50,6 @@ from clusterctl.errors import Notice
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.providers.templates import NodeFiles
-from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_conf import (
     needs_facts,
@@ -290,8 +289,8 @@ def _change_hosts(
     parallel_map(
         work.renewed, lambda host: renew(files[host], reports[host].checksums, connect(host))
     )
-    if work.reconfigures and isinstance(scheduler := cluster.scheduler(inventory), Nodes):
-        scheduler.reconfigure()
+    if work.reconfigures:
+        cluster.scheduler(inventory).reconfigure()
     expected: dict[str, Checksums] = {
         host: {**reports[host].checksums, **expected_marks(files[host])} for host in work.renewed
     }

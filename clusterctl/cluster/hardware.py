@@ -23,7 +23,7 @@ from clusterctl.hosts.checks import Finding, cgroup_finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
-from clusterctl.scheduler.base import Jobs, Nodes
+from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.slurm_conf import format_gres, needs_facts
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
@@ -386,14 +386,14 @@ def reject_missing_gpus(
         )
 
 
-def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
+def nodes_with_jobs(scheduler: Nodes, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
     """Return host -> why its new hardware can't be configured yet: it runs jobs, or Slurm did not
     answer.
 
     drain: drain the hosts without jobs, so that they start no job. The verification of `up` resumes
         them.
     """
-    if not isinstance(scheduler, Nodes):
+    if not scheduler.drains_nodes:
         return {}
     try:
         snapshot = drain_usable(scheduler, hosts if drain else (), REASON)

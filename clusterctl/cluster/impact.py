@@ -18,7 +18,7 @@ from clusterctl.errors import ClusterctlError, Notice, SchedulerError, Transport
 from clusterctl.providers.base import HostPlan, Size
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies
 from clusterctl.scheduler.admin import active_jobs
-from clusterctl.scheduler.base import JobInfo, Jobs, JobState, Nodes
+from clusterctl.scheduler.base import JobInfo, JobState, Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
@@ -122,7 +122,7 @@ def impact_of(
     cluster: ClusterContext,
     before: Inventory,
     planned: HostPlan,
-    scheduler: Jobs,
+    scheduler: Nodes,
     *,
     drain: bool = False,
 ) -> Impact:
@@ -291,15 +291,14 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
         )
 
 
-def cancel_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
+def cancel_jobs(affected: Sequence[AffectedJob], scheduler: Nodes) -> None:
     """Cancel these jobs, with the reason in Slurm's accounting, and wait at most 60 s for their
     end.
 
     Raise SchedulerError if a job can't be cancelled, or is still active after that time.
     """
-    if isinstance(scheduler, Nodes):
-        for job in affected:
-            scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
+    for job in affected:
+        scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
     ids = [job.job.id for job in affected]
     for error in scheduler.cancel(ids).values():
         raise error

@@ -66,29 +66,26 @@ class Snapshot:
     drained: tuple[str, ...] = ()
 
 
-def drain_usable(scheduler: Jobs, names: Collection[str], reason: str) -> Snapshot:
+def drain_usable(scheduler: Nodes, names: Collection[str], reason: str) -> Snapshot:
     """Drain those nodes in ``names`` that are in service. Return all nodes and active jobs of the
     cluster.
 
     Without Slurm no node is drained. If the scheduler fails, resume the nodes and raise its error.
     """
     nodes = {node.name: node for node in scheduler.nodes()}
-    if not isinstance(scheduler, Nodes):
-        return Snapshot(nodes, active_jobs(scheduler))
-    drained = tuple(sorted(name for name in names if name in nodes and nodes[name].usable))
+    usable = tuple(sorted(name for name in names if name in nodes and nodes[name].usable))
     try:
-        if drained:
-            scheduler.drain(drained, reason)
+        drained = scheduler.drain(usable, reason) if usable else ()
         return Snapshot(nodes, active_jobs(scheduler), drained)
     except (SchedulerError, TransportError):
         with suppress(SchedulerError, TransportError):
-            resume_drained(scheduler, drained)
+            resume_drained(scheduler, usable)
         raise
 
 
-def resume_drained(scheduler: Jobs, drained: Sequence[str]) -> None:
+def resume_drained(scheduler: Nodes, drained: Sequence[str]) -> None:
     """Resume nodes that were drained by ``drain_usable``."""
-    if drained and isinstance(scheduler, Nodes):
+    if drained:
         scheduler.resume(drained)
 
 

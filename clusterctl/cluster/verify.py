@@ -37,7 +37,7 @@ from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, 
 from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import host_facts_request, requirements_of_hosts
 from clusterctl.providers.base import Provider, Size, pending_releases
-from clusterctl.scheduler.admin import AdminClient, scheduler_of
+from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.availability import (
     HEALTH_REASON,
     Availability,
@@ -46,7 +46,7 @@ from clusterctl.scheduler.availability import (
     group_by_availability,
     slurm_state_text,
 )
-from clusterctl.scheduler.base import Jobs, JobState, Nodes
+from clusterctl.scheduler.base import JobState, Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.models import ClusterSpec
@@ -117,7 +117,7 @@ def verify(
     resumed = ((host, state) for host, state in verification.resumed.items() if REASON not in state)
     cluster.report_repairs(Drift(host, f"was {state}", "resumed") for host, state in resumed)
     scheduler = cluster.scheduler(inventory)
-    jobs = scheduler.release_held_jobs() if isinstance(scheduler, Nodes) else ()
+    jobs = scheduler.release_held_jobs()
     cluster.report_repairs(
         Drift(f"job {job}", "was held after a failed launch", "released") for job in jobs
     )
@@ -163,9 +163,9 @@ def run_verification(
 
 
 def _ready_nodes(
-    inventory: Inventory, nodes: Sequence[str], scheduler: Jobs, to: Connect, *, timeout_s: float
+    inventory: Inventory, nodes: Sequence[str], scheduler: Nodes, to: Connect, *, timeout_s: float
 ) -> Verification:
-    if not isinstance(scheduler, Nodes):
+    if not scheduler.drains_nodes:
         at_work = {node for job in scheduler.own_jobs() if not job.ended for node in job.nodes}
         idle = tuple(node for node in nodes if node not in at_work)
         return Verification(idle, tuple(node for node in nodes if node in at_work))
@@ -348,7 +348,7 @@ def verification_error(
     hosts: tuple[str, ...],
     inventory: Inventory,
     to: Connect,
-    scheduler: AdminClient,
+    scheduler: Nodes,
 ) -> VerifyError:
     """Return the error for a failed MPI job on ``hosts``. If ``result`` names no host, test each
     host.
@@ -380,7 +380,7 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
 
 
 def _failures_of_parts(
-    hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
+    hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: Nodes
 ) -> tuple[Failure, ...]:
     """Return a failure for each unreachable host, or if all are reachable, for each that fails a
     test job.

@@ -21,7 +21,8 @@ from clusterctl.packages.os_packages import PLAIN
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import ADMIN_USER, DEFAULT_SCHEDULER, MPI_SSH, MPI_SSH_FOLDER
+from clusterctl.spec.names import ADMIN_USER, MPI_SSH, MPI_SSH_FOLDER
+from clusterctl.spec.scheduler import DEFAULT
 from clusterctl.spec.software import Software
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -266,7 +267,7 @@ def install_mark(inventory: Inventory | None = None, software: Software = PLAIN)
         scheduler = inventory.scheduler
         inputs = {
             kind: inventory.shared_folder.kind != "existing",
-            f"scheduler: {scheduler}": scheduler != DEFAULT_SCHEDULER,
+            f"scheduler: {scheduler}": scheduler != DEFAULT,
             "bucket": bool(inventory.bucket),
             "scratch": any(host.local_ssds for host in inventory.hosts),
         }

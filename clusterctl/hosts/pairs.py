@@ -187,8 +187,7 @@ def needed_ports(spec: ClusterSpec, host: Host, *, exports: bool) -> tuple[int, 
     """Return the ports of a host that other hosts need. ``exports``: the host exports the shared
     folder.
     """
-    # mpirun starts ranks over SSH.
-    by_ssh = (host.port,) if spec.scheduler == "none" else ()
+    by_ssh = (host.port,) if spec.scheduler_needs.starts_by_ssh else ()
     return (*role_ports(spec, host.roles), _SRUN, *((NFS_PORT,) if exports else ()), *by_ssh)
 
 

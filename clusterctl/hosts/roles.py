@@ -110,7 +110,7 @@ def can_share_configuration(spec: ClusterSpec) -> bool:
     """Return whether hosts can share a configuration. Without Slurm, each needs all hosts' SSH host
     keys.
     """
-    return spec.has_slurm
+    return not spec.scheduler_needs.starts_by_ssh
 
 
 def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
@@ -138,7 +138,7 @@ def spec_variables(spec: ClusterSpec, roles: Collection[str]) -> dict[str, Any]:
 
 def required_accounts(spec: ClusterSpec) -> dict[str, int]:
     """Return account -> uid, which is also its gid, for the daemons and the users."""
-    daemons = system_accounts() if spec.scheduler == "slurm" else {}
+    daemons = system_accounts() if spec.scheduler_needs.has_daemons else {}
     return {**daemons, **{user.name: user.uid for user in spec.users}}
 
 
@@ -203,7 +203,7 @@ def _probe_request(
     ]
     users = tuple(user.name for user in spec.users)
     homes = {user: f"{inventory.shared}/home/{user}" for user in users}
-    admin_account = {ADMIN_USER: ADMIN_ID} if spec.scheduler == "slurm" else {}
+    admin_account = {ADMIN_USER: ADMIN_ID} if spec.scheduler_needs.has_daemons else {}
     has_homes = host.is_controller or inventory.shared_folder.kind == "none"
     return ProbeRequest(
         files=tuple(path for entry in drift for path in entry.get("files", ())),
@@ -361,7 +361,7 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
         "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
         "accounts": [
             *required_accounts(spec),
-            *([ADMIN_USER] if spec.scheduler == "slurm" else ()),
+            *([ADMIN_USER] if spec.scheduler_needs.has_daemons else ()),
         ],
         "uids": [*required_accounts(spec).values()],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),
@@ -386,7 +386,7 @@ def requirements_of_hosts(
     }
     cupy = set(gpus) - set(installed) if spec.software.cupy else ()
     nvidia = spec.software.nvidia
-    cgroups = spec.scheduler == "slurm" and not spec.provider.shares_kernel
+    cgroups = spec.scheduler_needs.has_daemons and not spec.provider.shares_kernel
     here = [name for name, machine in spec.provider.machines.items() if machine.is_here]
     none: frozenset[str] = frozenset()
     return {

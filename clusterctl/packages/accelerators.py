@@ -49,7 +49,7 @@ def has_gpus(cluster: ClusterSpec | Inventory, partition: str | None = None) -> 
     chosen = [p for p in cluster.partitions if partition in (None, p.name)]
     if any(p.gpus is not None for p in chosen):
         return True
-    return False if cluster.has_slurm else None
+    return False if cluster.scheduler_needs.declares_gpus else None
 
 
 def cpu_index() -> str:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from clusterctl.errors import CommandError, SlurmError
 from clusterctl.scheduler.base import JobInfo, Jobs, Nodes
@@ -20,9 +19,6 @@ from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
 from clusterctl.state.inventory import Inventory
 from clusterctl.transport.base import Connect
 from clusterctl.util.process import Result
-
-# Client for verification jobs: run by the admin user with Slurm, by the job user without Slurm.
-AdminClient: TypeAlias = Nodes | MpirunClient
 
 _START_TIMEOUT_S = 30
 _VERIFICATION_S = 20
@@ -49,8 +45,11 @@ class SlurmNodes(SlurmClient, Nodes):
     has_pmix: bool = True
     root: str = ROOT
 
-    def drain(self, nodes: Sequence[str], reason: str) -> None:
+    drains_nodes = True
+
+    def drain(self, nodes: Sequence[str], reason: str) -> tuple[str, ...]:
         self._update(nodes, "state=drain", f"reason={reason}")
+        return tuple(nodes)
 
     def set_down(self, nodes: Sequence[str], reason: str) -> None:
         self._update(nodes, "state=down", f"reason={reason}")
@@ -132,14 +131,12 @@ class SlurmNodes(SlurmClient, Nodes):
         self.transport.run(["scontrol", "update", f"jobid={job_id}", f"admincomment={text}"])
 
 
-def scheduler_of(
-    inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S
-) -> AdminClient:
+def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> Nodes:
     """Return the client for the cluster's scheduler that `up` and other administrative commands
     use.
     """
     controller = to(inventory.controller.name)
-    if inventory.has_slurm or not inventory.job_user:
+    if inventory.scheduler_needs.has_daemons or not inventory.job_user:
         root = inventory.root
         pmix = inventory.pmix
         return SlurmNodes(controller, patience_s=patience_s, has_pmix=pmix, root=root)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from clusterctl.errors import (
     AnswerLostError,
@@ -592,18 +592,25 @@ class Jobs(Protocol):
         return None
 
 
-@runtime_checkable
 class Nodes(Jobs, Protocol):
-    """Interface for administrators. Only clusters with a scheduler implement it."""
+    """Interface for administrators. Methods with a body are defaults for clusters without Slurm.
 
-    def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Drain these nodes: running jobs continue, no new jobs start."""
+    drains_nodes: whether nodes can be taken out of service while others run jobs.
+    """
+
+    drains_nodes: bool
+
+    def drain(self, nodes: Sequence[str], reason: str) -> tuple[str, ...]:
+        """Drain these nodes: running jobs continue, no new jobs start. Return the drained nodes."""
+        return ()
 
     def set_down(self, nodes: Sequence[str], reason: str) -> None:
         """Set these nodes down: their jobs end, and Slurm requeues the jobs that allow it."""
+        return
 
     def resume(self, nodes: Sequence[str]) -> None:
         """Resume nodes that are drained or down."""
+        return
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         """Run an MPI test (the program ``probe``) with a rank on each host. Kill the test if it
@@ -614,9 +621,12 @@ class Nodes(Jobs, Protocol):
         """Release jobs that Slurm holds because a node could not launch the job. Return the jobs'
         ids.
         """
+        return ()
 
     def reconfigure(self) -> None:
         """Make all daemons of Slurm read their configuration files again."""
+        return
 
     def annotate(self, job_id: str, text: str) -> None:
         """Set a job's admin comment, such as the reason for its end."""
+        return

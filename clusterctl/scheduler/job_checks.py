@@ -61,12 +61,7 @@ def reject_large_array(site: Site, job: JobSpec) -> None:
     # Without the step of a range, and the number of tasks at a time.
     highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
     if indices and highest >= site.array_limit:
-        raise UsageError(
-            f"the array {indices} has an index above {site.array_limit - 1}",
-            code="array-too-large",
-            why=f"MaxArraySize of the cluster's Slurm is {site.inventory.max_array}",
-            fix=site.array_limit_fix(highest),
-        )
+        raise site.array_too_large(indices, highest)
 
 
 def reject_many_tasks(site: Site, job: JobSpec) -> None:

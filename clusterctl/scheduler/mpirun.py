@@ -25,9 +25,9 @@ from clusterctl.errors import (
 from clusterctl.scheduler.base import (
     JobInfo,
     JobRequest,
-    Jobs,
     JobState,
     NodeInfo,
+    Nodes,
     comment_of,
     find_lost_job,
     retry,
@@ -71,12 +71,13 @@ _AWAY_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class MpirunClient(Jobs):
+class MpirunClient(Nodes):
     """Client for ``user``'s jobs. to: connects to a host as admin. transport: access to the
     controller.
     """
 
     script_name = "job.mpirun"
+    drains_nodes = False
     id_pattern = re.compile(r"m([1-9][0-9]*)")
     id_example = "m1 (on a cluster without a scheduler)"
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
+from clusterctl.errors import UsageError
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
@@ -107,18 +108,28 @@ class Site(ABC):
         """The indices of arrays must be lower."""
         return self.inventory.max_array
 
-    def array_limit_fix(self, highest: int) -> str:
-        """Return the fix for an array with an index above the limit."""
-        return (
-            "submit several arrays, or raise the limit in the spec, as in "
-            f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`"
+    def array_too_large(self, indices: str, highest: int) -> UsageError:
+        """Return the error for an array with an index above the limit."""
+        return UsageError(
+            f"the array {indices} has an index above {self.array_limit - 1}",
+            code="array-too-large",
+            why=f"MaxArraySize of the cluster's Slurm is {self.inventory.max_array}",
+            fix="submit several arrays, or raise the limit in the spec, as in "
+            f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`",
         )
 
-    def unknown_partition_help(self, name: str) -> tuple[str, str]:
-        """Return why a partition may be unknown, and what helps; ("", "") if only its name is
-        wrong.
-        """
-        return "", ""
+    def unknown_partition(self, name: str) -> UsageError:
+        """Return the error for a partition that the cluster does not have."""
+        return UsageError(
+            f"partition {name!r} does not exist",
+            code="unknown-partition",
+            fix=f"use one of these with --partition: {self.partition_names}",
+        )
+
+    @property
+    def partition_names(self) -> str:
+        """The names of all partitions, for a message."""
+        return ", ".join(partition.name for partition in self.inventory.partitions)
 
     def planned(self, spec: ClusterSpec) -> Inventory:
         """Return the inventory after the next `up` with a spec, as far as jobs need it."""

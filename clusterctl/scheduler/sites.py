@@ -102,13 +102,21 @@ class ForeignSlurm(OwnSlurm):
     def array_limit(self) -> int:
         return most_tasks(self.inventory.max_array)
 
-    def array_limit_fix(self, highest: int) -> str:
-        return f"submit several arrays or sweeps, each of at most {self.array_limit} tasks"
+    def array_too_large(self, indices: str, highest: int) -> UsageError:
+        return UsageError(
+            f"the array {indices} has an index above {self.array_limit - 1}",
+            code="array-too-large",
+            why=f"MaxArraySize of the cluster's Slurm is {self.inventory.max_array}",
+            fix=f"submit several arrays or sweeps, each of at most {self.array_limit} tasks",
+        )
 
-    def unknown_partition_help(self, name: str) -> tuple[str, str]:
-        return (
-            "at `attach`, Slurm had no such partition, or accepted no job of yours in it",
-            f"`clusterctl attach LOGIN --account NAME --partition {name}` tries it; or ",
+    def unknown_partition(self, name: str) -> UsageError:
+        return UsageError(
+            f"partition {name!r} does not exist",
+            code="unknown-partition",
+            why="at `attach`, Slurm had no such partition, or accepted no job of yours in it",
+            fix=f"`clusterctl attach LOGIN --account NAME --partition {name}` tries it; or use one "
+            f"of these with --partition: {self.partition_names}",
         )
 
     def planned(self, spec: ClusterSpec) -> Inventory:

@@ -65,7 +65,7 @@ def render_files(
     facts: hardware by host name, for hosts without cpus and memory in the inventory. SlurmError is
         raised if the facts of such a host are missing.
     """
-    if not inventory.has_slurm:
+    if not inventory.scheduler_needs.has_daemons:
         return {}
     nodes = tuple(_node(host, facts) for host in inventory.compute)
     uses_cgroups = inventory.cgroups and all(node.topology for node in nodes)
@@ -113,7 +113,7 @@ def takes_nodes_by_reconfigure(inventory: Inventory) -> bool:
 
 def needs_facts(inventory: Inventory, host: Host) -> bool:
     """Return whether a node's line in slurm.conf needs the output of `slurmd -C` from that node."""
-    return inventory.has_slurm and host.cpus is None
+    return inventory.scheduler_needs.has_daemons and host.cpus is None
 
 
 def fault_timeouts(nodes: int) -> Settings:

@@ -188,13 +188,7 @@ def partition_of(site: Site, job: JobSpec) -> PartitionFacts:
         site.inventory.partitions[0] if job.partition is None else by_name.get(job.partition)
     )
     if partition is None:
-        cause, attach = site.unknown_partition_help(job.partition or "")
-        raise UsageError(
-            f"partition {job.partition!r} does not exist",
-            code="unknown-partition",
-            why=cause,
-            fix=f"{attach}use one of these with --partition: {', '.join(by_name)}",
-        )
+        raise site.unknown_partition(job.partition or "")
     count = len(partition.nodes)
     if job.nodes > count:
         raise UsageError(

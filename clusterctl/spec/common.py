@@ -43,6 +43,7 @@ from clusterctl.spec.names import (
     MAX_COUNT,
     PROOF_PARTITION,
 )
+from clusterctl.spec.scheduler import NEEDS, SchedulerNeeds
 from clusterctl.spec.slurm_lines import SLURM_LINE, SlurmLine, nodes_of, parse_line
 from clusterctl.spec.software import Software
 from clusterctl.spec.units import format_size
@@ -449,6 +450,11 @@ class Cluster(Model):
     def key_lines(self, user: User) -> tuple[str, ...]:
         """Return the lines of authorized_keys for the keys that the spec lists for a user."""
         return tuple(f"{key}{self.key_mark}" for key in user.ssh_keys)
+
+    @property
+    def scheduler_needs(self) -> SchedulerNeeds:
+        """What the hosts need for the scheduler."""
+        return NEEDS[self.scheduler]
 
     @property
     def has_slurm(self) -> bool:

@@ -53,7 +53,6 @@ FROM_RUN: Final = "CLUSTERCTL_FROM_RUN"
 # What helps if a cluster is broken: of clusterctl itself, and of other people.
 RUN_UP: Final = "run `clusterctl up`"
 ASK_OPERATORS: Final = "ask the site's administrators"
-DEFAULT_SCHEDULER: Final = "slurm"
 # Slurm's default of MaxArraySize.
 MAX_ARRAY_SIZE: Final = 1001
 

@@ -27,6 +27,7 @@ from clusterctl.spec.names import (
     ROOT,
     did_you_mean,
 )
+from clusterctl.spec.scheduler import DEFAULT, NEEDS, SchedulerName, SchedulerNeeds
 from clusterctl.state.workspace import JUMP, Workspace, clusters_up
 from clusterctl.util.assets import digest, render
 from clusterctl.util.typed_json import from_json
@@ -178,7 +179,7 @@ class Inventory:
     bucket: str | None = None
     oversubscribed: bool = False
     usd_per_hour: float | None = None
-    scheduler: Literal["slurm", "none"] = "slurm"
+    scheduler: SchedulerName = DEFAULT
     job_user: str = ""
     partitions: tuple[PartitionFacts, ...] = ()
     interval_s: int = 1
@@ -259,18 +260,18 @@ class Inventory:
         machine.
         """
         shares = any(host.cpus is not None and host.memory_mib is not None for host in self.compute)
-        return self.has_slurm and self.cgroups and not shares
+        return self.scheduler_needs.has_daemons and self.cgroups and not shares
 
     @property
-    def has_slurm(self) -> bool:
-        """Whether Slurm runs the jobs. Otherwise jobs run with mpirun over SSH."""
-        return self.scheduler == "slurm"
+    def scheduler_needs(self) -> SchedulerNeeds:
+        """What the hosts need for the scheduler."""
+        return NEEDS[self.scheduler]
 
     @property
     def has_task_prolog(self) -> bool:
         """Whether jobs need a TaskProlog: hosts set variables in jobs, or Slurm lacks PMIx."""
         return any(host.job_environment for host in self.hosts) or (
-            self.has_slurm and not self.pmix
+            self.scheduler_needs.has_daemons and not self.pmix
         )
 
     def host(self, name: str) -> Host | None:

@@ -15,6 +15,7 @@ from clusterctl.cluster.drift import drifted, hosts_with_drift, repairs_of, touc
 from clusterctl.cluster.phases import Drift
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostAnswer, HostReport
+from clusterctl.spec.scheduler import NEEDS
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import SILENT
 from tests.support.messages import refused
@@ -130,7 +131,9 @@ def test_removed_package_is_reinstalled_or_its_node_recreated(
     monkeypatch.setattr(up, "ask_hosts", lambda *_: (HostAnswer(*one) for one in reports.items()))
     ran: list[tuple[str, Sequence[str]]] = []
     session: Any = SimpleNamespace(
-        spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=False)),
+        spec=SimpleNamespace(
+            users=(), scheduler_needs=NEEDS["slurm"], provider=SimpleNamespace(is_cloud=False)
+        ),
         workspace=Workspace(tmp_path),
         reporter=SILENT,
         connections=SimpleNamespace(

@@ -57,6 +57,8 @@ def job(number: int, state: JobState, *nodes: str) -> JobInfo:
 class Slurm(Nodes):
     """Knows these jobs, or does not answer."""
 
+    drains_nodes = True
+
     def __init__(self, jobs: Sequence[JobInfo] | None) -> None:
         self.found = jobs
 

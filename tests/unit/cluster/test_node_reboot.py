@@ -124,6 +124,8 @@ class SlurmOfThree(Nodes):
     back.
     """
 
+    drains_nodes = True
+
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.resumes = False
@@ -140,8 +142,9 @@ class SlurmOfThree(Nodes):
             for name in "abc"
         )  # fmt: skip
 
-    def drain(self, names: Sequence[str], reason: str) -> None:
+    def drain(self, names: Sequence[str], reason: str) -> tuple[str, ...]:
         self.reasons |= dict.fromkeys(names, reason)
+        return tuple(names)
 
     def all_jobs(self) -> tuple[()]:
         if self.resumes and "c" in self.reasons:
@@ -174,7 +177,9 @@ class Booted:
         monkeypatch.setattr(ChosenCluster, "workspace", lambda _: workspace)
         monkeypatch.setattr(node, "bring_up", unlocked)
         monkeypatch.setattr(node, "inventory_of", lambda _: cluster())
-        monkeypatch.setattr(node, "applied_spec", lambda _: None)
+        monkeypatch.setattr(node, "applied_spec", lambda _: SimpleNamespace(provider=None))
+        provider = SimpleNamespace(takes_single_hosts=True)
+        monkeypatch.setattr(node, "provider_of", lambda _: provider)
         monkeypatch.setattr(node, "scheduler_of", lambda *_: self.slurm)
         monkeypatch.setattr(node, "Connections", to_machines)
 

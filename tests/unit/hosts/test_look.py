@@ -32,6 +32,7 @@ from clusterctl.hosts.probe import (
 from clusterctl.hosts.roles import key_marks, required_accounts
 from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.scheduler import NEEDS
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
 from clusterctl.util.progress import SILENT
@@ -453,7 +454,7 @@ LED_BY_CTL: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"), baked=
 def session_of(tmp_path: Path, hosts: dict[str, Any], *, is_cloud: bool) -> Any:
     return SimpleNamespace(
         spec=SimpleNamespace(
-            users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=is_cloud)
+            users=(), scheduler_needs=NEEDS["slurm"], provider=SimpleNamespace(is_cloud=is_cloud)
         ),
         workspace=Workspace(tmp_path),
         reporter=SILENT,

@@ -271,3 +271,15 @@ def test_a_command_runs_beside_a_job_as_its_user() -> None:
     step = Step(("sudo", "-n", "-H", "-u", "ada", "show"), "answer")
     jobs, _ = client(one=[step])
     assert jobs.run_in_job(job_info(noted(), "ada"), ["show"]).stdout == "answer"
+
+
+def test_operations_on_nodes_do_nothing_without_slurm() -> None:
+    """`up` and `down` call them on every cluster. No command reaches a host."""
+    mpirun, _ = client()
+    assert not mpirun.drains_nodes
+    assert mpirun.drain(("d-1",), "maintenance") == ()
+    assert mpirun.release_held_jobs() == ()
+    mpirun.set_down(("d-1",), "lost")
+    mpirun.resume(("d-1",))
+    mpirun.reconfigure()
+    mpirun.annotate("m1", "cancelled")

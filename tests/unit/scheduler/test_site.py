@@ -84,3 +84,10 @@ def test_client_is_that_of_the_scheduler() -> None:
     assert [type(client) for client in clients] == [SlurmClient, SlurmClient, MpirunClient]
     assert [client.patience_s for client in clients] == [3.0] * 3
     assert [client.advice for client in clients[:2]] == [OWN.advice, FOREIGN.advice]
+
+
+def test_partition_that_does_not_exist_is_named_with_those_that_do() -> None:
+    for site in (OWN, FOREIGN, MPIRUN):
+        error = site.unknown_partition("gpu")
+        assert (error.code, error.fix.endswith("train")) == ("unknown-partition", True)
+        assert ("clusterctl attach" in error.fix) is (site is FOREIGN)
