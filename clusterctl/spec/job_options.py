@@ -235,7 +235,7 @@ def _dependencies(after: tuple[str, ...]) -> str:
 
 
 def _sbatch_text(value: str) -> str:
-    """Check a text of --slurm: the options in it are no job of a flag."""
+    """Return a text of --slurm. Reject options for quantities that only a flag can set."""
     for request in requests_of([value]):
         names = [name for name in _set_by(request) if OPTIONS[name].is_only_flag]
         if names and not (request.option and request.option.beside):
@@ -641,7 +641,7 @@ def _declared(name: str, field: FieldInfo) -> JobOption:
 OPTIONS: Final[Mapping[str, JobOption]] = {
     name: _declared(name, field) for name, field in JobOptions.model_fields.items()
 }
-# An option of sbatch that is the product of several options -> their names.
+# An option of sbatch that sets the product of several quantities -> the fields of these.
 _PRODUCTS: Final = {"--ntasks": ("nodes", "tasks_per_node")}
 
 
