@@ -372,9 +372,9 @@ def _images(spec: Cluster) -> Iterator[tuple[str, Image]]:
 
 
 MAX_HOSTS: Final = 1000
-# The ids that Google's guest agent may use: it runs `groupadd google-sudoers` and `useradd -m -s
-# /bin/bash -p * NAME` (cfg/cfg.go, non_windows_accounts.go, 2026-07). Some images already have
-# accounts from 1000 on.
+# The ids that Google's guest agent may use. It runs
+# `groupadd google-sudoers` and `useradd -m -s /bin/bash -p * NAME` (cfg/cfg.go,
+# non_windows_accounts.go, 2026-07). Some images already have accounts from 1000 on.
 _GIVEN_OUT: Final = range(1000, 1010)
 _LARGEST_PREFIX: Final = 29
 # The reserved addresses of a subnetwork: network, gateway, broadcast, and one for Google.
