@@ -3,7 +3,6 @@
 Python programs can call the commands of the command line as functions: see docs/python.md.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -43,4 +42,6 @@ else:
         """Import the API on first use only, because every command imports this package."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module("clusterctl.api"), name)
+        from clusterctl import api  # noqa: PLC0415
+
+        return getattr(api, name)
