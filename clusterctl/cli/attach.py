@@ -11,9 +11,9 @@ from clusterctl.cli.phases import NoWait
 from clusterctl.cluster.detach import DetachOptions
 from clusterctl.cluster.detach import detach as remove_from_site
 from clusterctl.errors import Failure
-from clusterctl.providers.attached import Attached, Request
+from clusterctl.providers.attached import Attached, AttachRequest
 from clusterctl.providers.registry import provider_of
-from clusterctl.spec.models import settings_of_login
+from clusterctl.spec.models import ClusterSpec, settings_of_login
 from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.util.progress import PhaseLines
@@ -56,11 +56,17 @@ def attach(
     cluster, and tests with a job on two nodes that MPI works. Run it again to check the cluster
     again. It keeps your options; an empty value, such as --partition '', withdraws an option.
     """
-    spec = spec_of_existing(screen.chosen()) if login is None else None
-    provider = provider_of(spec.provider if spec else settings_of_login(str(login)))
-    request = Request(
-        login=login or provider.attached_place().login,
-        name=name or (spec.name if spec else ""),
+    spec: ClusterSpec | None = None
+    if login is None:
+        spec = spec_of_existing(screen.chosen())
+        provider = provider_of(spec.provider)
+        login = provider.attached_place().login
+        name = name or spec.name
+    else:
+        provider = provider_of(settings_of_login(login))
+    request = AttachRequest(
+        login=login,
+        name=name or "",
         folder=folder,
         account=account,
         qos=qos,

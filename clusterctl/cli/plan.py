@@ -21,7 +21,7 @@ from clusterctl.cluster.verify import find_obstacles as check_ahead
 from clusterctl.errors import ClusterctlError, Failure, Notice, NotUpError, UsageError, excluded
 from clusterctl.hosts.checks import DoctorReport, findings_as_failures
 from clusterctl.hosts.probe import GpuFacts
-from clusterctl.providers.attached import Fact
+from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.base import HostChange, HostPlan, Prompts, Provider
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.models import ClusterSpec
@@ -331,7 +331,7 @@ def _report_or_preflight(
         return check_ahead(spec, Workspace.of(spec.name), provider)
 
 
-def _show_site(screen: Screen, spec: ClusterSpec, facts: Sequence[Fact]) -> int:
+def _show_site(screen: Screen, spec: ClusterSpec, facts: Sequence[SiteFact]) -> int:
     """Show the facts about a cluster that other people operate. Return the exit code."""
     problems = [fact for fact in facts if fact.is_problem]
     failures = [

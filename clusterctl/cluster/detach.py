@@ -17,7 +17,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.providers.attached import Entry, Folder
+from clusterctl.providers.attached import FolderEntry, SiteFolder
 from clusterctl.providers.base import Provider
 from clusterctl.providers.registry import provider_of
 from clusterctl.runs.collect import uncollected
@@ -65,7 +65,7 @@ class DetachResult:
     """
 
     folder: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FolderEntry, ...]
     only_there: OnlyCopies
     cancelled: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
@@ -155,7 +155,7 @@ def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
     return DetachResult(folder, entries, only_there, cancelled)
 
 
-def _remove(place: Folder, workspace: Workspace) -> None:
+def _remove(place: SiteFolder, workspace: Workspace) -> None:
     write_atomic(workspace.removing, "")
     try:
         place.remove()

@@ -18,7 +18,7 @@ PATIENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AttachRequest:
     """The options of `attach`. None: as in an earlier call. Empty: withdraw the earlier choice.
 
     login: the destination for ssh. spec: a spec with the settings to start from. None: no spec.
@@ -40,7 +40,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class SiteFact:
     """A fact about the site, and the command or job that found it. is_problem: jobs can't run
     well.
     """
@@ -74,13 +74,13 @@ class Attached:
     has_launcher: bool
     is_proven: bool
     obstacle: tuple[str, str] | None
-    facts: tuple[Fact, ...]
+    facts: tuple[SiteFact, ...]
     proof: Mapping[str, Any]
     site: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """A file or folder in clusterctl's folder. what: its meaning. "": clusterctl did not create
     it.
     """
@@ -99,17 +99,17 @@ class Entry:
         return self.name in {"env", "environments", "store"}
 
 
-class Folder(Protocol):
+class SiteFolder(Protocol):
     """Clusterctl's folder on an attached cluster."""
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[FolderEntry, ...]:
         """Return the entries of the folder, without clusterctl's small files. (): there is no
         folder.
 
         UsageError: the folder's mark is missing, or of another cluster.
         """
 
-    def remove(self) -> tuple[Entry, ...]:
+    def remove(self) -> tuple[FolderEntry, ...]:
         """Remove the folder, and check that it is gone. Return the entries that it had.
 
         Raises:
@@ -119,7 +119,7 @@ class Folder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AttachedPlace:
     """Where a cluster is attached, by its spec: the login, and clusterctl's folder there."""
 
     login: str

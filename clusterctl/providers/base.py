@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from clusterctl.errors import Failure, HostKeyError, ProvisionError, UsageError
 from clusterctl.providers.attached import (
     Attached,
-    Fact,
-    Folder,
-    Place,
-    Request,
+    AttachedPlace,
+    AttachRequest,
+    SiteFact,
+    SiteFolder,
     not_attached,
 )
 from clusterctl.providers.templates import KeptImage, NodeTemplates
@@ -488,7 +488,7 @@ class Provider(Protocol):
 
     # Clusters that other people operate
 
-    def attach(self, request: Request) -> Attached:
+    def attach(self, request: AttachRequest) -> Attached:
         """Make a cluster that other people operate ready for jobs, or check it again.
 
         Raises:
@@ -499,17 +499,17 @@ class Provider(Protocol):
         """
         raise not_attached(self._settings.type)
 
-    def examine_site(self, workspace: Workspace) -> tuple[Fact, ...] | None:
+    def examine_site(self, workspace: Workspace) -> tuple[SiteFact, ...] | None:
         """Return facts about an attached cluster, and how each was learned. None: the provider's
         hosts can be examined instead.
         """
         return None
 
-    def attached_place(self) -> Place:
+    def attached_place(self) -> AttachedPlace:
         """Return where the cluster of the settings is attached."""
         raise not_attached(self._settings.type)
 
-    def attached_folder(self, transport: Transport, path: str, cluster_id: str) -> Folder:
+    def attached_folder(self, transport: Transport, path: str, cluster_id: str) -> SiteFolder:
         """Return clusterctl's folder on an attached cluster, which has the mark ``cluster_id``."""
         raise not_attached(self._settings.type)
 

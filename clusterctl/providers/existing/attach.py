@@ -17,7 +17,7 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from pydantic import ValidationError
 
 from clusterctl.errors import CommandError, UsageError
-from clusterctl.providers.attached import Attached, Fact, Request
+from clusterctl.providers.attached import Attached, AttachRequest, SiteFact
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.facts import placed_facts, proof_facts, site_facts
 from clusterctl.providers.existing.place import Placed, expanded
@@ -87,7 +87,7 @@ class Attachment:
         return self.unproven is not None and self.unproven.code == "pending"
 
     @property
-    def placed_facts(self) -> tuple[Fact, ...]:
+    def placed_facts(self) -> tuple[SiteFact, ...]:
         return (*placed_facts(self.placed), *proof_facts(self.outcome, "a job"))
 
     @property
@@ -110,7 +110,7 @@ class Attachment:
         )
 
 
-def attach(request: Request) -> Attachment:
+def attach(request: AttachRequest) -> Attachment:
     """Make a cluster ready for jobs, or check it again.
 
     Raises:
@@ -151,7 +151,7 @@ def attach(request: Request) -> Attachment:
         return attachment
 
 
-def _reject_wrong_flags(request: Request) -> None:
+def _reject_wrong_flags(request: AttachRequest) -> None:
     names = ("folder", "account", "qos", "modules", "python")
     flags = {name: value for name in names if (value := getattr(request, name))}
     try:
@@ -178,7 +178,7 @@ class _Start:
     pythons: Mapping[str, str]
 
 
-def _start(request: Request, workspace: Workspace | None) -> _Start:
+def _start(request: AttachRequest, workspace: Workspace | None) -> _Start:
     recorded = applied_if_known(workspace) if workspace else None
     site = None
     with suppress(UsageError):
@@ -208,7 +208,7 @@ def _values(spec: ClusterSpec | None) -> dict[str, Any]:
     }
 
 
-def _known_workspace(request: Request) -> Workspace | None:
+def _known_workspace(request: AttachRequest) -> Workspace | None:
     """Return the workspace with this name, or else with this login.
 
     UsageError: the name is taken, or several have this login.
@@ -257,7 +257,9 @@ def _name_taken(workspace: Workspace, reason: str, fix: str = "") -> UsageError:
     )
 
 
-def _reject_other_site(workspace: Workspace, request: Request, start: _Start, site: Site) -> None:
+def _reject_other_site(
+    workspace: Workspace, request: AttachRequest, start: _Start, site: Site
+) -> None:
     """Raise UsageError unless the requested login leads to the cluster and account of the
     workspace.
     """
@@ -281,7 +283,9 @@ def _reject_other_site(workspace: Workspace, request: Request, start: _Start, si
         raise _name_taken(workspace, reason)
 
 
-def _probed_first(request: Request, start: _Start, stack: ExitStack) -> tuple[Workspace, Probed]:
+def _probed_first(
+    request: AttachRequest, start: _Start, stack: ExitStack
+) -> tuple[Workspace, Probed]:
     """Probe a new cluster, or a new login of a known cluster. Create and lock its workspace.
 
     The probe's folder becomes the workspace, with its open connection, so a second factor is asked
@@ -311,7 +315,7 @@ def _probed_first(request: Request, start: _Start, stack: ExitStack) -> tuple[Wo
     return workspace, probed
 
 
-def _name_of(site: Site, request: Request) -> str:
+def _name_of(site: Site, request: AttachRequest) -> str:
     """Return the site's name for the cluster, or else the login node's, as a name of a cluster
     here.
     """
@@ -325,7 +329,7 @@ def _name_of(site: Site, request: Request) -> str:
     return "cluster"
 
 
-def _probed(request: Request, workspace: Workspace, chosen: Mapping[str, Any]) -> Probed:
+def _probed(request: AttachRequest, workspace: Workspace, chosen: Mapping[str, Any]) -> Probed:
     workspace.create()
     write_login_files(request.login, workspace)
     request.reporter.step("probe")
@@ -347,7 +351,7 @@ def _site_before_proof(start: _Start, probed: Probed) -> Site:
 
 
 def _place_and_prove(
-    request: Request, workspace: Workspace, start: _Start, probed: Probed, spec: ClusterSpec
+    request: AttachRequest, workspace: Workspace, start: _Start, probed: Probed, spec: ClusterSpec
 ) -> tuple[Placed, Proof | Unproven]:
     """Write clusterctl's folder on the cluster, and test MPI there. If the queue is long, leave the
     test to the user's first job.
@@ -413,7 +417,7 @@ def _site_record(start: _Start, earlier: ClusterSpec | None, attached: Attachmen
 
 def _facts_of_earlier_proof(
     start: _Start, earlier: ClusterSpec | None, attached: Attachment
-) -> Iterator[Fact]:
+) -> Iterator[SiteFact]:
     """Yield what an earlier proof has found, if jobs still use its launcher and modules."""
     before = _settings(earlier)
     now = _settings(attached.spec)
@@ -467,7 +471,7 @@ def _remove_earlier_folder(
             reporter.note(f"{path} stays, because it has files that `attach` did not create")
 
 
-def _new_settings(request: Request, start: _Start, probed: Probed) -> ExistingSettings:
+def _new_settings(request: AttachRequest, start: _Start, probed: Probed) -> ExistingSettings:
     """Return the settings: as the user has chosen, or else as before, or else as the site says."""
     values = {
         **start.kept,
@@ -484,7 +488,7 @@ def _new_settings(request: Request, start: _Start, probed: Probed) -> ExistingSe
     return _fitting(values, request)
 
 
-def _fitting(values: Mapping[str, Any], request: Request) -> ExistingSettings:
+def _fitting(values: Mapping[str, Any], request: AttachRequest) -> ExistingSettings:
     """Return the settings, without those of the site that a spec can't hold: jobs get them all the
     same.
     """

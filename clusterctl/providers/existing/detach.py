@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import LeftoversError, UsageError, printable
-from clusterctl.providers.attached import Entry, Folder
+from clusterctl.providers.attached import FolderEntry, SiteFolder
 from clusterctl.transport.base import Transport
 
 _PROGRAMS: Final = Path(__file__).parent
@@ -36,17 +36,17 @@ _DETACH: Final = folder_program("remote_detach.sh")
 
 
 @dataclass(frozen=True, slots=True)
-class AttachedFolder(Folder):
+class AttachedFolder(SiteFolder):
     """Clusterctl's folder on a cluster, which has the mark ``cluster_id``."""
 
     transport: Transport
     folder: str
     cluster_id: str
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[FolderEntry, ...]:
         return self._ask("")[0]
 
-    def remove(self) -> tuple[Entry, ...]:
+    def remove(self) -> tuple[FolderEntry, ...]:
         entries, left = self._ask(self.cluster_id)
         if left:
             raise LeftoversError(
@@ -58,7 +58,7 @@ class AttachedFolder(Folder):
             )
         return entries
 
-    def _ask(self, cluster_id: str) -> tuple[tuple[Entry, ...], list[str]]:
+    def _ask(self, cluster_id: str) -> tuple[tuple[FolderEntry, ...], list[str]]:
         argv = ["sh", "-c", _DETACH, "detach", self.folder, cluster_id]
         lines = self.transport.run(argv, timeout_s=_REMOVAL_S).stdout.splitlines()
         rows = [[printable(word) for word in line.split("\t")] for line in lines]
@@ -76,10 +76,10 @@ class AttachedFolder(Folder):
         named = [
             words[1:]
             for words in rows
-            if words[0] == "entry" and len(words) == len(Entry.__slots__)
+            if words[0] == "entry" and len(words) == len(FolderEntry.__slots__)
         ]
         entries = [
-            Entry(name, int(kib) << 10, int(files), _WHAT.get(name, ""))
+            FolderEntry(name, int(kib) << 10, int(files), _WHAT.get(name, ""))
             for name, kib, files in named
         ]
         shown = tuple(

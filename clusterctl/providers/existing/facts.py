@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from clusterctl.providers.attached import Fact
+from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import Placed, write_profile
 from clusterctl.providers.existing.probe import Choices, Probed, probe
@@ -30,7 +30,7 @@ _TEST: Final = "sbatch --test-only"
 _YES: Final = {True: "yes", False: "no"}
 
 
-def examine_site(workspace: Workspace) -> tuple[Fact, ...]:
+def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
     """Ask the login node again. No job is submitted. A proof by the user's first job is recorded.
 
     Raises the errors of ``probe``, NotUpError if `attach` has not finished, and UsageError.
@@ -46,29 +46,31 @@ def examine_site(workspace: Workspace) -> tuple[Fact, ...]:
             saved += tuple(facts_of_first_job(transport, probed.site, spec, inventory, workspace))
         entries = AttachedFolder(transport, inventory.folder, inventory.cluster_id).entries()
     count = len(calls_of_last_hour(workspace.calls))
-    calls = Fact("remote commands", f"{count} in the last hour", "counted here")
-    quotas = [Fact("quota", line, "quota") for line in probed.site.quotas]
+    calls = SiteFact("remote commands", f"{count} in the last hour", "counted here")
+    quotas = [SiteFact("quota", line, "quota") for line in probed.site.quotas]
     folder = [
-        Fact(f"folder {entry.name}", str(entry).partition(": ")[2], "du") for entry in entries
+        SiteFact(f"folder {entry.name}", str(entry).partition(": ")[2], "du") for entry in entries
     ]
     missing = (
-        [] if entries else [Fact("folder", f"{inventory.folder} is missing", "ls", is_problem=True)]
+        []
+        if entries
+        else [SiteFact("folder", f"{inventory.folder} is missing", "ls", is_problem=True)]
     )
     return (*site_facts(probed), *saved, calls, *quotas, *folder, *missing)
 
 
 def facts_of_first_job(
     transport: Transport, site: Site, spec: ClusterSpec, inventory: Inventory, workspace: Workspace
-) -> Iterator[Fact]:
+) -> Iterator[SiteFact]:
     """Yield the facts that the user's first job has found. Record a proof as `attach` does."""
     settings = settings_of(spec)
     if settings.launcher is not None:
         modules = f", module {' '.join(settings.modules)}" if settings.modules else ""
-        yield Fact("MPI", f"{settings.launcher}{modules}", "the spec, or an earlier proof")
+        yield SiteFact("MPI", f"{settings.launcher}{modules}", "the spec, or an earlier proof")
         return
     first = read_first_proof(transport, inventory.folder)
     if first is None:
-        yield Fact("MPI", "not proven yet", "no job has run the proof")
+        yield SiteFact("MPI", "not proven yet", "no job has run the proof")
         return
     job_id, outcome = first
     facts = tuple(proof_facts(outcome, f"job {job_id}"))
@@ -91,21 +93,21 @@ def facts_of_first_job(
     yield from facts
 
 
-def site_facts(probed: Probed) -> Iterator[Fact]:
+def site_facts(probed: Probed) -> Iterator[SiteFact]:
     """Yield the facts that the login node has printed."""
     site = probed.site
     learned = probed.site.learned
-    yield Fact(
+    yield SiteFact(
         "Slurm", f"{site.slurm_version}, cluster {site.cluster_name}", learned["slurm_version"]
     )
     internet = f"internet: {_YES[site.internet]}"
     clock = f"clock {site.clock_ahead_s:+.1f} s"
-    yield Fact(
+    yield SiteFact(
         "login node",
         f"{site.host}, glibc {site.glibc}, {internet}, {clock}",
         "uname, getconf, date",
     )
-    yield Fact("account", probed.account or "your default account", _TEST)
+    yield SiteFact("account", probed.account or "your default account", _TEST)
     for partition in probed.usable:
         limit = f", {format_duration(partition.max_time_s)}" if partition.max_time_s else ""
         if partition.default_time_s not in {None, partition.max_time_s}:
@@ -116,38 +118,38 @@ def site_facts(probed: Probed) -> Iterator[Fact]:
             size += ", but the partition is down: jobs wait"
         elif partition.in_service is not None and partition.in_service < partition.node_count:
             size += f", {partition.in_service or 'none'} in service"
-        yield Fact(f"partition {partition.name}", f"{size}{limit}{gpus}", f"sinfo, {_TEST}")
+        yield SiteFact(f"partition {partition.name}", f"{size}{limit}{gpus}", f"sinfo, {_TEST}")
     for attempt in probed.refused:
-        yield Fact(f"partition {attempt.partition}", f"not for you: {attempt.answer}", _TEST)
+        yield SiteFact(f"partition {attempt.partition}", f"not for you: {attempt.answer}", _TEST)
     records = f"{site.accounting}; final states come from the jobs' own records"
-    yield Fact(
+    yield SiteFact(
         "accounting", records if site.accounting else "yours is readable", learned["accounting"]
     )
 
 
-def placed_facts(placed: Placed) -> Iterator[Fact]:
+def placed_facts(placed: Placed) -> Iterator[SiteFact]:
     """Yield the folder and the Python that `attach` has placed on the cluster."""
-    yield Fact("folder", placed.folder, "written there")
-    yield Fact("Python", f"{placed.version}, {placed.python}", "python3 --version")
+    yield SiteFact("folder", placed.folder, "written there")
+    yield SiteFact("Python", f"{placed.version}, {placed.python}", "python3 --version")
 
 
-def proof_facts(proof: Proof | Unproven, job: str) -> Iterator[Fact]:
+def proof_facts(proof: Proof | Unproven, job: str) -> Iterator[SiteFact]:
     """Yield the facts that the proof has found, if it is not pending. job: the job that ran the
     proof.
     """
     if isinstance(proof, Unproven):
         if proof.code != "pending":
-            yield Fact("MPI", f"not proven: {proof.why}", job, is_problem=True)
+            yield SiteFact("MPI", f"not proven: {proof.why}", job, is_problem=True)
         return
     nodes = proof.nodes
     by_job = f"{job} on {', '.join(proof.nodes.names)}"
     modules = f", module {' '.join(proof.modules)}" if proof.modules else ""
-    yield Fact(
+    yield SiteFact(
         "MPI",
         f"{'srun with PMIx' if proof.launcher == 'pmix' else proof.launcher}{modules}",
         by_job,
     )
     software = f"Python {nodes.version}, glibc {nodes.glibc}"
-    yield Fact("compute nodes", f"{software}, internet: {_YES[nodes.internet]}", by_job)
+    yield SiteFact("compute nodes", f"{software}, internet: {_YES[nodes.internet]}", by_job)
     for host, names in nodes.gpus.items():
-        yield Fact(f"GPUs of {host}", ", ".join(names), by_job)
+        yield SiteFact(f"GPUs of {host}", ", ".join(names), by_job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from clusterctl.providers.attached import Attached, Fact, Place, Request
+from clusterctl.providers.attached import Attached, AttachedPlace, AttachRequest, SiteFact
 from clusterctl.providers.base import Leftover, Prompts, Provider
 from clusterctl.providers.existing.attach import attach
 from clusterctl.providers.existing.detach import AttachedFolder
@@ -51,14 +51,14 @@ class ExistingProvider(Provider):
     def remove_storage(self, kept: KeptStorage) -> None:  # noqa: ARG002
         return
 
-    def attach(self, request: Request) -> Attached:
+    def attach(self, request: AttachRequest) -> Attached:
         return attach(request).answer
 
-    def examine_site(self, workspace: Workspace) -> tuple[Fact, ...]:
+    def examine_site(self, workspace: Workspace) -> tuple[SiteFact, ...]:
         return examine_site(workspace)
 
-    def attached_place(self) -> Place:
-        return Place(self._settings.login, self._settings.folder)
+    def attached_place(self) -> AttachedPlace:
+        return AttachedPlace(self._settings.login, self._settings.folder)
 
     def attached_folder(self, transport: Transport, path: str, cluster_id: str) -> AttachedFolder:
         return AttachedFolder(transport, path, cluster_id)

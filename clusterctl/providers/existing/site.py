@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.providers.attached import Fact
+from clusterctl.providers.attached import SiteFact
 from clusterctl.state.workspace import Workspace, write_atomic
 
 _NAME: Final = "site.json"
@@ -101,7 +101,7 @@ class Site:
     chosen: Mapping[str, Any] = field(default_factory=dict)
     proven_pythons: Mapping[str, str] = field(default_factory=dict)
     proven_glibc: str = ""
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[SiteFact, ...] = ()
 
     def save(self, workspace: Workspace) -> None:
         write_atomic(workspace.root / _NAME, json.dumps(asdict(self), indent=1) + "\n")
@@ -130,7 +130,7 @@ def site_of_record(record: Mapping[str, Any]) -> Site:
     lists["partitions"] = tuple(
         SitePartition(**_known(SitePartition, row)) for row in record["partitions"]
     )
-    lists["facts"] = tuple(Fact(**row) for row in record["facts"])
+    lists["facts"] = tuple(SiteFact(**row) for row in record["facts"])
     return Site(**_known(Site, {**record, **lists, "chosen": dict(record["chosen"])}))
 
 

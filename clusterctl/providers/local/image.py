@@ -428,7 +428,7 @@ def classes_of(cluster_id: str) -> frozenset[str]:
     return frozenset(layout.class_folder(note.read_text()).name for note in notes if note.exists())
 
 
-def cache_list() -> tuple[layout.CachedImage, ...]:
+def cache_list() -> tuple[layout.ImageInCache, ...]:
     """Return the cached images, templates and bases with their sizes and the clusters that use
     them.
     """
@@ -442,7 +442,7 @@ def cache_list() -> tuple[layout.CachedImage, ...]:
         used_by = tuple(
             state.name for state in clusters if key in (state.image, *classes[state.id])
         )
-        images.append(layout.CachedImage(key=key, size_mib=size_mib, used_by=used_by))
+        images.append(layout.ImageInCache(key=key, size_mib=size_mib, used_by=used_by))
     return tuple(images)
 
 
@@ -458,7 +458,7 @@ def erase_old_classes() -> None:
         system.erase(folder)
 
 
-def prune() -> tuple[layout.CachedImage, ...]:
+def prune() -> tuple[layout.ImageInCache, ...]:
     """Delete and return the images and templates that no cluster uses, and the bases without an
     image.
     """

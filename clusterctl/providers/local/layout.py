@@ -326,7 +326,7 @@ class BakeRequest(_Message):
     admin_key: AdminKey
 
 
-class CachedImage(_Message):
+class ImageInCache(_Message):
     key: str
     size_mib: int
     used_by: tuple[str, ...]

@@ -344,7 +344,7 @@ class LocalProvider(Provider):
 
     def cached_images(self, *, prune: bool = False) -> tuple[CachedImage, ...]:
         answer = self._helper.call("cache", {"prune": prune})
-        images = map(layout.CachedImage.model_validate, answer["images"])
+        images = map(layout.ImageInCache.model_validate, answer["images"])
         return tuple(CachedImage(image.key, image.size_mib, image.used_by) for image in images)
 
     def clusters_here(self) -> tuple[FoundCluster, ...]:

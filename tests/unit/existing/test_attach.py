@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransferError, UsageError
-from clusterctl.providers.attached import Request
+from clusterctl.providers.attached import AttachRequest
 from clusterctl.providers.existing.attach import Attachment, _inventory, attach
 from clusterctl.providers.existing.facts import examine_site
 from clusterctl.providers.existing.probe import Probed
@@ -61,7 +61,7 @@ def test_earlier_launcher_stays_without_a_new_proof(launcher: Launcher | None, p
 )
 def test_wrong_option_is_refused_before_the_login(wrong: dict[str, object]) -> None:
     with refused("bad-format", UsageError):
-        attach(Request("nowhere.invalid", **wrong))  # type: ignore[arg-type]
+        attach(AttachRequest("nowhere.invalid", **wrong))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: None) -> Path:
 
 
 def attached(**more: object) -> Attachment:
-    return attach(Request(HERE, python=sys.executable, **more))  # type: ignore[arg-type]
+    return attach(AttachRequest(HERE, python=sys.executable, **more))  # type: ignore[arg-type]
 
 
 def test_odd_names_of_a_site_are_accepted_or_left_out(commands: Commands, state: Path) -> None:
@@ -104,7 +104,7 @@ def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Pat
     commands("short", "gpuq")
     record = json.loads((first.workspace.root / "site.json").read_text())
     (first.workspace.root / "site.json").write_text(json.dumps(record | {"chosen": {}}))
-    again = attach(Request(HERE))
+    again = attach(AttachRequest(HERE))
     assert (again.proof, again.placed.python, again.placed.built) == (None, sys.executable, False)
     assert job_inventory(again.workspace) == proven
     settings = settings_of(again.spec)
@@ -173,7 +173,7 @@ def test_empty_option_takes_a_choice_back(commands: Commands, state: Path) -> No
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"proven_pythons": {"/nowhere/python3": "3.14.1"}}))
     again = attach(
-        Request(HERE, folder="", account="", qos="", partition="", modules=(), python="")
+        AttachRequest(HERE, folder="", account="", qos="", partition="", modules=(), python="")
     )
     settings = settings_of(again.spec)
     site = load_site(again.workspace)
@@ -213,7 +213,7 @@ def test_choices_are_lost_with_a_damaged_site(commands: Commands, state: Path) -
     first = attached(folder="~/mine", qos="long")
     (first.workspace.root / "site.json").write_text("{")
     commands("short")
-    again = attach(Request(HERE))
+    again = attach(AttachRequest(HERE))
     assert load_site(again.workspace).chosen == {}
     settings = settings_of(again.spec)
     assert (settings.launcher, settings.modules) == (Launcher.SRUN, ("openmpi/4.1.4",))
@@ -232,7 +232,7 @@ def test_refused_choice_is_not_recorded(
     files = (workspace.spec, workspace.inventory, workspace.root / "site.json")
     before = [path.read_bytes() for path in files]
     with refused(code, UsageError):
-        attach(Request(HERE, **choice))  # type: ignore[arg-type]
+        attach(AttachRequest(HERE, **choice))  # type: ignore[arg-type]
     assert [path.read_bytes() for path in files] == before
     assert [path.name for path in home.iterdir()] == ["mine"]
     assert attached(folder="~/mine").placed.folder == str(home / "mine")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.packages.wheelhouse import NodePlatform
-from clusterctl.providers.attached import Fact
+from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.existing.facts import facts_of_first_job
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.prove import ProofOptions, leave_proof, read_first_proof
@@ -29,7 +29,7 @@ SPEC = (
     "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: "
     "a, nodes: 2}]}"
 )
-FOLDER = Fact("folder", "/home/ada/clusterctl", "written there")
+FOLDER = SiteFact("folder", "/home/ada/clusterctl", "written there")
 CAPTURES = Path(__file__).with_name("captures")
 
 
@@ -113,7 +113,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return workspace
 
 
-def facts(workspace: Workspace, capture: str | None) -> list[Fact]:
+def facts(workspace: Workspace, capture: str | None) -> list[SiteFact]:
     """Return the facts of `doctor` after job 12 has run the proof, unless ``capture`` is None."""
     inventory = recorded_inventory(workspace)
     active = Path(inventory.folder) / "proof.active"

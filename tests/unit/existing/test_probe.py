@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import MachineError, SlurmError, UsageError
-from clusterctl.providers.attached import Fact
+from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.existing.attach import gpus_of
 from clusterctl.providers.existing.facts import site_facts
 from clusterctl.providers.existing.probe import Choices, Probed, parse
@@ -151,7 +151,7 @@ def test_site_without_a_partition_of_its_answers_is_refused() -> None:
 
 
 def test_site_survives_its_file(tmp_path: Path) -> None:
-    facts = (Fact("MPI", "srun with PMIx", "a job on c1, c2"),)
+    facts = (SiteFact("MPI", "srun with PMIx", "a job on c1, c2"),)
     site = replace(probed("slurm-24.11-associations").site, facts=facts)
     workspace = Workspace(tmp_path)
     site.save(workspace)

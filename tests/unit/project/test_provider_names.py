@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.providers.registry import provider_of
+from clusterctl.spec.load import parse_spec, starter_spec
 from clusterctl.spec.models import PROVIDERS
 
 PACKAGE = Path(__file__).parents[3] / "clusterctl"
@@ -46,6 +48,14 @@ def test_no_module_outside_asks_for_the_name_of_a_provider() -> None:
 )
 def test_questions_finds_each_way_to_ask(line: str, *, asks: bool) -> None:
     assert bool(questions(line)) is asks
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_registry_creates_each_provider_with_its_settings(name: str) -> None:
+    settings = parse_spec(starter_spec(name), "spec").provider
+    provider = provider_of(settings)
+    assert type(provider).__module__ == f"clusterctl.providers.{name}.provider"
+    assert provider._settings == settings
 
 
 def test_contracts_of_imports_name_all_providers() -> None:
