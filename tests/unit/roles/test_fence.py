@@ -517,7 +517,7 @@ def test_epilog_keeps_files_while_their_owner_has_a_process(
 
 @pytest.mark.parametrize(
     "period",
-    [(JOB_STARTED, JOB_STARTED + 600), (JOB_STARTED, "Unknown")],
+    [(JOB_STARTED, JOB_STARTED + 86_400), (JOB_STARTED, "Unknown")],
     ids=["an earlier job", "an unknown end"],
 )
 def test_epilog_removes_files_of(scratch: Scratch, period: tuple[int, object]) -> None:
