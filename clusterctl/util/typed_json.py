@@ -1,7 +1,7 @@
 """Read values of dataclasses from JSON, with a check of their types.
 
-pydantic does the same and more, but most verbs read only an inventory, and importing pydantic takes
-longer than the rest of these verbs.
+pydantic does the same and more, but most verbs read only an inventory, and building pydantic's
+validators for it takes longer than the rest of these verbs.
 """
 
 from __future__ import annotations
