@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from typing import Iterator
 
 MOST_BYTES = 16 << 20  # of a file
+# The kernel refuses to read files of /proc/sys into a buffer of several MiB.
+_CHUNK_BYTES = 1 << 16
 
 
 @contextmanager
@@ -40,8 +42,12 @@ def read_regular(path: str) -> bytes:
     file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    data = bytearray()
     with os.fdopen(fd, "rb") as file:
-        data = file.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-    if data is None or len(data) > MOST_BYTES:
-        raise OSError(errno.EINVAL, f"not a regular file of at most {MOST_BYTES >> 20} MiB", path)
-    return data
+        is_regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        while is_regular and len(data) <= MOST_BYTES:
+            chunk = file.read(_CHUNK_BYTES)
+            if not chunk:
+                return bytes(data)
+            data += chunk
+    raise OSError(errno.EINVAL, f"not a regular file of at most {MOST_BYTES >> 20} MiB", path)

@@ -214,7 +214,8 @@ def test_a_key_in_a_hashed_file_is_known(known: Path, tmp_path: Path, port: int)
 def test_users_own_key_of_a_pattern_is_known_and_a_revoked_one_is_not(
     known: Path, tmp_path: Path
 ) -> None:
-    revoked, trusted = "ssh-ed25519 AAAAREVOKED", "ecdsa-sha2-nistp256 AAAATRUSTED"
+    revoked = "ssh-ed25519 AAAAREVOKED"
+    trusted = "ecdsa-sha2-nistp256 AAAATRUSTED"
     known.write_text(f"@revoked {ADDRESS} {revoked}\n192.0.2.* {trusted}\n")
     keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
     assert keys.trust({"node": OnpremHost(address=ADDRESS)}, confirm) == {}
