@@ -15,7 +15,7 @@ def main() -> None:
     gc.set_threshold(_ALLOCATIONS)
     try:
         # Ctrl-C may come during this import.
-        from clusterctl.cli.run import run  # noqa: PLC0415 - slow import
+        from clusterctl.cli.main import run  # noqa: PLC0415 - slow import
 
         code = run()
     except KeyboardInterrupt:

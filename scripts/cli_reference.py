@@ -10,8 +10,8 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
+from clusterctl.cli.main import app
 from clusterctl.cli.options import COMMON
-from clusterctl.cli.run import app
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD = """\

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from clusterctl.cli.run import run
+from clusterctl.cli.main import run
 from clusterctl.configure import ansible
 from clusterctl.providers.local.provider import LocalProvider
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.job import LastId, last_submitted
+from clusterctl.cli.logs import LastId, last_submitted
 from clusterctl.cli.options import Words, argument, hosts, job_flags, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer

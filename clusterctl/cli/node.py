@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from clusterctl.cli.job import timeout_of
 from clusterctl.cli.options import argument, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, NoWait, Yes, for_operators
 from clusterctl.cli.up import Discard, bring_up
+from clusterctl.cli.waiting import timeout_of
 from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
 from clusterctl.errors import UsageError

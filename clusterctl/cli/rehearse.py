@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from clusterctl.cli.job import timeout_of
 from clusterctl.cli.options import Words, argument, job_flags, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import Target, preparer
+from clusterctl.cli.waiting import timeout_of
 from clusterctl.rehearse.rehearsal import (
     LIMIT_S,
     MTBF_S,

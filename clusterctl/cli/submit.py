@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from clusterctl.cli.job import follow_job, timeout_of, wait_for
 from clusterctl.cli.options import (
     GOAL,
     Words,
@@ -23,6 +22,7 @@ from clusterctl.cli.options import (
     takes,
 )
 from clusterctl.cli.output import ENDINGS, Screen
+from clusterctl.cli.waiting import follow_job, timeout_of, wait_for
 from clusterctl.errors import ClusterctlError, Notice, UsageError, excluded, unaccompanied
 from clusterctl.jobs.bundled import (
     ChosenModel,

@@ -147,7 +147,7 @@ def test_ctrl_c_while_modules_are_read(cli: Clusterctl) -> None:
         "import clusterctl.__main__ as entry\n"
         "class Interrupting:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'clusterctl.cli.run':\n"
+        "        if name == 'clusterctl.cli.main':\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         "entry.main()\n"
@@ -182,7 +182,7 @@ def test_a_damaged_workspace_is_named_and_hides_no_other(cli: Clusterctl) -> Non
 
 BUGGY = """#!{python}
 from clusterctl.__main__ import main
-from clusterctl.cli.run import app, command
+from clusterctl.cli.main import app, command
 from clusterctl.cli.options import verb
 
 def bug(screen):
@@ -246,7 +246,7 @@ def test_a_folder_above_clusterctl_is_not_blamed(
 
 SIGNALLED_IN_A_FINALIZER = """
 import signal, time, weakref
-from clusterctl.cli.run import end_by_signals
+from clusterctl.cli.main import end_by_signals
 
 class Thing: pass
 

@@ -20,10 +20,10 @@ import pyte
 import pytest
 
 from clusterctl.cli import output
+from clusterctl.cli.main import app
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import Phases
 from clusterctl.cli.pictures import TransferBar, console
-from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.log_text import KeptLogs, labelled
 from clusterctl.jobs.watch import LogChunk

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli import job, jobs
+from clusterctl.cli import cancel, jobs, logs
 from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.cluster.status import Status
@@ -267,7 +267,7 @@ def test_watching_jobs_that_have_ended_ends(here, cluster, tmp_path, capsys) -> 
 
 def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
     with refused("no-job-yet", UsageError):
-        job.logs(Screen(json=False, color=False))
+        logs.logs(Screen(json=False, color=False))
     ended(here, cluster, tmp_path, "echo one", "first")
     ended(here, cluster, tmp_path, "echo two", "second")
     rejected = JobEntry(
@@ -280,11 +280,11 @@ def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
     )
     here.ledger.add(rejected)
     capfd.readouterr()
-    job.logs(Screen(json=False, color=False))
+    logs.logs(Screen(json=False, color=False))
     said = capfd.readouterr()
     assert (said.out, shows(said.err, "last-job")) == ("two\n", True)
     assert said.err.startswith("showing job 2 ")
-    job.logs(Screen(json=True, color=False))
+    logs.logs(Screen(json=True, color=False))
     assert json.loads(capfd.readouterr().out)["job_id"] == "2"
 
 
@@ -295,8 +295,8 @@ def test_detaching_from_logs_is_no_error(here, cluster, capfd, monkeypatch, endi
     def ends(*_: object, **__: object) -> None:
         raise ending
 
-    monkeypatch.setattr(job.watch, "follow", ends)
-    job.logs(Screen(json=False, color=False), job_id, follow=True)
+    monkeypatch.setattr(logs.watch, "follow", ends)
+    logs.logs(Screen(json=False, color=False), job_id, follow=True)
     said = capfd.readouterr().err
     assert shows(said, "detached")
     assert "logs 1 -f`" in said
@@ -363,7 +363,7 @@ def test_cancel_array_has_a_line_for_each_state(here, capsys, monkeypatch) -> No
     states = {JobState.COMPLETED: range(8), JobState.FAILED: [8], JobState.PENDING: range(9, 5000)}
     monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: array(states))
     monkeypatch.setattr(SlurmClient, "cancel", lambda _, _ids: {})
-    job.cancel(TEXT, ["7"])
+    cancel.cancel(TEXT, ["7"])
     cancelled, already = capsys.readouterr().out.splitlines()
     assert cancelled == "cancelled 4991 tasks of job 7 (grid)"
     assert already.startswith("9 tasks of job 7 (grid)")

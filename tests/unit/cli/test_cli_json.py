@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.run import app
+from clusterctl.cli.main import app
 from scripts.cli_reference import verbs
 from tests.support.verbs import Clusterctl
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl import __version__
-from clusterctl.cli.run import app
+from clusterctl.cli.main import app
 from clusterctl.jobs.source import manifest, source_of
 from clusterctl.jobs.submit import client_facts
 from clusterctl.scheduler.session import Session

@@ -12,8 +12,8 @@ import pytest
 
 from clusterctl.cli import collect as collecting
 from clusterctl.cli.collect import not_brought_home
+from clusterctl.cli.main import app
 from clusterctl.cli.output import Screen
-from clusterctl.cli.run import app
 from clusterctl.cli.runs import show_tables
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.run import HABITS, VERBS, LazyVerb, app
+from clusterctl.cli.main import LazyVerb, app
+from clusterctl.cli.refusals import HABITS
+from clusterctl.cli.verbs import VERBS
 from tests.support.messages import codes
 from tests.support.verbs import Clusterctl
 

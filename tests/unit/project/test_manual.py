@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from clusterctl.cli.run import LazyVerb, app
+from clusterctl.cli.main import LazyVerb, app
 from tests.support.manual import ROOT, RUN, Block, blocks, pages
 
 LANGUAGES = {*RUN, "bash", "c", "yaml", "python", "toml", "text", "json", "sudoers"}

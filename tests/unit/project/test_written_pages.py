@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.run import app
+from clusterctl.cli.main import app
 from scripts import cli_reference, job_keywords, platforms
 from scripts.cli_reference import verbs
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.cli.run import VERBS, LazyVerb
+from clusterctl.cli.main import LazyVerb
+from clusterctl.cli.verbs import VERBS
 from clusterctl.errors import UsageError
 from clusterctl.jobs.shell import salloc_options
 from clusterctl.scheduler.refusals import Asked

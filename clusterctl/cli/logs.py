@@ -1,25 +1,23 @@
-"""The commands logs and cancel, and functions that wait for jobs and show their output."""
+"""The commands logs and stacks, which show the output and the stacks of a job."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from clusterctl.cli.options import argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
+from clusterctl.cli.waiting import follow_job
 from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError, excluded
-from clusterctl.jobs import queue, watch
+from clusterctl.jobs import watch
 from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, labelled
 from clusterctl.jobs.stacks import stacks_of
-from clusterctl.jobs.watch import ChangeNotes, OnOutput
-from clusterctl.scheduler.base import JobInfo, state_counts, worst_job
+from clusterctl.scheduler.base import worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
-from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.run_names import job_id_of
 from clusterctl.util.process import start_in_thread
 
@@ -31,14 +29,6 @@ LastId = Annotated[
     argument(
         "Job ID, such as 12, 12_3 (a task) or demo/12, or a run. Default: the last submitted job.",
         metavar="[ID]",
-        tab=job_ids,
-    ),
-]
-Ids = Annotated[
-    list[str],
-    argument(
-        "Job IDs, such as 12, 12_3 (a task) or demo/12, or runs' names.",
-        metavar="ID...",
         tab=job_ids,
     ),
 ]
@@ -130,98 +120,3 @@ def stacks(screen: Screen, job_id: LastId = None) -> None:
     for rank in job_stacks.ranks if screen.verbose else ():
         lines += ["", f"rank {rank['rank']} on {rank['node']}: {rank['doing']}", *rank["stack"]]
     screen.result(job_stacks.as_dict(), *lines)
-
-
-def cancel(screen: Screen, ids: Ids) -> None:
-    """Cancel jobs. The ID of an array cancels all its tasks."""
-    with open_session(screen.chosen().of_jobs(ids), patience_s=SOON_S) as session:
-        cancellation = queue.cancel(session, ids)
-    jobs = [
-        job for job in cancellation.jobs if not {job.id, job.whole_id} & cancellation.errors.keys()
-    ]
-    cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
-    lines = [f"cancelled {named}" for named in _named(cancelled)]
-    lines += [
-        f"{named} had already ended: {state_counts(tasks)}"
-        for named, tasks in _named(ended).items()
-    ]
-    answer = {
-        "cancelled": [job.id for job in cancelled],
-        "already_ended": [{"job_id": job.id, "state": job.state.value} for job in ended],
-    }
-    if cancellation.errors:
-        screen.partial_answer = answer
-        screen.note(*lines)
-        cancellation.raise_errors()
-    screen.result(answer, *lines)
-
-
-def _named(jobs: Sequence[JobInfo]) -> dict[str, list[JobInfo]]:
-    """Return the words for each job, or each array of which several tasks are meant -> its
-    tasks.
-    """
-    arrays: dict[str, list[JobInfo]] = {}
-    for job in jobs:
-        arrays.setdefault(job.whole_id, []).append(job)
-    named = {}
-    for array_id, tasks in arrays.items():
-        text = f"{len(tasks)} tasks of job {array_id}" if len(tasks) > 1 else f"job {tasks[0].id}"
-        named[f"{text} ({tasks[0].name})"] = tasks
-    return named
-
-
-def wait_for(
-    screen: Screen, session: Session, ids: list[str], timeout_s: float | None
-) -> tuple[JobInfo, ...]:
-    with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        return watch.wait(
-            session, ids, timeout_s=timeout_s, on_change=ChangeNotes(session, screen.note)
-        )
-
-
-def follow_job(
-    screen: Screen,
-    session: Session,
-    job_id: str,
-    timeout_s: float | None,
-    *,
-    show: OnOutput,
-    rank: str = "",
-) -> tuple[JobInfo, ...]:
-    """Show the output of a job until the job has ended. Return the job, or all tasks of a job
-    array.
-
-    show: called with each part of the output. rank: a rank's number, or "all" ranks; default: the
-    job's log. Raise JobFailedError or JobCancelledError if the job failed or was cancelled.
-    """
-    changes = ChangeNotes(session, screen.note)
-    with _detaching(screen, [job_id]):
-        ended = watch.follow(
-            session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes
-        )
-    watch.raise_unless_completed(session, ended, log_is_shown=True)
-    return ended
-
-
-@contextmanager
-def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
-    """If Ctrl-C or a signal ends the ``with`` block, tell the user that the jobs keep running."""
-    try:
-        yield
-    except ENDINGS:
-        text = (
-            f"detached; job {', '.join(ids)} keeps running; follow it with `clusterctl logs "
-            f"{ids[0]} -f`"
-        )
-        screen.note(Notice("detached", text))
-        raise
-
-
-def timeout_of(text: str | None, flag: str = "--timeout") -> float | None:
-    """Return the value of a flag that is a time, such as 30m or 1:30:00, in seconds."""
-    try:
-        return None if text is None else float(parse_slurm_time_s(text))
-    except ValueError as exc:
-        message = f"{flag} {text} is not a time"
-        fix = f"write it as {flag} 30m"
-        raise UsageError(message, code="bad-value", why=str(exc), fix=fix) from exc

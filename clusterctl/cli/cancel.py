@@ -1,0 +1,59 @@
+"""The command cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from clusterctl.cli.options import argument, job_ids
+from clusterctl.cli.output import Screen
+from clusterctl.jobs import queue
+from clusterctl.scheduler.base import JobInfo, state_counts
+from clusterctl.scheduler.session import SOON_S, open_session
+
+Ids = Annotated[
+    list[str],
+    argument(
+        "Job IDs, such as 12, 12_3 (a task) or demo/12, or runs' names.",
+        metavar="ID...",
+        tab=job_ids,
+    ),
+]
+
+
+def cancel(screen: Screen, ids: Ids) -> None:
+    """Cancel jobs. The ID of an array cancels all its tasks."""
+    with open_session(screen.chosen().of_jobs(ids), patience_s=SOON_S) as session:
+        cancellation = queue.cancel(session, ids)
+    jobs = [
+        job for job in cancellation.jobs if not {job.id, job.whole_id} & cancellation.errors.keys()
+    ]
+    cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
+    lines = [f"cancelled {named}" for named in _named(cancelled)]
+    lines += [
+        f"{named} had already ended: {state_counts(tasks)}"
+        for named, tasks in _named(ended).items()
+    ]
+    answer = {
+        "cancelled": [job.id for job in cancelled],
+        "already_ended": [{"job_id": job.id, "state": job.state.value} for job in ended],
+    }
+    if cancellation.errors:
+        screen.partial_answer = answer
+        screen.note(*lines)
+        cancellation.raise_errors()
+    screen.result(answer, *lines)
+
+
+def _named(jobs: Sequence[JobInfo]) -> dict[str, list[JobInfo]]:
+    """Return the words for each job, or each array of which several tasks are meant -> its
+    tasks.
+    """
+    arrays: dict[str, list[JobInfo]] = {}
+    for job in jobs:
+        arrays.setdefault(job.whole_id, []).append(job)
+    named = {}
+    for array_id, tasks in arrays.items():
+        text = f"{len(tasks)} tasks of job {array_id}" if len(tasks) > 1 else f"job {tasks[0].id}"
+        named[f"{text} ({tasks[0].name})"] = tasks
+    return named

@@ -1,0 +1,187 @@
+"""Errors for wrong command lines: what is wrong, and what to type instead."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from clusterctl.cli.verbs import PROGRAM, VERBS
+from clusterctl.errors import UsageError
+from clusterctl.spec.names import did_you_mean
+
+# Commands and options of other tools -> the equivalent command line of clusterctl. A key is an
+# unknown command, or a command or group and the argument after it.
+HABITS: Final = {
+    "apply": "up",
+    "create": "up",
+    "delete": "down",
+    "exec": "ssh",
+    "kill": "cancel",
+    "ls": "list",
+    "ps": "jobs",
+    "rm": "down",
+    "run": "submit",
+    "sacct": "jobs --all",
+    "salloc": "shell",
+    "sbatch": "submit",
+    "scancel": "cancel",
+    "sinfo": "status",
+    "squeue": "jobs",
+    "srun": "shell --",
+    "tail": "logs -f",
+    "runs compare": "runs diff",
+    "jobs --follow": "jobs --watch",
+    "submit mpirun": "submit SCRIPT -- ARGUMENTS",
+    "submit python": "submit SCRIPT -- ARGUMENTS",
+    "submit torchrun": "submit SCRIPT --launcher torchrun -- ARGUMENTS",
+}
+
+_SPEC_AS_ARGUMENT = re.compile(r"unexpected extra argument.*\(([^()]+\.ya?ml)\)")
+_UNKNOWN_WORD = re.compile(r"No such (?:command '(.+?)'|option:? '?([^\s']+)'?)")
+_NEGATION = re.compile("^--(no-?)?")
+# How the messages of ValueErrors begin that pydantic relays.
+_OF_PYDANTIC = "Value error, "
+
+
+def is_help(message: str) -> bool:
+    """Return whether Typer's message is the help, which it is if no command is given."""
+    return message.startswith("Usage:")
+
+
+def refusal_of(exc: Any) -> UsageError:
+    """Return the error for a wrong command line.
+
+    exc: Typer's error, whose class has no public name.
+    """
+    context: typer.Context | None = exc.ctx
+    near = ""
+    if context is not None and hasattr(exc, "option_name") and getattr(exc, "possibilities", None):
+        # Typer's message lists the possibilities.
+        exc.possibilities = _safe_guesses(exc.possibilities, _typed(exc.option_name), context)
+        near = did_you_mean(exc.option_name, exc.possibilities)
+    message = exc.format_message()
+    text = "no command was given" if is_help(message) else message.replace(_OF_PYDANTIC, "")
+    text, fix = _explain(text, context)
+    error = UsageError(text.rstrip("."), code="bad-command-line", fix=fix)
+    if near:
+        error.fix = f"{near} Otherwise {error.fix}"
+    return error
+
+
+def _explain(text: str, context: typer.Context | None) -> tuple[str, str]:
+    """Return the message for a wrong command line, and the fix. text: Typer's message."""
+    path = context.command_path if context else PROGRAM
+    verb = path.removeprefix(PROGRAM).lstrip()
+    if spec := _SPEC_AS_ARGUMENT.search(text):
+        # The option -f of `logs` is --follow.
+        option = "--file" if verb == "logs" else "-f"
+        return text, f"name a spec file with `{shlex.join([option, spec[1]])}`"
+    is_group = context is not None and isinstance(context.command, TyperGroup)
+    fix = f"`{path} --help` lists the {'commands' if is_group else 'options'}"
+    unknown = _UNKNOWN_WORD.match(text)
+    if context is None or unknown is None:
+        return text, fix
+    word = unknown[1] or unknown[2]
+    if equivalent := _equivalent(verb, word):
+        return unknown[0], f"`{PROGRAM} {equivalent}`"
+    if verb == "submit":
+        fix = f"`{PROGRAM} submit JOB -- {word}` passes it to the program"
+        if advice := _advice_for_sbatch_option(word):
+            return f"{unknown[0]}, which is an option of sbatch", f"{advice}; {fix}"
+    return text, fix
+
+
+def _equivalent(verb: str, word: str) -> str | None:
+    """Return the command line for a word of another tool, or for a command without its group, such
+    as ``runs diff`` for ``diff``.
+    """
+    if habit := HABITS.get(f"{verb} {word}".lstrip()):
+        return habit
+    if verb:
+        return None
+    return next((words for words in VERBS if words.endswith(f" {word}")), None)
+
+
+def _advice_for_sbatch_option(word: str) -> str:
+    """Return the fix for an option of sbatch, such as ``-w``, or an empty text for another unknown
+    option.
+    """
+    # Other commands do not need the options of sbatch.
+    from clusterctl.spec.job_options import flags_for
+    from clusterctl.spec.sbatch import requests
+
+    request = next(requests((0, text) for text in _typed(word)))
+    option = request.option
+    if option is None or word not in {request.own_name, f"-{option.letter}"}:
+        return ""
+    if option.role and not option.use:
+        return f"leave it out, because clusterctl sets {word}"
+    if flags := flags_for(request):
+        return f"use `{PROGRAM} submit JOB {flags}`"
+    value = "=VALUE" if option.value == "required" and request.value is None else ""
+    return f"`{PROGRAM} submit JOB --slurm {shlex.quote(f'{request}{value}')}` passes it to sbatch"
+
+
+def _typed(option: str) -> list[str]:
+    """Return an unknown option as the user typed it, and the next word unless this is an option."""
+    # A value can be part of the word: --nodelist=a-1, -wa-1.
+    beginning = f"{option}=" if option.startswith("--") else option
+    for index, word in enumerate(sys.argv):
+        if word == option or word.startswith(beginning):
+            return [
+                word,
+                *(text for text in sys.argv[index + 1 : index + 2] if not text.startswith("-")),
+            ]
+    return [option]
+
+
+def _safe_guesses(names: Sequence[str], typed: Sequence[str], context: typer.Context) -> list[str]:
+    """Return the names that neither mean the opposite of an unknown option nor misread the word
+    after it.
+    """
+    params = [
+        param for param in context.command.get_params(context) if getattr(param, "is_flag", False)
+    ]
+    flags = {name for param in params for name in (*param.opts, *param.secondary_opts)}
+    word, equals, _ = typed[0].partition("=")
+    if equals:
+        names = [name for name in names if name not in flags]
+    elif len(typed) == 1:
+        names = [name for name in names if name in flags]
+    return [name for name in names if _NEGATION.sub("", name) != _NEGATION.sub("", word)]
+
+
+def reject_words_before_dashes(
+    verb: str, typed: Sequence[str], parameters: Mapping[str, Any]
+) -> None:
+    """Reject arguments between JOB and ``--``, because they may be meant for the verb or for the
+    program.
+
+    Also reject a missing JOB. typed: all arguments after the verb. parameters: name -> value found
+        by click.
+    """
+    target = parameters["target"]
+    args = parameters["args"] or ()
+    if parameters.get("module") is not None:
+        args = [*filter(None, [target]), *args]
+    elif not target:
+        raise UsageError(
+            "JOB is missing",
+            code="bad-command-line",
+            fix=f"`{PROGRAM} {verb} --help` lists the jobs and options",
+        )
+    count_after = len(typed) - typed.index("--") - 1 if "--" in typed else 0
+    words = shlex.join(args[: max(0, len(args) - count_after)])
+    if words:
+        correct = HABITS.get(f"submit {target}", f"{verb} JOB [OPTIONS] -- {words}")
+        raise UsageError(
+            f"arguments of the program must come after --: {words}",
+            code="words-before-dashes",
+            fix=f"run `{PROGRAM} {correct}`",
+        )
