@@ -223,8 +223,9 @@ def remove_scratch(job: str, uid: str, node: str) -> None:
     """Remove mpirun's folders and the files that jobs have left in memory.
 
     The files are those of the job's user in /dev/shm, and in /tmp if it is in memory, that were
-    created while jobs of the user were on this node. They stay as long as the user has a process or
-    another job on the node, and if Slurm does not answer.
+    created while jobs of the user were on this node. Slurm tells the start of a job in whole
+    seconds, so files created earlier in the second of the start count as the job's. Files stay as
+    long as the user has a process or another job on the node, and if Slurm does not answer.
     """
     remove([*ROOT.glob(f"tmp/spmix_appdir_*_{job}.*")])
     remove([path for path in ROOT.glob("tmp/prte*") if is_left_by_mpirun(path)])
