@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.main import COMPLETION_VARIABLE, app
+from clusterctl.cli.main import COMPLETION_VARIABLE, PROGRAM, app
 from clusterctl.cli.options import argument
 from clusterctl.cli.output import Screen
-from clusterctl.cli.verbs import PROGRAM
 
 
 class Shell(StrEnum):

@@ -20,9 +20,10 @@ from clusterctl.cli import options
 from clusterctl.cli.options import INTERRUPTED, verb
 from clusterctl.cli.output import Screen, Terminated, silence, writing
 from clusterctl.cli.refusals import is_help, refusal_of, reject_words_before_dashes
-from clusterctl.cli.verbs import GROUPS, PROGRAM, VERBS, Import
+from clusterctl.cli.verbs import GROUPS, VERBS, Import
 from clusterctl.errors import ClusterctlError, UsageError
 
+PROGRAM = "clusterctl"
 # The error that Typer raises for a wrong command line. It has no public name in all versions of
 # Typer.
 _CommandLineError: Final[Any] = typer.BadParameter.__base__

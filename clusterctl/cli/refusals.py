@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from clusterctl.cli.verbs import PROGRAM, VERBS
+from clusterctl.cli.verbs import VERBS
 from clusterctl.errors import UsageError
 from clusterctl.spec.names import did_you_mean
 
@@ -60,41 +60,44 @@ def refusal_of(exc: Any) -> UsageError:
     exc: Typer's error, whose class has no public name.
     """
     context: typer.Context | None = exc.ctx
+    path = context.command_path if context else "clusterctl"
     near = ""
     if context is not None and hasattr(exc, "option_name") and getattr(exc, "possibilities", None):
         # Typer's message lists the possibilities.
         exc.possibilities = _safe_guesses(exc.possibilities, _typed(exc.option_name), context)
         near = did_you_mean(exc.option_name, exc.possibilities)
-    message = exc.format_message()
-    text = "no command was given" if is_help(message) else message.replace(_OF_PYDANTIC, "")
-    text, fix = _explain(text, context)
+    text = exc.format_message().replace(_OF_PYDANTIC, "")
+    is_group = context is not None and isinstance(context.command, TyperGroup)
+    fix = f"`{path} --help` lists the {'commands' if is_group else 'options'}"
+    if is_help(text):
+        text = "no command was given"
+    elif match := _SPEC_AS_ARGUMENT.search(text):
+        # The option -f of `logs` is --follow.
+        option = "--file" if path.endswith(" logs") else "-f"
+        fix = f"name a spec file with `{shlex.join([option, match[1]])}`"
+    elif context is not None and (unknown := _UNKNOWN_WORD.match(text)):
+        verb = path.removeprefix("clusterctl").lstrip()
+        text, fix = _explain_unknown(unknown, verb, fix)
     error = UsageError(text.rstrip("."), code="bad-command-line", fix=fix)
     if near:
         error.fix = f"{near} Otherwise {error.fix}"
     return error
 
 
-def _explain(text: str, context: typer.Context | None) -> tuple[str, str]:
-    """Return the message for a wrong command line, and the fix. text: Typer's message."""
-    path = context.command_path if context else PROGRAM
-    verb = path.removeprefix(PROGRAM).lstrip()
-    if spec := _SPEC_AS_ARGUMENT.search(text):
-        # The option -f of `logs` is --follow.
-        option = "--file" if verb == "logs" else "-f"
-        return text, f"name a spec file with `{shlex.join([option, spec[1]])}`"
-    is_group = context is not None and isinstance(context.command, TyperGroup)
-    fix = f"`{path} --help` lists the {'commands' if is_group else 'options'}"
-    unknown = _UNKNOWN_WORD.match(text)
-    if context is None or unknown is None:
-        return text, fix
+def _explain_unknown(unknown: re.Match[str], verb: str, fix: str) -> tuple[str, str]:
+    """Return the message and the fix for an unknown command or option of a verb or group.
+
+    fix: returned if no other fix is known.
+    """
     word = unknown[1] or unknown[2]
     if equivalent := _equivalent(verb, word):
-        return unknown[0], f"`{PROGRAM} {equivalent}`"
-    if verb == "submit":
-        fix = f"`{PROGRAM} submit JOB -- {word}` passes it to the program"
-        if advice := _advice_for_sbatch_option(word):
-            return f"{unknown[0]}, which is an option of sbatch", f"{advice}; {fix}"
-    return text, fix
+        return unknown[0], f"`clusterctl {equivalent}`"
+    if verb != "submit":
+        return unknown.string, fix
+    fix = f"`clusterctl submit JOB -- {word}` passes it to the program"
+    if advice := _advice_for_sbatch_option(word):
+        return f"{unknown[0]}, which is an option of sbatch", f"{advice}; {fix}"
+    return unknown.string, fix
 
 
 def _equivalent(verb: str, word: str) -> str | None:
@@ -123,9 +126,9 @@ def _advice_for_sbatch_option(word: str) -> str:
     if option.role and not option.use:
         return f"leave it out, because clusterctl sets {word}"
     if flags := flags_for(request):
-        return f"use `{PROGRAM} submit JOB {flags}`"
+        return f"use `clusterctl submit JOB {flags}`"
     value = "=VALUE" if option.value == "required" and request.value is None else ""
-    return f"`{PROGRAM} submit JOB --slurm {shlex.quote(f'{request}{value}')}` passes it to sbatch"
+    return f"`clusterctl submit JOB --slurm {shlex.quote(f'{request}{value}')}` passes it to sbatch"
 
 
 def _typed(option: str) -> list[str]:
@@ -174,7 +177,7 @@ def reject_words_before_dashes(
         raise UsageError(
             "JOB is missing",
             code="bad-command-line",
-            fix=f"`{PROGRAM} {verb} --help` lists the jobs and options",
+            fix=f"`clusterctl {verb} --help` lists the jobs and options",
         )
     count_after = len(typed) - typed.index("--") - 1 if "--" in typed else 0
     words = shlex.join(args[: max(0, len(args) - count_after)])
@@ -183,5 +186,5 @@ def reject_words_before_dashes(
         raise UsageError(
             f"arguments of the program must come after --: {words}",
             code="words-before-dashes",
-            fix=f"run `{PROGRAM} {correct}`",
+            fix=f"run `clusterctl {correct}`",
         )

@@ -11,7 +11,6 @@ from typing import Final
 
 from clusterctl.cli.options import Verb
 
-PROGRAM: Final = "clusterctl"
 # A function that imports the function of a command.
 Import = Callable[[], Verb]
 
