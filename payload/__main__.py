@@ -4,13 +4,26 @@ command.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import singledispatch
 
 from payload.cli.arguments import check, parse
-from payload.cli.config import COMMANDS
+from payload.cli.config import (
+    AlignConfig,
+    AllreduceConfig,
+    BenchConfig,
+    EvalConfig,
+    ExportConfig,
+    GemmConfig,
+    PredictConfig,
+    ProbeConfig,
+    SampleConfig,
+    TelemetryConfig,
+    TrainConfig,
+)
+from payload.cli.settings import Command
 from payload.errors import LaunchError, PayloadError, UsageError, line_of
 from payload.node.host import keep_freed_memory, launcher_rank
 from payload.node.rank import allow_stacks
@@ -28,11 +41,8 @@ def main(argv: Sequence[str]) -> int:
         return _refuse(exc)
     keep_freed_memory()
     allow_stacks()
-    # Import late: NumPy and MPI are slow to load, and `--help` must work without them.
-    name = next(name for name, kind in COMMANDS.items() if kind is type(config))
-    command = importlib.import_module(f"payload.commands.{name}")
     try:
-        code: int = command.run(config)
+        code = _run(config)
     except PayloadError as exc:
         _report(exc, rank=_world_rank())
         return exc.exit_code
@@ -46,6 +56,93 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
+@singledispatch
+def _run(config: Command) -> int:
+    """Run the command that has these settings, and return its exit code.
+
+    The command is imported late: NumPy and MPI are slow to load, and `--help` must work without
+    them.
+    """
+    raise TypeError(f"no command has {type(config).__name__}")
+
+
+@_run.register
+def _(config: TrainConfig) -> int:
+    from payload.commands.train import run
+
+    return run(config)
+
+
+@_run.register
+def _(config: EvalConfig) -> int:
+    from payload.commands.eval import run
+
+    return run(config)
+
+
+@_run.register
+def _(config: SampleConfig) -> int:
+    from payload.commands.sample import run
+
+    return run(config)
+
+
+@_run.register
+def _(config: PredictConfig) -> int:
+    from payload.commands.predict import run
+
+    return run(config)
+
+
+@_run.register
+def _(config: ExportConfig) -> int:
+    from payload.commands.export import run
+
+    return run(config)
+
+
+@_run.register
+def _(config: BenchConfig) -> int:
+    from payload.commands.bench import run
+
+    return run(config)
+
+
+@_run.register
+def _(config: GemmConfig) -> int:
+    from payload.commands.gemm import run
+
+    return run(config)
+
+
+@_run.register
+def _(config: AllreduceConfig) -> int:
+    from payload.commands.allreduce import run
+
+    return run(config)
+
+
+@_run.register
+def _(config: ProbeConfig) -> int:
+    from payload.commands.probe import run
+
+    return run(config)
+
+
+@_run.register
+def _(config: TelemetryConfig) -> int:
+    from payload.commands.telemetry import run
+
+    return run(config)
+
+
+@_run.register
+def _(config: AlignConfig) -> int:
+    from payload.commands.align import run
+
+    return run(config)
+
+
 def _refuse(error: UsageError) -> int:
     """Print the error of a wrong command line or config file on rank 0, and return the exit
     code.
@@ -56,7 +153,9 @@ def _refuse(error: UsageError) -> int:
     first_error: PayloadError = error
     if rank is not None:
         try:
-            importlib.import_module("payload.comm.world").start(error)
+            from payload.comm import world
+
+            world.start(error)
         except LaunchError:
             # Print the error in the command line, which is more useful to the user.
             pass

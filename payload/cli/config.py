@@ -446,4 +446,4 @@ COMMANDS: dict[str, type[Command]] = {
     "telemetry": TelemetryConfig,
     "align": AlignConfig,
 }
-"""The module with the command's name runs it."""
+"""``__main__`` runs the module of the command."""

@@ -6,7 +6,6 @@ code shared by all transports over MPI is in ``transport``.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from payload.errors import UsageError
@@ -14,16 +13,6 @@ from payload.errors import UsageError
 if TYPE_CHECKING:
     from payload.comm.transport import Transport
     from payload.device.base import Device
-
-_TRANSPORTS = {
-    "mpi": ("mpi", "MpiCommunicator"),
-    "mpi-cuda": ("mpi", "CudaAwareMpi"),
-    "nccl": ("nccl", "Nccl"),
-    "ring": ("ring", "Ring"),
-    "hierarchical": ("hierarchical", "Hierarchical"),
-    "naive": ("ring", "Naive"),
-}
-"""Module and class of each transport. Imported on demand, because MPI is slow to load."""
 
 
 def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> Transport:
@@ -34,5 +23,31 @@ def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> Tr
     """
     if cuda_aware and not device.gpu:
         raise UsageError("--cuda-aware: this rank uses no GPU; omit --cuda-aware", code="no-gpu")
-    module, kind = _TRANSPORTS["mpi-cuda" if name == "mpi" and cuda_aware else name]
-    return getattr(importlib.import_module(f"payload.comm.{module}"), kind)(device)
+    # Only the named transport is imported, because MPI is slow to load.
+    match name:
+        case "mpi" if cuda_aware:
+            from payload.comm.mpi import CudaAwareMpi
+
+            return CudaAwareMpi(device)
+        case "mpi":
+            from payload.comm.mpi import MpiCommunicator
+
+            return MpiCommunicator(device)
+        case "nccl":
+            from payload.comm.nccl import Nccl
+
+            return Nccl(device)
+        case "ring":
+            from payload.comm.ring import Ring
+
+            return Ring(device)
+        case "hierarchical":
+            from payload.comm.hierarchical import Hierarchical
+
+            return Hierarchical(device)
+        case "naive":
+            from payload.comm.ring import Naive
+
+            return Naive(device)
+        case _:
+            raise LookupError(name)

@@ -7,7 +7,6 @@ call blocks the computing stream, not the host. 16-bit numbers are rounded at ev
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -187,8 +186,9 @@ def _hold(array: Array, requests: list[Request]) -> Steps:
 
 
 def _library() -> Any:
-    # CuPy does not import this module by itself.
-    return importlib.import_module("cupy.cuda.nccl")
+    from cupy.cuda import nccl
+
+    return nccl
 
 
 def _check(device: Device, places: list[tuple[str, str]], rank: int) -> None:

@@ -8,7 +8,6 @@ its computation.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -75,9 +74,11 @@ class Pinned:
     """
 
     def __init__(self, cupy: ModuleType) -> None:
+        from cupyx import empty_pinned
+
         self.cuda = cupy.cuda
         self.stream = self.cuda.Stream(non_blocking=True)
-        self._empty = importlib.import_module("cupyx").empty_pinned
+        self._empty = empty_pinned
         # Buffers, each with the event after which it may be overwritten.
         self._free: list[tuple[Array, Any]] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
 
@@ -23,7 +22,7 @@ def choose(requested: str, local_rank: int) -> Device:
         return Cpu()
     _select_own_mig_part(local_rank)
     try:
-        cupy = importlib.import_module("cupy")
+        import cupy
     except ImportError as exc:
         return _without_gpu(requested, f"CuPy cannot be imported: {exc}", exc)
     try:

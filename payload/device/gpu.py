@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -19,6 +18,10 @@ _GPU_MATRIX_BYTES = 1 << 28
 
 class Gpu(Device):
     def __init__(self, cupy: ModuleType, index: int) -> None:
+        # This import loads cuBLAS.
+        from cupy_backends.cuda.libs import cublas
+        from cupyx import empty_pinned
+
         self.xp = cupy
         self.note = "CuPy detected it"
         self._index = index
@@ -29,10 +32,8 @@ class Gpu(Device):
             "name": properties["name"].decode(),
             "uuid": _uuid(properties.get("uuid", b"")),
         }
-        self._empty_pinned = importlib.import_module("cupyx").empty_pinned
-        # Accessing an attribute loads that library.
-        libraries = importlib.import_module("cupy_backends.cuda.libs")
-        self._products = Products(libraries.cublas, cupy.cuda.device.get_cublas_handle)
+        self._empty_pinned = empty_pinned
+        self._products = Products(cublas, cupy.cuda.device.get_cublas_handle)
         self._staging: dict[tuple[int, str], Array] = {}
         self._uploads: list[tuple[Any, Array]] = []
         self._kernels: dict[str, Callable[..., Any]] = {}

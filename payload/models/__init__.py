@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from types import ModuleType
+from typing import Literal, assert_never
 
 from payload.errors import UsageError
 
+Module = Literal["mlp", "cnn", "resnet", "lstm", "gpt", "bert", "vit"]
 Takes = Literal["images", "text", "masked text"]
 
 
@@ -20,7 +22,7 @@ Takes = Literal["images", "text", "masked text"]
 class Entry:
     """A model that ``--model`` names: its module, its kind of input, and its sizes."""
 
-    module: str
+    module: Module
     takes: Takes
     # Sizes that differ from the defaults of ``build``.
     sizes: Mapping[str, int | float] = field(default_factory=dict)
@@ -63,3 +65,39 @@ MODELS: Mapping[str, Entry] = {
     "vit-tiny": Entry("vit", "images", {**_transformer(4, 4, 128), "patch": 4}),
     "vit-b16": Entry("vit", "images", {**_transformer(12, 12, 768), "patch": 16}),
 }
+
+
+def module_of(model: str) -> ModuleType:
+    """Return the Python module that builds the model with this name."""
+    module = MODELS[model].module
+    match module:
+        case "mlp":
+            from payload.models import mlp
+
+            return mlp
+        case "cnn":
+            from payload.models import cnn
+
+            return cnn
+        case "resnet":
+            from payload.models import resnet
+
+            return resnet
+        case "lstm":
+            from payload.models import lstm
+
+            return lstm
+        case "gpt":
+            from payload.models import gpt
+
+            return gpt
+        case "bert":
+            from payload.models import bert
+
+            return bert
+        case "vit":
+            from payload.models import vit
+
+            return vit
+        case _:
+            assert_never(module)

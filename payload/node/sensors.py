@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Collection, Iterator
@@ -242,7 +241,7 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
     answers.
     """
     try:
-        nvml = importlib.import_module("pynvml")
+        import pynvml as nvml
     except ImportError:
         return None, []
     handles = []

@@ -14,16 +14,14 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from payload.device.base import Array, Device
 from payload.errors import UsageError
-from payload.models import MODELS
+from payload.models import MODELS, module_of
 from payload.nn.module import Context, Parameter, Tape, Unit, state_of, torch_shapes
 from payload.parallel.engine import Engine
 from payload.saved_model import safetensors
@@ -155,11 +153,6 @@ def read_file(path: Path) -> dict[str, Array]:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def module_of(model: str) -> ModuleType:
-    """Return the Python module that builds the model with this name."""
-    return import_module(f"payload.models.{MODELS[model].module}")
 
 
 def make_units(model: str, settings: Mapping[str, Any], context: Context) -> list[Unit]:

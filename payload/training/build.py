@@ -15,7 +15,7 @@ from payload.data.base import Dataset
 from payload.data.loader import Loader
 from payload.device.base import Device
 from payload.errors import UsageError
-from payload.models import MODELS
+from payload.models import MODELS, module_of
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
 from payload.optim import base
@@ -26,7 +26,7 @@ from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, Options, make_mesh
 from payload.parallel.zero import Storage
-from payload.saved_model.folder import ModelRecord, make_units, module_of
+from payload.saved_model.folder import ModelRecord, make_units
 from payload.training.schedule import LearningRate, scaled
 
 if TYPE_CHECKING:

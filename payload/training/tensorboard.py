@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,18 +26,20 @@ class EventFile:
         Raises UsageError if tensorboardX is not installed, or the folder cannot be written.
         """
         try:
-            files = importlib.import_module("tensorboardX.event_file_writer")
-            self._scalar: Any = importlib.import_module("tensorboardX.summary").scalar
-            self._protocol: Any = importlib.import_module("tensorboardX.proto.event_pb2")
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto import event_pb2
+            from tensorboardX.summary import scalar
         except ImportError as exc:
             raise UsageError(
                 f"--tensorboard: {exc}; run pip install -r payload/requirements.lock",
                 code="tensorboard-missing",
             ) from exc
         self._folder = folder
+        self._scalar = scalar
+        self._protocol = event_pb2
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: Any = files.EventsWriter(str(folder / "events"))
+            self._file = EventsWriter(str(folder / "events"))
             if done:
                 log = self._protocol.SessionLog
                 self._add(done + 1, session_log=log(status=log.START))

@@ -223,6 +223,6 @@ class Streamed(Strict):
         )
         doubles: dict[str, Any] = {
             "cupyx": SimpleNamespace(empty_pinned=np.empty),
-            "cupy.cuda.nccl": nccl,
+            "cupy.cuda": SimpleNamespace(nccl=nccl),
         }
         sys.modules.update(doubles)
