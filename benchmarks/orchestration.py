@@ -29,7 +29,7 @@ from support.clusters import BIN, Cluster, raised
 from support.rounds import Measured, machine, measure
 
 from clusterctl.providers.local.provider import image_keys
-from clusterctl.spec.local import LocalSettings
+from clusterctl.spec.providers.local import LocalSettings
 from tests.support.foreign.site import site
 from tests.support.foreign.user import user_of
 

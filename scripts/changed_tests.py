@@ -17,15 +17,12 @@ from pathlib import Path, PurePath
 
 UNIT = "tests/unit/"
 E2E = "tests/e2e/"
-# Start of a path -> the folders of its unit tests. The first match counts.
+# Start of a path, as a pattern -> the folders of its unit tests. The first match counts.
 FOLDERS = {
     "clusterctl/providers/gcp/terraform": ("terraform",),
-    "clusterctl/providers/gcp/": ("gcp",),
-    "clusterctl/providers/local/": ("local",),
-    "clusterctl/providers/onprem/": ("onprem",),
-    "clusterctl/providers/": ("local", "onprem", "gcp"),
-    "clusterctl/api.py": ("cli",),
-    "clusterctl/errors.py": ("util",),
+    r"clusterctl/providers/\w+\.py": ("local", "onprem", "gcp"),
+    r"clusterctl/api\.py": ("cli",),
+    r"clusterctl/errors\.py": ("util",),
     "ansible/library/host_snapshot": ("host_snapshot",),
     "ansible/module_utils/ledger": ("host_snapshot",),
     "ansible/": ("roles", "configure"),
@@ -33,11 +30,11 @@ FOLDERS = {
     "terraform/": ("gcp", "terraform"),
     "payload/": ("payload",),
     "scripts/": ("harness", "project"),
-    ".ci/": ("harness",),
-    "tests/conftest.py": ("harness",),
+    r"\.ci/": ("harness",),
+    r"tests/conftest\.py": ("harness",),
     "tests/support/": ("harness",),
 }
-MIRRORED = re.compile(r"(?:clusterctl|tests/unit)/(\w+)/")
+MIRRORED = re.compile(r"(?:clusterctl/providers|clusterctl|tests/unit)/(\w+)/")
 # Tests that create a local cluster, run a job or a training on it, collect the output, and remove
 # the cluster.
 STORY = "tests/e2e/test_jobs.py::test_a_shell_script_runs_in_its_allocation"
@@ -145,7 +142,7 @@ def _ranked(path: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     )
     named = re.compile(rf"test_(\w+_)?{re.escape(name)}(_\w+)?")
     mirrored = MIRRORED.match(path)
-    listed = (folders for start, folders in FOLDERS.items() if path.startswith(start))
+    listed = (folders for start, folders in FOLDERS.items() if re.match(start, path))
     folders = next(listed, (mirrored[1],) if mirrored else ("project",))
     uses = _use(file)
     for module in (module for module in modules if module.startswith(UNIT)):

@@ -63,7 +63,8 @@ def init(
         file.write(text)
     screen.note(*(f"note: {line}" for line in notes))
     answer = {"file": str(path), "notes": notes}
-    screen.result(answer, f"wrote {path}; edit it, then run `clusterctl up`")
+    verb = PROVIDERS[provider].first_verb
+    screen.result(answer, f"wrote {path}; edit it, then run `clusterctl {verb}`")
 
 
 def _renamed(text: str, name: str) -> str:

@@ -7,17 +7,18 @@ admin key, so that a later `up` or `down` can restore the machine even if the sp
 contains it.
 """
 
-# ruff: noqa: ARG002 - the optional methods ignore their arguments
+# ruff: noqa: ARG002 - the defaults of optional methods ignore their arguments
 
 from __future__ import annotations
 
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError, UsageError
 from clusterctl.providers.attached import (
@@ -267,10 +268,11 @@ class HostOptions:
 DEFAULTS: Final = HostOptions()
 
 
-class Provider(Protocol):
+class Provider(ABC):
     """Creates and deletes hosts of clusters. Constructed from a spec's `provider` and ``Prompts``.
 
-    All methods with a body are optional: it is what most providers do.
+    A provider has all abstract methods, ``takes_single_hosts`` and ``recreates_hosts``. The other
+    methods do what suits a provider without the ability that they are for.
 
     known_shared: where hosts mount the shared folder. None: the provider has no node templates.
     template_groups: the groups of hosts (controller, compute) that can start from a node template.
@@ -283,13 +285,14 @@ class Provider(Protocol):
     _settings: ProviderSettings
     known_shared: str | None = None
     template_groups: tuple[str, ...] = (COMPUTE,)
-    takes_single_hosts: bool = False
-    recreates_hosts: bool = True
+    takes_single_hosts: bool
+    recreates_hosts: bool
 
     def start_ahead(self) -> None:
         """Start slow helper processes early, so that later method calls need not wait for them."""
         return
 
+    @abstractmethod
     def check(self, spec: ClusterSpec) -> None:
         """Raise a UsageError for unsupported settings, a MachineError for missing tools. Contact no
         host.
@@ -340,6 +343,7 @@ class Provider(Protocol):
         """
         return {}
 
+    @abstractmethod
     def plan(
         self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
     ) -> HostPlan:
@@ -351,6 +355,7 @@ class Provider(Protocol):
         failure.
         """
 
+    @abstractmethod
     def apply(
         self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
     ) -> Provisioned:
@@ -362,7 +367,7 @@ class Provider(Protocol):
 
     def kill_host(self, cluster_id: str, host: str) -> None:
         """Kill a host at once. Only for hosts that share this machine's kernel."""
-        return
+        raise TypeError("the provider's hosts have their own kernels")
 
     def signal_ranks(
         self, cluster_id: str, job: str, number: int, *, last: bool
@@ -372,28 +377,33 @@ class Provider(Protocol):
         last: only to the rank with the highest number. Return the hosts of the ranks that got the
             signal.
         """
-        return ()
+        raise TypeError("the provider's hosts have their own kernels")
 
+    @abstractmethod
     def alive(self, cluster_id: str) -> bool:
         """Return whether a host of the cluster is running. A host that does not answer counts as
         running.
         """
 
+    @abstractmethod
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         """Delete a cluster's resources. Without a ``workspace``, find the resources by
         ``cluster_id``.
         """
 
+    @abstractmethod
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         """Find the existing resources of a cluster by ``cluster_id`` alone, without its
         workspace.
         """
 
+    @abstractmethod
     def orphans(self, name: str) -> tuple[str, ...]:
         """Return the ids of the caller's clusters that are called ``name`` and have no workspace
         any more.
         """
 
+    @abstractmethod
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
         """Return the shared folders that `down` kept for the caller's clusters of this name and
         users.
@@ -405,6 +415,7 @@ class Provider(Protocol):
         """
         return
 
+    @abstractmethod
     def remove_storage(self, kept: KeptStorage) -> None:
         """Delete a shared folder that `down` kept, if it exists. Raise a UsageError if it is in
         use.
@@ -453,12 +464,7 @@ class Provider(Protocol):
     def check_single_hosts(self) -> None:
         """Raise a UsageError unless ``takes_single_hosts``."""
         if not self.takes_single_hosts:
-            raise UsageError(
-                f"nodes of a {self._settings.type} cluster can only be changed in its spec",
-                code="not-own-machines",
-                where="provider.type",
-                fix="change `nodes` of its partitions and run `clusterctl up`",
-            )
+            self._reject_single_hosts()
 
     def check_replacement(self) -> None:
         """Raise a UsageError if single hosts can't be replaced."""
@@ -470,15 +476,21 @@ class Provider(Protocol):
         """Return the spec, changed so that only the hosts in ``limit`` change. All other hosts stay
         as they are. Raise a UsageError if the spec lacks such a host.
         """
-        self.check_single_hosts()
-        return spec
+        self._reject_single_hosts()
 
     def without(self, spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
         """Return the spec without these nodes. Raise a UsageError if a node is the controller, or
         no node is left.
         """
-        self.check_single_hosts()
-        return spec
+        self._reject_single_hosts()
+
+    def _reject_single_hosts(self) -> NoReturn:
+        raise UsageError(
+            f"nodes of a {self._settings.type} cluster can only be changed in its spec",
+            code="not-own-machines",
+            where="provider.type",
+            fix="change `nodes` of its partitions and run `clusterctl up`",
+        )
 
     def record_pending(
         self, host: Host, inventory: Inventory, workspace: Workspace, *, why: str

@@ -25,6 +25,7 @@ from clusterctl.spec.base import (
     UNKNOWN,
     DurationS,
     Fault,
+    Loc,
     Model,
     SizeMib,
     SlurmName,
@@ -279,10 +280,22 @@ class RentedMachines:
     partitions: Mapping[str, MachineType]
 
 
+# A key that a provider or a scheduler does not allow, such as `users` or `partitions.gpus`; the
+# message; the fix.
+Refusal = tuple[str, str, str]
+
+OF_OWN_MACHINES: Final[Refusal] = (
+    "partitions.hosts",
+    "hosts is only for your own machines",
+    "write nodes, or provider: {type: onprem}",
+)
+
+
 class ProviderSettings(Model):
     """Settings of a provider. Class variables and properties tell how it differs from other
-    providers.
+    providers. Each provider declares all class variables; the properties are optional.
 
+    refuses: the keys of a spec that must keep their default.
     foreign: whether other people operate the cluster, and the user only has an account there.
     adopts_hosts: whether the hosts exist before the cluster: `up` takes them as they are, and
         `down` restores them, with their files.
@@ -291,17 +304,34 @@ class ProviderSettings(Model):
         firewall.
     is_cloud: whether the hosts are rented, by machine type.
     keeps_from_start: whether storage.keep can't be changed while the cluster is up.
+    first_verb: the verb of clusterctl that makes a cluster of a spec ready for jobs.
     default_uid: uid of the job user if the spec has no users. None: the uid that runs clusterctl.
     """
 
     type: str
-    foreign: ClassVar[bool] = False
-    adopts_hosts: ClassVar[bool] = False
-    may_have_fabric: ClassVar[bool] = False
-    shares_kernel: ClassVar[bool] = False
-    is_cloud: ClassVar[bool] = False
-    keeps_from_start: ClassVar[bool] = False
-    default_uid: ClassVar[int | None] = None
+    refuses: ClassVar[tuple[Refusal, ...]]
+    foreign: ClassVar[bool]
+    adopts_hosts: ClassVar[bool]
+    may_have_fabric: ClassVar[bool]
+    shares_kernel: ClassVar[bool]
+    is_cloud: ClassVar[bool]
+    keeps_from_start: ClassVar[bool]
+    first_verb: ClassVar[str]
+    default_uid: ClassVar[int | None]
+
+    @classmethod
+    def of_project(cls, project: str) -> ProviderSettings | None:  # noqa: ARG003
+        """Return settings for a search of a whole project of this cloud. None: not a cloud with
+        projects.
+        """
+        return None
+
+    @classmethod
+    def of_login(cls, login: str) -> ProviderSettings | None:  # noqa: ARG003
+        """Return settings to attach a cluster by its login, which is not checked yet. None: the
+        provider attaches none.
+        """
+        return None
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
@@ -383,16 +413,6 @@ class ProviderSettings(Model):
         hosts.
         """
         return None
-
-
-# A key that a provider or a scheduler does not allow, such as `partitions.gpus`; the message; the
-# fix.
-Refusal = tuple[str, str, str]
-
-OF_OWN_MACHINES: Final[Refusal] = (
-    *("partitions.hosts", "hosts is only for your own machines"),
-    "write nodes, or provider: {type: onprem}",
-)
 
 
 class Cluster(Model):
@@ -496,13 +516,19 @@ class Cluster(Model):
         UNKNOWN.
         """
         for key, message, fix in rows:
-            top, _, name = key.partition(".")
-            section = getattr(self, top)
-            is_single = isinstance(section, Model)
-            sections = (
-                [((top,), section)] if is_single else [((top, i), x) for i, x in enumerate(section)]
-            )
-            for loc, settings in sections:
+            for loc, settings, name in self._places(key):
                 value = getattr(settings, name, UNKNOWN)
                 if value is not UNKNOWN and value != type(settings).model_fields[name].default:
                     yield Fault("not-here", (*loc, name), message, fix, at_key=True)
+
+    def _places(self, key: str) -> list[tuple[Loc, Model, str]]:
+        """Return the models that have a key such as `users`, `slurm.qos` or `partitions.gpus`, each
+        with its place and the key's name there.
+        """
+        top, _, name = key.partition(".")
+        if not name:
+            return [((), self, top)]
+        section = getattr(self, top)
+        if isinstance(section, Model):
+            return [((top,), section, name)]
+        return [((top, index), entry, name) for index, entry in enumerate(section)]

@@ -150,10 +150,13 @@ def starter_spec(provider: str) -> str:
             why=f"the providers of this version: {', '.join(PROVIDERS)}",
             fix=did_you_mean(provider, PROVIDERS) or "use one of these providers",
         )
-    folder = resources.files("clusterctl.spec").joinpath("starter")
+    package = resources.files("clusterctl.spec")
     traits = PROVIDERS[provider]
     more = () if traits.foreign else ("common",) if traits.shares_kernel else ("machines", "common")
-    parts = (folder.joinpath(f"{part}.yaml") for part in (provider, *more))
+    parts = (
+        package.joinpath("providers", f"{provider}.yaml"),
+        *(package.joinpath("starter", f"{part}.yaml") for part in more),
+    )
     return "".join(part.read_text(encoding="utf-8") for part in parts)
 
 

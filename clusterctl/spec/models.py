@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated, Final, Self, get_args
+from typing import Annotated, ClassVar, Final, Self, get_args
 
 from pydantic import Discriminator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -22,14 +22,14 @@ from clusterctl.spec.base import (
     is_partial,
     repeated,
 )
-from clusterctl.spec.common import RESERVED_PARTITIONS, Cluster, ProviderSettings
+from clusterctl.spec.common import RESERVED_PARTITIONS, Cluster, ProviderSettings, Refusal
 from clusterctl.spec.distributions import Distribution, SoftwareRefusal
-from clusterctl.spec.existing import ExistingSettings
-from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.hosts import public_part
-from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.names import MAX_COUNT
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.existing import ExistingSettings
+from clusterctl.spec.providers.gcp import GcpSettings
+from clusterctl.spec.providers.local import LocalSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.spec.slurm_lines import faults_of
 from clusterctl.spec.software import SlurmSource
 from clusterctl.spec.units import shown
@@ -54,20 +54,36 @@ DEFAULT_PROVIDER: Final = LocalSettings()
 
 
 def settings_of_project(project: str) -> AnyProvider:
-    """Return settings for a search of a whole cloud project. The search ignores the zone."""
-    return GcpSettings(type="gcp", project=project, zone="us-central1-a")
+    """Return settings for a search of a whole cloud project."""
+    return _first(kind.of_project(project) for kind in get_args(AnyProvider))
 
 
 def settings_of_login(login: str) -> AnyProvider:
     """Return the settings of a cluster that other people operate. ``login`` is not checked yet."""
-    return ExistingSettings.model_construct(type="existing", login=login)
+    return _first(kind.of_login(login) for kind in get_args(AnyProvider))
+
+
+def _first(settings: Iterable[AnyProvider | None]) -> AnyProvider:
+    return next(one for one in settings if one is not None)
+
+
+class UnknownProvider(ProviderSettings):
+    """A provider that only another version has."""
+
+    refuses: ClassVar[tuple[Refusal, ...]] = ()
+    foreign: ClassVar[bool] = False
+    adopts_hosts: ClassVar[bool] = False
+    may_have_fabric: ClassVar[bool] = False
+    shares_kernel: ClassVar[bool] = False
+    is_cloud: ClassVar[bool] = False
+    keeps_from_start: ClassVar[bool] = False
+    first_verb: ClassVar[str] = "up"
+    default_uid: ClassVar[int | None] = None
 
 
 def traits_of(provider: str) -> type[ProviderSettings]:
-    """Return the settings of a provider by its name; the base class if this version does not have
-    it.
-    """
-    return PROVIDERS.get(provider, ProviderSettings)
+    """Return the settings of a provider by its name."""
+    return PROVIDERS.get(provider, UnknownProvider)
 
 
 class ClusterSpec(Cluster):
@@ -91,6 +107,7 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
     UNKNOWN.
     """
     yield from spec.provider.faults(spec)
+    yield from spec.refused(spec.provider.refuses)
     yield from _partition_name_faults(spec)
     if spec.scheduler == "none":
         fix = "remove {}, or write scheduler: slurm"

@@ -26,8 +26,8 @@ from ruamel.yaml import YAML
 from clusterctl.configure.inventory_file import install_mark
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, cache_home
 from clusterctl.transport.master import end_all_connections

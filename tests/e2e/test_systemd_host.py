@@ -21,7 +21,7 @@ import pytest
 
 from clusterctl.providers.local.layout import CACHE
 from clusterctl.providers.local.provider import LocalProvider, image_keys
-from clusterctl.spec.local import LocalSettings
+from clusterctl.spec.providers.local import LocalSettings
 from tests.support.cluster import raised
 from tests.support.nested import CLUSTERCTL, PLACE, Host, booted
 

@@ -18,8 +18,8 @@ from ruamel.yaml import YAML
 from clusterctl.cluster.bake import prepare_image
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from tests.support.nvidia.machines import Machine, furnish

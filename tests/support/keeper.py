@@ -38,7 +38,7 @@ from clusterctl.providers.local.layout import (
 )
 from clusterctl.providers.local.provider import image_keys
 from clusterctl.providers.local.system import run
-from clusterctl.spec.local import LocalSettings
+from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.util.assets import digest
 from tests.support import furnish
 from tests.support.el import build as el

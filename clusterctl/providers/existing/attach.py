@@ -32,11 +32,11 @@ from clusterctl.providers.existing.prove import (
 from clusterctl.providers.existing.site import Site, SitePartition, load_site
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.common import MOST_GPUS, Gpus, Partition
-from clusterctl.spec.existing import ExistingSettings, settings_of
 from clusterctl.spec.job_options import wrong_flags
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher, is_cluster_name
+from clusterctl.spec.providers.existing import ExistingSettings, settings_of
 from clusterctl.spec.units import format_duration, shown
 from clusterctl.state.inventory import (
     CONTROLLER,

@@ -14,10 +14,10 @@ from clusterctl.providers.existing.place import Placed, write_profile
 from clusterctl.providers.existing.probe import Choices, Probed, probe
 from clusterctl.providers.existing.prove import Proof, Unproven, read_first_proof
 from clusterctl.providers.existing.site import Site, load_site
-from clusterctl.spec.existing import settings_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
+from clusterctl.spec.providers.existing import settings_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic

@@ -11,14 +11,16 @@ from clusterctl.providers.existing.attach import attach
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.facts import examine_site
 from clusterctl.providers.storage import KeptStorage
-from clusterctl.spec.existing import ExistingSettings, operators_only
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.existing import ExistingSettings, operators_only
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 
 
 class ExistingProvider(Provider):
     _settings: ExistingSettings
+    takes_single_hosts = False
+    recreates_hosts = False
 
     def __init__(self, settings: ExistingSettings, prompts: Prompts) -> None:
         self._settings = settings

@@ -26,8 +26,8 @@ from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource
-from clusterctl.spec import gcp_machines
 from clusterctl.spec.names import first_few
+from clusterctl.spec.providers import gcp_machines
 from clusterctl.util.assets import first_rule, read_table
 from clusterctl.util.progress import Clock
 

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from clusterctl.providers.gcp.terraform import STATE_FILE
-from clusterctl.spec import gcp, gcp_machines, gcp_nodes
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers import gcp, gcp_machines, gcp_nodes
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.util.assets import read_table
 

@@ -15,11 +15,11 @@ from clusterctl.errors import CloudError, ProvisionError
 from clusterctl.providers.gcp import costs
 from clusterctl.providers.gcp.api import Api, Json, iap_tunnel
 from clusterctl.providers.templates import KeptImage
-from clusterctl.spec import gcp
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.gcp_machines import Machine, machines
-from clusterctl.spec.gcp_nodes import GcpNodes, Image, image_of
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers import gcp
+from clusterctl.spec.providers.gcp_machines import Machine, machines
+from clusterctl.spec.providers.gcp_nodes import GcpNodes, Image, image_of
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.util.assets import digest, install_inputs

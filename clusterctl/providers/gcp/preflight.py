@@ -21,13 +21,13 @@ from clusterctl.hosts.checks import Finding, cgroup_finding
 from clusterctl.providers.gcp.api import Api, Json, enforces, org_policy, rules
 from clusterctl.providers.gcp.images import HostGroup
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.spec import gcp
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.spec.gcp import GcpSettings
-from clusterctl.spec.gcp_machines import Machine, gpu_type
-from clusterctl.spec.gcp_nodes import disk_type, image_of, release_of
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers import gcp
+from clusterctl.spec.providers.gcp import GcpSettings
+from clusterctl.spec.providers.gcp_machines import Machine, gpu_type
+from clusterctl.spec.providers.gcp_nodes import disk_type, image_of, release_of
 from clusterctl.spec.units import GIB_MIB, format_size
 from clusterctl.util.assets import read_table
 from clusterctl.util.process import parallel_map

@@ -50,6 +50,8 @@ from clusterctl.util.typed_json import from_json
 
 class GcpProvider(Provider):
     _settings: GcpSettings
+    takes_single_hosts = False
+    recreates_hosts = True
 
     def __init__(self, settings: GcpSettings, prompts: Prompts = NO_PROMPTS) -> None:
         self._settings = settings

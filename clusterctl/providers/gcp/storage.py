@@ -18,8 +18,8 @@ from clusterctl.providers.gcp import costs, orphans
 from clusterctl.providers.gcp.api import Api, Json
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, STATE_FILE
 from clusterctl.providers.storage import REMOVE, KeptStorage
-from clusterctl.spec import gcp
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers import gcp
 from clusterctl.spec.units import GIB_MIB, format_size
 from clusterctl.state.workspace import write_atomic
 

@@ -43,8 +43,8 @@ from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.providers.templates import NodeFile
 from clusterctl.spec import distributions
-from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.inventory import (
     COMPUTE,
     CONTROLLER,
@@ -70,6 +70,8 @@ _DOWN_AND_UP: Final = (
 
 class LocalProvider(Provider):
     _settings: LocalSettings
+    takes_single_hosts = False
+    recreates_hosts = True
     known_shared = _SHARED
 
     def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:

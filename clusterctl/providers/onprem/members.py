@@ -39,7 +39,7 @@ from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import Login, check_sudo, connect
 from clusterctl.spec.distributions import differing, distribution_of
 from clusterctl.spec.models import ClusterSpec, software_refusals
-from clusterctl.spec.onprem import OnpremSettings, OnpremShared
+from clusterctl.spec.providers.onprem import OnpremSettings, OnpremShared
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Conversation, Transport, remote_program

@@ -41,7 +41,7 @@ from clusterctl.providers.onprem.login import (
 from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim, shared_folder
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.names import ADMIN_USER
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files

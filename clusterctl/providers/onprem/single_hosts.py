@@ -8,7 +8,7 @@ from collections.abc import Collection
 from clusterctl.errors import UsageError
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import applied_spec, inventory_of
 from clusterctl.state.workspace import Workspace
 

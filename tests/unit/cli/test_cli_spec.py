@@ -65,6 +65,11 @@ def test_the_machine_types_of_a_spec_are_shown(cli: Clusterctl) -> None:
     assert cli("validate", "-o", "json").json["machine_types"] == {"train": "g2-standard-4"}
 
 
+@pytest.mark.parametrize(("provider", "verb"), [("local", "up"), ("existing", "attach")])
+def test_init_names_the_verb_that_comes_next(cli: Clusterctl, provider: str, verb: str) -> None:
+    assert f"run `clusterctl {verb}`" in cli("init", "--provider", provider).stdout
+
+
 @pytest.mark.parametrize("provider", ["local", "gcp", "onprem"])
 def test_name_of_a_new_spec_replaces_the_usual_name(cli: Clusterctl, provider: str) -> None:
     cli("init", "--provider", provider, "--name", "lab")

@@ -22,12 +22,13 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.providers.base import Leftover, Provider
-from clusterctl.spec.local import LocalSettings
+from clusterctl.providers.base import Leftover
+from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from tests.support.messages import codes, refused
+from tests.support.providers import BareProvider
 from tests.support.verbs import Clusterctl
 
 DISK = Leftover("disk d-ctl in us-central1-a", 0.0125)
@@ -35,7 +36,7 @@ RULE = Leftover("firewall rule d-a1b2c3-ssh")
 
 
 @dataclass
-class Stub(Provider):
+class Stub(BareProvider):
     """A cloud with clusters; ``stubborn`` ones can't be removed."""
 
     clusters: dict[str, tuple[Leftover, ...]]

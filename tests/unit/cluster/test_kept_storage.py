@@ -21,7 +21,6 @@ from clusterctl.cluster.down import DownOptions
 from clusterctl.cluster.losses import DISCARDED
 from clusterctl.cluster.phases import PhaseRunner, workspace_copy
 from clusterctl.errors import ClusterctlError, OnlyCopyError, UsageError
-from clusterctl.providers.base import Provider
 from clusterctl.providers.storage import (
     KeptStorage,
     StorageRecord,
@@ -32,17 +31,18 @@ from clusterctl.providers.storage import (
     reject_storage_elsewhere,
     save_record,
 )
-from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.gcp import GcpSettings
+from clusterctl.spec.providers.local import LocalSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, read_copies, record_copies
 from clusterctl.util.disk import read_rows
 from tests.support.messages import refused
+from tests.support.providers import BareProvider
 from tests.unit.cluster.specs import spec_of
 
 DISK = KeptStorage(
@@ -133,7 +133,7 @@ def test_a_damaged_record_is_none(home: Path, text: str) -> None:
 
 
 @dataclass
-class Stub(Provider):
+class Stub(BareProvider):
     """A provider whose clusters leave their storage."""
 
     storage: list[KeptStorage]

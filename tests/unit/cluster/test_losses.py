@@ -31,7 +31,7 @@ from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.only_copies import OnlyCopies, Search, UncopiedFiles
 from clusterctl.scheduler.base import JobInfo, JobState, Nodes
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.local import LocalSettings
+from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace

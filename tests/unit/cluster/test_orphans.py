@@ -11,12 +11,13 @@ from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.errors import OnlyCopyError, UsageError
-from clusterctl.providers.base import Leftover, Prompts, Provider
+from clusterctl.providers.base import Leftover, Prompts
 from clusterctl.providers.storage import KeptStorage, load_all_kept
 from clusterctl.spec.common import ProviderSettings
-from clusterctl.spec.gcp import GcpSettings
+from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.util.progress import SILENT, Reporter
 from tests.support.messages import refused
+from tests.support.providers import BareProvider
 
 DISK = Leftover("disk d-ctl in us-central1-a", 0.0125)
 RULE = Leftover("firewall rule d-a1b2c3-ssh")
@@ -24,7 +25,7 @@ SHARED = KeptStorage(cluster="d", id="a1b2c3", what="folder /a1b2c3/shared", sin
 
 
 @dataclass
-class Stub(Provider):
+class Stub(BareProvider):
     """Two clusters called `d`; one of them is known here. What goes leaves its storage."""
 
     clusters: dict[str, tuple[Leftover, ...]]

@@ -10,7 +10,7 @@ from clusterctl.configure.imported import spec_of_inventory
 from clusterctl.errors import UsageError
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
 

@@ -19,9 +19,9 @@ from clusterctl.providers.existing.probe import Probed
 from clusterctl.providers.existing.prove import Unproven
 from clusterctl.providers.existing.site import load_site
 from clusterctl.spec.common import Gpus, Partition
-from clusterctl.spec.existing import ExistingSettings, settings_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
+from clusterctl.spec.providers.existing import ExistingSettings, settings_of
 from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, login_of, write_login_files

@@ -15,9 +15,9 @@ from clusterctl.providers.existing.facts import facts_of_first_job
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.prove import ProofOptions, leave_proof, read_first_proof
 from clusterctl.providers.existing.site import Site, load_site
-from clusterctl.spec.existing import settings_of
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.names import Launcher
+from clusterctl.spec.providers.existing import settings_of
 from clusterctl.state.inventory import applied_spec
 from clusterctl.state.inventory import inventory_of as recorded_inventory
 from clusterctl.state.workspace import Workspace

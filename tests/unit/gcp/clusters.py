@@ -6,8 +6,8 @@ from pathlib import Path
 
 from clusterctl.providers.base import Prompts
 from clusterctl.providers.gcp.provider import GcpProvider
-from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import SILENT, Reporter
 from tests.support.google.api import PROJECT

@@ -19,8 +19,8 @@ from clusterctl.providers.base import HostOptions, HostPlan, Provisioned
 from clusterctl.providers.gcp.images import image_machines, images_of
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.providers.templates import NodeTemplates
-from clusterctl.spec.gcp import image_error
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.gcp import image_error
 from clusterctl.state.inventory import COMPUTE, Inventory
 from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud

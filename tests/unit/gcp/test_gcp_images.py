@@ -11,10 +11,10 @@ import pytest
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.plan import preview
-from clusterctl.spec.gcp import image_error
-from clusterctl.spec.gcp_nodes import Image, release_of
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.gcp import image_error
+from clusterctl.spec.providers.gcp_nodes import Image, release_of
 from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from clusterctl.providers.gcp.provider import services
-from clusterctl.spec import gcp_machines
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.providers import gcp_machines
 from tests.support.processes import ROOT
 from tests.unit.gcp.recorded import SPEC
 

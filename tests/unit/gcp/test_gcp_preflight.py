@@ -16,8 +16,8 @@ from clusterctl.hosts.checks import Finding
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.preflight import host_warnings, preflight
 from clusterctl.providers.gcp.provider import services
-from clusterctl.spec.gcp import settings_of
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.providers.gcp import settings_of
 from clusterctl.util.progress import Clock
 from tests.support.google.api import FACTS, PROJECT, TOKEN, Google
 from tests.support.google.refusals import REFUSALS, filled

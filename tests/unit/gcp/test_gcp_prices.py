@@ -9,8 +9,8 @@ import pytest
 from clusterctl.providers.gcp import costs
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.registry import provider_of
-from clusterctl.spec import gcp_machines
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers import gcp_machines
 from tests.unit.gcp.module import NAMES, spec_of
 
 # A machine without disks, as Google's price pages show it for us-central1.

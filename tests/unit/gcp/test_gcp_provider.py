@@ -14,10 +14,10 @@ import pytest
 from clusterctl.errors import MachineError, StalePlanError, UsageError
 from clusterctl.providers.gcp import provider
 from clusterctl.providers.gcp.preflight import job_environment, network_note, notes
-from clusterctl.spec import gcp_machines, gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.gcp import GcsState
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers import gcp_machines, gcp_nodes
+from clusterctl.spec.providers.gcp import GcsState
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud

@@ -18,10 +18,10 @@ from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from clusterctl.providers.gcp.provider import variables
-from clusterctl.spec import gcp
-from clusterctl.spec.gcp_nodes import Image
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers import gcp
+from clusterctl.spec.providers.gcp_nodes import Image
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of as read_spec
 from clusterctl.state.workspace import Workspace

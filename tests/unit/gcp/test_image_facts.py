@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from clusterctl.hosts import probe
 from clusterctl.providers.gcp import api
-from clusterctl.spec.gcp_nodes import GPU_IMAGE, PLAIN_IMAGE
+from clusterctl.spec.providers.gcp_nodes import GPU_IMAGE, PLAIN_IMAGE
 from clusterctl.util.assets import data_folder
 from tests.support.el.packages import packages
 from tests.support.google import guest_agent

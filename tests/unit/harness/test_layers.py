@@ -53,6 +53,11 @@ def append(path: Path, line: str) -> None:
             "def f():\n    import clusterctl.providers.onprem.login",
         ),
         (
+            "a provider reaches another through the registry",
+            "clusterctl/providers/gcp/costs.py",
+            "import clusterctl.providers.registry",
+        ),
+        (
             "code outside providers imports a provider's folder",
             "clusterctl/cluster/plan.py",
             "from clusterctl.providers.onprem import release",
@@ -65,12 +70,12 @@ def append(path: Path, line: str) -> None:
         (
             "code outside providers and the spec knows the settings of a provider",
             "clusterctl/cli/spec.py",
-            "from clusterctl.spec.gcp import GcpSettings",
+            "from clusterctl.spec.providers.gcp import GcpSettings",
         ),
         (
             "code outside providers asks for local nodes by their settings",
             "clusterctl/state/inventory.py",
-            "from clusterctl.spec.local import LocalSettings",
+            "from clusterctl.spec.providers.local import LocalSettings",
         ),
         ("clusterctl knows the payload", "clusterctl/state/workspace.py", "import payload"),
         (

@@ -17,8 +17,8 @@ from clusterctl.providers.base import HostOptions
 from clusterctl.providers.local import helper, image, layout, machine, provider, system
 from clusterctl.providers.local.layout import Node, PlacedFile
 from clusterctl.providers.templates import NodeFile, NodeTemplates
-from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.workspace import Workspace
 from tests.unit.local.states import a_state, play_helper
 

@@ -23,8 +23,8 @@ from clusterctl.providers.local.capacity import (
 from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.common import Partition, User
-from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import host_of, inventory_of

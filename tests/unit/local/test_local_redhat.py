@@ -14,8 +14,8 @@ from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.local import helper, image
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec import distributions
-from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.local import LocalSettings
 from tests.support.messages import refused as rejected
 
 SPEC = ClusterSpec.model_validate(

@@ -16,8 +16,8 @@ from clusterctl.errors import UsageError
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.provider import LocalProvider, image_keys
-from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.spec.software import Software
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace

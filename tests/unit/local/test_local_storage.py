@@ -17,8 +17,8 @@ from clusterctl.providers.local.layout import ClusterRequest, Existing
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.local import LocalSettings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
 from tests.unit.local.states import a_state

@@ -11,7 +11,7 @@ import pytest
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.onprem.members import inventory, members, preview
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.spec.software import SlurmSource
 from clusterctl.state.inventory import Inventory
 from tests.unit.hosts.test_doctor import WELL

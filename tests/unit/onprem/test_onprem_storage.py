@@ -15,7 +15,7 @@ import pytest
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.onprem.access import AccessError
 from clusterctl.providers.onprem.provider import find_homes, remove_homes
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 
 HERE = getpass.getuser()
 UID = os.getuid()

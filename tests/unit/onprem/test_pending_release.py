@@ -15,7 +15,7 @@ from clusterctl.providers.base import NO_PROMPTS, REPLACED, pending_releases
 from clusterctl.providers.onprem import release
 from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.provider import OnpremProvider
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import Host
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import host_of, inventory_of

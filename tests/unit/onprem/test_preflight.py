@@ -29,7 +29,7 @@ from clusterctl.providers.onprem.provider import OnpremProvider, _Examination, b
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Conversation
 from clusterctl.util.progress import Clock, Limit

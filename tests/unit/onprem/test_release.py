@@ -13,7 +13,7 @@ from clusterctl.errors import CommandError, ProvisionError, TransportError, Unre
 from clusterctl.providers.base import NO_PROMPTS
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.login import Login
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from tests.support.inventories import KEY, host_of, inventory_of

@@ -5,12 +5,12 @@ contracts of import-linter; it can't see a comparison with a text, so this test 
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from clusterctl.providers.registry import provider_of
+from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.load import parse_spec, starter_spec
 from clusterctl.spec.models import PROVIDERS
 
@@ -58,14 +58,13 @@ def test_registry_creates_each_provider_with_its_settings(name: str) -> None:
     assert provider._settings == settings
 
 
-def test_contracts_of_imports_name_all_providers() -> None:
-    linter = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]
-    listed = [
-        contract.get("protected_modules") or contract["modules"]
-        for contract in linter["contracts"]
-        if "provider" in contract["name"]
-    ]
-    assert len(listed) == 3
-    folders = {f"clusterctl.providers.{name}" for name in PROVIDERS}
-    settings = {f"clusterctl.spec.{name}" for name in PROVIDERS}
-    assert all(folders <= {*modules} or settings <= {*modules} for modules in listed)
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_provider_declares_each_trait_of_its_settings(name: str) -> None:
+    declared = vars(PROVIDERS[name])
+    assert {*ProviderSettings.__class_vars__} - {*declared} == set()
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_provider_declares_whether_single_hosts_can_change(name: str) -> None:
+    provider = type(provider_of(parse_spec(starter_spec(name), "spec").provider))
+    assert {"takes_single_hosts", "recreates_hosts"} - {*vars(provider)} == set()

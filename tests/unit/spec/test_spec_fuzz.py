@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.gcp import GcpSettings
-from clusterctl.spec.gcp_nodes import GcpNodes
 from clusterctl.spec.load import CurrentUser, load_spec, parse_spec
+from clusterctl.spec.providers.gcp import GcpSettings
+from clusterctl.spec.providers.gcp_nodes import GcpNodes
 
 BASE = (Path(__file__).parent / "base.yaml").read_text()
 PROVIDER = (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SpecError
-from clusterctl.spec import gcp
 from clusterctl.spec.load import dump_spec, load_spec, parse_spec, starter_spec
+from clusterctl.spec.providers import gcp
 from tests.support.messages import refused
 
 SPECS = Path(__file__).parents[1] / "gcp" / "specs"

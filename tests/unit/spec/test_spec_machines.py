@@ -9,13 +9,13 @@ from typing import get_args
 import pytest
 
 from clusterctl.errors import BadValueError, SpecError
-from clusterctl.spec import gcp, gcp_machines, gcp_nodes
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.common import Gpus, Partition
-from clusterctl.spec.gcp import Filestore
-from clusterctl.spec.gcp_nodes import GcpDisk
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers import gcp, gcp_machines, gcp_nodes
+from clusterctl.spec.providers.gcp import Filestore
+from clusterctl.spec.providers.gcp_nodes import GcpDisk
 from tests.support.messages import refused, shows
 
 DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import BadValueError, SpecError
 from clusterctl.spec.hosts import OnpremHost, expand, is_this_machine
 from clusterctl.spec.load import dump_spec, load_spec, parse_spec
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 
 BASE = Path(__file__).with_name("onprem-base.yaml")
 

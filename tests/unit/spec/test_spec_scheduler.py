@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import SpecError
-from clusterctl.spec.gcp import image_error
 from clusterctl.spec.load import differences, dump_spec, parse_spec
+from clusterctl.spec.providers.gcp import image_error
 
 BASE = """\
 version: 1

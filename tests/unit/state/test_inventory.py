@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import (
     Inventory,
     PartitionFacts,

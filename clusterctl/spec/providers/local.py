@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, field_validator
 from clusterctl.errors import BadValueError
 from clusterctl.spec import distributions
 from clusterctl.spec.base import PRIVATE_NETWORKS, Fault, Url
-from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings
+from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings, Refusal
 from clusterctl.spec.names import MAX_LOCAL_HOSTS
 
 _OF_OTHER_NODES: Final = (
@@ -40,7 +40,15 @@ class LocalSettings(ProviderSettings):
 
     # Files must contain the type, because it selects the provider.
     model_config = ConfigDict(json_schema_extra={"required": ["type"]})
+    refuses: ClassVar[tuple[Refusal, ...]] = (*_OF_OTHER_NODES, OF_OWN_MACHINES)
+    foreign: ClassVar[bool] = False
+    adopts_hosts: ClassVar[bool] = False
+    may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = True
+    is_cloud: ClassVar[bool] = False
+    keeps_from_start: ClassVar[bool] = False
+    first_verb: ClassVar[str] = "up"
+    default_uid: ClassVar[int | None] = None
 
     type: Literal["local"] = Field("local", description="the provider's type")
     subnet: IPv4Network | None = Field(
@@ -87,4 +95,3 @@ class LocalSettings(ProviderSettings):
             )
             hint = f"request at most {MAX_LOCAL_HOSTS - 1} nodes"
             yield Fault("too-many-hosts", ("partitions",), message, hint, at_key=True)
-        yield from spec.refused((*_OF_OTHER_NODES, OF_OWN_MACHINES))

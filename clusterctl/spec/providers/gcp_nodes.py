@@ -23,7 +23,7 @@ from clusterctl.spec.base import (
     either,
 )
 from clusterctl.spec.common import Gpus
-from clusterctl.spec.gcp_machines import (
+from clusterctl.spec.providers.gcp_machines import (
     DiskType,
     Machine,
     counts,

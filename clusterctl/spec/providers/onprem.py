@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from clusterctl.errors import BadValueError
 from clusterctl.spec.base import PATTERNS, Fault, Loc, Model, Network, dotted
-from clusterctl.spec.common import Cluster, ProviderSettings
+from clusterctl.spec.common import Cluster, ProviderSettings, Refusal
 from clusterctl.spec.hosts import (
     Access,
     Address,
@@ -43,6 +43,12 @@ SwitchName = Annotated[str, AfterValidator(_is_name)]
 AbsolutePath = Annotated[str, PATTERNS["absolute_path"]]
 
 
+_OF_LOCAL_NODES: Final = tuple(
+    (f"partitions.{key}", f"{key} is only for local nodes", f"remove {key}; clusterctl measures it")
+    for key in ("cpus", "memory", "disk")
+)
+
+
 class OnpremShared(Model):
     """The shared folder of all hosts."""
 
@@ -59,8 +65,15 @@ class OnpremShared(Model):
 class OnpremSettings(ProviderSettings):
     """Your own machines: Rocky Linux, Debian or Ubuntu. See docs/onprem.md."""
 
+    refuses: ClassVar[tuple[Refusal, ...]] = _OF_LOCAL_NODES
+    foreign: ClassVar[bool] = False
     adopts_hosts: ClassVar[bool] = True
     may_have_fabric: ClassVar[bool] = True
+    shares_kernel: ClassVar[bool] = False
+    is_cloud: ClassVar[bool] = False
+    keeps_from_start: ClassVar[bool] = False
+    first_verb: ClassVar[str] = "up"
+    default_uid: ClassVar[int | None] = None
 
     type: Literal["onprem"] = Field(description="the provider's type")
     controller: HostName = Field(
@@ -119,7 +132,6 @@ class OnpremSettings(ProviderSettings):
         yield from _unknown_host_fault(("provider", "controller"), self.controller, names)
         for index, name in enumerate(self.login):
             yield from _unknown_host_fault(("provider", "login", index), name, names)
-        yield from spec.refused(_OF_LOCAL_NODES)
         yield from _partition_faults(spec, names)
         yield from _shared_folder_faults(self, spec)
         yield from _fabric_faults(self.fabric, spec)
@@ -142,10 +154,6 @@ _SYSTEM: Final = frozenset(
 )
 # Folders that can't be the shared folder themselves, but may contain it.
 _TOP: Final = frozenset({"home", "media", "mnt", "opt", "srv", "tmp", "var"})
-_OF_LOCAL_NODES: Final = tuple(
-    (f"partitions.{key}", f"{key} is only for local nodes", f"remove {key}; clusterctl measures it")
-    for key in ("cpus", "memory", "disk")
-)
 _WAY_THERE: Final = ("user", "port", "key", "jump", "host_key")
 # The values of these fields if they are not set.
 _UNSAID: Final = (None, 22, ())

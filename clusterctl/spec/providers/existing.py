@@ -4,18 +4,19 @@ checks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.base import PATTERNS, Fault, SlurmName
+from clusterctl.spec.base import PATTERNS, SlurmName
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings, Refusal
 from clusterctl.spec.names import Launcher
 
 _OPERATED: Final = "the site's administrators decide this, not the spec"
 _REFUSED: Final[tuple[Refusal, ...]] = (
+    ("scheduler", "it runs Slurm", "remove scheduler"),
+    ("users", "jobs run as your account there", "remove users"),
     OF_OWN_MACHINES,
     *((f"partitions.{key}", _OPERATED, f"remove {key}") for key in ("cpus", "memory", "disk")),
     *(
@@ -33,7 +34,15 @@ class ExistingSettings(ProviderSettings):
     docs/howto/attach.md.
     """
 
+    refuses: ClassVar[tuple[Refusal, ...]] = _REFUSED
     foreign: ClassVar[bool] = True
+    adopts_hosts: ClassVar[bool] = False
+    may_have_fabric: ClassVar[bool] = False
+    shares_kernel: ClassVar[bool] = False
+    is_cloud: ClassVar[bool] = False
+    keeps_from_start: ClassVar[bool] = False
+    first_verb: ClassVar[str] = "attach"
+    default_uid: ClassVar[int | None] = None
 
     type: Literal["existing"] = Field(description="the provider's type")
     login: Annotated[str, PATTERNS["destination"]] = Field(
@@ -70,20 +79,9 @@ class ExistingSettings(ProviderSettings):
     def reject_operation(cls, cluster: str) -> None:
         raise operators_only(cluster)
 
-    def faults(self, spec: Cluster) -> Iterator[Fault]:
-        if spec.scheduler == "none":
-            yield Fault(
-                "not-here", ("scheduler",), "it runs Slurm", "remove scheduler", at_key=True
-            )
-        if spec.users:
-            yield Fault(
-                "not-here",
-                ("users",),
-                "jobs run as your account there",
-                "remove users",
-                at_key=True,
-            )
-        yield from spec.refused(_REFUSED)
+    @classmethod
+    def of_login(cls, login: str) -> ExistingSettings:
+        return cls.model_construct(type="existing", login=login)
 
 
 def settings_of(spec: Cluster) -> ExistingSettings:

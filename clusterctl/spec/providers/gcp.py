@@ -33,9 +33,11 @@ from clusterctl.spec.common import (
     MachineType,
     Partition,
     ProviderSettings,
+    Refusal,
     RentedMachines,
 )
-from clusterctl.spec.gcp_machines import (
+from clusterctl.spec.names import did_you_mean
+from clusterctl.spec.providers.gcp_machines import (
     PLAIN,
     Machine,
     MachineFacts,
@@ -47,7 +49,7 @@ from clusterctl.spec.gcp_machines import (
     with_added,
     with_stated,
 )
-from clusterctl.spec.gcp_nodes import (
+from clusterctl.spec.providers.gcp_nodes import (
     GPU_IMAGE,
     PLAIN_IMAGE,
     GcpDisk,
@@ -62,8 +64,16 @@ from clusterctl.spec.gcp_nodes import (
     image_of,
     release_of,
 )
-from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.units import GIB_MIB, format_size, shown
+
+_OF_LOCAL_NODES: Final = tuple(
+    (
+        f"partitions.{key}",
+        f"{key} is only for local nodes",
+        f"set {word} in provider.partitions instead",
+    )
+    for key, word in (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
+)
 
 
 class GcpNetwork(Model):
@@ -124,8 +134,14 @@ class NodeImage(Model):
 class GcpSettings(ProviderSettings):
     """GPU nodes on Google Cloud, created by Terraform. See docs/gcp.md."""
 
+    refuses: ClassVar[tuple[Refusal, ...]] = (*_OF_LOCAL_NODES, OF_OWN_MACHINES)
+    foreign: ClassVar[bool] = False
+    adopts_hosts: ClassVar[bool] = False
+    may_have_fabric: ClassVar[bool] = False
+    shares_kernel: ClassVar[bool] = False
     is_cloud: ClassVar[bool] = True
     keeps_from_start: ClassVar[bool] = True
+    first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = 10_000
 
     type: Literal["gcp"] = Field(description="the provider's type")
@@ -183,6 +199,11 @@ class GcpSettings(ProviderSettings):
     machine_types: Mapping[str, MachineFacts] = Field(
         {}, description="machine types that clusterctl does not know, by name"
     )
+
+    @classmethod
+    def of_project(cls, project: str) -> GcpSettings:
+        # The search ignores the zone.
+        return cls(type="gcp", project=project, zone="us-central1-a")
 
     @property
     def known_machines(self) -> Mapping[str, Machine]:
@@ -249,7 +270,6 @@ class GcpSettings(ProviderSettings):
         yield from _kept_storage_faults(self, spec)
         yield from _uid_faults(spec)
         yield from _other_faults(self, spec)
-        yield from spec.refused((*_OF_LOCAL_NODES, OF_OWN_MACHINES))
 
     def nodes_of(self, partition: str) -> GcpNodes:
         return self.partitions.get(partition, GcpNodes())
@@ -381,14 +401,6 @@ _LARGEST_PREFIX: Final = 29
 _TAKEN_ADDRESSES: Final = 4
 _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
-_OF_LOCAL_NODES: Final = tuple(
-    (
-        f"partitions.{key}",
-        f"{key} is only for local nodes",
-        f"set {word} in provider.partitions instead",
-    )
-    for key, word in (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
-)
 
 
 def _partition_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
