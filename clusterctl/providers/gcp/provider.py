@@ -33,14 +33,14 @@ from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.providers.templates import KeptImage
-from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.common import Partition
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.gcp import GcpSettings, GcsState
-from clusterctl.spec.gcp_machines import Machine
-from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, image_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER
+from clusterctl.spec.providers import gcp, gcp_nodes
+from clusterctl.spec.providers.gcp import GcpSettings, GcsState
+from clusterctl.spec.providers.gcp_machines import Machine
+from clusterctl.spec.providers.gcp_nodes import GcpDisk, GcpNodes, image_of
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, write_atomic

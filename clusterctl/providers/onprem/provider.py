@@ -42,7 +42,7 @@ from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, r
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
