@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from payload.device.base import Device
-from payload.models import MODELS, gpt, resnet, vit
+from payload.models import MODELS, gpt, module_of, resnet, vit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
 from payload.optim.adamw import AdamW
 from payload.parallel.pipeline import Pipeline, Stage
-from payload.saved_model.folder import module_of
 from tests.unit.payload.doubles.layers import batch_of, cut, stored
 from tests.unit.payload.doubles.models import CASES, Case
 from tests.unit.payload.doubles.oracle import (
