@@ -1,7 +1,7 @@
 """An SSH host entry that leads into a running job, for editors, rsync, scp and forwarded ports.
 
 ssh connects by a ProxyCommand: srun starts `sshd -i` in the job, so nodes need no SSH service and
-    no root.
+no root.
 """
 
 from __future__ import annotations
@@ -122,34 +122,44 @@ def _program_folder(session: Session, job: JobInfo) -> str:
 
 def _write(session: Session, entry: Entry) -> None:
     """Write an entry's ssh_config, its keys, and the script that connects to sshd in the job."""
-    workspace = session.workspace
-    inventory = session.inventory
-    folder = _folder_of_entries(workspace) / entry.job_id
+    folder = _folder_of_entries(session.workspace) / entry.job_id
     with translating_write_errors(folder):
         for directory in (folder.parent, folder):
             directory.mkdir(mode=0o700, exist_ok=True)
-    key, public = (
-        draw_key_pair(folder / name, comment=b" clusterctl").read_text().strip()
-        for name in ("key", "host_key")
-    )
-    host_key = (folder / "host_key").read_bytes()
-    program = [_SSHD, "sshd", str(len(host_key)), key]
-    command = ["sh", "-c", _ENTER, "enter", *session.scheduler.slurm_ids([entry.job_id]), *program]
-    line, script = wrap_command(command, path=inventory.slurm_path)
-    # The command on the login node is the first part of its input. The host key, a secret, follows.
-    write_atomic(folder / "input", script + host_key)
-    ssh = OpenSSH(workspace.ssh_config, inventory.job_user).argv(
-        inventory.controller.name, line, "-T"
-    )
-    connect = _CONNECT.format(file=shlex.quote(str(folder / "input")), ssh=shlex.join(ssh))
-    write_atomic(folder / "connect", connect)
-    write_atomic(folder / "known_hosts", f"{entry.host} {public}\n")
-    text = _CONFIG.format(host=entry.host, user=inventory.job_user, folder=folder)
-    write_atomic(folder / "ssh_config", text)
+    user_key = _public_key(folder / "key")
+    host_key = _public_key(folder / "host_key")
+    _write_connect(session, folder, entry.job_id, user_key)
+    write_atomic(folder / "known_hosts", f"{entry.host} {host_key}\n")
+    config = _CONFIG.format(host=entry.host, user=session.inventory.job_user, folder=folder)
+    write_atomic(folder / "ssh_config", config)
     write_atomic(
         entry.config,
         f'# Written by `clusterctl code`\nInclude "{state_home()}/*/entries/*/ssh_config"\n',
     )
+
+
+def _public_key(path: Path) -> str:
+    """Create a key pair, unless it exists. Return the line of its public key."""
+    return draw_key_pair(path, comment=b" clusterctl").read_text().strip()
+
+
+def _write_connect(session: Session, folder: Path, job_id: str, user_key: str) -> None:
+    """Write the script that starts sshd in the job through the login node, and its input.
+
+    user_key: the public key that sshd accepts.
+    """
+    inventory = session.inventory
+    private_host_key = (folder / "host_key").read_bytes()
+    sshd = [_SSHD, "sshd", str(len(private_host_key)), user_key]
+    command = ["sh", "-c", _ENTER, "enter", *session.scheduler.slurm_ids([job_id]), *sshd]
+    line, script = wrap_command(command, path=inventory.slurm_path)
+    # The command on the login node is the first part of its input. The host key, a secret, follows.
+    input_file = folder / "input"
+    write_atomic(input_file, script + private_host_key)
+    login = OpenSSH(session.workspace.ssh_config, inventory.job_user)
+    ssh = login.argv(inventory.controller.name, line, "-T")
+    connect = _CONNECT.format(file=shlex.quote(str(input_file)), ssh=shlex.join(ssh))
+    write_atomic(folder / "connect", connect)
 
 
 def _folder_of_entries(workspace: Workspace) -> Path:

@@ -73,11 +73,24 @@ def of_attempt(text: str, restarts: int, most: int) -> str | None:
     return text if restarts == 0 or is_cut else None
 
 
+def own_prefix(task: str) -> str:
+    """Return the path of a task's own folder, which ends in a slash. ``task``: "" if the job has no
+    tasks.
+    """
+    return f"task-{task}/" if task else ""
+
+
+def log_suffix(task: str) -> str:
+    """Return what distinguishes the names of a task's logs in the job's folder."""
+    return f"-{task}" if task else ""
+
+
 def ends(folder: str, task: str) -> dict[str, Any]:
     """Return the ends of the logs of a job and its ranks, as the JSON object that the module
     describes.
     """
-    suffix, own = (f"-{task}", f"task-{task}/") if task else ("", "")
+    own = own_prefix(task)
+    suffix = log_suffix(task)
     events = end_of(folder, f"{own}job.events", END)
     starts = STARTED.findall(events)
     restarts = int(starts[-1]) if starts else 0
@@ -130,13 +143,24 @@ def unread(reason: str) -> dict[str, Any]:
 
 
 def record(folder: str, task: str) -> dict[str, Any]:
-    suffix, own = (f"-{task}", f"task-{task}/") if task else ("", "")
-    names = (f"{own}job.events", f"{own}heartbeat", f"stdout{suffix}.log", f"stderr{suffix}.log")
-    text = end_of(folder, names[0], END)
-    starts = [line.start() for line in STARTED.finditer(text)]
-    written = [modified(folder, name) for name in names]
-    error = "" if text else reading_error(folder, names[0])
-    return {"events": text[starts[-1] if starts else 0 :], "written": max(written), "error": error}
+    """Return the record of a task. ``task``: "" if the job has no tasks."""
+    own = own_prefix(task)
+    suffix = log_suffix(task)
+    events_file = f"{own}job.events"
+    written_files = (
+        events_file,
+        f"{own}heartbeat",
+        f"stdout{suffix}.log",
+        f"stderr{suffix}.log",
+    )
+    events = end_of(folder, events_file, END)
+    starts = [match.start() for match in STARTED.finditer(events)]
+    last_start = starts[-1] if starts else 0
+    return {
+        "events": events[last_start:],
+        "written": max(modified(folder, name) for name in written_files),
+        "error": "" if events else reading_error(folder, events_file),
+    }
 
 
 def reading_error(folder: str, path: str) -> str:

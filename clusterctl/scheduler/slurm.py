@@ -523,26 +523,32 @@ class SlurmClient(Jobs):
 
         def ask() -> list[str]:
             result = self._run(argv, env)
-            outputs = result.stdout.split(boundary)
             if result.rc == 0:
-                self._is_accounting_away &= not is_accounting
-                return outputs
+                if is_accounting:
+                    self._is_accounting_away = False
+                return result.stdout.split(boundary)
             if nothing is not None and nothing.search(result.stderr):
                 return [""] * len(commands)
-            command = commands[len(outputs) - 1][0]
-            reason = result.stderr.strip()[-_LONGEST_ERROR:]
-            if SlurmAwayError.words.search(result.stderr):
-                raise self._away_error(command, reason, limit_s)
-            failed = CommandError(
-                command, code="slurm-command-failed", rc=result.rc, stderr=result.stderr
-            )
-            raise SlurmError(
-                f"{command} failed with exit status {result.rc}",
-                code="slurm-command-failed",
-                why=reason,
-            ) from failed
+            # Each command before the failed one has written its boundary.
+            failed_command = commands[result.stdout.count(boundary)]
+            raise self._failure(failed_command[0], result, limit_s)
 
         return retry(self.clock, limit_s, ask)
+
+    def _failure(self, command: str, result: Result, limit_s: float) -> SchedulerError:
+        """Return the error for a command that failed. limit_s: how long it was tried."""
+        reason = result.stderr.strip()[-_LONGEST_ERROR:]
+        if SlurmAwayError.words.search(result.stderr):
+            return self._away_error(command, reason, limit_s)
+        error = SlurmError(
+            f"{command} failed with exit status {result.rc}",
+            code="slurm-command-failed",
+            why=reason,
+        )
+        error.__cause__ = CommandError(
+            command, code="slurm-command-failed", rc=result.rc, stderr=result.stderr
+        )
+        return error
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str]) -> Result:
         """Run a command. After a timeout, ping slurmctld; repeat the command only if slurmctld

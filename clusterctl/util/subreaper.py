@@ -1,15 +1,13 @@
-"""Subreaper: runs a program, and kills all its descendants when the program or PARENT ends. Linux
-only.
+"""Subreaper: runs a program, and kills all its descendants when the program or PARENT ends.
 
     python -I -S THIS_FILE PARENT GRACE COMMAND...
 
 PARENT is the pid of the process that starts the subreaper. Killing a process group is not enough,
 because Ansible's workers have their own sessions. Orphaned descendants become children of the
 subreaper instead of init's. If GRACE is not 0, the program first gets SIGINT, and GRACE seconds to
-end; SIGHUP ends this time
-early. A second SIGTERM has no effect: it may arrive when PARENT ends. Other open file descriptors
-    stay open
-in the subreaper and are not inherited: a lock on such a file is held as long as the subreaper runs.
+end; SIGHUP ends this time early. A second SIGTERM has no effect: it may arrive when PARENT ends.
+Other open file descriptors stay open in the subreaper and are not inherited: a lock on such a file
+is held as long as the subreaper runs. Linux only.
 """
 
 from __future__ import annotations
@@ -63,18 +61,31 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
 
 
 def _exit_code(program: int, ending: Collection[int], until: float = math.inf) -> int:
-    """Wait for the program and return its exit code. Exit at a signal in ``ending``, or at time
-    ``until``.
+    """Wait for the program and return its exit code.
+
+    Exit at a signal in ``ending``, or at time ``until`` as if by SIGALRM.
     """
     while True:
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == program:
-                code = os.waitstatus_to_exitcode(ended[1])
-                return code if code >= 0 else _SIGNALLED - code
+        code = _reap(program)
+        if code is not None:
+            return code
         left_s = min(max(until - time.monotonic(), 0), _DAY_S)
-        number: int = getattr(signal.sigtimedwait({*ending, signal.SIGCHLD}, left_s), "si_signo", 0)
-        if number in ending or time.monotonic() >= until:
-            raise SystemExit(_SIGNALLED + (number if number in ending else signal.SIGALRM))
+        received = signal.sigtimedwait({*ending, signal.SIGCHLD}, left_s)
+        if received is not None and received.si_signo in ending:
+            raise SystemExit(_SIGNALLED + received.si_signo)
+        if time.monotonic() >= until:
+            raise SystemExit(_SIGNALLED + signal.SIGALRM)
+
+
+def _reap(program: int) -> int | None:
+    """Reap ended children. Return the program's exit code if it is among them."""
+    while True:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child == program:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else _SIGNALLED - code
+        if child == 0:
+            return None
 
 
 def _end_children() -> None:

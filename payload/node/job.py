@@ -563,16 +563,30 @@ def watch(words: Sequence[str]) -> int:
     At a line in stdin, kill the job's ranks on this node. If the arguments tell how, also watch the
     job's progress, on the first of its nodes.
     """
-    options, (folder, seconds, *more) = task.split(words)
-    hang = (more or [""])[0]
-    more = more[1:]
-    is_first = os.environ.get("SLURM_NODEID", "0") == "0"
+    options, (folder, seconds, *hang_words) = task.split(words)
+    is_first_node = os.environ.get("SLURM_NODEID", "0") == "0"
+    may_requeue = is_first_node and "requeue" in options
     os.chdir(folder)
     # Slurm sends the signal of `#SBATCH --signal` to all steps. It is meant for the program.
     for number in task.PASSED_ON - {signal.SIGTERM}:
         signal.signal(number, signal.SIG_IGN)
     # The mark separates these processes from the job's ranks.
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", **{processes.WATCHER: "1"})
+    telemetry = start_telemetry(seconds)
+    hang_watcher = start_hang_watcher(folder, hang_words) if is_first_node else 0
+    # If `run` is killed, Slurm ends all steps. This process then still has to requeue the job.
+    if may_requeue:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    watch_steps(os.environ.get("SLURM_JOB_ID", "none"), os.environ.get("SLURM_STEP_ID", ""))
+    if may_requeue:
+        requeue_unsupervised(options["requeue"])
+    if hang_watcher:
+        os.kill(hang_watcher, signal.SIGKILL)
+    return end_telemetry(telemetry)
+
+
+def start_telemetry(seconds: str) -> int:
+    """Start telemetry with a reading every ``seconds``, and return its pid."""
     program = [
         sys.executable,
         "-m",
@@ -583,37 +597,47 @@ def watch(words: Sequence[str]) -> int:
         "--out",
         "telemetry",
     ]
-    pid = task.start_or_exit(program, stdin=os.open(os.devnull, os.O_RDONLY))
-    watcher = 0
-    if hang and is_first:
-        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hang.py")
-        with suppress(OSError):
-            watcher = task.start([sys.executable, "-IS", script, "watch", folder, hang, *more])
-    # If `run` is killed, Slurm ends all steps. This process then still has to requeue the job.
-    if is_first and "requeue" in options:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    own = os.environ.get("SLURM_JOB_ID", "none"), os.environ.get("SLURM_STEP_ID", "")
-    stepds = Slurmstepds(*own)
-    while True:
-        if task.is_readable(0, task.POLL_S):
-            if not os.read(0, task.CHUNK):
-                break
-            processes.kill_ranks(own[0])
-        for step in stepds.killed():
-            # `run` reads this in telemetry.log.
-            task.complain(f"step {step} has {restarts.NO_SLURMSTEPD} on {task.host_name()}")
-    if is_first and "requeue" in options:
-        requeue_unsupervised(options["requeue"])
-    if watcher:
-        os.kill(watcher, signal.SIGKILL)
-    written = f"telemetry/{task.host_name()}.jsonl"
+    return task.start_or_exit(program, stdin=os.open(os.devnull, os.O_RDONLY))
+
+
+def end_telemetry(pid: int) -> int:
+    """End telemetry after its first reading, and return its exit status."""
+    first_readings = f"telemetry/{task.host_name()}.jsonl"
     deadline = time.monotonic() + TELEMETRY_START_S
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if time.monotonic() > deadline or (os.path.exists(written) and os.path.getsize(written)):
+        has_written = os.path.exists(first_readings) and os.path.getsize(first_readings) > 0
+        if has_written or time.monotonic() > deadline:
             os.kill(pid, signal.SIGTERM)
             break
         time.sleep(0.05)
     return task.exit_status(os.waitpid(pid, 0)[1])
+
+
+def start_hang_watcher(folder: str, hang_words: Sequence[str]) -> int:
+    """Start the watcher of the job's progress, and return its pid; 0 if there is none.
+
+    hang_words: the arguments of `hang.py watch` after the folder. Without the first: no watcher.
+    """
+    if not hang_words or not hang_words[0]:
+        return 0
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hang.py")
+    try:
+        return task.start([sys.executable, "-IS", script, "watch", folder, *hang_words])
+    except OSError:
+        return 0
+
+
+def watch_steps(job: str, own_step: str) -> None:
+    """Until stdin closes, kill the job's ranks at a line in stdin, and report lost slurmstepds."""
+    stepds = Slurmstepds(job, own_step)
+    while True:
+        if task.is_readable(0, task.POLL_S):
+            if not os.read(0, task.CHUNK):
+                return
+            processes.kill_ranks(job)
+        for step in stepds.killed():
+            # `run` reads this in telemetry.log.
+            task.complain(f"step {step} has {restarts.NO_SLURMSTEPD} on {task.host_name()}")
 
 
 if __name__ == "__main__":
