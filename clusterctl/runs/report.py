@@ -487,52 +487,17 @@ def _array_report(run: Row) -> Report:
     """
     missing = list(_missing(run))
     tasks = latest_tasks(run)
-    ranking = None
-    if usual := next(metric_names(tasks), None):
-        try:
-            ranking = ranked(run)
-        except UsageError as exc:
-            how = f": {exc.fix}" if exc.code == "goal-unknown" else ""
-            missing.append(f"the sweep's own ranking: {exc.what}{how}")
-            with suppress(UsageError):
-                ranking = ranked(run, usual)
-    else:
-        missing.append("metrics: no task wrote any")
-    tasks = tasks if ranking is None else [*ranking.tasks]
-    metric = "" if ranking is None else ranking.metric
+    ranking, missing_ranking = _rank(run, tasks)
+    missing += missing_ranking
+    metric = ""
+    if ranking is not None:
+        tasks = [*ranking.tasks]
+        metric = ranking.metric
     keys = swept_keys(run)
-    outcomes = [_has_completed(task) for task in tasks]
-    ok = True if all(outcomes) else False if False in outcomes else None
-    ended, *details = _outcome_lines(run)
-    verdict = [
-        ended,
-        *(() if ok else details),
-        f"{outcomes.count(True)} of {len(tasks)} tasks completed",
-    ]
-    if ranking is not None and ranking.goal is not None:
-        verdict.insert(1, _best_line(ranking))
     # A task without a number has the whole array's ID.
     in_order = sorted(tasks, key=lambda task: (len(task.number), task.number))
-    verdict += _incomplete_tasks(run, in_order)
-    for other in dict.fromkeys(
-        task.run.job_id for task in tasks if task.run.token != run.run.token
-    ):
-        numbers = [task.number for task in in_order if task.run.job_id == other]
-        verdict.append(f"tasks {first_few(numbers, MOST_LINES)} ran again in job {other}")
-    without = [
-        task for task in in_order if keys and metric and not isinstance(task.value(metric), float)
-    ]
-    if without:
-        numbers = [task.number for task in without]
-        missing.append(
-            f"the {metric} of task{'s'[: len(numbers) != 1]} {first_few(numbers, MOST_LINES)}"
-        )
-    if metric and len(tasks) > MOST_LINES:
-        missing.append(f"in the charts of metrics, all tasks but the best {MOST_LINES}")
-    if partial := [task.number for task in tasks[MOST_LINES:] if task.record.left_out]:
-        missing.append(
-            f"metrics of tasks {first_few(partial, MOST_LINES)} (`left_out` in run.json)"
-        )
+    outcomes = [_has_completed(task) for task in tasks]
+    missing += _missing_of_tasks(tasks, in_order, keys, metric)
     titled = {f"task {task.number}": task for task in tasks}
     facts = {title: ProgramMetrics.of(titled[title]) for title in [*titled][:MOST_LINES] if metric}
     other_metrics = [name for name in metric_names(tasks) if is_usual(name) and name != metric]
@@ -553,7 +518,74 @@ def _array_report(run: Row) -> Report:
         configuration_section(run),
         _environment_section(run, missing),
     ]
-    return Report(run.shown, verdict, ok, missing, _without_empty(sections))
+    verdict = [*_array_verdict(run, ranking, in_order, outcomes)]
+    return Report(run.shown, verdict, _all_true(outcomes), missing, _without_empty(sections))
+
+
+def _rank(run: Row, tasks: Sequence[Row]) -> tuple[Ranking | None, list[str]]:
+    """Return the ranking of a job array's tasks, if they have a metric, and what is missing in
+    it.
+    """
+    metric = next(metric_names(tasks), None)
+    if metric is None:
+        return None, ["metrics: no task wrote any"]
+    try:
+        return ranked(run), []
+    except UsageError as exc:
+        how = f": {exc.fix}" if exc.code == "goal-unknown" else ""
+        missing = [f"the sweep's own ranking: {exc.what}{how}"]
+    try:
+        return ranked(run, metric), missing
+    except UsageError:
+        return None, missing
+
+
+def _all_true(outcomes: Sequence[bool | None]) -> bool | None:
+    """Return whether all outcomes are True. None: no outcome is False, but some are unknown."""
+    if False in outcomes:
+        return False
+    return None if None in outcomes else True
+
+
+def _array_verdict(
+    run: Row, ranking: Ranking | None, tasks: Sequence[Row], outcomes: Sequence[bool | None]
+) -> Iterator[str]:
+    """Yield the lines at the top of the report of a job array.
+
+    tasks: by number. outcomes: for each task, whether it completed.
+    """
+    ended, *details = _outcome_lines(run)
+    yield ended
+    if ranking is not None and ranking.goal is not None:
+        yield _best_line(ranking)
+    if not _all_true(outcomes):
+        yield from details
+    yield f"{outcomes.count(True)} of {len(tasks)} tasks completed"
+    yield from _incomplete_tasks(run, tasks)
+    numbers_by_job: dict[str, list[str]] = {}
+    for task in tasks:
+        if task.run.token != run.run.token:
+            numbers_by_job.setdefault(task.run.job_id, []).append(task.number)
+    for job_id, numbers in numbers_by_job.items():
+        yield f"tasks {first_few(numbers, MOST_LINES)} ran again in job {job_id}"
+
+
+def _missing_of_tasks(
+    tasks: Sequence[Row], in_order: Sequence[Row], keys: Sequence[str], metric: str
+) -> Iterator[str]:
+    """Yield what the report of a job array lacks of its tasks.
+
+    tasks: best first. in_order: by number. keys: the swept options. metric: of the ranking, or "".
+    """
+    if keys and metric:
+        numbers = [task.number for task in in_order if not isinstance(task.value(metric), float)]
+        if numbers:
+            plural = "" if len(numbers) == 1 else "s"
+            yield f"the {metric} of task{plural} {first_few(numbers, MOST_LINES)}"
+    if metric and len(tasks) > MOST_LINES:
+        yield f"in the charts of metrics, all tasks but the best {MOST_LINES}"
+    if partial := [task.number for task in tasks[MOST_LINES:] if task.record.left_out]:
+        yield f"metrics of tasks {first_few(partial, MOST_LINES)} (`left_out` in run.json)"
 
 
 def _best_line(ranking: Ranking) -> str:

@@ -460,49 +460,23 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
     by = next((name for name in SIZE_FIELDS if options.get(name)), "nodes")
     parts = [part for row in rows for part in (row.tasks or [row])]
     done = [part for part in parts if part.record.state == JobState.COMPLETED and part.record.nodes]
-    missing = [f"{part.shown}: {part.record.state}" for part in parts if part not in done]
-    damaged = runs_of_scaling(rows[0].run.name, {row.run.directory.parent for row in rows})[1]
-    missing += [f"{path.name}: its run.json can't be read" for path in damaged]
-    expected = len(options.get(by) or ()) * options.get("repeats", 1)
-    if (count := expected - len(rows) - len(damaged)) > 0:
-        missing.append(f"{count} run{'s are' if count > 1 else ' is'} not collected")
-    missing += [f"{part.shown}: {text}" for part in done for text in part.record.left_out]
-    metric = options.get("metric")
-    if metric is not None:
-        reject_unknown_keys(done, [metric], as_metrics=True)
-    else:
-        metric = next(
-            (name for name in SPEEDS if any(name in part.metrics for part in done)), _TIME
-        )
-    goal = Goal.MIN if metric == _TIME else goal_of(metric)
-    if metric == options.get("metric") and options.get("goal") in {*Goal}:
-        goal = Goal(str(options["goal"]))
-    if goal is None:
-        missing.append(
-            f"the speed-up: it is not known whether lower or higher values of {metric} are "
-            "faster, which `submit --goal min` or `--goal max` tells"
-        )
+    metric = _metric_of(options, done)
+    goal = _goal_of(options, metric)
     target = _target_of(options.get("time_to"))
     facts = [_Facts.of(part, by, metric, target) for part in done]
-    missing += [
-        f"{each.row.shown}: no {metric} was recorded"
-        for each in facts
-        if metric not in each.figures
-    ]
-    missing += [
-        (
-            f"{each.row.shown}: {metric} is {each.figures[metric]:g}, of which no speed-up can "
-            "be computed"
-        )
-        for each in facts
-        if goal is not None and each.figures.get(metric, 1.0) <= 0
-    ]
-    missing += [f"{each.row.shown}: {each.not_timed}" for each in facts if each.not_timed]
+    by_curve: dict[str, list[_Facts]] = {}
+    for each in facts:
+        by_curve.setdefault(each.title, []).append(each)
     is_weak = bool(options.get("weak"))
-    curves = []
-    for title in dict.fromkeys(each.title for each in facts):
-        of_curve = [each for each in facts if each.title == title]
-        curves.append(_curve(title, of_curve, metric, goal, is_weak=is_weak))
+    curves = [
+        _curve(title, of_curve, metric, goal, is_weak=is_weak)
+        for title, of_curve in by_curve.items()
+    ]
+    missing = [f"{part.shown}: {part.record.state}" for part in parts if part not in done]
+    missing += _uncollected(rows, options, by)
+    missing += [f"{part.shown}: {text}" for part in done for text in part.record.left_out]
+    missing += _unusable_figures(facts, metric, goal)
+    for of_curve in by_curve.values():
         missing += _in_part(of_curve, metric, by)
     hardware = "; ".join(dict.fromkeys(filter(None, (each.hardware for each in facts))))
     return Scaling(
@@ -518,6 +492,58 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
         [*dict.fromkeys(each.clock for each in facts if _TIME in each.figures)],
         "" if target is None else str(target),
     )
+
+
+def _metric_of(options: Mapping[str, Any], done: Sequence[Row]) -> str:
+    """Return the metric of a scaling. Default: a usual metric of speed, or the time.
+
+    done: the runs that completed. Raises UsageError if none of them has the metric in ``options``.
+    """
+    metric: str | None = options.get("metric")
+    if metric is not None:
+        reject_unknown_keys(done, [metric], as_metrics=True)
+        return metric
+    return next((name for name in SPEEDS if any(name in part.metrics for part in done)), _TIME)
+
+
+def _goal_of(options: Mapping[str, Any], metric: str) -> Goal | None:
+    """Return whether the lowest or the highest value of the metric is best, if that is known."""
+    # Another version of clusterctl may have written the record.
+    if metric == options.get("metric") and options.get("goal") in {*Goal}:
+        return Goal(str(options["goal"]))
+    return Goal.MIN if metric == _TIME else goal_of(metric)
+
+
+def _uncollected(rows: Sequence[Row], options: Mapping[str, Any], by: str) -> Iterator[str]:
+    """Yield the runs of a scaling that can't be read or are not collected."""
+    damaged = runs_of_scaling(rows[0].run.name, {row.run.directory.parent for row in rows})[1]
+    for path in damaged:
+        yield f"{path.name}: its run.json can't be read"
+    expected = len(options.get(by) or ()) * options.get("repeats", 1)
+    count = expected - len(rows) - len(damaged)
+    if count > 0:
+        yield f"{count} run{'s are' if count > 1 else ' is'} not collected"
+
+
+def _unusable_figures(facts: Sequence[_Facts], metric: str, goal: Goal | None) -> Iterator[str]:
+    """Yield the figures without which there is no speed-up or no time to the target."""
+    if goal is None:
+        yield (
+            f"the speed-up: it is not known whether lower or higher values of {metric} are "
+            "faster, which `submit --goal min` or `--goal max` tells"
+        )
+    for each in facts:
+        if metric not in each.figures:
+            yield f"{each.row.shown}: no {metric} was recorded"
+    for each in facts:
+        if goal is not None and each.figures.get(metric, 1.0) <= 0:
+            yield (
+                f"{each.row.shown}: {metric} is {each.figures[metric]:g}, of which no speed-up "
+                "can be computed"
+            )
+    for each in facts:
+        if each.not_timed:
+            yield f"{each.row.shown}: {each.not_timed}"
 
 
 def _target_of(text: object) -> Target | None:
