@@ -354,50 +354,97 @@ def find_error(
         ranks.
     end: how the program ended. A rank's own log is a single stream.
     """
-    consequence = compiled("|".join(CONSEQUENCES))
-    texts = (_without_noise(rank_log or ""), _without_noise(job_log))
-    last_resort = texts[1] if rank_log is None or _TRACEBACK.search(texts[0]) else None
-    ends = (replace(end, is_ordered=True), end)
-    handled: dict[str, str] = {}
-    for text, how in zip(texts, ends, strict=True):
-        chains = []
-        start = 0
-        handled[text] = text
-        for stop, chain in _chains(text):
-            if how.is_caused_by(chain[-1].message, text[stop:], is_shared=is_shared):
-                chains.append(chain)
-            else:
-                handled[text] = _without_traceback(handled[text], start, stop)
-            start = stop
-        primary = [chain for chain in chains if not consequence.search(chain[-1].message)]
-        if primary or (chains and text is last_resort):
-            return _error_of((primary or chains)[-1], is_consequence=not primary)
-    if rank_log is not None and not texts[0].strip():
-        lines = (
-            line
-            for line in _TRACEBACK.sub("", texts[1]).split("\n")
-            if not consequence.search(line)
-        )
-        said = "\n".join([*lines][-_MOST_LINES:])
-        return ProgramError(said, _without_handled(said), ())
-    text = next(filter(str.strip, (*texts, job_log if show_noise else "")), "")
-    both = zip(text.split("\n"), handled.get(text, text).split("\n"), strict=True)
-    last = [(line, remaining) for line, remaining in both if line.strip()]
-    said = "\n".join(line for line, _ in last[-_MOST_LINES:])
-    remaining = [line for _, line in last[-_MOST_LINES:]]
+    rank = _read_log(rank_log or "", replace(end, is_ordered=True), is_shared=is_shared)
+    if rank.primary:
+        return _error_of(rank.primary[-1], is_consequence=False)
+    job = _read_log(job_log, end, is_shared=is_shared)
+    if job.primary:
+        return _error_of(job.primary[-1], is_consequence=False)
+    # No exception is better than the consequence of another rank's end.
+    is_last_resort = rank_log is None or _TRACEBACK.search(rank.text) is not None
+    if job.chains and is_last_resort:
+        return _error_of(job.chains[-1], is_consequence=True)
+    if rank_log is not None and rank.is_empty:
+        return _end_of_others(job.text)
+    if not rank.is_empty:
+        return _end_of_log(rank, end, is_shared=is_shared)
+    if job.is_empty and show_noise:
+        return _end_of_log(_Log(job_log, job_log, is_ordered=True), end, is_shared=is_shared)
+    return _end_of_log(job, end, is_shared=is_shared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """A log without the launcher's messages.
+
+    unhandled: the text with blanks in place of the tracebacks that did not end the program.
+    chains: the exceptions that ended the program, each with those from which it was raised.
+    """
+
+    text: str
+    unhandled: str
+    is_ordered: bool
+    chains: Sequence[Sequence[Traceback]] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.text.strip()
+
+    @property
+    def primary(self) -> Sequence[Sequence[Traceback]]:
+        """The chains that are not a consequence of another rank's end."""
+        return [chain for chain in self.chains if not _is_consequence(chain[-1].message)]
+
+
+def _is_consequence(message: str) -> bool:
+    return compiled("|".join(CONSEQUENCES)).search(message) is not None
+
+
+def _read_log(log: str, end: End, *, is_shared: bool) -> _Log:
+    text = _without_noise(log)
+    unhandled = text
+    chains = []
+    start = 0
+    for stop, chain in _chains(text):
+        if end.is_caused_by(chain[-1].message, text[stop:], is_shared=is_shared):
+            chains.append(chain)
+        else:
+            unhandled = _without_traceback(unhandled, start, stop)
+        start = stop
+    return _Log(text, unhandled, end.is_ordered, chains)
+
+
+def _end_of_others(job_text: str) -> ProgramError:
+    """Return the end of the job's log as the error of a rank that wrote nothing."""
+    lines = _TRACEBACK.sub("", job_text).split("\n")
+    own_lines = [line for line in lines if not _is_consequence(line)]
+    text = "\n".join(own_lines[-_MOST_LINES:])
+    return ProgramError(text, _without_handled(text), ())
+
+
+def _end_of_log(log: _Log, end: End, *, is_shared: bool) -> ProgramError:
+    pairs = zip(log.text.split("\n"), log.unhandled.split("\n"), strict=True)
+    last = [(line, unhandled) for line, unhandled in pairs if line.strip()][-_MOST_LINES:]
+    lines = [line for line, _ in last]
+    unhandled_lines = [unhandled for _, unhandled in last]
     if not end.is_by_exception and not is_shared:
-        is_ordered = end.is_ordered or text is not texts[1]
-        last_word = max(
-            (n for n, line in enumerate(remaining) if not _NO_STATEMENT.match(line)), default=-1
-        )
-        for number, line in enumerate(remaining):
-            if _PRINTED.search(line) and not (is_ordered and number == last_word):
-                remaining[number] = " " * len(line)
+        unhandled_lines = _without_printed(unhandled_lines, is_ordered=log.is_ordered)
     most = _MOST_LINES if is_shared else _LINES_AFTER_ERROR
-    evidence = _without_handled("\n".join(remaining), most=most)
-    return ProgramError(
-        said, evidence, tuple(_shown_lines(line for line, _ in last[-_TAIL_LINES:]))
-    )
+    evidence = _without_handled("\n".join(unhandled_lines), most=most)
+    return ProgramError("\n".join(lines), evidence, tuple(_shown_lines(lines[-_TAIL_LINES:])))
+
+
+def _without_printed(lines: Sequence[str], *, is_ordered: bool) -> list[str]:
+    """Return the lines with blanks in place of exceptions that the program printed.
+
+    is_ordered: whether the last line is the program's last word, and so may be its error.
+    """
+    statements = [number for number, line in enumerate(lines) if not _NO_STATEMENT.match(line)]
+    last_word = statements[-1] if is_ordered and statements else None
+    return [
+        " " * len(line) if _PRINTED.search(line) and number != last_word else line
+        for number, line in enumerate(lines)
+    ]
 
 
 class LastError(NamedTuple):
