@@ -286,12 +286,19 @@ def _split_jumps(arguments: str) -> tuple[list[str], list[str]]:
     Port=2222``.
     """
     try:
-        flags, words = getopt(shlex.split(arguments), _FLAGS)
+        options, words = getopt(shlex.split(arguments), _FLAGS)
     except (ValueError, GetoptError):
         return [], [arguments]
-    jumps = [(_jump_hosts(flag, value), f"{flag} {value}".strip()) for flag, value in flags]
-    jump = next((hosts for hosts, _ in jumps if hosts), [])
-    return jump, [*(word for hosts, word in jumps if hosts is not jump or not hosts), *words]
+    jump_hosts: list[str] = []
+    others: list[str] = []
+    for flag, value in options:
+        hosts = _jump_hosts(flag, value)
+        if hosts and not jump_hosts:
+            # ssh, too, takes the first option that names jump hosts.
+            jump_hosts = hosts
+        else:
+            others.append(f"{flag} {value}".strip())
+    return jump_hosts, [*others, *words]
 
 
 def _jump_hosts(flag: str, value: str) -> list[str]:

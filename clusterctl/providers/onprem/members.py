@@ -404,9 +404,11 @@ def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
     else "".
     """
     addresses = [interface.ip for interface in _interfaces(facts) if not interface.ip.is_loopback]
-    return next(
-        (str(ip) for ip in addresses if (ip in network if network else str(ip) == host.address)), ""
-    )
+    if network is None:
+        matching = [ip for ip in addresses if str(ip) == host.address]
+    else:
+        matching = [ip for ip in addresses if ip in network]
+    return str(matching[0]) if matching else ""
 
 
 def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, object]:
