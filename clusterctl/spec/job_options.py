@@ -702,6 +702,9 @@ def sbatch_words(job: JobOptions, *, defaults: bool) -> list[str]:
     ]
 
 
+_SPELLED: Final = {"args": "the arguments after --"}
+
+
 def job_options(flags: Mapping[str, object]) -> JobOptions:
     """Validate the flags of a job or an allocation. ``flags``: field of JobOptions -> value.
 
@@ -714,11 +717,14 @@ def job_options(flags: Mapping[str, object]) -> JobOptions:
         raise wrong_flags(exc, flags) from exc
 
 
-def wrong_flags(exc: ValidationError, flags: Mapping[str, object]) -> UsageError:
-    """Return the error for wrong flags; ``failures`` has an entry for each. ``flags``: field ->
-    value.
+def wrong_flags(
+    exc: ValidationError, flags: Mapping[str, object], spelled: Mapping[str, str] = _SPELLED
+) -> UsageError:
+    """Return the error for wrong flags; ``failures`` has an entry for each.
+
+    flags: field -> value. spelled: field -> its flag, for fields whose flag has another name.
     """
-    messages = tuple(_explained(exc, flags).values())
+    messages = tuple(_explained(exc, flags, spelled).values())
     failures = tuple(Failure(message.code, message) for message in messages)
     if len(messages) == 1:
         return UsageError(messages[0], code=messages[0].code, failures=failures)
@@ -726,18 +732,18 @@ def wrong_flags(exc: ValidationError, flags: Mapping[str, object]) -> UsageError
     return UsageError(summary, code="bad-flags", why="\n".join(messages), failures=failures)
 
 
-_FLAGS: Final = {"args": "the arguments after --", "modules": "--module"}
-
-
-def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, Notice]:
+def _explained(
+    error: ValidationError, flags: Mapping[str, object], spelled: Mapping[str, str]
+) -> dict[str, Notice]:
     wrong: dict[str, Notice] = {}
     for entry in error.errors(include_url=False, include_input=False):
         field = str(entry["loc"][0])
         kind = entry["type"]
-        flag = _FLAGS.get(field, f"--{field.replace('_', '-')}")
-        value, (at, *_) = flags[field], (*entry["loc"][1:], None)
-        if isinstance(value, list | tuple) and isinstance(at, int):
-            value = value[at]
+        flag = spelled.get(field, f"--{field.replace('_', '-')}")
+        value = flags[field]
+        index = entry["loc"][1] if len(entry["loc"]) > 1 else None
+        if isinstance(value, list | tuple) and isinstance(index, int):
+            value = value[index]
         message = explain(kind, entry.get("ctx", {}), flag, shown(value))
         wrong.setdefault(
             flag, Notice(message.code, f"{flag}: {message}") if kind == "value_error" else message

@@ -29,7 +29,7 @@ from clusterctl.providers.existing.prove import (
     leave_proof,
     place_and_prove,
 )
-from clusterctl.providers.existing.site import Site, SitePartition, load_site
+from clusterctl.providers.existing.site_description import SiteDescription, SitePartition, load_site
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.common import MOST_GPUS, Gpus, Partition
 from clusterctl.spec.job_options import wrong_flags
@@ -157,7 +157,7 @@ def _reject_wrong_flags(request: AttachRequest) -> None:
     try:
         ExistingSettings.model_validate({"type": "existing", "login": request.login, **flags})
     except ValidationError as exc:
-        raise wrong_flags(exc, flags) from exc
+        raise wrong_flags(exc, flags, {"modules": "--module"}) from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +166,13 @@ class _Start:
 
     spec: the given spec, or else that of an earlier `attach`. site: that of the earlier `attach`,
         if it has written the site.
-    chosen: the user's choices, see ``Site``. kept: settings that the earlier `attach` found. They
+    chosen: the user's choices, see ``SiteDescription``. kept: settings that the earlier `attach` found. They
         are tried first, unless the user has withdrawn a choice.
-    pythons: the same, see ``Site.proven_pythons``.
+    pythons: the same, see ``SiteDescription.proven_pythons``.
     """
 
     spec: ClusterSpec | None
-    site: Site | None
+    site: SiteDescription | None
     chosen: Mapping[str, Any]
     kept: Mapping[str, Any]
     pythons: Mapping[str, str]
@@ -258,7 +258,7 @@ def _name_taken(workspace: Workspace, reason: str, fix: str = "") -> UsageError:
 
 
 def _reject_other_site(
-    workspace: Workspace, request: AttachRequest, start: _Start, site: Site
+    workspace: Workspace, request: AttachRequest, start: _Start, site: SiteDescription
 ) -> None:
     """Raise UsageError unless the requested login leads to the cluster and account of the
     workspace.
@@ -315,7 +315,7 @@ def _probed_first(
     return workspace, probed
 
 
-def _name_of(site: Site, request: AttachRequest) -> str:
+def _name_of(site: SiteDescription, request: AttachRequest) -> str:
     """Return the site's name for the cluster, or else the login node's, as a name of a cluster
     here.
     """
@@ -344,7 +344,7 @@ def _settings(spec: ClusterSpec | None) -> ExistingSettings | None:
     )
 
 
-def _site_before_proof(start: _Start, probed: Probed) -> Site:
+def _site_before_proof(start: _Start, probed: Probed) -> SiteDescription:
     """Return the site with what an earlier proof has found."""
     earlier = start.site or probed.site
     return replace(probed.site, proven_pythons=start.pythons, proven_glibc=earlier.proven_glibc)
@@ -403,7 +403,9 @@ def _proven_settings(
     return {**settings.model_dump(), "folder": placed.folder, **proven}
 
 
-def _site_record(start: _Start, earlier: ClusterSpec | None, attached: Attachment) -> Site:
+def _site_record(
+    start: _Start, earlier: ClusterSpec | None, attached: Attachment
+) -> SiteDescription:
     """Return the site as it is recorded. ``earlier``: the spec of an earlier `attach`."""
     placed = attached.placed
     site = _site_before_proof(start, attached.probed)

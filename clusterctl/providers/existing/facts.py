@@ -13,7 +13,7 @@ from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import Placed, write_profile
 from clusterctl.providers.existing.probe import Choices, Probed, probe
 from clusterctl.providers.existing.prove import Proof, Unproven, read_first_proof
-from clusterctl.providers.existing.site import Site, load_site
+from clusterctl.providers.existing.site_description import SiteDescription, load_site
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
@@ -60,7 +60,11 @@ def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
 
 
 def facts_of_first_job(
-    transport: Transport, site: Site, spec: ClusterSpec, inventory: Inventory, workspace: Workspace
+    transport: Transport,
+    site: SiteDescription,
+    spec: ClusterSpec,
+    inventory: Inventory,
+    workspace: Workspace,
 ) -> Iterator[SiteFact]:
     """Yield the facts that the user's first job has found. Record a proof as `attach` does."""
     settings = settings_of(spec)

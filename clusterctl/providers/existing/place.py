@@ -19,7 +19,7 @@ from clusterctl.errors import TransferError, UsageError, printable
 from clusterctl.packages.remote_environment import build_environment, lock_of, pip_wheel
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.existing.detach import folder_program
-from clusterctl.providers.existing.site import Site
+from clusterctl.providers.existing.site_description import SiteDescription
 from clusterctl.spec.base import PATTERNS
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.transport.base import Transport
@@ -134,7 +134,7 @@ class Room:
 
 def place(
     transport: Transport,
-    site: Site,
+    site: SiteDescription,
     folder: str,
     cluster_id: str,
     *,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -18,7 +18,11 @@ from clusterctl.errors import (
     UsageError,
     printable,
 )
-from clusterctl.providers.existing.site import LISTED_MODULES, Site, SitePartition
+from clusterctl.providers.existing.site_description import (
+    LISTED_MODULES,
+    SiteDescription,
+    SitePartition,
+)
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.names import ASK_OPERATORS
 from clusterctl.spec.units import parse_slurm_time_s
@@ -35,7 +39,7 @@ _LINE: Final = "\x1f"
 _NODES_OUT: Final = re.compile(
     "node configuration is not available|nodes? (required|not available)", re.IGNORECASE
 )
-# Field of Site -> the command on the login node that printed it.
+# Field of SiteDescription -> the command on the login node that printed it.
 _LEARNED: Final = {
     "slurm_version": "sinfo --version",
     "slurm_path": "the PATH of a login shell",
@@ -69,7 +73,7 @@ class Choices:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> Choices:
-        """Return the choices of ``Site.chosen``."""
+        """Return the choices of ``SiteDescription.chosen``."""
         values = {field.name: chosen[field.name] for field in fields(cls) if field.name in chosen}
         return cls(**{**values, "modules": tuple(chosen.get("modules", ()))})
 
@@ -99,7 +103,7 @@ class Probed:
     partition: the chosen default partition of jobs. attempts: all calls of sbatch.
     """
 
-    site: Site
+    site: SiteDescription
     account: str
     partition: str
     attempts: tuple[Attempt, ...]
@@ -141,24 +145,83 @@ def probe(transport: Transport, choices: Choices) -> Probed:
     """
     argv = ["sh", "-c", _PROGRAM, "probe", choices.account, choices.qos, choices.partition]
     argv += [choices.python, " ".join(choices.modules), choices.slurm_path, LISTED_MODULES]
-    answer = transport.run(argv, timeout_s=_PROBE_S).stdout
-    return parse(answer, choices, transport.host, time.time())
+    output = transport.run(argv, timeout_s=_PROBE_S).stdout
+    return parse(output, choices, transport.host, time.time())
+
+
+class _Answer:
+    """The output of remote_probe.sh: lines with a key and its values."""
+
+    def __init__(self, output: str) -> None:
+        self._rows: dict[str, list[Sequence[str]]] = {}
+        for line in output.split("\n"):
+            key, *values = line.split("\t")
+            self._rows.setdefault(key, []).append(values)
+
+    def rows(self, key: str, least: int) -> list[Sequence[str]]:
+        """Return the lines of a key, without those with less than ``least`` values."""
+        return [
+            [_joined_lines(value) for value in values]
+            for values in self._rows.get(key, ())
+            if len(values) >= least
+        ]
+
+    def attempts(self, key: str) -> list[_AttemptRow]:
+        """Return the calls of sbatch with this key."""
+        size = len(_AttemptRow._fields)
+        rows = self._rows.get(key, ())
+        return [_AttemptRow(*values[:size]) for values in rows if len(values) >= size]
+
+    def first(self, key: str) -> str:
+        return next((values[0] for values in self.rows(key, 1)), "")
+
+    def column(self, key: str) -> tuple[str, ...]:
+        return tuple(values[0] for values in self.rows(key, 1) if values[0])
+
+    @property
+    def chosen(self) -> tuple[str, str] | None:
+        """The account and the partition of the first job that sbatch accepted."""
+        return next(
+            ((account, partition) for account, partition, *_ in self.rows("chosen", 2)), None
+        )
+
+
+class _AttemptRow(NamedTuple):
+    """A call of `sbatch --test-only`. output: with _LINE between its lines."""
+
+    account: str
+    partition: str
+    nodes: str
+    exit_code: str
+    output: str
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.exit_code == "0"
+
+
+class _Association(NamedTuple):
+    """A row of `sacctmgr show assoc`: an account of the user, in all or in one partition.
+
+    max_submit: empty: no limit. allowed_qos: those that jobs may request, separated by commas.
+    """
+
+    account: str
+    partition: str
+    max_submit: str
+    default_qos: str
+    allowed_qos: str
 
 
 def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
     """Parse the output of remote_probe.sh. now: this machine's clock. Errors: see ``probe``."""
-    rows: dict[str, list[Sequence[str]]] = {}
-    for line in text.split("\n"):
-        key, *values = line.split("\t")
-        rows.setdefault(key, []).append(
-            values if key == "try" else [_joined_lines(v) for v in values]
-        )
-    if not _first(rows, "slurm_path"):
-        raise _no_slurm(rows, choices, host)
-    if refusal := _first(rows, "sinfo"):
+    answer = _Answer(text)
+    if not answer.first("slurm_path"):
+        raise _no_slurm(answer, choices, host)
+    if refusal := answer.first("sinfo"):
         raise _no_answer("sinfo does not list the partitions", refusal, host)
-    partitions = _partitions(rows)
-    attempts = _attempts(rows, partitions)
+    partitions = _partitions(answer)
+    attempts = _attempts(answer, partitions)
     if choices.partition and choices.partition not in {partition.name for partition in partitions}:
         names = ", ".join(partition.name for partition in partitions)
         raise UsageError(
@@ -167,10 +230,11 @@ def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
             where=host,
             fix=f"use one of these with --partition: {names}",
         )
-    # Empty if no job is accepted, and otherwise the account and the partition.
     accepted = [(attempt.account, attempt.partition) for attempt in attempts if attempt.accepted]
-    account, partition = next(iter([*_whole(rows, "chosen", 2), *accepted]), ("", ""))
-    probed = Probed(_site(rows, partitions, choices, now), account, partition, attempts)
+    # Empty if no job is accepted.
+    account, partition = answer.chosen or next(iter(accepted), ("", ""))
+    site = _site(answer, partitions, choices, now)
+    probed = Probed(site, account, partition, attempts)
     if not probed.usable:
         raise _nothing_accepted(attempts, choices, host)
     return replace(probed, partition=probed.usable[0].name)
@@ -180,12 +244,10 @@ def _joined_lines(value: str) -> str:
     return " ".join(value.split(_LINE))
 
 
-def _no_slurm(
-    rows: Mapping[str, Sequence[Sequence[str]]], choices: Choices, host: str
-) -> MachineError:
+def _no_slurm(answer: _Answer, choices: Choices, host: str) -> MachineError:
     """Return the error for a machine without sbatch. Its modules may have Slurm."""
-    modules = _column(rows, "slurm_module")
-    loading = _first(rows, "loading")
+    modules = answer.column("slurm_module")
+    loading = answer.first("loading")
     reason = "neither the PATH nor the usual folders have the command sbatch"
     if choices.modules:
         load = f"module load {' '.join(choices.modules)}"
@@ -215,26 +277,26 @@ def _no_answer(problem: str, refusal: str, host: str) -> SlurmError:
     )
 
 
-def _attempts(
-    rows: Mapping[str, Sequence[Sequence[str]]], partitions: Sequence[SitePartition]
-) -> tuple[Attempt, ...]:
+def _attempts(answer: _Answer, partitions: Sequence[SitePartition]) -> tuple[Attempt, ...]:
     """Return the answers of sbatch, without the lines that a site prints also if a job is accepted.
 
     A partition with a name that a spec can't hold counts as refused.
     """
-    tried = [(row[:3], row[3] == "0", row[4].split(_LINE)) for row in _whole(rows, "try", 5)]
-    noise = {line for _, accepted, lines in tried if accepted for line in lines}
+    rows = answer.attempts("try")
+    noise = {line for row in rows if row.is_accepted for line in row.output.split(_LINE)}
     known = {partition.name: partition for partition in partitions}
-    accounts = [row[0] for row in _whole(rows, "chosen", 2)]
+    account = answer.chosen and answer.chosen[0]
     attempts = []
-    for (account, name, count), is_accepted, lines in tried:
-        answer = " ".join(line for line in lines if is_accepted or line not in noise)
-        attempt = Attempt(account, name, int(count), is_accepted, answer)
-        if _NODES_OUT.search(answer) and _lacks_nodes(known.get(name), int(count)):
+    for row in rows:
+        lines = row.output.split(_LINE)
+        words = " ".join(line for line in lines if row.is_accepted or line not in noise)
+        nodes = int(row.nodes)
+        attempt = Attempt(row.account, row.partition, nodes, row.is_accepted, words)
+        if _NODES_OUT.search(words) and _lacks_nodes(known.get(row.partition), nodes):
             # If Slurm accepts no job, the first account whose job would wait is chosen.
-            accounts = accounts or [account]
-            attempt = replace(attempt, accepted=account == accounts[0])
-        if not PATTERNS["slurm_name"].matches(name):
+            account = row.account if account is None else account
+            attempt = replace(attempt, accepted=row.account == account)
+        if not PATTERNS["slurm_name"].matches(row.partition):
             attempt = replace(attempt, accepted=False, answer="clusterctl can't use its name")
         attempts.append(attempt)
     return tuple(attempts)
@@ -269,59 +331,77 @@ def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) 
 
 
 def _site(
-    rows: Mapping[str, Sequence[Sequence[str]]],
+    answer: _Answer,
     partitions: tuple[SitePartition, ...],
     choices: Choices,
     now: float,
-) -> Site:
-    config = {row[0]: row[1] for row in _whole(rows, "config", 2)}
-    # Without associations, there is a line with an empty account.
-    told = [row for row in _whole(rows, "association", 5) if row[0]]
-    chosen = next((row[0] for row in _whole(rows, "chosen", 2)), "")
-    of_account = [row for row in told if row[0] == (chosen or row[0])]
-    limits = [row[2] for row in of_account]
-    max_submit = max(map(int, limits)) if limits and all(map(str.isdecimal, limits)) else None
-    # The limit of a QOS counts in place of that of the account, and the partition's QOS comes
-    # first.
-    of_qos = {row[0]: int(row[1]) for row in _whole(rows, "qos", 2) if row[1].isdecimal()}
-    default_qos = {row[3] or row[4] for row in of_account}
-    for qos in (_first(rows, "partition_qos"), choices.qos or "".join(default_qos)):
-        if qos in of_qos:
-            max_submit = of_qos[qos]
-            break
-    first: dict[str, Any] = {
-        key: _first(rows, key)
-        for key in ("slurm_path", "account", "shell", "home", "host", "system")
-    }
-    return Site(
-        **first,
-        slurm_version=_first(rows, "slurm_version").rpartition(" ")[2],
+) -> SiteDescription:
+    config = {name: value for name, value, *_ in answer.rows("config", 2)}
+    pythons = {path: version for path, version, *_ in answer.rows("python", 2)}
+    return SiteDescription(
+        slurm_version=answer.first("slurm_version").rpartition(" ")[2],
         cluster_name=config.get("ClusterName", ""),
-        accounting=_first(rows, "sacct"),
-        pythons={path: version for path, version in _whole(rows, "python", 2) if version},
-        modules=_column(rows, "module"),
+        account=answer.first("account"),
+        shell=answer.first("shell"),
+        home=answer.first("home"),
+        slurm_path=answer.first("slurm_path"),
+        host=answer.first("host"),
+        system=answer.first("system"),
+        accounting=answer.first("sacct"),
+        pythons={path: version for path, version in pythons.items() if version},
+        modules=answer.column("module"),
         partitions=partitions,
         max_array=_number(config.get("MaxArraySize", ""), 1001),
-        max_submit=max_submit,
-        needs_time=any(row[3] != "0" for row in _whole(rows, "timeless", 5)),
-        mpi_types=_column(rows, "mpi"),
-        internet=_first(rows, "internet") == "yes",
-        quotas=_column(rows, "quota"),
-        glibc=_first(rows, "glibc"),
-        arch=_first(rows, "arch"),
-        clock_ahead_s=round(_number(_first(rows, "clock"), int(now)) - now, 1),
+        max_submit=_max_submit(answer, choices),
+        needs_time=any(not row.is_accepted for row in answer.attempts("timeless")),
+        mpi_types=answer.column("mpi"),
+        internet=answer.first("internet") == "yes",
+        quotas=answer.column("quota"),
+        glibc=answer.first("glibc"),
+        arch=answer.first("arch"),
+        clock_ahead_s=round(_number(answer.first("clock"), int(now)) - now, 1),
         learned=_LEARNED,
     )
 
 
-def _partitions(rows: Mapping[str, Sequence[Sequence[str]]]) -> tuple[SitePartition, ...]:
+def _max_submit(answer: _Answer, choices: Choices) -> int | None:
+    """Return how many jobs the user may have in the queue. None: no limit is known.
+
+    The limit of a QOS counts in place of that of the account, and the partition's QOS comes first.
+    """
+    associations = _associations(answer)
+    limit_by_qos = {
+        name: int(limit) for name, limit, *_ in answer.rows("qos", 2) if limit.isdecimal()
+    }
+    for qos in (answer.first("partition_qos"), choices.qos or _default_qos(associations)):
+        if qos in limit_by_qos:
+            return limit_by_qos[qos]
+    limits = [association.max_submit for association in associations]
+    has_limit = bool(limits) and all(limit.isdecimal() for limit in limits)
+    return max(int(limit) for limit in limits) if has_limit else None
+
+
+def _associations(answer: _Answer) -> list[_Association]:
+    """Return the user's associations with the chosen account, or else with all accounts."""
+    rows = [_Association(*row[:5]) for row in answer.rows("association", 5)]
+    account = answer.chosen[0] if answer.chosen else ""
+    # Without associations, there is a line with an empty account.
+    return [row for row in rows if row.account and row.account == (account or row.account)]
+
+
+def _default_qos(associations: Sequence[_Association]) -> str:
+    """Return the QOS of jobs that name none. Empty: it depends on the association."""
+    names = {row.default_qos or row.allowed_qos for row in associations}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _partitions(answer: _Answer) -> tuple[SitePartition, ...]:
     """Return the partitions. sinfo has a line for each kind of nodes in a partition."""
     partitions: dict[str, SitePartition] = {}
-    lines = [(row, False) for row in _whole(rows, "partition", 7)]
-    visible = {row[0].removesuffix("*") for row, _ in lines}
-    lines += [
-        (row, True) for row in _whole(rows, "named", 7) if row[0].removesuffix("*") not in visible
-    ]
+    lines = [(row, False) for row in answer.rows("partition", 7)]
+    visible = {shown.removesuffix("*") for (shown, *_), _ in lines}
+    named = answer.rows("named", 7)
+    lines += [(row, True) for row in named if row[0].removesuffix("*") not in visible]
     for row, hidden in lines:
         shown, limit, default_limit, count, nodes, gres, state, *more = row
         # Numbers of allocated, idle, other and all nodes. Other nodes are drained or down.
@@ -372,18 +452,3 @@ def _seconds(limit: str) -> int | None:
 
 def _number(text: str, default: int) -> int:
     return int(text) if text.isdecimal() else default
-
-
-def _whole(
-    rows: Mapping[str, Sequence[Sequence[str]]], key: str, least: int
-) -> Iterator[Sequence[str]]:
-    """Yield the rows of a key, without rows with less than ``least`` values."""
-    return (row for row in rows.get(key, ()) if len(row) >= least)
-
-
-def _first(rows: Mapping[str, Sequence[Sequence[str]]], key: str) -> str:
-    return next((value for row in rows.get(key, ()) for value in row[:1]), "")
-
-
-def _column(rows: Mapping[str, Sequence[Sequence[str]]], key: str) -> tuple[str, ...]:
-    return tuple(row[0] for row in rows.get(key, ()) if row and row[0])

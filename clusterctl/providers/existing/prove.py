@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from clusterctl.errors import TransportError, printable
 from clusterctl.providers.existing.place import Placed, place, write_profile
-from clusterctl.providers.existing.site import MPI_MODULE, Site
+from clusterctl.providers.existing.site_description import MPI_MODULE, SiteDescription
 from clusterctl.spec.names import PROOF_JOB, Launcher
 from clusterctl.transport.base import BOOT, Transport, module_texts, split_lines
 from clusterctl.util.assets import data_folder
@@ -148,7 +148,7 @@ class ProofOptions:
 
 
 def prove(
-    transport: Transport, site: Site, placed: Placed, options: ProofOptions
+    transport: Transport, site: SiteDescription, placed: Placed, options: ProofOptions
 ) -> Proof | Unproven:
     """Run the proof as a job on two nodes, or on the only node of the partition. Wait for its end.
 
@@ -186,7 +186,7 @@ def probe_texts() -> bytes:
     return module_texts("payload.commands.probe", data_folder("payload").parent).encode()
 
 
-def proof_script(site: Site, placed: Placed, options: ProofOptions) -> bytes:
+def proof_script(site: SiteDescription, placed: Placed, options: ProofOptions) -> bytes:
     """Return the proof's batch script."""
     types = {name.partition("_")[0] for name in site.mpi_types}
     launchers = [name for name in LAUNCHERS if not types or name in {"mpirun", *types}]
@@ -317,7 +317,7 @@ def _common(pythons: Iterable[Sequence[str]]) -> dict[str, str]:
 
 
 def place_and_prove(
-    transport: Transport, site: Site, folder: str, cluster_id: str, options: ProofOptions
+    transport: Transport, site: SiteDescription, folder: str, cluster_id: str, options: ProofOptions
 ) -> tuple[Placed, Proof | Unproven]:
     """Call ``place``, then ``prove``. If the nodes differ from the login node, do both again for
     the nodes.
@@ -355,7 +355,7 @@ def place_and_prove(
 
 
 def leave_proof(
-    transport: Transport, site: Site, placed: Placed, options: ProofOptions, nodes: int
+    transport: Transport, site: SiteDescription, placed: Placed, options: ProofOptions, nodes: int
 ) -> None:
     """Have the user's first job on ``nodes`` nodes or more run the proof before its program."""
     script = proof_script(site, placed, options)

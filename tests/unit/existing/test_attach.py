@@ -17,7 +17,7 @@ from clusterctl.providers.existing.attach import Attachment, _inventory, attach
 from clusterctl.providers.existing.facts import examine_site
 from clusterctl.providers.existing.probe import Probed
 from clusterctl.providers.existing.prove import Unproven
-from clusterctl.providers.existing.site import load_site
+from clusterctl.providers.existing.site_description import load_site
 from clusterctl.spec.common import Gpus, Partition
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher

@@ -14,7 +14,7 @@ from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.existing.facts import facts_of_first_job
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.prove import ProofOptions, leave_proof, read_first_proof
-from clusterctl.providers.existing.site import Site, load_site
+from clusterctl.providers.existing.site_description import SiteDescription, load_site
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.providers.existing import settings_of
@@ -24,7 +24,9 @@ from clusterctl.state.workspace import Workspace
 from tests.support.here import LocalTransport
 from tests.support.inventories import inventory_of
 
-SITE = Site("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin", glibc="2.41")
+SITE = SiteDescription(
+    "24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin", glibc="2.41"
+)
 SPEC = (
     "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: "
     "a, nodes: 2}]}"

@@ -17,13 +17,15 @@ from clusterctl.providers.existing import detach as detach_module
 from clusterctl.providers.existing import place as place_module
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import Placed, choose_python, place, platform_of, rooms_of
-from clusterctl.providers.existing.site import Site
+from clusterctl.providers.existing.site_description import SiteDescription
 from tests.support.disks import small_disk
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
 
 VERSION = ".".join(map(str, sys.version_info[:3]))
-SITE = Site("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin", glibc="2.36")
+SITE = SiteDescription(
+    "24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin", glibc="2.36"
+)
 SITE = replace(SITE, pythons={"/usr/bin/python3": "3.9.2", sys.executable: VERSION})
 Place = Callable[..., Placed]
 

@@ -13,7 +13,7 @@ from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.existing.attach import gpus_of
 from clusterctl.providers.existing.facts import site_facts
 from clusterctl.providers.existing.probe import Choices, Probed, parse
-from clusterctl.providers.existing.site import SitePartition, load_site
+from clusterctl.providers.existing.site_description import SitePartition, load_site
 from clusterctl.spec.common import Gpus
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused

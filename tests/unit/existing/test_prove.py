@@ -21,11 +21,11 @@ from clusterctl.providers.existing.prove import (
     proof_script,
     read_facts,
 )
-from clusterctl.providers.existing.site import Site
+from clusterctl.providers.existing.site_description import SiteDescription
 from clusterctl.spec.names import Launcher
 
 CAPTURES = Path(__file__).parent / "captures"
-SITE = Site("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin")
+SITE = SiteDescription("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin")
 PLACED = Placed(
     "/home/ada/ours",
     "a1b2",
@@ -152,7 +152,7 @@ def test_a_bad_line_spoils_only_itself(line: str) -> None:
 )
 def test_trials_are_those_that_the_site_has(types, modules, asked, launchers, variants) -> None:
     names = ("openmpi/4.1", "python/3.11", "mpi/mpich-x86_64", "libopenmpi/1")
-    site = Site("", "", "", "", "", "", mpi_types=types, modules=names)
+    site = SiteDescription("", "", "", "", "", "", mpi_types=types, modules=names)
     options = ProofOptions("short", modules=asked, others=not asked)
     lines = proof_script(site, PLACED, options).decode().splitlines()
     assert f"launchers=({launchers})" in lines

@@ -49,7 +49,7 @@ def append(path: Path, line: str) -> None:
         ),
         (
             "a provider imports another inside a function",
-            "clusterctl/providers/existing/site.py",
+            "clusterctl/providers/existing/site_description.py",
             "def f():\n    import clusterctl.providers.onprem.login",
         ),
         (

@@ -51,7 +51,7 @@ class SitePartition:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SiteDescription:
     """A Slurm site, as its login node describes it to an ordinary account.
 
     account: the user's account name on the login node. shell: the login shell. home: the home
@@ -107,7 +107,7 @@ class Site:
         write_atomic(workspace.root / _NAME, json.dumps(asdict(self), indent=1) + "\n")
 
 
-def load_site(workspace: Workspace) -> Site:
+def load_site(workspace: Workspace) -> SiteDescription:
     """Read `site.json`. Raise UsageError if it is missing or damaged."""
     path = workspace.root / _NAME
     try:
@@ -122,7 +122,7 @@ def load_site(workspace: Workspace) -> Site:
         ) from exc
 
 
-def site_of_record(record: Mapping[str, Any]) -> Site:
+def site_of_record(record: Mapping[str, Any]) -> SiteDescription:
     """Return the site that ``dataclasses.asdict`` has turned into JSON, also of an earlier
     version.
     """
@@ -131,9 +131,13 @@ def site_of_record(record: Mapping[str, Any]) -> Site:
         SitePartition(**_known(SitePartition, row)) for row in record["partitions"]
     )
     lists["facts"] = tuple(SiteFact(**row) for row in record["facts"])
-    return Site(**_known(Site, {**record, **lists, "chosen": dict(record["chosen"])}))
+    return SiteDescription(
+        **_known(SiteDescription, {**record, **lists, "chosen": dict(record["chosen"])})
+    )
 
 
-def _known(kind: type[Site | SitePartition], record: Mapping[str, Any]) -> dict[str, Any]:
+def _known(
+    kind: type[SiteDescription | SitePartition], record: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the values of a record that are fields of ``kind``."""
     return {field.name: record[field.name] for field in fields(kind) if field.name in record}
