@@ -94,172 +94,182 @@ def said(log: str, **job: object) -> Diagnosis:
     return diagnose(Evidence(job=replace(JOB, **job), log=log))
 
 
-@pytest.mark.parametrize(
-    ("code", "log"),
-    [
-        ("missing-module", "/opt/clusterctl/env/bin/python: No module named nosuch\n"),
-        (
-            "relative-import-in-script",
-            TRACEBACK + "ImportError: attempted relative import with no known parent package\n",
-        ),
-        ("missing-name", TRACEBACK + "ImportError: cannot import name 'abc' from 'torch' (/env/torch/__init__.py)\n"),
-        ("missing-file", "cat: /data/x: No such file or directory\n"),
-        ("missing-file", "rank 0 on n1: --data: /data/x cannot be read: No such file or directory\n"),
-        ("missing-file", "/bin/bash: line 3: ./setup.sh: No such file or directory\n"),
-        ("missing-file", "python3: can't open file '/tmp/nosuch.py': [Errno 2] No such file or directory\n"),
-        ("windows-newlines", "slurmstepd-n1: error: execve(): hostname\r: No such file or directory\n"),
-        ("windows-newlines", "run.sh: line 3: cd: data\r: No such file or directory\n"),
-        ("windows-newlines", "setup.sh: line 2: $'\\r': command not found\n"),
-        ("windows-newlines", "/usr/bin/env: 'python3\\r': No such file or directory\n"),
-        ("windows-newlines", "./a.sh: /bin/bash^M: bad interpreter: No such file or directory\n"),
-        ("virtual-environment-not-sent", "/jobs/x/run.sh: line 4: .venv/bin/activate: No such file or directory\n"),
-        ("virtual-environment-not-sent", "/jobs/x/run.sh: 4: .: cannot open /home/ada/env/bin/activate: No such file\n"),
-        ("missing-file", ("python: can't open file '/jobs/x/10.1.2.3:29500': [Errno 2] No such file or "
-            "directory\n")),
-        ("command-not-found", "job.sh: line 2: ffmpeg: command not found\n"),
-        ("command-not-found", "/bin/sh: 1: ffmpeg: not found\n"),
-        ("command-not-found", "slurmstepd-n1: error: execve(): nosuch: No such file or directory\n"),
-        (
-            "command-not-found",
-            TRACEBACK + '  File "/usr/lib/python3.13/subprocess.py", line 1972, in _execute_child\n'
-            "    raise child_exception_type(errno_num, err_msg, err_filename)\n"
-            "FileNotFoundError: [Errno 2] No such file or directory: 'git'\n",
-        ),
-        ("missing-file", TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'git'\n"),
-        (
-            "command-not-found",
-            f"{'-' * 74}\nmpirun was unable to find the specified executable file, and therefore\n"
-            "did not launch the job.\n\nNode:       n1\nExecutable: nosuchprog\n",
-        ),
-        ("not-executable", "job.sh: line 2: ./run: Permission denied\n"),
-        ("not-executable", "slurmstepd-n1: error: execve(): /jobs/x/run: Permission denied\n"),
-        ("noexec", ("slurmstepd-n1: error: execve(): /run/slurmd/job00002/slurm_script: Permission "
-            "denied\n")),
-        ("wrong-architecture", "job.sh: line 2: ./a.out: cannot execute binary file: Exec format error\n"),
-        ("wrong-architecture", TRACEBACK + "OSError: [Errno 8] Exec format error: './a.out'\n"),
-        (
-            "missing-library",
-            "./a: error while loading shared libraries: libfoo.so.3: cannot open shared object "
-            "file: No such file or directory\n",
-        ),
-        ("glibc", ("./a: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by "
-            "./a)\n")),
-        ("undefined-symbol", TRACEBACK + "ImportError: /env/x.so: undefined symbol: _ZN3c10\n"),
-        ("host-memory", ("terminate called after throwing an instance of 'std::bad_alloc'\n"
-            "  what():  std::bad_alloc\n")),
-        ("host-memory", TRACEBACK + ("numpy.core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an "
-            "array\n")),
-        ("cuda-out-of-memory", TRACEBACK + "RuntimeError: CUDA error: out of memory\n"),
-        ("cuda-out-of-memory", TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n"),
-        ("cuda-driver-too-old", TRACEBACK + "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).\n"),
-        ("no-gpu", TRACEBACK + "RuntimeError: Found no NVIDIA driver on your system.\n"),
-        ("cuda-no-kernel-image", TRACEBACK + "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"),
-        ("cuda-version-library", TRACEBACK + "ImportError: /lib64/libcudart.so.12: version `libcudart.so.12' not found (required by /env/x.so)\n"),
-        ("gpu-lost", TRACEBACK + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"),
-        ("gloo-interface", TRACEBACK + "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address for: eth7\n"),
-        ("nccl", TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1691, internal error, NCCL version 2.20.5\n"
-            "ncclInternalError: Internal check failed.\n"),
-        ("unpicklable", TRACEBACK + "_pickle.UnpicklingError: Weights only load failed.\n"),
-        ("usage", "payload: error: --layers must be positive\n"),
-        ("no-gpu", TRACEBACK + "AssertionError: Torch not compiled with CUDA enabled\n"),
-        ("no-gpu", TRACEBACK + "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!\n"),
-        ("invalid-device-ordinal", TRACEBACK + "RuntimeError: CUDA error: invalid device ordinal\n"),
-        ("cuda-assert", TRACEBACK + "RuntimeError: CUDA error: device-side assert triggered\n"),
-        ("cuda-illegal-address", TRACEBACK + "RuntimeError: CUDA error: an illegal memory access was encountered\n"),
-        ("cuda-error", TRACEBACK + "RuntimeError: CUDA error: misaligned address\n"),
-        (
-            "nccl-network",
-            TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, "
-                "unhandled system error\n"
-                "ncclSystemError: System call (e.g. socket, malloc) or external library call "
-                "failed\n"
-                "Last error:\n"
-                "socketStartConnect: Connect to 10.0.0.1<4711> failed : No route to host\n",
-        ),
-        (
-            "nccl-usage",
-            TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, "
-                "invalid usage\n"
-                "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
-                "Last error:\n"
-                "Duplicate GPU detected\n",
-        ),
-        (
-            "nccl-timeout",
-            "[rank0]:[E1122 21:00:00 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught "
-            "collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 600000 "
-            "milliseconds before timing out.\n",
-        ),
-        ("port-in-use", TRACEBACK + "OSError: [Errno 98] Address already in use\n"),
-        (
-            "port-in-use",
-            TRACEBACK + "torch.distributed.DistNetworkError: The server socket has failed to listen on "
-                "any local network address. port: 29500, useIpv6: false, code: -98, name: "
-                "EADDRINUSE, message: address already in use\n",
-        ),
-        ("rendezvous", TRACEBACK + ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms "
-            "while trying to connect to (n1, 29500).\n")),
-        ("unknown-host", TRACEBACK + "socket.gaierror: [Errno -2] Name or service not known\n"),
-        ("no-network", TRACEBACK + "OSError: [Errno 101] Network is unreachable\n"),
-        ("gloo-connect", TRACEBACK + ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed "
-            "out waiting 1800000ms for recv operation\n")),
-        ("connection-lost", TRACEBACK + ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:525] Connection "
-            "closed by peer [10.0.0.1]:4711\n")),
-        ("disk-quota", TRACEBACK + "OSError: [Errno 122] Disk quota exceeded: 'x'\n"),
-        ("read-only-file-system", TRACEBACK + "OSError: [Errno 30] Read-only file system: '/usr/x'\n"),
-        ("too-many-files", TRACEBACK + "OSError: [Errno 24] Too many open files: '/dev/null'\n"),
-        ("too-many-processes", TRACEBACK.replace("main()", "pid = os.fork()") + "BlockingIOError: [Errno 11] Resource temporarily unavailable\n"),
-        ("permission-denied", TRACEBACK + "PermissionError: [Errno 13] Permission denied: '/etc/x'\n"),
-        ("shared-memory", TRACEBACK + ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is "
-            "possible that dataloader's workers are out of shared memory.\n")),
-        ("arguments", ("usage: train.py [-h] [--lr LR]\n"
-            "train.py: error: unrecognized arguments: --lrr 1\n")),
-        ("syntax-error", "job.sh: line 2: syntax error: unexpected end of file\n"),
-        ("windows-newlines", "job.sh: line 2: $'\\r': command not found\n"),
-        ("assertion", "a.out: a.c:3: main: Assertion `x == 1' failed.\n"),
-        ("keyboard-interrupt", TRACEBACK + "KeyboardInterrupt\n"),
-        ("python-exception", TRACEBACK + "ValueError: x\n"),
-        ("python-exception", TRACEBACK + "my.lib.Oops: x\n"),
-        ("cpp-exception", ("terminate called after throwing an instance of 'std::runtime_error'\n"
-            "  what():  no\n")),
-        ("mpi-slots", (f"{'-' * 74}\n"
-            "There are not enough slots available in the system to satisfy the 64\n"
-            "slots\n")),
-        ("mpi-launch", (f"{'-' * 74}\n"
-            "ORTE was unable to reliably start one or more daemons.\n"
-            "This\n")),
-        ("mpi-truncate", TRACEBACK + "mpi4py.MPI.Exception: MPI_ERR_TRUNCATE: message truncated\n"),
-        (
-            "mpi-no-free-slots",
-            "All nodes which are allocated for this job are already filled.\n"
-            "[n1:7] *** An error occurred in MPI_Comm_spawn\n"
-            "[n1:7] *** MPI_ERR_UNKNOWN: unknown error\n",
-        ),
-        ("mpi-no-free-slots", ("[n1:7] *** An error occurred in MPI_Comm_spawn\n"
-            "[n1:7] *** MPI_ERR_UNKNOWN: x\n")),
-        (
-            "mpi-no-free-slots",
-            TRACEBACK + '  File "src/mpi4py/MPI.src/Comm.pyx", line 2560, in mpi4py.MPI.Intracomm.Spawn\n'
-            "mpi4py.MPI.Exception: MPI_ERR_UNKNOWN: unknown error\n",
-        ),
-        ("mpi-error", ("[n1:7] *** An error occurred in MPI_Send\n"
-            "[n1:7] *** MPI_ERR_RANK: invalid rank\n")),
-        ("out-of-memory", ("slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being "
-            "killed\n")),
-        ("out-of-memory", "srun: error: n1: task 0: Out Of Memory\n"),
-        ("segmentation-fault", "srun: error: n1: task 0: Segmentation fault (core dumped)\n"),
-        ("bus-error", "srun: error: n1: task 0: Bus error\n"),
-        ("illegal-instruction", "srun: error: n1: task 0: Illegal instruction\n"),
-        ("floating-point-exception", "srun: error: n1: task 0: Floating point exception\n"),
-        ("abort", "srun: error: n1: task 0: Aborted (core dumped)\n"),
-        ("killed", "srun: error: n1: task 0: Killed\n"),
-        ("terminated", "srun: error: n1: task 0: Terminated\n"),
-        ("segmentation-fault", MPIRUN + ("mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 "
-            "(Segmentation fault).\n")),
-        ("exit-code", "it went wrong\n"),
-        ("exit-code", ""),
-    ],
+LOGS = (
+    ("missing-module", "/opt/clusterctl/env/bin/python: No module named nosuch\n"),
+    (
+        "relative-import-in-script",
+        TRACEBACK + "ImportError: attempted relative import with no known parent package\n",
+    ),
+    ("missing-name", TRACEBACK + "ImportError: cannot import name 'abc' from 'torch' (/env/torch/__init__.py)\n"),
+    ("missing-file", "cat: /data/x: No such file or directory\n"),
+    ("missing-file", "rank 0 on n1: --data: /data/x cannot be read: No such file or directory\n"),
+    ("missing-file", "/bin/bash: line 3: ./setup.sh: No such file or directory\n"),
+    ("missing-file", "python3: can't open file '/tmp/nosuch.py': [Errno 2] No such file or directory\n"),
+    ("windows-newlines", "slurmstepd-n1: error: execve(): hostname\r: No such file or directory\n"),
+    ("windows-newlines", "run.sh: line 3: cd: data\r: No such file or directory\n"),
+    ("windows-newlines", "setup.sh: line 2: $'\\r': command not found\n"),
+    ("windows-newlines", "/usr/bin/env: 'python3\\r': No such file or directory\n"),
+    ("windows-newlines", "./a.sh: /bin/bash^M: bad interpreter: No such file or directory\n"),
+    ("virtual-environment-not-sent", "/jobs/x/run.sh: line 4: .venv/bin/activate: No such file or directory\n"),
+    ("virtual-environment-not-sent", "/jobs/x/run.sh: 4: .: cannot open /home/ada/env/bin/activate: No such file\n"),
+    ("missing-file", ("python: can't open file '/jobs/x/10.1.2.3:29500': [Errno 2] No such file or "
+        "directory\n")),
+    ("command-not-found", "job.sh: line 2: ffmpeg: command not found\n"),
+    ("command-not-found", "/bin/sh: 1: ffmpeg: not found\n"),
+    ("command-not-found", "slurmstepd-n1: error: execve(): nosuch: No such file or directory\n"),
+    (
+        "command-not-found",
+        TRACEBACK + '  File "/usr/lib/python3.13/subprocess.py", line 1972, in _execute_child\n'
+        "    raise child_exception_type(errno_num, err_msg, err_filename)\n"
+        "FileNotFoundError: [Errno 2] No such file or directory: 'git'\n",
+    ),
+    ("missing-file", TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'git'\n"),
+    (
+        "command-not-found",
+        f"{'-' * 74}\nmpirun was unable to find the specified executable file, and therefore\n"
+        "did not launch the job.\n\nNode:       n1\nExecutable: nosuchprog\n",
+    ),
+    ("not-executable", "job.sh: line 2: ./run: Permission denied\n"),
+    ("not-executable", "slurmstepd-n1: error: execve(): /jobs/x/run: Permission denied\n"),
+    ("noexec", ("slurmstepd-n1: error: execve(): /run/slurmd/job00002/slurm_script: Permission "
+        "denied\n")),
+    ("wrong-architecture", "job.sh: line 2: ./a.out: cannot execute binary file: Exec format error\n"),
+    ("wrong-architecture", TRACEBACK + "OSError: [Errno 8] Exec format error: './a.out'\n"),
+    (
+        "missing-library",
+        "./a: error while loading shared libraries: libfoo.so.3: cannot open shared object "
+        "file: No such file or directory\n",
+    ),
+    ("glibc", ("./a: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by "
+        "./a)\n")),
+    ("undefined-symbol", TRACEBACK + "ImportError: /env/x.so: undefined symbol: _ZN3c10\n"),
+    ("host-memory", ("terminate called after throwing an instance of 'std::bad_alloc'\n"
+        "  what():  std::bad_alloc\n")),
+    ("host-memory", TRACEBACK + ("numpy.core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an "
+        "array\n")),
+    ("cuda-out-of-memory", TRACEBACK + "RuntimeError: CUDA error: out of memory\n"),
+    ("cuda-out-of-memory", TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n"),
+    ("cuda-driver-too-old", TRACEBACK + "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).\n"),
+    ("no-gpu", TRACEBACK + "RuntimeError: Found no NVIDIA driver on your system.\n"),
+    ("cuda-no-kernel-image", TRACEBACK + "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"),
+    ("cuda-version-library", TRACEBACK + "ImportError: /lib64/libcudart.so.12: version `libcudart.so.12' not found (required by /env/x.so)\n"),
+    ("gpu-lost", TRACEBACK + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"),
+    ("gloo-interface", TRACEBACK + "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address for: eth7\n"),
+    ("nccl", TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1691, internal error, NCCL version 2.20.5\n"
+        "ncclInternalError: Internal check failed.\n"),
+    ("unpicklable", TRACEBACK + "_pickle.UnpicklingError: Weights only load failed.\n"),
+    ("usage", "payload: error: --layers must be positive\n"),
+    ("no-gpu", TRACEBACK + "AssertionError: Torch not compiled with CUDA enabled\n"),
+    ("no-gpu", TRACEBACK + "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!\n"),
+    ("invalid-device-ordinal", TRACEBACK + "RuntimeError: CUDA error: invalid device ordinal\n"),
+    ("cuda-assert", TRACEBACK + "RuntimeError: CUDA error: device-side assert triggered\n"),
+    ("cuda-illegal-address", TRACEBACK + "RuntimeError: CUDA error: an illegal memory access was encountered\n"),
+    ("cuda-error", TRACEBACK + "RuntimeError: CUDA error: misaligned address\n"),
+    (
+        "nccl-network",
+        TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, "
+            "unhandled system error\n"
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call "
+            "failed\n"
+            "Last error:\n"
+            "socketStartConnect: Connect to 10.0.0.1<4711> failed : No route to host\n",
+    ),
+    (
+        "nccl-usage",
+        TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, "
+            "invalid usage\n"
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+            "Last error:\n"
+            "Duplicate GPU detected\n",
+    ),
+    (
+        "nccl-timeout",
+        "[rank0]:[E1122 21:00:00 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 600000 "
+        "milliseconds before timing out.\n",
+    ),
+    ("port-in-use", TRACEBACK + "OSError: [Errno 98] Address already in use\n"),
+    (
+        "port-in-use",
+        TRACEBACK + "torch.distributed.DistNetworkError: The server socket has failed to listen on "
+            "any local network address. port: 29500, useIpv6: false, code: -98, name: "
+            "EADDRINUSE, message: address already in use\n",
+    ),
+    ("rendezvous", TRACEBACK + ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms "
+        "while trying to connect to (n1, 29500).\n")),
+    ("unknown-host", TRACEBACK + "socket.gaierror: [Errno -2] Name or service not known\n"),
+    ("no-network", TRACEBACK + "OSError: [Errno 101] Network is unreachable\n"),
+    ("gloo-connect", TRACEBACK + ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed "
+        "out waiting 1800000ms for recv operation\n")),
+    ("connection-lost", TRACEBACK + ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:525] Connection "
+        "closed by peer [10.0.0.1]:4711\n")),
+    ("disk-quota", TRACEBACK + "OSError: [Errno 122] Disk quota exceeded: 'x'\n"),
+    ("read-only-file-system", TRACEBACK + "OSError: [Errno 30] Read-only file system: '/usr/x'\n"),
+    ("too-many-files", TRACEBACK + "OSError: [Errno 24] Too many open files: '/dev/null'\n"),
+    ("too-many-processes", TRACEBACK.replace("main()", "pid = os.fork()") + "BlockingIOError: [Errno 11] Resource temporarily unavailable\n"),
+    ("permission-denied", TRACEBACK + "PermissionError: [Errno 13] Permission denied: '/etc/x'\n"),
+    ("shared-memory", TRACEBACK + ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is "
+        "possible that dataloader's workers are out of shared memory.\n")),
+    ("arguments", ("usage: train.py [-h] [--lr LR]\n"
+        "train.py: error: unrecognized arguments: --lrr 1\n")),
+    ("syntax-error", "job.sh: line 2: syntax error: unexpected end of file\n"),
+    ("windows-newlines", "job.sh: line 2: $'\\r': command not found\n"),
+    ("assertion", "a.out: a.c:3: main: Assertion `x == 1' failed.\n"),
+    ("keyboard-interrupt", TRACEBACK + "KeyboardInterrupt\n"),
+    ("python-exception", TRACEBACK + "ValueError: x\n"),
+    ("python-exception", TRACEBACK + "my.lib.Oops: x\n"),
+    ("cpp-exception", ("terminate called after throwing an instance of 'std::runtime_error'\n"
+        "  what():  no\n")),
+    ("mpi-slots", (f"{'-' * 74}\n"
+        "There are not enough slots available in the system to satisfy the 64\n"
+        "slots\n")),
+    ("mpi-launch", (f"{'-' * 74}\n"
+        "ORTE was unable to reliably start one or more daemons.\n"
+        "This\n")),
+    ("mpi-truncate", TRACEBACK + "mpi4py.MPI.Exception: MPI_ERR_TRUNCATE: message truncated\n"),
+    (
+        "mpi-no-free-slots",
+        "All nodes which are allocated for this job are already filled.\n"
+        "[n1:7] *** An error occurred in MPI_Comm_spawn\n"
+        "[n1:7] *** MPI_ERR_UNKNOWN: unknown error\n",
+    ),
+    ("mpi-no-free-slots", ("[n1:7] *** An error occurred in MPI_Comm_spawn\n"
+        "[n1:7] *** MPI_ERR_UNKNOWN: x\n")),
+    (
+        "mpi-no-free-slots",
+        TRACEBACK + '  File "src/mpi4py/MPI.src/Comm.pyx", line 2560, in mpi4py.MPI.Intracomm.Spawn\n'
+        "mpi4py.MPI.Exception: MPI_ERR_UNKNOWN: unknown error\n",
+    ),
+    ("mpi-error", ("[n1:7] *** An error occurred in MPI_Send\n"
+        "[n1:7] *** MPI_ERR_RANK: invalid rank\n")),
+    ("out-of-memory", ("slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being "
+        "killed\n")),
+    ("out-of-memory", "srun: error: n1: task 0: Out Of Memory\n"),
+    ("segmentation-fault", "srun: error: n1: task 0: Segmentation fault (core dumped)\n"),
+    ("bus-error", "srun: error: n1: task 0: Bus error\n"),
+    ("illegal-instruction", "srun: error: n1: task 0: Illegal instruction\n"),
+    ("floating-point-exception", "srun: error: n1: task 0: Floating point exception\n"),
+    ("abort", "srun: error: n1: task 0: Aborted (core dumped)\n"),
+    ("killed", "srun: error: n1: task 0: Killed\n"),
+    ("terminated", "srun: error: n1: task 0: Terminated\n"),
+    ("cpu-limit", "srun: error: n1: task 0: CPU time limit exceeded (core dumped)\n"),
+    ("file-size-limit", "srun: error: n1: task 0: File size limit exceeded (core dumped)\n"),
+    ("modules-of-another-site", "job.sh: line 3: module: command not found\n"),
+    ("worker-killed", TRACEBACK + "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. \n"),
+    (
+        "download-without-internet",
+        TRACEBACK + "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', "
+        "port=443): Max retries exceeded with url: /gpt2 (Caused by NameResolutionError('Failed to "
+        "resolve'))\n",
+    ),
+    ("segmentation-fault", MPIRUN + ("mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 "
+        "(Segmentation fault).\n")),
+    ("exit-code", "it went wrong\n"),
+    ("exit-code", ""),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "log"), LOGS)
 def test_the_cause_is_named(code: str, log: str) -> None:
     found = said(log)
     assert found.code == code, found
@@ -305,56 +315,61 @@ def test_message_that_quotes_another_error_is_not_its_cause(code: str, log: str)
     assert said(log).code == code
 
 
-@pytest.mark.parametrize(
-    ("code", "state", "reason"),
-    [
-        ("time-limit", "TIMEOUT", "TimeLimit"),
-        ("lost-node", "NODE_FAIL", "NodeDown"),
-        ("preempted", "PREEMPTED", "None"),
-        ("cancelled", "CANCELLED", "None"),
-        ("deadline", "DEADLINE", "DeadLine"),
-        ("boot-failure", "BOOT_FAIL", ""),
-        ("no-record", "PURGED", ""),
-        ("out-of-memory", "OUT_OF_MEMORY", "OutOfMemory"),
-        ("waiting-for-resources", "PENDING", "Resources"),
-        ("waiting-for-priority", "PENDING", "Priority"),
-        ("waiting-for-dependency", "PENDING", "Dependency"),
-        ("dependency-never-satisfied", "PENDING", "DependencyNeverSatisfied"),
-        ("waiting-for-nodes-out-of-service", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n1"),
-        (
-            "waiting-for-nodes-out-of-service",
-            "PENDING",
-            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved",
-        ),
-        (
-            "waiting-for-unavailable-nodes",
-            "PENDING",
-            "ReqNodeNotAvail,_May_be_reserved_for_other_job",
-        ),
-        ("waiting-for-quota", "PENDING", "QOSMaxJobsPerUserLimit"),
-        ("waiting-for-quota", "PENDING", "MaxGRESPerAccount"),
-        ("waiting-for-quota", "PENDING", "AssocGrpCPUMinutesLimit"),
-        ("waiting-for-own-array", "PENDING", "JobArrayTaskLimit"),
-        ("waiting-for-another-reason", "PENDING", "BurstBufferStageIn"),
-        ("waiting-for-another-reason", "PENDING", "BurstBufferResources"),
-        ("user-environment", "PENDING", "user env retrieval failed requeued held"),
-        ("waiting-beyond-partition", "PENDING", "PartitionConfig"),
-        ("waiting-beyond-limits", "PENDING", "BadConstraints"),
-        ("waiting-beyond-job-limit", "PENDING", "QOSMaxCpuPerJobLimit"),
-        ("waiting-beyond-job-limit", "PENDING", "AssocMaxWallDurationPerJobLimit"),
-        ("waiting-beyond-job-limit", "PENDING", "QOSMinGRES"),
-        ("waiting-without-permission", "PENDING", "AccountNotAllowed"),
-        ("reservation-gone", "PENDING", "ReservationDeleted"),
-        ("held", "PENDING", "JobHoldMaxRequeue"),
-        ("held", "PENDING", "job requeued in held state"),
-        ("held", "PENDING", "JobHeldAdmin"),
-        ("waiting-beyond-limits", "PENDING", "PartitionTimeLimit"),
-        ("held", "PENDING", "JobHeldUser"),
-        ("held-after-launch-failure", "PENDING", "launch failed requeued held"),
-        ("held-after-launch-failure", "PENDING", "launch failure limit exceeded requeued held"),
-        ("waiting-for-the-scheduler", "PENDING", "None"),
-    ],
+STATES = (
+    ("time-limit", "TIMEOUT", "TimeLimit"),
+    ("lost-node", "NODE_FAIL", "NodeDown"),
+    ("preempted", "PREEMPTED", "None"),
+    ("cancelled", "CANCELLED", "None"),
+    ("deadline", "DEADLINE", "DeadLine"),
+    ("revoked", "REVOKED", "None"),
+    ("boot-failure", "BOOT_FAIL", ""),
+    ("no-record", "PURGED", ""),
+    ("out-of-memory", "OUT_OF_MEMORY", "OutOfMemory"),
+    ("waiting-for-resources", "PENDING", "Resources"),
+    ("waiting-for-priority", "PENDING", "Priority"),
+    ("waiting-for-dependency", "PENDING", "Dependency"),
+    ("dependency-never-satisfied", "PENDING", "DependencyNeverSatisfied"),
+    ("waiting-for-nodes-out-of-service", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n1"),
+    (
+        "waiting-for-nodes-out-of-service",
+        "PENDING",
+        "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved",
+    ),
+    (
+        "waiting-for-unavailable-nodes",
+        "PENDING",
+        "ReqNodeNotAvail,_May_be_reserved_for_other_job",
+    ),
+    ("waiting-for-time", "PENDING", "BeginTime"),
+    ("partition-down", "PENDING", "PartitionDown"),
+    ("waiting-for-licenses", "PENDING", "Licenses"),
+    ("waiting-for-reservation", "PENDING", "Reservation"),
+    ("waiting-for-quota", "PENDING", "QOSMaxJobsPerUserLimit"),
+    ("waiting-for-quota", "PENDING", "MaxGRESPerAccount"),
+    ("waiting-for-quota", "PENDING", "AssocGrpCPUMinutesLimit"),
+    ("waiting-for-own-array", "PENDING", "JobArrayTaskLimit"),
+    ("waiting-for-another-reason", "PENDING", "BurstBufferStageIn"),
+    ("waiting-for-another-reason", "PENDING", "BurstBufferResources"),
+    ("user-environment", "PENDING", "user env retrieval failed requeued held"),
+    ("waiting-beyond-partition", "PENDING", "PartitionConfig"),
+    ("waiting-beyond-limits", "PENDING", "BadConstraints"),
+    ("waiting-beyond-job-limit", "PENDING", "QOSMaxCpuPerJobLimit"),
+    ("waiting-beyond-job-limit", "PENDING", "AssocMaxWallDurationPerJobLimit"),
+    ("waiting-beyond-job-limit", "PENDING", "QOSMinGRES"),
+    ("waiting-without-permission", "PENDING", "AccountNotAllowed"),
+    ("reservation-gone", "PENDING", "ReservationDeleted"),
+    ("held", "PENDING", "JobHoldMaxRequeue"),
+    ("held", "PENDING", "job requeued in held state"),
+    ("held", "PENDING", "JobHeldAdmin"),
+    ("waiting-beyond-limits", "PENDING", "PartitionTimeLimit"),
+    ("held", "PENDING", "JobHeldUser"),
+    ("held-after-launch-failure", "PENDING", "launch failed requeued held"),
+    ("held-after-launch-failure", "PENDING", "launch failure limit exceeded requeued held"),
+    ("waiting-for-the-scheduler", "PENDING", "None"),
 )
+
+
+@pytest.mark.parametrize(("code", "state", "reason"), STATES)
 def test_the_schedulers_state_and_reason_are_sentences(code: str, state: str, reason: str) -> None:
     found = said(TRACEBACK + "ValueError: x\n", state=JobState(state), reason=reason)
     assert (found.code, found.state) == (code, state)

@@ -21,7 +21,7 @@ from clusterctl.scheduler.base import StepInfo
 from clusterctl.scheduler.case import Evidence
 from clusterctl.scheduler.diagnosis import Diagnosis, diagnose
 from clusterctl.scheduler.program_error import error_at_end, is_shell
-from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
+from tests.unit.scheduler.test_diagnosis import JOB, LOGS, STATES, TRACEBACK
 
 ENDED = "epoch 7: loss 0.31\nvalidation failed: accuracy 0.1 is below 0.5\n"
 EPOCHS = "".join(f"epoch {number}: loss {1 / (number + 1):.3f}\n" for number in range(60))
@@ -271,6 +271,27 @@ UNUSUAL = (
 def test_diagnosis_names_the_cause_in_unusual_words(code: str, words: str, log: str) -> None:
     found = said(log, exit_code=1)
     assert (found.code, words in found.cause) == (code, True), found
+
+
+# Causes that need more evidence than a log, or a state and a reason. They have tests of their own.
+OTHER_EVIDENCE = {
+    "hung-after-end",
+    "killed-supervisor",
+    "launch-failure",
+    "lost-slurmstepd",
+    "mpi-abort",
+    "own-file-hides-package",
+    "signal",
+    "stopped",
+    "unknown",
+}
+
+
+def test_each_cause_is_the_diagnosis_of_a_row() -> None:
+    """An entry below a less certain one would never apply."""
+    entries = (*causes.WAITING, *causes.ENDED)
+    codes = {entry.code for entry in entries if isinstance(entry, causes.Cause)}
+    assert codes - {code for code, *_ in (*LOGS, *STATES, *UNUSUAL)} == OTHER_EVIDENCE
 
 
 @pytest.mark.parametrize(
