@@ -47,6 +47,9 @@ _MOST_FILES = 100_000
 # A file that changed while it was read is read again.
 _ROUNDS = 3
 _MOST_SHOWN = 20
+# Lines of an answer that name files or unreadable paths. The host's program prints at most 222.
+_MOST_LINES = 1000
+_MOST = 1 << 63  # bytes, files or seconds
 _MOST_REASONS = 3
 # Bytes of holes in sparse files that are too few to mention.
 _FEW_HOLES = 1 << 20
@@ -219,7 +222,9 @@ class Search:
                         unknown.append(
                             f"{path} on {host} can't be read: {printable(str(row['why']))}"
                         )
-            except (ValueError, TypeError, LookupError, RecursionError) as exc:
+                    if len(files) + len(unknown) > _MOST_LINES:
+                        raise _not_understood(host)
+            except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
                 raise _not_understood(host) from exc
             talk.finish()
         if "end" not in row:
@@ -242,6 +247,8 @@ class Search:
         files, size, age_s, on_disk = (
             int(row[name]) for name in ("files", "bytes", "age_s", "on_disk")
         )
+        if "\0" in top + path or not all(0 <= n < _MOST for n in (files, size, age_s, on_disk)):
+            raise ValueError("a path or number is out of range")
         owner = printable(str(row["owner"]))
         return UncopiedFiles(
             title, owner, files, size, age_s, host_shown, top, reason, job_id, on_disk

@@ -7,13 +7,16 @@ test.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +37,7 @@ from tests.support.here import LocalTransport
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused, shows
 from tests.support.sweeps import in_sweep
+from tests.unit.runs.fetched import Talk
 from tests.unit.runs.made import record
 
 JOB = "clusterctl/jobs/mine-a1b2"
@@ -501,6 +505,91 @@ def test_an_answer_that_makes_no_sense_is_no_answer(
     (why,) = stage.search.find().unknown
     assert "demo-ctl" in why
     assert shows(why, "answer-garbled")
+
+
+def encoded(path: bytes) -> str:
+    return base64.b64encode(path).decode("ascii")
+
+
+class Lying(LocalTransport):
+    """A host that reports a file with these fields, and then lists and sends what it likes."""
+
+    def __init__(self, listing: str = "", sent: bytes = b"", count: int = 1, **fields: object):
+        row = {
+            "top": encoded(b"/shared/home/ada"),
+            "path": encoded(b"a"),
+            "owner": "ada",
+            **dict.fromkeys(("files", "bytes", "on_disk", "age_s"), 1),
+        }
+        self._rows = f"{json.dumps(row | fields)}\n" * count + '{"end": true}\n'
+        self._answers = [self._rows.encode(), f"{listing}\n".encode() + sent]
+
+    @contextmanager
+    def converse(
+        self, argv: Sequence[str], *, silence_s: float | None = None
+    ) -> Iterator[Conversation]:
+        is_transfer = '\\"most\\"' in argv[-1]
+        answer = [self._answers[is_transfer]]
+        with super().converse(["true"], silence_s=silence_s) as real:
+            lying = Talk(real, lambda _: answer.pop() if answer else b"", lambda _: None)
+            lying.finish = lambda *_: None
+            yield lying
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({name: -1} for name in ("files", "bytes", "on_disk", "age_s")),
+        *({name: 10**400} for name in ("files", "bytes", "on_disk", "age_s")),
+        {"files": float("inf")},
+        {"bytes": float("nan")},
+        {"bytes": None},
+        {"path": encoded(b"a\0b")},
+        {"top": encoded(b"/shared\0")},
+        {"top": 7},
+        {"count": 2000},  # more lines than a host's program prints
+    ],
+)
+def test_find_of_rows_that_can_not_be_true_reports_the_host(
+    stage: Stage, fields: dict[str, Any]
+) -> None:
+    stage.transport = Lying(**fields)
+    found = stage.search.find()
+    assert found.files == ()
+    (why,) = found.unknown
+    assert shows(why, "answer-garbled")
+    assert found.shown
+
+
+def test_find_shows_names_of_a_hostile_host_as_text(stage: Stage) -> None:
+    stage.transport = Lying(path=encoded(b"\x1b]0;title\x07"), owner="\x1b[31m")
+    (line,) = stage.search.find().lines
+    assert line.isprintable()
+
+
+FILE = f"file {encoded(b'a')} {0o644} 1 1 1 \n"
+SENT = struct.pack(">qq", 1, 1) + b"x" + struct.pack(">q", 0)
+
+
+@pytest.mark.parametrize("top", [b"/../../etc", b"../..", b"/", b"/shared/home/../..", b"\xff"])
+def test_bring_of_any_top_writes_into_one_folder_of_out(stage: Stage, top: bytes) -> None:
+    stage.transport = Lying(FILE, SENT, top=encoded(top))
+    before = {*stage.out.iterdir()}
+    (folder,) = stage.bring()
+    assert {*stage.out.iterdir()} - before == {folder}
+    assert [path.name for path in folder.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [FILE.replace(encoded(b"a"), encoded(path)) for path in (b"/etc/x", b"../x", b"b/x", b"a\0")],
+)
+def test_bring_of_paths_that_lead_elsewhere_writes_nothing(stage: Stage, listing: str) -> None:
+    stage.transport = Lying(listing, SENT)
+    before = {*stage.out.iterdir()}
+    with refused("answer-garbled", TransferError):
+        stage.bring()
+    assert {*stage.out.iterdir()} == before
 
 
 def test_a_host_that_does_not_answer_is_named(stage: Stage) -> None:
