@@ -43,7 +43,7 @@ from clusterctl.state.ledger import (
 )
 from clusterctl.state.run_record import Skipped
 from clusterctl.transport.base import Transport, remote_argv
-from clusterctl.transport.get import Sender
+from clusterctl.transport.get import MOST_ENTRIES, Sender
 from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.tree import Kind, Progress, format_size, gitignore_spec
 from clusterctl.util.process import call_on_hosts
@@ -247,7 +247,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     request = (
         json.dumps([folder, checkpoints, selection.max_checkpoint, source.files]).encode() + b"\n"
     )
-    max_rows = sys.maxsize if selection.everything else _MOST_ROWS
+    max_rows = MOST_ENTRIES if selection.everything else _MOST_ROWS
     for _ in range(_ROUNDS):
         try:
             with sender.listed(request, most=max_rows) as download:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -35,8 +34,12 @@ from clusterctl.util.disk import write_error_reason
 _AGAIN = "run the command again; complete files are not downloaded again"
 _MAX_NAME = 255  # bytes
 _MOST = 1 << 63  # bytes or nanoseconds
-# Bytes of a bounded list. The host's program prints at most 16 MiB.
+# Files and folders in a list. The list of a host that never ends it must not fill the memory.
+MOST_ENTRIES = 10_000_000
+# Bytes of a list, for each million entries that it may have.
 _MOST_BYTES = 1 << 28
+_MILLION = 1_000_000
+_LISTABLE = frozenset({Kind.FOLDER, Kind.FILE, Kind.LINK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ def fetch(
             sender.listed() as download,
             writing_into(folder),
         ):
+            _reject_other_names(download.entries, paths, transport.host)
             arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
         if exc.rc == NOT_THERE:
@@ -104,6 +108,26 @@ def fetch(
         )
     skipped = tuple(os.fsdecode(entry.path) for entry in download.left)
     return Fetched(len(files), sum(entry.size for entry in files), download.sent, skipped)
+
+
+def _reject_other_names(entries: Sequence[Entry], paths: Sequence[str], host: str) -> None:
+    """Raise TransferError if the host lists a file or folder that was not requested.
+
+    It could replace any file in the local folder. Only the host knows the names of `.` and `..`.
+    """
+    requested = [Path(os.path.normpath(path)).name for path in paths]
+    unknown = sum(name in {"", os.pardir} for name in requested)
+    listed = {entry.path.partition(b"/")[0] for entry in entries}
+    others = sorted(listed - set(map(os.fsencode, requested)))
+    if len(others) > unknown:
+        raise TransferError(
+            "nothing was downloaded: the cluster listed files that were not requested",
+            code="answer-garbled",
+            where=host,
+            why=printable(first_few([os.fsdecode(name) for name in others])),
+            fix="ask the cluster's administrators which program answers there in place of python3",
+            host=host,
+        )
 
 
 @contextmanager
@@ -143,7 +167,7 @@ class Sender:
         self._talk = None
 
     @contextmanager
-    def listed(self, request: bytes = b"", *, most: int = sys.maxsize) -> Iterator[Download]:
+    def listed(self, request: bytes = b"", *, most: int = MOST_ENTRIES) -> Iterator[Download]:
         """Send ``request``, unless it is b"", to the program, and yield the list that the program
         returns.
 
@@ -266,7 +290,7 @@ def _local_items(files: Sequence[Entry]) -> Mapping[Entry, Item]:
 
 
 def parse_listing(
-    lines: Iterable[bytes], most: int = sys.maxsize
+    lines: Iterable[bytes], most: int = MOST_ENTRIES
 ) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
     """Parse a list of files. Return (entries to download, each folder before its content; other
     entries).
@@ -276,10 +300,11 @@ def parse_listing(
     entries: dict[bytes, Entry] = {}
     left: list[Entry] = []
     size = 0
+    most_bytes = _MOST_BYTES * max(1, most // _MILLION)
     for number, line in enumerate(lines):
         try:
             size += len(line)
-            if number >= most or (most != sys.maxsize and size > _MOST_BYTES):
+            if number >= most or size > most_bytes:
                 raise ValueError("the list is too long")
             if line == ALIVE_LINE:
                 continue
@@ -308,7 +333,8 @@ def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
     """
     parent, slash, name = entry.path.rpartition(b"/")
     _parts(name)
-    Kind(entry.kind)
+    if entry.kind not in _LISTABLE:
+        raise ValueError("the kind is not known")
     if entry.kind == Kind.LINK:
         base64.b64decode(entry.payload)
     if entry.path in previous:

@@ -150,13 +150,13 @@ class Incoming:
         os.lseek(fd, have, os.SEEK_SET)
         while remaining:
             length = self.number()
-            if abs(length) > remaining:
+            if not 0 < abs(length) <= remaining:
                 raise UnexpectedError
             remaining -= abs(length)
-            for offset in range(0, -length, len(ZEROS)):
-                sha.update(ZEROS[: -length - offset])
             if length < 0:
                 os.lseek(fd, -length, os.SEEK_CUR)
+            for offset in range(0, -length if hashed else 0, len(ZEROS)):
+                sha.update(ZEROS[: -length - offset])
             for piece in self.chunks(max(0, length)):
                 sha.update(piece)
                 write_all(fd, piece)
@@ -460,6 +460,8 @@ def make_folder(path: bytes, *, follow: bool) -> bool:
 
 
 def make_link(target: bytes, path: bytes) -> None:
+    if b"\0" in target:
+        raise OSError(errno.EINVAL, "the target of this link holds a NUL character", path)
     if os.path.islink(path):
         if os.readlink(path) == target:
             return

@@ -30,8 +30,8 @@ def fetch_source(source: Source, tree: Path, transport: LocalTransport = LOCAL) 
 
 
 def get(remote: Path, here: Path, transport: LocalTransport = LOCAL) -> Fetched:
-    """Get a folder, under its own name."""
-    return get_paths(transport, [str(remote)], here)
+    """Get the file or folder `a` of a folder."""
+    return get_paths(transport, [str(remote / "a")], here)
 
 
 def content(folder: Path) -> dict[bytes, bytes]:

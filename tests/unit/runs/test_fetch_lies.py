@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import struct
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError, TransferError
-from clusterctl.runs.fetch import Selection, Source, choose_entries, shown_path
+from clusterctl.runs.fetch import ALL, Selection, Source, choose_entries, shown_path
 from clusterctl.runs.places import choose_links
+from clusterctl.transport.get import fetch as get_paths
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.remote_incoming import SMALL
 from clusterctl.transport.tree import Kind
@@ -102,6 +103,20 @@ def test_paths_that_lead_elsewhere_are_refused(path, remote, tree, verb, error):
         "left YQ== 0 0 0 0 \udcff\n",
         '["file", "YQ==", 0, 0, 0, "", 0]\n',
         "\x1b[31m\n",
+        row(b"a", kind="folder") + row(b"a"),
+        row(b"a", kind="folder") + link(b"a", b"x"),
+        row(b"a", kind="archive"),  # which only uploads have
+        row(b"a", kind="File"),
+        row(b"a", size=1 << 63),
+        row(b"a", space=1 << 63),
+        row(b"a", mtime=-1 << 63) + row(b"a"),
+        row(b"a", mtime=0.5),
+        row(b"a", kind="left", size=-1),
+        row(b"a", kind="left", space=1 << 63),
+        row(b"a\0", kind="left"),
+        "file YQ== 0x1ff 0 0 0 \n",
+        "file\n",
+        "\0\n",
     ],
 )
 def test_listings_that_contradict_themselves_are_refused(listing, remote, tree, verb, error):
@@ -190,6 +205,7 @@ def file_of(data: bytes, *, changed_to: bytes = b"") -> bytes:
     return header(len(data)) + piece + header(len(changed_to)) + changed_to
 
 
+END = header(0)
 LARGE = b"x" * (SMALL + 1)
 LARGE_ONE = header(len(LARGE))
 
@@ -206,6 +222,13 @@ LARGE_ONE = header(len(LARGE))
         (1, b"", "transfer-short"),
         (1, header(1)[:4], "transfer-short"),
         (1, header(1) + header(1) + b"x" + header(34), "transfer-differs"),
+        (1, header(1) + header(1) + b"x" + header(-4), "transfer-differs"),
+        (1, header(1) + header(0) + header(1) + b"x" + header(0), "transfer-differs"),
+        (1, header(1) + header(-2), "transfer-differs"),
+        (1, header(-4), "transfer-differs"),
+        (1, header(0), "transfer-differs"),
+        (0, header(0) + header(0) + header(0), "transfer-differs"),
+        (2, header(2) + header(1) + b"x", "transfer-short"),
         (len(LARGE), file_of(LARGE)[:-1], "transfer-short"),
         (len(LARGE), LARGE_ONE + header(-len(LARGE) - 1), "transfer-differs"),
         (len(LARGE), LARGE_ONE + header(len(LARGE) + 1) + LARGE + b"x", "transfer-differs"),
@@ -236,6 +259,106 @@ def test_a_run_that_does_not_fit_the_disk(remote, tree):
             tree,
             Lying(row(b"a", size=10**18, space=10**18), b""),
         )
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        row(b".bashrc"),
+        row(b"A"),
+        row(b"a "),
+        row(b"b", kind="folder") + row(b"b/a"),
+        row(b".ssh", kind="folder") + row(b".ssh/authorized_keys"),
+        row(b"a", kind="folder") + row(b"a/b") + row(b"c"),
+        row(b"a") + link(b".profile", b"a"),
+        row(b"\x1b[31m"),
+    ],
+)
+def test_get_refuses_names_that_were_not_requested(listing, remote, tree):
+    """They could replace any file in the folder, such as the user's home."""
+    tree.mkdir(parents=True)
+    (tree / ".bashrc").write_text("the user's")
+    with refused("answer-garbled", TransferError) as caught:
+        get(remote, tree, Lying(listing, file_of(b"x") * 2))
+    assert caught.value.why.isprintable()
+    assert content(tree) == {b".bashrc": b"the user's"}
+
+
+def test_get_of_a_folder_without_a_name_accepts_only_one_name(remote, tree):
+    home = row(b"ada", kind="folder") + row(b"ada/a")
+    get_paths(Lying(home, file_of(b"x")), ["."], tree)
+    assert content(tree) == {b"ada/a": b"x"}
+    with refused("answer-garbled", TransferError):
+        get_paths(Lying(home + row(b"b"), file_of(b"x") * 2), ["."], tree)
+
+
+@BOTH
+@pytest.mark.parametrize("mode", [0o6777, 0o7000, -1, 1 << 80])
+def test_modes_that_the_cluster_lists_never_set_more_than_permissions(
+    mode, remote, tree, verb, error
+):
+    rows = [
+        row(path, kind=kind).replace(f" {0o644} ", f" {mode} ")
+        for path, kind in ((b"a", "folder"), (b"a/b", "file"))
+    ]
+    verb(remote, tree, Lying("".join(rows), file_of(b"x")))
+    assert [path.stat().st_mode & 0o7000 for path in tree.rglob("*")] == [0, 0]
+
+
+@pytest.mark.parametrize("target", [b"", b"x\0y", b"x" * 5000])
+def test_get_refuses_targets_that_no_link_can_have(target, remote, tree):
+    with refused("files-unwritable", TransferError):
+        get(remote, tree, Lying(link(b"a", target), b""))
+    assert list(tree.iterdir()) == []
+
+
+@BOTH
+@pytest.mark.parametrize("mtime", [-(1 << 63), (1 << 63) - 1])
+def test_times_out_of_range_of_a_disk_do_no_harm(mtime, remote, tree, verb, error):
+    verb(remote, tree, Lying(row(b"a", mtime=mtime), file_of(b"x")))
+    assert content(tree) == {b"a": b"x"}
+
+
+@pytest.mark.timeout(20)
+def test_get_of_an_endless_hole_ends(remote, tree):
+    """It takes no space of the disk, but counting its zeros would take years."""
+    size = 1 << 62
+    with suppress(TransferError):  # the file systems that can't hold such a file
+        get(remote, tree, Lying(row(b"a", size=size, space=0), header(size) + header(-size) + END))
+    assert {path.name for path in tree.iterdir() if not path.name.endswith(".part")} <= {"a"}
+
+
+@BOTH
+def test_folders_nested_deeper_than_a_path_may_be_are_refused(remote, tree, verb, error):
+    name = b"a" + b"/" + b"d" * 200
+    rows = [row(b"a", kind="folder"), row(name, kind="folder")]
+    for _ in range(30):
+        name += b"/" + b"d" * 200
+        rows.append(row(name, kind="folder"))
+    with refused("files-unwritable", TransferError) if verb is get else nullcontext():
+        skipped = verb(remote, tree, Lying("".join(rows), b"")).skipped
+        assert any("longer than" in left.reason for left in skipped)
+
+
+@BOTH
+def test_names_of_files_that_can_not_be_read_are_shown_as_text(remote, tree, verb, error):
+    listing = row(b"a", kind="folder") + row(b"a/\x1b]0;title\x07\n")
+    with pytest.raises(error) as caught:
+        verb(remote, tree, Lying(listing, header(-1) * 4))
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("verb", [fetch, get, "all"])
+def test_a_list_without_end_is_refused_by_every_verb(monkeypatch, verb, remote, tree):
+    monkeypatch.setattr("clusterctl.transport.get._MOST_BYTES", 1 << 12)
+    rows = "".join(row(b"%d" % number) for number in range(10_000))
+    endless = Lying(rows, b"")
+    with refused("answer-garbled"):
+        if verb == "all":
+            fetch_source(Source(str(remote), selection=ALL), tree, endless)
+        else:
+            verb(remote, tree, endless)
+    assert content(tree) == {}
 
 
 def test_a_list_that_does_not_end(monkeypatch, remote, tree):
