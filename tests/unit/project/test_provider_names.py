@@ -50,6 +50,11 @@ def test_questions_finds_each_way_to_ask(line: str, *, asks: bool) -> None:
     assert bool(questions(line)) is asks
 
 
+def test_each_folder_of_a_provider_belongs_to_a_provider_of_this_version() -> None:
+    folders = {path.parent.name for path in (PACKAGE / "providers").glob("*/provider.py")}
+    assert folders == {*PROVIDERS}
+
+
 @pytest.mark.parametrize("name", PROVIDERS)
 def test_registry_creates_each_provider_with_its_settings(name: str) -> None:
     settings = parse_spec(starter_spec(name), "spec").provider
