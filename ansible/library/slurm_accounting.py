@@ -141,7 +141,8 @@ def plan_users(
             )
         default, level = present.get(name, (missing[0] if missing else "", "None"))
         changes = [f"defaultaccount={accounts[0]}"] if default != accounts[0] else []
-        changes += [f"adminlevel={admin}"] if level != admin else []
+        if level != admin:
+            changes.append(f"adminlevel={admin}")
         if changes:
             commands.append(["modify", "user", "where", f"name={name}", "set", *changes])
     return commands

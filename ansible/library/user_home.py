@@ -145,7 +145,8 @@ class Home:
         new_lines = [line for line in lines if line in keys or not (mark and line.endswith(mark))]
         for key in keys:
             if mark and key.endswith(mark):
-                new_lines += [] if key in new_lines else [key]
+                if key not in new_lines:
+                    new_lines.append(key)
             else:
                 _add_key(new_lines, key.strip(), options)
         if new_lines != lines or text is None or not self._is_own(place, 0o600):

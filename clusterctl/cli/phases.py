@@ -172,7 +172,8 @@ class _Progress:
         else:
             are_known = len(done) + len(rest) == self.total and len(rest) <= _FEW
             progress = f"{len(done)}/{self.total} hosts"
-            progress += f", waiting for {', '.join(rest)}" if are_known else ""
+            if are_known:
+                progress += f", waiting for {', '.join(rest)}"
         return f"{progress}  {self.task}"
 
 
@@ -254,7 +255,8 @@ def phase_table(screen: Screen, phases: Sequence[Phase], *, total: bool = False)
     rows: list[list[object]] = [
         [shown_phase(phase.name), phase.seconds, phase.note] for phase in phases
     ]
-    rows += [["total", sum(phase.seconds for phase in phases), ""]] if total else []
+    if total:
+        rows.append(["total", sum(phase.seconds for phase in phases), ""])
     return [*screen.table(["PHASE", "SECONDS", ""], rows), ""]
 
 

@@ -400,7 +400,8 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
     head = ["HOST", "STATE", "SYSTEM", "CPUS", "MEMORY", "GPUS", "SELINUX", "FIREWALL"]
     rows += [[host, "error", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
     lines = screen.table(head, rows) if report.facts else []
-    lines += [""] * bool(report.findings and lines)
+    if report.findings and lines:
+        lines.append("")
     for finding in report.findings:
         lines += [
             f"{finding.host}: {finding.level}: {finding.what}",

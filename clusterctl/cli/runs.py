@@ -372,7 +372,8 @@ def _about(row: Row) -> list[tuple[str, str]]:
         ("arguments", shlex.join(run.args)),
         ("folder", str(row.folder)),
     ]
-    about += [("left out", "; ".join(row.record.left_out))] if row.record.left_out else []
+    if row.record.left_out:
+        about.append(("left out", "; ".join(row.record.left_out)))
     skipped = f"{len(run.not_here)} (`skipped` in run.json)" if run.not_here else ""
     files = [("files", f"{run.files}, {format_size(run.bytes)}"), ("skipped", skipped)]
     return about if row.task else about + files

@@ -110,7 +110,7 @@ def validate(screen: Screen, live: Annotated[bool, option("Also check the hosts.
     lines = [
         (
             f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} "
-            f"node{'s'[: nodes != 1]}"
+            f"node{'' if nodes == 1 else 's'}"
         )
     ]
     answer: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}

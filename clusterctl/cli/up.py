@@ -134,7 +134,8 @@ def bring_up(
     screen.result(
         answer,
         *phase_table(screen, result.phases, total=True),
-        f"cluster {spec.name!r} is up: 1 controller, {len(nodes)} node{'s'[: len(nodes) != 1]}",
+        f"cluster {spec.name!r} is up: 1 controller, {len(nodes)} "
+        f"node{'' if len(nodes) == 1 else 's'}",
         f"submit a job with `clusterctl submit train --nodes {min(len(nodes), 2)} --follow`",
     )
     return 0

@@ -72,7 +72,10 @@ UNFINISHED = Notice("up-unfinished", "the last `clusterctl up` did not finish")
 _PARTIAL = "some hosts"
 
 _START_SLURMD = (
-    *("sudo", "-n", "sh", "-c"),
+    "sudo",
+    "-n",
+    "sh",
+    "-c",
     f'ss -Hltn "sport = :{SLURMD_PORT}" | grep -q . || systemctl restart slurmd',
 )
 

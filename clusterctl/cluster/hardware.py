@@ -409,7 +409,7 @@ def nodes_with_jobs(scheduler: Nodes, hosts: Collection[str], *, drain: bool) ->
         with suppress(TransportError):
             scheduler.resume(still_used)
     return {
-        host: f"postponed; run `clusterctl up` again when job{'s' * (len(ids) > 1)} "
+        host: f"postponed; run `clusterctl up` again when job{'s' if len(ids) > 1 else ''} "
         f"{', '.join(ids)} {'have' if len(ids) > 1 else 'has'} ended"
         for host, ids in jobs.items()
         if ids

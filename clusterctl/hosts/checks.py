@@ -312,7 +312,7 @@ def _cards(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
 
 
 def _gpu_list(cards: Sequence[int]) -> str:
-    return f"GPU{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
+    return f"GPU{'s' if len(cards) > 1 else ''} {', '.join(map(str, cards))}"
 
 
 def _unsuitable_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> list[Finding]:

@@ -30,7 +30,8 @@ PING = ("ping", "-n", "-q", "-c", "2", "-i", "0.2", "-W", "2")
 # Bytes of headers before the payload of a ping.
 IP_AND_ICMP = 28
 APT_HELPER = (
-    *("/usr/lib/apt/apt-helper", "-oAcquire::Retries=0"),
+    "/usr/lib/apt/apt-helper",
+    "-oAcquire::Retries=0",
     *(f"-oAcquire::{scheme}::Timeout={ANSWER_S:g}" for scheme in ("http", "https", "ftp")),
     "download-file",
 )

@@ -343,7 +343,8 @@ def _missing_model(run: NamedRun, session: Session | None = None) -> UsageError:
     if run.folder is None and (session is None or session.unshared_nodes):
         return run.not_collected()
     places = [str(run.folder)] if run.folder else []
-    places += [f"{run.remote} on the cluster"] if run.remote and session else []
+    if run.remote and session:
+        places.append(f"{run.remote} on the cluster")
     return UsageError(
         f"run {run.name} has no model",
         code="run-without-model",

@@ -221,7 +221,7 @@ class Environments:
             reason = f": {host} can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE
             size = format_size(sum(sizes))
-            count = f"{len(sizes)} wheel{'s'[: len(sizes) != 1]}"
+            count = f"{len(sizes)} wheel{'' if len(sizes) == 1 else 's'}"
             self.report(f"sending {count}, {size}{reason if is_slow else ''}")
 
 

@@ -143,7 +143,8 @@ class _Uses:
                 ((n, r) for n, r in pairs if holds_package(r, name)), (0, script.parent)
             )
             highest = max(highest, number)
-            roots += [root] if root != script.parent else []
+            if root != script.parent:
+                roots.append(root)
         if here in folders:
             arguments = (part for word in job.args for part in word.split("="))
             words = {*arguments, *(word for word in text.words if "/" in word or "." in word)}

@@ -186,5 +186,6 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     recent = {*ids[:most]}
     shown = tuple(job for job in jobs if job.whole_id in recent or not job.ended)
     older = len(ids) - len({job.whole_id for job in shown})
-    older += 0 if unlisted else len(others) - len(queried)
+    if not unlisted:
+        older += len(others) - len(queried)
     return Listing(shown, older, unlisted, session.site.advice.repair)

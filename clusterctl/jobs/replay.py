@@ -280,11 +280,8 @@ def _given_again(given: dict[str, Any], replaced: Iterable[str]) -> dict[str, An
     slurm: list[str] = []
     for request in requests_of(given.get("slurm", ())):
         if "--dependency" in request.quantities:
-            slurm += (
-                ["--dependency=singleton"]
-                if "singleton" in re.split("[,?]", str(request.value))
-                else []
-            )
+            if "singleton" in re.split("[,?]", str(request.value)):
+                slurm.append("--dependency=singleton")
         elif request.option and request.option.clock:
             continue
         elif remaining := request.without(quantities_of(replaced)):
@@ -338,7 +335,8 @@ def _start_options(
     array = recorded.get("array")
     args = [arg for arg in args if isinstance(arg, str)] if isinstance(args, list) else []
     sweep = {name: value for name, value in _mapping(recorded.get("sweep")).items() if value}
-    sweep |= {"list": sweep.pop("cases")} if "cases" in sweep else {}
+    if "cases" in sweep:
+        sweep["list"] = sweep.pop("cases")
     if "metric" in sweep and "goal" not in sweep and goal_of(str(sweep["metric"])) is None:
         # An earlier version took lower values for better, and recorded that.
         sweep |= {"goal": _read_mapping(run, SWEEP_FILE).get("goal")}
@@ -560,7 +558,8 @@ def with_changes(args: Sequence[str], changes: Mapping[str, str], *, pairs: bool
             )
     for key in changes:
         new = [f"{key}={changes[key]}"] if pairs else _words(f"--{key}", changes[key], joined=False)
-        words += new if key not in done else []
+        if key not in done:
+            words += new
     return words + remaining
 
 

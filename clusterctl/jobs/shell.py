@@ -130,7 +130,8 @@ class Allocation:
             )
         settings = [f"{name}={value}" for name, value in variables.items()]
         step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]
-        step += ["--pty"] if terminal else []
+        if terminal:
+            step.append("--pty")
         # As with ssh, a single string is for a shell, and several words are a command, or `launch`.
         words = (
             ["bash", "-c", *command]

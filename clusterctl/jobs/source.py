@@ -272,7 +272,8 @@ class FolderWalk:
             self._add(self._item(path, entry))
         elif path == guard and path.name not in _LEFT_OUT:
             is_matched = self.include.patterns.decide(path, is_folder=is_folder)
-            self.kept_back += [str(path.relative_to(self.folder))] if is_matched else []
+            if is_matched:
+                self.kept_back.append(str(path.relative_to(self.folder)))
         # An excluded folder may contain files that --include selects.
         is_searched = (
             is_folder
@@ -364,7 +365,8 @@ class FolderWalk:
             if parent not in (".", *self.folders):
                 self.folders.add(parent)
                 origin = self.folder / parent
-                self.items += [made] if (made := Item.of(parent, origin, origin.lstat())) else []
+                if made := Item.of(parent, origin, origin.lstat()):
+                    self.items.append(made)
 
     def _add(self, item: Item | None) -> None:
         if item is None:

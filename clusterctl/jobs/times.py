@@ -45,7 +45,8 @@ def with_local_times(
         moment = moment_of(request.value or "", now)
         if moment is None or transport is None:
             notes += _notes_unchanged(request, moment)
-            options += [quoted(str(request))] if request in given else []
+            if request in given:
+                options.append(quoted(str(request)))
             continue
         asked = ("date", "-d", f"@{int(moment.timestamp())}", f"+{_SLURM_FORMAT}")
         there = transport.run(asked).stdout.strip()

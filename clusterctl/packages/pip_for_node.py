@@ -20,8 +20,11 @@ def answer_for(python: str, arch: str) -> None:
     if node["python_version"] != python:
         node["implementation_version"] = node["python_full_version"] = f"{python}.0"
     node["python_version"] = python
-    node["implementation_name"], node["platform_python_implementation"] = "cpython", "CPython"
-    node["os_name"], node["sys_platform"], node["platform_system"] = "posix", "linux", "Linux"
+    node["implementation_name"] = "cpython"
+    node["platform_python_implementation"] = "CPython"
+    node["os_name"] = "posix"
+    node["sys_platform"] = "linux"
+    node["platform_system"] = "Linux"
     node["platform_machine"] = arch
     markers.default_environment = node.copy
 

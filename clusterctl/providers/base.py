@@ -224,8 +224,10 @@ class HostPlan:
         for host in self.hosts:
             if (price := host.usd_per_hour) is not None:
                 was = price if host.was_usd_per_hour is None else host.was_usd_per_hour
-                now += 0.0 if host.action == "make" else was
-                then += 0.0 if host.action == "remove" else price
+                if host.action != "make":
+                    now += was
+                if host.action != "remove":
+                    then += price
         if (
             len(unpriced) == len(self.hosts)
             and not any(self.other_usd_per_hour)

@@ -381,11 +381,15 @@ def _gap(point: tuple[Any, float | None], line: Sequence[tuple[Any, float | None
     """Return the distance of a point from a line at the same x; None if the line has no value
     there.
     """
-    (x, y), at = point, bisect_left(line, point[0], key=lambda each: each[0])
+    x, y = point
+    at = bisect_left(line, x, key=lambda each: each[0])
     around = (
         line[at : at + 1] if at < len(line) and line[at][0] == x else line[max(0, at - 1) : at + 1]
     )
-    (x0, y0), (x1, y1) = (around[0], around[-1]) if around else ((math.inf, None), (math.inf, None))
+    if not around:
+        return None
+    x0, y0 = around[0]
+    x1, y1 = around[-1]
     if y is None or y0 is None or y1 is None or not x0 <= x <= x1:
         return None
     return abs(y - (y0 + (y1 - y0) * ((x - x0) / (x1 - x0) if x1 > x0 else 0)))
@@ -707,7 +711,8 @@ def seeds_section(
             lines.append(Series(name or f"{len(curves)} seeds", drawn, number, spread=band))
     head = (*others, "seeds", f"{metric}: mean", "standard deviation", "lowest", "highest")
     title = f"{metric}: mean of the seeds, and their lowest and highest values"
-    title += f", of one of {stride:,} values" if stride > 1 else ""
+    if stride > 1:
+        title += f", of one of {stride:,} values"
     charts = [_on_axis(Chart(title, lines, axis, metric), unit)] if lines else []
     return Section("Seeds", charts=charts, tables=[Table(head, cells)])
 

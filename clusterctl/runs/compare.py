@@ -357,7 +357,9 @@ def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
             cores = host.get("cpus")
             memory = host.get("memory_total_mib")
             gpus = host.get("gpus")
-            count = f"{len(cores)} core{'s'[: len(cores) != 1]}" if isinstance(cores, list) else ""
+            count = ""
+            if isinstance(cores, list):
+                count = f"{len(cores)} core{'' if len(cores) == 1 else 's'}"
             parts = [count, host.get("cpu_model")]
             parts += [
                 format_size(memory << 20)

@@ -374,7 +374,8 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
                 continue
             target = _free_place(tree, local, host)
             (nodes / host / os.fsdecode(local)).replace(tree / os.fsdecode(target))
-            sizes[target], hashes[target] = size, manifest.sha256[local]
+            sizes[target] = size
+            hashes[target] = manifest.sha256[local]
         skipped |= {(entry.path, entry.reason): entry for entry in manifest.skipped}
     empty = []
     for folder in sorted(

@@ -151,13 +151,15 @@ class Report:
             "",
             *(f"- {_escaped(line)}" for line in clean["verdict"]),
         ]
-        lines += ["", "Missing:", ""] if clean["missing"] else []
+        if clean["missing"]:
+            lines += ["", "Missing:", ""]
         lines += [f"- {_escaped(line)}" for line in clean["missing"]]
         for section in clean["sections"]:
             lines += ["", f"## {_escaped(section['title'])}"]
             lines += [part for line in section["lines"] for part in ("", _escaped(line))]
             # Indented lines are code in Markdown, so nothing in them is markup.
-            lines += ["", *(f"    {line}" for line in section["log"])] if section["log"] else []
+            if section["log"]:
+                lines += ["", *(f"    {line}" for line in section["log"])]
             charts = [table for chart in section["charts"] for table in [_as_table(chart)] if table]
             for table in (*charts, *section["tables"]):
                 lines += _markdown_lines(table)
@@ -257,7 +259,8 @@ def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
     for series in chart["series"]:
         ys = [y for _, y in series["points"] if y is not None]
         if ys:
-            (_, first), (_, last) = series["points"][0], series["points"][-1]
+            _, first = series["points"][0]
+            _, last = series["points"][-1]
             rows.append([series["name"], *map(rounded, (first, last, min(ys), max(ys)))])
     head = [f"{chart['title']}{unit}", "first", "last", "lowest", "highest"]
     return {"head": head, "rows": rows} if rows else None

@@ -237,7 +237,8 @@ class Checkpoints:
                     is_folder = entry.is_dir(follow_symlinks=False)
                     if number_of(inner, is_folder=is_folder):
                         return True
-                    subfolders += [inner] if is_folder and depth < NESTED else []
+                    if is_folder and depth < NESTED:
+                        subfolders.append(inner)
         except OSError:
             return False
         return any(self.holds_several(subfolder, depth + 1) for subfolder in subfolders)

@@ -280,7 +280,8 @@ def _speed_lines(facts: ProgramMetrics) -> Iterator[str]:
     if means := facts.part_means:
         count = facts.parts[0].count
         sums = {name: mean * count for name, mean in zip(PARTS, means, strict=True)}
-        sums |= {"checkpoints": facts.stall_ms} if facts.stalls else {}
+        if facts.stalls:
+            sums["checkpoints"] = facts.stall_ms
         total = sum(sums.values())
         if 0 < total < math.inf:
             shares = ", ".join(

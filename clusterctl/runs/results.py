@@ -79,9 +79,9 @@ def results_section(lines: Iterable[Mapping[str, Any]]) -> Section:
         columns = columns[:_MOST_COLUMNS]
         cells = [[_measured(line.get(key), key) for key in columns] for line in last]
         head = [printable(key)[:_MOST_TEXT] for key in columns]
-        tables += (
-            [Table(head, cells, kind.replace("_", " ") if len(kinds) > 1 else "")] if head else []
-        )
+        if head:
+            title = kind.replace("_", " ") if len(kinds) > 1 else ""
+            tables.append(Table(head, cells, title))
     return Section("Results", ["all results are right"] if are_right else [], tables=tables)
 
 

@@ -354,7 +354,8 @@ class Scaling:
         for curve in self.curves:
             sizes = {size.size: size for size in curve.sizes}
             shown = [sizes.get(count) for count in counts]
-            rows += [[curve.title, *("" for _ in counts)]] if curve.title else []
+            if curve.title:
+                rows.append([curve.title, *("" for _ in counts)])
             rows += [
                 [key, *("-" if size is None else str(getattr(size, key)) for size in shown)]
                 for key in (*(("nodes",) if self.by != "nodes" else ()), "ranks", "runs")

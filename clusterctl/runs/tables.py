@@ -87,12 +87,12 @@ def difference_sections(
     rows: title of a run -> run. runs: title -> its metrics. missing: gets messages about unreadable
         runs.
     """
-    (first, first_row), *others = rows.items()
+    first, *others = rows
     cells: dict[tuple[str, str], dict[str, str]] = {}
     titles = [first]
-    for title, other in others:
+    for title in others:
         try:
-            differences = compare(first_row, other)
+            differences = compare(rows[first], rows[title])
         except CollectError as exc:
             missing.append(f"the differences between {first} and {title}: {exc.cause}")
             continue

@@ -100,7 +100,8 @@ class Restart:
             for key, s in spans.items()
             if s is not None
         ]
-        words += [] if self.steps_lost is None else [f"{self.steps_lost} steps lost"]
+        if self.steps_lost is not None:
+            words.append(f"{self.steps_lost} steps lost")
         return f"restart {self.number} at {at:%H:%M:%S}{zone}: {'; '.join([self.cause, *words])}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -300,7 +301,8 @@ def recorded_attempts(
     for (start, later), before in zip(starts, [*following, math.inf], strict=False):
         end = _last(later, "end") or _last(later, "requeue")
         last_times = [end["time"]] if end else [[start, *later][-1]["time"]]
-        last_times += [] if end else [time for time in times if start["time"] < time < before][-1:]
+        if not end:
+            last_times += [time for time in times if start["time"] < time < before][-1:]
         last = math.ceil(max(last_times))
         yield Attempt(start_time=int(start["time"]), end_time=last, nodes=_nodes(start)), bool(end)
 

@@ -19,15 +19,15 @@ _SLURM = "slurm"  # slurmctld's account
 # administrators.
 _OUR_WORDS = ("clusterctl: ", "clusterctl watcher: ")
 _SLURMDS_WORDS = (
-    *(
-        "Kill task failed",
-        "Prolog error",
-        "Epilog error",
-        "batch job complete failure",
-        "Low ",
-        "gres/",
-    ),
-    *("Not responding", "Node unexpectedly rebooted", "Duplicate jobid"),
+    "Kill task failed",
+    "Prolog error",
+    "Epilog error",
+    "batch job complete failure",
+    "Low ",
+    "gres/",
+    "Not responding",
+    "Node unexpectedly rebooted",
+    "Duplicate jobid",
 )
 
 

@@ -485,8 +485,9 @@ def _last_error(text: str, *, remarks: int) -> str:
     """Return the error with which a log ends, or "". remarks: number of lines that may come after
     it.
     """
-    *_, (end, chain) = [(0, []), *_chains(text)]
-    if chain:
+    chains = [*_chains(text)]
+    if chains:
+        end, chain = chains[-1]
         error, *more = chain[-1].message.split("\n")
         after = [line for line in (*more, *text[end:].split("\n")) if line.strip()]
         if len(after) <= remarks and not any(map(_goes_on, after)):

@@ -88,7 +88,8 @@ class Asked:
     def _fix_of_account(self, refusal: str) -> str:
         """Return the fix if the account or the QOS is the cause, otherwise ""."""
         more = f"; `clusterctl ssh '{_LIST}'` lists yours" if self.lists_accounts else ""
-        more += f"; {self.advice.sets_account}" if self.advice.sets_account else ""
+        if self.advice.sets_account:
+            more += f"; {self.advice.sets_account}"
         if _ACCOUNT.search(refusal):
             if not any(option.startswith(("--account", "-A")) for option in self.options):
                 return f"name your Slurm account with --account{more}"

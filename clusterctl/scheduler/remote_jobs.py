@@ -193,15 +193,15 @@ def systemd_run(user: User, name: str, request: Record) -> list[str]:
         **({"RuntimeMaxSec": str(limit)} if limit else {}),
     }
     return [
-        *(
-            "systemd-run",
-            "--quiet",
-            "--collect",
-            f"--unit={unit(name)}",
-            f"--uid={user.account.pw_name}",
-        ),
+        "systemd-run",
+        "--quiet",
+        "--collect",
+        f"--unit={unit(name)}",
+        f"--uid={user.account.pw_name}",
         *(f"--property={key}={value}" for key, value in properties.items()),
-        *("/bin/sh", f"{folder}/start", request["script"]),
+        "/bin/sh",
+        f"{folder}/start",
+        request["script"],
     ]
 
 

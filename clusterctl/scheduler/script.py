@@ -33,14 +33,12 @@ if TYPE_CHECKING:
 
 # Variables that mpirun passes to the ranks.
 _EXPORTED: Final = (
-    *(
-        "PATH",
-        "PYTHONUNBUFFERED",
-        "OMP_NUM_THREADS",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "CLUSTERCTL_HEARTBEAT",
-    ),
+    "PATH",
+    "PYTHONUNBUFFERED",
+    "OMP_NUM_THREADS",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CLUSTERCTL_HEARTBEAT",
     "TORCH_FR_DUMP_TEMP_FILE",
 )
 # PyTorch's variables for a single rank that no launcher starts.
@@ -180,7 +178,8 @@ def program(
     parts = ["env " + " ".join(f"{name}={value}" for name, value in env.items())] if env else []
     if is_rank:
         parts += [*words.launcher, *([] if torchrun else rank_starter(job, python, words))]
-    parts += [] if torchrun else [words.start]
+    if not torchrun:
+        parts.append(words.start)
     if job.container is not None:
         folders = (
             f'{words.folder},"$payload"' if job.bundled or runner or torchrun else words.folder

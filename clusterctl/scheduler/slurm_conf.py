@@ -241,7 +241,8 @@ def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
 
 def _node_settings(node: Node) -> Settings:
     settings = {"NodeName": node.host.name, "NodeAddr": node.host.address}
-    settings |= {"NodeHostname": node.host.hostname} if node.host.hostname else {}
+    if node.host.hostname:
+        settings["NodeHostname"] = node.host.hostname
     settings |= {"CPUs": str(node.cpus)}
     settings |= {key: str(value) for key, value in node.topology}
     settings["RealMemory"] = str(node.memory_mib)
@@ -326,8 +327,27 @@ def _line(settings: Settings, separator: str = " ") -> str:
 _DISKS: Final = ("/", "/tmp", "/dev/shm", "/var", "/var/tmp", "/run", "/var/log")  # noqa: S108
 # XIDs of hardware faults, for which NVIDIA's "XID Errors" recommends to reset or report the GPU.
 _GRAVE_XIDS: Final = (
-    *(48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110),
-    *(119, 120, 136, 140, 143, 154, 155, 156, 158),
+    48,
+    61,
+    62,
+    63,
+    64,
+    74,
+    79,
+    92,
+    94,
+    95,
+    109,
+    110,
+    119,
+    120,
+    136,
+    140,
+    143,
+    154,
+    155,
+    156,
+    158,
 )
 
 

@@ -112,14 +112,14 @@ def differing(hosts: Mapping[str, Distribution]) -> list[Failure]:
     """Return a failure for each host with another distribution than the controller, the first
     host.
     """
-    (leader, first), *others = hosts.items()
+    leader, first = next(iter(hosts.items()))
     differs = f"but {leader} has {first.title} with another Slurm and Open MPI"
     fix = "use hosts with the same distribution and release, or create two clusters"
     return [
         Failure(
             "distributions-differ", f"the host has {distribution.title}, {differs}", host, fix=fix
         )
-        for host, distribution in others
+        for host, distribution in hosts.items()
         if distribution != first
     ]
 
@@ -183,8 +183,15 @@ def _unknown(name: str, reason: str) -> ProvisionError:
 # Source: Slurm's RELEASE_NOTES and CHANGELOG.
 _REMOVED_KEYS: Final = {
     "26.05": (
-        *("controlmachine", "backupcontroller", "controladdr", "backupaddr", "frontendname"),
-        *("frontendaddr", "accountingstorageuser", "getenvtimeout", "jobcontainertype"),
+        "controlmachine",
+        "backupcontroller",
+        "controladdr",
+        "backupaddr",
+        "frontendname",
+        "frontendaddr",
+        "accountingstorageuser",
+        "getenvtimeout",
+        "jobcontainertype",
     )
 }
 

@@ -247,7 +247,8 @@ def _of_rate(above: list[str], below: list[str]) -> Goal | None:
     """Return the goal of a metric such as images per second. below: also further divisors."""
     if len(below) > 2 and below[1] == "per" and below[0] in _PLACES:  # noqa: PLR2004 - of a GPU per second
         below = below[2:]
-    unit, divisor, *rest = above[-1], *below
+    unit = above[-1]
+    divisor, *rest = below
     if rest and rest[0] != "per" and _telling(rest):
         # A deviation or a share of a speed is no speed.
         return None

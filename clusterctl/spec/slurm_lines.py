@@ -81,7 +81,9 @@ def parse_line(line: str) -> SlurmLine:
         raise BadValueError(
             "not-a-setting", f"{shown(line)} is not a slurm.conf line like Key=value"
         )
-    (key, value), *others = re.findall(rf"([A-Za-z0-9_.]+) *= *{_VALUE}", line)
+    pairs = re.findall(rf"([A-Za-z0-9_.]+) *= *{_VALUE}", line)
+    key, value = pairs[0]
+    others = pairs[1:]
     parsed = SlurmLine(key, value, tuple(others))
     if not parsed.defines:
         if parsed.key.lower() in OWNED_SLURM_KEYS:

@@ -103,7 +103,7 @@ class AttemptRecord(_Stored):
         lasted = "" if self.end_time is None else f" for {format_duration(self.seconds)}"
         return (
             f"{start:%Y-%m-%d %H:%M:%S} UTC on {len(self.nodes)} "
-            f"node{'s'[: len(self.nodes) != 1]}{lasted}"
+            f"node{'' if len(self.nodes) == 1 else 's'}{lasted}"
         )
 
     @property
@@ -196,7 +196,7 @@ def _fault(exc: OSError | ValueError) -> str:
         return exc.strerror or str(exc)
     if not isinstance(exc, ValidationError):
         return str(exc).partition("\n")[0]
-    (first, *_) = exc.errors(include_url=False)
+    first = exc.errors(include_url=False)[0]
     key = ".".join(map(str, first["loc"]))
     return f"{key}: {first['msg']}" if key else str(first["msg"])
 

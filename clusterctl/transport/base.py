@@ -208,8 +208,10 @@ def wrap_command(
     variables = [f"{key}={value}" for key, value in (env or {}).items()]
     checked_argv([*variables, *argv])
     begin = "" if reads else f"{_END_WITH_CHANNEL}; "
-    begin += f"export PATH=$PATH:{shlex.quote(path)}; " if path else ""
-    begin += f"export {shlex.join(variables)}; " if variables else ""
+    if path:
+        begin += f"export PATH=$PATH:{shlex.quote(path)}; "
+    if variables:
+        begin += f"export {shlex.join(variables)}; "
     script = os.fsencode(f"{{ {begin}{_command(argv)}\n}}")
     return _WRAPPER.format(size=len(script)), script
 

@@ -271,7 +271,8 @@ class Download:
             done += entry.size
             if sha256 is not None:
                 yield entry.index, sha256
-                self.sent += 0 if sha256 and sha256 == entry.known else entry.size - entry.have
+                if not (sha256 and sha256 == entry.known):
+                    self.sent += entry.size - entry.have
 
 
 def _local_items(files: Sequence[Entry]) -> Mapping[Entry, Item]:

@@ -407,7 +407,8 @@ class OpenSSH:
             raise MachineError("ssh is not installed on this machine", code="tool-missing", fix=fix)
         before, shared = _shared(self.config) if shares and login is not None else ((), ())
         words = [*before, "ssh", "-F", str(config.absolute()), *shared, *options]
-        words += [] if user is None else ["-l", user]
+        if user is not None:
+            words += ["-l", user]
         return [*words, "--", host, *([line] if line else [])]
 
 

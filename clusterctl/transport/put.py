@@ -262,7 +262,8 @@ def _send_requested(
                 # A file that grew still begins with the listed bytes, but it is no longer the
                 # listed file.
                 has_grown = os.fstat(fd).st_size > item.size
-                outgoing.grown += [item.path] if has_grown else []
+                if has_grown:
+                    outgoing.grown.append(item.path)
                 size = sys.maxsize if has_grown and not beginnings else item.size
                 send_file(cast("BinaryIO", outgoing), fd, request.have, size)
             finally:

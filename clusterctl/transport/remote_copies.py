@@ -309,10 +309,8 @@ class Group:
     ) -> None:
         self.files = self.files + files
         self.bytes = self.bytes + size
-        self.on_disk, self.newest_ns = (
-            self.on_disk + min(size, on_disk),
-            max(self.newest_ns, newest_ns),
-        )
+        self.on_disk = self.on_disk + min(size, on_disk)
+        self.newest_ns = max(self.newest_ns, newest_ns)
         # Two owners suffice to report "several users".
         if len(self.owners) <= 1:
             self.owners.update(owners)

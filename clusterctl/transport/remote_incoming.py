@@ -204,8 +204,21 @@ class Entry:
     """
 
     __slots__ = (
-        *("fd", "final", "have", "index", "is_new", "kind", "known", "local", "mode"),
-        *("mtime_ns", "partial", "path", "payload", "size", "space"),
+        "fd",
+        "final",
+        "have",
+        "index",
+        "is_new",
+        "kind",
+        "known",
+        "local",
+        "mode",
+        "mtime_ns",
+        "partial",
+        "path",
+        "payload",
+        "size",
+        "space",
     )
 
     def __init__(self, line: bytes, index: int = 0) -> None:

@@ -96,7 +96,8 @@ class Opener:
         """
         if self.folder < 0 or path != self.entered:
             self.close()
-            self.entered, self.folder = path, open_folder(self.top, path)
+            self.folder = open_folder(self.top, path)
+            self.entered = path
             self.owner = os.stat(self.top).st_uid
         return self.folder
 

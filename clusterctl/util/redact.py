@@ -85,7 +85,8 @@ def redactor(
 def _hidden(match: re.Match[str]) -> str:
     """Return the match's text with the secret hidden: a group of the pattern, or the whole text."""
     group = next((name for name in _SECRET if match.groupdict().get(name) is not None), 0)
-    (start, end), (first, last) = match.span(), match.span(group)
+    start, end = match.span()
+    first, last = match.span(group)
     return match.string[start:first] + HIDDEN + match.string[last:end]
 
 

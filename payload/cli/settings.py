@@ -117,7 +117,9 @@ def refuse_without_effect(
     record = to_record(config)
     settings = settings_of(type(config))
     for name in names.split():
-        source, value, (section, declared) = config.given.get(name), record[name], settings[name]
+        source = config.given.get(name)
+        value = record[name]
+        section, declared = settings[name]
         # These values have no effect, so they are accepted.
         harmless = (
             [declared.default]

@@ -116,7 +116,8 @@ class TopK(Compressed):
         positions = xp.argpartition(abs(residual), len(residual) - count)[-count:]
         values = residual[positions].astype("float32")
         residual[positions] -= values
-        packets[self.rank, 0], packets[self.rank, 1] = positions, values.view("int32")
+        packets[self.rank, 0] = positions
+        packets[self.rank, 1] = values.view("int32")
         yield from self.inner.allgather_steps(packets[self.rank], packets)
         array[...] = 0
         for positions, bits in packets:

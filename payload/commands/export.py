@@ -130,7 +130,8 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
         if END in (added := record.tokenizer.get("added", {})):
             config |= dict.fromkeys(("bos_token_id", "eos_token_id"), added[END])
             tokens |= dict.fromkeys(("bos_token", "eos_token"), END)
-        tokens |= {"mask_token": MASK} if mask is not None else {}
+        if mask is not None:
+            tokens["mask_token"] = MASK
         texts["tokenizer_config.json"] = json.dumps(tokens, indent=1)
     texts[_IN_FOLDER[1]] = json.dumps(config, indent=1)
     try:

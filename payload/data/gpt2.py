@@ -213,7 +213,8 @@ def to_tokenizer_json(tokenizer: Tokenizer, mask: int | None = None) -> Mapping[
     words: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     words["trim_offsets"] = True
     if isinstance(tokenizer, GPT2):
-        pre_tokenizer, (vocabulary, merges, added) = words, tokenizer.data_state.values()
+        pre_tokenizer = words
+        vocabulary, merges, added = tokenizer.data_state.values()
     else:
         split = {
             "type": "Split",

@@ -53,7 +53,8 @@ class Products:
         """Compute out[...] = left @ right, with ``out`` in float32 or the factors' dtype, and in C
         order.
         """
-        rows, inner, columns = *left.shape[-2:], right.shape[-1]
+        rows, inner = left.shape[-2:]
+        columns = right.shape[-1]
         left, left_op, left_step, left_jump = _laid_out(left)
         right, right_op, right_step, right_jump = _laid_out(right)
         kind = _KINDS[left.dtype.name]

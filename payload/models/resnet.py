@@ -153,7 +153,11 @@ class _Builder:
         shortcut. This helps with large batches (Goyal et al., arXiv:1706.02677).
         """
         conv = Conv2d(
-            *(self._context, conv_name, inputs, outputs, kernel),
+            self._context,
+            conv_name,
+            inputs,
+            outputs,
+            kernel,
             stride=stride,
             padding=kernel // 2,
             first=first,

@@ -133,8 +133,13 @@ _EXACT = _kernels(
 # Coefficients of artanh(erf(x)) / x as a polynomial in x²/8 - 1, highest power first. Fitted at
 # Chebyshev points up to |x| = 4, weighted with the slope of tanh.
 _ERF = (
-    *(0.04327175968603004, 0.060157408143779845, 0.021601576473853547, 0.02913430997173047),
-    *(-0.10140513686554094, 0.5771551198824594, 1.8313584119237372),
+    0.04327175968603004,
+    0.060157408143779845,
+    0.021601576473853547,
+    0.02913430997173047,
+    -0.10140513686554094,
+    0.5771551198824594,
+    1.8313584119237372,
 )
 _exact_erf = np.frompyfunc(math.erf, 1, 1)
 

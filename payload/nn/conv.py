@@ -233,7 +233,8 @@ class Conv2d:
     ) -> Iterator[tuple[tuple[slice, slice], Array]]:
         # Yields for each block ((samples, rows), patches (positions, kernel · kernel · channels)).
         # All blocks use the same array, which the caller may overwrite.
-        kernel, (batch, height, width, channels) = self._kernel, x.shape
+        kernel = self._kernel
+        batch, height, width, channels = x.shape
         if not batch:
             return
         high, wide = (output_size(n, kernel, stride, padding) for n in (height, width))
@@ -284,7 +285,8 @@ def _blocks(
     # Windows are views of a padded copy, which the next block may overwrite. grid: (rows of
     # windows, windows in a row).
     # positions: maximum number of windows in a block, but a block has at least a row.
-    (batch, height, width, channels), (high, wide) = x.shape, grid
+    batch, height, width, channels = x.shape
+    high, wide = grid
     if not batch:
         return
     rows = max(1, positions // wide)

@@ -28,7 +28,12 @@ class Embedding:
         multiple = math.lcm(_MULTIPLE, self._tp.size)
         rows = -(-vocabulary // multiple) * multiple
         self.table = Parameter(
-            *(context, f"{name}.weight", (rows, width), normal(0.02)), axis=0, rows=vocabulary
+            context,
+            f"{name}.weight",
+            (rows, width),
+            normal(0.02),
+            axis=0,
+            rows=vocabulary,
         )
         self.parameters = [self.table]
 

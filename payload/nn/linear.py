@@ -58,7 +58,10 @@ class Linear:
         if bias:
             axis = columns - 1 if columns else None
             self.bias = Parameter(
-                *(context, f"{name}{joint}bias", shape, zeros),
+                context,
+                f"{name}{joint}bias",
+                shape,
+                zeros,
                 axis=axis,
                 decay=False,
                 form=reshaped(shape, (outputs,)),

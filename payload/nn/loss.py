@@ -57,7 +57,8 @@ class SoftmaxCrossEntropy:
         def reduce(logits: Array, index: Array, *results: Array) -> None:
             top, best, total, target = results
             logits = logits.astype(total.dtype)
-            top[...], best[...] = logits.max(axis=1), logits.argmax(axis=1) + start
+            top[...] = logits.max(axis=1)
+            best[...] = logits.argmax(axis=1) + start
             target[...] = xp.where(
                 _is_local(index, logits), logits[_local_index(xp, index, logits)], 0
             )

@@ -117,7 +117,8 @@ class BatchNorm:
             mean = self._running_mean
             variance = self._running_variance
         inverse = 1 / xp.sqrt(variance + _EPSILON)
-        dtype, weight, bias = acc_dtype(x.dtype), *self._float64_parameters()
+        dtype = acc_dtype(x.dtype)
+        weight, bias = self._float64_parameters()
         slope = (weight * inverse).astype(dtype)
         offset = (bias - mean * weight * inverse).astype(dtype)
 

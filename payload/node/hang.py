@@ -246,7 +246,8 @@ def parse(lines: Iterable[str]) -> list[Answer]:
     for line in lines:
         with suppress(ValueError):
             answer = json.loads(line)
-            answers += [answer] if isinstance(answer, dict) and "node" in answer else []
+            if isinstance(answer, dict) and "node" in answer:
+                answers.append(answer)
     return answers
 
 
@@ -406,7 +407,8 @@ def main(verb: str, folder: str, *more: str) -> None:
     """Run the program, with the arguments that the module describes."""
     os.chdir(folder)
     if verb == "watch":
-        (mode, _, shortest_s), files = more[0].partition("@"), more[1]
+        mode, _, shortest_s = more[0].partition("@")
+        files = more[1]
         more = more[2:]
     nodes, ssh = more or ("", "")
     where = (folder, [node for node in nodes.split(",") if node], ssh)

@@ -294,7 +294,8 @@ def failure_now(status: int, log: str, killed_at: float = math.inf) -> Failure:
     if status == SAVED:
         return Failure(kind_of(status))
     log = this_attempt(log)
-    aborted, (ended, rank, host) = _ABORTED.search(log), first_failed(killed_at)
+    aborted = _ABORTED.search(log)
+    ended, rank, host = first_failed(killed_at)
     if ended == SAVED and not aborted:
         return Failure(kind_of(SAVED))
     # MPI_Abort may have killed the rank before its end was recorded.

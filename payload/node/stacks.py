@@ -413,7 +413,8 @@ def network_bytes() -> int:
     for line in task.text_of("/proc/net/dev").splitlines()[2:]:
         name, _, numbers = line.partition(":")
         columns = numbers.split()
-        total += 0 if name.strip() == "lo" else int(columns[0]) + int(columns[8])
+        if name.strip() != "lo":
+            total += int(columns[0]) + int(columns[8])
     return total
 
 

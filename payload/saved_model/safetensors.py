@@ -51,8 +51,10 @@ def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata:
     starts = {}
     end = 0
     for name, (shape, dtype) in sorted(tensors.items(), key=lambda item: -item[1][1].itemsize):
-        starts[name], end = end, end + math.prod(shape) * dtype.itemsize
-        place = [starts[name], end]
+        start = end
+        end = start + math.prod(shape) * dtype.itemsize
+        starts[name] = start
+        place = [start, end]
         entries[name] = {"dtype": _DTYPES[dtype.name], "shape": list(shape), "data_offsets": place}
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)

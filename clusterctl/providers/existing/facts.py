@@ -117,7 +117,7 @@ def site_facts(probed: Probed) -> Iterator[SiteFact]:
         if partition.default_time_s not in {None, partition.max_time_s}:
             limit += f", {format_duration(partition.default_time_s)} without --time"
         gpus = f", {partition.gpus}" if partition.gpus else ""
-        size = f"{partition.node_count} node{'s'[: partition.node_count != 1]}"
+        size = f"{partition.node_count} node{'' if partition.node_count == 1 else 's'}"
         if partition.state == "down":
             size += ", but the partition is down: jobs wait"
         elif partition.in_service is not None and partition.in_service < partition.node_count:

@@ -207,7 +207,9 @@ def _claim(
             why=printable(result.stderr.strip()),
             fix="choose another folder with --folder",
         )
-    (path,), (mark,), (marked_name,) = answer["folder"], answer["mark"], answer["cluster"]
+    (path,) = answer["folder"]
+    (mark,) = answer["mark"]
+    (marked_name,) = answer["cluster"]
     if not mark:
         problem = "has files that are not clusterctl's"
         reason = f"{path} is not empty, and it has no mark of clusterctl"

@@ -222,7 +222,8 @@ class Api:
     def _refusal(
         self, service: str, verb: str, path: str, response: requests.Response
     ) -> CloudError:
-        status, (reasons, message) = response.status_code, _refused(_json(response))
+        status = response.status_code
+        reasons, message = _refused(_json(response))
         reason = f"{(message or response.reason or '').strip()} (HTTP {status})"
         context: dict[str, Any] = {"where": path, "why": reason}
         if "quota project" in reason:
@@ -462,8 +463,15 @@ def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
     port.
     """
     return (
-        *("gcloud", "compute", "start-iap-tunnel", instance, "%p", "--listen-on-stdin"),
-        *(f"--project={project}", f"--zone={zone}", "--verbosity=error"),
+        "gcloud",
+        "compute",
+        "start-iap-tunnel",
+        instance,
+        "%p",
+        "--listen-on-stdin",
+        f"--project={project}",
+        f"--zone={zone}",
+        "--verbosity=error",
     )
 
 

@@ -200,7 +200,8 @@ def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
     managed = [entry for entry in state.get("resources", ()) if entry["mode"] == "managed"]
     instances = ((entry["type"], instance) for entry in managed for instance in entry["instances"])
     resources = [(kind, instance["attributes"]) for kind, instance in instances]
-    prices, (total_cost, unpriced) = HostPrices.by(spec), other_costs(resources)
+    prices = HostPrices.by(spec)
+    total_cost, unpriced = other_costs(resources)
     hosts = [prices.of(attributes) for kind, attributes in resources if kind == INSTANCE]
     return None if unpriced else total([total_cost, *hosts])
 

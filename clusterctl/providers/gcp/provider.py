@@ -104,7 +104,8 @@ class GcpProvider(Provider):
 
     def _use_images(self, spec: ClusterSpec, inputs: str) -> None:
         if inputs and inputs != self._inputs:
-            self._inputs, self._images = inputs, images.images_of(self._api, spec, inputs)
+            self._images = images.images_of(self._api, spec, inputs)
+            self._inputs = inputs
 
     def _make_image(
         self, spec: ClusterSpec, workspace: Workspace, image: images.NodeImage, bake: BakeTemplates

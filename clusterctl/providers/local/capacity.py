@@ -66,7 +66,12 @@ def _change(
     if name not in existing.nodes:
         return HostChange(name, "make", title, usd_per_hour=price)
     is_off = name not in existing.running
-    reason = "; ".join(["it is off"] * is_off + [f"was {previous}"] * bool(previous))
+    reasons = []
+    if is_off:
+        reasons.append("it is off")
+    if previous:
+        reasons.append(f"was {previous}")
+    reason = "; ".join(reasons)
     if is_replaced:
         return HostChange(name, "replace", title, reason, price)
     return HostChange(name, "change" if reason else "keep", title, reason, price, off=is_off)

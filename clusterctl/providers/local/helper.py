@@ -214,7 +214,8 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         settings = (request.subnet, requested, request.distribution, request.slurm)
         notes += tuple(state.notes_on_kept_settings(*settings))
         recreated, removed = _remove_nodes(request, state)
-        notes += (f"recreated: {', '.join(recreated)}",) if recreated else ()
+        if recreated:
+            notes += (f"recreated: {', '.join(recreated)}",)
         state = _assign_numbers(state, request)
         facts = state.model_dump(include={"subnet", "distribution", "slurm"})
         answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **facts)

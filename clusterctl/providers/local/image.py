@@ -67,7 +67,10 @@ _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _RETRIES = "Acquire::Retries 3"
 _UNREAD: Final = ("man/*.gz", "doc/*/changelog*.gz", "locale/*.mo")
 _MMDEBSTRAP: Final = (
-    *("--mode=root", "--variant=minbase", f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"),
+    "--mode=root",
+    "--variant=minbase",
+    f"--aptopt={_RETRIES}",
+    "--dpkgopt=force-unsafe-io",
     # Only files are excluded, because scripts of packages expect the folders, as
     # update-alternatives expects that of man pages.
     *(f"--dpkgopt=path-exclude=/usr/share/{files}" for files in _UNREAD),

@@ -264,7 +264,8 @@ class LocalProvider(Provider):
                 )
             made = layout.MadeCluster.model_validate(exchange.result())
         removed = (f"removed {', '.join(made.removed)}",) if made.removed else ()
-        notes += (reuse_note(kept),) if kept else ()
+        if kept:
+            notes += (reuse_note(kept),)
         return Provisioned(
             _inventory(spec, request, shares, made),
             notes + made.notes + _unused_gpus() + removed,

@@ -67,8 +67,10 @@ def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
     hosts = []
     for name in dict.fromkeys([settings.controller, *partitions, *settings.login]):
         roles = [CONTROLLER] if name == settings.controller else []
-        roles += [COMPUTE] if name in partitions else []
-        roles += [LOGIN] if name in settings.login else []
+        if name in partitions:
+            roles.append(COMPUTE)
+        if name in settings.login:
+            roles.append(LOGIN)
         target = ssh_host(name, settings.machines[name])
         host = Host(
             name=name,
@@ -538,7 +540,8 @@ def notes(
     report.
     """
     later = {"no-driver"} if spec.software.nvidia.has_driver else set()
-    later |= {checks.NO_CGROUPS} if cluster_exists else set()
+    if cluster_exists:
+        later.add(checks.NO_CGROUPS)
     return tuple(str(finding) for finding in findings if finding.code not in later)
 
 

@@ -227,7 +227,8 @@ def tick(cluster, log, dry):
     try:
         idle_s = cluster.idle_s()
     except Unknown as exc:
-        state["alive"], state["warned"] = time.time(), None
+        state["alive"] = time.time()
+        state["warned"] = None
         log(f"could not check whether the cluster is idle: {exc}")
         return
     if idle_s < settings["after_s"]:
