@@ -193,7 +193,7 @@ def _unfinished(
             return DetachResult("", (), OnlyCopies())
         # Another machine may have attached the same folder since.
         copies = OnlyCopies(
-            unknown=tuple(f"{folder}/{entry}" for entry in entries if not entry.by_attach)
+            unknown=tuple(f"{folder}/{entry}" for entry in entries if not entry.is_made_by_attach)
         )
         if copies and not options.dry_run and not options.discard:
             raise copies.error(

@@ -95,7 +95,7 @@ class FolderEntry:
         return f"{self.name}: {amount} ({self.what or 'not of clusterctl'})"
 
     @property
-    def by_attach(self) -> bool:
+    def is_made_by_attach(self) -> bool:
         return self.name in {"env", "environments", "store"}
 
 

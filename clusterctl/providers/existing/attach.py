@@ -467,7 +467,7 @@ def _remove_earlier_folder(
         left = AttachedFolder(transport, path, workspace.cluster_id())
         if path == expanded(transport, folder):
             return
-        if all(entry.by_attach for entry in left.entries()):
+        if all(entry.is_made_by_attach for entry in left.entries()):
             left.remove()
         else:
             reporter.note(f"{path} stays, because it has files that `attach` did not create")

@@ -73,3 +73,11 @@ def test_provider_declares_each_trait_of_its_settings(name: str) -> None:
 def test_provider_declares_whether_single_hosts_can_change(name: str) -> None:
     provider = type(provider_of(parse_spec(starter_spec(name), "spec").provider))
     assert {"takes_single_hosts", "recreates_hosts"} - {*vars(provider)} == set()
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_manual_has_a_page_about_each_provider(name: str) -> None:
+    docs = PACKAGE.parent / "docs"
+    # Generated pages name each provider without explaining it.
+    pages = [path for path in docs.rglob("*.md") if path.name not in {"spec.md", "errors.md"}]
+    assert any(re.search(rf"type: {name}\b", page.read_text()) for page in pages)
