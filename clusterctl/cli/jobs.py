@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,9 +19,17 @@ from clusterctl.errors import Notice, TransportError, excluded
 from clusterctl.jobs.events import restarts_of_job
 from clusterctl.jobs.queue import find_or_list
 from clusterctl.jobs.watch import diagnosis_of, notices_of_completed, reported_state
-from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst_job
+from clusterctl.scheduler.base import (
+    JOB_FIELDS,
+    Column,
+    JobInfo,
+    JobState,
+    state_counts,
+    worst_job,
+)
 from clusterctl.scheduler.session import SOON_S, Session, open_session
-from clusterctl.scheduler.slurm_parse import PartitionInfo, fold_nodes
+from clusterctl.scheduler.slurm_parse import PartitionInfo
+from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.units import shown_memory
 
 if TYPE_CHECKING:
@@ -74,7 +83,7 @@ def status(screen: Screen) -> None:
             for node in cluster_status.nodes
         ],
         "partitions": [asdict(partition) for partition in cluster_status.partitions],
-        "jobs": [_job_dict(job) for job in cluster_status.jobs],
+        "jobs": [job.as_dict() for job in cluster_status.jobs],
         "waiting": [diagnosis.as_dict() for diagnosis in waits],
         "accounting_failure": cluster_status.accounting_failure,
         "auto_down": cluster_status.auto_down,
@@ -193,7 +202,7 @@ def jobs(
             _show_in_full(screen, session, listing.jobs, most)
             return
     answer = {
-        "jobs": [_job_dict(job) for job in listing.jobs],
+        "jobs": [job.as_dict() for job in listing.jobs],
         "older": listing.older,
         "unlisted": listing.unlisted,
     }
@@ -269,8 +278,7 @@ def _show_in_full(
         "diagnosis": diagnosis,
         "restarts": told,
     }
-    rows = _rows(job) if len(tasks) == 1 else []
-    rows += [("hang", str(job.hang))] if job.hang and len(tasks) == 1 else []
+    rows: list[tuple[str, str | None]] = [*_rows(job)] if len(tasks) == 1 else []
     rows += [
         ("folder", job.work_dir),
         ("script", script),
@@ -287,7 +295,7 @@ def _show_in_full(
         lines += ["", cause.summary, *(f"| {line}" for line in cause.lines), f"fix: {cause.fix}"]
     if len(tasks) == 1 and job.state is JobState.COMPLETED and job.token:
         lines += [f"note: {notice}" for notice in notices_of_completed(session, job)]
-    screen.result({"jobs": [{**_job_dict(task), **more} for task in tasks]}, *lines)
+    screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)
 
 
 def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> list[str]:
@@ -309,18 +317,31 @@ def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> l
     return [*job_table(screen, tasks), "", *lines, Notice("many-tasks", text)]
 
 
-def _rows(job: JobInfo) -> list[tuple[str, str | None]]:
+def _rows(job: JobInfo) -> list[tuple[str, str]]:
+    """Return the name and the text of each value that the view of a single job shows."""
+    rows = sorted(
+        ((name, declared) for name, declared in JOB_FIELDS.items() if declared.row),
+        key=lambda row: row[1].section,
+    )
+    return [(declared.row, _TEXTS.get(name, partial(_text, name))(job)) for name, declared in rows]
+
+
+def _text(name: str, job: JobInfo) -> str:
+    value = getattr(job, name)
+    if JOB_FIELDS[name].utc:
+        return shown_time(value)
+    if value is None:
+        return ""
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _elapsed_and_limit(job: JobInfo) -> str:
     limit = "no limit" if job.time_limit_s is None else f"limit {shown_elapsed(job.time_limit_s)}"
-    fields = ("name", "user", "state", "reason", "exit", "partition", "account", "qos")
-    times = {"submitted": job.submit_time, "started": job.start_time, "ended": job.end_time}
-    return [
-        ("job", job.id),
-        *((key, getattr(job, key)) for key in fields),
-        ("nodes", ", ".join(job.nodes)),
-        ("resources", job.tres),
-        *((key, shown_time(time)) for key, time in times.items()),
-        ("elapsed", f"{shown_elapsed(job.elapsed_s)}, {limit}"),
-    ]
+    return f"{shown_elapsed(job.elapsed_s)}, {limit}"
+
+
+# Values of which the view of a single job shows more than the value.
+_TEXTS: Final[Mapping[str, Callable[[JobInfo], str]]] = {"elapsed_s": _elapsed_and_limit}
 
 
 def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
@@ -377,17 +398,39 @@ def job_table(
     ]
     columns = {
         column.head: cells
-        for column in _COLUMNS
+        for column, cell in _columns()
         if users or not column.of_several_users
-        if any(cells := [column.cell(group) for group in groups]) or not column.if_any
+        if any(cells := [cell(group) for group in groups]) or not column.if_any
     }
     rows = list(zip(*columns.values(), strict=True))
     hangs = [f"job {job.id} hangs: {job.hang}" for job in infos if job.hang]
     return [*screen.table([*columns], rows), *(["", *hangs] if hangs else [])]
 
 
+# Called with a job, or with the tasks of an array, which share a line.
+_Cell = Callable[[Sequence[JobInfo]], str]
+
+
+def _columns() -> list[tuple[Column, _Cell]]:
+    """Return the columns of the table of jobs: those of which each cell may be empty come last."""
+    columns = [
+        (declared.column, _CELLS.get(name, partial(_cell, name)))
+        for name, declared in JOB_FIELDS.items()
+        if declared.column is not None
+    ]
+    return sorted(columns, key=lambda column: column[0].if_any)
+
+
+def _cell(name: str, jobs: Sequence[JobInfo]) -> str:
+    return _text(name, worst_job(jobs))
+
+
 def _job_id(jobs: Sequence[JobInfo]) -> str:
     return f"{jobs[0].whole_id} ({len(jobs)} tasks)" if len(jobs) > 1 else jobs[0].id
+
+
+def _state(jobs: Sequence[JobInfo]) -> str:
+    return state_counts(jobs) if len(jobs) > 1 else jobs[0].state.value
 
 
 def _nodes(jobs: Sequence[JobInfo]) -> str:
@@ -405,39 +448,16 @@ def _reason(jobs: Sequence[JobInfo]) -> str:
     return "" if job.ended else job.reason
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of the table of jobs.
-
-    cell: called with a job, or with the tasks of an array, which share a line.
-    key: with `-o json`, the key of each job's cell. Empty: `JobInfo` has the value already.
-    of_several_users: the column is shown only if the table lists the jobs of all users.
-    if_any: the column is shown only if a cell is not empty.
-    """
-
-    head: str
-    cell: Callable[[Sequence[JobInfo]], str]
-    key: str = ""
-    of_several_users: bool = False
-    if_any: bool = False
-
-
-_COLUMNS: Final = (
-    _Column("JOB", _job_id),
-    _Column("NAME", lambda jobs: worst_job(jobs).name),
-    _Column("USER", lambda jobs: jobs[0].user, of_several_users=True),
-    _Column("STATE", lambda jobs: state_counts(jobs) if len(jobs) > 1 else jobs[0].state.value),
-    _Column("NODES", _nodes),
-    _Column("SUBMITTED", lambda jobs: _short_time(worst_job(jobs).submit_time)),
-    _Column("ELAPSED", _elapsed),
-    _Column("EXIT", lambda jobs: worst_job(jobs).exit or _NONE),
-    _Column("REASON", _reason, if_any=True),
-)
-
-
-def _job_dict(job: JobInfo) -> dict[str, Any]:
-    """Return a job as `-o json` shows it."""
-    return job.as_dict() | {column.key: column.cell([job]) for column in _COLUMNS if column.key}
+# Columns whose cell is not the text of the value.
+_CELLS: Final[Mapping[str, _Cell]] = {
+    "id": _job_id,
+    "state": _state,
+    "nodes": _nodes,
+    "submit_time": lambda jobs: _short_time(worst_job(jobs).submit_time),
+    "elapsed_s": _elapsed,
+    "exit": lambda jobs: worst_job(jobs).exit or _NONE,
+    "reason": _reason,
+}
 
 
 def shown_time(at: int | None) -> str:

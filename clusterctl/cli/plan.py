@@ -23,7 +23,7 @@ from clusterctl.hosts.checks import DoctorReport, findings_as_failures
 from clusterctl.hosts.probe import GpuFacts
 from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.base import HostChange, HostPlan, Prompts, Provider
-from clusterctl.scheduler.slurm_parse import fold_nodes
+from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing

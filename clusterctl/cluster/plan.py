@@ -31,7 +31,7 @@ from clusterctl.providers.base import HostOptions, HostPlan
 from clusterctl.providers.storage import notes_on_unused_storage, reject_storage_elsewhere
 from clusterctl.scheduler.availability import find_unusable_nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.scheduler.slurm_parse import fold_nodes
+from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import software_notes
 from clusterctl.state.inventory import Inventory, planned_distribution

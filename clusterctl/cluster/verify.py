@@ -48,7 +48,7 @@ from clusterctl.scheduler.availability import (
 )
 from clusterctl.scheduler.base import JobState, Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.scheduler.slurm_parse import fold_nodes
+from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of

@@ -46,7 +46,7 @@ from clusterctl.scheduler.script import (
 )
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.site import Site
-from clusterctl.scheduler.slurm_parse import expand_nodes
+from clusterctl.scheduler.slurm_values import expand_nodes
 from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions, sbatch_words

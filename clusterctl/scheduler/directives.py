@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.slurm_parse import expand_nodes
+from clusterctl.scheduler.slurm_values import expand_nodes
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, flag_of, quantities_of
 from clusterctl.spec.program import safe_name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.parts import parts_of, tasks_of
 from clusterctl.scheduler.script import array_of, dependencies_of
-from clusterctl.scheduler.slurm_parse import expand_nodes
+from clusterctl.scheduler.slurm_values import expand_nodes
 from clusterctl.scheduler.user_script import UserScript, partition_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import quantities_of

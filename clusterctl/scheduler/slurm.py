@@ -46,7 +46,8 @@ from clusterctl.scheduler.limits import exceeded_limit
 from clusterctl.scheduler.parts import SplitArrays
 from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comments
 from clusterctl.scheduler.refusals import Asked
-from clusterctl.scheduler.slurm_parse import PartitionInfo, fold_nodes
+from clusterctl.scheduler.slurm_parse import PartitionInfo
+from clusterctl.scheduler.slurm_values import expand_nodes, fold_nodes
 from clusterctl.spec.names import SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
@@ -414,7 +415,7 @@ class SlurmClient(Jobs):
         answer = self._ask(["squeue", "--noheader", "--states=PENDING", "--format=%F|%n"])
         rows = (line.split("|", 1) for line in answer.splitlines() if "|" in line)
         required = {int(number): nodes for number, nodes in rows if number.isdigit() and nodes}
-        return {number: slurm_parse.expand_nodes(nodes) for number, nodes in required.items()}
+        return {number: expand_nodes(nodes) for number, nodes in required.items()}
 
     def exceeded_limit(self, job: JobInfo) -> str:
         key = (

@@ -13,22 +13,31 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
+from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
-from ClusterShell.NodeSet import NodeSet, NodeSetException
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler.attempts import Attempt
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
-from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.scheduler.base import JOB_FIELDS, JobInfo, JobState, NodeInfo, StepInfo
+from clusterctl.scheduler.slurm_values import (
+    as_known_number,
+    as_number,
+    as_text,
+    expand_nodes,
+    is_number,
+)
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
+# Command -> value of a job -> the fields of the command's output that have it.
+_FIELDS: Final = {
+    command: {name: names for name, field in JOB_FIELDS.items() if (names := field.names(command))}
+    for command in ("squeue", "sacct")
+}
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
-# Time limit of a job without a limit in sacct's output, and sometimes in squeue's in 24.11.
-_YEAR_S = 365 * 86_400
 _Record = dict[str, str]
 
 
@@ -55,6 +64,7 @@ class PartitionInfo:
 
 
 _T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,81 +115,41 @@ def parse_version(text: str) -> str:
     raise _parse_error("sinfo --version", text)
 
 
-def _is_number(text: str) -> bool:
-    return text.isdigit() and text.isascii()
-
-
-def _number(record: _Record, name: str) -> int:
-    if not _is_number(record[name]):
-        raise ValueError(f"{name} {record[name][:100]!r}")
-    return int(record[name])
-
-
-def _text(record: _Record, name: str) -> str:
-    """Return a field; "" for a text such as (null), which Slurm prints for an empty field."""
-    return "" if record[name] in {"(null)", "None", "N/A"} else record[name]
-
-
-def _time(text: str) -> int | None:
-    """Return the number in a field's text, such as a Unix time; None for a text such as N/A or
-    Unknown.
-    """
-    return int(text) if _is_number(text) else None
-
-
-@lru_cache
-def _limit_s(text: str) -> int | None:
-    """Return a time limit in seconds. None for UNLIMITED, NOT_SET, and 365 days, which mean no
-    limit.
-    """
-    with suppress(ValueError):
-        seconds = parse_slurm_time_s(text)
-        return None if seconds == _YEAR_S else seconds
-    return None
-
-
-def _exit(record: _Record, name: str) -> tuple[int, int]:
-    """Return (exit code, signal) from ``1:0`` or, in squeue before Slurm 23, from a status of
-    wait(2).
-    """
-    code, colon, signal = record[name].partition(":")
-    if colon and _is_number(code) and _is_number(signal):
-        return int(code), int(signal)
-    status = _number(record, name)
-    return status >> 8, status & 0x7F
-
-
-def _state(record: _Record) -> JobState:
-    # The state may be "CANCELLED by 10000".
-    word = record["State"].partition(" ")[0]
-    if word not in JobState.__members__:
-        raise ValueError(f"State {record['State'][:100]!r}")
-    return JobState(word)
+def _read(record: _Record, name: str, parse: Callable[[str], _V]) -> _V:
+    """Convert a field of a record. Raises ValueError that names the field."""
+    try:
+        return parse(record[name])
+    except ValueError as exc:
+        raise ValueError(f"{name} {record[name][:100]!r}") from exc
 
 
 def _queued(record: _Record) -> Iterator[JobInfo]:
-    yield _job(
-        record,
-        "Name UserName SubmitTime StartTime EndTime exit_code TimeLimit",
-        number=_number(record, "ArrayJobID"),
-        slurm_id=_number(record, "JobID"),
-        task=None if record["ArrayTaskID"] == "N/A" else _number(record, "ArrayTaskID"),
-        # For a pending job, the field has the requested resources.
-        tres=_text(record, "tres-alloc"),
-        restarts=_number(record, "RestartCnt"),
-    )
+    yield JobInfo(**_values(record, "squeue"))
 
 
 def _accounted(record: _Record) -> Iterator[JobInfo]:
     number, tasks = _accounted_id(record)
-    columns = "JobName User Submit Start End ExitCode Timelimit"
-    tres = _text(record, "AllocTRES") or _text(record, "ReqTRES")
+    values = _values(record, "sacct")
+    slurm_id = as_known_number(record["JobIDRaw"])
     for task in tasks:
-        raw = record["JobIDRaw"]
-        slurm_id = int(raw) if _is_number(raw) else None
-        job = _job(record, columns, number=number, task=task, tres=tres, slurm_id=slurm_id)
+        job = JobInfo(**values, number=number, task=task, slurm_id=slurm_id)
         # An attempt of a requeued job has ended, although the job has not.
-        yield replace(job, end_time=_time(record["End"])) if job.state is JobState.REQUEUED else job
+        end = as_known_number(record["End"])
+        yield replace(job, end_time=end) if job.state is JobState.REQUEUED else job
+
+
+def _values(record: _Record, command: str) -> dict[str, Any]:
+    """Return the values of a job that a record of squeue or sacct has."""
+    values = {name: _value(record, command, name) for name in _FIELDS[command]}
+    return {name: value for name, value in values.items() if JOB_FIELDS[name].when(values["state"])}
+
+
+def _value(record: _Record, command: str, name: str) -> Any:
+    """Return a value of a job: that of the first of its fields in the record that is not empty."""
+    for field in _FIELDS[command][name]:
+        if value := _read(record, field, JOB_FIELDS[name].parse):
+            return value
+    return value
 
 
 def with_attempts(records: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
@@ -218,7 +188,7 @@ def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
     match = _SACCT_ID.fullmatch(record["JobID"])
     if match is None:
         # For example 12+1, a component of a heterogeneous job, which has a number of its own.
-        return _number(record, "JobIDRaw"), [None]
+        return _read(record, "JobIDRaw", as_number), [None]
     if match["task"] or match["tasks"] is None:
         return int(match["job"]), [int(match["task"]) if match["task"] else None]
     try:
@@ -227,36 +197,6 @@ def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
     except RangeSetException as exc:
         raise ValueError(f"JobID {record['JobID'][:100]!r}") from exc
     return int(match["job"]), [int(task) for task in tasks]
-
-
-def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
-    """Convert a record. columns: its names of the fields that squeue and sacct name differently."""
-    name, user, submit, start, end, exit_code, limit = columns.split()
-    state, (code, signal) = _state(record), _exit(record, exit_code)
-    started = _time(record[start])
-    if state.outcome is Outcome.GOES_ON:
-        # Start and end are Slurm's estimates; only the expected start is kept.
-        waits = state is JobState.PENDING
-        fields["expected_start"] = started if waits else None
-        fields["start_time"] = None if waits else started
-    else:
-        fields |= {"exit_code": code, "signal": signal, "start_time": started}
-        fields["end_time"] = _time(record[end])
-    return JobInfo(
-        name=record[name],
-        user=record[user],
-        partition=record["Partition"],
-        account=_text(record, "Account"),
-        qos=_text(record, "QOS"),
-        state=state,
-        nodes=expand_nodes(record["NodeList"]),
-        reason=_text(record, "Reason"),
-        submit_time=_time(record[submit]),
-        time_limit_s=_limit_s(record[limit]),
-        work_dir=record["WorkDir"],
-        comment=_text(record, "Comment"),
-        **fields,
-    )
 
 
 def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobInfo]:
@@ -276,13 +216,13 @@ def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobIn
             yield JobInfo(
                 number=int((number and number[0]) or 0),
                 task=int(task[0]) if task else None,
-                name=record.get("Name", record.get("JobName", "")),
-                user=record.get("UserName", record.get("User", "")),
-                partition=record["Partition"],
+                name=_value(record, command, "name"),
+                user=_value(record, command, "user"),
+                partition=_value(record, command, "partition"),
                 state=JobState.UNKNOWN,
                 nodes=nodes,
                 reason=_parse_message(command, exc),
-                comment=_text(record, "Comment"),
+                comment=_value(record, command, "comment"),
             )
 
 
@@ -301,7 +241,7 @@ def _step(record: _Record) -> StepInfo:
         cancelled_by[1] if cancelled_by else "",
         int(float(size[1]) * (1 << _UNITS[size[2]])) if size else 0,
         record["MaxRSSNode"],
-        _time(record["MaxRSSTask"]),
+        as_known_number(record["MaxRSSTask"]),
     )
 
 
@@ -317,9 +257,9 @@ def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
             nodes[name] = replace(nodes[name], partitions=nodes[name].partitions + partitions)
             continue
         try:
-            cpus = _number(record, "CPUs")
-            memory_mib = _number(record, "Memory")
-            reason = "" if record["Reason"] == "none" else _text(record, "Reason")
+            cpus = _read(record, "CPUs", as_number)
+            memory_mib = _read(record, "Memory", as_number)
+            reason = "" if record["Reason"] == "none" else as_text(record["Reason"])
         except ValueError as exc:
             cpus = 0
             memory_mib = 0
@@ -335,26 +275,29 @@ def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
             reason=reason,
             cpus=cpus,
             memory_mib=memory_mib,
-            gres=_text(record, "Gres"),
+            gres=as_text(record["Gres"]),
             partitions=partitions,
             reason_by=record["User"],
-            allocated_mib=_time(record["AllocMem"]) or 0,
+            allocated_mib=as_known_number(record["AllocMem"]) or 0,
         )
     yield from nodes.values()
 
 
+def _names(command: str) -> tuple[str, ...]:
+    """Return the fields that the command prints, each once."""
+    return tuple(dict.fromkeys(chain.from_iterable(_FIELDS[command].values())))
+
+
 SQUEUE: Final = Query(
     ("squeue", "--noheader", "--array", "--states=all"),
-    "JobID ArrayJobID ArrayTaskID Name UserName Partition Account QOS State Reason exit_code "
-    "NodeList SubmitTime StartTime EndTime TimeLimit tres-alloc WorkDir Comment RestartCnt".split(),
+    _names("squeue"),
     partial(_jobs, "squeue", "ArrayJobID"),
 )
 # sacct has a single record for all tasks of an array that never started; the parser yields a job
 # for each. A job that was requeued has a record for each attempt.
 SACCT: Final = Query(
     ("sacct", "--noheader", "--allocations", "--parsable", "--duplicates"),
-    "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit "
-    "Start End Timelimit AllocTRES ReqTRES WorkDir Comment".split(),
+    ("JobID", "JobIDRaw", *_names("sacct")),
     partial(_jobs, "sacct", "JobID"),
 )
 STEPS: Final = Query(
@@ -371,7 +314,7 @@ SINFO: Final = Query(
 
 def _partitions(records: Iterator[_Record]) -> Iterator[PartitionInfo]:
     for record in records:
-        counts = [int(count) if _is_number(count) else 0 for count in record["NodeAIOT"].split("/")]
+        counts = [int(count) if is_number(count) else 0 for count in record["NodeAIOT"].split("/")]
         allocated, idle, other, nodes = (*counts, 0, 0, 0, 0)[:4]
         yield PartitionInfo(
             name=record["Partition"].rstrip("*"),
@@ -399,7 +342,7 @@ def parse_outages(text: str, start: int, end: int) -> dict[str, str]:
     return {
         node: reason
         for node, time, state, reason in events
-        if state.startswith("DOWN") and start <= (_time(time) or 0) <= end
+        if state.startswith("DOWN") and start <= (as_known_number(time) or 0) <= end
     }
 
 
@@ -410,28 +353,3 @@ def _parse_error(command: str, answer: str) -> SlurmError:
         why=answer[:500].encode("unicode_escape").decode(),
         fix="report this as a bug, with the version of Slurm that `clusterctl status` shows",
     )
-
-
-def expand_nodes(nodelist: str) -> tuple[str, ...]:
-    """Return the node names in a Slurm hostlist such as ``a-[1-3,7]``; raise ValueError if it is
-    invalid.
-    """
-    if nodelist in {"", "None assigned", "(null)", "N/A"}:
-        return ()
-    if not {",", "["} & set(nodelist):
-        return (nodelist,)
-    return tuple(_node_set(nodelist))
-
-
-def fold_nodes(nodes: Sequence[str]) -> str:
-    """Return nodes as a Slurm hostlist: ``a-[1-3,7]``."""
-    with suppress(ValueError):
-        return str(_node_set(",".join(nodes))) if len(nodes) > 1 else "".join(nodes)
-    return ",".join(nodes)
-
-
-def _node_set(nodelist: str) -> NodeSet:
-    try:
-        return NodeSet(nodelist)
-    except NodeSetException as exc:
-        raise ValueError(f"NodeList {nodelist[:100]!r}") from exc

@@ -15,7 +15,7 @@ from clusterctl.scheduler.availability import (
 )
 from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.case import Case, Explanation
-from clusterctl.scheduler.slurm_parse import expand_nodes
+from clusterctl.scheduler.slurm_values import expand_nodes
 
 # Slurm's reasons if nodes are not available.
 NO_NODES: Final = r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN|NodeDown"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, CommandError
 from clusterctl.transport.base import Conversation, shown_command
@@ -150,6 +151,26 @@ def separator_in(argv: Sequence[str]) -> str:
         if name == "--Format":
             return value.split(",")[0].partition(":")[2]
     raise AssertionError(f"{argv[0]} was asked for no separator")
+
+
+def captured(path: Path, fields: Sequence[str], separator: str = CAPTURED) -> bytes:
+    """Return a captured answer with these fields of each record, in this order.
+
+    The file begins with a line of the names of its fields. A field that it lacks is empty.
+    """
+    mark = separator.encode()
+    values = path.read_bytes().split(mark)
+    count = next(at for at, value in enumerate(values) if value.startswith(b"\n"))
+    # The end of the line before is part of a record's first field.
+    values[count:-1:count] = [value.removeprefix(b"\n") for value in values[count:-1:count]]
+    names = [name.decode() for name in values[:count]]
+    rows = [
+        dict(zip(names, values[start : start + count], strict=True))
+        for start in range(count, len(values) - 1, count)
+    ]
+    return b"".join(
+        b"".join(row.get(field, b"") + mark for field in fields) + b"\n" for row in rows
+    )
 
 
 def said(text: bytes) -> Callable[[Sequence[str]], bytes]:

@@ -49,12 +49,17 @@ def option(argv: list[str], name: str) -> str | None:
     return next((word.split("=", 1)[1] for word in argv if word.startswith(f"--{name}=")), None)
 
 
-def say_record(argv: list[str], fields: list[str]) -> None:
-    """Each field followed by the separator that the command asked for."""
-    separator = (
-        option(argv, "delimiter") or str(option(argv, "Format")).split(",")[0].partition(":")[2]
-    )
-    say("".join(field + separator for field in fields) + "\n")
+def say_record(argv: list[str], values: list[str] | dict[str, str]) -> None:
+    """Each value followed by the separator that the command asked for.
+
+    values: all fields in the order in which clusterctl asks for them, or the asked fields by name.
+    """
+    asked = str(option(argv, "format") or option(argv, "Format")).split(",")
+    names = [field.partition(":")[0] for field in asked]
+    separator = option(argv, "delimiter") or asked[0].partition(":")[2]
+    if isinstance(values, dict):
+        values = [values.get(name, "") for name in names]
+    say("".join(value + separator for value in values) + "\n")
 
 
 def sbatch(argv: list[str], state: dict[str, Any]) -> None:
@@ -130,9 +135,17 @@ def rows(state: dict[str, Any], argv: list[str]) -> list[tuple[str, dict[str, An
     return [(i, state["jobs"][i]) for i in ids if i in state["jobs"]]
 
 
-def common(job: dict[str, Any]) -> list[str]:
-    """Return the fields that squeue and sacct both show, behind the ids."""
-    return [job["name"], job.get("user", "hpc"), "train", "default", "normal", job["state"]]
+def common(job: dict[str, Any]) -> dict[str, str]:
+    """Return the fields that squeue and sacct name alike. A test may set any field by its name."""
+    named = {key: value for key, value in job.items() if key[0].isupper()}
+    return {
+        "Partition": "train",
+        "Account": "default",
+        "QOS": "normal",
+        "State": job["state"],
+        "WorkDir": job["dir"],
+        **named,
+    }
 
 
 def squeue(argv: list[str], state: dict[str, Any]) -> None:
@@ -140,15 +153,24 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
     if not found and option(argv, "jobs"):
         fail("slurm_load_jobs error: Invalid job id specified")
     for job_id, job in found:
-        status = job["code"] << 8 | job["signal"]
-        times = [str(job.get(key, "N/A")) for key in ("submit", "start", "end")]
-        nodes = "n1" if "start" in job else ""
-        ids = ("N/A",) if "tasks" not in job else map(str, job["tasks"])
-        fields = [*common(job), job["reason"] or "None", str(status), nodes, *times]
-        fields += ["1-00:00:00", "cpu=1,mem=1G,node=1", job["dir"], job["comment"] or "(null)"]
-        fields.append(str(job.get("restarts", 0)))
-        for task in ids:
-            say_record(argv, [job_id, job_id, task, *fields])
+        values = {
+            "JobID": job_id,
+            "ArrayJobID": job_id,
+            "Name": job["name"],
+            "UserName": job.get("user", "hpc"),
+            "Reason": job["reason"] or "None",
+            "exit_code": str(job["code"] << 8 | job["signal"]),
+            "NodeList": "n1" if "start" in job else "",
+            "SubmitTime": str(job.get("submit", "N/A")),
+            "StartTime": str(job.get("start", "N/A")),
+            "EndTime": str(job.get("end", "N/A")),
+            "TimeLimit": "1-00:00:00",
+            "tres-alloc": "cpu=1,mem=1G,node=1",
+            "Comment": job["comment"] or "(null)",
+            "RestartCnt": str(job.get("restarts", 0)),
+        }
+        for task in job.get("tasks", ["N/A"]):
+            say_record(argv, {**values, "ArrayTaskID": str(task), **common(job)})
 
 
 def scontrol(argv: list[str], state: dict[str, Any]) -> None:
@@ -177,12 +199,23 @@ def sacct(argv: list[str], state: dict[str, Any]) -> None:
         # (sacct(1)).
         found = [(i, attempt) for i, job in found for attempt in (*job.get("attempts", ()), job)]
     for job_id, job in found:
-        times = [str(job.get(key, "Unknown")) for key in ("submit", "start", "end")]
-        nodes = job.get("nodes", "n1" if "start" in job else "None assigned")
-        fields = [*common(job), "None", f"{job['code']}:{job['signal']}", nodes, *times]
-        fields += ["UNLIMITED", "", "cpu=1,mem=1G,node=1", job["dir"], job["comment"]]
+        values = {
+            "JobIDRaw": job_id,
+            "JobName": job["name"],
+            "User": job.get("user", "hpc"),
+            "Reason": "None",
+            "ExitCode": f"{job['code']}:{job['signal']}",
+            "NodeList": job.get("nodes", "n1" if "start" in job else "None assigned"),
+            "Submit": str(job.get("submit", "Unknown")),
+            "Start": str(job.get("start", "Unknown")),
+            "End": str(job.get("end", "Unknown")),
+            "Timelimit": "UNLIMITED",
+            "AllocTRES": "",
+            "ReqTRES": "cpu=1,mem=1G,node=1",
+            "Comment": job["comment"],
+        }
         for own_id in [f"{job_id}_{task}" for task in job.get("tasks", ())] or [job_id]:
-            say_record(argv, [own_id, job_id, *fields])
+            say_record(argv, {**values, "JobID": own_id, **common(job)})
 
 
 def scancel(argv: list[str], state: dict[str, Any]) -> None:

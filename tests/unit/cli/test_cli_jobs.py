@@ -19,7 +19,7 @@ from clusterctl.cli.output import Screen, Terminated
 from clusterctl.cluster.status import Status
 from clusterctl.errors import UsageError, WaitTimeoutError
 from clusterctl.jobs.watch import ChangeNotes, wait
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.base import JOB_FIELDS, Column, JobInfo, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.ledger import JobEntry
@@ -69,18 +69,29 @@ def test_jobs_fit_a_terminal_of_80_columns(here, capsys, monkeypatch) -> None:
     assert [len(text) for text in submitted_at] == [len("11-27 22:13"), len("2024-11-27")]
 
 
-def test_column_with_a_key_is_in_the_table_and_in_json(here, capsys, monkeypatch) -> None:
+@pytest.mark.parametrize("if_any", [False, True])
+def test_declared_column_is_in_the_table_and_in_json(here, capsys, monkeypatch, if_any) -> None:
     waiting = JobInfo(number=7, name="a", user="ada", state=JobState.PENDING, reason="", qos="high")
     monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: (waiting, replace(waiting, number=6)))
-    added = jobs._Column("QOS", lambda tasks: tasks[0].qos, key="shown_qos")
-    monkeypatch.setattr(jobs, "_COLUMNS", (*jobs._COLUMNS[:2], added, *jobs._COLUMNS[2:]))
+    declared = replace(JOB_FIELDS["qos"], column=Column("QOS", if_any=if_any), key="shown_qos")
+    monkeypatch.setitem(JOB_FIELDS, "qos", declared)
     jobs.jobs(TEXT, ["7", "6"])
     head, first, _ = (line.split() for line in capsys.readouterr().out.splitlines())
-    # Empty columns stay, but reasons are shown only if a job has one.
-    assert head == "JOB NAME QOS STATE NODES SUBMITTED ELAPSED EXIT".split()
-    assert first[:4] == ["7", "a", "high", "PENDING"]
+    # Columns that may be missing come last, as reasons do.
+    expected = "JOB NAME STATE NODES SUBMITTED ELAPSED EXIT".split()
+    assert head == ([*expected, "QOS"] if if_any else [*expected[:2], "QOS", *expected[2:]])
+    assert "high" in first
     jobs.jobs(JSON, ["7", "6"])
     assert {job["shown_qos"] for job in json.loads(capsys.readouterr().out)["jobs"]} == {"high"}
+    others = (replace(waiting, qos=""), replace(waiting, number=6, qos=""))
+    monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: others)
+    jobs.jobs(TEXT, ["7", "6"])
+    assert ("QOS" in capsys.readouterr().out) is not if_any
+
+
+def test_own_cells_and_texts_belong_to_declared_columns_and_rows() -> None:
+    assert jobs._CELLS.keys() <= {name for name, each in JOB_FIELDS.items() if each.column}
+    assert jobs._TEXTS.keys() <= {name for name, each in JOB_FIELDS.items() if each.row}
 
 
 def test_older_ones_are_left_out_and_counted(here, cluster, tmp_path, capsys, monkeypatch) -> None:

@@ -18,7 +18,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler import admin, advice
+from clusterctl.scheduler import admin, advice, slurm_parse
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, unknown_or_task
 from clusterctl.scheduler.directives import Directives
@@ -29,11 +29,11 @@ from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import PlayedCluster
-from tests.support.scripted import ScriptedTransport, Step, records, said
+from tests.support.scripted import ScriptedTransport, Step, captured, records, said
 
 CAPTURES = Path(__file__).parent / "captures"
-SQUEUE = (CAPTURES / "squeue.txt").read_bytes()
-SACCT = (CAPTURES / "sacct.txt").read_bytes()
+SQUEUE = captured(CAPTURES / "squeue.txt", slurm_parse.SQUEUE.fields)
+SACCT = captured(CAPTURES / "sacct.txt", slurm_parse.SACCT.fields)
 AWAY = "squeue: error: Unable to contact slurm controller (connect failure)"
 
 

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler import slurm_parse
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo, worst_job
-from clusterctl.scheduler.slurm_parse import expand_nodes
+from clusterctl.scheduler.base import (
+    JOB_FIELDS,
+    JobInfo,
+    JobState,
+    NodeInfo,
+    Outcome,
+    StepInfo,
+    worst_job,
+)
+from clusterctl.scheduler.slurm_values import expand_nodes
 from tests.support.messages import refused
-from tests.support.scripted import CAPTURED, separator_in
+from tests.support.scripted import CAPTURED, captured, separator_in
 
 CAPTURES = Path(__file__).parent / "captures"
 
 
+QUERIES = {"squeue": slurm_parse.SQUEUE, "sacct": slurm_parse.SACCT, "sinfo": slurm_parse.SINFO}
+
+
 def capture(name: str) -> str:
     """Return a capture as a transport returns it."""
-    # No newline translation.
-    return (CAPTURES / f"{name}.txt").read_bytes().decode(errors="replace")
+    command, _, kind = name.partition("-")
+    separator = "|captured|" if kind else CAPTURED
+    fields = QUERIES[command].fields
+    return captured(CAPTURES / f"{name}.txt", fields, separator).decode(errors="replace")
 
 
 def squeue(text: str) -> tuple[JobInfo, ...]:
@@ -37,8 +50,7 @@ def sinfo(text: str) -> tuple[NodeInfo, ...]:
 
 def with_field(command: str, name: str, value: str) -> str:
     """Return the first record of a capture, with another value in a field."""
-    queries = {"squeue": slurm_parse.SQUEUE, "sacct": slurm_parse.SACCT, "sinfo": slurm_parse.SINFO}
-    names = queries[command].fields
+    names = QUERIES[command].fields
     fields = capture(command).split(CAPTURED)[: len(names)]
     fields[names.index(name)] = value
     return CAPTURED.join([*fields, "\n"])
@@ -46,6 +58,17 @@ def with_field(command: str, name: str, value: str) -> str:
 
 QUEUED = {job.id: job for job in squeue(capture("squeue"))}
 ACCOUNTED = {job.id: job for job in sacct(capture("sacct"))}
+
+
+@pytest.mark.parametrize("value", [each.name for each in fields(JobInfo)])
+def test_each_value_of_a_job_has_a_source(value):
+    """squeue or sacct prints it, or clusterctl finds it out; otherwise it would always be empty."""
+    assert value in JOB_FIELDS, f"JobInfo.{value} has no JobField"
+    declared = JOB_FIELDS[value]
+    has_source = bool(declared.squeue or declared.sacct)
+    assert has_source is not declared.derived, f"JobInfo.{value} needs squeue, sacct or derived"
+    assert set(declared.names("squeue")) <= set(slurm_parse.SQUEUE.fields)
+    assert set(declared.names("sacct")) <= set(slurm_parse.SACCT.fields)
 
 
 def test_a_running_job_of_two_nodes():
@@ -290,7 +313,7 @@ def test_states_of_nodes(shown, state, flags, usable):
 
 
 def test_version():
-    assert slurm_parse.parse_version(capture("version")) == "22.05.8"
+    assert slurm_parse.parse_version((CAPTURES / "version.txt").read_text()) == "22.05.8"
     with pytest.raises(SlurmError):
         slurm_parse.parse_version("slurm")
 
