@@ -93,6 +93,17 @@ class Examined:
     skew_s: float
 
 
+# Called with a host, its facts, and what the cluster requires of it.
+_CheckOfHost = Callable[[str, HostFacts, HostRequirements], Iterator[Finding]]
+_CHECKS_OF_HOST: Final[list[_CheckOfHost]] = []
+
+
+def _check_of_host(check: _CheckOfHost) -> _CheckOfHost:
+    """Decorate a function as a check that ``check_hosts`` calls for each host."""
+    _CHECKS_OF_HOST.append(check)
+    return check
+
+
 def check_hosts(
     answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], *, leader: str
 ) -> tuple[Finding, ...]:
@@ -103,13 +114,13 @@ def check_hosts(
     accounts = {host: examined.facts.accounts for host, examined in answers.items()}
     findings += admin_uid_findings(accounts, leader)
     for host, examined in answers.items():
-        of_slurm = (_cgroups, _ports, _services_in_use, _daemons, _processes_left)
-        for check in (_system, _policies, _space, _gpus, _accounts, *of_slurm):
+        for check in _CHECKS_OF_HOST:
             findings += check(host, examined.facts, expected[host])
     order = {host: i for i, host in enumerate(expected)}
     return tuple(sorted(findings, key=lambda f: (order[f.host], f.level)))
 
 
+@_check_of_host
 def _system(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
     system = facts.system
     if facts.uid != 0:
@@ -135,6 +146,7 @@ def _system(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Findin
         )
 
 
+@_check_of_host
 def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
     """Yield a finding for each security policy of the host under which `up` or jobs would fail."""
     if facts.refuses_ed25519:
@@ -163,6 +175,7 @@ def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Find
         )
 
 
+@_check_of_host
 def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     for disk in facts.space:
         path = disk.paths[0]
@@ -211,20 +224,7 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
         yield Finding(host, "error", "disk", "a file system does not answer", cause, fix)
 
 
-def _ports(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    for port, daemon in expected.ports.items():
-        holder = facts.listeners.get(port)
-        if holder is not None and holder not in _OUR_LISTENERS:
-            cause = f"{holder} listens on port {port}, which {daemon} needs"
-            fix = (
-                f"stop {holder} or change its port; `ss -lptn sport = :{port}` on the host shows "
-                "its pid"
-            )
-            yield Finding(
-                host, "error", "port-taken", "a port that the cluster needs is in use", cause, fix
-            )
-
-
+@_check_of_host
 def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     gpus = facts.gpus
     count = expected.gpus
@@ -240,16 +240,16 @@ def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[F
         yield from _unsuitable_driver(host, gpus, expected) or [
             _missing_driver(host, gpus, expected)
         ]
-    if gpus.driver:
-        yield from _fabric(host, facts, expected)
-        yield from _cards(host, facts, expected)
 
 
+@_check_of_host
 def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield a finding if the fabric manager has not linked the GPUs, so that CUDA fails with error
     802.
     """
     gpus = facts.gpus
+    if not gpus.driver:
+        return
     states = [
         f"{gpu['fabric.state']}, {gpu['fabric.status']}"
         for gpu in gpus.states
@@ -285,11 +285,12 @@ def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator
         yield Finding(host, "warning", "fabric-not-ready", "NVLinks are not set up", cause, fix)
 
 
+@_check_of_host
 def _cards(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield findings about memory faults of GPUs, and about MIG settings that change at the next
     reboot.
     """
-    cards = dict(enumerate(facts.gpus.states))
+    cards = dict(enumerate(facts.gpus.states)) if facts.gpus.driver else {}
     for flag in flags():
         if numbers := [number for number, card in cards.items() if flag.is_set(card)]:
             cause = f"{_gpu_list(numbers)}: {flag.means}"
@@ -378,11 +379,13 @@ def _how_to_reboot(host: str, expected: HostRequirements) -> str:
     return f"`clusterctl node reboot {host}`, which waits until no job is running on the host"
 
 
+@_check_of_host
 def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     for code, cause, fix in taken_numbers(expected.accounts, facts.accounts, facts.groups):
         yield Finding(host, "error", code, _NUMBERS[code], cause, fix)
 
 
+@_check_of_host
 def _cgroups(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield a finding if Slurm on the host, or Slurm in the host's distribution, has no cgroups
     plugin.
@@ -406,29 +409,27 @@ def cgroup_finding(host: str) -> Finding:
     return Finding(host, "warning", NO_CGROUPS, "Slurm runs without control groups", cause, fix)
 
 
-def _daemons(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    for unit in sorted((expected.runs & _DAEMONS) - facts.units):
-        log = f"clusterctl ssh {host} --admin -- sudo journalctl -u {unit}"
-        fix = f"start it with `clusterctl up`; its log: `{log}`"
-        cause = "systemd reports that the unit is not active"
-        yield Finding(host, "warning", "daemon-stopped", f"{unit} is not running", cause, fix)
+@_check_of_host
+def _ports(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
+    for port, daemon in expected.ports.items():
+        holder = facts.listeners.get(port)
+        if holder is not None and holder not in _OUR_LISTENERS:
+            cause = f"{holder} listens on port {port}, which {daemon} needs"
+            fix = (
+                f"stop {holder} or change its port; `ss -lptn sport = :{port}` on the host shows "
+                "its pid"
+            )
+            yield Finding(
+                host, "error", "port-taken", "a port that the cluster needs is in use", cause, fix
+            )
 
 
-def _processes_left(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
-    if facts.left:
-        pids = " ".join(line.partition(" ")[0] for line in facts.left)
-        cause = f"they may hold ports, memory or GPUs: {'; '.join(facts.left)}"
-        fix = f"end them: `clusterctl ssh {host} --admin -- sudo kill -KILL {pids}`"
-        yield Finding(
-            host, "warning", "processes-left", "processes of ended jobs still run", cause, fix
-        )
-
-
+@_check_of_host
 def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield findings about existing Slurm, MariaDB and munge services that `up` would
     reconfigure.
     """
-    if facts.texts.get(CLAIM) or not expected.brings & {*_SLURM, "munge"}:
+    if facts.texts[CLAIM] or not expected.brings & {*_SLURM, "munge"}:
         return
     if daemons := sorted(facts.units & _SLURM):
         names = " and ".join(daemons)
@@ -466,6 +467,26 @@ def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) ->
             "leaves in an existing MariaDB: `mariadb -e 'DROP DATABASE slurm_acct_db'`"
         )
         yield Finding(host, "error", "database-in-use", "MariaDB is in use", cause, fix)
+
+
+@_check_of_host
+def _daemons(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
+    for unit in sorted((expected.runs & _DAEMONS) - facts.units):
+        log = f"clusterctl ssh {host} --admin -- sudo journalctl -u {unit}"
+        fix = f"start it with `clusterctl up`; its log: `{log}`"
+        cause = "systemd reports that the unit is not active"
+        yield Finding(host, "warning", "daemon-stopped", f"{unit} is not running", cause, fix)
+
+
+@_check_of_host
+def _processes_left(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
+    if facts.left:
+        pids = " ".join(line.partition(" ")[0] for line in facts.left)
+        cause = f"they may hold ports, memory or GPUs: {'; '.join(facts.left)}"
+        fix = f"end them: `clusterctl ssh {host} --admin -- sudo kill -KILL {pids}`"
+        yield Finding(
+            host, "warning", "processes-left", "processes of ended jobs still run", cause, fix
+        )
 
 
 def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:

@@ -96,7 +96,8 @@ class ProbeRequest:
 
 
 class _Answer(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # The program on the host comes from this version, so a fact without a field is an error in it.
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class System(_Answer):

@@ -40,6 +40,8 @@ from clusterctl.util.assets import data_folder, read_table
 
 # The file that names the cluster to which a host belongs.
 CLAIM: Final = "/etc/clusterctl/cluster.json"
+# Files of which each host reports the start of the text in ``HostFacts.texts``.
+TEXTS: Final = (CLAIM,)
 # Only jobs need shared memory.
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
@@ -365,7 +367,7 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
         ],
         "uids": [*required_accounts(spec).values()],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),
-        "texts": [CLAIM],
+        "texts": [*TEXTS],
         "packages": sorted(packages),
     }
     return ProbeRequest(host=request, node=False)

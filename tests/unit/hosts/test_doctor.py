@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,11 +16,22 @@ from typing import Any
 
 import pytest
 
+import clusterctl
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
+from clusterctl.hosts import checks
 from clusterctl.hosts import remote_probe as remote
 from clusterctl.hosts.checks import Finding, examine, findings_as_failures
-from clusterctl.hosts.probe import PROGRAM, HostFacts, ProbeRequest, parse_report
-from clusterctl.hosts.roles import CLAIM, HostRequirements
+from clusterctl.hosts.probe import (
+    PROGRAM,
+    GpuFacts,
+    HostFacts,
+    ProbeRequest,
+    Space,
+    System,
+    parse_report,
+)
+from clusterctl.hosts.roles import CLAIM, TEXTS, HostRequirements
+from scripts import message_reference
 from tests.support.messages import refused
 
 KEYS = ("names", "ports", "paths", "units", "accounts", "uids", "files", "texts", "packages")
@@ -58,6 +71,7 @@ WELL: dict[str, Any] = {
     "gpus": {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False},
     "accounts": {"hpc": 10000, "clusterctl": 64100, "munge": 997},
     "groups": {"hpc": 10000, "lab": 10001},
+    "texts": dict.fromkeys(TEXTS, ""),
 }
 
 
@@ -254,7 +268,7 @@ def test_what_somebody_runs_is_not_taken_over(
     assert (finding.host, finding.level, finding.code) == ("two", level, code)
     assert why in finding.why
     assert found(changed) == []  # a host of the cluster's
-    assert found({**changed, "texts": {CLAIM: '{"id": "1"}'}}, brings=brings) == []
+    assert found({**changed, "texts": WELL["texts"] | {CLAIM: '{"id": "1"}'}}, brings=brings) == []
 
 
 def test_doctor_stopped_daemons_are_findings() -> None:
@@ -369,12 +383,65 @@ def test_unreachable_host_is_a_finding_and_others_are_checked() -> None:
     ]
 
 
-def here(**asked: Sequence[str | int]) -> HostFacts:
+def said_here(**asked: Sequence[str | int]) -> str:
     argv = ProbeRequest(host=NOTHING | asked, node=False).argv()
     done = subprocess.run(argv, input=PROGRAM, capture_output=True, check=True)
-    facts = parse_report(done.stdout.decode()).host
+    return done.stdout.decode()
+
+
+def here(**asked: Sequence[str | int]) -> HostFacts:
+    facts = parse_report(said_here(**asked)).host
     assert facts is not None
     return facts
+
+
+def test_host_reads_each_fact_that_has_a_field() -> None:
+    """A fact that the program does not read would keep its default, on each host."""
+    facts = json.loads(said_here(paths=("/",)))["host"]
+    answers = {
+        HostFacts: facts,
+        System: facts["system"],
+        Space: facts["space"][0],
+        GpuFacts: facts["gpus"],
+    }
+    for model, values in answers.items():
+        assert set(values) == set(model.model_fields), model
+
+
+def test_fact_without_a_field_is_an_error() -> None:
+    with refused("answer-garbled", TransportError):
+        parse_report(answer(**WELL, no_field=1))
+
+
+def test_every_check_is_called() -> None:
+    """A check without its decorator, and that no other function calls, never finds anything."""
+    tree = ast.parse(Path(checks.__file__).read_text())
+    functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    uncalled = {
+        each.name
+        for each in functions
+        if each.name.startswith("_") and not each.decorator_list and each.name not in named
+    }
+    assert uncalled == set()
+
+
+def test_page_of_doctor_lists_the_codes_of_all_checks() -> None:
+    """Checks of a project of Google Cloud, which only `plan` and `up` run, are in docs/gcp.md."""
+    known = message_reference.messages()[0]
+    findings = {
+        each.code
+        for each in known
+        if each.kind == "Finding" and not each.place.startswith("clusterctl/providers/gcp/")
+    }
+    page = (message_reference.ROOT / "docs/doctor.md").read_text().partition("\n## Checks\n")[2]
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    listed = {code for row in rows for code in re.findall(r"`([^`]+)`", row)}
+    assert findings - listed == set()
+    # Some codes are chosen at run time, such as the keys of a dict, so errors.md lacks them.
+    source = "".join(file.read_text() for file in Path(clusterctl.__file__).parent.rglob("*.py"))
+    known_codes = {*message_reference.printed_texts(), *re.findall(r'"([a-z-]+)"', source)}
+    assert listed - known_codes == set()
 
 
 def test_this_machine_answers() -> None:

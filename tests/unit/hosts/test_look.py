@@ -24,6 +24,7 @@ from clusterctl.hosts.probe import (
     NODE_ARGV,
     PROGRAM,
     HostAnswer,
+    NodeAnswer,
     ProbeRequest,
     StoppingError,
     parse_report,
@@ -51,6 +52,11 @@ def looked(question: ProbeRequest) -> dict[str, Any]:
     argv = question.argv()
     done = subprocess.run(argv, input=PROGRAM, capture_output=True, check=True, timeout=60, cwd="/")
     return dict(json.loads(done.stdout)["node"])
+
+
+def test_node_reads_each_fact_that_has_a_field() -> None:
+    """A fact that the program does not read would keep its default, on each node."""
+    assert set(looked(ProbeRequest())) == set(NodeAnswer.model_fields)
 
 
 def test_file_mark_has_content_mode_owner_and_no_link(tmp_path: Path) -> None:
