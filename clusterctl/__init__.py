@@ -3,6 +3,8 @@
 Python programs can call the commands of the command line as functions: see docs/python.md.
 """
 
+# ruff: noqa: F403, F405 - `__all__` of api.py has the names
+
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -22,20 +24,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from clusterctl.api import (
-        Cluster,
-        ClusterctlError,
-        Job,
-        Rehearsal,
-        Report,
-        Row,
-        Status,
-        compare,
-        frame,
-        list_runs,
-        named_run,
-        report,
-    )
+    from clusterctl.api import *
 else:
 
     def __getattr__(name: str) -> Any:

@@ -19,11 +19,9 @@ from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.cluster.plan import Plan, preview, prompt_about
 from clusterctl.cluster.replayed_run import select_replay
-from clusterctl.cluster.status import Status as Status  # noqa: PLC0414 - a public name, as those below
-from clusterctl.cluster.status import status_of
+from clusterctl.cluster.status import Status, status_of
 from clusterctl.cluster.up import UpOptions, UpResult
-from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
-from clusterctl.errors import UsageError, printable
+from clusterctl.errors import ClusterctlError, UsageError, printable
 from clusterctl.jobs import files, queue, watch
 from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments
 from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, whole_lines
@@ -33,17 +31,14 @@ from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Prompts
-from clusterctl.rehearse.rehearsal import LIMIT_S, MTBF_S, Rehearser, job_to_rehearse
-from clusterctl.rehearse.rehearsal import Rehearsal as Rehearsal  # noqa: PLC0414
+from clusterctl.rehearse.rehearsal import LIMIT_S, MTBF_S, Rehearsal, Rehearser, job_to_rehearse
 from clusterctl.rehearse.verdict import Fault
 from clusterctl.runs.collect import SelectionKeywords, collect, selection_of
-from clusterctl.runs.compare import compare as compare  # noqa: PLC0414
-from clusterctl.runs.find import Row as Row  # noqa: PLC0414
-from clusterctl.runs.find import named_run as named_run  # noqa: PLC0414
+from clusterctl.runs.compare import compare
+from clusterctl.runs.find import Row, named_run
 from clusterctl.runs.only_copies import bring_all
-from clusterctl.runs.page import Report as Report  # noqa: PLC0414
-from clusterctl.runs.query import frame as frame  # noqa: PLC0414
-from clusterctl.runs.query import list_runs as list_runs  # noqa: PLC0414
+from clusterctl.runs.page import Report
+from clusterctl.runs.query import frame, list_runs
 from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
@@ -61,6 +56,21 @@ from clusterctl.state.workspace import WAIT_S
 from clusterctl.transport.openssh import OpenSSH, run_captured
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import SILENT, LineReporter, PhaseLines
+
+__all__ = [
+    "Cluster",
+    "ClusterctlError",
+    "Job",
+    "Rehearsal",
+    "Report",
+    "Row",
+    "Status",
+    "compare",
+    "frame",
+    "list_runs",
+    "named_run",
+    "report",
+]
 
 _Names = str | int | Sequence[str | int]
 _Paths = str | Path | Sequence[str | Path]

@@ -51,6 +51,7 @@ def test_importing_it_reads_no_other_module() -> None:
     )
     assert said.stdout.split() == []
     assert set(clusterctl.__all__) <= {*dir(clusterctl.api), "__version__"}
+    assert clusterctl.__all__ == clusterctl.api.__all__
     assert all(getattr(clusterctl, name) for name in clusterctl.__all__)
     with pytest.raises(AttributeError) as caught:
         clusterctl.cluster_of  # noqa: B018
