@@ -194,7 +194,8 @@ def unaccompanied(option: str, needed: str) -> UsageError:
 def foreign_package_error(exc: BaseException) -> UsageError | None:
     """Return the error to show if a package of PYTHONPATH caused an exception, or None."""
     folders = [
-        os.path.abspath(name)  # noqa: PTH100 - links stay
+        # Links stay as they are.
+        os.path.abspath(name)
         for name in os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if name
     ]

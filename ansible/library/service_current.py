@@ -73,7 +73,7 @@ def is_stale(unit: dict[str, str], config: list[str], *, now: float, monotonic: 
     seconds.
     """
     started = now - monotonic + max(int(unit.get(key) or 0) for key in STARTED) / 1e6
-    return any(not Path(path).exists() or os.stat(path).st_ctime > started for path in config)  # noqa: PTH116
+    return any(not Path(path).exists() or os.stat(path).st_ctime > started for path in config)
 
 
 def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:

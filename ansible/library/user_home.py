@@ -179,7 +179,7 @@ class Home:
         name.
         """
         place = f"{self._path}/{name}"
-        if os.path.islink(place) and os.readlink(place) == target:  # noqa: PTH114, PTH115
+        if os.path.islink(place) and os.readlink(place) == target:
             return
         if self._may_change():
             self._move_aside(place)
@@ -218,7 +218,7 @@ class Home:
         while os.path.lexists(aside):
             number += 1
             aside = f"{place}.aside-clusterctl.{number}"
-        os.rename(place, aside)  # noqa: PTH104
+        os.rename(place, aside)
         self._module.warn(f"{place} was in the way and was renamed to {aside}")
 
 
@@ -286,7 +286,7 @@ def remove_former_keys(module: AnsibleModule) -> bool:
     """Remove the lines that end in ``key_mark`` from the keys of accounts that are not current."""
     params = module.params
     changed = False
-    names = os.listdir(params["homes"]) if os.path.isdir(params["homes"]) else []  # noqa: PTH112, PTH208
+    names = os.listdir(params["homes"]) if os.path.isdir(params["homes"]) else []
     for name in sorted({*names} - {*params["current"]}):
         try:
             account = pwd.getpwnam(name)

@@ -23,7 +23,7 @@ ETC = "/etc"
 def names(root: str = ETC) -> list[str]:
     """Return the paths of all files and links below ``root``."""
     return sorted(
-        os.path.join(folder, name)  # noqa: PTH118
+        os.path.join(folder, name)
         for folder, folders, files in os.walk(root)
         for name in [
             *files,

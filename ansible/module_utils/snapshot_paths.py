@@ -199,7 +199,7 @@ def remove_empty(path: str) -> bool:
 
 def remove_tree(path: str) -> list[str]:
     """Remove a folder. Keep files of people and mount points in it, and return their paths."""
-    if os.path.islink(path) or not Path(path).is_dir():  # noqa: PTH114
+    if os.path.islink(path) or not Path(path).is_dir():
         _discard(path)
         return []
     folders = [path]

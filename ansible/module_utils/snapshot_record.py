@@ -199,9 +199,9 @@ def _paths(names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """
     spared = tuple(f"{folder}/" for folder in names.get("spared", ()))
     for pattern in (*names.get("files", ()), *names.get("folders", ())):
-        path = os.path.expanduser(pattern)  # noqa: PTH111
+        path = os.path.expanduser(pattern)
         if path.startswith("~"):
             continue
-        for match in sorted(glob.glob(path)) if glob.has_magic(path) else [path]:  # noqa: PTH207
+        for match in sorted(glob.glob(path)) if glob.has_magic(path) else [path]:
             if not match.startswith(spared):
                 yield pattern, match

@@ -265,7 +265,8 @@ def _show_in_full(
     script = f"{job.work_dir}/{session.scheduler.script_name}" if job.token else None
     files = _files(session, job) if job.token else []
     run_dir = entry.run_dir if entry is not None else None
-    is_here = run_dir is not None and os.path.isdir(run_dir)  # noqa: PTH112 - never raises
+    # Unlike Path.is_dir, this never raises.
+    is_here = run_dir is not None and os.path.isdir(run_dir)
     cause = diagnosis_of(session, tasks)
     diagnosis = cause.as_dict() if cause is not None else None
     # A job that the queue has forgotten may have been restarted.

@@ -154,7 +154,8 @@ def _secrets(workspace: Workspace) -> Iterator[str | bytes]:
     named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     for path in (f"{folder}/application_default_credentials.json", named):
         with suppress(OSError, ValueError):
-            login = json.loads(Path(os.path.expanduser(path)).read_bytes())  # noqa: PTH111 - it never raises
+            # Unlike Path.expanduser, this never raises.
+            login = json.loads(Path(os.path.expanduser(path)).read_bytes())
             yield from (
                 v for name, v in login.items() if isinstance(v, str) and is_secret_name(name)
             )

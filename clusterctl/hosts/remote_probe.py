@@ -1,3 +1,4 @@
+# ruff: noqa: UP032 - hosts may have Python 3.6
 """Reports facts and checksums of a host. Runs on the host as root: standard library only, Python
 3.6.
 
@@ -229,7 +230,7 @@ def cgroup_plugin() -> Optional[bool]:
     if not Path(SLURMD).exists():
         return None
     name = "cgroup_v{}.so".format(2 if Path(CGROUPS_V2).exists() else 1)
-    return any(glob.glob("{}/{}".format(folder, name)) for folder in SLURM_PLUGINS)  # noqa: PTH207
+    return any(glob.glob("{}/{}".format(folder, name)) for folder in SLURM_PLUGINS)
 
 
 def processes_left() -> List[str]:
@@ -562,7 +563,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "left": processes_left(),
         "databases": databases(),
         "slurm_state": sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16],
-        "files": sorted(path for pattern in request["files"] for path in glob.glob(pattern)),  # noqa: PTH207
+        "files": sorted(path for pattern in request["files"] for path in glob.glob(pattern)),
         "packages": packages(request["packages"]) if request["packages"] else [],
         "texts": {path: read(path)[:TEXT] for path in request["texts"]},
         "accounts": accounts(request["accounts"], set(request["uids"])),

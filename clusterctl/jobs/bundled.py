@@ -71,7 +71,7 @@ def reject_missing(session: Session, job: JobSpec) -> None:
             "`clusterctl submit --from-run RUN` sends a run",
         ),
     ):
-        if not path.startswith(("/", "~/")) or (subject == "the image" and os.path.isfile(path)):  # noqa: PTH113
+        if not path.startswith(("/", "~/")) or (subject == "the image" and os.path.isfile(path)):
             continue
         # The command starts in the home folder.
         if session.transport.run(["test", "-e", path.removeprefix("~/")], check=False).rc:

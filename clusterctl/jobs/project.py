@@ -90,7 +90,8 @@ def project_obstacle(folder: Path) -> str:
     """Return why a folder must not be sent, such as "your home folder"; "" if it can be sent."""
     if folder == folder.parent:
         return "the root of the file system"
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - unlike Path.home, it never raises
+    # Unlike Path.home, this never raises.
+    home = Path(os.path.expanduser("~"))
     if folder.resolve() == home.resolve():
         return "your home folder"
     if folder.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH | stat.S_ISVTX:

@@ -98,7 +98,7 @@ def ranks_in(folder: str, path: str) -> list[str]:
     except OSError:
         return []
     try:
-        return sorted((m[1] for m in map(RANK_LOG.fullmatch, os.listdir(fd)) if m), key=int)  # noqa: PTH208
+        return sorted((m[1] for m in map(RANK_LOG.fullmatch, os.listdir(fd)) if m), key=int)
     finally:
         os.close(fd)
 

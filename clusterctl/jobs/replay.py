@@ -221,7 +221,8 @@ def _image(image: Any, remote_path: Any) -> str | None:
     """Return ``image`` if it is a local file and ``remote_path`` contains the file's sha256; else
     None.
     """
-    if isinstance(image, str) and isinstance(remote_path, str) and os.path.isfile(image):  # noqa: PTH113 - any name
+    # Unlike Path, this takes any name.
+    if isinstance(image, str) and isinstance(remote_path, str) and os.path.isfile(image):
         return image if file_sha256(Path(image)) in remote_path else None
     return None
 
@@ -248,7 +249,8 @@ def _job(
         folder = script.parent
     elif again.code is Code.CURRENT and recorded.get("script"):
         target = str(recorded["script"])
-        if not os.path.isfile(target):  # noqa: PTH113 - any name
+        # Unlike Path, this takes any name.
+        if not os.path.isfile(target):
             raise _no_replay(run, f"the script {printable(target)} is not on this machine")
         project = _project(run, recorded, Path(str(client.get("folder") or Path(target).parent)))
     elif target not in BUNDLED_JOBS:
@@ -513,7 +515,8 @@ def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[
         path = folder / name
         try:
             status = path.stat()
-            if not own and os.path.realpath(path) != os.path.join(real, name):  # noqa: PTH118 - any name
+            # Unlike Path, this takes any name.
+            if not own and os.path.realpath(path) != os.path.join(real, name):
                 continue
         except (OSError, ValueError):
             continue

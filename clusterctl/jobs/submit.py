@@ -161,11 +161,13 @@ def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
     Absolute paths outside the home folder are not checked, as each node may have them on its own
     disk.
     """
-    home = os.path.expanduser("~")  # noqa: PTH111 - unlike Path.home, it never raises
+    # Unlike Path.home, this never raises.
+    home = os.path.expanduser("~")
     for flag, kind, path in (file for job in jobs if job.bundled for file in _files_read(job)):
-        local_path = Path(os.path.abspath(path))  # noqa: PTH100 - gives `.` and `..` a name
-        is_absolute = os.path.isabs(path)  # noqa: PTH117
-        if not os.path.exists(path) or (is_absolute and not local_path.is_relative_to(home)):  # noqa: PTH110
+        # This gives `.` and `..` a name.
+        local_path = Path(os.path.abspath(path))
+        is_absolute = os.path.isabs(path)
+        if not os.path.exists(path) or (is_absolute and not local_path.is_relative_to(home)):
             continue
         # The program finds a relative path below the home folder, in which the command starts.
         if not session.transport.run(["test", "-e", path], check=False).rc:
@@ -275,7 +277,7 @@ class Submitter:
         job = prepared.job
         # Unlike Path.is_file, this does not raise. An unreadable or invalid path must be on the
         # cluster.
-        if job.container is None or not os.path.isfile(job.container):  # noqa: PTH113
+        if job.container is None or not os.path.isfile(job.container):
             return prepared
         image = Path(job.container)
         store = store_of(self.session.inventory.folder)

@@ -175,7 +175,8 @@ def _source_in(line: str, folder: Path) -> tuple[str, str] | None:
 def _is_folder(line: str, folder: Path) -> bool:
     path = re.split(r"\s*;|\s+--|\[", line.removeprefix("file://"))[0].strip()
     looks_like_path = path in {".", ".."} or path.startswith(("./", "../", "/"))
-    return looks_like_path and os.path.isdir(folder / path)  # noqa: PTH112 - any name
+    # Unlike Path, this takes any name.
+    return looks_like_path and os.path.isdir(folder / path)
 
 
 def _local_wheel(line: str, folder: Path) -> Path | None:
@@ -183,4 +184,4 @@ def _local_wheel(line: str, folder: Path) -> Path | None:
         "file://"
     )
     path = folder / name
-    return path if name.endswith(".whl") and "://" not in name and os.path.isfile(path) else None  # noqa: PTH113
+    return path if name.endswith(".whl") and "://" not in name and os.path.isfile(path) else None

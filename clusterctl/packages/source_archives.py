@@ -191,8 +191,10 @@ def _allowed() -> frozenset[str]:
 
 def _with_absolute_path(option: str, value: str, folder: str) -> str:
     """Return a line of a requirements file in ``folder``, as it must be in another folder."""
-    path = os.path.join(folder, COMMENT.sub("", value).strip(" \t=").strip("\"'"))  # noqa: PTH118 - any name
-    is_path = option in _WITH_PATH and os.path.exists(path)  # noqa: PTH110 - any name
+    # Unlike Path, this takes any name.
+    path = os.path.join(folder, COMMENT.sub("", value).strip(" \t=").strip("\"'"))
+    # Unlike Path, this takes any name.
+    is_path = option in _WITH_PATH and os.path.exists(path)
     return f"{option} {shlex.quote(path)}" if is_path else option + value
 
 

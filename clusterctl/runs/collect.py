@@ -257,12 +257,11 @@ def _entries_to_collect(
 def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: int) -> CollectError:
     (first, *more) = failed.values()
     folders = {
-        os.path.dirname(exc.where)  # noqa: PTH120
-        for exc in failed.values()
-        if exc.code == "run-unwritable"
+        os.path.dirname(exc.where) for exc in failed.values() if exc.code == "run-unwritable"
     }
     is_unusable = len(folders) == 1 and not all(
-        os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)  # noqa: PTH112 - never raises
+        # Unlike Path.is_dir, this never raises.
+        os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
         for path in folders
     )
     if isinstance(first, CollectError) and not more and not collected_count:

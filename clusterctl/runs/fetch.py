@@ -331,13 +331,13 @@ def _remove_leftovers(tree: bytes, keep: set[bytes]) -> None:
         below = (folder + b"/")[len(tree) + 1 :]
         for name in names:
             if below + name not in keep:
-                os.unlink(os.path.join(folder, name))  # noqa: PTH108, PTH118  # names are bytes
+                os.unlink(os.path.join(folder, name))
         for name in subfolders:
-            path = os.path.join(folder, name)  # noqa: PTH118
-            if os.path.islink(path):  # noqa: PTH114
-                os.unlink(path)  # noqa: PTH108
-            elif below + name not in keep and not os.listdir(path):  # noqa: PTH208
-                os.rmdir(path)  # noqa: PTH106
+            path = os.path.join(folder, name)
+            if os.path.islink(path):
+                os.unlink(path)
+            elif below + name not in keep and not os.listdir(path):
+                os.rmdir(path)
 
 
 def fetch_from_hosts(hosts: Sequence[tuple[str, Sender]], source: Source, work: Path) -> Manifest:

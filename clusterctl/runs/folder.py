@@ -158,7 +158,7 @@ def write_sums(tree: Path, known_sums: Mapping[bytes, str]) -> None:
     """
     root = os.fsencode(tree)
     paths = (
-        os.path.join(folder, name)[len(root) + 1 :]  # noqa: PTH118  # names are bytes
+        os.path.join(folder, name)[len(root) + 1 :]
         for folder, _, names in os.walk(root)
         for name in names
     )

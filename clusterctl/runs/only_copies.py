@@ -325,8 +325,8 @@ class Search:
 
 def _is_taken(folder: Path, entry: Entry) -> bool:
     """Return whether ``folder`` already has the entry's path, unless both are folders."""
-    path = os.path.join(os.fsencode(folder), entry.path)  # noqa: PTH118 - names are bytes
-    is_folder = os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
+    path = os.path.join(os.fsencode(folder), entry.path)
+    is_folder = os.path.isdir(path) and not os.path.islink(path)
     return os.path.lexists(path) and not (entry.kind == Kind.FOLDER and is_folder)
 
 

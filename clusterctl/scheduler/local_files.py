@@ -84,7 +84,8 @@ class LocalFiles:
         if self.script is None:
             return Here()
         # The folder with the folders of all jobs.
-        jobs = os.path.dirname(self.remote.removesuffix(f"/{PROGRAM_FOLDER}"))  # noqa: PTH120 - any name
+        # Unlike Path, this takes any name.
+        jobs = os.path.dirname(self.remote.removesuffix(f"/{PROGRAM_FOLDER}"))
         is_of_job = bool(jobs) and name.startswith(f"{jobs}/")
         job_folder = self.remote.removesuffix(PROGRAM_FOLDER)
         if (
@@ -99,7 +100,8 @@ class LocalFiles:
         )
         if venv := self._virtual_environment(path):
             return Here(venv=venv)
-        if os.path.isabs(path):  # noqa: PTH117 - any name
+        # Unlike Path, this takes any name.
+        if os.path.isabs(path):
             return Here()
         is_outside = path.partition("/")[0] == ".."
         if not is_outside and (home := self._unsent(path, is_module)):
@@ -123,11 +125,7 @@ class LocalFiles:
     def _virtual_environment(self, path: str) -> str:
         parents = (str(parent) for parent in Path(path).parents)
         return next(
-            (
-                name
-                for name in parents
-                if os.path.isfile(self.folder / name / "pyvenv.cfg")  # noqa: PTH113
-            ),
+            (name for name in parents if os.path.isfile(self.folder / name / "pyvenv.cfg")),
             "",
         )
 
@@ -195,7 +193,8 @@ class LocalFiles:
         """
         top = repository_of(self.folder)
         for folder in self.folder.parents:
-            if folder in (Path(os.path.expanduser("~")), folder.parent):  # noqa: PTH111 - it never raises
+            # Unlike Path.expanduser, this never raises.
+            if folder in (Path(os.path.expanduser("~")), folder.parent):
                 return
             yield folder
             if folder == top:

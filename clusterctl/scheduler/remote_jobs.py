@@ -85,7 +85,7 @@ class User:
 
     def _names(self) -> list[str]:
         try:
-            names = [name for name in os.listdir(self.registry) if ID.fullmatch(name)]  # noqa: PTH208
+            names = [name for name in os.listdir(self.registry) if ID.fullmatch(name)]
         except FileNotFoundError:
             return []
         return sorted(names, key=lambda name: int(name[1:]))

@@ -95,7 +95,7 @@ def ends(folder: str, task: str) -> dict[str, Any]:
     starts = STARTED.findall(events)
     restarts = int(starts[-1]) if starts else 0
     try:
-        with os.scandir(os.path.join(folder, f"{own}rank-logs")) as entries:  # noqa: PTH118
+        with os.scandir(os.path.join(folder, f"{own}rank-logs")) as entries:
             names = [entry.name for entry in islice(entries, 2 * MOST_RANKS)]
     except OSError:
         names = []
@@ -116,7 +116,7 @@ def ends(folder: str, task: str) -> dict[str, Any]:
             if record and ranks.get(record[1], "") is not None
         },
         "events": events,
-        "gone": not os.path.isdir(folder),  # noqa: PTH112
+        "gone": not os.path.isdir(folder),
     }
 
 
@@ -125,7 +125,7 @@ def records(folder: str, most: int = MOST_TASKS) -> dict[str, dict[str, Any]] | 
     read.
     """
     try:
-        names = os.listdir(folder)  # noqa: PTH208
+        names = os.listdir(folder)
     except FileNotFoundError:
         return None
     except OSError as exc:
@@ -176,7 +176,7 @@ def reading_error(folder: str, path: str) -> str:
 
 def modified(folder: str, name: str) -> float:
     try:
-        return os.stat(os.path.join(folder, name)).st_mtime  # noqa: PTH116, PTH118
+        return os.stat(os.path.join(folder, name)).st_mtime
     except OSError:
         return 0
 

@@ -118,7 +118,8 @@ def _folder(value: object, info: ValidationInfo) -> object:
 def _run(value: str, info: ValidationInfo) -> str:
     """Return the absolute path of a folder. Other texts, such as a job's id, stay."""
     folder = folder_of(info) / value
-    return str(folder.absolute()) if os.path.isdir(folder) else value  # noqa: PTH112 - any name
+    # Unlike Path, this takes any name.
+    return str(folder.absolute()) if os.path.isdir(folder) else value
 
 
 Text = Annotated[str, AfterValidator(_can_travel)]

@@ -167,7 +167,7 @@ def is_file(path: Path) -> bool:
     """Return whether a path is a file. False if a folder above can't be searched, unlike
     Path.is_file.
     """
-    return os.path.isfile(path)  # noqa: PTH113
+    return os.path.isfile(path)
 
 
 def repository_of(folder: Path) -> Path | None:

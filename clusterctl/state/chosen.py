@@ -89,7 +89,7 @@ class ChosenCluster:
         names: list[str] = []
         # A folder may be searchable, but not readable.
         with suppress(OSError):
-            names = sorted(os.listdir())  # noqa: PTH208
+            names = sorted(os.listdir())
         for name in names:
             if name.lower() in _SIMILAR_NAMES:
                 raise UsageError(

@@ -343,7 +343,8 @@ def _project_of(folder: Path) -> Path:
     """Return the nearest root of a project at or above a folder; the folder itself if there is
     none.
     """
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - unlike Path.home, it never raises
+    # Unlike Path.home, this never raises.
+    home = Path(os.path.expanduser("~"))
     above = takewhile(lambda path: path not in (home, path.parent), (folder, *folder.parents))
     return next(
         (
@@ -462,7 +463,7 @@ def lacks_record(folder: Path) -> bool:
 
 def has_files_of_runs(folder: Path | str) -> bool:
     """Return whether a folder has files, other than run.json, that `collect` adds to each run."""
-    return all(os.path.isfile(f"{folder}/{name}") for name in (SUMS_FILE, ENVIRONMENT_FILE))  # noqa: PTH113
+    return all(os.path.isfile(f"{folder}/{name}") for name in (SUMS_FILE, ENVIRONMENT_FILE))
 
 
 def is_own_report(path: Path) -> bool:
@@ -522,7 +523,8 @@ def may_be_run(folder: Path | str) -> bool:
     The reader of the record reports what is wrong with it.
     """
     try:
-        return stat.S_ISREG(os.stat(f"{folder}/{RUN_FILE}").st_mode)  # noqa: PTH116 - of thousands
+        # Path would be slow for thousands.
+        return stat.S_ISREG(os.stat(f"{folder}/{RUN_FILE}").st_mode)
     except PermissionError:
         return True
     except OSError:
@@ -532,7 +534,8 @@ def may_be_run(folder: Path | str) -> bool:
 def runs_folders() -> tuple[Path, ...]:
     """Return ./runs and all other folders with collected runs on this machine, if they exist."""
     paths = (RUNS.absolute(), *_noted("folder"))
-    return tuple(dict.fromkeys(path for path in paths if os.path.isdir(path)))  # noqa: PTH112 - no error
+    # Unlike Path.is_dir, this never raises.
+    return tuple(dict.fromkeys(path for path in paths if os.path.isdir(path)))
 
 
 def ledgers() -> tuple[Ledger, ...]:

@@ -198,9 +198,9 @@ def names_no_cluster(name: str) -> bool:
 def _paths_of(name: str, folders: Iterable[Path]) -> Sequence[Path]:
     """Return the folders with this path or, in the folders of runs, with this name."""
     texts = (name, *(f"{folder}/{name}" for folder in folders)) if name else ()
-    paths = [Path(os.path.realpath(text)) for text in texts if os.path.isdir(text)]  # noqa: PTH112
+    paths = [Path(os.path.realpath(text)) for text in texts if os.path.isdir(text)]
     # A path means only its own folder.
-    return paths[: 1 if "/" in name and os.path.isdir(name) else None]  # noqa: PTH112
+    return paths[: 1 if "/" in name and os.path.isdir(name) else None]
 
 
 def _runs_at(
@@ -292,7 +292,7 @@ def _entry_of(ledger: Ledger | None, token: str) -> JobEntry | None:
 def _unknown(name: str, folders: Iterable[Path]) -> UsageError:
     for link in (folder / name for folder in folders if name):
         # Path.is_symlink raises for a name that is too long.
-        if os.path.islink(link):  # noqa: PTH114
+        if os.path.islink(link):
             return UsageError(
                 f"the run {name!r} is a link to a folder that does not exist",
                 code="run-link-dangles",

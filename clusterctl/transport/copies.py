@@ -52,7 +52,7 @@ class Copies:
         for local, remote in self._files():
             with suppress(OSError):
                 # If the local path is a link, its target was sent.
-                status = os.stat(local) if self.sent else os.lstat(local)  # noqa: PTH116  # names are bytes
+                status = os.stat(local) if self.sent else os.lstat(local)
                 if not _is_same_file(remote, status):
                     yield from (
                         digest(host, remote, status.st_size, status.st_mtime_ns) for host in hosts
@@ -66,7 +66,7 @@ class Copies:
             for name in map(os.fsencode, self.names):
                 yield b"%s/%s" % (root, name), b"%s/%s" % (top, name)
             return
-        if os.path.isfile(root):  # noqa: PTH113
+        if os.path.isfile(root):
             yield root, top
         for parent, _, names in os.walk(root):
             for name in names:
@@ -86,7 +86,7 @@ def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
     disk.
     """
     try:
-        return os.path.samestat(os.stat(remote), status)  # noqa: PTH116  # names are bytes
+        return os.path.samestat(os.stat(remote), status)
     except OSError:
         return False
 

@@ -114,7 +114,8 @@ class Item:
         if stat.S_ISDIR(status.st_mode):
             return cls(path, Kind.FOLDER, origin, mode, mtime)
         if stat.S_ISLNK(status.st_mode):
-            target = os.readlink(origin)  # noqa: PTH115  # Path would change it
+            # Path would change the target.
+            target = os.readlink(origin)
             return cls(path, Kind.LINK, origin, mode, mtime, target=target)
         if stat.S_ISREG(status.st_mode):
             return cls(path, Kind.FILE, origin, mode, mtime, status.st_size)

@@ -47,7 +47,8 @@ share = _number(float, "a number above 0 and at most 1", lambda value: 0 < value
 non_negative = _number(float, "a number of 0 or more", lambda value: value >= 0)
 fraction = _number(float, "a number in [0, 1)", lambda value: 0 <= value < 1)
 folder = Kind(Path, "DIR")
-path = Kind(lambda text: Path(os.path.expanduser(text)), "DIR")  # noqa: PTH111 - Path's raises
+# Unlike Path.expanduser, this never raises.
+path = Kind(lambda text: Path(os.path.expanduser(text)), "DIR")
 """A file or folder. ``~/`` is the home folder of the user who runs the program."""
 
 
@@ -55,7 +56,7 @@ def _input_path(text: str) -> Path:
     in_home = path.read("~") / text
     # Files from `clusterctl put` are in the home folder, and a job starts in a folder of its own.
     # os.path.exists: pathlib's method raises if another user's folder can't be searched.
-    is_in_home = os.path.exists(in_home) and not os.path.exists(path.read(text))  # noqa: PTH110
+    is_in_home = os.path.exists(in_home) and not os.path.exists(path.read(text))
     return in_home if is_in_home else path.read(text)
 
 

@@ -29,7 +29,8 @@ def of_job(job: str) -> Iterator[tuple[int, Mapping[str, str], Sequence[str]]]:
     """Yield process id, environment and words of this user's processes of a job, but those of
     telemetry.
     """
-    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - Path is slow to import
+    # pathlib is slow to import.
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         pairs = (
             text.partition("=")[::2] for text in task.text_of(f"/proc/{pid}/environ").split("\0")
         )

@@ -1,3 +1,4 @@
+# ruff: noqa: UP022, UP032 - hosts may have Python 3.6
 """Creates or deletes clusterctl's account on a host. Runs on the host as root, as a single file,
 Python 3.6.
 
@@ -115,7 +116,7 @@ def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
     descriptor = os.open(
         str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
     )
-    with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+    with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
         os.fchmod(file.fileno(), mode)
         os.fchown(file.fileno(), uid, gid)
         file.write(text)
@@ -328,7 +329,7 @@ def alone(path: str = LOCK) -> Iterator[None]:
         raise RefusedError("account", cause, "wait until it is finished, or kill that process")
 
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "r+", encoding="utf-8") as lock:  # noqa: PTH123
+    with open(descriptor, "r+", encoding="utf-8") as lock:
         os.fchmod(descriptor, 0o600)
         signal.signal(signal.SIGALRM, late)
         signal.alarm(WAIT_S)

@@ -144,7 +144,7 @@ def test_claim_job_port_ignores_the_remote_port_of_a_connection() -> None:
         client.close()
         assert peer.recv(1) == b""
         peer.close()
-    assert f":{port:04X} 06 " in (text := open("/proc/net/tcp").read())  # noqa: SIM115, PTH123
+    assert f":{port:04X} 06 " in (text := open("/proc/net/tcp").read())  # noqa: SIM115
     assert f":{port:04X} 00000000:0000 0A" not in text
     assert master_port(63) == port
 

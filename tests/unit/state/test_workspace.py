@@ -225,7 +225,7 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_atomic(path, 7)  # type: ignore[arg-type]
     assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208 - hidden ones too
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_file_that_has_the_content_stays_as_it_is(tmp_path: Path) -> None:

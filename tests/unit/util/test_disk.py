@@ -92,12 +92,12 @@ def test_a_file_of_somebody_elses_is_no_matter_of_the_disk(tmp_path: Path) -> No
 
 def test_a_file_stays_as_it_was(disk: SmallDisk, workspace: Workspace) -> None:
     write_atomic(workspace.inventory, "old")
-    before = sorted(os.listdir(workspace.root))  # noqa: PTH208 - hidden ones too
+    before = sorted(os.listdir(workspace.root))
     disk.suffer("full")
     with pytest.raises(DiskError):
         write_atomic(workspace.inventory, "new" * 10000)
     assert workspace.inventory.read_text() == "old"
-    assert sorted(os.listdir(workspace.root)) == before  # noqa: PTH208
+    assert sorted(os.listdir(workspace.root)) == before
 
 
 def silent(_: str) -> None:

@@ -157,7 +157,7 @@ class Log:
 
     def __call__(self, text):
         print(text, flush=True)  # noqa: T201
-        with open(self.path, "a") as file:  # noqa: PTH123
+        with open(self.path, "a") as file:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
 
 
