@@ -24,6 +24,7 @@ from clusterctl.transport.remote_incoming import (
     close_partial_files,
     find_existing,
     finish_places,
+    is_unchanged,
     make_places,
     receive,
     reject_small_disk,
@@ -225,7 +226,8 @@ class Download:
 
         own: whether only clusterctl writes to ``folder``. If so, a link or file with the name of a
             folder is removed, and every file is hashed. If not, such a link or file raises OSError,
-            and the sha256 of a newly received file is "".
+            a local file with the listed size, time and mode is not read, and the sha256 of a file
+            that was not read is "".
         room: advice to the user, for the TransferError.
 
         Raises:
@@ -235,6 +237,8 @@ class Download:
         root = os.fsencode(folder)
         make_places(root, entries, follow=False, own=own)
         files = [entry for entry in entries if entry.kind == Kind.FILE]
+        arrived = {} if own else {entry.index: "" for entry in files if is_unchanged(entry)}
+        files = [entry for entry in files if entry.index not in arrived]
         local = _local_items(files)
         hashes = hash_items(tuple(local.values()), progress=progress)
         for entry, item in local.items():
@@ -245,7 +249,7 @@ class Download:
             self._talk.send(b"".join(entry.request_line for entry in files) + b"\n")
             self._stream.progress = progress
             self._stream.total = sum(entry.size for entry in files)
-            arrived = dict(self._receive(files, hashed=own))
+            arrived |= self._receive(files, hashed=own)
         except NoRoomError as exc:
             where = printable(str(folder))
             details = printable(str(exc.strerror))

@@ -46,6 +46,7 @@ from clusterctl.transport.remote_incoming import (
     finish,
     finish_places,
     hash_in_place,
+    is_unchanged,
     make_places,
     receive,
     reject_small_disk,
@@ -162,7 +163,7 @@ def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
         make_places(into, entries, follow=True)
     except OSError as exc:
         fail(exc.filename or into, exc)
-    files = [entry for entry in entries if entry.kind == "file"]
+    files = [entry for entry in entries if entry.kind == "file" and not is_unchanged(entry)]
     wrong = receive_all(files, os.path.abspath(into), stored=False)
     finish_places(entry for entry in entries if entry.kind == "folder")
     return wrong

@@ -55,7 +55,32 @@ def test_what_is_here_is_not_fetched_again(theirs, here):
     told: list[tuple[str, int, int]] = []
     again = fetch(LocalTransport(), ("data",), here, progress=lambda *args: told.append(args))
     assert again.sent_bytes == 0
-    assert ("hashing", again.bytes, again.bytes) in told
+    assert ("hashing", 3 * MIB, 3 * MIB) in told
+    assert content(here / "data") == content(theirs)
+
+
+def test_get_unchanged_files_are_not_read(theirs, here):
+    get(here)
+    told: list[tuple[str, int, int]] = []
+    again = fetch(LocalTransport(), ("data",), here, progress=lambda *args: told.append(args))
+    assert (again.sent_bytes, told) == (0, [])
+    assert again.bytes > 3 * MIB
+    assert content(here / "data") == content(theirs)
+
+
+@pytest.mark.parametrize("side", ["here", "there"])
+def test_get_touched_file_is_compared_by_its_hash(theirs, here, side):
+    get(here)
+    os.utime((here / "data" if side == "here" else theirs) / "large", (1, 1))
+    assert get(here).sent_bytes == 0
+    assert content(here / "data") == content(theirs)
+
+
+def test_get_link_with_the_size_and_time_of_a_file_is_replaced(theirs, here, tmp_path):
+    get(here)
+    (here / "data" / "large").rename(tmp_path / "large")
+    (here / "data" / "large").symlink_to(tmp_path / "large")
+    assert get(here).sent_bytes == 3 * MIB
     assert content(here / "data") == content(theirs)
 
 

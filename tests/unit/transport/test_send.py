@@ -76,6 +76,28 @@ def test_what_is_there_is_not_sent_again(home, data):
     assert content(home / "in to" / "data") == content(data)
 
 
+def test_put_unchanged_files_are_not_read(home, data):
+    send(data)
+    target = home / "in to" / "data" / "large"
+    os.utime(target, ns=(1, target.stat().st_mtime_ns))
+    told: list[tuple[str, int, int]] = []
+    items = list_items([data])[0]
+    sent = Upload(LocalTransport(), lambda *args: told.append(args)).into(items, "in to")
+    assert sent.sent_bytes == 0
+    assert "hashing" not in {activity for activity, _, _ in told}
+    # Sites remove files that nobody has used for long.
+    assert target.stat().st_atime > 1
+    assert content(home / "in to" / "data") == content(data)
+
+
+@pytest.mark.parametrize("side", ["here", "there"])
+def test_put_touched_file_is_compared_by_its_hash(home, data, side):
+    send(data)
+    os.utime((data if side == "here" else home / "in to" / "data") / "large", (1, 1))
+    assert Upload(LocalTransport()).into(list_items([data])[0], "in to").sent_bytes == 0
+    assert content(home / "in to" / "data") == content(data)
+
+
 def test_same_size_other_content_is_sent(home, data):
     send(data)
     target = home / "in to" / "data" / "large"
