@@ -39,6 +39,11 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
             ("rsync / collect = ", "peak memory of collect: ", "killed after "),
         ),
         (
+            "transfers.py",
+            ("--mb", "20", "--files", "500"),
+            ("put / rsync = ", "get / rsync = ", "rsync / folder = ", "collect / rsync = "),
+        ),
+        (
             "training.py",
             (),
             (
