@@ -200,9 +200,7 @@ def _folder(
 def _host_and_command(
     inventory: Inventory, host: str | None, words: list[str]
 ) -> tuple[str, list[str]]:
-    """Return (host name, words of the command). Without a host, as in `ssh -- COMMAND`: the
-    controller.
-    """
+    """Return (host name, command's words). The host of `ssh -- COMMAND` is the controller."""
     if host is None:
         return inventory.controller.name, words
     names = [entry.name for entry in inventory.hosts]
@@ -229,9 +227,7 @@ def _note_wait(screen: Screen, session: Session, job_id: str) -> None:
 
 
 def _run(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Run a command line. Return its exit code, and the JSON answer with its output if JSON was
-    asked for.
-    """
+    """Run a command line. Return its exit code, and for JSON the answer with its output."""
     if not screen.json:
         return run_attached(argv), answer
     result = run_captured(argv)

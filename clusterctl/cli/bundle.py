@@ -1,6 +1,4 @@
-"""The commands bundle create, verify and show. A bundle is a file with all software for air-gapped
-hosts.
-"""
+"""The commands bundle create, verify and show. A bundle has all software for air-gapped hosts."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def _distribution(name: str) -> Distribution:
 
 
 def _names(screen: Screen, names: list[str] | None) -> list[str]:
-    """Return ``names`` (from --os) or, if empty, the names of the Linux distributions of the
-    hosts.
-    """
+    """Return ``names`` (from --os); if empty, the names of the hosts' Linux distributions."""
     if names:
         return names
     try:

@@ -46,9 +46,7 @@ def cancel(screen: Screen, ids: Ids) -> None:
 
 
 def _named(jobs: Sequence[JobInfo]) -> dict[str, list[JobInfo]]:
-    """Return the words for each job, or each array of which several tasks are meant -> its
-    tasks.
-    """
+    """Return words for each job, or each array of which several tasks are meant -> its tasks."""
     arrays: dict[str, list[JobInfo]] = {}
     for job in jobs:
         arrays.setdefault(job.whole_id, []).append(job)

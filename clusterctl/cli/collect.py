@@ -1,6 +1,4 @@
-"""The command collect, which copies runs from the cluster to this machine and lists skipped
-files.
-"""
+"""The command collect, which copies runs from the cluster here and lists skipped files."""
 
 from __future__ import annotations
 
@@ -114,9 +112,7 @@ def collect(
 
 
 def elsewhere_note(elsewhere: Mapping[str, int]) -> Notice:
-    """Return a line about uncollected jobs of other folders. elsewhere: folder -> number of
-    jobs.
-    """
+    """Return a line about other folders' uncollected jobs. elsewhere: folder -> number of jobs."""
     count = sum(elsewhere.values())
     folders = first_few([f"{printable(folder)} ({number})" for folder, number in elsewhere.items()])
     jobs = "1 job of another folder is" if count == 1 else f"{count} jobs of other folders are"

@@ -38,9 +38,7 @@ def completion(screen: Screen, shell: Annotated[Shell, argument("Your shell.")])
 
 
 def register_shells() -> None:
-    """Register shells with Typer. Typer does this only for programs with Typer's completion
-    options.
-    """
+    """Register shells with Typer, which does this only for programs with its completion options."""
     other_program = typer.Typer(add_completion=True)
     other_program.command()(lambda: None)
     typer.main.get_command(other_program)

@@ -1,6 +1,4 @@
-"""The commands list, storage list, cache list and cache prune, for clusters, kept storage and node
-images.
-"""
+"""The commands list, storage list, cache list and cache prune: clusters, storage, node images."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ from clusterctl.util.progress import MessageLines
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A cluster in the output of `list`. ``fix``: the command that removes an orphan, otherwise
-    empty.
-    """
+    """A cluster in the output of `list`. ``fix``: the command that removes an orphan, else ""."""
 
     cluster: str
     provider: str

@@ -63,9 +63,7 @@ class LazyVerb(TyperCommand):
 
 
 class _Group(TyperGroup):
-    """A group of commands. Without a command, it runs its command ``list``, if there is such a
-    command.
-    """
+    """A group of commands. Without a command, it runs its command ``list``, if it has one."""
 
     def make_context(
         self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
@@ -137,9 +135,7 @@ def run() -> int:
 
 
 def end_by_signals() -> None:
-    """Make SIGTERM and SIGHUP end clusterctl like Ctrl-C, together with the processes that it
-    started.
-    """
+    """Make SIGTERM and SIGHUP end clusterctl and the processes that it started, like Ctrl-C."""
 
     def end(number: int, _: FrameType | None) -> None:
         for stream in (sys.stdout, sys.stderr) if number == signal.SIGHUP else ():
@@ -156,9 +152,7 @@ def end_by_signals() -> None:
 
 
 def _signal_again(lost: sys.UnraisableHookArgs) -> None:
-    """Send clusterctl a signal again if Python dropped the signal's exception, as it does in
-    finalizers.
-    """
+    """Send a signal again if Python dropped the signal's exception, as it does in finalizers."""
     match lost.exc_value:
         case KeyboardInterrupt():
             number = int(signal.SIGINT)

@@ -1,6 +1,4 @@
-"""The commands node drain, resume, reboot, add, remove, replace and forget, which manage individual
-nodes.
-"""
+"""The commands node drain, resume, reboot, add, remove, replace and forget."""
 
 from __future__ import annotations
 
@@ -199,9 +197,7 @@ def reboot(
 
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
-    """Raise UsageError if nodes can't be rebooted: local nodes, and the machine that runs
-    clusterctl.
-    """
+    """Raise UsageError for nodes that can't be rebooted: local nodes, and clusterctl's machine."""
     if inventory.traits.shares_kernel:
         raise UsageError(
             "local nodes can't be rebooted, because they share this machine's kernel",

@@ -37,9 +37,7 @@ INTERRUPTED = 130
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Complete IDs of jobs submitted from this machine, newest first. Return (ID, name of the
-    job).
-    """
+    """Complete IDs of jobs submitted from this machine, newest first. Return (ID, job's name)."""
     entries: dict[str, dict[str, Any]] = {}
     with suppress(OSError, UnicodeDecodeError):
         for row in read_rows(_workspace(ctx) / "jobs.jsonl"):
@@ -156,9 +154,7 @@ class Output(StrEnum):
 
 
 def folder_path(text: str) -> Path:
-    """Parse the path of a folder. An empty text is rejected, because it would mean the current
-    folder.
-    """
+    """Parse the path of a folder. Reject an empty text, which would mean the current folder."""
     if not text:
         raise typer.BadParameter("the path is empty; write . for the current folder")
     return Path(text)
@@ -223,8 +219,7 @@ GOAL: Final = (
 
 
 def takes(flags: Mapping[str, Any]) -> Callable[[Verb], Verb]:
-    """Return a decorator that adds options to a command. The command gets the options that the user
-    sets.
+    """Return a decorator that adds options to a command, which gets those that the user sets.
 
     flags: name of the keyword argument -> annotation of its option for Typer.
     """
@@ -307,9 +302,7 @@ def _ended(exc: BaseException, screen: Screen) -> int:
 
 
 def _unexpected(screen: Screen) -> ClusterctlError:
-    """Return the error to show for a bug. Write the traceback to the state folder unless ``-v``
-    shows it.
-    """
+    """Return the error for a bug. Without ``-v``, write the traceback to the state folder."""
     text = traceback.format_exc()
     cause = text.strip().splitlines()[-1]
     fix = "run the command again with -v"

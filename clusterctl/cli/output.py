@@ -71,27 +71,21 @@ class Screen:
     _logs: dict[tuple[str, int | None], LogFilter] = field(default_factory=dict)
 
     def chosen(self) -> ChosenCluster:
-        """Return the cluster that the options -f and --cluster select. Print notes about the
-        choice.
-        """
+        """Return the cluster that -f and --cluster select. Print notes about the choice."""
         # A slow import, which --help does not need.
         from clusterctl.state.chosen import ChosenCluster
 
         return ChosenCluster(self.file, self.cluster, self.note)
 
     def result(self, answer: dict[str, Any], *lines: str) -> None:
-        """Print the result of a command: ``answer`` if the user asked for JSON, otherwise
-        ``lines``.
-        """
+        """Print the result of a command: ``answer`` if JSON was asked for, otherwise ``lines``."""
         if self.json:
             self._write(_json({"ok": True, "failures": [], **answer}))
         elif lines:
             self._write(f"{self._shown(lines, stderr=False)}\n".encode(errors="replace"))
 
     def document(self, answer: dict[str, Any], text: str) -> None:
-        """Print a text such as a script as the result, or ``answer`` as JSON if the user asked for
-        JSON.
-        """
+        """Print a text such as a script as the result, or ``answer`` if JSON was asked for."""
         if self.json:
             self.result(answer)
             return
@@ -139,9 +133,7 @@ class Screen:
             stream.buffer.flush()
 
     def _shown(self, lines: Sequence[str], *, stderr: bool) -> str:
-        """Join lines to a text. Escape control characters. Make table headers bold on a
-        terminal.
-        """
+        """Join lines to a text. Escape control characters. Make table heads bold on a terminal."""
         shown = [printable(line) for line in lines]
         if self._heads.intersection(shown) and self._is_colored(
             sys.stderr if stderr else sys.stdout
@@ -153,9 +145,7 @@ class Screen:
         return self.color and stream.isatty() and can_draw()
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-        """Return the lines of a table without frames. Columns of numbers are aligned to the
-        right.
-        """
+        """Return the lines of a table without frames. Columns of numbers are right-aligned."""
         from rich.cells import cell_len, set_cell_size
 
         numeric = [
@@ -212,9 +202,7 @@ class Screen:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Stop the animated display during the ``with`` block, so that the block can prompt the
-        user.
-        """
+        """Stop the animated display during the ``with`` block, which can prompt the user."""
         if self.live is None:
             yield
             return
@@ -234,9 +222,7 @@ class Screen:
 
     @contextmanager
     def transfers(self) -> Iterator[Progress]:
-        """Yield a function that draws a progress bar of transfers. Without a terminal, it draws
-        nothing.
-        """
+        """Yield a function that draws a progress bar of transfers, if there is a terminal."""
         if self.json or not sys.stderr.isatty():
             yield lambda *_: None
             return
@@ -312,9 +298,7 @@ def _json(answer: dict[str, Any]) -> bytes:
 
 @contextmanager
 def writing(stream: TextIO) -> Iterator[None]:
-    """Turn OSErrors of writing to ``stream`` into ClusterctlErrors. Exit quietly if a pipe's reader
-    ended.
-    """
+    """Turn OSErrors of ``stream`` into ClusterctlErrors. Exit quietly if a pipe's reader ended."""
     try:
         yield
     except BrokenPipeError:
@@ -329,7 +313,5 @@ def writing(stream: TextIO) -> Iterator[None]:
 
 
 def silence(stream: TextIO) -> None:
-    """Redirect a broken stream to /dev/null, so that Python does not report the same error on
-    exit.
-    """
+    """Redirect a broken stream to /dev/null, so that Python does not report its error on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,6 +1,4 @@
-"""The display of the phases (steps) of `up` and `down`. Prompts for host keys and the sudo
-password.
-"""
+"""The display of the phases of `up` and `down`. Prompts for host keys and the sudo password."""
 
 from __future__ import annotations
 
@@ -65,8 +63,7 @@ def for_operators(function: Verb) -> Verb:
 def prompts_for(
     screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None
 ) -> Prompts:
-    """Read the sudo password if ``ask_password`` is set. Return Prompts, which ask about host keys
-    later.
+    """Read the sudo password if ``ask_password``. Return Prompts, which ask about host keys later.
 
     accepted: fingerprints of host keys to accept without a prompt.
 
@@ -89,9 +86,7 @@ def prompts_for(
 
 
 def sudo_password(*, ask: bool) -> str | None:
-    """If ``ask`` is set, return the sudo password: prompted on a terminal, otherwise read from
-    stdin.
-    """
+    """If ``ask``, return the sudo password: prompted on a terminal, otherwise read from stdin."""
     if not ask:
         return None
     text = (
@@ -135,8 +130,7 @@ _FEW: Final = 3
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of a phase of `up` or `down`: its current task, and the hosts that finished each
-    task.
+    """The progress of a phase: its current task, and the hosts that finished each task.
 
     hosts: the hosts that have finished at least one task.
     total: the number of hosts of the current task. 0: unknown.
@@ -178,9 +172,7 @@ class _Progress:
 
 
 class Phases(PhaseLines):
-    """Shows the phases of `up` and `down`: animated on a terminal, otherwise as a line for each
-    phase.
-    """
+    """Shows the phases of `up` and `down`: animated on a terminal, otherwise a line for each."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(screen.note, verbose=screen.verbose)
@@ -191,9 +183,7 @@ class Phases(PhaseLines):
 
     @contextmanager
     def shown(self, then: str = "") -> Iterator[None]:
-        """Show phases during the ``with`` block. ``then``: the note to show after Ctrl-C, if
-        any.
-        """
+        """Show phases during the ``with`` block. ``then``: the note after Ctrl-C, if any."""
         try:
             with self._moving():
                 yield
@@ -249,9 +239,7 @@ class Phases(PhaseLines):
 
 
 def phase_table(screen: Screen, phases: Sequence[Phase], *, total: bool = False) -> list[str]:
-    """Return the lines of a table of phases and their seconds. ``total``: whether to add the
-    sum.
-    """
+    """Return the lines of a table of phases and their seconds. ``total``: whether to add a sum."""
     rows: list[list[object]] = [
         [shown_phase(phase.name), phase.seconds, phase.note] for phase in phases
     ]

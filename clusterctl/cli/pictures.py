@@ -1,6 +1,4 @@
-"""Animated displays on a terminal, drawn by rich: tasks with a spinner, and progress bars of
-transfers.
-"""
+"""Animated displays on a terminal, drawn by rich: tasks with a spinner, bars of transfers."""
 
 from __future__ import annotations
 

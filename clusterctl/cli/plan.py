@@ -1,6 +1,4 @@
-"""The commands plan, which shows what `up` would change, and doctor, which reports problems of
-hosts.
-"""
+"""The commands plan (what `up` would change) and doctor (problems of hosts)."""
 
 from __future__ import annotations
 
@@ -88,9 +86,7 @@ def show_plan(
 
 
 def text(screen: Screen, spec: ClusterSpec, plan: Plan) -> list[str]:
-    """Return the plan as lines to print: the changes that `up` would make, their cost, and
-    notes.
-    """
+    """Return the lines of a plan: the changes that `up` would make, their cost, and notes."""
     return [line for part in _parts(screen, spec, plan) for line in ("", *part)][1:]
 
 
@@ -269,9 +265,7 @@ def examine(
 def _write_bundle(
     screen: Screen, spec: ClusterSpec, provider: Provider, words: Sequence[str]
 ) -> int:
-    """Write the archive of `doctor --bundle`. ``words``: names of hosts, and optionally of the
-    archive.
-    """
+    """Write the archive of `doctor --bundle`. ``words``: hosts, and optionally its name."""
     files = [word for word in words if word.endswith(_ARCHIVE)]
     if len(files) > 1:
         raise UsageError(
@@ -322,9 +316,7 @@ def _provider(spec: ClusterSpec, *, ask_become_pass: bool) -> Provider:
 def _report_or_preflight(
     screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]
 ) -> DoctorReport:
-    """Check the hosts, or before the first `up`, find everything that would stop `up`. Return the
-    report.
-    """
+    """Check the hosts, or before the first `up`, find all that would stop it. Return the report."""
     try:
         return _examine_hosts(screen, spec, provider, hosts)
     except NotUpError:

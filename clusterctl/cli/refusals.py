@@ -112,9 +112,7 @@ def _equivalent(verb: str, word: str) -> str | None:
 
 
 def _advice_for_sbatch_option(word: str) -> str:
-    """Return the fix for an option of sbatch, such as ``-w``, or an empty text for another unknown
-    option.
-    """
+    """Return the fix for an option of sbatch, such as ``-w``; "" for another unknown option."""
     # Other commands do not need the options of sbatch.
     from clusterctl.spec.job_options import flags_for
     from clusterctl.spec.sbatch import requests
@@ -145,9 +143,7 @@ def _typed(option: str) -> list[str]:
 
 
 def _safe_guesses(names: Sequence[str], typed: Sequence[str], context: typer.Context) -> list[str]:
-    """Return the names that neither mean the opposite of an unknown option nor misread the word
-    after it.
-    """
+    """Return the names that neither mean an option's opposite nor misread the word after it."""
     params = [
         param for param in context.command.get_params(context) if getattr(param, "is_flag", False)
     ]
@@ -163,8 +159,7 @@ def _safe_guesses(names: Sequence[str], typed: Sequence[str], context: typer.Con
 def reject_words_before_dashes(
     verb: str, typed: Sequence[str], parameters: Mapping[str, Any]
 ) -> None:
-    """Reject arguments between JOB and ``--``, because they may be meant for the verb or for the
-    program.
+    """Reject arguments between JOB and ``--``, which may be meant for verb or program.
 
     Also reject a missing JOB. typed: all arguments after the verb. parameters: name -> value found
         by click.

@@ -150,9 +150,7 @@ def _note_differences(
 def _collected(
     session: Session, row: Row, replay: Replay, job_id: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Collect job ``job_id``, and compare its losses with the run ``row``. Return (JSON fields,
-    lines).
-    """
+    """Collect job ``job_id``, and compare its losses with run ``row``. Return (JSON, lines)."""
     (run,) = collect(session, [job_id])
     lines = [f"job {job_id} ({run.name}) {run.state}: {run.directory}"]
     if "of_failed" in replay.known:

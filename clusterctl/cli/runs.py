@@ -180,9 +180,7 @@ def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str
 
 
 def _failed_tasks(run: Row, rows: Sequence[Row]) -> list[Notice]:
-    """Return lines about tasks to repeat, and about repeated tasks that ran other code than the
-    rest.
-    """
+    """Return lines about tasks to repeat, and repeated tasks that ran other code than the rest."""
     failed = failed_tasks(rows)
     text = (
         f"{len(failed)} of {len(rows)} tasks did not complete; to repeat them: "
@@ -271,9 +269,7 @@ def _cell(row: Row, key: str) -> str:
 
 
 def shown_value(value: Value, key: str = "") -> str:
-    """Format a value for a table. ``key``: the name of the value; times and costs have their own
-    format.
-    """
+    """Format a value for a table. ``key``: its name; times and costs have their own format."""
     if value is None or value == "":
         return _NONE
     if key in TIMES:
@@ -337,9 +333,7 @@ def scaling_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], 
 
 
 def _failure_lines(row: Row) -> list[str]:
-    """Return lines about the cause of a run's failure. Empty for a run or a task that has not
-    failed.
-    """
+    """Return lines about the cause of a failure. Empty for a run or task that has not failed."""
     diagnosis = row.run.diagnosis or {}
     if not diagnosis or (
         row.task is not None and diagnosis.get("job_id") not in {None, row.task.id}

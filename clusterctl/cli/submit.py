@@ -216,9 +216,7 @@ def submit(
 
 
 def _reject_beside_first(jobs: Sequence[JobSpec], flags: Mapping[str, bool]) -> None:
-    """Raise UsageError for flags (flag -> whether it is given) and jobs that --first does not
-    allow.
-    """
+    """Raise UsageError for flags (flag -> whether given) and jobs that --first does not allow."""
     for flag_name, is_given in flags.items():
         if is_given:
             raise excluded("--first", flag_name)
@@ -368,9 +366,7 @@ class Watching:
 
 
 def preparer(screen: Screen) -> Preparer:
-    """Return a Preparer, which prepares jobs and shows notes on the screen and, with -v, pip's
-    output.
-    """
+    """Return a Preparer, which shows notes on the screen and, with -v, pip's output."""
     return Preparer(screen.note, screen.note if screen.verbose else SILENT.note)
 
 
@@ -380,9 +376,7 @@ def prepare(screen: Screen, session: Session, submission: Submission) -> tuple[P
 
 
 def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-    """Create the batch scripts of jobs without sending them. Show the folders that `submit` would
-    send.
-    """
+    """Create jobs' batch scripts without sending. Show the folders that `submit` would send."""
     with screen.working("preparing the job"):
         jobs = preparer(screen).render(submission, spec)
     for job in jobs:
@@ -413,8 +407,7 @@ def show_scripts(
 def submit_and_note(
     screen: Screen, session: Session, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING
 ) -> list[JobRow]:
-    """Submit jobs. Return a dict per job for JSON output, which shows submitted jobs even after an
-    error.
+    """Submit jobs. Return a dict per job for JSON, which shows submitted jobs even after an error.
 
     more: more fields of each dict.
     """
@@ -511,9 +504,7 @@ def watch_jobs(
 
 
 def answer_of(rows: Sequence[JobRow]) -> dict[str, Any]:
-    """Return the JSON answer: ``rows`` (a dict per job) as ``jobs``, and for a single job also its
-    keys.
-    """
+    """Return the JSON answer: ``rows`` (a dict per job) as ``jobs``, and a single job's keys."""
     return {**(rows[0] if len(rows) == 1 else {}), "jobs": [dict(row) for row in rows]}
 
 

@@ -1,6 +1,4 @@
-"""The commands up, which creates, changes or repairs a cluster, and image bake, which builds node
-images.
-"""
+"""The commands up (creates, changes or repairs a cluster) and image bake (builds node images)."""
 
 from __future__ import annotations
 
@@ -100,9 +98,7 @@ def bring_up(
     accept_host_key: tuple[str, ...] = (),
     **options: Any,
 ) -> int:
-    """Create or repair the cluster of this spec, and show the result. ``options``: fields of
-    UpOptions.
-    """
+    """Create or repair this spec's cluster, and show the result. ``options``: as in UpOptions."""
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
     phases = Phases(screen)
     cluster = ClusterContext.of(
@@ -180,8 +176,7 @@ def bake(screen: Screen, no_wait: NoWait = False, yes: Yes = False) -> None:
 
 
 def approve(screen: Screen, plan: Plan, *, yes: bool) -> None:
-    """Show a plan, and ask for confirmation if it destroys data or may cost more, unless ``yes`` is
-    set.
+    """Show a plan. Unless ``yes`` is set, ask if it destroys data or may cost more.
 
     Without a terminal, only a plan that destroys data requires ``yes``.
     """

@@ -32,8 +32,7 @@ def follow_job(
     show: OnOutput,
     rank: str = "",
 ) -> tuple[JobInfo, ...]:
-    """Show the output of a job until the job has ended. Return the job, or all tasks of a job
-    array.
+    """Show the output of a job until it has ended. Return the job, or all tasks of a job array.
 
     show: called with each part of the output. rank: a rank's number, or "all" ranks; default: the
     job's log. Raise JobFailedError or JobCancelledError if the job failed or was cancelled.
