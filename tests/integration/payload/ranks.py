@@ -63,6 +63,8 @@ class Ranks:
             ranks: how many ranks run it. 0: one rank, which sees no launcher.
             seconds: the limit after which the job is ended, and the exit code is 1.
         """
+        # As if it were started here, for the guard in tests/unit/conftest.py.
+        sys.audit("subprocess.Popen", argv[0], argv, None, None)
         if self._job and self._job.poll() is not None:
             self._end()
         if not self._job:
