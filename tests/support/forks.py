@@ -103,6 +103,8 @@ class _Server:
     ) -> subprocess.CompletedProcess[str]:
         assert self._process.stdin
         assert self._process.stdout
+        # As if it were started here, for the guard in tests/unit/conftest.py.
+        sys.audit("subprocess.Popen", argv[0], argv, str(cwd), None)
         (self._folder / "stdin").write_text(stdin)
         request = {"argv": argv, "cwd": str(cwd), "environ": dict(environ), "timeout_s": timeout_s}
         self._process.stdin.write(json.dumps(request) + "\n")

@@ -26,7 +26,7 @@ from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, login_of, write_login_files
 from tests.support.messages import refused
-from tests.unit.existing.conftest import Commands
+from tests.integration.existing.conftest import Commands
 from tests.unit.existing.test_prove import PLACED, SITE
 
 PROVEN = Path(__file__).parent / "captures/proof-22.05-pmix.txt"

@@ -1,7 +1,7 @@
 """One MPI job that runs the programs of many tests, one after the other, each on a communicator of
 its own.
 
-    mpirun -n 4 python -m tests.unit.payload.ranks SOCKET STDOUT STDERR
+    mpirun -n 4 python -m tests.integration.payload.ranks SOCKET STDOUT STDERR
 
 The start of Python, NumPy and MPI takes 0.2 s of CPU time for each rank, and most programs compute
 less. A program that calls MPI_Abort, or does not end, ends the job; the next program starts a new

@@ -13,7 +13,7 @@ import pytest
 
 from payload.node import rank
 from tests.support.sweeps import in_sweep
-from tests.unit.payload.ranks import LAUNCHERS
+from tests.integration.payload.ranks import LAUNCHERS
 
 RANK = str(Path(rank.__file__))
 MPIRUN = (

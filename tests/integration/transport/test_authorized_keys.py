@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from clusterctl.spec.common import User
-from tests.unit.transport.conftest import Sshd
+from tests.integration.transport.conftest import Sshd
 
 TAKEN = [
     "restrict",

@@ -19,7 +19,7 @@ from clusterctl.transport.login import LOGIN_HOST, write_login_files
 from clusterctl.transport.ssh import Connections
 from tests.support.messages import refused
 from tests.support.processes import eventually
-from tests.unit.transport.conftest import SSHD, Sshd, _wait_for
+from tests.integration.transport.conftest import SSHD, Sshd, _wait_for
 
 WORDS = "F3 is down for maintenance until 6 pm"
 PATIENCE_S = 2.0
@@ -208,7 +208,7 @@ def test_words_of_the_site_do_not_make_the_login_unreachable(
     config: Path, sshd: Sshd, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "tests.unit.transport.test_refused_login.WORDS",
+        "tests.integration.transport.test_refused_login.WORDS",
         "Idle sessions: Connection timed out. Permission denied",
     )
     server = serve(hang_up_with_words(sshd))

@@ -21,7 +21,7 @@ from payload.device import choose
 from payload.device.base import Array, Device
 from tests.support.messages import shows
 from tests.unit.payload.doubles.strict import Strict
-from tests.unit.payload.ranks import LAUNCHERS, Ranks
+from tests.integration.payload.ranks import LAUNCHERS, Ranks
 
 _ROOT = Path(__file__).parents[3]
 _MPIRUN = (

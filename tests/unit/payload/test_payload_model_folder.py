@@ -39,7 +39,7 @@ from tests.unit.payload.conftest import Runner, assert_one_error, records
 from tests.unit.payload.doubles.layers import engine_of
 from tests.unit.payload.doubles.models import CASES, Case, Convolutional
 from tests.unit.payload.doubles.oracle import assert_close, torch
-from tests.unit.payload.programs import layouts, whole
+from tests.integration.payload.programs import layouts, whole
 
 
 def _filled(model: str, settings: dict[str, Any], device: Device) -> tuple[Engine, list[Unit]]:

@@ -17,7 +17,7 @@ from payload.device.base import Device
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.saved_model.folder import ModelRecord
 from payload.saved_model.writer import ModelWriter
-from tests.unit.payload.programs.layouts import SMALL, Case, make_engine, steps
+from tests.integration.payload.programs.layouts import SMALL, Case, make_engine, steps
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp": {"bucket_bytes": SMALL},
