@@ -1,5 +1,5 @@
-"""What end-to-end tests share: a home of their own, names, a runner of verbs, a look for
-residue.
+"""What all tests share: time limits, golden files, a workspace; for end-to-end tests a home of their
+own, names, a runner of verbs, a look for residue.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import os
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 from pytest_timeout import Settings
 
+from clusterctl.state.workspace import Workspace
 from payload.device import choose
 from tests.support import remains
 from tests.support.conditions import Limit, settle, without_autogroup
@@ -135,3 +136,30 @@ def cluster_name() -> str:
 def clusterctl(clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Clusterctl:
     """Runs verbs in an empty folder: `clusterctl("up", "-f", spec)`; see tests/support/verbs.py."""
     return Clusterctl(clusterctl_home, cwd=tmp_path_factory.mktemp("cwd"))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Asserts that a text is what the file of that name in the folder `golden` beside the test
+    holds.
+
+    `UPDATE_GOLDEN=1 pytest ...` writes them anew; look at the diff before you commit it.
+    """
+
+    def same(name: str, text: str) -> None:
+        path = request.path.parent / "golden" / name
+        if os.environ.get("UPDATE_GOLDEN"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"{path} differs; UPDATE_GOLDEN=1 writes it anew"
+
+    return same
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A workspace of a cluster that is to be raised."""
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.create_secrets()
+    return workspace

@@ -311,7 +311,7 @@ def nested_host(inventory: Inventory, address: str) -> Host:
     return Host(name, pid)
 
 
-@pytest.mark.sweep  # tests/unit/gcp/test_gcp_bake.py
+@pytest.mark.sweep  # tests/integration/gcp/test_gcp_bake.py
 @pytest.mark.platform("stand-in", "google-image")
 def test_image_has_nothing_of_the_machine_it_was_made_of(
     gcp: Gcp, machines: tuple[Workspace, Inventory]

@@ -1,80 +1,57 @@
-"""What unit tests share: golden files, a workspace, a cluster that executables play, and a node of
-it.
-"""
+"""The guard of unit tests: none of them starts a process."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import sys
+from collections.abc import Generator
 
 import pytest
 
-from clusterctl.scheduler.session import Session
-from clusterctl.state.workspace import Workspace
-from tests.support.played.batch import Batch
-from tests.support.played.cluster import PlayedCluster
+_STARTS = {
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "pty.spawn",
+    "subprocess.Popen",
+}
+_guarded: pytest.Item | None = None
+_started: list[str] = []
 
 
-@pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Asserts that a text is what the file of that name in the folder `golden` beside the test
-    holds.
-
-    `UPDATE_GOLDEN=1 pytest ...` writes them anew; look at the diff before you commit it.
-    """
-
-    def same(name: str, text: str) -> None:
-        path = request.path.parent / "golden" / name
-        if os.environ.get("UPDATE_GOLDEN"):
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-        assert text == path.read_text(), f"{path} differs; UPDATE_GOLDEN=1 writes it anew"
-
-    return same
+def _guard(event: str, arguments: tuple[object, ...]) -> None:
+    """Record what a unit test starts, and fail the test."""
+    if event in _STARTS and _guarded is not None:
+        what = f"{event}{arguments[:2]!r}"
+        _started.append(what)
+        pytest.fail(_message([what]))
 
 
-@pytest.fixture
-def cluster(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[PlayedCluster]:
-    """A cluster whose jobs really run, in real shells and a real folder; only Slurm is played."""
-    played = PlayedCluster(tmp_path_factory.mktemp("cluster") / "root")
-    for name, value in played.environment().items():
-        monkeypatch.setenv(name, value)
-    yield played
-    played.end_jobs()
+def _message(started: list[str]) -> str:
+    return (
+        f"a unit test started a process: {', '.join(started)}. Give it what the process would "
+        "answer, or move it to tests/integration"
+    )
 
 
-@pytest.fixture
-def session(cluster: PlayedCluster) -> Session:
-    """A session with it."""
-    return cluster.session()
+def pytest_configure() -> None:
+    sys.addaudithook(_guard)
 
 
-@pytest.fixture
-def batch(tmp_path: Path) -> Batch:
-    """A node that runs batch scripts."""
-    return Batch(tmp_path)
+@pytest.hookimpl(wrapper=True)
+def _without_processes(item: pytest.Item) -> Generator[None, None, None]:
+    global _guarded  # noqa: PLW0603
+    _guarded = item
+    _started.clear()
+    try:
+        yield
+    finally:
+        _guarded = None
+    if _started:
+        # In a thread, or where the failure was caught.
+        pytest.fail(_message(_started))
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    """A workspace of a cluster that is to be raised."""
-    workspace = Workspace(tmp_path / "d")
-    workspace.create()
-    workspace.create_secrets()
-    return workspace
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Path:
-    """A folder on a cluster."""
-    (folder := tmp_path / "remote folder's").mkdir()
-    return folder
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """The place that ``remote`` is brought to."""
-    return tmp_path / "work" / "tree"
+pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = _without_processes

@@ -21,7 +21,7 @@ from clusterctl.state.workspace import Workspace
 from tests.support.messages import codes
 from tests.support.verbs import Clusterctl
 
-CAPTURE = Path(__file__).parents[1] / "existing/captures/slurm-22.05-no-accounting.txt"
+CAPTURE = Path(__file__).parents[2] / "unit/existing/captures/slurm-22.05-no-accounting.txt"
 SPEC = (
     "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: "
     "short, nodes: 2}]}"

@@ -25,8 +25,8 @@ from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import data_folder
 from clusterctl.util.typed_json import from_json
+from tests.integration.configure.conftest import ADAS_KEY
 from tests.support.forks import ansible
-from tests.unit.configure.conftest import ADAS_KEY
 
 GCP = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
 AT_GOOGLE = {

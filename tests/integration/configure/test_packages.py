@@ -97,7 +97,7 @@ def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None
         assert f"repository {name}]" in said
 
 
-FACTS = Path(__file__).parents[1] / "packages/facts/el.toml"
+FACTS = Path(__file__).parents[2] / "unit/packages/facts/el.toml"
 CODEREADY = tomllib.loads(FACTS.read_text())["codeready"]
 # The format of `dnf repolist --all`.
 LISTED = "{id:<70} Red Hat Enterprise Linux disabled"

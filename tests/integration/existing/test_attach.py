@@ -25,11 +25,11 @@ from clusterctl.spec.providers.existing import ExistingSettings, settings_of
 from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, login_of, write_login_files
-from tests.support.messages import refused
 from tests.integration.existing.conftest import Commands
+from tests.support.messages import refused
 from tests.unit.existing.test_prove import PLACED, SITE
 
-PROVEN = Path(__file__).parent / "captures/proof-22.05-pmix.txt"
+PROVEN = Path(__file__).parents[2] / "unit/existing/captures/proof-22.05-pmix.txt"
 RELEASE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 

@@ -32,7 +32,7 @@ SPEC = (
     "a, nodes: 2}]}"
 )
 FOLDER = SiteFact("folder", "/home/ada/clusterctl", "written there")
-CAPTURES = Path(__file__).with_name("captures")
+CAPTURES = Path(__file__).parents[2] / "unit/existing/captures"
 
 
 def job(

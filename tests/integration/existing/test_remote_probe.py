@@ -15,9 +15,9 @@ import pytest
 from clusterctl.errors import MachineError, SlurmAwayError, SlurmError
 from clusterctl.providers.existing.facts import site_facts
 from clusterctl.providers.existing.probe import Choices, probe
+from tests.integration.existing.conftest import Commands
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
-from tests.integration.existing.conftest import Commands
 
 
 def test_named_folder_of_slurm_comes_first(commands: Commands, tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TerraformError
+from tests.integration.gcp.terraformed import CLUSTER_ID, PLACE, Terraformed
 from tests.support.google.refusals import REFUSALS
 from tests.support.messages import refused, shows
 from tests.support.processes import descendants
 from tests.support.terraform import addresses
 from tests.unit.gcp.clusters import LEAN
-from tests.unit.gcp.terraformed import CLUSTER_ID, PLACE, Terraformed
 
 pytestmark = pytest.mark.platform("stand-in", "google-api", "google-terraform")
 
@@ -135,7 +135,14 @@ HOSTS = {"demo-ctl", "demo-train-1", "demo-train-2"}
 
 def kill(cluster: Terraformed, verb: str, moment: str, *, all_of_it: bool) -> None:
     """Run a verb and kill it once it has said that; with ``all_of_it``, Terraform too."""
-    argv = [sys.executable, "-m", "tests.unit.gcp.carry", str(cluster.folder), verb, CLUSTER_ID]
+    argv = [
+        sys.executable,
+        "-m",
+        "tests.integration.gcp.carry",
+        str(cluster.folder),
+        verb,
+        CLUSTER_ID,
+    ]
     argv += [PLACE.project, PLACE.zone, PLACE.controller]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

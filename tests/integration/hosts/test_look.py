@@ -38,13 +38,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
 from clusterctl.util.progress import SILENT
 from tests.support.messages import refused
-from tests.unit.hosts.test_doctor import WELL, room
-
-FACTS = (
-    "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
-)
-SYSTEM = WELL["system"] | {"id": "debian", "version": "12"}
-DISK = room(512, "/")
+from tests.unit.hosts.answers import DISK, answer
 
 
 def looked(question: ProbeRequest) -> dict[str, Any]:
@@ -370,12 +364,6 @@ def test_a_unit_that_systemd_does_not_tell_of_is_not_fine(tmp_path: Path) -> Non
     unknown = {"munge": "no answer", "slurmd": "no answer"}
     assert remote_probe.unit_marks(units, str(systemctl)) == unknown
     assert drifted({}, {f"unit {name}": mark for name, mark in unknown.items()})
-
-
-def answer(**node: object) -> str:
-    """Of a host that is well, but for this."""
-    fine = {"system": SYSTEM, "cards": 0, "said": FACTS, "checksums": {}, "space": [DISK]}
-    return json.dumps({"state": "running", "node": fine | node})
 
 
 def test_an_answer_is_read() -> None:

@@ -15,16 +15,11 @@ from clusterctl.hosts.pairs import Peer, find_unconnected_hosts, unreached_ports
 from clusterctl.hosts.remote_pairs import GREETING, WORDS
 from clusterctl.transport.base import Conversation, Transport, remote_argv
 from tests.support.here import LocalTransport
-from tests.support.scripted import ScriptedTransport, Step
+from tests.support.scripted import ScriptedTransport
+from tests.unit.hosts.answers import pairs
 
 NAMES = ("d-train-1", "d-train-2")
 HERE = dict.fromkeys(NAMES, "127.0.0.1")
-
-
-def pairs(**unreached: str) -> Step:
-    """Of a host to which the kernel gave port 1: why it does not reach that of the others."""
-    said = {host.replace("_", "-"): {"1": why} for host, why in unreached.items()}
-    return Step(("python3", "..."), f"[1]\n{json.dumps(said)}\n")
 
 
 def test_late_host_fails_alone_and_not_the_network() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.payload.conftest import Runner, assert_one_error
+from tests.integration.payload.conftest import Runner
+from tests.support.payload import assert_one_error
 
 
 def write(path: Path, *records: dict[str, Any]) -> None:

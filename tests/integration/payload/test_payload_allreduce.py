@@ -11,9 +11,10 @@ from payload.cli.arguments import parse
 from payload.cli.config import AllreduceConfig
 from payload.commands.allreduce import sizes
 from payload.errors import UsageError
+from tests.integration.payload.conftest import Runner
 from tests.support.messages import refused
+from tests.support.payload import assert_one_error, records
 from tests.support.sweeps import in_sweep
-from tests.unit.payload.conftest import Runner, assert_one_error, records
 
 
 def test_every_size_is_summed_by_every_transport(mpirun: Runner, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from payload.cli.config import BenchConfig
 from payload.comm.base import Solo
 from payload.commands.bench import Side, Silent, sides_of
 from payload.errors import UsageError
+from tests.integration.payload.conftest import Runner
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, records
+from tests.support.payload import records
 
 
 def config(*flags: str) -> BenchConfig:

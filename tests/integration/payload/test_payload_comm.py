@@ -9,8 +9,9 @@ import pytest
 
 from clusterctl.scheduler.script import verification_argv
 from payload.cli.config import COMPRESSORS
+from tests.integration.payload.conftest import Runner, python
+from tests.support.payload import records
 from tests.support.sweeps import in_sweep
-from tests.unit.payload.conftest import Runner, python, records
 
 # As many as divide nothing evenly.
 RANKS = [3, *in_sweep(1, 2, 4)]

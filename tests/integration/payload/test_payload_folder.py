@@ -17,8 +17,9 @@ from payload.cli.config import COMPRESSORS
 from payload.cli.jsonl import JsonLines
 from payload.errors import RankError
 from payload.training.tensorboard import EventFile
+from tests.integration.payload.conftest import Runner, Starter
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, Starter, assert_one_error, records
+from tests.support.payload import assert_one_error, records
 
 
 def test_publish_with_a_missing_or_short_file_keeps_the_old_one(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from payload.nn.conv import Conv2d
 from payload.nn.module import Context, Tape, Unit
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
-from tests.unit.payload.conftest import Runner
-from tests.unit.payload.doubles.cases import CASES, channels_last
-from tests.unit.payload.doubles.layers import stored
-from tests.unit.payload.doubles.oracle import assert_close, compare, functional, torch
+from tests.integration.payload.conftest import Runner
+from tests.support.doubles.cases import CASES, channels_last
+from tests.support.doubles.layers import stored
+from tests.support.doubles.oracle import assert_close, compare, functional, torch
 
 
 class _Counting(Cpu):

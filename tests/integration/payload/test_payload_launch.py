@@ -10,8 +10,8 @@ import pytest
 from payload.__main__ import main
 from payload.commands import align
 from payload.node.host import launcher_rank, pmi_complaint, size_complaint
+from tests.integration.payload.conftest import Runner
 from tests.support.sweeps import in_sweep
-from tests.unit.payload.conftest import Runner
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import pytest
 
 from payload.device.base import Device
 from payload.parallel.mesh import alone as on_one_rank
-from tests.support.sweeps import in_sweep
-from tests.unit.payload.conftest import Runner
+from tests.integration.payload.conftest import Runner
 from tests.integration.payload.programs.layouts import CORE, MODELS, Case, every, train
+from tests.support.sweeps import in_sweep
 
 Reference = Callable[[str, int], dict[str, Any]]
 # iterations: batches of all sizes, each of them four times

@@ -28,9 +28,10 @@ from payload.device.base import Array, Cpu
 from payload.models import MODELS
 from payload.nn.module import Draw, Tape
 from payload.saved_model.folder import build, read_record, read_weights
+from tests.integration.payload.conftest import Runner
+from tests.support.doubles.oracle import torch
 from tests.support.install import ROOT, run, uv_settings
-from tests.unit.payload.conftest import Runner, idx_file, records
-from tests.unit.payload.doubles.oracle import torch
+from tests.support.payload import idx_file, records
 
 if TYPE_CHECKING:
     from torch import nn

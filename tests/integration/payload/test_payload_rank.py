@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from payload.node import rank
-from tests.support.sweeps import in_sweep
 from tests.integration.payload.ranks import LAUNCHERS
+from tests.support.sweeps import in_sweep
 
 RANK = str(Path(rank.__file__))
 MPIRUN = (

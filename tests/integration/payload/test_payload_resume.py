@@ -18,9 +18,10 @@ import pytest
 
 from payload.checkpoint.folder import Lock
 from payload.errors import UsageError
+from tests.integration.payload.conftest import Runner, Starter, children
 from tests.support.messages import refused
+from tests.support.payload import assert_one_error, records
 from tests.support.processes import eventually
-from tests.unit.payload.conftest import Runner, Starter, assert_one_error, children, records
 
 Undisturbed = Callable[[str], tuple[Any, ...]]
 

@@ -24,7 +24,8 @@ from payload.checkpoint.folder import Lock, checkpoint_name
 from payload.checkpoint.session import command_to_resume, variables_to_set
 from payload.checkpoint.shards import read_manifest
 from payload.saved_model.folder import read_record, read_weights
-from tests.unit.payload.conftest import Runner, assert_one_error, records
+from tests.integration.payload.conftest import Runner
+from tests.support.payload import assert_one_error, records
 
 ROOT = Path(__file__).parents[3]
 SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))

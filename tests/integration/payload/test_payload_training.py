@@ -12,8 +12,9 @@ from pydoc_data.topics import topics
 import pytest
 
 from payload.device.base import Device
+from tests.integration.payload.conftest import Runner
+from tests.support.payload import assert_one_error, records
 from tests.support.sweeps import in_sweep
-from tests.unit.payload.conftest import Runner, assert_one_error, records
 
 # 1,438 samples in batches of 50 leave a last one of 38, and neither divides by 3.
 # Sums in fp64 do not depend on the number of ranks in any digit that is compared.

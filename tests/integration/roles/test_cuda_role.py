@@ -61,7 +61,7 @@ RELEASES = {
         "distribution_version": "24.04",
     },
 }
-FACTS = tomllib.loads((Path(__file__).parents[1] / "packages/facts/nvidia.toml").read_text())
+FACTS = tomllib.loads((Path(__file__).parents[2] / "unit/packages/facts/nvidia.toml").read_text())
 SOURCES = {release: row for row in FACTS["repository"] for release in row["of"]}
 KERNEL = "6.1.0-test"
 NEW = "580.95.05"  # the version of the driver once it is installed

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.harness.repository import commit, git
 
 from scripts import run_tests
 from scripts.run_tests import ON_DEBIAN_12
 from tests.support.groups import GROUPS, LONGEST
-from tests.unit.harness.repository import commit, git
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -17,9 +17,9 @@ from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import LOGIN_HOST, write_login_files
 from clusterctl.transport.ssh import Connections
+from tests.integration.transport.conftest import SSHD, Sshd, _wait_for
 from tests.support.messages import refused
 from tests.support.processes import eventually
-from tests.integration.transport.conftest import SSHD, Sshd, _wait_for
 
 WORDS = "F3 is down for maintenance until 6 pm"
 PATIENCE_S = 2.0

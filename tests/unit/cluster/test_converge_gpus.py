@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from clusterctl.cluster.hardware import (
     cgroup_notes,
     fetch_gpu_wheels,
     gpus_file,
-    mark_of_wheels,
     reject_missing_gpus,
 )
 from clusterctl.errors import Failure, UnreachableError, VerifyError
@@ -32,11 +30,8 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import gpu_lock
-from clusterctl.util.process import Result
-from tests.support.here import LocalTransport
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.messages import refused, shows
-from tests.support.plays import program
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.specs import spec_of
 from tests.unit.hosts.test_doctor import WELL, answer
@@ -84,8 +79,10 @@ def test_slurm_without_cgroup_plugin_uses_no_cgroups(
     assert cgroup_notes(replace(INVENTORY, hosts=shares), reports) == ()
 
 
-@pytest.fixture
-def workspace(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+@pytest.fixture(name="workspace")
+def workspace_fixture(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Workspace:
     """With a cache of its own, and no index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -135,49 +132,6 @@ def test_a_bundle_without_cupy_is_told_of_and_is_no_fault(workspace: Workspace) 
     assert '"cupy": true' not in gpus_file(spec(), INVENTORY, workspace, views(T4, T4))
     plant()
     assert fetched(workspace, spec(), views(T4, T4)) == ()
-
-
-class Installs(LocalTransport):
-    """This machine as a node: ``root`` is its /opt/clusterctl."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def run(self, argv: Sequence[str], **options: Any) -> Result:
-        path = {"PATH": f"{self.root}/bin:{os.environ['PATH']}"}
-        return super().run(
-            [w.replace("/opt/clusterctl", str(self.root)) for w in argv], env=path, **options
-        )
-
-
-@pytest.mark.parametrize("index", ["exit", "exit 28", 'case "$*" in *files*) exit 7;; esac'])
-def test_cloud_node_with_package_index_downloads_cupy_itself(
-    workspace: Workspace, tmp_path: Path, index: str
-) -> None:
-    """Through Identity-Aware Proxy 2.1 GB would take hours, a node, and Google does not want it
-    there.
-    """
-    program(tmp_path, "curl", index)
-    rented = spec(rented=True)
-    shown = views(T4, Driver())
-    if index != "exit":
-        plant()
-    asked: list[str] = []
-
-    def to(name: str) -> Transport:
-        asked.append(name)
-        return Installs(tmp_path)
-
-    assert fetched(workspace, rented, shown, to) == ()
-    assert asked == [ONE]  # the one that shows a card
-    assert workspace.gpu_wheels.is_dir() is (index != "exit")
-    # The next `up`: it has them.
-    workspace.gpu_wheels.unlink(missing_ok=True)
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env" / mark_of_wheels(gpu_lock())).touch()
-    program(tmp_path, "curl", "exit 28")
-    assert fetched(workspace, rented, shown, to) == ()
-    assert not workspace.gpu_wheels.is_symlink()
 
 
 def test_cloud_node_without_answer_raises(workspace: Workspace) -> None:

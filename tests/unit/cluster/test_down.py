@@ -27,9 +27,8 @@ from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
-from tests.support.messages import codes, refused
+from tests.support.messages import refused
 from tests.support.providers import BareProvider
-from tests.support.verbs import Clusterctl
 
 DISK = Leftover("disk d-ctl in us-central1-a", 0.0125)
 RULE = Leftover("firewall rule d-a1b2c3-ssh")
@@ -236,19 +235,3 @@ def test_damaged_record_does_not_lose_terraforms_hosts(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert workspace.root.is_dir()
-
-
-@pytest.mark.parametrize("access", [True, False])
-def test_of_what_was_never_made_nothing_is_claimed(tmp_path: Path, *, access: bool) -> None:
-    cli = Clusterctl(tmp_path / "home", cwd=tmp_path)
-    workspace = Workspace(cli.home / "d")
-    workspace.create()
-    if access:
-        workspace.access_config.touch()
-    with refused("unknown-name", UsageError, "zzz"):
-        down.down(PhaseRunner(workspace=workspace), DownOptions(gone=["zzz"]))
-    said = cli("--cluster", "d", "down", "--yes").stdout
-    assert said.startswith("cluster 'd' is down; ")
-    assert "verified" not in said
-    assert not workspace.root.exists()
-    assert codes(cli("-o", "json", "--cluster", "d", "down", "--yes", rc=2)) == ["unknown-cluster"]

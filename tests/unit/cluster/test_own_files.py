@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -30,14 +28,13 @@ from clusterctl.cluster.template_inputs import inputs_of_templates, template_has
 from clusterctl.configure import inventory_file
 from clusterctl.configure.inventory_file import class_inventory_text, class_variables
 from clusterctl.hosts.probe import Checksums, HostReport
-from clusterctl.hosts.roles import key_marks, probe_requests
+from clusterctl.hosts.roles import key_marks
 from clusterctl.providers.local.image import class_key
 from clusterctl.providers.templates import NodeFiles
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import remote_argv
 from clusterctl.util.assets import data_folder, tree_hash
 from tests.support.inventories import host_of, inventory_of
 
@@ -241,18 +238,6 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
     assert json.loads(files[TWO]["/opt/clusterctl/health.json"].data)["node"] == TWO
 
 
-def test_nodes_without_pmix_get_the_prolog_of_ansible(workspace: Workspace) -> None:
-    spec = spec_of()
-    inventory = replace(INVENTORY, pmix=False)
-    files = own_files(spec, inventory, workspace)
-    prolog = files[ONE]["/opt/clusterctl/task-prolog"]
-    assert prolog.mark.endswith(" 755 0:0")
-    assert subprocess.run(["bash", "-n"], input=prolog.data, check=False).returncode == 0
-    (line,) = (line for line in prolog.data.decode().splitlines() if "echo" in line)
-    assert "export PMIX_NAMESPACE=" in line
-    assert "/opt/clusterctl/task-prolog" in probe_requests(spec, inventory, workspace)[ONE].files
-
-
 # A file and an account of a class.
 SHARED = {"file /opt/clusterctl/health": "a1 755 0:0", "user ada": "2001:2001"}
 THREE = host_of("demo-train-3", address="10.9.0.5", **SHARES)
@@ -443,16 +428,3 @@ def test_a_host_that_shows_something_else_is_not_as_its_class(
 def test_a_limit_names_the_only_hosts_that_are_configured(growing: Cluster) -> None:
     work = growing.hosts(INVENTORY).choose_limited((TWO,))
     assert work == Work((CTL, TWO), (ONE,), reconfigures=True, replaces_record=True)
-
-
-def test_renew_replaces_files_and_keeps_lines_outside_blocks(tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts"
-    conf = tmp_path / "conf"
-    hosts.write_text("1 mine\n# BEGIN\nold\n# END\n2 mine\n")
-    asked = {str(conf): ["text", 0o640, None], str(hosts): ["new\n", 0o644, ["# BEGIN", "# END"]]}
-    argv = remote_argv("clusterctl.hosts.remote_own_files", json.dumps(asked))
-    for _ in range(2):
-        subprocess.run([sys.executable, *argv[1:]], check=True)
-        assert hosts.read_text() == "1 mine\n# BEGIN\nnew\n# END\n2 mine\n"
-        assert (conf.read_text(), conf.stat().st_mode & 0o777) == ("text", 0o640)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["conf", "hosts"]

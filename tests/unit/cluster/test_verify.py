@@ -28,7 +28,7 @@ from clusterctl.transport.base import Transport
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step, records
-from tests.integration.hosts.test_pairs import pairs
+from tests.unit.hosts.answers import pairs
 
 NAMES = ("d-train-1", "d-train-2")
 INVENTORY = inventory_of(*NAMES)

@@ -10,10 +10,7 @@ import pytest
 from clusterctl.providers.gcp.api import Api
 from clusterctl.util.progress import Clock
 from tests.support.google.api import PROJECT, Google
-from tests.support.google.cloud import GoogleCloud
 from tests.support.google.provider.store import Store
-from tests.support.sweeps import in_sweep
-from tests.unit.gcp import recorded
 
 
 @pytest.fixture
@@ -38,25 +35,3 @@ def naps() -> list[float]:
 def api(google: Google, naps: list[float]) -> Api:
     """The client of the double."""
     return Api(PROJECT, clock=Clock(now=lambda: sum(naps), sleep=naps.append))
-
-
-@pytest.fixture(params=[False, *in_sweep(True)], ids=["recorded", "real"])
-def is_real(request: pytest.FixtureRequest) -> bool:
-    """Whether plans are Terraform's own, as in the sweep, or the recorded one's."""
-    return bool(request.param)
-
-
-@pytest.fixture
-def planned_cloud(
-    is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[GoogleCloud]:
-    """The cloud, for the recorded plan; in the sweep it is Terraform's, too."""
-    with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (made, _):
-        yield made
-
-
-@pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
-    """The cloud, with the API and the provider that show it."""
-    with recorded.cloud_in(tmp_path, monkeypatch, is_real=True) as (made, _):
-        yield made

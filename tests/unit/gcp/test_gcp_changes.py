@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.providers.base import HostChange
-from clusterctl.providers.gcp.apply import host_changes, label_for, lost_data, other_changes
+from clusterctl.providers.gcp.apply import Place, host_changes, label_for, lost_data, other_changes
 from clusterctl.providers.gcp.costs import INSTANCE, HostPrices
 from clusterctl.providers.gcp.terraform import Action, Plan, ResourceChange
 from clusterctl.providers.gcp.terraform_run import Resource, progress_text
-from tests.unit.gcp.terraformed import PLACE
+
+PLACE = Place("my-project", "us-central1-a", "demo-ctl", enables_apis=True)
 
 
 def change(

@@ -4,37 +4,18 @@ so.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.plan import preview
-from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.gcp import image_error
 from clusterctl.spec.providers.gcp_nodes import Image, release_of
-from clusterctl.state.workspace import Workspace
-from tests.support.google import gcloud
 from tests.support.google.api import PROJECT
-from tests.support.google.cloud import GoogleCloud
-from tests.support.messages import shows
-from tests.support.verbs import Clusterctl
 
 DEBIAN = {"project": "debian-cloud", "family": "debian-12"}
 OLD = {"project": "cloud-hpc-image-public", "family": "hpc-rocky-linux-8"}
 MINE = {"project": "my-images", "name": "with-everything"}
-SPEC = f"""\
-version: 1
-name: demo
-provider:
-  type: gcp
-  project: {PROJECT}
-  zone: us-central1-a
-  controller: {{image: {{project: debian-cloud, family: debian-12}}}}
-partitions: [{{name: train, nodes: 1}}]
-"""
 
 
 def spec_of(controller: dict[str, str] | None, train: dict[str, str] | None) -> ClusterSpec:
@@ -106,23 +87,3 @@ def test_what_differs_or_is_not_known_is_refused(
     assert (found.code, found.where) == ("image-distribution", where)
     assert why in found.why
     assert "Rocky Linux 9" in found.fix
-
-
-def test_up_refuses_at_once_and_plan_and_validate_say_so(
-    planned_cloud: GoogleCloud, tmp_path: Path
-) -> None:
-    (tmp_path / "cluster.yaml").write_text(SPEC)
-    path = gcloud.install(tmp_path, planned_cloud.store.path)
-    cli = Clusterctl(tmp_path / "home", tmp_path, {"PATH": f"{path}:/usr/bin:/bin"})
-    for said in (cli("up", "--yes", rc=2).stderr, cli("validate").stderr):
-        assert shows(said, "image-distribution")
-        assert "Rocky Linux 9" in said
-    assert not cli.home.exists()
-    plan = preview(
-        ClusterContext.of(
-            parse_spec(SPEC, "cluster.yaml"), workspace=Workspace(tmp_path / "none" / "demo")
-        )
-    )
-    (note,) = (one for one in plan.notes if "would fail" in one)
-    assert "Debian 12" in note
-    assert not planned_cloud.resources()

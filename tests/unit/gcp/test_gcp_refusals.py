@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from clusterctl.errors import CloudError, ProvisionError, TerraformError
+from clusterctl.errors import CloudError, ProvisionError
 from clusterctl.providers.gcp.api import Api, rules
 from clusterctl.providers.gcp.apply import Place, diagnose
 from clusterctl.providers.gcp.orphans import find_resources, remove_resources
@@ -26,7 +26,6 @@ from tests.support.google.api import FACTS, PROJECT, Google
 from tests.support.google.refusals import REFUSALS, TEXTS, Refusal, filled
 from tests.support.messages import refused
 from tests.unit.gcp.module import labels
-from tests.unit.gcp.terraformed import Terraformed
 
 INSTANCE = "google_compute_instance"
 WHERE = Place(PROJECT, "us-central1-a", "demo-ctl")
@@ -105,46 +104,6 @@ def test_undeleted_resource_is_shown_with_cost_and_retried(
     google.faults.clear()
     remove_resources(api, find_resources(api, "aaaaaa"))
     assert find_resources(api, "aaaaaa") == ()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
-    return Terraformed(tmp_path, monkeypatch.setenv)
-
-
-@pytest.mark.sweep
-def test_what_passes_is_waited_for_wherever_it_comes(cluster: Terraformed) -> None:
-    for name, each in REFUSALS.items():
-        if each.transient and each.on == "create" and each.type != "google_filestore_instance":
-            cluster.cloud.fail(name, of=each.type, times=1)
-    cluster.up()
-    assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1", "demo-train-2"}
-    assert cluster.waited
-    assert cluster.terraform.plan().is_empty
-    cluster.down()
-    assert cluster.cloud.resources() == {}
-
-
-@pytest.mark.sweep
-def test_what_can_not_be_deleted_is_said_and_goes_once_it_can(cluster: Terraformed) -> None:
-    # In the order in which they are deleted.
-    names = [
-        "protected",
-        "subnetwork_in_use",
-        "network_in_use",
-    ]
-    lasting = {name for name, each in REFUSALS.items() if each.on == "delete"}
-    assert lasting - {"bucket_not_empty"} == set(names)
-    cluster.nodes(1)
-    cluster.up()
-    for name in names:
-        cluster.cloud.fail(name, of=REFUSALS[name].type, on="delete")
-        with refused(REFUSALS[name].code, TerraformError):
-            cluster.down()
-        assert cluster.cloud.resources(REFUSALS[name].type)
-        cluster.cloud.heal()
-    cluster.down()
-    assert cluster.cloud.resources() == {}
 
 
 PLACE = Place("my-project", "us-central1-a", "demo-ctl")

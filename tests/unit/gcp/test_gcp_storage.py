@@ -4,27 +4,20 @@ to up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from clusterctl.errors import TerraformError, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.providers.gcp import storage
 from clusterctl.providers.gcp.provider import variables, write_module
 from clusterctl.providers.storage import KeptStorage
-from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.workspace import Workspace
 from tests.support.google.api import PROJECT, Google
-from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
-from tests.support.sweeps import in_sweep
-from tests.support.terraform import Told
-from tests.support.verbs import Clusterctl
-from tests.unit.gcp.clusters import OWN_NETWORK, provider_of, put_own_network, workspace_in
+from tests.unit.gcp.clusters import OWN_NETWORK, provider_of, workspace_in
 from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY
 
 DISK = "google_compute_disk"
@@ -45,35 +38,6 @@ def spec_of(
         "users": users,
     }
     return ClusterSpec.model_validate(said | parts)
-
-
-@pytest.fixture
-def cloud(cloud: GoogleCloud) -> GoogleCloud:
-    """The cloud, and a network that is no cluster's."""
-    put_own_network(cloud)
-    return cloud
-
-
-def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
-    """`up`, as far as the provider's part goes; its notes."""
-    provider = provider_of(spec)
-    provider.plan(spec, workspace)
-    done = provider.apply(spec, workspace)
-    workspace.inventory.write_text(done.inventory.text)
-    return done.notes
-
-
-def down(spec: ClusterSpec, workspace: Workspace) -> None:
-    """`down`, by Terraform alone: what it does not remove would be said."""
-    told = Told()
-    cluster_id = workspace.cluster_id()
-    provider = provider_of(spec, told)
-    provider.destroy(cluster_id, workspace=workspace)
-    assert not [
-        line for line in told.lines if "Terraform could not" in line or line.startswith("deleting")
-    ]
-    assert provider.leftovers(cluster_id) == ()
-    assert provider.orphans("demo") == ()
 
 
 def kept(spec: ClusterSpec) -> tuple[KeptStorage, ...]:
@@ -99,84 +63,6 @@ def left_filestore(google: Google) -> str:
     }
     google.world.put(FILESTORE, path, labels=labels, **share)
     return path
-
-
-def only(cloud: GoogleCloud, kind: str) -> Mapping[str, Any]:
-    (one,) = cloud.resources(kind).values()
-    found: Mapping[str, Any] = one
-    return found
-
-
-def left_by_a_cluster(
-    cloud: GoogleCloud, spec: ClusterSpec, workspace: Workspace, kind: str
-) -> KeptStorage:
-    """What a cluster made, and Terraform itself does not destroy, and is there after it went
-    down.
-    """
-    assert up(spec, workspace) == ()
-    name = f"demo-{workspace.cluster_id()}-shared"
-    made = only(cloud, kind)
-    assert made["name"] == name
-    assert made["labels"] == {
-        "clusterctl-cluster": "demo",
-        "clusterctl-storage": "demo",
-        "clusterctl-user": "ada",
-        "clusterctl-uid": "3001",
-    }
-    again = provider_of(spec).plan(spec, workspace)
-    assert (again.changes, again.other, again.notes) == ((), (), ())
-    with refused("terraform", TerraformError, "prevent_destroy"):
-        provider_of(spec)._terraform(workspace, spec.controller_host).plan(destroy=True)
-
-    down(spec, workspace)
-    assert only(cloud, kind) == made
-    assert {each for each in cloud.resources().values() if "instance" in each} <= {FILESTORE}
-    (storage,) = kept(spec)
-    assert storage.what.split()[-3:] == [name, "in", "us-central1-a"]
-    assert storage.homes == {"ada": 3001}
-    assert storage.size_mib == (100 if kind == DISK else 1024) * 1024
-    assert storage.usd_per_month == pytest.approx({DISK: 10.0, FILESTORE: 163.84}[kind], rel=0.05)
-    return storage
-
-
-@pytest.mark.parametrize(("kind", "more"), [(DISK, {}), *in_sweep((FILESTORE, ON_FILESTORE))])
-def test_from_cluster_to_cluster(
-    cloud: GoogleCloud, tmp_path: Path, kind: str, more: dict[str, Any]
-) -> None:
-    """The second cluster comes up at the second try, has it grow, and loses its state."""
-    spec = spec_of(**more)
-    second = workspace_in(tmp_path / "2")
-    storage = left_by_a_cluster(cloud, spec, workspace_in(tmp_path / "1"), kind)
-    cloud.forget_log()
-    provider = provider_of(spec)
-    planned = provider.plan(spec, second)
-    (note,) = (one for one in planned.notes if "reused" in one)
-    assert storage.id.rpartition("/")[2] in note
-    # It costs what it cost all the time.
-    assert planned.cost is not None
-    assert planned.cost.now > 0
-    cloud.fail("quota_of_region", name="demo-train-*", times=1)
-    with refused("quota", TerraformError):
-        provider.apply(spec, second)
-    larger = {} if more else {"shared_disk": {"size": "200GiB"}}
-    up(spec_of(**more, **larger), second)
-    assert not [one for one in cloud.done("create", "delete") if one[1] == kind]
-    there = only(cloud, kind)
-    assert there["id"] == storage.id
-    if kind == DISK:
-        (disk,) = cloud.instances["demo-ctl"]["attached_disk"]
-        assert (disk["source"], disk["device_name"]) == (there["self_link"], "shared")
-        assert there["size"] == 200
-
-    (second.terraform / "terraform.tfstate").unlink()
-    provider_of(spec).destroy(second.cluster_id(), workspace=None)
-    assert provider_of(spec).leftovers(second.cluster_id()) == ()
-    (last,) = kept(spec)
-    assert last.id == storage.id
-    provider_of(spec).remove_storage(last)
-    assert kept(spec) == ()
-    assert not cloud.resources(kind)
-    provider_of(spec).remove_storage(storage)  # done twice
 
 
 @pytest.mark.parametrize(
@@ -266,24 +152,6 @@ def test_a_filestore_is_used_from_its_zone_or_region(
     )
     with refused("storage-in-use", UsageError) if is_used else nullcontext():
         storage.reject_in_use(cast("Any", None), share)
-
-
-def test_storage_remove_stops_at_what_nobody_can_look_at(google: Google, tmp_path: Path) -> None:
-    left_disk(google)
-    cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", google.environment)
-    cli.cwd.mkdir()
-    (cli.cwd / "cluster.yaml").write_text(dump_spec(spec_of()))
-    remove = ("-f", "cluster.yaml", "storage", "remove")
-    said = cli(*remove, "--yes", rc=1).stderr
-    assert "disk demo-a1b2c3-shared in us-central1-a (100GiB, 10.00 USD" in said
-    assert "--discard" in said
-    assert kept(spec_of())
-    # --discard does not replace the confirmation.
-    assert "pass --yes" in cli(*remove, "--discard", rc=2).stderr
-    done = cli(*remove, "--discard", "--yes")
-    assert "discarded: disk demo-a1b2c3-shared" in done.stderr
-    assert "disk demo-a1b2c3-shared" in (cli.home / "discarded.jsonl").read_text()
-    assert not kept(spec_of())
 
 
 @pytest.mark.parametrize("keep", [True, False])

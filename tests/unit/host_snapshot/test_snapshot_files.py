@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.hostile import deep_folder, nest
 from tests.unit.host_snapshot.conftest import Machine, Refuses
 
 Snapshot = Callable[..., dict[str, Any]]
@@ -366,16 +365,6 @@ def test_what_rpm_kept_of_ours_goes_and_somebodys_stays(snapshot: Snapshot, etc:
     snapshot("restored", **touches)
     assert sorted(path.name for path in etc.glob("*.cnf*")) == ["my.cnf", "my.cnf.rpmsave"]
     assert not Path(f"{ours}.rpmsave").exists()
-
-
-def test_a_folder_of_ours_goes_however_deep_it_is(util: Callable[[str], ModuleType]) -> None:
-    """A job whose account is gone left folders deeper than Python's recursion and a path can be."""
-    with deep_folder() as top:
-        (top / "shared" / "a").mkdir(parents=True)
-        (top / "shared" / "a" / "file").touch()
-        nest(top / "shared" / "job")
-        assert util("snapshot_paths").remove_tree(str(top / "shared")) == []
-        assert list(top.iterdir()) == []
 
 
 @pytest.fixture

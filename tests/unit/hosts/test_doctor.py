@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,15 +16,11 @@ import pytest
 import clusterctl
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.hosts import checks
-from clusterctl.hosts import remote_probe as remote
 from clusterctl.hosts.checks import Finding, examine, findings_as_failures
 from clusterctl.hosts.probe import (
     PROGRAM,
-    GpuFacts,
     HostFacts,
     ProbeRequest,
-    Space,
-    System,
     parse_report,
 )
 from clusterctl.hosts.roles import CLAIM, TEXTS, HostRequirements
@@ -284,18 +277,6 @@ def test_databases_matter_where_mariadb_comes_to() -> None:
     assert found({"databases": ["payroll"]}, brings=frozenset({"slurmd", "munge"})) == []
 
 
-def test_databases_of_somebody_are_told_from_the_servers_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote, "DATABASES", str(tmp_path))
-    for name in ("mysql", "sys", "performance_schema", "#innodb_redo", "payroll"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "ibdata1").touch()
-    assert remote.databases() == ["payroll"]
-    monkeypatch.setattr(remote, "DATABASES", str(tmp_path / "none"))
-    assert remote.databases() == []
-
-
 @pytest.mark.parametrize(
     ("release", "plugin", "codes"),
     [
@@ -313,22 +294,6 @@ def test_slurm_without_cgroup_plugin_is_a_warning(
     host = {"system.id": name, "system.version": version, "cgroup_plugin": plugin}
     assert [one.code for one in found(host, cgroups=True)] == codes
     assert "no-cgroups" not in [one.code for one in found(host)]
-
-
-def test_processes_that_outlive_their_job_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fence = tmp_path / "fence"
-    fence.write_text(f"#!/bin/sh\n[ $1 = left ] && echo '24 serve me' && echo '25 {'x' * 100}'\n")
-    fence.chmod(0o755)
-    monkeypatch.setattr(remote, "FENCE", str(tmp_path / "missing"))
-    assert remote.processes_left() == []
-    monkeypatch.setattr(remote, "FENCE", str(fence))
-    assert remote.processes_left() == ["24 serve me", f"25 {'x' * 77}"]
-    (finding,) = found({"left": remote.processes_left()})
-    assert (finding.level, finding.code) == ("warning", "processes-left")
-    assert "24 serve me" in finding.why
-    assert finding.fix.endswith("kill -KILL 24 25`")
 
 
 def test_gpus_that_the_spec_says_must_be_there() -> None:
@@ -395,19 +360,6 @@ def here(**asked: Sequence[str | int]) -> HostFacts:
     return facts
 
 
-def test_host_reads_each_fact_that_has_a_field() -> None:
-    """A fact that the program does not read would keep its default, on each host."""
-    facts = json.loads(said_here(paths=("/",)))["host"]
-    answers = {
-        HostFacts: facts,
-        System: facts["system"],
-        Space: facts["space"][0],
-        GpuFacts: facts["gpus"],
-    }
-    for model, values in answers.items():
-        assert set(values) == set(model.model_fields), model
-
-
 def test_fact_without_a_field_is_an_error() -> None:
     with refused("answer-garbled", TransportError):
         parse_report(answer(**WELL, no_field=1))
@@ -442,56 +394,6 @@ def test_page_of_doctor_lists_the_codes_of_all_checks() -> None:
     source = "".join(file.read_text() for file in Path(clusterctl.__file__).parent.rglob("*.py"))
     known_codes = {*message_reference.printed_texts(), *re.findall(r'"([a-z-]+)"', source)}
     assert listed - known_codes == set()
-
-
-def test_this_machine_answers() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        names = ("localhost", "no-such-host.invalid")
-        paths = ("/", "/no/such/folder")
-        files = ("/etc/pass*d", "/etc/no-such-file")
-        packages = ("base-files", "filesystem", "no-such-package")  # of Debian, of Red Hat
-        facts = here(
-            names=names,
-            ports=(port,),
-            paths=paths,
-            accounts=("root",),
-            uids=(1,),
-            files=files,
-            packages=packages,
-            texts=("/proc/self/comm", "/no/such/file", "/dev/zero"),
-        )
-    assert facts.texts == {"/proc/self/comm": "python3\n", "/no/such/file": "", "/dev/zero": ""}
-    assert facts.files == ("/etc/passwd",)
-    assert len(facts.packages & {"base-files", "filesystem"}) == len(facts.packages) == 1
-    assert facts.resolved == {"localhost": ("127.0.0.1",), "no-such-host.invalid": ()}
-    assert list(facts.listeners) == [port]
-    assert facts.listeners[port] in Path("/proc/self/comm").read_text()
-    assert [one.paths for one in facts.space] == [("/", "/no/such/folder")]
-    assert facts.accounts["root"] == 0
-    assert 1 in facts.accounts.values()
-    assert facts.system.cpus == len(os.sched_getaffinity(0))
-    assert "127.0.0.1/8" in facts.addresses
-    assert abs(facts.time - time.time()) < 60
-
-
-LISTENS = """
-import ctypes, socket, sys
-ctypes.CDLL(None).prctl(15, b"\\nLISTEN 0 0 a")  # PR_SET_NAME
-server = socket.create_server(("127.0.0.1", 0))
-print(server.getsockname()[1], flush=True)
-sys.stdin.read()
-"""
-
-
-def test_listener_with_a_hostile_name_is_one_entry() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", LISTENS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as program:
-        assert program.stdout
-        port = int(program.stdout.readline())
-        assert remote.listeners({port, 1}) == {str(port): "\nLISTEN 0 0 a"}
-        program.communicate()
 
 
 def test_a_file_system_that_does_not_answer_is_a_finding() -> None:

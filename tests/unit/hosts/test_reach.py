@@ -23,7 +23,7 @@ from clusterctl.hosts.probe import ProbeRequest, ask_hosts, probe_hosts, reports
 from clusterctl.transport.base import Transport
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step
-from tests.integration.hosts.test_look import answer
+from tests.unit.hosts.answers import answer
 
 NO_ROUTE = "No route to host"
 ASKED = ("sudo", "-n", "sh", "...")

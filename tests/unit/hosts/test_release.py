@@ -26,7 +26,7 @@ from clusterctl.util.progress import SILENT, report_steps
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step
-from tests.integration.hosts.test_look import SYSTEM, answer
+from tests.unit.hosts.answers import SYSTEM, answer
 
 
 def in_grace(error: TunnelError | TunnelRefusedError) -> TransportError:

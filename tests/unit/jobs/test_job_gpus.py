@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.scheduler.script import with_gpus
 from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import PartitionFacts
-from clusterctl.util.progress import SILENT
 from tests.support.inventories import inventory_with
 from tests.support.messages import refused
 
@@ -49,21 +46,6 @@ def test_a_training_uses_the_gpus_of_its_partition(
 ) -> None:
     job = with_gpus(SITE, JobSpec(name="t", bundled="train", **given))
     assert (job.gpus, job.tasks_per_node) == (gpus, ranks)
-
-
-def test_the_default_number_of_ranks_suits_the_arguments() -> None:
-    gpus = {"type": "h100", "count": 8}
-    provider = {"type": "gcp", "project": "p-123456", "zone": "europe-west4-a"}
-    partitions = [{"name": "train", "nodes": 1, "gpus": gpus}]
-    spec = ClusterSpec.model_validate(
-        {"version": 1, "name": "demo", "provider": provider, "partitions": partitions}
-    )
-    fit, unfit = (JobSpec(name="t", bundled="train", args=("--pp", stages)) for stages in "23")
-    preparer = Preparer(SILENT.note)
-    (prepared,) = preparer.render(Submission((fit,)), spec)
-    assert prepared.job.tasks_per_node == 8
-    with refused("program-arguments", UsageError, "--pp 3", "the 8 ranks"):
-        preparer.render(Submission((unfit,)), spec)
 
 
 def test_what_runs_on_one_rank_has_one_gpu() -> None:

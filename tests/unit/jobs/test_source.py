@@ -16,7 +16,6 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs import source as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.program import named_job
 from clusterctl.state.ledger import REPORT_MARK, note_copied_folder
 from clusterctl.transport.tree import Kind, hash_items, literal_pattern
 from tests.support.hostile import HOSTILE_NAMES
@@ -24,8 +23,8 @@ from tests.support.messages import refused as rejected
 from tests.unit.runs.made import record
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(name="project")
+def project_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a script; the user's home is elsewhere."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     folder = tmp_path / "my project; $(x)"
@@ -100,50 +99,6 @@ def test_empty_folders_modes_and_hostile_names_travel(project):
     listed = json.loads(manifest(source.items, hash_items(source.files)))
     assert [one["path"] for one in listed["files"] if one["executable"]] == ["train.py"]
     assert {os.fsencode(one["path"]) for one in listed["files"]} == {*HOSTILE_NAMES, b"train.py"}
-
-
-RULES = {
-    ".gitignore": (
-        "*.log\n!keep.log\n/top.txt\ndata/\nout/*\n!out/sub/\n**/deep/x\n!\n[z-a]\na\\ b \n\\#h\n"
-    ),
-    "sub/.gitignore": "!*.log\n/only.txt\ndata2/**\n!data2/keep\n",
-    "sub/more/.gitignore": "*\n!me\n",
-}
-TREE = """a.log keep.log top.txt sub/top.txt data/x sub/data/x out/a out/sub/b out/sub/a.log q/deep/x deep/x
-    sub/a.log sub/only.txt sub/q/only.txt sub/data2/x sub/data2/keep sub/more/me sub/more/not #h h""".split()
-
-
-@pytest.mark.parametrize("where", ["", "experiments/one/"])
-def test_what_git_ignores_is_left_out_as_git_does(project, where):
-    """The same files as git lists, from the root of a repository and from a folder in it."""
-    root = project / where
-    write(root, *TREE, "a b", "train.py")
-    for name, text in RULES.items():
-        (root / name).write_text(text)
-    git(project, "init", "-q")
-    (project / ".git" / "info" / "exclude").write_text("sub/q\n")
-    (project / ".gitignore").write_text((RULES[".gitignore"] if not where else "") + "h\n")
-    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split(b"\0")
-    assert files(root) == {os.fsdecode(name) for name in listed if name}
-    assert "a.log" not in files(root)
-    assert {"keep.log", "sub/a.log"} <= files(root)
-
-
-def test_a_worktree_of_gits_knows_its_exclude(project, tmp_path):
-    git(project, "init", "-q")
-    git(project, "add", "train.py")
-    git(project, "commit", "-qm", "x")
-    git(project, "worktree", "add", "-q", str(tmp_path / "tree"))
-    (project / ".git" / "info" / "exclude").write_text("secret\n")
-    write(tmp_path / "tree", "secret", "known")
-    assert files(tmp_path / "tree") == {"train.py", "known"}
-
-
-def test_a_folder_that_its_repository_ignores_is_sent(project):
-    git(project, "init", "-q")
-    (project / ".gitignore").write_text("scratch\n*.csv\n")
-    write(project, "scratch/train.py", "scratch/utils.py", "scratch/a.csv")
-    assert files(project / "scratch") == {"train.py", "utils.py", "a.csv"}
 
 
 def test_include_and_exclude(project):
@@ -458,19 +413,3 @@ def test_the_hash_knows_every_change(project: Path, change: Callable[[Path], obj
     assert hash_of(project) == before
     change(project)
     assert hash_of(project) != before
-
-
-def test_a_script_has_the_ignore_rules_of_its_own_folder(project, tmp_path, monkeypatch):
-    repository = tmp_path / "repository"
-    git(tmp_path, "init", "-q", str(repository))
-    write(repository, "sub/x")
-    (repository / ".gitignore").write_text("*.txt\n")
-    write(project, "data.txt")
-    (tmp_path / "link").symlink_to(repository / "sub")  # behind it, `..` is the repository
-    monkeypatch.chdir(repository)
-    _, script = named_job(f"../{project.name}/train.py", Path())
-    source = source_of(JobSpec(name="j", script=script))
-    assert source is not None
-    assert {item.path for item in source.files} == {"data.txt", "train.py"}
-    write(repository, "own.py")
-    assert named_job("../link/../own.py", Path()) == (None, repository / "own.py")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.times import moment_of, with_local_times
 from clusterctl.spec.job import JobSpec
 from tests.support.scripted import ScriptedTransport, Step
@@ -128,11 +127,3 @@ def test_dry_run_says_that_a_time_will_be_converted(tmp_path: Path) -> None:
     job = job_of(tmp_path, lines="#SBATCH --begin=05:55")
     same, (note,) = with_local_times(None, job, NOW)
     assert (same.slurm, "--begin=05:55" in note) == ((), True)
-
-
-def test_submission_says_the_time_zone_of_a_time(session, tmp_path: Path) -> None:
-    notes: list[str] = []
-    job = job_of(tmp_path, "--begin=2030-01-01")
-    (prepared,) = Preparer(notes.append).prepare(session, Submission([job]))
-    assert "#SBATCH --begin=2030-01-01T00:00:00" in prepared.script
-    assert [note for note in notes if "JST" in note] == notes

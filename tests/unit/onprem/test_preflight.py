@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, ProvisionError, UsageError
+from clusterctl.errors import ClusterctlError, ProvisionError
 from clusterctl.hosts.checks import DoctorReport, Finding, Level
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_packages
@@ -408,25 +408,6 @@ def test_machines_that_were_seen_are_not_looked_at_again(
     for where in (workspace, workspace, other):
         assert provider.apply(spec, where).inventory == seen.inventory
     assert looks == [workspace, other]
-
-
-def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -> None:
-    spec, workspace, provider = desk(tmp_path)
-    report = provider.preflight(spec, workspace)
-    assert report is not None
-    assert {"address", "kept-storage"} <= {one.code for one in report.errors}
-    with pytest.raises(ProvisionError) as caught:
-        provider.plan(spec, workspace)
-    assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
-
-
-def test_kept_storage_of_other_accounts_is_a_spec_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, workspace, provider = desk(tmp_path)
-    monkeypatch.setattr("clusterctl.providers.onprem.provider.blocking_findings", lambda *_: ())
-    with rejected("storage-users-differ", UsageError):
-        provider.plan(spec, workspace)
 
 
 def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.unit.payload.doubles.strict import Strict
+from tests.support.doubles.strict import Strict
 
 _DEVICE = Strict()
 _HOST: Any = np.ones((2, 3))

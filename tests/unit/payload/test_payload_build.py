@@ -18,7 +18,7 @@ from payload.saved_model.folder import ModelRecord, WeightsFile
 from payload.training.build import build_schedule, build_units
 from payload.training.fit import find_error
 from tests.support.messages import refused
-from tests.unit.payload.conftest import train_config
+from tests.support.payload import train_config
 
 
 def _units(*flags: str) -> list[Unit]:

@@ -41,10 +41,9 @@ from payload.nn.module import Context, Unit
 from payload.optim.precision import PRECISIONS, LossScale
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
-from tests.support.disks import small_disk
+from tests.support.doubles.layers import batch_of, engine_of
+from tests.support.doubles.strict import Strict
 from tests.support.messages import refused
-from tests.unit.payload.doubles.layers import batch_of, engine_of
-from tests.unit.payload.doubles.strict import Strict
 
 GOING_ON = "resuming from"
 PRECISION = PRECISIONS["bf16"]
@@ -421,40 +420,6 @@ def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) ->
         ):
             saver.after(2, 0)
     assert list(complete(aside)) == [1]
-
-
-# A page: for one file.
-@pytest.mark.parametrize(("room", "wait"), [(0, True), (4096, True), (4096, False)])
-def test_full_disk_loses_only_the_checkpoint_being_written(
-    device: Device, room: int, wait: bool
-) -> None:
-    with small_disk() as disk:
-        folder = disk.path / "checkpoints"
-        engine = make_engine(device)
-        prepare(folder, engine.mesh.world)
-        with saver_of(engine, folder, wait=wait) as saver:
-            step(engine, 1)
-            saver.after(1, 0)
-        saved = numbers(engine)
-        disk.fill(but=room)
-        engine.storage.master_weights[...] = 0
-
-        def save_more() -> None:
-            with saver_of(engine, folder, wait=wait) as saver:
-                for iteration in range(2, 9):
-                    saver.after(iteration, 0)
-
-        with refused("checkpoint-unwritable", PayloadError, os.strerror(errno.ENOSPC)):
-            save_more()
-        kept = sorted(complete(folder))
-        assert {path.name for path in folder.iterdir()} == {f"iteration-{n:08}" for n in kept}
-        for each in complete(folder).values():
-            for facts in read_manifest(each).files:
-                verify(each, facts)
-        if kept == [1]:
-            other = make_engine(device, seed=1)
-            assert go_on("auto", folder, other, describe(0)).iteration == 1
-            assert numbers(other) == saved
 
 
 def test_unwritable_last_checkpoint_fails_and_leaves_no_thread(

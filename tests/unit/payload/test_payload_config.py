@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import errno
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from payload.errors import UsageError
 from payload.training.build import model_sizes
 from payload.training.schedule import LearningRate, scaled
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, assert_one_error, python, train_config
+from tests.support.payload import train_config
 
 
 def test_train_arguments() -> None:
@@ -299,16 +297,6 @@ def test_a_file_is_looked_for_here_and_then_in_the_home_folder(
     assert parse(["train", "--data", f"idx:{too_long}"]).data.data == f"idx:{too_long}"
 
 
-def test_what_only_the_run_can_tell_is_refused_by_it(alone: Runner, tmp_path: Path) -> None:
-    for flags, code, value in (
-        ("--compress topk", "setting-without-effect", "data-parallel ranks"),
-        ("--offload-optimizer --device cpu", "setting-without-effect", "GPUs"),
-        ("--warmup-iterations 10 --iterations 9", "run-too-short", "9 iterations"),
-    ):
-        answer = alone("train", *flags.split(), "--out", str(tmp_path), rc=2)
-        assert_one_error(answer.stderr, code, flags.split()[0], value)
-
-
 def test_learning_rates_that_are_none_are_refused() -> None:
     for workers in (1, 4, 100):
         with refused("lr-too-high", UsageError, "--lr"):
@@ -363,30 +351,3 @@ def test_a_bad_file_is_one_line(
     with refused(code, UsageError, f"--config: {file}", *values) as caught:
         parse(["train", "--config", str(file)])
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_missing_on_one_rank_stops_all(program: Runner, tmp_path: Path) -> None:
-    answer = program(2, "faults.py", "lacks_the_config", str(tmp_path), rc=2)
-    assert_one_error(answer.stderr, "file-unreadable", "missing.toml", os.strerror(errno.ENOENT))
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
-def test_help_needs_neither_numpy_nor_mpi(arguments: list[str]) -> None:
-    blocked = "import sys; sys.modules.update(numpy=None, mpi4py=None)"
-    code = f"{blocked}; from payload.__main__ import main; main({arguments!r})"
-    answer = python("-c", code)
-    assert answer.stderr == ""
-    assert "usage: python -m payload" in answer.stdout
-
-
-def test_the_others_wait_for_the_one_that_speaks(program: Runner) -> None:
-    answer = program(2, "faults.py", "is_late", launched=True, rc=2)
-    assert answer.stderr.count("payload: error:") == 1
-
-
-def test_alone_it_refuses_without_mpi(alone: Runner, tmp_path: Path) -> None:
-    (tmp_path / "mpi4py.py").write_text("raise RuntimeError('must not be imported')")
-    answer = alone(
-        "train", "--lr", "fast", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[3]}", rc=2
-    )
-    assert_one_error(answer.stderr, "bad-flag", "--lr")

@@ -12,25 +12,10 @@ from payload.nn.module import Context
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS, loss_scale
 from payload.parallel.mesh import alone
-from tests.unit.payload.conftest import python
-from tests.unit.payload.doubles.layers import batch_of, cut, engine_of
-from tests.unit.payload.doubles.strict import Strict, Waits
+from tests.support.doubles.layers import batch_of, cut, engine_of
+from tests.support.doubles.strict import Strict, Waits
 
 _DEVICE = Strict()
-_SHOW = """\
-import os
-from payload.device import choose
-choose("auto", 3)
-print(os.environ["CUDA_VISIBLE_DEVICES"])
-"""
-
-
-@pytest.mark.parametrize(
-    ("visible", "own"),
-    [("MIG-a,MIG-b", "MIG-b"), ("MIG-a", "MIG-a"), ("GPU-a,GPU-b", "GPU-a,GPU-b"), ("0,1", "0,1")],
-)
-def test_of_several_parts_a_rank_names_its_own_to_cuda(visible: str, own: str) -> None:
-    assert python("-c", _SHOW, CUDA_VISIBLE_DEVICES=visible).stdout.strip() == own
 
 
 def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:

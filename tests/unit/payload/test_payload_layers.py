@@ -23,9 +23,9 @@ from payload.nn.module import Context, Layer, Sequential, Tape, Unit, normal
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
 from payload.parallel.pipeline import Pipeline, Stage
-from tests.unit.payload.doubles.cases import BLOCKS, CASES, WINOGRAD
-from tests.unit.payload.doubles.layers import batch_of, draw, slope, stored
-from tests.unit.payload.doubles.oracle import EACH_DTYPE, compare, functional, torch
+from tests.support.doubles.cases import BLOCKS, CASES, WINOGRAD
+from tests.support.doubles.layers import batch_of, draw, slope, stored
+from tests.support.doubles.oracle import EACH_DTYPE, compare, functional, torch
 
 _CONTEXT = Context(Cpu())
 

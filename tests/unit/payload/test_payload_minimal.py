@@ -16,7 +16,7 @@ from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
-from tests.unit.payload.doubles.layers import batch_of, engine_of
+from tests.support.doubles.layers import batch_of, engine_of
 
 SIZES = minimal.Config(vocabulary=64, length=12, layers=2, heads=2, width=16)
 STEPS = 6

@@ -13,9 +13,9 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
 from payload.optim.adamw import AdamW
 from payload.parallel.pipeline import Pipeline, Stage
-from tests.unit.payload.doubles.layers import batch_of, cut, stored
-from tests.unit.payload.doubles.models import CASES, Case
-from tests.unit.payload.doubles.oracle import (
+from tests.support.doubles.layers import batch_of, cut, stored
+from tests.support.doubles.models import CASES, Case
+from tests.support.doubles.oracle import (
     EACH_DTYPE,
     TOLERANCE,
     Tensors,

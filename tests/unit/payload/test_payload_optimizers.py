@@ -15,8 +15,7 @@ from payload.optim.base import Optimizer
 from payload.optim.lamb import LAMB
 from payload.optim.sgd import SGD
 from payload.training.schedule import LearningRate, scaled
-from tests.unit.payload.conftest import Runner
-from tests.unit.payload.doubles.oracle import torch
+from tests.support.doubles.oracle import torch
 
 Make = Callable[[Device, Array, Sequence[Segment]], Optimizer]
 
@@ -120,10 +119,6 @@ def test_lamb_is_its_papers(device: Device) -> None:
     np.testing.assert_allclose(
         _ours(device, make), np.concatenate(expected), rtol=1e-12, atol=1e-14
     )
-
-
-def test_lamb_steps_of_parts_are_those_of_the_whole(program: Runner) -> None:
-    program(4, "lamb_parts.py")
 
 
 def test_what_a_block_is_does_not_change_a_step_in_float32(device: Device) -> None:

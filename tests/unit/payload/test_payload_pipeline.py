@@ -14,7 +14,6 @@ from payload.nn.linear import Linear
 from payload.nn.module import Context, Sequential, Unit
 from payload.parallel.pipeline import idle_share, one_forward_one_backward, split
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner
 
 _CONTEXT = Context(Cpu())
 
@@ -64,7 +63,3 @@ def test_each_micro_batch_goes_forward_then_backward(micro_batches: int, later: 
 def test_a_stage_waits_while_the_pipeline_fills_and_empties() -> None:
     assert idle_share(4, 1) == 0.75
     assert idle_share(4, 13) == pytest.approx(3 / 16)
-
-
-def test_stage_has_at_most_as_many_micro_batches_as_stages(program: Runner) -> None:
-    program(4, "flight.py")

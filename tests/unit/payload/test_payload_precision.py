@@ -20,8 +20,8 @@ from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
-from tests.unit.payload.doubles.layers import batch_of, engine_of
-from tests.unit.payload.doubles.models import SMALL
+from tests.support.doubles.layers import batch_of, engine_of
+from tests.support.doubles.models import SMALL
 
 
 def _passes(model: str, precision: str, device: Device) -> tuple[Array, Array]:

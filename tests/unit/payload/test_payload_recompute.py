@@ -21,7 +21,7 @@ from payload.nn.module import (
 from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import Stage
 from payload.parallel.zero import Storage
-from tests.unit.payload.doubles.models import SMALL
+from tests.support.doubles.models import SMALL
 
 
 def _units(device: Device) -> list[Unit]:

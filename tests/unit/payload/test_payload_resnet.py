@@ -5,7 +5,6 @@ iterations.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +14,9 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import Pipeline, Stage
-from tests.unit.payload.conftest import Runner
-from tests.unit.payload.doubles.layers import batch_of, stored
-from tests.unit.payload.doubles.models import NETWORKS, Convolutional
-from tests.unit.payload.doubles.oracle import (
+from tests.support.doubles.layers import batch_of, stored
+from tests.support.doubles.models import NETWORKS, Convolutional
+from tests.support.doubles.oracle import (
     TOLERANCE,
     assert_same_gradients,
     functional,
@@ -74,9 +72,3 @@ def test_network_trains_as_pytorchs(name: str, device: Device) -> None:
         expected = theirs.state[part]
         bound = 10 * TOLERANCE["float64"] * float(expected.abs().max())
         np.testing.assert_allclose(device.to_host(array), expected, atol=bound, err_msg=part)
-
-
-def test_training_by_name(mpirun: Runner, tmp_path: Path) -> None:
-    residual = ("--model", "resnet18", "--width", "4", "--recompute", "--pp", "2")
-    for name, options in {"resnet": residual, "cnn": ("--model", "cnn", "--zero", "3")}.items():
-        mpirun(2, "train", *options, "--iterations", "2", "--out", str(tmp_path / name))

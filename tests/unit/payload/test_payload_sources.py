@@ -23,7 +23,7 @@ from payload.device.base import Array
 from payload.errors import UsageError
 from payload.nn.module import Draw
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, idx_file, train_config
+from tests.support.payload import idx_file, train_config
 
 _IMAGES = "train-images-idx3-ubyte"
 _LABELS = "t10k-labels-idx1-ubyte"
@@ -430,24 +430,6 @@ def test_images_that_the_run_does_not_know(
     data_state = {**_open("--data", f"idx:{tmp_path}").data_state, **changed}
     with refused(code, UsageError, *values):
         _open("--data", f"idx:{tmp_path}", data_state=data_state)
-
-
-def test_ranks_make_their_own_shares_of_the_same_batches(program: Runner, tmp_path: Path) -> None:
-    file = tmp_path / "text"
-    file.write_bytes(_TEXT)
-    program(4, "feeds.py", str(file))
-
-
-def test_data_that_differs_between_nodes_is_refused_by_all(program: Runner, tmp_path: Path) -> None:
-    for place in ("0", "1"):
-        (tmp_path / place).mkdir()
-        _write(tmp_path / place)
-        (tmp_path / place / "text").write_bytes(_TEXT)
-        (tmp_path / place / "longer").write_bytes(_TEXT * (1 + int(place)))
-    labels = tmp_path / "1" / "train-labels-idx1-ubyte"
-    labels.write_bytes(labels.read_bytes()[:-2] + b"\1\1")
-    (tmp_path / "1" / "text").write_bytes(_TEXT.replace(b"cat", b"dog", 1))
-    program(2, "differing.py", str(tmp_path), seconds=60)
 
 
 class _Crowd(Solo):

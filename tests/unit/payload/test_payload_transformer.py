@@ -10,9 +10,9 @@ from payload.nn.attention import Attention
 from payload.nn.dropout import Dropout
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Draw, Tape, Unit, normal
-from tests.unit.payload.doubles.cases import attention
-from tests.unit.payload.doubles.layers import stored
-from tests.unit.payload.doubles.oracle import assert_close, compare, functional, torch
+from tests.support.doubles.cases import attention
+from tests.support.doubles.layers import stored
+from tests.support.doubles.oracle import assert_close, compare, functional, torch
 
 
 @pytest.mark.parametrize("causal", [True, False])

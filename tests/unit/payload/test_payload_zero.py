@@ -17,22 +17,10 @@ from payload.optim.precision import PRECISIONS
 from payload.parallel.buffers import make_layout
 from payload.parallel.mesh import Options, alone
 from payload.parallel.zero import Storage
-from tests.support.sweeps import in_sweep
-from tests.unit.payload.conftest import Runner
-from tests.unit.payload.doubles.layers import batch_of, engine_of
-from tests.unit.payload.doubles.strict import Strict
+from tests.support.doubles.layers import batch_of, engine_of
+from tests.support.doubles.strict import Strict
 
 _CONTEXT = Context(Cpu())
-
-
-@pytest.mark.parametrize("ranks", [3, *in_sweep(1, 2)])
-def test_all_stages_take_the_steps_of_one_rank(program: Runner, ranks: int) -> None:
-    program(ranks, "zero.py")
-
-
-@pytest.mark.parametrize("zero", [*in_sweep("1"), "3"])
-def test_a_run_may_end_after_any_step(program: Runner, zero: str) -> None:
-    program(2, "leave.py", zero, launched=True)
 
 
 class _Borrower:

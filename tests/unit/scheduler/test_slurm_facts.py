@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError
-from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, read_node
-from tests.support.here import LocalTransport
+from clusterctl.hosts.probe import NodeFacts, read_node
 
 CAPTURES = Path(__file__).parent / "captures"
 
@@ -45,19 +44,3 @@ def test_a_host_without_slurm_is_one_clear_error(text: str) -> None:
     with pytest.raises(SlurmError) as raised:
         read_node(text)
     assert "slurmd" in raised.value.fix
-
-
-def test_the_script_runs_in_any_shell_and_survives_missing_tools() -> None:
-    result = LocalTransport().run(NODE_ARGV)
-    sections = [line for line in result.stdout.splitlines() if line.startswith("@")]
-    assert sections == ["@node", "@gpus", "@mpi"]
-    assert result.stderr == ""
-
-
-def test_slurmd_is_not_asked_for_a_size_that_is_known(tmp_path: Path) -> None:
-    (tmp_path / "slurmd").write_text("#!/bin/sh\necho CPUs=2\n")
-    (tmp_path / "slurmd").chmod(0o755)
-    with_slurmd = [NODE_ARGV[0], "-c", f"PATH={tmp_path}:$PATH; {NODE_ARGV[-1]}"]
-    for words, first in (((), "CPUs=2"), (("sh", "known"), "absent")):
-        said = LocalTransport().run([*with_slurmd, *words]).stdout.splitlines()
-        assert said[:2] == ["@node", first]

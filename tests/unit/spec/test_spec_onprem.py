@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,16 +81,6 @@ def test_localhost_is_single_host_cluster_without_login(hosts: str, more: str, k
     except SpecError as exc:
         found = " ".join(problem.key for problem in exc.problems)
     assert found == keys
-
-
-@pytest.mark.parametrize(
-    "kind", ["ed25519", "ecdsa -b 256", "ecdsa -b 384", "ecdsa -b 521", "rsa -b 2048"]
-)
-def test_a_key_as_ssh_makes_it_is_whole(kind: str, tmp_path: Path) -> None:
-    argv = ["ssh-keygen", "-q", "-t", *kind.split(), "-N", "", "-f", tmp_path / "key"]
-    subprocess.run(argv, check=True)
-    key = " ".join((tmp_path / "key.pub").read_text().split()[:2])
-    assert OnpremHost(host_key=key).host_key == key
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ refused.
 from __future__ import annotations
 
 import os
-import subprocess
 from base64 import b64encode
 from pathlib import Path
 
 import pytest
 
 from clusterctl.errors import SpecError
-from clusterctl.spec.load import differences, dump_spec, load_spec, parse_spec, read_name
+from clusterctl.spec.load import differences, load_spec, read_name
 from clusterctl.spec.models import ClusterSpec
 from tests.support.messages import codes_of
 
@@ -26,28 +25,12 @@ HEAD = (
 )
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAKEeQlcH+GwmzgE/RlWAKNrD2K+DSBNoCnvcOgaXFev"
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIm2Z7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d"
-# The generator of NIST's P-256.
-POINT = bytes.fromhex(
-    "046b17d1f2e12c4247f8bce6e563a440f277037d812deb33a0f4a13945d898c296"
-    "4fe342e2fe1a7f9b8ee7eb4a7c0f9e162bce33576b315ececbb6406837bf51f5"
-)
-SECURITY_KEYS = {
-    "sk-ssh-ed25519@openssh.com": (b"k" * 32, b"ssh:"),
-    "sk-ecdsa-sha2-nistp256@openssh.com": (b"nistp256", POINT, b"ssh:"),
-}
 
 
 def packed(kind: str, *fields: bytes) -> str:
     """Return a public key with these fields after its kind."""
     raw = b"".join(len(field).to_bytes(4, "big") + field for field in (kind.encode(), *fields))
     return f"{kind} {b64encode(raw).decode()}"
-
-
-def made(folder: Path, *kind: str) -> str:
-    """Make a key pair with ssh-keygen, and return the public key with its comment."""
-    argv = ["ssh-keygen", "-q", "-t", *kind, "-N", "", "-C", "ada@laptop", "-f", folder / "id"]
-    subprocess.run(argv, check=True)
-    return (folder / "id.pub").read_text().strip()
 
 
 def spec_of(*keys: str) -> ClusterSpec:
@@ -68,27 +51,6 @@ def refusal(folder: Path, *entries: str) -> SpecError:
     with pytest.raises(SpecError) as caught:
         load_spec(folder / "cluster.yaml")
     return caught.value
-
-
-@pytest.mark.parametrize(
-    "kind", ["ed25519", "rsa -b 2048", "ecdsa -b 256", "ecdsa -b 384", "ecdsa -b 521"]
-)
-def test_each_kind_of_key_is_taken_as_text_and_from_a_file(tmp_path: Path, kind: str) -> None:
-    key = made(tmp_path, *kind.split())
-    (tmp_path / "cluster.yaml").write_text(f"{HEAD}    ssh_keys: [id.pub]\n")
-    loaded = load_spec(tmp_path / "cluster.yaml")
-    assert loaded.users == spec_of(key).users
-    assert loaded.users[0].ssh_keys == (key,)
-    # The file of the key may be gone by then.
-    assert parse_spec(dump_spec(loaded), "spec.yaml") == loaded
-
-
-@pytest.mark.parametrize("kind", SECURITY_KEYS)
-def test_security_keys_are_taken(tmp_path: Path, kind: str) -> None:
-    key = packed(kind, *SECURITY_KEYS[kind])
-    (tmp_path / "id.pub").write_text(key)
-    subprocess.run(["ssh-keygen", "-l", "-f", tmp_path / "id.pub"], check=True, capture_output=True)
-    assert spec_of(key).users[0].ssh_keys == (key,)
 
 
 @pytest.mark.parametrize(
@@ -157,17 +119,6 @@ def test_a_wrong_key_is_refused_at_its_line(tmp_path: Path, entry: str, code: st
     (problem,) = refusal(tmp_path, OTHER, entry).problems
     assert (problem.code, problem.line, problem.key) == (code, 9, "users[0].ssh_keys[1]")
     assert "secret" not in problem.message
-
-
-@pytest.mark.parametrize("form", ["file", "text", "PuTTY"])
-def test_a_private_key_is_refused_and_not_shown(tmp_path: Path, form: str) -> None:
-    made(tmp_path, "ed25519")
-    secret = (tmp_path / "id").read_text()
-    entries = {"file": "id", "text": f"{secret!r}".replace("'", '"'), "PuTTY": "id.ppk"}
-    (tmp_path / "id.ppk").write_text("PuTTY-User-Key-File-3: ssh-ed25519\n")
-    error = refusal(tmp_path, entries[form])
-    assert [problem.code for problem in error.problems] == ["private-key"]
-    assert not any(line in str(error) for line in secret.splitlines()[1:-1])
 
 
 def test_a_key_that_is_listed_twice_is_refused(tmp_path: Path) -> None:

@@ -2,23 +2,20 @@
 
 import errno
 import os
-import re
 import shutil
 import stat
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LockedError, MachineError
+from clusterctl.errors import MachineError
 from clusterctl.state.workspace import Workspace, clusters_up, open_private, write_atomic
 from tests.support.messages import refused
-from tests.support.processes import holding_lock
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
+@pytest.fixture(name="workspace")
+def workspace_fixture(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path / "demo")
 
 
@@ -49,22 +46,6 @@ def test_a_killed_removal_leaves_no_cluster(
         workspace.remove()
     assert clusters_up() == []
     assert [path.name for path in tmp_path.iterdir()] == [".demo.removed"]
-
-
-def test_secrets_and_id_are_drawn_once(workspace: Workspace) -> None:
-    workspace.create()
-    workspace.create_secrets()
-    before = workspace.key.read_bytes(), workspace.munge_key.read_bytes(), workspace.cluster_id()
-    workspace.create_secrets()
-    assert (
-        workspace.key.read_bytes(),
-        workspace.munge_key.read_bytes(),
-        workspace.cluster_id(),
-    ) == before
-    shown = subprocess.run(
-        ["ssh-keygen", "-y", "-f", workspace.key], capture_output=True, text=True, check=True
-    )
-    assert shown.stdout.split()[:2] == workspace.public_key.read_text().split()[:2]
 
 
 @pytest.mark.parametrize("content", [b"", b"a1b", b"\xff\0{", b"a1b2c3d4e5\n", None])
@@ -155,56 +136,6 @@ def test_damaged_ssh_key_is_refused_and_not_replaced(
     with refused("ssh-key-damaged", MachineError, str(workspace.key)):
         workspace.create_secrets()
     assert (workspace.key.read_bytes() if workspace.key.exists() else None) == damaged
-
-
-def silent(_: str) -> None:
-    return None
-
-
-def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) -> None:
-    with holding_lock(workspace.root) as process:
-        with (
-            refused("locked", LockedError) as caught,
-            workspace.lock("down", wait_s=0, waiting=silent),
-        ):
-            pass
-        assert re.match(
-            rf"`clusterctl up` of \S+ \(pid {process.pid}\) has been running since ",
-            caught.value.why,
-        )
-        assert str(workspace.lock_holder()) == caught.value.why
-
-
-def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -> None:
-    told: list[str] = []
-    with holding_lock(workspace.root) as process:
-
-        def end_it(text: str) -> None:
-            told.append(text)
-            process.communicate("")
-
-        with workspace.lock("down", wait_s=60, waiting=end_it):
-            worker = workspace.lock_holder()
-            assert worker is not None
-            assert (worker.verb, worker.pid) == ("down", os.getpid())
-    (said,) = told
-    assert f" (pid {process.pid}) " in said
-    assert workspace.lock_holder() is None
-
-
-def test_the_lock_file_of_the_dead_is_harmless(workspace: Workspace) -> None:
-    with holding_lock(workspace.root) as process:
-        process.kill()
-        process.wait()
-        assert workspace.lock_holder() is None
-        with workspace.lock("down", wait_s=0, waiting=silent):
-            pass
-    # Nor does a pid that lives again, or a file that says nothing, make a worker.
-    for text in (f'{{"verb": "up", "pid": {os.getpid()}, "since": 0}}', "", "{", "[]"):
-        workspace.lock_file.write_text(text)
-        assert workspace.lock_holder() is None
-        with workspace.lock("down", wait_s=0, waiting=silent):
-            pass
 
 
 def test_a_lock_is_closed_to_other_accounts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from payload.comm.nccl import Nccl
 from payload.comm.ring import Naive, Ring
 from payload.comm.transport import Transport
 from payload.device.base import Array, Cpu
-from tests.unit.payload.doubles.streams import Streamed
+from tests.support.doubles.streams import Streamed
 
 world = mpi.start()
 RANK = world.rank

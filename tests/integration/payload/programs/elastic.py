@@ -36,7 +36,7 @@ from payload.nn.norm import BatchNorm
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
-from tests.unit.payload.doubles.layers import engine_of
+from tests.support.doubles.layers import engine_of
 
 CHAIN: list[tuple[int, dict[str, int], dict[str, Any]]] = [
     (1, {}, {}),

@@ -8,7 +8,7 @@ from payload.comm import mpi
 from payload.device.base import Array, Cpu
 from payload.nn.module import Sequential, Tape, Unit
 from payload.parallel.mesh import make_mesh
-from tests.unit.payload.doubles.layers import batch_of, cut, engine_of
+from tests.support.doubles.layers import batch_of, cut, engine_of
 
 MICRO_BATCHES = 7
 

@@ -31,8 +31,8 @@ from payload.nn.module import Context, Sequential, Unit
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.pipeline import MicroBatch
-from tests.unit.payload.doubles.layers import cut, engine_of
-from tests.unit.payload.doubles.streams import Streamed
+from tests.support.doubles.layers import cut, engine_of
+from tests.support.doubles.streams import Streamed
 
 
 @dataclass(frozen=True, slots=True)

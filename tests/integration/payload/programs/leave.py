@@ -9,7 +9,7 @@ from payload.device.base import Cpu
 from payload.models import gpt
 from payload.nn.module import Context
 from payload.parallel.mesh import make_mesh
-from tests.unit.payload.doubles.layers import batch_of, engine_of
+from tests.support.doubles.layers import batch_of, engine_of
 
 comm = mpi.start()
 device = Cpu()

@@ -22,8 +22,8 @@ from payload.comm.staging import InPlace
 from payload.comm.transport import MPI, Transport
 from payload.device.base import Array, Cpu, Device
 from payload.errors import UsageError
+from tests.support.doubles.streams import Streamed
 from tests.support.messages import refused
-from tests.unit.payload.doubles.streams import Streamed
 
 # Smaller than in earnest, so that small arrays are of many pieces and go all ways.
 transport.CHUNK_BYTES = mpi.CHUNK_BYTES = 1 << 14

@@ -21,8 +21,8 @@ from payload.optim.precision import PRECISIONS, LossScale
 from payload.parallel.engine import Engine, StepResult
 from payload.parallel.mesh import Mesh, alone, make_mesh
 from payload.parallel.pipeline import MicroBatch
-from tests.unit.payload.doubles.layers import batch_of, engine_of
-from tests.unit.payload.doubles.streams import Streamed
+from tests.support.doubles.layers import batch_of, engine_of
+from tests.support.doubles.streams import Streamed
 
 SAMPLES = 12
 

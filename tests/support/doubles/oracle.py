@@ -14,8 +14,8 @@ import pytest
 
 from payload.device.base import Array, Device
 from payload.nn.module import Layer, Parameter, Tape, Unit
+from tests.support.doubles.layers import stored
 from tests.support.sweeps import in_sweep
-from tests.unit.payload.doubles.layers import stored
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from payload.nn.module import Context, Layer, Residual, Sequential, normal
 from payload.nn.norm import BatchNorm, LayerNorm
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
 from payload.nn.sequence import ClassToken, Patches, Pick, Positions, Segments
-from tests.unit.payload.doubles.oracle import Tensors, functional, torch
+from tests.support.doubles.oracle import Tensors, functional, torch
 
 Theirs = Callable[[Tensors, "torch.Tensor"], "torch.Tensor"]
 

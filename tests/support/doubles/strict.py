@@ -23,7 +23,7 @@ import numpy as np
 from payload.device.base import Array, Kernel
 from payload.device.cublas import Products
 from payload.device.gpu import Gpu
-from tests.unit.payload.doubles.blas import PlayedCublas
+from tests.support.doubles.blas import PlayedCublas
 
 _FILE = Path(__file__).with_name("cupy-14.2.0.txt")
 NAMES = {line.partition(" ")[0]: line.partition(" ")[2] for line in _FILE.read_text().splitlines()}

@@ -13,7 +13,7 @@ import numpy as np
 from payload.device.base import Array, Device
 from payload.nn.module import Context, Unit
 from payload.saved_model.folder import make_units
-from tests.unit.payload.doubles.oracle import Tensors, functional, torch
+from tests.support.doubles.oracle import Tensors, functional, torch
 
 if TYPE_CHECKING:
     from torch import nn

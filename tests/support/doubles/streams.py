@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from payload.comm.base import Request
 from payload.device.base import Array
-from tests.unit.payload.doubles.strict import Strict
+from tests.support.doubles.strict import Strict
 
 _KINDS = (
     "int8",

@@ -1,0 +1,33 @@
+"""`down` of clusters that were never made, by the command itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cluster import down
+from clusterctl.cluster.down import DownOptions
+from clusterctl.cluster.phases import PhaseRunner
+from clusterctl.errors import (
+    UsageError,
+)
+from clusterctl.state.workspace import Workspace
+from tests.support.messages import codes, refused
+from tests.support.verbs import Clusterctl
+
+
+@pytest.mark.parametrize("access", [True, False])
+def test_of_what_was_never_made_nothing_is_claimed(tmp_path: Path, *, access: bool) -> None:
+    cli = Clusterctl(tmp_path / "home", cwd=tmp_path)
+    workspace = Workspace(cli.home / "d")
+    workspace.create()
+    if access:
+        workspace.access_config.touch()
+    with refused("unknown-name", UsageError, "zzz"):
+        down.down(PhaseRunner(workspace=workspace), DownOptions(gone=["zzz"]))
+    said = cli("--cluster", "d", "down", "--yes").stdout
+    assert said.startswith("cluster 'd' is down; ")
+    assert "verified" not in said
+    assert not workspace.root.exists()
+    assert codes(cli("-o", "json", "--cluster", "d", "down", "--yes", rc=2)) == ["unknown-cluster"]

@@ -1,0 +1,35 @@
+"""A cloud for Terraform, and for its recorded plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.google.cloud import GoogleCloud
+from tests.support.sweeps import in_sweep
+from tests.unit.gcp import recorded
+from tests.unit.gcp.conftest import api, google, naps  # noqa: F401
+
+
+@pytest.fixture(params=[False, *in_sweep(True)], ids=["recorded", "real"])
+def is_real(request: pytest.FixtureRequest) -> bool:
+    """Whether plans are Terraform's own, as in the sweep, or the recorded one's."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def planned_cloud(
+    is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[GoogleCloud]:
+    """The cloud, for the recorded plan; in the sweep it is Terraform's, too."""
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (made, _):
+        yield made
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    """The cloud, with the API and the provider that show it."""
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=True) as (made, _):
+        yield made

@@ -1,0 +1,52 @@
+"""Google's refusals while Terraform creates and removes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import TerraformError
+from tests.integration.gcp.terraformed import Terraformed
+from tests.support.google.refusals import REFUSALS
+from tests.support.messages import refused
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
+    return Terraformed(tmp_path, monkeypatch.setenv)
+
+
+@pytest.mark.sweep
+def test_what_passes_is_waited_for_wherever_it_comes(cluster: Terraformed) -> None:
+    for name, each in REFUSALS.items():
+        if each.transient and each.on == "create" and each.type != "google_filestore_instance":
+            cluster.cloud.fail(name, of=each.type, times=1)
+    cluster.up()
+    assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1", "demo-train-2"}
+    assert cluster.waited
+    assert cluster.terraform.plan().is_empty
+    cluster.down()
+    assert cluster.cloud.resources() == {}
+
+
+@pytest.mark.sweep
+def test_what_can_not_be_deleted_is_said_and_goes_once_it_can(cluster: Terraformed) -> None:
+    # In the order in which they are deleted.
+    names = [
+        "protected",
+        "subnetwork_in_use",
+        "network_in_use",
+    ]
+    lasting = {name for name, each in REFUSALS.items() if each.on == "delete"}
+    assert lasting - {"bucket_not_empty"} == set(names)
+    cluster.nodes(1)
+    cluster.up()
+    for name in names:
+        cluster.cloud.fail(name, of=REFUSALS[name].type, on="delete")
+        with refused(REFUSALS[name].code, TerraformError):
+            cluster.down()
+        assert cluster.cloud.resources(REFUSALS[name].type)
+        cluster.cloud.heal()
+    cluster.down()
+    assert cluster.cloud.resources() == {}

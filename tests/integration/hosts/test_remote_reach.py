@@ -1,0 +1,119 @@
+"""The program by which a host tries its network, run as hosts run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.hosts import remote_reach
+from clusterctl.transport.base import remote_program
+
+
+def test_the_program_runs_as_it_is_sent() -> None:
+    request = {
+        "nfs": "127.0.0.1",
+        "nfs_port": 1,
+        "folders": ["/nowhere"],
+        "repositories": False,
+        "left_out": [],
+        "mtu": 0,
+    }
+    argv = [sys.executable, "-I", "-S", "-", json.dumps(request)]
+    program = remote_program("clusterctl.hosts.remote_reach")
+    done = subprocess.run(argv, input=program, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
+    assert said["missing"] == ["/nowhere"]
+    assert "refused" in said["nfs"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "loses"), [("nothing", False), ("-M do -s 8972 10.0.0.1", True), ("10.0.0.1", False)]
+)
+def test_packets_of_the_mtu_are_tried_where_smaller_ones_arrive(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: str, loses: bool
+) -> None:
+    ping = tmp_path / "ping"
+    ping.write_text(f'#!/bin/sh\ncase "$*" in *"{lost}") exit 1 ;; esac\n')
+    ping.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert remote_reach.loses_large_packets("10.0.0.1", 9000) == loses
+
+
+@pytest.mark.skipif(not Path(remote_reach.APT_HELPER[0]).exists(), reason="this machine has no apt")
+def test_apt_itself_says_why_it_reaches_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[1]
+    assert "refused" in remote_reach.unreached_by_apt(f"http://127.0.0.1:{closed}/debian/InRelease")
+
+
+def test_dnf_says_which_repositories_it_does_not_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a dnf that fails as librepo does; those that may be missing and those left out are not
+    asked for.
+    """
+    (tmp_path / "dnf.py").write_text(FAKE_DNF)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", remote_reach.DNF, "3", "ciq-*", "doca*"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    monkeypatch.setattr(
+        remote_reach, "run", lambda argv, *_: done.stdout if remote_reach.DNF in argv else None
+    )
+    assert [*remote_reach.unreached_repositories([])] == ["http://a.dev/x/repodata/repomd.xml"]
+
+
+FAKE_DNF = """
+from fnmatch import fnmatch
+from types import SimpleNamespace
+
+rpm = SimpleNamespace(detect_releasever=lambda root: "9")
+
+
+def repo(name, skip=False, **urls):
+    where = {"metalink": None, "mirrorlist": None, "baseurl": None, **urls}
+    one = SimpleNamespace(name=name, skip_if_unavailable=skip, enabled=True, **where)
+    one.disable = lambda: setattr(one, "enabled", False)
+    return one
+
+
+ALL = [
+    repo("doca", baseurl=["http://a.dev/doca"]),
+    repo("away", baseurl=["http://a.dev/x/"]),
+    repo("lacks", baseurl=["http://b.dev/x"]),
+    repo("there", metalink="http://there.dev/m"),
+    repo("may", skip=True, baseurl=["http://a.dev/y"]),
+]
+
+
+class Substitutions(dict):
+    def update_from_etc(self, root):
+        pass
+
+
+class Base:
+    conf = SimpleNamespace(read=lambda: None, substitutions=Substitutions())
+    repos = SimpleNamespace(
+        iter_enabled=lambda: (one for one in ALL if one.enabled),
+        get_matching=lambda pattern: [one for one in ALL if fnmatch(one.name, pattern)],
+    )
+
+    def read_all_repos(self):
+        pass
+
+    def urlopen(self, url, repo):
+        assert repo.timeout == 3
+        if "a.dev" in url:
+            raise OSError("Curl error (7):\\n Couldn't connect")
+        if "b.dev" in url:
+            raise OSError("Status code: 404 for http://b.dev/x")
+"""

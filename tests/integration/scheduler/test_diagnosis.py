@@ -1,0 +1,50 @@
+"""The diagnosis of what this Python prints when it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.unit.scheduler.test_diagnosis import said
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("import nosuch", "missing-module"),
+        ("bytearray(10**15)", "host-memory"),
+        ("open('nosuch')", "missing-file"),
+        ("import ctypes; ctypes.CDLL('libnosuch.so.3')", "missing-library"),
+        ("import ctypes; ctypes.string_at(0)", "segmentation-fault"),
+        ("import os; os.abort()", "abort"),
+        ("assert 1 == 2", "assertion"),
+        ("import socket; socket.create_connection(('127.0.0.1', 1))", "connection-refused"),
+        ("f = (", "syntax-error"),
+        (
+            "import signal, concurrent.futures as f\n"
+            "with f.ProcessPoolExecutor(1) as pool:\n"
+            "  pool.submit(signal.raise_signal, 9).result()",
+            "worker-killed",
+        ),
+        ("import subprocess as s\ns.run(['sh', '-c', 'kill -9 $$'], check=True)", "worker-killed"),
+        ("import sys; sys.exit('the disk is on fire')", "exit-code"),
+        (
+            (
+                "try:\n"
+                "  {}['a']\n"
+                "except KeyError as e:\n"
+                "  raise OSError(28, 'No space left on device') from e"
+            ),
+            "disk-full",
+        ),
+    ],
+)
+def test_what_this_python_really_says(program: str, code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    exit_code = max(done.returncode, 0)
+    ended_by = max(-done.returncode, 0)
+    assert said(done.stderr, exit_code=exit_code, signal=ended_by).code == code

@@ -1,0 +1,79 @@
+"""Keys and locks of the state folder, with ssh-keygen and a second process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+from clusterctl.errors import LockedError
+from clusterctl.state.workspace import Workspace
+from tests.support.messages import refused
+from tests.support.processes import holding_lock
+from tests.unit.state.test_workspace import workspace_fixture  # noqa: F401
+
+
+def test_secrets_and_id_are_drawn_once(workspace: Workspace) -> None:
+    workspace.create()
+    workspace.create_secrets()
+    before = workspace.key.read_bytes(), workspace.munge_key.read_bytes(), workspace.cluster_id()
+    workspace.create_secrets()
+    assert (
+        workspace.key.read_bytes(),
+        workspace.munge_key.read_bytes(),
+        workspace.cluster_id(),
+    ) == before
+    shown = subprocess.run(
+        ["ssh-keygen", "-y", "-f", workspace.key], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.split()[:2] == workspace.public_key.read_text().split()[:2]
+
+
+def silent(_: str) -> None:
+    return None
+
+
+def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) -> None:
+    with holding_lock(workspace.root) as process:
+        with (
+            refused("locked", LockedError) as caught,
+            workspace.lock("down", wait_s=0, waiting=silent),
+        ):
+            pass
+        assert re.match(
+            rf"`clusterctl up` of \S+ \(pid {process.pid}\) has been running since ",
+            caught.value.why,
+        )
+        assert str(workspace.lock_holder()) == caught.value.why
+
+
+def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -> None:
+    told: list[str] = []
+    with holding_lock(workspace.root) as process:
+
+        def end_it(text: str) -> None:
+            told.append(text)
+            process.communicate("")
+
+        with workspace.lock("down", wait_s=60, waiting=end_it):
+            worker = workspace.lock_holder()
+            assert worker is not None
+            assert (worker.verb, worker.pid) == ("down", os.getpid())
+    (said,) = told
+    assert f" (pid {process.pid}) " in said
+    assert workspace.lock_holder() is None
+
+
+def test_the_lock_file_of_the_dead_is_harmless(workspace: Workspace) -> None:
+    with holding_lock(workspace.root) as process:
+        process.kill()
+        process.wait()
+        assert workspace.lock_holder() is None
+        with workspace.lock("down", wait_s=0, waiting=silent):
+            pass
+    # Nor does a pid that lives again, or a file that says nothing, make a worker.
+    for text in (f'{{"verb": "up", "pid": {os.getpid()}, "since": 0}}', "", "{", "[]"):
+        workspace.lock_file.write_text(text)
+        assert workspace.lock_holder() is None
+        with workspace.lock("down", wait_s=0, waiting=silent):
+            pass
