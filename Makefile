@@ -1,6 +1,6 @@
 # Every chore is one target, and each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-support test-peers test-all test-gpu durations lint format bench reference lock wheel clean clean-machines
+.PHONY: help demo test test-changed test-support test-peers test-all test-gpu lint format bench reference lock wheel clean clean-machines
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
@@ -12,15 +12,15 @@ demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take a
 	@scripts/bootstrap --runtime
 	@scripts/demo
 
-test:  ## Every behaviour once: linters, unit tests and real clusters, side by side
+test:  ## Every behaviour once: linters, unit and integration tests, and real clusters, side by side
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 
-test-changed:  ## What your change can touch, for about a minute: its unit tests and a job on a real cluster
+test-changed:  ## A minute or two: unit tests, integration tests that use what you changed, a job on a real cluster
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 
-test-support:  ## The tests of the tests: of tests/support and scripts
+test-support:  ## The tests of the tests: of tests/support and scripts/run_tests.py
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 
@@ -35,10 +35,6 @@ test-all:  ## All of it with the long sweeps and repeats
 test-gpu:  ## The training program's tests and figures, and nvidia-smi's stand-in, on this machine's NVIDIA GPUs
 	$(DEV)
 	@scripts/test_gpu
-
-durations:  ## Record in tests/durations.json how long the modules of the last `make test` took
-	$(DEV)
-	@.venv/bin/python scripts/durations.py
 
 lint:  ## All linters; none of them reaches the network
 	$(DEV)

@@ -1,8 +1,6 @@
 """Run the tests of a Makefile target, continue after failures, and print the totals.
 
-`make test` runs the linters, the unit tests and the end-to-end tests side by side. Afterwards it
-reports modules that
-took much longer than recorded: scripts/durations.py.
+`make test` runs the linters, the unit and integration tests, and the end-to-end tests side by side.
 
 The last line is `N passed, N failed`. A part that fails without a failed test, or reaches its time
 limit, counts as a failure. Ctrl-C, SIGTERM and a closed terminal end all processes that were
@@ -19,24 +17,24 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from clusterctl.util.process import under_subreaper
-from scripts import changed_tests, durations
+from scripts import changed_tests
 
 ROOT = Path(__file__).resolve().parent.parent
-UNIT = "tests/unit"
+UNITS = ("tests/unit", "tests/integration")
 E2E = "tests/e2e"
-SUPPORT = "tests/unit/harness"
+SUPPORT = "tests/integration/support"
 PEERS = f"{E2E}/test_peers.py"
-# Real clusters wait about as long as they compute, and unit tests fill the gaps. If both need a
-# core, the clusters get it first, then the unit tests, then the linters.
+# Real clusters wait about as long as they compute, and the other tests fill the gaps. If both need a
+# core, the clusters get it first, then the other tests, then the linters.
 CORES = len(os.sched_getaffinity(0))
 UNIT_WORKERS = CORES
 E2E_WORKERS = CORES
@@ -51,7 +49,7 @@ ON_DEBIAN_12 = tuple(
 # The tests of a group share a cluster, so they stay together: tests/support/groups.py.
 SPREAD = (f"-n{E2E_WORKERS}", "--dist=loadscope", "--no-loadscope-reorder")
 # Each worker begins with consecutive tests, because the tests of a module share fixtures.
-UNITS = (f"-n{UNIT_WORKERS}", "--dist=worksteal", "--durations=10")
+SPREAD_UNITS = (f"-n{UNIT_WORKERS}", "--dist=worksteal", "--durations=10")
 # Time limit of a part. Each test also has its own limit.
 LIMIT_S = 3 * 3600
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -61,14 +59,13 @@ GRACE_S = 60
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a part. ``modules``: the seconds of each test module."""
+    """The result of a part."""
 
     part: str
     passed: int
     failed: int
     skipped: int
     seconds: float
-    modules: Mapping[str, float] = field(default_factory=dict)
 
 
 Outcomes = Generator[Outcome, None, None]
@@ -117,8 +114,7 @@ def outcome_of(part: str, code: int, report: Path | None, seconds: float) -> Out
     check.
     """
     passed, failed, skipped = count(report) if report else (int(code == 0), 0, 0)
-    modules = durations.seconds_of(report) if report else {}
-    return Outcome(part, passed, failed or int(code != 0), skipped, seconds, modules)
+    return Outcome(part, passed, failed or int(code != 0), skipped, seconds)
 
 
 def run(argv: list[str], *, limit_s: float = LIMIT_S, grace_s: int = GRACE_S) -> int:
@@ -195,14 +191,14 @@ def count(report: Path) -> tuple[int, int, int]:
 
 
 def together(units: Sequence[str], stories: Sequence[str], sweeps: str, lint: bool) -> Outcomes:
-    """Run unit tests, end-to-end tests and the linters side by side."""
+    """Run unit and integration tests, end-to-end tests and the linters side by side."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         report = Path(folder) / "report.xml"
         behind = []
         if lint:
             behind.append(stack.enter_context(beside("lint", [str(ROOT / "scripts" / "lint")])))
         if units:
-            argv = pytest_argv(report, *units, *UNITS, "-m", f"not e2e{sweeps}")
+            argv = pytest_argv(report, *units, *SPREAD_UNITS, "-m", f"not e2e{sweeps}")
             behind.append(stack.enter_context(beside("unit", argv, report)))
         if stories:
             words = ("-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}")
@@ -214,13 +210,13 @@ def together(units: Sequence[str], stories: Sequence[str], sweeps: str, lint: bo
 def everything(has_sweeps: bool = False) -> Outcomes:
     """Run all tests except the tests of the tests, which only run with the sweeps."""
     sweeps = "" if has_sweeps else " and not sweep"
-    yield from together([UNIT, f"--ignore={SUPPORT}"], [E2E], sweeps, lint=True)
+    yield from together([*UNITS, f"--ignore={SUPPORT}"], [E2E], sweeps, lint=True)
     remove_remains()
     if has_sweeps:
         words = ("-v", *SPREAD, "-m", "e2e and not alone and not sweep")
         yield pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12")
         remove_remains()
-        yield pytest("support", SUPPORT, *UNITS)
+        yield pytest("support", SUPPORT, *SPREAD_UNITS)
         # In a worker, because a hanging test may have to be killed with its process.
         yield pytest("alone", E2E, "-v", "-n1", "-m", "e2e and alone")
 
@@ -228,18 +224,14 @@ def everything(has_sweeps: bool = False) -> Outcomes:
 def changed() -> Outcomes:
     """Run the tests for the current change, for about a minute."""
     files = changed_tests.changed_files(ROOT)
-    choice = changed_tests.choose(
-        files, changed_tests.modules_of(ROOT), durations.read(durations.RECORD)
-    )
-    print(f"{len(files)} changed files:", *choice.units, *choice.stories, sep="\n  ")
-    if choice.left_out:
-        print("left to `make test`:", *choice.left_out, sep="\n  ", flush=True)
-    yield from together(choice.units, choice.stories, " and not sweep", lint=False)
+    units, stories = changed_tests.choose(files, changed_tests.modules_of(ROOT))
+    print(f"{len(files)} changed files:", *units, *stories, sep="\n  ", flush=True)
+    yield from together(units, stories, " and not sweep", lint=False)
 
 
 def support() -> Outcomes:
     """Run the tests of the tests."""
-    yield pytest("support", SUPPORT, *UNITS)
+    yield pytest("support", SUPPORT, *SPREAD_UNITS)
 
 
 def peers() -> Outcomes:
@@ -262,27 +254,22 @@ def main() -> int:
     target = parser.parse_args().target
     end_by_signals()
     outcomes: list[Outcome] = []
-    notes: list[str] = []
     try:
         remove_remains()
         with closing(TARGETS[target]()) as parts:
             for outcome in parts:
                 outcomes.append(outcome)
-        if target == "test":
-            notes = durations.report(
-                {name: s for one in outcomes for name, s in one.modules.items()}
-            )
     except SystemExit as exc:
         outcomes.append(Outcome("interrupted", 0, 1, 0, 0))
         return int(exc.code or 1)
     finally:
         remove_remains()
-        show(outcomes, notes)
+        show(outcomes)
     return 1 if any(one.failed for one in outcomes) else 0
 
 
-def show(outcomes: list[Outcome], notes: list[str]) -> None:
-    """Print a line for each part, the notes, and the totals."""
+def show(outcomes: list[Outcome]) -> None:
+    """Print a line for each part, and the totals."""
     print()
     for one in outcomes:
         skipped = f", {one.skipped} skipped" if one.skipped else ""
@@ -290,8 +277,6 @@ def show(outcomes: list[Outcome], notes: list[str]) -> None:
             f"{one.part:<12}{one.passed:5d} passed, {one.failed:3d} failed{skipped}  "
             f"{one.seconds:7.1f} s"
         )
-    for note in notes:
-        print(note)
     failed = sum(one.failed for one in outcomes)
     print(f"{sum(one.passed for one in outcomes)} passed, {failed} failed", flush=True)
 

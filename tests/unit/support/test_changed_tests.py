@@ -1,0 +1,47 @@
+"""Which tests `make test-changed` runs for a change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import changed_tests
+from scripts.changed_tests import STORY, TRAINING, UNIT, choose
+
+MODULES = changed_tests.modules_of(Path(__file__).resolve().parents[3])
+
+
+@pytest.mark.parametrize(
+    ("path", "integration", "stories"),
+    [
+        ("clusterctl/cli/jobs.py", "cli/test_cli_jobs", STORY),
+        ("clusterctl/util/disk.py", "util/test_disk", STORY),
+        ("clusterctl/transport/ssh.py", "transport/test_ssh transport/test_deadlines", STORY),
+        ("ansible/roles/cuda/tasks/install.yml", "roles/test_cuda_role", STORY),
+        ("ansible/roles/repositories/tasks/main.yml", "configure/test_roles", STORY),
+        ("terraform/gcp/main.tf", "gcp/test_gcp_golden", ""),
+        ("payload/training/stopping.py", "payload/test_payload_stopping", TRAINING),
+        ("tests/support/residue.py", "support/test_residue", ""),
+        ("tests/integration/jobs/test_files.py", "jobs/test_files", ""),
+        ("tests/integration/jobs/test_deleted.py", "", ""),
+        ("tests/e2e/test_jobs.py", "", "tests/e2e/test_jobs.py"),
+        ("tests/e2e/conftest.py", "", STORY),
+    ],
+)
+def test_choose_takes_tests_that_name_or_import_a_changed_file(
+    path: str, integration: str, stories: str
+) -> None:
+    units, chosen = choose([path], MODULES)
+    assert {UNIT, *(f"tests/integration/{name}.py" for name in integration.split())} <= {*units}
+    assert chosen == stories.split()
+
+
+def test_choose_leaves_out_integration_tests_that_do_not_use_the_file() -> None:
+    texts = {
+        "tests/integration/jobs/test_a.py": "    from clusterctl.jobs import put, stage\n",
+        "tests/integration/jobs/test_b.py": "from clusterctl.jobs.stages import stage\n",
+        "tests/integration/runs/test_c.py": "from clusterctl.jobs.stage import stage\n",
+    }
+    units, _ = choose(["clusterctl/jobs/stage.py"], texts)
+    assert units == [UNIT, "tests/integration/jobs/test_a.py", "tests/integration/runs/test_c.py"]
