@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import changed_tests
-from scripts.changed_tests import STORY, TRAINING, UNIT, choose
+from scripts.changed_tests import STORIES, STORY, TRAINING, UNIT, choose
 
 MODULES = changed_tests.modules_of(Path(__file__).resolve().parents[3])
 
@@ -45,3 +45,9 @@ def test_choose_leaves_out_integration_tests_that_do_not_use_the_file() -> None:
     }
     units, _ = choose(["clusterctl/jobs/stage.py"], texts)
     assert units == [UNIT, "tests/integration/jobs/test_a.py", "tests/integration/runs/test_c.py"]
+
+
+def test_stories_are_tests_that_exist() -> None:
+    for story in {*STORIES.values()} - {""}:
+        module, _, test = story.partition("::")
+        assert f"\ndef {test}(" in MODULES[module]
