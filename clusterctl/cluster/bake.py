@@ -1,6 +1,4 @@
-"""Builds images that nodes start from, and the configuration that all hosts of a group have in
-common.
-"""
+"""Builds node images, and the configuration that all hosts of a group have in common."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ from clusterctl.util.progress import report_steps
 def bake_image(
     cluster: ClusterContext, approve: Callable[[tuple[str, ...]], None] = lambda _: None
 ) -> Literal["made", "cached"]:
-    """Build the image that new nodes start from. Return "cached" if it existed already, else
-    "made".
+    """Build the image that new nodes start from. Return "cached" if it existed, else "made".
 
     If there is no cluster yet, afterwards remove all else that the build created.
 
@@ -112,8 +109,7 @@ def share_configuration(
 
 @dataclass(frozen=True, slots=True)
 class SharedConfiguration:
-    """Configurations that hosts start with. keys: group (controller, compute) -> key in the
-    provider's cache.
+    """Configurations that hosts start with. keys: group (controller, compute) -> key in the cache.
 
     origin: "made" if this command built any of these configurations, "cached" if all existed
         already.
@@ -126,9 +122,7 @@ class SharedConfiguration:
 def prepare_templates(
     cluster: ClusterContext, distribution: Distribution, groups: Collection[str]
 ) -> PhaseResult[SharedConfiguration]:
-    """Build the configuration that all hosts of a group start with, for each group not in the cache
-    yet.
-    """
+    """Build the configuration that a group's hosts start with, for each group not in the cache."""
     spec = cluster.spec
     workspace = cluster.workspace
     shared = str(cluster.provider.known_shared)
@@ -157,9 +151,7 @@ def prepare_templates(
 
 
 def _free_port() -> int:
-    """Return a free TCP port of this machine, for slurmdbd, which runs during the build of an
-    image.
-    """
+    """Return a free TCP port of this machine for slurmdbd, which runs while an image is built."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

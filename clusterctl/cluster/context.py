@@ -1,6 +1,4 @@
-"""The objects that all steps of `up` and `plan` share, such as the spec and the state of the last
-`up`.
-"""
+"""What all steps of `up` and `plan` share, such as the spec and the state of the last `up`."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ from clusterctl.util.progress import SILENT, Reporter
 
 @dataclass(kw_only=True)
 class ClusterContext(PhaseRunner):
-    """The objects that all steps of `up` and `plan` share: the spec, the provider, the
-    connections.
-    """
+    """What all steps of `up` and `plan` share: the spec, the provider, the connections."""
 
     spec: ClusterSpec
     provider: Provider
@@ -47,8 +43,7 @@ class ClusterContext(PhaseRunner):
         wait_s: float = WAIT_S,
         verb: str = "up",
     ) -> Self:
-        """Create the object for the cluster of this spec. Default workspace and provider: the
-        spec's.
+        """Create the object for this spec's cluster. Default workspace and provider: the spec's.
 
         prompts: how to ask the user about unknown host keys. Default: reject unknown keys without
             asking.
@@ -83,9 +78,7 @@ class ClusterContext(PhaseRunner):
     def probe(
         self, inventory: Inventory, hosts: Collection[str], *, timeout_s: float = TIMEOUT_S
     ) -> dict[str, HostReport]:
-        """Return host -> its facts and checksums, for these hosts. TransportError: a host does not
-        answer.
-        """
+        """Return host -> its facts and checksums. TransportError: a host does not answer."""
         requests = probe_requests(self.spec, inventory, self.workspace)
         chosen = {host: request for host, request in requests.items() if host in hosts}
         return dict(probe_hosts(chosen, self.connections.to, timeout_s=timeout_s))

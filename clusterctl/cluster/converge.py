@@ -1,5 +1,4 @@
-"""Configuration of new hosts, and of hosts with files or services that have changed since `up`
-(drift).
+"""Configuration of new hosts, and of hosts whose files or services have drifted since `up`.
 
 Ansible runs only if a host, or the hash of all inputs, differs from the record of the last `up`.
 """
@@ -193,8 +192,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class HostsToConfigure:
-    """Chooses the hosts to configure, by comparing the record of the last `up` with new probe
-    results.
+    """Chooses the hosts to configure, by comparing the last `up`'s record with new probe results.
 
     groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
     files: host -> its host-specific files. Empty if no host can be configured by rewriting only
@@ -249,9 +247,7 @@ class HostsToConfigure:
         )
 
     def _to_renew(self, marks: Mapping[str, Checksums]) -> tuple[str, ...]:
-        """Return the hosts that need no Ansible, because at most their host-specific files are
-        outdated.
-        """
+        """Return the hosts that need no Ansible: at most their host-specific files are outdated."""
         recorded = self.recorded
         unchanged = {
             group for group, inputs in self.groups.items() if inputs == recorded.groups.get(group)
@@ -276,9 +272,7 @@ def _change_hosts(
     reports: Mapping[str, HostReport],
     files: NodeFiles,
 ) -> tuple[Mapping[str, HostReport], str]:
-    """Configure the hosts chosen in ``work``. Return (host -> new probe result, summary for the
-    user).
-    """
+    """Configure the hosts chosen in ``work``. Return (host -> new probe result, summary)."""
     connect = cluster.connections.to
     new_reports: dict[str, HostReport] = {}
     summary = []
@@ -317,8 +311,7 @@ def _check_without_ansible(
     expected: Mapping[str, Checksums],
     reports: Mapping[str, HostReport],
 ) -> tuple[dict[str, HostReport], tuple[str, ...]]:
-    """Check hosts that were configured without Ansible. Run Ansible on hosts that differ from
-    ``expected``.
+    """Check hosts configured without Ansible. Run Ansible on hosts that differ from ``expected``.
 
     expected: host -> the checksums and states of a host that is configured correctly.
     Returns (host -> new probe result, the hosts on which Ansible ran).
@@ -359,8 +352,7 @@ def _install_slurmd(
     reports: Mapping[str, HostReport],
     concerned: Collection[str],
 ) -> Mapping[str, HostReport]:
-    """Install slurmd on nodes that lack slurmd. Return host -> probe result, with the detected
-    hardware.
+    """Install slurmd on nodes without it. Return host -> probe result, with detected hardware.
 
     Also install NVIDIA's driver where it shows fewer GPUs than the PCI bus, because Slurm is
     configured with the GPUs that the driver shows. If any node needs either, the same run of
@@ -396,9 +388,7 @@ def _install_slurmd(
 def why_outdated(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Notice | None:
-    """Return the reason if `up` would configure all hosts: changed inputs, or an unfinished last
-    `up`.
-    """
+    """Return why `up` would configure all hosts, if so: changed inputs, or an unfinished `up`."""
     recorded = _read(cluster.workspace)
     if not recorded.inputs:
         return UNFINISHED
@@ -416,9 +406,7 @@ def why_outdated(
 def pending_changes(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
-    """Return the changes of hardware that `up` would configure, and those that it would
-    postpone.
-    """
+    """Return the changes of hardware that `up` would configure, and those it would postpone."""
     at_work = partial(
         nodes_with_jobs, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S), drain=False
     )

@@ -1,6 +1,4 @@
-"""Detach a cluster that other people operate: remove clusterctl's folder there, and the workspace
-here.
-"""
+"""Detach a cluster that others operate: remove clusterctl's folder there, the workspace here."""
 
 from __future__ import annotations
 
@@ -72,8 +70,7 @@ class DetachResult:
 
 
 def detach(workspace: Workspace, options: DetachOptions) -> DetachResult:
-    """Remove the folder on the cluster and the workspace. After it was killed, the next call
-    continues.
+    """Remove the folder on the cluster and the workspace. If killed, the next call continues.
 
     Raises:
         OnlyCopyError: jobs run, or runs or files exist only there, and the options don't allow
@@ -167,9 +164,7 @@ def _remove(place: SiteFolder, workspace: Workspace) -> None:
 
 
 def _recorded(workspace: Workspace) -> Inventory | None:
-    """Read hosts.json; return None if `attach` has not finished. Raise UsageError if the file is
-    damaged.
-    """
+    """Read hosts.json; return None if `attach` has not finished. Raise UsageError if damaged."""
     with suppress(NotUpError):
         return inventory_of(workspace)
     return None
@@ -206,9 +201,7 @@ def _unfinished(
 
 
 def _active_jobs(session: Session, folder: str) -> tuple[JobInfo, ...]:
-    """Return the user's pending and running jobs that clusterctl has submitted, also from other
-    machines.
-    """
+    """Return the user's active jobs that clusterctl submitted, also from other machines."""
     return tuple(
         job
         for job in session.scheduler.own_jobs()
@@ -219,9 +212,7 @@ def _active_jobs(session: Session, folder: str) -> tuple[JobInfo, ...]:
 def _cancel(
     session: Session, folder: str, jobs: Sequence[JobInfo], options: DetachOptions
 ) -> tuple[str, ...]:
-    """If the options say so, cancel jobs and wait until they have ended and no longer write to the
-    folder.
-    """
+    """If the options say so, cancel jobs and wait until they no longer write to the folder."""
     ids = tuple(dict.fromkeys(job.whole_id for job in jobs))
     if not ids or not options.cancel or options.dry_run:
         return ()

@@ -1,6 +1,4 @@
-"""The archive of `doctor --bundle`: facts, logs and versions to send with a bug report, without
-secrets.
-"""
+"""The archive of `doctor --bundle`: facts, logs and versions for a bug report, without secrets."""
 
 from __future__ import annotations
 
@@ -140,9 +138,7 @@ def _archive(folder: str, texts: Mapping[str, str]) -> bytes:
 
 
 def _secrets(workspace: Workspace) -> Iterator[str | bytes]:
-    """Yield all known secrets: the cluster's keys, environment variables, and Google
-    credentials.
-    """
+    """Yield all known secrets: the cluster's keys, environment variables, Google credentials."""
     for name in _SECRET_FILES:
         with suppress(OSError):
             raw = (workspace.root / name).read_bytes()
@@ -171,9 +167,7 @@ def _versions() -> Mapping[str, Any]:
 
 
 def _environment() -> str:
-    """Return the environment variables that clusterctl and its tools read. Values of secrets are
-    hidden.
-    """
+    """Return the variables that clusterctl and its tools read. Values of secrets are hidden."""
     variables = {name: value for name, value in os.environ.items() if _ENVIRONMENT.match(name)}
     return "".join(
         f"{name}={HIDDEN if is_secret_name(name) else value}\n"

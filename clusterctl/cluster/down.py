@@ -184,9 +184,7 @@ def run_phases(
 
 
 def _has_begun(workspace: Workspace) -> bool:
-    """Return whether `up` may have created or changed a host, or a removed machine must still be
-    restored.
-    """
+    """Return whether `up` may have made or changed a host, or a removed one must be restored."""
     if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
         return True
     has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.has_id
@@ -194,8 +192,7 @@ def _has_begun(workspace: Workspace) -> bool:
 
 
 def restore_id(workspace: Workspace, provider: Provider) -> None:
-    """If the id of a cluster on this machine is damaged, find the cluster by its name, and record
-    its id.
+    """If the id of a cluster here is damaged, find the cluster by its name, and record its id.
 
     Without such a cluster, only the workspace is left to be removed, and gets a new id.
     """
@@ -210,9 +207,7 @@ def restore_id(workspace: Workspace, provider: Provider) -> None:
 
 @contextmanager
 def _writable(runner: PhaseRunner) -> Iterator[PhaseRunner]:
-    """Yield the runner, with a temporary copy of its workspace if the workspace can't be
-    written.
-    """
+    """Yield the runner, with a temporary copy of its workspace if that can't be written."""
     workspace = runner.workspace
     try:
         workspace.create()
@@ -260,8 +255,7 @@ def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> PhaseR
 
 
 def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | None) -> None:
-    """Remove everything that belongs to a cluster. ``workspace``: of the cluster; None if it was
-    lost.
+    """Remove everything that belongs to a cluster. ``workspace``: None if it was lost.
 
     Raise LeftoversError if parts of the cluster still exist, with a failure for each part and its
     cost.
@@ -283,9 +277,7 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
 def keep_storage(
     runner: PhaseRunner, provider: Provider, left: StorageRecord
 ) -> PhaseResult[tuple[KeptStorage, ...]]:
-    """Save ``left``, the record of the storage that the cluster leaves behind, for the next
-    `up`.
-    """
+    """Save ``left``, the record of the storage that the cluster leaves, for the next `up`."""
     name = runner.workspace.root.name
     now = time.time()
     earlier = load_record(name)
@@ -299,9 +291,7 @@ def keep_storage(
 
 
 def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptStorage, ...]:
-    """Return storage that clusters of this name left behind, with the recorded time when it was
-    left.
-    """
+    """Return storage that clusters of this name left behind, with the time when it was left."""
     earlier = load_record(name)
     since = {storage.id: storage.since for storage in earlier.kept} if earlier else {}
     return tuple(
@@ -336,8 +326,7 @@ def to_discard(
 
 
 def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:
-    """Return the error for a `down` that could not collect runs: which runs, why, and how to
-    discard them.
+    """Return the error for uncollected runs in `down`: which runs, why, and how to discard them.
 
     discarded: ids of jobs that the user discards already; the suggested command repeats these ids.
     """
@@ -468,9 +457,7 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Clusters without a workspace (folder of records) here. clusters: cluster id -> its machines,
-    disks.
-    """
+    """Clusters without a workspace here. clusters: cluster id -> its machines, disks."""
 
     name: str
     settings: AnyProvider
@@ -481,8 +468,7 @@ class Orphans:
 def find_orphans(
     chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, project: str | None = None
 ) -> Orphans:
-    """Ask the provider for clusters of the chosen name without a workspace (folder of records)
-    here.
+    """Ask the provider for clusters of the chosen name without a workspace here.
 
     The provider is read from the spec file or the workspace. Without both, search this machine.
 
@@ -535,9 +521,7 @@ def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
 
 
 def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> tuple[KeptStorage, ...]:
-    """Remove these clusters. Return the storage that is kept. LeftoversError: other parts still
-    exist.
-    """
+    """Remove these clusters. Return the kept storage. LeftoversError: other parts still exist."""
     runner.reporter.step("destroy")
     for cluster_id in orphans.clusters:
         remove_cluster(orphans.provider, cluster_id, None)

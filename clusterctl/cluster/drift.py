@@ -1,5 +1,4 @@
-"""Drift: differences between a host now and the record that was written after the host was
-configured.
+"""Drift: differences between a host now and the record of when the host was configured.
 
 A probe returns a mark for each item: the checksum of a file, or the state of a package, unit or
 account. ``Checksums`` maps the key of an item, such as "file /etc/hosts" or "unit slurmd", to the
@@ -30,9 +29,7 @@ _GOOD_STATES = {
 
 
 def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
-    """Return the keys of items that differ from the record or are in a bad state, such as a stopped
-    unit.
-    """
+    """Return the keys of items that differ from the record or are bad, such as a stopped unit."""
     return tuple(
         key
         for key, mark in now.items()

@@ -96,9 +96,7 @@ class NodeConfig:
 
 
 def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[str, Hardware]:
-    """Return node -> its hardware as a probe found it, for all nodes in ``reports`` (host -> its
-    answer).
-    """
+    """Return node -> its hardware as probed, for all nodes in ``reports`` (host -> its answer)."""
     counts_cards = spec.software.nvidia.installs
     return {
         host.name: Hardware(
@@ -114,18 +112,14 @@ def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[
 
 
 def cgroup_notes(inventory: Inventory, reports: Reports) -> tuple[str, ...]:
-    """Return a note that names the nodes that lack Slurm's cgroup plugin. Empty without such
-    nodes.
-    """
+    """Return a note that names the nodes without Slurm's cgroup plugin. Empty: all have it."""
     names = (host.name for host in inventory.compute if needs_facts(inventory, host))
     lacking = _without_plugin(reports).intersection(names)
     return (str(cgroup_finding(str(NodeSet.fromlist(sorted(lacking))))),) if lacking else ()
 
 
 def without_missing_cgroups(inventory: Inventory, reports: Reports) -> Inventory:
-    """Return the inventory, with control groups turned off on each node that lacks Slurm's cgroup
-    plugin.
-    """
+    """Return the inventory with control groups off on nodes without Slurm's cgroup plugin."""
     lacking = _without_plugin(reports)
     hosts = (
         replace(host, cgroups=False) if host.name in lacking else host for host in inventory.hosts
@@ -218,9 +212,7 @@ def as_recorded(
 
 
 def _ends_jobs(old: Hardware, new: Hardware) -> bool:
-    """Return whether the change from ``old`` makes Slurm cancel the node's jobs, or reduces its
-    memory.
-    """
+    """Return whether the change from ``old`` makes Slurm cancel the node's jobs, or cuts memory."""
     if format_gres(old.driver.gpus) != format_gres(new.driver.gpus):
         return True
     if old.facts is None or new.facts is None:
@@ -266,8 +258,7 @@ def gpus_file(
 def fetch_gpu_wheels(
     cluster: ClusterContext, inventory: Inventory, reports: Reports
 ) -> tuple[str, ...]:
-    """Download CuPy to this machine for hosts with GPUs that can't download CuPy. Return notes for
-    the user.
+    """Download CuPy here for hosts with GPUs that can't download it. Return notes for the user.
 
     Raises:
         MachineError: CuPy can't be downloaded.
@@ -306,16 +297,12 @@ def fetch_gpu_wheels(
 
 
 def mark_of_wheels(lock: Path) -> str:
-    """Return the name of the file that shows that an environment has all wheels of this lock
-    file.
-    """
+    """Return the name of the file that shows that an environment has all wheels of this lock."""
     return f"installed-{sha1(lock.read_bytes().rstrip(), usedforsecurity=False).hexdigest()}"
 
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
-    """Download the wheels of a lock file, and make ``link`` a symbolic link to the folder with the
-    wheels.
-    """
+    """Download the wheels of a lock file, and make ``link`` a symbolic link to their folder."""
     wheels = wheelhouse(lock, NodePlatform.of(distribution))
     # The new link replaces the old link atomically.
     with temporary_folder(link.parent) as folder:
@@ -339,8 +326,7 @@ def reject_missing_gpus(
     *,
     needs: Sequence[Finding] = (),
 ) -> None:
-    """Raise VerifyError, with a failure for each node with unusable GPUs, or fewer GPUs than in the
-    spec.
+    """Raise VerifyError with a failure for each node with unusable or missing GPUs.
 
     concerned: nodes to check. needs: findings about NVIDIA's driver, to show instead of
         nvidia-smi's text.

@@ -73,8 +73,7 @@ def free_leaving_hosts(
     discard: bool = False,
     replaced: Collection[str] = (),
 ) -> Mapping[str, Size]:
-    """Drain nodes that a plan removes or restarts, check that no data is lost, then cancel affected
-    jobs.
+    """Drain nodes that a plan removes or restarts, check for lost data, cancel affected jobs.
 
     After an error, resume the nodes. Return node -> its size, for nodes that keep their size
     because they run jobs.
@@ -181,9 +180,7 @@ def impact_of(
 def _why_stopped(
     before: Inventory, planned: HostPlan, partitions: Mapping[str, Partition]
 ) -> dict[str, str]:
-    """Return host -> why the plan would cancel its jobs. A restart of only the controller cancels
-    no job.
-    """
+    """Return host -> why the plan would cancel its jobs. A restarted controller cancels no job."""
     reasons = {}
     for host in planned.changes:
         cause = f": {host.why}" if host.why else ""
@@ -257,8 +254,7 @@ def reject(impact: Impact) -> None:
 
 
 def reject_changed_users(cluster: ClusterContext) -> None:
-    """Raise UsageError if `users` was changed, and a user has the uid of another account on the
-    controller.
+    """Raise UsageError if `users` changed, and a user has another controller account's uid.
 
     If the controller is unreachable, nothing is checked, and the Ansible role `users` fails later.
     """
@@ -292,8 +288,7 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
 
 
 def cancel_jobs(affected: Sequence[AffectedJob], scheduler: Nodes) -> None:
-    """Cancel these jobs, with the reason in Slurm's accounting, and wait at most 60 s for their
-    end.
+    """Cancel jobs, with the reason in Slurm's accounting, and wait at most 60 s for their end.
 
     Raise SchedulerError if a job can't be cancelled, or is still active after that time.
     """

@@ -43,8 +43,7 @@ LOOK_VALID_S = 3600.0
 def check_only_copies(
     runner: PhaseRunner, discarded: Collection[JobEntry], *, discard: bool
 ) -> PhaseResult[OnlyCopies]:
-    """Find and return jobs and files that exist only on the cluster, before `down` removes the
-    cluster.
+    """Return the jobs and files that exist only on the cluster, before `down` removes it.
 
     discarded: jobs that the user does not want to collect. The result lists them; they don't stop
         `down`.
@@ -200,8 +199,7 @@ def all_answer(workspace: Workspace) -> bool:
 
 
 def note_removal(workspace: Workspace, lost: OnlyCopies) -> None:
-    """Record, before anything is removed, that the cluster is being removed, and the files to be
-    lost.
+    """Record, before the removal, that the cluster is being removed, and the files to be lost.
 
     If all hosts could be searched for files, another `down` within an hour works even if hosts
     don't answer.
@@ -213,9 +211,7 @@ def note_removal(workspace: Workspace, lost: OnlyCopies) -> None:
 
 
 def note_discarded(workspace: Workspace, lines: Sequence[str]) -> None:
-    """Append lines about lost runs and files to the record of such losses. Without lines, write
-    nothing.
-    """
+    """Append lines about lost runs and files to their record. Without lines, write nothing."""
     if lines:
         row = {"time": time.time(), "cluster": workspace.root.name, "discarded": lines}
         with suppress(ClusterctlError, OSError):
@@ -228,9 +224,7 @@ def _last_check_time(workspace: Workspace) -> float:
 
 
 def _checked_recently(workspace: Workspace) -> bool:
-    """Return whether an earlier `down` searched all hosts recently, and no job was submitted
-    since.
-    """
+    """Return whether a `down` searched all hosts recently, and no job was submitted since."""
     looked_at = _last_check_time(workspace)
     latest = max((entry.submitted_at for entry in Ledger(workspace.jobs).entries()), default=0.0)
     return latest < looked_at <= time.time() < looked_at + LOOK_VALID_S
@@ -241,9 +235,7 @@ def _summary(copies: OnlyCopies) -> str:
 
 
 def _how_to_keep(workspace: Workspace) -> str:
-    """Return advice on how to keep the shared folder. "" if it is kept already, or can't be kept
-    any more.
-    """
+    """Return how to keep the shared folder. "" if it is kept already, or can't be any more."""
     with suppress(UsageError):
         spec = applied_spec(workspace)
         if spec.storage.keep or spec.provider.keeps_from_start:

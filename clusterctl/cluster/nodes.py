@@ -57,9 +57,7 @@ def states(scheduler: Jobs, names: Collection[str]) -> tuple[NodeState, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All nodes and active jobs. The jobs were read after the nodes in ``drained`` had been
-    drained.
-    """
+    """All nodes and active jobs. The jobs were read after the nodes in ``drained`` were drained."""
 
     nodes: Mapping[str, NodeInfo]
     jobs: tuple[JobInfo, ...]
@@ -67,8 +65,7 @@ class Snapshot:
 
 
 def drain_usable(scheduler: Nodes, names: Collection[str], reason: str) -> Snapshot:
-    """Drain those nodes in ``names`` that are in service. Return all nodes and active jobs of the
-    cluster.
+    """Drain the nodes in ``names`` that are in service. Return all nodes and active jobs.
 
     Without Slurm no node is drained. If the scheduler fails, resume the nodes and raise its error.
     """
@@ -90,8 +87,7 @@ def resume_drained(scheduler: Nodes, drained: Sequence[str]) -> None:
 
 
 def wait_idle(scheduler: Jobs, names: Sequence[str], *, timeout_s: float | None) -> Iterator[str]:
-    """Wait until no job runs on these nodes. Yield the ids of the running jobs each time they
-    change.
+    """Wait until no job runs on these nodes. Yield the running jobs' ids each time they change.
 
     Raise WaitTimeoutError if jobs still run after ``timeout_s`` seconds. The nodes stay drained.
     """
@@ -123,8 +119,7 @@ def check_drained(scheduler: Jobs, names: Sequence[str]) -> None:
 
 
 def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None:
-    """Reboot these hosts in parallel, and wait until they are up again, each at most ``timeout_s``
-    seconds.
+    """Reboot hosts in parallel, and wait until they are up again, each at most ``timeout_s``.
 
     Raise TransportError, with a failure for each host that did not answer or did not come back.
     """
@@ -147,9 +142,7 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
 
 
 def _reboot(host: Transport, timeout_s: float) -> str:
-    """Reboot a host, and wait until it is up again. Return "" after success, else the reason for
-    failure.
-    """
+    """Reboot a host, and wait until it is up again. Return "", or the reason for a failure."""
     try:
         boot_id = host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout
     except TransportError as exc:
@@ -190,8 +183,7 @@ def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
 
 @contextmanager
 def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
-    """Record that these host names belong to new machines, and that the old machines are to be
-    restored.
+    """Record that these host names belong to new machines, and the old ones are to be restored.
 
     If the `with` block raises, undo these changes of the records.
     """
@@ -218,8 +210,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
 
 
 def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
-    """Remove lost machines from the record of machines to restore, or from the record of cluster
-    hosts.
+    """Remove lost machines from the record of machines to restore, or of the cluster's hosts.
 
     If both records have a name, remove it only from the machines to restore. Return a line per
     removal.

@@ -63,9 +63,7 @@ def node_files(
 
 @cache
 def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
-    """Return pairs of an Ansible role's folder and a task of the role that writes host-specific
-    files.
-    """
+    """Return pairs of an Ansible role's folder and its task that writes host-specific files."""
     files = sorted((data_folder("ansible") / "roles").glob("*/tasks/*.yml"))
     tasks = (
         (path, task)
@@ -79,9 +77,7 @@ def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
 def _files_of_task(
     role: Path, task: Mapping[str, Any], values: Mapping[str, Any], request: ProbeRequest
 ) -> Iterator[tuple[str, NodeFile]]:
-    """Yield (path, file) for each file that an Ansible task would write, if ``request`` lists its
-    path.
-    """
+    """Yield (path, file) for each file of an Ansible task whose path ``request`` lists."""
     defaults = read_table(role / "defaults/main.yml", dict[str, Any])
     ((module, arguments),) = (
         (key, value) for key, value in task.items() if key.startswith("ansible.")
@@ -140,9 +136,7 @@ _template = cache(_ANSIBLE.from_string)
 
 
 def _value(text: str, variables: Mapping[str, Any]) -> Any:
-    """Evaluate a template. Return text, but for a single ``{{ expression }}`` the expression's
-    value.
-    """
+    """Evaluate a template. Return text, but for a single ``{{ expression }}`` its value."""
     match = re.fullmatch(r"{{((?:(?!}}).)*)}}", text)
     return (
         _expression(match[1].strip())(**variables) if match else _template(text).render(**variables)
@@ -170,8 +164,7 @@ def _key(path: str, file: NodeFile) -> str:
 
 
 def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
-    """Return whether ``renew`` can update a host: all files were probed, and no secret file needs a
-    change.
+    """Return whether ``renew`` can update a host: all files are probed, no secret file differs.
 
     files: path -> wanted file. checksums: the checksums that a probe of the host found.
     """

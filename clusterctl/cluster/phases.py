@@ -1,6 +1,4 @@
-"""Runs, times and records the phases (steps) of `up` and `down`. Also makes copies of a
-workspace.
-"""
+"""Runs, times and records the phases of `up` and `down`. Also makes copies of a workspace."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult(Generic[T]):
-    """The value that a phase returns, its summary for the table of phases, and notes for the
-    user.
-    """
+    """The value that a phase returns, its summary in the table of phases, notes for the user."""
 
     value: T
     summary: str = ""
@@ -51,9 +47,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A deviation found on a host, in words, and the ``action`` that repaired it ("" if not
-    repaired).
-    """
+    """A deviation of a host, in words, and the ``action`` that repaired it ("" if none did)."""
 
     host: str
     what: str
@@ -65,8 +59,7 @@ class Drift:
 
 @dataclass(kw_only=True)
 class PhaseRunner:
-    """Runs the phases of an `up` or `down`: each is timed, shown, and logged in a file in the
-    workspace.
+    """Runs the phases of an `up` or `down`: each is timed, shown, and logged in the workspace.
 
     wait_s: how long to wait for another clusterctl process that holds the cluster's lock, in
         seconds.
@@ -88,9 +81,7 @@ class PhaseRunner:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run ``phase(self, ...)`` as ``name``: show and log it, and keep its notes. Return its
-        value.
-        """
+        """Run ``phase(self, ...)`` as ``name``: show, log, and keep its notes. Return its value."""
         self.reporter.step(name)
         start = time.monotonic()
         ok = False
@@ -116,9 +107,7 @@ class PhaseRunner:
                 append_line(self.workspace.journal, json.dumps({"verb": self.verb, **row}))
 
     def report_repairs(self, repairs: Iterable[Drift]) -> None:
-        """Show these repairs to the user at once, because they remain even if a later phase
-        fails.
-        """
+        """Show these repairs at once, because they remain even if a later phase fails."""
         for repair in repairs:
             self.repairs.append(repair)
             self.reporter.note(f"repaired: {repair}")
@@ -145,8 +134,7 @@ def _restore(
 def workspace_copy(
     workspace: Workspace, *, without: Collection[str], place: Path | None = None
 ) -> Iterator[Workspace]:
-    """Yield a writable, temporary copy of the workspace; an empty workspace if the original is
-    missing.
+    """Yield a writable, temporary copy of the workspace; an empty one if the original is missing.
 
     without: names of files that are not copied.
     place: the folder for the copy. Default: the folder of temporary files.

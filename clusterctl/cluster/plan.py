@@ -101,9 +101,7 @@ def preview(cluster: ClusterContext) -> Plan:
 
 
 def prompt_about(plan: Plan) -> str:
-    """Return the question to ask before hosts or data are removed. "" if the plan removes
-    nothing.
-    """
+    """Return the question before hosts or data are removed. "" if the plan removes nothing."""
     hosts = fold_nodes([host.name for host in plan.hosts.hosts if host.destroys])
     if removed := [*([hosts] if hosts else []), *plan.hosts.other_lost]:
         return f"remove {', '.join(removed)} and all data on it?"
@@ -185,9 +183,7 @@ def preflight(cluster: ClusterContext) -> PhaseResult[None]:
 
 
 def _drift(cluster: ClusterContext, plan: Plan, notes: list[str]) -> Iterator[Drift]:
-    """Yield the deviations that `up` would repair. Other facts about the hosts are appended to
-    ``notes``.
-    """
+    """Yield the deviations that `up` would repair. Append other facts about hosts to ``notes``."""
     spec = cluster.spec
     inventory = cluster.inventory
     staying = plan.staying
@@ -220,9 +216,7 @@ def _drift(cluster: ClusterContext, plan: Plan, notes: list[str]) -> Iterator[Dr
 def _drift_of_services(
     cluster: ClusterContext, inventory: Inventory, staying: set[str]
 ) -> Iterator[Drift]:
-    """Yield a deviation for each node that Slurm can't use, and for a missing Python
-    environment.
-    """
+    """Yield a deviation for each node that Slurm can't use, and a missing Python environment."""
     spec = cluster.spec
     controller = inventory.controller.name
     try:
@@ -255,9 +249,7 @@ def _reasons_to_reject(cluster: ClusterContext) -> Iterator[str]:
 
 
 def _with_tasks(cluster: ClusterContext, plan: Plan, inventory: Inventory, copy: Workspace) -> Plan:
-    """Add the tasks to the plan that, according to Ansible's check mode, would change the user's
-    machines.
-    """
+    """Add to the plan the tasks that, by Ansible's check mode, would change the user's machines."""
     spec = cluster.spec
     workspace = cluster.workspace
     if absent := [host.name for host in inventory.hosts if host.name not in plan.staying]:

@@ -1,6 +1,4 @@
-"""Replays, which submit a collected run again: the tasks to submit, and differences from the first
-run.
-"""
+"""Replays submit a collected run again: the tasks to submit, differences from the first run."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ def select_replay(
     flags: Mapping[str, object],
     code: Code = Code.SENT,
 ) -> ReplayRequest | None:
-    """Return the submission that repeats the run ``row``. None: ``failed`` is set, and all have
-    completed.
+    """Return the submission that repeats ``row``. None: ``failed`` is set, and all completed.
 
     changes: options of the program with their new values. flags: options of `submit`.
     code: the files of the program.
@@ -80,9 +77,7 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
 def differences(
     row: Row, replay: Replay, changes: Mapping[str, str], site: Site, job: JobSpec
 ) -> list[Difference]:
-    """Return known differences between the run ``row`` and its replay ``job`` on the cluster
-    ``site``.
-    """
+    """Return known differences between run ``row`` and its replay ``job`` on cluster ``site``."""
     run = row.run
     programs = payload_hash()
     compared = [

@@ -90,9 +90,7 @@ def status_of(workspace: Workspace) -> Status:
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
-    """Return {"after": idle time until the cluster removes itself, "armed": whether its timer
-    runs}.
-    """
+    """Return {"after": idle time until the cluster removes itself, "armed": if its timer runs}."""
     if (idle_s := spec.provider.idle_timeout_s) is None:
         return None
     state = controller.run(

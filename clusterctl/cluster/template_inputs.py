@@ -20,16 +20,12 @@ from clusterctl.util.assets import ansible_hash, digest
 
 
 def has_templates(cluster: ClusterContext) -> bool:
-    """Return whether new hosts can start with a configuration that is built once for their whole
-    group.
-    """
+    """Return whether new hosts can start with a configuration that is built once per group."""
     return cluster.provider.known_shared is not None and can_share_configuration(cluster.spec)
 
 
 def template_hash(variables: Mapping[str, Any]) -> str:
-    """Return a hash of these variables and all Ansible roles. A built configuration is cached under
-    it.
-    """
+    """Return a hash of these variables and all roles, under which a configuration is cached."""
     return digest(ansible_hash(), json.dumps(variables, sort_keys=True, default=str))
 
 

@@ -181,9 +181,7 @@ def record_spec(cluster: ClusterContext) -> None:
 
 
 def restore_munge_key(cluster: ClusterContext) -> None:
-    """Fetch the munge key from a host of the cluster if the file on this machine is missing or
-    damaged.
-    """
+    """Fetch the munge key from a host if the file on this machine is missing or damaged."""
     workspace = cluster.workspace
     inventory = inventory_if_known(cluster.workspace)
     if inventory is None or workspace.has_munge_key:
@@ -204,9 +202,7 @@ def restore_munge_key(cluster: ClusterContext) -> None:
 
 
 def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
-    """Raise UsageError if the provider creates the hosts: only the user's machines install from
-    bundles.
-    """
+    """Raise UsageError if the provider creates hosts: only users' machines install from bundles."""
     if not spec.provider.adopts_hosts:
         raise UsageError(
             f"bundles work only with your own machines, and the provider is {spec.provider.type}",
@@ -216,9 +212,7 @@ def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
 
 
 def open_bundle(cluster: ClusterContext, options: UpOptions) -> Bundle | None:
-    """Open the bundle (file of packages) that the options name, else the bundle of the last `up`,
-    if any.
-    """
+    """Open the bundle that the options name, otherwise that of the last `up`, if any."""
     if options.bundle is not None:
         reject_bundles(cluster.spec, fix="leave --bundle out")
         return cluster.run("open_bundle", _open_bundle, options.bundle)
@@ -263,9 +257,7 @@ def _resolve_environment(
 def provision(
     cluster: ClusterContext, plan: Plan, options: HostOptions, keys: Mapping[str, str]
 ) -> PhaseResult[Provisioned]:
-    """Create, start and remove hosts. ``keys``: group of hosts -> cache key of its built
-    configuration.
-    """
+    """Create, start and remove hosts. ``keys``: group -> cache key of its built configuration."""
     spec = cluster.spec
     workspace = cluster.workspace
     progress = cluster.reporter.progress
@@ -342,9 +334,7 @@ def probe(
 
 
 def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> ConfigureError:
-    """Return the error for hosts that lost packages and can't reinstall them: they must be
-    recreated.
-    """
+    """Return the error for hosts that lost packages, can't reinstall, and must be recreated."""
     fixes = {host: f"recreate the node: `clusterctl node replace {host}`" for host in lost}
     fixes[inventory.controller.name] = (
         "recreate the controller: `clusterctl down`, then `clusterctl up`"
@@ -372,9 +362,7 @@ _RENUMBER = (
 def _with_one_uid(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Mapping[str, HostReport]:
-    """Give the admin account the same uid on all hosts, if possible. Return host -> new probe
-    result.
-    """
+    """Give the admin account one uid on all hosts, if possible. Return host -> new probe result."""
     # Cloud images create the account with the next free uid. The verification job needs the same
     # uid.
     uids = {host: r.accounts[ADMIN_USER] for host, r in reports.items() if ADMIN_USER in r.accounts}
@@ -399,9 +387,7 @@ def send_packages(
     inventory: Inventory,
     reports: Mapping[str, HostReport],
 ) -> PhaseResult[None]:
-    """Send the packages of the bundle to hosts that lack packages. BundleError: the bundle is
-    missing.
-    """
+    """Send the bundle's packages to hosts that lack them. BundleError: the bundle is missing."""
     to = cluster.connections.to
     hosts = inventory_file.hosts_to_install(inventory, cluster.spec.software, reports, to)
     if not hosts:

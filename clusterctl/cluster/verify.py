@@ -211,8 +211,8 @@ def _nodes_with_lost_jobs(busy: Sequence[str], slurm: Nodes, to: Connect) -> dic
 
 
 def _seconds_since_boot(host: Transport) -> float:
-    """Return the age of a host's first process. A local node has the kernel of its host, but not
-    its init.
+    """Return the age of a host's first process. A local node has the kernel of its host, but not its
+    init.
     """
     with suppress(CommandError, TransportError, ValueError):
         return int(host.run(["ps", "-o", "etimes=", "-p", "1"]).stdout)
@@ -220,8 +220,7 @@ def _seconds_since_boot(host: Transport) -> float:
 
 
 def _restart_slurmd(hosts: Collection[str], to: Connect) -> None:
-    """Restart slurmd on hosts that Slurm has given up, so that they register without being asked
-    again.
+    """Restart slurmd on hosts that Slurm has given up, so that they register unasked.
 
     Slurm has ended the jobs of these hosts already.
     """
@@ -236,8 +235,7 @@ def _restart_slurmd(hosts: Collection[str], to: Connect) -> None:
 def wait_until_ready(
     inventory: Inventory, names: Sequence[str], slurm: Nodes, to: Connect, *, timeout_s: float
 ) -> Verification:
-    """Wait until these nodes are idle, busy or drained by an administrator. Resume nodes drained by
-    Slurm.
+    """Wait until nodes are idle, busy or drained by an administrator. Resume those Slurm drained.
 
     Raise VerifyError, with hosts and reasons, if nodes are not ready in time, or Slurm lists
     removed nodes.
@@ -293,8 +291,7 @@ def wait_until_ready(
 
 
 def _last_fatal_of_slurmctld(controller: Transport) -> str:
-    """Return why slurmctld ends again and again: the last fatal error of its log. "": it runs, or
-    may start.
+    """Return why slurmctld keeps ending: its log's last fatal error. "": it runs, or may start.
 
     slurmctld also ends if slurmdbd is not up yet, so some restarts are normal.
     """
@@ -382,9 +379,7 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
 def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: Nodes
 ) -> tuple[Failure, ...]:
-    """Return a failure for each unreachable host, or if all are reachable, for each that fails a
-    test job.
-    """
+    """Return a failure for each unreachable host, or if there is none, for each failed test job."""
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
     if (failures := find_unconnected_hosts(addresses, to)) or len(hosts) == 1:
         return failures
@@ -407,9 +402,7 @@ def _error_text(result: Result) -> str:
 def examine_cluster(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
-    """Report problems of a cluster's hosts, without changes. ``hosts``: examine only these. Empty:
-    all.
-    """
+    """Report problems of hosts, without changes. ``hosts``: examine only these. Empty: all."""
     hosts_known: tuple[Host, ...] = ()
     try:
         inventory = inventory_of(workspace)
@@ -448,9 +441,7 @@ def examine_cluster(
 def _find_blocked_ports(
     spec: ClusterSpec, inventory: Inventory, connections: Connections, report: DoctorReport
 ) -> tuple[Finding, ...]:
-    """Return a finding for each port of the cluster that is blocked between two hosts that
-    answered.
-    """
+    """Return a finding for each port that is blocked between two hosts that answered."""
     # Local nodes are connected by a bridge of this machine, so no port is blocked.
     if spec.provider.shares_kernel:
         return ()
@@ -471,9 +462,7 @@ def _find_blocked_ports(
 
 
 def find_obstacles(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:
-    """Report everything that would stop `up`, on this machine and at the provider. Nothing is
-    changed.
-    """
+    """Report all that would stop `up`, here and at the provider. Nothing is changed."""
     report = provider.preflight(spec, workspace) or DoctorReport((), {})
     try:
         provider.check(spec)
