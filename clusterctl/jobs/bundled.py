@@ -1,5 +1,4 @@
-"""Bundled jobs, which run programs that are part of clusterctl: check arguments, and find trained
-models.
+"""Bundled jobs, which run clusterctl's own programs: check arguments, find trained models.
 
 Each program's argument parser checks the arguments of its jobs. A trained model is the result of an
 earlier run, on this machine or on the cluster. The model is passed to a job, or to a program on
@@ -56,9 +55,7 @@ _ERROR: Final = re.compile(
 
 
 def reject_missing(session: Session, job: JobSpec) -> None:
-    """Raise UsageError if the image, model or earlier run of a replayed job is not on the
-    cluster.
-    """
+    """Raise UsageError if a replayed job's image, model or earlier run is not on the cluster."""
     model = next((value for flag, value in pairwise(job.args) if flag == MODEL_FLAG), "")
     send_image = "`clusterctl submit SCRIPT --container IMAGE` sends a local image"
     send_model = "`clusterctl submit JOB --run RUN` sends the model of a collected run"
@@ -136,18 +133,14 @@ def _lines(job: JobSpec) -> list[tuple[list[str], list[str]]]:
 
 
 def _used_run(job: JobSpec, chosen: ChosenModel | None, ledger: Ledger) -> Path | None:
-    """Return the folder on this machine of the chosen model, or of the run to continue; None if
-    missing.
-    """
+    """Return the local folder of the chosen model, or of the run to continue; None if missing."""
     name = chosen.run if chosen else job.from_run
     folder = find_run(name, ledger).folder if name else None
     return _model_of(folder) if chosen else folder
 
 
 def bundled_job_with_help(jobs: Sequence[JobSpec]) -> str | None:
-    """Return the name of the first bundled job with --help in its arguments; None without
-    --help.
-    """
+    """Return the name of the first bundled job with --help in its arguments, or None."""
     return next(
         (job.bundled for job in jobs if job.bundled and not _HELP.isdisjoint(job.args)), None
     )
@@ -191,9 +184,7 @@ def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Resul
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """The trained model of a run. run: the run's folder, the folder's name in ./runs, or the job
-    id.
-    """
+    """The trained model of a run. run: its folder, the folder's name in ./runs, or the job id."""
 
     run: str
     weights: Weights
@@ -262,9 +253,7 @@ def with_model(
 
 
 def model_arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
-    """Return the command-line arguments that make a bundled program load the model in
-    ``folder``.
-    """
+    """Return the arguments that make a bundled program load the model in ``folder``."""
     return (MODEL_FLAG, folder, "--weights", chosen.weights.value)
 
 
@@ -337,9 +326,7 @@ def run_on_this_machine(
 
 
 def _missing_model(run: NamedRun, session: Session | None = None) -> UsageError:
-    """Return the error for a run without a model, or for a run that must be collected before its
-    use.
-    """
+    """Return the error for a run without a model, or one that must be collected before its use."""
     if run.folder is None and (session is None or session.unshared_nodes):
         return run.not_collected()
     places = [str(run.folder)] if run.folder else []

@@ -1,6 +1,4 @@
-"""Earlier runs that a job uses: find their folders here and on the cluster, and pass them to the
-job.
-"""
+"""Earlier runs that a job uses: find their folders here and on the cluster, pass them on."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ _LARGE: Final = 1 << 20  # bytes
 def describe_pending_build(
     spec: ClusterSpec, distribution: Distribution, transport: Transport
 ) -> str:
-    """Return a text on changes by `clusterctl up` for a spec's requirements: "2 packages are
-    installed".
+    """Return a text on what `up` changes for a spec's requirements: "2 packages are installed".
 
     Returns "" if nothing has to be installed. transport: a connection to the controller as the job
     user.
@@ -84,8 +83,7 @@ class Environments:
         job: JobOptions | None = None,
         replayed: str | None = None,
     ) -> Environment:
-        """Return the Python environment for the pip requirements of a cluster and a job. Nothing is
-        sent.
+        """Return the Python environment for a cluster's and a job's pip requirements. Send nothing.
 
         job: adds its own requirements to those of the cluster. None: no job.
         replayed: for a job that is submitted again, its earlier lock file, used in place of the
@@ -119,8 +117,7 @@ class Environments:
         job: JobOptions,
         replayed: str | None,
     ) -> Environment:
-        """Do the same as ``resolve``, for the distribution that the hosts of a spec have or will
-        get.
+        """Do the same as ``resolve``, for the distribution that a spec's hosts have or will get.
 
         spec: None: that of the last `up`.
         """
@@ -152,8 +149,7 @@ class Environments:
     def build(
         self, transport: Transport, environment: Environment, *, rented: bool = False
     ) -> bool:
-        """Install a Python environment on a host, unless the host has it. Return whether it was
-        installed.
+        """Install a Python environment on a host that lacks it. Return whether it was installed.
 
         Waits for another clusterctl that is installing. An interrupted installation is later
         started anew.
@@ -193,9 +189,7 @@ class Environments:
             self.build(transport, environment, rented=rented)
 
     def _fetch(self, transport: Transport, environment: Environment, lock: Lock) -> frozenset[str]:
-        """Make a host download large wheels of ``lock``. Return hashes of those that the host then
-        has.
-        """
+        """Make a host download large wheels of ``lock``. Return the hashes that it then has."""
         sizes = {wheel: size for wheel in lock.wheels if (size := _size(wheel)) >= _LARGE}
         if not sizes:
             return frozenset()
@@ -226,9 +220,7 @@ class Environments:
 
 
 def _partition_name(inventory: Inventory, job: JobOptions) -> str | None:
-    """Return the name of a job's partition; None if #SBATCH lines of the job's script may set
-    it.
-    """
+    """Return the name of a job's partition; None if #SBATCH lines of its script may set it."""
     if isinstance(job, JobSpec):
         return partition_name(site_of(inventory), job)
     return job.partition or inventory.partitions[0].name

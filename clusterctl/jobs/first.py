@@ -101,8 +101,7 @@ def reject_unfit(session: Session, job: JobSpec) -> None:
 def submit_first(
     submitters: Mapping[str, Submitter], jobs: Sequence[tuple[str, PreparedJob]], first: First
 ) -> Iterator[tuple[str, Submitted]]:
-    """Submit the jobs, given as (cluster, job), in turn. Yield each; after an error, cancel all of
-    them.
+    """Submit the jobs, given as (cluster, job), in turn. Yield each; at an error, cancel all.
 
     Raises the errors of ``Submitter.submit``.
     """
@@ -186,9 +185,7 @@ def wait_for_first(sessions: Sequence[Session], first: First, timeout_s: float |
 def _settled(
     sessions: Sequence[Session], first: First
 ) -> tuple[list[tuple[Session, JobEntry]], list[Session]]:
-    """Settle the jobs on all clusters. Return the jobs that are left, and the clusters without an
-    answer.
-    """
+    """Settle the jobs on all clusters. Return the jobs left, and the clusters without an answer."""
     left: list[tuple[Session, JobEntry]] = []
     unreachable = []
     for session in sessions:

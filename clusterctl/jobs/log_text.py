@@ -1,6 +1,4 @@
-"""Job logs as text: whole lines, lines labelled with their rank, and a limited copy for JSON
-answers.
-"""
+"""Job logs as text: whole lines, lines labelled with their rank, a limited copy for JSON."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ _LONGEST_LINE: Final = 1 << 20
 
 @contextmanager
 def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
-    """Yield a function that passes output to ``show`` in whole lines. On exit, show unfinished
-    lines too.
-    """
+    """Yield a function that passes whole lines to ``show``, and on exit the unfinished ones."""
     begun: dict[LogChunk, bytes] = {}
 
     def show_lines(chunk: LogChunk) -> None:
@@ -41,9 +37,7 @@ def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
 
 @contextmanager
 def labelled(show: OnOutput) -> Iterator[OnOutput]:
-    """Yield a function that passes whole lines to ``show``, with array task and rank before each
-    line.
-    """
+    """Yield a function that passes whole lines to ``show``, after their array task and rank."""
 
     def show_labelled(chunk: LogChunk) -> None:
         task = "" if chunk.task is None else f"{chunk.task}/"
@@ -69,9 +63,7 @@ class LogText:
 
 
 class KeptLogs:
-    """Holds at most ``most`` bytes of a job's logs in memory: it drops the start of the longest
-    log.
-    """
+    """Holds at most ``most`` bytes of a job's logs: it drops the start of the longest log."""
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most

@@ -1,6 +1,4 @@
-"""Read the jobs of a `submit` command, check them, prepare their files and packages, and submit
-them.
-"""
+"""Read the jobs of `submit`, check them, prepare their files and packages, submit them."""
 
 from __future__ import annotations
 
@@ -128,8 +126,7 @@ def _scaled(jobs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
 
 
 def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
-    """Yield a job for each repeat and each number of nodes, tasks or GPUs. Their common name is
-    new.
+    """Yield a job for each repeat and number of nodes, tasks or GPUs. Their common name is new.
 
     All sizes run before the first repeat, so that a change of the load affects all of them.
 
@@ -207,9 +204,7 @@ class Preparer:
     detail: LineReporter = SILENT.note
 
     def render(self, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-        """Prepare jobs for the cluster of ``spec``, without a connection. UsageError: a job can't
-        run.
-        """
+        """Prepare jobs for the cluster of ``spec``, offline. UsageError: a job can't run."""
         workspace = Workspace.of(spec.name)
         try:
             inventory = site_of(job_inventory(workspace)).planned(spec)
@@ -319,9 +314,7 @@ class Preparer:
         spec: ClusterSpec | None = None,
         lock: str | None = None,
     ) -> Environment:
-        """Return a job's Python environment. lock: a replayed job's lock file ("": it has no
-        packages).
-        """
+        """Return a job's Python environment. lock: of a replayed job ("": it has no packages)."""
         environment = Environment.of(inventory)
         if isinstance(job, JobSpec) and (job.bundled or job.container):
             if job.requirements is not None:
@@ -490,9 +483,7 @@ def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterat
 
 @contextmanager
 def marking_side_effects(some: bool = True) -> Iterator[None]:
-    """If ``some``, set ``had_side_effects`` of errors in the ``with`` block: jobs are already
-    submitted.
-    """
+    """If ``some``, set ``had_side_effects`` of errors in the block: jobs are already submitted."""
     try:
         yield
     except ClusterctlError as exc:

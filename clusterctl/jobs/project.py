@@ -1,6 +1,4 @@
-"""The project of a user's script: the folder that is sent with it, and the folder in which it
-starts.
-"""
+"""The project of a user's script: the folder sent with it, and the folder where it starts."""
 
 from __future__ import annotations
 
@@ -65,8 +63,7 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
 
 
 def folder_project(folder: Path) -> Project:
-    """Return the project of a folder that is sent without a script, for `clusterctl shell
-    --folder`.
+    """Return the project of a folder sent without a script, for `clusterctl shell --folder`.
 
     Raises UsageError if the folder does not exist or can't be sent.
     """
@@ -172,9 +169,7 @@ class _Uses:
 
 
 def _folders(script: Path, top: Path) -> list[Path]:
-    """Return the folders from the script's up to ``top`` or to the repository's root if that is
-    higher.
-    """
+    """Return the folders from the script's up to ``top``, or the repository's root if higher."""
     above = [script.parent, *script.parent.parents]
     tops = [
         above.index(folder) for folder in (top, repository_of(script.parent)) if folder in above

@@ -126,9 +126,7 @@ def _remember(session: Session, jobs: Sequence[JobInfo]) -> None:
 
 
 def find_or_list(session: Session, ids: Sequence[str], most: int | None = None) -> Listing:
-    """Return the jobs with these ids or, without ids, those of ``list_jobs``, as ``with_attempts``
-    does.
-    """
+    """Return the jobs with these ids, without ids those of ``list_jobs``, as ``with_attempts``."""
     listing = Listing(known_jobs(session, ids)) if ids else list_jobs(session, most)
     return replace(listing, jobs=with_attempts(session, listing.jobs))
 

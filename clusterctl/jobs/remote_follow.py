@@ -41,8 +41,7 @@ def emit(answer: dict[str, str | int]) -> None:
 
 
 def send_new(folder: str, name: str, offset: int, most: int = 0) -> int:
-    """Print the bytes of a log from ``offset`` to its current end, as JSON lines. Return the end's
-    offset.
+    """Print the bytes of a log from ``offset`` to its end as JSON lines. Return the end's offset.
 
     most: if nothing was sent before, the maximum number of bytes, at the log's end. 0: all.
     Bytes that are added meanwhile wait for the next call: a fast-growing log must not delay other
@@ -67,9 +66,7 @@ def send_new(folder: str, name: str, offset: int, most: int = 0) -> int:
 
 
 def select_logs(folder: str, task: str, rank: str) -> list[str]:
-    """Return paths of logs in ``folder``, by array task ("": all) and rank ("": the job's own
-    logs).
-    """
+    """Return paths of logs in ``folder``, by array task ("": all) and rank ("": the job's own)."""
     with os.scandir(folder) as entries:
         # stdout first, because an error is the last that a program writes; shorter names are lower
         # numbers.

@@ -1,5 +1,4 @@
-"""Rebuild the job of a collected run with its options, arguments, files and packages, to submit it
-again.
+"""Rebuild a collected run's job, with its options, arguments, files, packages, to submit it.
 
 A run may come from another person, so its content is not trusted: paths, numbers and sizes are
 limited, and a file is used only if it has the recorded sha256.
@@ -43,9 +42,7 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
 class Code(StrEnum):
-    """The files of a replayed script: those that were sent with the run, or its folder's current
-    files.
-    """
+    """The files of a replayed script: those sent with the run, or its folder's current files."""
 
     SENT = "sent"
     CURRENT = "current"
@@ -94,8 +91,7 @@ class Replay:
 
 
 def replay_job(run: Path, again: ReplayRequest) -> Replay:
-    """Rebuild the job of the collected run in folder ``run``. Files come from there or from their
-    origin.
+    """Rebuild the job of the collected run in ``run``. Files come from there or their origin.
 
     Raises UsageError if the run does not list its job's options, or a file is missing or changed.
     With ``Code.CURRENT``, only the script must exist.
@@ -181,9 +177,7 @@ def _changed_here(run: Path, source: Source) -> list[str]:
 
 
 def _changed_files(run: Path, source: Source) -> tuple[tuple[str, str | None, str | None], ...]:
-    """Return path, sha256 in the run and sha256 now of the files that differ, with shortened
-    hashes.
-    """
+    """Return path, sha256 in the run and now of the files that differ, with shortened hashes."""
     hashes = hash_items(source.files)
     now = {item.path: hashes[item.origin] for item in source.files}
     rows = _mappings(_read_mapping(run, SOURCE_FILE).get("files"))
@@ -400,9 +394,7 @@ def _no_replay(run: Path, reason: str) -> UsageError:
 
 
 def _read_mapping(run: Path, name: str) -> dict[str, Any]:
-    """Return the JSON object in a file of a run. Raises UsageError if the file is missing or
-    damaged.
-    """
+    """Return the JSON object in a file of a run. UsageError: the file is missing or damaged."""
     try:
         return _mapping(read_json(os.fsencode(run), name.encode(), _MAX_JSON))
     except (OSError, ValueError) as exc:
@@ -430,8 +422,7 @@ class _File:
 
 
 def _recover(run: Path, top: Path, commit: str) -> Source:
-    """Return the files listed in a run's source.json, taken from ``run`` or the original folder
-    ``top``.
+    """Return the files in a run's source.json, taken from ``run`` or the original ``top``.
 
     commit: the git commit of ``top`` at submission. Empty: unknown. Raises UsageError if a file is
         missing or changed in both folders.
@@ -463,9 +454,7 @@ def _recover(run: Path, top: Path, commit: str) -> Source:
 
 
 def _parse_source(document: Mapping[str, Any]) -> tuple[list[_File], dict[str, str], list[str]]:
-    """Return the files, links (path -> target) and folders of a source.json. ValueError: it is
-    malformed.
-    """
+    """Return the files, links (path -> target), folders of a source.json. ValueError: malformed."""
     files: list[_File] = []
     links: dict[str, str] = {}
     for row in _mappings(document.get("files")):
@@ -533,8 +522,7 @@ def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[
 
 
 def with_changes(args: Sequence[str], changes: Mapping[str, str], *, pairs: bool) -> list[str]:
-    """Change options in arguments, where they may look like ``--lr 0.1``, ``--lr=0.1`` or
-    ``lr=0.1``.
+    """Change options in arguments, which may look like ``--lr 0.1``, ``--lr=0.1``, ``lr=0.1``.
 
     The value ``true`` means the option without a value. ``false`` removes the option, as in a
     sweep. Options that are not in ``args`` are added at the end, but before a ``--``; with

@@ -1,5 +1,4 @@
-"""Interactive allocations of nodes, shells and commands inside them, their files, and forwarded
-ports.
+"""Interactive allocations of nodes, shells and commands in them, files, forwarded ports.
 
 salloc runs on the controller over its own ssh connection, as long as clusterctl sends keep-alives.
 When clusterctl ends in any way (normally, by Ctrl-C or SIGKILL, or with a lost network), the
@@ -189,8 +188,7 @@ class SessionFolder:
 
 
 def shell_job(options: JobOptions, site: Site) -> JobSpec:
-    """Return a job with the options of an interactive session. Its ``script`` is a folder, and
-    never runs.
+    """Return a job with an interactive session's options. Its ``script``, a folder, never runs.
 
     Raises UsageError if the folder of --folder can't be sent, or options exclude each other.
     """
@@ -212,9 +210,7 @@ def shell_job(options: JobOptions, site: Site) -> JobSpec:
 
 
 def shell_script(job: JobSpec, environment: Environment) -> str:
-    """Return the script that sets a job's variables, and starts the shell or, for `launch`, the
-    ranks.
-    """
+    """Return the script that sets a job's variables and starts the shell, or `launch`'s ranks."""
     words = slurm_words(job)
     settings = [
         f"{name}={value}" for name, value in program_variables(job, is_alone=job.tasks == 1).items()
@@ -237,8 +233,7 @@ def shell_script(job: JobSpec, environment: Environment) -> str:
 def session_folder(
     submitter: Submitter, job: JobSpec, environment: Environment
 ) -> Iterator[SessionFolder]:
-    """Create the folder of an interactive session on the cluster, and send the files of --folder to
-    it.
+    """Create an interactive session's folder on the cluster, and send the files of --folder.
 
     When the ``with`` block ends, remove the folder, unless the session has written files into it.
 
@@ -286,8 +281,7 @@ def salloc_options(job: JobSpec) -> list[str]:
 
 @contextmanager
 def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Lease]:
-    """Request nodes from Slurm. When the ``with`` block ends, release the nodes or withdraw the
-    request.
+    """Request nodes from Slurm. At the block's end, release them or withdraw the request.
 
     job: of ``shell_job``. ssh: logs in as the job user. Raises UsageError on clusters without
         Slurm.
@@ -306,9 +300,7 @@ def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Le
 
 
 class Lease:
-    """An ssh connection to salloc on the controller. ssh runs in a new session, out of reach of
-    Ctrl-C.
-    """
+    """An ssh connection to salloc on the controller, in a new session, out of Ctrl-C's reach."""
 
     def __init__(
         self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes, asked: Asked
@@ -330,8 +322,7 @@ class Lease:
         self._lines = self._salloc_lines()
 
     def allocation(self) -> str | Allocation:
-        """Wait for the nodes and return them. If they are busy, return the job's id: call again to
-        wait.
+        """Wait for the nodes and return them; the job's id if they are busy: call again to wait.
 
         Raises:
             SlurmError: Slurm rejected the request. The error has its message and the valid choices.
@@ -371,9 +362,7 @@ class Lease:
         )
 
     def was_revoked(self) -> bool:
-        """Return whether Slurm has revoked the allocation after its time limit or a
-        cancellation.
-        """
+        """Return whether Slurm has revoked the allocation: time limit or cancellation."""
         os.set_blocking(self._output.fileno(), False)
         return _REVOKED.search(self._output.read() or b"") is not None
 
@@ -390,9 +379,7 @@ class Lease:
             self._process.wait()
 
     def _salloc_lines(self) -> Iterator[str]:
-        """Yield the output lines of salloc, without those of the login shell, until the connection
-        ends.
-        """
+        """Yield salloc's lines, without those of the login shell, until the connection ends."""
         lines = iter(self._output.readline, b"")
         for line in lines:
             if line.endswith(MARK):

@@ -68,9 +68,7 @@ class Source:
         return sum(item.size for item in self.items)
 
     def listed_again(self) -> Source:
-        """Return the same files with their present sizes and times, without files that no longer
-        exist.
-        """
+        """Return the same files with their present sizes and times, without those that are gone."""
         items = []
         for item in self.items:
             now = item
@@ -88,8 +86,7 @@ class Source:
 
 
 def source_of(job: JobSpec) -> Source | None:
-    """Return the files to send with a job: its project without ignored files; None for a bundled
-    job.
+    """Return the files to send with a job: its project without ignored files, or None if bundled.
 
     Raises:
         UsageError: a file can't be read, a link leads to a folder outside, a name is reserved for
@@ -326,9 +323,7 @@ class FolderWalk:
         return self._link(item) if item is not None and item.kind is Kind.LINK else item
 
     def _link(self, item: Item) -> Item | None:
-        """Return the item to send for a link: the link or, if it leads to a file outside, that
-        file.
-        """
+        """Return the item to send for a link: the link, or the file outside to which it leads."""
         root = self.folder.resolve()
         try:
             end = item.origin.resolve(strict=True)
@@ -444,9 +439,7 @@ def _is_report(file: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """Patterns as in .gitignore, for paths below ``folder``. ``spec`` is None if there are no
-    patterns.
-    """
+    """Patterns as in .gitignore, for paths below ``folder``. ``spec``: None without patterns."""
 
     folder: Path
     spec: GitIgnoreSpec | None
@@ -463,8 +456,7 @@ class Ignore:
 
 @dataclass(frozen=True, slots=True)
 class Include:
-    """The patterns of --include. paths: the paths that patterns without wildcards name, from the
-    top.
+    """The patterns of --include. paths: those that patterns without wildcards name, from the top.
 
     A pattern does not reach into a folder that holds no source, the ``guard``, nor does it select a
     report: only its own path selects it, or the path of a file or folder in it.
@@ -520,8 +512,7 @@ def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
 
 
 def read_gitignore(file: Path, folder: Path) -> Ignore | None:
-    """Return the patterns of a .gitignore for paths below ``folder``; None if the file does not
-    exist.
+    """Return the patterns of a .gitignore for paths below ``folder``; None without the file.
 
     A malformed line is ignored, as in git. Raises OSError if the file can't be read.
     """
@@ -536,8 +527,7 @@ def read_gitignore(file: Path, folder: Path) -> Ignore | None:
 
 
 def rules_above(folder: Path) -> tuple[Ignore, ...]:
-    """Return the ignore patterns of ``folder``'s git repository from the folders above, outermost
-    first.
+    """Return the git repository's ignore patterns from above ``folder``, outermost first.
 
     Returns () if these patterns ignore ``folder`` itself, so that the files in it are sent anyway.
     """
@@ -565,9 +555,7 @@ def rules_above(folder: Path) -> tuple[Ignore, ...]:
 
 
 def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
-    """Return whether a path is ignored, according to the last of ``rules`` with a matching
-    pattern.
-    """
+    """Return whether a path is ignored, by the last of ``rules`` with a matching pattern."""
     for rule in reversed(rules):
         if path.is_relative_to(rule.folder) and path != rule.folder:
             verdict = rule.decide(path, is_folder=is_folder)
@@ -577,9 +565,7 @@ def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
 
 
 def _spec(lines: Sequence[str]) -> GitIgnoreSpec | None:
-    """Compile patterns of a .gitignore. Return None if there are no lines or a line is
-    malformed.
-    """
+    """Compile patterns of a .gitignore. Return None without lines, or if a line is malformed."""
     try:
         return gitignore_spec(lines) if lines else None
     except (ValueError, re.error):

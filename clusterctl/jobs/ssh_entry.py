@@ -74,8 +74,7 @@ class Entry:
 
 
 def enter(session: Session, job_id: str) -> Entry:
-    """Write an SSH host entry for a running job, and connect once. Remove the entries of ended
-    jobs.
+    """Write an SSH host entry for a running job, and connect once. Remove ended jobs' entries.
 
     Raises:
         UsageError: the job is not running, or is an array; or the cluster has no Slurm.

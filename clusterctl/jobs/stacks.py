@@ -36,8 +36,7 @@ class JobStacks:
 
 
 def stacks_of(session: Session, job_id: str) -> JobStacks:
-    """Observe the ranks of a running job for a few seconds. Write rank-logs/RANK.stack in the job's
-    folder.
+    """Observe a running job's ranks for a few seconds. Write rank-logs/RANK.stack in its folder.
 
     Raises:
         UsageError: the job is not running, or is an array.

@@ -1,6 +1,4 @@
-"""Upload a job's folder and submit the job. A submission is not repeated even if the connection is
-lost.
-"""
+"""Upload a job's folder and submit the job, never again even if the connection is lost."""
 
 from __future__ import annotations
 
@@ -101,9 +99,7 @@ class PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class SentSource:
-    """Number, size and hash of a job's files. ``sent_bytes``: size of the files that the cluster
-    lacked.
-    """
+    """Number, size and hash of a job's files. ``sent_bytes``: size of those the cluster lacked."""
 
     folder: str
     files: int
@@ -140,9 +136,7 @@ def environments(**options: Any) -> Environments:
 
 
 def start_receiver(session: Session, name: str) -> str:
-    """Start the remote program that will receive a job's folder. Return a new token to identify the
-    job.
-    """
+    """Start the remote program that receives a job's folder. Return a new token of the job."""
     token = new_token()
     folder = session.inventory.folder
     begin_new_folder(session.transport, f"{folder}/jobs/{name}-{token}", store=store_of(folder))
@@ -183,9 +177,7 @@ def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
 
 
 def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield (option, prefix of the path such as ``idx:`` or "", path) for input files in
-    job.args.
-    """
+    """Yield (option, path's prefix such as ``idx:`` or "", path) for input files in job.args."""
     words = list(job.args)
     while words:
         flag, equals, text = (word := words.pop(0)).partition("=")
@@ -328,8 +320,7 @@ class Submitter:
     def _stage(
         self, name: str, source: Source | None, files: dict[str, bytes], nodes: Sequence[Transport]
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
-        """Create the job's folder on the controller and ``nodes``. If a host fails, remove it
-        everywhere.
+        """Create the job's folder on the controller and ``nodes``. If a host fails, remove all.
 
         The program's files go to a folder in it, so that the program meets no file of clusterctl's.
 
@@ -417,9 +408,7 @@ class Submitter:
         return job_id
 
     def _submit_parts(self, request: JobRequest, entry: JobEntry, parts: Sequence[Part]) -> str:
-        """Submit the parts of an array, and return its id. No part starts before Slurm has all
-        parts.
-        """
+        """Submit the parts of an array, and return its id. No part starts before Slurm has all."""
         session = self.session
         ids = list[str]()
         script = session.ledger.kept_file(entry.token, request.script)
@@ -502,8 +491,7 @@ def client_facts(
     known: Mapping[str, Any] = MappingProxyType({}),
     patience_s: float = PATIENCE_S,
 ) -> dict[str, Any]:
-    """Return the content of environment.client.json: facts about the submitted job and this
-    machine.
+    """Return the content of environment.client.json: facts about the job and this machine.
 
     folder: the folder to take the git commit and uncommitted changes from.
     known: facts to add. For a replay, the git state and job fields of the original job.
@@ -572,9 +560,7 @@ def outputs_file(job: JobSpec) -> dict[str, bytes]:
 
 
 def _asked(job: JobSpec, script: UserScript | None) -> tuple[str, ...]:
-    """Return the options for Slurm in a job's script, without those that clusterctl sets for
-    itself.
-    """
+    """Return the options for Slurm in a job's script, without those that clusterctl sets."""
     own = script.directives.without_replaced(job) if script is not None else ()
     return (
         *(line.removeprefix("#SBATCH").strip() for line in own),

@@ -1,6 +1,4 @@
-"""Points in time in options of sbatch. Users mean their own time zone, and sbatch reads the
-controller's.
-"""
+"""Times in options of sbatch. Users mean their own time zone; sbatch reads the controller's."""
 
 from __future__ import annotations
 

@@ -99,9 +99,7 @@ class _Watched:
         self._may_be_requeued_until: dict[str, float] = {}
 
     def poll(self) -> tuple[JobInfo, ...] | None:
-        """Query the jobs, and report changes. Return the jobs if all have ended or are stuck, else
-        None.
-        """
+        """Query jobs, and report changes. Return them if all have ended or are stuck, else None."""
         if not self._turn.is_due(self.seen.values()):
             return None
         try:
@@ -134,9 +132,7 @@ class _Watched:
         return jobs if self._are_stuck([job for job in jobs if not job.ended]) else None
 
     def _are_stuck(self, active: Sequence[JobInfo]) -> bool:
-        """Return whether no active job could start for the last ``_STUCK_S`` seconds, or ever
-        will.
-        """
+        """Return whether no active job could start for the last ``_STUCK_S``, or ever will."""
         now = self._clock.now()
         if not all(job.is_stuck for job in active):
             self._stuck_since = None
@@ -313,9 +309,7 @@ def follow(
 def diagnose(
     session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False
 ) -> tuple[Diagnosis, ...]:
-    """Return why jobs failed, then why jobs were cancelled and, if ``waiting``, why jobs are
-    pending.
-    """
+    """Return why jobs failed, then why they were cancelled and, if ``waiting``, are pending."""
     states = (Outcome.FAILED, Outcome.CANCELLED)
     if not any(
         job.outcome in states or (waiting and job.state is JobState.PENDING) for job in jobs
@@ -325,9 +319,7 @@ def diagnose(
 
 
 def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
-    """Return why a job (or an array's worst task) failed, was cancelled or is pending; otherwise
-    None.
-    """
+    """Return why a job (or an array's worst task) failed, was cancelled or is pending, or None."""
     return next(iter(diagnose(session, jobs, waiting=True)), None)
 
 
@@ -452,9 +444,7 @@ class LogReader:
 
 
 class JobLogs:
-    """The logs of a job on all hosts that have them. Each read continues where the previous read
-    stopped.
-    """
+    """The logs of a job on all hosts that have them. Each read continues the previous read."""
 
     def __init__(self, session: Session, job_id: str, rank: str = "", most: int = 0) -> None:
         session.scheduler.check_id(job_id)
@@ -470,9 +460,7 @@ class JobLogs:
         return all(reader.gone for reader in self._readers.values())
 
     def new(self, jobs: Iterable[JobInfo]) -> Iterator[LogChunk]:
-        """Yield new output. ``jobs``: their nodes are read if nodes have logs on their own
-        disks.
-        """
+        """Yield new output. ``jobs``: their nodes are read if logs are on nodes' own disks."""
         for reader in self._readers_of(jobs):
             yield from (chunk for chunk in reader.read("once") if chunk is not None)
 
