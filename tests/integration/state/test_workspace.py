@@ -13,7 +13,7 @@ from tests.support.processes import holding_lock
 from tests.unit.state.test_workspace import workspace_fixture  # noqa: F401
 
 
-def test_secrets_and_id_are_drawn_once(workspace: Workspace) -> None:
+def test_create_secrets_twice_keeps_keys_and_id(workspace: Workspace) -> None:
     workspace.create()
     workspace.create_secrets()
     before = workspace.key.read_bytes(), workspace.munge_key.read_bytes(), workspace.cluster_id()
@@ -33,7 +33,7 @@ def silent(_: str) -> None:
     return None
 
 
-def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) -> None:
+def test_lock_held_by_another_process_is_an_error_that_names_it(workspace: Workspace) -> None:
     with holding_lock(workspace.root) as process:
         with (
             refused("locked", LockedError) as caught,
@@ -47,7 +47,7 @@ def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) ->
         assert str(workspace.lock_holder()) == caught.value.why
 
 
-def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -> None:
+def test_lock_with_wait_names_the_holder_once_and_gets_it(workspace: Workspace) -> None:
     told: list[str] = []
     with holding_lock(workspace.root) as process:
 
@@ -64,7 +64,7 @@ def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -
     assert workspace.lock_holder() is None
 
 
-def test_the_lock_file_of_the_dead_is_harmless(workspace: Workspace) -> None:
+def test_lock_file_of_a_killed_process_is_ignored(workspace: Workspace) -> None:
     with holding_lock(workspace.root) as process:
         process.kill()
         process.wait()

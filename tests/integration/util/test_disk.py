@@ -45,7 +45,7 @@ def entry(number: int) -> JobEntry:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_disk_that_takes_nothing_more_is_one_clear_error(
+def test_create_and_write_on_a_full_disk_are_disk_errors(
     disk: SmallDisk, workspace: Workspace, fault: str
 ) -> None:
     workspace.spec.write_text("version: 1")
@@ -60,9 +60,7 @@ def test_a_disk_that_takes_nothing_more_is_one_clear_error(
     assert FAULTS[fault] in caught.value.why
 
 
-def test_a_disk_that_has_too_little_room_is_refused_at_the_start(
-    disk: SmallDisk, workspace: Workspace
-) -> None:
+def test_begun_without_room_is_refused_at_the_start(disk: SmallDisk, workspace: Workspace) -> None:
     disk.fill(but=ROOM // 2)
     with refused("disk", DiskError), workspace.begun():
         pytest.fail("it would fail half-way")
@@ -77,20 +75,22 @@ def test_a_disk_that_has_too_little_room_is_refused_at_the_start(
         (errno.ENOSPC, "remove"),
     ],
 )
-def test_each_reason_has_its_remedy(number: int, fix: str, tmp_path: Path) -> None:
+def test_disk_error_has_the_fix_of_its_errno(number: int, fix: str, tmp_path: Path) -> None:
     for path in (tmp_path / "no" / "such" / "file", None):
         error = disk_error(OSError(number, os.strerror(number)), path)
         assert os.strerror(number) in error.why
         assert fix in error.fix
 
 
-def test_a_file_of_somebody_elses_is_no_matter_of_the_disk(tmp_path: Path) -> None:
+def test_write_atomic_in_a_missing_folder_is_no_disk_error(tmp_path: Path) -> None:
     with refused("file-unwritable", MachineError) as caught:
         write_atomic(tmp_path / "missing" / "file", "text")
     assert not isinstance(caught.value, DiskError)
 
 
-def test_a_file_stays_as_it_was(disk: SmallDisk, workspace: Workspace) -> None:
+def test_write_atomic_on_a_full_disk_keeps_the_old_file(
+    disk: SmallDisk, workspace: Workspace
+) -> None:
     write_atomic(workspace.inventory, "old")
     before = sorted(os.listdir(workspace.root))
     disk.suffer("full")
@@ -105,7 +105,7 @@ def silent(_: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_lock_of_a_cluster_needs_no_room(
+def test_lock_of_a_cluster_works_on_a_full_disk(
     disk: SmallDisk, workspace: Workspace, fault: str
 ) -> None:
     with workspace.lock("up", wait_s=0, waiting=silent):
@@ -120,14 +120,16 @@ def test_the_lock_of_a_cluster_needs_no_room(
 
 
 @pytest.mark.parametrize("fault", ["no-inodes", "read-only"])
-def test_without_a_cluster_there_is_nothing_to_lock(disk: SmallDisk, fault: str) -> None:
+def test_lock_of_a_new_cluster_on_a_full_disk_is_a_disk_error(disk: SmallDisk, fault: str) -> None:
     disk.suffer(fault)
     new = Workspace(disk.path / "new")
     with refused("disk", DiskError), new.lock("up", wait_s=0, waiting=silent):
         pass
 
 
-def test_a_submission_is_written_whole_or_refused(disk: SmallDisk, workspace: Workspace) -> None:
+def test_ledger_add_on_a_full_disk_writes_a_whole_line_or_none(
+    disk: SmallDisk, workspace: Workspace
+) -> None:
     """A disk accepts the part of a line that fits, and fails only at the next write."""
     ledger = Ledger(workspace.jobs)
     written = []
@@ -144,7 +146,7 @@ def test_a_submission_is_written_whole_or_refused(disk: SmallDisk, workspace: Wo
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_what_becomes_known_of_a_job_stops_nothing(
+def test_ledger_update_on_a_full_disk_keeps_the_value_in_memory(
     disk: SmallDisk, workspace: Workspace, fault: str
 ) -> None:
     ledger = Ledger(workspace.jobs)
@@ -161,7 +163,7 @@ def test_what_becomes_known_of_a_job_stops_nothing(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_phase_that_is_done_is_done_though_the_journal_is_full(
+def test_phase_without_room_for_the_journal_is_done(
     disk: SmallDisk, workspace: Workspace, fault: str
 ) -> None:
     disk.suffer(fault)
@@ -186,7 +188,9 @@ def test_down_works_on_a_full_disk(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_up_and_reading_on_a_full_disk(disk: SmallDisk, fault: str, tmp_path: Path) -> None:
+def test_up_on_a_full_disk_is_a_disk_error_and_list_works(
+    disk: SmallDisk, fault: str, tmp_path: Path
+) -> None:
     there = Clusterctl(disk.path, tmp_path)
     disk.suffer(fault)
     failed = there("-o", "json", "up", "-y", rc=1)
@@ -198,7 +202,7 @@ def test_up_and_reading_on_a_full_disk(disk: SmallDisk, fault: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("options", ["ro", "size=64k"])
-def test_where_temporary_files_find_no_room_memory_has_it(options: str) -> None:
+def test_roomiest_temporary_folder_without_room_on_disk_is_in_memory(options: str) -> None:
     script = (
         "from clusterctl.util import process\n"
         "process.remove_stale_folders()\n"

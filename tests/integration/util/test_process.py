@@ -55,7 +55,7 @@ def running(
         process.kill()
 
 
-def test_a_folder_ends_with_its_use(tmp_path: Path) -> None:
+def test_temporary_folder_is_private_and_removed(tmp_path: Path) -> None:
     with temporary_folder(tmp_path) as folder:
         assert folder.stat().st_mode & 0o077 == 0
         (folder / "file").touch()
@@ -73,7 +73,7 @@ def test_sweep_removes_only_folders_of_killed_processes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_folders_of_ours_are_removed(tmp_path: Path) -> None:
+def test_remove_stale_folders_keeps_links_files_and_other_names(tmp_path: Path) -> None:
     (tmp_path / "clusterctl-examples").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "elsewhere")
@@ -90,7 +90,7 @@ def gone(pid: str) -> bool:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
-def test_a_program_ends_with_whoever_started_it(sign: signal.Signals) -> None:
+def test_program_ends_with_the_process_that_started_it(sign: signal.Signals) -> None:
     with running(STARTS, "60") as (process, pids):
         assert not any(map(gone, pids.split()))
         process.send_signal(sign)
@@ -98,7 +98,7 @@ def test_a_program_ends_with_whoever_started_it(sign: signal.Signals) -> None:
         eventually(lambda: all(map(gone, pids.split())))
 
 
-def test_what_a_program_started_ends_with_it() -> None:
+def test_child_of_a_program_ends_with_it() -> None:
     with running(STARTS, "0") as (process, pids):
         assert process.wait(30) == 0
         assert all(map(gone, pids.split()))
@@ -118,7 +118,7 @@ def test_program_without_reader_ends() -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_program_whose_time_is_up_ends_with_what_it_started(tmp_path: Path) -> None:
+def test_run_after_its_timeout_ends_all_child_processes(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     end = tmp_path / "end"
 
@@ -135,11 +135,11 @@ def test_a_program_whose_time_is_up_ends_with_what_it_started(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)]
 )
-def test_a_program_ends_as_it_ends(script: str, code: int) -> None:
+def test_under_subreaper_returns_the_exit_code(script: str, code: int) -> None:
     assert subprocess.run(under_subreaper(["sh", "-c", script]), check=False).returncode == code
 
 
-def test_a_program_gets_its_words_and_signals_as_they_are() -> None:
+def test_under_subreaper_passes_arguments_and_signal_masks() -> None:
     """Also in the background of a script and under nohup, where SIGINT is ignored by default."""
     # Not a shell, because a shell clears its signal mask at its start.
     program = "import sys; print(sys.argv[1:]); print(open('/proc/self/status').read())"
@@ -186,7 +186,7 @@ def test_run_with_grace_kills_a_program_that_ignores_sigint(tmp_path: Path) -> N
     assert not (tmp_path / "file").exists()
 
 
-def test_a_hangup_cuts_grace_short_and_nothing_else(tmp_path: Path) -> None:
+def test_under_subreaper_with_grace_ends_at_once_on_sighup_only(tmp_path: Path) -> None:
     argv = under_subreaper(["sh", "-c", GRACEFUL, str(tmp_path / "file"), "60"], grace_s=60)
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -202,7 +202,7 @@ def test_a_hangup_cuts_grace_short_and_nothing_else(tmp_path: Path) -> None:
         assert gone(pid)
 
 
-def test_what_else_is_passed_on_stays_with_the_reaper(tmp_path: Path) -> None:
+def test_under_subreaper_holds_passed_descriptors(tmp_path: Path) -> None:
     """So a lock is held as long as the subreaper runs, even if its program leaves children
     behind.
     """

@@ -26,7 +26,7 @@ def test_a_host_is_known_by_its_os_release(name: str, release: str, python: str)
     assert (found.release, found.python_version) == (release, python)
 
 
-def test_what_differs_follows_from_the_family() -> None:
+def test_family_determines_what_differs() -> None:
     debian = distribution_of("debian-12")
     rocky = distribution_of("rocky-9.6")
     assert (debian.mpi_module, rocky.mpi_module) == (None, "mpi/openmpi-x86_64")
@@ -37,7 +37,7 @@ def test_what_differs_follows_from_the_family() -> None:
 @pytest.mark.parametrize(
     "name", ["rocky-8.10", "ubuntu-20.04", "fedora-41", "debian-14", "arch", ""]
 )
-def test_what_is_not_known_is_refused_with_what_is(name: str) -> None:
+def test_unknown_distribution_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(ProvisionError) as refused:
         distribution_of(name)
     assert all(title in refused.value.fix for title in supported())

@@ -102,7 +102,7 @@ def problems(read: Read, text: str) -> list[str]:
     ]
 
 
-def test_everything_that_flags_can_say(read: Read, folder: Path) -> None:
+def test_job_file_has_a_key_for_each_flag(read: Read, folder: Path) -> None:
     (job,) = read(EVERYTHING)
     said = YAML(typ="safe").load(EVERYTHING)
     texts = {
@@ -146,18 +146,18 @@ def test_sweep_is_array_and_keeps_values_as_written(read: Read) -> None:
         ("[1]", "sweep-entry", "sweep"),
     ],
 )
-def test_a_wrong_sweep(read: Read, sweep: str, code: str, key: str) -> None:
+def test_wrong_sweep_is_refused_at_its_key(read: Read, sweep: str, code: str, key: str) -> None:
     with refused(code, SpecError) as caught:
         read(f"job: train\nsweep: {sweep}\n")
     assert (code, key) in {(problem.code, problem.key) for problem in caught.value.problems}
 
 
-def test_tags_add_up(read: Read) -> None:
+def test_tags_of_file_variant_and_flags_are_joined(read: Read) -> None:
     (job,) = read("tag: [a]\nvariants: {x: {job: train, tag: [b, a]}}\n", {"tag": ["c"]})
     assert job.tag == ("a", "b", "c")
 
 
-def test_all_variants_or_those_that_are_named(read: Read) -> None:
+def test_variants_named_are_chosen_otherwise_all(read: Read) -> None:
     small, big, bundled = read(SWEEP)
     assert (small.name, small.nodes, small.env) == ("train-small", 1, {"LR": "0.5", "SEED": "1"})
     assert (big.name, big.nodes, big.args) == ("huge", 8, ("--deep",))
@@ -204,7 +204,7 @@ def test_a_variant_appends_to_lists_of_the_file(read: Read) -> None:
 
 
 @pytest.mark.parametrize("key", ["args", "include", "exclude", "outputs"])
-def test_no_variant_replaces_a_list_of_the_file_unseen(read: Read, key: str) -> None:
+def test_variant_that_would_replace_a_list_is_refused(read: Read, key: str) -> None:
     text = f"job: train\n{key}: [a]\nvariants:\n  v: {{nodes: 1, {key}: [b]}}\n"
     assert problems(read, text) == [f"4:17 variants.v.{key}: list-would-replace"]
     text = f"job: train\nvariants:\n  v: {{{key}: [b], {key}+: [c]}}\n"
@@ -224,12 +224,12 @@ def test_a_long_name_leaves_room_for_the_variants(read: Read) -> None:
     assert job.name == "x" * 61 + "-v1"
 
 
-def test_a_name_that_is_left_open_is_the_programs(read: Read) -> None:
+def test_name_null_is_the_name_of_the_program(read: Read) -> None:
     assert read("job: train.py\nname:\n")[0].name == "train"
     assert read("job: train\nname: ~\nvariants: {a: {}, b: {name: null}}\n")[1].name == "train-b"
 
 
-def test_an_unknown_variant(read: Read) -> None:
+def test_unknown_variant_is_refused_with_the_known_ones(read: Read) -> None:
     with refused("unknown-variant", UsageError, fix="did you mean big?"):
         read(SWEEP, variants=("bgi",))
     with refused("unknown-variant", UsageError) as caught:
@@ -237,7 +237,7 @@ def test_an_unknown_variant(read: Read) -> None:
     assert "small, big, bundled" in caught.value.fix
 
 
-def test_a_variable_may_take_its_value_from_here(
+def test_env_without_value_takes_it_from_the_environment(
     read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "x y")
@@ -248,7 +248,7 @@ def test_a_variable_may_take_its_value_from_here(
     ]
 
 
-def test_all_that_is_wrong_comes_out_with_its_place(read: Read) -> None:
+def test_problems_are_listed_together_with_their_places(read: Read) -> None:
     text = """\
 nodes: two
 gpus: true
@@ -300,7 +300,7 @@ variants:
         ("? [[a]]\n: 1\njob: train\n", "1:1 yaml: bad-yaml"),
     ],
 )
-def test_one_thing_wrong(read: Read, text: str, problem: str) -> None:
+def test_problem_is_listed_at_its_place(read: Read, text: str, problem: str) -> None:
     assert problems(read, text) == [problem]
 
 
@@ -319,18 +319,20 @@ def test_a_pattern_that_can_match_nothing_is_refused(read: Read, key: str, patte
     assert f"--{key}" in caught.value.what
 
 
-def test_a_spec_of_a_cluster_is_told_apart(read: Read) -> None:
+def test_spec_of_a_cluster_is_no_job_file(read: Read) -> None:
     with refused("spec-not-a-job-file", UsageError) as caught:
         read("version: 1\nname: demo\npartitions:\n  - {name: train, nodes: 2}\n")
     assert "up" in caught.value.fix
 
 
-def test_no_such_file(folder: Path) -> None:
+def test_missing_file_is_refused(folder: Path) -> None:
     with refused("no-such-file", UsageError):
         jobs_of_file(folder / "none.yaml", {})
 
 
-def test_the_schema(golden: Callable[[str, str], None]) -> None:
+def test_job_schema_accepts_job_files_and_rejects_mistakes(
+    golden: Callable[[str, str], None],
+) -> None:
     schema = job_schema()
     golden("job-schema.json", json.dumps(schema, indent=2) + "\n")
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -19,7 +19,7 @@ def spec(**settings: Any) -> ClusterSpec:
     return ClusterSpec.model_validate(whole)
 
 
-def test_one_and_the_same_differ_in_nothing() -> None:
+def test_differences_of_equal_specs_are_none() -> None:
     assert differences(spec(), spec()) == ()
 
 
@@ -28,7 +28,7 @@ def test_one_and_the_same_differ_in_nothing() -> None:
     [{"nodes": 5}, {"cpus": 2}, {"memory": "2GiB"}, {"disk": "1GiB"}],
     ids=lambda more: next(iter(more)),
 )
-def test_what_a_host_is_the_provider_says(more: dict[str, Any]) -> None:
+def test_differences_leave_hosts_to_the_provider(more: dict[str, Any]) -> None:
     assert differences(spec(), spec(partitions=[TRAIN | more])) == ()
 
 
@@ -72,13 +72,13 @@ def test_what_a_host_is_the_provider_says(more: dict[str, Any]) -> None:
         ),
     ],
 )  # fmt: skip
-def test_each_setting_is_told_with_what_it_was(
+def test_differences_name_each_setting_with_both_values(
     before: dict[str, Any], after: dict[str, Any], told: list[str]
 ) -> None:
     assert [str(one) for one in differences(spec(**before), spec(**after))] == told
 
 
-def test_no_setting_is_passed_over() -> None:
+def test_differences_cover_every_setting() -> None:
     """Each part of a spec is either of the hosts or compared: a new one must not be forgotten."""
     assert set(ClusterSpec.model_fields) == {
         "version", "name", "provider", "partitions", "users", "software", "storage", "scheduler", "slurm",

@@ -31,7 +31,7 @@ def refused(target: str = "train", **flags: Any) -> UsageError:
     return caught.value
 
 
-def test_a_bundled_job() -> None:
+def test_bundled_job_has_its_defaults() -> None:
     job = job_spec("train", {})
     assert (job.name, job.bundled, job.script) == ("train", "train", None)
     assert (job.nodes, job.tasks_per_node, job.launcher) == (1, 1, Launcher.SRUN)

@@ -37,7 +37,7 @@ def problems(text: str) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_without_a_file_there_is_the_default() -> None:
+def test_load_without_a_file_is_the_default() -> None:
     spec = load_spec(None, current_user=ADA)
     assert (spec.name, spec.provider.type) == ("local", "local")
     assert [(p.name, p.nodes) for p in spec.partitions] == [("train", 2)]
@@ -103,12 +103,12 @@ def test_a_file_that_is_no_mapping(text: str, what: str) -> None:
     assert problem.endswith(f"not {what}")
 
 
-def test_nesting_without_end() -> None:
+def test_parse_of_endless_nesting_is_bad_yaml() -> None:
     with refused("bad-yaml", SpecError):
         parse_spec("name: " + "[" * 100_000, "c.yaml")
 
 
-def test_a_forest_of_aliases_is_no_bomb() -> None:
+def test_parse_of_aliases_of_aliases_needs_little_memory() -> None:
     lines = ["a0: &a0 [x]"] + [
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)
     ]
@@ -170,12 +170,12 @@ def test_a_byte_order_mark_and_crlf(tmp_path: Path) -> None:
     assert load_spec(path, current_user=ADA).name == "demo"
 
 
-def test_a_folder(tmp_path: Path) -> None:
+def test_load_of_a_folder_is_refused(tmp_path: Path) -> None:
     with refused("file-unreadable", UsageError, why="Is a directory"):
         load_spec(tmp_path, current_user=ADA)
 
 
-def test_a_path_that_can_be_none() -> None:
+def test_load_of_an_impossible_path_is_refused() -> None:
     with refused("file-unreadable", UsageError):
         load_spec(Path("a\0b"), current_user=ADA)
 
@@ -225,12 +225,12 @@ class TestBuiltInPython:
 class TestResolved:
     SPEC = parse_spec(MINIMAL, "c.yaml")
 
-    def test_root_gets_hpc(self) -> None:
+    def test_resolve_users_of_root_is_hpc(self) -> None:
         spec = resolve_users(self.SPEC, ROOT)
         assert spec.users == (User(name="hpc", uid=10_000),)
         assert job_user_notes(spec, ROOT) == ()
 
-    def test_users_that_are_named_stay(self) -> None:
+    def test_resolve_users_keeps_named_users(self) -> None:
         users = (User(name="grace", uid=1002),)
         spec = resolve_users(self.SPEC.model_copy(update={"users": users}), ROOT)
         assert spec.users == users

@@ -45,7 +45,7 @@ DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))
         ("a4-highgpu-8g", 224, 3968, Gpus(type="b200", count=8), "nvidia-b200"),
     ],
 )
-def test_what_a_machine_type_is(
+def test_machine_type_has_cpus_memory_and_gpus(
     name: str, vcpus: int, memory_gib: int, gpu: Gpus | None, accelerator: str | None
 ) -> None:
     one = gcp_machines.machines().get(name)
@@ -54,7 +54,7 @@ def test_what_a_machine_type_is(
     assert (one.gpu, one.accelerator, one.guest_accelerator) == (gpu, accelerator, False)
 
 
-def test_the_facts_hang_together() -> None:
+def test_facts_of_machine_types_are_consistent() -> None:
     for name, one in gcp_machines.machines().items():
         assert PATTERNS["machine_type"].matches(name)
         assert one.family == name.split("-")[0]
@@ -70,7 +70,7 @@ def test_the_facts_hang_together() -> None:
 
 
 @pytest.mark.parametrize("gpu", gcp_machines.data()["gpus"])
-def test_every_gpu_can_be_had_in_each_number(gpu: str) -> None:
+def test_default_machine_exists_for_each_number_of_gpus(gpu: str) -> None:
     assert gcp_machines.counts(gpu)
     for count in gcp_machines.counts(gpu):
         wanted = Gpus(type=gpu, count=count)
@@ -82,7 +82,7 @@ def test_every_gpu_can_be_had_in_each_number(gpu: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["l4", "nvidia-l4"])
-def test_a_gpu_has_two_names(name: str) -> None:
+def test_gpu_type_accepts_both_names(name: str) -> None:
     assert gcp_machines.gpu_type(name) == "l4"
 
 

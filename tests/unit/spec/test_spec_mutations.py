@@ -59,13 +59,13 @@ def test_the_base_is_valid(base: str) -> None:
     assert parse_spec(BASES[base], base).name in {"demo", "lab"}
 
 
-def test_there_are_enough_and_none_twice() -> None:
+def test_mutations_are_many_and_distinct() -> None:
     assert len(MUTATIONS) >= 200
     assert len({m.text for m in MUTATIONS}) == len(MUTATIONS)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: repr(m.new)[:40])
-def test_one_mutation_is_found_where_it_is(mutation: Mutation) -> None:
+def test_mutation_is_reported_at_its_place(mutation: Mutation) -> None:
     base = BASES[mutation.base]
     assert base.count(mutation.old) == 1
     assert mutation.text != base

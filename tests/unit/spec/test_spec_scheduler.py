@@ -36,7 +36,7 @@ def problems(text: str) -> list[tuple[str, str]]:
     return [(problem.key, problem.code) for problem in caught.value.problems]
 
 
-def test_it_is_slurm_by_default() -> None:
+def test_scheduler_is_slurm_by_default() -> None:
     assert parse_spec(BASE.replace("scheduler: none\n", ""), "c.yaml").has_slurm
     assert not parse_spec(BASE, "c.yaml").has_slurm
 
@@ -49,16 +49,16 @@ def test_it_is_slurm_by_default() -> None:
         ("users: [{name: ada, uid: 2000, accounts: [lab]}]\n", "users[0].accounts"),
     ],
 )
-def test_what_is_slurms_is_refused_once(more: str, key: str) -> None:
+def test_setting_of_slurm_without_slurm_is_refused_once(more: str, key: str) -> None:
     assert problems(BASE + more) == [(key, "not-here")]
     parse_spec((BASE + more).replace("scheduler: none", "scheduler: slurm"), "c.yaml")
 
 
-def test_an_account_by_default_is_no_account() -> None:
+def test_default_account_without_slurm_is_accepted() -> None:
     parse_spec(BASE + "users: [{name: ada, uid: 2000, accounts: [default]}]\n", "c.yaml")
 
 
-def test_hosts_need_a_shared_folder_unless_they_are_one() -> None:
+def test_hosts_without_slurm_need_a_shared_folder_unless_single() -> None:
     (found,) = problems(ONPREM.replace("NODES", "two"))
     assert found[0] == "provider.shared.kind"
     alone = ONPREM.replace("NODES", "one").replace(", two: {address: 10.0.0.2}", "")
@@ -79,7 +79,7 @@ GCP = LOCAL.replace("type: local", "type: gcp, project: my-project, zone: us-cen
         (GCP, "24.11"),
     ],
 )
-def test_a_release_that_the_hosts_can_not_have_is_refused(text: str, asked: str) -> None:
+def test_slurm_release_that_the_hosts_lack_is_refused(text: str, asked: str) -> None:
     assert problems(f'{text}slurm: {{version: "{asked}"}}\n') == [
         ("slurm.version", "slurm-release")
     ]
@@ -87,7 +87,7 @@ def test_a_release_that_the_hosts_can_not_have_is_refused(text: str, asked: str)
 
 
 @pytest.mark.parametrize(("text", "asked"), [(LOCAL, "24.11"), (LOCAL, "26.05"), (OWN, "24.11")])
-def test_one_that_they_may_have_is_not(text: str, asked: str) -> None:
+def test_slurm_release_that_hosts_may_have_is_accepted(text: str, asked: str) -> None:
     """Of machines of one's own the spec does not say what they are."""
     parse_spec(f'{text}slurm: {{version: "{asked}"}}\n', "c.yaml")
 

@@ -91,11 +91,11 @@ class TestInit:
     def test_golden(self, golden: Golden, provider: str) -> None:
         golden(f"init-{provider}.yaml", starter_spec(provider))
 
-    def test_it_is_valid_also_with_every_comment_in_force(self, provider: str) -> None:
+    def test_starter_spec_is_valid_with_and_without_comments(self, provider: str) -> None:
         for text in (starter_spec(provider), uncommented(starter_spec(provider))):
             assert parse_spec(text, "cluster.yaml").provider.type == provider
 
-    def test_it_shows_every_field(self, provider: str) -> None:
+    def test_starter_spec_shows_every_field(self, provider: str) -> None:
         values = YAML(typ="safe", pure=True).load(uncommented(starter_spec(provider)))
         schema = json_schema()
         shown: dict[str, set[str]] = {}
@@ -131,7 +131,7 @@ class TestSchema:
     def test_golden(self, golden: Golden) -> None:
         golden("schema.json", json.dumps(json_schema(), indent=2) + "\n")
 
-    def test_it_is_a_schema_of_its_dialect(self) -> None:
+    def test_schema_is_valid_in_its_dialect(self) -> None:
         schema = json_schema()
         assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
         assert "$id" not in schema
@@ -182,7 +182,7 @@ def patterns(part: Any) -> Iterator[str]:
             yield from patterns(below)
 
 
-def test_every_pattern_has_its_words() -> None:
+def test_schema_patterns_have_a_description_each() -> None:
     says_so_itself = json_schema()["$defs"]["SlurmSettings"]["properties"]["extra"]["items"][
         "pattern"
     ]

@@ -32,7 +32,7 @@ from tests.support.messages import refused
         *(("2048KiB", 2), ("1.3GiB", 1331), ("0.5T", 524288), ("1024TiB", MAX_SIZE_MIB)),
     ],
 )
-def test_sizes(text: str, mib: int) -> None:
+def test_size_is_read_in_mib(text: str, mib: int) -> None:
     assert parse_size_mib(text) == mib
     assert re.search(SIZE_PATTERN, text)
 

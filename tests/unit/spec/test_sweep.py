@@ -97,7 +97,7 @@ def test_random_values_in_range_and_reproducible_by_seed() -> None:
         {"grid": {"a": ["1", "2", "1"]}},
     ],
 )
-def test_what_is_no_sweep(said: dict[str, Any]) -> None:
+def test_wrong_sweep_is_refused(said: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Sweep.model_validate(said)
 
@@ -272,7 +272,7 @@ def test_sweep_by_metric_of_unknown_direction_needs_a_goal() -> None:
     assert (job.sweep.record["goal"], known.sweep.record["goal"]) == ("max", "max")
 
 
-def test_its_record_has_all_keys_and_the_goal() -> None:
+def test_sweep_record_has_all_keys_and_the_goal() -> None:
     sweep = Sweep.model_validate({"list": [{"a": "1"}, {"++b-c": "2"}], "metric": "accuracy"})
     assert sweep.record == {
         "version": 1,

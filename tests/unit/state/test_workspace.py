@@ -19,14 +19,14 @@ def workspace_fixture(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path / "demo")
 
 
-def test_an_id_is_never_a_number(tmp_path: Path) -> None:
+def test_cluster_id_is_never_a_number(tmp_path: Path) -> None:
     for number in range(40):
         workspace = Workspace(tmp_path / str(number))
         workspace.create()
         assert workspace.cluster_id()[0] in "abcdef"
 
 
-def test_folders_and_files_are_for_this_user_only(workspace: Workspace) -> None:
+def test_create_makes_folders_and_files_private(workspace: Workspace) -> None:
     workspace.create()
     workspace.create_secrets()
     workspace.cluster_id()
@@ -34,7 +34,7 @@ def test_folders_and_files_are_for_this_user_only(workspace: Workspace) -> None:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
-def test_a_killed_removal_leaves_no_cluster(
+def test_remove_killed_halfway_leaves_no_cluster(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
@@ -49,7 +49,9 @@ def test_a_killed_removal_leaves_no_cluster(
 
 
 @pytest.mark.parametrize("content", [b"", b"a1b", b"\xff\0{", b"a1b2c3d4e5\n", None])
-def test_damaged_id_is_that_of_the_inventory(workspace: Workspace, content: bytes | None) -> None:
+def test_cluster_id_damaged_is_read_from_the_inventory(
+    workspace: Workspace, content: bytes | None
+) -> None:
     workspace.create()
     workspace.inventory.write_text('{"cluster_id": "a1b2c3"}')
     file = workspace.root / "id"
@@ -63,7 +65,7 @@ def test_damaged_id_is_that_of_the_inventory(workspace: Workspace, content: byte
 @pytest.mark.parametrize(
     "inventory", ["", "{", "[]", '{"cluster_id": 7}', '{"cluster_id": "../x"}', None]
 )
-def test_damaged_id_that_nothing_else_has_is_refused(
+def test_cluster_id_damaged_without_inventory_is_refused(
     workspace: Workspace, inventory: str | None
 ) -> None:
     workspace.create()
@@ -138,7 +140,7 @@ def test_damaged_ssh_key_is_refused_and_not_replaced(
     assert (workspace.key.read_bytes() if workspace.key.exists() else None) == damaged
 
 
-def test_a_lock_is_closed_to_other_accounts(tmp_path: Path) -> None:
+def test_lock_file_is_private(tmp_path: Path) -> None:
     """Whoever can read a file can lock it."""
     old = tmp_path / "lock"
     old.touch(mode=0o644)
@@ -150,7 +152,7 @@ def test_a_lock_is_closed_to_other_accounts(tmp_path: Path) -> None:
         open_private(tmp_path / "link")
 
 
-def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
+def test_write_atomic_that_fails_keeps_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, "old")
     with pytest.raises(TypeError):
@@ -159,7 +161,7 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_file_that_has_the_content_stays_as_it_is(tmp_path: Path) -> None:
+def test_write_atomic_keeps_a_file_with_the_content(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert write_atomic(path, "old")
     known = path.stat()
@@ -171,7 +173,7 @@ def test_a_file_that_has_the_content_stays_as_it_is(tmp_path: Path) -> None:
     assert path.stat().st_ino != known.st_ino or path.stat().st_mtime_ns != known.st_mtime_ns
 
 
-def test_a_file_that_is_removed_meanwhile_is_written(
+def test_write_atomic_writes_a_file_removed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -187,7 +189,7 @@ def test_a_file_that_is_removed_meanwhile_is_written(
 
 
 @pytest.mark.parametrize("other", ["content", "size", "mode", "link"])
-def test_one_that_differs_in_anything_is_written(tmp_path: Path, other: str) -> None:
+def test_write_atomic_writes_a_file_that_differs(tmp_path: Path, other: str) -> None:
     path = tmp_path / "file"
     mine = tmp_path / "mine"
     write_atomic(path, {"content": "odd", "size": "older"}.get(other, "old"))
@@ -201,14 +203,14 @@ def test_one_that_differs_in_anything_is_written(tmp_path: Path, other: str) -> 
     assert path.read_text() == "old"
 
 
-def test_a_state_folder_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
+def test_create_below_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused("file-unwritable", MachineError):
         Workspace(tmp_path / "file" / "demo").create()
 
 
 @pytest.mark.parametrize("kept", ["spec", "confirmed"])
-def test_what_was_only_begun_leaves_nothing(workspace: Workspace, kept: str) -> None:
+def test_begun_interrupted_removes_an_empty_workspace_only(workspace: Workspace, kept: str) -> None:
     with suppress(KeyboardInterrupt), workspace.begun():
         workspace.create_secrets()
         raise KeyboardInterrupt

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.util.process import parallel_map
 
 
-def test_after_the_first_error_nothing_goes_on() -> None:
+def test_parallel_map_stops_after_the_first_error() -> None:
     """The caller then releases its lock, so running calls are waited for and no further call
     starts.
     """
@@ -33,7 +33,7 @@ def test_after_the_first_error_nothing_goes_on() -> None:
     assert threading.active_count() == before
 
 
-def test_no_more_at_once_than_asked_for() -> None:
+def test_parallel_map_limits_the_calls_at_once() -> None:
     together = threading.Barrier(3)
     assert parallel_map(range(9), lambda number: (together.wait(30), number)[1], most=3) == list(
         range(9)

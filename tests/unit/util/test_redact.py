@@ -47,7 +47,7 @@ NOTATIONS: Final[dict[str, Callable[[str], str]]] = {
 SPECIAL: Final = "!@#$%^&*()-_=+[]{};:,.<>/?|~ '\""
 
 
-def test_planted_secrets_go_and_what_stands_beside_them_stays() -> None:
+def test_redact_removes_planted_secrets_and_keeps_the_text_around() -> None:
     redact = redactor(())
     left = {secret: redact(text) for secret, text in PLANTED.items()}
     assert not {secret: text for secret, text in left.items() if secret in text}
@@ -57,11 +57,11 @@ def test_planted_secrets_go_and_what_stands_beside_them_stays() -> None:
         ], text
 
 
-def test_facts_stay_as_they_are() -> None:
+def test_redact_keeps_facts() -> None:
     assert redactor(())(FACTS) == FACTS
 
 
-def test_each_pattern_is_needed() -> None:
+def test_secret_form_removed_leaves_a_planted_secret() -> None:
     def leaks(without: str) -> bool:
         redact = redactor((), (pattern for name, pattern in patterns().items() if name != without))
         return any(secret in redact(text) for secret, text in PLANTED.items())
@@ -70,7 +70,7 @@ def test_each_pattern_is_needed() -> None:
 
 
 @given(st.lists(st.text("abcxyzABCXYZ012789", min_size=5, max_size=5), min_size=1), st.data())
-def test_no_part_of_a_password_stays_in_any_notation(parts: list[str], data: st.DataObject) -> None:
+def test_redact_removes_a_password_in_any_notation(parts: list[str], data: st.DataObject) -> None:
     marks = data.draw(st.lists(st.sampled_from(SPECIAL), min_size=len(parts), max_size=len(parts)))
     word = "".join(f"{part}{mark}" for part, mark in zip(parts, marks, strict=True)).strip()
     redact = redactor(())
@@ -80,6 +80,6 @@ def test_no_part_of_a_password_stays_in_any_notation(parts: list[str], data: st.
         assert "7777" in text, notation
 
 
-def test_short_words_are_no_secrets() -> None:
+def test_redact_keeps_short_words() -> None:
     redact = redactor(["ab", b"longer-secret"])
     assert redact("about longer%2Dsecret longer-secret") == f"about longer%2Dsecret {HIDDEN}"

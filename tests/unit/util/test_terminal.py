@@ -73,7 +73,7 @@ def is_harmless(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("value", range(256))
-def test_every_byte(value: int) -> None:
+def test_filter_of_each_byte_is_harmless(value: int) -> None:
     byte = bytes([value])
     passes = 0x20 <= value < 0x7F or byte in b"\t\n\r"
     assert shown(byte) == (byte if passes else f"\\x{value:02x}".encode())
@@ -83,7 +83,7 @@ def test_every_byte(value: int) -> None:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
-def test_no_split_lets_a_sequence_pass(hostile: bytes) -> None:
+def test_filter_of_a_split_sequence_is_harmless(hostile: bytes) -> None:
     whole = shown(b"before" + hostile + b"after")
     assert is_harmless(whole)
     # It can be seen.
@@ -118,7 +118,7 @@ PIECES = st.lists(
 
 
 @given(PIECES)
-def test_pieces_make_no_difference_and_nothing_acts(pieces: list[bytes]) -> None:
+def test_filter_of_pieces_equals_filter_of_the_whole(pieces: list[bytes]) -> None:
     whole = shown(b"".join(pieces))
     assert shown(*pieces) == whole
     assert is_harmless(whole)
@@ -128,7 +128,7 @@ def test_pieces_make_no_difference_and_nothing_acts(pieces: list[bytes]) -> None
 
 
 @given(st.text())
-def test_a_value_is_one_line_of_printable_text(text: str) -> None:
+def test_printable_is_one_line_of_printable_text(text: str) -> None:
     value = printable(text)
     assert value.isprintable()
     assert printable(value) == value
@@ -136,7 +136,7 @@ def test_a_value_is_one_line_of_printable_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_name_is_visible(hostile: bytes) -> None:
+def test_printable_shows_a_hostile_name(hostile: bytes) -> None:
     name = printable(hostile.decode(errors="surrogateescape"))
     assert name.isprintable()
     assert "\\" in name
