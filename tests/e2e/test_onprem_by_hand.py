@@ -137,7 +137,7 @@ def test_they_train_together(taken: Taken) -> None:
     assert [rank["host"] for rank in start["ranks"]] == ["node1", "node2"]
 
 
-def test_they_are_theirs_again(taken: Taken, tmp_path: Path) -> None:
+def test_down_restores_the_machines(taken: Taken, tmp_path: Path) -> None:
     taken.cluster("down", "--yes", "--discard")
     wrong = {}
     for name, was in taken.before.items():

@@ -66,7 +66,7 @@ def test_a_reader_may_go_away(cli: Clusterctl) -> None:
         "status -o json",
     ],
 )
-def test_a_full_disk_is_said(cli: Clusterctl, verb: str) -> None:
+def test_output_to_a_full_disk_is_one_error(cli: Clusterctl, verb: str) -> None:
     done = shell(cli, f"clusterctl {verb} >/dev/full")
     assert done.returncode == 1
     assert os.strerror(errno.ENOSPC) in done.stderr

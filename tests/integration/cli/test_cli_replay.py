@@ -292,7 +292,7 @@ def test_tasks_with_numbers_that_none_can_have(here: Session, said: Said) -> Non
         assert shows(said("replay", str(number), "--failed", rc=2)[1], "task-without-number")
 
 
-def test_of_a_bundled_job_the_programs_are_compared(here: Session, said: Said) -> None:
+def test_replay_of_a_bundled_job_compares_its_programs(here: Session, said: Said) -> None:
     facts = {"payload": "0123456789abcdef", "given": ["nodes"]}
     made_run(
         Path("runs"), args=["--epochs", "1"], job={"bundled": "train", "nodes": 2}, client=facts

@@ -72,7 +72,7 @@ def fitted(
         (shows("t4", memory_mib=128_000), "memory: 125GiB (was 62.5GiB)"),
     ],
 )
-def test_what_came_or_went_is_said_and_taken_up(now: HostReport, words: str) -> None:
+def test_changed_hardware_is_applied_and_named(now: HostReport, words: str) -> None:
     found = fitted(now, TWO)
     assert found.applied == {ONE: words}
     assert (found.notes, found.reports[ONE]) == ((), now)
@@ -170,7 +170,7 @@ def test_idle_nodes_are_drained_and_busy_nodes_resumed() -> None:
     assert asked(*steps) == {TWO: AT_WORK}
 
 
-def test_what_a_person_drained_keeps_that_reason() -> None:
+def test_node_drained_by_a_person_keeps_its_reason() -> None:
     assert asked(sinfo(ONE, TWO, state="drained"), squeue((7, "train", ONE))) == {ONE: AT_WORK}
 
 

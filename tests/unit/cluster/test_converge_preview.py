@@ -54,7 +54,7 @@ def workspace(workspace: Workspace) -> Workspace:
     return workspace
 
 
-def test_what_is_as_it_was_left_needs_nothing(workspace: Workspace) -> None:
+def test_unchanged_cluster_needs_nothing(workspace: Workspace) -> None:
     assert why_outdated(workspace, views()) is None
     assert not [*converge.drift_of(workspace, views())]
 

@@ -126,7 +126,7 @@ def test_down_removes_a_cluster_with_damaged_records(
     assert not workspace.root.exists()
 
 
-def test_what_was_given_up_is_journaled_and_noted(
+def test_discarded_runs_are_journaled_and_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub = Stub({"ffffff": (DISK,)}, stubborn=True)

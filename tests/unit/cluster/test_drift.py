@@ -62,7 +62,7 @@ def test_a_host_has_drifted_unless_it_is_as_it_was_noted() -> None:
         ("accounting all", "c4", "the accounting was changed: restored"),
     ],
 )
-def test_what_drifted_and_was_put_back_is_named(key: str, mark: str, told: str) -> None:
+def test_repairs_name_what_was_restored(key: str, mark: str, told: str) -> None:
     before = {**NOTED, key: mark}
     assert drifted(NOTED, before) == (key,)
     assert [str(one) for one in repairs_of("d-ctl", NOTED, before, NOTED)] == [f"d-ctl: {told}"]
@@ -73,7 +73,7 @@ def test_a_bad_state_is_drift_even_if_it_was_noted() -> None:
     assert drifted(stopped, stopped) == ("unit slurmd",)
 
 
-def test_what_configuring_left_as_it_is_was_not_ours_to_mend() -> None:
+def test_repairs_omit_what_configuring_left() -> None:
     before = {**NOTED, "accounting all": "theirs"}
     assert repairs_of("d-ctl", NOTED, before, before) == []
 
@@ -85,7 +85,7 @@ def test_a_new_user_has_not_drifted() -> None:
     assert repairs_of("d-ctl", NOTED, before, after) == []
 
 
-def test_a_restart_is_told_of_only_where_no_file_is() -> None:
+def test_repairs_name_a_restart_only_without_a_changed_file() -> None:
     before = {**NOTED, "file /etc/munge/munge.key": "a2 400 1:1", "unit munge": "running outdated"}
     told = repairs_of("d-ctl", NOTED, before, NOTED)
     assert told == [Drift("d-ctl", "/etc/munge/munge.key was changed", "restored")]

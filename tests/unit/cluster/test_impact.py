@@ -158,7 +158,7 @@ def test_a_look_ahead_drains_nothing_and_ends_nothing() -> None:
         reject(found)
 
 
-def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
+def test_hosts_replaced_or_restarted_by_the_provider_end_jobs() -> None:
     same = {ONE: Size(1, 4000), TWO: Size(1, 4000)}
     hosts = (
         HostChange(ONE, "replace", "", "another zone"),
@@ -194,7 +194,7 @@ def test_replaced_machine_loses_its_jobs() -> None:
     assert (job, why.startswith(TWO)) == ("7", True)
 
 
-def test_with_the_controller_go_all_jobs() -> None:
+def test_replaced_controller_ends_all_jobs() -> None:
     hosts = (HostChange("d-ctl", "replace", "", "another disk"),)
     asked = sinfo(ONE), squeue((7, "train", ONE), (9, "train", ""))
     found = look_ahead(spec(train(1)), before(ONE), {}, *asked, hosts=hosts)

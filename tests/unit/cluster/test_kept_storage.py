@@ -73,7 +73,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_is_taken_up_where_the_spec_keeps_storage() -> None:
+def test_kept_storage_is_reused_if_the_spec_keeps_storage() -> None:
     one = kept(ada=1001, bob=1002)
     assert choose_storage_to_reuse(spec(("ada", 1001), ("new", 1003)), [one]) == one
     assert choose_storage_to_reuse(spec(keep=False), [one]) is None
@@ -95,7 +95,7 @@ def test_files_do_not_change_hands(users: list[tuple[str, int]], whose: tuple[st
         choose_storage_to_reuse(spec(*users), [kept(ada=1001, bob=1002)])
 
 
-def test_of_several_none_is_guessed() -> None:
+def test_several_kept_storages_are_refused_as_ambiguous() -> None:
     with refused("storage-name-ambiguous", UsageError):
         choose_storage_to_reuse(spec(), [kept(), kept()])
 
@@ -104,7 +104,7 @@ def test_of_several_none_is_guessed() -> None:
     "settings",
     [LocalSettings(), GcpSettings(type="gcp", project="my-project", zone="us-central1-a")],
 )
-def test_the_record_is_read_as_it_was_written(home: Path, settings: Any) -> None:
+def test_load_record_returns_what_was_saved(home: Path, settings: Any) -> None:
     assert load_record("d") is None
     noted = StorageRecord(provider=settings, users=("ada",), kept=(kept(ada=1001),))
     save_record("d", noted)
@@ -126,7 +126,7 @@ def test_the_record_is_read_as_it_was_written(home: Path, settings: Any) -> None
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"provider": {"type": "moon"}, "kept": []}'])
-def test_a_damaged_record_is_none(home: Path, text: str) -> None:
+def test_load_record_of_a_damaged_file_is_none(home: Path, text: str) -> None:
     (home / "d.storage.json").write_text(text)
     assert load_record("d") is None
     assert list(load_all_kept()) == []
@@ -211,7 +211,7 @@ def test_list_of_copies_stays_while_storage_is_kept(home: Path, stub: Stub, how:
     assert {path.name for path in home.iterdir()} <= {DISCARDED, ".d.lock"}
 
 
-def test_it_is_known_in_a_copy_of_the_workspace_too(home: Path) -> None:
+def test_copies_are_recorded_in_a_copy_of_the_workspace_too(home: Path) -> None:
     """Where the disk takes nothing more, `down` looks by that."""
     workspace = cluster(keep=True).workspace
     sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)

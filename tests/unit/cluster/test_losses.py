@@ -146,14 +146,14 @@ def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
     assert entry["seconds"] >= 0
 
 
-def test_what_is_discarded_is_returned_and_journaled(stage: Stage) -> None:
+def test_discarded_files_are_returned_and_journaled(stage: Stage) -> None:
     stage.found = OnlyCopies(files=(MODEL,))
     assert stage.look(discard=True).files == (MODEL,)
     (entry,) = read_rows(stage.workspace.journal)
     assert entry["note"].startswith("discarded: 3.0 GiB in 2 files; /shared/home/ada/models: ")
 
 
-def test_a_run_that_is_given_up_stops_nothing(stage: Stage) -> None:
+def test_run_given_up_by_name_does_not_stop_the_check(stage: Stage) -> None:
     stage.found = OnlyCopies(files=(LOST,))
     stage.jobs = [job(2, JobState.RUNNING)]
     with pytest.raises(OnlyCopyError):
@@ -162,7 +162,7 @@ def test_a_run_that_is_given_up_stops_nothing(stage: Stage) -> None:
     assert run.endswith("job 2 (mine)")
 
 
-def test_a_submission_that_got_no_id_hides_no_file(stage: Stage) -> None:
+def test_submission_without_an_id_hides_no_file(stage: Stage) -> None:
     """All that is in no job's folder has none either."""
     stage.found = OnlyCopies(files=(MODEL, LOST))
     lost = JobEntry(token=str(7), name="mine", user="ada", submitted_at=0)
@@ -171,7 +171,7 @@ def test_a_submission_that_got_no_id_hides_no_file(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("dead", ["hosts", "scheduler", "record", "no record"])
-def test_what_can_not_be_told_stops_it_too(stage: Stage, dead: str) -> None:
+def test_check_stops_if_a_host_or_record_is_unknown(stage: Stage, dead: str) -> None:
     if dead == "hosts":
         stage.found = OnlyCopies(unknown=("what is on d-train-2 can't be told: no route",))
     elif dead == "scheduler":

@@ -100,7 +100,7 @@ def test_machine_removed_from_spec_is_known_while_it_stays(raised: Raise) -> Non
     assert {"gpu2", "gpu3"} <= set(found.provider.machines)  # type: ignore[union-attr]
 
 
-def test_the_first_up_may_begin_with_some(raised: Raise) -> None:
+def test_limit_spec_before_the_first_up_keeps_the_named_nodes(raised: Raise) -> None:
     wanted = spec(train="gpu[1-2]", big="gpu[3-4]")
     assert nodes(limit_spec(wanted, raised(), ["ctl", "gpu2"])) == {"train": ("gpu2",)}
     with rejected("controller-first", UsageError):
@@ -117,7 +117,7 @@ def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
         spec_without(spec_of(name="own"), ["own-train-1"])
 
 
-def test_without_some_nodes(raised: Raise) -> None:
+def test_spec_without_nodes_keeps_the_others(raised: Raise) -> None:
     assert nodes(spec_without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {
         "train": ("gpu2",)
     }

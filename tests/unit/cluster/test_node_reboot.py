@@ -60,7 +60,7 @@ def test_a_host_is_back_once_it_answers_after_another_boot() -> None:
     assert [(host.boot, host.down) for host in hosts.values()] == [(2, 0), (2, 0)]
 
 
-def test_who_does_not_come_back_is_named_with_the_reason() -> None:
+def test_reboot_names_hosts_that_stay_away_with_the_cause() -> None:
     hosts: dict[str, Any] = {
         "a": Machine(away=0),
         "b": Machine(away=10**6),

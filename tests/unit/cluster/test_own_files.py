@@ -136,11 +136,11 @@ def test_ssh_keys_of_users_make_no_other_class(group: str) -> None:
         {"slurm": {"qos": [{"name": "fast", "max_time": "1h"}]}},
     ],
 )
-def test_what_a_controllers_accounting_holds_makes_another_key(more: dict[str, Any]) -> None:
+def test_key_changes_with_the_accounting_of_the_controller(more: dict[str, Any]) -> None:
     assert key_of(spec_of(**more), group=CONTROLLER) != key_of(group=CONTROLLER)
 
 
-def test_what_stands_in_slurms_files_makes_no_other_controller() -> None:
+def test_key_of_the_controller_ignores_slurms_files() -> None:
     other = spec_of(
         provider={"type": "local", "subnet": "10.1.2.0/24"},
         partitions=[{"name": "a", "nodes": 3, "cpus": 2}],
@@ -173,7 +173,7 @@ def test_every_variable_of_its_roles_is_known_to_a_class(workspace: Workspace, g
     assert theirs - class_variables(spec_of(), TWELVE, "/shared", group).keys() <= OWN
 
 
-def test_what_two_groups_both_have_is_the_same_in_both() -> None:
+def test_variables_of_both_groups_are_equal() -> None:
     """One run of Ansible configures a host of each."""
     compute, controller = (
         class_variables(spec_of(), TWELVE, "/shared", g) for g in (COMPUTE, CONTROLLER)

@@ -41,7 +41,7 @@ def instance(google: Google, name: str, **more: object) -> None:
 
 
 class TestCalls:
-    def test_all_pages_are_read(self, google: Google, api: Api) -> None:
+    def test_pages_yields_every_page(self, google: Google, api: Api) -> None:
         for number in range(5):
             google.world.put("google_compute_network", f"{NETWORKS}/net-{number}")
         names = [row["name"] for page in api.pages("compute", NETWORKS) for row in page["items"]]

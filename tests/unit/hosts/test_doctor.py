@@ -235,7 +235,7 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
         ),
     ],
 )
-def test_what_is_wrong_is_one_finding_of_that_host(
+def test_examine_has_one_finding_for_each_fault(
     changed: dict[str, Any], level: str, code: str, why: str
 ) -> None:
     (finding,) = found(changed)
@@ -253,7 +253,7 @@ TAKEN_OVER = [
 
 
 @pytest.mark.parametrize(("changed", "level", "code", "why"), TAKEN_OVER)
-def test_what_somebody_runs_is_not_taken_over(
+def test_examine_finds_daemons_of_others(
     changed: dict[str, Any], level: str, code: str, why: str
 ) -> None:
     brings = frozenset({"slurmctld", "mariadb"})
@@ -401,6 +401,6 @@ def test_a_file_system_that_does_not_answer_is_a_finding() -> None:
     assert (one.level, one.code, one.why) == ("error", "disk", "/var can't be read")
 
 
-def test_what_is_no_answer_is_an_error() -> None:
+def test_parse_report_of_other_text_is_an_error() -> None:
     with refused("answer-garbled", TransportError):
         parse_report("bash: python3: command not found")

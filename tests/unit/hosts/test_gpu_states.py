@@ -51,7 +51,7 @@ def test_gpus_of_a_partition_need_their_fabric_manager(
 
 
 @pytest.mark.parametrize(("switches", "said"), [(0, False), (4, True)])
-def test_who_installs_a_driver_is_told_of_the_fabric_manager(switches: int, said: bool) -> None:
+def test_fix_of_a_missing_driver_names_the_fabric_manager(switches: int, said: bool) -> None:
     (finding,) = found({"gpus.cards": 8, "gpus.switches": switches})
     assert ("nvidia-fabricmanager of" in finding.fix) is said
     (finding,) = found({"gpus.cards": 8, "gpus.switches": switches}, driver="open")
@@ -66,7 +66,7 @@ def test_who_installs_a_driver_is_told_of_the_fabric_manager(switches: int, said
         ("580.82.07", ["nvidia-fabricmanager"], None, ""),  # NVIDIA lets some versions go together
     ],
 )
-def test_what_a_fabric_manager_that_does_not_run_lacks(
+def test_fabric_manager_that_does_not_run_has_its_cause(
     manager: str, units: list[str], code: str | None, why: str
 ) -> None:
     linked = {
@@ -98,7 +98,7 @@ def test_cards_of_one_state_are_one_finding() -> None:
     assert all("node reboot two`" in one.fix for one in (memory, mig))
 
 
-def test_what_is_known_of_faults_is_whole() -> None:
+def test_table_of_gpu_faults_is_complete() -> None:
     assert len({one.says for one in faults()}) == len(faults())
     assert all((one.code, one.what, one.means, one.fix) for one in faults())
     assert fault_of("something else") is None

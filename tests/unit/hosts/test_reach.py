@@ -76,7 +76,7 @@ def test_a_host_that_stays_away_is_named_with_the_cause() -> None:
 
 
 @pytest.mark.parametrize("error", [TransportError, KeyRefusedError])
-def test_what_asking_again_does_not_help_ends_at_once(error: type[TransportError]) -> None:
+def test_probe_hosts_does_not_repeat_a_refused_login(error: type[TransportError]) -> None:
     host = ScriptedTransport([fails(error("the key is refused"))])
     with pytest.raises(TransportError) as caught:
         probe_hosts({"a": ProbeRequest()}, lambda _: host)

@@ -65,7 +65,7 @@ def hosts(*known: str) -> Inventory:
     return inventory_of(hosts=(controller, *nodes), provider="gcp", baked=False)
 
 
-def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None:
+def test_with_distributions_asks_hosts_not_yet_known(workspace: Workspace) -> None:
     asked: dict[str, Transport] = {"train-1": says("rocky-9.6")}
     found = report_steps(
         with_distributions(hosts("rocky-9.5", UNSEEN), workspace, asked.__getitem__), SILENT
@@ -83,7 +83,7 @@ def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None
         ("debian-12", "cos-121", "train-1: clusterctl can't configure cos-121"),
     ],
 )
-def test_what_can_be_no_part_of_it_is_named(
+def test_with_distributions_names_a_host_that_does_not_fit(
     workspace: Workspace, ctl: str, node: str, why: str
 ) -> None:
     asked: dict[str, Transport] = {"ctl": says(ctl), "train-1": says(node)}
@@ -111,7 +111,7 @@ def test_rented_ones_are_asked_until_they_have_made_the_account(
     assert "OS Login" in failed.value.fix
 
 
-def test_one_that_does_not_answer_is_looked_at_by_hand(workspace: Workspace) -> None:
+def test_with_distributions_of_a_silent_host_shows_the_ssh_command(workspace: Workspace) -> None:
     silent = ScriptedTransport([Step(ASKED, error=TransportError("the key is refused"))])
     with pytest.raises(TransportError) as failed:
         report_steps(with_distributions(hosts(UNSEEN), workspace, lambda _: silent), SILENT)

@@ -14,7 +14,7 @@ import pytest
 from clusterctl.hosts import remote_reach
 
 
-def test_a_service_must_be_there() -> None:
+def test_refused_unless_a_service_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         assert remote_reach.refused("127.0.0.1", taken) == ""

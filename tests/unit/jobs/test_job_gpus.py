@@ -48,7 +48,7 @@ def test_a_training_uses_the_gpus_of_its_partition(
     assert (job.gpus, job.tasks_per_node) == (gpus, ranks)
 
 
-def test_what_runs_on_one_rank_has_one_gpu() -> None:
+def test_program_of_one_rank_has_one_gpu() -> None:
     job = with_gpus(SITE, JobSpec(name="s", bundled="sample"))
     assert (job.gpus, job.tasks_per_node) == (1, 1)
     assert with_gpus(SITE, JobSpec(name="s", bundled="sample", gpus=0)).gpus == 0
@@ -56,7 +56,7 @@ def test_what_runs_on_one_rank_has_one_gpu() -> None:
     assert (free.tasks_per_node, "gpus" in free.model_fields_set) == (1, False)
 
 
-def test_the_proof_and_own_scripts_ask_for_what_they_say(tmp_path: Any) -> None:
+def test_probe_export_and_own_scripts_keep_their_gpus(tmp_path: Any) -> None:
     for job in (
         *(JobSpec(name="p", bundled=one) for one in ("probe", "export")),
         JobSpec(name="s", script=tmp_path / "own.sh"),

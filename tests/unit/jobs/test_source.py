@@ -339,7 +339,7 @@ def test_only_an_array_refuses_names_of_its_folders(project):
     assert files(project) == {"train.py", ".gitignore", *names} - {"task-1/x", "task-2"}
 
 
-def test_what_can_not_be_read_is_named(project):
+def test_unreadable_files_are_refused_by_name(project):
     (project / "gone").mkdir()
     write(project, "x")
     (project / ".gitignore").mkdir()  # git takes no notice of it
@@ -377,7 +377,7 @@ def test_pipes_are_not_sent(project):
 
 
 @pytest.mark.parametrize("make", ["home", "sticky"])
-def test_of_a_folder_that_is_no_project_only_the_script_goes(project, monkeypatch, make):
+def test_script_outside_a_project_is_sent_alone(project, monkeypatch, make):
     write(project, "private")
     if make == "home":
         monkeypatch.setenv("HOME", str(project))
@@ -405,7 +405,7 @@ def hash_of(project: Path) -> str:
         lambda p: ((p / "link").unlink(), (p / "link").symlink_to("train.py")),
     ],
 )
-def test_the_hash_knows_every_change(project: Path, change: Callable[[Path], object]):
+def test_hash_changes_with_every_change(project: Path, change: Callable[[Path], object]):
     write(project, "a")
     (project / "link").symlink_to("a")
     before = hash_of(project)

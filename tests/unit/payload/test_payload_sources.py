@@ -352,7 +352,7 @@ def test_byte_pairs_give_any_text_again(text: bytes) -> None:
     assert Bytes().decode(Bytes().encode(text)) == text
 
 
-def test_what_is_no_merge_is_refused() -> None:
+def test_wrong_merge_of_a_tokenizer_is_refused() -> None:
     for merges in ([[97, 300]], [[-1, 97]], [[256, 97]]):
         with pytest.raises(ValueError, match="not tokens yet"):
             BytePairs.read({"merges": merges})

@@ -214,7 +214,7 @@ def test_losses_are_compared_step_by_step(
     assert compare_losses(*runs) == expected
 
 
-def test_how_losses_are_told() -> None:
+def test_losses_text_names_the_first_difference() -> None:
     assert "identical over 40" in str(Losses(True, 40, 40, 40))
     assert str(Losses(True, 1, 1, 2)).endswith("1 and 2")
     said = "different from step 7 on, of 40 steps: the largest difference is "

@@ -96,11 +96,13 @@ def test_the_newest_is_first_and_what_is_damaged_is_told(out: Path) -> None:
         (["elapsed>=60", "nodes=1"], [4, 3, 2, 1]),
     ],
 )
-def test_all_conditions_hold(out: Path, conditions: list[str], expected: list[int]) -> None:
+def test_select_where_joins_conditions(
+    out: Path, conditions: list[str], expected: list[int]
+) -> None:
     assert select(out, where=conditions) == expected
 
 
-def test_by_tags_and_time(out: Path) -> None:
+def test_select_by_tags_and_time(out: Path) -> None:
     assert select(out, tags=["a", "t2"]) == [2]
     assert select(out, since="2000-01-01") == [4, 3, 2, 1]
     days = int((time.time() - TIME - 2.5) / 86_400)
@@ -121,14 +123,12 @@ def test_by_tags_and_time(out: Path) -> None:
         ("xyzzy>1", "unknown-run-key", "run, job,"),
     ],
 )
-def test_a_condition_that_can_not_be_understood(
-    out: Path, condition: str, code: str, shown: str
-) -> None:
+def test_select_refuses_a_wrong_condition(out: Path, condition: str, code: str, shown: str) -> None:
     with refused(code, UsageError, shown):
         select(out, where=[condition])
 
 
-def test_those_without_a_value_come_last_in_either_order(out: Path) -> None:
+def test_ordered_puts_missing_values_last_in_either_order(out: Path) -> None:
     assert jobs(ordered(rows(out), "loss")) == [2, 1, 4, 3]
     assert jobs(ordered(rows(out), "loss", reverse=True)) == [1, 2, 4, 3]
     assert jobs(ordered(rows(out), "name")) == [4, 3, 2, 1]
@@ -206,7 +206,7 @@ def test_tasks_per_node_is_a_field(out: Path) -> None:
     assert select(out, where=["tasks_per_node=4"]) == [8]
 
 
-def test_a_run_has_several_names(out: Path) -> None:
+def test_named_run_accepts_id_and_folder_and_refuses_others(out: Path) -> None:
     for name in ("2", "demo/2", "demo-2-train", "runs/demo-2-train", str(out / "demo-2-train")):
         assert named_run(name).run.job_id == "2", name
     for name in ("", "7", "other/2", "notes", "../runs", "2_1"):

@@ -14,7 +14,7 @@ def entry(token: str, **fields) -> JobEntry:
     return JobEntry(token=token, name="n", user="u", submitted_at=0.0, **fields)
 
 
-def test_what_is_not_home(tmp_path):
+def test_uncollected_lists_jobs_whose_files_are_not_here(tmp_path):
     workspace = Workspace(tmp_path)
     ledger = Ledger(workspace.jobs)
     assert uncollected(workspace) == ()
@@ -113,7 +113,7 @@ def test_ledger_is_read_again_only_after_a_change(tmp_path):
     assert [e.job_id for e in ledger.entries()] == ["1"]
 
 
-def test_what_is_noted_and_kept_of_a_job_is_ours_alone(tmp_path):
+def test_ledger_files_are_private(tmp_path):
     ledger = Ledger(tmp_path / "jobs.jsonl")
     ledger.add(entry("a"))
     ledger.keep("a" * 8, {"job.sbatch": b"x"})

@@ -82,7 +82,7 @@ def charts(report: Report) -> dict[str, dict[str, list[Any]]]:
     return {chart.title: {one.name: list(one.points) for one in chart.series} for chart in found}
 
 
-def test_a_run(tmp_path: Path) -> None:
+def test_report_of_a_run_has_verdict_and_charts(tmp_path: Path) -> None:
     report = report_of([trained(tmp_path)])
     assert report.ok is True
     assert report.missing == []
@@ -213,7 +213,7 @@ def test_submitted_files_are_not_missing(tmp_path: Path) -> None:
     assert line.startswith("1 ")
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_report_names_missing_files(tmp_path: Path) -> None:
     row = trained(tmp_path)
     (row.folder / "metrics.jsonl").unlink()
     (row.folder / "telemetry" / "demo-train-2.jsonl").write_text('{"kind": "sam')
@@ -255,7 +255,7 @@ def hostile(out: Path) -> RunRecord:
     return run
 
 
-def test_a_hostile_run_is_inert(tmp_path: Path) -> None:
+def test_report_of_a_hostile_run_is_escaped(tmp_path: Path) -> None:
     report = report_of([Row(hostile(tmp_path))])
     page = report.as_html()
     assert page.count("<script") == 3  # the data and our two
@@ -322,7 +322,7 @@ def swept(out: Path, count: int) -> Row:
     return Row(run)
 
 
-def test_a_sweep_of_200(tmp_path: Path) -> None:
+def test_report_of_a_sweep_of_200_ranks_all_tasks(tmp_path: Path) -> None:
     report = report_of([swept(tmp_path, 200)])
     assert "best: task 198, lr=24.75: loss 0.0050251 (lower is better)" in report.verdict
     assert any("199 of 200" in line for line in report.verdict)
@@ -713,7 +713,7 @@ def test_usual_metrics_come_first_also_with_a_slash(tmp_path: Path) -> None:
     assert [line.split()[0] for line in said] == ["val/loss", "val/accuracy"]
 
 
-def test_an_array_without_metrics(tmp_path: Path) -> None:
+def test_report_of_an_array_without_metrics_says_so(tmp_path: Path) -> None:
     tasks = [{"id": f"7_{n}", "state": "COMPLETED", "nodes": NODES[:1]} for n in range(3)]
     report = report_of([Row(made_run(tmp_path, 7, tasks=tasks))])
     assert any(line.startswith("metrics:") for line in report.missing)

@@ -176,7 +176,7 @@ def test_trainer_state_of_transformers_is_read_once(tmp_path: Path) -> None:
     assert ("loss", 1, 3.0) not in points(tmp_path)
 
 
-def test_what_was_sent_with_the_job_is_of_an_earlier_run(tmp_path: Path) -> None:
+def test_points_ignore_what_was_sent_with_the_job(tmp_path: Path) -> None:
     old = board(tmp_path / "runs/a", ("loss", 3.0, 1))
     grown = board(tmp_path / "runs/a", ("other", 1.0, 1))
     sums = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in (old, grown)}
@@ -221,7 +221,7 @@ def test_a_file_is_read_up_to_the_first_record_that_is_damaged(
     assert points(tmp_path) == [("x", 1, 1.0)] * 2
 
 
-def test_each_cut_and_each_flipped_byte_is_borne(tmp_path: Path) -> None:
+def test_points_of_a_file_cut_or_damaged_at_any_byte(tmp_path: Path) -> None:
     path = written(
         tmp_path, event(1, simple_value=1.0), event(2, tensor=TensorProto(dtype=1, float_val=[2.0]))
     )
@@ -260,7 +260,7 @@ def test_files_are_bounded(
     [(b"\x3a\xe8\x07" + b"x" * 1000, 1000), (b"\x10\0" * 1000, 8000)],
     ids=["long", "fields"],
 )
-def test_what_is_no_scalar_counts_too(
+def test_points_limit_counts_records_without_a_scalar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: bytes, least: int
 ) -> None:
     (tmp_path / "a.tfevents.1").write_bytes(framed(message) * 100 + framed(GOOD))

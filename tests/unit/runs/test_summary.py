@@ -99,7 +99,7 @@ def test_each_metric_has_its_last_lowest_and_highest_value(tmp_path: Path) -> No
     }
 
 
-def test_a_loss_that_is_no_number_any_more_is_told(tmp_path: Path) -> None:
+def test_summarize_counts_values_that_are_not_finite(tmp_path: Path) -> None:
     values = ((1, 1.0), (4, float("nan")), (7, float("inf")), (9, 10**400))
     lines(tmp_path, *({"loss": loss, "step": step} for step, loss in values))
     assert summarize(tmp_path).metrics["loss"] == Metric(
@@ -119,7 +119,7 @@ def test_a_loss_that_is_no_number_any_more_is_told(tmp_path: Path) -> None:
     ],
     ids=["no-records", "long-line", "half-a-line", "nested", "kinds"],
 )
-def test_what_is_no_record_is_left_out(tmp_path: Path, text: str) -> None:
+def test_summarize_skips_lines_that_are_no_record(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"loss": 2.0}}\n{text}\n{{"loss": 3.0}}\n')
     assert summarize(tmp_path).metrics["loss"].count == 2
 
@@ -151,7 +151,7 @@ def test_summarize_says_what_of_a_very_large_file_it_left_out(
 
 
 @pytest.mark.parametrize("kind", ["gone", "link", "pipe", "folder"])
-def test_a_file_of_metrics_that_is_none_is_not_read(tmp_path: Path, kind: str) -> None:
+def test_summarize_ignores_what_is_no_regular_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "metrics.jsonl"
     (tmp_path / "other").write_text('{"loss": 1}\n')
     {
