@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from types import UnionType
+from typing import Union, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -69,6 +71,14 @@ def test_each_value_of_a_job_has_a_source(value):
     assert has_source is not declared.derived, f"JobInfo.{value} needs squeue, sacct or derived"
     assert set(declared.names("squeue")) <= set(slurm_parse.SQUEUE.fields)
     assert set(declared.names("sacct")) <= set(slurm_parse.SACCT.fields)
+    if has_source:
+        # A text that is not converted, for example, is no number in JSON.
+        made = get_type_hints(declared.parse).get("return", declared.parse)
+        assert members(made) <= members(get_type_hints(JobInfo)[value]), f"parse of {value}"
+
+
+def members(hint):
+    return {*get_args(hint)} if get_origin(hint) in (Union, UnionType) else {hint}
 
 
 def test_a_running_job_of_two_nodes():
