@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, CommandError
+from clusterctl.scheduler.slurm_parse import SQUEUE
 from clusterctl.transport.base import Conversation, shown_command
 from clusterctl.util.process import Result
 
@@ -181,3 +182,27 @@ def said(text: bytes) -> Callable[[Sequence[str]], bytes]:
 def records(rows: Iterable[Iterable[str]]) -> Callable[[Sequence[str]], bytes]:
     """These rows, as Slurm says them."""
     return said("".join("".join(field + CAPTURED for field in row) + "\n" for row in rows).encode())
+
+
+# Fields of a job in squeue's words; others are empty.
+_USUAL = {
+    "ArrayTaskID": "N/A",
+    "UserName": "ada",
+    "Partition": "train",
+    "Account": "lab",
+    "QOS": "normal",
+    "Reason": "None",
+    "exit_code": "0",
+    "TimeLimit": "1:00:00",
+    "tres-alloc": "cpu=1",
+    "WorkDir": "/",
+    "RestartCnt": "0",
+}
+
+
+def queued(*jobs: Mapping[str, str]) -> Step:
+    """The answer of squeue with these jobs: name of a field -> value. Needs JobID and State."""
+    rows = [{**_USUAL, "ArrayJobID": job["JobID"], **job} for job in jobs]
+    return Step(
+        ("squeue", "..."), records([row.get(name, "") for name in SQUEUE.fields] for row in rows)
+    )

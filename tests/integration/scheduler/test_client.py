@@ -12,13 +12,14 @@ import pytest
 from clusterctl.errors import (
     SlurmError,
 )
-from clusterctl.scheduler import admin
+from clusterctl.scheduler import admin, slurm_parse
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import PlayedCluster
-from tests.unit.scheduler.test_client import CAPTURES
+from tests.support.scripted import captured
+from tests.unit.scheduler.test_client import CAPTURES, SQUEUE
 
 
 def test_variables_of_the_account_do_not_override_the_script(tmp_path, monkeypatch):
@@ -73,8 +74,10 @@ def test_sbatch_pings_slurmctld_unless_it_listens_here(
 def test_nodes_and_jobs_are_one_round_trip(
     cluster: PlayedCluster, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    for command in ("sinfo", "squeue"):
-        answer = f"""for last; do :; done; sed "s/\x1f/${{last##*:}}/g" {CAPTURES / command}.txt"""
+    sinfo = captured(CAPTURES / "sinfo.txt", slurm_parse.SINFO.fields)
+    for command, capture in (("sinfo", sinfo), ("squeue", SQUEUE)):
+        (cluster.root / f"{command}.txt").write_bytes(capture)
+        answer = f"""for last; do :; done; sed "s/\x1f/${{last##*:}}/g" {command}.txt"""
         text = "echo out of order >&2; exit 4" if command == fails else answer
         (cluster.root / "bin" / command).write_text(f"#!/bin/sh\necho {command} >>asked\n{text}\n")
     monkeypatch.chdir(cluster.root)

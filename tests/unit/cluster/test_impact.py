@@ -24,14 +24,13 @@ from clusterctl.errors import ClusterctlError, Notice, SlurmError, UnreachableEr
 from clusterctl.providers.base import HostChange, HostPlan, Provider, Size
 from clusterctl.runs import only_copies
 from clusterctl.scheduler.admin import SlurmNodes
-from clusterctl.scheduler.slurm_parse import SQUEUE
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
-from tests.support.scripted import ScriptedTransport, Step, records
+from tests.support.scripted import ScriptedTransport, Step, queued, records
 from tests.unit.cluster.specs import spec_of
 
 ONE = "d-train-1"
@@ -67,15 +66,19 @@ def sinfo(
 
 def squeue(*jobs: tuple[int, str, str], asks_for: int = 1) -> Step:
     """Jobs as (id, partition, node); without a node it waits. asks_for: nodes of each job."""
-    rows = []
-    for number, partition, node in jobs:
-        row = dict.fromkeys(SQUEUE.fields, "0") | {
-            "JobID": str(number), "ArrayJobID": str(number), "ArrayTaskID": "N/A", "Name": "long",
-            "UserName": "ada", "Partition": partition, "State": "RUNNING" if node else "PENDING",
-            "NodeList": node, "tres-alloc": f"cpu=1,node={asks_for}",
-        }  # fmt: skip
-        rows.append(row.values())
-    return Step(("squeue", "..."), records(rows))
+    return queued(
+        *(
+            {
+                "JobID": str(number),
+                "Name": "long",
+                "Partition": partition,
+                "State": "RUNNING" if node else "PENDING",
+                "NodeList": node,
+                "tres-alloc": f"cpu=1,node={asks_for}",
+            }
+            for number, partition, node in jobs
+        )
+    )
 
 
 @dataclass

@@ -27,7 +27,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
-from tests.support.scripted import Call, ScriptedTransport, Step, records
+from tests.support.scripted import Call, ScriptedTransport, Step, queued, records
 from tests.unit.hosts.answers import pairs
 
 NAMES = ("d-train-1", "d-train-2")
@@ -57,20 +57,25 @@ def sinfo(reason: str = "no reason", by: str = "ada", **states: str) -> Step:
 
 def squeue(**jobs: str) -> Step:
     """Jobs from number 7 on, by name, that are pending for a reason."""
-    owner = ("ada", "train", "lab", "normal")
-    rest = ("0", "", "2026-01-01T00:00:00", "N/A", "N/A", "1:00:00", "cpu=1", "/", "", "1")
-    rows = [
-        (str(number), str(number), "N/A", name, *owner, "PENDING", why, *rest)
-        for number, (name, why) in enumerate(jobs.items(), start=7)
-    ]
-    return Step(("squeue", "..."), records(rows))
+    return queued(
+        *(
+            {"JobID": str(number), "Name": name, "State": "PENDING", "Reason": why}
+            for number, (name, why) in enumerate(jobs.items(), start=7)
+        )
+    )
 
 
 def running(*nodes: str, start: int, number: int = 7) -> Step:
     """A job that runs on these nodes, in squeue's words. start: Unix seconds."""
-    owner = ("train", "ada", "train", "lab", "normal", "RUNNING", "None", "0", ",".join(nodes))
-    rest = ("2026-01-01T00:00:00", str(start), "N/A", "1:00:00", "cpu=1", "/", "", "0")
-    return Step(("squeue", "..."), records([(str(number), str(number), "N/A", *owner, *rest)]))
+    return queued(
+        {
+            "JobID": str(number),
+            "Name": "train",
+            "State": "RUNNING",
+            "NodeList": ",".join(nodes),
+            "StartTime": str(start),
+        }
+    )
 
 
 NOW = Step(("date", "+%s"), "5000\n")
