@@ -22,7 +22,12 @@ from clusterctl.scheduler.attempts import (
     restarts_of,
 )
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
-from clusterctl.scheduler.records import with_accounted, with_all_attempts
+from clusterctl.scheduler.records import (
+    may_lack_128,
+    with_accounted,
+    with_all_attempts,
+    with_recorded_exit,
+)
 from clusterctl.scheduler.session import Session
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.process import call_on_hosts
@@ -47,8 +52,8 @@ def with_hangs(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]
 
 
 def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
-    """Return the jobs, with the ``hang`` of those that hang, and all attempts of those that were
-    restarted.
+    """Return the jobs, with the ``hang`` of those that hang, all attempts of those that were
+    restarted, and the whole exit code of those that failed.
 
     Asks the accounting once, and only for restarted jobs that the queue still has.
     """
@@ -58,12 +63,14 @@ def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, .
     with suppress(AccountingAwayError):
         accounted = session.scheduler.accounted([*queued]) if queued else ()
         restarted = {job_id: with_accounted(job, accounted) for job_id, job in restarted.items()}
-    events = _events(session, [job for job in jobs if job.id in restarted or _may_hang(job)])
+    read = [j for j in jobs if j.id in restarted or _may_hang(j) or may_lack_128(j)]
+    events = _events(session, read)
     shown = []
     for job in jobs:
         own = events.get(job.id, ())
         is_restarted = job.id in restarted
         shown_job = with_all_attempts(restarted.get(job.id, job), own if is_restarted else ())
+        shown_job = with_recorded_exit(shown_job, own)
         shown.append(replace(shown_job, hang=_hang_of(own) if _may_hang(job) else None))
     return tuple(shown)
 

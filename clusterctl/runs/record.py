@@ -38,7 +38,7 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.evidence import diagnose_run
-from clusterctl.scheduler.records import with_accounted, with_all_attempts
+from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
 from clusterctl.scheduler.session import Session
 from clusterctl.state.inventory import applied_text
 from clusterctl.state.ledger import (
@@ -118,11 +118,12 @@ class Recorder:
         elif self.accounting is not None:
             (tree / ACCOUNTING).write_text(self.accounting, encoding="utf-8")
         facts = _json(kept.get(CLIENT_FACTS, b""))
+        jobs = [with_recorded_exit(job, events_in(_folder(tree, job))) for job in self.jobs]
         (tree / ENVIRONMENT_FILE).write_text(environment_text(tree, manifest, facts, self.version))
         source = _json(kept.get(SOURCE_FILE, b""))
-        record = self._record(tree, manifest, source["hash"] if source else None)
+        record = self._record(jobs, tree, manifest, source["hash"] if source else None)
         record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
-        if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
+        if (job := worst_job(jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             diagnosis = diagnose_run(self.session, job, tree).as_dict()
             record = record.model_copy(update={"diagnosis": diagnosis})
         (tree / RUN_FILE).write_text(record.as_json())
@@ -131,7 +132,7 @@ class Recorder:
 
     def _task(self, job: JobInfo, tree: Path) -> TaskRecord:
         """Return the record of a job or of an array's task, with its attempts and restarts."""
-        folder = tree / f"task-{job.task}" if job.task is not None else tree
+        folder = _folder(tree, job)
         events = events_in(folder)
         # The accounting also has the end of an attempt that was killed.
         job = with_all_attempts(job, events, () if job.attempts else sample_times(folder, events))
@@ -141,9 +142,10 @@ class Recorder:
         joules = gpu_energy_j(folder, task.attempts)
         return task.model_copy(update={"interruptions": restarts, "gpu_energy_j": joules})
 
-    def _record(self, tree: Path, manifest: Manifest, source: str | None) -> RunRecord:
-        jobs = self.jobs
-        head = worst_job(self.jobs)
+    def _record(
+        self, jobs: Sequence[JobInfo], tree: Path, manifest: Manifest, source: str | None
+    ) -> RunRecord:
+        head = worst_job(jobs)
         tasks = tuple(self._task(job, tree) for job in jobs)
         starts = [task.start_time for task in tasks if task.start_time is not None]
         submits = [job.submit_time for job in jobs if job.submit_time is not None]
@@ -184,6 +186,11 @@ class Recorder:
             shares_machine=spec.provider.shares_kernel,
             skipped=manifest.skipped,
         )
+
+
+def _folder(tree: Path, job: JobInfo) -> Path:
+    """Return the folder of a job or of an array's task below the folder of its run."""
+    return tree if job.task is None else tree / f"task-{job.task}"
 
 
 def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:

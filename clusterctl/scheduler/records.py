@@ -47,6 +47,8 @@ _UNREADABLE: Final = "the job's record can't be read"
 _LONGEST_ERROR: Final = 2000
 # A file system such as NFS may show a file that another host has written so much later.
 DELAY_S: Final = 60.0
+# Shells exit so with the number of the signal that ended their command.
+_BY_SIGNAL: Final = 128
 _Record = Mapping[str, Any]
 
 
@@ -155,6 +157,24 @@ def with_all_attempts(
     ]
     first = attempts[0].start_time if attempts else job.start_time
     return replace(job, attempts=tuple(attempts), start_time=first)
+
+
+def with_recorded_exit(job: JobInfo, events: Sequence[Event]) -> JobInfo:
+    """Return the job with the exit code that its own record has, if sacct shows only a part of it.
+
+    sacct subtracts 128 from exit codes from 128 on (src/sacct/print.c of Slurm): a shell's 139, for
+    a segmentation fault, becomes 11.
+    """
+    if not may_lack_128(job) or not events:
+        return job
+    recorded = ending_of(events).exit_code or 0
+    return replace(job, exit_code=recorded) if recorded - _BY_SIGNAL == job.exit_code else job
+
+
+def may_lack_128(job: JobInfo) -> bool:
+    """Return whether a job's exit code is from sacct, which may have subtracted 128 from it."""
+    is_of_sacct = job.restarts is None
+    return is_of_sacct and job.ended and 0 < (job.exit_code or 0) < _BY_SIGNAL and not job.signal
 
 
 def _until_recorded_end(attempt: Attempt, recorded: Sequence[tuple[Attempt, bool]]) -> Attempt:

@@ -204,7 +204,8 @@ def sacct(argv: list[str], state: dict[str, Any]) -> None:
             "JobName": job["name"],
             "User": job.get("user", "hpc"),
             "Reason": "None",
-            "ExitCode": f"{job['code']}:{job['signal']}",
+            # As src/sacct/print.c of Slurm.
+            "ExitCode": f"{job['code'] % 128}:{job['signal']}",
             "NodeList": job.get("nodes", "n1" if "start" in job else "None assigned"),
             "Submit": str(job.get("submit", "Unknown")),
             "Start": str(job.get("start", "Unknown")),

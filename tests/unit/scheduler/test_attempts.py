@@ -20,7 +20,7 @@ from clusterctl.scheduler.attempts import (
     restarts_of,
 )
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.records import with_accounted, with_all_attempts
+from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
 
 
 def told(*events: dict[str, Any]) -> str:
@@ -382,6 +382,23 @@ def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
     # The accounting may have missed an end.
     open_end = replace(again, attempts=(attempt(100, None), *again.attempts[1:]))
     assert with_all_attempts(open_end, ()).attempts[0] == attempt(100, 150)
+
+
+@pytest.mark.parametrize(
+    ("shown", "recorded", "code"),
+    [(11, 139, 139), (0, 128, 0), (3, 3, 3), (3, 5, 3), (11, None, 11), (1, 129, 129)],
+)
+def test_exit_code_that_sacct_cut_is_the_recorded_one(
+    shown: int, recorded: int | None, code: int
+) -> None:
+    failed = job(state=JobState.FAILED, exit_code=shown, signal=0)
+    events = [start(101, 0), *([] if recorded is None else [end(150, recorded)])]
+    assert with_recorded_exit(failed, events).exit_code == code
+    # The queue has the whole exit code, and the number of restarts.
+    queued = replace(failed, restarts=0)
+    assert with_recorded_exit(queued, events) == queued
+    by_signal = replace(failed, signal=9)
+    assert with_recorded_exit(by_signal, events) == by_signal
 
 
 def test_attempts_without_accounting_are_the_recorded_ones() -> None:
