@@ -108,10 +108,18 @@ def not_quoted(case: Case) -> bool:
     return not case.error.is_own
 
 
+def _not_executable(case: Case) -> str:
+    return f"not executable{case.at}: {case['file']}"
+
+
 # The last messages of a bundled job that a signal has stopped.
 _SAVED: Final = (
     r"saved after iteration (?P<iteration>\d+)\n(?:.*\n)?"
     r"unless the job is restarted, continue with: "
+)
+_MAKE_EXECUTABLE: Final = (
+    "run `chmod +x` on your machine and submit again, or put the interpreter in front, as in "
+    "`bash FILE`"
 )
 # The fix in place of "read the log" if the log is empty.
 _NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"
@@ -921,19 +929,23 @@ ENDED: Final[Sequence[CauseFunction]] = (
     ),
     Cause(
         "not-executable",
+        # Shells write the same line, without this code, if they can't write a file for `>`.
+        exit_code=126,
         log=(
-            (
-                r"^\S+: (?:line \d+|\d+): (?P<file>\.{0,2}/?(?:[\w+-][\w.+-]*/)*[\w.+-]+): "
-                r"Permission denied$"
-            ),
+            r"^\S+: (?:line \d+|\d+): (?P<file>\.{0,2}/?(?:[\w+-][\w.+-]*/)*[\w.+-]+): "
+            r"Permission denied$"
+        ),
+        why=_not_executable,
+        fix=_MAKE_EXECUTABLE,
+    ),
+    Cause(
+        "not-executable",
+        log=(
             r"could not access\s+or execute an executable(?:.*\n)*?Executable: (?P<file>.+)",
             r"execve\(\): (?P<file>[^:\n]+): Permission denied",
         ),
-        why=lambda case: f"not executable{case.at}: {case['file']}",
-        fix=(
-            "run `chmod +x` on your machine and submit again, or put the interpreter in front, "
-            "as in `bash FILE`"
-        ),
+        why=_not_executable,
+        fix=_MAKE_EXECUTABLE,
     ),
     Cause(
         "not-executable",
@@ -1053,7 +1065,7 @@ ENDED: Final[Sequence[CauseFunction]] = (
         when=not_quoted,
         why=lambda case: f"permission denied{case.at}: {case['file'] or 'the log shows the file'}",
         fix=(
-            "jobs run as an ordinary user: write to the job's folder or below /shared, and check "
+            "jobs run as an ordinary user: write to the job's folder or your home folder, and check "
             "the file with `ls -l`"
         ),
     ),

@@ -127,7 +127,7 @@ LOGS = (
         f"{'-' * 74}\nmpirun was unable to find the specified executable file, and therefore\n"
         "did not launch the job.\n\nNode:       n1\nExecutable: nosuchprog\n",
     ),
-    ("not-executable", "job.sh: line 2: ./run: Permission denied\n"),
+    ("permission-denied", "job.sh: line 1: /shared/x: Permission denied\n"),
     ("not-executable", "slurmstepd-n1: error: execve(): /jobs/x/run: Permission denied\n"),
     ("noexec", ("slurmstepd-n1: error: execve(): /run/slurmd/job00002/slurm_script: Permission "
         "denied\n")),
@@ -568,6 +568,8 @@ def test_a_shells_exit_code_is_the_signal_that_it_stands_for() -> None:
     assert said("", exit_code=139).code == "segmentation-fault"
     assert said("", exit_code=143).signal == "SIGTERM"
     assert said("", exit_code=127).code == "command-not-found"
+    denied = "job.sh: line 2: ./run: Permission denied\n"
+    assert said(denied, exit_code=126).code == "not-executable"
 
 
 CAPTURES = Path(__file__).parents[1] / "jobs" / "captures"
