@@ -23,7 +23,7 @@ from clusterctl import __version__
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, MachineError, foreign_package_error, printable
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
-from clusterctl.util.disk import REFUSALS, disk_error, read_rows
+from clusterctl.util.disk import REFUSALS, disk_error, permission_error, read_rows
 
 if TYPE_CHECKING:
     from clusterctl.spec.job_options import JobOption
@@ -294,6 +294,8 @@ def _ended(exc: BaseException, screen: Screen) -> int:
             return INTERRUPTED
         case OSError() if exc.errno in REFUSALS:
             screen.error(disk_error(exc))
+        case PermissionError(filename=str(path)):
+            screen.error(permission_error(path))
         case _:
             error = foreign_package_error(exc) or _unexpected(screen)
             screen.error(error)

@@ -123,7 +123,8 @@ def _split(paths: Sequence[str]) -> tuple[Sequence[str], str | None]:
     if len(paths) == 1:
         return paths, None
     *local, remote = paths
-    if Path(remote).is_file() and not remote.endswith("/"):
+    # Unlike Path.is_file, no error if this account may not look into a folder of that name here.
+    if os.path.isfile(remote) and not remote.endswith("/"):
         raise UsageError(
             f"{remote} is a local file, but the last argument must be a folder on the cluster",
             code="target-is-local-file",

@@ -57,6 +57,17 @@ def disk_error(exc: OSError, path: Path | None = None) -> DiskError:
     return DiskError(f"{path.name} can't be written", where=str(path), why=reason, fix=fix)
 
 
+def permission_error(path: str) -> MachineError:
+    """Return the error for a file or folder of this machine that the user's account may not use."""
+    return MachineError(
+        f"your account may not use {path}",
+        code="path-not-permitted",
+        where=path,
+        why=os.strerror(errno.EACCES),
+        fix=f"choose another path, or change the permissions (`namei -l {path}` shows them)",
+    )
+
+
 def write_error_reason(exc: OSError, path: Path) -> str:
     """Return why a file could not be written. If the disk is full or unwritable, name its mount
     point.

@@ -18,6 +18,7 @@ import typer
 from clusterctl import errors
 from clusterctl.cli.options import COMMON, verb
 from clusterctl.cli.output import Screen
+from tests.support.messages import shows
 from tests.support.terminal import on_terminal, terminal
 from tests.support.verbs import SCRIPT, Clusterctl
 
@@ -286,3 +287,14 @@ def test_a_disk_that_gets_full_anywhere_is_no_bug(
     said = capsys.readouterr().err
     assert os.strerror(errno.ENOSPC) in said
     assert "bug" not in said
+
+
+def test_path_that_the_account_may_not_use_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(screen: Screen) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/inventory")
+
+    app = typer.Typer()
+    app.command()(verb(fail))
+    app.command("other")(verb(fail))
+    assert app(["other"], standalone_mode=False, obj=dict.fromkeys(COMMON)) == 1
+    assert shows(capsys.readouterr().err, "path-not-permitted")
