@@ -109,10 +109,13 @@ def summary(attached: Attached, failure: Failure | None) -> list[str]:
     if failure is not None:
         lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
     elif not attached.is_proven and attached.has_launcher:
-        lines += ["", "not proven again: the queue is long; jobs use the launcher as before"]
+        lines += [
+            "",
+            "not proven again: the job that proves it still waits; jobs use the launcher as before",
+        ]
     elif not attached.is_proven:
         size = f"{attached.proof_nodes} nodes or more"
-        lines += ["", "not proven yet: the queue is long"]
+        lines += ["", "not proven yet: the job that proves it still waits in the queue"]
         lines += [
             f"your first job on {size} runs the proof; `clusterctl doctor` then shows the result"
         ]

@@ -329,10 +329,7 @@ def _show_site(screen: Screen, spec: ClusterSpec, facts: Sequence[SiteFact]) -> 
     failures = [
         Failure("site-problem", f"{fact.fact}: {fact.value}", phase="examine") for fact in problems
     ]
-    rows = [
-        [fact.fact, "error" if fact.is_problem else "ok", fact.value, fact.learned]
-        for fact in facts
-    ]
+    rows = [[fact.fact, _state(fact), fact.value, fact.learned] for fact in facts]
     screen.result(
         {
             "ok": not problems,
@@ -343,6 +340,12 @@ def _show_site(screen: Screen, spec: ClusterSpec, facts: Sequence[SiteFact]) -> 
         *screen.table(["FACT", "STATE", "VALUE", "LEARNED BY"], rows),
     )
     return 1 if problems else 0
+
+
+def _state(fact: SiteFact) -> str:
+    if fact.is_problem:
+        return "error"
+    return "ok" if fact.is_known else "unknown"
 
 
 def _examine_hosts(

@@ -41,14 +41,16 @@ class AttachRequest:
 
 @dataclass(frozen=True, slots=True)
 class SiteFact:
-    """A fact about the site, and the command or job that found it. is_problem: jobs can't run
-    well.
+    """A fact about the site, and the command or job that found it.
+
+    is_problem: jobs can't run well. is_known: False if nothing has found it out yet.
     """
 
     fact: str
     value: str
     learned: str
     is_problem: bool = False
+    is_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def facts_of_first_job(
         return
     first = read_first_proof(transport, inventory.folder)
     if first is None:
-        yield SiteFact("MPI", "not proven yet", "no job has run the proof")
+        yield SiteFact("MPI", "not proven yet", "no job has run the proof", is_known=False)
         return
     job_id, outcome = first
     facts = tuple(proof_facts(outcome, f"job {job_id}"))

@@ -94,7 +94,7 @@ def test_proof_that_was_killed_is_a_problem(workspace: Workspace) -> None:
     active = Path(recorded_inventory(workspace).folder) / "proof.active"
     (active / "job").write_text("12\n")
     (running,) = facts(workspace, None)
-    assert (running.fact, running.is_problem) == ("MPI", False)
+    assert (running.fact, running.is_problem, running.is_known) == ("MPI", False, False)
     os.utime(active / "job", (0, 0))
     (killed,) = facts(workspace, None)
     assert (killed.learned, killed.is_problem) == ("job 12", True)
