@@ -105,7 +105,8 @@ def fetch(
         raise TransferError(
             f"{shown} changed during the download, or can't be read on the cluster",
             code="files-changed",
-            fix="run the command again when no program writes to these files",
+            fix="check with `clusterctl ssh -- ls -l` that they are readable, and run the command "
+            "again when no program writes to them",
         )
     skipped = tuple(os.fsdecode(entry.path) for entry in download.left)
     return Fetched(len(files), sum(entry.size for entry in files), download.sent, skipped)
