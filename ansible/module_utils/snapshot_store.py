@@ -71,7 +71,7 @@ class Store:
         try:
             text = (self.root / "ledger.json").read_bytes()
         except FileNotFoundError:
-            return json.loads(json.dumps(EMPTY))
+            return dict(json.loads(json.dumps(EMPTY)))
         try:
             content = json.loads(text)
             if content["version"] > VERSION:

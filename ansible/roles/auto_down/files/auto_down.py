@@ -19,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 LABELS = {"cluster": "clusterctl-cluster", "cluster_id": "clusterctl-id"}
 GONE = 404
@@ -36,20 +37,20 @@ class Cluster:
     last run.
     """
 
-    def __init__(self, settings, uptime_file):
+    def __init__(self, settings: dict[str, Any], uptime_file: Path) -> None:
         self.settings = settings
         self.state_file = Path(settings["state"])
         self.booted = time.time() - float(uptime_file.read_text().split()[0])
-        self.state = {"alive": time.time(), "warned": None}
+        self.state: dict[str, Any] = {"alive": time.time(), "warned": None}
         if self.state_file.exists():
             self.state.update(json.loads(self.state_file.read_text()))
 
-    def save(self):
+    def save(self) -> None:
         fresh = self.state_file.with_suffix(".new")
         fresh.write_text(json.dumps(self.state))
         fresh.replace(self.state_file)
 
-    def idle_s(self):
+    def idle_s(self) -> float:
         """Return the seconds since the last activity. Raise Unknown if Slurm or the system did not
         answer.
         """
@@ -57,10 +58,10 @@ class Cluster:
             self.state["alive"] = time.time()
         ended = last_job_end(self.settings["after_s"])
         self.state["alive"] = max(self.state["alive"], self.booted, ended)
-        return time.time() - self.state["alive"]
+        return time.time() - float(self.state["alive"])
 
 
-def signs_of_life():
+def signs_of_life() -> bool:
     """Return whether Slurm has a job in any partition, or there is an SSH connection."""
     return bool(
         run("squeue", "--all", "--noheader", "--format=%i")
@@ -68,7 +69,7 @@ def signs_of_life():
     )
 
 
-def last_job_end(window_s):
+def last_job_end(window_s: float) -> float:
     """Return the latest end of a job in the last ``window_s`` seconds, in Unix seconds; 0 without a
     job.
     """
@@ -85,7 +86,7 @@ def last_job_end(window_s):
     return max([float(end) for end in ends if end.isdigit()], default=0.0)
 
 
-def run(*argv):
+def run(*argv: str) -> str:
     """Return a command's output, in which Slurm's times are Unix seconds. Raise Unknown if it
     failed.
     """
@@ -110,7 +111,7 @@ def run(*argv):
 class Google:
     """Client of Compute Engine's API, with the rights of the controller's service account."""
 
-    def __init__(self, settings):
+    def __init__(self, settings: dict[str, Any]) -> None:
         endpoint = os.environ.get("CLUSTERCTL_GCP_ENDPOINT") or "https://{service}.googleapis.com"
         base = endpoint.replace("{service}", "compute").rstrip("/")
         self.base = (
@@ -119,18 +120,18 @@ class Google:
         self.token = self._token()
 
     @staticmethod
-    def _token():
+    def _token() -> str:
         host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
         url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
         try:
             with direct.open(request, timeout=TIMEOUT_S) as answer:
-                return json.load(answer)["access_token"]
+                return str(json.load(answer)["access_token"])
         except (OSError, ValueError, KeyError) as exc:
             raise Unknown(f"no token from the metadata server: {exc}") from exc
 
-    def call(self, verb, path):
+    def call(self, verb: str, path: str) -> Any:
         """Return the API's answer; None if the instance does not exist. Raise Unknown for other
         errors.
         """
@@ -152,16 +153,16 @@ class Google:
 class Log:
     """A log to stdout, which goes to the journal, and to a file that outlives the journal."""
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         self.path = path
 
-    def __call__(self, text):
+    def __call__(self, text: str) -> None:
         print(text, flush=True)  # noqa: T201
         with open(self.path, "a") as file:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
 
 
-def take_down(settings, log, dry):
+def take_down(settings: dict[str, Any], log: Log, dry: bool) -> None:
     """Delete the nodes' instances. Once all are gone, stop the controller. ``dry``: only log these
     steps.
     """
@@ -180,7 +181,7 @@ def take_down(settings, log, dry):
             google.call("POST", f"{settings['controller']}/stop?discardLocalSsd=true")
 
 
-def delete_nodes(google, settings, log, dry):
+def delete_nodes(google: Google, settings: dict[str, Any], log: Log, dry: bool) -> bool:
     """Request the deletion of the nodes' instances; ``dry``: only log this. Return whether all are
     gone.
     """
@@ -203,13 +204,13 @@ def delete_nodes(google, settings, log, dry):
     return is_empty
 
 
-def belongs_to_cluster(instance, settings):
+def belongs_to_cluster(instance: Any, settings: dict[str, Any]) -> bool:
     """Return whether an instance carries the labels of this cluster."""
     labels = (instance or {}).get("labels", {})
     return all(labels.get(label) == settings[key] for key, label in LABELS.items())
 
 
-def warn(log, text):
+def warn(log: Log, text: str) -> None:
     """Log a text and show it on all terminals of this host (wall)."""
     log(text)
     try:
@@ -218,7 +219,7 @@ def warn(log, text):
         log(str(exc))
 
 
-def tick(cluster, log, dry):
+def tick(cluster: Cluster, log: Log, dry: bool) -> None:
     """Check whether the cluster is idle. If so, warn its users, and a few minutes later take it
     down.
     """
@@ -251,7 +252,7 @@ def tick(cluster, log, dry):
         log(f"{exc}; retrying at the next tick")
 
 
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser(description="take an idle cluster down")
     parser.add_argument("settings", type=Path)
     parser.add_argument("--dry-run", action="store_true", help="only log what would be done")

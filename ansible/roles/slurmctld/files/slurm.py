@@ -168,7 +168,7 @@ def silent_nodes(nodes: Iterable[Node], seconds: float) -> set[str]:
             connection.setblocking(False)
             error = connection.connect_ex((node.address, ALIVE_PORT))
             if error == errno.EINPROGRESS:
-                selector.register(connection, selectors.EVENT_WRITE, node.name)
+                selector.register(connection, selectors.EVENT_WRITE, (node.name, connection))
                 continue
             connection.close()
             if error not in ANSWERS:
@@ -177,12 +177,12 @@ def silent_nodes(nodes: Iterable[Node], seconds: float) -> set[str]:
         while waiting := selector.get_map():
             events = selector.select(max(0.0, deadline - time.monotonic()))
             for key in [key for key, _ in events] or list(waiting.values()):
-                connection = key.fileobj
+                name, connection = key.data
                 if (
                     not events
                     or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in ANSWERS
                 ):
-                    silent.add(key.data)
+                    silent.add(name)
                 selector.unregister(connection)
                 connection.close()
     return silent

@@ -431,7 +431,7 @@ def is_lost(node: Node) -> bool:
     job.
     """
     is_silent = "DOWN" in node.state and node.reason == "Not responding"
-    return is_silent or node.reason.startswith((PREFIX, BAD, DUPLICATE))
+    return is_silent or bool(node.reason.startswith((PREFIX, BAD, DUPLICATE)))
 
 
 def is_down(node: Node | None) -> bool:
