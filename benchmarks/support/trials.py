@@ -53,11 +53,11 @@ class Result:
     """The result of a training in which these faults were caused.
 
     verdict: ok; lost: not the right end; hung: no end; wrong: other weights than an undisturbed
-        training's;
-    doubled: two starts at the same time, or two jobs; residue: something is left on the nodes;
-        error: of the
-    trial or of a verb. figures: of each fault. weights: their SHA-256. compared: same, differ, or
-        none.
+        training's; doubled: two starts at the same time, or two jobs; residue: something is left
+        on the nodes; error: of the trial or of a verb.
+    figures: of each fault.
+    weights: their SHA-256.
+    compared: same, differ, or none.
     repair: seconds of the `up` that repaired the nodes; 0: they recovered by themselves.
     iteration_s: mean time per iteration. load: load average.
     """

@@ -87,10 +87,11 @@ class Seen:
 class Figures:
     """Figures of a fault, in seconds after it. None: never.
 
-    sign: the first sign of the fault, and noticed: its time. again: when training continued; 0: it
-        did not
-    stop. starts: number of starts of the job. redone: iterations that were repeated. doubled:
-    whether two starts trained at the same time.
+    sign: the first sign of the fault, and noticed: its time.
+    again: when training continued; 0: it did not stop.
+    starts: number of starts of the job.
+    redone: iterations that were repeated.
+    doubled: whether two starts trained at the same time.
     """
 
     noticed: float | None

@@ -311,13 +311,15 @@ def _fill_placeholders(entry: Any, values: Mapping[str, str]) -> Any:
 class HostRequirements:
     """The requirements of the cluster for a host.
 
-    ports: port -> daemon that will listen. accounts: account -> uid and gid. free_mib: path -> disk
-        space.
-    gpus: number of GPUs, if the spec gives it. brings: units that `up` will start or reconfigure on
-        a host
-    that has not joined yet. runs: units that run on a host that has joined. driver, branch: kind
-    and branch of the NVIDIA driver that `up` installs, if any.
-    here: clusterctl runs on the host. cgroups: Slurm will limit jobs by control groups.
+    ports: port -> daemon that will listen.
+    accounts: account -> uid and gid.
+    free_mib: path -> disk space.
+    gpus: number of GPUs, if the spec gives it.
+    brings: units that `up` will start or reconfigure on a host that has not joined yet.
+    runs: units that run on a host that has joined.
+    driver, branch: kind and branch of the NVIDIA driver that `up` installs, if any.
+    here: clusterctl runs on the host.
+    cgroups: Slurm will limit jobs by control groups.
     """
 
     address: str

@@ -674,9 +674,9 @@ def seeds_section(
     """Return means and spreads of runs that differ only in their seed. Empty if there are no such
     runs.
 
-    rows: title of a run -> run; those that did not complete do not count. keys: the options in
-        which the
-    runs differ. runs: title -> its metrics.
+    rows: title of a run -> run; those that did not complete do not count.
+    keys: the options in which the runs differ.
+    runs: title -> its metrics.
     """
     others = [key for key in keys if not _SEED.fullmatch(key)]
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)

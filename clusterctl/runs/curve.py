@@ -111,9 +111,10 @@ class Bucket:
 class Column(NamedTuple):
     """Values that a program wrote one after the other, with their places and times.
 
-    xs: None if the places are unknown. times: in Unix seconds; None if all are unknown. rises:
-        whether each
-    place is after the one before. before: the number of earlier values of the metric.
+    xs: None if the places are unknown.
+    times: in Unix seconds; None if all are unknown.
+    rises: whether each place is after the one before.
+    before: the number of earlier values of the metric.
     """
 
     xs: Sequence[float] | None

@@ -10,6 +10,7 @@ REQUEST is a JSON object:
     folder: if not empty, only this folder is searched, clusterctl's on a cluster that other people
         run
     ours: names of the files that clusterctl puts into job folders; left_out: folders to skip
+
 stdin begins with the files that also exist on the user's machine: eight bytes with the number of
 ``digest``s, and the digests, sorted.
 

@@ -1,10 +1,14 @@
 """Program that receives files on the cluster: standard library only, Python 3.9.
 
 Arguments: STORE INTO [WAIT_S]. stdin and stdout are a transfer as in remote_content.py, with two
-    more KINDs
-in the list. ours: PAYLOAD is the content of a file. archive: a folder that the store keeps as
-archives/PATH; if the store lacks this folder, it arrives as eight bytes with a length and that many
-bytes of compressed JSON, path -> bytes as Latin-1. Partial files stay for the next transfer.
+more KINDs in the list:
+
+    ours: PAYLOAD is the content of a file.
+    archive: a folder that the store keeps as archives/PATH. If the store lacks this folder, it
+        arrives as eight bytes with a length and that many bytes of compressed JSON, path -> bytes
+        as Latin-1.
+
+Partial files stay for the next transfer.
 
 With STORE "" the files are written directly below INTO, a folder that is created if missing; the
 list then has no hashes. With a STORE each file is known by its sha256, and INTO must not exist: it

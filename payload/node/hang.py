@@ -11,9 +11,10 @@ records a hang in the job's log and in the file job.events, and later the next p
 job.events. If MODE is `end`, it also writes hang.json, and job.py then ends the program.
 
 `show` prints a JSON object: where the ranks are, grouped in words, and the answers of stacks.py
-    with the
-stacks that it wrote. HOST: the job's nodes. SSH: the command that connects to them; empty with
-    Slurm.
+with the stacks that it wrote.
+
+    HOST: the job's nodes.
+    SSH: the command that connects to them; empty with Slurm.
 """
 
 from __future__ import annotations

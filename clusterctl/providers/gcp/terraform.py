@@ -359,8 +359,8 @@ class ResourceChange:
     """The planned change of a resource. ``before``, ``after``: attributes; None: no such resource.
 
     why_replaced: paths of attributes that can't be changed in place, as
-        ``boot_disk.0.initialize_params``, or
-    a reason in words. adopts: import id, if the resource exists and is imported into the state.
+        ``boot_disk.0.initialize_params``, or a reason in words.
+    adopts: import id, if the resource exists and is imported into the state.
     """
 
     address: str
@@ -377,9 +377,9 @@ class ResourceChange:
 class Plan:
     """A saved plan: ``path`` is the file for ``apply``, ``digest`` its SHA-256.
 
-    changes: all resources, also unchanged ones. destroys: the plan deletes all resources. targets:
-        the only
-    addresses in the plan. Empty: all.
+    changes: all resources, also unchanged ones.
+    destroys: the plan deletes all resources.
+    targets: the only addresses in the plan. Empty: all.
     """
 
     path: Path
