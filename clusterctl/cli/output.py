@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 READER_GONE = 128 + signal.SIGPIPE
 # A transfer that takes less than this shows no progress bar.
 _SILENT_S = 1.0
-# A command that a text advises, if it does not name the cluster itself.
-_ADVISED = re.compile(r"`clusterctl (?=[a-z])(?![^`]*--cluster)")
-_CLUSTER_NAME = re.compile(r"[\w-]+")
-# Quoted lines of logs begin so.
-_QUOTE = "| "
 
 
 class Terminated(SystemExit):
@@ -139,19 +134,12 @@ class Screen:
 
     def _shown(self, lines: Sequence[str], *, stderr: bool) -> str:
         """Join lines to a text. Escape control characters. Make table heads bold on a terminal."""
-        shown = [self._advised(printable(line)) for line in lines]
+        shown = [printable(line) for line in lines]
         if self._heads.intersection(shown) and self._is_colored(
             sys.stderr if stderr else sys.stdout
         ):
             shown = [f"\x1b[1m{line}\x1b[0m" if line in self._heads else line for line in shown]
         return "\n".join(shown)
-
-    def _advised(self, line: str) -> str:
-        """Return a line whose commands, as in `clusterctl jobs`, are for the cluster of --cluster."""
-        is_one = self.cluster is not None and _CLUSTER_NAME.fullmatch(self.cluster)
-        if not is_one or line.startswith(_QUOTE):
-            return line
-        return _ADVISED.sub(f"`clusterctl --cluster {self.cluster} ", line)
 
     def _is_colored(self, stream: TextIO) -> bool:
         return self.color and stream.isatty() and can_draw()
@@ -254,8 +242,9 @@ class Screen:
         title = "\x1b[1;31merror:\x1b[0m" if self._is_colored(sys.stderr) else "error:"
         try:
             self._own_line()
-            text = "\n".join(self._advised(printable(line)) for line in str(exc).split("\n"))
-            print(title, text, file=sys.stderr, flush=True)
+            print(
+                title, "\n".join(map(printable, str(exc).split("\n"))), file=sys.stderr, flush=True
+            )
         except OSError:
             # stderr is closed. Only the exit code reports the error.
             silence(sys.stderr)
