@@ -63,8 +63,10 @@ def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, .
     with suppress(AccountingAwayError):
         accounted = session.scheduler.accounted([*queued]) if queued else ()
         restarted = {job_id: with_accounted(job, accounted) for job_id, job in restarted.items()}
-    read = [j for j in jobs if j.id in restarted or _may_hang(j) or may_lack_128(j)]
-    events = _events(session, read)
+    read = [job for job in jobs if job.id in restarted or _may_hang(job)]
+    # Only so many jobs are read: those of which more is to be learned come first.
+    failed = [job for job in jobs if job not in read and may_lack_128(job)]
+    events = _events(session, [*read, *failed])
     shown = []
     for job in jobs:
         own = events.get(job.id, ())

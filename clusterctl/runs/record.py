@@ -118,12 +118,11 @@ class Recorder:
         elif self.accounting is not None:
             (tree / ACCOUNTING).write_text(self.accounting, encoding="utf-8")
         facts = _json(kept.get(CLIENT_FACTS, b""))
-        jobs = [with_recorded_exit(job, events_in(_folder(tree, job))) for job in self.jobs]
         (tree / ENVIRONMENT_FILE).write_text(environment_text(tree, manifest, facts, self.version))
         source = _json(kept.get(SOURCE_FILE, b""))
-        record = self._record(jobs, tree, manifest, source["hash"] if source else None)
+        record = self._record(tree, manifest, source["hash"] if source else None)
         record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
-        if (job := worst_job(jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
+        if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             diagnosis = diagnose_run(self.session, job, tree).as_dict()
             record = record.model_copy(update={"diagnosis": diagnosis})
         (tree / RUN_FILE).write_text(record.as_json())
@@ -132,8 +131,9 @@ class Recorder:
 
     def _task(self, job: JobInfo, tree: Path) -> TaskRecord:
         """Return the record of a job or of an array's task, with its attempts and restarts."""
-        folder = _folder(tree, job)
+        folder = tree / f"task-{job.task}" if job.task is not None else tree
         events = events_in(folder)
+        job = with_recorded_exit(job, events)
         # The accounting also has the end of an attempt that was killed.
         job = with_all_attempts(job, events, () if job.attempts else sample_times(folder, events))
         nodes = job.nodes or (job.attempts[-1].nodes if job.attempts else ())
@@ -142,9 +142,8 @@ class Recorder:
         joules = gpu_energy_j(folder, task.attempts)
         return task.model_copy(update={"interruptions": restarts, "gpu_energy_j": joules})
 
-    def _record(
-        self, jobs: Sequence[JobInfo], tree: Path, manifest: Manifest, source: str | None
-    ) -> RunRecord:
+    def _record(self, tree: Path, manifest: Manifest, source: str | None) -> RunRecord:
+        jobs = self.jobs
         head = worst_job(jobs)
         tasks = tuple(self._task(job, tree) for job in jobs)
         starts = [task.start_time for task in tasks if task.start_time is not None]
@@ -186,11 +185,6 @@ class Recorder:
             shares_machine=spec.provider.shares_kernel,
             skipped=manifest.skipped,
         )
-
-
-def _folder(tree: Path, job: JobInfo) -> Path:
-    """Return the folder of a job or of an array's task below the folder of its run."""
-    return tree if job.task is None else tree / f"task-{job.task}"
 
 
 def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:

@@ -24,6 +24,7 @@ from clusterctl.scheduler.diagnosis import (
 from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.local_files import LocalFiles
 from clusterctl.scheduler.program_error import LastError, error_at_end, is_shell
+from clusterctl.scheduler.records import with_recorded_exit
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
@@ -122,6 +123,8 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
     """Return the facts about a job. logs: the ends of the job's logs, as ``remote_logs`` returns
     them.
     """
+    events = events_of(logs.get("events") or "")
+    job = with_recorded_exit(job, events)
     local_files, source, facts = _sent(session, job)
     request = facts.get("job") or {}
     steps, canceller = _accounted(session, job)
@@ -135,7 +138,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         ranks={int(rank): text for rank, text in (logs.get("ranks") or {}).items()},
         ends={int(rank): text for rank, text in (logs.get("ends") or {}).items()},
         tasks_per_node=request.get("tasks_per_node"),
-        attempt=last_attempt(events_of(logs.get("events") or "")),
+        attempt=last_attempt(events),
         lost=lost,
         steps=steps,
         cancelled_by=canceller,

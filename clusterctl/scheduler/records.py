@@ -173,8 +173,10 @@ def with_recorded_exit(job: JobInfo, events: Sequence[Event]) -> JobInfo:
 
 def may_lack_128(job: JobInfo) -> bool:
     """Return whether a job's exit code is from sacct, which may have subtracted 128 from it."""
-    is_of_sacct = job.restarts is None
-    return is_of_sacct and job.ended and 0 < (job.exit_code or 0) < _BY_SIGNAL and not job.signal
+    # squeue tells the restarts, and without a scheduler ids have a prefix.
+    is_of_sacct = job.restarts is None and not job.prefix
+    is_short = job.exit_code is not None and job.exit_code < _BY_SIGNAL
+    return is_of_sacct and is_short and job.state is JobState.FAILED and not job.signal
 
 
 def _until_recorded_end(attempt: Attempt, recorded: Sequence[tuple[Attempt, bool]]) -> Attempt:

@@ -386,7 +386,7 @@ def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
 
 @pytest.mark.parametrize(
     ("shown", "recorded", "code"),
-    [(11, 139, 139), (0, 128, 0), (3, 3, 3), (3, 5, 3), (11, None, 11), (1, 129, 129)],
+    [(11, 139, 139), (0, 128, 128), (3, 3, 3), (3, 5, 3), (11, None, 11), (1, 129, 129)],
 )
 def test_exit_code_that_sacct_cut_is_the_recorded_one(
     shown: int, recorded: int | None, code: int
@@ -397,6 +397,8 @@ def test_exit_code_that_sacct_cut_is_the_recorded_one(
     # The queue has the whole exit code, and the number of restarts.
     queued = replace(failed, restarts=0)
     assert with_recorded_exit(queued, events) == queued
+    without_scheduler = replace(failed, prefix="m")
+    assert with_recorded_exit(without_scheduler, events) == without_scheduler
     by_signal = replace(failed, signal=9)
     assert with_recorded_exit(by_signal, events) == by_signal
 
