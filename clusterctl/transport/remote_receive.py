@@ -167,7 +167,8 @@ def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
         make_places(into, entries, follow=True)
     except OSError as exc:
         fail(exc.filename or into, exc)
-    files = [entry for entry in entries if entry.kind == "file" and not is_unchanged(entry)]
+    beat = alive()
+    files = [entry for entry in entries if entry.kind == "file" and not is_unchanged(entry, beat)]
     wrong = receive_all(files, os.path.abspath(into), stored=False)
     finish_places(entry for entry in entries if entry.kind == "folder")
     return wrong
