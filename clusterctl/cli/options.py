@@ -294,8 +294,8 @@ def _ended(exc: BaseException, screen: Screen) -> int:
             return INTERRUPTED
         case OSError() if exc.errno in REFUSALS:
             screen.error(disk_error(exc))
-        case PermissionError(filename=str(path)):
-            screen.error(permission_error(path))
+        case PermissionError(filename=str() | bytes()):
+            screen.error(permission_error(exc))
         case _:
             error = foreign_package_error(exc) or _unexpected(screen)
             screen.error(error)

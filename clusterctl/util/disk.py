@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import DiskError, MachineError
+from clusterctl.errors import DiskError, MachineError, printable
 
 # Fixes for errors that concern the whole file system.
 _FIXES = {
@@ -57,13 +57,14 @@ def disk_error(exc: OSError, path: Path | None = None) -> DiskError:
     return DiskError(f"{path.name} can't be written", where=str(path), why=reason, fix=fix)
 
 
-def permission_error(path: str) -> MachineError:
+def permission_error(exc: PermissionError) -> MachineError:
     """Return the error for a file or folder of this machine that the user's account may not use."""
+    path = printable(os.fsdecode(exc.filename))
     return MachineError(
         f"your account may not use {path}",
         code="path-not-permitted",
         where=path,
-        why=os.strerror(errno.EACCES),
+        why=exc.strerror or str(exc),
         fix=f"choose another path, or change the permissions (`namei -l {path}` shows them)",
     )
 
