@@ -36,11 +36,13 @@ WriteInventory = Callable[..., Path]
 def processes_of(inventory: Path) -> list[int]:
     """Return the processes that have an inventory in their command line, the oldest first."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
-            if os.fsencode(inventory) in path.read_bytes():
-                found.append(int(path.parent.name))
-    return sorted(found)
+            if os.fsencode(inventory) in (folder / "cmdline").read_bytes():
+                # Numbers of processes begin again after the highest. starttime in proc_pid_stat(5).
+                started = (folder / "stat").read_bytes().rpartition(b")")[2].split()[19]
+                found.append((int(started), int(folder.name)))
+    return [pid for _, pid in sorted(found)]
 
 
 def make_run(playbook: str, inventory: Path) -> PlaybookRun:
