@@ -65,7 +65,7 @@ def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, .
         restarted = {job_id: with_accounted(job, accounted) for job_id, job in restarted.items()}
     read = [job for job in jobs if job.id in restarted or _may_hang(job)]
     # Only so many jobs are read: those of which more is to be learned come first.
-    failed = [job for job in jobs if job not in read and may_lack_128(job)]
+    failed = [job for job in jobs if job.id not in restarted and may_lack_128(job)]
     events = _events(session, [*read, *failed])
     shown = []
     for job in jobs:
