@@ -14,11 +14,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from clusterctl.cli.advice import cluster_option, with_cluster
 from clusterctl.errors import ClusterctlError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -134,12 +135,18 @@ class Screen:
 
     def _shown(self, lines: Sequence[str], *, stderr: bool) -> str:
         """Join lines to a text. Escape control characters. Make table heads bold on a terminal."""
-        shown = [printable(line) for line in lines]
+        shown = [printable(self._advice(line)) for line in lines]
         if self._heads.intersection(shown) and self._is_colored(
             sys.stderr if stderr else sys.stdout
         ):
             shown = [f"\x1b[1m{line}\x1b[0m" if line in self._heads else line for line in shown]
         return "\n".join(shown)
+
+    def _advice(self, text: str) -> str:
+        """Return a text whose commands name the cluster that the user has chosen."""
+        if "`clusterctl " not in text:
+            return text
+        return with_cluster(text, cluster_option(self.file, self.cluster))
 
     def _is_colored(self, stream: TextIO) -> bool:
         return self.color and stream.isatty() and can_draw()
@@ -235,7 +242,9 @@ class Screen:
 
     def error(self, exc: ClusterctlError) -> None:
         if self.json:
-            failures = [asdict(failure) for failure in exc.failures]
+            failures = [
+                asdict(replace(failure, fix=self._advice(failure.fix))) for failure in exc.failures
+            ]
             self._write(
                 _json({"ok": False, "failures": failures, **self.partial_answer, **exc.answer})
             )
@@ -243,7 +252,10 @@ class Screen:
         try:
             self._own_line()
             print(
-                title, "\n".join(map(printable, str(exc).split("\n"))), file=sys.stderr, flush=True
+                title,
+                "\n".join(printable(self._advice(line)) for line in str(exc).split("\n")),
+                file=sys.stderr,
+                flush=True,
             )
         except OSError:
             # stderr is closed. Only the exit code reports the error.

@@ -1,0 +1,68 @@
+"""Commands in messages, completed with the cluster that the user has chosen."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Final
+
+from clusterctl.state.workspace import clusters_up
+
+# The commands that act on the cluster which -f or --cluster selects.
+OF_CLUSTER: Final = (
+    "bundle create",
+    "cancel",
+    "code",
+    "collect",
+    "detach",
+    "doctor",
+    "down",
+    "get",
+    "jobs",
+    "logs",
+    "node add",
+    "node drain",
+    "node forget",
+    "node reboot",
+    "node remove",
+    "node replace",
+    "node resume",
+    "plan",
+    "put",
+    "rehearse",
+    "replay",
+    "shell",
+    "ssh",
+    "stacks",
+    "status",
+    "submit",
+    "up",
+)
+_COMMAND: Final = re.compile(rf"`clusterctl ({'|'.join(OF_CLUSTER)})((?: [^`]*)?)`")
+_CHOICE: Final = re.compile(r" (--cluster|--file|-f)(?=[ =])")
+
+
+def cluster_option(file: Path | None, cluster: str | None) -> str:
+    """Return the option with which the user has chosen a cluster. "": there is no such option, or
+    no cluster has the name.
+    """
+    if file is not None:
+        return f"--file {shlex.quote(str(file))}"
+    return f"--cluster {cluster}" if cluster in clusters_up() else ""
+
+
+def with_cluster(text: str, option: str) -> str:
+    """Return a message with this option in its commands (`` `clusterctl logs 7` ``) that act on a
+    cluster. A command that names its cluster is unchanged.
+    """
+
+    def completed(command: re.Match[str]) -> str:
+        verb, rest = command.groups()
+        own, _, _ = f"{rest} ".partition(" -- ")
+        # The -f of `logs` follows a log.
+        if any(verb != "logs" or choice[1] != "-f" for choice in _CHOICE.finditer(own)):
+            return command[0]
+        return f"`clusterctl {verb} {option}{rest}`"
+
+    return _COMMAND.sub(completed, text) if option else text

@@ -1,0 +1,77 @@
+"""Commands in messages name the cluster that the user has chosen with -f or --cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.advice import OF_CLUSTER, cluster_option, with_cluster
+from clusterctl.cli.output import Screen
+from clusterctl.cli.verbs import VERBS
+from clusterctl.errors import ClusterctlError
+from clusterctl.state.workspace import Workspace
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a cluster that is up."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    workspace = Workspace.of("second")
+    workspace.root.mkdir(parents=True)
+    workspace.inventory.write_text("{}")
+    return "second"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run `clusterctl logs 7 -f`", "run `clusterctl logs --cluster b 7 -f`"),
+        ("`clusterctl up`, then `clusterctl list`", "`clusterctl up --cluster b`, then `clusterctl list`"),
+        ("`clusterctl node drain n1`", "`clusterctl node drain --cluster b n1`"),
+        ("`clusterctl ssh n1 -- ls -f x`", "`clusterctl ssh --cluster b n1 -- ls -f x`"),
+        ("`clusterctl down --cluster a`", None),
+        ("`clusterctl replay --cluster=a 7 --failed`", None),
+        ("`clusterctl up -f FILE`", None),
+        ("`clusterctl storage remove b`", None),
+        ("`clusterctl upgrade`", None),
+        ("clusterctl up has ended", None),
+    ],
+)  # fmt: skip
+def test_with_cluster_adds_the_option_to_commands_about_a_cluster(
+    text: str, expected: str | None
+) -> None:
+    assert with_cluster(text, "--cluster b") == (expected or text)
+
+
+def test_with_cluster_without_a_choice_changes_nothing() -> None:
+    assert with_cluster("`clusterctl up`", "") == "`clusterctl up`"
+
+
+def test_cluster_option_is_the_users_choice(cluster: str) -> None:
+    assert cluster_option(None, cluster) == "--cluster second"
+    assert cluster_option(Path("my spec.yaml"), None) == "--file 'my spec.yaml'"
+    assert cluster_option(None, "unknown") == ""
+    assert cluster_option(None, None) == ""
+
+
+def test_commands_about_a_cluster_exist() -> None:
+    assert set(OF_CLUSTER) <= set(VERBS)
+
+
+def test_screen_completes_commands_in_results_notes_and_errors(
+    cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = ClusterctlError("it failed", code="failed", fix="run `clusterctl up`")
+    screen = Screen(json=False, color=False, cluster=cluster)
+    screen.result({}, "`clusterctl logs 7`")
+    screen.note("`clusterctl jobs`")
+    screen.error(error)
+    out, err = capsys.readouterr()
+    assert out == "`clusterctl logs --cluster second 7`\n"
+    assert "`clusterctl jobs --cluster second`" in err
+    assert "`clusterctl up --cluster second`" in err
+    Screen(json=True, color=False, cluster=cluster).error(error)
+    (failure,) = json.loads(capsys.readouterr().out)["failures"]
+    assert failure["fix"] == "run `clusterctl up --cluster second`"
