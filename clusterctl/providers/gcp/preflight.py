@@ -7,28 +7,29 @@ diagnoses.yaml. preflight.yaml lists the permissions and policies that are check
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError
 from clusterctl.hosts.checks import Finding, cgroup_finding
+from clusterctl.providers.gcp import quotas
 from clusterctl.providers.gcp.api import Api, Json, enforces, org_policy, rules
 from clusterctl.providers.gcp.images import HostGroup
 from clusterctl.providers.gcp.orphans import ID_LABEL
+from clusterctl.providers.gcp.quotas import Shortage
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers import gcp
 from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.spec.providers.gcp_machines import Machine, gpu_type
-from clusterctl.spec.providers.gcp_nodes import disk_type, image_of, release_of
-from clusterctl.spec.units import GIB_MIB, format_size
+from clusterctl.spec.providers.gcp_nodes import image_of, release_of
+from clusterctl.spec.units import format_size
 from clusterctl.util.assets import read_table
 from clusterctl.util.process import parallel_map
 
@@ -42,13 +43,6 @@ _BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
 _COUNTED: Final = "serviceusage.services.use"
 _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
-_LOCAL_SSD_GB: Final = 375
-# Machine family -> CPU quota. Google limits the other families by GPU.
-_CPUS: Final = {"e2": "CPUS", "n1": "CPUS"} | {
-    family: f"{family.upper()}_CPUS" for family in ("n2", "n2d", "c2", "c2d", "c3", "a2")
-}
-_DISKS: Final = {"pd-standard": "DISKS_TOTAL_GB", "hyperdisk-balanced": "HDB_TOTAL_GB"}
-_DISKS_OF_FLASH: Final = "SSD_TOTAL_GB"
 
 Check = tuple[str, Callable[[], Iterable[Finding]]]
 
@@ -384,40 +378,35 @@ class _Checks:
 
     def quotas(self, groups: Collection[HostGroup]) -> Iterator[Finding]:
         region = self.settings.region_name
-        regional, everywhere = _demand(groups)
+        everywhere = [*quotas.project_needs(groups)]
         # Google already counts a network that an earlier `up` created.
         if not (self.cluster_id or self.settings.network.network):
-            everywhere.update(("NETWORKS", "SUBNETWORKS", "ROUTERS"))
-        for path, place, demand in (
-            (f"{self._project}/regions/{region}", region, regional),
+            everywhere += quotas.new_network_needs()
+        for path, place, needs in (
+            (f"{self._project}/regions/{region}", region, quotas.regional_needs(groups)),
             (self._project, self.settings.project, everywhere),
         ):
-            quotas = {row["metric"]: row for row in self.api.get("compute", path).get("quotas", ())}
-            for metric, count in demand.items():
-                yield from self._quota(metric, count, quotas.get(metric), place)
+            rows = self.api.get("compute", path).get("quotas", ())
+            for shortage in quotas.shortages(needs, rows):
+                yield self._shortage_finding(shortage, place)
 
-    def _quota(self, metric: str, count: int, quota: Json | None, place: str) -> Iterator[Finding]:
-        if quota is None:
-            if metric.endswith("_GPUS"):
-                message = f"the quota {metric} can't be checked"
-                reason = "Google counts these GPUs by family"
-                yield replace(
-                    self._error("quota", place, message, reason, metric=metric), level="warning"
-                )
-            return
-        limit = float(quota.get("limit", inf))
-        used = float(quota.get("usage", 0))
-        if count > limit - used:
-            words = {"metric": metric, "wanted": f"{used + count:g}"}
-            words["quota_id"] = f"{metric.replace('_', '-')}-per-project"
-            if place == self.settings.region_name:
-                words["quota_id"] += "-region"
-                words["dimension"] = f" --dimensions=region={place}"
-            reason = (
-                f"the cluster needs {count}, but only {max(0, limit - used):g} of {limit:g} are "
-                "free"
-            )
-            yield self._error("quota", place, f"the quota {metric} is too small", reason, **words)
+    def _shortage_finding(self, shortage: Shortage, place: str) -> Finding:
+        metric = shortage.quota.metric
+        dimensions = [shortage.quota.family] if shortage.quota.family else []
+        words = {"metric": metric, "wanted": f"{shortage.used + shortage.needed:g}"}
+        words["quota_id"] = f"{metric.replace('_', '-')}-per-project"
+        if place == self.settings.region_name:
+            words["quota_id"] += "-region"
+            dimensions.insert(0, ("region", place))
+        if dimensions:
+            listed = ",".join(f"{name}={value}" for name, value in dimensions)
+            words["dimension"] = f" --dimensions={listed}"
+        if shortage.limit is None:
+            message = f"the quota {metric} can't be checked"
+        else:
+            message = f"the quota {metric} is too small"
+        finding = self._error("quota", place, message, shortage.reason, **words)
+        return finding if shortage.is_certain else replace(finding, level="warning")
 
 
 def _facts_of(machine: Machine) -> dict[str, Any]:
@@ -454,40 +443,6 @@ def _flow(gpu: str, count: int) -> str:
 
 def _data() -> dict[str, Any]:
     return read_table(_DATA / "preflight.yaml", dict[str, Any])
-
-
-def _demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
-    """Return (metric -> quota that the hosts need in the region, metric -> quota needed in the
-    project).
-    """
-    regional = Counter[str]()
-    everywhere = Counter[str]()
-    for group in groups:
-        machine = group.machine
-        nodes = group.nodes
-        count = group.count
-        extra = ((disk, machine.extra_disks) for disk in nodes.extra_disks)
-        for disk, types in ((nodes.boot_disk, machine.boot_disks), *extra):
-            regional[_DISKS.get(disk_type(disk, types), _DISKS_OF_FLASH)] += (
-                disk.size // GIB_MIB * count
-            )
-        # Google already counts the processors and GPUs of a reservation.
-        if nodes.reservation:
-            continue
-        regional["INSTANCES"] += count
-        everywhere["CPUS_ALL_REGIONS"] += machine.vcpus * count
-        # Spot and flex-start instances count on the preemptible quotas.
-        is_standard = nodes.provisioning_model == "STANDARD"
-        if machine.family in _CPUS and is_standard:
-            regional[_CPUS[machine.family]] += machine.vcpus * count
-        if machine.gpu:
-            name = machine.gpu.type.upper().replace("-", "_")
-            metric = f"{'' if is_standard else 'PREEMPTIBLE_'}NVIDIA_{name}_GPUS"
-            regional[metric] += machine.gpu.count * count
-            everywhere["GPUS_ALL_REGIONS"] += machine.gpu.count * count
-        metric = "LOCAL_SSD_TOTAL_GB" if is_standard else "PREEMPTIBLE_LOCAL_SSD_GB"
-        regional[metric] += nodes.local_ssds * _LOCAL_SSD_GB * count
-    return regional, everywhere
 
 
 class _JobsData(Model):

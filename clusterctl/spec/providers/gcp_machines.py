@@ -90,6 +90,15 @@ class Machine:
             self.gpu and self.gpu.count > 1 and data()["gpus"][self.gpu.type].get("nvswitches")
         )
 
+    @property
+    def is_limited_by_gpu(self) -> bool:
+        """Whether Google limits this type by quotas of GPUs alone. "To create A4X Max, A4X, A4, A3,
+        G4, and G2 VMs, you only need to have the required [...] GPU quotas for the VM type. You
+        don't need to request CPU quotas." The same is said of A2 (cloud.google.com/compute/
+        resource-usage, 2026-09).
+        """
+        return self.gpu is not None and not self.guest_accelerator
+
 
 @cache
 def data() -> Mapping[str, Any]:

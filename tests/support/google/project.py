@@ -2,6 +2,7 @@
 images.
 
     google.project.quotas["NVIDIA_L4_GPUS"] = (0, 0)            # its limit, and what is used
+    google.project.quotas["PREEMPTIBLE_CPUS"] = None            # Google does not list it
     google.project.denied.add("iap.tunnelInstances.accessViaIAP")
     google.project.retired.add("compute.subnetworks.use")       # Google does not know it any more
     google.project.enforced.add("compute.requireOsLogin")
@@ -13,6 +14,7 @@ All else is as in a project where nothing stands in the way.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,7 @@ _REGIONAL = (
         "INSTANCES",
         "LOCAL_SSD_TOTAL_GB",
     ),
+    "PREEMPTIBLE_CPUS",
     *(
         "N2_CPUS",
         "NVIDIA_A100_GPUS",
@@ -93,7 +96,7 @@ def _machine_type(name: str) -> dict[str, Any]:
 class Project:
     """``has``: path below the project -> what is special of it, or None."""
 
-    quotas: dict[str, tuple[float, float]] = field(default_factory=dict)
+    quotas: dict[str, tuple[float, float] | None] = field(default_factory=dict)
     denied: set[str] = field(default_factory=set)
     enforced: set[str] = field(default_factory=set)
     retired: set[str] = field(default_factory=set)
@@ -147,7 +150,7 @@ class Project:
             case "compute.projects.get":
                 said = self._common()
             case "compute.regions.get":
-                said = {"quotas": [*map(self._quota, _REGIONAL)]}
+                said = {"quotas": self._quotas(_REGIONAL)}
             case _ if method in _FOUND:
                 special = next((one for end, one in self.has.items() if path.endswith(end)), {})
                 if special is None:
@@ -176,8 +179,12 @@ class Project:
     def _common(self) -> dict[str, Any]:
         items = [{"key": key, "value": value} for key, value in self.metadata.items()]
         common = {"kind": "compute#metadata"} | ({"items": items} if items else {})
-        return {"quotas": [*map(self._quota, _EVERYWHERE)], "commonInstanceMetadata": common}
+        return {"quotas": self._quotas(_EVERYWHERE), "commonInstanceMetadata": common}
 
-    def _quota(self, metric: str) -> dict[str, Any]:
-        limit, usage = self.quotas.get(metric, PLENTY)
-        return {"metric": metric, "limit": limit, "usage": usage}
+    def _quotas(self, metrics: Iterable[str]) -> list[dict[str, Any]]:
+        listed = ((metric, self.quotas.get(metric, PLENTY)) for metric in metrics)
+        return [
+            {"metric": metric, "limit": quota[0], "usage": quota[1]}
+            for metric, quota in listed
+            if quota
+        ]

@@ -1,0 +1,155 @@
+"""Which quotas of Google new hosts count on, and what is found of those that are too small."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.hosts.checks import Finding
+from clusterctl.providers.gcp.api import Api
+from clusterctl.providers.gcp.preflight import preflight
+from clusterctl.spec.load import parse_spec
+from clusterctl.util.progress import Clock
+from tests.support.google.api import PROJECT, Google
+
+SPEC = """\
+version: 1
+name: demo
+provider: {{type: gcp, project: {project}, zone: us-central1-a, partitions: {{train: {nodes}}}}}
+partitions: [{{name: train, nodes: 2{more}}}]
+software: {{nvidia: {{driver: open}}}}
+"""
+L4 = ", gpus: {type: l4}"
+PREEMPTIBLE = "PREEMPTIBLE_NVIDIA_L4_GPUS"
+STANDARD = "NVIDIA_L4_GPUS"
+
+
+def spec_text(nodes: str = "{}", more: str = L4) -> str:
+    return SPEC.format(project=PROJECT, nodes=nodes, more=more)
+
+
+def found(google: Google, text: str, **limits: float | None) -> dict[str, Finding]:
+    """Metric -> finding of the quotas. ``limits``: metric -> limit. None: Google does not list it."""
+    for metric, limit in limits.items():
+        google.project.quotas[metric] = None if limit is None else (limit, 0.0)
+    api = Api(PROJECT, clock=Clock(sleep=lambda _: None))
+    findings = preflight(parse_spec(text, "cluster.yaml"), None, (), api=api)
+    assert {one.code for one in findings} <= {"quota"}
+    return {one.what.split()[2]: one for one in findings}
+
+
+@pytest.mark.parametrize("model", ["spot: true", "flex_start: 1d"])
+@pytest.mark.parametrize(
+    ("limits", "short"),
+    [
+        ((8, 0), {}),
+        ((1, 8), {PREEMPTIBLE: "error"}),
+        ((0, 8), {}),
+        ((None, 8), {}),
+        ((0, 1), {STANDARD: "error"}),
+        ((None, 1), {STANDARD: "error"}),
+        ((None, None), {"GPUS_PER_GPU_FAMILY": "warning"}),
+    ],
+)
+def test_spot_and_flex_start_count_on_the_preemptible_quota_if_google_has_granted_it(
+    google: Google,
+    model: str,
+    limits: tuple[float | None, float | None],
+    short: dict[str, str],
+) -> None:
+    text = spec_text(f"{{{model}}}")
+    findings = found(google, text, **{PREEMPTIBLE: limits[0], STANDARD: limits[1]})
+    assert {metric: one.level for metric, one in findings.items()} == short
+    if STANDARD in short:
+        assert PREEMPTIBLE in findings[STANDARD].why
+
+
+def test_standard_machines_never_count_on_the_preemptible_quota(google: Google) -> None:
+    assert [*found(google, spec_text(), **{PREEMPTIBLE: 8, STANDARD: 1})] == [STANDARD]
+
+
+def test_spot_and_standard_machines_share_the_standard_quota(google: Google) -> None:
+    """Each partition alone would fit."""
+    text = spec_text("{spot: true}").replace(
+        "partitions: [", "partitions: [{name: more, nodes: 2, gpus: {type: l4}}, "
+    )
+    assert [*found(google, text, **{PREEMPTIBLE: 0, STANDARD: 3})] == [STANDARD]
+    assert "needs 4" in found(google, text)[STANDARD].why
+
+
+@pytest.mark.parametrize(
+    ("granted", "standard", "short"),
+    [(0, 20, ""), (0, 4, "CPUS"), (4, 4, "PREEMPTIBLE_CPUS"), (20, 4, "")],
+)
+def test_spot_processors_count_like_spot_gpus(
+    google: Google, granted: float, standard: float, short: str
+) -> None:
+    """Of 2 nodes with 4 processors; the controller has 4, and is never a spot machine."""
+    text = spec_text("{spot: true, machine_type: n1-standard-4}", "")
+    findings = found(google, text, PREEMPTIBLE_CPUS=granted, CPUS=standard)
+    assert [*findings] == ([short] if short else [])
+
+
+def test_local_ssds_of_a_machine_type_are_counted_by_its_family(google: Google) -> None:
+    """Two a3-highgpu-8g with 16 disks of 375 GB each."""
+    text = spec_text("{}", ", gpus: {type: h100, count: 8}")
+    findings = found(google, text)
+    assert {one.level for one in findings.values()} == {"warning"}
+    ssds = findings["LOCAL_SSD_TOTAL_GB_PER_VM_FAMILY"]
+    assert "needs 12000" in ssds.why
+    assert "--quota-id=LOCAL-SSD-TOTAL-GB-PER-VM-FAMILY-per-project-region" in ssds.fix
+    assert "--preferred-value=12000 --dimensions=region=us-central1,vm_family=A3`" in ssds.fix
+    gpus = findings["GPUS_PER_GPU_FAMILY"]
+    assert "--quota-id=GPUS-PER-GPU-FAMILY-per-project-region" in gpus.fix
+    assert (
+        "--preferred-value=16 --dimensions=region=us-central1,gpu_family=NVIDIA_H100`" in gpus.fix
+    )
+
+
+def test_local_ssds_of_spot_machines_count_on_the_preemptible_quota(google: Google) -> None:
+    """Two a2-ultragpu-1g with a disk each."""
+    text = spec_text("{spot: true}", ", gpus: {type: a100-80gb}")
+    limits = {"PREEMPTIBLE_LOCAL_SSD_GB": 375}
+    findings = found(google, text, **limits)
+    assert findings["PREEMPTIBLE_LOCAL_SSD_GB"].level == "error"
+    assert "needs 750" in findings["PREEMPTIBLE_LOCAL_SSD_GB"].why
+
+
+def test_added_local_ssds_count_on_the_quota_of_the_region(google: Google) -> None:
+    limits = {"LOCAL_SSD_TOTAL_GB": 375, "PREEMPTIBLE_LOCAL_SSD_GB": 0}
+    for nodes in ("{local_ssds: 1}", "{local_ssds: 1, spot: true}"):
+        findings = found(google, spec_text(nodes), **limits)
+        assert [(m, one.level) for m, one in findings.items()] == [("LOCAL_SSD_TOTAL_GB", "error")]
+
+
+@pytest.mark.parametrize(
+    ("more", "limit", "level"),
+    [
+        (L4, 12, ""),
+        (L4, 8, "warning"),
+        # Fewer than the controller has.
+        (L4, 3, "error"),
+        (", gpus: {type: t4}", 8, "error"),
+        ("", 8, "error"),
+    ],
+)
+def test_processors_of_machines_with_gpus_of_their_own_are_only_a_warning(
+    google: Google, more: str, limit: float, level: str
+) -> None:
+    """Three hosts with 4 processors each."""
+    findings = found(google, spec_text("{}", more), CPUS_ALL_REGIONS=limit)
+    assert [one.level for one in findings.values()] == ([level] if level else [])
+
+
+def test_a100_machines_need_no_quota_of_processors(google: Google) -> None:
+    assert found(google, spec_text("{}", ", gpus: {type: a100}"), A2_CPUS=0) == {}
+
+
+def test_processors_of_new_families_are_counted_by_family(google: Google) -> None:
+    ((metric, one),) = found(google, spec_text("{machine_type: c4-standard-8}", "")).items()
+    assert (metric, one.level) == ("CPUS_PER_VM_FAMILY", "warning")
+    assert "--preferred-value=16 --dimensions=region=us-central1,vm_family=C4`" in one.fix
+
+
+def test_quota_that_others_exceed_already_does_not_matter(google: Google) -> None:
+    google.project.quotas["LOCAL_SSD_TOTAL_GB"] = (0.0, 375.0)
+    assert found(google, spec_text()) == {}
