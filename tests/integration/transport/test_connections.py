@@ -167,7 +167,7 @@ def test_an_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
         # A slow machine may not see the connection in its second; other tests show that there is
         # one.
         node.run(["true"])
-    eventually(lambda: not masters(config))
+    eventually(lambda: not masters(config), 8)
     assert sockets(config) == []
 
 
@@ -394,7 +394,10 @@ def test_what_is_begun_and_lost_is_started_again(me, config, tmp_path) -> None:
     with closing(SSHTransport("node", config, user=me)) as node:
         node.run(["true"])
         node.begin([*BEGUN, str(log)])
+        # Only now does the command's ssh use the shared connection, which it outlives by a moment.
+        eventually(log.exists)
         end_all_connections(config)
+        eventually(lambda: not masters(config))
         with node.converse([*BEGUN, str(log)]) as talk:
             talk.send(b"there")
             assert talk.receive() == b"there"
