@@ -54,7 +54,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         ),
     ],
 )
-def test_a_round_of_each_prints_medians_and_ratios(
+def test_round_of_each_prints_medians_and_ratios(
     benchmark: str, parts: tuple[str, ...], shown: tuple[str, ...]
 ) -> None:
     argv = [sys.executable, BENCHMARKS / benchmark, "--rounds", "1", *parts]

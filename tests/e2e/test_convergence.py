@@ -131,7 +131,7 @@ def test_up_after_a_reboot_keeps_data_and_accounting(one: Cluster) -> None:
     assert (one.run_of(job) / "stdout.log").is_file()
 
 
-def test_a_user_whose_number_changed_can_still_submit(one: Cluster) -> None:
+def test_user_whose_number_changed_can_still_submit(one: Cluster) -> None:
     assert one.ssh(f"{one.name}-ctl", "id -u", user=one.user).strip() == "2101"
     one.spec.write_text(one.spec.read_text().replace("2101", "2102"))
     one("up")
@@ -187,7 +187,7 @@ def test_down_refuses_files_of_failed_and_cancelled_jobs(one: Cluster) -> None:
     one.ssh(controller, "scancel --me", user=one.user)
 
 
-def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
+def test_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
     kept = one.workspace.rename(one.runner.cwd / "orphaned")
     (listed,) = (each for each in one.json("list")["clusters"] if each["cluster"] == one.name)
     assert listed["state"] == "orphaned"

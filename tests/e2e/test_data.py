@@ -58,7 +58,7 @@ def end(process: subprocess.Popen[str], how: signal.Signals) -> None:
     assert process.returncode != 0
 
 
-def test_a_transfer_that_was_ended_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_transfer_that_was_ended_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     size = 256 * MIB
     large = tmp_path / "large"
     back = tmp_path / "back"

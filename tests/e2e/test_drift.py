@@ -202,7 +202,7 @@ def test_one_drift_alone_is_put_back_where_it_is(one: Cluster, kind: str) -> Non
     assert converged(one.json("up")).startswith("unchanged: 4 ")
 
 
-def test_a_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None:
+def test_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None:
     """It has no way to a repository. The job on another node goes on."""
     second = node(one, 2)
     third = node(one, 3)
@@ -270,7 +270,7 @@ def test_up_repairs_edited_files_and_powered_off_nodes_at_once(one: Cluster) -> 
 
 
 @pytest.mark.sweep
-def test_a_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> None:
+def test_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> None:
     """While slurmd was away it could not be told to end the job, so the former start is still
     there.
     """
@@ -334,7 +334,7 @@ def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
     assert started in mended(ran.json)
 
 
-def test_a_full_disk_is_named(one: Cluster) -> None:
+def test_full_disk_is_named(one: Cluster) -> None:
     second = node(one, 2)
     one.ssh(second, "sudo dd if=/dev/zero of=/big bs=1M", rc=None)
     found = failure(one("-o", "json", "up", rc=1).json)
@@ -386,7 +386,7 @@ def converged(answer: dict[str, Any]) -> str:
     return next(str(phase["note"]) for phase in answer["phases"] if phase["phase"] == "converge")
 
 
-def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> None:
+def test_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> None:
     def ask_for(train: int, more: str = "") -> None:
         one.spec.write_text(SPEC.format(name=one.name, train=train) + more)
 
@@ -447,7 +447,7 @@ def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> 
     assert planned(one, rc=0)["changes"] == []
 
 
-def test_a_uid_does_not_pass_to_another_user(one: Cluster) -> None:
+def test_uid_does_not_pass_to_another_user(one: Cluster) -> None:
     text = one.spec.read_text()
     one.spec.write_text(f"{text}users:\n  - {{name: other, uid: 10000}}\n")
     if one.user == "hpc":

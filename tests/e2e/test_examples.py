@@ -219,7 +219,7 @@ def example(cluster: Cluster, folder: Path, name: str) -> str:
     return done.stdout
 
 
-def test_a_text_is_learned_and_written(own: Cluster, typed: Path) -> None:
+def test_text_is_learned_and_written(own: Cluster, typed: Path) -> None:
     there, collected, here = example(own, typed, "text.sh").partition("COMPLETED: runs/")
     assert collected
     assert "\nYou may" in there
@@ -227,7 +227,7 @@ def test_a_text_is_learned_and_written(own: Cluster, typed: Path) -> None:
     assert len(here) > 200
 
 
-def test_a_trained_model_goes_on_with_another_text(own: Cluster, typed: Path) -> None:
+def test_trained_model_goes_on_with_another_text(own: Cluster, typed: Path) -> None:
     said = example(own, typed, "fine_tune.sh")
     (accuracy,) = re.findall(r"^test accuracy ([0-9.]+)$", said, re.MULTILINE)
     assert float(accuracy) > 0.15  # 0.06 from first weights
@@ -245,7 +245,7 @@ def test_digits_are_learned_judged_and_told(own: Cluster, typed: Path) -> None:
     assert sum(digit == found for digit, found in enumerate(classes)) >= 9
 
 
-def test_an_array_of_learning_rates(own: Cluster) -> None:
+def test_array_of_learning_rates(own: Cluster) -> None:
     job = own.json("submit", EXAMPLES / "sweep.py", "--array", "0-3", "--wait")
     run = own.run_of(job["job_id"])
     results = [json.loads((run / f"task-{i}" / "result.json").read_text()) for i in range(4)]

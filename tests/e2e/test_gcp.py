@@ -251,7 +251,7 @@ def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:
     assert "gcloud" in without.stderr
 
 
-def test_a_second_up_changes_nothing(gcp: Gcp) -> None:
+def test_second_up_changes_nothing(gcp: Gcp) -> None:
     said = gcp.json("status")
     assert (said["ready"], said["provider"], len(said["nodes"])) == (True, "gcp", MOST_NODES - 1)
     gcp.as_shown(gcp.runner("-f", gcp.spec, "status"), "clusterctl status")
@@ -263,7 +263,7 @@ def test_a_second_up_changes_nothing(gcp: Gcp) -> None:
     assert not said["repaired"]
 
 
-def test_a_job_trains_and_comes_home(gcp: Gcp) -> None:
+def test_job_trains_and_comes_home(gcp: Gcp) -> None:
     for text in (
         "submit probe --nodes 2 --wait",
         "submit train --nodes 2 --follow -- --epochs 3",

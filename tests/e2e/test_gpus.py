@@ -91,7 +91,7 @@ def test_slurm_knows_the_gpus(gpus: Cluster) -> None:
     assert "Gres=gpu:t4:2" in train
 
 
-def test_a_partition_is_what_the_spec_says(gpus: Cluster) -> None:
+def test_partition_is_what_the_spec_says(gpus: Cluster) -> None:
     shown = gpus.ssh(f"{gpus.name}-ctl", "sinfo -h -o '%R %D %l %m' | sort")
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
     assert rows["train"][:2] == ["1", "1:00:00"]
@@ -141,20 +141,20 @@ def test_jobs_that_restart_together_on_a_node_have_different_ports(gpus: Cluster
         gpus.ssh(f"{gpus.name}-ctl", "rm -rf meeting", user=gpus.user)
 
 
-def test_a_job_that_no_partition_can_run_is_refused(gpus: Cluster) -> None:
+def test_job_that_no_partition_can_run_is_refused(gpus: Cluster) -> None:
     assert "memory" in gpus("submit", "probe", "-p", "parts", "--mem", "4GiB", rc=1).stderr.lower()
     assert "time" in gpus("submit", "probe", "-p", "train", "--time", "2h", rc=2).stderr.lower()
 
 
 @pytest.mark.parametrize(("gres", "indices"), [("t4:1", "0"), ("t4:2", "0,1"), ("1", "0")])
-def test_a_job_sees_its_gpus_alone(gpus: Cluster, gres: str, indices: str) -> None:
+def test_job_sees_its_gpus_alone(gpus: Cluster, gres: str, indices: str) -> None:
     assert (
         _srun(gpus, f"--gres=gpu:{gres}", command="printenv CUDA_VISIBLE_DEVICES").strip()
         == indices
     )
 
 
-def test_a_job_is_told_the_uuid_of_its_part(gpus: Cluster) -> None:
+def test_job_is_told_the_uuid_of_its_part(gpus: Cluster) -> None:
     first, second = (part["uuid"] for part in _CUT["parts"])
     others = _srun(
         gpus, "--partition=parts", "--gres=gpu:1", command="printenv CUDA_VISIBLE_DEVICES"

@@ -100,7 +100,7 @@ def hang_of(cluster: Cluster, program: Path, word: str, places: Sequence[str]) -
 
 
 @pytest.mark.parametrize("kind", ["freeze", "message", "deadlock", "loader", "lock", "pipe"])
-def test_a_hang_in_python_is_named_with_its_lines(cluster: Cluster, kind: str) -> None:
+def test_hang_in_python_is_named_with_its_lines(cluster: Cluster, kind: str) -> None:
     program = cluster.runner.cwd / "hangs.py"
     program.write_text(HANGS)
     lines = [
@@ -114,7 +114,7 @@ def test_a_hang_in_python_is_named_with_its_lines(cluster: Cluster, kind: str) -
 
 @pytest.mark.skipif(not shutil.which("mpicc"), reason="there is no compiler for MPI")
 @pytest.mark.parametrize("kind", ["freeze", "message", "deadlock", "loader", "pipe_of_no_writer"])
-def test_a_hang_in_c_is_named_with_its_functions(cluster: Cluster, kind: str) -> None:
+def test_hang_in_c_is_named_with_its_functions(cluster: Cluster, kind: str) -> None:
     folder = cluster.runner.cwd / "c"
     folder.mkdir(exist_ok=True)
     (folder / "hangs.c").write_text(HANGS_IN_C)
@@ -184,7 +184,7 @@ HAS_PAUSES = {"naps", "sleep", "loading", "commands"}
     "kind",
     ["silence", "evaluation", "compilation", "checkpoint", "pulses", *sorted(HAS_PAUSES)],
 )
-def test_a_healthy_job_is_not_ended(cluster: Cluster, kind: str) -> None:
+def test_healthy_job_is_not_ended(cluster: Cluster, kind: str) -> None:
     program = cluster.runner.cwd / "healthy.py"
     program.write_text(HEALTHY)
     words = ("submit", program, "--nodes", "2", "--hang", "end@10", "--wait", "--", kind)

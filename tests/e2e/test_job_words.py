@@ -98,7 +98,7 @@ def test_job_file_variants_set_variables_and_collect_outputs(
         assert not (run / "telemetry.log").exists()
 
 
-def test_a_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> None:
+def test_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> None:
     words = (
         "submit",
         project / "ranks.py",

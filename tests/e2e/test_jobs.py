@@ -48,7 +48,7 @@ def test_nodes_are_mounted_as_machines_of_their_distribution_are(cluster: Cluste
     ), release
 
 
-def test_a_shell_script_runs_in_its_allocation(cluster: Cluster) -> None:
+def test_shell_script_runs_in_its_allocation(cluster: Cluster) -> None:
     path = script(
         cluster,
         "hello world.sh",
@@ -65,7 +65,7 @@ def test_a_shell_script_runs_in_its_allocation(cluster: Cluster) -> None:
     }
 
 
-def test_a_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster) -> None:
+def test_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster) -> None:
     path = script(
         cluster,
         "ranks.py",
@@ -273,7 +273,7 @@ def test_exit_code_is_that_of_the_ranks_with_each_launcher(
     assert cluster.json("jobs", signalled)["jobs"][0]["exit_code"] == code
 
 
-def test_a_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
+def test_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
     path = script(cluster, "bad.py", "import sys\nprint('before')\nsys.exit('lp0 on fire')\n")
     ran = cluster("-o", "json", "submit", path, "--wait", rc=4)
     assert "lp0 on fire" in ran.stderr
@@ -282,7 +282,7 @@ def test_a_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
     assert cluster.json("jobs", ran.json["job_id"])["jobs"][0]["state"] == "FAILED"
 
 
-def test_a_job_that_needs_too_much_memory_is_told_so(cluster: Cluster) -> None:
+def test_job_that_needs_too_much_memory_is_told_so(cluster: Cluster) -> None:
     """Many more causes: test_failures.py."""
     program = (
         "import time; x = bytearray(10**9); x[::4096] = bytes(len(x) // 4096 + 1); time.sleep(60)"
@@ -294,7 +294,7 @@ def test_a_job_that_needs_too_much_memory_is_told_so(cluster: Cluster) -> None:
     assert "100.0 MiB" in answer["diagnosis"]["cause"]
 
 
-def test_a_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
+def test_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
     path = script(cluster, "slow.sh", "sleep 600\n")
     job = cluster.json("submit", path)["job_id"]
     # Slurm's smallest limit is a minute: shorten the wait by its own means, as the controller's
@@ -330,7 +330,7 @@ world.Barrier()
 """
 
 
-def test_a_hang_is_named_with_the_places_of_all_ranks(cluster: Cluster) -> None:
+def test_hang_is_named_with_the_places_of_all_ranks(cluster: Cluster) -> None:
     path = script(cluster, "hang.py", HANG)
     job_id = cluster.json("submit", path, "--nodes", "2", "--hang", "warn@2")["job_id"]
     assert eventually(lambda: cluster.json("jobs", job_id)["jobs"][0]["hang"], 90)
@@ -348,7 +348,7 @@ def test_a_hang_is_named_with_the_places_of_all_ranks(cluster: Cluster) -> None:
     cluster("cancel", job_id)
 
 
-def test_a_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:
+def test_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:
     # slurmdbd names a job `allocation` where a step's record came first, so the job waits for its
     # own name.
     ask = "sacct --noheader --jobs=$SLURM_JOB_ID --format=jobname"
@@ -461,7 +461,7 @@ def test_collect_says_what_stays_on_the_cluster(cluster: Cluster) -> None:
     assert (kept / "checkpoint-2" / "weights").read_text() == "2\n"
 
 
-def test_an_array_keeps_its_tasks_apart(cluster: Cluster) -> None:
+def test_array_keeps_its_tasks_apart(cluster: Cluster) -> None:
     path = script(
         cluster,
         "sweep.sh",
@@ -614,7 +614,7 @@ def test_status_list_and_ssh(cluster: Cluster) -> None:
     assert node in cluster("ssh", "nowhere", rc=2).stderr
 
 
-def test_the_proof_partition_is_hidden_and_closed_to_users(cluster: Cluster) -> None:
+def test_proof_partition_is_hidden_and_closed_to_users(cluster: Cluster) -> None:
     controller = f"{cluster.name}-ctl"
     assert "clusterctl-proof" not in cluster.ssh(controller, "sinfo -h -o %R", user=cluster.user)
     done = cluster.ssh(

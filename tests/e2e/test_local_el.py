@@ -90,7 +90,7 @@ def on(host: Host, node: str, *command: str) -> str:
     return host(CLUSTERCTL, "ssh", node, "--", *command).stdout
 
 
-def test_the_nodes_have_what_the_machine_has(host: Host, cluster: dict[str, Any]) -> None:
+def test_nodes_have_what_the_machine_has(host: Host, cluster: dict[str, Any]) -> None:
     assert cluster["ready"]
     for node in ("inner-ctl", "inner-train-1"):
         assert on(host, node, "cat", "/etc/redhat-release").startswith("Rocky Linux")
@@ -100,11 +100,11 @@ def test_the_nodes_have_what_the_machine_has(host: Host, cluster: dict[str, Any]
     )
 
 
-def test_a_job_runs_across_them(host: Host, cluster: dict[str, Any]) -> None:
+def test_job_runs_across_them(host: Host, cluster: dict[str, Any]) -> None:
     assert clusterctl(host, "submit", "probe", "--nodes", "2", "--wait")["state"] == "COMPLETED"
 
 
-def test_a_second_up_changes_nothing(host: Host, cluster: dict[str, Any]) -> None:
+def test_second_up_changes_nothing(host: Host, cluster: dict[str, Any]) -> None:
     assert clusterctl(host, "up")["repaired"] == []
 
 

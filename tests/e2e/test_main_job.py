@@ -95,7 +95,7 @@ def test_two_ranks_learn_what_one_learns(cluster: Cluster, run: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_a_run_is_whole(cluster: Cluster, run: Path, job: dict[str, Any]) -> None:
+def test_run_is_whole(cluster: Cluster, run: Path, job: dict[str, Any]) -> None:
     assert run.name == f"{cluster.name}-{job['job_id']}-train"
     assert run.parent == cluster.runner.cwd / "runs"
     for name in ("run.json", "job.sbatch", "spec.yaml", "stdout.log", "stderr.log", "metrics.jsonl",
@@ -157,7 +157,7 @@ def test_up_again_changes_nothing_and_proves_again(cluster: Cluster) -> None:
         assert note in configure["note"]
 
 
-def test_a_dry_run_works_by_hand_with_plain_sbatch(cluster: Cluster) -> None:
+def test_dry_run_works_by_hand_with_plain_sbatch(cluster: Cluster) -> None:
     script = cluster("submit", "train", "--nodes", "2", "--dry-run", "--", "--epochs", "1").stdout
     assert script.startswith("#!/bin/bash\n")
     controller = f"{cluster.name}-ctl"

@@ -153,7 +153,7 @@ def test_ranks_know_each_other(plain: Cluster, script: Any) -> None:
     assert third.startswith(f"rank {nodes(plain)[1]} 2 4 ")
 
 
-def test_an_unhealthy_node_gets_no_job_until_it_is_healthy(plain: Cluster, script: Any) -> None:
+def test_unhealthy_node_gets_no_job_until_it_is_healthy(plain: Cluster, script: Any) -> None:
     path = script("says.sh", "#!/bin/bash\necho here\n")
     unhealthy = nodes(plain)[1]
     sh = partial(plain.ssh, unhealthy)
@@ -166,7 +166,7 @@ def test_an_unhealthy_node_gets_no_job_until_it_is_healthy(plain: Cluster, scrip
     assert plain.json("submit", path, "--nodes", "2", "--wait")["state"] == "COMPLETED"
 
 
-def test_an_error_of_one_rank_ends_the_job(plain: Cluster, script: Any) -> None:
+def test_error_of_one_rank_ends_the_job(plain: Cluster, script: Any) -> None:
     path = script("fails.py", FAILS)
     flags = ("--nodes", "2", "--wait", "--timeout", "1m")
     failed = plain("-o", "json", "submit", path, *flags, rc=4)
@@ -198,7 +198,7 @@ def test_one_at_a_time_and_cancel_ends_it_everywhere(plain: Cluster, script: Any
     )
 
 
-def test_a_time_limit_and_a_lost_node_end_a_job(plain: Cluster, script: Any) -> None:
+def test_time_limit_and_a_lost_node_end_a_job(plain: Cluster, script: Any) -> None:
     path = script("sleeper.sh", SLEEPER)
     limited = plain("-o", "json", "submit", path, "--time", "0:03", "--wait", rc=5).json
     assert "TIMEOUT" in limited["failures"][0]["cause"]

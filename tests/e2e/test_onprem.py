@@ -138,7 +138,7 @@ def test_packages_came_from_the_bundle_which_is_removed(
     assert machines.ssh("node1", APT).stdout == apt
 
 
-def test_a_node_trains_and_the_run_comes_home(cluster: Cluster) -> None:
+def test_node_trains_and_the_run_comes_home(cluster: Cluster) -> None:
     job = cluster.json("submit", "train", "--wait", "--", "--epochs", "1")["job_id"]
     run = cluster.run_of(job)
     start = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
@@ -168,7 +168,7 @@ def test_our_own_account_is_enough_from_then_on(cluster: Cluster, machines: Lab)
     } == {"64100\n64100\n"}
 
 
-def test_a_machine_of_one_cluster_is_not_taken_by_another(
+def test_machine_of_one_cluster_is_not_taken_by_another(
     cluster: Cluster, machines: Lab, tmp_path: Path
 ) -> None:
     spec = tmp_path / "other.yaml"
@@ -199,7 +199,7 @@ def test_no_password_stands_anywhere(cluster: Cluster) -> None:
         assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path
 
 
-def test_the_homes_stay_until_storage_remove(cluster: Cluster, machines: Lab) -> None:
+def test_homes_stay_until_storage_remove(cluster: Cluster, machines: Lab) -> None:
     homes = f"ls /shared/home/{cluster.user}"
     cluster.ssh("node1", "echo 0.5 > weights", user=cluster.user)
     cluster("down", "--yes", "--discard")

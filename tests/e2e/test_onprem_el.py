@@ -243,7 +243,7 @@ def test_obstacles_are_told_as_the_page_of_the_first_day_shows(
         )
 
 
-def test_the_first_day_is_planned_as_its_page_shows(
+def test_first_day_is_planned_as_its_page_shows(
     machines: Lab, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
     spec = tmp_path / "cluster.yaml"
@@ -285,7 +285,7 @@ def test_doctor_reports_closed_ports_of_a_running_cluster(rocky: Cluster, machin
     assert found["why"].endswith(" firewalld (public)")
 
 
-def test_the_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machines: Lab) -> None:
+def test_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machines: Lab) -> None:
     for host, port in (("node1", 6817), ("node1", 6819), ("node1", 6818)):
         address = machines.host(host).address
         rocky.ssh("node2", f"timeout 5 bash -c 'echo >/dev/tcp/{address}/{port}'")

@@ -97,7 +97,7 @@ def ran(cluster: Cluster) -> tuple[Path, set[str]]:
     return run, set((run / "stdout.log").read_text().splitlines())
 
 
-def test_a_folder_that_crosses_hosts(mine: Cluster) -> None:
+def test_folder_that_crosses_hosts(mine: Cluster) -> None:
     assert raised(mine)["probed"] == ["node2", "node3"]
     run, lines = ran(mine)
     both = "by-node2.txt by-node3.txt"
@@ -105,7 +105,7 @@ def test_a_folder_that_crosses_hosts(mine: Cluster) -> None:
     assert {path.name for path in run.glob("by-*")} == {"by-node2.txt", "by-node3.txt"}
 
 
-def test_a_folder_that_is_not_the_same_on_one_host_is_named(mine: Cluster, machines: Lab) -> None:
+def test_folder_that_is_not_the_same_on_one_host_is_named(mine: Cluster, machines: Lab) -> None:
     machines.host("node3").inside.sh(f"umount {FOLDER}")
     (failure,) = mine.json("up", "--yes", rc=1)["failures"]
     assert failure["host"] == "node3"

@@ -195,7 +195,7 @@ def test_plan_shows_what_would_change_line_by_line_and_no_secret(raised: Raised)
     )
 
 
-def test_a_machine_that_leaves_is_as_it_was(raised: Raised) -> None:
+def test_machine_that_leaves_is_as_it_was(raised: Raised) -> None:
     raised.verbs("-f", raised.file, "node", "remove", "node3", "--yes", timeout_s=600)
     assert theirs(raised, "node4") == raised.before["node4"]
     status = raised.verbs("-o", "json", "-f", raised.file, "status").json

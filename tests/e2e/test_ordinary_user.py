@@ -217,7 +217,7 @@ def belonging_to_others(person: Person) -> list[str]:
     return run_as_root("find", person.home, *files, "-not", "-user", person.name).splitlines()
 
 
-def test_the_environment_holds_the_wheel_and_no_checkout(person: Person) -> None:
+def test_environment_holds_the_wheel_and_no_checkout(person: Person) -> None:
     found = json.loads(person.runs(str(person.venv / "bin/python"), "-c", SURROUNDINGS))
     assert Path(found["package"]).is_relative_to(person.venv)
     for name, folder in found["folders"].items():
@@ -240,7 +240,7 @@ def test_without_a_spec_it_is_the_built_in_cluster(person: Person) -> None:
     )
 
 
-def test_a_link_to_the_script_is_enough(person: Person) -> None:
+def test_link_to_the_script_is_enough(person: Person) -> None:
     """As pipx and `uv tool` install it: a link in a folder of the PATH."""
     script = shlex.quote(str(person.venv / "bin/clusterctl"))
     typed = f"ln -s {script} ~/linked; clusterctl --version; ~/linked --version"
@@ -259,13 +259,13 @@ def test_without_rights_there_is_one_error_and_a_way_out(person: Person) -> None
     assert "no clusters" in person.clusterctl("list").stdout
 
 
-def test_the_readme_makes_a_cluster_in_their_name(person: Person, demo: None) -> None:
+def test_readme_makes_a_cluster_in_their_name(person: Person, demo: None) -> None:
     (listed,) = person.clusterctl("-o", "json", "list").json["clusters"]
     assert (listed["cluster"], listed["workspace"]) == (CLUSTER, str(person.state / CLUSTER))
     assert "no changes" in person.clusterctl("plan", "--check").stdout
 
 
-def test_the_job_runs_under_their_name_and_number(person: Person, demo: None) -> None:
+def test_job_runs_under_their_name_and_number(person: Person, demo: None) -> None:
     person.writes("who am i.sh", WHO_AM_I)
     answer = person.clusterctl("-o", "json", "submit", "who am i.sh", "--nodes", "2", "--wait").json
     said = sorted(person.clusterctl("logs", answer["job_id"]).stdout.splitlines())
@@ -351,7 +351,7 @@ def test_another_account_holds_nothing_up(
             run_as_root("kill", str(process.pid))
 
 
-def test_the_machines_accounts_find_no_other_port(known: dict[str, str]) -> None:
+def test_machines_accounts_find_no_other_port(known: dict[str, str]) -> None:
     """Each reaches the nodes. What listens there at no address but loopback is open to none."""
     found = set()
     for number in (1, 2, 3):
@@ -365,7 +365,7 @@ def test_the_machines_accounts_find_no_other_port(known: dict[str, str]) -> None
     assert found == PORTS
 
 
-def test_a_node_reaches_nothing_of_the_machine(person: Person, known: dict[str, str]) -> None:
+def test_node_reaches_nothing_of_the_machine(person: Person, known: dict[str, str]) -> None:
     """Nor what the machine would forward. Answers to what the machine itself asks go through."""
     links = json.loads(run_as_root("ip", "-json", "address", "show"))
     links.sort(key=lambda link: link["ifname"] != f"cc{known['ID']}")

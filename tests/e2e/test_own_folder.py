@@ -69,7 +69,7 @@ def test_it_trains_on_two_nodes_and_is_sent_once(cluster: Cluster, project: Path
     assert "'0.2'" in cluster("logs", again["job_id"]).stdout
 
 
-def test_a_task_of_an_array_finds_what_lies_beside_its_script(
+def test_task_of_an_array_finds_what_lies_beside_its_script(
     cluster: Cluster, project: Path
 ) -> None:
     (project / "task.sh").write_text('cat conf/a.txt; echo "$SLURM_ARRAY_TASK_ID" >mine.txt\n')

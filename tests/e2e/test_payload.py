@@ -18,7 +18,7 @@ from tests.support.cluster import Cluster, records
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_layer_is_multiplied_on_every_node_and_summed(cluster: Cluster) -> None:
+def test_layer_is_multiplied_on_every_node_and_summed(cluster: Cluster) -> None:
     flags = ("--sizes", "128,64x300x32", "--dtypes", "float32,float64", "--iterations", "3")
     done = cluster.json("submit", "gemm", "--nodes", "2", "--wait", "--", *flags)
     run = cluster.run_of(done["job_id"])
@@ -28,7 +28,7 @@ def test_a_layer_is_multiplied_on_every_node_and_summed(cluster: Cluster) -> Non
     assert len(records(run / "gemm.jsonl")) == len(told["results"]) == 4
 
 
-def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) -> None:
+def test_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) -> None:
     flags = ("--epochs", "8", "--profile", "--tensorboard")
     done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)
     run = cluster.run_of(done["job_id"])
@@ -146,7 +146,7 @@ def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
 
 
 @pytest.mark.sweep
-def test_a_cnn_knows_fashion_on_two_nodes(cluster: Cluster) -> None:
+def test_cnn_knows_fashion_on_two_nodes(cluster: Cluster) -> None:
     # Of dataset-fashion-mnist.
     put = cluster.json("put", "/usr/share/datasets/fashion-mnist", "data")
     flags = ("--model", "cnn", "--data", f"idx:{put['folder']}/fashion-mnist", "--epochs", "6")

@@ -78,7 +78,7 @@ def test_shell_runs_a_command_and_returns_its_exit_code(cluster: Cluster) -> Non
     assert gone(cluster)
 
 
-def test_a_program_runs_in_a_shell_as_it_is_submitted(cluster: Cluster) -> None:
+def test_program_runs_in_a_shell_as_it_is_submitted(cluster: Cluster) -> None:
     """The ranks run in a copy of the sent folder. A file that they write stays, and a message names
     it.
     """
@@ -116,7 +116,7 @@ def test_stdin_reaches_the_command(cluster: Cluster) -> None:
     assert ran.stdout == "HELLO\n"
 
 
-def test_a_shell_on_a_terminal(cluster: Cluster) -> None:
+def test_shell_on_a_terminal(cluster: Cluster) -> None:
     with terminal(cluster.runner, "-f", cluster.spec, "shell", "--nodes", "2") as window:
         shell(window)
         window.type("stty size; echo on $(hostname) with $(srun hostname | wc -l) nodes\r")
@@ -141,7 +141,7 @@ def test_what_slurm_can_not_give_is_refused_with_a_way_out(cluster: Cluster) -> 
     assert "--nodes" in cluster("shell", "--nodes", "0", "--", "true", rc=2).stderr
 
 
-def test_the_wait_is_said_and_ctrl_c_takes_the_request_back(cluster: Cluster) -> None:
+def test_wait_is_said_and_ctrl_c_takes_the_request_back(cluster: Cluster) -> None:
     blocker = cluster.runner.cwd / "blocker.sh"
     blocker.write_text("sleep 600\n")
     job = cluster.json("submit", blocker, "--nodes", "2")["job_id"]
@@ -172,7 +172,7 @@ def test_however_it_ends_the_nodes_are_given_back(cluster: Cluster, end: str) ->
         assert gone(cluster)
 
 
-def test_a_cancelled_allocation_ends_the_shell_and_that_is_said(cluster: Cluster) -> None:
+def test_cancelled_allocation_ends_the_shell_and_that_is_said(cluster: Cluster) -> None:
     with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
         shell(window)
         (job,) = allocations(cluster)
@@ -181,7 +181,7 @@ def test_a_cancelled_allocation_ends_the_shell_and_that_is_said(cluster: Cluster
         assert f"clusterctl jobs {job}" in window.shown
 
 
-def test_a_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
+def test_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
     """A server that only the node's own loopback reaches."""
     here = free_port()
     there = 8765
@@ -204,7 +204,7 @@ def test_a_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
 
 
 @pytest.mark.sweep
-def test_a_notebook_on_a_node_is_reached_here(cluster: Cluster) -> None:
+def test_notebook_on_a_node_is_reached_here(cluster: Cluster) -> None:
     """JupyterLab in an environment of its own; its API, over the forwarded port."""
     here = free_port()
     serve = [
@@ -311,7 +311,7 @@ def test_files_pass_through_the_entry_of_a_job(cluster: Cluster, job: str, tmp_p
     run(*ssh, host, "rm /tmp/sent")
 
 
-def test_a_forwarded_port_reaches_a_server_in_a_job(cluster: Cluster, job: str) -> None:
+def test_forwarded_port_reaches_a_server_in_a_job(cluster: Cluster, job: str) -> None:
     """After ssh is killed, no process of the entry is left, not even a server in a session of its
     own.
     """
@@ -337,7 +337,7 @@ def answers(port: int) -> bool:
         return False
 
 
-def test_an_entry_refuses_other_keys(cluster: Cluster, job: str, tmp_path: Path) -> None:
+def test_entry_refuses_other_keys(cluster: Cluster, job: str, tmp_path: Path) -> None:
     host = entered(cluster, job)[-1]
     entry = cluster.workspace / "entries" / job
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key")
@@ -354,7 +354,7 @@ def test_an_entry_refuses_other_keys(cluster: Cluster, job: str, tmp_path: Path)
     run(*ssh, "-i", entry / "key", host, "true")
 
 
-def test_the_entry_of_a_job_ends_with_the_job(cluster: Cluster) -> None:
+def test_entry_of_a_job_ends_with_the_job(cluster: Cluster) -> None:
     """A connection ends at once, a later one tells why it fails, and the next `code` removes the
     entry.
     """

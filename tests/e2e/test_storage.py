@@ -210,7 +210,7 @@ def test_keys_in_the_spec_come_and_go_and_a_persons_own_stay(kept: Cluster) -> N
     assert as_person(kept, "bob", keys["bob"]) == "refused"
 
 
-def test_a_down_that_was_killed_is_finished_by_the_next(kept: Cluster) -> None:
+def test_down_that_was_killed_is_finished_by_the_next(kept: Cluster) -> None:
     (kept.runner.cwd / "set.txt").write_text("rows\n")
     kept("put", "set.txt", "datasets/")
     (kept.runner.cwd / "train.sh").write_text(
@@ -228,7 +228,7 @@ def test_a_down_that_was_killed_is_finished_by_the_next(kept: Cluster) -> None:
     assert eventually_none(kept.runner.home) == []
 
 
-def test_the_next_up_takes_up_the_storage_that_was_kept(kept: Cluster) -> None:
+def test_next_up_takes_up_the_storage_that_was_kept(kept: Cluster) -> None:
     """With the owners of all that is there; another uid is refused before anything is made."""
     (storage,) = kept.json("list")["storage"]
     assert 1 <= storage["size_mib"] <= 4  # the files, and the archive of the payload

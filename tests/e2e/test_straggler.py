@@ -29,12 +29,12 @@ def verdict(cluster: Cluster) -> str:
     return "\n".join(report["verdict"])
 
 
-def test_a_fair_set_is_not_accused(cluster: Cluster) -> None:
+def test_fair_set_is_not_accused(cluster: Cluster) -> None:
     said = [verdict(cluster) for _ in range(FAIR_RUNS)]
     assert [text for text in said if FAIR not in text] == []
 
 
-def test_a_slowed_node_is_named(cluster: Cluster) -> None:
+def test_slowed_node_is_named(cluster: Cluster) -> None:
     slow = f"{cluster.name}-train-2"
     cores = int(cluster("ssh", slow, "--admin", "nproc").stdout)
     for _ in range(cores):

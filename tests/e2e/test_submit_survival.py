@@ -86,7 +86,7 @@ def told(cluster: Cluster, name: str) -> list[str]:
     return [job["job_id"] for job in cluster.json("jobs")["jobs"] if job["name"] == name]
 
 
-def test_a_cut_connection_while_slurm_takes_the_job(cluster: Cluster) -> None:
+def test_cut_connection_while_slurm_takes_the_job(cluster: Cluster) -> None:
     """sshd's processes for the user are killed while sbatch waits for its answer."""
     path = script(cluster, "cut")
     with silent_slurmctld(cluster) as go_on:
@@ -125,7 +125,7 @@ def test_submit_killed_during_sbatch_is_found_again(cluster: Cluster) -> None:
 
 
 @pytest.mark.sweep
-def test_a_cable_that_is_out_for_a_while(cluster: Cluster) -> None:
+def test_cable_that_is_out_for_a_while(cluster: Cluster) -> None:
     path = script(cluster, "cable")
     cluster_id = (cluster.workspace / "id").read_text().strip()
     for pause_s in (2, 20):
@@ -164,7 +164,7 @@ def test_killed_at_twenty_instants(cluster: Cluster) -> None:
 
 
 @pytest.mark.sweep
-def test_a_collect_killed_at_ten_instants_goes_on(cluster: Cluster) -> None:
+def test_collect_killed_at_ten_instants_goes_on(cluster: Cluster) -> None:
     draw = random.Random(SEED)  # noqa: S311
     path = cluster.runner.cwd / "many.sh"
     path.write_text(

@@ -202,7 +202,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_one_error_with_a_cure(host: Host, name: str) -> None:
+def test_fault_is_one_error_with_a_cure(host: Host, name: str) -> None:
     make, mend, options, code, words = FAULTS[name]
     with fault(host, make, mend):
         failure = refusal(host, **options)
@@ -272,7 +272,7 @@ def test_up_proves_itself(host: Host, cluster: dict[str, Any]) -> None:
     assert clusterctl(host, "status")["ready"]
 
 
-def test_the_hosts_filter_never_saw_the_nodes_traffic(host: Host, cluster: dict[str, Any]) -> None:
+def test_hosts_filter_never_saw_the_nodes_traffic(host: Host, cluster: dict[str, Any]) -> None:
     shown = host("iptables", "--list", "FORWARD", "--verbose", "--exact", "--numeric").stdout
     assert "policy DROP 0 packets, 0 bytes" in shown
 
@@ -295,7 +295,7 @@ def test_nodes_live_in_units_of_machine_slice(host: Host, cluster: dict[str, Any
         assert f"/machine.slice/{unit}/" in host("cat", f"/proc/{leader}/cgroup").stdout
 
 
-def test_a_job_runs_across_the_nodes_as_its_user(host: Host, cluster: dict[str, Any]) -> None:
+def test_job_runs_across_the_nodes_as_its_user(host: Host, cluster: dict[str, Any]) -> None:
     assert clusterctl(host, "submit", "probe", "--nodes", "2", "--wait")["state"] == "COMPLETED"
     (job,) = (job for job in clusterctl(host, "jobs")["jobs"] if job["name"] == "probe")
     assert job["user"] == USER

@@ -58,7 +58,7 @@ def test_importing_it_reads_no_other_module() -> None:
     assert caught.value.name == "cluster_of"
 
 
-def test_a_job_has_the_options_of_the_command_line() -> None:
+def test_job_has_the_options_of_the_command_line() -> None:
     assert set(JobKeywords.__annotations__) == set(JobOptions.model_fields) - {"args"}
 
 
@@ -70,7 +70,7 @@ def public_functions() -> list[Callable[..., object]]:
     return [one for one in functions if inspect.isfunction(one) and one.__name__[0] != "_"]
 
 
-def test_the_page_names_all_functions() -> None:
+def test_page_names_all_functions() -> None:
     page = PAGE.read_text()
     names = {one.__name__ for one in public_functions()}
     assert names >= {"frame", "submit_file", "follow"}
@@ -117,7 +117,7 @@ def test_docstrings_name_all_options() -> None:
         (False, ["--allow-untyped-defs", "--allow-untyped-calls", "--ignore-missing-imports"]),
     ],
 )
-def test_the_documented_programs_have_no_type_errors(
+def test_documented_programs_have_no_type_errors(
     tmp_path: Path, flags: list[str], *, uses_api: bool
 ) -> None:
     listed = [block for page in pages() for block in blocks(page) if block.language == "python"]
@@ -159,7 +159,7 @@ def test_from_submission_to_the_run(here: Session, capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", ""), "what is told is told to the report"
 
 
-def test_a_job_that_fails_raises_what_the_command_line_shows(
+def test_job_that_fails_raises_what_the_command_line_shows(
     here: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = clusterctl.Cluster()
@@ -179,13 +179,13 @@ def test_a_job_that_fails_raises_what_the_command_line_shows(
     assert capsys.readouterr().out == "begun\nno newline\n"
 
 
-def test_a_job_is_cancelled(here: Session, cluster: PlayedCluster) -> None:
+def test_job_is_cancelled(here: Session, cluster: PlayedCluster) -> None:
     job = clusterctl.Cluster().submit(script("sleep 60"))
     job.cancel()
     assert [one.state for one in job.info()] == ["CANCELLED"]
 
 
-def test_a_run_is_replayed_with_changes(here: Session, cluster: PlayedCluster) -> None:
+def test_run_is_replayed_with_changes(here: Session, cluster: PlayedCluster) -> None:
     demo = clusterctl.Cluster()
     first = demo.submit(script('echo "{\\"loss\\": 1, \\"step\\": 1}" >metrics.jsonl'), ["--lr", 1])
     first.wait()
@@ -199,7 +199,7 @@ def test_a_run_is_replayed_with_changes(here: Session, cluster: PlayedCluster) -
         demo.replay(run, nodes=2)  # type: ignore[call-arg]
 
 
-def test_a_sweep_and_a_job_file(here: Session, cluster: PlayedCluster) -> None:
+def test_sweep_and_a_job_file(here: Session, cluster: PlayedCluster) -> None:
     demo = clusterctl.Cluster()
     (text,) = demo.render(
         "train", ["--epochs", 1], nodes=2, sweep={"grid": {"lr": [0.1, 0.01], "seed": range(3)}}

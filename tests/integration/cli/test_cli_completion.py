@@ -87,7 +87,7 @@ def words(cli: Clusterctl, *typed: str, before: str = "") -> list[str]:
         ("-f latin-1.yaml ssh ", []),
     ],
 )
-def test_the_right_words_are_offered(cluster: Clusterctl, typed: str, offered: list[str]) -> None:
+def test_right_words_are_offered(cluster: Clusterctl, typed: str, offered: list[str]) -> None:
     assert words(cluster, "clusterctl", *typed.split(" ")) == offered
 
 
@@ -166,5 +166,5 @@ def test_no_name_is_more_than_a_word_to_a_shell(cluster: Clusterctl, shell: str)
     assert jobs_offered(cluster, shell).splitlines() == offered[shell]
 
 
-def test_an_unknown_shell_is_refused(cli: Clusterctl) -> None:
+def test_unknown_shell_is_refused(cli: Clusterctl) -> None:
     assert "'csh'" in cli("completion", "csh", rc=2).stderr

@@ -45,7 +45,7 @@ def shell(cli: Clusterctl, line: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_reader_may_go_away(cli: Clusterctl) -> None:
+def test_reader_may_go_away(cli: Clusterctl) -> None:
     done = shell(cli, "clusterctl schema | head -n 1")
     assert done.stdout == "{\n"
     assert done.stderr == ""
@@ -75,7 +75,7 @@ def test_output_to_a_full_disk_is_one_error(cli: Clusterctl, verb: str) -> None:
     assert "bug" not in done.stderr
 
 
-def test_the_exit_code_tells_when_nothing_else_can(cli: Clusterctl) -> None:
+def test_exit_code_tells_when_nothing_else_can(cli: Clusterctl) -> None:
     assert shell(cli, "clusterctl status 2>/dev/full").returncode in {1, 2}
     done = shell(cli, "clusterctl -f missing.yaml status 2>/dev/full")
     assert done.returncode == 2
@@ -115,7 +115,7 @@ def test_plain_text_is_plain(cli: Clusterctl, argv: list[str], no_color: str) ->
     ],
     ids=["no", "Ctrl-C", "SIGTERM", "SIGHUP"],
 )
-def test_a_run_that_asks_ends_as_it_is_told(
+def test_run_that_asks_ends_as_it_is_told(
     cli: Clusterctl, ending: str | signal.Signals, code: int, said: str
 ) -> None:
     with terminal(cli, "down") as screen:
@@ -167,7 +167,7 @@ def test_no_home_is_an_error_with_a_way_out(cli: Clusterctl) -> None:
     assert "bug" not in ran.stderr
 
 
-def test_a_damaged_workspace_is_named_and_hides_no_other(cli: Clusterctl) -> None:
+def test_damaged_workspace_is_named_and_hides_no_other(cli: Clusterctl) -> None:
     folder = cli.home / "broken"
     folder.mkdir(parents=True)
     (folder / "hosts.json").write_text("{}")  # no version of clusterctl writes this
@@ -194,7 +194,7 @@ main()
 """
 
 
-def test_a_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None:
+def test_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None:
     """Without -v one line; the traceback is where that line says, for this user only."""
     script = cli.cwd / "buggy"
     script.write_text(BUGGY.format(python=sys.executable))
@@ -232,7 +232,7 @@ def test_foreign_package_of_pythonpath_is_named(
     assert "env -u PYTHONPATH" in ran.stderr
 
 
-def test_a_folder_above_clusterctl_is_not_blamed(
+def test_folder_above_clusterctl_is_not_blamed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     own = Path(errors.__file__).parents[1]
@@ -262,7 +262,7 @@ time.sleep(30)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
 )
-def test_a_signal_is_not_lost_in_a_finalizer(number: signal.Signals, code: int) -> None:
+def test_signal_is_not_lost_in_a_finalizer(number: signal.Signals, code: int) -> None:
     """Python only reports what is raised there: the run would go on, with a traceback on the
     screen.
     """
@@ -274,7 +274,7 @@ def test_a_signal_is_not_lost_in_a_finalizer(number: signal.Signals, code: int) 
 
 
 @pytest.mark.parametrize("named", ["/", None])
-def test_a_disk_that_gets_full_anywhere_is_no_bug(
+def test_disk_that_gets_full_anywhere_is_no_bug(
     named: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(screen: Screen) -> None:

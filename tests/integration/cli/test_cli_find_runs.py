@@ -147,7 +147,7 @@ def test_runs_whose_metric_became_nan_or_infinite_are_found(made: Clusterctl) ->
     assert "9 at epoch 1" in table
 
 
-def test_a_sweep_by_its_metric(made: Clusterctl) -> None:
+def test_sweep_by_its_metric(made: Clusterctl) -> None:
     values = (("0.1", 2.0), ("0.01", 1.0), ("1", None))
     tasks = [
         {
@@ -245,7 +245,7 @@ def test_hostile_words_of_a_run_are_inert(made: Clusterctl) -> None:
         assert "\x07" not in text
 
 
-def test_a_report_of_runs(made: Clusterctl) -> None:
+def test_report_of_runs(made: Clusterctl) -> None:
     said = made("report", "1").stdout
     assert "COMPLETED after 1m" in said
     path = Path(said.splitlines()[-1].removeprefix("report: "))
@@ -259,7 +259,7 @@ def test_a_report_of_runs(made: Clusterctl) -> None:
     assert made("report", "1", "-o", "json").json["report"]["title"] == "demo-1-train"
 
 
-def test_a_report_is_served_until_it_is_ended(made: Clusterctl) -> None:
+def test_report_is_served_until_it_is_ended(made: Clusterctl) -> None:
     with made.start("report", "1", "--serve") as serving:
         assert serving.stderr is not None
         address = serving.stderr.readline().split()[0]

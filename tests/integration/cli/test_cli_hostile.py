@@ -130,7 +130,7 @@ def is_harmless(shown: str) -> bool:
     ]
 
 
-def test_a_hostile_name_is_text_on_a_terminal(job: str, here: Session, on_terminal: Run) -> None:
+def test_hostile_name_is_text_on_a_terminal(job: str, here: Session, on_terminal: Run) -> None:
     entry = here.ledger.find(job)
     assert entry is not None
     for words in (
@@ -188,7 +188,7 @@ def test_colors_and_progress_of_logs_stay_and_all_else_is_text(
         assert (b"exit code 3" in said.err) is ("--raw" not in words)
 
 
-def test_the_error_of_a_followed_job_has_no_log(
+def test_error_of_a_followed_job_has_no_log(
     here: Session, tmp_path: Path, on_terminal: Run
 ) -> None:
     script = tmp_path / "mine.sh"
@@ -268,7 +268,7 @@ def test_what_moves_is_text_too(on_terminal: Run) -> None:
         assert f"{what}{NAME_SHOWN}" in shown
 
 
-def test_a_script_is_kept_as_it_is_but_for_a_terminal(
+def test_script_is_kept_as_it_is_but_for_a_terminal(
     on_terminal: Run, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     script = f"#!/bin/bash\n\techo '{TITLE}'\n"
@@ -290,7 +290,7 @@ def test_verbs_write_through_the_screen_alone() -> None:
     assert found == {"output.py", "pictures.py"}
 
 
-def test_an_answer_in_json_has_the_end_of_logs_without_end() -> None:
+def test_answer_in_json_has_the_end_of_logs_without_end() -> None:
     kept = KeptLogs(most=10)
     for stream, data in (
         ("stdout", b"012"),

@@ -40,7 +40,7 @@ def ended(
     return job_id
 
 
-def test_the_table_has_times_and_exit_codes(here, cluster, tmp_path, capsys) -> None:
+def test_table_has_times_and_exit_codes(here, cluster, tmp_path, capsys) -> None:
     ended(here, cluster, tmp_path, "true", "first")
     ended(here, cluster, tmp_path, "exit 3", "second")
     jobs.jobs(TEXT)
@@ -211,7 +211,7 @@ HUNG = {
 }
 
 
-def test_a_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
+def test_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
     """In the lists, in the job's full view, and while a user waits for the job; until its next
     progress.
     """
@@ -238,7 +238,7 @@ def test_a_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
     cluster.wait_until_ended(job_id)
 
 
-def test_a_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:
+def test_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:
     ended(here, cluster, tmp_path, 'rm -rf -- "${PWD%/*}"')
     jobs.jobs(TEXT, ["1"])
     assert shows(capsys.readouterr().out, "job-folder-empty")
@@ -317,7 +317,7 @@ def test_detaching_from_logs_is_no_error(here, cluster, capfd, monkeypatch, endi
     ("seconds", "shown"),
     [(None, "-"), (0, "00:00:00"), (5400, "01:30:00"), (2 * 86_400 + 1, "2-00:00:01")],
 )
-def test_a_time_span_is_written_as_slurm_does(seconds: int | None, shown: str) -> None:
+def test_time_span_is_written_as_slurm_does(seconds: int | None, shown: str) -> None:
     assert shown_elapsed(seconds) == shown
 
 
@@ -397,7 +397,7 @@ def test_status_array_waits_in_a_single_line(here, capsys, monkeypatch) -> None:
     assert names == ["job 8", "job 7", "job 7_999"]
 
 
-def test_an_array_that_lacks_nodes_says_so_once(here, capsys) -> None:
+def test_array_that_lacks_nodes_says_so_once(here, capsys) -> None:
     reason = "ReqNodeNotAvail, UnavailableNodes:n1"
     known = {
         "number": 7,

@@ -94,7 +94,7 @@ def test_no_verb_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("verb", ANSWERS)
-def test_an_answer_has_its_keys(cli: Clusterctl, verb: str) -> None:
+def test_answer_has_its_keys(cli: Clusterctl, verb: str) -> None:
     if verb != "init":
         (cli.cwd / "cluster.yaml").write_text(SPEC)
     words, keys = ANSWERS[verb]
@@ -104,7 +104,7 @@ def test_an_answer_has_its_keys(cli: Clusterctl, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", NEED_A_CLUSTER)
-def test_an_error_is_an_answer_too(cli: Clusterctl, verb: str) -> None:
+def test_error_is_an_answer_too(cli: Clusterctl, verb: str) -> None:
     """`up` and `image bake` get a spec that they refuse; to the others, the cluster is not up."""
     (cli.cwd / "cluster.yaml").write_text(WRONG if verb == "up" else SPEC)
     found = answer(cli, "-o", "json", *verb.split(), *NEED_A_CLUSTER[verb], rc=2)

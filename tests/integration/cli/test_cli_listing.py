@@ -46,7 +46,7 @@ def test_without_prices_there_is_no_such_column(cli: Clusterctl) -> None:
     assert "USD" not in cli("list").stdout
 
 
-def test_an_attached_cluster_has_the_nodes_of_its_partitions(cli: Clusterctl) -> None:
+def test_attached_cluster_has_the_nodes_of_its_partitions(cli: Clusterctl) -> None:
     partitions = (PartitionFacts("short", ("c1", "c2")), PartitionFacts("gpu", ("c2", "c3")))
     inventory = replace(inventory_of(cluster="campus"), partitions=partitions)
     (cli.home / "campus").mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_storage_of_unknown_name_is_usage_error_with_names(cli: Clusterctl) -> N
     assert not (cli.home / "d.storage.json").exists()
 
 
-def test_a_damaged_record_of_kept_storage_is_named(cli: Clusterctl) -> None:
+def test_damaged_record_of_kept_storage_is_named(cli: Clusterctl) -> None:
     cli.home.mkdir()
     (cli.home / "demo.storage.json").write_text("{")
     ran = cli("list")
@@ -169,7 +169,7 @@ def test_without_a_cloud_there_are_no_images_to_delete(asked: list[str]) -> None
 
 
 @pytest.mark.parametrize("why", ["noodles", "not logged in"])
-def test_the_cache_of_this_machine_needs_no_spec_and_no_login(
+def test_cache_of_this_machine_needs_no_spec_and_no_login(
     asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: str
 ) -> None:
     def refused(*_: object, **__: object) -> tuple[KeptImage, ...]:

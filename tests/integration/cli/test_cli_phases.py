@@ -59,7 +59,7 @@ def test_phases_on_terminal_cut_lines_and_name_failed_host(
     assert not any("63/64" in line or line.split()[0] == "image" for line in lines)
 
 
-def test_a_terminal_that_can_not_move_gets_lines(tmp_path: Path) -> None:
+def test_terminal_that_can_not_move_gets_lines(tmp_path: Path) -> None:
     shown, lines = run(tmp_path, "dumb")
     assert "\x1b" not in shown
     assert [line.split("] ")[1] for line in lines if line.startswith("[")] == ["image", "configure"]

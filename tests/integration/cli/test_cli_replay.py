@@ -59,7 +59,7 @@ def differences(said: Said, a: str, b: str) -> tuple[list[str], bool]:
     return keys, found["losses"]["identical"]
 
 
-def test_a_replay_tells_that_its_losses_are_identical(run: str, said: Said) -> None:
+def test_replay_tells_that_its_losses_are_identical(run: str, said: Said) -> None:
     out, err = said("replay", run, "--wait", "--tag", "again")
     assert "replay of demo-1-losses; " in err
     assert "->" not in err
@@ -220,7 +220,7 @@ def test_failed_tasks_alone_and_of_them_those_that_failed_again(swept: None, sai
     assert json.loads(said("replay", "7", "--failed", "-o", "json")[0])["jobs"] == []
 
 
-def test_a_sweep_and_its_failed_tasks_are_ranked_together(swept: None, said: Said) -> None:
+def test_sweep_and_its_failed_tasks_are_ranked_together(swept: None, said: Said) -> None:
     sweep({1: "COMPLETED", 3: "FAILED"}, 8, **AGAIN)
     sweep(
         dict.fromkeys(range(4), "COMPLETED"), 9, replay_of=AGAIN["replay_of"]
@@ -253,7 +253,7 @@ def test_replay_with_current_code_sends_and_lists_it(swept: None, said: Said) ->
     assert (facts["code"], facts["job"]["script"]) == ("current", str(Path("losses.sh").absolute()))
 
 
-def test_a_ranking_names_failed_tasks_and_other_code(swept: None, said: Said) -> None:
+def test_ranking_names_failed_tasks_and_other_code(swept: None, said: Said) -> None:
     out = said("runs", "--sweep", "7")[0]
     assert shows(out, "sweep-incomplete")
     assert not shows(out, "sweep-of-two-programs")
@@ -278,7 +278,7 @@ def test_tasks_that_go_on_are_not_run_again(swept: None, said: Said) -> None:
     assert shows(said("replay", "7", "--failed", "--set", "base=2", rc=2)[1], "options-exclusive")
 
 
-def test_the_winner_is_replayed_as_one_job(swept: None, said: Said) -> None:
+def test_winner_is_replayed_as_one_job(swept: None, said: Said) -> None:
     out, err = said("replay", "7_2", "--set", "lr=5", "--dry-run")
     assert "--array" not in out
     assert '"$files"/losses.sh --base 1 --lr 5' in out

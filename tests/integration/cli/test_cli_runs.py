@@ -40,7 +40,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return one
 
 
-def test_a_whole_run_needs_no_word(workspace: Workspace) -> None:
+def test_whole_run_needs_no_word(workspace: Workspace) -> None:
     assert not_brought_home(run(workspace)) == ""
 
 
@@ -81,7 +81,7 @@ def test_uncollected_reasons_show_first_file_and_count(workspace: Workspace) -> 
 @pytest.mark.parametrize(
     ("words", "seconds"), [("collect --all", 5), ("jobs", 10), ("cancel 1", 10)]
 )
-def test_a_stopped_slurmctld_is_waited_for_once_and_not_for_long(
+def test_stopped_slurmctld_is_waited_for_once_and_not_for_long(
     here: Session,
     cluster: PlayedCluster,
     tmp_path: Path,
@@ -104,7 +104,7 @@ def test_a_stopped_slurmctld_is_waited_for_once_and_not_for_long(
     assert "`clusterctl up`" in said
 
 
-def test_a_run_that_is_not_collected_leaves_the_table(
+def test_run_that_is_not_collected_leaves_the_table(
     here: Session, cluster: PlayedCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table of a scaling has its other runs. The job without a run is named."""

@@ -163,7 +163,7 @@ def test_arguments_in_a_job_file_are_checked_here(cli: Clusterctl) -> None:
     assert all(part in ran.stderr for part in ("train: ", "--lrr 1e-2", "mean --lr?", "(train-b)"))
 
 
-def test_an_error_of_a_sweep_names_the_values(cli: Clusterctl) -> None:
+def test_error_of_a_sweep_names_the_values(cli: Clusterctl) -> None:
     ran = cli("-o", "json", "submit", "train", "--sweep", "model=mlp,gpt-tiny", "--dry-run", rc=2)
     (failure,) = ran.json["failures"]
     assert failure["code"] == "program-arguments"
@@ -178,7 +178,7 @@ def test_words_after_the_dashes_replace_the_args_of_a_job_file(cli: Clusterctl) 
     assert ran.stdout.count(" train --seed 3") == 2
 
 
-def test_a_config_file_of_the_cluster_is_left_to_the_job(cli: Clusterctl) -> None:
+def test_config_file_of_the_cluster_is_left_to_the_job(cli: Clusterctl) -> None:
     script = cli(
         "submit", "train", "--dry-run", "--", "--config", "/shared/x.toml", "--lr", "0.1"
     ).stdout
@@ -187,7 +187,7 @@ def test_a_config_file_of_the_cluster_is_left_to_the_job(cli: Clusterctl) -> Non
     assert "argument --lr" in cli("submit", *wrong, rc=2).stderr
 
 
-def test_the_help_of_a_bundled_job(cli: Clusterctl) -> None:
+def test_help_of_a_bundled_job(cli: Clusterctl) -> None:
     said = cli("submit", "train", "--nodes", "2", "--", "--help")
     assert said.stdout.split()[1:5] == ["clusterctl", "submit", "train", "--"]
     assert "--global-batch-size N" in said.stdout
@@ -196,7 +196,7 @@ def test_the_help_of_a_bundled_job(cli: Clusterctl) -> None:
 
 
 @pytest.mark.parametrize("job", ["eval", "sample", "predict", "export"])
-def test_a_job_without_its_model_is_refused(cli: Clusterctl, job: str) -> None:
+def test_job_without_its_model_is_refused(cli: Clusterctl, job: str) -> None:
     ran = cli("-o", "json", "submit", job, rc=2)
     assert codes(ran) == ["needs-trained-model"]
     assert f" {job} --run RUN\n" in ran.stderr

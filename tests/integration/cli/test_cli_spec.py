@@ -53,7 +53,7 @@ def test_host_keys_shown_before_confirmation_with_json(capsys):
     assert "SHA256:abc" in capsys.readouterr().err
 
 
-def test_the_machine_types_of_a_spec_are_shown(cli: Clusterctl) -> None:
+def test_machine_types_of_a_spec_are_shown(cli: Clusterctl) -> None:
     cli("init", "--provider", "gcp")
     shown = cli("validate").stdout
     assert shown == (
@@ -92,9 +92,7 @@ def test_name_of_a_new_spec_replaces_the_usual_name(cli: Clusterctl, provider: s
         ({"cards": 2}, "2 without driver"),
     ],
 )
-def test_a_host_is_shown_with_its_gpus_and_their_driver(
-    gpus: dict[str, object], shown: str
-) -> None:
+def test_host_is_shown_with_its_gpus_and_their_driver(gpus: dict[str, object], shown: str) -> None:
     facts = HostFacts.model_validate(WELL | {"gpus": {**WELL["gpus"], **gpus}})
     table = report_lines(Screen(json=False, color=False), DoctorReport((), {"one": facts}))
     assert f"15.6GiB  {shown}  enforcing" in "\n".join(table)

@@ -88,7 +88,7 @@ def test_submit_array_above_the_limit_of_slurm_refused(cli: Clusterctl) -> None:
     cli("submit", "train", "--array", "1501", "--dry-run", rc=2)
 
 
-def test_a_wait_is_written_as_a_time_limit_is(cli: Clusterctl) -> None:
+def test_wait_is_written_as_a_time_limit_is(cli: Clusterctl) -> None:
     for text in ("30", "10m", "1:30:00"):
         assert codes(cli("-o", "json", "submit", "train", "--wait", "--timeout", text, rc=2)) == [
             "not-up"
@@ -98,7 +98,7 @@ def test_a_wait_is_written_as_a_time_limit_is(cli: Clusterctl) -> None:
     assert "'soon'" in ran.stderr
 
 
-def test_the_schema_of_job_files(cli: Clusterctl) -> None:
+def test_schema_of_job_files(cli: Clusterctl) -> None:
     assert "variants" in cli("schema", "--job").stdout
     assert "partitions" in cli("schema").stdout
 
@@ -113,7 +113,7 @@ def run(cli: Clusterctl) -> Path:
     return folder
 
 
-def test_a_model_is_used_here_without_a_cluster(cli: Clusterctl, run: Path) -> None:
+def test_model_is_used_here_without_a_cluster(cli: Clusterctl, run: Path) -> None:
     use = ("submit", "predict", "--run", run.name, "--local")
     said = cli(*use, "--", "digits.csv")
     assert said.stderr == ""
@@ -179,7 +179,7 @@ def test_arguments_are_checked_against_the_run_here(cli: Clusterctl, run: Path) 
         assert part in failure["cause"]
 
 
-def test_a_model_that_is_here_goes_with_the_job(cli: Clusterctl, run: Path) -> None:
+def test_model_that_is_here_goes_with_the_job(cli: Clusterctl, run: Path) -> None:
     said = cli(
         "-o", "json", "submit", "predict", "--run", run.name, "--dry-run", "--", "digits.csv"
     ).json

@@ -46,7 +46,7 @@ FEW_VERBS = [["status"], ["submit", "probe"]]
 
 
 @pytest.mark.parametrize("text", WRONG.values(), ids=WRONG)
-def test_a_wrong_spec_file_has_a_name(tmp_path: Path, text: str) -> None:
+def test_wrong_spec_file_has_a_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.yaml").write_text(text)
     name, wrong = read_name(tmp_path / "cluster.yaml")
     assert name == "demo"
@@ -135,7 +135,7 @@ def test_no_verb_about_a_cluster_that_is_up_needs_the_file(
 
 
 @pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
-def test_a_file_that_names_no_cluster_or_two_has_none(tmp_path: Path, text: str) -> None:
+def test_file_that_names_no_cluster_or_two_has_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.yaml").write_text(text)
     with pytest.raises(UsageError):
         read_name(tmp_path / "cluster.yaml")
@@ -152,7 +152,7 @@ def test_only_a_name_names_a_cluster(cli: Clusterctl, name: str) -> None:
     assert unknown(cli, name, "status")
 
 
-def test_a_file_and_a_name_are_one_too_many(cli: Clusterctl) -> None:
+def test_file_and_a_name_are_one_too_many(cli: Clusterctl) -> None:
     assert "--cluster" in cli("-f", "demo.yaml", "--cluster", "demo", "status", rc=2).stderr
 
 
@@ -173,7 +173,7 @@ def test_up_by_name_spec_breaks_newer_rule_repairs_cluster(
     assert codes(cli("-o", "json", "validate", rc=2)) == ["uid-maybe-taken"]
 
 
-def test_a_name_is_enough_to_look_for_a_lost_local_cluster(cli: Clusterctl) -> None:
+def test_name_is_enough_to_look_for_a_lost_local_cluster(cli: Clusterctl) -> None:
     found = cli("-o", "json", "orphans", "list", "other").json
     assert (found["cluster"], found["provider"], found["orphans"]) == ("other", "local", [])
     assert codes(cli("-o", "json", "orphans", "list", "../x", rc=2)) == ["unknown-cluster"]
@@ -231,9 +231,7 @@ def test_whoever_works_on_the_cluster_is_why_it_does_not_answer(
 
 
 @pytest.mark.parametrize("argv", [["up"], ["down", "--yes"]], ids=lambda argv: str(argv[0]))
-def test_a_second_one_fails_at_once_or_waits_as_it_is_told(
-    cli: Clusterctl, argv: list[str]
-) -> None:
+def test_second_one_fails_at_once_or_waits_as_it_is_told(cli: Clusterctl, argv: list[str]) -> None:
     with holding_lock(cli.home / "local") as raising:
         ran = cli("-o", "json", *argv, "--no-wait", rc=1)
         assert codes(ran) == ["locked"]

@@ -45,7 +45,7 @@ def failures(ran: Ran) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_a_wrong_command_is_one_error_with_a_way_out(cli: Clusterctl, wrong: str) -> None:
+def test_wrong_command_is_one_error_with_a_way_out(cli: Clusterctl, wrong: str) -> None:
     argv, code, named = REFUSED[wrong]
     ran = cli("-o", "json", *argv, rc=2)
     (failure,) = failures(ran)
@@ -78,7 +78,7 @@ def test_all_problems_of_a_spec_are_one_failure_each(cli: Clusterctl) -> None:
     assert [cause.partition("cluster.yaml:")[2].split(":")[0] for cause in causes] == ["2", "5"]
 
 
-def test_a_spec_file_without_its_option_is_told_the_option(cli: Clusterctl) -> None:
+def test_spec_file_without_its_option_is_told_the_option(cli: Clusterctl) -> None:
     assert "`-f brk.yaml`" in cli("up", "brk.yaml", rc=2).stderr
     assert "`--file 'my spec.yml'`" in cli("logs", "1", "my spec.yml", rc=2).stderr
     assert "`clusterctl up --help`" in cli("up", "demo", rc=2).stderr
@@ -105,7 +105,7 @@ def test_help_is_a_result(cli: Clusterctl, option: str) -> None:
         assert ran.stderr == ""
 
 
-def test_the_version(cli: Clusterctl) -> None:
+def test_version(cli: Clusterctl) -> None:
     assert cli("--version").stdout == f"clusterctl {__version__}\n"
     module = [sys.executable, "-m", "clusterctl", "--version"]
     assert subprocess.check_output(module, text=True, timeout=60) == f"clusterctl {__version__}\n"
@@ -155,7 +155,7 @@ def test_looking_leaves_nothing_behind(cli: Clusterctl) -> None:
     assert list(cli.cwd.iterdir()) == []
 
 
-def test_a_spec_file_may_have_any_name(cli: Clusterctl) -> None:
+def test_spec_file_may_have_any_name(cli: Clusterctl) -> None:
     names = ["my spec.yaml", "naïve.yaml", "[bold]x.yaml", "$(touch pwned).yaml"]
     for name in names:
         (cli.cwd / name).write_text(SPEC.format(name="odd"))

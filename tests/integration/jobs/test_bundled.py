@@ -90,7 +90,7 @@ def sent_with(weights: Weights) -> set[str]:
     return {"model", "model/model.json", f"model/{weights.value}.safetensors", "config.toml"}
 
 
-def test_a_model_on_shared_storage_is_used_where_it_lies(session: Session, here: Path) -> None:
+def test_model_on_shared_storage_is_used_where_it_lies(session: Session, here: Path) -> None:
     job_id, folder = trained(session)
     for look in (True, False):
         assert chosen(job_id, session, look=look) == (f"{folder}/model", None)
@@ -99,14 +99,14 @@ def test_a_model_on_shared_storage_is_used_where_it_lies(session: Session, here:
         assert chosen(name, session) == (f"{there}/model", None)
 
 
-def test_a_task_of_an_array(session: Session) -> None:
+def test_task_of_an_array(session: Session) -> None:
     job_id, folder = trained(session)
     model(folder / "task-3")
     assert chosen(f"{job_id}_3", session)[0] == f"{folder}/task-3/model"
 
 
 @pytest.mark.parametrize("weights", Weights)
-def test_a_model_of_here_is_sent_without_the_other_weights(
+def test_model_of_here_is_sent_without_the_other_weights(
     session: Session, weights: Weights
 ) -> None:
     for run in ("old-1-train", "runs/old-1-train", "runs/old-1-train/model"):
@@ -136,7 +136,7 @@ def test_what_was_sent_of_a_model_is_known_to_be_here(
 
 
 @pytest.mark.parametrize("run", [".", "..", "../."])
-def test_a_run_is_found_from_inside_of_it(
+def test_run_is_found_from_inside_of_it(
     session: Session, monkeypatch: pytest.MonkeyPatch, run: str
 ) -> None:
     monkeypatch.chdir("runs/old-1-train/model")

@@ -133,7 +133,7 @@ def test_torchrun_needs_torch(resolve: Resolve, index: Path, tmp_path: Path) -> 
     ).lock
 
 
-def test_a_replay_gets_the_very_wheels_of_its_lock(
+def test_replay_gets_the_very_wheels_of_its_lock(
     resolve: Resolve, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = locked(index, "first-1.0", "tool-1.0").lock
@@ -249,7 +249,7 @@ def heavy(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Envir
     return locked(index, "first-2.0", "heavy-1.0", "large-1.0")
 
 
-def test_a_rented_host_fetches_large_wheels_itself(
+def test_rented_host_fetches_large_wheels_itself(
     home: Path, tmp_path: Path, index: Path, heavy: Environment
 ) -> None:
     """By their hashes, and only those that its store lacks."""
@@ -308,7 +308,7 @@ def test_what_is_no_file_in_the_place_of_the_lock_is_replaced(
     assert victim.read_text() == "theirs"
 
 
-def test_a_lock_that_is_held_is_named(home: Path, first: Environment) -> None:
+def test_lock_that_is_held_is_named(home: Path, first: Environment) -> None:
     home.mkdir(parents=True)
     said: list[str] = []
     with (home / ".lock").open("w") as lock:
@@ -369,7 +369,7 @@ def test_what_cannot_be_built_is_said_and_leaves_nothing(home: Path, first: Envi
     assert names(home) == set()
 
 
-def test_a_job_adds_to_the_spec_and_keeps_its_versions(resolve: Resolve, index: Path) -> None:
+def test_job_adds_to_the_spec_and_keeps_its_versions(resolve: Resolve, index: Path) -> None:
     def versions(environment: Environment) -> list[str]:
         assert environment.lock is not None
         return sorted(f"{wheel.name} {wheel.version}" for wheel in environment.lock.wheels)
@@ -400,7 +400,7 @@ def test_jobs_with_a_python_of_their_own(home: Path, tmp_path: Path) -> None:
         environment_for(a_spec(), bundled.model_copy(update={"requirements": file}))
 
 
-def test_the_script_and_the_record_of_a_job(session, first: Environment, tmp_path: Path) -> None:
+def test_script_and_the_record_of_a_job(session, first: Environment, tmp_path: Path) -> None:
     assert first.lock is not None
     job = JobSpec(name="mine", script=tmp_path / "my program.py")
     (tmp_path / "my program.py").touch()

@@ -10,7 +10,7 @@ from clusterctl.util.progress import SILENT
 from tests.support.messages import refused
 
 
-def test_the_default_number_of_ranks_suits_the_arguments() -> None:
+def test_default_number_of_ranks_suits_the_arguments() -> None:
     gpus = {"type": "h100", "count": 8}
     provider = {"type": "gcp", "project": "p-123456", "zone": "europe-west4-a"}
     partitions = [{"name": "train", "nodes": 1, "gpus": gpus}]

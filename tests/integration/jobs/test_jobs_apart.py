@@ -90,7 +90,7 @@ def test_each_node_of_the_partition_has_the_jobs_folder(
     assert given(nodes["o1"], done) == set()
 
 
-def test_a_script_with_a_partition_of_its_own_goes_to_all_nodes(
+def test_script_with_a_partition_of_its_own_goes_to_all_nodes(
     apart: Session, nodes: dict[str, ApartNode], job: JobSpec
 ) -> None:
     assert job.script is not None
@@ -100,7 +100,7 @@ def test_a_script_with_a_partition_of_its_own_goes_to_all_nodes(
         assert {name for name, node in nodes.items() if "job.sh" in given(node, done)} == names
 
 
-def test_a_refused_job_leaves_nothing_on_any_node(
+def test_refused_job_leaves_nothing_on_any_node(
     apart: Session, cluster: PlayedCluster, nodes: dict[str, ApartNode], job: JobSpec
 ) -> None:
     with cluster.state() as state:
@@ -114,7 +114,7 @@ def test_a_refused_job_leaves_nothing_on_any_node(
 
 
 @pytest.mark.parametrize("options", [{}, {"partition": "other"}])
-def test_the_folder_of_a_shell_is_on_the_nodes_of_its_partition(
+def test_folder_of_a_shell_is_on_the_nodes_of_its_partition(
     apart: Session, nodes: dict[str, ApartNode], options: dict[str, str]
 ) -> None:
     """By default the first. Without new files it is removed from all of them."""
@@ -140,7 +140,7 @@ def test_the_folder_of_a_shell_is_on_the_nodes_of_its_partition(
     assert there() == names
 
 
-def test_a_controller_that_runs_jobs_gets_their_files_once(apart: Session) -> None:
+def test_controller_that_runs_jobs_gets_their_files_once(apart: Session) -> None:
     nodes = {**apart.unshared_nodes, "n1": apart.transport}
     assert replace(apart, unshared_nodes=nodes).transports_of_partition("train") == (nodes["n2"],)
 
@@ -159,7 +159,7 @@ def without_n2(apart: Session, cluster: PlayedCluster, tmp_path: Path) -> Sessio
     return replace(apart, unshared_nodes={**apart.unshared_nodes, "n2": away})
 
 
-def test_a_node_that_is_away_is_no_half_of_a_submission(
+def test_node_that_is_away_is_no_half_of_a_submission(
     apart: Session,
     cluster: PlayedCluster,
     nodes: dict[str, ApartNode],
@@ -196,7 +196,7 @@ def test_logs_and_files_come_from_the_nodes_it_ran_on(
     assert (run.directory / "made.txt").read_text() == "made there"
 
 
-def test_a_job_on_nodes_of_their_own_is_followed_to_its_end(
+def test_job_on_nodes_of_their_own_is_followed_to_its_end(
     apart: Session, job: JobSpec, tmp_path: Path
 ) -> None:
     assert isinstance(job.script, Path)
@@ -207,7 +207,7 @@ def test_a_job_on_nodes_of_their_own_is_followed_to_its_end(
     assert ended.state is JobState.COMPLETED
 
 
-def test_a_log_is_read_also_where_another_node_is_away(
+def test_log_is_read_also_where_another_node_is_away(
     apart: Session,
     cluster: PlayedCluster,
     nodes: dict[str, ApartNode],

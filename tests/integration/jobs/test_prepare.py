@@ -69,7 +69,7 @@ def test_what_is_staged(session, cluster, job):
     assert entry.program_dir == f"{done.remote_dir}/files"
 
 
-def test_the_folder_of_the_script_is_what_the_job_runs_in(session, cluster, job):
+def test_folder_of_the_script_is_what_the_job_runs_in(session, cluster, job):
     (job.script.parent / "conf").mkdir()
     (job.script.parent / "conf" / "a.txt").write_text("from the folder")
     job.script.write_text("#!/bin/bash\ncat conf/a.txt; echo changed >conf/a.txt\n")
@@ -89,7 +89,7 @@ def test_the_folder_of_the_script_is_what_the_job_runs_in(session, cluster, job)
     assert (Path(again.remote_dir) / "stdout.log").read_text() == "from the folder"
 
 
-def test_a_folder_whose_name_is_not_utf8(session, cluster, tmp_path):
+def test_folder_whose_name_is_not_utf8(session, cluster, tmp_path):
     folder = tmp_path / os.fsdecode(b"\xffproject\nof mine")
     folder.mkdir()
     (folder / "a.sh").write_text("#!/bin/bash\necho fine\n")
@@ -173,7 +173,7 @@ def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
         dependencies("999")
 
 
-def test_a_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
+def test_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
     (job.script.parent / "task-1").touch()
     with rejected("reserved-file-names", UsageError):
         submit(session, job.model_copy(update={"array": "0-1"}))
@@ -181,7 +181,7 @@ def test_a_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
     assert list(cluster.home.iterdir()) == []
 
 
-def test_a_job_that_can_not_be_written_down_is_not_submitted(session, cluster, job):
+def test_job_that_can_not_be_written_down_is_not_submitted(session, cluster, job):
     with small_disk() as disk:
         (disk.path / "spec.yaml").touch()
         disk.suffer("full")
@@ -192,14 +192,14 @@ def test_a_job_that_can_not_be_written_down_is_not_submitted(session, cluster, j
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
 
-def test_a_record_without_a_spec_is_named_before_submitting(session, cluster, job):
+def test_record_without_a_spec_is_named_before_submitting(session, cluster, job):
     session.workspace.spec.unlink()
     with rejected("spec-not-recorded", UsageError):
         submit(session, job)
     assert cluster.calls("sbatch") == 0
 
 
-def test_an_image_of_here_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):
+def test_image_of_here_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):
     image = tmp_path / "my image.sif"
     image.write_bytes(b"image")
     done = [submit(session, job.model_copy(update={"container": str(image)})) for _ in range(2)]
@@ -243,7 +243,7 @@ def test_submit_brings_the_payload_once(session, cluster, job):
         ("something new", "that Slurm's message names"),
     ],
 )
-def test_a_refusal_names_the_flag_and_the_choices(cluster, job, said, fix):
+def test_refusal_names_the_flag_and_the_choices(cluster, job, said, fix):
     with cluster.state() as state:
         state["refuse"] = f"sbatch: error: {said}"
     with rejected("slurm-refused", SlurmError, fix, why=said, where="sbatch --time=00:01:00"):
@@ -253,14 +253,14 @@ def test_a_refusal_names_the_flag_and_the_choices(cluster, job, said, fix):
 
 
 @pytest.mark.parametrize("trouble", [{"lose_answer": True}, {"away": 3}])
-def test_a_job_goes_once_despite_a_lost_answer_or_request(cluster, job, trouble):
+def test_job_goes_once_despite_a_lost_answer_or_request(cluster, job, trouble):
     with cluster.state() as state:
         state.update(trouble)
     assert submit(cluster.session(clock=QUICK), job).job_id == "1"
     assert cluster.calls("sbatch") == 1
 
 
-def test_a_controller_that_stays_away_gets_no_job(cluster, job):
+def test_controller_that_stays_away_gets_no_job(cluster, job):
     now = [0.0]
     quick = Clock(lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
     session = cluster.session(clock=quick, patience_s=60)
@@ -284,7 +284,7 @@ def test_a_controller_that_stays_away_gets_no_job(cluster, job):
         (1000, "Batch job submission failed: Unable to contact slurm controller (receive failure)"),
     ],
 )
-def test_a_request_that_may_have_arrived_is_not_sent_again(cluster, job, away, said):
+def test_request_that_may_have_arrived_is_not_sent_again(cluster, job, away, said):
     session = cluster.session(clock=QUICK, patience_s=0.5)
     with cluster.state() as state:
         state["away"], state["away_words"] = away, said
@@ -317,7 +317,7 @@ class Cutting(LocalTransport):
 
 
 @pytest.mark.parametrize("then", [UnreachableError("still broken"), SlurmError("what is this?")])
-def test_a_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
+def test_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
     session = cluster.session(clock=QUICK)
     transport = Cutting(taken=True, then=then)
     cut = replace(session, scheduler=SlurmClient(transport, clock=QUICK, patience_s=0))
@@ -333,7 +333,7 @@ def test_a_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
     assert [entry.job_id for entry in cluster.ledger.entries()] == ["1"]
 
 
-def test_a_connection_that_broke_before_sbatch_is_not_retried(session, cluster, job):
+def test_connection_that_broke_before_sbatch_is_not_retried(session, cluster, job):
     away = SlurmClient(Cutting(taken=False), patience_s=1)
     cut = replace(session, scheduler=away)
     with rejected("answer-lost", AnswerLostError):
@@ -344,7 +344,7 @@ def test_a_connection_that_broke_before_sbatch_is_not_retried(session, cluster, 
 
 
 @pytest.mark.parametrize(("submitted_at", "refused"), [(0.0, True), (1e12, False)])
-def test_a_lost_submission_is_given_up_after_sbatch_has_ended(
+def test_lost_submission_is_given_up_after_sbatch_has_ended(
     session, cluster, submitted_at, refused
 ):
     entry = JobEntry(token="feed", name="x", user="u", submitted_at=submitted_at, remote_dir="/x")  # noqa: S106
@@ -378,7 +378,7 @@ def facts(folder: Path) -> dict:
     return client_facts(JobSpec(name="x", bundled="train"), folder=folder)
 
 
-def test_the_commit_and_what_is_not_committed(repository, tmp_path):
+def test_commit_and_what_is_not_committed(repository, tmp_path):
     """The diff runs no program of the repository's, and a huge one is cut."""
     git(repository, "config", "diff.external", f"touch {tmp_path}/was-here; false")
     (repository / "a.py").write_text("two\n")
@@ -404,7 +404,7 @@ exec %s "$@"
 """
 
 
-def test_a_repository_that_takes_too_long_is_left_out(repository, tmp_path, monkeypatch):
+def test_repository_that_takes_too_long_is_left_out(repository, tmp_path, monkeypatch):
     """git does not come to an end, and takes no lock that others may wait for."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "git").write_text(SLOW_GIT % (tmp_path, shutil.which("git")))
@@ -425,7 +425,7 @@ def test_a_repository_that_takes_too_long_is_left_out(repository, tmp_path, monk
         ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then use '~/a b.png'"),
     ],
 )
-def test_a_file_that_is_only_here_is_refused(
+def test_file_that_is_only_here_is_refused(
     session, tmp_path, monkeypatch, *, bundled, args, put, then
 ):
     monkeypatch.chdir(tmp_path)
@@ -441,7 +441,7 @@ def test_a_file_that_is_only_here_is_refused(
     assert caught.value.fix.endswith(then)
 
 
-def test_a_file_that_the_cluster_may_have_is_read_there(session, tmp_path, monkeypatch):
+def test_file_that_the_cluster_may_have_is_read_there(session, tmp_path, monkeypatch):
     """Nodes may have what lies outside of the home folder on a disk of their own.
 
     A relative path is also one in the home folder on the cluster, where `put` copies files.

@@ -66,7 +66,7 @@ def environment_of_rank(by: str, folder: Path, *options: str, **environment: str
         ("1", "4,12(x2)", "12"),
     ],
 )
-def test_a_rank_of_srun(tmp_path, node, tasks, local_size):
+def test_rank_of_srun(tmp_path, node, tasks, local_size):
     of_srun = {
         "PROCID": "5",
         "STEP_NUM_TASKS": "7",
@@ -79,7 +79,7 @@ def test_a_rank_of_srun(tmp_path, node, tasks, local_size):
     assert rank("srun", tmp_path, **environment, LOCAL_RANK="3")[2] == "3"  # the job's own
 
 
-def test_a_rank_of_mpirun(tmp_path):
+def test_rank_of_mpirun(tmp_path):
     of_mpirun = {"RANK": "4", "SIZE": "5", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "NODE_RANK": "0"}
     environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpirun.items()}
     environment |= {"SLURM_PROCID": "1", "SLURM_NODEID": "1"}  # of the daemon that mpirun has there
@@ -153,7 +153,7 @@ def test_rank_of_mpirun_without_slurm_sees_no_slurm(tmp_path):
     assert not [name for name in found if name.startswith("SLURM_")]
 
 
-def test_a_rank_of_torchrun(tmp_path):
+def test_rank_of_torchrun(tmp_path):
     own = {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -185,7 +185,7 @@ def test_ranks_meet_on_the_first_node_at_a_port_of_their_jobs(batch):
     assert (own["MASTER_ADDR"], own["MASTER_PORT"]) == ("else", "29500")
 
 
-def test_a_program_alone_is_rank_0_of_1(batch):
+def test_program_alone_is_rank_0_of_1(batch):
     batch.environment["RANK"] = "5"  # of the job that submitted it
     found = shown(batch)
     assert [found[name] for name in NAMES] == ["0", "1", "0", "1", "0"]
@@ -193,7 +193,7 @@ def test_a_program_alone_is_rank_0_of_1(batch):
     assert shown(batch, env={"LOCAL_RANK": "1"})["LOCAL_RANK"] == "1"
 
 
-def test_a_shell_script_is_no_rank_and_its_ranks_can_meet(batch):
+def test_shell_script_is_no_rank_and_its_ranks_can_meet(batch):
     batch.environment |= {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "1"}
     body = 'echo "${RANK-}${WORLD_SIZE-}${LOCAL_RANK-}" $MASTER_ADDR $((MASTER_PORT > 0))'
     assert batch.run(rendered(shell_job(batch, body)))[1].split() == ["node-1", "1"]
@@ -311,7 +311,7 @@ def test_record_of_line_without_end_is_written_soon(copied):
 
 
 @pytest.mark.parametrize("cgroup", [True, False], ids=["its-shell", "its-group"])
-def test_a_rank_is_signalled_once_and_its_last_lines_are_kept(batch, cgroup):
+def test_rank_is_signalled_once_and_its_last_lines_are_kept(batch, cgroup):
     body = """
 def save(*_):
     time.sleep(0.5)
@@ -414,7 +414,7 @@ def test_supervise_of_a_process_that_was_suspended_reports_only_signals_that_wer
         )
 
 
-def test_a_signal_may_reach_a_program_and_its_shell_at_once(batch):
+def test_signal_may_reach_a_program_and_its_shell_at_once(batch):
     """So Slurm ends the other ranks of one that failed."""
     for _ in range(5):
         line = "print('ready', flush=True)\ntime.sleep(60)"
@@ -433,13 +433,13 @@ def test_a_signal_may_reach_a_program_and_its_shell_at_once(batch):
         ("print(signal.getsignal(2) is signal.default_int_handler)", 0, "True\n"),
     ],
 )
-def test_a_rank_ends_as_its_program_ended(batch, line, status, said):
+def test_rank_ends_as_its_program_ended(batch, line, status, said):
     process = alone(batch, "torchrun", line)
     assert process.communicate(timeout=60)[0] == said
     assert process.returncode == status
 
 
-def test_a_program_has_no_signal_blocked_or_ignored(batch):
+def test_program_has_no_signal_blocked_or_ignored(batch):
     """Python ignores SIGPIPE, and both supervisors block signals: their programs start with
     neither.
     """
@@ -460,7 +460,7 @@ def test_ranks_of_torchrun_on_a_node_have_a_mig_device_each(batch):
     assert process.communicate(timeout=60)[0] == "MIG-a\n"
 
 
-def test_a_rank_ends_once_all_that_it_wrote_is_recorded(batch):
+def test_rank_ends_once_all_that_it_wrote_is_recorded(batch):
     """A launcher that reads late: slurmstepd kills what is left once the rank has ended."""
     # More than a pipe holds, and less than two: the program itself ends at once.
     process = alone(batch, "srun", "print('x' * 100_000, flush=True); open('ended', 'w')")
@@ -472,7 +472,7 @@ def test_a_rank_ends_once_all_that_it_wrote_is_recorded(batch):
     assert (batch.folder / "rank-logs" / "0.log").stat().st_size == 100_001
 
 
-def test_a_rank_does_not_wait_for_ever_for_what_it_left_running(batch):
+def test_rank_does_not_wait_for_ever_for_what_it_left_running(batch):
     process = alone(
         batch, "srun", "subprocess.Popen(['sleep', '60'])", stdout=None, start_new_session=True
     )

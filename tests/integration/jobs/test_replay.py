@@ -115,7 +115,7 @@ def edit(run: Path, name: str, change: Callable[[Any], object]) -> None:
         ("plain.sh", {"sweep": ["a.lr=0.1,0.2"], "args": ["x=1"]}),
     ],
 )
-def test_the_script_is_that_of_the_original(
+def test_script_is_that_of_the_original(
     collected: Collected, session: Session, target: str, flags: dict[str, object]
 ) -> None:
     """Also where a script's own lines win over defaults, but not over flags."""
@@ -143,7 +143,7 @@ def test_drawn_values_of_a_sweep_are_those_of_the_original(
         replay_job(run, AGAIN)
 
 
-def test_a_task_of_a_sweep_is_a_job_of_its_own(collected: Collected) -> None:
+def test_task_of_a_sweep_is_a_job_of_its_own(collected: Collected) -> None:
     run, _ = collected("plain.sh", sweep=["lr=0.1,0.2", "flag=true,false"], args=["--base", "7"])
     replay = replay_job(run, ReplayRequest("x", task="2", changes={"base": "8"}))
     assert (replay.job.array, replay.job.sweep) == (None, None)
@@ -153,14 +153,14 @@ def test_a_task_of_a_sweep_is_a_job_of_its_own(collected: Collected) -> None:
         replay_job(run, ReplayRequest("x", changes={"lr": "1"}))
 
 
-def test_a_task_of_a_sweep_of_pairs_keeps_its_form(collected: Collected) -> None:
+def test_task_of_a_sweep_of_pairs_keeps_its_form(collected: Collected) -> None:
     run, _ = collected("plain.sh", sweep=["++a.lr=0.1,0.2"], args=["x=7"])
     replay = replay_job(run, ReplayRequest("x", task="1", changes={"x": "8", "y": "9"}))
     assert replay.job.args == ("x=8", "++a.lr=0.2", "y=9")
 
 
 @pytest.mark.parametrize("task", ["", "1"])
-def test_a_change_has_the_form_of_the_sweep(collected: Collected, task: str) -> None:
+def test_change_has_the_form_of_the_sweep(collected: Collected, task: str) -> None:
     run, _ = collected("plain.sh", sweep=["+lr=1,2"])
     replay = replay_job(run, ReplayRequest("x", task=task, changes={"epochs": "2"}))
     assert replay.job.args[-1] == "epochs=2"
@@ -169,7 +169,7 @@ def test_a_change_has_the_form_of_the_sweep(collected: Collected, task: str) -> 
 @pytest.mark.parametrize(
     ("swept", "key"), [("batch_size", "batch-size"), ("a-b", "a_b"), ("+lr", "lr")]
 )
-def test_a_key_of_each_task_is_found_in_any_spelling(
+def test_key_of_each_task_is_found_in_any_spelling(
     collected: Collected, swept: str, key: str
 ) -> None:
     run, _ = collected("plain.sh", sweep=[f"{swept}=1,2"])
@@ -202,7 +202,7 @@ def test_options_of_sbatch_that_are_repeated(
     assert replay_job(run, ReplayRequest("x", flags=flags)).job.slurm == expected
 
 
-def test_a_task_of_another_array_keeps_its_number(collected: Collected) -> None:
+def test_task_of_another_array_keeps_its_number(collected: Collected) -> None:
     run, _ = collected("plain.sh", array="1-3")
     replay = replay_job(run, ReplayRequest("x", task="3"))
     assert replay.job.array == "3"
@@ -249,13 +249,13 @@ def test_files_are_those_that_were_sent_wherever_they_are_found(
         replay_job(run, AGAIN)
 
 
-def test_a_script_without_its_folder_stays_alone(collected: Collected) -> None:
+def test_script_without_its_folder_stays_alone(collected: Collected) -> None:
     run, _ = collected("plain.sh", folder=False)
     replay = replay_job(run, ReplayRequest("x", code=Code.CURRENT))
     assert [row["path"] for row in listed(replay)["files"]] == ["plain.sh"]
 
 
-def test_a_bundled_job_has_no_current_code(collected: Collected) -> None:
+def test_bundled_job_has_no_current_code(collected: Collected) -> None:
     run, _ = collected("train")
     (note,) = replay_job(run, ReplayRequest("x", code=Code.CURRENT)).notes
     assert shows(note, "code-of-bundled-job")
@@ -263,7 +263,7 @@ def test_a_bundled_job_has_no_current_code(collected: Collected) -> None:
 
 
 @pytest.mark.parametrize("target", ["-m pkg.train", "src/pkg/train.py"])
-def test_a_project_is_replayed_from_its_run(really, session, project, monkeypatch, target):
+def test_project_is_replayed_from_its_run(really, session, project, monkeypatch, target):
     """The files, the module, and the folder in which the program starts are those of the run."""
     (project / "src" / "pkg").mkdir(parents=True)
     for name in ("__init__", "data"):
@@ -285,7 +285,7 @@ def test_a_project_is_replayed_from_its_run(really, session, project, monkeypatc
         assert session.site.render(again.job) == script
 
 
-def test_a_damaged_project_is_not_replayed(really, project):
+def test_damaged_project_is_not_replayed(really, project):
     run = really(job_spec("plain.sh", {})).directory
     record = json.loads((run / "environment.json").read_text())
     for damage in ({"start": "../x"}, {"roots": ["/"]}, {"script": "../plain.sh"}, {"roots": 3}):
@@ -301,7 +301,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *settings, *words], cwd=folder, check=True, capture_output=True, env=env)
 
 
-def test_a_replay_records_what_the_original_did(really: Really, project: Path) -> None:
+def test_replay_records_what_the_original_did(really: Really, project: Path) -> None:
     git(project, "init")
     git(project, "commit", "--allow-empty", "-m", "first")
     run = really(job_spec("plain.sh", {"args": ["x"]})).directory
@@ -319,7 +319,7 @@ def test_a_replay_records_what_the_original_did(really: Really, project: Path) -
     assert (record.directory / "stdout.log").read_text() == "x\nfirst\n"
 
 
-def test_an_image_is_sent_again_if_it_is_the_same(
+def test_image_is_sent_again_if_it_is_the_same(
     really: Really, project: Path, session: Session
 ) -> None:
     image = project.parent / "a.sif"
@@ -337,9 +337,7 @@ def test_an_image_is_sent_again_if_it_is_the_same(
         reject_missing(session, replay.job)
 
 
-def test_a_model_that_was_sent_is_sent_again(
-    really: Really, session: Session, project: Path
-) -> None:
+def test_model_that_was_sent_is_sent_again(really: Really, session: Session, project: Path) -> None:
     (project / "model").mkdir()
     (project / "model" / "model.json").write_text("{}")
     sent = source_of(JobSpec(name="x", script=project / "plain.sh"))
@@ -408,7 +406,7 @@ def asked(**fields: object) -> Callable[[Any], object]:
         ("environment.json", asked(sweep=[1], script="/a\0/b"), "the script b"),
     ],
 )
-def test_a_damaged_or_hostile_run_is_refused(
+def test_damaged_or_hostile_run_is_refused(
     collected: Collected, name: str, change: Callable[[Any], object], why: str
 ) -> None:
     run, _ = collected("plain.sh", nodes=2)
@@ -434,7 +432,7 @@ def test_files_of_the_run_that_are_none(collected: Collected, tmp_path: Path, wh
         replay_job(run, AGAIN)
 
 
-def test_a_link_in_the_run_is_not_followed_out_of_it(collected: Collected, project: Path) -> None:
+def test_link_in_the_run_is_not_followed_out_of_it(collected: Collected, project: Path) -> None:
     run, _ = collected("plain.sh")
     for folder in (run, project):
         (folder / "conf").rename(folder.parent / f"conf-of-{folder.name}")

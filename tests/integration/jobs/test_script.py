@@ -90,7 +90,7 @@ def test_golden(name, tmp_path, golden):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_script_is_short_and_shellcheck_has_nothing_to_say(name):
+def test_script_is_short_and_shellcheck_has_nothing_to_say(name):
     # One has the argument '$x'.
     argv = [
         "shellcheck",
@@ -101,7 +101,7 @@ def test_a_script_is_short_and_shellcheck_has_nothing_to_say(name):
     assert len((GOLDEN / f"{name}.sbatch").read_text().splitlines()) <= 45
 
 
-def test_a_training_knows_the_options_that_submit_it_again():
+def test_training_knows_the_options_that_submit_it_again():
     """Those that decide its place and limits, and no values of variables."""
     options = {"nodes": 3, "ranks": 2, "time": "90m", "mem": "4GiB", "gpus": 0, "account": "a-b"}
     more = {"requeue": False, "launcher": "mpirun", "env": {"KEY": "secret"}}
@@ -136,7 +136,7 @@ def test_a_training_knows_the_options_that_submit_it_again():
         ("--nodes=2 # -a 3", False),
     ],
 )
-def test_an_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, is_array):
+def test_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, is_array):
     script = user_script(tmp_path, "a.sh", f"#!/bin/bash\n#SBATCH {line}\ntrue\n")
     text = rendered(JobSpec(name="a", script=script))
     assert ("--output=stdout-%a.log" in text) is is_array
@@ -204,12 +204,12 @@ def test_arguments_arrive_as_they_are(batch, nodes):
 
 
 @pytest.mark.parametrize("status", [0, 1, 7, 255])
-def test_the_programs_exit_status_is_the_jobs(batch, status):
+def test_programs_exit_status_is_the_jobs(batch, status):
     """And its folder is that in which sbatch was called."""
     assert run(batch, f"pwd; exit {status}")[:2] == (status, f"{batch.folder}\n")
 
 
-def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
+def test_task_of_an_array_has_a_folder_of_its_own(batch):
     """It finds what only looks like the folders of tasks."""
     batch.environment["SLURM_ARRAY_TASK_ID"] = "7"
     for name in ("task-3", "task-configs", "stdout-of-mine.log"):
@@ -327,14 +327,14 @@ def test_program_of_a_project_starts_in_its_folder(batch, module, ranks, task):
         ("train", "off", []),
     ],
 )
-def test_a_hang_ends_only_train_by_default(bundled, hang, options):
+def test_hang_ends_only_train_by_default(bundled, hang, options):
     job = JobSpec(name="j", bundled=bundled, **({"hang": hang} if hang else {}))
     (started,) = (line for line in rendered(job).splitlines() if "/job.py run " in line)
     assert [word for word in started.split() if word.startswith("--hang")] == options
 
 
 @pytest.mark.parametrize("hang", ["kill", "end@", "end@0", "off@3", "warn@1234567"])
-def test_a_wrong_mode_of_hangs_is_refused(hang):
+def test_wrong_mode_of_hangs_is_refused(hang):
     with refused("bad-format", UsageError):
         job_spec("train", {"hang": hang})
 
@@ -348,7 +348,7 @@ def test_a_wrong_mode_of_hangs_is_refused(hang):
         ("a", "#!/usr/bin/env -S uv run --script\nimport sys\nprint(*sys.argv[1:])"),
     ],
 )
-def test_a_script_is_run_by_the_program_that_it_names(batch, name, text):
+def test_script_is_run_by_the_program_that_it_names(batch, name, text):
     job = JobSpec(name="j", script=user_script(batch.folder, name, f"{text}\n"), args=("-x", "$y"))
     assert batch.run(rendered(job))[:2] == (0, "-x $y\n")
 
@@ -360,7 +360,7 @@ print(json.dumps([sys.argv[1:], os.environ["SWEEP_LR_X"], open("sweep-values.jso
 
 
 @pytest.mark.parametrize("form", [None, *Form])
-def test_a_task_of_a_sweep_is_started_with_its_values(batch, form):
+def test_task_of_a_sweep_is_started_with_its_values(batch, form):
     script = user_script(batch.folder, "p.py", SWEPT)
     values = {
         "on": "true",
@@ -379,7 +379,7 @@ def test_a_task_of_a_sweep_is_started_with_its_values(batch, form):
     assert json.loads(noted) == sweep.tasks[1]
 
 
-def test_a_job_notes_its_start_its_signals_and_its_end(batch):
+def test_job_notes_its_start_its_signals_and_its_end(batch):
     batch.environment |= {
         "SLURM_JOB_END_TIME": "1700000000",
         "SLURM_JOB_PARTITION": "train",
@@ -489,14 +489,14 @@ def test_signals_are_passed_on(batch, name):
     )
 
 
-def test_a_program_that_goes_on_after_a_signal_is_waited_for(batch):
+def test_program_that_goes_on_after_a_signal_is_waited_for(batch):
     job = shell_job(
         batch, "trap 'echo noted' USR1; echo ready; for i in {1..20}; do sleep 0.05; done; exit 5"
     )
     assert signalled(batch, job, signal.SIGUSR1) == (5, "noted\n")
 
 
-def test_a_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
+def test_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
     text = rendered(JobSpec(name="j", bundled="train", requeue=True))
     assert "#SBATCH --requeue\n#SBATCH --signal=B:USR1@60\n" in text
     script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH --signal=B:TERM@90\ntrue\n")
@@ -524,7 +524,7 @@ def test_a_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
         (2, True, False),
     ],
 )
-def test_a_program_that_wants_to_go_on_is_requeued(batch, status, requeue, again):
+def test_program_that_wants_to_go_on_is_requeued(batch, status, requeue, again):
     """Of an array, only the task itself. A usage error would come again."""
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>"$SLURM_SUBMIT_DIR/scontrol-calls"')
@@ -547,7 +547,7 @@ def test_a_program_that_wants_to_go_on_is_requeued(batch, status, requeue, again
         ("COMPLETING None", False),
     ],
 )
-def test_a_job_that_was_cancelled_is_not_requeued(batch, state, again):
+def test_job_that_was_cancelled_is_not_requeued(batch, state, again):
     play(batch.folder.parent / "bin" / "squeue", f"echo >>squeue-calls; echo '{state}'")
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
@@ -589,13 +589,13 @@ def attempts(batch: Batch, body: str, count: int, **fields: Any) -> list[str]:
     return [event["event"] for event in events(batch) if event["event"] not in ("start", "end")]
 
 
-def test_a_job_that_fails_alike_three_times_ends(batch):
+def test_job_that_fails_alike_three_times_ends(batch):
     assert attempts(batch, "kill -SEGV $$", 3) == ["requeue", "requeue", "stop"]
     last = events(batch)[-1]
     assert (last["reason"], last["kind"]) == ("no-progress", "SIGSEGV")
 
 
-def test_a_job_whose_checkpoints_get_newer_runs_again(batch):
+def test_job_whose_checkpoints_get_newer_runs_again(batch):
     body = "mkdir -p checkpoint-$SLURM_RESTART_COUNT; exit 1"
     assert attempts(batch, body, 5) == ["requeue"] * 5
     assert [event["progress"][0] for event in events(batch) if event["event"] == "requeue"] == [
@@ -603,12 +603,12 @@ def test_a_job_whose_checkpoints_get_newer_runs_again(batch):
     ]
 
 
-def test_a_chain_ends_after_its_time(batch):
+def test_chain_ends_after_its_time(batch):
     assert attempts(batch, "sleep 0.6; exit 75", 2, chain="1s") == ["requeue", "stop"]
     assert events(batch)[-1]["reason"] == "chain-over"
 
 
-def test_an_attempt_without_an_end_has_lost_its_nodes(batch):
+def test_attempt_without_an_end_has_lost_its_nodes(batch):
     """The lost node is recorded at the next start, whose steps have other numbers than before."""
     play(batch.folder.parent / "bin" / "sinfo", "printf '%s\\n' 'node-1 mixed' 'node-2 down+drain'")
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1", "node-2"]}
@@ -758,7 +758,7 @@ def test_other_signals_reach_the_program_whether_it_handles_them(batch):
     assert "does not handle" not in err
 
 
-def test_a_job_that_lost_a_node_three_times_does_not_start(batch):
+def test_job_that_lost_a_node_three_times_does_not_start(batch):
     play(batch.folder.parent / "bin" / "sinfo", "echo node-1 down")
     begun = {"time": 5, "event": "start", "restarts": 1, "until": 0, "nodes": ["node-1"]}
     lost = {**begun, "kind": "loss of node-1"}
@@ -781,7 +781,7 @@ def test_a_job_that_lost_a_node_three_times_does_not_start(batch):
         ("11", 0, 0, True),
     ],
 )
-def test_a_completed_job_does_not_run_twice(batch, job, restart, status, runs):
+def test_completed_job_does_not_run_twice(batch, job, restart, status, runs):
     """A slurmctld that is killed forgets the end of a job, even its start, and starts the job again
     later.
 
@@ -799,7 +799,7 @@ LIST_HOSTS = r"[[ $1 != show ]] && echo $@ >>scontrol-calls || printf '%s\n' nod
 
 
 @pytest.mark.parametrize("excluded", [True, False])
-def test_a_node_with_two_failures_is_excluded(batch, excluded):
+def test_node_with_two_failures_is_excluded(batch, excluded):
     """Unless Slurm says that too few nodes would remain that satisfy the job.
 
     The watcher has lifted an earlier exclusion.
@@ -865,7 +865,7 @@ fi"""
         ("exit 1", "stop", "exit code 127", []),
     ],
 )
-def test_a_node_that_lacks_files_has_failed(batch, fault, event, kind, suspects):
+def test_node_that_lacks_files_has_failed(batch, fault, event, kind, suspects):
     """If all nodes have the same files, the program itself can't be started."""
     play(batch.folder.parent / "bin" / "srun", LIST_FILES.format(fault=fault))
     batch.environment["SLURM_JOB_ID"] = "12"
@@ -882,7 +882,7 @@ else
 fi"""
 
 
-def test_a_hang_ends_the_ranks_and_the_program(batch):
+def test_hang_ends_the_ranks_and_the_program(batch):
     """A signal to the whole job would cancel the job, and telemetry ends by itself."""
     play(batch.folder.parent / "bin" / "squeue", STEPS)
     play(batch.folder.parent / "bin" / "scancel", 'echo "$@" >scancel-call')
@@ -1077,7 +1077,7 @@ def test_ranks_and_not_srun_get_sigterm(batch, line, state, status, asked):
         assert (batch.folder / "scancel-call").read_text() == "--signal=TERM 12.1\n"
 
 
-def test_a_script_goes_on_after_a_step_was_aborted(batch):
+def test_script_goes_on_after_a_step_was_aborted(batch):
     batch.shorten("job", "ABORTED_S", 0.0)
     message = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
     job = shell_job(batch, f"echo '{message}' >&2; sleep 2; exit 7")
@@ -1087,7 +1087,7 @@ def test_a_script_goes_on_after_a_step_was_aborted(batch):
 SQUEUE = "echo RUNNING None {restarts} '(null)'"
 
 
-def test_a_requeue_that_fails_leaves_the_programs_exit_status(batch):
+def test_requeue_that_fails_leaves_the_programs_exit_status(batch):
     play(batch.folder.parent / "bin" / "scontrol", "echo refused >&2; exit 1")
     play(batch.folder.parent / "bin" / "squeue", SQUEUE.format(restarts=0))
     batch.environment["SLURM_JOB_ID"] = "12"
@@ -1113,7 +1113,7 @@ def test_slurmctld_that_comes_back_is_asked_again(batch, state, again):
     assert (batch.folder / "scontrol-calls").exists() is again
 
 
-def test_a_job_whose_start_is_not_recorded_is_not_requeued(batch):
+def test_job_whose_start_is_not_recorded_is_not_requeued(batch):
     """Its disk is full."""
     play(batch.folder.parent / "bin" / "scontrol", 'test "$1" != requeue || touch requeued')
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
@@ -1198,7 +1198,7 @@ def test_signal_for_the_program_does_not_end_telemetry(batch, name):
 
 
 @pytest.mark.parametrize("body", ["exit 1", "echo no >&2; exit 1", "kill -KILL $$"])
-def test_a_failing_telemetry_fails_nothing(batch, body):
+def test_failing_telemetry_fails_nothing(batch, body):
     batch.has_telemetry(body)
     rc, out, err = run(batch, "echo fine; exit 6")
     assert (rc, out, err) == (6, "fine\n", "")
@@ -1235,7 +1235,7 @@ def test_telemetry_ends_when_the_batch_script_is_killed(batch):
     raise AssertionError("telemetry outlived its job")
 
 
-def test_the_program_does_not_keep_telemetry_alive(batch):
+def test_program_does_not_keep_telemetry_alive(batch):
     batch.has_telemetry(TELEMETRY)
     job = shell_job(batch, "(sleep 30 >/dev/null 2>&1 & echo $! >daemon); true")
     assert batch.run(rendered(job))[0] == 0

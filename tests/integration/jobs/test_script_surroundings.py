@@ -153,7 +153,7 @@ def test_mpirun_hands_them_to_the_ranks(batch):
     assert said.endswith(("A=1\nB=x y\n", "B=x y\nA=1\n"))
 
 
-def test_a_bundled_program_stays_first_on_its_path():
+def test_bundled_program_stays_first_on_its_path():
     text = rendered(JobSpec(name="train", bundled="train", env={"PYTHONPATH": "/my libs"}))
     assert """ PYTHONPATH="$payload":'/my libs' """ in text
 
@@ -193,7 +193,7 @@ def image(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("tool", ["apptainer", "singularity"])
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_the_program_runs_in_the_container(batch, image, tool, tasks):
+def test_program_runs_in_the_container(batch, image, tool, tasks):
     batch.has_apptainer(tool)
     own = {"MODEL_HOME": "/mine, too", "X": "$y"}
     job = python_job(batch, container=image, args=HOSTILE, env=own, tasks_per_node=tasks)
@@ -207,7 +207,7 @@ def test_the_program_runs_in_the_container(batch, image, tool, tasks):
     assert env["STANDIN_FLAGS"] == ""
 
 
-def test_a_container_sees_the_jobs_gpus_and_what_ranks_share(batch, image, tmp_path):
+def test_container_sees_the_jobs_gpus_and_what_ranks_share(batch, image, tmp_path):
     batch.has_apptainer()
     (tmp_path / "pmix").mkdir()
     batch.environment |= {"SLURM_JOB_GPUS": "0,1", "PMIX_SERVER_TMPDIR": str(tmp_path / "pmix")}
@@ -229,7 +229,7 @@ def test_without_a_scheduler_a_container_sees_its_hosts_gpus(batch, image, statu
     assert env["STANDIN_FLAGS"] == flags
 
 
-def test_an_array_task_runs_in_its_folder_in_the_container(batch, image):
+def test_array_task_runs_in_its_folder_in_the_container(batch, image):
     batch.has_apptainer()
     batch.environment["SLURM_ARRAY_TASK_ID"] = "3"
     env, _, cwd = seen(batch, python_job(batch, container=image, array="1-4"))
@@ -237,7 +237,7 @@ def test_an_array_task_runs_in_its_folder_in_the_container(batch, image):
     assert env["APPTAINER_BIND"] == str(batch.folder)
 
 
-def test_an_image_below_the_users_home(batch):
+def test_image_below_the_users_home(batch):
     batch.has_apptainer()
     home = Path(batch.environment["HOME"])
     (home / "my images").mkdir()
@@ -246,13 +246,13 @@ def test_an_image_below_the_users_home(batch):
     assert env["APPTAINER_CONTAINER"] == f"{home}/my images/$x.sif"
 
 
-def test_a_shell_script_runs_in_the_container(batch, image):
+def test_shell_script_runs_in_the_container(batch, image):
     batch.has_apptainer()
     job = shell_job(batch, 'echo "$APPTAINER_CONTAINER"; exit 5', container=image)
     assert batch.run(rendered(job))[:2] == (5, f"{image}\n")
 
 
-def test_a_bundled_program_uses_the_images_python(batch, image):
+def test_bundled_program_uses_the_images_python(batch, image):
     text = rendered(JobSpec(name="train", bundled="train", container=image))
     variables = "--env=CLUSTERCTL_SUBMITTED_WITH,PYTHONPATH"
     assert (
@@ -261,7 +261,7 @@ def test_a_bundled_program_uses_the_images_python(batch, image):
     )
 
 
-def test_a_node_without_apptainer_is_one_clear_line(batch, image):
+def test_node_without_apptainer_is_one_clear_line(batch, image):
     rc, out, err = batch.run(rendered(python_job(batch, container=image, tasks_per_node=2)))
     assert (rc, out) == (127, "")
     assert err == (
@@ -279,7 +279,7 @@ def test_a_node_without_apptainer_is_one_clear_line(batch, image):
 NO_IMAGE = "clusterctl: node node-1 has no image /no/such.sif"
 
 
-def test_a_node_without_the_image_is_one_clear_line(batch):
+def test_node_without_the_image_is_one_clear_line(batch):
     batch.has_apptainer()
     rc, _, err = batch.run(rendered(python_job(batch, container="/no/such.sif")))
     assert rc == 127

@@ -66,7 +66,7 @@ def lease(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     "lease", [[PENDING, "", "salloc: error: Invalid qos", "ended"]], indirect=True
 )
-def test_an_empty_line_of_salloc_does_not_end_the_connection(lease: Lease) -> None:
+def test_empty_line_of_salloc_does_not_end_the_connection(lease: Lease) -> None:
     """Such as those of a job submit plugin, which the site has written."""
     assert lease.allocation() == "7"
     with refused("allocation-refused", SlurmError, "Invalid qos"):
@@ -258,7 +258,7 @@ def test_folder_of_a_session_without_new_files_is_removed(
     assert not Path(folder.path).exists()
 
 
-def test_a_folder_that_can_not_be_listed_is_asked_for_once(
+def test_folder_that_can_not_be_listed_is_asked_for_once(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session has removed it, or the connection is lost. The command's answer is not lost."""

@@ -46,7 +46,7 @@ def test_what_git_ignores_is_left_out_as_git_does(project, where):
     assert {"keep.log", "sub/a.log"} <= files(root)
 
 
-def test_a_worktree_of_gits_knows_its_exclude(project, tmp_path):
+def test_worktree_of_gits_knows_its_exclude(project, tmp_path):
     git(project, "init", "-q")
     git(project, "add", "train.py")
     git(project, "commit", "-qm", "x")
@@ -56,14 +56,14 @@ def test_a_worktree_of_gits_knows_its_exclude(project, tmp_path):
     assert files(tmp_path / "tree") == {"train.py", "known"}
 
 
-def test_a_folder_that_its_repository_ignores_is_sent(project):
+def test_folder_that_its_repository_ignores_is_sent(project):
     git(project, "init", "-q")
     (project / ".gitignore").write_text("scratch\n*.csv\n")
     write(project, "scratch/train.py", "scratch/utils.py", "scratch/a.csv")
     assert files(project / "scratch") == {"train.py", "utils.py", "a.csv"}
 
 
-def test_a_script_has_the_ignore_rules_of_its_own_folder(project, tmp_path, monkeypatch):
+def test_script_has_the_ignore_rules_of_its_own_folder(project, tmp_path, monkeypatch):
     repository = tmp_path / "repository"
     git(tmp_path, "init", "-q", str(repository))
     write(repository, "sub/x")

@@ -18,7 +18,7 @@ from tests.support.played.cluster import PlayedCluster, finished, submitted
 from tests.support.processes import eventually
 
 
-def test_a_job_without_ranks_is_a_single_rank(
+def test_job_without_ranks_is_a_single_rank(
     session: Session, cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Ranks are found by the job's id, which another test that runs now must not have.
@@ -40,7 +40,7 @@ def test_a_job_without_ranks_is_a_single_rank(
     assert "sleep 1000" in (folder / "rank-logs" / "0.stack").read_text()
 
 
-def test_a_job_that_has_ended_has_no_stacks(
+def test_job_that_has_ended_has_no_stacks(
     session: Session, cluster: PlayedCluster, tmp_path: Path
 ) -> None:
     job_id = finished(session, cluster, tmp_path, "true")
@@ -48,7 +48,7 @@ def test_a_job_that_has_ended_has_no_stacks(
         stacks_of(session, job_id)
 
 
-def test_a_job_without_the_program_is_an_error(session: Session, tmp_path: Path) -> None:
+def test_job_without_the_program_is_an_error(session: Session, tmp_path: Path) -> None:
     job_id = submitted(session, tmp_path, "touch ../ready; sleep 1000")
     folder = Path(folder_of(session, job_id))
     eventually((folder / "ready").exists, 30)

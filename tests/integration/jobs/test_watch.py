@@ -90,7 +90,7 @@ def test_wait(session, cluster, tmp_path):
     assert [entry.state for entry in cluster.ledger.entries()] == ["COMPLETED"]
 
 
-def test_a_wait_is_worth_a_word_only_if_nodes_are_lacking(cluster, tmp_path):
+def test_wait_is_worth_a_word_only_if_nodes_are_lacking(cluster, tmp_path):
     reasons = iter(
         [
             *(
@@ -123,7 +123,7 @@ def test_a_wait_is_worth_a_word_only_if_nodes_are_lacking(cluster, tmp_path):
 
 
 @pytest.mark.parametrize("states", [["PENDING", "COMPLETED"], []])
-def test_a_job_that_was_killed_may_start_again(cluster, tmp_path, states):
+def test_job_that_was_killed_may_start_again(cluster, tmp_path, states):
     """The controller's watcher requeues a job that was killed with its node."""
     now = [0.0]
     coming = iter(states)
@@ -222,7 +222,7 @@ def test_wait_on_a_foreign_cluster_keeps_its_pace(cluster, tmp_path):
         (["PENDING", "RUNNING"], "`clusterctl logs"),
     ],
 )
-def test_a_wait_that_runs_out(cluster, tmp_path, states, command):
+def test_wait_that_runs_out(cluster, tmp_path, states, command):
     times = iter(range(10**6))
     session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
     ids = [held(cluster, session, tmp_path)[0] for _ in states]
@@ -345,14 +345,14 @@ def test_wait_other_jobs_run_goes_on(session, cluster, tmp_path):
     assert [failure.code for failure in caught.value.failures] == ["job-failed"] * 2
 
 
-def test_a_job_that_slurm_never_heard_of(cluster):
+def test_job_that_slurm_never_heard_of(cluster):
     times = iter(range(0, 10**6, 5))
     session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
     with refused("unknown-job", SchedulerError, "77"):
         wait(session, ["77"])
 
 
-def test_a_failed_job_shows_the_end_of_its_log(session, tmp_path):
+def test_failed_job_shows_the_end_of_its_log(session, tmp_path):
     job_id = submitted(
         session, tmp_path, "echo out; for i in {1..30}; do echo line $i >&2; done; exit 7"
     )
@@ -365,7 +365,7 @@ def test_a_failed_job_shows_the_end_of_its_log(session, tmp_path):
     assert f"clusterctl logs {job_id}" in failure.fix
 
 
-def test_a_file_that_stayed_at_home_is_named_with_its_flag(session, tmp_path):
+def test_file_that_stayed_at_home_is_named_with_its_flag(session, tmp_path):
     folder = tmp_path / "project"
     (folder / "kept").mkdir(parents=True)
     (folder / "kept" / "data.csv").touch()
@@ -399,7 +399,7 @@ ALONE = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
         ),
     ],
 )
-def test_the_end_of_a_failed_jobs_log_is_shown(session, tmp_path, body, lines):
+def test_end_of_a_failed_jobs_log_is_shown(session, tmp_path, body, lines):
     """Its stdout if it wrote no stderr. A log writes nothing else to the terminal, and no line of
     its own.
     """
@@ -481,7 +481,7 @@ def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
         log_of(session, f"{job_id}_9")
 
 
-def test_the_logs_of_ranks(session, cluster, tmp_path):
+def test_logs_of_ranks(session, cluster, tmp_path):
     job_id, folder = held(cluster, session, tmp_path)
     (folder / "stdout.log").write_text("all\n")
     assert log_of(session, job_id, rank="0") == [LogChunk("stdout", None, b"all\n")]
@@ -518,7 +518,7 @@ def test_select_logs_has_tasks_in_numeric_order(tmp_path: Path) -> None:
     assert select_logs(str(tmp_path), "", "") == names
 
 
-def test_the_logs_of_an_arrays_ranks(session, cluster, tmp_path):
+def test_logs_of_an_arrays_ranks(session, cluster, tmp_path):
     job_id, folder = held(cluster, session, tmp_path)
     for task in (1, 2):
         (folder / f"stdout-{task}.log").write_text(f"task {task}\n")
@@ -602,7 +602,7 @@ def test_follow_ends_if_the_login_has_expired(session, cluster, tmp_path):
     steady.touch()
 
 
-def test_a_requeued_jobs_shorter_log_is_told_from_its_start(session, cluster, tmp_path):
+def test_requeued_jobs_shorter_log_is_told_from_its_start(session, cluster, tmp_path):
     job_id, folder = held(cluster, session, tmp_path)
     log = folder / "stdout.log"
     log.write_text("first life, long\n")
@@ -632,7 +632,7 @@ def test_logs_of_jobs_that_are_not_ours(session, cluster, tmp_path):
         log_of(session, f"{job_id}_x")
 
 
-def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
+def test_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
     """One line of 64 MiB: what of it is shown, and what comes over for that."""
     job_id = submitted(
         session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1"
@@ -646,7 +646,7 @@ def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path
     assert len(why) < 2200
 
 
-def test_a_job_that_removed_its_folder(session, cluster, tmp_path):
+def test_job_that_removed_its_folder(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, 'rm -rf "${PWD%/*}"; exit 1')
     assert "no longer exists" in failed(session, job_id).why
     with refused("job-folder-gone", SchedulerError, job_id):
@@ -663,7 +663,7 @@ class Mute(LocalTransport):
 
 
 @pytest.mark.parametrize("stderr", ["pipe", *in_sweep("endless", "folder", "empty")])
-def test_the_end_of_a_log_is_read_with_care(tmp_path, stderr):
+def test_end_of_a_log_is_read_with_care(tmp_path, stderr):
     log = tmp_path / "stderr.log"
     {
         "pipe": os.mkfifo,
@@ -682,7 +682,7 @@ def test_the_end_of_a_log_is_read_with_care(tmp_path, stderr):
     assert ends_there(tmp_path / "gone")["gone"]
 
 
-def test_a_restarted_job_is_judged_by_its_last_attempt(tmp_path, batch):
+def test_restarted_job_is_judged_by_its_last_attempt(tmp_path, batch):
     batch.environment |= {"SLURM_RESTART_COUNT": "1", "SLURM_PROCID": "1"}
     script = user_script(batch.folder, "end.py", "raise SystemExit('second')")
     (batch.folder / "rank-logs").mkdir()

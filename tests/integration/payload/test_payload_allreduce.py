@@ -58,7 +58,7 @@ def test_tiny_sizes_are_measured_once_and_soon(mpirun: Runner, tmp_path: Path) -
     ]
 
 
-def test_a_wrong_sum_is_found(program: Runner, tmp_path: Path) -> None:
+def test_wrong_sum_is_found(program: Runner, tmp_path: Path) -> None:
     answer = program(2, "liar.py", "sum", "allreduce", str(tmp_path), rc=1)
     told = json.loads(answer.stdout.splitlines()[-1])
     assert not told["ok"]
@@ -82,6 +82,6 @@ def test_sizes_grow_fourfold_to_the_largest() -> None:
     assert sizes(config.min, config.max)[-2:] == [64 << 20, 256 << 20]
 
 
-def test_a_smallest_size_above_the_largest_is_refused() -> None:
+def test_smallest_size_above_the_largest_is_refused() -> None:
     with refused("min-above-max", UsageError, "--min"):
         parse(["allreduce", "--min", "2MiB", "--max", "1MiB"])

@@ -88,7 +88,7 @@ class Third(Solo):
     size = 3
 
 
-def test_a_silent_communicator_moves_nothing_between_ranks() -> None:
+def test_silent_communicator_moves_nothing_between_ranks() -> None:
     comm = Silent(Third())
     array = np.arange(6.0)
     comm.allreduce(array)

@@ -66,7 +66,7 @@ def test_probe_finds_all_ranks_in_order(mpirun: Runner) -> None:
     assert found["failures"] == []
 
 
-def test_the_verification_of_many_nodes_loads_no_numpy() -> None:
+def test_verification_of_many_nodes_loads_no_numpy() -> None:
     """On a local cluster of 64 nodes it took a third of the whole."""
     program = (
         "import sys, payload.commands.probe; print(*{'numpy', 'payload.cli.config'} & "
@@ -75,7 +75,7 @@ def test_the_verification_of_many_nodes_loads_no_numpy() -> None:
     assert python("-c", program).stdout == "\n"
 
 
-def test_the_verification_says_why_ranks_do_not_find_each_other() -> None:
+def test_verification_says_why_ranks_do_not_find_each_other() -> None:
     """It travels with its command, and is started without the command line of the other
     programs.
     """

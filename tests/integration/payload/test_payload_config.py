@@ -22,12 +22,12 @@ def test_what_only_the_run_can_tell_is_refused_by_it(alone: Runner, tmp_path: Pa
         assert_one_error(answer.stderr, code, flags.split()[0], value)
 
 
-def test_a_file_that_is_missing_on_one_rank_stops_all(program: Runner, tmp_path: Path) -> None:
+def test_file_that_is_missing_on_one_rank_stops_all(program: Runner, tmp_path: Path) -> None:
     answer = program(2, "faults.py", "lacks_the_config", str(tmp_path), rc=2)
     assert_one_error(answer.stderr, "file-unreadable", "missing.toml", os.strerror(errno.ENOENT))
 
 
-def test_the_others_wait_for_the_one_that_speaks(program: Runner) -> None:
+def test_others_wait_for_the_one_that_speaks(program: Runner) -> None:
     answer = program(2, "faults.py", "is_late", launched=True, rc=2)
     assert answer.stderr.count("payload: error:") == 1
 

@@ -20,7 +20,7 @@ from tests.integration.payload.conftest import Runner
 from tests.support.payload import assert_one_error, records, train_config
 
 
-def test_the_recipe_is_of_one_trial_and_trains_well(mpirun: Runner, tmp_path: Path) -> None:
+def test_recipe_is_of_one_trial_and_trains_well(mpirun: Runner, tmp_path: Path) -> None:
     answer = mpirun(2, "train", "--find", "--optimizer", "adamw", "--out", str(tmp_path))
     sizes = [record["size"] for record in records(tmp_path, "micro_batch", file="find.jsonl")]
     assert sizes == [2**power for power in range(len(sizes))]
@@ -84,7 +84,7 @@ def test_evaluation_of_a_checkpoint_is_that_of_the_run(
     assert earlier["loss"] > found["loss"]
 
 
-def test_a_run_is_evaluated_from_any_folder(
+def test_run_is_evaluated_from_any_folder(
     alone: Runner, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained.parent)
@@ -160,7 +160,7 @@ def test_what_cannot_be_evaluated_is_one_line(
     assert_one_error(alone("eval", "--out", str(trained), *flags, rc=2).stderr, code, value)
 
 
-def test_a_run_without_checkpoints_cannot_be_evaluated(alone: Runner, tmp_path: Path) -> None:
+def test_run_without_checkpoints_cannot_be_evaluated(alone: Runner, tmp_path: Path) -> None:
     alone("train", "--iterations", "1", "--out", str(tmp_path))
     answer = alone("eval", "--out", str(tmp_path), rc=2)
     assert_one_error(answer.stderr, "no-checkpoint", "--resume auto", str(tmp_path))

@@ -105,7 +105,7 @@ def test_full_disk_under_the_metrics_ends_all_ranks_in_one_line(
 
 
 @pytest.mark.usefixtures("tensorboard_alone")
-def test_a_full_disk_under_tensorboards_files_is_one_line(tmp_path: Path) -> None:
+def test_full_disk_under_tensorboards_files_is_one_line(tmp_path: Path) -> None:
     board = EventFile(tmp_path)
     (file,) = tmp_path.iterdir()
     opened = Path("/proc/self/fd")
@@ -120,7 +120,7 @@ def test_a_full_disk_under_tensorboards_files_is_one_line(tmp_path: Path) -> Non
     board.close()
 
 
-def test_a_file_of_lines_goes_on_after_some(tmp_path: Path) -> None:
+def test_file_of_lines_goes_on_after_some(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with JsonLines(path) as file:
         for number in range(4):

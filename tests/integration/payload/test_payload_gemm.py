@@ -36,7 +36,7 @@ def test_every_rank_multiplies_and_the_sums_are_right(mpirun: Runner, tmp_path: 
     ]
 
 
-def test_a_wrong_sum_is_found_on_the_rank_that_has_it(program: Runner, tmp_path: Path) -> None:
+def test_wrong_sum_is_found_on_the_rank_that_has_it(program: Runner, tmp_path: Path) -> None:
     answer = program(2, "liar.py", "sum", "gemm", str(tmp_path))
     *lines, last = answer.stdout.splitlines()
     assert json.loads(last)["ok"] is False

@@ -106,7 +106,7 @@ int main(void) { first(); %s; return 7; }
 @pytest.mark.skipif(not shutil.which("gcc"), reason="there is no compiler")
 @pytest.mark.parametrize("options", [["-O0"], ["-O2"], ["-O2", "-no-pie"], ["-O2", "-fno-plt"]])
 @pytest.mark.parametrize("function", ["waits", "leaves", "jumps"])
-def test_a_program_in_c_is_named_with_its_function(
+def test_program_in_c_is_named_with_its_function(
     tmp_path: Path, function: str, options: list[str]
 ) -> None:
     (tmp_path / "main.c").write_text(WAITS_IN_C % ("1000000000", f"{function}()"))
@@ -131,7 +131,7 @@ def test_a_program_in_c_is_named_with_its_function(
             process.kill()
 
 
-def test_a_source_in_any_encoding_is_quoted(rank_program: Any, tmp_path: Path) -> None:
+def test_source_in_any_encoding_is_quoted(rank_program: Any, tmp_path: Path) -> None:
     text = f"# coding: latin-1\n# \f\u2028\n{WAITER}".replace("1000)", "1000)  # \xe9")
     rank_program(0, text.replace("\u2028", "\xe9"), encoding="latin-1")
     assert observed()[0].source == "time.sleep(1000)  # \xe9"
@@ -140,7 +140,7 @@ def test_a_source_in_any_encoding_is_quoted(rank_program: Any, tmp_path: Path) -
     assert observed()[0].source == ""
 
 
-def test_a_running_thread_shows_its_library_and_keeps_running(rank_program: Any) -> None:
+def test_running_thread_shows_its_library_and_keeps_running(rank_program: Any) -> None:
     pid = rank_program(0, WORKER).pid
     tracer = stacks.Tracer()
     libraries = set()
@@ -164,7 +164,7 @@ def test_a_running_thread_shows_its_library_and_keeps_running(rank_program: Any)
         ({"": 50}, (stacks.COMPUTING, "")),
     ],
 )
-def test_a_busy_rank_is_judged_by_the_code_it_runs(
+def test_busy_rank_is_judged_by_the_code_it_runs(
     rank_program: Any, rounds: dict[str, int], expected: tuple[str, str]
 ) -> None:
     process = rank_program(0, WORKER)
@@ -179,7 +179,7 @@ def test_a_busy_rank_is_judged_by_the_code_it_runs(
     [({}, (stacks.COMPUTING, "")), ({"MPI": 1}, (stacks.WAITING, "MPI"))],
     ids=["unknown", "in-mpi"],
 )
-def test_a_rank_that_could_have_run_all_the_time_works(
+def test_rank_that_could_have_run_all_the_time_works(
     rank_program: Any, rounds: dict[str, int], expected: tuple[str, str]
 ) -> None:
     """On a busy node, it got no processor time. Only a sample in a library shows that it waits."""
@@ -194,7 +194,7 @@ def test_a_rank_that_could_have_run_all_the_time_works(
 READER = f"import os\ndef wait():\n    os.read(os.pipe()[0], 1)\n{READY}wait()\n"
 
 
-def test_a_rank_that_sleeps_or_starts_processes_may_continue(rank_program: Any) -> None:
+def test_rank_that_sleeps_or_starts_processes_may_continue(rank_program: Any) -> None:
     sleeps, reads = (
         stacks.Process(rank_program(number, text).pid, os.getpid(), ("python",))
         for number, text in enumerate((WAITER, READER))
@@ -278,7 +278,7 @@ def test_answers_are_found_among_the_output_of_srun(
     assert len(hang.ask_nodes(str(launchers), ["n1", "n2"], "")) == count
 
 
-def test_a_new_step_gets_no_variables_of_the_own_step(
+def test_new_step_gets_no_variables_of_the_own_step(
     launchers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With these variables, srun would start the step on fewer nodes."""

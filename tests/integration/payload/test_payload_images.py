@@ -53,7 +53,7 @@ def test_wide_3x3_convolutions_take_half_the_multiplications(
     assert device.count < products / 2 if fewer else device.count == products
 
 
-def test_the_first_layer_gives_no_gradient_by_data(device: Device) -> None:
+def test_first_layer_gives_no_gradient_by_data(device: Device) -> None:
     grads = []
     for first in (False, True):
         layer = Conv2d(Context(device), "c", 2, 3, 3, padding=1, first=first)
@@ -66,7 +66,7 @@ def test_the_first_layer_gives_no_gradient_by_data(device: Device) -> None:
     np.testing.assert_allclose(*grads, rtol=1e-12)
 
 
-def test_the_first_of_equal_numbers_is_the_largest(device: Device) -> None:
+def test_first_of_equal_numbers_is_the_largest(device: Device) -> None:
     compare(
         MaxPool2d(Context(device), 3, stride=1),
         np.zeros((1, 4, 4, 2)),

@@ -131,7 +131,7 @@ def test_on_a_gpu_the_answers_are_the_same(device: Device, digits: Path, letters
     assert tokenizer.decode(found).startswith(b" sat on")
 
 
-def test_a_model_is_used_where_there_is_no_mpi(digits: Path, letters: Path, tmp_path: Path) -> None:
+def test_model_is_used_where_there_is_no_mpi(digits: Path, letters: Path, tmp_path: Path) -> None:
     rows = images_csv(tmp_path / "rows.csv", load_digits()[1].images[:1])
     commands = (
         ["predict", "--model-folder", str(digits / "model"), str(rows)],

@@ -59,7 +59,7 @@ def test_init_from_a_run_yields_to_a_checkpoint(alone: Runner, tmp_path: Path) -
     assert_one_error(answer.stderr, "init-other-size", "--heads 2,", "not 4")
 
 
-def test_a_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
+def test_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
     flags = (
         "--iterations",
         "1",
@@ -104,7 +104,7 @@ def test_what_is_no_model_is_refused(alone: Runner, tmp_path: Path) -> None:
         assert_one_error(answer.stderr, code, "--init: ", str(tmp_path / path))
 
 
-def test_a_checkpoint_and_a_model_folder_are_exported_alike(
+def test_checkpoint_and_a_model_folder_are_exported_alike(
     alone: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -142,7 +142,7 @@ def test_a_checkpoint_and_a_model_folder_are_exported_alike(
     assert_one_error(capsys.readouterr().err, "export-unfit", lacking)
 
 
-def test_a_resnet_of_small_images_is_none_of_torchvisions(
+def test_resnet_of_small_images_is_none_of_torchvisions(
     alone: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--model", "resnet18", "--width", "2", "--iterations", "1", "--device", "cpu")

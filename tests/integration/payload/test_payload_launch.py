@@ -52,7 +52,7 @@ def test_launcher_ranks() -> None:
 
 
 @pytest.mark.parametrize("command", ["train", *in_sweep("probe")])
-def test_a_world_of_one_in_a_job_of_two_fails_loudly(alone: Runner, command: str) -> None:
+def test_world_of_one_in_a_job_of_two_fails_loudly(alone: Runner, command: str) -> None:
     answer = alone(command, SLURM_NTASKS="2", SLURM_PROCID="1", rc=3)
     assert answer.stdout == ""
     assert "SLURM_NTASKS=2" in answer.stderr
@@ -84,13 +84,13 @@ def test_only_open_mpi_under_srun_needs_pmi() -> None:
     assert pmi_complaint("MPICH Version: 4.2", {"SLURM_STEP_ID": "0"}) is None
 
 
-def test_a_wrong_world_under_mpirun_is_told_once(mpirun: Runner) -> None:
+def test_wrong_world_under_mpirun_is_told_once(mpirun: Runner) -> None:
     answer = mpirun(2, "probe", SLURM_NTASKS="4", rc=3)
     assert answer.stderr.count("payload: error:") == 1
 
 
 @pytest.mark.parametrize("victim", [pytest.param("0", marks=pytest.mark.sweep), "1"])
-def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) -> None:
+def test_exception_on_one_rank_ends_them_all(program: Runner, victim: str) -> None:
     answer = program(2, "faults.py", "breaks", victim, launched=True, rc=1)
     assert f"rank {victim} on " in answer.stderr
     assert "ZeroDivisionError: " in answer.stderr

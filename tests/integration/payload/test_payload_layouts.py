@@ -77,7 +77,7 @@ def test_all_layouts_follow_one_rank(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_reference_is_clipped_now_and_then_and_moves(reference: Reference, model: str) -> None:
+def test_reference_is_clipped_now_and_then_and_moves(reference: Reference, model: str) -> None:
     found = reference(model, LONG)
     losses = found["losses"]
     norms = found["norms"]

@@ -177,7 +177,7 @@ def _ours(folder: Path, x: Array) -> Array:
 
 
 @pytest.mark.parametrize("model", _HF)
-def test_a_model_of_transformers_comes_and_goes(alone: Runner, model: str, tmp_path: Path) -> None:
+def test_model_of_transformers_comes_and_goes(alone: Runner, model: str, tmp_path: Path) -> None:
     module = _made(model)
     flags = _flags(model, tmp_path)
     module.save_pretrained(tmp_path / "theirs")
@@ -219,7 +219,7 @@ def _resnet(model: str, side: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(("model", "side"), [("resnet18", 65), ("resnet50", 71), ("resnet18", 33)])
-def test_a_resnet_of_torchvision_comes_and_goes(
+def test_resnet_of_torchvision_comes_and_goes(
     alone: Runner, model: str, side: int, tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file, save_file  # noqa: PLC0415
@@ -334,9 +334,7 @@ def test_gpt_2s_tokens_are_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", ["bytes", "bpe:600", "gpt2"])
-def test_an_exported_gpt_generates_the_same_text(
-    alone: Runner, tokens: str, tmp_path: Path
-) -> None:
+def test_exported_gpt_generates_the_same_text(alone: Runner, tokens: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
     (tmp_path / "text").write_text("".join(_PAGES))
@@ -373,7 +371,7 @@ def test_an_exported_gpt_generates_the_same_text(
 
 
 @pytest.mark.parametrize("tokens", ["bytes", "bpe:600", "gpt2"])
-def test_an_exported_bert_fills_masks(alone: Runner, tokens: str, tmp_path: Path) -> None:
+def test_exported_bert_fills_masks(alone: Runner, tokens: str, tmp_path: Path) -> None:
     """In a text with a mask instead of a token, which for words includes the blank before them."""
     from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline  # noqa: PLC0415
 

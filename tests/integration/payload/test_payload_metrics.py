@@ -125,7 +125,7 @@ def events_in(data: bytes) -> Iterator[Any]:
         data = data[16 + length :]
 
 
-def test_the_timeline_shows_what_each_rank_did(out: Path) -> None:
+def test_timeline_shows_what_each_rank_did(out: Path) -> None:
     trace = json.loads((out / "trace.json").read_text())
     names = {
         event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"
@@ -150,7 +150,7 @@ def test_the_timeline_shows_what_each_rank_did(out: Path) -> None:
         assert {span["args"]["micro_batch"] for span in spans if span["cat"] == "forward"} == {0}
 
 
-def test_a_timeline_that_stays_empty_says_so(alone: Runner, tmp_path: Path) -> None:
+def test_timeline_that_stays_empty_says_so(alone: Runner, tmp_path: Path) -> None:
     for iterations, noted in (("1", True), ("2", False)):
         answer = alone("train", "--profile", "--iterations", iterations, "--out", str(tmp_path))
         assert ("--profile: trace.json will" in answer.stdout) is noted

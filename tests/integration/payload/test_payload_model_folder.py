@@ -30,7 +30,7 @@ from tests.unit.payload.test_payload_model_folder import (
 )
 
 
-def test_the_models_of_all_layouts_are_equal_files(
+def test_models_of_all_layouts_are_equal_files(
     program: Runner, real_device: Device, tmp_path: Path
 ) -> None:
     """To the bit where weights are; after some training, to rounding. On two ranks and on one."""
@@ -58,7 +58,7 @@ def test_the_models_of_all_layouts_are_equal_files(
         )
 
 
-def test_a_run_leaves_the_best_weights_and_the_last(alone: Runner, tmp_path: Path) -> None:
+def test_run_leaves_the_best_weights_and_the_last(alone: Runner, tmp_path: Path) -> None:
     alone("train", *"--lr 0.5 --epochs 5 --hidden 16".split(), "--out", str(tmp_path))  # too fast
     record = read_record(tmp_path / "model")
     evaluations = {one["step"]: one for one in records(tmp_path, "evaluation")}
@@ -105,7 +105,7 @@ def test_what_cannot_be_exported_is_refused(alone: Runner, ran: Path, tmp_path: 
         assert_one_error(answer.stderr, code, value)
 
 
-def test_an_export_overwrites_nothing_unless_it_is_told_to(
+def test_export_overwrites_nothing_unless_it_is_told_to(
     ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is said before the model is read."""
@@ -134,7 +134,7 @@ def test_an_export_overwrites_nothing_unless_it_is_told_to(
     assert (tmp_path / "file").read_bytes() == (ran / "model" / "best.safetensors").read_bytes()
 
 
-def test_a_run_that_goes_on_elsewhere_keeps_the_best_weights(
+def test_run_that_goes_on_elsewhere_keeps_the_best_weights(
     alone: Runner, ran: Path, tmp_path: Path
 ) -> None:
     """Those of the first epoch, in the checkpoint; the second is made worse, by its learning

@@ -42,14 +42,14 @@ def test_equal_tensors_have_the_same_hash(folder: Path) -> None:
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_a_torn_zip_file_is_hashed_by_its_bytes(folder: Path) -> None:
+def test_torn_zip_file_is_hashed_by_its_bytes(folder: Path) -> None:
     path = saved(folder / "a.pt", "a", b"x")
     whole = observe.hash_of(str(path))
     os.truncate(path, path.stat().st_size // 2)
     assert observe.hash_of(str(path)) not in {whole, ""}
 
 
-def test_a_look_has_steps_events_and_whole_checkpoints(
+def test_look_has_steps_events_and_whole_checkpoints(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observe, "LOOK_S", 2 * observe.STEP_S)
@@ -87,7 +87,7 @@ def test_heartbeat_that_is_being_replaced_is_no_step(
 
 
 @pytest.mark.parametrize(("created", "expected"), [("100.25", 3.25), ("0.000000", None)])
-def test_a_slow_write_takes_until_the_rename(
+def test_slow_write_takes_until_the_rename(
     folder: Path, monkeypatch: pytest.MonkeyPatch, created: str, expected: float | None
 ) -> None:
     """A file system may not tell when a file was created. A rename changes only the time of the

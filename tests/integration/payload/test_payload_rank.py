@@ -115,7 +115,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("module", ["pkg", "pkg.sub", "pkg.nope", "nope"])
-def test_a_module_runs_as_by_python_alone(folder, module):
+def test_module_runs_as_by_python_alone(folder, module):
     package = folder / "pkg"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -137,7 +137,7 @@ def test_a_module_runs_as_by_python_alone(folder, module):
 @pytest.mark.parametrize(
     "waits", ["world.Barrier()", *in_sweep("world.recv(source=1)", "time.sleep(600)")]
 )
-def test_an_error_of_one_rank_ends_the_others(folder, waits):
+def test_error_of_one_rank_ends_the_others(folder, waits):
     done = ran(folder, RANKS + FAILS + waits, *MPIRUN, sys.executable, RANK)
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
@@ -151,13 +151,13 @@ def test_so_does_one_whose_hook_for_errors_fails(folder, hook):
     assert ran(folder, text, *MPIRUN, sys.executable, RANK).returncode != 0
 
 
-def test_a_rank_that_leaves_with_a_status_ends_the_others(folder):
+def test_rank_that_leaves_with_a_status_ends_the_others(folder):
     text = f"{RANKS}if world.rank == 1: sys.exit(3)\nworld.Barrier()\n"
     assert ran(folder, text, *MPIRUN, sys.executable, RANK).returncode == 3
 
 
 @pytest.mark.parametrize(("version", "times"), [("v4.1.4", 0), ("v5.0.7", 1)])
-def test_a_rank_says_that_it_aborts_where_open_mpi_does_not(folder, version, times):
+def test_rank_says_that_it_aborts_where_open_mpi_does_not(folder, version, times):
     """Open MPI 4 says so itself, though not always; under srun 5 does not: test_jobs.py on Debian
     13.
     """

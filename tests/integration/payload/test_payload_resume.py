@@ -197,11 +197,11 @@ def test_every_layout_loads_what_every_other_saved(program: Runner, tmp_path: Pa
     program(4, "elastic.py", str(tmp_path))
 
 
-def test_a_folder_that_is_not_shared_is_refused(program: Runner, tmp_path: Path) -> None:
+def test_folder_that_is_not_shared_is_refused(program: Runner, tmp_path: Path) -> None:
     answer = program(2, "faults.py", "has_its_own_folder", str(tmp_path), rc=2)
     assert_one_error(answer.stderr, "checkpoints-not-shared", str(tmp_path))
 
 
-def test_a_file_that_one_rank_cannot_write_fails_all(program: Runner, tmp_path: Path) -> None:
+def test_file_that_one_rank_cannot_write_fails_all(program: Runner, tmp_path: Path) -> None:
     answer = program(2, "faults.py", "cannot_write", str(tmp_path), rc=1)
     assert_one_error(answer.stderr, "checkpoint-unwritable", "rank 1 on ", os.strerror(errno.EIO))

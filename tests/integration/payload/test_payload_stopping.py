@@ -46,7 +46,7 @@ def started(out: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], IO[
             process.kill()
 
 
-def test_a_signal_before_the_first_iteration_stops_after_that(tmp_path: Path) -> None:
+def test_signal_before_the_first_iteration_stops_after_that(tmp_path: Path) -> None:
     held = Lock(tmp_path / "checkpoints", patience_s=0)
     with started(tmp_path) as (process, _, stderr):
         assert ", which process " in stderr.readline()
@@ -71,7 +71,7 @@ def test_signals_while_it_leaves_change_nothing(tmp_path: Path) -> None:
     assert sorted(path.name.split("-")[0] for path in there) == [".lock", "iteration"]
 
 
-def test_a_run_without_checkpoints_leaves_its_model(tmp_path: Path) -> None:
+def test_run_without_checkpoints_leaves_its_model(tmp_path: Path) -> None:
     """Within an epoch: the weights are as they are then, and the best as of the last evaluation."""
     with started(tmp_path, "--global-batch-size", "2", "--hidden", "8") as (process, stdout, _):
         next(line for line in stdout if line.startswith("epoch   1 "))
@@ -180,7 +180,7 @@ def job(program: Runner, tmp_path: Path) -> Job:
         pytest.param("1 Images.training_batch 1", "--prefetch 0", 1, id="prefetch"),
     ],
 )
-def test_a_signal_at_each_stage_loses_nothing(
+def test_signal_at_each_stage_loses_nothing(
     job: Job, undisturbed: Undisturbed, where: str, flags: str, saved: int
 ) -> None:
     """The model and a checkpoint are there, and the run that resumes ends as if there had been no
@@ -201,7 +201,7 @@ def test_a_signal_at_each_stage_loses_nothing(
 @pytest.mark.parametrize(
     "where", [("Loader.held_out", "30"), ("Saver.evaluated", "2")], ids=["in", "after"]
 )
-def test_a_kill_in_an_evaluation_loses_nothing(
+def test_kill_in_an_evaluation_loses_nothing(
     job: Job, undisturbed: Undisturbed, where: tuple[str, str]
 ) -> None:
     """The model and a checkpoint that is due are complete before the evaluation begins.
@@ -216,7 +216,7 @@ def test_a_kill_in_an_evaluation_loses_nothing(
     assert outcome(job.out) == undisturbed(0)[0]
 
 
-def test_a_signal_in_a_repeated_evaluation_loses_nothing(
+def test_signal_in_a_repeated_evaluation_loses_nothing(
     job: Job, undisturbed: Undisturbed, mpirun: Runner
 ) -> None:
     """The last run is the command that the runs print."""
@@ -253,14 +253,14 @@ ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_SUBMITTED_WITH": "--cluster=c --time 1h 
         ),
     ],
 )
-def test_a_stopped_run_names_the_command_that_continues_it(
+def test_stopped_run_names_the_command_that_continues_it(
     words: str, env: dict[str, str], command: str
 ) -> None:
     told = command.format(submit="clusterctl submit train --cluster=c --time 1h --note 'a b'")
     assert command_to_resume(["train", *words.split()], env) == told
 
 
-def test_a_stopped_run_names_the_variables_without_a_value() -> None:
+def test_stopped_run_names_the_variables_without_a_value() -> None:
     with_values = "--env=NOTE --time 1h '--slurm=--export=KEY' --env=A_B"
     assert variables_to_set({"CLUSTERCTL_SUBMITTED_WITH": with_values}) == ["NOTE", "A_B"]
     assert variables_to_set(ADA) == variables_to_set({}) == []
@@ -273,13 +273,13 @@ def test_auto_without_a_checkpoint_says_so_before_training(alone: Runner, tmp_pa
     assert [text.find(note) in range(text.find("epoch")) for text in told] == [True, False]
 
 
-def test_an_evaluation_that_ended_is_not_repeated(job: Job) -> None:
+def test_evaluation_that_ended_is_not_repeated(job: Job) -> None:
     assert job.train(0, "--iterations", "4", "--save-interval", "4").returncode == 0
     manifest = read_manifest(job.out / "checkpoints" / checkpoint_name(4))
     assert (manifest.evaluated, manifest.model["files"]["best"]["iteration"]) == (True, 4)
 
 
-def test_a_complete_run_that_resumes_keeps_its_evaluation(job: Job) -> None:
+def test_complete_run_that_resumes_keeps_its_evaluation(job: Job) -> None:
     flags = ("--iterations", "4", "--save-interval", "4")
     assert job.train(0, *flags).returncode == 0
     before = read_record(job.out / "model")
@@ -310,7 +310,7 @@ def test_other_samples_in_evaluations_are_refused_on_resume(job: Job) -> None:
     assert job.train(0, *flags, "--eval-samples=5").returncode == 0
 
 
-def test_a_signal_in_another_runs_evaluation_leaves_a_checkpoint(
+def test_signal_in_another_runs_evaluation_leaves_a_checkpoint(
     undisturbed: Undisturbed, program: Runner, tmp_path: Path
 ) -> None:
     """The checkpoint is in the run's own folder, from which the command continues that the run

@@ -21,7 +21,7 @@ from tests.support.payload import assert_one_error
 from tests.support.processes import eventually, suspend
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(alone: Runner) -> None:
+def test_folder_that_cannot_be_made_is_one_line(alone: Runner) -> None:
     answer = alone("telemetry", "--out", "/proc/nowhere", rc=2)
     assert_one_error(answer.stderr, "file-unwritable", "/proc/nowhere")
 
@@ -65,7 +65,7 @@ def _watch(
     return process.returncode, records, stderr
 
 
-def test_a_job_that_runs_again_goes_on_with_its_file(
+def test_job_that_runs_again_goes_on_with_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first, _ = _watch(tmp_path, signal.SIGTERM)
@@ -105,7 +105,7 @@ def test_it_samples_this_node_until_told_to_stop(tmp_path: Path, stop: signal.Si
         assert line["net_rx_bytes_per_s"].keys() == line["net_tx_bytes_per_s"].keys()
 
 
-def test_a_container_has_the_memory_that_slurm_gives(
+def test_container_has_the_memory_that_slurm_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scontrol = tmp_path / "scontrol"

@@ -50,7 +50,7 @@ def test_losses_are_those_of_one_rank(
     assert [record["accuracy"] for record in ours] == [record["accuracy"] for record in theirs]
 
 
-def test_a_transformer_over_tensor_and_pipeline_parallel_ranks(
+def test_transformer_over_tensor_and_pipeline_parallel_ranks(
     mpirun: Runner, alone: Runner, tmp_path: Path
 ) -> None:
     text = tmp_path / "text"
@@ -75,7 +75,7 @@ def test_more_ranks_than_samples_in_a_batch(mpirun: Runner, alone: Runner, tmp_p
     assert _losses(tmp_path / "3") == pytest.approx(_losses(tmp_path / "1"), abs=1e-6, rel=0)
 
 
-def test_the_defaults_learn_the_digits(mpirun: Runner, tmp_path: Path) -> None:
+def test_defaults_learn_the_digits(mpirun: Runner, tmp_path: Path) -> None:
     answer = mpirun(2, "train", "--out", str(tmp_path / "made" / "for it"))
     run, result = records(tmp_path / "made" / "for it", "run", "result")
     host = socket.gethostname().split(".")[0]
@@ -94,7 +94,7 @@ def test_the_defaults_learn_the_digits(mpirun: Runner, tmp_path: Path) -> None:
     assert len(first) == 64
 
 
-def test_the_file_tells_the_run_in_order(one_rank: Path) -> None:
+def test_file_tells_the_run_in_order(one_rank: Path) -> None:
     lines = records(one_rank)
     kinds = [line["kind"] for line in lines]
     assert kinds == [
@@ -116,7 +116,7 @@ def test_the_file_tells_the_run_in_order(one_rank: Path) -> None:
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
 
 
-def test_a_run_repeats_itself_and_a_seed_changes_it(
+def test_run_repeats_itself_and_a_seed_changes_it(
     alone: Runner, one_rank: Path, tmp_path: Path
 ) -> None:
     def hashes(seed: str) -> list[str]:
@@ -165,7 +165,7 @@ def test_what_cannot_be_had_is_one_line(alone: Runner, flag: str, value: str, co
     assert_one_error(alone("train", flag, value, rc=2).stderr, code, flag, value)
 
 
-def test_a_gpu_that_is_not_there_is_one_line(alone: Runner) -> None:
+def test_gpu_that_is_not_there_is_one_line(alone: Runner) -> None:
     answer = alone("train", "--device", "gpu", CUDA_VISIBLE_DEVICES="", rc=2)
     assert_one_error(answer.stderr, "no-gpu", "--device gpu")
 
@@ -189,7 +189,7 @@ def test_a_gpu_that_is_not_there_is_one_line(alone: Runner) -> None:
         ),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused(
+def test_layout_that_cannot_be_is_refused(
     mpirun: Runner, tmp_path: Path, layout: str, code: str, values: tuple[str, ...]
 ) -> None:
     answer = mpirun(2, "train", *layout.split(), "--out", str(tmp_path), rc=2)
@@ -210,7 +210,7 @@ def test_half_precision_on_two_ranks(mpirun: Runner, tmp_path: Path, real_device
     assert "Warning" not in answer.stderr
 
 
-def test_a_loss_scale_that_is_too_high_is_named(alone: Runner, tmp_path: Path) -> None:
+def test_loss_scale_that_is_too_high_is_named(alone: Runner, tmp_path: Path) -> None:
     answer = alone(
         "train", "--precision", "fp16", "--loss-scale", "1e9", "--out", str(tmp_path), rc=1
     )
@@ -230,7 +230,7 @@ def test_ranks_that_drifted_apart_fail_the_run(program: Runner, tmp_path: Path) 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(2000)
-def test_a_small_gpt_learns_english_prose(mpirun: Runner, tmp_path: Path) -> None:
+def test_small_gpt_learns_english_prose(mpirun: Runner, tmp_path: Path) -> None:
     """On Python's manual, which is on every machine, it reached 2.92 bits per byte; 8 is knowing
     nothing.
     """
@@ -274,7 +274,7 @@ def test_a_small_gpt_learns_english_prose(mpirun: Runner, tmp_path: Path) -> Non
 
 @pytest.mark.sweep
 @pytest.mark.timeout(2000)
-def test_a_small_cnn_knows_fashion(mpirun: Runner, tmp_path: Path) -> None:
+def test_small_cnn_knows_fashion(mpirun: Runner, tmp_path: Path) -> None:
     """It reached 0.9087 after two epochs of four."""
     data = ("--model", "cnn", "--data", "idx:/usr/share/datasets/fashion-mnist", "--epochs", "4")
     rate = (

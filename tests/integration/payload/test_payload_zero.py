@@ -14,5 +14,5 @@ def test_all_stages_take_the_steps_of_one_rank(program: Runner, ranks: int) -> N
 
 
 @pytest.mark.parametrize("zero", [*in_sweep("1"), "3"])
-def test_a_run_may_end_after_any_step(program: Runner, zero: str) -> None:
+def test_run_may_end_after_any_step(program: Runner, zero: str) -> None:
     program(2, "leave.py", zero, launched=True)

@@ -51,7 +51,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", DATA)
-def test_the_wheel_carries_a_data_folder_whole(wheel: list[str], folder: str) -> None:
+def test_wheel_carries_a_data_folder_whole(wheel: list[str], folder: str) -> None:
     inside = {
         name.removeprefix("clusterctl/_assets/")
         for name in wheel
@@ -60,13 +60,13 @@ def test_the_wheel_carries_a_data_folder_whole(wheel: list[str], folder: str) ->
     assert {name for name in inside if name.startswith(f"{folder}/")} == tracked(folder)
 
 
-def test_the_wheel_carries_the_package_and_no_other_name(wheel: list[str]) -> None:
+def test_wheel_carries_the_package_and_no_other_name(wheel: list[str]) -> None:
     assert tracked("clusterctl") <= set(wheel)
     top_level = {name.partition("/")[0] for name in wheel}
     assert {name for name in top_level if not name.endswith(".dist-info")} == {"clusterctl"}
 
 
-def test_an_editable_install_copies_nothing(tmp_path: Path) -> None:
+def test_editable_install_copies_nothing(tmp_path: Path) -> None:
     build = f"import hatchling.build; print(hatchling.build.build_editable({str(tmp_path)!r}))"
     subprocess.run(
         [sys.executable, "-c", build], cwd=ROOT, check=True, capture_output=True, timeout=60
@@ -85,7 +85,7 @@ def entries(lock: Path) -> Iterator[tuple[Requirement, int]]:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_pins_by_hash_and_names_no_index(name: str) -> None:
+def test_lock_pins_by_hash_and_names_no_index(name: str) -> None:
     lock = ROOT / name
     pins = list(entries(lock))
     assert pins
@@ -98,7 +98,7 @@ def test_a_lock_pins_by_hash_and_names_no_index(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "groups"), [("runtime.lock", ["setup"]), ("dev.lock", ["setup", "dev"])]
 )
-def test_a_lock_satisfies_the_project(name: str, groups: list[str]) -> None:
+def test_lock_satisfies_the_project(name: str, groups: list[str]) -> None:
     """So that a dependency can't be added, or its bound raised, without `make lock`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     asked = project["project"]["dependencies"] + [
@@ -115,7 +115,7 @@ def test_a_lock_satisfies_the_project(name: str, groups: list[str]) -> None:
         )
 
 
-def test_the_console_script_starts() -> None:
+def test_console_script_starts() -> None:
     done = subprocess.run(
         [SCRIPT, "--help"], capture_output=True, text=True, check=False, timeout=60
     )
@@ -123,7 +123,7 @@ def test_the_console_script_starts() -> None:
     assert "Usage: clusterctl" in done.stdout
 
 
-def test_the_commit_hooks_are_valid_and_local() -> None:
+def test_commit_hooks_are_valid_and_local() -> None:
     argv = [
         sys.executable,
         "-m",

@@ -77,7 +77,7 @@ def demo(tmp_path: Path) -> Demo:
     return Demo(tmp_path)
 
 
-def test_the_demo_ends_with_what_was_reached(demo: Demo) -> None:
+def test_demo_ends_with_what_was_reached(demo: Demo) -> None:
     done = demo.run()
     assert done.returncode == 0, done.stderr
     submit = "submit train --nodes 2 --follow"
@@ -93,7 +93,7 @@ def test_the_demo_ends_with_what_was_reached(demo: Demo) -> None:
 
 
 @pytest.mark.parametrize("failing", ["up", "submit", "collect", "down"])
-def test_a_demo_that_fails_anywhere_takes_the_cluster_down(demo: Demo, failing: str) -> None:
+def test_demo_that_fails_anywhere_takes_the_cluster_down(demo: Demo, failing: str) -> None:
     done = demo.run(failing=failing)
     assert done.returncode == 1
     assert demo.calls[-1] == ("down --yes --discard" if failing == "down" else "down --yes")
@@ -103,14 +103,14 @@ def test_a_demo_that_fails_anywhere_takes_the_cluster_down(demo: Demo, failing: 
     ("accuracy", "why"),
     [(0.9, "the test accuracy is 0.9000, less than 0.95"), (None, "one run was to be collected")],
 )
-def test_a_demo_that_learned_nothing_fails(demo: Demo, accuracy: float | None, why: str) -> None:
+def test_demo_that_learned_nothing_fails(demo: Demo, accuracy: float | None, why: str) -> None:
     done = demo.run(accuracy=accuracy)
     assert done.returncode == 1
     assert why in done.stderr
     assert demo.calls[-1] == "down --yes"
 
 
-def test_a_second_demo_tells_its_own_run_from_the_first_one_s(demo: Demo) -> None:
+def test_second_demo_tells_its_own_run_from_the_first_one_s(demo: Demo) -> None:
     assert demo.run().returncode == 0
     done = demo.run(accuracy=None)
     assert done.returncode == 1, done.stdout

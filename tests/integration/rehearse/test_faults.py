@@ -99,7 +99,7 @@ UNDISTURBED = [look(START), look(START, END)]
     ("action", "expected"),
     [("warn", (Verdict.SURVIVES, "")), ("end", (Verdict.HANGS, HANG["summary"]))],
 )
-def test_a_hang_ends_a_rehearsal_but_a_warning_does_not(
+def test_hang_ends_a_rehearsal_but_a_warning_does_not(
     cluster: PlayedCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -117,7 +117,7 @@ def test_a_hang_ends_a_rehearsal_but_a_warning_does_not(
     [((1, 2), Verdict.DIFFERS), ((1, 3), Verdict.TOO_LATE)],
     ids=["newest", "missing"],
 )
-def test_the_newest_checkpoint_after_the_kill_is_torn(
+def test_newest_checkpoint_after_the_kill_is_torn(
     cluster: PlayedCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -132,7 +132,7 @@ def test_the_newest_checkpoint_after_the_kill_is_torn(
     assert trial.verdict is expected
 
 
-def test_a_killed_node_is_started_if_its_job_keeps_waiting(
+def test_killed_node_is_started_if_its_job_keeps_waiting(
     cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another node is in service, but the job does not fit on it, or it is busy."""

@@ -114,7 +114,7 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], set[str]]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_latest_of_each_family_comes_and_others_are_named(remote, tree, layout):
+def test_latest_of_each_family_comes_and_others_are_named(remote, tree, layout):
     names, stay = LAYOUTS[layout]
     fill(remote, *names)
     here, manifest = fetched(remote, tree)
@@ -155,7 +155,7 @@ def test_none_comes(remote, tree):
 @pytest.mark.parametrize(
     "name", ["checkpoint-3/a", *in_sweep("checkpoints/step_3/a", "checkpoint/a", "a.ckpt")]
 )
-def test_a_large_checkpoint_stays_with_the_command_for_it(remote, tree, name):
+def test_large_checkpoint_stays_with_the_command_for_it(remote, tree, name):
     fill(remote, name, "x")
     (remote / name).write_bytes(bytes(3 << 20))
     here, manifest = fetched(remote, tree, Selection(max_checkpoint=2 << 20))
@@ -168,7 +168,7 @@ def test_a_large_checkpoint_stays_with_the_command_for_it(remote, tree, name):
     assert fetched(remote, tree, Selection(max_checkpoint=1 << 30))[0] == {name, "x"}
 
 
-def test_a_link_in_place_of_a_checkpoint_is_not_followed(remote, tree, tmp_path):
+def test_link_in_place_of_a_checkpoint_is_not_followed(remote, tree, tmp_path):
     fill(tmp_path / "elsewhere", "step_1/secret")
     (remote / "checkpoints").symlink_to(tmp_path / "elsewhere")
     (remote / "checkpoint-2").mkdir()

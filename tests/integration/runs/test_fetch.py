@@ -119,7 +119,7 @@ def test_what_was_damaged_or_is_gone_meanwhile(remote, tree):
     assert not (tree / "sub").exists()
 
 
-def test_a_link_in_the_way_is_replaced_not_followed(remote, tree, tmp_path):
+def test_link_in_the_way_is_replaced_not_followed(remote, tree, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (remote / "sub").mkdir()
@@ -171,7 +171,7 @@ class Changing(LocalTransport):
 FOLDER = b'["'  # how the request to list one begins
 
 
-def test_a_log_that_grows_is_taken_as_long_as_it_was(remote, tree):
+def test_log_that_grows_is_taken_as_long_as_it_was(remote, tree):
     log = remote / "stdout.log"
     log.write_text("one\n")
     fetch(
@@ -181,7 +181,7 @@ def test_a_log_that_grows_is_taken_as_long_as_it_was(remote, tree):
 
 
 @pytest.mark.parametrize("change", ["other", "sho", None])
-def test_a_file_that_changed_meanwhile_is_read_again(remote, tree, change):
+def test_file_that_changed_meanwhile_is_read_again(remote, tree, change):
     file = remote / "a"
     file.write_text("first")
     (remote / "b").write_text("stays")
@@ -198,7 +198,7 @@ def test_a_file_that_changed_meanwhile_is_read_again(remote, tree, change):
 MUCH = 4 << 20  # more than waits in pipes: the end of it is read after the beginning was received
 
 
-def test_a_file_that_never_holds_still(remote, tree):
+def test_file_that_never_holds_still(remote, tree):
     file = remote / "a"
     file.write_bytes(bytes(MUCH))
     (remote / "b").write_text("stays")
@@ -219,14 +219,14 @@ def test_a_file_that_never_holds_still(remote, tree):
 @pytest.mark.parametrize(
     "change", [lambda file: os.truncate(file, 10), lambda file: os.truncate(file, MUCH + 4)]
 )
-def test_a_file_that_becomes_shorter_or_longer_while_it_is_read(remote, tree, change):
+def test_file_that_becomes_shorter_or_longer_while_it_is_read(remote, tree, change):
     file = remote / "stdout.log"
     file.write_bytes(bytes(MUCH))
     fetch(remote, tree, Changing(lambda: change(file), late=True))
     assert content(tree) == {b"stdout.log": bytes(min(file.stat().st_size, MUCH))}
 
 
-def test_the_hashes_are_those_of_what_arrived(remote, tree):
+def test_hashes_are_those_of_what_arrived(remote, tree):
     (remote / "a").write_text("one")
     (remote / "run.json").write_text("two")
     for _ in range(2):  # the second time it is all here
@@ -237,6 +237,6 @@ def test_the_hashes_are_those_of_what_arrived(remote, tree):
         }
 
 
-def test_a_folder_that_is_not_there(remote, tree):
+def test_folder_that_is_not_there(remote, tree):
     manifest = fetch(remote / "gone", tree)
     assert (manifest.files, len(manifest.skipped)) == ({}, 1)

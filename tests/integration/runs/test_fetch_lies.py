@@ -125,7 +125,7 @@ def test_listings_that_contradict_themselves_are_refused(listing, remote, tree, 
     assert content(tree) == {}
 
 
-def test_a_file_called_like_one_on_its_way_stays(remote, tree):
+def test_file_called_like_one_on_its_way_stays(remote, tree):
     """Another file's arrival would take its place."""
     name = f".clusterctl-{'0' * 32}.part"
     (remote / name).write_text("a job's")
@@ -182,7 +182,7 @@ def test_nothing_is_below_a_link_that_the_cluster_lists(remote, tree):
         fetch(remote, tree, Lying(listing, b""))
 
 
-def test_a_chain_of_links_is_followed_once():
+def test_chain_of_links_is_followed_once():
     """A million of them, each to the next, took hours if each was followed to its end."""
     count = 20_000
     names = [b"%d" % number for number in range(count)]
@@ -235,7 +235,7 @@ LARGE_ONE = header(len(LARGE))
         (len(LARGE), LARGE_ONE + LARGE_ONE + LARGE + header(34), "transfer-differs"),
     ],
 )
-def test_a_cluster_that_sends_other_than_it_said(lie, remote, tree, verb, error):
+def test_cluster_that_sends_other_than_it_said(lie, remote, tree, verb, error):
     size, sent, code = lie
     with refused(code, error):
         verb(remote, tree, Lying(row(b"a", size=size), sent))
@@ -243,7 +243,7 @@ def test_a_cluster_that_sends_other_than_it_said(lie, remote, tree, verb, error)
 
 @BOTH
 @pytest.mark.parametrize("data", [b"y", LARGE])
-def test_a_file_that_changed_meanwhile_is_not_taken(data, remote, tree, verb, error):
+def test_file_that_changed_meanwhile_is_not_taken(data, remote, tree, verb, error):
     listing = row(b"a", size=len(data))
     with refused("files-keep-changing" if verb is fetch else "files-changed", error):
         verb(remote, tree, Lying(listing, file_of(data, changed_to=hashlib.sha256(b"z").digest())))
@@ -252,7 +252,7 @@ def test_a_file_that_changed_meanwhile_is_not_taken(data, remote, tree, verb, er
     assert content(tree) == {b"a": data}
 
 
-def test_a_run_that_does_not_fit_the_disk(remote, tree):
+def test_run_that_does_not_fit_the_disk(remote, tree):
     with refused("no-room", CollectError):
         fetch_source(
             Source(str(remote), selection=Selection(max_file=10**18)),
@@ -349,7 +349,7 @@ def test_names_of_files_that_can_not_be_read_are_shown_as_text(remote, tree, ver
 
 
 @pytest.mark.parametrize("verb", [fetch, get, "all"])
-def test_a_list_without_end_is_refused_by_every_verb(monkeypatch, verb, remote, tree):
+def test_list_without_end_is_refused_by_every_verb(monkeypatch, verb, remote, tree):
     monkeypatch.setattr("clusterctl.transport.get._MOST_BYTES", 1 << 12)
     rows = "".join(row(b"%d" % number) for number in range(10_000))
     endless = Lying(rows, b"")
@@ -361,7 +361,7 @@ def test_a_list_without_end_is_refused_by_every_verb(monkeypatch, verb, remote, 
     assert content(tree) == {}
 
 
-def test_a_list_that_does_not_end(monkeypatch, remote, tree):
+def test_list_that_does_not_end(monkeypatch, remote, tree):
     lists = [(1 << 28, "x" * (2 << 20)), (1 << 28, "alive\n" * 1_300_000), (999, "alive\n" * 200)]
     for most, listing in lists:
         monkeypatch.setattr("clusterctl.transport.get._MOST_BYTES", most)

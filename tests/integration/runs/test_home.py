@@ -40,7 +40,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("fault", ["full", *in_sweep("no-inodes", "read-only")])
-def test_a_run_that_found_no_room_comes_home_later(session, cluster, tmp_path, fault):
+def test_run_that_found_no_room_comes_home_later(session, cluster, tmp_path, fault):
     job_id = finished(session, cluster, tmp_path, "echo hello")
     with small_disk(mib=40) as disk:
         disk.suffer(fault)
@@ -278,7 +278,7 @@ def test_what_a_job_does_to_its_folder_does_not_hold_its_run_up(session, cluster
     assert all((run.directory / name).is_file() for name in (*kept, "telemetry/n3.jsonl/x"))
 
 
-def test_a_failed_run_has_its_diagnosis_and_its_cost(session, cluster, tmp_path, out):
+def test_failed_run_has_its_diagnosis_and_its_cost(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "nosuchprogram || exit 3")
     with cluster.state() as state:
         state["jobs"][job_id]["end"] = state["jobs"][job_id]["start"] + 5400
@@ -348,7 +348,7 @@ def test_what_was_left_comes_later_and_touches_nothing(session, cluster, tmp_pat
     assert [path.name for path in out.iterdir()] == [run.directory.name]
 
 
-def test_a_run_that_the_user_removed_comes_again_only_if_named(session, cluster, tmp_path, out):
+def test_run_that_the_user_removed_comes_again_only_if_named(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     collect(session, [job_id], out=out)
     shutil.rmtree(out)
@@ -380,7 +380,7 @@ def test_what_stands_in_the_place_of_a_run_is_left_alone(session, cluster, tmp_p
     assert (place if what == "file" else place / "stdout.log").read_text() == "theirs"
 
 
-def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path, out):
+def test_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path, out):
     job_id = submitted(
         session, tmp_path, "echo early; until [[ -e go ]]; do sleep 0.05; done; echo late"
     )
@@ -450,7 +450,7 @@ def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
     assert [path.name for path in out.iterdir()] == [f"demo-{job_id}-mine"]
 
 
-def test_a_job_that_slurm_knows_no_more_comes_home_all_the_same(session, cluster, tmp_path, out):
+def test_job_that_slurm_knows_no_more_comes_home_all_the_same(session, cluster, tmp_path, out):
     purged, known = (
         finished(session, cluster, tmp_path, f"echo {name}", name) for name in ("a", "b")
     )
@@ -491,7 +491,7 @@ def test_destroyed_job_is_not_recorded_with_a_later_job_of_its_id(
     assert [skipped.path for skipped in run.skipped] == [".", "sacct.json"]
 
 
-def test_a_state_that_only_a_later_slurm_has_makes_a_snapshot(session, cluster, tmp_path, out):
+def test_state_that_only_a_later_slurm_has_makes_a_snapshot(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "echo a")
     cluster.change(job_id, state="DANCING")
     (run,) = collect(session, out=out)
@@ -501,7 +501,7 @@ def test_a_state_that_only_a_later_slurm_has_makes_a_snapshot(session, cluster, 
     assert [run.state for run in collect(session, out=out)] == ["COMPLETED"]
 
 
-def test_a_run_comes_home_without_accounting(session, cluster, tmp_path, out):
+def test_run_comes_home_without_accounting(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     cluster.change(job_id, odd="sacct: fatal: no \x1b serializer")
     (run,) = collect(session, out=out)
@@ -557,7 +557,7 @@ def test_runs_that_can_not_come_home_are_named_and_discarded(session, cluster, t
     assert [run.job_id for run in collect(session, out=out, discard=["1"])] == ["2"]
 
 
-def test_a_folder_that_can_not_be_written(session, cluster, tmp_path, out, monkeypatch):
+def test_folder_that_can_not_be_written(session, cluster, tmp_path, out, monkeypatch):
     """Or that another collect is still writing when the wait for it ends."""
     monkeypatch.setattr(collecting, "WAIT_S", 0.0)
     job_id = finished(session, cluster, tmp_path, "true")
@@ -589,7 +589,7 @@ def test_jobs_of_others_are_not_collected(session, cluster, tmp_path, out):
     assert [entry.job_id for entry in cluster.ledger.entries()] == [job_id]
 
 
-def test_a_job_of_another_workspace_is_collected_by_its_id(session, cluster, tmp_path, out):
+def test_job_of_another_workspace_is_collected_by_its_id(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     cluster.change(job_id, name="../../hostile\x1b name")
     elsewhere = replace(session, ledger=Ledger(tmp_path / "other.jsonl"))
@@ -605,7 +605,7 @@ def test_a_job_of_another_workspace_is_collected_by_its_id(session, cluster, tmp
     assert run.source is None
 
 
-def test_a_task_stands_for_its_array(session, cluster, tmp_path, out):
+def test_task_stands_for_its_array(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     (run,) = collect(session, [f"{job_id}_3"], out=out)
     assert run.job_id == job_id

@@ -77,7 +77,7 @@ def test_none_of_our_names_is_waited_for_or_followed(remote, tree, monkeypatch, 
         assert manifest.skipped == ()
 
 
-def test_a_link_in_place_of_the_folder_is_not_followed(remote, tree):
+def test_link_in_place_of_the_folder_is_not_followed(remote, tree):
     (remote / "stdout.log").write_text("said")
     swapped = remote.with_name("swapped")
     swapped.symlink_to(remote)
@@ -188,7 +188,7 @@ def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:
     return files, {os.fsdecode(entry.path): entry.payload for entry in left}
 
 
-def test_a_folder_with_too_much_in_it_is_named_and_others_come(remote, capsys):
+def test_folder_with_too_much_in_it_is_named_and_others_come(remote, capsys):
     for folder, count in (("many", 60), ("few", 5), ("telemetry", 2)):
         (remote / folder).mkdir()
         for number in range(count):
@@ -233,7 +233,7 @@ def test_folders_nested_without_end(remote, tree):
     assert f"more than {DEEPEST}" in skipped.reason
 
 
-def test_a_path_that_fits_no_folder_here(remote, tree):
+def test_path_that_fits_no_folder_here(remote, tree):
     folder = remote
     for _ in range(9):
         folder /= "x" * 240
@@ -245,7 +245,7 @@ def test_a_path_that_fits_no_folder_here(remote, tree):
     assert ["2,048 bytes" in one.reason for one in manifest.skipped] == [True]
 
 
-def test_a_large_file_stays_with_the_command_that_brings_it(remote, tree, monkeypatch):
+def test_large_file_stays_with_the_command_that_brings_it(remote, tree, monkeypatch):
     (remote / "image").write_bytes(bytes(2048))
     (remote / "results").write_text("x")
     for most, flag in ((fetching.MAX_FILE, "--all"), (1024, "--max-file 1GiB")):
@@ -304,7 +304,7 @@ class Hanging(LocalTransport):
             yield Talk(talk, lambda real: real.receive(), send)
 
 
-def test_a_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp_path):
+def test_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp_path):
     ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
     stuck = cluster.ledger.find(ids[1])
     hanging = Hanging(str(stuck.remote_dir))

@@ -367,7 +367,7 @@ def test_one_line_a_job_says_why_its_files_count(
 
 
 @pytest.mark.parametrize("how", ["", "link"])
-def test_a_file_is_no_copy_of_itself(stage: Stage, how: str) -> None:
+def test_file_is_no_copy_of_itself(stage: Stage, how: str) -> None:
     """Where the hosts' shared folder is there on this machine, too: it is one of them, or has it
     mounted.
     """
@@ -424,7 +424,7 @@ def test_very_many_files_are_told_in_bounded_number(stage: Stage) -> None:
     assert len(error.failures) == len(found.files)
 
 
-def test_a_home_always_goes_to_the_same_folder(stage: Stage) -> None:
+def test_home_always_goes_to_the_same_folder(stage: Stage) -> None:
     (stage.out / "demo-home-ada").mkdir()
     for name in ("one", "two"):
         stage.write(name)
@@ -461,7 +461,7 @@ def test_small_files_that_are_not_named_make_no_folder(stage: Stage) -> None:
     assert [path.name for path in stage.out.iterdir()] == [stage.run.name]
 
 
-def test_a_folder_that_can_not_be_written_is_named(stage: Stage) -> None:
+def test_folder_that_can_not_be_written_is_named(stage: Stage) -> None:
     stage.write("weights")
     stage.out = stage.out / "file" / "below"
     stage.out.parent.write_text("no folder")
@@ -470,7 +470,7 @@ def test_a_folder_that_can_not_be_written_is_named(stage: Stage) -> None:
     assert str(stage.out.parent) in caught.value.where
 
 
-def test_a_damaged_note_of_what_was_brought_is_passed_over(stage: Stage) -> None:
+def test_damaged_note_of_what_was_brought_is_passed_over(stage: Stage) -> None:
     stage.write("weights")
     stage.bring()
     with stage.workspace.copies.open("a") as file:
@@ -495,7 +495,7 @@ def test_signs_of_life_of_a_long_look_are_no_files(stage, monkeypatch):
 @pytest.mark.parametrize(
     "line", ["[]", "3", '{"files": 1}', '{"unread": "/"}', "nothing", '{"alive": 1}', "[" * 100_000]
 )
-def test_an_answer_that_makes_no_sense_is_no_answer(
+def test_answer_that_makes_no_sense_is_no_answer(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     monkeypatch.setattr(
@@ -592,7 +592,7 @@ def test_bring_of_paths_that_lead_elsewhere_writes_nothing(stage: Stage, listing
     assert {*stage.out.iterdir()} == before
 
 
-def test_a_host_that_does_not_answer_is_named(stage: Stage) -> None:
+def test_host_that_does_not_answer_is_named(stage: Stage) -> None:
     class Dead(ThisMachine):
         def converse(self, *_: object, **__: object) -> AbstractContextManager[Conversation]:
             raise UnreachableError("no route")
@@ -635,7 +635,7 @@ def test_homes_with_start_up_files_leave_no_file_open(stage: Stage) -> None:
     assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
-def test_the_same_name_on_two_hosts_is_two_files() -> None:
+def test_same_name_on_two_hosts_is_two_files() -> None:
     one, two = (remote_copies.digest(host, b"/scratch/shard", 10, 0) for host in (b"n1", b"n2"))
     assert one != two
 
@@ -654,7 +654,7 @@ def up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return stage
 
 
-def test_a_job_at_work_does_not_keep_collect_all_from_its_end(up: Stage) -> None:
+def test_job_at_work_does_not_keep_collect_all_from_its_end(up: Stage) -> None:
     ledger = Ledger(up.workspace.jobs)
     ledger.update(ledger.entries()[0], run_state="RUNNING")
     changed(up, f"{JOB}/stdout.log", "step 1\nstep 2\n")
@@ -664,7 +664,7 @@ def test_a_job_at_work_does_not_keep_collect_all_from_its_end(up: Stage) -> None
     assert [one.job_id for one in up.search.find().files] == ["1"]
 
 
-def test_a_file_that_never_holds_still_is_an_error_that_names_it(
+def test_file_that_never_holds_still_is_an_error_that_names_it(
     up: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = up.write("grows")

@@ -81,7 +81,7 @@ def test_what_is_named_comes_and_the_rest_is_told_by_folder(job_folder, tmp_path
     assert skipped.keys() == left
 
 
-def test_a_folder_that_is_excluded_later_stays(job_folder, tmp_path):
+def test_folder_that_is_excluded_later_stays(job_folder, tmp_path):
     """The last pattern that matches counts, also if an earlier one matches the files in the
     folder.
     """
@@ -108,7 +108,7 @@ def test_patterns(job_folder, tmp_path, pattern, here):
     assert collected(job_folder, tmp_path, pattern)[0] == here | {"task-1/metrics.jsonl"}
 
 
-def test_the_jobs_own_file_of_patterns_says_nothing(job_folder, tmp_path):
+def test_jobs_own_file_of_patterns_says_nothing(job_folder, tmp_path):
     """Those that the job was submitted with are kept here."""
     (job_folder / OUTPUTS_FILE).write_text('{"patterns": ["*.pt"]}')
     assert collected(job_folder, tmp_path) == (THEIRS | {OUTPUTS_FILE}, {})

@@ -105,12 +105,12 @@ def run_of(session: Session, done: Submitted, out: Path) -> RunRecord:
         ("notes.from-job", "notes.from-job"),
     ],
 )
-def test_a_path_in_the_run_leads_back_to_the_programs_file(path: str, placed: str) -> None:
+def test_path_in_the_run_leads_back_to_the_programs_file(path: str, placed: str) -> None:
     assert run_path(path.encode()) == placed.encode()
     assert f"{PROGRAM_FOLDER}/{path}".encode() in set(job_paths(placed.encode(), b"files"))
 
 
-def test_a_name_that_the_suffix_makes_may_be_taken() -> None:
+def test_name_that_the_suffix_makes_may_be_taken() -> None:
     paths = {b"telemetry", b"telemetry/x", b"telemetry.from-job", b"telemetry.from-job/x"}
     placed = {run_path(path, paths) for path in paths}
     assert len(placed) == len(paths)
@@ -171,7 +171,7 @@ def array(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_a_program_touches_nothing_of_ours(
+def test_program_touches_nothing_of_ours(
     session: Session, cluster: PlayedCluster, tmp_path: Path, behaviour: str, array: str | None
 ) -> None:
     (tmp_path / "project").mkdir()
@@ -191,7 +191,7 @@ def test_a_program_touches_nothing_of_ours(
     assert written >= expected.get(behaviour, set())
 
 
-def test_a_job_of_an_earlier_version_is_collected_as_it_was_sent(
+def test_job_of_an_earlier_version_is_collected_as_it_was_sent(
     session: Session, cluster: PlayedCluster, tmp_path: Path
 ) -> None:
     """Its program and clusterctl shared the job's folder."""
@@ -215,7 +215,7 @@ def test_a_job_of_an_earlier_version_is_collected_as_it_was_sent(
 
 
 @pytest.mark.parametrize("is_flat", [False, True])
-def test_a_job_of_another_machine_tells_its_form_by_its_script(
+def test_job_of_another_machine_tells_its_form_by_its_script(
     session: Session, cluster: PlayedCluster, tmp_path: Path, is_flat: bool
 ) -> None:
     (tmp_path / "project").mkdir()

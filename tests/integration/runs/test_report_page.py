@@ -167,7 +167,7 @@ def test_all_is_drawn_and_nothing_is_asked_for(
     page.close()
 
 
-def test_a_change_of_the_scheme_draws_anew_and_paper_has_all(
+def test_change_of_the_scheme_draws_anew_and_paper_has_all(
     browser: Browser, reports: dict[str, Report], tmp_path: Path
 ) -> None:
     page = open_page(browser, reports["one"], tmp_path / "report.html", color_scheme="light")
@@ -318,7 +318,7 @@ def test_defaults_are_shown_after_a_click(browser: Browser, tmp_path: Path) -> N
     assert "| **first** |" in report.as_markdown()
 
 
-def test_a_chart_is_smoothed_and_logarithmic_on_request(
+def test_chart_is_smoothed_and_logarithmic_on_request(
     browser: Browser, reports: dict[str, Report], tmp_path: Path
 ) -> None:
     page = open_page(browser, reports["one"], tmp_path / "report.html")
@@ -332,7 +332,7 @@ def test_a_chart_is_smoothed_and_logarithmic_on_request(
     page.close()
 
 
-def test_a_chart_with_a_hidden_line_begins_logarithmic(
+def test_chart_with_a_hidden_line_begins_logarithmic(
     browser: Browser, reports: dict[str, Report], tmp_path: Path
 ) -> None:
     """The toggle shows that, and changes the axis. The loss of the task that diverged begins at
@@ -372,7 +372,7 @@ def test_charts_of_nodes_have_the_axis_of_the_job(
     page.close()
 
 
-def test_a_single_point_between_gaps_is_a_marker(browser: Browser, tmp_path: Path) -> None:
+def test_single_point_between_gaps_is_a_marker(browser: Browser, tmp_path: Path) -> None:
     line = Series("cpu", [(0, 5.0), (1, 6.0), (2, None), (3, 7.0)])
     report = Report("x", ["y"], sections=[Section("Nodes", charts=[Chart("CPU", [line])])])
     page = open_page(browser, report, tmp_path / "report.html")

@@ -52,7 +52,7 @@ def test_security_keys_are_taken(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["file", "text", "PuTTY"])
-def test_a_private_key_is_refused_and_not_shown(tmp_path: Path, form: str) -> None:
+def test_private_key_is_refused_and_not_shown(tmp_path: Path, form: str) -> None:
     made(tmp_path, "ed25519")
     secret = (tmp_path / "id").read_text()
     entries = {"file": "id", "text": f"{secret!r}".replace("'", '"'), "PuTTY": "id.ppk"}

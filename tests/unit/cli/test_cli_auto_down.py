@@ -29,5 +29,5 @@ def test_it_is_said_whether_the_timer_runs(answer: str, rc: int, armed: bool) ->
     assert auto_down(spec(auto_down="8h"), controller) == {"after": "8h", "armed": armed}
 
 
-def test_a_cluster_that_stays_is_not_asked() -> None:
+def test_cluster_that_stays_is_not_asked() -> None:
     assert auto_down(spec(), ScriptedTransport()) is None

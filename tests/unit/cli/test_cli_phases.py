@@ -33,7 +33,7 @@ def configure(phases: Phases, task: str, hosts: range, of: int) -> list[str]:
     return [count, waiting.removeprefix(", waiting for "), now]
 
 
-def test_a_phase_says_how_many_hosts_are_through_and_who_is_not(phases: Phases) -> None:
+def test_phase_says_how_many_hosts_are_through_and_who_is_not(phases: Phases) -> None:
     assert configure(phases, "munge: Run", range(1, 3), 3) == ["2/3", "", "munge: Run"]
     assert configure(phases, "munge: Run", range(3, 4), 3) == ["3", "", "munge: Run"]
     assert configure(phases, "slurmd: Run", range(1, 3), 3) == [

@@ -85,7 +85,7 @@ def test_what_is_not_a_host_is_told_in_words() -> None:
     assert answer["cost"] is None
 
 
-def test_the_cost_in_json_is_now_and_then() -> None:
+def test_cost_in_json_is_now_and_then() -> None:
     unpriced = HostChange("d-x-1", "make", "a thing")
     answer = as_dict(SPEC, Plan(HostPlan((STAY, *MAKE, REMOVE, unpriced), priced_on="2026-10-01")))
     assert answer["cost"] == {
@@ -161,7 +161,7 @@ def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
 
 
 @pytest.mark.parametrize("yes", [True, False])
-def test_an_image_is_asked_about_on_a_terminal(
+def test_image_is_asked_about_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], yes: bool
 ) -> None:
     asked: list[bool] = []

@@ -41,7 +41,7 @@ WITHOUT_SLURM = site_of(inventory_with(*PARTITIONS, scheduler="none"))
         ({"partition": "typo"}, 0, 1),
     ],
 )
-def test_a_training_uses_the_gpus_of_its_partition(
+def test_training_uses_the_gpus_of_its_partition(
     given: dict[str, Any], gpus: int, ranks: int
 ) -> None:
     job = with_gpus(SITE, JobSpec(name="t", bundled="train", **given))

@@ -55,7 +55,7 @@ def train(*args: str, **options: Any) -> JobSpec:
         (JobSpec(name="e", bundled="eval", args=SAVES), False, SAVES, ""),
     ],
 )
-def test_a_training_is_requeued(
+def test_training_is_requeued(
     job: JobSpec, requeue: bool, args: tuple[str, ...], code: str
 ) -> None:
     """By default if it saves checkpoints. Whatever the user has not written is said.
@@ -85,12 +85,12 @@ def test_without_slurm_a_training_is_not_requeued() -> None:
         ({"time": "1h", "requeue": False}, "options-exclusive"),
     ],
 )
-def test_a_chain_without_use_is_rejected(options: dict[str, Any], code: str) -> None:
+def test_chain_without_use_is_rejected(options: dict[str, Any], code: str) -> None:
     with refused(code, UsageError):
         with_restarts(SITE, train(**{"chain": "1h", **options}))
 
 
-def test_a_chain_takes_the_limit_of_partition_or_script(tmp_path: Path) -> None:
+def test_chain_takes_the_limit_of_partition_or_script(tmp_path: Path) -> None:
     assert with_restarts(SITE, train(chain="2h", partition="short")).requeue
     script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH -t 60\ntrue\n")
     job = with_restarts(SITE, JobSpec(name="own", script=script, chain="2h"))
@@ -100,7 +100,7 @@ def test_a_chain_takes_the_limit_of_partition_or_script(tmp_path: Path) -> None:
         assert with_restarts(SITE, JobSpec(name="own", script=script, chain="2h")).requeue
 
 
-def test_a_refused_requeue_is_refused_to_slurm() -> None:
+def test_refused_requeue_is_refused_to_slurm() -> None:
     """Slurm itself requeues jobs that lose a node, unless it is told otherwise."""
     assert "#SBATCH --no-requeue\n" in rendered(train(requeue=False))
     assert "requeue" not in rendered(train())

@@ -298,7 +298,7 @@ def test_links(project, tmp_path):
     assert files(project) == {"train.py", "sub/real.txt", "out"}
 
 
-def test_a_link_to_a_folder_outside_is_refused(project, tmp_path, monkeypatch):
+def test_link_to_a_folder_outside_is_refused(project, tmp_path, monkeypatch):
     """If it is in the current folder, the advice is to send that one."""
     (tmp_path / "datasets").mkdir()
     (project / "data").symlink_to(tmp_path / "datasets")

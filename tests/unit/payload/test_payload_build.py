@@ -55,7 +55,7 @@ def test_sizes_are_the_models_own_or_the_users() -> None:
         ("--model vit-tiny --patch 3", "patches-not-divisible", ("8 x 8", "3 x 3")),
     ],
 )
-def test_a_size_that_cannot_be_is_one_line(flags: str, code: str, values: tuple[str, ...]) -> None:
+def test_size_that_cannot_be_is_one_line(flags: str, code: str, values: tuple[str, ...]) -> None:
     with refused(code, UsageError, *values):
         _units(*flags.split())
 
@@ -63,7 +63,7 @@ def test_a_size_that_cannot_be_is_one_line(flags: str, code: str, values: tuple[
 @pytest.mark.parametrize(
     ("flags", "iterations"), [((), 600), (("--iterations", "7"), 7), (("--epochs", "1"), 20)]
 )
-def test_a_run_ends_with_its_epochs_or_iterations(flags: tuple[str, ...], iterations: int) -> None:
+def test_run_ends_with_its_epochs_or_iterations(flags: tuple[str, ...], iterations: int) -> None:
     assert build_schedule(train_config(*flags), alone(), per_epoch=20).iterations == iterations
 
 

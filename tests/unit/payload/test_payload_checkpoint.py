@@ -144,7 +144,7 @@ def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
 
 
 @ON_BOTH
-def test_a_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: Path) -> None:
+def test_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: Path) -> None:
     engine = engine_of(device, alone(), [Unit("e", Embedding(Context(device), "e", 11, 2))])
     with saver_of(engine, tmp_path) as saver:
         saver.after(1, 0)
@@ -189,7 +189,7 @@ def test_rank_state_is_loaded_only_in_the_same_layout(
 
 
 @ON_BOTH
-def test_a_copy_is_saved_not_what_came_after(device: Device, save: Save, tmp_path: Path) -> None:
+def test_copy_is_saved_not_what_came_after(device: Device, save: Save, tmp_path: Path) -> None:
     short = make_engine(device)
     long = make_engine(device)
     save(1, 2, engine=short, interval=2, wait=True)
@@ -216,7 +216,7 @@ def test_others_can_read_it(device: Device, save: Save, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_the_newest_are_kept(save: Save, tmp_path: Path, wait: bool) -> None:
+def test_newest_are_kept(save: Save, tmp_path: Path, wait: bool) -> None:
     save(*range(1, 8), interval=2, keep=2, wait=wait)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         "iteration-00000004",
@@ -264,7 +264,7 @@ def test_damage_of_any_byte_is_seen(save: Save, tmp_path: Path) -> None:
         assert not broken()
 
 
-def test_a_broken_one_is_named_and_the_one_before_taken(
+def test_broken_one_is_named_and_the_one_before_taken(
     device: Device, save: Save, tmp_path: Path
 ) -> None:
     save(1, 2, 3)
@@ -316,7 +316,7 @@ def test_one_of_another_format_is_named(save: Save, tmp_path: Path) -> None:
         choose("auto", tmp_path, Solo())
 
 
-def test_a_broken_one_is_replaced(device: Device, save: Save, tmp_path: Path) -> None:
+def test_broken_one_is_replaced(device: Device, save: Save, tmp_path: Path) -> None:
     save(1, 2, 3)
     (tmp_path / "iteration-00000003" / "manifest.json").write_text("")
     save(3)
@@ -365,7 +365,7 @@ def test_auto_without_checkpoints_takes_those_of_the_earlier_run(
 
 
 @pytest.mark.parametrize("resume_from", ["never", "elsewhere/iteration-00000009", "auto"])
-def test_a_restarted_job_continues_from_its_own(
+def test_restarted_job_continues_from_its_own(
     save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume_from: str
 ) -> None:
     """A requeued run would otherwise be refused, as its folder has checkpoints."""
@@ -433,7 +433,7 @@ def test_unwritable_last_checkpoint_fails_and_leaves_no_thread(
     assert threading.enumerate() == before
 
 
-def test_a_run_that_fails_does_not_finish_its_file(tmp_path: Path) -> None:
+def test_run_that_fails_does_not_finish_its_file(tmp_path: Path) -> None:
     cancelled = threading.Event()
     write(np.ones(4, np.uint8), tmp_path / "whole", cancelled)
     cancelled.set()
@@ -441,7 +441,7 @@ def test_a_run_that_fails_does_not_finish_its_file(tmp_path: Path) -> None:
     assert [(tmp_path / name).stat().st_size for name in ("whole", "begun")] == [4, 0]
 
 
-def test_an_earlier_checkpoint_is_complete_before_an_evaluation(
+def test_earlier_checkpoint_is_complete_before_an_evaluation(
     device: Device, tmp_path: Path
 ) -> None:
     with saver_of(make_engine(device), tmp_path, interval=3, wait=False) as saver:
@@ -451,7 +451,7 @@ def test_an_earlier_checkpoint_is_complete_before_an_evaluation(
         assert list(complete(tmp_path)) == [3]
 
 
-def test_an_old_one_that_cannot_be_removed_ends_no_run(device: Device, tmp_path: Path) -> None:
+def test_old_one_that_cannot_be_removed_ends_no_run(device: Device, tmp_path: Path) -> None:
     in_the_way = tmp_path / "iteration-00000001.old.incomplete"
     report = Records()
     with saver_of(make_engine(device), tmp_path, report, keep=1) as saver:
@@ -466,7 +466,7 @@ def test_an_old_one_that_cannot_be_removed_ends_no_run(device: Device, tmp_path:
     assert list(tmp_path.iterdir()) == [tmp_path / "iteration-00000003"]
 
 
-def test_a_folder_in_use_is_refused_naming_the_run(
+def test_folder_in_use_is_refused_naming_the_run(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")

@@ -217,7 +217,7 @@ def checked(line: str, *, several: bool = True, gpu: bool = True) -> None:
 
 
 @pytest.mark.parametrize("name", TRAIN)
-def test_a_setting_has_an_effect_or_is_refused(name: str) -> None:
+def test_setting_has_an_effect_or_is_refused(name: str) -> None:
     row = TRAIN[name]
     flag = row.given.split()[0]
     for does, start in (("train", "train"), ("find", "train --find"), ("bench", "bench")):
@@ -278,7 +278,7 @@ def test_what_a_file_has_counts_where_it_is_no_default(tmp_path: Path) -> None:
         checked(line, several=False, gpu=False)
 
 
-def test_a_file_is_looked_for_here_and_then_in_the_home_folder(
+def test_file_is_looked_for_here_and_then_in_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job starts in a folder of its own, and `clusterctl put` copies to the home folder."""
@@ -343,7 +343,7 @@ def test_what_is_written_gives_the_same_again(tmp_path: Path) -> None:
         ("x = '\ud800'", "not-toml", ("'utf-8'",)),
     ],
 )
-def test_a_bad_file_is_one_line(
+def test_bad_file_is_one_line(
     tmp_path: Path, text: str, code: str, values: tuple[str, ...]
 ) -> None:
     file = tmp_path / "a.toml"

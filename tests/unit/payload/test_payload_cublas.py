@@ -49,7 +49,7 @@ def _numbers(shape: tuple[int, ...]) -> Array:
 @pytest.mark.parametrize("layout", _LAYOUTS)
 @pytest.mark.parametrize("given_out", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
-def test_a_product_is_exact(
+def test_product_is_exact(
     device: Device, half: Any, layout: str, given_out: bool, wide: bool
 ) -> None:
     dtype = np.dtype(np.float32 if wide else half)
@@ -66,7 +66,7 @@ def test_a_product_is_exact(
 
 
 @pytest.mark.parametrize("half", _HALVES)
-def test_a_wide_product_is_not_rounded_on_its_way(device: Device, half: Any) -> None:
+def test_wide_product_is_not_rounded_on_its_way(device: Device, half: Any) -> None:
     """257 fits into no 8 bits of mantissa, and 240 * 240 * 8 not into half precision."""
     ones = device.xp.ones((4, 257), half)
     assert (
@@ -79,7 +79,7 @@ def test_a_wide_product_is_not_rounded_on_its_way(device: Device, half: Any) -> 
     )
 
 
-def test_a_part_of_an_array_can_be_written_to(device: Device) -> None:
+def test_part_of_an_array_can_be_written_to(device: Device) -> None:
     whole = device.xp.zeros((4, 6), np.float32)
     ones = device.xp.ones((4, 2), np.float16)
     device.matmul(ones, device.xp.ones((2, 3), np.float16), out=whole[:, ::2])

@@ -16,7 +16,7 @@ def test_digits_are_whole_and_split_once() -> None:
     ]  # fmt: skip
 
 
-def test_an_epoch_has_each_sample_once() -> None:
+def test_epoch_has_each_sample_once() -> None:
     order = Order(103, 10, seed=3)
     epoch = [order.at(iteration) for iteration in range(12, 23)]
     assert [len(slot.indices) for slot in epoch] == [10] * 10 + [3]

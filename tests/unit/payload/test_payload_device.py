@@ -35,7 +35,7 @@ def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_the_host_waits_a_fixed_number_of_times_a_step(precision: str) -> None:
+def test_host_waits_a_fixed_number_of_times_a_step(precision: str) -> None:
     """For the loss, the number of targets and the gradients' norm; and for the embedding's table,
     to find out how many tokens of a micro-batch differ."""
     waits = {

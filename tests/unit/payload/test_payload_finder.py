@@ -28,7 +28,7 @@ from tests.support.messages import refused
 from tests.support.payload import train_config
 
 
-def test_the_knee_is_where_more_gains_nothing() -> None:
+def test_knee_is_where_more_gains_nothing() -> None:
     speeds = [Speed(1, 10), Speed(2, 19), Speed(4, 35), Speed(8, 36), Speed(16, 36.5)]
     assert fastest_size(speeds) == 8
     assert fastest_size([Speed(1, 10)]) == 1
@@ -39,7 +39,7 @@ GROWING = {1: 10.0, 2: 20.0, 4: 21.0, 8: 40.0, 16: 80.0, 32: 81.0, 64: 81.0, 128
 
 @pytest.mark.parametrize("planted", [*range(10), None])
 @pytest.mark.parametrize(("largest", "last"), [(1000, 64), (16, 16), (31, 16), (1, 1)])
-def test_the_size_does_not_depend_on_a_bad_measurement(
+def test_size_does_not_depend_on_a_bad_measurement(
     largest: int, last: int, planted: int | None
 ) -> None:
     search = SpeedSearch(largest)
@@ -127,16 +127,16 @@ def tried(*losses: float, batch: int = 64) -> list[Trial]:
         (tried(3, 3, 3) + tried(9, 1, 1, 1, batch=128), (128, 3)),
     ],
 )
-def test_the_best_rate_has_good_neighbours(trials: list[Trial], found: tuple[int, float]) -> None:
+def test_best_rate_has_good_neighbours(trials: list[Trial], found: tuple[int, float]) -> None:
     recipe = recipe_of(most_robust(trials).settings)
     assert (recipe["global_batch_size"], recipe["lr"]) == found
 
 
-def test_a_search_in_which_nothing_is_learned_is_refused() -> None:
+def test_search_in_which_nothing_is_learned_is_refused() -> None:
     with refused("no-learning-rate", UsageError):
         most_robust(tried(1, inf, 1, inf))
 
 
-def test_a_diverging_trial_has_no_loss() -> None:
+def test_diverging_trial_has_no_loss() -> None:
     config = train_config("--lr", "1e30", "--iterations", "3")
     assert try_out(config, Cpu(), alone_mesh(), open_dataset(config, Solo())) == inf

@@ -24,7 +24,7 @@ def test_products_are_right_on_any_device(device: Device, dtype: str, tmp_path: 
     assert (record["ok"], record["wrong_rows"]) == (True, [0])
 
 
-def test_a_rounded_product_is_right_and_another_is_not(device: Device) -> None:
+def test_rounded_product_is_right_and_another_is_not(device: Device) -> None:
     comm = Solo()
     layer = _Layer.draw(device, comm, GemmSize(8, 4096, 33), "bfloat16", seed=0)
     exact = device.matmul(layer.a.astype("float32"), layer.b.astype("float32"))

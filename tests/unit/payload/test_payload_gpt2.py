@@ -144,7 +144,7 @@ def test_files_that_are_not_gpt_2s(
         load(folder)
 
 
-def test_a_resumed_run_needs_the_files_no_more(folder: Path) -> None:
+def test_resumed_run_needs_the_files_no_more(folder: Path) -> None:
     text = folder / "text"
     text.write_text("hello w " * 200)
     flags = (

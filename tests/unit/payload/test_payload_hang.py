@@ -66,7 +66,7 @@ def silence(seconds: int) -> list[tuple[float, bool]]:
         ),
     ],
 )
-def test_a_silent_job_is_examined(ticks: Sequence[tuple[float, bool]], times: list[float]) -> None:
+def test_silent_job_is_examined(ticks: Sequence[tuple[float, bool]], times: list[float]) -> None:
     assert looks(ticks) == times
 
 
@@ -111,11 +111,11 @@ BUSY_DISK = {"node": "n2", "network": 10, "disk": 5 << 20}
         ([], False),
     ],
 )
-def test_a_job_hangs_only_if_all_ranks_wait(answers: list[dict[str, Any]], hangs: bool) -> None:
+def test_job_hangs_only_if_all_ranks_wait(answers: list[dict[str, Any]], hangs: bool) -> None:
     assert hang.is_hang([*answers, *NODES]) is hangs
 
 
-def test_the_likely_cause_is_named_first() -> None:
+def test_likely_cause_is_named_first() -> None:
     answers = [rank(number, within="MPI", source="sum()") for number in (0, 1, 2, 4, 6)]
     answers += [rank(3, stacks.STOPPED, "b.py:2", "n2"), rank(5, place="c.py:3")]
     groups = hang.groups([*answers, *NODES])
@@ -154,7 +154,7 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     "name", ["stdout.log", "stderr.log", "metrics.jsonl", "heartbeat", "other"]
 )
-def test_a_change_of_these_files_is_progress(
+def test_change_of_these_files_is_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -166,7 +166,7 @@ def test_a_change_of_these_files_is_progress(
     assert (watch.state() != before) is (name != "other")
 
 
-def test_a_hang_that_ends_the_job_is_recorded(reported: Any) -> None:
+def test_hang_that_ends_the_job_is_recorded(reported: Any) -> None:
     events, log, record = reported("end", HANGING, HANGING)
     event = json.loads(events)
     assert (event["event"], event["action"], event["summary"]) == (
@@ -178,7 +178,7 @@ def test_a_hang_that_ends_the_job_is_recorded(reported: Any) -> None:
     assert (record["nodes"], [rank["rank"] for rank in record["ranks"]]) == (["n2"], [0, 1])
 
 
-def test_a_warning_ends_nothing(reported: Any) -> None:
+def test_warning_ends_nothing(reported: Any) -> None:
     events, log, record = reported("warn", HANGING, HANGING)
     event = json.loads(events)
     assert (event["action"], record) == ("warn", {})
@@ -216,7 +216,7 @@ def test_progress_after_a_warning_is_recorded(
         [rank(0, within="MPI", place="b.py:2"), *HANGING[1:]],
     ],
 )
-def test_a_hang_must_be_the_same_twice(reported: Any, second: list[dict[str, Any]]) -> None:
+def test_hang_must_be_the_same_twice(reported: Any, second: list[dict[str, Any]]) -> None:
     assert reported("end", HANGING, second) == ("", "", {})
 
 
@@ -233,7 +233,7 @@ def test_a_hang_must_be_the_same_twice(reported: Any, second: list[dict[str, Any
         (2.0, (stacks.WAITING, ""), True),
     ],
 )
-def test_a_rank_that_works_between_two_looks_does_not_hang(
+def test_rank_that_works_between_two_looks_does_not_hang(
     monkeypatch: pytest.MonkeyPatch,
     reported: Any,
     used_s: float,
@@ -248,7 +248,7 @@ def test_a_rank_that_works_between_two_looks_does_not_hang(
     assert bool(reported("warn", *looks)[0]) is hangs
 
 
-def test_a_rank_that_worked_since_the_look_before_does_not_hang(
+def test_rank_that_worked_since_the_look_before_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a rank that works for a second every minute."""
@@ -280,7 +280,7 @@ def test_look_during_which_the_job_was_suspended_is_no_hang(
     assert bool(hang.Watch("end", 60.0, (str(tmp_path), [], "")).look()) is hangs
 
 
-def test_a_rank_that_sleeps_has_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_sleeps_has_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that sleeps continues by itself. It is reported at the usual time, and only once."""
     monkeypatch.chdir(tmp_path)
     sleeping = [rank(0, within="MPI"), rank(1, within="sleep", asleep=True)]
@@ -298,7 +298,7 @@ def test_a_rank_that_sleeps_has_more_time(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("trouble", [OSError("no srun"), [{"node": "n1", "rank": 0}]])
-def test_a_look_that_fails_is_no_hang(
+def test_look_that_fails_is_no_hang(
     reported: Any, capfd: pytest.CaptureFixture[str], trouble: Any
 ) -> None:
     assert reported("end", trouble) == ("", "", {})
@@ -312,7 +312,7 @@ def observed() -> dict[int, stacks.Rank]:
 @pytest.mark.parametrize(
     ("use", "doing"), [(None, stacks.RUNNING), (12, stacks.COMPUTING), (0, stacks.WAITING)]
 )
-def test_a_rank_that_waits_for_a_gpu_at_work_does_not_wait(
+def test_rank_that_waits_for_a_gpu_at_work_does_not_wait(
     monkeypatch: pytest.MonkeyPatch, use: int | None, doing: str
 ) -> None:
     """A GPU that waits for another GPU uses no memory."""
@@ -329,7 +329,7 @@ def test_a_rank_that_waits_for_a_gpu_at_work_does_not_wait(
 @pytest.mark.parametrize(
     "program", [b"", b"\x7fELF", b"\x7fELF" + b"\xff" * 200, b"#!/bin/sh\n" * 20]
 )
-def test_a_file_that_is_no_program_has_no_functions(program: bytes) -> None:
+def test_file_that_is_no_program_has_no_functions(program: bytes) -> None:
     with pytest.raises((ValueError, IndexError, OverflowError, struct.error)):
         native.Program(program)
 
@@ -352,7 +352,7 @@ def test_a_file_that_is_no_program_has_no_functions(program: bytes) -> None:
         ("", ""),
     ],
 )
-def test_a_wait_in_the_kernel_has_words(function: str, words: str) -> None:
+def test_wait_in_the_kernel_has_words(function: str, words: str) -> None:
     assert stacks.meaning(function) == words
 
 
@@ -378,7 +378,7 @@ def test_code_is_told_from_waits_by_its_library(library: str, kind: str) -> None
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\N{BUG}"])
-def test_a_rank_is_printed_on_a_short_line(
+def test_rank_is_printed_on_a_short_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], letter: str
 ) -> None:
     """slurmstepd sends messages of 1024 bytes, and srun mixes those of several nodes."""

@@ -120,7 +120,7 @@ def test_files_without_such_images_are_refused(data: bytes, why: str, tmp_path: 
         read_images(file, (5, 4, 1))
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"\xff\xd8\xff\xe0 as of a JPEG")
     with refused("not-an-input", UsageError, str(file)):

@@ -139,7 +139,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(
         ("activation_function", "relu", ("activation_function='relu',", "'gelu_new'")),
     ],
 )
-def test_a_config_of_another_model_is_refused(
+def test_config_of_another_model_is_refused(
     tmp_path: Path, name: str, value: object, values: tuple[str, ...]
 ) -> None:
     save_file(_of_gpt2(tmp_path, **{name: value}), file := tmp_path / "model.safetensors")

@@ -64,7 +64,7 @@ def test_layer_gradients_are_slopes(name: str) -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_the_slope_of_gelu_is_computed_in_training_only(exact: bool) -> None:
+def test_slope_of_gelu_is_computed_in_training_only(exact: bool) -> None:
     class Counting(Cpu):
         def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
             counts.append(len(arrays))
@@ -101,7 +101,7 @@ def test_cross_entropy_of_huge_logits_is_finite() -> None:
     assert (sums.correct, sums.count) == (1, 2)
 
 
-def test_an_empty_shard_has_no_gradient() -> None:
+def test_empty_shard_has_no_gradient() -> None:
     units = mlp.build(_CONTEXT, inputs=5, classes=3, hidden=(4,))
     storage = stored(units, _CONTEXT.device)
     storage.grads[:] = 1
@@ -111,7 +111,7 @@ def test_an_empty_shard_has_no_gradient() -> None:
     assert not storage.grads.any()
 
 
-def test_a_parameter_without_a_gradient_has_zero() -> None:
+def test_parameter_without_a_gradient_has_zero() -> None:
     linear = Linear(_CONTEXT, "l", 2, 2)
     storage = stored([Unit("u", Sequential(linear))], _CONTEXT.device)
     storage.grads[:] = 1
@@ -187,7 +187,7 @@ def test_what_is_dropped_is_zero_whatever_it_was(device: Device, kind: str) -> N
 
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["infinite", "nan"])
-def test_a_later_key_spoils_no_earlier_query(sign: int, device: Device) -> None:
+def test_later_key_spoils_no_earlier_query(sign: int, device: Device) -> None:
     """As in PyTorch's fused attention: keys after a position are left out, not subtracted from.
 
     The score of the last key is ∞ + ∞ or ∞ - ∞.

@@ -21,7 +21,7 @@ from tests.support.doubles.strict import Ranges, Strict
 from tests.support.payload import records
 
 
-def test_a_skipped_iteration_has_no_norm(tmp_path: Path) -> None:
+def test_skipped_iteration_has_no_norm(tmp_path: Path) -> None:
     metrics = Metrics(
         TrainConfig(run=Run(out=tmp_path)), Cpu(), Solo(), Work(1.0), CommTimes(Cpu())
     )
@@ -159,7 +159,7 @@ def test_any_device_tells_the_time(device: Device, tmp_path: Path) -> None:
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None),
     ],
 )
-def test_the_peak_of_a_gpu_is_looked_up(name: str, dtype: str, tflops: float | None) -> None:
+def test_peak_of_a_gpu_is_looked_up(name: str, dtype: str, tflops: float | None) -> None:
     peak = _by_sheet(name, dtype.replace("tf32", "float32"), tf32=dtype == "tf32")
     assert peak.tflops == tflops
     assert ("--peak-tflops" in peak.source) is (tflops is None)

@@ -183,7 +183,7 @@ def test_schedules_begin_and_end_where_they_should() -> None:
     assert LearningRate(0.4, "step", iterations=9, milestones=(1, 2), minimum=0.1).at(9) == 0.1
 
 
-def test_the_rate_grows_with_the_workers_by_the_rule() -> None:
+def test_rate_grows_with_the_workers_by_the_rule() -> None:
     assert [scaled(0.1, rule, 4) for rule in ("none", "linear", "sqrt")] == pytest.approx(
         [0.1, 0.4, 0.2]
     )

@@ -23,7 +23,7 @@ def _units(flops: list[float]) -> list[Unit]:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
-def test_the_heaviest_stage_is_as_light_as_can_be(stages: int) -> None:
+def test_heaviest_stage_is_as_light_as_can_be(stages: int) -> None:
     rng = np.random.default_rng(stages)
     for _ in range(20):
         units = _units(list(rng.integers(0, 50, 8)))
@@ -60,6 +60,6 @@ def test_each_micro_batch_goes_forward_then_backward(micro_batches: int, later: 
     assert most == min(micro_batches, later + 1)
 
 
-def test_a_stage_waits_while_the_pipeline_fills_and_empties() -> None:
+def test_stage_waits_while_the_pipeline_fills_and_empties() -> None:
     assert idle_share(4, 1) == 0.75
     assert idle_share(4, 13) == pytest.approx(3 / 16)

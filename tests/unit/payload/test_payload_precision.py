@@ -153,7 +153,7 @@ def test_without_a_dynamic_scale_an_overflow_is_no_outcome(device: Device) -> No
     assert not outcome.skipped
 
 
-def test_a_loss_that_is_not_finite_is_not_the_scales_fault(device: Device) -> None:
+def test_loss_that_is_not_finite_is_not_the_scales_fault(device: Device) -> None:
     engine = _engine(device, "fp16")
     engine.storage.master_weights -= (
         6e4  # so that what ReLU lets through, and then the logits, overflow
@@ -165,7 +165,7 @@ def test_a_loss_that_is_not_finite_is_not_the_scales_fault(device: Device) -> No
     assert engine.loss_scale.value == 2.0**16
 
 
-def test_the_scale_grows_after_its_interval_and_gives_up_at_one() -> None:
+def test_scale_grows_after_its_interval_and_gives_up_at_one() -> None:
     scale = LossScale(4.0, dynamic=True, interval=2)
     scale.record_success()
     assert scale.overflowed()

@@ -67,7 +67,7 @@ def test_only_inputs_of_units_are_kept(device: Device) -> None:
     assert full.nbytes == x.nbytes
 
 
-def test_the_memory_that_views_share_counts_once() -> None:
+def test_memory_that_views_share_counts_once() -> None:
     tape = Tape()
     whole = np.zeros(100)
     tape.push(whole[:50], (whole[50:], [whole.reshape(10, 10)]), 3, None)

@@ -116,7 +116,7 @@ def test_failures_are_those_that_job_py_requeued_or_found_later() -> None:
     assert restarts.bad_nodes(found[:1]) == []
 
 
-def test_an_attempt_is_interrupted_unless_it_was_requeued() -> None:
+def test_attempt_is_interrupted_unless_it_was_requeued() -> None:
     assert restarts.interrupted([START, END, REQUEUE, {"event": "excluded", "nodes": ["n1"]}]) == []
     assert restarts.interrupted([START, END, REQUEUE, AGAIN]) == [AGAIN]
     assert restarts.interrupted([START, END]) == [START, END]
@@ -266,7 +266,7 @@ def test_jobs_status_is_that_of_the_first_failed_rank(
         ("bash run.sh", ""),
     ],
 )
-def test_a_launcher_is_known_by_its_place(program: str, launcher: str) -> None:
+def test_launcher_is_known_by_its_place(program: str, launcher: str) -> None:
     assert restarts.launcher_of(program.split()) == launcher
 
 
@@ -305,7 +305,7 @@ def test_job_and_diagnosis_name_the_same_rank(
     assert first_failed(aborted, JOB, 1, ranks=logs, ends=ends).rank == rank
 
 
-def test_a_rank_that_called_mpi_abort_has_an_exception(folder: Path) -> None:
+def test_rank_that_called_mpi_abort_has_an_exception(folder: Path) -> None:
     (folder / "rank-logs" / "3.log").write_text(TRACEBACK.format("x") + "ValueError: no\n")
     found = restarts.failure_now(
         137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n"
@@ -367,7 +367,7 @@ def test_failure_now_of_an_aborted_step(
     assert (found.kind, found.place) == (kind, place)
 
 
-def test_a_hang_is_told_by_its_file(folder: Path) -> None:
+def test_hang_is_told_by_its_file(folder: Path) -> None:
     (folder / "hang.json").write_text('{"seconds": 60, "nodes": ["n2"]}')
     assert restarts.failure_now(137, "") == Failure("hang", suspects=("n2",))
     (folder / "hang.json").write_text("{")
@@ -415,7 +415,7 @@ def test_progress_of_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert restarts.progress(["."], 2000) == (0, 7, 0)
 
 
-def test_the_trainings_other_folders_are_read_too() -> None:
+def test_trainings_other_folders_are_read_too() -> None:
     program = [
         "srun",
         "python -m payload train",

@@ -81,7 +81,7 @@ def test_what_is_read_is_known_again_by_its_files(tmp_path: Path) -> None:
     assert _recorded("--data", "synthetic", "--model", "resnet18")["bytes"] == 0
 
 
-def test_a_text_and_what_is_learned_of_it_have_hashes(tmp_path: Path) -> None:
+def test_text_and_what_is_learned_of_it_have_hashes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(_TEXT)
     flags = (
         "--model",
@@ -98,7 +98,7 @@ def test_a_text_and_what_is_learned_of_it_have_hashes(tmp_path: Path) -> None:
     assert pairs == _recorded(*flags, "--tokenizer", "bpe:270")
 
 
-def test_a_large_file_is_known_by_its_size_and_its_ends(
+def test_large_file_is_known_by_its_size_and_its_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datasets, "_WHOLE", len(_TEXT) - 1)
@@ -170,7 +170,7 @@ def test_fashion_mnist_is_read_from_debians_files() -> None:
         ),
     ],
 )
-def test_a_bad_idx_file_is_named(
+def test_bad_idx_file_is_named(
     tmp_path: Path, name: str, spoil: Callable[[bytes], bytes], code: str, value: str
 ) -> None:
     _write(tmp_path)
@@ -373,7 +373,7 @@ def _text_flags(file: Path, tokenizer: str = "bpe:280") -> tuple[str, ...]:
     return (*given, "--tokenizer", tokenizer)
 
 
-def test_a_tokenizer_is_learned_of_the_training_text_alone(tmp_path: Path) -> None:
+def test_tokenizer_is_learned_of_the_training_text_alone(tmp_path: Path) -> None:
     file = tmp_path / "text"
     boundary = len(_TEXT) - len(_TEXT) // 20
     file.write_bytes(_TEXT[:boundary] + b"zq" * ((len(_TEXT) - boundary) // 2))

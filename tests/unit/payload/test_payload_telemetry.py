@@ -101,7 +101,7 @@ def test_memory_of_a_container_is_its_own(tmp_path: Path) -> None:
         ("5:memory:/slurm/uid_1/job_7/step_0", "memory/slurm/uid_1/job_7/memory.usage_in_bytes"),
     ],
 )
-def test_the_jobs_memory_is_found_in_its_control_group(
+def test_jobs_memory_is_found_in_its_control_group(
     tmp_path: Path, membership: str, file: str
 ) -> None:
     (tmp_path / "self").mkdir()
@@ -146,12 +146,12 @@ class _Fine:
         return {"fine": 1}
 
 
-def test_a_broken_source_leaves_the_others_going() -> None:
+def test_broken_source_leaves_the_others_going() -> None:
     assert sample([_Broken(), _Fine()]) == {"fine": 1, "errors": ["fan off"]}
 
 
 @pytest.mark.parametrize("text", [None, "", "MemTotal: lots kB\n", "MemTotal: 1 kB\n"])
-def test_a_source_without_sense_is_a_sensor_error(tmp_path: Path, text: str | None) -> None:
+def test_source_without_sense_is_a_sensor_error(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "meminfo").write_text(text)
     with pytest.raises(SensorError, match="meminfo"):

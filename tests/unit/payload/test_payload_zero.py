@@ -84,7 +84,7 @@ def test_parts_are_of_one_size_and_cover_every_number_once(parts: int) -> None:
     assert {layout.owned_size for layout in layouts} == {layouts[0].size // parts}
 
 
-def test_a_piece_says_where_it_lies() -> None:
+def test_piece_says_where_it_lies() -> None:
     segments = make_layout(_units(), min_size=8, parts=2, rank=1).segments()
     assert _named(segments) == [("a.weight", 0, 3, 3), ("b.weight", 3, 5, 4), ("b.bias", 5, 7, 0)]
 
@@ -101,7 +101,7 @@ def test_what_stages_share_lies_first_and_alike() -> None:
 
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_an_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str, zero: int) -> None:
+def test_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str, zero: int) -> None:
     device = Strict()
     formats = PRECISIONS[precision]
     rng = np.random.default_rng(1)

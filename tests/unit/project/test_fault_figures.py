@@ -36,27 +36,27 @@ def compute(
     return figures(at, until, observed, events, runs)
 
 
-def test_a_harmless_fault_has_no_sign_and_no_stall() -> None:
+def test_harmless_fault_has_no_sign_and_no_stall() -> None:
     observed = seen(
         (9, 90), (10.5, 100), (11, 110), states=[(11, IDLE, "RUNNING"), (61, IDLE, "COMPLETED")]
     )
     assert compute(observed, start(1), END) == Figures(None, "", 0, 1, 0, doubled=False)
 
 
-def test_a_stall_ends_with_the_next_iteration() -> None:
+def test_stall_ends_with_the_next_iteration() -> None:
     assert compute(seen((9, 90), (10.2, 100), (31, 101), (32, 102)), start(1), END).again == 21
 
 
 @pytest.mark.parametrize("last", [9, 10.2])
 @pytest.mark.parametrize("events", [[], [{**END, "status": 137}]])
-def test_a_training_that_fails_or_hangs_is_never_again(
+def test_training_that_fails_or_hangs_is_never_again(
     last: float, events: list[dict[str, Any]]
 ) -> None:
     """The iteration in which the fault happens may still be recorded."""
     assert compute(seen((last, 90)), start(1), *events).again is None
 
 
-def test_a_restart_counts_from_its_first_iteration() -> None:
+def test_restart_counts_from_its_first_iteration() -> None:
     """The iteration of the old start after the fault is not the restart; 90 to 101 are repeated."""
     observed = seen((9, 90), (10.1, 101), (31, 91), (32, 92))
     events = (start(1), {"event": "requeue", "time": 12.0}, start(30))
@@ -93,7 +93,7 @@ def test_iterations_that_a_restart_removes_are_not_doubled() -> None:
     assert not compute(observed, start(1), start(11), start(40), until=30).doubled
 
 
-def test_the_next_fault_does_not_count() -> None:
+def test_next_fault_does_not_count() -> None:
     observed = seen(
         (9, 90), (10.5, 100), (41, 91), states=[(40, {**IDLE, "n1": "down"}, "PENDING")]
     )
@@ -139,7 +139,7 @@ def test_observations_without_progress_are_counted() -> None:
         ([], ""),
     ],
 )
-def test_a_job_has_ended_when_its_state_stays(states: list[str], end: str) -> None:
+def test_job_has_ended_when_its_state_stays(states: list[str], end: str) -> None:
     assert (
         end_of(Seen(states=[(float(time), {}, state) for time, state in enumerate(states)])) == end
     )

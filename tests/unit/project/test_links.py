@@ -41,7 +41,7 @@ def test_no_link_is_dead(page: Path) -> None:
     assert list(dead(page)) == []
 
 
-def test_a_dead_link_is_found(tmp_path: Path) -> None:
+def test_dead_link_is_found(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# A `title` here\n")
     page = tmp_path / "page.md"
     page.write_text(

@@ -117,7 +117,7 @@ def test_what_is_run_elsewhere_is() -> None:
             assert (ROOT / block.elsewhere).is_file(), block.where
 
 
-def test_a_file_that_two_pages_show_is_one() -> None:
+def test_file_that_two_pages_show_is_one() -> None:
     shown: dict[str, set[str]] = {}
     for page in (ROOT / "README.md", ROOT / "docs" / "tutorial.md"):
         for block in blocks(page):
@@ -137,7 +137,7 @@ def test_every_clusterctl_command_is_one(page: Path) -> None:
     assert not wrong
 
 
-def test_a_wrong_command_would_be_seen() -> None:
+def test_wrong_command_would_be_seen() -> None:
     assert understood(["submit", "train", "--nodes", "2"])
     assert understood(["cache", "prune"])
     assert not understood(["sumbit", "train"])

@@ -14,14 +14,14 @@ from scripts import cli_reference, job_keywords, platforms
 from scripts.cli_reference import verbs
 
 
-def test_the_pages_are_up_to_date() -> None:
+def test_pages_are_up_to_date() -> None:
     assert cli_reference.PAGE.read_text() == cli_reference.reference(), "run `make reference`"
     assert platforms.PAGE.read_text() == platforms.page(), "run `make reference`"
     assert job_keywords.FILE.read_text() == job_keywords.text(), "run `make reference`"
 
 
 @pytest.mark.parametrize("words", ['"real", "debian-14"', '"nearly", "debian-12"'])
-def test_a_marker_of_an_unknown_platform_or_way_is_refused(
+def test_marker_of_an_unknown_platform_or_way_is_refused(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tests").mkdir()
@@ -51,7 +51,7 @@ SWEEP = "pytest.mark.sweep"
         ),
     ],
 )
-def test_a_test_that_runs_in_the_sweep_only_is_listed_as_such(
+def test_test_that_runs_in_the_sweep_only_is_listed_as_such(
     text: str, only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tests").mkdir()
@@ -61,7 +61,7 @@ def test_a_test_that_runs_in_the_sweep_only_is_listed_as_such(
     assert line.split(" | ")[2] == ("*sweep*: " if only else "") + "[it](../tests/test_it.py)"
 
 
-def test_the_first_screen_of_the_readme_says_the_same() -> None:
+def test_first_screen_of_the_readme_says_the_same() -> None:
     """What it calls proven ran for real in `make test`; what it says ran on stand-ins never ran for
     real.
     """
@@ -100,7 +100,7 @@ def test_every_verb_and_option_is_explained() -> None:
             assert getattr(param, "help", ""), f"{' '.join(path)}: {param.name}"
 
 
-def test_the_list_of_verbs_says_the_first_sentence_of_each() -> None:
+def test_list_of_verbs_says_the_first_sentence_of_each() -> None:
     for path, command in verbs(app):
         *group, name = path
         verb = app.commands[group[0]].commands[name] if group else app.commands[name]

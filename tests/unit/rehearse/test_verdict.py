@@ -72,13 +72,13 @@ def verdict(
 RESTARTED = (START, FAILED, REQUEUED, AGAIN, END)
 
 
-def test_a_job_that_continues_survives() -> None:
+def test_job_that_continues_survives() -> None:
     trial = verdict(*RESTARTED)
     assert (trial.verdict, trial.identical, trial.steps_lost) == (Verdict.SURVIVES, True, 15)
     assert (trial.seconds, trial.again_s, trial.missing) == (10, 4, ())
 
 
-def test_a_job_whose_steps_begin_again_starts_from_zero() -> None:
+def test_job_whose_steps_begin_again_starts_from_zero() -> None:
     trial = verdict(*RESTARTED, steps=[*STEPS, (17.0, 2), (18.0, 80)])
     assert (trial.verdict, trial.missing) == (Verdict.FROM_ZERO, ("continues",))
 
@@ -90,7 +90,7 @@ def test_a_job_whose_steps_begin_again_starts_from_zero() -> None:
         ({"epoch N: loss N": 3, "begun": 1}, Verdict.SURVIVES),
     ],
 )
-def test_the_output_tells_a_start_from_zero(lines: Any, expected: Verdict) -> None:
+def test_output_tells_a_start_from_zero(lines: Any, expected: Verdict) -> None:
     """A program that does not show its steps."""
     silent = replace(UNDISTURBED, observed=NO_STEPS)
     results = {**RESULTS, "lines": lines}
@@ -144,7 +144,7 @@ def test_other_files_may_contain_times(digest: str, expected: bool | None) -> No
         (Fault.CHECKPOINT_TORN, (), "FAILED", Verdict.LOST),
     ],
 )
-def test_a_job_that_does_not_complete(
+def test_job_that_does_not_complete(
     fault: Fault, events: tuple[Any, ...], state: str, expected: Verdict
 ) -> None:
     trial = verdict(START, FAILED, AGAIN, *events, fault=fault, state=state, results={})
@@ -152,14 +152,14 @@ def test_a_job_that_does_not_complete(
     assert trial.missing
 
 
-def test_a_job_that_waits_for_nodes_does_not_hang() -> None:
+def test_job_that_waits_for_nodes_does_not_hang() -> None:
     job = observed(START, FAILED, REQUEUED, state="")
     job.waits = "Resources"
     trial = judge(UNDISTURBED, Disturbed(Fault.RANK_KILLED, job, {}))
     assert (trial.verdict, trial.missing) == (Verdict.LOST, ())
 
 
-def test_a_frozen_rank_is_itself_a_hang() -> None:
+def test_frozen_rank_is_itself_a_hang() -> None:
     events = (START, HANG, {**FAILED, "time": 15.1}, AGAIN, END)
     assert verdict(*events, fault=Fault.RANK_FROZEN).verdict is Verdict.SURVIVES
 
@@ -257,19 +257,19 @@ def test_job_without_steps_survives_by_the_files_that_it_wrote(
     assert (trial.verdict, trial.missing) == (expected, ("shows-progress",))
 
 
-def test_a_job_that_ended_before_the_fault() -> None:
+def test_job_that_ended_before_the_fault() -> None:
     assert verdict(START, END, fault_at=None).verdict is Verdict.TOO_LATE
 
 
 @pytest.mark.parametrize(("reason", "missing"), [("failed", ("saves-on-signal",)), ("saved", ())])
-def test_a_time_limit_asks_for_a_saved_state(reason: str, missing: tuple[str, ...]) -> None:
+def test_time_limit_asks_for_a_saved_state(reason: str, missing: tuple[str, ...]) -> None:
     events = (START, FAILED, {**REQUEUED, "reason": reason}, AGAIN, END)
     trial = verdict(*events, fault=Fault.TIME_LIMIT)
     assert (trial.verdict, trial.missing) == (Verdict.SURVIVES, missing)
 
 
 @pytest.mark.parametrize(("killed", "expected"), [(("continues",), "continues"), ((), "verifies")])
-def test_a_program_that_never_continues_need_not_verify(
+def test_program_that_never_continues_need_not_verify(
     killed: tuple[str, ...], expected: str
 ) -> None:
     torn = Trial(
@@ -300,7 +300,7 @@ def test_files_without_numbers_may_be_the_only_checkpoints() -> None:
     assert (job.numbered, len(job.writes)) == (False, 1)
 
 
-def test_the_interval_follows_young_and_daly() -> None:
+def test_interval_follows_young_and_daly() -> None:
     assert round(best_interval_s(5, 172_800)) == 1315
     job = UNDISTURBED.observed
     assert (job.save_s, job.interval_s) == (0.5, 2.0)

@@ -73,7 +73,7 @@ def test_evaluations_are_markers_beside_the_training_line(tmp_path: Path) -> Non
     assert [one.marks for one in drawn["eval_accuracy"].series] == [True]
 
 
-def test_an_only_evaluation_is_a_marker_in_any_order(tmp_path: Path) -> None:
+def test_only_evaluation_is_a_marker_in_any_order(tmp_path: Path) -> None:
     told = [{"step": 0, "eval_loss": 9.0}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
     drawn = charts_of(report_of([wrote(tmp_path, 1, told)]))
     assert [(one.name, one.marks) for one in drawn["loss"].series] == [
@@ -82,7 +82,7 @@ def test_an_only_evaluation_is_a_marker_in_any_order(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_has_one_color_in_all_charts(tmp_path: Path) -> None:
+def test_run_has_one_color_in_all_charts(tmp_path: Path) -> None:
     """Also in the chart of a metric that only the second run has."""
     rows = [
         wrote(tmp_path, 1, [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]),
@@ -99,7 +99,7 @@ def test_a_run_has_one_color_in_all_charts(tmp_path: Path) -> None:
     assert [colors(nodes[title]) for title in ("CPU", "GPU")] == [[0, 1]] * 2
 
 
-def test_a_learning_rate_has_a_log_axis_and_the_colors_of_tasks(tmp_path: Path) -> None:
+def test_learning_rate_has_a_log_axis_and_the_colors_of_tasks(tmp_path: Path) -> None:
     rates = [0.1, 0.001, 0.01]
     drawn = charts_of(report_of([sweep(tmp_path, [{"lr": lr} for lr in rates], [0.3, 0.1, 0.2])]))
     assert drawn["loss by lr"].x_log
@@ -154,7 +154,7 @@ def test_runs_that_differ_in_their_seed_are_averaged(tmp_path: Path) -> None:
     assert table.rows == [["2", "0.75", "0.35355", "0.5", "1"]]
 
 
-def test_a_line_that_hides_another_is_drawn_with_gaps(tmp_path: Path) -> None:
+def test_line_that_hides_another_is_drawn_with_gaps(tmp_path: Path) -> None:
     twins = charts_of(report_of([trained(tmp_path / "twins", number) for number in (1, 2, 3)]))
     covers = {one.name: one.covers for one in twins["loss (markers: eval_loss)"].series}
     assert list(covers.values()) == [0, 0, 1, 1, 2, 2]
@@ -198,7 +198,7 @@ def test_lines_hide_each_other_on_the_axis_that_is_drawn() -> None:
         ("accuracies", ""),
     ],
 )
-def test_the_unit_of_a_metric(name: str, unit: str) -> None:
+def test_unit_of_a_metric(name: str, unit: str) -> None:
     assert unit_of(name) == unit
 
 
@@ -223,7 +223,7 @@ def test_values_have_a_fitting_unit(unit: str, value: float, drawn: tuple[str, f
 @pytest.mark.parametrize(
     ("size", "text"), [(1 << 20, "1 MiB"), (1500, "1.4648 KiB"), (1000, "1,000 B")]
 )
-def test_a_size_has_the_largest_unit_that_it_reaches(size: int, text: str) -> None:
+def test_size_has_the_largest_unit_that_it_reaches(size: int, text: str) -> None:
     assert with_unit(size, "B") == text
 
 
@@ -251,7 +251,7 @@ def test_noise_has_a_smoothed_line_of_means() -> None:
     assert line_chart("", [Series("", line.points[:30])]).series[0].smooth == ()
 
 
-def test_the_last_value_of_a_repeated_step_is_drawn() -> None:
+def test_last_value_of_a_repeated_step_is_drawn() -> None:
     line = Series("", [(1, 4.0), (2, 3.0), (1, 2.0), (3, 1.0)])
     assert line_chart("", [line]).series[0].points == [(1, 2.0), (2, 3.0), (3, 1.0)]
 
@@ -283,7 +283,7 @@ def speeds(tokens: int) -> list[dict[str, float]]:
     ]  # fmt: skip
 
 
-def test_a_multiple_of_a_metric_is_named_in_its_chart(tmp_path: Path) -> None:
+def test_multiple_of_a_metric_is_named_in_its_chart(tmp_path: Path) -> None:
     drawn = charts_of(report_of([wrote(tmp_path, 1, speeds(128))]))
     assert {*map(named, drawn)} == {
         (),
@@ -348,13 +348,13 @@ def test_nodes_are_drawn_over_the_time_of_the_job(tmp_path: Path) -> None:
     assert (cpu.x, cpu.x_end, cpu.series[1].points[0]) == ("s", 65.5, (10, 40))
 
 
-def test_a_running_jobs_loss_after_the_last_sample_is_drawn(tmp_path: Path) -> None:
+def test_running_jobs_loss_after_the_last_sample_is_drawn(tmp_path: Path) -> None:
     row = used(tmp_path, {NODES[0]: [(5, 50), (15, 60)]}, end_time=None)
     drawn = section_of(report_of([row]), "Nodes").charts
     assert [chart.x_end for chart in drawn] == [30] * 3
 
 
-def test_a_node_with_another_clock_is_named(tmp_path: Path) -> None:
+def test_node_with_another_clock_is_named(tmp_path: Path) -> None:
     late, silent = (
         {node: [(at, 50)] for node, at in zip(NODES, (5, last), strict=True)} for last in (-100, 5)
     )
@@ -366,7 +366,7 @@ def test_a_node_with_another_clock_is_named(tmp_path: Path) -> None:
     assert [word in line for word in ("clocks", *NODES)] == [False, False, True]
 
 
-def test_a_single_sample_of_a_node_is_told_without_a_chart(tmp_path: Path) -> None:
+def test_single_sample_of_a_node_is_told_without_a_chart(tmp_path: Path) -> None:
     report = report_of([used(tmp_path, {NODES[0]: [(5, 50), (63, 0)], NODES[1]: [(7, math.nan)]})])
     section = section_of(report, "Nodes")
     (line,) = section.lines
@@ -401,7 +401,7 @@ def test_large_numbers_of_seeds_and_ranks_are_readable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("peak", [19.0, 1e4])
-def test_a_chart_is_logarithmic_if_a_line_is_hidden_otherwise(tmp_path: Path, peak: float) -> None:
+def test_chart_is_logarithmic_if_a_line_is_hidden_otherwise(tmp_path: Path, peak: float) -> None:
     """The peaks of the other tasks are 1 and 2. They do not lie on each other on a logarithmic
     axis.
     """
@@ -472,7 +472,7 @@ def test_results_of_matrices_are_means_over_ranks(tmp_path: Path) -> None:
     assert chart.series[0].points == [(64, 2.0), (128, 3.5)]
 
 
-def test_the_same_words_name_a_figure_of_nodes_everywhere(tmp_path: Path) -> None:
+def test_same_words_name_a_figure_of_nodes_everywhere(tmp_path: Path) -> None:
     keyed = [figure for figure in FIGURES if figure.key]
     titles = {chart.title for chart in section_of(report_of([trained(tmp_path)]), "Nodes").charts}
     assert titles - {"Loss over time"} <= {figure.title for figure in FIGURES}
@@ -500,7 +500,7 @@ def test_units_are_in_markdown(tmp_path: Path) -> None:
         assert head in text
 
 
-def test_a_chart_and_a_table_round_a_value_alike(tmp_path: Path) -> None:
+def test_chart_and_a_table_round_a_value_alike(tmp_path: Path) -> None:
     rows = [
         wrote(tmp_path, n, [{"step": at, "loss": at * 0.9721448} for at in (2, 1)]) for n in (1, 2)
     ]
@@ -517,7 +517,7 @@ def test_thinned_points_keep_the_first_and_the_last() -> None:
     assert thin[-1] == (9999.0, 500.25)
 
 
-def test_a_swept_option_with_the_name_of_a_field_has_its_own_values(tmp_path: Path) -> None:
+def test_swept_option_with_the_name_of_a_field_has_its_own_values(tmp_path: Path) -> None:
     report = report_of([sweep(tmp_path, [{"name": "sgd"}, {"name": "adam"}], [0.5, 0.25])])
     assert any("name=adam" in line and "best: task 1" in line for line in report.verdict)
     assert "loss by config.name" in charts_of(report)
@@ -526,13 +526,13 @@ def test_a_swept_option_with_the_name_of_a_field_has_its_own_values(tmp_path: Pa
     assert "=train" not in text
 
 
-def test_a_table_of_a_chart_does_not_replace_a_last_value_that_is_infinite(tmp_path: Path) -> None:
+def test_table_of_a_chart_does_not_replace_a_last_value_that_is_infinite(tmp_path: Path) -> None:
     values = [1.0, 4.0, 2.0, math.inf]
     row = wrote(tmp_path, 1, [{"step": at, "loss": value} for at, value in enumerate(values)])
     assert "| loss | 1 | - | 1 | 4 |" in report_of([row]).as_markdown()
 
 
-def test_a_table_of_a_long_chart_has_its_first_and_last_value(tmp_path: Path) -> None:
+def test_table_of_a_long_chart_has_its_first_and_last_value(tmp_path: Path) -> None:
     rows = [{"step": at, "loss": 1 + at * 7919 % 1009} for at in range(3000)]
     rows[0]["loss"], rows[-1]["loss"] = 500.5, 499.5
     row = wrote(tmp_path, 1, rows)

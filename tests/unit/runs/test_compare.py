@@ -114,7 +114,7 @@ def test_just_what_was_changed(tmp_path: Path, changed: dict[str, Any], expected
     assert found == expected if isinstance(expected, dict) else set(found) == expected
 
 
-def test_a_run_without_its_files_is_compared_by_what_is_left(tmp_path: Path) -> None:
+def test_run_without_its_files_is_compared_by_what_is_left(tmp_path: Path) -> None:
     a = made_run(tmp_path, 1)
     b = made_run(tmp_path, 2, args=["--lr", "1"])
     for path in (a.directory / "environment.json", b.directory / "source.json"):
@@ -158,7 +158,7 @@ def test_arrays_differ_in_their_tasks(tmp_path: Path) -> None:
     }
 
 
-def test_an_array_has_the_options_of_all_its_tasks_once(tmp_path: Path) -> None:
+def test_array_has_the_options_of_all_its_tasks_once(tmp_path: Path) -> None:
     """Only the options that differ between its tasks are listed for each task, and come first."""
     defaults = {f"default{n}": n for n in range(40)}
     metrics = {name: {"last": 1.0 if name == "lr" else 2.0} for name in ("loss", "lr", "norm")}
@@ -242,7 +242,7 @@ def test_losses_of_arrays_are_those_of_each_task(tmp_path: Path) -> None:
         assert compare_losses(a.tasks[1], one) == Losses(True, 2, 2, 2)
 
 
-def test_a_task_of_a_sweep_and_its_replay_differ_in_nothing(tmp_path: Path) -> None:
+def test_task_of_a_sweep_and_its_replay_differ_in_nothing(tmp_path: Path) -> None:
     job = {"nodes": 1, "array": "0-1", "sweep": {"grid": {"lr": ["1", "2"]}}}
     task = {"id": "1_1", "state": "COMPLETED", "exit_code": 0, "config": {"lr": 2, "base": 7}}
     swept = made_run(tmp_path, 1, args=["--base", "7"], job=job, tasks=[task], cost_usd=None)
@@ -251,7 +251,7 @@ def test_a_task_of_a_sweep_and_its_replay_differ_in_nothing(tmp_path: Path) -> N
     assert compare(Row(swept).tasks[0], Row(again)) == ()
 
 
-def test_a_memory_that_no_node_has_is_left_out() -> None:
+def test_memory_that_no_node_has_is_left_out() -> None:
     host = {"cpu_model": "EPYC", "memory_total_mib": 4000}
     assert hardware_of({"hosts": {"a": host}}) == {"nodes": "EPYC, 3.9 GiB"}
     assert hardware_of({"hosts": {"a": {**host, "memory_total_mib": 10**400}}}) == {"nodes": "EPYC"}

@@ -250,7 +250,7 @@ def test_scaling_of_a_run_whose_metrics_are_incomplete_says_so(
     ] == [1, 1]
 
 
-def test_a_sweep_names_tasks_behind_the_charts_with_incomplete_metrics(tmp_path: Path) -> None:
+def test_sweep_names_tasks_behind_the_charts_with_incomplete_metrics(tmp_path: Path) -> None:
     tasks = [
         {
             "id": f"1_{n}",
@@ -264,7 +264,7 @@ def test_a_sweep_names_tasks_behind_the_charts_with_incomplete_metrics(tmp_path:
     assert any("tasks 18 " in text for text in report_of([Row(run)]).missing)
 
 
-def test_a_replay_that_differs_in_its_last_step_only_is_different(tmp_path: Path) -> None:
+def test_replay_that_differs_in_its_last_step_only_is_different(tmp_path: Path) -> None:
     columns = by_step(60_000)
     other = {**columns, "loss": columns["loss"].copy()}
     other["loss"][-1] += 1
@@ -373,7 +373,7 @@ def test_places_have_any_usual_key_and_may_be_floats(tmp_path: Path, key: str) -
     assert (loss.axis, loss.last_step) == ("epoch" if key == "epoch" else "step", 8)
 
 
-def test_a_damaged_line_takes_only_itself(tmp_path: Path) -> None:
+def test_damaged_line_takes_only_itself(tmp_path: Path) -> None:
     row = collected(tmp_path, CASES["10,000, last -inf"])
     path = row.folder / "metrics.jsonl"
     lines = path.read_text().splitlines()

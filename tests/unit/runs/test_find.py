@@ -62,7 +62,7 @@ def select(out: Path, **query: Any) -> list[Any]:
     return jobs(select_runs(RunQuery(**query), [out]).rows)
 
 
-def test_the_newest_is_first_and_what_is_damaged_is_told(out: Path) -> None:
+def test_newest_is_first_and_what_is_damaged_is_told(out: Path) -> None:
     (out / "demo-9-torn").mkdir()
     (out / "demo-9-torn" / "run.json").write_text('{"version": 1')
     runs, damaged = find_runs([out, out / "demo-2-train"])
@@ -217,7 +217,7 @@ def test_named_run_accepts_id_and_folder_and_refuses_others(out: Path) -> None:
         named_run("2")
 
 
-def test_a_task_of_an_array_is_a_row_of_its_own(out: Path) -> None:
+def test_task_of_an_array_is_a_row_of_its_own(out: Path) -> None:
     task = {
         "state": "COMPLETED",
         "exit_code": 0,
@@ -343,7 +343,7 @@ def test_runs_of_earlier_clusters_do_not_compete_with_jobs(out: Path) -> None:
     assert [ChosenCluster().of_jobs([name]).name for name in ("2", "demo/2")] == ["demo", "demo"]
 
 
-def test_a_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:
+def test_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:
     path = out / "demo-1-train" / "run.json"
     text = path.read_text()
     path.write_text(text.replace('"metrics"', '"unknown"').replace('"tags"', '"labels"'))

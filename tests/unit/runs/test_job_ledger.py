@@ -32,7 +32,7 @@ def test_uncollected_lists_jobs_whose_files_are_not_here(tmp_path):
     ]
 
 
-def test_the_ledger_survives_a_torn_line(tmp_path):
+def test_ledger_survives_a_torn_line(tmp_path):
     ledger = Ledger(tmp_path / "jobs.jsonl")
     ledger.add(entry("a", job_id="1"))
     with (tmp_path / "jobs.jsonl").open("a") as file:

@@ -147,7 +147,7 @@ def test_hangs_of_a_run_are_told(tmp_path: Path) -> None:
     assert len(section_of(report_of([row]), "Hangs").lines) == 2
 
 
-def test_the_same_facts_in_each_form(tmp_path: Path) -> None:
+def test_same_facts_in_each_form(tmp_path: Path) -> None:
     report = report_of([trained(tmp_path, note="two | <b>words</b>")])
     as_json = report.as_dict()
     as_markdown = report.as_markdown()
@@ -163,7 +163,7 @@ def test_the_same_facts_in_each_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_a_fair_set_has_no_straggler(ranks: int) -> None:
+def test_fair_set_has_no_straggler(ranks: int) -> None:
     for seed in range(200):
         rng = random.Random(seed)  # noqa: S311
         windows = [
@@ -177,7 +177,7 @@ def test_a_fair_set_has_no_straggler(ranks: int) -> None:
     assert compare_ranks([1, 3], [0, 5], 5, NODES).endswith("detect a straggler")
 
 
-def test_a_straggler_is_named(tmp_path: Path) -> None:
+def test_straggler_is_named(tmp_path: Path) -> None:
     """Stages of a pipeline are none."""
     row = trained(tmp_path, slow=1.5)
     assert any(line.startswith("demo-train-2 is a straggler") for line in report_of([row]).verdict)
@@ -274,7 +274,7 @@ def test_report_of_a_hostile_run_is_escaped(tmp_path: Path) -> None:
         {"end_time": 10**400},
     ],
 )
-def test_a_damaged_record_is_refused_as_such(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_damaged_record_is_refused_as_such(tmp_path: Path, fields: dict[str, Any]) -> None:
     run = made_run(tmp_path)
     record = json.loads((run.directory / "run.json").read_text())
     (run.directory / "run.json").write_text(json.dumps({**record, **fields}))
@@ -385,13 +385,13 @@ def section_of(report: Report, title: str) -> Section:
     return section
 
 
-def test_a_comparison_repeats_values_that_are_the_same(tmp_path: Path) -> None:
+def test_comparison_repeats_values_that_are_the_same(tmp_path: Path) -> None:
     rows = [trained(tmp_path, number, lr=lr) for number, lr in ((1, 0.1), (2, 0.2), (3, 0.1))]
     (table,) = section_of(report_of(rows), "Differs: configuration").tables
     assert table.rows == [("lr", "0.1", "0.2", "0.1")]
 
 
-def test_a_comparison_names_each_difference_once(tmp_path: Path) -> None:
+def test_comparison_names_each_difference_once(tmp_path: Path) -> None:
     """The number of nodes and their hardware have the same name."""
     rows = [
         Row(
@@ -404,7 +404,7 @@ def test_a_comparison_names_each_difference_once(tmp_path: Path) -> None:
     assert report_of(rows).verdict[0].count("nodes") == 1
 
 
-def test_a_sweep_is_compared_by_its_best_task(tmp_path: Path) -> None:
+def test_sweep_is_compared_by_its_best_task(tmp_path: Path) -> None:
     """The figures and the differences are those of this task, and have its name."""
     report = report_of([trained(tmp_path), swept(tmp_path, 30)])
     best = "demo-7-train/task-28"
@@ -588,7 +588,7 @@ def test_runs_of_one_name_are_titled_by_their_folders(tmp_path: Path) -> None:
     assert set(charts(report_of(rows))["eval_accuracy"]) == {str(row.folder) for row in rows}
 
 
-def test_a_sweep_whose_own_metric_is_absent_is_ranked_by_another(tmp_path: Path) -> None:
+def test_sweep_whose_own_metric_is_absent_is_ranked_by_another(tmp_path: Path) -> None:
     row = swept(tmp_path, 3)
     run = row.run.model_copy(update={"sweep": {"keys": ["lr"], "metric": "val_auc"}})
     report = report_of([Row(run)])
@@ -677,7 +677,7 @@ def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> Non
     assert all(cell.isprintable() for cell in shown)
 
 
-def test_the_verdict_has_each_figure_once(tmp_path: Path) -> None:
+def test_verdict_has_each_figure_once(tmp_path: Path) -> None:
     """Both ends are the extremes. The log has only the line of the cause. The cost is below a
     cent.
     """
@@ -734,7 +734,7 @@ def test_tasks_that_a_chart_of_a_parameter_omits_are_named(tmp_path: Path) -> No
     assert len(charts(report)["loss by lr"]["loss"]) == 2
 
 
-def test_a_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
+def test_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
     row = trained(tmp_path)
     own = row.folder / REPORT_FILE
     own.write_text("the user's own")
@@ -758,7 +758,7 @@ def test_a_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
         write_report(report_of([row]), own)
 
 
-def test_a_report_that_the_job_wrote_is_the_jobs(tmp_path: Path) -> None:
+def test_report_that_the_job_wrote_is_the_jobs(tmp_path: Path) -> None:
     row = trained(tmp_path)
     planted = '<meta name="generator" content="clusterctl"> planted'
     (row.folder / REPORT_FILE).write_text(planted)
@@ -769,7 +769,7 @@ def test_a_report_that_the_job_wrote_is_the_jobs(tmp_path: Path) -> None:
         report_path(row)
 
 
-def test_the_report_follows_the_record(tmp_path: Path) -> None:
+def test_report_follows_the_record(tmp_path: Path) -> None:
     """A snapshot's report is replaced when the run has come home whole; that of a run at home
     stays.
     """
@@ -786,7 +786,7 @@ def test_the_report_follows_the_record(tmp_path: Path) -> None:
     assert path.stat().st_ino == first
 
 
-def test_a_report_that_cannot_be_made_holds_nothing_up(
+def test_report_that_cannot_be_made_holds_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = made_run(tmp_path)

@@ -107,7 +107,7 @@ def test_strong_scaling_computed_by_hand(runs: list[Row]) -> None:
     assert (one["eval_loss"], two["eval_accuracy"]) == (spread(0.5), spread(0.9))
 
 
-def test_the_table_has_a_column_for_each_number_of_nodes(runs: list[Row]) -> None:
+def test_table_has_a_column_for_each_number_of_nodes(runs: list[Row]) -> None:
     table = scaling_of(runs).table()
     assert table.head == ("", "1 node", "2 nodes")
     cells = {row[0]: row[1:] for row in table.rows}
@@ -124,7 +124,7 @@ def test_the_table_has_a_column_for_each_number_of_nodes(runs: list[Row]) -> Non
     [(False, 2.0, 100.0), (True, 4.0, 200.0)],
     ids=["strong", "weak"],
 )
-def test_a_time_is_faster_if_it_is_less(
+def test_time_is_faster_if_it_is_less(
     tmp_path: Path, weak: bool, speed_up: float, efficiency: float
 ) -> None:
     """Without a metric, the jobs' times count: 60 and 30 s. In weak scaling, two nodes did twice
@@ -170,7 +170,7 @@ def test_speeds_of_times_are_averaged_and_zero_is_no_speed(tmp_path: Path) -> No
     assert "slower" in next(scaling(10, 20, 10).verdict())
 
 
-def test_a_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
+def test_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
     options = {**SCALING, "metric": "epoch_s"}
     lines = {1: 8.0, 2: 5.0}
     rows = [
@@ -438,7 +438,7 @@ def test_memory_of_less_than_a_gib_is_in_mib() -> None:
     assert mixed["GiB"] == ["0.25", "2"]
 
 
-def test_a_run_that_cannot_be_read_is_named(runs: list[Row]) -> None:
+def test_run_that_cannot_be_read_is_named(runs: list[Row]) -> None:
     """The table has the runs that can be read."""
     (runs[3].folder / "run.json").write_text("{")
     scaling = scaling_of(runs[:3])
@@ -457,7 +457,7 @@ def test_a_run_that_cannot_be_read_is_named(runs: list[Row]) -> None:
     ],
     ids=["per-node", "other-name", "in-all", "damaged", "without-scheduler"],
 )
-def test_the_script_tells_the_number_of_ranks(tmp_path: Path, lines: list[str], ranks: int) -> None:
+def test_script_tells_the_number_of_ranks(tmp_path: Path, lines: list[str], ranks: int) -> None:
     """Without a script of sbatch, the option of `submit` does."""
     row = Row(measured(tmp_path, 1, 2, steps(9), job={"tasks_per_node": 4}))
     if lines:
@@ -465,7 +465,7 @@ def test_the_script_tells_the_number_of_ranks(tmp_path: Path, lines: list[str], 
     assert sizes_of(scaling_of([row]))[2].ranks == ranks
 
 
-def test_a_scaling_is_named_by_its_jobs(
+def test_scaling_is_named_by_its_jobs(
     runs: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -106,7 +106,7 @@ def test_numbers_are_read_as_each_library_writes_them(tmp_path: Path) -> None:
     assert summarize(tmp_path).metrics["x"].nonfinite == 1
 
 
-def test_the_bundled_train_and_other_programs_that_write_both(tmp_path: Path) -> None:
+def test_bundled_train_and_other_programs_that_write_both(tmp_path: Path) -> None:
     ours = tmp_path / "ours"
     other = tmp_path / "other"
     for folder, kind in ((ours, "run"), (other, "start")):
@@ -213,9 +213,7 @@ def framed(message: bytes, length: int | None = None) -> bytes:
     ],
     ids=["zeros", "length", "group", "number", "longer", "value", "time", "other"],
 )
-def test_a_file_is_read_up_to_the_first_record_that_is_damaged(
-    tmp_path: Path, damage: bytes
-) -> None:
+def test_file_is_read_up_to_the_first_record_that_is_damaged(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "a.tfevents.1").write_bytes(framed(GOOD) + damage + framed(GOOD))
     (tmp_path / "a.tfevents.2").write_bytes(framed(GOOD))
     assert points(tmp_path) == [("x", 1, 1.0)] * 2

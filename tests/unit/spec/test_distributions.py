@@ -21,7 +21,7 @@ from clusterctl.spec.distributions import common_distribution, distribution_of, 
         ("rhel-10.0", "rocky-10", "3.12"),
     ],
 )
-def test_a_host_is_known_by_its_os_release(name: str, release: str, python: str) -> None:
+def test_host_is_known_by_its_os_release(name: str, release: str, python: str) -> None:
     found = distribution_of(name)
     assert (found.release, found.python_version) == (release, python)
 

@@ -190,7 +190,7 @@ variants:
 """
 
 
-def test_a_variant_appends_to_lists_of_the_file(read: Read) -> None:
+def test_variant_appends_to_lists_of_the_file(read: Read) -> None:
     plain, more = read(LISTS)
     assert (plain.args, plain.outputs) == (("--epochs", "20"), ("*.pt",))
     assert more.args == ("--epochs", "20", "--lr", "1e-3")
@@ -213,13 +213,13 @@ def test_variant_that_would_replace_a_list_is_refused(read: Read, key: str) -> N
     assert getattr(read(f"job: train\nvariants: {{v: {{{key}: [b]}}}}\n")[0], key) == ("b",)
 
 
-def test_a_list_is_appended_in_variants_only(read: Read) -> None:
+def test_list_is_appended_in_variants_only(read: Read) -> None:
     assert problems(read, "job: train\nargs+: [a]\n") == ["2:1 args+: unknown-key args"]
     found = problems(read, "job: train\nvariants: {v: {arg+: [a]}}\n")
     assert found == ["2:16 variants.v.arg+: unknown-key args+"]
 
 
-def test_a_long_name_leaves_room_for_the_variants(read: Read) -> None:
+def test_long_name_leaves_room_for_the_variants(read: Read) -> None:
     (job,) = read(f"job: train\nname: {'x' * 64}\nvariants: {{v1: {{}}}}\n")
     assert job.name == "x" * 61 + "-v1"
 
@@ -308,7 +308,7 @@ def test_problem_is_listed_at_its_place(read: Read, text: str, problem: str) -> 
     "pattern", ["", " ", "/", "//", "!", "!/", "../../etc/*", "./x", "a/../b", ".", "#x"]
 )
 @pytest.mark.parametrize("key", ["outputs", "include", "exclude"])
-def test_a_pattern_that_can_match_nothing_is_refused(read: Read, key: str, pattern: str) -> None:
+def test_pattern_that_can_match_nothing_is_refused(read: Read, key: str, pattern: str) -> None:
     text = f"job: train\n{key}: ['*.pt', '{pattern}']\n"
     with refused("pattern-matches-nothing", SpecError) as caught:
         read(text)

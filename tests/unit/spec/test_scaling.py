@@ -14,7 +14,7 @@ from clusterctl.jobs.prepare import read_jobs
 from tests.support.messages import refused
 
 
-def test_a_scaling_has_a_job_per_repeat_and_size() -> None:
+def test_scaling_has_a_job_per_repeat_and_size() -> None:
     scaling = {"nodes": "2,1", "repeats": 2, "metric": "tokens_per_s"}
     jobs = read_jobs("train", {"scaling": scaling, "gpus": 4, "slurm": ["--nice=10"]})
     assert [job.nodes for job in jobs] == [1, 2, 1, 2]
@@ -54,7 +54,7 @@ def test_scaling_by_gpus_has_a_task_for_each_unless_told(tmp_path: Path) -> None
     assert [(job.gpus, job.tasks_per_node) for job in single] == [(1, 1), (8, 1)]
 
 
-def test_a_scaling_of_a_sweep_runs_its_tasks_in_turn() -> None:
+def test_scaling_of_a_sweep_runs_its_tasks_in_turn() -> None:
     jobs = read_jobs("bench", {"scaling": {"nodes": [1, 4]}, "sweep": ["model=mlp,cnn"]})
     assert [(job.nodes, job.array) for job in jobs] == [(1, "0-1%1"), (4, "0-1%1")]
 
@@ -119,6 +119,6 @@ def test_weak_scaling_leaves_an_own_program_its_arguments(
         ),
     ],
 )
-def test_a_scaling_that_can_not_be_is_refused(code: str, options: dict[str, Any]) -> None:
+def test_scaling_that_can_not_be_is_refused(code: str, options: dict[str, Any]) -> None:
     with refused(code, ClusterctlError, exit_code=2):
         read_jobs("train", options)

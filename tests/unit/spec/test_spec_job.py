@@ -38,7 +38,7 @@ def test_bundled_job_has_its_defaults() -> None:
     assert (job.mem, job.time) == (None, None)
 
 
-def test_a_job_has_the_options_of_the_model_and_their_defaults() -> None:
+def test_job_has_the_options_of_the_model_and_their_defaults() -> None:
     job = JobSpec(name="a", bundled="train")
     for name, one in JobOptions.model_fields.items():
         assert name == "name" or getattr(job, name) == one.default
@@ -92,7 +92,7 @@ def test_a_job_has_the_options_of_the_model_and_their_defaults() -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_wrong_flag_is_named(flag: str, value: object, code: str) -> None:
+def test_wrong_flag_is_named(flag: str, value: object, code: str) -> None:
     error = refused(**{flag: value})
     assert error.code == code
     assert error.what.startswith(f"--{flag.replace('_', '-')}")
@@ -104,20 +104,20 @@ def test_a_wrong_flag_is_named(flag: str, value: object, code: str) -> None:
     assert repr(shown)[1:-1] in error.what
 
 
-def test_a_null_byte_in_the_arguments_is_refused() -> None:
+def test_null_byte_in_the_arguments_is_refused() -> None:
     error = refused(args=["a\0b"])
     assert error.code == "null-byte"
     assert r"'a\x00b'" in error.what
 
 
-def test_an_image_is_a_file_here_or_a_path_on_the_cluster(folder: Path) -> None:
+def test_image_is_a_file_here_or_a_path_on_the_cluster(folder: Path) -> None:
     (folder / "x.sif").touch()
     assert job_spec("train", {"container": "x.sif"}).container == str(folder / "x.sif")
     for path in ("/images/y.sif", "~/no such image.sif"):
         assert job_spec("train", {"container": path}).container == path
 
 
-def test_an_argument_that_is_no_text() -> None:
+def test_argument_that_is_no_text() -> None:
     error = refused(args=["\udcff"])
     assert error.code == "not-utf8"
     assert " -- " not in error.what
@@ -170,7 +170,7 @@ def test_scripts(folder: Path, file: str, content: str, python: bool) -> None:
     "content",
     [b"", b"hello\n", b"# !/usr/bin/perl\n", b"\x7fEL\x02", b"#SBATCH --nodes=2\nsrun hostname\n"],
 )
-def test_a_file_that_is_no_script(folder: Path, content: bytes) -> None:
+def test_file_that_is_no_script(folder: Path, content: bytes) -> None:
     (folder / "a").write_bytes(content)
     assert refused("a").code == "not-a-script"
 
@@ -197,7 +197,7 @@ def test_fix_for_a_file_that_is_no_script_is_that_of_its_kind(
     assert (error.code, fix in error.fix) == ("not-a-script", True), error.fix
 
 
-def test_a_compiled_program_is_started_by_a_script(folder: Path) -> None:
+def test_compiled_program_is_started_by_a_script(folder: Path) -> None:
     (folder / "a").write_bytes(b"\x7fELF\x02")
     error = refused("a")
     assert error.code == "not-a-script"
@@ -214,28 +214,28 @@ def test_a_compiled_program_is_started_by_a_script(folder: Path) -> None:
         ("a.b.sh", "a.b"),
     ],
 )
-def test_the_name_is_the_scripts_made_safe(folder: Path, file: str, name: str) -> None:
+def test_name_is_the_scripts_made_safe(folder: Path, file: str, name: str) -> None:
     (folder / file).write_text("")
     assert job_spec(f"./{file}", {}).name == name
 
 
-def test_a_bundled_name_wins_over_a_file(folder: Path) -> None:
+def test_bundled_name_wins_over_a_file(folder: Path) -> None:
     (folder / "train").write_text("#!/bin/sh\n")
     assert job_spec("train", {}).bundled == "train"
     assert job_spec("./train", {}).script == folder / "train"
     assert job_spec("./train", {}).name == "train"
 
 
-def test_a_missing_script_in_a_missing_folder(folder: Path) -> None:
+def test_missing_script_in_a_missing_folder(folder: Path) -> None:
     assert refused("no/where/a.sh").code == "unknown-job-type"
 
 
-def test_a_folder_is_no_job(folder: Path) -> None:
+def test_folder_is_no_job(folder: Path) -> None:
     (folder / "jobs").mkdir()
     assert refused("jobs").code == "file-unreadable"
 
 
-def test_a_script_whose_name_is_no_text(folder: Path) -> None:
+def test_script_whose_name_is_no_text(folder: Path) -> None:
     (folder / "\udcff.sh").write_text("")
     error = refused("./\udcff.sh")
     assert error.code == "file-unreadable"

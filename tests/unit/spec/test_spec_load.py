@@ -44,7 +44,7 @@ def test_load_without_a_file_is_the_default() -> None:
     assert spec.job_user == User(name="ada", uid=1001)
 
 
-def test_a_file_is_loaded_and_resolved(tmp_path: Path) -> None:
+def test_file_is_loaded_and_resolved(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(MINIMAL)
     assert find_spec(tmp_path) == path
@@ -55,7 +55,7 @@ def test_no_spec_to_find(tmp_path: Path) -> None:
     assert find_spec(tmp_path) is None
 
 
-def test_a_dangling_link_is_found_and_then_missing(tmp_path: Path) -> None:
+def test_dangling_link_is_found_and_then_missing(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").symlink_to(tmp_path / "gone")
     path = find_spec(tmp_path)
     assert path is not None
@@ -89,7 +89,7 @@ def test_all_problems_come_out_in_file_order() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only words\n", "---\n"])
-def test_an_empty_file(text: str) -> None:
+def test_empty_file(text: str) -> None:
     (problem,) = problems(text)
     assert "empty" in problem
 
@@ -97,7 +97,7 @@ def test_an_empty_file(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"), [("- a\n", "a list"), ("demo\n", "'demo'"), ("5\n", "5"), ("true\n", "true")]
 )
-def test_a_file_that_is_no_mapping(text: str, what: str) -> None:
+def test_file_that_is_no_mapping(text: str, what: str) -> None:
     (problem,) = problems(text)
     assert problem.startswith("c.yaml:1:1: spec: ")
     assert problem.endswith(f"not {what}")
@@ -144,7 +144,7 @@ def test_of_several_merged_mappings_the_first_wins() -> None:
     assert (third.name, third.nodes, third.cpus) == ("c", 1, 2)
 
 
-def test_a_merged_fault_is_shown_where_it_is_written() -> None:
+def test_merged_fault_is_shown_where_it_is_written() -> None:
     text = MINIMAL.replace(
         "  - {name: train, nodes: 2}", "  - &p {name: a, nodes: 0}\n  - {<<: *p, name: b}"
     )
@@ -152,19 +152,19 @@ def test_a_merged_fault_is_shown_where_it_is_written() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_anchor_may_be_used_again() -> None:
+def test_anchor_may_be_used_again() -> None:
     text = MINIMAL.replace(
         "nodes: 2}", "nodes: &n 2, cpus: *n}\n  - {name: infer, nodes: &n 3, cpus: *n}"
     )
     assert [p.cpus for p in parse_spec(text, "c.yaml").partitions] == [2, 3]
 
 
-def test_a_long_value_is_quoted_in_part() -> None:
+def test_long_value_is_quoted_in_part() -> None:
     (problem,) = problems(MINIMAL.replace("demo", "d" * 5000))
     assert problem.endswith("not '" + "d" * 57 + "...'")
 
 
-def test_a_byte_order_mark_and_crlf(tmp_path: Path) -> None:
+def test_byte_order_mark_and_crlf(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
     assert load_spec(path, current_user=ADA).name == "demo"
@@ -180,21 +180,21 @@ def test_load_of_an_impossible_path_is_refused() -> None:
         load_spec(Path("a\0b"), current_user=ADA)
 
 
-def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+def test_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"version: 1\nname: \xff\n")
     with refused("file-unreadable", UsageError, "0xff", where=str(path)):
         load_spec(path, current_user=ADA)
 
 
-def test_a_huge_file(tmp_path: Path) -> None:
+def test_huge_file(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(MINIMAL.encode() + b"#" * 1024 * 1024)
     with refused("file-unreadable", UsageError, "1 MiB"):
         load_spec(path, current_user=ADA)
 
 
-def test_a_pipe_is_read(tmp_path: Path) -> None:
+def test_pipe_is_read(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.write(write, MINIMAL.encode())
     os.close(write)
@@ -216,7 +216,7 @@ class TestBuiltInPython:
             version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS - 1),)
         )
 
-    def test_the_longest_host_name_is_a_legal_one(self) -> None:
+    def test_longest_host_name_is_a_legal_one(self) -> None:
         partition = Partition(name="p" * 20, nodes=MAX_LOCAL_HOSTS - 1)
         spec = ClusterSpec(version=1, name="n" * 20, partitions=(partition,))
         assert max(len(name) for name in spec.node_names(partition)) <= 63
@@ -247,7 +247,7 @@ class TestResolved:
             CurrentUser("", 1001),
         ],
     )
-    def test_a_caller_who_fits_no_node_gets_hpc_and_a_note(self, caller: CurrentUser) -> None:
+    def test_caller_who_fits_no_node_gets_hpc_and_a_note(self, caller: CurrentUser) -> None:
         spec = resolve_users(self.SPEC, caller)
         assert spec.users == (User(name="hpc", uid=10_000),)
         (note,) = job_user_notes(spec, caller)
@@ -267,10 +267,10 @@ class TestResolved:
         assert spec.users == (User(name="ada", uid=10_000),)
         assert job_user_notes(spec, caller) == ()
 
-    def test_a_caller_who_fits_gets_no_note(self) -> None:
+    def test_caller_who_fits_gets_no_note(self) -> None:
         assert job_user_notes(resolve_users(self.SPEC, ADA), ADA) == ()
 
-    def test_the_caller_is_whom_the_process_runs_as(self) -> None:
+    def test_caller_is_whom_the_process_runs_as(self) -> None:
         assert CurrentUser.current().uid == os.geteuid()
 
 
@@ -329,7 +329,7 @@ def test_what_is_dumped_loads_back(asked: dict[str, object]) -> None:
     assert parse_spec(dump_spec(spec), "dump.yaml") == spec
 
 
-def test_a_file_that_the_spec_names_is_relative_to_the_spec(tmp_path: Path) -> None:
+def test_file_that_the_spec_names_is_relative_to_the_spec(tmp_path: Path) -> None:
     head = "version: 1\nname: demo\npartitions: [{name: train, nodes: 1}]\n"
     (tmp_path / "cluster.yaml").write_text(
         f"{head}software: {{python: {{requirements: my reqs.txt}}}}\n"

@@ -117,13 +117,13 @@ TRAIN = "partitions: [{name: train, nodes: 1%s}]\n"
         ("", "", "e2-standard-4 None"),
     ],
 )
-def test_the_machine_type_of_a_partition(provider: str, partition: str, resolved: str) -> None:
+def test_machine_type_of_a_partition(provider: str, partition: str, resolved: str) -> None:
     spec = parse_spec(GCP % provider + TRAIN % partition, "cluster.yaml")
     found = gcp.machine_of(spec, spec.partitions[0])
     assert f"{found.name} {found.gpu}" == resolved
 
 
-def test_a_machine_type_that_the_spec_describes() -> None:
+def test_machine_type_that_the_spec_describes() -> None:
     facts = "vcpus: 16, memory: 60GiB, gpus: {type: l4}, disk_types: [pd-ssd], bundled_ssds: 2"
     more = (
         f", machine_types: {{g9-x-1: {{{facts}}}}}, partitions: {{train: {{machine_type: g9-x-1}}}}"
@@ -138,7 +138,7 @@ def test_a_machine_type_that_the_spec_describes() -> None:
         parse_spec(GCP % more.replace("type: g9-x-1", "type: g9-x-2") + TRAIN % "", "cluster.yaml")
 
 
-def test_a_known_machine_type_keeps_facts_that_the_spec_lacks() -> None:
+def test_known_machine_type_keeps_facts_that_the_spec_lacks() -> None:
     """As `machine-type-differs` advises it to be described."""
     known = gcp_machines.machines()["a3-ultragpu-8g"]
     facts = gcp_machines.MachineFacts.model_validate({"vcpus": 200, "memory": "2TiB"})
@@ -190,7 +190,7 @@ def test_features_that_a_machine_type_lacks_are_errors(setting: str, code: str) 
     assert shows(str(caught.value), code)
 
 
-def test_the_machine_type_of_the_controller() -> None:
+def test_machine_type_of_the_controller() -> None:
     named = ", controller: {machine_type: n2-standard-8}"
     for provider, name in (("", gcp_machines.PLAIN), (named, "n2-standard-8")):
         assert (
@@ -212,14 +212,14 @@ def test_local_nodes_have_no_machine_type() -> None:
         ("g2-standard-4", "pd-ssd", "pd-ssd", "pd-ssd"),
     ],
 )
-def test_the_type_of_a_disk(name: str, asked: str | None, boot: str, extra: str) -> None:
+def test_type_of_a_disk(name: str, asked: str | None, boot: str, extra: str) -> None:
     disk = GcpDisk.model_validate({"size": "100GiB", "type": asked})
     one = gcp_machines.machines()[name]
     assert gcp_nodes.disk_type(disk, one.boot_disks) == boot
     assert gcp_nodes.disk_type(disk, one.extra_disks) == extra
 
 
-def test_the_manual_names_every_gpu() -> None:
+def test_manual_names_every_gpu() -> None:
     text = (Path(__file__).parents[3] / "docs" / "spec.md").read_text()
     listed = ", ".join(f"`{gpu}`" for gpu in gcp_machines.data()["gpus"])
     assert listed in " ".join(text.replace(" or", ",").split())

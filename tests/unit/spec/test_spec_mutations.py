@@ -55,7 +55,7 @@ MUTATIONS = [
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_the_base_is_valid(base: str) -> None:
+def test_base_is_valid(base: str) -> None:
     assert parse_spec(BASES[base], base).name in {"demo", "lab"}
 
 
@@ -90,7 +90,7 @@ IN_SCHEMA = ("base.yaml", "gcp-base.yaml")
 @pytest.mark.parametrize(
     "mutation", [m for m in MUTATIONS if m.base in IN_SCHEMA], ids=lambda m: repr(m.new)[:40]
 )
-def test_the_schema_refuses_what_it_can_express(
+def test_schema_refuses_what_it_can_express(
     schema: jsonschema.Draft202012Validator, mutation: Mutation
 ) -> None:
     if mutation.in_schema is None:
@@ -102,7 +102,7 @@ def test_the_schema_refuses_what_it_can_express(
 
 
 @pytest.mark.parametrize("base", IN_SCHEMA)
-def test_the_schema_takes_the_base(base: str) -> None:
+def test_schema_takes_the_base(base: str) -> None:
     jsonschema.Draft202012Validator(json_schema()).validate(
         YAML(typ="safe", pure=True).load(BASES[base])
     )

@@ -25,7 +25,7 @@ BASE = Path(__file__).with_name("onprem-base.yaml")
         ("a, b[1-2]", "a b1 b2"),
     ],
 )
-def test_a_range_names_hosts(text: str, names: str) -> None:
+def test_range_names_hosts(text: str, names: str) -> None:
     assert " ".join(expand(text)) == names
 
 

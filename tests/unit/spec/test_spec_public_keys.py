@@ -67,14 +67,14 @@ def test_only_spaces_between_the_parts_of_a_key_change(text: str, line: str) -> 
 
 
 @pytest.mark.parametrize("content", [f"{OTHER}\r\n", f"\ufeff{OTHER}\n", f"# ada\n\n{OTHER}"])
-def test_a_file_may_be_of_windows_or_have_comments(tmp_path: Path, content: str) -> None:
+def test_file_may_be_of_windows_or_have_comments(tmp_path: Path, content: str) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys/ada.pub").write_text(content)
     (tmp_path / "cluster.yaml").write_text(f"{HEAD}    ssh_keys: [keys/ada.pub]\n")
     assert load_spec(tmp_path / "cluster.yaml").users[0].ssh_keys == (OTHER,)
 
 
-def test_the_name_of_a_cluster_is_read_beside_a_file_with_a_key(
+def test_name_of_a_cluster_is_read_beside_a_file_with_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ada.pub").write_text(OTHER)
@@ -110,7 +110,7 @@ def test_the_name_of_a_cluster_is_read_beside_a_file_with_a_key(
         ("{key: a.pub}", "wrong-type"),
     ],
 )
-def test_a_wrong_key_is_refused_at_its_line(tmp_path: Path, entry: str, code: str) -> None:
+def test_wrong_key_is_refused_at_its_line(tmp_path: Path, entry: str, code: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "two.pub").write_text(f"{ED25519}\n{OTHER}\n")
     (tmp_path / "empty.pub").write_text("# none\n")
@@ -121,13 +121,13 @@ def test_a_wrong_key_is_refused_at_its_line(tmp_path: Path, entry: str, code: st
     assert "secret" not in problem.message
 
 
-def test_a_key_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+def test_key_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
     error = refusal(tmp_path, OTHER, ED25519, f"no-pty {OTHER} another comment")
     assert codes_of(error) == ["spec", "value-twice"]
     assert [(problem.code, problem.line) for problem in error.problems] == [("value-twice", 10)]
 
 
-def test_a_plan_tells_keys_apart_without_their_length() -> None:
+def test_plan_tells_keys_apart_without_their_length() -> None:
     before = spec_of(f"{ED25519} ada")
     after = spec_of(f"{OTHER} ada")
     (difference,) = differences(before, after)

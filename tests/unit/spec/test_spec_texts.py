@@ -140,7 +140,7 @@ class TestSchema:
     @pytest.mark.parametrize(
         ("source", "valid"), [("openhpc", True), ({"from": "openhpc"}, True), ("apt", False)]
     )
-    def test_the_source_of_slurm_may_be_a_word(self, source: object, valid: bool) -> None:
+    def test_source_of_slurm_may_be_a_word(self, source: object, valid: bool) -> None:
         spec = {"version": 1, "name": "demo", "partitions": [{"name": "train", "nodes": 1}]}
         schema = jsonschema.Draft202012Validator(json_schema())
         assert schema.is_valid(spec | {"software": {"slurm": source}}) is valid
@@ -191,13 +191,13 @@ def test_schema_patterns_have_a_description_each() -> None:
     assert found == {pattern.regex for pattern in PATTERNS.values()}
 
 
-def test_the_manual_holds_the_reference() -> None:
+def test_manual_holds_the_reference() -> None:
     text = DOC.read_text()
     assert text.count(BEGIN) == text.count(END) == 1
     assert text == page(text), "run `make reference`"
     assert page(text.replace("| `version` |", "| `x` |")) == text
 
 
-def test_the_example_of_the_manual_is_valid() -> None:
+def test_example_of_the_manual_is_valid() -> None:
     for block in re.findall(r"```yaml\n(.*?)```", DOC.read_text(), flags=re.DOTALL):
         parse_spec(block, "docs/spec.md")

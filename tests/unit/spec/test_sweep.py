@@ -28,7 +28,7 @@ def test_every_combination_of_a_grid_the_last_key_first() -> None:
     ]
 
 
-def test_a_list_times_a_grid_without_what_is_excluded() -> None:
+def test_list_times_a_grid_without_what_is_excluded() -> None:
     found = tasks(
         list=[{"opt": "sgd", "lr": "1"}, {"opt": "adam", "lr": "2"}],
         grid={"seed": ["0", "1"]},

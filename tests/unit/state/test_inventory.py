@@ -149,14 +149,14 @@ def test_inventory_has_the_recorded_values(change: dict[str, Any], values: dict[
         {"hosts": [{**asdict(INVENTORY.hosts[0]), "job_environment": {"A": 1}}]},
     ],
 )
-def test_a_damaged_record_is_refused(workspace: Workspace, change: dict[str, Any]) -> None:
+def test_damaged_record_is_refused(workspace: Workspace, change: dict[str, Any]) -> None:
     known = json.loads(workspace.inventory.read_bytes())
     workspace.inventory.write_text(json.dumps(known | change))
     with refused("inventory-damaged", UsageError):
         job_inventory(workspace)
 
 
-def test_a_cluster_without_a_record_is_not_up(workspace: Workspace) -> None:
+def test_cluster_without_a_record_is_not_up(workspace: Workspace) -> None:
     workspace.inventory.write_text("{")
     with refused("inventory-damaged", UsageError):
         job_inventory(workspace)

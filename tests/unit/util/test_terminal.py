@@ -185,7 +185,7 @@ def test_log_filter_ends_color_before_other_text(
     assert interrupted.end_line() == b""
 
 
-def test_a_color_that_is_cut_off_is_shown_as_text() -> None:
+def test_color_that_is_cut_off_is_shown_as_text() -> None:
     stream = LogFilter()
     stream.feed(b"\x1b[31")
     assert stream.end() == rb"\x1b[31"
@@ -224,7 +224,7 @@ def asked_of_a_terminal(data: bytes) -> set[str]:
 EVERYTHING = b"\r\n".join(HOSTILE.values())
 
 
-def test_a_terminal_is_asked_for_nothing_but_text_and_color() -> None:
+def test_terminal_is_asked_for_nothing_but_text_and_color() -> None:
     """The unfiltered output requests many actions."""
     assert {
         "set_title",
