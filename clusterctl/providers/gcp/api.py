@@ -358,36 +358,7 @@ def _first_line(exc: BaseException) -> str:
     return str(exc).partition("\n")[0]
 
 
-def org_policy(api: Api, constraint: str) -> Json:
-    """Return the effective policy for a constraint, such as `compute.requireOsLogin`, in the
-    project.
-
-    Only the Organization Policy API knows managed constraints, such as
-    `compute.managed.requireOsLogin`
-    (github.com/terraform-google-modules/terraform-google-org-policy/issues/183). Raise a CloudError
-    if the login may not read the policy.
-    """
-    if _MANAGED in constraint:
-        return api.get(
-            "orgpolicy", f"projects/{api.project}/policies/{constraint}:getEffectivePolicy"
-        )
-    path = f"projects/{api.project}:getEffectiveOrgPolicy"
-    return api.post("cloudresourcemanager", path, {"constraint": f"constraints/{constraint}"})
-
-
-def enforces(policy: Mapping[str, Any]) -> bool:
-    """Return whether a policy (see ``org_policy``) is enforced. Ignore rules that apply only to
-    some tags.
-    """
-    managed = any(
-        rule.get("enforce") and not rule.get("condition")
-        for rule in policy.get("spec", {}).get("rules", ())
-    )
-    return managed or policy.get("booleanPolicy", {}).get("enforced") is True
-
-
 KIND = "ssh-ed25519"
-_MANAGED: Final = ".managed."
 _HIDES_KEYS: Final = (
     "compute.disableGuestAttributesAccess",
     "compute.managed.disableGuestAttributesAccess",

@@ -17,10 +17,11 @@ from typing import Any, Final
 
 from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError
 from clusterctl.hosts.checks import Finding, cgroup_finding
-from clusterctl.providers.gcp import quotas
-from clusterctl.providers.gcp.api import Api, Json, enforces, org_policy, rules
+from clusterctl.providers.gcp import policies, quotas
+from clusterctl.providers.gcp.api import Api, Json, rules
 from clusterctl.providers.gcp.images import HostGroup
 from clusterctl.providers.gcp.orphans import ID_LABEL
+from clusterctl.providers.gcp.policies import Use
 from clusterctl.providers.gcp.quotas import Shortage
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import distribution_of
@@ -125,6 +126,7 @@ class _Checks:
             for name, reason in _data()["constraints"].items():
                 if name != "compute.requireShieldedVm" or not self.settings.secure_boot:
                     yield f"policy {name}", partial(self.policy, name, reason)
+            yield from self.list_policies(groups)
         if "compute.googleapis.com" not in disabled:
             yield "quotas", partial(self.quotas, groups)
             for group in groups:
@@ -292,21 +294,66 @@ class _Checks:
         return Finding(self.settings.project, "warning", "not-checked", message, exc.why, fix)
 
     def policy(self, name: str, reason: str) -> Iterator[Finding]:
+        """Yield an error if a boolean policy forbids the cluster."""
+        policy = self._effective_policy(name)
+        if isinstance(policy, Finding):
+            yield policy
+        elif policies.enforces(policy):
+            yield self._policy_error(name, reason)
+
+    def list_policies(self, groups: Collection[HostGroup]) -> Iterator[Check]:
+        """Yield the checks of policies with lists of values that the new hosts use."""
+        used = policies.uses(self.settings, groups, is_new=self.cluster_id is None)
+        for name, uses in used.items():
+            yield f"policy {name}", partial(self.list_policy, name, uses)
+
+    def list_policy(self, name: str, uses: Collection[Use]) -> Iterator[Finding]:
+        """Yield an error if the policy forbids a value, or a warning if that is not certain."""
+        policy = self._effective_policy(name)
+        if isinstance(policy, Finding):
+            yield policy
+            return
+        verdicts = {
+            use: policies.with_project_groups(use, self.api).is_forbidden_by(policy) for use in uses
+        }
+        for verdict in (True, None):
+            values = [use.value for use in uses if verdicts[use] is verdict]
+            if not values:
+                continue
+            is_certain = verdict is True and all(use.is_certain for use in uses)
+            reason = _data()["lists"][name].format(values=" and ".join(values))
+            if verdict is None:
+                reason = f"if its groups do not include {' and '.join(values)}: {reason}"
+            error = self._policy_error(name, reason)
+            yield (
+                error
+                if is_certain
+                else replace(
+                    error,
+                    level="warning",
+                    what=f"a policy of the organization may block the cluster: {name}",
+                )
+            )
+
+    def _effective_policy(self, name: str) -> Json | Finding:
+        """Return a policy, empty if the login may not read it, or a finding if Google does not know
+        the constraint.
+        """
         # A project outside organizations has no policies, and the Organization Policy API is rarely
         # enabled.
         try:
-            is_enforced = enforces(org_policy(self.api, name))
+            return policies.effective_policy(self.api, name)
         except (ApiOffError, PermissionDeniedError):
-            return
+            return {}
         except CloudError as exc:
             # Google refuses a constraint that it has renamed or retired.
             if exc.status not in {_BAD_REQUEST, _NOT_FOUND}:
                 raise
-            yield self._not_checked(f"the policy {name}", exc)
-            return
-        if is_enforced:
-            message = f"a policy of the organization blocks the cluster: {name}"
-            yield self._error("org-policy", self.settings.project, message, reason, constraint=name)
+            return self._not_checked(f"the policy {name}", exc)
+
+    def _policy_error(self, name: str, reason: str) -> Finding:
+        message = f"a policy of the organization blocks the cluster: {name}"
+        return self._error("org-policy", self.settings.project, message, reason, constraint=name)
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
         """Yield an error if no resource exists at this REST path. Accept a resource that can't be

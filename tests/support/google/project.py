@@ -6,6 +6,7 @@ images.
     google.project.denied.add("iap.tunnelInstances.accessViaIAP")
     google.project.retired.add("compute.subnetworks.use")       # Google does not know it any more
     google.project.enforced.add("compute.requireOsLogin")
+    google.project.lists["compute.trustedImageProjects"] = {"allowedValues": ["projects/debian-cloud"]}
     google.project.metadata["enable-oslogin"] = "TRUE"
     google.project.has["zones/us-central1-a/machineTypes/g2-standard-4"] = None  # it is missing
 
@@ -26,6 +27,22 @@ _MANAGED = (
     "{} is in a Managed constraint format. Managed constraints are only supported with Org "
     "Policy V2 API. Please use Org Policy V2 API or `gcloud org-policies` command instead."
 )
+# List constraints, whose policy is to allow everything if nobody sets it. Source:
+# cloud.google.com/resource-manager/docs/organization-policy/org-policy-constraints.
+LISTS = frozenset(
+    {
+        "compute.requireVpcFlowLogs",
+        "compute.restrictCloudNATUsage",
+        "compute.restrictNonConfidentialComputing",
+        "compute.restrictVpcPeering",
+        "compute.trustedImageProjects",
+        "gcp.resourceLocations",
+        "gcp.restrictNonCmekServices",
+        "gcp.restrictServiceUsage",
+    }
+)
+FOLDER = "246810121416"
+ORGANIZATION = "987654321098"
 PLENTY = (100_000.0, 0.0)
 _EVERYWHERE = ("CPUS_ALL_REGIONS", "GPUS_ALL_REGIONS", "NETWORKS", "ROUTERS", "SUBNETWORKS")
 _REGIONAL = (
@@ -99,6 +116,7 @@ class Project:
     quotas: dict[str, tuple[float, float] | None] = field(default_factory=dict)
     denied: set[str] = field(default_factory=set)
     enforced: set[str] = field(default_factory=set)
+    lists: dict[str, dict[str, Any]] = field(default_factory=dict)
     retired: set[str] = field(default_factory=set)
     metadata: dict[str, str] = field(default_factory=dict)
     has: dict[str, dict[str, Any] | None] = field(default_factory=dict)
@@ -114,11 +132,7 @@ class Project:
         name = path.rpartition("/")[2]
         match method:
             case "cloudresourcemanager.projects.get":
-                parent = (
-                    {"parent": {"type": "organization", "id": "987654321098"}}
-                    if self.has_parent
-                    else {}
-                )
+                parent = {"parent": {"type": "folder", "id": FOLDER}} if self.has_parent else {}
                 return {
                     "projectId": name,
                     "projectNumber": NUMBER,
@@ -133,6 +147,8 @@ class Project:
                 return {
                     "permissions": [one for one in body["permissions"] if one not in self.denied]
                 }
+            case "cloudresourcemanager.projects.getAncestry":
+                return {"ancestor": self._ancestry(name.partition(":")[0])}
             case "cloudresourcemanager.projects.getEffectiveOrgPolicy":
                 return self._policy(body["constraint"])
             case "orgpolicy.projects.policies.getEffectivePolicy":
@@ -174,7 +190,16 @@ class Project:
         said: dict[str, Any] = {"constraint": name}
         if constraint in self.enforced:
             said["booleanPolicy"] = {"enforced": True}
+        if constraint in LISTS:
+            said["listPolicy"] = self.lists.get(constraint, {"allValues": "ALLOW"})
         return said
+
+    def _ancestry(self, project: str) -> list[dict[str, Any]]:
+        ancestors = [("folder", FOLDER), ("organization", ORGANIZATION)] if self.has_parent else []
+        return [
+            {"resourceId": {"type": kind, "id": number}}
+            for kind, number in (("project", project), *ancestors)
+        ]
 
     def _common(self) -> dict[str, Any]:
         items = [{"key": key, "value": value} for key, value in self.metadata.items()]
