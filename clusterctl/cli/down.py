@@ -194,10 +194,15 @@ def orphans_list(
     name: Name = None,
     project: Project = None,
     ask_become_pass: AskBecomePass = False,
+    accept_host_key: AcceptHostKey = None,
 ) -> None:
-    """List orphans: clusters with this name but no workspace, with their cost."""
-    orphans = _orphans(screen, Phases(screen), name, project, ask_password=ask_become_pass)
-    screen.result(_orphans_dict(orphans), *_orphan_lines(orphans))
+    """List orphans: clusters with this name but no workspace, with their cost.
+
+    Exits with code 1 if a host can't be searched.
+    """
+    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    orphans = _orphans(screen, replace(prompts, reporter=Phases(screen)), name, project)
+    _show_orphans(screen, orphans, _orphan_lines(orphans))
 
 
 def orphans_remove(
@@ -207,34 +212,44 @@ def orphans_remove(
     yes: Yes = False,
     discard: DiscardAll = False,
     ask_become_pass: AskBecomePass = False,
+    accept_host_key: AcceptHostKey = None,
 ) -> None:
     """Remove orphans: clusters with this name but no workspace. Lists them with their cost, and
     asks.
 
-    Without --discard, exits with code 1, even with --yes: the clusters' data can't be examined.
+    Without --discard, exits with code 1, even with --yes: the clusters may be in use, and their
+    data can't be examined.
     """
     phases = Phases(screen)
-    orphans = _orphans(screen, phases, name, project, ask_password=ask_become_pass)
+    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    orphans = _orphans(screen, replace(prompts, reporter=phases), name, project)
     lines = list(_orphan_lines(orphans))
     if orphans.clusters:
         screen.note(*lines)
         cluster_down.reject_orphans(orphans, discard=discard)
-        cluster_ids = ", ".join(orphans.clusters)
         screen.confirm(
-            f"remove these clusters ({cluster_ids})? They may belong to another user", yes=yes
+            f"remove these clusters ({orphans.ids})? They may belong to another user", yes=yes
         )
         with phases.shown():
             runner = PhaseRunner(workspace=Workspace.of(orphans.name), reporter=phases)
             kept = cluster_down.remove_orphans(runner, orphans)
-        down_line = f"removed cluster {orphans.name!r} ({cluster_ids}); cleanup verified"
+        down_line = f"removed cluster {orphans.name!r} ({orphans.ids}); cleanup verified"
         lines = [down_line, *_kept_lines(orphans.name, kept)]
+    _show_orphans(screen, orphans, lines)
+
+
+def _show_orphans(screen: Screen, orphans: cluster_down.Orphans, lines: Iterable[str]) -> None:
+    """Show the result of a search. Raise ProvisionError if hosts could not be searched."""
+    if orphans.failures:
+        screen.partial_answer = _orphans_dict(orphans)
+        screen.note(*lines)
+    cluster_down.reject_unsearched(orphans)
     screen.result(_orphans_dict(orphans), *lines)
 
 
 def _orphans(
-    screen: Screen, phases: Phases, name: str | None, project: str | None, *, ask_password: bool
+    screen: Screen, prompts: Prompts, name: str | None, project: str | None
 ) -> cluster_down.Orphans:
-    prompts = replace(prompts_for(screen, ask_password=ask_password), reporter=phases)
     with screen.working("searching"):
         orphans = cluster_down.find_orphans(_chosen(screen, name), prompts, project=project)
     for release in pending_releases(Workspace.of(orphans.name)):
@@ -244,8 +259,13 @@ def _orphans(
 
 def _orphans_dict(orphans: cluster_down.Orphans) -> dict[str, object]:
     rows = [
-        {"cluster_id": cluster_id, "left": [asdict(resource) for resource in resources]}
-        for cluster_id, resources in orphans.clusters.items()
+        {
+            "cluster_id": orphan.id,
+            "origin": orphan.origin,
+            "running": orphan.running,
+            "left": [asdict(resource) for resource in resources],
+        }
+        for orphan, resources in orphans.clusters
     ]
     return {"cluster": orphans.name, "provider": orphans.settings.type, "orphans": rows}
 
@@ -253,11 +273,14 @@ def _orphans_dict(orphans: cluster_down.Orphans) -> dict[str, object]:
 def _orphan_lines(orphans: cluster_down.Orphans) -> Iterator[str]:
     if not orphans.clusters:
         elsewhere = " on this machine; search a cloud with -f or --project"
-        yield (
-            f"cluster {orphans.name!r} has no "
-            f"orphans{elsewhere if orphans.settings.shares_kernel else ''}"
-        )
-    for cluster_id, resources in orphans.clusters.items():
+        if orphans.failures:
+            elsewhere = " on the hosts that could be searched"
+        elif not orphans.settings.shares_kernel:
+            elsewhere = ""
+        yield f"cluster {orphans.name!r} has no orphans{elsewhere}"
+    for orphan, resources in orphans.clusters:
         cost = sum(resource.usd_per_hour or 0 for resource in resources)
-        yield f"cluster {cluster_id}" + (f", {cost:.2f} USD an hour:" if cost else ":")
+        parts = [f"cluster {orphan.id}", orphan.origin, f"{cost:.2f} USD an hour" if cost else ""]
+        yield f"{', '.join(filter(None, parts))}:"
+        yield from (f"  {line}" for line in orphan.running)
         yield from (f"  {resource}" for resource in resources)

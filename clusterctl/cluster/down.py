@@ -7,7 +7,7 @@ this machine.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,11 +30,19 @@ from clusterctl.errors import (
     Notice,
     NotUpError,
     OnlyCopyError,
+    ProvisionError,
     SchedulerError,
     TransportError,
     UsageError,
 )
-from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
+from clusterctl.providers.base import (
+    NO_PROMPTS,
+    Leftover,
+    Orphan,
+    Prompts,
+    Provider,
+    pending_releases,
+)
 from clusterctl.providers.storage import (
     KeptStorage,
     StorageRecord,
@@ -199,7 +207,7 @@ def restore_id(workspace: Workspace, provider: Provider) -> None:
     try:
         workspace.known_id()
     except MachineError:
-        ids = provider.orphans(workspace.root.name)
+        ids = [orphan.id for orphan in provider.orphans(workspace.root.name).found]
         if len(ids) > 1:
             raise
         workspace.adopt_id(*(ids or [new_id()]))
@@ -263,7 +271,7 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
     provider.destroy(cluster_id, workspace=workspace)
     left = provider.leftovers(cluster_id)
     if left:
-        fix = "run `clusterctl down` again; remove by hand the parts that still exist after that"
+        fix = "run the same command again; remove by hand the parts that still exist after that"
         raise LeftoversError(
             "parts of the cluster still exist",
             why="; ".join(map(str, left)),
@@ -457,12 +465,21 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Clusters without a workspace here. clusters: cluster id -> its machines, disks."""
+    """Clusters without a workspace here.
+
+    clusters: each cluster, with its machines and disks.
+    failures: a failure for each host that could not be searched.
+    """
 
     name: str
     settings: AnyProvider
     provider: Provider
-    clusters: Mapping[str, tuple[Leftover, ...]]
+    clusters: tuple[tuple[Orphan, tuple[Leftover, ...]], ...]
+    failures: tuple[Failure, ...]
+
+    @property
+    def ids(self) -> str:
+        return ", ".join(orphan.id for orphan, _ in self.clusters)
 
 
 def find_orphans(
@@ -480,9 +497,11 @@ def find_orphans(
     own_id = None
     with suppress(MachineError):
         own_id = Workspace.of(name).known_id()
-    ids = [cluster_id for cluster_id in provider.orphans(name) if cluster_id != own_id]
-    leftovers = {cluster_id: provider.leftovers(cluster_id) for cluster_id in ids}
-    return Orphans(name, settings, provider, leftovers)
+    search = provider.orphans(name)
+    clusters = tuple(
+        (orphan, provider.leftovers(orphan.id)) for orphan in search.found if orphan.id != own_id
+    )
+    return Orphans(name, settings, provider, clusters, search.failures)
 
 
 def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, AnyProvider]:
@@ -506,25 +525,46 @@ def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, Any
 
 
 def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
-    """Raise OnlyCopyError if there are orphans, because their files can't be listed.
-
-    Machines that the user owns keep their files and are not rejected. discard: accept the loss of
-    files.
+    """Raise OnlyCopyError if there are orphans: other people may use them, and their files can't be
+    listed. discard: accept that jobs end and files are lost.
     """
-    if orphans.clusters and not (discard or orphans.settings.adopts_hosts):
+    if not orphans.clusters or discard:
+        return
+    if orphans.settings.adopts_hosts:
+        running = [line for orphan, _ in orphans.clusters for line in orphan.running]
         raise OnlyCopyError(
-            f"cluster {', '.join(orphans.clusters)} may hold the only copy of files",
-            why="its files can't be listed: the SSH keys of its hosts were lost with its workspace",
-            fix="copy the files that you need from its hosts; then pass --discard to delete the "
-            "cluster",
+            f"cluster {orphans.ids} may be in use",
+            code="orphan-in-use",
+            why="\n".join(running)
+            or "another user, or another CLUSTERCTL_HOME, may have its records",
+            fix="if somebody else uses the cluster, let that user run `clusterctl down`; to remove "
+            "it now, pass --discard: its jobs end, and the files in users' homes stay",
+        )
+    raise OnlyCopyError(
+        f"cluster {orphans.ids} may hold the only copy of files",
+        why="its files can't be listed: the SSH keys of its hosts were lost with its workspace",
+        fix="copy the files that you need from its hosts; then pass --discard to delete the "
+        "cluster",
+    )
+
+
+def reject_unsearched(orphans: Orphans) -> None:
+    """Raise ProvisionError if hosts could not be searched, because these may have orphans."""
+    if orphans.failures:
+        raise ProvisionError.of_hosts(
+            "these hosts could not be searched for orphans: {hosts}",
+            orphans.failures,
+            code="hosts-not-searched",
+            then="then run the same command again; if a host is gone for good, remove it from the "
+            "spec",
         )
 
 
 def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> tuple[KeptStorage, ...]:
     """Remove these clusters. Return the kept storage. LeftoversError: other parts still exist."""
     runner.reporter.step("destroy")
-    for cluster_id in orphans.clusters:
-        remove_cluster(orphans.provider, cluster_id, None)
+    for orphan, _ in orphans.clusters:
+        remove_cluster(orphans.provider, orphan.id, None)
     if not orphans.settings.shares_kernel:
         return ()
     return keep_storage(runner, orphans.provider, new_record(orphans.settings, ())).value

@@ -250,6 +250,30 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True)
+class Orphan:
+    """A cluster without a workspace here.
+
+    origin: who created the cluster, where and when. Empty: unknown.
+    running: its daemons and jobs, a line for each. Empty: none was seen, or the provider can't see
+        them.
+    """
+
+    id: str
+    origin: str = ""
+    running: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanSearch:
+    """The result of a search for orphans. ``failures``: a failure for each host that could not be
+    searched.
+    """
+
+    found: tuple[Orphan, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class HostOptions:
     """Options of ``Provider.plan`` and ``Provider.apply``.
 
@@ -400,9 +424,10 @@ class Provider(ABC):
         """
 
     @abstractmethod
-    def orphans(self, name: str) -> tuple[str, ...]:
-        """Return the ids of the caller's clusters that are called ``name`` and have no workspace
-        any more.
+    def orphans(self, name: str) -> OrphanSearch:
+        """Find the caller's clusters that are called ``name`` and have no workspace any more.
+
+        On machines that other people may use for clusters, too, find the clusters of everybody.
         """
 
     @abstractmethod

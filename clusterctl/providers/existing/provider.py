@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from clusterctl.providers.attached import Attached, AttachedPlace, AttachRequest, SiteFact
-from clusterctl.providers.base import Leftover, Prompts, Provider
+from clusterctl.providers.base import Leftover, OrphanSearch, Prompts, Provider
 from clusterctl.providers.existing.attach import attach
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.facts import examine_site
@@ -44,8 +44,8 @@ class ExistingProvider(Provider):
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:  # noqa: ARG002
         return ()
 
-    def orphans(self, name: str) -> tuple[str, ...]:  # noqa: ARG002
-        return ()
+    def orphans(self, name: str) -> OrphanSearch:  # noqa: ARG002
+        return OrphanSearch()
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
         return ()

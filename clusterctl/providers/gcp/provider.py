@@ -20,6 +20,8 @@ from clusterctl.providers.base import (
     HostOptions,
     HostPlan,
     Leftover,
+    Orphan,
+    OrphanSearch,
     Prompts,
     Provider,
     Provisioned,
@@ -247,8 +249,8 @@ class GcpProvider(Provider):
         resources = orphans.find_resources(self._api, cluster_id)
         return tuple(resource.leftover for resource in resources if not resource.kept)
 
-    def orphans(self, name: str) -> tuple[str, ...]:
-        return orphans.orphan_ids(self._api, name)
+    def orphans(self, name: str) -> OrphanSearch:
+        return OrphanSearch(tuple(map(Orphan, orphans.orphan_ids(self._api, name))))
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
         return storage.find(self._api, name, users[0]) if users else ()

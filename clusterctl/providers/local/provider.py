@@ -23,6 +23,8 @@ from clusterctl.providers.base import (
     HostOptions,
     HostPlan,
     Leftover,
+    Orphan,
+    OrphanSearch,
     Prompts,
     Provider,
     Provisioned,
@@ -331,9 +333,9 @@ class LocalProvider(Provider):
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return tuple(map(Leftover, self._helper.call("look", {"id": cluster_id})["residue"]))
 
-    def orphans(self, name: str) -> tuple[str, ...]:
+    def orphans(self, name: str) -> OrphanSearch:
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
-        return tuple(c.id for c in mine if is_orphan(c))
+        return OrphanSearch(tuple(Orphan(c.id) for c in mine if is_orphan(c)))
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
         # The helper lists the kept folders of all accounts.

@@ -12,12 +12,13 @@ import getpass
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -127,6 +128,7 @@ ANSWER_S: Final = 60.0
 class Claim:
     """The cluster that a machine joins, and the public key that may log in to the machine.
 
+    origin: the first three fields of ``remote_account.ORIGIN``, for a machine that joins.
     owner: None, unless the machine itself runs clusterctl. Then clusterctl logs in to an sshd of
         its own, which the account ``uid`` may start and which has the host key in the file
         ``host_key``.
@@ -136,6 +138,7 @@ class Claim:
     cluster: str
     key: str
     owner: Mapping[str, object] | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     def request(self, do: str, host: str) -> str:
         request = {
@@ -145,7 +148,8 @@ class Claim:
             "host": host,
             "user": ADMIN_USER,
         }
-        more = {"owner": self.owner} if self.owner else {}
+        more: dict[str, object] = {"owner": self.owner} if self.owner else {}
+        more["origin"] = self.origin
         return json.dumps({**request, "number": ADMIN_ID, "key": self.key, **more})
 
 
@@ -376,7 +380,13 @@ class Login:
         """
         here = any(map(self.is_here, self.hosts))
         owner = {"uid": os.getuid(), "host_key": str(self.workspace.host_key)} if here else None
-        return Claim(cluster_id, cluster, self.workspace.public_key.read_text().strip(), owner)
+        origin = {
+            "created_by": getpass.getuser(),
+            "created_on": socket.gethostname(),
+            "created_in": str(self.workspace.root),
+        }
+        key = self.workspace.public_key.read_text().strip()
+        return Claim(cluster_id, cluster, key, owner, origin)
 
     def proxies(self, hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         """Return host -> ProxyCommand, for this machine and hosts behind a jump host. `%p` is the

@@ -35,6 +35,7 @@ from clusterctl.hosts.roles import (
 )
 from clusterctl.packages.os_packages import left_out_repositories
 from clusterctl.providers.base import address_of
+from clusterctl.providers.onprem import remote_account
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import Login, check_sudo, connect
 from clusterctl.spec.distributions import differing, distribution_of
@@ -515,11 +516,23 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
     for host, host_facts in facts.items():
         claim = parse_claim(host_facts.texts.get(CLAIM, ""))
         if claim.get("id", cluster_id) != cluster_id:
+            origin = claim_origin(claim)
             reason = f"the machine belongs to cluster {claim.get('name')!r} ({claim['id']})"
+            reason += f", {origin}" if origin else ""
             findings.append(
                 Finding(host, "error", "claimed", "the machine is in use", reason, _FIX_CLAIMED)
             )
     return tuple(findings)
+
+
+def claim_origin(claim: Mapping[str, str]) -> str:
+    """Return who created the cluster of a claim, where and when. Empty: the claim is of an earlier
+    clusterctl, which did not record it.
+    """
+    if not all(map(claim.get, remote_account.ORIGIN)):
+        return ""
+    by, machine, folder, at = map(claim.__getitem__, remote_account.ORIGIN)
+    return f"created by {by} on {machine} ({folder}) on {at}"
 
 
 def parse_claim(text: str) -> Mapping[str, str]:

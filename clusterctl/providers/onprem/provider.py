@@ -27,6 +27,7 @@ from clusterctl.providers.base import (
     HostOptions,
     HostPlan,
     Leftover,
+    OrphanSearch,
     PendingRelease,
     Prompts,
     Provider,
@@ -227,10 +228,9 @@ class OnpremProvider(Provider):
         with self._login(self._workspace) as login:
             return release.find_leftovers(login, cluster_id)
 
-    def orphans(self, name: str) -> tuple[str, ...]:
+    def orphans(self, name: str) -> OrphanSearch:
         with self._login(None) as login:
-            owners = release.claims(login).values()
-        return tuple(dict.fromkeys(c["id"] for c in owners if c.get("name") == name and "id" in c))
+            return release.find_orphans(login, name)
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
         with self._login(self._workspace) as login:

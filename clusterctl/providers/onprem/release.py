@@ -22,6 +22,8 @@ from clusterctl.hosts.roles import CLAIM
 from clusterctl.providers.base import (
     REPLACED,
     Leftover,
+    Orphan,
+    OrphanSearch,
     PendingRelease,
     address_of,
     load_known_hosts,
@@ -38,7 +40,13 @@ from clusterctl.providers.onprem.login import (
     is_installation,
     remove_account,
 )
-from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim, shared_folder
+from clusterctl.providers.onprem.members import (
+    admin_login,
+    claim_origin,
+    log_in,
+    parse_claim,
+    shared_folder,
+)
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.providers.onprem import OnpremSettings
@@ -55,7 +63,9 @@ THEN: Final = (
     "for good, pass --forget HOST"
 )
 _THEN_UP: Final = "then run `clusterctl up` again: it skips the machines that are released"
-_LIST_TRACES: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
+_SCRIPTS: Final = Path(__file__).with_name("data")
+_LIST_TRACES: Final = (_SCRIPTS / "look.sh").read_text()
+_LIST_RUNNING: Final = (_SCRIPTS / "running.sh").read_text()
 
 
 def release_all(login: Login, cluster_id: str) -> None:
@@ -149,10 +159,7 @@ def claim_on(host: str, login: Login) -> Mapping[str, str]:
     """Read a host's claim file, which names the host's cluster. Empty if the file does not
     exist.
     """
-    try:
-        return parse_claim(login.run(host, ("cat", CLAIM)))
-    except CommandError:
-        return {}
+    return parse_claim(login.run(host, ("sh", "-c", '[ ! -e "$1" ] || cat "$1"', "sh", CLAIM)))
 
 
 def _is_ours(host: str, login: Login, claim: Claim) -> bool:
@@ -199,7 +206,9 @@ def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> N
     """Restore the machines of a cluster with a lost workspace. ``login`` has a temporary
     workspace.
     """
-    claimed = {host: c for host, c in claims(login).items() if c.get("id") == cluster_id}
+    # `find_leftovers` names the hosts that do not answer.
+    claims, _ = _claims(login)
+    claimed = {host: claim for host, claim in claims.items() if claim.get("id") == cluster_id}
     if not claimed:
         return
     workspace = login.workspace
@@ -240,11 +249,37 @@ def _claimed_host(name: str, settings: OnpremSettings, login: Login) -> Host:
     )
 
 
-def claims(login: Login) -> Mapping[str, Mapping[str, str]]:
+def find_orphans(login: Login, name: str) -> OrphanSearch:
+    """Find the clusters called ``name`` that machines of ``login`` belong to, and what runs on
+    them.
+    """
+    claims, failed = _claims(login)
+    claimed = {host: claim for host, claim in claims.items() if claim.get("name") == name}
+    running, not_asked = call_on_hosts(
+        claimed, lambda host: login.run(host, ("sh", "-c", _LIST_RUNNING)).splitlines()
+    )
+    found: dict[str, Orphan] = {}
+    for host, claim in claimed.items():
+        if cluster_id := claim.get("id"):
+            orphan = found.get(cluster_id) or Orphan(cluster_id, claim_origin(claim))
+            lines = (f"{host}: {line}" for line in running.get(host, ()))
+            found[cluster_id] = replace(orphan, running=(*orphan.running, *lines))
+    failures = (
+        replace(failure, host=host, phase="look")
+        for host, exc in {**failed, **not_asked}.items()
+        for failure in exc.failures
+    )
+    return OrphanSearch(tuple(found.values()), tuple(failures))
+
+
+def _claims(
+    login: Login,
+) -> tuple[Mapping[str, Mapping[str, str]], Mapping[str, ClusterctlError]]:
+    """Return (host -> its claim, which is empty if the host belongs to no cluster; host -> error)."""
     lost = login.trust(login.hosts)
     reachable = [host for host in login.hosts if host not in lost]
-    claims_by_host, _ = call_on_hosts(reachable, lambda host: claim_on(host, login))
-    return claims_by_host
+    claims, failed = call_on_hosts(reachable, lambda host: claim_on(host, login))
+    return claims, {**lost, **failed}
 
 
 _TRACES: Final = (

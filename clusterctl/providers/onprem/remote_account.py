@@ -34,6 +34,8 @@ HOMES = "/home"
 FOREIGN = ("nfs", "nfs4", "autofs", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "9p")
 OWN_HOME = Path("/var/lib/clusterctl-admin")
 SETTLE_S = 1.0
+# Fields of CLAIM: who created the cluster, on which machine, in which folder there, and when.
+ORIGIN = ("created_by", "created_on", "created_in", "created_at")
 # On Debian, sshd needs a folder that only its service creates.
 GATE_PROGRAM = """\
 #!/bin/sh
@@ -161,6 +163,9 @@ def join(request: Dict[str, Any]) -> Dict[str, Any]:
     user = request["user"]
     is_created_here = claim_before.get("account", account(user) is None)
     claim = {key: request[key] for key in ("id", "name", "host", "user")}
+    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    origin = {"created_at": now, **request.get("origin", {})}
+    claim.update({key: claim_before.get(key, origin.get(key, "")) for key in ORIGIN})
     claim["account"] = is_created_here
     CLAIM.parent.mkdir(mode=0o755, exist_ok=True)
     changed = write(CLAIM, json.dumps(claim, indent=1, sort_keys=True) + "\n", 0o644)

@@ -10,8 +10,8 @@ import pytest
 from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
-from clusterctl.errors import OnlyCopyError, UsageError
-from clusterctl.providers.base import Leftover, Prompts
+from clusterctl.errors import Failure, OnlyCopyError, ProvisionError, UsageError
+from clusterctl.providers.base import Leftover, Orphan, OrphanSearch, Prompts
 from clusterctl.providers.storage import KeptStorage, load_all_kept
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.providers.gcp import GcpSettings
@@ -20,6 +20,7 @@ from tests.support.messages import refused
 from tests.support.providers import BareProvider
 
 DISK = Leftover("disk d-ctl in us-central1-a", 0.0125)
+ORIGIN = "created by marta on laptop"
 RULE = Leftover("firewall rule d-a1b2c3-ssh")
 SHARED = KeptStorage(cluster="d", id="a1b2c3", what="folder /a1b2c3/shared", since=7)
 
@@ -30,10 +31,14 @@ class Stub(BareProvider):
 
     clusters: dict[str, tuple[Leftover, ...]]
     destroyed: list[str] = field(default_factory=list)
+    running: tuple[str, ...] = ()
+    failures: tuple[Failure, ...] = ()
     reporter: Reporter = SILENT
 
-    def orphans(self, name: str) -> tuple[str, ...]:
-        return tuple(self.clusters) if name == "d" else ()
+    def orphans(self, name: str) -> OrphanSearch:
+        assert name == "d"
+        found = tuple(Orphan(one, ORIGIN, self.running) for one in self.clusters)
+        return OrphanSearch(found, self.failures)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return self.clusters.get(cluster_id, ())
@@ -84,7 +89,7 @@ def test_orphans_are_shown_with_their_cost_before_they_go(
     with refused("needs-confirmation", UsageError, "a1b2c3"):
         remove(yes=False)
     listed = capfd.readouterr().err
-    assert "a1b2c3, 0.01 USD" in listed
+    assert f"a1b2c3, {ORIGIN}, 0.01 USD" in listed
     assert "\n  disk d-ctl" in listed
     assert "ffffff" not in listed
     with refused("only-copy", OnlyCopyError):
@@ -112,3 +117,40 @@ def test_a_project_alone_does_not_say_which_cluster(stub: Stub) -> None:
     with refused("option-needs-option", UsageError):
         cli_down.orphans_list(Screen(json=False, color=False), project="my-project")
     assert stub.destroyed == []
+
+
+MACHINES = """
+version: 1
+name: d
+provider: {type: onprem, controller: n1, hosts: {n1: 10.0.0.1, n2: 10.0.0.2}}
+partitions: [{name: train, hosts: n2}]
+"""
+
+
+def test_orphan_on_own_machines_is_kept_without_discard_and_its_jobs_are_named(
+    stub: Stub, tmp_path: Path
+) -> None:
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text(MACHINES)
+    stub.running = ("n1: slurmctld runs", "n1: job 7 (train) of hpc is RUNNING")
+    screen = Screen(json=False, color=False, file=spec)
+    with refused("orphan-in-use", OnlyCopyError, "a1b2c3", *stub.running):
+        cli_down.orphans_remove(screen, yes=True)
+    assert stub.destroyed == []
+    cli_down.orphans_remove(screen, yes=True, discard=True)
+    assert stub.destroyed == ["a1b2c3"]
+
+
+def test_host_that_cannot_be_searched_is_an_error(
+    stub: Stub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stub.failures = (Failure("host-key", "the host key differs", "n3"),)
+    stub.clusters.clear()
+    screen = Screen(json=False, color=False)
+    for verb in (cli_down.orphans_list, cli_down.orphans_remove):
+        with refused("hosts-not-searched", ProvisionError, "n3") as caught:
+            verb(screen, "d", "my-project")
+        assert [failure.code for failure in caught.value.failures] == ["host-key"]
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "that could be searched" in shown.err

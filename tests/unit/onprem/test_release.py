@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from clusterctl.errors import CommandError, ProvisionError, TransportError, UnreachableError
+from clusterctl.errors import (
+    ClusterctlError,
+    CommandError,
+    HostKeyError,
+    ProvisionError,
+    TransportError,
+    UnreachableError,
+)
+from clusterctl.hosts.roles import CLAIM
 from clusterctl.providers.base import NO_PROMPTS
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.login import Login
+from clusterctl.providers.onprem.remote_account import ORIGIN
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -97,7 +108,7 @@ def test_orphaned_controller_keeps_its_export(
     workspace.create()
     write_atomic(workspace.trusted_hosts, f"ctl {KEY}\nn1 {KEY}\n")
     claim = {"id": "abc", "name": "own"}
-    monkeypatch.setattr(release, "claims", lambda _: {"ctl": claim, "n1": claim})
+    monkeypatch.setattr(release, "_claims", lambda _: ({"ctl": claim, "n1": claim}, {}))
     monkeypatch.setattr(release, "create_account", lambda *_: None)
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
     login = Login(settings.machines, workspace, NO_PROMPTS)
@@ -123,3 +134,41 @@ def test_joined_member_needs_same_address_and_given_host_key(
     found, silent = members.joined_members(asked, before, workspace)
     assert found == {name: before[name] for name in ("ctl", "same")}
     assert silent == {"dead": before["dead"]}
+
+
+class Asked(Login):
+    """Logins to machines, each with the text of its claim, or the error of its login."""
+
+    answers: Mapping[str, str | ClusterctlError]
+
+    def trust(self, hosts: Sequence[str], *_: Any, **__: Any) -> Mapping[str, ClusterctlError]:
+        return {name: exc for name in hosts if isinstance(exc := self.answers[name], HostKeyError)}
+
+    def run(self, host: str, argv: Sequence[str], *_: Any, **__: Any) -> str:
+        answer = self.answers[host]
+        if isinstance(answer, ClusterctlError):
+            raise answer
+        return answer if CLAIM in argv else "slurmd runs\njob 7 (train) of hpc is RUNNING\n"
+
+
+def test_orphans_name_their_jobs_and_origin_and_hosts_that_cannot_be_asked(tmp_path: Path) -> None:
+    origin = dict(zip(ORIGIN, ("marta", "laptop", "/home/marta/own", "2026-11-27"), strict=True))
+    login = Asked(
+        dict.fromkeys(["n1", "n2", "free", "new-key", "broken", "off"], OnpremHost()),
+        Workspace(tmp_path),
+    )
+    login.answers = {
+        "n1": json.dumps({"id": "abc", "name": "own", **origin}),
+        "n2": json.dumps({"id": "def", "name": "other"}),
+        "free": "",
+        "new-key": HostKeyError("the host key differs"),
+        # ssh may fail with a message that no rule explains.
+        "broken": CommandError("`cat` failed", rc=255, stderr="kex_exchange"),
+        "off": UnreachableError("no connection"),
+    }
+    search = release.find_orphans(login, "own")
+    (orphan,) = search.found
+    assert orphan.id == "abc"
+    assert all(value in orphan.origin for value in origin.values())
+    assert "n1: job 7 (train) of hpc is RUNNING" in orphan.running
+    assert [failure.host for failure in search.failures] == ["new-key", "broken", "off"]
