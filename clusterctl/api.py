@@ -157,9 +157,7 @@ class Cluster:
 
     def plan(self) -> Plan:
         """Return the changes that `up` would make."""
-        return preview(
-            ClusterContext.of(self.validate(), prompts=Prompts(password=self.become_password))
-        )
+        return preview(ClusterContext.of(self.validate(), prompts=self._prompts))
 
     def up(
         self,
@@ -228,7 +226,7 @@ class Cluster:
             out=_path(out),
             on_run=lambda run: self._note(f"collected {run.directory}"),
             gone=expand_hosts(_as_list(forget)),
-            prompts=self._prompts,
+            prompts=down.accepting_keys_of_spec(self._prompts, self._chosen, workspace),
         )
         reporter = PhaseLines(self._note)
         wait_s = 0 if no_wait else WAIT_S

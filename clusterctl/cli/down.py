@@ -107,7 +107,11 @@ def down(
         if uncollected := not_brought_home(run):
             screen.note(f"note: {uncollected}")
 
-    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    prompts = cluster_down.accepting_keys_of_spec(
+        prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key),
+        screen.chosen(),
+        workspace,
+    )
     down_options = cluster_down.DownOptions(
         **given, on_run=on_run, gone=expand_hosts(gone), prompts=prompts
     )

@@ -25,6 +25,7 @@ from clusterctl.errors import ClusterctlError, UsageError, printable
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
+    from rich.status import Status
 
     from clusterctl.jobs.watch import LogChunk
     from clusterctl.state.chosen import ChosenCluster
@@ -66,7 +67,7 @@ class Screen:
     # The console of a spinner or a progress bar. Notes are printed above it.
     _below: Console | None = None
     # The animated display, which stops during prompts.
-    live: Live | None = None
+    live: Live | Status | None = None
     # The header lines of tables, which are printed in bold.
     _heads: set[str] = field(default_factory=set)
     _logs: dict[tuple[str, int | None], LogFilter] = field(default_factory=dict)
@@ -204,8 +205,13 @@ class Screen:
             return
         pictures = _pictures()
         console = pictures.console(stderr=True, color=self.color)
-        with console.status(pictures.Text(printable(text))), self.notes_go_above(console):
-            yield
+        status = console.status(pictures.Text(printable(text)))
+        with status, self.notes_go_above(console):
+            self.live = status
+            try:
+                yield
+            finally:
+                self.live = None
 
     @contextmanager
     def still(self) -> Iterator[None]:

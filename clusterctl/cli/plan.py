@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
-from clusterctl.cli.phases import AskBecomePass, for_operators, sudo_password
+from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, for_operators, prompts_for
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.phases import provider_of
 from clusterctl.cluster.plan import Plan, preview
@@ -20,7 +20,13 @@ from clusterctl.errors import ClusterctlError, Failure, Notice, NotUpError, Usag
 from clusterctl.hosts.checks import DoctorReport, findings_as_failures
 from clusterctl.hosts.probe import GpuFacts
 from clusterctl.providers.attached import SiteFact
-from clusterctl.providers.base import HostChange, HostPlan, Prompts, Provider
+from clusterctl.providers.base import (
+    HostChange,
+    HostPlan,
+    Prompts,
+    Provider,
+    reject_unknown_keys,
+)
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
@@ -45,6 +51,7 @@ def plan(
         bool, option("List problems that would stop `up`; exit 1 if there are any.")
     ] = False,
     ask_become_pass: AskBecomePass = False,
+    accept_host_key: AcceptHostKey = None,
 ) -> int:
     """Show what `up` would change, and its cost.
 
@@ -52,11 +59,13 @@ def plan(
     and with the live hosts. Changes nothing.
     """
     spec = spec_of(screen.chosen())
+    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
     if not preflight:
-        return show_plan(screen, spec, check=check, diff=diff, ask_become_pass=ask_become_pass)
+        return show_plan(screen, spec, prompts, check=check, diff=diff)
     if check or diff:
         raise excluded("--preflight", "--check" if check else "--diff")
-    provider = _provider(spec, ask_become_pass=ask_become_pass)
+    # Unconfirmed host keys are findings.
+    provider = provider_of(spec.provider, replace(prompts, confirm=reject_unknown_keys))
     with screen.working("checking"):
         report = check_ahead(spec, Workspace.of(spec.name), provider)
     lines = report_lines(screen, report)
@@ -69,13 +78,12 @@ def plan(
 def show_plan(
     screen: Screen,
     spec: ClusterSpec,
+    prompts: Prompts,
     *,
     check: bool = False,
     diff: bool = False,
-    ask_become_pass: bool = False,
 ) -> int:
     with screen.working("comparing"):
-        prompts = Prompts(password=sudo_password(ask=ask_become_pass))
         plan = preview(ClusterContext.of(spec, prompts=prompts))
     lines = text(screen, spec, plan)
     for task in plan.tasks:
@@ -225,6 +233,7 @@ def doctor(
         bool, option("Write facts and logs to FILE.tar.gz for a bug report.")
     ] = False,
     ask_become_pass: AskBecomePass = False,
+    accept_host_key: AcceptHostKey = None,
 ) -> int:
     """Check the hosts and report problems.
 
@@ -236,7 +245,8 @@ def doctor(
     without secrets, even if some hosts do not answer.
     """
     spec = spec_of_existing(screen.chosen())
-    provider = _provider(spec, ask_become_pass=ask_become_pass)
+    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    provider = provider_of(spec.provider, prompts)
     if bundle:
         return _write_bundle(screen, spec, provider, hosts or ())
     with screen.working("checking the hosts"):
@@ -307,10 +317,6 @@ def _write_bundle(
         f"review the content (`tar -xzf {archive.file}`), then attach the archive to your report",
     )
     return 0
-
-
-def _provider(spec: ClusterSpec, *, ask_become_pass: bool) -> Provider:
-    return provider_of(spec.provider, Prompts(password=sudo_password(ask=ask_become_pass)))
 
 
 def _report_or_preflight(

@@ -82,7 +82,12 @@ def up(screen: Screen, **given: Any) -> int:
         provider_of(spec.provider).start_ahead()
     screen.note(*(f"note: {line}" for line in job_user_notes(spec, CurrentUser.current())))
     if dry_run:
-        return show_plan(screen, spec, ask_become_pass=given.get("ask_become_pass", False))
+        prompts = prompts_for(
+            screen,
+            ask_password=given.get("ask_become_pass", False),
+            accepted=given.get("accept_host_key", ()),
+        )
+        return show_plan(screen, spec, prompts)
     if "limit" in given:
         given["limit"] = expand_hosts(given["limit"])
     return bring_up(screen, spec, **given)

@@ -7,7 +7,7 @@ this machine.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +41,8 @@ from clusterctl.providers.base import (
     Orphan,
     Prompts,
     Provider,
+    fingerprint,
+    load_known_hosts,
     pending_releases,
 )
 from clusterctl.providers.storage import (
@@ -54,6 +56,8 @@ from clusterctl.providers.storage import (
 from clusterctl.providers.templates import KeptImage
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies, record_kept_copies
+from clusterctl.spec.hosts import OnpremHost
+from clusterctl.spec.load import read_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER, AnyProvider, settings_of_project
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
@@ -92,6 +96,24 @@ class DownOptions:
     on_run: Callable[[RunRecord], None] = lambda _: None
     gone: Collection[str] = ()
     prompts: Prompts = NO_PROMPTS
+
+
+def accepting_keys_of_spec(
+    prompts: Prompts, chosen: ChosenCluster, workspace: Workspace
+) -> Prompts:
+    """Return ``prompts``, which also accept host keys that the chosen spec file has and that differ
+    from those of the last `up`.
+
+    Without a readable spec file, return ``prompts`` unchanged.
+    """
+    if not workspace.adopts_hosts or chosen.name is not None or chosen.spec_file is None:
+        return prompts
+    known = {host.host_key for host in load_known_hosts(workspace).values()}
+    machines: Mapping[str, OnpremHost] = {}
+    with suppress(UsageError):
+        machines = read_spec(chosen.spec_file).provider.machines
+    keys = {machine.host_key for machine in machines.values() if machine.host_key} - known
+    return replace(prompts, accepted=(*prompts.accepted, *map(fingerprint, sorted(keys))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +264,8 @@ def collect_runs(
             options.on_run(run)
             runs.append(run)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
-        raise not_collected_error(exc, ids) from exc
+        repair = "" if runner.workspace.removing.exists() else _REPAIR
+        raise not_collected_error(exc, ids, repair=repair) from exc
     return PhaseResult(tuple(runs), f"{len(runs)} runs")
 
 
@@ -333,13 +356,20 @@ def to_discard(
     )
 
 
-def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:
+_REPAIR = "repair the cluster with `clusterctl up`, then run `down` again"
+
+
+def not_collected_error(
+    exc: ClusterctlError, discarded: Sequence[str] = (), *, repair: str = _REPAIR
+) -> CollectError:
     """Return the error for uncollected runs in `down`: which runs, why, and how to discard them.
 
     discarded: ids of jobs that the user discards already; the suggested command repeats these ids.
+    repair: how to make the runs collectable, if they are unknown. Empty: an earlier `down` has
+        begun to remove the hosts, which must not be created again.
     """
     jobs = exc.jobs if isinstance(exc, CollectError) else ()
-    remedy = exc.fix if jobs else "repair the cluster with `clusterctl up`, then run `down` again"
+    remedy = exc.fix if jobs else repair
     options = (
         [f"--discard-run {job_id}" for job_id in (*discarded, *jobs)] if jobs else ["--discard"]
     )
@@ -348,7 +378,7 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
         code="runs-not-collected",
         where=exc.where,
         why=f"job {jobs[0]}: {exc.cause}" if len(jobs) == 1 else exc.cause,
-        fix=f"{remedy}; or delete these runs: pass {' '.join(options)}",
+        fix=f"{remedy}{'; or ' if remedy else ''}delete these runs: pass {' '.join(options)}",
         failures=exc.failures if jobs else (),
     )
 

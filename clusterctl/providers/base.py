@@ -11,9 +11,11 @@ contains it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from abc import ABC, abstractmethod
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -573,13 +575,16 @@ def load_known_hosts(workspace: Workspace) -> Mapping[str, Host]:
 class OfferedKey:
     """A machine's SSH host key that the user has not confirmed yet.
 
-    title: the machine's name in known_hosts. key: `ssh-ed25519 AAAA...`. fingerprint: `SHA256:...`.
+    title: the machine's name in known_hosts. key: `ssh-ed25519 AAAA...`.
     """
 
     title: str
     address: str
     key: str
-    fingerprint: str
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.key)
 
     @property
     def kind(self) -> str:
@@ -593,8 +598,16 @@ class OfferedKey:
             f"its host key is not confirmed yet: {self.kind} {self.fingerprint}",
             self.title,
             "plan",
-            f"compare it with the output of `ssh-keygen -lf {file}` on that machine",
+            f"compare it with the output of `ssh-keygen -lf {file}` on that machine; if it is "
+            f"correct, pass --accept-host-key {self.fingerprint}, or write it into the spec as "
+            "host_key",
         )
+
+
+def fingerprint(key: str) -> str:
+    """Return the fingerprint of a host key `ssh-ed25519 AAAA...`, as ssh-keygen shows it."""
+    sha = hashlib.sha256(b64decode(key.split()[1])).digest()
+    return f"SHA256:{b64encode(sha).decode().rstrip('=')}"
 
 
 # Called with unknown host keys. Returns if the user confirms all of them; raises otherwise.
@@ -608,12 +621,8 @@ def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
     """Raise a ProvisionError that lists the keys, for commands that don't ask the user to confirm
     keys.
     """
-    then = "`clusterctl up` shows the keys and asks you to confirm them"
     raise ProvisionError.of_hosts(
-        "unknown host keys: {hosts}",
-        [key.failure for key in offered],
-        code="host-keys-unknown",
-        then=then,
+        "unknown host keys: {hosts}", [key.failure for key in offered], code="host-keys-unknown"
     )
 
 

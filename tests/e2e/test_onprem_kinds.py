@@ -163,7 +163,10 @@ def test_debian_without_a_scheduler(
             spec.write_text(
                 machines.spec(cluster_name, scheduler="none", provider={"hosts": known})
             )
-            assert cluster_name in clusterctl("-f", spec, "orphans", "remove", "--yes").stdout
+            assert (
+                cluster_name
+                in clusterctl("-f", spec, "orphans", "remove", "--yes", "--discard").stdout
+            )
             machines.host("node3").inside.sh("mv /root/ssh_host_ed25519_key* /etc/ssh/")
         assert machines.host("node1").inside.sh("ls -A ~carol | grep -x .ssh || true") == ""
         modes = machines.host("node3").inside.sh(

@@ -7,10 +7,8 @@ terminal. clusterctl writes a password for sudo only to sudo's standard input.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import subprocess
-from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -317,10 +315,7 @@ def _offered_key(peer: SshHost, config: Path) -> OfferedKey:
         # The file has a single line. Its name differs from the alias if that has capitals.
         key = next(iter(_read(shown).values()), None)
     if key is not None:
-        sha = hashlib.sha256(b64decode(key.split()[1])).digest()
-        return OfferedKey(
-            peer.title, peer.address, key, f"SHA256:{b64encode(sha).decode().rstrip('=')}"
-        )
+        return OfferedKey(peer.title, peer.address, key)
     user = next((hop.user for hop in peer.path if hop.user), "you")
     raise explain(stderr, host=peer.title, user=user, address=peer.address) or UnreachableError(
         f"no SSH server at {peer.address}",

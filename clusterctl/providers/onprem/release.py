@@ -76,6 +76,7 @@ def release_all(login: Login, cluster_id: str) -> None:
     if inventory is None:
         return
     names = [host.name for host in inventory.hosts]
+    inventory = _with_accepted_keys(inventory, login)
     write_ssh_files(inventory, login.workspace)
     claim = login.claim(cluster_id, inventory.cluster)
     login.prompts.reporter.progress(f"checking {len(names)} machines")
@@ -85,6 +86,18 @@ def release_all(login: Login, cluster_id: str) -> None:
     for host in released:
         login.prompts.reporter.progress(HostStep(host, "released", len(names)))
     raise_failures({**failed, **account_failures}, summary=NOT_RELEASED, then=THEN)
+
+
+def _with_accepted_keys(inventory: Inventory, login: Login) -> Inventory:
+    """Return the inventory with the host keys that changed and that the user accepts."""
+    remote = [host for host in inventory.hosts if host.name in login.hosts]
+    remote = [host for host in remote if not login.is_here(host.name)]
+    if not login.prompts.accepted or not remote:
+        return inventory
+    lost = login.trust([host.name for host in remote])
+    keys = {host.name: login.key_of(host.name) for host in remote if host.name not in lost}
+    hosts = (replace(host, host_key=keys.get(host.name, host.host_key)) for host in inventory.hosts)
+    return replace(inventory, hosts=tuple(hosts))
 
 
 def _release(
@@ -350,8 +363,9 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
             )
             notes.append(Notice("host-key-of-another", text))
             continue
-        # Host keys that the user confirms now belong to machines of the spec.
-        careful = replace(login.prompts, confirm=reject_unknown_keys, accepted=())
+        # Host keys that the user confirms for `up` belong to machines of the spec.
+        accepted = login.prompts.accepted if ending else ()
+        careful = replace(login.prompts, confirm=reject_unknown_keys, accepted=accepted)
         login_for_release = Login({pending.host.name: pending.machine}, pending.workspace, careful)
         try:
             _release_pending(pending, login_for_release)

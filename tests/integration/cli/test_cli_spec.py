@@ -12,7 +12,7 @@ from clusterctl.cli.plan import report_lines
 from clusterctl.errors import UsageError
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.hosts.probe import HostFacts
-from clusterctl.providers.base import OfferedKey
+from clusterctl.providers.base import OfferedKey, fingerprint
 from tests.support.messages import codes, refused
 from tests.support.verbs import Clusterctl
 from tests.unit.hosts.test_doctor import WELL
@@ -46,11 +46,11 @@ def test_missing_private_key_is_named_before_login(verb: str, cli: Clusterctl) -
 
 
 def test_host_keys_shown_before_confirmation_with_json(capsys):
-    offered = OfferedKey("n1", "10.0.0.1", "ssh-ed25519 AAAA", "SHA256:abc")
+    offered = OfferedKey("n1", "10.0.0.1", "ssh-ed25519 AAAA")
     confirm = prompts_for(Screen(json=True, color=False), ask_password=False).confirm
     with refused("host-keys-unconfirmed", UsageError):
         confirm([offered])
-    assert "SHA256:abc" in capsys.readouterr().err
+    assert fingerprint("ssh-ed25519 AAAA") in capsys.readouterr().err
 
 
 def test_machine_types_of_a_spec_are_shown(cli: Clusterctl) -> None:

@@ -49,7 +49,7 @@ def down(spec: ClusterSpec, workspace: Workspace) -> None:
         line for line in told.lines if "Terraform could not" in line or line.startswith("deleting")
     ]
     assert provider.leftovers(cluster_id) == ()
-    assert provider.orphans("demo") == ()
+    assert provider.orphans("demo").found == ()
 
 
 def only(cloud: GoogleCloud, kind: str) -> Mapping[str, Any]:

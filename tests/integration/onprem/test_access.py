@@ -17,7 +17,7 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
 )
-from clusterctl.providers.base import OfferedKey, Prompts, reject_unknown_keys
+from clusterctl.providers.base import OfferedKey, Prompts, fingerprint, reject_unknown_keys
 from clusterctl.providers.onprem.access import (
     AccessError,
     HostKeys,
@@ -94,6 +94,21 @@ def test_every_host_is_asked_and_each_failure_is_told(played: Path) -> None:
         ("d", "sudo-password"),
     ]
     raise_failures({}, summary="", then="")
+
+
+def test_explain_names_a_key_file_that_other_users_may_read() -> None:
+    """OpenSSH 9.2 then goes on without the key, so that the login is refused, too."""
+    said = (
+        "Permissions 0644 for '/home/a/.ssh/x' are too open.\n"
+        "This private key will be ignored.\n"
+        'Load key "/home/a/.ssh/x": bad permissions\n'
+        "rocky@10.0.0.9: Permission denied (publickey,password).\n"
+    )
+    error = explain(said, host="gpu9", user="rocky", address="10.0.0.9")
+    assert error is not None
+    (failure,) = error.failures
+    assert failure.code == "key-file"
+    assert "chmod 600 /home/a/.ssh/x" in failure.fix
 
 
 @pytest.mark.parametrize(
@@ -248,8 +263,10 @@ def test_unresolved_name_is_not_a_dead_machine(known: Path, tmp_path: Path) -> N
 def test_a_key_that_nobody_confirmed_is_one_of_all_that_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    key = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'K' * 43}"
+
     def offered(peer: SshHost, _: Path) -> OfferedKey:
-        return OfferedKey(peer.title, peer.address, "ssh-ed25519 AAAA", "SHA256:x")
+        return OfferedKey(peer.title, peer.address, key)
 
     monkeypatch.setattr("clusterctl.providers.onprem.access._offered_key", offered)
     keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
@@ -262,7 +279,9 @@ def test_a_key_that_nobody_confirmed_is_one_of_all_that_is_found(
         keys.trust(machines, reject_unknown_keys)
     lost = keys.trust(machines, reject_unknown_keys, find_all=True)
     assert [*lost] == ["n2"]
-    assert "SHA256:x" in lost["n2"].failures[0].cause
+    (failure,) = lost["n2"].failures
+    assert fingerprint(key) in failure.cause
+    assert f"--accept-host-key {fingerprint(key)}" in failure.fix
     assert keys.key_of("n1") == known
     with pytest.raises(KeyError):
         keys.key_of("n2")

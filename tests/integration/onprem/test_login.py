@@ -189,3 +189,50 @@ def test_interrupted_login_ends_ssh_at_once(tmp_path: Path) -> None:
     for pid in started.read_text().split():
         while Path("/proc", pid).exists():
             time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        (
+            {
+                "systemctl": "exit 0",
+                "squeue": "echo 'job 7 (train) of ada is RUNNING'",
+                "ps": "echo 'slurmstepd: [7.batch]'",
+            },
+            ["slurmctld runs", "slurmd runs", "job 7 (train) of ada is RUNNING"],
+        ),
+        (
+            {
+                "systemctl": '[ "$3" = slurmd ]',
+                "squeue": "exit 1",
+                "ps": r"printf 'slurmstepd: [%s]\n' 7.batch 7.0 7.extern",
+            },
+            ["slurmd runs", "job 7 has processes"],
+        ),
+        (
+            {
+                "systemctl": "exit 3",
+                "squeue": "exit 127",
+                "ps": "[ $3 = args= ] || echo 'ada   python -IS /s/payload/node/job.py run --files=/s'",
+            },
+            ["a job of ada has processes"],
+        ),
+        ({"systemctl": "exit 4", "squeue": "exit 127", "ps": "echo 'root  /sbin/init'"}, []),
+    ],
+    ids=["controller", "node", "no-scheduler", "free"],
+)
+def test_running_lists_daemons_and_jobs_of_a_machine(
+    tmp_path: Path, programs: dict[str, str], expected: list[str]
+) -> None:
+    for name, script in programs.items():
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    script = Path(login.__file__).with_name("data") / "running.sh"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", script], capture_output=True, text=True, check=True, env={"PATH": path}
+    )
+    assert done.stdout.splitlines() == expected
+    assert done.stderr == ""

@@ -12,7 +12,13 @@ import pytest
 from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
-from clusterctl.cluster.down import DownOptions, not_collected_error, remove_cluster, to_discard
+from clusterctl.cluster.down import (
+    DownOptions,
+    accepting_keys_of_spec,
+    not_collected_error,
+    remove_cluster,
+    to_discard,
+)
 from clusterctl.cluster.losses import DISCARDED
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import (
@@ -22,11 +28,14 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.providers.base import Leftover
+from clusterctl.providers.base import Leftover, Orphan, OrphanSearch, Prompts, fingerprint
 from clusterctl.spec.providers.local import LocalSettings
+from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused
 from tests.support.providers import BareProvider
 
@@ -111,7 +120,8 @@ def test_down_removes_a_cluster_with_damaged_records(
     """The cluster is on this machine, where it is found by its name."""
     stub = Stub(dict.fromkeys(found, (DISK,)))
     monkeypatch.setattr(down, "provider_of", lambda *_: stub)
-    monkeypatch.setattr(stub, "orphans", lambda _: found, raising=False)
+    search = OrphanSearch(tuple(map(Orphan, found)))
+    monkeypatch.setattr(stub, "orphans", lambda _: search, raising=False)
     workspace = cluster_with_runs(tmp_path)
     (workspace.root / "id").write_text("")
     workspace.inventory.write_bytes(b"")
@@ -224,7 +234,10 @@ def test_down_that_can_not_collect_names_jobs_and_remedy() -> None:
     one = CollectError("it is not known where its files are")
     one.jobs = ("5",)
     assert not_collected_error(one).why.startswith("job 5: ")
-    assert not_collected_error(UnreachableError("no answer")).fix.endswith("--discard")
+    unknown = UnreachableError("no answer")
+    assert not_collected_error(unknown).fix.endswith("--discard")
+    assert "clusterctl up" in not_collected_error(unknown).fix
+    assert "clusterctl up" not in not_collected_error(unknown, repair="").fix
 
 
 def test_damaged_record_does_not_lose_terraforms_hosts(tmp_path: Path) -> None:
@@ -235,3 +248,43 @@ def test_damaged_record_does_not_lose_terraforms_hosts(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert workspace.root.is_dir()
+
+
+OLD_KEY, NEW_KEY = (f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{letter * 43}" for letter in ("J", "K"))
+
+
+@pytest.mark.parametrize("accepted", [(), ("SHA256:x",)])
+def test_down_accepts_host_keys_of_the_spec_that_differ_from_those_of_up(
+    tmp_path: Path, accepted: tuple[str, ...]
+) -> None:
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    hosts = tuple(host_of(name, host_key=OLD_KEY) for name in ("n1", "n2"))
+    workspace.inventory.write_text(
+        inventory_of(hosts=(host_of("ctl", CONTROLLER), *hosts), provider="onprem").text
+    )
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text(
+        f"""
+version: 1
+name: d
+provider:
+  type: onprem
+  controller: ctl
+  hosts:
+    ctl: 10.0.0.1
+    n1: {{address: 10.0.0.2, host_key: {OLD_KEY}}}
+    n2: {{address: 10.0.0.3, host_key: {NEW_KEY}}}
+partitions: [{{name: train, hosts: "n[1-2]"}}]
+"""
+    )
+    workspace.access_config.touch()
+    given = Prompts(accepted=accepted)
+    chosen = ChosenCluster(spec)
+    assert accepting_keys_of_spec(given, chosen, workspace).accepted == (
+        *accepted,
+        fingerprint(NEW_KEY),
+    )
+    assert accepting_keys_of_spec(given, ChosenCluster(name="d"), workspace) == given
+    spec.write_text("torn")
+    assert accepting_keys_of_spec(given, chosen, workspace) == given

@@ -19,8 +19,8 @@ from clusterctl.errors import (
     UnreachableError,
 )
 from clusterctl.hosts.roles import CLAIM
-from clusterctl.providers.base import NO_PROMPTS
-from clusterctl.providers.onprem import members, release
+from clusterctl.providers.base import NO_PROMPTS, OfferedKey, Prompts, fingerprint
+from clusterctl.providers.onprem import access, members, release
 from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.remote_account import ORIGIN
 from clusterctl.spec.hosts import OnpremHost
@@ -172,3 +172,44 @@ def test_orphans_name_their_jobs_and_origin_and_hosts_that_cannot_be_asked(tmp_p
     assert all(value in orphan.origin for value in origin.values())
     assert "n1: job 7 (train) of hpc is RUNNING" in orphan.running
     assert [failure.host for failure in search.failures] == ["new-key", "broken", "off"]
+
+
+NEW_KEY = "ssh-ed25519 BBBB"
+
+
+@pytest.mark.parametrize("accepted", [(), (fingerprint(NEW_KEY),)], ids=["refused", "accepted"])
+def test_down_releases_a_machine_with_another_host_key_once_it_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: tuple[str, ...]
+) -> None:
+    """n3 has another host key than at the last `up`. ssh compares those in known_hosts."""
+    keys = {"ctl": KEY, "stays": KEY, "n3": NEW_KEY}
+    workspace = Workspace(tmp_path / "own")
+    workspace.create()
+    workspace.create_secrets()
+    write_atomic(workspace.inventory, inventory("stays", "n3").text)
+    write_atomic(workspace.trusted_hosts, "".join(f"{name} {KEY}\n" for name in keys))
+
+    def enter(host: str) -> Way:
+        if f"{host} {keys[host]}" not in workspace.known_hosts.read_text().splitlines():
+            raise HostKeyError("the host key differs", host=host)
+        return Way(host)
+
+    def refuse(_: Login, host: str, *__: Any, **___: Any) -> str:
+        raise HostKeyError("the host key differs", host=host)
+
+    monkeypatch.setattr(Way, "left", set())
+    monkeypatch.setattr(release, "admin_login", lambda _: enter)
+    monkeypatch.setattr(Login, "run", refuse)
+    monkeypatch.setattr(
+        access,
+        "_offered_key",
+        lambda peer, _: OfferedKey(peer.title, peer.address, keys[peer.title]),
+    )
+    machines = {name: OnpremHost(address="10.0.0.2") for name in keys}
+    login = Login(machines, workspace, Prompts(accepted=accepted))
+    if accepted:
+        release.release_all(login, "a1b2c3")
+    else:
+        with refused("hosts-unreachable", ProvisionError, "n3"):
+            release.release_all(login, "a1b2c3")
+    assert Way.left == {"ctl", "stays", *(["n3"] if accepted else [])}
