@@ -1,5 +1,5 @@
 """Ansible strategy plugin: mitogen's linear strategy, but with less work on the control host for
-each task.
+each task, and with umask 022 on the hosts.
 
 A playbook needs more processor time on the control host than on any other host. This plugin saves a
 process for each host that skips a task, includes a file or sets a variable, repeated compilation of
@@ -11,12 +11,15 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
+import os
 from types import CodeType
 from typing import Any
 
 import ansible_mitogen.loaders
 import ansible_mitogen.module_finder
+import ansible_mitogen.services
 import ansible_mitogen.strategy
+import mitogen.core
 import mitogen.master
 from ansible._internal._task import TaskContext
 from ansible.errors import AnsibleError
@@ -32,6 +35,8 @@ _WITHOUT_HOST = {
     f"ansible.builtin.{name}"
     for name in ("assert", "include_role", "include_tasks", "include_vars", "set_fact")
 }
+# Every user must be able to read what roles install, on hosts with umask 027 or 077, too.
+_UMASK = 0o022
 # New objects before a garbage collection. Python's default is 700.
 _GARBAGE = 100_000
 
@@ -48,6 +53,19 @@ def _compile(source: bytes, _name: str, mode: str) -> CodeType:
 
 ansible_mitogen.module_finder.compile = mitogen.master.compile = _compile
 gc.set_threshold(_GARBAGE)
+
+_start_connection = ansible_mitogen.services.ContextService._send_module_forwards
+
+
+def _start_with_umask(
+    service: ansible_mitogen.services.ContextService, context: mitogen.core.Context
+) -> None:
+    """Set the umask of a new process on a host, before it forks the processes of tasks."""
+    context.call_no_reply(os.umask, _UMASK)
+    _start_connection(service, context)
+
+
+ansible_mitogen.services.ContextService._send_module_forwards = _start_with_umask
 
 _Linear: Any = ansible_mitogen.loaders.strategy_loader.get("linear", class_only=True)
 

@@ -22,7 +22,7 @@ UNKNOWN = "no answer"
 _GOOD_STATES = {
     "unit": "running",
     "home": "fit",
-    **dict.fromkeys(("key", "path"), "there"),
+    **dict.fromkeys(("key", "path", "readable"), "there"),
     "absent": "absent",
     **dict.fromkeys(("alone", "rivals"), "none"),
 }
@@ -125,6 +125,8 @@ def _describe(key: str, mark: str) -> tuple[str, str]:
     if kind == "absent":
         return f"{name} existed and took precedence", "removed"
     name = _NAMES.get(kind, "{}").format(name)
+    if kind == "readable" and mark != MISSING:
+        return f"users could not read {name}", "restored"
     if kind == "unit":
         states = [state for state in mark.split() if state != "running"]
         return f"{name} was {' and '.join(states)}", "repaired" if "running" in mark else "started"

@@ -58,6 +58,7 @@ class ProbeRequest:
         authorized_keys.
     blocks: file -> first and last line of a block. alone: files that must be the only *.conf in
         their folder.
+    readable: patterns of files and folders that every user must be able to use.
     rivals: file -> pattern that no line of a later file in the folder may match. numbers: account
         -> uid.
     far_homes: homes that only the controller checks. units: unit -> files that the unit reads at
@@ -71,6 +72,7 @@ class ProbeRequest:
     files: tuple[str, ...] = ()
     blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
     openmpi: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()

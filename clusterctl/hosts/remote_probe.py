@@ -363,6 +363,21 @@ def block_mark(path: str, begin: str, end: str) -> str:
     return digest(inside.encode()) if start and stop else MISSING
 
 
+def readable_mark(pattern: str) -> str:
+    """Return `there` if all users may use the files and folders that match ``pattern``, else their
+    modes.
+    """
+    paths = [path for path in glob.glob(pattern) if os.path.exists(path)]
+    modes = {stat.S_IMODE(os.stat(path).st_mode) for path in paths}
+    unreadable = ["{:o}".format(mode) for mode in sorted(modes) if not opens_to_all(mode)]
+    return "unreadable " + " ".join(unreadable) if unreadable else "there" if modes else MISSING
+
+
+def opens_to_all(mode: int) -> bool:
+    wanted = stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)
+    return mode & wanted == wanted
+
+
 def alone_mark(path: str) -> str:
     """Return the paths of the other *.conf files in the folder of ``path``, or `none`."""
     others = sorted(
@@ -485,6 +500,7 @@ def checksums(request: Dict[str, Any], openmpi: str) -> Dict[str, str]:
     marks.update(
         {"path " + path: "there" if Path(path).exists() else MISSING for path in request["paths"]}
     )
+    marks.update({"readable " + path: readable_mark(path) for path in request["readable"]})
     marks.update(
         {"absent " + p: "there" if os.path.lexists(p) else "absent" for p in request["absent"]}
     )

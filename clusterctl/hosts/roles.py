@@ -11,8 +11,9 @@ state of the items in these files, so that `down` can restore it. Keys that only
     packages: as needed           packages depend on the host; or a list; default: the role's *_packages
     ports: {6817: slurmctld}      listening daemons by port
     drift:                        items that `up` and `plan` compare with their state after the last `up`
-      - files, blocks, paths, openmpi (files beside Open MPI's parameters), units (with the files
-        that each reads at its start), accounting (words for sacctmgr), absent (paths), alone (files
+      - files, blocks, paths, readable (patterns of files and folders that every user must be able to
+        use), openmpi (files beside Open MPI's parameters), units (with the files that each reads at
+        its start), accounting (words for sacctmgr), absent (paths), alone (files
         without another *.conf in their folder), rivals (a pattern that no line of a later file in
         the folder may match, by file)
     hint: see ...                 advice if a task of the role fails
@@ -213,6 +214,7 @@ def _probe_request(
             path: tuple(edges) for entry in drift for path, edges in entry.get("blocks", {}).items()
         },
         paths=tuple(path for entry in drift for path in entry.get("paths", ())),
+        readable=tuple(path for entry in drift for path in entry.get("readable", ())),
         openmpi=tuple(name for entry in drift for name in entry.get("openmpi", ())),
         absent=tuple(path for entry in drift for path in entry.get("absent", ())),
         alone=tuple(path for entry in drift for path in entry.get("alone", ())),

@@ -348,6 +348,8 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
     os.environ["LC_ALL"] = "C"
+    # All users read CLAIM, and sshd reads GATE_CONFIG, even if the host sets umask 077.
+    os.umask(0o022)
     try:
         with alone():
             answer = {"join": join, "leave": leave}[request["do"]](request)

@@ -151,6 +151,19 @@ def test_tasks_without_a_connection_run_without_a_process(
     assert len(callers) == 1
 
 
+def test_tasks_have_umask_022_if_the_host_has_another(
+    local_inventory: WriteInventory, tmp_path: Path
+) -> None:
+    """As with UMASK 077 in login.defs, which benchmarks of hardening ask for."""
+    run = make_run("umask.yml", local_inventory("one", folder=tmp_path))
+    umask = os.umask(0o077)
+    try:
+        report_steps(run_playbook(run), SILENT)
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "of-a-module").stat().st_mode & 0o777 == 0o755
+
+
 def test_a_playbook_that_cannot_be_read_shows_what_ansible_said(
     local_inventory: WriteInventory,
 ) -> None:

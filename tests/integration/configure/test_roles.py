@@ -182,6 +182,8 @@ def test_a_node_with_cards_gets_the_wheels_of_the_lock(
     pip = tmp_path / "env" / "bin" / "pip"
     pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n')
     pip.chmod(0o755)
+    # Left by a version that took the umask of the host.
+    pip.parent.chmod(0o750)
     gpus = tmp_path / "gpus.json"
     gpus.write_text(json.dumps({"node": {"cupy": True, "uuids": []}}))
     variables = {
@@ -204,6 +206,7 @@ def test_a_node_with_cards_gets_the_wheels_of_the_lock(
     assert (site / "cupy.py").read_text() == "version = '1.0'\n"
     assert (tmp_path / "env" / mark_of_wheels(lock)).exists()
     assert not (tmp_path / "wheelhouse").exists()
+    assert pip.parent.stat().st_mode & 0o777 == 0o755
 
 
 def scratch(tmp_path: Path, count: int) -> subprocess.CompletedProcess[str]:

@@ -176,6 +176,31 @@ def test_absent_mark_sees_a_dangling_link(tmp_path: Path) -> None:
     assert looked(asked)["checksums"] == {f"absent {stray}": "there"}
 
 
+@pytest.mark.parametrize(
+    ("file", "folder", "mark"),
+    [
+        (0o644, 0o755, "there"),
+        (0o755, 0o755, "there"),
+        (0o640, 0o755, "unreadable 640"),
+        (0o754, 0o711, "unreadable 711 754"),
+        (0o600, 0o700, "unreadable 600 700"),
+    ],
+)
+def test_readable_mark_has_the_modes_that_keep_users_out(
+    tmp_path: Path, file: int, folder: int, mark: str
+) -> None:
+    """A link counts as what it leads to; links that lead nowhere don't count."""
+    (tmp_path / "python").touch(file)
+    (tmp_path / "python").chmod(file)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin").chmod(folder)
+    (tmp_path / "python3").symlink_to("python")
+    (tmp_path / "lost").symlink_to("nowhere")
+    asked = ProbeRequest(readable=(f"{tmp_path}/*", f"{tmp_path}/none/*"))
+    marks = {f"readable {tmp_path}/*": mark, f"readable {tmp_path}/none/*": "missing"}
+    assert looked(asked)["checksums"] == marks
+
+
 def test_rivals_mark_counts_only_later_files(tmp_path: Path) -> None:
     ours = tmp_path / "60-ours.conf"
     asked = ProbeRequest(rivals={str(ours): "[*] hard (?!unlimited)"}, alone=(str(ours),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,30 @@ def test_an_account_of_before_is_let_in_with_its_own_rights(
     assert remote_account.let_in("ada", "ssh-ed25519 AAAA")
     assert (home / ".ssh/authorized_keys").stat().st_uid == (home / ".ssh").stat().st_uid == 54321
     shutil.rmtree(home)
+
+
+def test_everybody_can_read_the_claim_on_a_host_with_umask_077(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without Slurm, the folder also has the users' configuration of SSH."""
+    claim = tmp_path / "clusterctl" / "cluster.json"
+    request = {"do": "join", "id": "abc", "name": "demo", "host": "n1", "user": "root", "key": ""}
+    monkeypatch.setattr(sys, "argv", ["remote_account.py", json.dumps(request)])
+    for name in ("PATH", "LC_ALL"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(remote_account, "CLAIM", claim)
+    monkeypatch.setattr(remote_account, "alone", nullcontext)
+    for part, answer in {"let_in": False, "let_become_root": False, "allowed": []}.items():
+        monkeypatch.setattr(remote_account, part, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(remote_account.shutil, "which", lambda *_: "/usr/sbin/visudo")
+    umask = os.umask(0o077)
+    try:
+        remote_account.main()
+    finally:
+        os.umask(umask)
+    assert json.loads(capsys.readouterr().out)["ok"]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (claim.parent, claim)]
+    assert modes == [0o755, 0o644]
 
 
 def test_its_lock_is_roots_alone_and_waited_for_for_a_while(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ NOTED = {
     "absent /etc/slurm.conf": "absent",
     "alone /etc/d/ours.conf": "none",
     "rivals /etc/ours.conf": "none",
+    "readable /opt/env": "there",
 }
 
 
@@ -58,6 +59,8 @@ def test_a_host_has_drifted_unless_it_is_as_it_was_noted() -> None:
             "/etc/d/a.conf contradicted /etc/d/ours.conf: moved away",
         ),
         ("rivals /etc/ours.conf", "/x.conf", "/x.conf contradicted /etc/ours.conf: moved away"),
+        ("readable /opt/env", "unreadable 750", "users could not read /opt/env: restored"),
+        ("readable /opt/env", "missing", "/opt/env was missing: restored"),
         ("package munge", "not installed", "the package munge was missing: restored"),
         ("accounting all", "c4", "the accounting was changed: restored"),
     ],
