@@ -112,11 +112,19 @@ BUSY = (COMPUTING, TRANSFERRING, RUNNING, TRACED)
 
 
 class Process(NamedTuple):
-    """A process of the job. ``words``: its command line."""
+    """A process of the job. words: its command line. started: clock ticks since the system's
+    start.
+    """
 
     pid: int
     parent: int
     words: tuple[str, ...]
+    started: int = 0
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """A key by which older processes come first. The numbers of processes begin again."""
+        return self.started, self.pid
 
 
 class Rank(NamedTuple):
@@ -178,7 +186,9 @@ def _processes() -> Iterator[tuple[Process, dict[str, str]]]:
                 variables = dict(pairs)
             words = tuple(task.text_of(f"/proc/{name}/cmdline").split("\0")[:-1])
             if words:
-                yield Process(int(name), int(_stat(f"/proc/{name}")[1]), words), variables
+                status = _stat(f"/proc/{name}")
+                process = Process(int(name), int(status[1]), words, int(status[19]))
+                yield process, variables
 
 
 def _stat(folder: str) -> list[str]:
@@ -192,13 +202,13 @@ def main_process(processes: Sequence[Process]) -> Process:
     """
     pids = {process.pid for process in processes}
     main = min(
-        (p for p in processes if p.parent not in pids), key=lambda p: p.pid, default=processes[0]
+        (p for p in processes if p.parent not in pids), key=lambda p: p.age, default=processes[0]
     )
     while _WRAPPERS.search(main.words[0].rpartition("/")[2]):
         children = [process for process in processes if process.parent == main.pid]
         if not children:
             break
-        main = min(children, key=lambda process: process.pid)
+        main = min(children, key=lambda process: process.age)
     return main
 
 

@@ -24,7 +24,10 @@ _WRAPPERS = re.compile(r"(?:^|/)(?:bash|sh|dash|env|time|apptainer|singularity|s
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a node, with pids on this machine. machine: the name of the node's machine."""
+    """A process of a node, with pids on this machine.
+
+    machine: the name of the node's machine. started: clock ticks since this machine's start.
+    """
 
     pid: int
     name: str
@@ -32,6 +35,7 @@ class Process:
     variables: dict[str, str]
     machine: str = ""
     parent: int = 0
+    started: int = 0
 
     @classmethod
     def read(cls, pid: int, machine: str = "") -> Process:
@@ -43,10 +47,22 @@ class Process:
         words, variables = ([text for text in file.split("\0") if text] for file in texts)
         pairs = (variable.partition("=") for variable in variables)
         name = (folder / "comm").read_text().strip()
-        parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        # Fields 4 and 22 of proc_pid_stat(5).
+        status = (folder / "stat").read_text().rpartition(")")[2].split()
         return cls(
-            pid, name, tuple(words), {key: value for key, _, value in pairs}, machine, parent
+            pid,
+            name,
+            tuple(words),
+            {key: value for key, _, value in pairs},
+            machine,
+            parent=int(status[1]),
+            started=int(status[19]),
         )
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """A key by which older processes come first. The numbers of processes begin again."""
+        return self.started, self.pid
 
     @property
     def parents(self) -> Iterator[Process]:
@@ -124,7 +140,7 @@ def ranks(job: str, running: Collection[Process]) -> list[Process]:
         named = {
             process.pid: process for process in among if process.variables.get(name, "").isdigit()
         }
-        for process in () if main else sorted(named.values(), key=lambda process: process.pid):
+        for process in () if main else sorted(named.values(), key=lambda process: process.age):
             # The program may have started more processes, and any of them may have ended.
             with suppress(OSError):
                 if named.keys().isdisjoint(parent.pid for parent in process.parents):
@@ -138,7 +154,7 @@ def _program(process: Process, among: Collection[Process]) -> Process:
         children = [each for each in among if each.parent == process.pid]
         if not children:
             break
-        process = min(children, key=lambda child: child.pid)
+        process = min(children, key=lambda child: child.age)
     return process
 
 

@@ -70,6 +70,15 @@ def test_a_rank_is_the_program_and_not_its_children(started: list[subprocess.Pop
     ]
 
 
+def test_ranks_with_a_lower_pid_of_a_younger_process_finds_the_older(
+    started: list[subprocess.Popen[str]],
+) -> None:
+    """The kernel's pids begin again after the highest."""
+    program = start(started, RANK="0")
+    younger = replace(program, pid=program.pid - 1, started=program.started + 1)
+    assert ranks("7", [younger, program]) == [program]
+
+
 BATCH = (
     Process(
         1,

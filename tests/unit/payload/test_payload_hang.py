@@ -326,6 +326,13 @@ def test_rank_that_waits_for_a_gpu_at_work_does_not_wait(
     assert observed()[0].doing == doing
 
 
+def test_main_process_with_the_highest_pid_is_the_oldest() -> None:
+    """The kernel's pids begin again after the highest."""
+    program = stacks.Process(32_760, 1, ("python",), started=10)
+    younger = stacks.Process(310, 1, ("python",), started=11)
+    assert stacks.main_process([younger, program]) == program
+
+
 @pytest.mark.parametrize(
     "program", [b"", b"\x7fELF", b"\x7fELF" + b"\xff" * 200, b"#!/bin/sh\n" * 20]
 )
