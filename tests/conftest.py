@@ -100,6 +100,14 @@ def _limited(item: pytest.Item) -> Generator[None, None, None]:
 pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = _limited
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep tests from writing to the state folder of the user who runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLUSTERCTL_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def clusterctl_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty CLUSTERCTL_HOME for this session. Clusters that tests left up are taken down at its
