@@ -36,6 +36,14 @@ WRITERS = {
     "ansible.posix.mount": "path",
 }
 UNITS = ("ansible.builtin.systemd_service", "service_current")
+# Owner and mode of what belongs to a daemon; all else is root's.
+OF_DAEMONS = {
+    "/etc/munge": ("munge", "0700"),
+    "/etc/munge/munge.key": ("munge", "0400"),
+    "/etc/slurm/slurmdbd.conf": ("slurm", "0600"),
+    "/var/lib/slurm/slurmctld": ("slurm", "0755"),
+    "/var/log/slurm": ("slurm", "0755"),
+}
 # What the inventory gives every role.
 GIVEN = {
     "shared_storage_path": "/shared",
@@ -168,6 +176,49 @@ def test_what_a_role_checks_for_drift_it_gives_its_owner_back(role: str) -> None
         if "owner" not in task.get(module, {"owner": ""})
     ]
     assert lacking == []
+
+
+def modes_of(folder: Path, task: dict[str, Any], variables: dict[str, Any]) -> set[str]:
+    """The modes that fit what a task writes: folders and programs are for all to enter and to run,
+    other files for all to read. Where the role's sources are not known here, both.
+    """
+    if written_by(task).get("state") == "directory":
+        return {"0755"}
+    items = rendered(task.get("loop"), variables)
+    names = {
+        rendered(written_by(task).get("src", "-"), {**variables, "item": item})
+        for item in (items if isinstance(items, list) else ["*"])
+    }
+    if names == {"*"}:
+        return {"0644", "0755"}
+    sources = [path for name in names for path in folder.glob(f"*/{name}") if path.is_file()]
+    runs = any(path.read_bytes().startswith(b"#!") for path in sources)
+    return {"0755" if runs else "0644"}
+
+
+def written_by(task: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a module that writes; {} if the task has none."""
+    return next((task[module] for module in WRITERS if module in task), {})
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_files_of_a_role_are_roots_with_the_mode_of_their_kind(role: str) -> None:
+    """A program without its mode would not start, and a setting that only root reads would not
+    reach the daemon or the job.
+    """
+    folder = ANSIBLE / "roles" / role
+    wrong = set()
+    for variables in variables_of(folder):
+        for task in tasks_of(folder):
+            arguments = written_by(task)
+            for path in written(task, variables) if "mode" in arguments else ():
+                owner, mode = OF_DAEMONS.get(path, ("root", ""))
+                modes = {mode} if mode else modes_of(folder, task, variables)
+                found = {arguments.get(key, owner) for key in ("owner", "group")}
+                if found != {owner} or arguments["mode"] not in modes:
+                    wrong.add((path, *found, arguments["mode"]))
+    # A home belongs to its account.
+    assert {one for one in wrong if not one[0].startswith("/shared/home/*")} == set()
 
 
 @pytest.mark.parametrize("role", ROLES)
