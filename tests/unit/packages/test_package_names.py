@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import clusterctl
-from clusterctl.packages.os_packages import package_names, packages_of
+from clusterctl.packages.os_packages import asked_packages, package_names, packages_of
 from clusterctl.spec.distributions import Distribution, releases
 from clusterctl.spec.software import Software
 from clusterctl.util.assets import data_folder
@@ -187,6 +187,8 @@ def test_what_roles_ask_for_is_in_a_repository(release: str) -> None:
         assert {"chrony", "gcsfuse", "munge", "mariadb-server"} < names
         assert {slurm, f"{slurm}-ohpc"} & names
         assert any(name.startswith("python3") for name in names)
+        bundled = asked_packages(KNOWN[release], software)
+        assert any(name.startswith("apptainer") for name in bundled)
         missing |= unknown(names, release, branch)
     assert missing == set()
 
@@ -196,6 +198,59 @@ def test_units_and_files_that_roles_name_are_in_debians_packages(release: str) -
     named = named_files(KNOWN[release])
     assert {"munge.service", "/usr/sbin/slurmd", "/usr/lib/*/slurm*/mpi_*.so", "chronyc"} < named
     assert not_in_a_package(named, release) == set()
+
+
+def holders(release: str) -> dict[str, set[str]]:
+    """A unit, or a file or folder of settings -> the packages that have it."""
+    found = dict[str, set[str]]()
+    if KNOWN[release].family == "RedHat":
+        for package in packages():
+            units = [path.name for path in package.own.glob("usr/lib/systemd/system/*")]
+            for name in (*units, *package.holds.config):
+                found.setdefault(name, set()).add(package.name)
+        return found
+    for package, files in (
+        pair
+        for file in facts()
+        for one in file.get("files", ())
+        if release in one["of"]
+        for pair in one["packages"].items()
+    ):
+        for name in files.split():
+            found.setdefault(name, set()).add(package)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("release", "slurm"),
+    [
+        ("debian-12", "distribution"),
+        ("debian-13", "distribution"),
+        ("rocky-9", "distribution"),
+        ("rocky-9", "openhpc"),
+    ],
+)
+def test_each_role_asks_for_the_packages_of_its_units(release: str, slurm: str) -> None:
+    """Which another role's packages may have brought today, and no longer tomorrow."""
+    distribution = KNOWN[release]
+    software = Software.model_validate({"slurm": slurm})
+    known = holders(release)
+    seen = set()
+    lacking = set()
+    for path in data_folder("ansible").glob(f"roles/*/vars/{distribution.family}.yml"):
+        role = path.parts[-3]
+        if not any(name.endswith("_packages") for name in parsed(path)):
+            continue
+        touches = parsed(path.parents[1] / "meta/touches.yml")[f"{role}_touches"]
+        settings = {*touches.get("files", ()), *touches.get("folders", ())} - {"/etc/slurm"}
+        names = {*touches.get("units", ()), *(one for one in settings if one.startswith("/etc/"))}
+        asked = {*packages_of((role,), distribution, software)}
+        for name in names & known.keys():
+            seen.add(name)
+            if not asked & known[name]:
+                lacking.add((role, name))
+    assert {"munge.service", "mariadb.service", "chronyd.service", "slurmd.service"} < seen
+    assert lacking == set()
 
 
 def test_each_fact_says_who_says_so_and_when() -> None:
