@@ -44,6 +44,25 @@ OF_DAEMONS = {
     "/var/lib/slurm/slurmctld": ("slurm", "0755"),
     "/var/log/slurm": ("slurm", "0755"),
 }
+# Files that modules without such an argument write or remove, and those that have their path from
+# the host or the spec.
+NOT_IN_TASKS = {
+    "/etc/fstab",
+    "/etc/apt/sources.list.d/gcsfuse.sources",
+    "/etc/apt/keyrings/gcsfuse.gpg",
+    "/etc/yum.repos.d/*.repo",
+    "/etc/dnf/modules.d/nvidia-driver.module",
+    "/etc/firewalld/ipsets/clusterctl.xml",
+    "/etc/firewalld/policies/clusterctl.xml",
+    "/etc/my.cnf.d/60-clusterctl.cnf",
+    "/etc/openmpi-x86_64/*-mca-params.conf",
+    "/usr/mpi/gcc/openmpi-*/etc/*-mca-params.conf",
+    "/etc/slurm/slurm.conf",
+    "/opt/clusterctl/apptainer_*_amd64.deb",
+    "/opt/clusterctl/installed-*",
+    "/shared/home/*/.ssh/clusterctl_mpi*",
+    "firewalld.service",
+}
 # What the inventory gives every role.
 GIVEN = {
     "shared_storage_path": "/shared",
@@ -237,6 +256,37 @@ def test_what_a_role_writes_is_named(role: str) -> None:
     # A person's home is theirs: it is never taken back.
     missing = {path for path in missing if not path.startswith(("/shared/home/", "~"))}
     assert missing == set()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_a_role_names_it_writes_and_runs(role: str) -> None:
+    """Else a task was lost, or the host is checked for what no role has made."""
+    folder = ANSIBLE / "roles" / role
+    made = set()
+    for variables in variables_of(folder):
+        for task in tasks_of(folder):
+            made.update(written(task, variables))
+            # A link has its path in another argument than a file.
+            made.add(rendered(written_by(task).get("dest", ""), variables))
+            # An image has the units of all hosts disabled.
+            running = [
+                task[unit] for unit in UNITS if unit in task and task[unit].get("enabled", True)
+            ]
+            units = [rendered(each["name"], variables) for each in running if "name" in each]
+            made.update(unit if "." in unit else f"{unit}.service" for unit in units)
+    named = {*touches(role).get("files", ()), *touches(role).get("units", ())}
+    lost = {
+        one for one in named if not any(_same(one, each) for each in (made | NOT_IN_TASKS) - {"*"})
+    }
+    # A list that only Ansible can fill.
+    assert {one for one in lost if "{{" not in one} == set()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_handlers_of_a_role_are_notified(role: str) -> None:
+    folder = ANSIBLE / "roles" / role
+    handlers = {task["name"] for task in document(folder / "handlers/main.yml") or []}
+    assert handlers == {task["notify"] for task in tasks_of(folder) if "notify" in task}
 
 
 @pytest.mark.parametrize("role", ROLES)
