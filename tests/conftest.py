@@ -101,11 +101,22 @@ pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = _limited
 
 
 @pytest.fixture(scope="session", autouse=True)
-def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def state_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep tests from writing to the state folder of the user who runs them."""
+    folder = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CLUSTERCTL_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
+        patch.setenv("CLUSTERCTL_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def state_folder(
+    state_folders: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state folder of its own for each test, which clusterctl creates when it needs it."""
+    monkeypatch.setenv(
+        "CLUSTERCTL_HOME", str(state_folders / f"{abs(hash(request.node.nodeid)):x}")
+    )
 
 
 @pytest.fixture(scope="session")
