@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Generator
 
 import pytest
@@ -19,11 +20,13 @@ _STARTS = {
 }
 _guarded: pytest.Item | None = None
 _started: list[str] = []
+# Threads that earlier tests, also of tests/integration, have not ended yet.
+_earlier: set[int] = set()
 
 
 def _guard(event: str, arguments: tuple[object, ...]) -> None:
     """Record what a unit test starts, and fail the test."""
-    if event in _STARTS and _guarded is not None:
+    if event in _STARTS and _guarded is not None and threading.get_ident() not in _earlier:
         what = f"{event}{arguments[:2]!r}"
         _started.append(what)
         pytest.fail(_message([what]))
@@ -43,6 +46,9 @@ def pytest_configure() -> None:
 @pytest.hookimpl(wrapper=True)
 def _without_processes(item: pytest.Item) -> Generator[None, None, None]:
     global _guarded  # noqa: PLW0603
+    _earlier.clear()
+    _earlier.update(thread.ident or 0 for thread in threading.enumerate())
+    _earlier.discard(threading.get_ident())
     _guarded = item
     _started.clear()
     try:
