@@ -233,6 +233,31 @@ _SSH_FAILED: Final = 255
 # Rules match sudo's messages, so they must be English. Cached credentials (-k) would change the
 # messages.
 _SUDO: Final = ("env", "LC_ALL=C", "sudo", "-k")
+_ASKING: Final = ("-S", "-p", "")
+# With `requiretty`, sudo refuses a session without a terminal. This program gives the session of its
+# arguments a terminal, and leaves their stdin, stdout and stderr as they are.
+_TERMINAL: Final = """\
+import fcntl, os, pty, sys, termios
+main, end = pty.openpty()
+pid = os.fork()
+if pid == 0:
+    os.setsid()
+    fcntl.ioctl(end, termios.TIOCSCTTY, 0)
+    os.execvp(sys.argv[1], sys.argv[1:])
+os.close(end)
+sys.exit(os.waitpid(pid, 0)[1] >> 8)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sudo:
+    """How the owner runs sudo on a host.
+
+    words: the command line, up to the options for passwords. asks: sudo asks for the password.
+    """
+
+    words: Sequence[str]
+    asks: bool
 
 
 class Login:
@@ -254,8 +279,7 @@ class Login:
         self.prompts = prompts
         self._machines = machines
         self._config = workspace.access_config
-        # Host name -> whether sudo on the host asks for the password.
-        self._asks: dict[str, bool] = {}
+        self._sudo: dict[str, _Sudo] = {}
         write_atomic(self._config, access_config(machines, workspace.trusted_hosts))
         if prompts.accepted:
             workspace.confirmed.touch(mode=0o600)
@@ -314,27 +338,38 @@ class Login:
         """
         if self._machines[host].become == "none":
             return self.run(host, argv, stdin)
-        if self._wants_password(host):
-            password = f"{self.prompts.password}\n".encode()
-            return self.run(host, (*_SUDO, "-S", "-p", "", "--", *argv), password + stdin)
-        return self.run(host, (*_SUDO, "-n", "--", *argv), stdin)
+        sudo = self._sudo_of(host)
+        if sudo.asks:
+            return self.run(host, (*sudo.words, *_ASKING, "--", *argv), self._password + stdin)
+        return self.run(host, (*sudo.words, "-n", "--", *argv), stdin)
 
     def is_here(self, host: str) -> bool:
         return self._machines[host].is_here
 
-    def _wants_password(self, host: str) -> bool:
-        if host in self._asks:
-            return self._asks[host]
-        asks = False
+    @property
+    def _password(self) -> bytes:
+        return f"{self.prompts.password}\n".encode()
+
+    def _sudo_of(self, host: str) -> _Sudo:
+        if host not in self._sudo:
+            try:
+                self._sudo[host] = self._try_sudo(host, _SUDO)
+            except AccessError as exc:
+                if exc.code != "sudo-terminal":
+                    raise
+                on_terminal = (*_PYTHON, "-c", _TERMINAL, *_SUDO)
+                self._sudo[host] = self._try_sudo(host, on_terminal)
+        return self._sudo[host]
+
+    def _try_sudo(self, host: str, words: Sequence[str]) -> _Sudo:
         try:
-            self.run(host, (*_SUDO, "-n", "true"))
+            self.run(host, (*words, "-n", "true"))
         except AccessError as exc:
             if exc.code != "sudo-password" or self.prompts.password is None:
                 raise
-            self.run(host, (*_SUDO, "-S", "-p", "", "true"), f"{self.prompts.password}\n".encode())
-            asks = True
-        self._asks[host] = asks
-        return asks
+            self.run(host, (*words, *_ASKING, "true"), self._password)
+            return _Sudo(words, asks=True)
+        return _Sudo(words, asks=False)
 
     def check_keys(self, hosts: Sequence[str]) -> None:
         """Raise a UsageError if a key file in the spec is missing. With ssh-agent, FILE.pub is

@@ -233,12 +233,16 @@ def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
         script GATE, and nothing else, as root.
     """
     text = (
-        "# clusterctl's own account; `clusterctl down` removes it\n{} ALL=(ALL:ALL) NOPASSWD: ALL\n"
+        "# clusterctl's own account; `clusterctl down` removes it\n"
+        "Defaults:{0} !requiretty\n"
+        "{0} ALL=(ALL:ALL) NOPASSWD: ALL\n"
     )
     text = text.format(user)
     if owner is not None:
         make_gate(owner["host_key"])
-        text += '#{} ALL=(root) NOPASSWD: {} ""\n'.format(owner["uid"], GATE)
+        text += 'Defaults!{0} !requiretty\n#{1} ALL=(root) NOPASSWD: {0} ""\n'.format(
+            GATE, owner["uid"]
+        )
     trial = Path("/run/clusterctl-sudoers")
     write(trial, text, 0o440)
     try:

@@ -15,13 +15,20 @@ import os, subprocess, sys
 host, command = sys.argv[sys.argv.index("--") + 1 :]
 os.environ["PATH"] = {bin!r} + ":" + os.environ["PATH"]
 os.environ["PLAYED_HOST"] = host
-sys.exit(subprocess.run(["sh", "-c", command]).returncode)
+sys.exit(subprocess.run(["sh", "-c", command], start_new_session=True).returncode)
 """
 _SUDO = """\
 #!{python}
 import os, sys
 words, how = sys.argv[1:], open({folder!r} + "/" + os.environ["PLAYED_HOST"]).read().strip()
 assert "-k" in words and os.environ["LC_ALL"] == "C"
+if how.startswith("requiretty "):
+    # Its words: sudo 1.9, plugins/sudoers/sudoers.c.
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        sys.exit("sudo: sorry, you must have a tty to run sudo")
+    how = how.partition(" ")[2]
 if how == "nobody":
     sys.exit("rocky is not in the sudoers file.")
 if how != "free":
@@ -42,7 +49,9 @@ os.execvp(command[0], command)
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a file a host: `free`, `nobody`, or the password that its sudo wants."""
+    """A folder with a file a host: `free`, `nobody`, or the password that its sudo wants; after
+    `requiretty`, if sudo wants a terminal, too.
+    """
     folder = tmp_path / "hosts"
     programs = tmp_path / "bin"
     for one in (folder, programs):

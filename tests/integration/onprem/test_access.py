@@ -46,8 +46,10 @@ def access(played: Path, password: str | None = None, **hosts: str) -> Login:
 
 def test_what_is_sent_arrives_whole_with_a_password_and_without(played: Path) -> None:
     data = bytes(range(256)) * 100
-    way = access(played, PASSWORD, a="free", b=PASSWORD)
-    for host in ("a", "b"):
+    way = access(
+        played, PASSWORD, a="free", b=PASSWORD, c="requiretty free", d=f"requiretty {PASSWORD}"
+    )
+    for host in way.hosts:
         assert way.root(host, ("sha256sum",), data) == way.run(host, ("sha256sum",), data)
         assert way.root(host, ("echo", PASSWORD)) == f"{PASSWORD}\n"
 
@@ -58,6 +60,8 @@ def test_what_is_sent_arrives_whole_with_a_password_and_without(played: Path) ->
         ("other", PASSWORD, "sudo-wrong-password"),
         (PASSWORD, None, "sudo-password"),
         ("nobody", PASSWORD, "no-sudo"),
+        ("requiretty other", PASSWORD, "sudo-wrong-password"),
+        ("requiretty nobody", PASSWORD, "no-sudo"),
     ],
 )
 def test_why_root_is_out_of_reach(played: Path, how: str, password: str | None, code: str) -> None:
