@@ -52,9 +52,11 @@ def package_names(distribution: Distribution, software: Software = PLAIN) -> tup
         folder.parent.name for folder in data_folder("ansible").glob("roles/*/vars")
     } - excluded
     names = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, software)}
-    return tuple(
-        sorted(names.union(_nvidia_packages(software.nvidia, distribution), software.packages))
+    for_some_hosts = (
+        *_variables("openmpi", distribution).get("openmpi_fabric_parts", ()),
+        *_nvidia_packages(software.nvidia, distribution),
     )
+    return tuple(sorted(names.union(for_some_hosts, software.packages)))
 
 
 def asked_packages(distribution: Distribution, software: Software) -> tuple[str, ...]:

@@ -77,6 +77,39 @@ def test_a_check_names_what_is_missing_and_asks_no_repository(
     assert ("changed=0" in said) == (not missing)
 
 
+_PARTS = ["ucx-cma", "ucx-ib", "ucx-rdmacm"]
+
+
+@pytest.mark.platform("stand-in", "infiniband")
+@pytest.mark.parametrize(
+    ("adapters", "fabric", "release", "missing"),
+    [
+        (["mlx5_0"], True, "1.el9", _PARTS),
+        (["hfi1_0", "hfi1_1"], True, "2.el10_0", _PARTS),
+        ([], True, "1.el9", []),
+        # Local nodes show the adapters of their host.
+        (["mlx5_0"], False, "1.el9", []),
+        # DOCA 2.10's, as a site lists its packages: its parts are in NVIDIA's repository.
+        (["mlx5_0"], True, "1.2410068", []),
+    ],
+)
+def test_parts_of_ucx_are_installed_for_adapters_and_only_beside_the_distributions_ucx(
+    tmp_path: Path, adapters: list[str], fabric: bool, release: str, missing: list[str]
+) -> None:
+    """EL's packages: ucx-ib requires ucx of its own version and release, openmpi only ucx."""
+    program(tmp_path, "rpm", f"printf %s {release}")
+    root = tmp_path / "infiniband"
+    for name in adapters:
+        (tmp_path / "devices" / name).mkdir(parents=True)
+        root.mkdir(exist_ok=True)
+        (root / name).symlink_to(f"../devices/{name}")
+    variables = {"openmpi_adapters": str(root), "openmpi_fabric": fabric}
+    installed = {"packages": {"openmpi": [], "environment-modules": []}}
+    said = check(tmp_path, "openmpi", ROCKY | installed, **variables)
+    words = re.findall(r"would install ([\w -]+)", said)
+    assert sorted(" ".join(words).split()) == missing
+
+
 def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None:
     mirrors = {
         "epel": {"url": "http://here/epel"},
