@@ -140,7 +140,6 @@ def test_every_rule_has_a_text_that_it_is_for() -> None:
     rare = {
         "lock-file",
         "state-unwritable",
-        "preempted",
         "interrupted",
         "network-missing",
         "service-perimeter",
