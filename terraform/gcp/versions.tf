@@ -2,9 +2,11 @@ terraform {
   required_version = ">= 1.6"
 
   required_providers {
+    # One minor version for each release of clusterctl, so that colleagues who share a state have the same, and that no new
+    # version changes what is replaced. The modules' lists of `ignore_changes` are for this version.
     google = {
       source  = "hashicorp/google"
-      version = ">= 6.50, < 9.0"
+      version = "~> 8.7.0"
     }
   }
 }

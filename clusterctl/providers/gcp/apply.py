@@ -137,6 +137,37 @@ def reject_other_project(plan: Plan, project: str) -> None:
         raise UsageError(message, code="cluster-in-other-project", where=where, fix=fix)
 
 
+def reject_smaller_boot_disks(plan: Plan) -> None:
+    """Raise a UsageError if a boot disk of an existing host would have to shrink.
+
+    Terraform's provider grows boot disks in place, and asks Google to shrink them, too
+    (resource_compute_instance.go, boot_disk.0.initialize_params.0.size). Google refuses it.
+    """
+    updates = (
+        (change.before, change.after)
+        for change in plan.real_changes
+        if change.type == INSTANCE and change.action == "update" and change.before and change.after
+    )
+    smaller = [
+        str(before["name"]) for before, after in updates if _boot_gib(after) < _boot_gib(before)
+    ]
+    if smaller:
+        raise UsageError(
+            f"the boot disk of {first_few(smaller)} can't shrink",
+            code="boot-disk-smaller",
+            where="boot_disk.size",
+            why="Google only grows disks",
+            fix="restore its size; or take the cluster down first: `clusterctl down`",
+        )
+
+
+def _boot_gib(instance: Mapping[str, Any]) -> int:
+    for disk in instance.get("boot_disk") or ():
+        for parameters in disk.get("initialize_params") or ():
+            return int(parameters.get("size") or 0)
+    return 0
+
+
 def _existing(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:
     return (
         change.before for change in plan.changes if change.before and change.type.startswith(types)

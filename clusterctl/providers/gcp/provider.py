@@ -32,7 +32,7 @@ from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunne
 from clusterctl.providers.gcp.images import SHARED
 from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
-from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
+from clusterctl.providers.gcp.terraform import BACKEND_FILE, LOCK_FILE, Plan, Terraform
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.providers.templates import KeptImage
 from clusterctl.spec.common import Partition
@@ -143,6 +143,7 @@ class GcpProvider(Provider):
         plan = terraform.plan()
         apply.reject_foreign_state(plan, workspace.cluster_id())
         apply.reject_other_project(plan, self._settings.project)
+        apply.reject_smaller_boot_disks(plan)
         self._shown = (variables_digest, plan)
         order = {name: position for position, name in enumerate(_names(spec))}
         hosts = apply.host_changes(plan, costs.HostPrices.by(spec))
@@ -485,6 +486,7 @@ def _disk(disk: GcpDisk, allowed_types: Sequence[str]) -> Variables:
 
 
 _BACKEND: Final = "clusterctl_backend.tf.json"
+_VERSIONS: Final = "versions.tf"
 
 
 def has_module(folder: Path) -> bool:
@@ -523,6 +525,10 @@ def write_module(
     for path in [*folder.glob("*.tf"), *folder.glob("modules/**/*.tf")]:
         if path.relative_to(folder) not in files and not path.name.endswith("_override.tf"):
             path.unlink()
+    versions = folder / _VERSIONS
+    if versions.is_file() and versions.read_bytes() != files[Path(_VERSIONS)]:
+        # The module of another release pins another version of Google's provider.
+        (folder / LOCK_FILE).unlink(missing_ok=True)
     for inner, content in files.items():
         _write(folder / inner, content)
     for name, text in backend.items():

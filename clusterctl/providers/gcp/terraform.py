@@ -42,6 +42,8 @@ STATE_FILE: Final = "terraform.tfstate"
 # Terraform writes this file if it can't write the state.
 ERRORED_FILE: Final = "errored.tfstate"
 BACKEND_FILE: Final = "backend.tfbackend"
+# The versions and checksums of the providers that `init` has chosen.
+LOCK_FILE: Final = ".terraform.lock.hcl"
 _IMPORTS: Final = "clusterctl-adopt.tf.json"
 _PLUGIN_CACHE: Final = "TF_PLUGIN_CACHE_DIR"
 _CONFIGURATIONS: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")

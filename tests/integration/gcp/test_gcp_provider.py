@@ -200,6 +200,20 @@ def test_terraform_folder_is_updated_without_user_files(tmp_path: Path) -> None:
     assert place.stat().st_mode & 0o077 == 0
 
 
+def test_lock_file_of_another_release_is_removed_with_its_module(tmp_path: Path) -> None:
+    """Otherwise `init` refuses the version that the new module pins."""
+    place = tmp_path / "terraform"
+    provider.write_module(place, {}, None, cluster="demo")
+    lock_file = place / ".terraform.lock.hcl"
+    lock_file.touch()
+    provider.write_module(place, {}, None, cluster="demo")
+    assert lock_file.exists()
+    versions = place / "versions.tf"
+    versions.write_text(versions.read_text().replace("~> ", "~> 1"))
+    provider.write_module(place, {}, None, cluster="demo")
+    assert not lock_file.exists()
+
+
 def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
     place = tmp_path / "terraform"
     state = GcsState(bucket="team-state", prefix="hpc")

@@ -1,6 +1,6 @@
 """A Google Cloud for tests: Terraform works on it by a stand-in provider, and it is one JSON file.
 
-    cloud = GoogleCloud(tmp_path)                     # its provider serves google 8.7.0's real schema
+    cloud = GoogleCloud(tmp_path)                     # its provider serves google's real schema
     subprocess.run(["terraform", "init"], env=os.environ | cloud.env, ...)
     cloud.addresses({"demo-ctl": "10.0.3.2"})         # an instance of that name "is" that machine
     cloud.fail("quota_of_region", name="demo-train-*")   # whenever one is made
@@ -38,16 +38,13 @@ from tests.support.google.provider.world import delete
 from tests.support.google.refusals import KINDS
 from tests.support.terraform import program
 
-VERSION = "8.7.0"
 LARGEST = 64 * 1024 * 1024  # bytes of one message
 
 
 class GoogleCloud:
     """A cloud in ``folder``, whose provider Terraform finds by ``env``."""
 
-    def __init__(
-        self, folder: Path, version: str = VERSION, *, lag: int = 0, serves: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, *, lag: int = 0, serves: bool = True) -> None:
         self.folder = folder / "google-cloud"
         self.home = self.folder / "home"
         self.home.mkdir(parents=True)
@@ -57,7 +54,7 @@ class GoogleCloud:
             world["lag"] = lag
         (self.folder / "terraform.rc").write_text("disable_checkpoint = true\n")
         if serves:
-            self._serve(version)
+            self._serve()
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -161,10 +158,10 @@ class GoogleCloud:
         with self.store.change() as world:
             world["filled"].append(bucket)
 
-    def _serve(self, version: str) -> None:
+    def _serve(self) -> None:
         limits = [(f"grpc.max_{way}_message_length", LARGEST) for way in ("send", "receive")]
         self._server = grpc.server(ThreadPoolExecutor(max_workers=32), options=limits)
-        provider = Google(version, self.store)
+        provider = Google(self.store)
         self.given = provider.given
         rpc.add_ProviderServicer_to_server(provider, self._server)
         # A socket's path may be too long in a test's folder.

@@ -63,8 +63,8 @@ class Ran:
 class Module:
     """The module in ``folder``, of ``source`` if that is not the project's own."""
 
-    def __init__(self, folder: Path, *, source: Path | None = None, version: str = "8.7.0") -> None:
-        self.cloud = GoogleCloud(folder, version)
+    def __init__(self, folder: Path, *, source: Path | None = None) -> None:
+        self.cloud = GoogleCloud(folder)
         self.path = folder / "terraform"
         shutil.copytree(source or data_folder("terraform") / "gcp", self.path)
         self._good("init")

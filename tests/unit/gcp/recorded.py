@@ -88,7 +88,7 @@ class Recorded(Terraform):
 
     def __init__(self, cloud: Store, *words: Any, **options: Any) -> None:
         super().__init__(*words, **options)
-        self._cloud = Google("8.7.0", cloud)
+        self._cloud = Google(cloud)
 
     def init(self) -> None:
         """There is nothing to fetch."""

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange
-from clusterctl.providers.gcp.apply import Place, host_changes, label_for, lost_data, other_changes
+from clusterctl.providers.gcp.apply import (
+    Place,
+    host_changes,
+    label_for,
+    lost_data,
+    other_changes,
+    reject_smaller_boot_disks,
+)
 from clusterctl.providers.gcp.costs import INSTANCE, HostPrices
 from clusterctl.providers.gcp.terraform import Action, Plan, ResourceChange
 from clusterctl.providers.gcp.terraform_run import Resource, progress_text
+from tests.support.messages import refused
 
 PLACE = Place("my-project", "us-central1-a", "demo-ctl", enables_apis=True)
 
@@ -46,6 +58,24 @@ def test_a_host_is_what_it_is_and_changes_for_a_reason() -> None:
     ):
         (kept,) = host_changes(plan(change(INSTANCE, "no-op", there, there)))
         assert kept == HostChange("demo-train-1", "keep", "g2-standard-4, 1 x l4")
+
+
+@pytest.mark.parametrize(
+    ("action", "size", "is_rejected"),
+    [("update", 49, True), ("update", 51, False), ("replace", 49, False)],
+)
+def test_boot_disk_of_an_existing_host_never_shrinks(
+    action: Action, size: int, is_rejected: bool
+) -> None:
+    before, after = (
+        instance(boot_disk=[{"initialize_params": [{"size": gib}]}]) for gib in (50, size)
+    )
+    with (
+        refused("boot-disk-smaller", UsageError, "demo-train-1", where="boot_disk.size")
+        if is_rejected
+        else nullcontext()
+    ):
+        reject_smaller_boot_disks(plan(change(INSTANCE, action, before, after)))
 
 
 def test_new_machine_type_stops_controller_and_replaces_node() -> None:

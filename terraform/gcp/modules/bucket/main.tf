@@ -21,6 +21,11 @@ resource "google_storage_bucket" "cluster" {
       default_kms_key_name = encryption.value
     }
   }
+
+  lifecycle {
+    # See google_compute_instance.host of the module instance.
+    ignore_changes = [enable_object_retention, hierarchical_namespace]
+  }
 }
 
 resource "google_storage_bucket_iam_member" "host" {

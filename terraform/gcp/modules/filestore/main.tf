@@ -24,4 +24,15 @@ resource "google_filestore_instance" "shared" {
     network = var.network
     modes   = ["MODE_IPV4"]
   }
+
+  lifecycle {
+    # See google_compute_instance.host of the module instance.
+    ignore_changes = [
+      file_shares[0].source_backup,
+      file_shares[0].source_backupdr_backup,
+      initial_replication,
+      networks[0].psc_config,
+      tags,
+    ]
+  }
 }

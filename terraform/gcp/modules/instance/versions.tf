@@ -3,8 +3,7 @@ terraform {
 
   required_providers {
     google = {
-      source  = "hashicorp/google"
-      version = ">= 6.50, < 9.0"
+      source = "hashicorp/google"
     }
   }
 }

@@ -13,6 +13,11 @@ resource "google_compute_resource_policy" "compact" {
   group_placement_policy {
     collocation = "COLLOCATED"
   }
+
+  lifecycle {
+    # See google_compute_instance.host of the module instance.
+    ignore_changes = [group_placement_policy[0].gpu_topology, workload_policy]
+  }
 }
 
 module "node" {

@@ -34,6 +34,24 @@ def refused_by_google(kind: str, planned: Mapping[str, Any]) -> str | None:
     )
 
 
+def refused_update(kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> str | None:
+    """The answer to a change in place, or None if Google takes it.
+
+    A boot disk never shrinks: github.com/hashicorp/terraform-provider-google/issues/8597
+    (2021-03-03). The provider asks for it since it grows them in place: `size` of initialize_params
+    in services/compute/resource_compute_instance.go at e03b7622 has no ForceNew, and line 3185.
+    """
+    if kind != "google_compute_instance":
+        return None
+    new, old = (each["boot_disk"][0]["initialize_params"][0]["size"] for each in (planned, prior))
+    if new >= old:
+        return None
+    return (
+        f"Error updating disk: googleapi: Error 400: Invalid value for field 'sizeGb': '{new:g}'. "
+        f"New disk size '{new:g}' GiB must be larger than existing size '{old:g}' GiB., invalid"
+    )
+
+
 def _of_nat(nat: Mapping[str, Any]) -> Iterator[str]:
     least, most = (
         nat[name] if isinstance(nat[name], int | float) else None

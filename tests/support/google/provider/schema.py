@@ -12,6 +12,8 @@ from tf.gen import tfplugin_pb2 as pb
 from tf.types import Unknown
 
 SCHEMAS = Path(__file__).with_name("schemas")
+# The release of Google's provider that terraform/gcp pins.
+VERSION = "8.7.0"
 SOURCE = "registry.terraform.io/hashicorp/google"
 
 Block = Mapping[str, Any]
@@ -19,11 +21,11 @@ Trail = tuple[str | int, ...]
 
 
 @cache
-def load(version: str) -> Mapping[str, Any]:
+def load() -> Mapping[str, Any]:
     """The schemas of the provider, but for its custom endpoints, and of the resources that the
     module has.
     """
-    known: dict[str, Any] = json.loads((SCHEMAS / f"google-{version}.json").read_text())[
+    known: dict[str, Any] = json.loads((SCHEMAS / f"google-{VERSION}.json").read_text())[
         "provider_schemas"
     ][SOURCE]
     known["resource_schemas"].update(json.loads((SCHEMAS / "bucket_iam_member.json").read_text()))
@@ -31,9 +33,9 @@ def load(version: str) -> Mapping[str, Any]:
 
 
 @cache
-def answer(version: str) -> pb.GetProviderSchema.Response:
+def answer() -> pb.GetProviderSchema.Response:
     """All that Terraform asks of the schemas."""
-    known = load(version)
+    known = load()
     return pb.GetProviderSchema.Response(
         provider=_message(known["provider"]),
         resource_schemas={name: _message(each) for name, each in known["resource_schemas"].items()},
@@ -117,8 +119,8 @@ def _walked(
 
 
 def differences(before: Any, after: Any, at: Trail = ()) -> Iterator[Trail]:
-    """Where two values differ, as trails of names and indexes; a list that grew or shrank does as a
-    whole.
+    """Where two values differ, as trails of names and indexes. A list that grew or shrank does as a
+    whole, and so does all that its blocks more or less have.
     """
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in sorted({*before, *after}):
@@ -128,6 +130,14 @@ def differences(before: Any, after: Any, at: Trail = ()) -> Iterator[Trail]:
             yield from differences(old, new, (*at, index))
     elif before != after:
         yield at
+        shorter, longer = sorted((_blocks(before), _blocks(after)), key=len)
+        for index, block in enumerate(longer[len(shorter) :], start=len(shorter)):
+            yield from differences(dict.fromkeys(block), block, (*at, index))
+
+
+def _blocks(value: Any) -> list[Mapping[str, Any]]:
+    items = value if isinstance(value, list) else []
+    return [item for item in items if isinstance(item, Mapping)]
 
 
 def path(trail: Trail) -> pb.AttributePath:

@@ -35,11 +35,10 @@ class RefusedError(Exception):
 
 
 class Google(rpc.ProviderServicer):  # type: ignore[misc]
-    """Google's provider at ``version``, whose cloud is in ``store``."""
+    """Google's provider, whose cloud is in ``store``."""
 
-    def __init__(self, version: str, store: Store) -> None:
-        self.version = version
-        self.known = schema.load(version)
+    def __init__(self, store: Store) -> None:
+        self.known = schema.load()
         self.store = store
         self.stopping = threading.Event()
         self.settings: Mapping[str, Any] = {}
@@ -47,7 +46,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         self.counted: str | None = None  # the project of X-Goog-User-Project, if that is sent
 
     def GetProviderSchema(self, request: Any, context: Any) -> Any:
-        return schema.answer(self.version)
+        return schema.answer()
 
     def ValidateProviderConfig(self, request: Any, context: Any) -> Any:
         return pb.ValidateProviderConfig.Response()
@@ -187,6 +186,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             if stops and prior.get("scratch_disk"):  # its stop has no discardLocalSsd: issue 26173
                 raise RefusedError(refusals.text_of("local_ssd_stop", kind, planned))
             _refuse_settings(kind, planned)
+            if said := limits.refused_update(kind, prior, planned):
+                raise RefusedError(said)
             if kind == INSTANCE:
                 _refuse_disks(cloud, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))

@@ -42,12 +42,7 @@ def name_of(kind: str, value: Mapping[str, Any]) -> str:
 
 def forces_new(kind: str, trail: Trail) -> bool:
     """Whether Google can't change this in place."""
-    names = KNOWN["forces_new"]
-    return (
-        _under(trail, names.get(kind, []))
-        or trail[0] in names["always"]
-        or kind.endswith("_iam_member")
-    )
+    return _name(trail) in KNOWN["forces_new"].get(kind, {}) or kind.endswith("_iam_member")
 
 
 def needs_a_stop(kind: str, trail: Trail) -> bool:
@@ -56,8 +51,12 @@ def needs_a_stop(kind: str, trail: Trail) -> bool:
 
 
 def _under(trail: Trail, names: Sequence[str]) -> bool:
-    words = [step for step in trail if isinstance(step, str)]
+    words = _name(trail).split(".")
     return any(".".join(words[:length]) in names for length in range(1, len(words) + 1))
+
+
+def _name(trail: Trail) -> str:
+    return ".".join(step for step in trail if isinstance(step, str))
 
 
 def user_of(world: Mapping[str, Any], kind: str, value: Mapping[str, Any]) -> str | None:
@@ -169,9 +168,7 @@ def _as_shown(how: str, zone: str, text: Any) -> Any:
 
 
 def with_defaults(kind: str, proposed: Any) -> Any:
-    """What is asked for, with the defaults of the provider's schema, of what this version of it
-    has.
-    """
+    """What is asked for, with the defaults of the provider's schema."""
     for words, default in KNOWN["default"].get(kind, {}).items():
         proposed = at(proposed, words.split("."), partial(_or, default))
     return proposed
