@@ -7,19 +7,27 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
+import shutil
+import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from clusterctl.configure.inventory_file import BUNDLE_FOLDER, send_repository
 from clusterctl.packages import repository
+from clusterctl.packages.bundle import open_bundle
 from clusterctl.packages.os_packages import Upstream
 from clusterctl.packages.repository import RepositoryRequest
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import tree_files
+from tests.support.here import LocalTransport
+from tests.support.inventories import host_of
 from tests.support.messages import refused
+from tests.unit.packages.bundles import a_bundle
 
 Packed = Callable[..., dict[str, bytes]]
 KEY = """
@@ -167,6 +175,61 @@ def test_a_package_that_was_damaged_in_the_cache_is_fetched_anew(
     made = pack("munge")
     archive.run("sed -i 's/^999$/998/' ../kept/cache/archives/libc6*.deb")
     assert pack("munge") == made
+
+
+class Here(LocalTransport):
+    """This machine as a host that receives a bundle, in a folder whose path is as long as there."""
+
+    def __init__(self, folder: Path) -> None:
+        assert len(str(folder)) == len(BUNDLE_FOLDER)
+        self._folder = str(folder)
+
+    def _here(self, argv: Sequence[str]) -> Sequence[str]:
+        own = [word.replace(BUNDLE_FOLDER, self._folder) for word in argv]
+        return own[2:] if own[:2] == ["sudo", "-n"] else own
+
+    def _request(self, data: bytes) -> bytes:
+        return data.replace(BUNDLE_FOLDER.encode(), self._folder.encode())
+
+
+@pytest.fixture
+def received() -> Iterator[Path]:
+    folder = Path(f"/tmp/clusterctl-{secrets.token_hex(5)}")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_host_installs_from_a_bundle_whatever_release_it_prefers(
+    pack: Packed, received: Path, tmp_path: Path
+) -> None:
+    """apt reads a host's own settings after those of APT_CONFIG, and refuses to install anything
+    if they prefer a release that the bundle does not have.
+    """
+    files = {f"systems/debian-12/{path}": raw for path, raw in pack("munge").items()}
+    bundle = open_bundle(a_bundle(tmp_path / "bundle.tar", files))
+    host = host_of("a", distribution="debian-12")
+    assert send_repository(bundle, [host], lambda _: Here(received)) == ("a",)
+    assert send_repository(bundle, [host], lambda _: Here(received)) == ()
+    assert stat.S_IMODE(received.stat().st_mode) == stat.S_IRWXU
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    (parts / "50release").write_text('APT::Default-Release "stable";\n')
+    (tmp_path / "status").touch()
+    config = tmp_path / "apt.conf"
+    config.write_text(
+        f'Dir::Etc::Parts "{parts}";\nDir::State::status "{tmp_path}/status";\n'
+        f'#include "{received}/apt.conf";\n'
+    )
+    done = subprocess.run(
+        ["apt-get", "install", "--simulate", "munge"],
+        env={**os.environ, "APT_CONFIG": str(config)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    installed = re.findall(r"^Inst (\S+)", done.stdout, re.MULTILINE)
+    assert sorted(installed) == ["libc6", "libmunge2", "munge"]
 
 
 @pytest.mark.parametrize(
