@@ -88,3 +88,22 @@ def test_parameters_of_prrte_are_beside_those_of_the_package(tmp_path: Path) -> 
     configure(tmp_path, NVIDIA, openmpi_ssh="ssh -F config")
     params = (tmp_path / NVIDIA.etc / "prte-mca-params.conf").read_text()
     assert f"prte_launch_agent = {tmp_path}/orted" in params.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("installed", "started"), [(("orted",), "orted"), (("orted", "prted"), "prted")]
+)
+def test_launch_agent_starts_the_daemon_of_the_installed_open_mpi(
+    tmp_path: Path, installed: tuple[str, ...], started: str
+) -> None:
+    """Open MPI 5 calls its daemon prted; older programs may lie beside it."""
+    configure(tmp_path, NVIDIA, openmpi_ssh="ssh -F config")
+    folder = tmp_path / NVIDIA.prefix / "bin"
+    for name in installed:
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (folder / name).chmod(0o755)
+    argv = [tmp_path / "orted", "--tree", "a b"]
+    done = subprocess.run(
+        argv, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{started} --tree a b\n"
