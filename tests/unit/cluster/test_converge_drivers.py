@@ -68,7 +68,7 @@ def noted(workspace: Workspace, views: dict[str, HostReport]) -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "none"])
-def test_a_new_driver_shows_its_cards_to_the_same_up(
+def test_new_driver_shows_its_gpus_to_the_same_up(
     installed: Install, workspace: Workspace, scheduler: str
 ) -> None:
     inventory = replace(INVENTORY, scheduler=scheduler)
@@ -77,7 +77,7 @@ def test_a_new_driver_shows_its_cards_to_the_same_up(
     assert json.loads(gpus_file(SPEC, inventory, workspace, views))[ONE]["cupy"]
 
 
-def test_so_does_one_beside_a_node_that_is_new(installed: Install) -> None:
+def test_new_driver_beside_a_new_node_shows_its_gpus_to_the_same_up(installed: Install) -> None:
     new = replace(LACKS, facts=None)
     views = installed(INVENTORY, {CTL: HostReport(None, {}), ONE: LACKS, TWO: new})
     assert views[ONE] == views[TWO] == WAS
@@ -93,12 +93,12 @@ def test_gpu_added_is_a_change_unless_a_reboot_is_pending(
     assert (views[TWO], views[CTL].driver) == (WAS, Driver())
 
 
-def test_a_host_beyond_the_limit_is_left_alone(installed: Install) -> None:
+def test_host_outside_limit_gets_no_driver(installed: Install) -> None:
     views = installed(INVENTORY, {CTL: HostReport(None, {}), ONE: LACKS, TWO: LACKS}, limit=(ONE,))
     assert (views[ONE], views[TWO]) == (WAS, LACKS)
 
 
-def test_all_that_lack_the_installation_get_it_in_one_run(installed: Install) -> None:
+def test_hosts_without_the_installation_are_installed_in_one_run(installed: Install) -> None:
     new = replace(WAS, facts=None)
     ctl = HostReport(None, {})
     lacking = (CTL, ONE, TWO)
@@ -152,7 +152,7 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
 
 
 @pytest.mark.parametrize("limit", [None, (ONE,)])
-def test_a_job_keeps_the_cards_that_it_was_given_meanwhile(
+def test_failed_converge_keeps_the_gpus_of_a_running_job(
     fails: Fails, limit: tuple[str, ...] | None
 ) -> None:
     two = shows("t4", "t4")
@@ -164,8 +164,6 @@ def test_a_job_keeps_the_cards_that_it_was_given_meanwhile(
         assert fails(now, *at_work, limit=limit) == "Gres=gpu:t4:2"
 
 
-def test_the_hardware_of_a_host_that_was_recreated_is_forgotten(
-    fails: Fails, workspace: Workspace
-) -> None:
+def test_hardware_of_a_recreated_host_is_forgotten(fails: Fails, workspace: Workspace) -> None:
     fails(shows("t4", "t4"), sinfo(ONE), DRAIN, squeue())
     assert _read(workspace, recreated=[ONE]).hardware == hardware(SPEC, INVENTORY, {TWO: WAS})

@@ -106,7 +106,7 @@ def fetched(
     return fetch_gpu_wheels(cluster, INVENTORY, views)
 
 
-def test_hosts_that_show_cards_get_cupy(workspace: Workspace) -> None:
+def test_hosts_with_gpus_get_cupy(workspace: Workspace) -> None:
     plant()
     shown = views(PARTS, Driver())
     assert fetched(workspace, spec(), shown) == ()
@@ -124,7 +124,7 @@ def test_cupy_is_not_downloaded_without_gpus_or_if_disabled(workspace: Workspace
     assert '"cupy": true' not in gpus_file(spec(cupy=False), INVENTORY, workspace, views(T4, T4))
 
 
-def test_a_bundle_without_cupy_is_told_of_and_is_no_fault(workspace: Workspace) -> None:
+def test_bundle_without_cupy_gives_a_note(workspace: Workspace) -> None:
     workspace.bundle.write_text("{}")
     (note,) = fetched(workspace, spec(), views(T4, Driver()))
     assert note.code == "gpus-without-cupy"
@@ -162,7 +162,7 @@ def failure_of_two(driver: Driver, needs: Sequence[Finding] = ()) -> Failure:
     ],
     ids=["no driver", "fault"],
 )
-def test_a_host_without_the_gpus_of_its_partition_is_named(
+def test_host_without_the_gpus_of_its_partition_is_named(
     driver: Driver, why: str, fix: str
 ) -> None:
     failure = failure_of_two(driver)
@@ -172,12 +172,12 @@ def test_a_host_without_the_gpus_of_its_partition_is_named(
     reject_missing_gpus(spec(), INVENTORY, views(T4, driver), (ONE,))
 
 
-def test_a_card_in_parts_is_one(workspace: Workspace) -> None:
+def test_gpu_in_mig_mode_counts_as_one_gpu(workspace: Workspace) -> None:
     reject_missing_gpus(spec(), INVENTORY, views(T4, PARTS), INVENTORY.names)
 
 
 @pytest.mark.parametrize("code", ["fabric-manager", "fabric-not-ready"])
-def test_gpus_that_show_and_are_not_linked_are_a_failure(code: str) -> None:
+def test_gpus_without_fabric_manager_are_a_failure(code: str) -> None:
     needs = [
         Finding(TWO, "warning", code, "NVSwitches are not set up", "it does not run", "install it")
     ]
@@ -189,7 +189,7 @@ def test_gpus_that_show_and_are_not_linked_are_a_failure(code: str) -> None:
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_up_ends_with_what_it_sees_of_the_nodes_drivers(
+def test_up_fails_if_the_fabric_manager_does_not_run(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
     """Without their fabric manager GPUs show, and the proof job, which uses none, runs."""
@@ -225,7 +225,7 @@ def test_up_ends_with_what_it_sees_of_the_nodes_drivers(
         assert [(one.host, one.code) for one in caught.value.failures] == [(TWO, "fabric-manager")]
 
 
-def test_a_driver_that_waits_for_a_reboot_is_told_of_instead() -> None:
+def test_missing_gpus_with_a_pending_reboot_advise_the_reboot() -> None:
     why = "NVIDIA's driver 575.57 is there, and it is not loaded"
     fix = f"`clusterctl node reboot {TWO}`"
     needs = [Finding(TWO, "warning", "reboot-needed", "a reboot is needed", why, fix)]

@@ -78,7 +78,7 @@ def test_changed_hardware_is_applied_and_named(now: HostReport, words: str) -> N
     assert (found.notes, found.reports[ONE]) == ((), now)
 
 
-def test_another_device_file_is_a_change() -> None:
+def test_changed_device_file_of_a_gpu_is_a_change() -> None:
     gpus = (Gpu("t4", 0, minor=3),)
     found = fitted(HostReport(replace(FACTS, gpus=gpus), {}, driver=Driver(1, gpus), cards=1), ONE)
     assert found.applied.keys() == {ONE}
@@ -107,13 +107,13 @@ def test_more_memory_ends_no_job() -> None:
     assert fitted(shows("t4", memory_mib=128_000), ONE).waiting == {}
 
 
-def test_a_node_beyond_the_limit_stays_as_it_was() -> None:
+def test_node_outside_limit_keeps_its_hardware() -> None:
     found = fitted(shows("t4", "t4"), limit=(TWO,))
     assert found.waiting.keys() == {ONE}
     assert found.reports[ONE] == WAS
 
 
-def test_without_slurm_nothing_ends_a_job() -> None:
+def test_changed_hardware_without_slurm_ends_no_job() -> None:
     bare = replace(INVENTORY, scheduler="none")
     noted = hardware(SPEC, bare, {ONE: WAS})
     mpirun = MpirunClient(bare, "ada", ScriptedTransport([]), lambda _: ScriptedTransport([]))
@@ -124,7 +124,7 @@ def test_without_slurm_nothing_ends_a_job() -> None:
         assert found.waiting == {}
 
 
-def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
+def test_gpus_with_a_failed_driver_are_not_removed() -> None:
     found = fitted(failing(cards=1, fault="Driver/library version mismatch"))
     assert (found.applied, found.reports[ONE]) == ({}, WAS)
     (note,) = found.notes
@@ -135,7 +135,7 @@ def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
     assert "(was gpu:t4:1)" in gone.applied[ONE]
 
 
-def test_a_node_that_nothing_was_noted_of_has_not_changed() -> None:
+def test_node_without_recorded_hardware_has_not_changed() -> None:
     views = {ONE: shows("t4")}
     ask = partial(at_work, [ONE])
     assert node_config(SPEC, INVENTORY, views, {}, ask, concerned=(ONE,)).changes == {}
@@ -174,12 +174,12 @@ def test_node_drained_by_a_person_keeps_its_reason() -> None:
     assert asked(sinfo(ONE, TWO, state="drained"), squeue((7, "train", ONE))) == {ONE: AT_WORK}
 
 
-def test_where_slurm_does_not_answer_nothing_is_risked() -> None:
+def test_nodes_of_a_silent_slurm_count_as_busy() -> None:
     found = asked(sinfo(ONE, TWO), drain(ONE, TWO), REFUSED, resume(ONE, TWO))
     assert sorted(found) == [ONE, TWO]
     assert "slurm_load_jobs error: refused" in found[ONE]
 
 
-def test_a_look_ahead_drains_nothing() -> None:
+def test_preview_of_hardware_changes_drains_nothing() -> None:
     assert asked(sinfo(ONE, TWO), squeue((7, "train", TWO)), drain=False) == {TWO: AT_WORK}
     assert sorted(asked(sinfo(ONE, TWO), REFUSED, drain=False)) == [ONE, TWO]

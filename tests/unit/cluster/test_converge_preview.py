@@ -59,13 +59,13 @@ def test_unchanged_cluster_needs_nothing(workspace: Workspace) -> None:
     assert not [*converge.drift_of(workspace, views())]
 
 
-def test_a_host_that_drifted_is_named(workspace: Workspace) -> None:
+def test_host_that_drifted_is_named(workspace: Workspace) -> None:
     assert [*converge.drift_of(workspace, views(munge="stopped"))] == [
         Drift(ONE, "munge was stopped")
     ]
 
 
-def test_a_host_that_was_never_configured_is_named(workspace: Workspace) -> None:
+def test_host_that_was_never_configured_is_named(workspace: Workspace) -> None:
     noted = Configured.model_validate_json(workspace.configured.read_bytes())
     _record(workspace, Configured(inputs=noted.inputs, marks={CTL: FINE}))
     assert [drift.host for drift in converge.drift_of(workspace, views())] == [ONE]
@@ -83,7 +83,7 @@ def test_changed_spec_hardware_or_torn_up_outdate_all_hosts(workspace: Workspace
     assert why_outdated(workspace, views()) is converge.UNFINISHED
 
 
-def test_to_look_writes_nothing(workspace: Workspace) -> None:
+def test_preview_writes_nothing(workspace: Workspace) -> None:
     def content() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()}
 

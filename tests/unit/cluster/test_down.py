@@ -97,7 +97,7 @@ def cluster_with_runs(tmp_path: Path) -> Workspace:
         ((), True, ["2", "3"]),
     ],
 )
-def test_runs_are_given_up_by_their_jobs(
+def test_discard_runs_names_runs_by_job_id(
     tmp_path: Path, ids: tuple[str, ...], given_up: list[str], *, everything: bool
 ) -> None:
     found = to_discard(cluster_with_runs(tmp_path), ids, everything=everything)
@@ -105,7 +105,7 @@ def test_runs_are_given_up_by_their_jobs(
 
 
 @pytest.mark.parametrize("job_id", ["4", "2_1", "", "x", "--all"])
-def test_to_give_up_the_run_of_an_unknown_job_is_misuse(tmp_path: Path, job_id: str) -> None:
+def test_discard_runs_with_an_unknown_job_is_refused(tmp_path: Path, job_id: str) -> None:
     workspace = cluster_with_runs(tmp_path)
     with refused("unknown-run", UsageError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", job_id]))
@@ -155,7 +155,7 @@ def test_discarded_runs_are_journaled_and_noted(
     assert not workspace.root.exists()
 
 
-def test_what_is_discarded_is_noted_before_anything_goes(
+def test_down_records_discarded_runs_before_it_removes_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A `down` that is killed then leaves the note, and the next goes on."""
@@ -182,7 +182,7 @@ def test_what_is_discarded_is_noted_before_anything_goes(
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_failed_down_counts_as_begun_only_if_hosts_are_gone(
+def test_failed_down_is_marked_as_removing_only_if_hosts_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, removed: bool
 ) -> None:
     monkeypatch.setattr(down, "provider_of", lambda *_: Stub({"ffffff": (DISK,)}, stubborn=True))
@@ -194,7 +194,7 @@ def test_failed_down_counts_as_begun_only_if_hosts_are_gone(
 
 
 @pytest.mark.parametrize("json", [True, False])
-def test_a_down_that_is_refused_says_which_runs_it_has_collected(
+def test_refused_down_lists_the_runs_that_it_collected(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -240,7 +240,7 @@ def test_down_that_can_not_collect_names_jobs_and_remedy() -> None:
     assert "clusterctl up" not in not_collected_error(unknown, repair="").fix
 
 
-def test_damaged_record_does_not_lose_terraforms_hosts(tmp_path: Path) -> None:
+def test_down_with_a_damaged_spec_keeps_the_terraform_state(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.spec.write_text("torn")

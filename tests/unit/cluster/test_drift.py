@@ -37,7 +37,7 @@ NOTED = {
 }
 
 
-def test_a_host_has_drifted_unless_it_is_as_it_was_noted() -> None:
+def test_host_drifts_unless_its_marks_are_recorded() -> None:
     assert drifted(NOTED, NOTED) == ()
     assert hosts_with_drift({"d-ctl": NOTED}, {"d-ctl": NOTED}) == ()
     assert hosts_with_drift({}, {"d-ctl": NOTED}) == ("d-ctl",)
@@ -71,7 +71,7 @@ def test_repairs_name_what_was_restored(key: str, mark: str, told: str) -> None:
     assert [str(one) for one in repairs_of("d-ctl", NOTED, before, NOTED)] == [f"d-ctl: {told}"]
 
 
-def test_a_bad_state_is_drift_even_if_it_was_noted() -> None:
+def test_stopped_unit_is_drift_even_if_recorded() -> None:
     stopped = {**NOTED, "unit slurmd": "stopped"}
     assert drifted(stopped, stopped) == ("unit slurmd",)
 
@@ -81,7 +81,7 @@ def test_repairs_omit_what_configuring_left() -> None:
     assert repairs_of("d-ctl", NOTED, before, before) == []
 
 
-def test_a_new_user_has_not_drifted() -> None:
+def test_new_user_has_not_drifted() -> None:
     before = {**NOTED, "user bob": "missing"}
     after = {**NOTED, "user bob": "2002:2002 bob /shared/home/bob /bin/bash"}
     assert drifted(NOTED, before) == ("user bob",)
@@ -94,7 +94,7 @@ def test_repairs_name_a_restart_only_without_a_changed_file() -> None:
     assert told == [Drift("d-ctl", "/etc/munge/munge.key was changed", "restored")]
 
 
-def test_a_user_who_is_gone_has_a_home_that_is_not_theirs() -> None:
+def test_repairs_of_a_missing_user_name_the_account() -> None:
     noted = {**NOTED, "home ada": "fit"}
     before = {**noted, "user ada": "missing", "home ada": "missing"}
     assert ["account ada" in one.what for one in repairs_of("d-ctl", noted, before, noted)] == [
@@ -108,7 +108,7 @@ def test_mark_without_answer_is_drift_but_not_reported() -> None:
     assert repairs_of("d-ctl", NOTED, before, NOTED) == []
 
 
-def test_slurms_own_files_concern_all_nodes() -> None:
+def test_touches_slurm_is_true_for_files_of_slurm() -> None:
     assert touches_slurm(["file /etc/slurm/slurm.conf"])
     assert not touches_slurm(["file /etc/munge/munge.key", "unit slurmctld"])
 

@@ -148,7 +148,7 @@ def look_ahead(
         return impact_of(context(wanted, Hosts(sizes, alive)), was, HostPlan(hosts), slurm)
 
 
-def test_a_look_ahead_drains_nothing_and_ends_nothing() -> None:
+def test_look_ahead_drains_nothing_and_ends_nothing() -> None:
     sizes = {ONE: Size(2, 8000)}
     asked = sinfo(ONE, TWO), squeue((7, "train", TWO), (8, "train", ONE))
     found = look_ahead(spec(train(1)), before(ONE, TWO), sizes, *asked)
@@ -206,7 +206,7 @@ def test_replaced_controller_ends_all_jobs() -> None:
     assert len(found.affected) == 2
 
 
-def test_a_look_ahead_says_what_is_not_known() -> None:
+def test_look_ahead_without_an_answer_of_slurm_is_unknown() -> None:
     away = Step(("sinfo", "..."), error=UnreachableError("no answer"))
     found = look_ahead(spec(train(1)), before(ONE, TWO), {}, away)
     assert found.unknown == "no answer"
@@ -216,11 +216,11 @@ def test_a_look_ahead_says_what_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("was", [(ONE, TWO), (ONE,)])
-def test_without_a_change_or_for_new_nodes_nobody_is_asked(was: tuple[str, ...]) -> None:
+def test_impact_of_no_change_does_not_ask_slurm(was: tuple[str, ...]) -> None:
     assert look(spec(train(2)), before(*was), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == NOTHING
 
 
-def test_a_node_at_work_keeps_what_the_spec_leaves_to_us() -> None:
+def test_busy_node_keeps_its_default_size() -> None:
     sizes = {ONE: Size(2, 8000)}
     idle = look(spec(train(1)), before(ONE), sizes, sinfo(ONE), squeue())
     assert idle == NOTHING
@@ -230,7 +230,7 @@ def test_a_node_at_work_keeps_what_the_spec_leaves_to_us() -> None:
     assert note.startswith(f"{ONE} keeps 1 CPU and 3.9GiB")
 
 
-def test_a_node_whose_jobs_end_gets_its_new_size() -> None:
+def test_node_whose_jobs_end_gets_its_new_size() -> None:
     asked = sinfo(ONE, TWO), squeue((7, "train", f"{ONE},{TWO}"))
     found = look_ahead(spec(train(1)), before(ONE, TWO), {ONE: Size(2, 8000)}, *asked)
     assert ([one.job.id for one in found.affected], found.keep) == (["7"], {})
@@ -244,7 +244,7 @@ def test_leaving_node_with_job_is_rejected_and_resumed() -> None:
     assert "--force" in caught.value.fix
 
 
-def test_a_node_that_leaves_idle_takes_no_new_job() -> None:
+def test_leaving_idle_node_is_drained() -> None:
     asked = sinfo(ONE, TWO), DRAIN, squeue((8, "train", ONE))
     assert look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked) == NOTHING
 
@@ -295,7 +295,7 @@ def test_impact_partition_of_slurm_extra_keeps_its_jobs() -> None:
     assert look_ahead(wanted, before(ONE, TWO), {ONE: Size(1, 4000)}, *asked).affected == ()
 
 
-def test_a_job_that_waits_in_a_partition_that_goes_is_named() -> None:
+def test_waiting_job_of_a_removed_partition_is_named() -> None:
     jobs = squeue((7, "old", ""), (8, "old,train", ""), (9, "train", ""))
     asked = sinfo(ONE), jobs, required("7|", "8|", "9|")
     with pytest.raises(UsageError) as caught:
@@ -311,7 +311,7 @@ def test_a_job_that_waits_in_a_partition_that_goes_is_named() -> None:
         ({"memory": "1GiB"}, Size(1, 1024), "gets 1 CPU, 1GiB of memory instead of 1 CPU"),
     ],
 )
-def test_a_size_that_the_spec_says_and_a_job_cannot_bear(
+def test_size_below_the_use_of_running_jobs_is_refused(
     more: dict[str, Any], size: Size, why: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -325,7 +325,7 @@ def test_a_size_that_the_spec_says_and_a_job_cannot_bear(
     assert why in caught.value.why
 
 
-def test_memory_that_jobs_leave_free_may_go() -> None:
+def test_memory_that_no_job_uses_may_be_removed() -> None:
     asked = sinfo(ONE, allocated=1000), squeue((7, "train", ONE))
     assert look(spec(train(1, memory="1GiB")), before(ONE), {ONE: Size(1, 1024)}, *asked) == NOTHING
 
@@ -339,13 +339,13 @@ def test_silent_controller_means_unknown_jobs_if_nodes_live(error: ClusterctlErr
 
 
 @pytest.mark.parametrize("error", [SlurmError("away"), UnreachableError("no")])
-def test_nodes_that_may_not_go_are_used_on(error: ClusterctlError) -> None:
+def test_nodes_are_resumed_if_jobs_are_unknown(error: ClusterctlError) -> None:
     asked = sinfo(ONE, TWO), DRAIN, Step(("squeue", "..."), error=error), RESUME
     with rejected("jobs-unknown", UsageError):
         look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked)
 
 
-def test_a_node_that_slurm_does_not_drain_is_not_removed() -> None:
+def test_node_that_slurm_does_not_drain_is_not_removed() -> None:
     refused = Step(DRAIN.argv, stderr="slurm_update error", rc=1)
     with rejected("jobs-unknown", UsageError):
         look(
@@ -353,7 +353,7 @@ def test_a_node_that_slurm_does_not_drain_is_not_removed() -> None:
         )
 
 
-def test_a_uid_that_is_another_users_is_refused() -> None:
+def test_uid_of_another_user_is_refused() -> None:
     accounts = "root:x:0:0:root:/root:/bin/sh\nada:x:2001:2001::/shared/home/ada:/bin/bash\n"
     reject_taken_uids(spec(train(1), ada=2001, bob=2002), accounts)
     reject_taken_uids(spec(train(1), ada=2003), accounts)

@@ -90,7 +90,9 @@ def test_kept_storage_is_reused_if_the_spec_keeps_storage() -> None:
         ([("new", 1003), ("bob", 1001)], ("bob", "1001", "1002")),
     ],
 )
-def test_files_do_not_change_hands(users: list[tuple[str, int]], whose: tuple[str, ...]) -> None:
+def test_kept_storage_is_refused_for_other_users(
+    users: list[tuple[str, int]], whose: tuple[str, ...]
+) -> None:
     with refused("storage-users-differ", UsageError, *whose, "storage remove d"):
         choose_storage_to_reuse(spec(*users), [kept(ada=1001, bob=1002)])
 
@@ -174,7 +176,7 @@ def cluster(*, keep: bool) -> PhaseRunner:
     return PhaseRunner(workspace=workspace)
 
 
-def test_down_leaves_it_and_notes_where(home: Path, stub: Stub) -> None:
+def test_down_with_keep_records_the_kept_storage(home: Path, stub: Stub) -> None:
     done = down.down(cluster(keep=True), DownOptions())
     assert done.kept == (DISK,)
     assert list(load_all_kept()) == [DISK]
@@ -211,7 +213,7 @@ def test_list_of_copies_stays_while_storage_is_kept(home: Path, stub: Stub, how:
     assert {path.name for path in home.iterdir()} <= {DISCARDED, ".d.lock"}
 
 
-def test_copies_are_recorded_in_a_copy_of_the_workspace_too(home: Path) -> None:
+def test_copies_are_recorded_in_a_temporary_workspace(home: Path) -> None:
     """Where the disk takes nothing more, `down` looks by that."""
     workspace = cluster(keep=True).workspace
     sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
@@ -226,7 +228,7 @@ def test_copies_are_recorded_in_a_copy_of_the_workspace_too(home: Path) -> None:
 
 
 @pytest.mark.parametrize("was_up", [True, False])
-def test_without_keep_only_an_earlier_up_can_have_asked_for_any(
+def test_down_without_keep_keeps_storage_only_if_up_did_not_finish(
     home: Path, stub: Stub, *, was_up: bool
 ) -> None:
     """Nobody has looked at the storage that an `up` took up which then failed."""
@@ -241,7 +243,7 @@ def test_without_keep_only_an_earlier_up_can_have_asked_for_any(
     assert list(load_all_kept()) == ([] if was_up else [DISK])
 
 
-def test_a_down_forgets_no_storage_that_is_kept_elsewhere(home: Path, stub: Stub) -> None:
+def test_down_keeps_the_record_of_storage_at_another_place(home: Path, stub: Stub) -> None:
     noted = StorageRecord(provider=OTHER_PLACE, users=("ada",), kept=(DISK,))
     save_record("d", noted)
     stub.storage = []
@@ -253,7 +255,7 @@ def screen_verb(verb: Callable[..., None], **flags: bool) -> None:
     verb(Screen(json=False, color=False), "d", **flags)
 
 
-def test_removing_storage_needs_discard_and_a_yes(
+def test_storage_remove_needs_discard_and_confirmation(
     home: Path, stub: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nobody can look at what is on it."""
@@ -275,7 +277,7 @@ def test_removing_storage_needs_discard_and_a_yes(
         screen_verb(cli_down.storage_remove, yes=True, discard=True)
 
 
-def test_homes_on_machines_of_the_users_own_are_to_be_copied(stub: Stub) -> None:
+def test_onprem_homes_are_only_copies(stub: Stub) -> None:
     left = StorageRecord(provider=OnpremSettings.model_validate(OWN), kept=())
     storage = down.Storage("d", stub, left, (DISK,))  # type: ignore[arg-type]
     with refused("only-copy", OnlyCopyError) as caught:
@@ -283,7 +285,7 @@ def test_homes_on_machines_of_the_users_own_are_to_be_copied(stub: Stub) -> None
     assert "collect" not in caught.value.fix
 
 
-def test_storage_that_a_cluster_has_stays(home: Path, stub: Stub) -> None:
+def test_storage_remove_refuses_storage_in_use(home: Path, stub: Stub) -> None:
     save_record("d", StorageRecord(provider=LocalSettings(), kept=(DISK,)))
     stub.refuses = UsageError("a cluster 'd' has it", code="storage-in-use")
     with refused("storage-in-use"):
@@ -296,14 +298,14 @@ def test_storage_that_a_cluster_has_stays(home: Path, stub: Stub) -> None:
     assert list(load_all_kept()) == [DISK]
 
 
-def test_storage_that_was_removed_by_hand_loses_its_record(home: Path, stub: Stub) -> None:
+def test_record_of_manually_removed_storage_is_deleted(home: Path, stub: Stub) -> None:
     save_record("d", StorageRecord(provider=LocalSettings(), kept=(DISK,)))
     stub.storage = []
     screen_verb(cli_down.storage_remove)
     assert load_record("d") is None
 
 
-def test_a_cluster_that_is_up_keeps_the_record_of_copies(
+def test_cluster_that_is_up_keeps_the_record_of_copies(
     home: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the only one that is up, so its spec says where to look; no storage was kept before
@@ -321,7 +323,7 @@ def test_a_cluster_that_is_up_keeps_the_record_of_copies(
     assert list(read_copies(workspace)) == [sent]
 
 
-def test_since_when_it_is_kept_is_noted(home: Path, stub: Stub) -> None:
+def test_down_records_the_date_of_kept_storage(home: Path, stub: Stub) -> None:
     stub.storage = [DISK.model_copy(update={"since": None})]
     (kept,) = down.down(cluster(keep=True), DownOptions()).kept
     assert [kept] == list(load_all_kept())

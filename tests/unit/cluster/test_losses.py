@@ -193,7 +193,7 @@ def discarded(stage: Stage) -> list[dict[str, Any]]:
 SILENT = OnlyCopies(unknown=("what is on d-ctl can't be told: no route",))
 
 
-def test_a_down_that_was_killed_goes_on_where_hosts_are_gone(stage: Stage) -> None:
+def test_killed_down_continues_if_hosts_are_gone(stage: Stage) -> None:
     """Also if an older job became known since, as `collect` does with one that was submitted
     elsewhere.
     """
@@ -232,16 +232,14 @@ def test_silent_hosts_are_ignored_only_after_recent_search(
         stage.look()
 
 
-def test_what_is_lost_is_noted_beside_the_workspace(stage: Stage) -> None:
+def test_note_removal_records_discarded_files(stage: Stage) -> None:
     note_removal(stage.workspace, OnlyCopies(files=(MODEL, SCRATCH)))
     note_removal(stage.workspace, OnlyCopies())
     (row,) = read_rows(stage.workspace.root.parent / DISCARDED)
     assert (row["cluster"], row["discarded"]) == ("d", [str(MODEL), str(SCRATCH)])
 
 
-def test_whether_hosts_answer_is_asked_of_each(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_answer_asks_each_host(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     dead: set[str] = set()
 
     def run(name: str, *_: object) -> None:
@@ -256,14 +254,14 @@ def test_whether_hosts_answer_is_asked_of_each(
     assert all_answer(stage.workspace)
 
 
-def test_where_no_user_could_log_in_yet_nothing_is_asked(stage: Stage) -> None:
+def test_check_of_an_unconfigured_cluster_asks_nothing(stage: Stage) -> None:
     stage.workspace.configured.unlink()
     stage.found = OnlyCopies(files=(MODEL,))
     stage.jobs = None
     assert not stage.look()
 
 
-def test_on_machines_of_the_users_own_only_jobs_end(stage: Stage) -> None:
+def test_check_of_onprem_machines_stops_only_for_running_jobs(stage: Stage) -> None:
     stage.is_now(inventory("onprem"))
     stage.jobs = None
     assert not stage.look()
@@ -274,13 +272,13 @@ def test_on_machines_of_the_users_own_only_jobs_end(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_storage_that_is_kept_is_not_looked_at(stage: Stage, *, keep: bool) -> None:
+def test_check_does_not_search_kept_storage(stage: Stage, *, keep: bool) -> None:
     stage.keep(keep)
     stage.look()
     assert [(one.shared, len(one.hosts)) for one in stage.searched] == [(not keep, 3)]
 
 
-def test_nothing_is_said_of_keeping_where_it_is_too_late(
+def test_fix_does_not_advise_keep_if_it_is_too_late(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalSettings, "keeps_from_start", True)
@@ -310,7 +308,7 @@ def change(name: str, action: Any, **more: Any) -> HostChange:
         ),
     ],
 )
-def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
+def test_places_lost_has_only_leaving_hosts(
     changes: list[HostChange], more: dict[str, Any], lost: object, *, keep: bool
 ) -> None:
     assert (
@@ -319,7 +317,7 @@ def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
 
 
 @pytest.mark.parametrize("affected", [True, False])
-def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
+def test_check_leaving_hosts_searches_again_after_jobs_ended(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, *, affected: bool
 ) -> None:
     """The nodes that were drained are resumed where the change is refused."""

@@ -68,14 +68,14 @@ def raised(tmp_path: Path) -> Raise:
     return write
 
 
-def test_only_the_named_host_joins(raised: Raise) -> None:
+def test_limit_spec_adds_only_the_named_host(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-2]"))
     assert nodes(limit_spec(spec(train="gpu[1-4]"), workspace, ["gpu3"])) == {
         "train": ("gpu1", "gpu2", "gpu3")
     }
 
 
-def test_only_the_named_host_leaves(raised: Raise) -> None:
+def test_limit_spec_removes_only_the_named_host(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-3]"))
     assert nodes(limit_spec(spec(train="gpu1"), workspace, ["gpu3"])) == {"train": ("gpu1", "gpu2")}
 
@@ -107,7 +107,7 @@ def test_limit_spec_before_the_first_up_keeps_the_named_nodes(raised: Raise) -> 
         limit_spec(wanted, raised(), ["gpu2"])
 
 
-def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
+def test_limit_spec_refuses_unknown_and_created_hosts(raised: Raise) -> None:
     with rejected("unknown-name", UsageError, "gpu9") as refused:
         limit_spec(spec(train="gpu1"), raised(), ["gpu9"])
     assert refused.value.where == "--limit"
@@ -172,7 +172,7 @@ def test_replacement_repeated_is_recorded_once(noted: Workspace) -> None:
         assert len(pending_releases(noted)) == 1
 
 
-def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None:
+def test_forget_machines_removes_pending_releases(noted: Workspace) -> None:
     with replacing(noted, ["gpu1"]):
         pass
     with rejected("unknown-name", UsageError, "gpu9"):
@@ -207,7 +207,7 @@ def test_forget_removes_release_but_not_host_of_same_name(
     assert known(noted.inventory) == ["ctl", "gpu2"]
 
 
-def test_ranges_are_names() -> None:
+def test_host_ranges_are_expanded_to_names() -> None:
     assert expand_hosts(["gpu[1-2],ctl", "gpu1"]) == ("gpu1", "gpu2", "ctl")
     with rejected("bad-hostlist", UsageError):
         expand_hosts(["gpu[1-"])

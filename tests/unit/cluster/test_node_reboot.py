@@ -54,7 +54,7 @@ class Machine:
         pass
 
 
-def test_a_host_is_back_once_it_answers_after_another_boot() -> None:
+def test_reboot_waits_for_an_answer_after_another_boot() -> None:
     hosts: dict[str, Any] = {"a": Machine(), "b": Machine(away=1)}
     nodes.reboot(hosts, timeout_s=60)
     assert [(host.boot, host.down) for host in hosts.values()] == [(2, 0), (2, 0)]
@@ -96,7 +96,7 @@ def test_nodes_that_can_not_be_drained_are_not_rebooted(made: dict[str, str], co
         node._refuse_reboot(cluster(**made), ["a"])
 
 
-def test_nodes_without_slurm_are_not_booted(booted: Booted) -> None:
+def test_reboot_without_slurm_is_refused(booted: Booted) -> None:
     booted.slurm = MpirunClient(
         cluster(), "ada", ScriptedTransport([]), lambda _: ScriptedTransport([])
     )
@@ -203,7 +203,7 @@ def test_nodes_are_resumed_by_up_under_the_same_lock(
     ]
 
 
-def test_nothing_is_booted_if_somebody_has_put_a_node_back(booted: Booted) -> None:
+def test_reboot_of_a_manually_resumed_node_is_refused(booted: Booted) -> None:
     booted.slurm.resumes = True
     with rejected("node-resumed-meanwhile", SchedulerError):
         booted()

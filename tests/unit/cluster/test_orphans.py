@@ -83,7 +83,7 @@ def remove(
     cli_down.orphans_remove(screen, name, project, yes=yes, discard=discard)
 
 
-def test_orphans_are_shown_with_their_cost_before_they_go(
+def test_orphans_remove_lists_cost_and_needs_confirmation(
     stub: Stub, asked: list[ProviderSettings], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with refused("needs-confirmation", UsageError, "a1b2c3"):
@@ -105,7 +105,7 @@ def test_orphans_are_shown_with_their_cost_before_they_go(
     assert {one.project for one in asked if isinstance(one, GcpSettings)} == {"my-project"}
 
 
-def test_storage_that_an_orphan_leaves_on_this_machine_is_listed(
+def test_storage_left_by_a_removed_orphan_is_listed(
     stub: Stub, capfd: pytest.CaptureFixture[str]
 ) -> None:
     remove(yes=True, project=None)
@@ -113,7 +113,7 @@ def test_storage_that_an_orphan_leaves_on_this_machine_is_listed(
     assert f"kept storage of 'd': {SHARED}" in capfd.readouterr().out
 
 
-def test_a_project_alone_does_not_say_which_cluster(stub: Stub) -> None:
+def test_orphans_list_with_project_needs_another_option(stub: Stub) -> None:
     with refused("option-needs-option", UsageError):
         cli_down.orphans_list(Screen(json=False, color=False), project="my-project")
     assert stub.destroyed == []

@@ -92,7 +92,7 @@ def key_of(
     )
 
 
-def test_twenty_changed_inputs_make_twenty_keys(
+def test_class_key_depends_on_each_of_twenty_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roles = tmp_path / "ansible"
@@ -121,7 +121,7 @@ WITH_KEY = spec_of(users=[{"name": "ada", "uid": 2001, "ssh_keys": [KEY]}])
 
 
 @pytest.mark.parametrize("group", [COMPUTE, CONTROLLER])
-def test_ssh_keys_of_users_make_no_other_class(group: str) -> None:
+def test_class_key_ignores_ssh_keys_of_users(group: str) -> None:
     """They are in the homes, which are no part of a host."""
     assert key_of(WITH_KEY, group=group) == key_of(group=group)
 
@@ -161,7 +161,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("group", [COMPUTE, CONTROLLER])
-def test_every_variable_of_its_roles_is_known_to_a_class(workspace: Workspace, group: str) -> None:
+def test_class_variables_have_every_variable_of_its_roles(workspace: Workspace, group: str) -> None:
     """A new one would be missed: it belongs into the class, or into the files of each host."""
     plays = YAML(typ="safe").load(data_folder("ansible") / "class.yml")
     tasks = [task for play in plays if group in play["hosts"].split(":") for task in play["tasks"]]
@@ -182,7 +182,7 @@ def test_variables_of_both_groups_are_equal() -> None:
     assert {name: compute[name] for name in both} == {name: controller[name] for name in both} != {}
 
 
-def test_another_cluster_of_the_same_kind_has_the_same_class() -> None:
+def test_class_key_is_shared_by_clusters_of_the_same_kind() -> None:
     """Its name, addresses, number and sizes of nodes, keys and accounts in Slurm's accounting are
     its own.
     """
@@ -214,7 +214,7 @@ def own_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> 
     return node_files(spec, inventory, workspace, {})
 
 
-def test_each_node_has_its_own_files(workspace: Workspace) -> None:
+def test_own_files_differ_for_each_node(workspace: Workspace) -> None:
     spec = spec_of()
     inventory = INVENTORY
     files = own_files(spec, inventory, workspace)
@@ -281,7 +281,7 @@ def cluster(workspace: Workspace) -> Cluster:
     return Cluster(workspace)
 
 
-def test_a_controller_with_former_keys_in_homes_needs_ansible(cluster: Cluster) -> None:
+def test_controller_with_former_keys_in_homes_needs_ansible(cluster: Cluster) -> None:
     """The kept storage has the homes of an earlier cluster."""
     head = INVENTORY.controller.name
     expected = marks_from_template(WITH_KEY, INVENTORY, cluster.hosts(INVENTORY).files)
@@ -317,7 +317,7 @@ def test_new_hosts_of_a_class_need_no_ansible(
     assert (work.renewed, work.reconfigures, work.replaces_record) == ((), False, True)
 
 
-def test_a_node_with_a_card_is_configured_by_ansible(cluster: Cluster) -> None:
+def test_node_with_a_card_is_configured_by_ansible(cluster: Cluster) -> None:
     """It gets CuPy, and a health check that expects the card."""
     hosts = cluster.hosts(INVENTORY)
     gpus = json.dumps({TWO: {"cupy": True, "uuids": []}})
@@ -325,13 +325,13 @@ def test_a_node_with_a_card_is_configured_by_ansible(cluster: Cluster) -> None:
     assert replace(hosts, rendered=rendered).choose((ONE, TWO), again=False).ansible == (CTL, TWO)
 
 
-def test_a_cluster_as_it_was_recorded_has_no_work(growing: Cluster) -> None:
+def test_unchanged_cluster_needs_no_work(growing: Cluster) -> None:
     assert not growing.choose(INVENTORY, ())
     growing.seen[TWO] = {**growing.seen[TWO], "unit slurmd": "stopped"}
     assert growing.choose(INVENTORY, ()) == Work((TWO,))
 
 
-def test_one_node_more_needs_no_ansible(growing: Cluster) -> None:
+def test_added_node_needs_no_ansible(growing: Cluster) -> None:
     """The hosts that exist get newer files of their own, and all daemons read their configuration,
     once.
     """
@@ -358,7 +358,7 @@ def test_hosts_with_nvidias_open_mpi_are_renewed_at_its_prefix(cluster: Cluster)
 
 
 @pytest.mark.parametrize("release", ["23.11", "26.05"])
-def test_an_older_or_another_slurmctld_is_configured_by_ansible(
+def test_older_or_another_slurmctld_is_configured_by_ansible(
     growing: Cluster, release: str
 ) -> None:
     work = growing.choose(replace(GROWN, slurm=release), NEW)
@@ -366,7 +366,7 @@ def test_an_older_or_another_slurmctld_is_configured_by_ansible(
 
 
 @pytest.mark.parametrize("users", [[], [{"name": "ada", "uid": 2001, "accounts": ["x"]}]])
-def test_a_controller_that_gets_more_than_nodes_is_configured(
+def test_controller_that_gets_more_than_nodes_is_configured(
     growing: Cluster, users: list[Any]
 ) -> None:
     growing.spec = spec_of(users=users)
@@ -376,20 +376,20 @@ def test_a_controller_that_gets_more_than_nodes_is_configured(
 
 
 @pytest.mark.parametrize("path", ["/etc/munge/munge.key", "/etc/slurm/slurmdbd.conf"])
-def test_no_secret_is_written_anew(growing: Cluster, path: str) -> None:
+def test_can_renew_is_false_for_changed_secrets(growing: Cluster, path: str) -> None:
     files = growing.hosts(GROWN).files[CTL]
     seen = growing.seen[CTL]
     assert can_renew(files, seen)
     assert not can_renew(files, {**seen, f"file {path}": "an older one"})
 
 
-def test_a_host_that_drifted_meanwhile_is_configured(growing: Cluster) -> None:
+def test_host_that_drifted_meanwhile_is_configured(growing: Cluster) -> None:
     growing.seen[TWO] = {**growing.seen[TWO], "file /opt/clusterctl/health": "changed"}
     work = growing.choose(GROWN, NEW)
     assert (work.ansible, work.renewed) == ((TWO,), (CTL, ONE))
 
 
-def test_another_class_is_configured_on_all_hosts(
+def test_changed_class_is_configured_on_all_hosts(
     growing: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_inputs, "ansible_hash", lambda: "another")
@@ -397,7 +397,7 @@ def test_another_class_is_configured_on_all_hosts(
     assert (work.ansible, work.renewed) == (OLD, ())
 
 
-def test_after_an_unfinished_up_nothing_is_renewed(growing: Cluster) -> None:
+def test_unfinished_up_is_repeated_with_ansible_on_all_hosts(growing: Cluster) -> None:
     growing.recorded = growing.recorded.model_copy(update={"inputs": "", "groups": {}})
     assert growing.choose(GROWN, ()).ansible == ALL
 
@@ -416,15 +416,13 @@ def test_after_an_unfinished_up_nothing_is_renewed(growing: Cluster) -> None:
         ("accounting all", "no answer"),
     ],
 )
-def test_a_host_that_shows_something_else_is_not_as_its_class(
-    growing: Cluster, key: str, mark: str
-) -> None:
+def test_matches_is_false_for_a_different_mark(growing: Cluster, key: str, mark: str) -> None:
     expected = expected_marks(growing.hosts(INVENTORY).files[ONE])
     assert matches(expected, growing.seen[ONE] | {"accounting all": "of any kind"})
     assert not matches(expected, {**growing.seen[ONE], key: mark})
     assert not matches(expected, SHARED)
 
 
-def test_a_limit_names_the_only_hosts_that_are_configured(growing: Cluster) -> None:
+def test_limit_configures_only_the_named_hosts(growing: Cluster) -> None:
     work = growing.hosts(INVENTORY).choose_limited((TWO,))
     assert work == Work((CTL, TWO), (ONE,), reconfigures=True, replaces_record=True)

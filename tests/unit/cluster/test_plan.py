@@ -78,7 +78,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_where_nothing_is_nothing_is_left(tmp_path: Path) -> None:
+def test_plan_of_a_new_cluster_leaves_no_files(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "home" / "d")
     stub = Stub()
     found = look(workspace, stub)
@@ -89,7 +89,7 @@ def test_where_nothing_is_nothing_is_left(tmp_path: Path) -> None:
     assert not stub.given[0].root.exists()
 
 
-def test_a_provider_plans_in_a_copy_without_secrets(workspace: Workspace, tmp_path: Path) -> None:
+def test_provider_plans_in_a_copy_without_secrets(workspace: Workspace, tmp_path: Path) -> None:
     stub = Stub()
     workspace.cluster_id()
     (workspace.root / "terraform" / ".terraform").mkdir(parents=True)
@@ -110,7 +110,7 @@ def test_a_provider_plans_in_a_copy_without_secrets(workspace: Workspace, tmp_pa
     assert stub.seen["id"] == (workspace.root / "id").read_bytes()
 
 
-def test_a_cluster_does_not_move_to_another_provider(tmp_path: Path) -> None:
+def test_plan_refuses_another_provider(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.inventory.write_text(inventory_of(provider="gcp").text)
@@ -178,7 +178,7 @@ def test_mirror_of_slurm_may_move_while_the_cluster_is_up(tmp_path: Path) -> Non
         look(workspace, Stub(), SPEC)
 
 
-def test_hosts_that_no_up_was_done_with_are_not_fine(tmp_path: Path) -> None:
+def test_hosts_without_a_finished_up_need_configuration(tmp_path: Path) -> None:
     found = look(Workspace(tmp_path / "d"), Stub((HostChange("d-ctl", "keep", "the controller"),)))
     assert [drift.host for drift in found.drift] == ["d-ctl"]
     assert found.drift[0].what is converge.UNFINISHED

@@ -119,14 +119,14 @@ BOTH = sinfo(d_train_1="idle", d_train_2="idle")
 TAKEN = "srun: error: Unable to allocate resources: Requested nodes are busy\n"
 
 
-def test_a_job_across_all_idle_nodes_is_the_proof() -> None:
+def test_verify_runs_a_job_across_all_idle_nodes() -> None:
     transport = ScriptedTransport([BOTH, srun(*NAMES)])
     proof = verify(INVENTORY, transport)
     assert (proof.verified, proof.busy) == (NAMES, ())
     assert transport.left == ()
 
 
-def test_nodes_at_work_are_named_and_left_alone() -> None:
+def test_verify_names_busy_nodes_and_leaves_them() -> None:
     states = sinfo(d_train_1="mixed", d_train_2="idle+planned")
     transport = ScriptedTransport([states, NOW, running(NAMES[0], start=4000), srun(NAMES[1])])
     proof = verify(INVENTORY, transport, {NAMES[0]: booted(1000)})
@@ -239,7 +239,7 @@ def test_node_given_up_by_slurm_gets_its_slurmd_restarted() -> None:
     assert "Not responding" in proof.resumed[NAMES[0]]
 
 
-def test_a_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
+def test_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     busy = sinfo(d_train_1="allocated", d_train_2="idle")
     steps = [BOTH, late, busy, NOW, running(NAMES[0], start=4990), srun(NAMES[1])]
@@ -247,7 +247,7 @@ def test_a_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
     assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
 
 
-def test_a_node_that_started_its_part_too_late_gets_another_job() -> None:
+def test_node_that_started_its_part_too_late_gets_another_job() -> None:
     slow = Step((*SRUN, "..."), stderr=f"srun: error: {NAMES[0]}: Job credential expired\n", rc=1)
     transport = ScriptedTransport([BOTH, slow, BOTH, srun(*NAMES)])
     assert verify(INVENTORY, transport).verified == NAMES
@@ -276,7 +276,7 @@ def test_nodes_that_slurm_never_gives_are_an_error() -> None:
         ),
     ],
 )
-def test_a_node_that_is_not_right_is_named_with_the_cause(
+def test_node_that_is_not_right_is_named_with_the_cause(
     states: dict[str, str], host: str, cause: str
 ) -> None:
     away = ScriptedTransport([Step(("sudo", "..."), error=UnreachableError("no route"))])
@@ -287,7 +287,7 @@ def test_a_node_that_is_not_right_is_named_with_the_cause(
     assert cause in failure.cause
 
 
-def test_a_node_that_a_person_drained_is_left_and_named() -> None:
+def test_node_that_a_person_drained_is_left_and_named() -> None:
     states = sinfo("noisy disk", "ada", d_train_1="idle+drain", d_train_2="idle")
     proof = verify(INVENTORY, ScriptedTransport([states, srun(NAMES[1])]))
     assert proof.verified == NAMES[1:]
@@ -305,7 +305,7 @@ def test_a_node_that_a_person_drained_is_left_and_named() -> None:
         ("down", "Not responding", "slurm"),
     ],
 )
-def test_a_node_that_slurm_gave_up_is_resumed_and_named(state: str, reason: str, by: str) -> None:
+def test_node_that_slurm_gave_up_is_resumed_and_named(state: str, reason: str, by: str) -> None:
     states = sinfo(reason, by, d_train_1=state, d_train_2="idle")
     resume = Step(("scontrol", "update", "nodename=d-train-1", "state=resume"))
     proof = verify(INVENTORY, ScriptedTransport([states, resume, BOTH, srun(*NAMES)]))
@@ -344,14 +344,14 @@ def test_node_drained_again_after_resume_raises_with_reason() -> None:
         Step((*SRUN, "..."), rc=1),
     ],
 )
-def test_any_other_answer_is_no_proof(answer: Step) -> None:
+def test_verify_refuses_any_other_answer(answer: Step) -> None:
     blameless = alone(NAMES[0]), alone(NAMES[1])
     with rejected("verification-failed", VerifyError) as caught:
         verify(INVENTORY, InAnyOrder([BOTH, answer, *blameless]))
     assert [failure.host for failure in caught.value.failures] == list(NAMES)
 
 
-def test_the_hosts_that_the_proof_job_complains_of_are_named() -> None:
+def test_verify_names_hosts_that_the_job_reports() -> None:
     found = {"rank": 1, "host": "d-train-2", "cause": "3 of 8 sums are wrong"}
     answer = json.dumps({"ok": False, "world_size": 2, "failures": [found]})
     with pytest.raises(VerifyError) as caught:
@@ -360,7 +360,7 @@ def test_the_hosts_that_the_proof_job_complains_of_are_named() -> None:
     assert caught.value.why.startswith("d-train-2: 3 of 8")
 
 
-def test_of_many_hosts_some_causes_are_shown_and_all_are_kept() -> None:
+def test_verify_of_many_failed_hosts_shows_eight_causes() -> None:
     found = [{"host": f"d-train-{n}", "cause": f"sum {n} is wrong"} for n in range(1, 21)]
     answer = json.dumps({"ok": False, "world_size": 2, "failures": found})
     with pytest.raises(VerifyError) as caught:
@@ -389,7 +389,7 @@ def test_nodes_that_do_not_reach_each_other_are_the_cause() -> None:
     ]
 
 
-def test_a_node_that_fails_by_itself_is_the_cause() -> None:
+def test_node_that_fails_by_itself_is_the_cause() -> None:
     transport = InAnyOrder(
         [BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1], "No module named 'numpy'")]
     )
@@ -400,14 +400,14 @@ def test_a_node_that_fails_by_itself_is_the_cause() -> None:
     assert [failure.host for failure in caught.value.failures] == [NAMES[1]]
 
 
-def test_a_job_that_hung_is_said_to_have() -> None:
+def test_verify_of_a_hung_job_names_the_time_limit() -> None:
     transport = InAnyOrder([BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1])])
     with pytest.raises(VerifyError) as caught:
         verify(INVENTORY, transport)
     assert "in time" in caught.value.why
 
 
-def test_the_advice_of_mpirun_is_not_repeated() -> None:
+def test_verify_leaves_out_the_advice_of_mpirun() -> None:
     rule = "-" * 74
     said = (
         "ada@10.0.0.4: Permission denied (publickey).\n"
@@ -453,7 +453,7 @@ class Looks:
         )
 
 
-def test_a_preflight_tells_of_this_machine_and_of_the_provider(tmp_path: Path) -> None:
+def test_find_obstacles_has_those_of_machine_and_provider(tmp_path: Path) -> None:
     spec = parse_spec("{version: 1, name: d, partitions: [{name: t, nodes: 1}]}", "cluster.yaml")
     found = find_obstacles(spec, Workspace(tmp_path / "d"), cast("Provider", Looks())).findings
     assert [one.what for one in found] == ["missing tool: gcloud", "too little quota"]

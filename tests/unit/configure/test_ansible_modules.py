@@ -46,7 +46,7 @@ def wanted(**more: Any) -> dict[str, Any]:
 
 
 class TestAccounting:
-    def test_an_empty_database_gets_everything_in_order(self) -> None:
+    def test_accounting_plan_fills_an_empty_database_in_order(self) -> None:
         commands = [
             " ".join(words) for words in load_module("slurm_accounting").plan(wanted(), FRESH)
         ]
@@ -60,10 +60,10 @@ class TestAccounting:
             "modify user where name=clusterctl set adminlevel=Administrator",
         ]
 
-    def test_what_is_there_is_left_alone(self) -> None:
+    def test_accounting_plan_of_a_complete_database_is_empty(self) -> None:
         assert load_module("slurm_accounting").plan(wanted(), TABLES) == []
 
-    def test_a_new_account_of_a_user_and_a_new_default(self) -> None:
+    def test_accounting_plan_adds_an_account_and_changes_the_default(self) -> None:
         users = [{"name": "ada", "accounts": ["physics", "default"], "admin": False}]
         commands = load_module("slurm_accounting").plan(
             wanted(accounts=["physics"], users=users), TABLES
@@ -74,21 +74,21 @@ class TestAccounting:
             "modify user where name=ada set defaultaccount=physics",
         ]
 
-    def test_a_changed_limit_is_corrected_and_a_dropped_one_lifted(self) -> None:
+    def test_accounting_plan_changes_and_removes_limits(self) -> None:
         plan = load_module("slurm_accounting").plan
         longer = plan(wanted(qos=[{"name": "high", "priority": 100, "max_time_s": 90_000}]), TABLES)
         assert longer[0][-2] == "maxwall=1-01:00:00"
         lifted = plan(wanted(qos=[{"name": "high", "priority": 100, "max_time_s": None}]), TABLES)
         assert lifted[0][-2] == "maxwall=-1"
 
-    def test_qualities_that_others_added_stay_allowed(self) -> None:
+    def test_accounting_plan_keeps_other_allowed_qos(self) -> None:
         rows = [["root", "", "normal,theirs"]]
         (command,) = load_module("slurm_accounting").plan_allowed_qos("demo", wanted()["qos"], rows)
         assert command[-1] == "qos=high,normal,theirs"
 
 
 class TestServiceCurrent:
-    def test_a_unit_is_stale_when_a_file_changed_after_its_start(self, tmp_path: Path) -> None:
+    def test_unit_is_stale_if_a_file_changed_after_its_start(self, tmp_path: Path) -> None:
         is_stale = load_module("service_current").is_stale
         config = tmp_path / "slurm.conf"
         config.write_text("KillWait=5\n")
@@ -107,7 +107,7 @@ class TestServiceCurrent:
         anew = {**started(-1), "ExecMainStartTimestampMonotonic": executed}
         assert not is_stale(anew, [str(config)], now=now, monotonic=monotonic)
 
-    def test_a_changed_mode_counts_as_a_change(self, tmp_path: Path) -> None:
+    def test_changed_mode_counts_as_a_change(self, tmp_path: Path) -> None:
         """A daemon that could not read its file must be restarted once it can."""
         config = tmp_path / "munge.key"
         config.write_bytes(b"key")
@@ -120,7 +120,7 @@ class TestServiceCurrent:
         )
 
     @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-    def test_listening_is_seen_without_a_connection(self, family: int) -> None:
+    def test_listening_port_is_found_without_a_connection(self, family: int) -> None:
         listens = load_module("service_current").listens
         with socket.socket(family) as server:
             server.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
@@ -130,7 +130,7 @@ class TestServiceCurrent:
             assert listens(port)
         assert not listens(port)
 
-    def test_cause_of_failure_is_read_from_the_daemons_log(self, tmp_path: Path) -> None:
+    def test_cause_of_a_failed_daemon_is_read_from_its_log(self, tmp_path: Path) -> None:
         """slurmctld tells its log why it ends, not its journal."""
         errors_since = load_module("service_current").errors_since
         log = tmp_path / "slurmctld.log"

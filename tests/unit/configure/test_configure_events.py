@@ -21,7 +21,7 @@ def event(host: str, *, kind: str = "runner_on_failed", **res: Any) -> dict[str,
     return {"event": kind, "event_data": data}
 
 
-def test_the_first_failure_of_each_host_counts() -> None:
+def test_failures_of_has_the_first_failure_of_each_host() -> None:
     failures = failures_of(
         [event("a", msg="first"), event("a", msg="second"), event("b", msg="third")]
     )
@@ -44,12 +44,12 @@ def test_loop_shows_the_item_that_failed_or_was_unreachable(how: str) -> None:
     assert failure.cause == TAKEN
 
 
-def test_what_no_log_hides_stays_hidden() -> None:
+def test_failure_under_no_log_is_hidden() -> None:
     (failure,) = failures_of([event("a", censored=HIDDEN, msg="SECRET")])
     assert failure.cause == HIDDEN
 
 
-def test_a_failure_that_the_play_ignores_is_none() -> None:
+def test_ignored_error_is_no_failure() -> None:
     ignored = event("a", msg="whatever")
     ignored["event_data"]["ignore_errors"] = True
     assert failures_of([ignored]) == ()
@@ -72,13 +72,13 @@ def test_repository_that_dnf_can_not_read_is_named_in_the_fix() -> None:
     assert "--repo=site-updates`" in failure.fix
 
 
-def test_a_long_cause_keeps_its_end() -> None:
+def test_long_cause_keeps_its_end() -> None:
     (failure,) = failures_of([event("a", msg="x" * 5000 + "the point")])
     assert failure.cause.endswith("the point")
     assert len(failure.cause) < 2000
 
 
-def test_a_changed_task_is_told_as_changed() -> None:
+def test_result_of_a_changed_task_is_changed() -> None:
     task = result_of(event("a", kind="runner_on_ok", changed=True), HOSTS)
     assert task is not None
     assert task.how == Status.CHANGED
@@ -108,12 +108,12 @@ def diff_of(**result: Any) -> list[str]:
     return found.diff.splitlines()
 
 
-def test_a_changed_file_is_shown_as_a_difference() -> None:
+def test_diff_shows_a_changed_file() -> None:
     diff = {"before": "a\nb\n", "after": "a\nc\n", "before_header": "/etc/x", "after_header": "new"}
     assert diff_of(diff=[diff]) == ["--- /etc/x", "+++ new", "@@ -1,2 +1,2 @@", " a", "-b", "+c"]
 
 
-def test_items_that_change_are_shown_and_others_are_not() -> None:
+def test_diff_shows_only_changed_items() -> None:
     one = {"changed": True, "diff": {"before": "", "after": "x\n"}}
     other = {"changed": False, "diff": {"before": "", "after": "y\n"}}
     found = diff_of(results=[one, other])
@@ -121,18 +121,18 @@ def test_items_that_change_are_shown_and_others_are_not() -> None:
     assert "y" not in "".join(found)
 
 
-def test_a_secret_is_told_without_its_lines() -> None:
+def test_diff_of_a_censored_task_is_empty() -> None:
     assert diff_of(censored="hidden", diff=[{"before": "", "after": "the key\n"}]) == []
 
 
-def test_what_stays_and_what_fails_is_not_a_pending_change() -> None:
+def test_unchanged_and_failed_tasks_are_no_pending_change() -> None:
     for kind, is_changed in (("runner_on_ok", False), ("runner_on_failed", True)):
         task = result_of(event("gpu1", kind=kind, changed=is_changed), HOSTS)
         assert task is not None
         assert task.how != Status.CHANGED
 
 
-def test_a_very_long_difference_is_cut() -> None:
+def test_long_diff_is_truncated() -> None:
     found = diff_of(diff={"before": "", "after": "line\n" * 1000})
     assert found[-1].startswith("... and ")
     assert len(found) < 250

@@ -142,14 +142,14 @@ def touches(role: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_each_role_says_what_it_touches(role: str) -> None:
+def test_each_role_has_a_touches_file(role: str) -> None:
     path = ANSIBLE / f"roles/{role}/meta/touches.yml"
     assert list(document(path)) == [f"{role}_touches"]
     assert set(document(path)[f"{role}_touches"]) <= KEYS
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_spec_values_of_a_role_are_its_own_variables(role: str) -> None:
+def test_touches_variables_belong_to_the_role(role: str) -> None:
     named = document(ANSIBLE / f"roles/{role}/meta/touches.yml")[f"{role}_touches"].get(
         "variables", {}
     )
@@ -160,7 +160,7 @@ def test_spec_values_of_a_role_are_its_own_variables(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_a_role_checks_for_drift_is_its_own(role: str) -> None:
+def test_touches_drift_paths_belong_to_the_role(role: str) -> None:
     named = touches(role)
     given = named.get("drift", [])
     known = [
@@ -181,7 +181,7 @@ def test_what_a_role_checks_for_drift_is_its_own(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_a_role_checks_for_drift_it_gives_its_owner_back(role: str) -> None:
+def test_tasks_set_the_owner_of_files_checked_for_drift(role: str) -> None:
     """Without one named, a module leaves the file to whoever has it."""
     folder = ANSIBLE / "roles" / role
     checked = [path for one in touches(role).get("drift", []) for path in one.get("files", ())]
@@ -241,7 +241,7 @@ def test_files_of_a_role_are_roots_with_the_mode_of_their_kind(role: str) -> Non
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_a_role_writes_is_named(role: str) -> None:
+def test_touches_names_every_written_path(role: str) -> None:
     folder = ANSIBLE / "roles" / role
     named = touches(role)
     single = [*named.get("files", []), *named.get("folders", []), *named.get("mounts", [])]
@@ -290,7 +290,7 @@ def test_handlers_of_a_role_are_notified(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_units_that_a_role_runs_are_named(role: str) -> None:
+def test_touches_names_every_started_unit(role: str) -> None:
     folder = ANSIBLE / "roles" / role
     used = {
         rendered(task[module]["name"], variables)

@@ -73,7 +73,7 @@ def test_limit_of_jobs_is_that_of_the_account(
     assert parse(text, Choices(), "login", NOW).site.max_submit == most
 
 
-def test_partition_with_two_kinds_of_nodes_is_one_partition() -> None:
+def test_partition_with_two_node_types_is_listed_once() -> None:
     (short, gpuq) = probed("slurm-22.05-no-accounting").site.partitions
     assert (short.name, short.is_default, short.nodes, short.node_count) == (
         "short",
@@ -98,7 +98,7 @@ def test_partition_that_refuses_the_account_is_not_usable() -> None:
     assert "say your project with --account" in attempt.answer
 
 
-def test_chosen_partition_comes_first() -> None:
+def test_chosen_partition_is_listed_first() -> None:
     lines = [
         "chosen\tproj1\tgpuq",
         "try\tproj1\tgpuq\t1\t0\tJob 1",
@@ -117,7 +117,7 @@ def test_refused_accounts_are_shown_with_what_was_asked() -> None:
     assert "AssocGrpSubmitJobsLimit" in caught.value.why
 
 
-def test_partition_that_does_not_exist_is_named() -> None:
+def test_unknown_partition_error_lists_the_partitions() -> None:
     with refused("unknown-partition", UsageError) as caught:
         probed("slurm-24.11-associations", Choices(partition="gpu"))
     assert "main" in caught.value.fix

@@ -111,7 +111,7 @@ def changed(old: str, new: str) -> list[str]:
     ],
     ids=["not-shared", "no-python", "two-pythons", "nothing", "output", "no-trial"],
 )
-def test_unproven_says_what_is_wrong(lines: list[str], code: str) -> None:
+def test_read_facts_of_a_failed_proof_has_a_code(lines: list[str], code: str) -> None:
     unproven = read_facts(lines)
     assert isinstance(unproven, Unproven)
     assert unproven.code == code
@@ -137,7 +137,7 @@ def test_pythons_of_nodes_are_those_that_all_have() -> None:
         "hosts",
     ],
 )
-def test_a_bad_line_spoils_only_itself(line: str) -> None:
+def test_read_facts_skips_malformed_lines(line: str) -> None:
     good = captured("22.05-pmix")
     assert read_facts([*good[:-2], line, *good[-2:]]) == read_facts(good)
 
@@ -207,7 +207,7 @@ def test_newest_version_of_each_library_is_tried_first() -> None:
     ]
 
 
-def test_job_that_ends_without_a_word_has_a_reason() -> None:
+def test_proof_job_without_output_has_a_reason() -> None:
     outcome = read_facts([])
     assert isinstance(outcome, Unproven)
     assert outcome.why

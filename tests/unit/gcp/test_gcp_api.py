@@ -49,28 +49,26 @@ class TestCalls:
         assert len(google.called("compute.networks.list")) == 3
 
     @pytest.mark.parametrize("status", [429, 500, 503])
-    def test_a_busy_google_is_asked_again_with_growing_patience(
+    def test_api_retries_busy_answers_with_growing_pauses(
         self, google: Google, api: Api, naps: list[float], status: int
     ) -> None:
         google.fail("compute.networks.list", status, times=3)
         assert list(api.pages("compute", NETWORKS))
         assert naps == [0.5, 1.0, 2.0]
 
-    def test_it_is_asked_as_late_as_google_wants(
-        self, google: Google, api: Api, naps: list[float]
-    ) -> None:
+    def test_api_honours_retry_after(self, google: Google, api: Api, naps: list[float]) -> None:
         google.fail("compute.networks.list", 429, Retry_After="7")
         google.fail("compute.networks.list", 403, reason="rateLimitExceeded", Retry_After="3600")
         assert list(api.pages("compute", NETWORKS))
         assert naps == [7.0, 20.0]
 
-    def test_patience_ends(self, google: Google, api: Api, naps: list[float]) -> None:
+    def test_api_retries_end(self, google: Google, api: Api, naps: list[float]) -> None:
         google.fail("compute.networks.list", 503, times=99)
         with refused("server-error", CloudError, "503"):
             list(api.pages("compute", NETWORKS))
         assert len(naps) == 5
 
-    def test_nobody_answers(
+    def test_api_without_an_answer_is_cloud_silent(
         self, api: Api, naps: list[float], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CLUSTERCTL_GCP_ENDPOINT", "http://127.0.0.1:9/{service}")
@@ -78,10 +76,10 @@ class TestCalls:
             api.get("compute", NETWORKS)
         assert len(naps) == 5
 
-    def test_what_is_gone_need_not_be_deleted(self, api: Api) -> None:
+    def test_api_delete_of_a_missing_resource_succeeds(self, api: Api) -> None:
         assert api.delete("compute", f"{NETWORKS}/never-was") is None
 
-    def test_a_place_that_can_not_be_asked_is_no_empty_place(
+    def test_api_pages_with_an_unreachable_zone_is_an_error(
         self, api: Api, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
@@ -92,7 +90,9 @@ class TestCalls:
 
 
 class TestRefusals:
-    def test_nobody_is_logged_in(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_api_without_a_login_has_the_command(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         nothing = {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}
         for name, value in nothing.items():
             monkeypatch.setenv(name, value)
@@ -102,7 +102,7 @@ class TestRefusals:
         ):
             Api(PROJECT).get("compute", NETWORKS)
 
-    def test_the_login_is_not_taken(
+    def test_api_with_a_rejected_login_has_the_command(
         self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Credentials, "refresh", lambda *_: None)
@@ -110,7 +110,7 @@ class TestRefusals:
         with refused("credentials", CredentialsError, "rejected"):
             api.get("compute", NETWORKS)
 
-    def test_the_login_has_expired(
+    def test_api_with_an_expired_login_has_the_command(
         self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refresh(*_: object) -> None:
@@ -121,7 +121,7 @@ class TestRefusals:
         with refused("credentials", CredentialsError, what="the login has expired", why=EXPIRED):
             api.get("compute", NETWORKS)
 
-    def test_a_file_that_is_no_login_is_named(
+    def test_api_names_an_invalid_credentials_file(
         self, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "key.json").write_text("{}")
@@ -129,7 +129,7 @@ class TestRefusals:
         with refused("credentials", CredentialsError, "key.json"):
             api.get("compute", NETWORKS)
 
-    def test_the_right_that_is_missing_is_named(self, google: Google, api: Api) -> None:
+    def test_api_names_the_missing_permission(self, google: Google, api: Api) -> None:
         google.fail(
             "compute.networks.list", 403, message="Required 'compute.networks.list' permission"
         )
@@ -139,7 +139,7 @@ class TestRefusals:
             api.get("compute", NETWORKS)
         assert PROJECT in caught.value.fix
 
-    def test_an_api_that_is_off_comes_with_the_command(self, google: Google, api: Api) -> None:
+    def test_api_disabled_service_has_the_command(self, google: Google, api: Api) -> None:
         google.fail("compute.networks.list", 403, reason="SERVICE_DISABLED")
         with refused("api-off", ApiOffError, f"enable compute.googleapis.com --project {PROJECT}`"):
             api.get("compute", NETWORKS)
@@ -152,7 +152,7 @@ class TestRefusals:
         with refused("credentials", CredentialsError, "set-quota-project"):
             api.get("compute", NETWORKS)
 
-    def test_a_page_of_a_proxy_is_no_traceback(
+    def test_api_answer_of_a_proxy_is_an_error(
         self, api: Api, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         response = requests.Response()
@@ -171,7 +171,7 @@ class TestOperations:
         google.lasts = lasts
         return api.delete("compute", f"{INSTANCE}/demo-ctl") or {}
 
-    def test_what_lasts_for_minutes_is_waited_for(self, google: Google, api: Api) -> None:
+    def test_finish_waits_for_long_operations(self, google: Google, api: Api) -> None:
         api.finish(
             "compute",
             f"projects/{PROJECT}/zones/{ZONE}",
@@ -181,14 +181,14 @@ class TestOperations:
         assert google.world.names("google_compute_instance") == []
         assert len(google.called("compute.zoneOperations.wait")) == 9  # of 2 minutes
 
-    def test_what_fails_after_minutes_is_understood(self, google: Google, api: Api) -> None:
+    def test_finish_reports_an_operation_that_fails_late(self, google: Google, api: Api) -> None:
         google.operation_fails("stockout_plain")
         operation = self.deleting(google, api, 1000)
         with refused("stockout", CloudError, ZONE):
             api.finish("compute", f"projects/{PROJECT}/zones/{ZONE}", operation, timeout_s=1800)
         assert api.clock.now() == 1000
 
-    def test_what_does_not_end_is_given_up(self, google: Google, api: Api) -> None:
+    def test_finish_gives_up_after_its_timeout(self, google: Google, api: Api) -> None:
         operation = self.deleting(google, api, 10_000)
         with refused("cloud-slow", CloudError):
             api.finish("compute", f"projects/{PROJECT}/zones/{ZONE}", operation, timeout_s=1800)
@@ -196,7 +196,7 @@ class TestOperations:
 
 
 class TestHostKeys:
-    def test_they_are_waited_for(self, google: Google, api: Api, naps: list[float]) -> None:
+    def test_host_keys_are_waited_for(self, google: Google, api: Api, naps: list[float]) -> None:
         for name in ("demo-ctl", "demo-train-1"):
             instance(google, name)
         google.fail("compute.instances.getGuestAttributes", 404, reason="notFound", times=3)
@@ -209,9 +209,7 @@ class TestHostKeys:
         ]
         assert len(naps) == 2
 
-    def test_a_host_that_stays_silent_is_named_with_its_console(
-        self, google: Google, api: Api
-    ) -> None:
+    def test_host_keys_names_a_silent_host_and_its_console(self, google: Google, api: Api) -> None:
         instance(google, "demo-ctl")
         instance(google, "demo-train-1")
         with google.world.change() as state:
@@ -222,7 +220,7 @@ class TestHostKeys:
             host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], timeout_s=30)
         assert [failure.host for failure in caught.value.failures] == ["demo-train-1"]
 
-    def test_what_is_no_key_is_not_believed(self, google: Google, api: Api) -> None:
+    def test_host_keys_rejects_a_malformed_key(self, google: Google, api: Api) -> None:
         instance(google, "demo-ctl")
         with google.world.change() as state:
             state["guest_attributes"] = {"demo-ctl": {"ssh-ed25519": "AAAA\nevil ssh-rsa AAAA"}}
@@ -255,7 +253,7 @@ class TestTheDouble:
             ("PUT", f"compute/v1/{NETWORKS}", None, "no such method"),
         ],
     )
-    def test_a_wrong_request_is_refused_and_remembered(
+    def test_google_double_refuses_and_records_wrong_requests(
         self, google: Google, verb: str, path: str, body: object, problem: str
     ) -> None:
         service = path.partition("/")[0]

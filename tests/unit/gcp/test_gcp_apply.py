@@ -65,13 +65,13 @@ def run(
     return scripted.reporter.lines, waited
 
 
-def test_what_passes_is_waited_for_longer_and_longer_and_said() -> None:
+def test_apply_retries_transient_errors_with_growing_pauses() -> None:
     said, waited = run(Scripted([error("rate-limit", transient=True)] * 3))
     assert waited == [5, 10, 20]
     assert said[0].startswith("it is rate-limit")
 
 
-def test_waiting_comes_to_an_end() -> None:
+def test_apply_retries_end() -> None:
     scripted = Scripted([error("rate-limit", transient=True)], stuck=True)
     with refused("rate-limit", TerraformError):
         run(scripted)
@@ -79,7 +79,7 @@ def test_waiting_comes_to_an_end() -> None:
 
 
 @pytest.mark.parametrize("code", ["quota", "stockout", "permission"])
-def test_what_does_not_pass_is_tried_once(code: str) -> None:
+def test_apply_does_not_retry_lasting_errors(code: str) -> None:
     scripted = Scripted([error(code)])
     with pytest.raises(TerraformError):
         run(scripted)
@@ -118,7 +118,7 @@ def test_existing_resources_are_imported_in_limited_layers() -> None:
         ({}, False),
     ],
 )
-def test_only_what_bears_the_clusters_id_is_taken_over(
+def test_apply_imports_only_resources_with_the_cluster_id(
     attributes: Mapping[str, Any], ours: bool
 ) -> None:
     scripted = Scripted([error("name-taken", already_exists={"a": "b"})], attributes=attributes)

@@ -44,7 +44,7 @@ def instance(**more: Any) -> dict[str, Any]:
     return {"name": "demo-train-1", "machine_type": "g2-standard-4", "scheduling": [{}], **more}
 
 
-def test_a_host_is_what_it_is_and_changes_for_a_reason() -> None:
+def test_host_changes_describe_machine_and_reason() -> None:
     t4 = [{"type": "projects/p/zones/z/acceleratorTypes/nvidia-tesla-t4", "count": 2}]
     spot = [{"provisioning_model": "SPOT"}]
     before = instance(machine_type="n1-standard-4", guest_accelerator=t4, scheduling=spot)
@@ -111,7 +111,7 @@ def test_new_machine_type_stops_controller_and_replaces_node() -> None:
     )
 
 
-def test_what_holds_files_is_named_when_it_goes() -> None:
+def test_lost_data_names_deleted_disks_and_filestores() -> None:
     disk = {"name": "demo-ctl-extra-0"}
     shared = {"name": "demo-shared"}
     assert lost_data(
@@ -125,7 +125,7 @@ def test_what_holds_files_is_named_when_it_goes() -> None:
     ) == ("a disk (demo-ctl-extra-0)", "a Filestore instance (demo-shared)")
 
 
-def test_a_host_that_was_stopped_is_started() -> None:
+def test_host_changes_start_a_stopped_host() -> None:
     """Nobody's jobs run there, whatever else changes of it."""
     off = instance(current_status="TERMINATED", desired_status="TERMINATED")
     on = instance(desired_status="RUNNING")
@@ -140,7 +140,7 @@ def test_a_host_that_was_stopped_is_started() -> None:
     assert (other.restarts, other.off) == (False, True)
 
 
-def test_what_is_no_host_is_counted() -> None:
+def test_other_changes_counts_resources_that_are_not_hosts() -> None:
     made = [
         change("google_compute_network", "create", None, {}),
         *[change("google_service_account", "create", None, {}) for _ in range(2)],
@@ -156,7 +156,7 @@ def test_what_is_no_host_is_counted() -> None:
     )
 
 
-def test_every_resource_of_the_module_has_a_word() -> None:
+def test_every_resource_type_of_the_module_has_a_name() -> None:
     module = Path(__file__).parents[3] / "terraform" / "gcp"
     text = "".join(path.read_text() for path in module.rglob("*.tf"))
     kinds = {line.split('"')[1] for line in text.splitlines() if line.startswith('resource "')} - {
@@ -169,7 +169,7 @@ def test_every_resource_of_the_module_has_a_word() -> None:
     assert not unnamed
 
 
-def test_hosts_and_what_is_of_them_are_called_by_name() -> None:
+def test_resource_names_are_those_of_their_hosts() -> None:
     call = PLACE.name
     node = 'module.nodes.module.node["demo-train-1"]'
     assert call(Resource(f"{node}.{INSTANCE}.host", INSTANCE)) == "demo-train-1"
@@ -181,7 +181,7 @@ def test_hosts_and_what_is_of_them_are_called_by_name() -> None:
     assert call(Resource("x", "terraform_data")) == ""
 
 
-def test_progress_is_said_in_the_names_of_hosts() -> None:
+def test_progress_text_names_hosts() -> None:
     resource = {"addr": f"module.controller.module.host.{INSTANCE}.host", "resource_type": INSTANCE}
     hook = {"resource": resource, "action": "create", "elapsed_seconds": 12}
     kinds = ("apply_start", "apply_progress", "apply_complete", "apply_errored", "refresh_start")

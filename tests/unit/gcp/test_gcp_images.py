@@ -47,7 +47,7 @@ def spec_of(controller: dict[str, str] | None, train: dict[str, str] | None) -> 
         ("rocky-linux-cloud", "something-else", None),
     ],
 )
-def test_googles_own_images_are_what_they_are_called(
+def test_release_of_a_public_image_is_read_from_its_name(
     project: str, family: str, release: str | None
 ) -> None:
     assert release_of(Image(project=project, family=family, name=None)) == release
@@ -63,7 +63,7 @@ def test_googles_own_images_are_what_they_are_called(
         (None, MINE, None),
     ],
 )
-def test_what_can_be_configured_is_not_refused(
+def test_image_error_accepts_supported_images(
     controller: Any, train: Any, ahead: str | None
 ) -> None:
     spec = spec_of(controller, train)
@@ -79,7 +79,7 @@ def test_what_can_be_configured_is_not_refused(
         (OLD, OLD, "Python is 3.6", "provider.controller.image, provider.partitions.train.image"),
     ],
 )
-def test_what_differs_or_is_not_known_is_refused(
+def test_image_error_refuses_other_or_unknown_distributions(
     controller: Any, train: Any, why: str, where: str
 ) -> None:
     found = image_error(spec_of(controller, train))

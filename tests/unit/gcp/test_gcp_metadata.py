@@ -42,7 +42,7 @@ KEYS = "instance/attributes/ssh-keys"
         ),
     ],
 )
-def test_metadata_is_answered_as_google_does(
+def test_metadata_double_answers_as_google_documents(
     target: str, headers: Mapping[str, str], answered: tuple[int, str]
 ) -> None:
     status, body, _ = answer(TREE, METADATA + target, headers)
@@ -58,7 +58,7 @@ def test_metadata_is_answered_as_google_does(
         (f"{METADATA}instance/name", FLAVOR, "TRUE", 405),
     ],
 )
-def test_only_guest_attributes_can_be_written(
+def test_metadata_double_writes_only_guest_attributes(
     target: str, headers: Mapping[str, str], enabled: str, status: int
 ) -> None:
     instance = {"metadata": {"enable-guest-attributes": enabled}}
@@ -76,7 +76,7 @@ def test_only_guest_attributes_can_be_written(
         ({"enable-oslogin": "no"}, {}, ["ada"]),
     ],
 )
-def test_the_agent_makes_accounts(
+def test_guest_agent_double_makes_accounts(
     project: dict[str, str], instance: dict[str, str], users: list[str]
 ) -> None:
     keys = {"ssh-keys": "ada:one\nada:two"}

@@ -97,7 +97,7 @@ def quiet(_: str) -> None:
 
 
 class TestFinding:
-    def test_everything_is_found_in_the_order_in_which_it_can_go(
+    def test_find_resources_lists_everything_in_deletion_order(
         self, google: Google, api: Api
     ) -> None:
         """What it costs is known, or said not to be."""
@@ -115,14 +115,14 @@ class TestFinding:
         assert costs["network demo-aaaaaa"] == 0
         assert costs["bucket demo-results"] is None
 
-    def test_an_api_that_is_off_has_nothing(self, google: Google, api: Api) -> None:
+    def test_find_resources_of_a_disabled_api_is_empty(self, google: Google, api: Api) -> None:
         make(google)
         google.off.add("file")
         assert whats(api) == [what for what in EVERYTHING if not what.startswith("shared folder")]
         google.off.add("compute")
         assert not any("instance" in what for what in whats(api))
 
-    def test_a_login_whose_calls_count_on_another_project_finds_all(
+    def test_find_resources_with_another_quota_project_finds_all(
         self, google: Google, api: Api
     ) -> None:
         make(google)
@@ -134,7 +134,7 @@ class TestFinding:
         assert orphan_ids(api, "demo") == (OURS,)
 
     @pytest.mark.parametrize("method", ["compute.instances.aggregatedList", "storage.buckets.list"])
-    def test_an_api_that_is_off_elsewhere_is_not_taken_for_nothing(
+    def test_find_resources_with_an_api_disabled_in_the_quota_project_is_an_error(
         self, google: Google, api: Api, method: str
     ) -> None:
         make(google)
@@ -144,21 +144,21 @@ class TestFinding:
         with pytest.raises(ApiOffError):
             orphan_ids(api, "demo")
 
-    def test_what_may_not_be_looked_at_is_not_taken_for_nothing(
-        self, google: Google, api: Api
-    ) -> None:
+    def test_find_resources_without_permission_is_an_error(self, google: Google, api: Api) -> None:
         google.fail("iam.projects.serviceAccounts.list", 403, message="no")
         with pytest.raises(PermissionDeniedError):
             find_resources(api, OURS)
 
-    def test_unknown_api_state_is_not_taken_for_empty(self, google: Google, api: Api) -> None:
+    def test_find_resources_with_unknown_api_state_is_an_error(
+        self, google: Google, api: Api
+    ) -> None:
         make(google)
         google.off.update({"file", "serviceusage"})
         with refused("api-off", CloudError, "enable serviceusage.googleapis.com"):
             find_resources(api, OURS)
 
     @pytest.mark.parametrize("name", ["train", "train-202611"])
-    def test_a_name_that_could_be_of_another_cluster_is_not_enough(
+    def test_find_resources_ignores_names_that_could_be_of_another_cluster(
         self, google: Google, api: Api, name: str
     ) -> None:
         """`train-202611-bbbbbb` may be a cluster `train-202611`, or one `train` with the id
@@ -172,11 +172,11 @@ class TestFinding:
         assert find_resources(api, OURS) == ()
         assert orphan_ids(api, name) == ((THEIRS,) if name == "train-202611" else ())
 
-    def test_an_id_of_digits_is_no_number(self, google: Google, api: Api) -> None:
+    def test_cluster_id_of_digits_is_not_read_as_a_number(self, google: Google, api: Api) -> None:
         make(google, "demo", "202611")
         assert [what.replace("202611", OURS) for what in whats(api, "202611")] == EVERYTHING
 
-    def test_a_description_that_was_copied_is_not_enough(self, google: Google, api: Api) -> None:
+    def test_find_resources_ignores_copied_descriptions(self, google: Google, api: Api) -> None:
         said = description("demo", OURS)
         google.world.put(
             "google_compute_network", f"{GLOBAL}/networks/demo-{OURS}2", description=said
@@ -184,7 +184,7 @@ class TestFinding:
         assert find_resources(api, OURS) == ()
         assert orphan_ids(api, "demo") == ()
 
-    def test_orphans_are_all_clusters_of_that_name(self, google: Google, api: Api) -> None:
+    def test_orphan_ids_has_all_clusters_of_a_name(self, google: Google, api: Api) -> None:
         make(google)
         make(google, "demo", "cccccc")
         make(google, "demo-2", THEIRS)
@@ -197,7 +197,7 @@ class TestFinding:
 
 
 class TestRemoving:
-    def test_all_goes_and_a_neighbour_stays(self, google: Google, api: Api) -> None:
+    def test_remove_resources_keeps_other_clusters(self, google: Google, api: Api) -> None:
         make(google)
         make(google, "other", THEIRS)
         before = whats(api, THEIRS)
@@ -210,7 +210,9 @@ class TestRemoving:
         assert told.lines[0] == "deleting 3 x instance"
         assert told.lines[-1] == "deleting 1 x bucket"
 
-    def test_a_bucket_that_holds_something_is_kept_and_said(self, google: Google, api: Api) -> None:
+    def test_remove_resources_keeps_and_names_a_filled_bucket(
+        self, google: Google, api: Api
+    ) -> None:
         make(google)
         with google.world.change() as state:
             state["filled"] = ["demo-results"]
@@ -230,7 +232,7 @@ class TestRemoving:
             (lambda g: g.operation_fails("stockout_plain"), "ZONE_RESOURCE_POOL_EXHAUSTED"),
         ],
     )
-    def test_what_can_not_be_deleted_is_named_and_the_rest_goes(
+    def test_remove_resources_names_failures_and_deletes_the_rest(
         self, google: Google, api: Api, play: Callable[[Google], None], said: str
     ) -> None:
         make(google)
@@ -242,7 +244,7 @@ class TestRemoving:
         remove_resources(api, find_resources(api, OURS))
         assert find_resources(api, OURS) == ()
 
-    def test_busy_and_lost_answers_end_well(self, google: Google, api: Api) -> None:
+    def test_remove_resources_retries_busy_and_lost_answers(self, google: Google, api: Api) -> None:
         make(google)
         for method in (
             "compute.instances.delete",
@@ -280,7 +282,7 @@ class TestRemoving:
             found[0].what
         ]
 
-    def test_waiting_is_bounded(self, google: Google, api: Api) -> None:
+    def test_remove_resources_limits_its_wait(self, google: Google, api: Api) -> None:
         make(google)
         google.clock = api.clock
         google.lasts = 10_000

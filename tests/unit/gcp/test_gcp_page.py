@@ -38,7 +38,7 @@ def of(more: str) -> set[str]:
     return set(services(spec.provider))
 
 
-def test_the_apis_to_enable_are_those_that_up_needs() -> None:
+def test_manual_lists_the_apis_that_up_needs() -> None:
     command, _, after = PAGE.partition("$ gcloud services enable ")[2].partition("```")
     needed = of("")
     assert set(API.findall(command)) == needed
@@ -51,7 +51,7 @@ def test_the_apis_to_enable_are_those_that_up_needs() -> None:
     assert set(API.findall(by_hand)) < needed
 
 
-def test_the_roles_are_those_of_the_preflight() -> None:
+def test_manual_lists_the_roles_of_the_preflight() -> None:
     known = yaml.safe_load((DATA / "preflight.yaml").read_text())["rights"].values()
     named = {
         role
@@ -62,7 +62,7 @@ def test_the_roles_are_those_of_the_preflight() -> None:
     assert named == {role for rights in known for role in rights}
 
 
-def test_the_families_are_those_of_the_machine_types() -> None:
+def test_manual_lists_the_machine_families() -> None:
     families = {name.upper(): one for name, one in gcp_machines.data()["families"].items()}
     del families["UNKNOWN"]  # of types that only the spec describes
     arm = {name for name, one in families.items() if one.get("arm")}
@@ -79,7 +79,7 @@ def test_the_families_are_those_of_the_machine_types() -> None:
 
 
 @pytest.mark.parametrize("cells", rows("Failures"), ids=lambda cells: str(cells[0].split("`")[1]))
-def test_a_code_is_retried_if_the_table_says_so(cells: list[str]) -> None:
+def test_manual_says_which_codes_are_retried(cells: list[str]) -> None:
     known = yaml.safe_load((DATA / "diagnoses.yaml").read_text())
     transient = {entry["code"] for entry in known if entry.get("transient")}
     for code in re.findall("`([a-z-]+)`", cells[0]):

@@ -210,7 +210,7 @@ ONCE = ("compute.networks.create", "compute.subnetworks.create", "compute.router
         "resourcemanager.projects.setIamPolicy")  # fmt: skip
 
 
-def test_what_an_earlier_up_made_needs_no_quota_and_no_right(google: Google) -> None:
+def test_preflight_needs_no_quota_or_permission_for_existing_resources(google: Google) -> None:
     """What it did not come to is Terraform's to name."""
     for metric in ("NETWORKS", "SUBNETWORKS", "ROUTERS"):
         quota(google, metric, 5, 5)
@@ -252,7 +252,7 @@ def test_question_that_google_no_longer_knows_is_a_warning(google: Google) -> No
     assert "HTTP 404" in policy.why
 
 
-def test_conditional_role_is_only_a_warning(google: Google) -> None:
+def test_preflight_conditional_role_is_only_a_warning(google: Google) -> None:
     """testIamPermissions of a project does not show it, nor one on the instances."""
     deny(google, "iap.tunnelInstances.accessViaIAP")
     (one,) = found(SPEC)
@@ -261,7 +261,7 @@ def test_conditional_role_is_only_a_warning(google: Google) -> None:
     assert "roles/iap.tunnelResourceAccessor" in one.fix
 
 
-def test_all_obstacles_are_named_at_once_and_nothing_is_made(google: Google) -> None:
+def test_preflight_reports_all_obstacles_and_creates_nothing(google: Google) -> None:
     for plant, *_ in OBSTACLES.values():
         plant(google)
     before = google.world.read()
@@ -282,7 +282,7 @@ def test_all_obstacles_are_named_at_once_and_nothing_is_made(google: Google) -> 
         ("compute.*", "billing_disabled", f"billing/linkedaccount?project={PROJECT}"),
     ],
 )
-def test_what_has_google_refuse_all_calls_is_one_finding(
+def test_preflight_reports_a_refusal_of_all_calls_once(
     google: Google, calls: str, name: str, fix: str, cluster_id: str | None
 ) -> None:
     google.refuse(calls, name)
@@ -324,7 +324,7 @@ def test_unanswered_call_is_a_warning_beside_obstacles(
     assert warning[1] in warnings[0][1].split(", ")
 
 
-def test_a_project_that_the_login_may_not_see_may_not_exist(google: Google) -> None:
+def test_preflight_project_without_permission_may_not_exist(google: Google) -> None:
     google.fail("cloudresourcemanager.projects.get", 403, reason="forbidden")
     (one,) = found(PLAIN)
     assert (one.level, one.code, one.host) == ("error", "project-missing", PROJECT)
@@ -337,7 +337,7 @@ def test_a_project_that_the_login_may_not_see_may_not_exist(google: Google) -> N
     )
 
 
-def test_hosts_that_exist_need_nothing(google: Google) -> None:
+def test_preflight_of_existing_hosts_finds_nothing(google: Google) -> None:
     quota(google, "GPUS_ALL_REGIONS", 1)
     deny(google, "iam.serviceAccounts.actAs")
     short, right = sorted(found(PLAIN, "a1b2c3"), key=lambda one: one.code, reverse=True)
@@ -352,7 +352,7 @@ def test_hosts_that_exist_need_nothing(google: Google) -> None:
         assert {one.code for one in found(PLAIN, "a1b2c3")} == codes
 
 
-def test_without_a_login_nothing_else_is_said(
+def test_preflight_without_a_login_reports_only_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}.items():
@@ -376,7 +376,7 @@ class ExpiredSession(requests.Session):
 
 
 @pytest.mark.parametrize("cluster_id", [None, "a1b2c3"])
-def test_of_a_login_that_has_expired_nothing_else_is_said(cluster_id: str | None) -> None:
+def test_preflight_with_an_expired_login_reports_only_that(cluster_id: str | None) -> None:
     api = Api(PROJECT, session=ExpiredSession())
     assert_asks_for_a_login(found(PLAIN, cluster_id, api), "has expired")
 
@@ -394,7 +394,7 @@ def test_of_a_login_that_has_expired_nothing_else_is_said(cluster_id: str | None
         ("project: my-images, family: with-a-driver-of-ours", "", []),
     ],
 )
-def test_gpus_on_a_public_image_without_a_driver(
+def test_preflight_names_gpus_on_a_public_image_without_a_driver(
     image: str, software: str, codes: list[str]
 ) -> None:
     text = PLAIN.replace("zone:", f"partitions: {{train: {{image: {{{image}}}}}}}, zone:")
@@ -411,7 +411,7 @@ def test_unreadable_managed_policies_are_ignored(google: Google) -> None:
 
 
 @pytest.mark.parametrize("call", ["storage.buckets.get", "compute.reservationBlocks.get"])
-def test_a_resource_that_the_login_may_not_look_at_may_exist(google: Google, call: str) -> None:
+def test_preflight_resource_without_permission_may_exist(google: Google, call: str) -> None:
     google.fail(call, 403, reason="forbidden")
     assert found(SPEC) == ()
 
@@ -433,7 +433,7 @@ class SilentSession(requests.Session):
 
 
 @pytest.mark.parametrize("cluster_id", [None, "a1b2c3"])
-def test_silent_google_is_a_single_warning(cluster_id: str | None) -> None:
+def test_preflight_of_a_silent_google_is_one_warning(cluster_id: str | None) -> None:
     session = SilentSession("http")
     api = Api(PROJECT, session=session, answer_s=10.0, tries=2, clock=Clock(sleep=lambda _: None))
     (one,) = found(PLAIN, cluster_id, api)
@@ -441,7 +441,7 @@ def test_silent_google_is_a_single_warning(cluster_id: str | None) -> None:
     assert session.timeouts == {10.0}
 
 
-def test_silent_service_does_not_stop_other_checks(google: Google) -> None:
+def test_preflight_continues_if_one_service_is_silent(google: Google) -> None:
     deny(google, "iam.serviceAccounts.actAs")
     api = Api(PROJECT, session=SilentSession("/compute/"), clock=Clock(sleep=lambda _: None))
     findings = found(PLAIN, None, api)
@@ -449,7 +449,7 @@ def test_silent_service_does_not_stop_other_checks(google: Google) -> None:
     assert {one.code for one in findings if one.level == "warning"} == {"cloud-silent"}
 
 
-def test_an_image_of_the_nodes_needs_rights(google: Google) -> None:
+def test_preflight_needs_permissions_to_build_a_node_image(google: Google) -> None:
     deny(google, "compute.images.create")
     # It is not asked for.
     assert not found(PLAIN)
@@ -507,7 +507,7 @@ L4 = [{"guestAcceleratorType": "nvidia-l4", "guestAcceleratorCount": 1}]
         ),
     ],
 )
-def test_a_machine_type_is_compared_with_what_google_says(
+def test_preflight_compares_machine_types_with_google(
     google: Google, stated: str, there: dict[str, Any], level: str, word: str
 ) -> None:
     has(google, f"machineTypes/{C5}", **there)

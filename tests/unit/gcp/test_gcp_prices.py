@@ -37,11 +37,11 @@ def of(
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_machines_cost_what_google_publishes(name: str) -> None:
+def test_machine_prices_equal_those_of_google(name: str) -> None:
     assert of(name) == pytest.approx(PUBLISHED[name], rel=1e-3)
 
 
-def test_gpus_that_are_added_are_paid_for() -> None:
+def test_price_includes_added_gpus() -> None:
     assert of("n1-standard-4", {"nvidia-tesla-t4": 2}) == pytest.approx(0.189999 + 0.70, rel=1e-4)
     assert of("n1-standard-4", {"nvidia-tesla-t4": 2}, spot=True) == pytest.approx(
         0.0523 + 0.35, rel=1e-2
@@ -59,13 +59,11 @@ def test_gpus_that_are_added_are_paid_for() -> None:
         ("a4-highgpu-8g", {}, False),
     ],
 )
-def test_what_is_not_in_the_table_is_not_guessed(
-    name: str, gpus: dict[str, int], spot: bool
-) -> None:
+def test_price_of_an_unknown_machine_is_none(name: str, gpus: dict[str, int], spot: bool) -> None:
     assert of(name, gpus, spot=spot) is None
 
 
-def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
+def test_spot_price_is_below_on_demand() -> None:
     both = 0
     for name in gcp_machines.machines():
         plain = of(name)
@@ -76,7 +74,7 @@ def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
     assert both > 20
 
 
-def test_all_names_in_the_table_exist() -> None:
+def test_price_table_has_only_known_machine_types() -> None:
     known = gcp_machines.machines()
     table = costs.table()
     assert set(table["machines"]) <= set(known)
@@ -84,13 +82,13 @@ def test_all_names_in_the_table_exist() -> None:
     assert set(table["gpus"]) <= {facts["google"] for facts in gcp_machines.data()["gpus"].values()}
 
 
-def test_another_region_is_said_to_differ() -> None:
+def test_price_caveat_names_another_region() -> None:
     assert costs.table()["date"] == "2026-11-20"
     assert costs.caveat("us-central1") == ""
     assert "for us-central1; prices in europe-west4" in costs.caveat("europe-west4")
 
 
-def test_cloud_nat_is_paid_for_by_machine_up_to_32() -> None:
+def test_price_of_cloud_nat_depends_on_up_to_32_machines() -> None:
     assert costs.of_nat(3) == pytest.approx(3 * 0.0014 + 0.005)
     assert costs.of_nat(100) == costs.of_nat(32)
 
@@ -121,13 +119,13 @@ def spec(price_per_hour: float | None = None, **provider: Any) -> ClusterSpec:
 
 
 class TestHosts:
-    def test_a_host_costs_its_machine_and_its_disks(self) -> None:
+    def test_host_price_is_machine_and_disks(self) -> None:
         price = costs.HostPrices.by(spec()).of
         assert price(instance()) == pytest.approx(0.706824 + 0.01)
         with_ssds = price(instance(scratch_disk=[{"interface": "NVME"}] * 2))
         assert with_ssds == pytest.approx(0.706824 + 0.01 + 2 * 375 * 0.08 / 730)
 
-    def test_spot_and_added_gpus_are_seen(self) -> None:
+    def test_host_price_reads_spot_and_added_gpus(self) -> None:
         price = costs.HostPrices.by(spec()).of
         spot = price(instance(scheduling=[{"provisioning_model": "SPOT"}]))
         assert spot == pytest.approx(0.05872 + 0.2231 + 0.01, rel=1e-3)
@@ -136,7 +134,7 @@ class TestHosts:
             instance(machine_type="n1-standard-4", guest_accelerator=gpu)
         ) == pytest.approx(0.55, rel=1e-3)
 
-    def test_disks_that_a_machine_type_brings_are_in_its_price(self) -> None:
+    def test_host_price_includes_bundled_local_ssds(self) -> None:
         machine = gcp_machines.machines().get("a2-ultragpu-1g")
         assert machine is not None
         bundled = [{"interface": "NVME"}] * machine.bundled_ssds
@@ -145,7 +143,7 @@ class TestHosts:
         )
         assert price == pytest.approx(5.068798 + 0.01)
 
-    def test_what_the_spec_says_comes_first(self) -> None:
+    def test_host_price_of_the_spec_has_precedence(self) -> None:
         own = {"g2-standard-4": 0.5}
         assert costs.HostPrices.by(spec(prices=own)).of(instance()) == pytest.approx(0.51)
         assert costs.HostPrices.by(spec(2.5, prices=own)).of(instance()) == 2.5
@@ -154,7 +152,7 @@ class TestHosts:
         ) == pytest.approx(0.51)
         assert costs.HostPrices.by(spec(2.5)).of(instance("demo-ctl")) == pytest.approx(0.716824)
 
-    def test_an_unknown_part_makes_the_whole_unknown(self) -> None:
+    def test_host_price_with_an_unknown_part_is_none(self) -> None:
         price = costs.HostPrices.by(spec()).of
         assert price(instance(machine_type="c3-standard-4")) is None
         assert (
@@ -169,7 +167,7 @@ def node_price(of_it: ClusterSpec, partition: str) -> float | None:
 class TestNodes:
     """What `cost_usd` of a run rests on."""
 
-    def test_a_node_costs_what_its_host_is_planned_to(self) -> None:
+    def test_node_price_equals_the_planned_host_price(self) -> None:
         checked = 0
         for name in NAMES:
             of_it = spec_of(name)
@@ -185,7 +183,7 @@ class TestNodes:
                 checked += said is not None
         assert checked >= 5
 
-    def test_a_partition_s_own_price_counts_with_any_provider(self) -> None:
+    def test_node_price_of_a_partition_counts_with_any_provider(self) -> None:
         local = ClusterSpec.model_validate(
             {
                 "version": 1,
@@ -197,7 +195,7 @@ class TestNodes:
         assert node_price(local, "gone") is None
         assert node_price(spec(2.5), "train") == 2.5
 
-    def test_extra_disks_are_a_part_of_it(self) -> None:
+    def test_node_price_includes_extra_disks(self) -> None:
         nodes = {
             "machine_type": "g2-standard-4",
             "extra_disks": [{"size": "730GiB", "type": "pd-ssd"}],
@@ -228,7 +226,7 @@ def as_instance(name: str, host: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_what_is_no_host_is_paid_for_too() -> None:
+def test_other_costs_has_disks_filestore_and_nat() -> None:
     share = {"tier": "ZONAL", "file_shares": [{"capacity_gb": 1024}], "name": "demo-shared"}
     known, unknown = costs.other_costs(
         [
@@ -248,7 +246,7 @@ def test_what_is_no_host_is_paid_for_too() -> None:
 
 
 @pytest.mark.parametrize(("status", "cost"), [("RUNNING", 0.28182), ("TERMINATED", 0.0)])
-def test_an_instance_that_is_off_costs_nothing_itself(status: str, cost: float) -> None:
+def test_stopped_instance_costs_only_its_disks(status: str, cost: float) -> None:
     row = {
         "status": status,
         "machineType": "https://www.googleapis.com/compute/v1/projects/p/zones/z/machineTypes/g2-standard-4",

@@ -44,7 +44,7 @@ PATH = f"projects/{PROJECT}/zones/us-central1-a/instances/demo-train-1"
 INSTANCE_SHOWN = "instance demo-train-1 in us-central1-a"
 
 
-def test_the_book_says_where_each_was_read() -> None:
+def test_every_refusal_has_source_and_date() -> None:
     whole = [
         each for each in REFUSALS.values() if not re.search("before sources|the part", each.source)
     ]
@@ -57,7 +57,7 @@ def test_the_book_says_where_each_was_read() -> None:
 
 
 @pytest.mark.parametrize("refusal", BOOK)
-def test_what_terraform_is_told_ends_in_the_right_first_line(refusal: Refusal) -> None:
+def test_terraform_error_of_each_refusal_has_code_cause_and_fix(refusal: Refusal) -> None:
     finding = diagnose(Diagnostic("error", refusal.said(FACTS)), WHERE)
     failure = finding.failure
     assert failure.code == refusal.code
@@ -68,7 +68,7 @@ def test_what_terraform_is_told_ends_in_the_right_first_line(refusal: Refusal) -
 
 
 @pytest.mark.parametrize("refusal", played("permission", "quota_at_the_call", "unavailable"))
-def test_own_call_has_the_cause_of_terraforms_error(
+def test_api_error_has_the_cause_of_the_terraform_error(
     google: Google, api: Api, refusal: Refusal
 ) -> None:
     if refusal.operation is not None:
@@ -123,7 +123,7 @@ def told(said: Mapping[str, Any]) -> Diagnostic:
 
 
 @pytest.mark.parametrize("said", SAID, ids=lambda said: f"{said['code']}: {said['text'][:40]}")
-def test_what_is_said_is_understood(said: Mapping[str, Any]) -> None:
+def test_diagnose_recorded_messages(said: Mapping[str, Any]) -> None:
     finding = diagnose(told(said), PLACE)
     failure = finding.failure
     assert failure.code == said["code"]
@@ -136,7 +136,7 @@ def test_what_is_said_is_understood(said: Mapping[str, Any]) -> None:
     assert not re.search(r"[{}]", failure.cause + failure.fix)
 
 
-def test_every_rule_has_a_text_that_it_is_for() -> None:
+def test_every_diagnosis_rule_has_a_recorded_message() -> None:
     rare = {
         "lock-file",
         "state-unwritable",
@@ -149,12 +149,12 @@ def test_every_rule_has_a_text_that_it_is_for() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*TEXTS["rules"]} - {"not_stopped"}))  # our mistake
-def test_every_rule_that_the_stand_in_plays_is_understood(name: str) -> None:
+def test_every_refusal_of_the_double_is_diagnosed(name: str) -> None:
     text = re.sub(r"\{(\w+)\}", r"\1", TEXTS["rules"][name])
     assert diagnose(Diagnostic("error", text), PLACE).failure.code != "terraform"
 
 
-def test_hosts_with_one_cause_are_told_in_one_breath() -> None:
+def test_explain_groups_hosts_with_the_same_cause() -> None:
     quota = (
         "Error waiting for instance to create: Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 2.0 in "
         "region x."
@@ -172,7 +172,7 @@ def test_hosts_with_one_cause_are_told_in_one_breath() -> None:
     assert not error.transient
 
 
-def test_the_controller_is_a_host_too_and_a_network_is_none() -> None:
+def test_diagnose_names_the_host_of_a_resource() -> None:
     assert diagnose(Diagnostic("error", "x", "", at("demo-ctl")), PLACE).failure.host == "demo-ctl"
     network = "module.network.google_compute_network.cluster[0]"
     assert diagnose(Diagnostic("error", "x", "", network), PLACE).failure.host is None
@@ -185,7 +185,7 @@ def test_transient_error_beside_a_lasting_one_is_not_retried() -> None:
     assert not PLACE.explain("x", (busy, full)).transient
 
 
-def test_an_api_that_was_just_switched_on_is_waited_for() -> None:
+def test_disabled_api_is_retried_after_it_was_enabled() -> None:
     off = Diagnostic("error", REFUSALS["api_off_by_id"].said({"project": PLACE.project}))
     assert not diagnose(off, PLACE).transient
     assert diagnose(off, replace(PLACE, enables_apis=True)).transient

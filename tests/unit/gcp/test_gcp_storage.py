@@ -83,7 +83,7 @@ def left_filestore(google: Google) -> str:
         ({"uid": 2001}, "storage-users-differ", ("ada has uid 2001", "uid 3001 owns")),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_made(
+def test_kept_storage_that_does_not_fit_the_spec_is_refused_by_plan(
     tmp_path: Path, google: Google, changed: dict[str, Any], code: str, values: tuple[str, ...]
 ) -> None:
     left_disk(google)
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     assert not workspace.terraform.exists()
 
 
-def test_that_of_another_user_is_none_of_ours(google: Google) -> None:
+def test_kept_storage_of_another_user_is_ignored(google: Google) -> None:
     path = left_disk(google, user="eve")
     assert kept(spec_of()) == ()
     assert kept(spec_of(user="eve"))[0].id == path
@@ -112,7 +112,7 @@ INSTANCES = f"projects/{PROJECT}/zones/us-central1-a/instances"
         (False, {"cluster": "other"}, False),
     ],
 )
-def test_what_an_instance_has_is_not_removed(
+def test_storage_used_by_an_instance_is_not_removed(
     google: Google, is_disk: bool, instance: dict[str, Any], is_used: bool
 ) -> None:
     path = left_disk(google) if is_disk else left_filestore(google)
@@ -142,7 +142,7 @@ def test_what_an_instance_has_is_not_removed(
         ("europe-west1-b", "europe-west1-c", False),
     ],
 )
-def test_a_filestore_is_used_from_its_zone_or_region(
+def test_filestore_is_used_from_its_zone_or_region(
     monkeypatch: pytest.MonkeyPatch, place: str, zone: str, is_used: bool
 ) -> None:
     rows = [("instance", f"projects/{PROJECT}/zones/{zone}/instances/one", {})]

@@ -83,13 +83,13 @@ def test_fact_has_a_source_and_holds_in_our_files(fact: Fact) -> None:
 @pytest.mark.parametrize(
     ("family", "needed"), [(PLAIN_IMAGE.family, set()), (GPU_IMAGE.family, OF_GPUS)]
 )
-def test_the_default_images_have_facts(family: str, needed: set[str]) -> None:
+def test_default_images_have_facts(family: str, needed: set[str]) -> None:
     """Another default family needs its own: what it has may be elsewhere."""
     known = {fact.id for fact in FACTS.fact if re.search(fact.images, family)}
     assert known >= OF_ANY_DEFAULT | needed
 
 
-def test_the_plan_has_the_largest_mtu() -> None:
+def test_network_has_the_largest_mtu() -> None:
     (network,) = (one.after for one in demo() if one.type == "google_compute_network")
     assert network
     assert str(network["mtu"]) == BY_ID["largest-mtu"].value
@@ -99,19 +99,19 @@ def test_new_hosts_are_awaited_for_longer_than_a_boot() -> None:
     assert min(probe.NEW_TIMEOUT_S, api.WAIT_S) > int(BY_ID["boot"].value)
 
 
-def test_the_stand_in_of_the_agent_has_its_groups() -> None:
+def test_guest_agent_double_has_the_groups_of_the_agent() -> None:
     """All that it makes of accounts: tests/e2e/test_guest_agent.py."""
     assert ",".join(guest_agent.GROUPS) == BY_ID["groups"].value
 
 
-def test_the_el_shaped_machine_has_nvidias_open_mpi_there() -> None:
+def test_el_machine_has_open_mpi_at_the_path_of_nvidia() -> None:
     (package,) = (one for one in packages() if (one.repo, one.name) == ("doca", "openmpi"))
     (place,) = (text.partition(" -> ")[2] for text in package.holds.files if "/bin/" in text)
     assert fnmatch(place, f"{BY_ID['open-mpi'].value}/bin/")
     assert ("doca", BY_ID["rdma"].value) in {(one.repo, one.name) for one in packages()}
 
 
-def test_no_interface_is_known_by_name() -> None:
+def test_no_shipped_file_names_a_network_interface() -> None:
     """A name is the image's: eth0 on some, ens4 on others."""
     assert INTERFACE.fullmatch(BY_ID["interface"].value)
     assert not [

@@ -126,7 +126,9 @@ def test_mount_point_keeps_the_settings_of_its_package(
     ]
 
 
-def test_moved_folder_stays_if_its_place_is_filled(snapshot: Snapshot, tmp_path: Path) -> None:
+def test_folder_set_aside_is_kept_if_a_new_folder_has_its_name(
+    snapshot: Snapshot, tmp_path: Path
+) -> None:
     tree = tmp_path / "munge"
     aside = tmp_path / ".munge.clusterctl-aside"
     tree.mkdir()

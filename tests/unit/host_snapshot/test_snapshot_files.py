@@ -44,7 +44,7 @@ def tree(folder: Path) -> dict[str, tuple[int, int, str | bytes | None]]:
     }
 
 
-def test_files_links_and_folders_come_back_as_they_were(snapshot: Snapshot, etc: Path) -> None:
+def test_restore_recreates_files_links_and_folders(snapshot: Snapshot, etc: Path) -> None:
     (etc / "chrony.conf").write_text("server theirs\n")
     (etc / "chrony.conf").chmod(0o640)
     (etc / "link").symlink_to("chrony.conf")
@@ -79,7 +79,7 @@ def test_files_links_and_folders_come_back_as_they_were(snapshot: Snapshot, etc:
 @pytest.mark.parametrize(
     ("uid", "is_ones"), [(999, False), (1000, True), (64030, False), (65534, False), (70000, True)]
 )
-def test_what_a_service_has_belongs_to_no_person(
+def test_is_person_is_false_for_system_accounts(
     util: Callable[[str], ModuleType],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -99,7 +99,7 @@ def test_accounts_of_a_directory_service_are_not_the_hosts(
     assert util("snapshot_host").users() == ["root"]
 
 
-def test_a_second_up_notes_nothing_new(snapshot: Snapshot, etc: Path) -> None:
+def test_second_record_changes_nothing(snapshot: Snapshot, etc: Path) -> None:
     conf = etc / "a.conf"
     conf.write_text("theirs\n")
     snapshot("recorded", files=[str(conf)])
@@ -112,7 +112,7 @@ def test_a_second_up_notes_nothing_new(snapshot: Snapshot, etc: Path) -> None:
     assert conf.read_text() == "theirs\n"
 
 
-def test_somebodys_version_of_our_file_is_kept_beside(snapshot: Snapshot, etc: Path) -> None:
+def test_restore_keeps_an_edited_file_of_clusterctl_beside(snapshot: Snapshot, etc: Path) -> None:
     conf = etc / "slurm.conf"
     snapshot("recorded", files=[str(conf)])
     conf.write_text("ours\n")
@@ -125,7 +125,7 @@ def test_somebodys_version_of_our_file_is_kept_beside(snapshot: Snapshot, etc: P
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_keys_that_others_added_stay_authorized(snapshot: Snapshot, etc: Path, again: bool) -> None:
+def test_restore_keeps_ssh_keys_added_by_users(snapshot: Snapshot, etc: Path, again: bool) -> None:
     keys = etc / ".ssh/authorized_keys"
     touches = {"files": [str(keys)], "folders": [str(keys.parent)]}
     snapshot("recorded", **touches)
@@ -141,7 +141,7 @@ def test_keys_that_others_added_stay_authorized(snapshot: Snapshot, etc: Path, a
     assert [path.name for path in keys.parent.iterdir()] == [keys.name]
 
 
-def test_what_another_host_gives_back_is_left_alone(snapshot: Snapshot, etc: Path) -> None:
+def test_restore_leaves_folders_that_another_host_restores(snapshot: Snapshot, etc: Path) -> None:
     (etc / "home").mkdir()
     shared = etc / "home/key"
     own = etc / "key"
@@ -155,7 +155,9 @@ def test_what_another_host_gives_back_is_left_alone(snapshot: Snapshot, etc: Pat
     assert not own.exists()
 
 
-def test_a_version_that_the_next_up_replaced_is_kept_too(snapshot: Snapshot, etc: Path) -> None:
+def test_restore_keeps_an_edited_file_that_the_next_up_replaced(
+    snapshot: Snapshot, etc: Path
+) -> None:
     conf = etc / "slurm.conf"
     for text in ("first", "second"):
         snapshot("recorded", files=[str(conf)])
@@ -168,7 +170,9 @@ def test_a_version_that_the_next_up_replaced_is_kept_too(snapshot: Snapshot, etc
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["one up", "another up after"])
-def test_lines_of_others_stay_in_a_shared_file(snapshot: Snapshot, etc: Path, again: bool) -> None:
+def test_restore_keeps_foreign_lines_in_a_shared_file(
+    snapshot: Snapshot, etc: Path, again: bool
+) -> None:
     hosts = etc / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
     snapshot("recorded", files=[str(hosts)])
@@ -184,7 +188,9 @@ def test_lines_of_others_stay_in_a_shared_file(snapshot: Snapshot, etc: Path, ag
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["one up", "another up after"])
-def test_what_we_never_changed_is_left_alone(snapshot: Snapshot, etc: Path, again: bool) -> None:
+def test_restore_leaves_files_that_up_did_not_change(
+    snapshot: Snapshot, etc: Path, again: bool
+) -> None:
     conf = etc / "theirs.conf"
     conf.write_text("old\n")
     files = [str(conf), str(etc / "later.conf")]
@@ -201,7 +207,7 @@ def test_what_we_never_changed_is_left_alone(snapshot: Snapshot, etc: Path, agai
     assert sorted(path.name for path in etc.iterdir()) == ["later.conf", "theirs.conf"]
 
 
-def test_an_up_that_was_killed_is_undone(snapshot: Snapshot, etc: Path) -> None:
+def test_restore_undoes_a_killed_up(snapshot: Snapshot, etc: Path) -> None:
     conf = etc / "a.conf"
     conf.write_text("theirs\n")
     snapshot("recorded", files=[str(conf), str(etc / "b.conf")])
@@ -212,7 +218,7 @@ def test_an_up_that_was_killed_is_undone(snapshot: Snapshot, etc: Path) -> None:
     assert {path.name: path.read_text() for path in etc.iterdir()} == {"a.conf": "theirs\n"}
 
 
-def test_a_folder_with_something_in_it_stays_and_is_named(snapshot: Snapshot, etc: Path) -> None:
+def test_restore_keeps_and_names_a_folder_that_is_not_empty(snapshot: Snapshot, etc: Path) -> None:
     folders = [str(etc / "shared"), str(etc / "shared/home")]
     snapshot("recorded", folders=folders)
     (etc / "shared/home/ada").mkdir(parents=True)
@@ -222,7 +228,7 @@ def test_a_folder_with_something_in_it_stays_and_is_named(snapshot: Snapshot, et
     assert f"{etc}/shared/home: it" in str(said["clusterctl_notes"])
 
 
-def test_patterns_find_what_came_later(snapshot: Snapshot, etc: Path) -> None:
+def test_restore_removes_later_files_that_match_a_pattern(snapshot: Snapshot, etc: Path) -> None:
     (etc / "mark-theirs").write_text("")
     snapshot("recorded", files=[f"{etc}/mark-*"])
     (etc / "mark-ours").write_text("")
@@ -231,14 +237,14 @@ def test_patterns_find_what_came_later(snapshot: Snapshot, etc: Path) -> None:
     assert [path.name for path in etc.iterdir()] == ["mark-theirs"]
 
 
-def test_a_host_belongs_to_one_cluster(snapshot: Snapshot, refuses: Refuses) -> None:
+def test_snapshot_of_another_cluster_is_refused(snapshot: Snapshot, refuses: Refuses) -> None:
     snapshot("recorded", files=[])
     for state in ("recorded", "sealed", "restored"):
         with refuses("another cluster"):
             snapshot(state, cluster="other")
 
 
-def test_looking_changes_nothing(snapshot: Snapshot, etc: Path, tmp_path: Path) -> None:
+def test_check_mode_changes_nothing(snapshot: Snapshot, etc: Path, tmp_path: Path) -> None:
     (etc / "a.conf").write_text("theirs\n")
     assert snapshot("recorded", check=True, files=[str(etc / "a.conf")])["changed"]
     assert not (tmp_path / "snapshot").exists()
@@ -260,13 +266,13 @@ def test_newer_snapshot_is_rejected_and_only_root_can_read(
         snapshot("restored")
 
 
-def test_nothing_is_sealed_that_was_not_recorded(snapshot: Snapshot, refuses: Refuses) -> None:
+def test_seal_without_a_record_is_refused(snapshot: Snapshot, refuses: Refuses) -> None:
     """All that is installed would look like ours."""
     with refuses("has no record"):
         snapshot("sealed", files=[])
 
 
-def test_what_belongs_to_people_stays_in_a_folder_of_ours(
+def test_restore_keeps_files_of_persons_in_a_folder_of_clusterctl(
     snapshot: Snapshot,
     etc: Path,
     util: Callable[[str], ModuleType],
@@ -337,7 +343,9 @@ def test_mariadb_with_foreign_databases_is_kept(
     assert gone == (["slurm", "slurm"] if others else ["mysql", "slurm"] * 2)
 
 
-def test_what_a_pattern_finds_after_a_killed_run_is_ours(snapshot: Snapshot, etc: Path) -> None:
+def test_files_that_match_a_pattern_after_a_killed_up_are_removed(
+    snapshot: Snapshot, etc: Path
+) -> None:
     snapshot("recorded", files=[f"{etc}/mark-*"])
     (etc / "mark-ours").write_text("")
     snapshot("recorded", files=[f"{etc}/mark-*"])
@@ -349,7 +357,7 @@ def test_what_a_pattern_finds_after_a_killed_run_is_ours(snapshot: Snapshot, etc
     assert [path.name for path in etc.iterdir()] == ["mark-theirs"]
 
 
-def test_what_rpm_kept_of_ours_goes_and_somebodys_stays(snapshot: Snapshot, etc: Path) -> None:
+def test_restore_removes_rpmsave_files_of_clusterctl_only(snapshot: Snapshot, etc: Path) -> None:
     """It does so with settings that are not as the package brought them."""
     ours = etc / "slurm.conf"
     shared = etc / "my.cnf"
@@ -434,7 +442,7 @@ def test_keys_changed_by_a_job_do_not_stop_the_restore(
     assert any(str(keys) in note for note in said["clusterctl_notes"])
 
 
-def test_keys_in_a_home_are_given_back_with_its_accounts_rights(
+def test_restore_writes_ssh_keys_with_the_rights_of_their_account(
     snapshot: Snapshot, home: Path
 ) -> None:
     keys = make(home, "theirs")

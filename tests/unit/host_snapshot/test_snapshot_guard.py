@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_went_with_a_package_is_put_back(
+def test_guard_puts_back_files_that_a_purge_removed(
     root: Path, tmp_path: Path, util: Callable[[str], ModuleType]
 ) -> None:
     guard = util("snapshot_guard").Guard(str(tmp_path / "held"), str(root))
@@ -42,7 +42,7 @@ def test_what_went_with_a_package_is_put_back(
     assert not (root / "slurm/ours.conf").exists()
 
 
-def test_a_second_attempt_still_holds_what_the_first_saw(
+def test_guard_of_a_second_attempt_has_the_files_of_the_first(
     root: Path, tmp_path: Path, util: Callable[[str], ModuleType]
 ) -> None:
     guards = [util("snapshot_guard").Guard(str(tmp_path / "held"), str(root)) for _ in range(2)]
@@ -52,7 +52,7 @@ def test_a_second_attempt_still_holds_what_the_first_saw(
     assert len(guards[1].put_back(exclude=())) == 3
 
 
-def test_pipes_and_links_are_held_on_another_file_system_too(
+def test_guard_holds_pipes_and_links_across_file_systems(
     root: Path, tmp_path: Path, util: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(root / "slurm/pipe", 0o640)
@@ -67,7 +67,7 @@ def test_pipes_and_links_are_held_on_another_file_system_too(
     assert (root / "slurm/old/slurm.conf").read_text() == "theirs"
 
 
-def test_what_a_package_made_for_itself_goes_with_its_folder(
+def test_restore_removes_files_that_a_package_created(
     util: Callable[[str], ModuleType],
     snapshot: Callable[..., dict[str, Any]],
     tmp_path: Path,

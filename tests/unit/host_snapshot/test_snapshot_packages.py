@@ -55,7 +55,7 @@ def raised(snapshot: Snapshot, machine: Machine, packages: Any, *, then: str) ->
     snapshot("sealed", packages=packages)
 
 
-def test_what_came_with_the_cluster_goes_and_the_rest_stays(
+def test_restore_purges_only_packages_installed_by_up(
     snapshot: Snapshot, machine: Machine, dpkg: Any
 ) -> None:
     raised(snapshot, machine, dpkg, then="installed munge 0.5.15\ninstalled libssl3:amd64 3.0.19\n")
@@ -80,7 +80,7 @@ def test_what_came_with_the_cluster_goes_and_the_rest_stays(
     assert ["apt-mark", "auto", "procps"] in machine.ran
 
 
-def test_without_a_list_of_before_nothing_is_ours(
+def test_restore_without_an_earlier_package_list_purges_nothing(
     snapshot: Snapshot, machine: Machine, dpkg: Any
 ) -> None:
     machine.answers[LISTED] = 0, "", ""
@@ -91,7 +91,7 @@ def test_without_a_list_of_before_nothing_is_ours(
     assert not commands(machine, "apt-get")
 
 
-def test_what_somebody_installs_between_two_ups_is_theirs(
+def test_package_installed_by_a_user_between_two_ups_is_kept(
     snapshot: Snapshot, machine: Machine, dpkg: Any
 ) -> None:
     raised(snapshot, machine, dpkg, then="installed munge 0.5.15\n")
@@ -104,7 +104,7 @@ def test_what_somebody_installs_between_two_ups_is_theirs(
     assert commands(machine, "apt-get")[0][-3:] == ["purge", "munge", "slurmd"]
 
 
-def test_a_killed_install_is_ours_and_a_newer_version_is_named(
+def test_restore_purges_packages_of_a_killed_up_and_names_upgrades(
     snapshot: Snapshot, machine: Machine, dpkg: Any
 ) -> None:
     machine.answers[LISTED] = 0, BEFORE, ""
@@ -118,7 +118,7 @@ def test_a_killed_install_is_ours_and_a_newer_version_is_named(
     assert note.endswith("before: adduser")
 
 
-def test_settings_that_somebody_changed_outlive_their_package(
+def test_restore_keeps_edited_configuration_files_of_purged_packages(
     snapshot: Snapshot, machine: Machine, dpkg: Any, tmp_path: Path
 ) -> None:
     conf = tmp_path / "50-server.cnf"
@@ -134,7 +134,7 @@ def test_settings_that_somebody_changed_outlive_their_package(
     assert len(said["clusterctl_notes"]) == 1
 
 
-def test_a_mariadb_with_databases_of_others_keeps_its_packages(
+def test_restore_keeps_mariadb_packages_with_foreign_databases(
     snapshot: Snapshot,
     machine: Machine,
     dpkg: Any,
@@ -153,7 +153,9 @@ def test_a_mariadb_with_databases_of_others_keeps_its_packages(
     assert commands(machine, "apt-get")[0][-2:] == ["purge", "munge"]
 
 
-def test_rpm_keeps_what_is_needed_and_what_that_needs(rpm: Any, machine: Machine) -> None:
+def test_rpm_removable_keeps_required_packages_and_their_dependencies(
+    rpm: Any, machine: Machine
+) -> None:
     test = ("rpm", "-e", "--test")
     machine.answers[*test, "hwloc-libs.x86_64", "munge.x86_64", "openmpi.x86_64"] = (
         1,
@@ -172,7 +174,9 @@ def test_rpm_keeps_what_is_needed_and_what_that_needs(rpm: Any, machine: Machine
     assert rpm.removable(names) == ["munge.x86_64"]
 
 
-def test_what_rpm_says_of_anything_else_is_an_error(rpm: Any, machine: Machine, util: Util) -> None:
+def test_rpm_removable_with_another_failure_is_an_error(
+    rpm: Any, machine: Machine, util: Util
+) -> None:
     machine.answers["rpm", "-e", "--test", "a.x86_64"] = (
         1,
         "",
@@ -183,7 +187,7 @@ def test_what_rpm_says_of_anything_else_is_an_error(rpm: Any, machine: Machine, 
     assert "transaction lock" in str(caught.value)
 
 
-def test_keys_of_repositories_are_packages(rpm: Any, machine: Machine) -> None:
+def test_gpg_keys_of_repositories_are_listed_as_packages(rpm: Any, machine: Machine) -> None:
     listed = "gpg-pubkey 3228467c-613798eb (none)\nbash 5.1.8-9.el9 x86_64\n"
     machine.answers["rpm", "-qa"] = 0, listed, ""
     assert set(rpm.installed()) == {"gpg-pubkey-3228467c-613798eb", "bash.x86_64"}

@@ -45,7 +45,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("name", [*DAMAGES, "no text", "cut"])
-def test_a_damaged_one_is_one_clear_failure_and_nothing_goes(
+def test_restore_with_a_damaged_ledger_fails_and_removes_nothing(
     snapshot: Snapshot, conf: Path, tmp_path: Path, name: str, refuses: Refuses
 ) -> None:
     book = tmp_path / "snapshot/ledger.json"
@@ -58,7 +58,7 @@ def test_a_damaged_one_is_one_clear_failure_and_nothing_goes(
     assert conf.read_text() == "ours"
 
 
-def test_a_content_that_is_gone_is_told_before_anything_goes(
+def test_restore_with_missing_contents_fails_before_any_change(
     snapshot: Snapshot, conf: Path, machine: Machine, tmp_path: Path, refuses: Refuses
 ) -> None:
     snapshot("recorded", files=[str(conf)], units=["munge.service"])

@@ -98,7 +98,7 @@ def found(changed: dict[str, Any], *, skew_s: float = 0.0, **of_two: Any) -> lis
     return list(examine(ProbeRequest(), hosts, root, leader="one").findings)
 
 
-def test_hosts_that_are_well_have_no_findings() -> None:
+def test_examine_healthy_hosts_finds_nothing() -> None:
     assert found({}) == []
 
 
@@ -107,7 +107,7 @@ def test_hosts_that_are_well_have_no_findings() -> None:
     ("here", "fix"),
     [(False, "`clusterctl node reboot two`"), (True, "reboot it yourself while no job is running")],
 )
-def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
+def test_fix_on_the_local_machine_leaves_the_reboot_to_the_user(
     here: bool, fix: str, secure_boot: bool
 ) -> None:
     gpus = {"gpus.cards": 1, "gpus.installed": "580.95.05", "gpus.secure_boot": secure_boot}
@@ -253,7 +253,7 @@ TAKEN_OVER = [
 
 
 @pytest.mark.parametrize(("changed", "level", "code", "why"), TAKEN_OVER)
-def test_examine_finds_daemons_of_others(
+def test_examine_finds_foreign_daemons(
     changed: dict[str, Any], level: str, code: str, why: str
 ) -> None:
     brings = frozenset({"slurmctld", "mariadb"})
@@ -273,7 +273,7 @@ def test_doctor_stopped_daemons_are_findings() -> None:
     assert found({"units": ["slurmd", "slurmdbd"]}, runs=runs) == []
 
 
-def test_databases_matter_where_mariadb_comes_to() -> None:
+def test_foreign_databases_are_ignored_without_the_mariadb_role() -> None:
     assert found({"databases": ["payroll"]}, brings=frozenset({"slurmd", "munge"})) == []
 
 
@@ -296,7 +296,7 @@ def test_slurm_without_cgroup_plugin_is_a_warning(
     assert "no-cgroups" not in [one.code for one in found(host)]
 
 
-def test_gpus_that_the_spec_says_must_be_there() -> None:
+def test_gpus_of_the_spec_that_are_missing_are_an_error() -> None:
     (finding,) = found({"gpus.cards": 1}, gpus=2)
     assert (finding.level, finding.code) == ("error", "gpus-missing")
     assert found({"gpus.cards": 2, "gpus.shown": ["T4"] * 2, "gpus.driver": "580"}, gpus=2) == []
@@ -305,18 +305,18 @@ def test_gpus_that_the_spec_says_must_be_there() -> None:
 @pytest.mark.parametrize(
     ("skew_s", "level"), [(3600.0, "error"), (-3600.0, "error"), (10.0, "warning")]
 )
-def test_a_clock_that_is_off_is_told_by_how_much(skew_s: float, level: str) -> None:
+def test_clock_finding_has_the_difference(skew_s: float, level: str) -> None:
     (finding,) = found({}, skew_s=skew_s)
     assert (finding.host, finding.level, finding.code) == ("two", level, "clock")
     assert ("ahead of" if skew_s > 0 else "behind") in finding.why
     assert ("1h" if abs(skew_s) > 60 else "10s") in finding.why
 
 
-def test_own_names_may_be_loopback_addresses() -> None:
+def test_hostname_may_resolve_to_a_loopback_address() -> None:
     assert found({"resolved": {"two": ["127.0.1.1"]}}) == []
 
 
-def test_a_host_that_is_looked_at_alone_is_asked_for_all_names() -> None:
+def test_single_host_is_asked_to_resolve_all_names() -> None:
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         return answer(**WELL | {"time": time.time(), "resolved": {"two": ["10.0.0.9"]}})
 
@@ -396,7 +396,7 @@ def test_page_of_doctor_lists_the_codes_of_all_checks() -> None:
     assert listed - known_codes == set()
 
 
-def test_a_file_system_that_does_not_answer_is_a_finding() -> None:
+def test_file_system_that_does_not_answer_is_a_disk_finding() -> None:
     (one,) = found({"space": [room(99999, "/"), SHARED]})
     assert (one.level, one.code, one.why) == ("error", "disk", "/var can't be read")
 

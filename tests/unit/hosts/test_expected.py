@@ -41,7 +41,7 @@ HOSTS = (host_of("a", CONTROLLER, address="10.0.0.1"), host_of("b", address="10.
         ("none", {"a": {}, "b": {}}),
     ],
 )
-def test_only_the_ports_that_are_needed_must_be_free(
+def test_required_ports_depend_on_the_scheduler(
     scheduler: str, ports: dict[str, dict[int, str]]
 ) -> None:
     spec = parse_spec(SPEC.replace("SCHEDULER", scheduler), Path("cluster.yaml"))
@@ -61,7 +61,7 @@ def test_only_the_ports_that_are_needed_must_be_free(
 @pytest.mark.parametrize(
     ("scheduler", "daemons"), [("slurm", {"slurm": 64030, "munge": 64031}), ("none", {})]
 )
-def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
+def test_uids_of_slurm_and_munge_must_be_free(
     tmp_path: Path, scheduler: str, daemons: dict[str, int]
 ) -> None:
     spec = parse_spec(SPEC.replace("SCHEDULER", scheduler), Path("cluster.yaml"))

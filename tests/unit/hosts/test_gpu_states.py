@@ -66,7 +66,7 @@ def test_fix_of_a_missing_driver_names_the_fabric_manager(switches: int, said: b
         ("580.82.07", ["nvidia-fabricmanager"], None, ""),  # NVIDIA lets some versions go together
     ],
 )
-def test_fabric_manager_that_does_not_run_has_its_cause(
+def test_stopped_fabric_manager_has_its_cause(
     manager: str, units: list[str], code: str | None, why: str
 ) -> None:
     linked = {
@@ -80,7 +80,7 @@ def test_fabric_manager_that_does_not_run_has_its_cause(
     assert all(why in one.why for one in findings)
 
 
-def test_cards_of_one_state_are_one_finding() -> None:
+def test_gpus_in_the_same_state_share_a_finding() -> None:
     pending = {
         "retired_pages.pending": "Yes",
         "mig.mode.current": "Enabled",

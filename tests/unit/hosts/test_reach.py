@@ -48,7 +48,7 @@ class Dead(ScriptedTransport):
         return FINE
 
 
-def test_hosts_that_boot_or_go_down_are_asked_again() -> None:
+def test_probe_hosts_asks_booting_and_stopping_hosts_again() -> None:
     booting = ScriptedTransport([fails(UnreachableError("no SSH connection")), FINE])
     leaving = ScriptedTransport([STOPPING, fails(UnreachableError("no SSH connection")), FINE])
     hosts: dict[str, Transport] = {"a": booting, "b": leaving}
@@ -57,7 +57,7 @@ def test_hosts_that_boot_or_go_down_are_asked_again() -> None:
     assert booting.left == leaving.left == ()
 
 
-def test_a_host_that_is_off_is_started_by_the_provider() -> None:
+def test_probe_hosts_has_the_provider_start_a_stopped_host() -> None:
     host = Dead()
     asking = ask_hosts({"a": ProbeRequest()}, lambda _: host, away_s=0.1)
     assert next(asking) is None
@@ -67,7 +67,7 @@ def test_a_host_that_is_off_is_started_by_the_provider() -> None:
     assert list(reports_of(["a"], [answer])) == ["a"]
 
 
-def test_a_host_that_stays_away_is_named_with_the_cause() -> None:
+def test_probe_hosts_names_an_unreachable_host_with_the_cause() -> None:
     hosts: dict[str, Transport] = {"a": ScriptedTransport([FINE]), "b": Dead()}
     with rejected("hosts-unreachable", TransportError) as caught:
         probe_hosts(dict.fromkeys(hosts, ProbeRequest()), hosts.__getitem__, timeout_s=0.1)
@@ -83,7 +83,7 @@ def test_probe_hosts_does_not_repeat_a_refused_login(error: type[TransportError]
     assert caught.value.why.startswith("a: ")
 
 
-def test_new_host_may_reject_the_key_before_it_has_the_account(
+def test_ask_hosts_repeats_a_refused_key_of_a_new_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
@@ -121,7 +121,7 @@ class Frozen(ScriptedTransport):
         self.closed.set()
 
 
-def test_ctrl_c_does_not_wait_for_a_frozen_host() -> None:
+def test_ask_hosts_ctrl_c_does_not_wait_for_a_frozen_host() -> None:
     host = Frozen()
     hosts: dict[str, Transport] = {"a": host, "b": Dead()}
 
@@ -133,7 +133,7 @@ def test_ctrl_c_does_not_wait_for_a_frozen_host() -> None:
     assert host.let_go == [True]
 
 
-def test_a_host_that_is_merely_slow_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ask_hosts_does_not_start_a_slow_host(monkeypatch: pytest.MonkeyPatch) -> None:
     enough = threading.Event()
     waits: list[None] = []
 
@@ -153,7 +153,7 @@ def test_a_host_that_is_merely_slow_is_not_started(monkeypatch: pytest.MonkeyPat
     assert answer is not None
 
 
-def test_a_caller_that_fails_ends_the_asking() -> None:
+def test_ask_hosts_ends_when_its_caller_fails() -> None:
     asking = ask_hosts({"a": ProbeRequest()}, lambda _: Dead(), timeout_s=600, away_s=0.1)
     assert next(asking) is None
     with pytest.raises(ProvisionError):

@@ -65,7 +65,7 @@ def hosts(*known: str) -> Inventory:
     return inventory_of(hosts=(controller, *nodes), provider="gcp", baked=False)
 
 
-def test_with_distributions_asks_hosts_not_yet_known(workspace: Workspace) -> None:
+def test_with_distributions_asks_only_new_hosts(workspace: Workspace) -> None:
     asked: dict[str, Transport] = {"train-1": says("rocky-9.6")}
     found = report_steps(
         with_distributions(hosts("rocky-9.5", UNSEEN), workspace, asked.__getitem__), SILENT
@@ -83,7 +83,7 @@ def test_with_distributions_asks_hosts_not_yet_known(workspace: Workspace) -> No
         ("debian-12", "cos-121", "train-1: clusterctl can't configure cos-121"),
     ],
 )
-def test_with_distributions_names_a_host_that_does_not_fit(
+def test_with_distributions_names_an_unsuitable_host(
     workspace: Workspace, ctl: str, node: str, why: str
 ) -> None:
     asked: dict[str, Transport] = {"ctl": says(ctl), "train-1": says(node)}
@@ -94,7 +94,7 @@ def test_with_distributions_names_a_host_that_does_not_fit(
     assert why in refused.value.why
 
 
-def test_rented_ones_are_asked_until_they_have_made_the_account(
+def test_with_distributions_waits_for_the_account_of_a_cloud_host(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Google's publish their host keys, and their sshd answers, before the guest agent makes it."""
@@ -148,7 +148,7 @@ def test_refused_tunnel_of_a_new_host_has_a_minute(
     assert before - len(late.left) == tries
 
 
-def test_refused_tunnel_of_a_known_host_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_tunnel_of_a_known_host_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """4047 and 4003 are waited for, because `up` starts a host that is switched off."""
     monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
     refusing = ScriptedTransport(
@@ -180,7 +180,7 @@ def test_broken_tunnel_of_all_hosts_is_explained_once(workspace: Workspace) -> N
 @pytest.mark.parametrize(
     "failing", [("ctl",), ("train-1", "train-2"), ("ctl", "train-1", "train-2")]
 )
-def test_hosts_are_named_unless_the_tunnel_of_all_is_broken(
+def test_refusal_names_hosts_unless_the_tunnel_of_all_is_broken(
     failing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)

@@ -14,7 +14,7 @@ import pytest
 from clusterctl.hosts import remote_reach
 
 
-def test_refused_unless_a_service_listens() -> None:
+def test_port_without_a_listener_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         assert remote_reach.refused("127.0.0.1", taken) == ""
@@ -42,7 +42,7 @@ REFUSED = "Could not connect to a.lan:80 (10.0.0.1). - connect (111: Connection 
         ("file:/srv/debian/dists/trixie/InRelease", "", {"file:": REFUSED}, ""),
     ],
 )  # fmt: skip
-def test_apt_asks_each_mirror_and_one_that_answers_is_enough(
+def test_apt_repository_is_reached_if_one_mirror_answers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: tuple[str, str, dict[str, str], str]
 ) -> None:
     """apt-transport-mirror(1). Debian's images for clouds have
@@ -65,7 +65,7 @@ def test_apt_asks_each_mirror_and_one_that_answers_is_enough(
 
 
 @pytest.mark.parametrize("said", [None, "'cdrom://Debian 13/dists/trixie/InRelease' x 0 \n", ""])
-def test_sources_that_apt_can_not_read_are_none(
+def test_unreadable_apt_sources_are_no_repository(
     monkeypatch: pytest.MonkeyPatch, said: str | None
 ) -> None:
     answers = {"--print-uris": said, "--version": "apt 3.0.3"}

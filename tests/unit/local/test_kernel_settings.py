@@ -33,14 +33,14 @@ def settings(kernel: Path) -> dict[str, int]:
     return {name: int((kernel / name).read_text()) for name in (INSTANCES, ROOMY)}
 
 
-def test_a_few_nodes_leave_the_kernel_as_it_is(kernel: Path) -> None:
+def test_raise_kernel_limits_changes_nothing_for_a_few_nodes(kernel: Path) -> None:
     before = settings(kernel)
     assert system.raise_kernel_limits(system.NODES_IN_DEFAULT_LIMITS) == ()
     system.restore_kernel_settings()
     assert settings(kernel) == before
 
 
-def test_limits_are_raised_named_and_put_back(kernel: Path) -> None:
+def test_raise_kernel_limits_is_reverted_by_restore(kernel: Path) -> None:
     before = settings(kernel)
     said = system.raise_kernel_limits(17)
     assert any("max_user_instances from 128" in one for one in said)
@@ -65,7 +65,7 @@ def test_sessions_share_no_cpus_while_a_cluster_is_up(kernel: Path) -> None:
     assert settings(kernel)[INSTANCES] == 128
 
 
-def test_a_kernel_without_autogroups_is_left_alone(kernel: Path) -> None:
+def test_kernel_without_autogroups_is_left_alone(kernel: Path) -> None:
     (kernel / AUTOGROUP).unlink()
     assert system.disable_autogroup() == ()
     system.restore_kernel_settings()

@@ -20,7 +20,7 @@ def test_nodes_are_numbered_in_order() -> None:
     assert numbered(["ctl", "a-1", "b-1"], {}) == {"ctl": 1, "a-1": 2, "b-1": 3}
 
 
-def test_numbers_stay_when_an_earlier_partition_grows() -> None:
+def test_numbered_keeps_numbers_when_an_earlier_partition_grows() -> None:
     before = numbered(["ctl", "a-1", "b-1"], {})
     assert numbered(["ctl", "a-1", "a-2", "b-1"], before) == {
         "ctl": 1,
@@ -30,7 +30,7 @@ def test_numbers_stay_when_an_earlier_partition_grows() -> None:
     }
 
 
-def test_a_number_is_free_again_when_its_node_is_gone() -> None:
+def test_numbered_reuses_the_number_of_a_removed_node() -> None:
     before = numbered(["ctl", "a-1", "a-2", "b-1"], {})
     shrunk = numbered(["ctl", "a-1", "b-1"], before)
     assert shrunk == {"ctl": 1, "a-1": 2, "b-1": 4}
@@ -55,6 +55,6 @@ def test_helper_refuses_unknown_fields_in_bake_requests(field: str, value: str) 
         BakeRequest.model_validate(BAKE | {field: value})
 
 
-def test_the_record_of_another_version_reads() -> None:
+def test_record_of_an_older_version_is_read() -> None:
     state = ClusterState.model_validate({**STATE, "subnet": "10.1.2.0/24", "colour": "red"})
     assert state.numbers == {}

@@ -58,7 +58,7 @@ def look(wanted: ClusterSpec, found: Existing, *nodes: Host) -> list[HostChange]
     return [host for host in compare(wanted, shares, found, hosts) if host.action != "keep"]
 
 
-def test_where_nothing_is_all_is_made() -> None:
+def test_plan_of_a_new_cluster_makes_every_node() -> None:
     assert look(spec(price_per_hour=1.5), Existing()) == [
         HostChange(CTL, "make", "the controller"),
         HostChange(ONE, "make", "2 CPUs, 4GiB of memory", usd_per_hour=1.5),
@@ -75,7 +75,7 @@ def test_stopped_nodes_will_be_started() -> None:
     assert (change.name, change.action, change.off) == (ONE, "change", True)
 
 
-def test_another_share_changes_a_node_in_place() -> None:
+def test_changed_cpus_or_memory_change_a_node_in_place() -> None:
     changes = look(spec(cpus=1, memory="2GiB"), there(ONE, TWO), node(ONE), node(TWO, cpus=1))
     assert [(c.name, c.action, c.why) for c in changes] == [
         (ONE, "change", "was 2 CPUs, 4GiB of memory"),
@@ -92,7 +92,7 @@ def test_another_share_changes_a_node_in_place() -> None:
         (2048, None, "was 2 CPUs, 4GiB of memory, 2GiB of disk"),
     ],
 )
-def test_another_disk_replaces_a_node(now: int | None, then: str | None, why: str) -> None:
+def test_changed_disk_replaces_a_node(now: int | None, then: str | None, why: str) -> None:
     found = there(ONE, TWO, disk_mib=now)
     hosts = [replace(node(name), disk_mib=now) for name in (ONE, TWO)]
     changes = look(spec(**({"disk": then} if then else {})), found, *hosts)
@@ -119,7 +119,7 @@ def test_node_missing_in_the_spec_is_removed() -> None:
     )
 
 
-def test_what_is_there_is_read_from_the_machine(
+def test_existing_reads_nodes_from_state_and_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "STATE", tmp_path)
@@ -139,7 +139,7 @@ def test_what_is_there_is_read_from_the_machine(
     assert found == Existing.model_validate({**there, "machines": ("ca1b2c3-002",)})
 
 
-def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
+def test_hosts_are_read_from_the_record_of_up(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert load_known_hosts(workspace) == {}
     host = host_of(CTL, CONTROLLER, address="10.9.8.2")
@@ -149,7 +149,7 @@ def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
     assert load_known_hosts(workspace) == {}
 
 
-def test_a_uid_that_another_account_has_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_uids_notes_a_uid_of_another_local_account(monkeypatch: pytest.MonkeyPatch) -> None:
     """That account can end the jobs: their processes are this machine's."""
     users = [User(name="ada", uid=1000), User(name="hpc", uid=10000), User(name="kim", uid=1001)]
     names = {1000: "ada", 10000: "eve"}
@@ -158,7 +158,7 @@ def test_a_uid_that_another_account_has_here_is_named(monkeypatch: pytest.Monkey
     assert all(word in note for word in ("uid 10000", "eve", "hpc"))
 
 
-def test_costs_are_summed_now_and_then() -> None:
+def test_plan_sums_costs_before_and_after() -> None:
     hosts = (
         HostChange("a", "keep", "", usd_per_hour=1.0),
         HostChange("b", "make", "", usd_per_hour=2.0),
@@ -175,7 +175,7 @@ def test_costs_are_summed_now_and_then() -> None:
 @pytest.mark.parametrize(
     ("asked", "refused"), [("debian-13", True), ("debian-12", False), (None, False)]
 )
-def test_nodes_keep_the_distribution_that_they_were_made_with(
+def test_plan_refuses_another_distribution_for_existing_nodes(
     asked: Any, *, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -209,12 +209,12 @@ def test_cores_are_disjoint_while_there_are_enough() -> None:
     assert notes == ()
 
 
-def test_cores_we_may_not_use_are_never_given() -> None:
+def test_divide_uses_only_allowed_cores() -> None:
     shares, _ = divide(shared_by(Partition(name="train", nodes=2)), Hardware((3, 5), 16384))
     assert [share.cores for share in shares] == [(3,), (5,)]
 
 
-def test_oversubscription_is_said_aloud() -> None:
+def test_divide_notes_oversubscription() -> None:
     shares, notes = divide(shared_by(Partition(name="train", nodes=16)), Hardware((0, 1), 24576))
     assert all(share.size.cpus == 1 for share in shares)
     assert {share.cores for share in shares} == {(0,), (1,)}
@@ -222,14 +222,14 @@ def test_oversubscription_is_said_aloud() -> None:
     assert all(word in notes[0] for word in ("have 16 cores", "machine has 2;"))
 
 
-def test_memory_is_divided_after_a_reserve() -> None:
+def test_divide_keeps_a_reserve_of_memory() -> None:
     shares, _ = divide(
         shared_by(Partition(name="train", nodes=4)), Hardware(tuple(range(4)), 9 * 1024)
     )
     assert [share.size.memory_mib for share in shares] == [2048] * 4
 
 
-def test_what_the_spec_asks_for_wins() -> None:
+def test_divide_gives_what_the_spec_asks_for() -> None:
     wide = Partition(name="wide", nodes=1, cpus=4, memory="32GiB")
     shares, notes = divide(shared_by(wide, Partition(name="thin", nodes=1)), Hardware((0, 1), 8192))
     assert (shares[0].size.cpus, shares[0].size.memory_mib) == (4, 32 * 1024)
@@ -249,14 +249,14 @@ def test_hosts_are_named_after_cluster_and_partition() -> None:
     ]
 
 
-def test_here_reads_the_kernel() -> None:
+def test_hardware_here_reads_the_kernel() -> None:
     here = Hardware.here()
     assert here.cores
     assert here.memory_mib > 0
 
 
 @pytest.mark.parametrize(("cores", "oversubscribed"), [((0, 1), True), ((0, 1, 2), False)])
-def test_nodes_that_share_cores_are_oversubscribed(
+def test_nodes_that_share_cores_have_a_note_on_oversubscription(
     cores: tuple[int, ...], oversubscribed: bool
 ) -> None:
     shares, _ = divide(shared_by(Partition(name="train", nodes=3)), Hardware(cores, 4096))

@@ -35,7 +35,7 @@ SPEC = ClusterSpec.model_validate(
         ("", None),
     ],
 )
-def test_the_machines_own_distribution_decides(
+def test_redhat_release_is_read_from_os_release(
     tmp_path: Path, text: str, release: str | None
 ) -> None:
     (tmp_path / "os-release").write_text(text)
@@ -48,7 +48,7 @@ def on_rocky(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper, "has_dnf", lambda: True)
 
 
-def test_each_release_has_images_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_keys_differ_for_each_release(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
     for release, distribution in (
         (None, "debian-13"),
@@ -98,7 +98,7 @@ INPUTS = {
 
 @pytest.mark.parametrize("release", [None, "rocky-9"])
 @pytest.mark.parametrize("name", INPUTS)
-def test_whatever_goes_into_a_base_makes_another_image(
+def test_image_key_depends_on_every_input_of_the_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str | None, name: str
 ) -> None:
     monkeypatch.setattr(distributions, "redhat_release", lambda: release)
@@ -118,7 +118,7 @@ def test_boot_parameters_do_not_change_the_image_key(
     assert image_keys(LocalSettings()) == before
 
 
-def test_dnf_fills_a_tree_from_the_machines_own_repositories(
+def test_dnf_image_uses_the_repositories_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[Sequence[str]] = []
@@ -166,7 +166,7 @@ def test_missing_tools_are_named_by_dnf_packages(
     ("key", "value"),
     [("mirror", "http://mirror.example.org/debian"), ("distribution", "debian-13")],
 )
-def test_settings_of_debian_are_refused_there(on_rocky: None, key: str, value: str) -> None:
+def test_debian_settings_are_refused_on_red_hat(on_rocky: None, key: str, value: str) -> None:
     LocalProvider(LocalSettings(type="local")).check(SPEC)
     with rejected("distribution-of-this-machine", UsageError, where=f"provider.{key}") as refused:
         LocalProvider(LocalSettings.model_validate({"type": "local", key: value})).check(SPEC)

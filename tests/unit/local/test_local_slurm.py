@@ -73,9 +73,7 @@ def test_packages_of_the_spec_are_installed_in_the_image() -> None:
 
 
 @pytest.mark.parametrize(("asked", "suite"), [(None, None), ("24.11", None), ("26.05", "forky")])
-def test_an_image_gets_the_slurm_that_the_spec_asks_for(
-    asked: str | None, suite: str | None
-) -> None:
+def test_image_has_the_slurm_release_of_the_spec(asked: str | None, suite: str | None) -> None:
     text = image_inventory_text(
         spec(asked), inventory_of(hosts=(CTL,)), Path("/c"), Path("/w"), Path("/l")
     )
@@ -96,7 +94,7 @@ def plan(
 
 
 @pytest.mark.parametrize(("runs", "asked"), [("24.11", "26.05"), ("26.05", "24.11")])
-def test_nodes_are_not_brought_to_another_release(
+def test_other_slurm_release_for_existing_nodes_is_refused(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, runs: str, asked: str
 ) -> None:
     keep = f'slurm: {{version: "{runs}"}}'
@@ -106,7 +104,7 @@ def test_nodes_are_not_brought_to_another_release(
 
 
 @pytest.mark.parametrize("asked", [None, "26.05"])
-def test_a_release_that_nodes_have_is_kept(
+def test_slurm_release_of_existing_nodes_is_kept(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None
 ) -> None:
     notes = plan(workspace, monkeypatch, asked, slurm="26.05")
@@ -115,7 +113,7 @@ def test_a_release_that_nodes_have_is_kept(
 
 
 @pytest.mark.parametrize(("older", "noted"), [(False, False), (True, True)])
-def test_the_image_of_nodes_is_no_older_one_for_other_packages(
+def test_changed_packages_do_not_make_the_image_of_nodes_older(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, *, older: bool, noted: bool
 ) -> None:
     """`up` installs packages that the spec gained, and keeps packages that it lost."""
@@ -126,7 +124,7 @@ def test_the_image_of_nodes_is_no_older_one_for_other_packages(
 
 
 @pytest.mark.parametrize(("has", "told"), [("24.11", ("", True)), ("26.05", ("26.05", False))])
-def test_the_inventory_tells_the_slurm_of_the_nodes(
+def test_inventory_has_the_slurm_release_of_the_nodes(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, has: str, told: tuple[str, bool]
 ) -> None:
     """Whatever the spec says: nodes that are there keep their image."""

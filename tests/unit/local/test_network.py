@@ -19,18 +19,18 @@ def networks(*texts: str) -> tuple[IPv4Network, ...]:
     return tuple(IPv4Network(text) for text in texts)
 
 
-def test_a_private_24_is_chosen() -> None:
+def test_choose_subnet_returns_a_private_24() -> None:
     subnet = choose_subnet("a1b2c3", ())
     assert subnet.prefixlen == 24
     assert subnet.is_private
 
 
-def test_the_same_id_gets_the_same_subnet_and_others_spread() -> None:
+def test_choose_subnet_depends_on_the_cluster_id() -> None:
     assert choose_subnet("a1b2c3", ()) == choose_subnet("a1b2c3", ())
     assert len({choose_subnet(f"{i:06x}", ()) for i in range(20)}) == 20
 
 
-def test_a_vpn_that_routes_a_whole_block_is_left_alone() -> None:
+def test_choose_subnet_avoids_a_block_routed_by_a_vpn() -> None:
     subnet = choose_subnet("a1b2c3", networks("10.0.0.0/8", "172.17.0.0/16"))
     assert subnet.overlaps(IPv4Network("172.16.0.0/12"))
     assert not subnet.overlaps(IPv4Network("172.17.0.0/16"))
@@ -44,7 +44,7 @@ def test_used_networks_ignores_a_split_default_route(monkeypatch: pytest.MonkeyP
     assert system.used_networks() == networks("10.0.0.0/8", "172.17.0.0/16")
 
 
-def test_two_clusters_never_meet() -> None:
+def test_choose_subnet_avoids_subnets_of_other_clusters() -> None:
     taken: list[IPv4Network] = []
     for i in range(200):
         subnet = choose_subnet("same00" if i % 2 else "other0", taken)
@@ -52,13 +52,13 @@ def test_two_clusters_never_meet() -> None:
         taken.append(subnet)
 
 
-def test_no_free_subnet_is_one_clear_error() -> None:
+def test_choose_subnet_without_a_free_subnet_is_an_error() -> None:
     with refused("no-free-subnet", MachineError) as caught:
         choose_subnet("a1b2c3", networks("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
     assert "provider.subnet" in caught.value.fix
 
 
-def test_a_wanted_subnet_in_use_is_refused_with_the_clash() -> None:
+def test_subnet_of_the_spec_in_use_is_refused() -> None:
     with refused("subnet-in-use", MachineError, "10.7.0.0/24") as caught:
         choose_subnet("a1b2c3", networks("10.7.0.0/16"), IPv4Network("10.7.0.0/24"))
     assert "10.7.0.0/16" in caught.value.why
@@ -74,7 +74,7 @@ def test_kernel_names_fit_fifteen_characters() -> None:
     assert all(len(name) <= 15 for name in names), names
 
 
-def test_only_answers_leave_the_clusters_network() -> None:
+def test_traffic_filter_lets_only_answers_leave_the_cluster_network() -> None:
     """What no line lets through goes to the class whose qdisc drops it."""
     first, dropped, drops, arp, *others = sorting(IPv4Network("10.7.1.0/24"))
     assert first.endswith(" default 2")

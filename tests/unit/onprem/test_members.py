@@ -50,7 +50,7 @@ def made(spec: ClusterSpec, seen: dict[str, HostFacts]) -> Inventory:
     )
 
 
-def test_roles_names_and_the_network_of_the_controller() -> None:
+def test_members_have_roles_names_and_network() -> None:
     seen = {
         f"n{i}": facts(f"n{i}" if i < 3 else "door", f"10.0.0.{i}/24", f"172.17.0.{i}/16")
         for i in (1, 2, 3)
@@ -67,7 +67,7 @@ def test_roles_names_and_the_network_of_the_controller() -> None:
     assert {host.ssh_address for host in found.hosts} == {None}
 
 
-def test_slurm_has_another_network_than_ssh() -> None:
+def test_slurm_network_may_differ_from_ssh_addresses() -> None:
     seen = {f"n{i}": facts(f"n{i}", f"10.0.0.{i}/24", f"192.168.7.{i}/24") for i in (1, 2, 3)}
     found = made(spec_of(network="192.168.7.0/24"), seen)
     assert [(host.address, host.ssh_address) for host in found.hosts] == [
@@ -89,7 +89,7 @@ def test_controller_address_is_in_the_network_of_the_spec() -> None:
         ({"server": "nas", "export": "/vol"}, "server"),
     ],
 )
-def test_where_the_shared_folder_comes_from(shared: dict[str, str], kind: str) -> None:
+def test_shared_folder_kind_depends_on_the_spec(shared: dict[str, str], kind: str) -> None:
     seen = {f"n{i}": facts(f"n{i}", f"10.0.0.{i}/24") for i in (1, 2, 3)}
     assert made(spec_of(shared=shared), seen).shared_folder.kind == kind
 
@@ -111,7 +111,7 @@ def test_single_machine_exports_no_folder() -> None:
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "::1"])
-def test_this_machine_talks_with_itself_whatever_networks_it_has(address: str) -> None:
+def test_single_local_machine_uses_the_loopback_network(address: str) -> None:
     found = made(workstation(address), {"desk": facts("box", "10.0.0.1/24", "172.17.0.1/16")})
     assert (found.network, found.controller.address) == ("127.0.0.0/8", "127.0.0.1")
     assert found.controller.hostname == "box"
@@ -140,7 +140,7 @@ def differing(name: str, **values: Any) -> HostFacts:
     return facts(name).model_copy(update=values)
 
 
-def test_what_a_machine_lacks_is_named_by_its_roles() -> None:
+def test_missing_packages_depend_on_the_roles() -> None:
     controller, compute, login = (packages(spec_of(), facts(name)) for name in ("n1", "n2", "n3"))
     assert {"slurmctld", "mariadb-server", "slurmd"} <= controller
     assert {"slurmd", "munge", "openmpi-bin", "python3-venv"} <= compute
@@ -149,7 +149,7 @@ def test_what_a_machine_lacks_is_named_by_its_roles() -> None:
     assert "slurmd" not in login
 
 
-def test_without_a_scheduler_nothing_of_slurm_is_installed() -> None:
+def test_missing_packages_without_a_scheduler_have_no_slurm() -> None:
     found = packages(spec_of().model_copy(update={"scheduler": "none"}), facts("n2"))
     assert "openmpi-bin" in found
     assert not [name for name in found if "slurm" in name or "munge" in name]
@@ -158,7 +158,7 @@ def test_without_a_scheduler_nothing_of_slurm_is_installed() -> None:
 @pytest.mark.parametrize(
     ("slurm", "name"), [("distribution", "slurm-slurmd"), ("openhpc", "slurm-slurmd-ohpc")]
 )
-def test_names_are_those_of_the_distribution(slurm: str, name: str) -> None:
+def test_missing_packages_have_the_names_of_the_distribution(slurm: str, name: str) -> None:
     spec = spec_of()
     source = SlurmSource.model_validate({"from": slurm})
     spec = spec.model_copy(update={"software": spec.software.model_copy(update={"slurm": source})})
@@ -166,7 +166,7 @@ def test_names_are_those_of_the_distribution(slurm: str, name: str) -> None:
     assert name in packages(spec, differing("n2", system=rocky))
 
 
-def test_machines_that_are_alike_share_a_line() -> None:
+def test_preview_groups_identical_machines() -> None:
     spec = spec_of(login=["n2", "n3"], controller="n1")
     spec = spec.model_copy(
         update={"partitions": (spec.partitions[0].model_copy(update={"hosts": "n1"}),)}
@@ -181,7 +181,7 @@ def test_preview_leaves_out_installed_packages() -> None:
     assert said(spec, differing("n2", packages=has)) == []
 
 
-def test_accounts_and_files_are_named() -> None:
+def test_preview_names_accounts_and_files() -> None:
     users = [{"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}]
     spec = ClusterSpec.model_validate({**spec_of().model_dump(exclude_unset=True), "users": users})
     new = differing("n2", accounts={"ada": 1000}, files=("/etc/hosts", "/etc/slurm/slurmdbd.conf"))

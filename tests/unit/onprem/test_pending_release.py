@@ -80,7 +80,7 @@ def test_silent_machine_stays_pending(
     assert "--forget gpu1`" in now.failure.fix
 
 
-def test_why_it_was_not_given_back_says_what_is_there(
+def test_failed_release_note_names_cause_and_leftovers(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*_: object, **__: object) -> None:
@@ -141,7 +141,7 @@ def test_clone_with_the_name_of_a_replaced_machine_stays_pending(
     assert len(pending_releases(workspace)) == 1
 
 
-def test_another_machine_at_its_address_is_not_touched(
+def test_other_machine_at_the_address_of_a_pending_release_is_not_touched(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (note,) = tried(workspace, monkeypatch, host(key="BBBB"), release_all=silent)

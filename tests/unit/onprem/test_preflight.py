@@ -141,7 +141,7 @@ def machines(tmp_path: Path) -> Machines:
     return Machines(tmp_path, spec_of())
 
 
-def test_nothing_is_found_on_machines_that_are_well(machines: Machines) -> None:
+def test_preflight_of_healthy_machines_finds_nothing(machines: Machines) -> None:
     assert machines.found() == ()
     (tried,) = map(json.loads, machines.talks["n2"].told)
     assert sorted(tried) == ["n1", "n3", "n4", "n5"]
@@ -302,7 +302,7 @@ def test_unsupported_slurm_release_is_found_before_changes(
 @pytest.mark.parametrize(
     ("system", "found"), [({"id": "debian", "version": "12"}, True), ({}, False)]
 )
-def test_slurm_from_elsewhere_is_only_for_enterprise_linux(
+def test_openhpc_slurm_is_refused_except_on_enterprise_linux(
     tmp_path: Path, system: Mapping[str, str], found: bool
 ) -> None:
     machines = Machines(tmp_path, spec_of(software={"slurm": {"from": "openhpc"}}))
@@ -377,7 +377,7 @@ def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspa
     return spec, workspace, OnpremProvider(spec.provider, NO_PROMPTS, clock)
 
 
-def test_the_look_ends_when_its_time_is_over(tmp_path: Path) -> None:
+def test_preflight_ends_at_its_time_limit(tmp_path: Path) -> None:
     hours = itertools.count(0, 3600)
     spec, workspace, provider = desk(tmp_path, Clock(now=lambda: next(hours)))
     report = provider.preflight(spec, workspace)
@@ -389,7 +389,7 @@ def test_the_look_ends_when_its_time_is_over(tmp_path: Path) -> None:
         provider.plan(spec, workspace)
 
 
-def test_machines_that_were_seen_are_not_looked_at_again(
+def test_preflight_does_not_probe_known_machines_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, workspace, provider = desk(tmp_path)
@@ -410,7 +410,7 @@ def test_machines_that_were_seen_are_not_looked_at_again(
     assert looks == [workspace, other]
 
 
-def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:
+def test_preflight_does_not_wait_for_a_hung_host(machines: Machines) -> None:
     """Others of which nobody had asked yet are named, too."""
     machines.hangs["n3"] = "host"
     try:
@@ -421,7 +421,7 @@ def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:
     assert all("for all hosts" in one.why for one in silent.values())
 
 
-def test_what_a_host_reaches_may_take_no_longer_either(machines: Machines) -> None:
+def test_preflight_limits_the_time_of_network_checks(machines: Machines) -> None:
     machines.hangs["n3"] = "reach"
     try:
         found = {one.host: one for one in machines.found()}
@@ -430,7 +430,7 @@ def test_what_a_host_reaches_may_take_no_longer_either(machines: Machines) -> No
     assert (found["n3"].level, found["n3"].code) == ("warning", "not-looked-at")
 
 
-def test_a_host_whose_firewalld_up_will_open_is_not_tried(machines: Machines) -> None:
+def test_preflight_does_not_try_ports_that_up_opens_in_firewalld(machines: Machines) -> None:
     machines.facts["n1"]["firewall"] = {"name": "firewalld"}
     machines.facts["n2"]["firewall"] = {"name": "ufw"}
     machines.found()
@@ -438,7 +438,7 @@ def test_a_host_whose_firewalld_up_will_open_is_not_tried(machines: Machines) ->
     assert sorted(tried) == ["n2", "n4", "n5"]
 
 
-def test_repositories_are_tried_only_if_packages_are_missing(machines: Machines) -> None:
+def test_preflight_tries_repositories_only_if_packages_are_missing(machines: Machines) -> None:
     n2 = next(one for one in machines.asked if one.name == "n2")
     wanted = role_packages(machines.spec, n2.roles, distribution_of("rocky-9.6"))
     machines.facts["n2"]["packages"] = [*wanted]
@@ -463,7 +463,7 @@ def test_repositories_are_tried_only_if_packages_are_missing(machines: Machines)
         ({"scheduler": "none"}, {22, 61000}, {22, 61000}),
     ],
 )
-def test_the_ports_that_hosts_need_of_each_other(
+def test_preflight_tries_the_ports_that_hosts_need(
     tmp_path: Path, more: Mapping[str, Any], of_leader: set[int], of_others: set[int]
 ) -> None:
     spec = spec_of()

@@ -64,7 +64,7 @@ def rewrite(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_flipped_byte_in_any_file_is_named(bundle: Bundle, path: str) -> None:
+def test_flipped_byte_in_any_file_is_named(bundle: Bundle, path: str) -> None:
     found = entry(bundle, path)
     within = (0, 100, 124, 150, 156, 257, 500)  # name, mode, size, checksum, kind, magic, nothing
     for at in (found.offset + one for one in within):
@@ -80,7 +80,7 @@ def test_a_flipped_byte_in_any_file_is_named(bundle: Bundle, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [MANIFEST, HASHES])
-def test_no_byte_of_the_manifest_or_the_list_changes_unseen(bundle: Bundle, path: str) -> None:
+def test_changed_byte_of_manifest_or_checksums_is_found(bundle: Bundle, path: str) -> None:
     found = entry(bundle, path)
     for at in range(found.offset_data, found.offset_data + found.size, 7):
         flip(bundle.file, at)
@@ -89,7 +89,7 @@ def test_no_byte_of_the_manifest_or_the_list_changes_unseen(bundle: Bundle, path
         flip(bundle.file, at)
 
 
-def test_each_defect_is_a_failure_and_a_message_has_the_first(bundle: Bundle) -> None:
+def test_reject_defects_has_a_failure_for_each_defect(bundle: Bundle) -> None:
     many = [Failure("bundle-missing", f"f{n}: gone") for n in range(50)]
     with refused("bundle-damaged", exit_code=2) as caught:
         reject_defects(bundle.file, many)
@@ -99,7 +99,7 @@ def test_each_defect_is_a_failure_and_a_message_has_the_first(bundle: Bundle) ->
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_cut_bundle_names_the_file_that_it_ends_in(bundle: Bundle, path: str) -> None:
+def test_truncated_bundle_names_the_missing_files(bundle: Bundle, path: str) -> None:
     found = entry(bundle, path)
     for end in (found.offset, found.offset + 1, found.offset_data + found.size - 1):
         whole = bundle.file.read_bytes()
@@ -117,7 +117,7 @@ def test_missing_extra_and_repeated_files_are_named(bundle: Bundle, path: str) -
     )
 
 
-def test_a_link_in_place_of_a_package_is_named(bundle: Bundle) -> None:
+def test_symlink_in_place_of_a_package_is_corrupted(bundle: Bundle) -> None:
     link = tarfile.TarInfo(MUNGE)
     link.type = tarfile.SYMTYPE
     link.linkname = "/etc/shadow"
@@ -144,14 +144,14 @@ def test_a_link_in_place_of_a_package_is_named(bundle: Bundle) -> None:
         PATHS[0],
     ],
 )
-def test_no_path_leads_out_of_a_bundle_or_is_there_twice(bundle: Bundle, path: str) -> None:
+def test_bundle_with_an_escaping_or_duplicate_path_is_refused(bundle: Bundle, path: str) -> None:
     line = f"{hashlib.sha256(b'').hexdigest()}  {path}\n".encode()
     rewrite(bundle, lambda files: files.update({HASHES: files[HASHES] + line, path or "x": b""}))
     with refused("not-a-bundle"):
         open_bundle(bundle.file)
 
 
-def test_what_is_taken_out_is_checked_once_more(tmp_path: Path, bundle: Bundle) -> None:
+def test_copy_checks_the_hash_of_each_file(tmp_path: Path, bundle: Bundle) -> None:
     out = tmp_path / MUNGE.rpartition("/")[2]
     bundle.copy([MUNGE], tmp_path)
     assert out.read_bytes() == FILES[MUNGE]
@@ -163,7 +163,7 @@ def test_what_is_taken_out_is_checked_once_more(tmp_path: Path, bundle: Bundle) 
         bundle.copy(["wheels/none"], tmp_path)
 
 
-def test_a_folder_is_sent_as_a_tar_of_its_own(tmp_path: Path, bundle: Bundle) -> None:
+def test_stream_sends_a_folder_as_tar(tmp_path: Path, bundle: Bundle) -> None:
     raw = b"".join(
         bundle.stream("systems/debian-12", as_folder="repository", after={"first": b"1"})
     )

@@ -56,7 +56,7 @@ def said(path: Path, spec: ClusterSpec | None, *releases: str) -> list[tuple[str
     ("text", "made"),
     [(SPEC, {}), (GPUS, CUPY), (f"{GPUS}software: {{cupy: false}}\n", {}), (ASKING, {})],
 )
-def test_a_bundle_that_was_made_for_it_fits(
+def test_mismatches_of_a_matching_bundle_is_empty(
     folder: Path, text: str, made: dict[str, object]
 ) -> None:
     if text == ASKING:
@@ -78,7 +78,7 @@ def test_a_bundle_that_was_made_for_it_fits(
         (ASKING, {"requirements": "0" * 16}, (RELEASE, "created for other requirements")),
     ],
 )
-def test_what_does_not_match_is_named(
+def test_mismatches_names_what_differs(
     folder: Path, text: str, made: dict[str, object], fault: tuple[str, str]
 ) -> None:
     path = a_bundle(folder / "b.tar", systems={RELEASE: system(**made)}, **made)
@@ -89,7 +89,7 @@ def test_what_does_not_match_is_named(
         reject_defects(path, mismatches(open_bundle(path), spec_of(folder, text)))
 
 
-def test_a_distribution_that_is_not_in_it_is_named(folder: Path) -> None:
+def test_mismatches_names_a_missing_distribution(folder: Path) -> None:
     path = a_bundle(folder / "b.tar")
     ((what, why),) = said(path, spec_of(folder, SPEC), "rocky-9")
     assert (what, RELEASE in why) == ("rocky-9", True)
@@ -103,7 +103,7 @@ def test_a_distribution_that_is_not_in_it_is_named(folder: Path) -> None:
         (RELEASE, "apptainer: true", ["apptainer_1.3.6_amd64.deb"]),
     ],
 )
-def test_what_only_some_specs_ask_for_must_be_in_it_for_these(
+def test_mismatches_names_missing_optional_packages(
     folder: Path, release: str, software: str, lacks: list[str]
 ) -> None:
     spec = spec_of(folder, SPEC)
@@ -119,7 +119,7 @@ def test_what_only_some_specs_ask_for_must_be_in_it_for_these(
     assert said(path, None) == []
 
 
-def test_slurm_comes_from_the_repository_of_the_spec(folder: Path) -> None:
+def test_repository_request_has_the_slurm_repository_of_the_spec(folder: Path) -> None:
     slurm = {"from": "https://repo.example.org/el9", "key": "https://repo.example.org/KEY"}
     software = Software.model_validate({"slurm": slurm})
     request = RepositoryRequest(distribution_of("rocky-9"), folder, print, software=software)
@@ -132,7 +132,7 @@ def test_slurm_comes_from_the_repository_of_the_spec(folder: Path) -> None:
     assert plain.read_sources() == request.read_sources()[:-1]
 
 
-def test_another_format_is_refused_and_other_fields_are_not(
+def test_open_bundle_refuses_another_format_and_ignores_new_fields(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = a_bundle(folder / "b.tar")

@@ -74,7 +74,9 @@ def path(tmp_path: Path, spec: ClusterSpec) -> Path:
     )
 
 
-def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
+def test_use_bundle_takes_wheels_from_the_bundle(
+    workspace: Workspace, spec: ClusterSpec, path: Path
+) -> None:
     use_bundle(path, spec, workspace)
     assert [wheel.name for wheel in wheelhouse(job_lock(), NODE).iterdir()] == [
         "numpy-2.0-py3-none-any.whl"
@@ -86,7 +88,7 @@ def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, 
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 
 
-def test_wheels_are_unpacked_beside_their_place(
+def test_use_bundle_unpacks_wheels_in_the_cache(
     tmp_path: Path,
     workspace: Workspace,
     spec: ClusterSpec,
@@ -99,7 +101,7 @@ def test_wheels_are_unpacked_beside_their_place(
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 
 
-def test_cupy_comes_out_of_the_bundle(
+def test_use_bundle_takes_cupy_from_the_bundle(
     tmp_path: Path, workspace: Workspace, spec: ClusterSpec
 ) -> None:
     plain = spec.model_copy(update={"software": Software()})
@@ -115,7 +117,7 @@ def test_cupy_comes_out_of_the_bundle(
     ]
 
 
-def test_a_bundle_is_checked_again_once_it_is_written_to(
+def test_use_bundle_checks_a_changed_bundle_again(
     workspace: Workspace, spec: ClusterSpec, path: Path
 ) -> None:
     use_bundle(path, spec, workspace)
@@ -129,7 +131,7 @@ def test_a_bundle_is_checked_again_once_it_is_written_to(
     assert cluster_bundle(workspace) == known
 
 
-def test_a_damaged_bundle_is_not_remembered(
+def test_use_bundle_does_not_record_a_damaged_bundle(
     workspace: Workspace, spec: ClusterSpec, path: Path
 ) -> None:
     damage(path)

@@ -10,7 +10,7 @@ from clusterctl.util.assets import gpu_lock, job_lock
 _CUDA = "cublas cuda-nvrtc cuda-runtime cufft curand cusolver cusparse nccl nvjitlink".split()
 
 
-def test_it_has_all_that_cupy_loads() -> None:
+def test_gpu_lock_has_every_library_that_cupy_loads() -> None:
     named = pins(gpu_lock())
     assert {"cupy-cuda12x", "nvidia-ml-py", *(f"nvidia-{name}-cu12" for name in _CUDA)} <= set(
         named

@@ -179,7 +179,7 @@ def walk(tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("release", KNOWN)
-def test_what_roles_ask_for_is_in_a_repository(release: str) -> None:
+def test_packages_of_roles_are_in_a_repository(release: str) -> None:
     missing = set[str]()
     for software, branch in software_of(KNOWN[release]):
         names = asked(KNOWN[release], software)
@@ -194,7 +194,7 @@ def test_what_roles_ask_for_is_in_a_repository(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", ["debian-12", "debian-13"])
-def test_units_and_files_that_roles_name_are_in_debians_packages(release: str) -> None:
+def test_units_and_files_of_roles_are_in_debian_packages(release: str) -> None:
     named = named_files(KNOWN[release])
     assert {"munge.service", "/usr/sbin/slurmd", "/usr/lib/*/slurm*/mpi_*.so", "chronyc"} < named
     assert not_in_a_package(named, release) == set()
@@ -253,7 +253,7 @@ def test_each_role_asks_for_the_packages_of_its_units(release: str, slurm: str) 
     assert lacking == set()
 
 
-def test_each_fact_says_who_says_so_and_when() -> None:
+def test_each_package_fact_has_source_and_date() -> None:
     for path in FACTS.glob("*.toml"):
         said = tomllib.loads(path.read_text())
         assert all(

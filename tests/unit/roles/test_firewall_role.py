@@ -27,7 +27,7 @@ def parsed(text: str) -> ElementTree.Element:
     return ElementTree.fromstring(text)  # noqa: S314  # ours
 
 
-def test_the_ports_are_those_that_slurm_is_told() -> None:
+def test_firewall_role_opens_the_ports_of_slurm_conf() -> None:
     ports = role_data("firewall")
     assert ports["firewall_srun"] == [f"{SRUN_PORTS}/tcp"]
     assert ports["firewall_controller"] == [f"{SLURMCTLD_PORT}/tcp", f"{SLURMDBD_PORT}/tcp"]
@@ -55,7 +55,7 @@ def zones(policy: ModuleType, which: str) -> Any:
     return policy.sections("zone", (CAPTURES / f"firewalld-1.3.3-zones-{which}.txt").read_text())
 
 
-def test_rules_that_a_reload_would_drop_are_named(policy: ModuleType) -> None:
+def test_firewall_policy_names_rules_that_a_reload_drops(policy: ModuleType) -> None:
     found = list(policy.differences(zones(policy, "running"), zones(policy, "permanent")))
     assert found == [
         "zone public: ports 8080/tcp (not permanent)",
@@ -66,7 +66,7 @@ def test_rules_that_a_reload_would_drop_are_named(policy: ModuleType) -> None:
     ]
 
 
-def test_an_interface_that_came_while_it_runs_is_no_rule(policy: ModuleType) -> None:
+def test_firewall_policy_ignores_interfaces_added_at_runtime(policy: ModuleType) -> None:
     running = (CAPTURES / "firewalld-1.3.3-zones-running.txt").read_text()
     assert "interfaces: eno1" in running
     assert "interfaces: eno1" not in (CAPTURES / "firewalld-1.3.3-zones-permanent.txt").read_text()

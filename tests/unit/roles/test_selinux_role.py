@@ -9,7 +9,7 @@ from clusterctl.util.assets import data_folder
 from tests.support.plays import role_data
 
 
-def test_the_labelled_paths_are_those_of_the_programs() -> None:
+def test_selinux_role_labels_the_paths_of_the_programs() -> None:
     programs = [
         TASK_PROLOG,
         f"{ROOT}/watcher",
@@ -21,7 +21,7 @@ def test_the_labelled_paths_are_those_of_the_programs() -> None:
     assert [f"{root}{path}" for path in role_data("selinux")["selinux_programs"]] == programs
 
 
-def test_no_role_changes_the_mode() -> None:
+def test_no_role_changes_the_mode_of_selinux() -> None:
     roles = data_folder("ansible") / "roles"
     tasks = "".join(path.read_text() for path in roles.glob("*/tasks/*.yml"))
     assert [

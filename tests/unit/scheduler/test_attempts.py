@@ -150,7 +150,7 @@ KILLED_BY_NOTICE = {"kind": "SIGUSR1", "place": "rank 1 on n2"}
         ([HANG, end(5, 137), requeue(5, "hang", kind="hang")], {}, "rank 1 at x.py:3"),
     ],
 )
-def test_cause_of_a_restart(
+def test_restarts_of_gives_the_cause_of_each_end(
     events: list[dict[str, Any]], following: dict[str, Any], cause: str
 ) -> None:
     (restart,) = restarts_of(events_of(told(start(1, 0), *events, start(9, 1, **following))))
@@ -173,7 +173,7 @@ def test_cause_of_a_restart(
     ],
 )
 @pytest.mark.parametrize("started", [98, 100])
-def test_end_that_was_not_recorded_is_told_by_the_accounting(
+def test_restart_without_a_recorded_end_has_the_cause_of_the_accounting(
     events: list[dict[str, Any]], state: str, cause: str, started: int
 ) -> None:
     later = [{**event, "time": event["time"] + 100} for event in events]
@@ -188,7 +188,7 @@ def test_end_that_was_not_recorded_is_told_by_the_accounting(
     assert "no end was recorded" in other.cause
 
 
-def test_time_of_a_restart_is_this_hosts_and_utc_in_documents(
+def test_restart_time_is_local_on_screen_and_utc_in_documents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
@@ -204,7 +204,7 @@ def test_time_of_a_restart_is_this_hosts_and_utc_in_documents(
         time.tzset()
 
 
-def test_last_attempt_ignores_earlier_ones() -> None:
+def test_last_attempt_ignores_earlier_attempts() -> None:
     hang = {"time": 103, "event": "hang", "seconds": 60, "summary": "rank 0"}
     stopped = [start(109, 1), {"time": 108, "event": "stop", "reason": "same-error"}]
     events = events_of(told(start(1, 0), {**hang, "action": "end"}, requeue(105, "hang"), *stopped))
@@ -260,7 +260,7 @@ def test_hang_lasts_until_the_next_progress(
     assert (last_attempt(two).hang or hang).since == 210
 
 
-def test_a_hang_with_a_warning_is_one_hang() -> None:
+def test_hangs_of_joins_a_warning_and_its_end() -> None:
     warned = {**HANG, "time": 100, "action": "warn"}
     ended = {**HANG, "time": 130, "seconds": 120, "action": "end"}
     events = events_of(
@@ -277,7 +277,7 @@ def test_a_hang_with_a_warning_is_one_hang() -> None:
     "key",
     "time restarts nodes kind place error progress reason status seconds summary action".split(),
 )
-def test_hostile_events_are_read(key: str, value: object) -> None:
+def test_events_of_ignores_malformed_events(key: str, value: object) -> None:
     line = {**start(1, 0), **KILLED, "reason": "failed", key: value}
     lines = [
         {**line, "event": event} for event in ("start", "end", "requeue", "hang", "stop", "start")
@@ -333,7 +333,7 @@ def test_hostile_events_are_read(key: str, value: object) -> None:
         ([{"event": "not-first", "time": 5, "owner": "7"}], "CANCELLED", None, 5),
     ],
 )
-def test_ending_of_the_last_attempt(
+def test_ending_of_has_state_exit_code_and_time_of_the_last_attempt(
     events: list[dict[str, Any]], state: str, exit_code: int | None, ended: float | None
 ) -> None:
     ending = ending_of(events_of(told(*events)))
@@ -388,7 +388,7 @@ def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
     ("shown", "recorded", "code"),
     [(11, 139, 139), (0, 128, 128), (3, 3, 3), (3, 5, 3), (11, None, 11), (1, 129, 129)],
 )
-def test_exit_code_that_sacct_cut_is_the_recorded_one(
+def test_exit_code_truncated_by_sacct_is_replaced_by_the_recorded_code(
     shown: int, recorded: int | None, code: int
 ) -> None:
     failed = job(state=JobState.FAILED, exit_code=shown, signal=0)
@@ -403,7 +403,7 @@ def test_exit_code_that_sacct_cut_is_the_recorded_one(
     assert with_recorded_exit(by_signal, events) == by_signal
 
 
-def test_attempts_without_accounting_are_the_recorded_ones() -> None:
+def test_attempts_without_accounting_are_read_from_the_events() -> None:
     """An attempt that was killed ended after the last time at which the job is known to have
     run.
     """
@@ -446,7 +446,7 @@ def test_attempt_that_recorded_no_start_is_a_restart() -> None:
     assert restarts_of(events, attempts=behind) == restarts_of(events)
 
 
-def test_last_attempt_has_the_last_signal_that_was_sent() -> None:
+def test_last_attempt_has_the_last_sent_signal() -> None:
     signals = [{"time": 3, "event": "signal", "signal": name} for name in ("SIGTERM", "SIGUSR1")]
     assert last_attempt(events_of(told(start(1, 0), *signals, end(5, 143)))).signal == "SIGUSR1"
     assert last_attempt(events_of(told(start(1, 0), *signals, start(6, 1)))).signal == ""

@@ -39,7 +39,7 @@ def texts_of(cause: Cause, **reader: Any) -> Iterator[tuple[str, str]]:
             )
 
 
-def test_no_cause_asks_a_guest_for_what_only_an_operator_can_do() -> None:
+def test_causes_give_guests_no_operator_commands() -> None:
     """Fixes for a cluster that other people operate, and fixes with a command that repairs a
     cluster.
     """

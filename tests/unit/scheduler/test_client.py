@@ -52,7 +52,7 @@ GONE = Step(("squeue", "..."), stderr=AWAY, rc=1)
 LOST = Step(("squeue", "..."), error=UnreachableError("gone"))
 
 
-def test_all_jobs_in_one_query():
+def test_jobs_queries_all_ids_at_once():
     slurm, transport, _ = client(QUEUE)
     assert slurm.jobs([]) == ()
     slurm.jobs(["11", "15"])
@@ -60,7 +60,7 @@ def test_all_jobs_in_one_query():
     assert transport.calls[0].env["SLURM_TIME_FORMAT"] == "%s"
 
 
-def test_the_accounting_is_asked_for_what_the_queue_forgot():
+def test_jobs_asks_sacct_for_jobs_that_squeue_does_not_list():
     slurm, transport, _ = client(QUEUE, ACCOUNTS, NO_QUEUE, ACCOUNTS)
     found = slurm.jobs(["1", "15"])
     assert transport.calls[1].argv[-1] == "--jobs=1"
@@ -69,7 +69,7 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot():
     assert [job.id for job in slurm.jobs(["1", "4_5"])] == ["1", "4_5"]
 
 
-def test_jobs_has_the_task_for_slurms_own_number_of_it() -> None:
+def test_jobs_finds_an_array_task_by_its_slurm_job_id() -> None:
     """SLURM_JOB_ID of a task is another number than that of its array; the queue may know it, or
     sacct.
     """
@@ -84,7 +84,7 @@ def test_jobs_has_the_task_for_slurms_own_number_of_it() -> None:
     assert unknown_or_task("99", jobs, unknown) is unknown
 
 
-def test_of_an_array_the_tasks_that_the_queue_forgot_are_added():
+def test_jobs_adds_array_tasks_that_squeue_does_not_list():
     rest = b"".join(
         r for r in SQUEUE.splitlines(keepends=True) if b"\x1f13\x1f" in r and b"COMPLETED" not in r
     )
@@ -99,21 +99,21 @@ def test_of_an_array_the_tasks_that_the_queue_forgot_are_added():
     assert len(ids) == len(set(ids))
 
 
-def test_the_last_task_counts_once_while_the_accounting_lacks_it():
+def test_jobs_counts_the_last_array_task_once():
     task = next(r for r in SACCT.splitlines(keepends=True) if b"4_5\x1f" in r)
     record = said(SACCT.replace(task, task + task.replace(b"4_5\x1f", b"4\x1f")))
     slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), record))
     assert "4" not in [job.id for job in slurm.jobs(["4"])]
 
 
-def test_a_job_that_nobody_knows_is_left_out():
+def test_jobs_leaves_out_unknown_jobs():
     unknown = (CAPTURES / "squeue-unknown.txt").read_text()
     slurm, _, _ = client(Step(("squeue", "..."), stderr=unknown, rc=1), Step(("sacct", "..."), ""))
     assert slurm.jobs(["99999"]) == ()
 
 
 @pytest.mark.parametrize("bad", ["", "x", "0", "1;rm", "-1", "1_", "1_2_3", "1 2", "--all"])
-def test_what_is_no_job_id_never_reaches_slurm(bad):
+def test_malformed_job_id_is_refused_before_slurm_is_called(bad):
     slurm, transport, _ = client()
     with rejected("not-a-job-id", UsageError):
         slurm.jobs([bad])
@@ -128,7 +128,7 @@ UPDATE = ("scontrol", "update", "jobid=7,12_3", "requeue=0")
 @pytest.mark.parametrize(
     "said", ["", "Job has already finished for job 7", "Invalid job id specified"]
 )
-def test_what_is_cancelled_cannot_ask_to_be_run_again(said):
+def test_cancel_disables_requeue_first(said):
     each = [
         Step(("scontrol", "update", f"jobid={job_id}", "requeue=0"), "") for job_id in ("7", "12_3")
     ]
@@ -246,7 +246,7 @@ def test_accounting_json_that_is_cut_is_refused():
         slurm.accounting("15")
 
 
-def test_a_controller_that_is_briefly_away_is_waited_for():
+def test_unreachable_slurmctld_is_waited_for():
     slurm, transport, ticks = client(GONE, LOST, GONE, QUEUE)
     assert slurm.jobs(["15"])
     assert not transport.left
@@ -262,7 +262,7 @@ def ping(*, up: bool) -> Step:
     )
 
 
-def test_a_stopped_slurmctld_is_noticed_before_squeue_gives_up():
+def test_stopped_slurmctld_is_found_by_scontrol_ping():
     slurm, transport, _ = client(MUTE, ping(up=False), ping(up=False), patience_s=0)
     for _ in range(2):
         with rejected("slurm-away", SlurmAwayError):
@@ -271,7 +271,7 @@ def test_a_stopped_slurmctld_is_noticed_before_squeue_gives_up():
     assert not transport.left
 
 
-def test_a_slurmctld_that_is_slow_gets_the_time_that_it_needs():
+def test_slow_slurmctld_is_queried_with_a_longer_timeout():
     steps = (MUTE, ping(up=True), QUEUE)
     slurm, transport, _ = client(*steps, QUEUE)
     assert slurm.jobs(["15"]) == slurm.jobs(["15"])
@@ -285,9 +285,7 @@ def test_a_slurmctld_that_is_slow_gets_the_time_that_it_needs():
     ("step", "code", "error"),
     [(GONE, "slurm-away", SlurmAwayError), (LOST, "unreachable", UnreachableError)],
 )
-def test_the_wait_for_the_controller_has_a_bound(
-    step: Step, code: str, error: type[UnreachableError]
-):
+def test_wait_for_slurmctld_has_a_limit(step: Step, code: str, error: type[UnreachableError]):
     slurm, _, ticks = client(*[step] * 50, patience_s=20)
     with rejected(code, error) as caught:
         slurm.jobs(["15"])
@@ -308,7 +306,7 @@ def test_sbatch_runs_in_the_folder():
     assert transport.calls[0].argv[-3:] == ("--comment=x", "--", "job.sbatch")
 
 
-def test_sbatch_that_says_no_id():
+def test_sbatch_without_a_job_id_is_not_repeated():
     slurm, _, _ = client(Step(("sh", "..."), "thanks\n"))
     with rejected("answer-lost", AnswerLostError):
         slurm.sbatch("/f", "job.sbatch")
@@ -322,14 +320,14 @@ def test_sbatch_that_says_no_id():
 @pytest.mark.parametrize(
     ("steps", "token", "job_id"), [([QUEUE], "abc", "15"), ([NO_QUEUE, ACCOUNTS], "tok1", "1")]
 )
-def test_a_job_is_found_by_its_comment(steps: list[Step], token: str, job_id: str):
+def test_job_is_found_by_its_comment(steps: list[Step], token: str, job_id: str):
     """The job is in the queue or in the accounting."""
     found = client(*steps)[0].by_token(token, time.time())
     assert found is not None
     assert found.id == job_id
 
 
-def test_the_accounting_is_searched_from_the_submission_on():
+def test_find_by_comment_searches_sacct_from_the_submission():
     slurm, transport, _ = client(*[NO_QUEUE, Step(("sacct", "..."), "")] * 2)
     for days_ago in (0, 9):
         assert slurm.by_token("x", time.time() - days_ago * 86400 - 60) is None
@@ -337,14 +335,14 @@ def test_the_accounting_is_searched_from_the_submission_on():
     assert asked == ["--starttime=now-2days", "--starttime=now-11days"]
 
 
-def test_the_accounting_as_json_is_left_as_it_is():
+def test_accounting_json_is_returned_unchanged():
     slurm, transport, _ = client(Step(("sacct", "--json", "--jobs=7"), '{"jobs": []}'))
     assert slurm.accounting("7") == '{"jobs": []}'
     # sacct --json of 22.05 fails under a time format
     assert "SLURM_TIME_FORMAT" not in transport.calls[0].env
 
 
-def test_a_job_without_a_readable_number_is_listed_as_itself():
+def test_job_without_a_readable_number_is_listed_as_itself():
     spoilt = SQUEUE.replace(b"\x1f16\x1fN/A\x1f", b"\x1fx\x1fN/A\x1f")
     assert spoilt != SQUEUE
     slurm, _, _ = client(
@@ -356,7 +354,7 @@ def test_a_job_without_a_readable_number_is_listed_as_itself():
     assert next(job.id for job in slurm.jobs(["15"])) != "0"
 
 
-def test_lost_nodes_are_those_lost_during_the_job() -> None:
+def test_lost_nodes_are_nodes_that_failed_during_the_job() -> None:
     """The events are of Slurm 24.11. A node that went down a moment after the job's end was the
     cause.
     """
@@ -466,7 +464,7 @@ GUEST = "administrators"
 @pytest.mark.parametrize(
     ("operated", "helps", "not_said"), [(advice.OWN, OWN, GUEST), (advice.FOREIGN, GUEST, OWN)]
 )
-def test_a_silent_slurm_is_repaired_by_those_who_operate_it(operated, helps, not_said):
+def test_fix_for_unreachable_slurm_depends_on_the_operator(operated, helps, not_said):
     silent = Step(
         ("sacct", "..."), stderr="sacct: error: Sending PersistInit msg: Connection refused", rc=1
     )

@@ -268,7 +268,7 @@ LOGS = (
 
 
 @pytest.mark.parametrize(("code", "log"), LOGS)
-def test_the_cause_is_named(code: str, log: str) -> None:
+def test_diagnosis_of_recorded_logs_has_the_code_of_the_cause(code: str, log: str) -> None:
     found = said(log)
     assert found.code == code, found
     assert found.summary.startswith("job 12 (train) failed: ")
@@ -368,7 +368,7 @@ STATES = (
 
 
 @pytest.mark.parametrize(("code", "state", "reason"), STATES)
-def test_the_schedulers_state_and_reason_are_sentences(code: str, state: str, reason: str) -> None:
+def test_diagnosis_of_slurms_state_and_reason(code: str, state: str, reason: str) -> None:
     found = said(TRACEBACK + "ValueError: x\n", state=JobState(state), reason=reason)
     assert (found.code, found.state) == (code, state)
     verb = found.summary.removeprefix("job 12 (train) ").partition(":")[0]
@@ -379,7 +379,7 @@ def test_the_schedulers_state_and_reason_are_sentences(code: str, state: str, re
     )
 
 
-def test_waiting_jobs_are_told_apart_by_what_they_ask_for() -> None:
+def test_diagnose_waiting_distinguishes_jobs_by_their_request() -> None:
     """Two jobs wait for the same reason, with different numbers of nodes."""
     pending = replace(JOB, state=JobState.PENDING, reason="PartitionConfig", partition="train")
     jobs = [replace(pending, number=count, tres=f"cpu=1,mem=1G,node={count}") for count in (2, 3)]
@@ -409,7 +409,7 @@ def test_fix_of_a_waiting_job_has_its_id(reason: str) -> None:
         ("NODE_FAIL", "", "clusterctl up"),
     ],
 )
-def test_a_guest_is_sent_to_the_administrators(state: str, reason: str, own: str) -> None:
+def test_fix_for_a_guest_names_the_administrators(state: str, reason: str, own: str) -> None:
     job = replace(JOB, state=JobState(state), reason=reason)
     ours, theirs = (diagnose(Evidence(job=job, **reader)) for reader in (OPERATOR, GUEST))
     assert ours.code == theirs.code
@@ -420,9 +420,7 @@ def test_a_guest_is_sent_to_the_administrators(state: str, reason: str, own: str
 @pytest.mark.parametrize(
     ("days", "is_told"), [(1, True), (50, True), (364, False), (365, False), (-1, False)]
 )
-def test_estimate_of_the_start_behind_a_job_without_a_time_limit_is_not_told(
-    days: int, is_told: bool
-) -> None:
+def test_start_estimate_months_ahead_is_not_shown(days: int, is_told: bool) -> None:
     """Slurm takes such a job to last for a year."""
     job = replace(JOB, state=JobState.PENDING, reason="Resources")
     found = diagnose(Evidence(job=replace(job, expected_start=int(time.time()) + days * 86_400)))
@@ -462,13 +460,13 @@ def test_job_requeued_in_held_state_after_a_failed_launch_was_held_by_slurm() ->
         ("foo.bar", "foo"),
     ],
 )
-def test_a_missing_module_names_the_package_that_provides_it(module: str, package: str) -> None:
+def test_missing_module_names_the_package_that_provides_it(module: str, package: str) -> None:
     found = said(TRACEBACK + f"ModuleNotFoundError: No module named '{module}'\n")
     assert found.fix.startswith(f"add {package}")
     assert "--requirements" in found.fix
 
 
-def test_what_stayed_at_home_is_included() -> None:
+def test_fix_for_an_unsent_file_is_include() -> None:
     log = TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.csv'\n"
     here = {"data/x.csv": "data/x.csv", "pkg/tools": "pkg/tools.py"}
     evidence = Evidence(job=JOB, log=log, left_here=lambda name, **_: Here(home=here[name]))
@@ -486,7 +484,7 @@ def test_what_stayed_at_home_is_included() -> None:
 MEASURED = re.compile(r"n\d|[\d.]+ GiB").findall
 
 
-def test_memory_is_told_with_its_peak_and_its_limit() -> None:
+def test_out_of_memory_has_peak_and_limit() -> None:
     job = replace(JOB, state=JobState.OUT_OF_MEMORY, tres="cpu=2,mem=8G,node=2,billing=2")
     steps = (
         StepInfo("12.0", peak=4187593113, peak_host="n2"),
@@ -502,7 +500,7 @@ def test_memory_is_told_with_its_peak_and_its_limit() -> None:
     assert "--mem" not in diagnose(Evidence(job=replace(job, prefix="m"))).fix
 
 
-def test_slurms_own_words_tell_peak_and_limit() -> None:
+def test_out_of_memory_message_of_slurmstepd_has_peak_and_limit() -> None:
     """slurmstepd's message if Slurm itself enforces the memory limit; the job's state is then
     FAILED.
     """
@@ -517,7 +515,7 @@ def test_slurms_own_words_tell_peak_and_limit() -> None:
     assert "JobLaunchFailure" not in found.details
 
 
-def test_who_cancelled_and_how_long_it_was_allowed_to_run() -> None:
+def test_cancelled_job_names_the_user_and_timeout_the_limit() -> None:
     found = diagnose(Evidence(job=replace(JOB, state=JobState.CANCELLED), cancelled_by="bob"))
     assert found.summary.endswith(" by bob")
     job = replace(JOB, state=JobState.TIMEOUT, time_limit_s=300, start_time=1000, end_time=1310)
@@ -557,14 +555,16 @@ def test_who_cancelled_and_how_long_it_was_allowed_to_run() -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_rank_that_failed_first(log: str, rank: int, host: str, how: str) -> None:
+def test_diagnosis_names_the_rank_that_failed_first(
+    log: str, rank: int, host: str, how: str
+) -> None:
     found = diagnose(Evidence(job=JOB, log=log, tasks_per_node=1))
     assert (found.rank, found.host) == (rank, host)
     assert how in found.details
     assert f"rank {rank} on {host}" in found.cause
 
 
-def test_a_shells_exit_code_is_the_signal_that_it_stands_for() -> None:
+def test_exit_code_above_128_is_a_signal() -> None:
     assert said("", exit_code=139).code == "segmentation-fault"
     assert said("", exit_code=143).signal == "SIGTERM"
     assert said("", exit_code=127).code == "command-not-found"
@@ -577,13 +577,13 @@ RAISED = "RuntimeError: rank one is broken"
 
 
 @pytest.mark.parametrize("name", ["raised-srun.log", "raised-mpirun.log", "hung-srun.log"])
-def test_lines_are_the_traceback_without_what_follows_from_it(name: str) -> None:
+def test_lines_are_the_traceback_without_follow_up_errors(name: str) -> None:
     found = said((CAPTURES / name).read_text())
     assert found.cause.startswith(f"{RAISED} (rank 1")
     assert [found.lines[0][:9], len(found.lines), found.lines[-1]] == ["Traceback", 5, RAISED]
 
 
-def test_the_traceback_is_of_the_rank_that_failed_first() -> None:
+def test_traceback_is_of_the_rank_that_failed_first() -> None:
     first = TRACEBACK + "KeyError: 'a bug'\n"
     then = (
         f"{TRACEBACK}RuntimeError: [gloo/transport/tcp/pair.cc:525] Connection closed by peer "
@@ -597,7 +597,7 @@ def test_the_traceback_is_of_the_rank_that_failed_first() -> None:
     assert own.lines[-1] == "KeyError: 'a bug'"
 
 
-def test_what_others_say_of_a_silent_ranks_end_is_not_its_cause() -> None:
+def test_messages_of_surviving_ranks_are_not_the_cause() -> None:
     log = (CAPTURES / "killed-torchrun.log").read_text()  # of torch 2.13, on two nodes
     found = diagnose(Evidence(job=JOB, log=log, ranks={0: log.partition("E1123")[0], 1: ""}))
     assert (found.signal, found.rank, found.host, found.lines) == ("SIGKILL", 1, "n2", ())
@@ -606,7 +606,7 @@ def test_what_others_say_of_a_silent_ranks_end_is_not_its_cause() -> None:
     assert "reset by peer" in unrecorded.lines[-1]
 
 
-def test_an_exception_without_its_frames_is_the_cause() -> None:
+def test_exception_without_its_frames_is_the_cause() -> None:
     """With sys.tracebacklimit = 0; the launcher only reports that MPI_Abort was called."""
     rule = "-" * 74
     abort = (
@@ -619,7 +619,7 @@ def test_an_exception_without_its_frames_is_the_cause() -> None:
     assert said("it goes on\n" + abort).code == "mpi-abort"
 
 
-def test_torchruns_own_traceback_is_left_out() -> None:
+def test_traceback_of_torchrun_is_left_out() -> None:
     log = "[rank1]: " + TRACEBACK.replace("\n", "\n[rank1]: ") + "ValueError: x\n"
     found = said(log + TORCHRUN.format(second=1, host="n1", rank=1, code=1))
     assert found.lines[-1] == "ValueError: x"
@@ -628,14 +628,14 @@ def test_torchruns_own_traceback_is_left_out() -> None:
     assert (alone.code, alone.signal) == ("abort", "SIGABRT")
 
 
-def test_of_a_long_traceback_the_last_frames_are_shown() -> None:
+def test_long_traceback_shows_its_last_frames() -> None:
     frames = "".join(f'  File "/x.py", line {i}, in f\n    f()\n' for i in range(20))
     found = said(f"Traceback (most recent call last):\n{frames}ValueError: deep\n")
     assert next(line for line in found.lines if "File" in line).endswith("line 17, in f")
     assert len(found.lines) == 8
 
 
-def test_without_a_traceback_lines_begin_at_the_cause() -> None:
+def test_lines_without_a_traceback_begin_at_the_cause() -> None:
     told = ("payload.c: No space left on device", "giving up")
     assert said("epoch 1\n" * 50 + "\n".join(told)).lines == told
 
@@ -701,7 +701,7 @@ def test_killed_worker_is_blamed_on_memory_as_slurm_knows_it(log: str) -> None:
     assert said(crashed).code != "worker-killed"
 
 
-def test_a_rank_that_wrote_nothing_has_no_lines_of_its_launcher() -> None:
+def test_silent_rank_is_shown_without_lines_of_the_launcher() -> None:
     banner = (
         f"{'-' * 74}\n"
         "mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 (x).\n"
@@ -711,7 +711,7 @@ def test_a_rank_that_wrote_nothing_has_no_lines_of_its_launcher() -> None:
     assert said("srun: error: n2: task 1: Killed\n").lines == ()
 
 
-def test_a_hostile_log_writes_nothing_to_the_terminal() -> None:
+def test_escape_sequences_of_a_log_are_removed() -> None:
     found = said("Traceback (most recent call last):\n" * 2**10 + "\x1b[2J")
     assert all(line.isprintable() for line in found.lines)
 
@@ -731,11 +731,11 @@ def test_a_hostile_log_writes_nothing_to_the_terminal() -> None:
         "run.sh: line 3: /home/ada/jobs/train-1/a-long-name/of-a-folder: Is a directory",
     ],
 )
-def test_a_log_of_one_line_again_and_again_takes_no_time(line: str) -> None:
+def test_log_of_repeated_lines_is_diagnosed_in_linear_time(line: str) -> None:
     assert said(f"{line}\n" * (2**17 // (len(line) or 32))).state == "FAILED"
 
 
-def test_what_a_program_caught_is_not_the_end_of_its_memory() -> None:
+def test_caught_out_of_memory_error_is_not_the_cause() -> None:
     caught = said("CUDA error: out of memory\n" + TRACEBACK + "ValueError: x\n")
     assert (caught.code, caught.lines[-1]) == ("python-exception", "ValueError: x")
 
@@ -765,7 +765,7 @@ def test_node_that_could_not_launch_a_job_is_named_as_its_cause() -> None:
     ],
 )
 @pytest.mark.parametrize(("end", "how"), [(135, "SIGBUS"), (137, "SIGKILL"), (3, "")])
-def test_a_rank_that_lost_another_is_not_the_first_that_failed(
+def test_rank_that_lost_another_is_not_the_first_that_failed(
     launcher: str, end: int, how: str
 ) -> None:
     """It reports to its launcher sooner. Ranks ended by the launcher, and records written by a job,
@@ -791,7 +791,7 @@ def test_a_rank_that_lost_another_is_not_the_first_that_failed(
 @pytest.mark.parametrize(
     ("record", "how"), [("5.0 134 n2", "SIGABRT"), ("5.0 137 n2", "SIGKILL"), ("", "SIGKILL")]
 )
-def test_a_rank_that_silently_lost_another_is_not_the_first(record: str, how: str) -> None:
+def test_rank_that_silently_lost_another_is_not_the_first(record: str, how: str) -> None:
     """As Open MPI 5 under load: exit code 14 without a message, and the killed rank may have no
     record of its end.
     """
@@ -808,7 +808,9 @@ def test_a_rank_that_silently_lost_another_is_not_the_first(record: str, how: st
 
 @pytest.mark.parametrize(("end", "how"), [(139, "SIGSEGV"), (137, "SIGKILL")])
 @pytest.mark.parametrize("first", [0, 1])
-def test_the_first_rank_is_known_where_srun_killed_all(first: int, end: int, how: str) -> None:
+def test_first_failed_rank_is_found_when_srun_killed_all_ranks(
+    first: int, end: int, how: str
+) -> None:
     """slurmstepd kills all ranks when its PMIx server loses a rank, and the shell can't record how
     its program ended.
     """
@@ -1039,7 +1041,7 @@ def test_sigkill_is_blamed_on_memory_only_near_the_limit(peak: int, *, is_near: 
 
 
 @pytest.mark.parametrize("reason", ["same-error", "no-progress", "chain-over"])
-def test_stop_of_the_restarts_is_told_with_its_cause(reason: str) -> None:
+def test_stopped_restarts_have_reason_and_cause(reason: str) -> None:
     log = TRACEBACK + "KeyError: 'a bug'\n"
     found = diagnose(Evidence(job=JOB, log=log, attempt=LastAttempt(number=1, stop=reason)))
     assert found.code == f"stopped-{reason}"
@@ -1059,7 +1061,7 @@ def test_hang_is_the_cause_and_not_the_kill_that_ended_it() -> None:
     assert HANG.summary in found.cause
 
 
-def test_hang_that_was_only_reported_is_told_at_the_time_limit() -> None:
+def test_time_limit_after_a_reported_hang_names_the_hang() -> None:
     attempt = LastAttempt(hang=HANG)
     found = diagnose(Evidence(job=replace(JOB, state=JobState.TIMEOUT), attempt=attempt))
     assert found.code == "time-limit"
@@ -1084,7 +1086,7 @@ def test_rank_that_wrote_the_error_outweighs_the_first_to_end() -> None:
     assert both.rank == 1
 
 
-def test_messages_about_our_own_processes_are_not_quoted() -> None:
+def test_messages_of_clusterctl_are_not_quoted() -> None:
     ours = (
         "clusterctl: hang: no progress for 90 s: rank 1 at x.py:1\n"
         "clusterctl: SIGKILL in rank 1 on n2 after 5 s; this job is requeued\n"
@@ -1296,7 +1298,7 @@ def test_diagnosis_names_the_cause_behind_a_library(log: str, code: str, word: s
     assert word in found.cause
 
 
-def test_own_module_behind_a_library_hides_nothing() -> None:
+def test_user_module_imported_by_a_library_hides_no_package() -> None:
     """A program that a library imports by name, as a launcher does, is no package that a file
     hides.
     """

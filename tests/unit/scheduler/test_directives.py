@@ -194,7 +194,7 @@ def test_lines_without_an_effect_have_a_note(
         assert [word for word in ("own.sh, ", *words) if word not in note] == []
 
 
-def test_late_lines_in_a_text_of_a_python_program_are_not_its_own(tmp_path: Path) -> None:
+def test_late_directives_in_a_python_string_are_ignored(tmp_path: Path) -> None:
     text = "import os\nT = '''\n#SBATCH -N2\n'''\n#SBATCH -N3\nprint(T)  #SBATCH\n"
     assert UserScript.read(user_script(tmp_path, "p.py", text)).directives.late == (5,)
 

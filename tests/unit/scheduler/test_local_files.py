@@ -174,7 +174,9 @@ def own(message: str) -> str:
         (own("ValueError: no key in a/b"), ""),
     ],
 )
-def test_own_error_about_unsent_data_names_the_data(tmp_path, log: str, home: str) -> None:
+def test_error_message_of_the_program_about_unsent_data_names_the_data(
+    tmp_path, log: str, home: str
+) -> None:
     write(tmp_path, "train.py", "data/waves/a.txt", "sent/waves/readme", "sent/waves/.hidden")
     write(tmp_path, "mixed/waves/readme", "mixed/waves/a.npy")
     found = diagnosed(tmp_path, "", log, ("sent/waves/readme", "mixed/waves/readme"))
@@ -199,7 +201,7 @@ def test_file_that_was_sent_is_found_in_the_programs_folder(tmp_path, name, code
     assert diagnose(Evidence(job=JOB, log=log, left_here=files.find)).code == code
 
 
-def test_script_is_read_only_as_it_was_sent(tmp_path):
+def test_script_changed_since_submission_is_not_read(tmp_path):
     write(tmp_path, "train.py")
     text = "#!/bin/bash\nset -e\nread a\n"
     (tmp_path / "train.py").write_text(text)
@@ -223,7 +225,7 @@ def test_paths_begin_where_the_program_starts(tmp_path, project: Mapping[str, st
     assert words in diagnosed(tmp_path, "", no_file(path), (), project=project).fix
 
 
-def test_without_its_folder_a_script_gets_no_include(tmp_path):
+def test_fix_for_a_script_sent_without_its_folder_is_folder(tmp_path):
     write(tmp_path, "train.py", "utils.py")
     found = diagnosed(tmp_path, "", no_module("utils"), (), folder=False)
     assert f"--folder {tmp_path}" in found.fix

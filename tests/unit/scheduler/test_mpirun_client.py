@@ -86,7 +86,7 @@ def said(**answer: Any) -> Step:
         (ended("protocol"), False, "FAILED", 0, 0),
     ],
 )
-def test_how_a_unit_ended_is_a_state(end, cancelled, state, exit_code, signal):
+def test_result_of_a_systemd_unit_is_the_job_state(end, cancelled, state, exit_code, signal):
     mpirun, _ = client(ctl=[said(jobs=[noted(end=end, cancelled=cancelled)])])
     (job,) = mpirun.own_jobs()
     assert (job.id, job.whole_id, job.state.value) == ("m1", "m1", state)
@@ -107,7 +107,7 @@ def test_how_a_unit_ended_is_a_state(end, cancelled, state, exit_code, signal):
         (noted(end=ended("lost", "", "")), "NODE_FAIL", True),
     ],
 )
-def test_of_a_job_that_goes_on_its_first_node_is_asked(known, state, has_ended):
+def test_state_of_a_running_job_is_asked_of_its_first_node(known, state, has_ended):
     mpirun, hosts = client(
         ctl=[said(jobs=[noted(cancelled=known["cancelled"])])], one=[said(jobs=[known])]
     )
@@ -117,7 +117,7 @@ def test_of_a_job_that_goes_on_its_first_node_is_asked(known, state, has_ended):
     assert asked == {"user": "ada", "do": "settle", "ids": ["m1"]}
 
 
-def test_a_first_node_that_is_away_is_not_asked_again_at_once():
+def test_unreachable_first_node_is_not_asked_again_at_once():
     away = Step(ASKED, error=UnreachableError("no route"))
     mpirun, hosts = client(ctl=[said(jobs=[noted()])] * 2, one=[away])
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_a_first_node_that_is_away_is_not_asked_again_at_once():
     assert len(hosts["d-train-1"].calls) == 1
 
 
-def test_a_second_job_is_refused_with_who_runs_and_since_when():
+def test_second_job_is_refused_with_user_and_start_of_the_first():
     mpirun, hosts = client(ctl=[said(jobs=[noted()])], one=[said(jobs=[noted()])])
     with refused("busy", SchedulerError, "m1", "1970-01-01", "clusterctl cancel m1"):
         mpirun.submit(START)
@@ -141,7 +141,7 @@ NO_CHECK = Step(HEALTH, stderr="sudo: /opt/clusterctl/health: command not found"
 
 
 @pytest.mark.parametrize("checked", [health(), NO_CHECK])
-def test_a_job_starts_on_the_first_of_its_nodes(checked):
+def test_job_starts_on_the_first_of_its_nodes(checked):
     """Also if the node has no health check yet."""
     mpirun, hosts = client(ctl=[said(jobs=[])], one=[checked, said(id="m1")])
     assert mpirun.submit(START) == "m1"
@@ -153,7 +153,7 @@ def test_a_job_starts_on_the_first_of_its_nodes(checked):
 FAULTS = ("GPU 0: 97 C, and 90 are allowed", "/ has 3 MiB free, and needs 100")
 
 
-def test_an_unhealthy_node_gets_no_job_and_is_checked_anew():
+def test_unhealthy_node_gets_no_job_until_it_recovers():
     looks = [health(*FAULTS), health()]
     mpirun, hosts = client(ctl=[said(jobs=[])] * 2, one=[*looks, said(id="m1")])
     with refused("unhealthy", SchedulerError, "d-train-1") as caught:
@@ -165,7 +165,7 @@ def test_an_unhealthy_node_gets_no_job_and_is_checked_anew():
     assert len(hosts["d-train-1"].calls) == 3
 
 
-def test_what_systemd_says_against_a_start_is_told():
+def test_unit_that_systemd_does_not_start_is_job_not_started():
     mpirun, _ = client(
         ctl=[said(jobs=[])], one=[health(), said(failed="Failed to start transient service unit")]
     )
@@ -174,12 +174,12 @@ def test_what_systemd_says_against_a_start_is_told():
 
 
 @pytest.mark.parametrize("bad", ["1", "m0", "m", "m1_2", "M1", "m01", "m1; reboot", ""])
-def test_ids_that_are_none(bad):
+def test_malformed_job_id_is_refused(bad):
     with refused("not-a-job-id", UsageError):
         client()[0].jobs([bad])
 
 
-def test_an_id_that_nobody_knows():
+def test_unknown_job_id_is_an_error():
     mpirun, _ = client(ctl=[said(jobs=[noted(end=ended("success"))])])
     assert mpirun.jobs(["m2"]) == ()
     error = mpirun.unknown(["m2"])
@@ -195,7 +195,7 @@ def test_an_id_that_nobody_knows():
         ({**noted(), "id": "x"}, "m0"),
     ],
 )
-def test_a_record_that_makes_no_sense_spoils_itself_alone(job, job_id):
+def test_invalid_job_record_is_ignored_alone(job, job_id):
     whole = noted("m2", end=ended("success"))
     mpirun, _ = client(ctl=[said(jobs=[job, whole])] * 3, one=[health(), said(id="m3")])
     spoilt, other = mpirun.own_jobs()
@@ -208,7 +208,7 @@ def test_a_record_that_makes_no_sense_spoils_itself_alone(job, job_id):
         assert [error.code for error in mpirun.cancel(["m1"]).values()] == ["job-hosts-unknown"]
 
 
-def test_anything_may_stand_in_place_of_a_jobs_record(tmp_path):
+def test_read_of_anything_but_a_record_is_none(tmp_path):
     path = tmp_path / "job.json"
     assert read(path) is None
     for spoil in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
@@ -224,7 +224,7 @@ def test_anything_may_stand_in_place_of_a_jobs_record(tmp_path):
     assert read(path) == {"a": 1}
 
 
-def test_only_a_record_that_we_wrote_counts():
+def test_valid_record_rejects_incomplete_records():
     good = {key: value for key, value in noted().items() if key not in {"id", "end", "cancelled"}}
     assert remote_jobs.valid_record(good) == good
     for bad in (None, {}, *({**good, "nodes": nodes} for nodes in ([], "d-train-1", [1]))):
@@ -245,14 +245,14 @@ def test_nodes_are_idle_allocated_or_down():
     assert (two.state, two.usable, "not answer" in two.reason) == ("DOWN", False, True)
 
 
-def test_a_job_with_a_spoilt_record_ends_with_its_unit() -> None:
+def test_job_with_a_spoilt_record_ends_with_its_unit() -> None:
     """Otherwise `submit --wait` would wait for it forever."""
     spoilt = {"id": "m3", "cancelled": False}
     assert job_info({**spoilt, "end": ended("success")}, "u").state.value == "COMPLETED"
     assert job_info({**spoilt, "end": {"result": []}}, "u").state.value == "UNKNOWN"
 
 
-def test_a_lock_that_a_job_holds_is_named(
+def test_lock_that_a_job_holds_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(remote_jobs, "ASK_S", 0.2)
@@ -267,7 +267,7 @@ def test_a_lock_that_a_job_holds_is_named(
     assert "/mpirun/.lock' is still locked after 0.2 s" in capsys.readouterr().err
 
 
-def test_a_command_runs_beside_a_job_as_its_user() -> None:
+def test_command_runs_beside_a_job_as_its_user() -> None:
     step = Step(("sudo", "-n", "-H", "-u", "ada", "show"), "answer")
     jobs, _ = client(one=[step])
     assert jobs.run_in_job(job_info(noted(), "ada"), ["show"]).stdout == "answer"

@@ -302,7 +302,7 @@ def test_missing_file_without_a_name_is_not_named(log: str) -> None:
     assert not {"fopen", "Error"} & set(said(log).cause.split())
 
 
-def test_lost_connection_is_not_said_to_be_of_a_rank() -> None:
+def test_lost_http_connection_is_not_blamed_on_a_rank() -> None:
     message = (
         "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, "
         "'Connection reset by peer'))"
@@ -324,7 +324,7 @@ def test_traceback_before_a_summary_of_wandb_is_the_cause() -> None:
     assert said(raised("KeyError: 'a'") + summary, exit_code=1).code == "python-exception"
 
 
-def test_traceback_of_a_rank_is_the_cause_though_others_write_on() -> None:
+def test_traceback_is_the_cause_although_other_ranks_continue_to_write() -> None:
     log = raised("KeyError: 'a'") + EPOCHS + "srun: error: n1: task 1: Exited with exit code 1\n"
     assert said(log, exit_code=1).code == "python-exception"
 
@@ -394,7 +394,7 @@ def test_read_in_a_script_is_the_cause_only_without_input(name: str) -> None:
 @pytest.mark.parametrize(
     "job", [{"exit_code": 3}, {"exit_code": 0, "signal": 3}, {"exit_code": 0, "signal": 6}]
 )
-def test_empty_log_is_not_said_to_be_worth_reading(
+def test_fix_for_an_empty_log_does_not_advise_to_read_it(
     log: str, job: Mapping[str, int], *, reads: bool
 ) -> None:
     found = diagnose(Evidence(job=replace(JOB, **job), log=log, was_read=True))
@@ -520,7 +520,9 @@ def test_srun_that_finds_no_command_has_no_path_only_with_export(script: str, co
         ("# -o logs/%x-%j.out", "logs/myfit-12.out", False),
     ],
 )
-def test_missing_log_is_told_by_the_scripts_line(line: str, file: str, *, is_log: bool) -> None:
+def test_log_with_another_path_is_found_by_the_redirection_in_the_script(
+    line: str, file: str, *, is_log: bool
+) -> None:
     log = f"tail: cannot open '{file}' for reading: No such file or directory\n"
     found = diagnose(Evidence(job=JOB, log=log, script=f"#!/bin/bash\n{line}\ntail -n1 {file}\n"))
     assert (found.code == "log-has-another-path") is is_log, found
@@ -612,14 +614,14 @@ NOT_HANDLED = {
 
 
 @pytest.mark.parametrize("name", NOT_HANDLED)
-def test_diagnosis_of_the_error_that_ended_the_program_names_it(name: str) -> None:
+def test_diagnosis_of_an_unhandled_error_has_its_code(name: str) -> None:
     code, exit_code, stdout, stderr, script = NOT_HANDLED[name]
     found = wrote(stdout, stderr, script=script, exit_code=exit_code)
     assert found.code == code, found
 
 
 @pytest.mark.parametrize(("exit_code", "code"), [(9, "exit-code"), (1, "missing-module")])
-def test_handled_error_of_a_rank_is_told_by_the_ranks_exit_code(exit_code: int, code: str) -> None:
+def test_exit_code_of_a_rank_tells_whether_its_error_was_handled(exit_code: int, code: str) -> None:
     log = f"srun: error: n1: task 0: Exited with exit code {exit_code}\n"
     job = replace(JOB, exit_code=1, nodes=("n1",))
     found = diagnose(Evidence(job=job, log=log, ranks={0: NO_APEX + STEPS, 1: STEPS}))
@@ -630,7 +632,7 @@ def test_handled_error_of_a_rank_is_told_by_the_ranks_exit_code(exit_code: int, 
     ("rank_log", "code"),
     [(STEPS + NO_CACHE, "missing-file"), (NO_CACHE + STEPS, "exit-code")],
 )
-def test_last_words_of_a_rank_are_known_from_its_own_log(rank_log: str, code: str) -> None:
+def test_exception_in_the_log_of_the_failed_rank_is_the_cause(rank_log: str, code: str) -> None:
     stdout = "start\n"
     log = f"{stdout}\nsrun: error: n1: task 0: Exited with exit code 3\n"
     job = replace(JOB, exit_code=3, nodes=("n1",))
@@ -681,7 +683,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_error_at_the_end_of_a_completed_job_is_its_last_word(name: str) -> None:
+def test_error_at_end_notes_errors_of_completed_jobs(name: str) -> None:
     script, stdout, stderr, is_noted = ENDS[name]
     found = error_at_end(stdout, stderr, is_shell=is_shell(script))
     assert bool(found) is is_noted, found

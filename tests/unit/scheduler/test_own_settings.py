@@ -39,7 +39,7 @@ def digests(
     ],
     ids=["card", "device", "model", "cpus", "memory"],
 )
-def test_what_came_to_a_node_starts_its_slurmd_alone(
+def test_new_hardware_of_a_node_restarts_its_slurmd_alone(
     changed: dict[str, object], slurm: str
 ) -> None:
     before = digests(FACTS, slurm=slurm)
@@ -48,14 +48,14 @@ def test_what_came_to_a_node_starts_its_slurmd_alone(
     assert before[TWO] == after[TWO]
 
 
-def test_what_all_need_to_know_starts_all() -> None:
+def test_changed_cluster_setting_restarts_every_slurmd() -> None:
     before = digests(FACTS)
     after = digests(FACTS, extra=("LaunchParameters=use_interactive_step",))
     assert all(before[host] != after[host] for host in (ONE, TWO))
 
 
 @pytest.mark.parametrize("slurm", ["22.05", "23.11", "24.05", "24.11", "26.05"])
-def test_other_nodes_start_it_only_before_slurm_24_05(slurm: str) -> None:
+def test_added_nodes_restart_slurmd_only_before_slurm_24_05(slurm: str) -> None:
     before = digests(FACTS, slurm=slurm)
     for nodes in (3, 16):  # from 8 on, timeouts grow
         after = digests(FACTS, nodes=nodes, slurm=slurm)
@@ -64,6 +64,6 @@ def test_other_nodes_start_it_only_before_slurm_24_05(slurm: str) -> None:
 
 
 @pytest.mark.parametrize(("slurm", "starts"), [("22.05", True), ("24.11", False)])
-def test_another_share_starts_it_only_before_slurm_24_11(slurm: str, *, starts: bool) -> None:
+def test_changed_share_restarts_slurmd_only_before_slurm_24_11(slurm: str, *, starts: bool) -> None:
     before, after = (digests(FACTS, slurm=slurm, share=share) for share in (1000, 500))
     assert (before[ONE] != after[ONE]) == starts

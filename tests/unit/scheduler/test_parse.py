@@ -81,7 +81,7 @@ def members(hint):
     return {*get_args(hint)} if get_origin(hint) in (Union, UnionType) else {hint}
 
 
-def test_a_running_job_of_two_nodes():
+def test_squeue_running_job_has_its_nodes_and_times():
     job = QUEUED["15"]
     assert (job.state, job.ended, job.nodes) == (
         JobState.RUNNING,
@@ -101,19 +101,19 @@ def test_a_running_job_of_two_nodes():
         *((word, None) for word in ("UNLIMITED", "Partition_Limit", "NOT_SET", "365-00:00:00")),
     ],
 )
-def test_a_time_limit(limit, seconds):
+def test_time_limit_is_parsed_to_seconds(limit, seconds):
     queued = with_field("squeue", "TimeLimit", limit)
     accounted = with_field("sacct", "Timelimit", limit)
     for (job,) in (squeue(queued), sacct(accounted)):
         assert (job.time_limit_s, job.reason) == (seconds, "")
 
 
-def test_what_a_job_has_or_else_what_it_asked_for():
+def test_sacct_tres_falls_back_to_the_request():
     assert sacct(with_field("sacct", "AllocTRES", "cpu=9"))[0].tres == "cpu=9"
     assert sacct(with_field("sacct", "AllocTRES", ""))[0].tres == "cpu=1,mem=1G,node=1,billing=1"
 
 
-def test_a_signal_has_its_name():
+def test_exit_signal_has_its_name():
     job = QUEUED["11"]
     assert (job.state, job.exit_code, job.signal, job.exit) == (JobState.FAILED, 0, 9, "SIGKILL")
     assert replace(job, signal=0, exit_code=3).exit == "3"
@@ -121,19 +121,19 @@ def test_a_signal_has_its_name():
     assert replace(job, signal=None, exit_code=None).exit == ""
 
 
-def test_a_time_that_no_calendar_has_spoils_nothing():
+def test_time_that_no_calendar_has_spoils_nothing():
     told = replace(QUEUED["11"], submit_time=10**18).as_dict()
     assert (told["submit_time"], told["submitted"]) == (10**18, None)
 
 
-def test_a_waiting_job_has_a_reason_and_no_guessed_times():
+def test_waiting_job_has_a_reason_and_no_guessed_times():
     job = QUEUED["16"]
     assert (job.state, job.reason) == (JobState.PENDING, "JobHeldUser")
     assert (job.nodes, job.start_time, job.end_time) == ((), None, None)
     assert job.submit_time == 1795157362
 
 
-def test_tasks_of_an_array_are_told_apart():
+def test_squeue_array_tasks_have_their_own_rows():
     tasks = [job for job in QUEUED.values() if job.number == 13]
     assert sorted(job.task for job in tasks if job.task is not None) == [0, 2, 4, 6, 8]
     assert QUEUED["13_0"].exit_code == 1
@@ -143,12 +143,12 @@ def test_tasks_of_an_array_are_told_apart():
     ("said", "exit_code", "signal"),
     [("256", 1, 0), ("9", 0, 9), ("3:0", 3, 0), ("0:9", 0, 9), ("0:0", 0, 0)],  # 22.05; 24.11
 )
-def test_how_squeue_says_it_in_each_version(said, exit_code, signal):
+def test_squeue_exit_code_of_each_slurm_version_is_parsed(said, exit_code, signal):
     job = squeue(with_field("squeue", "exit_code", said))[0]
     assert (job.exit_code, job.signal, job.reason) == (exit_code, signal, "")
 
 
-def test_steps_tell_memory_and_who_cancelled():
+def test_steps_have_peak_memory_and_canceller():
     lines = [
         "12.0|CANCELLED by 10000|4091904K|n2|3|",
         "12.batch|COMPLETED|0|||",
@@ -162,7 +162,7 @@ def test_steps_tell_memory_and_who_cancelled():
     )
 
 
-def test_a_waiting_job_has_slurms_estimate_of_its_start():
+def test_waiting_job_has_slurms_estimate_of_its_start():
     said = with_field("squeue", "State", "PENDING").split(CAPTURED)
     said[slurm_parse.SQUEUE.fields.index("StartTime")] = "1795160000"
     (job,) = squeue(CAPTURED.join(said))
@@ -183,13 +183,13 @@ def test_strides_of_an_array_are_expanded():
     assert [job.id for job in jobs] == ["7_0", "7_4", "7_8", "7_11"]
 
 
-def test_a_component_of_a_heterogeneous_job_has_its_own_number():
+def test_component_of_a_heterogeneous_job_has_its_number():
     jobs = {job.id: job for job in slurm_parse.SACCT.parse(capture("sacct-hostile"), "|captured|")}
     assert (jobs["35"].name, jobs["36"].name, jobs["35"].reason) == ("het.sh", "het.sh", "")
 
 
 @pytest.mark.parametrize("command", ["squeue", "sacct"])
-def test_no_byte_in_a_name_a_comment_or_a_folder_spoils_a_record(command):
+def test_every_byte_in_name_comment_and_folder_is_parsed(command):
     """Slurm's answers about jobs whose name, comment and folder hold every byte from 1 to 255."""
     parser = {"squeue": slurm_parse.SQUEUE.parse, "sacct": slurm_parse.SACCT.parse}[command]
     jobs = {job.id: job for job in parser(capture(f"{command}-hostile"), "|captured|")}
@@ -213,19 +213,19 @@ def test_no_byte_in_a_name_a_comment_or_a_folder_spoils_a_record(command):
 
 
 @pytest.mark.parametrize("query", [slurm_parse.SQUEUE, slurm_parse.SACCT, slurm_parse.SINFO])
-def test_each_separator_is_another(query):
+def test_separators_are_unique(query):
     first, second = (separator_in(query.command(slurm_parse.new_separator())) for _ in range(2))
     assert not first[0].isdigit()  # squeue would take it for a width
     assert first != second
 
 
-def test_what_is_said_before_the_answer_is_no_part_of_it():
+def test_output_before_the_answer_is_ignored():
     assert squeue("") == sacct("") == sinfo("") == ()
     assert len(squeue("module: loaded slurm\n" + capture("squeue"))) == len(QUEUED)
 
 
 @pytest.mark.parametrize("text", ["what", capture("squeue")[:-20], "a\x1fb\x1f"])
-def test_an_answer_that_was_cut_short_is_an_error(text):
+def test_truncated_answer_is_an_error(text):
     with refused("slurm-answer-garbled", SlurmError) as caught:
         squeue(text)
     assert caught.value.why.isprintable()
@@ -246,7 +246,7 @@ def test_an_answer_that_was_cut_short_is_an_error(text):
         ("sacct", "ExitCode", "three", "1"),
     ],
 )
-def test_a_garbled_record_spoils_itself_alone(command, field, value, job_id):
+def test_garbled_job_row_is_skipped_alone(command, field, value, job_id):
     parser = {"squeue": squeue, "sacct": sacct}[command]
     text = with_field(command, field, value)
     spoilt, *others = parser(text + capture(command))
@@ -258,7 +258,7 @@ def test_a_garbled_record_spoils_itself_alone(command, field, value, job_id):
 
 
 @pytest.mark.parametrize(("command", "field"), [("squeue", "exit_code"), ("sacct", "ExitCode")])
-def test_a_garbled_record_keeps_who_is_at_work_where(command, field):
+def test_garbled_job_row_keeps_its_nodes_and_user(command, field):
     """A node with such a job is not idle, so it is not rebooted or removed without a warning."""
     parser = {"squeue": squeue, "sacct": sacct}[command]
     (sound,), (spoilt,) = (
@@ -271,12 +271,12 @@ def test_a_garbled_record_keeps_who_is_at_work_where(command, field):
         assert getattr(spoilt, key) == getattr(sound, key)
 
 
-def test_a_garbled_task_is_not_taken_for_its_array():
+def test_garbled_task_is_not_taken_for_its_array():
     (spoilt,) = squeue(with_field("squeue", "ArrayTaskID", "3").replace("CANCELLED", "DANCING"))
     assert (spoilt.state, spoilt.id) == (JobState.UNKNOWN, "2_3")
 
 
-def test_a_garbled_node_spoils_itself_alone():
+def test_garbled_node_row_is_skipped_alone():
     spoilt = sinfo(
         with_field("sinfo", "CPUs", "many") + capture("sinfo").replace("-1\x1f", "-9\x1f")
     )[0]
@@ -284,7 +284,7 @@ def test_a_garbled_node_spoils_itself_alone():
     assert " of sinfo: CPUs 'many'" in spoilt.reason
 
 
-def test_nodes():
+def test_sinfo_nodes_are_parsed():
     idle, drained = sinfo(capture("sinfo"))
     assert (idle.name, idle.state, idle.flags, idle.usable, idle.reason) == (
         "jr-train-1",
@@ -298,7 +298,7 @@ def test_nodes():
     assert (drained.reason, drained.reason_by) == ('bad disk | "x', "root")
 
 
-def test_a_node_of_two_partitions_is_one_node():
+def test_node_of_two_partitions_is_listed_once():
     text = capture("sinfo") + capture("sinfo").replace("\x1ftrain*\x1f", "\x1fother\x1f")
     nodes = sinfo(text)
     assert [node.partitions for node in nodes] == [("train", "other")] * 2
@@ -317,12 +317,12 @@ def test_a_node_of_two_partitions_is_one_node():
         ("mixed+completing", "MIXED", ("COMPLETING",), True),
     ],
 )
-def test_states_of_nodes(shown, state, flags, usable):
+def test_node_states_are_parsed(shown, state, flags, usable):
     node = NodeInfo("n", shown, "", 1, 1, "", ("train",))
     assert (node.state, node.flags, node.usable) == (state, flags, usable)
 
 
-def test_version():
+def test_version_of_slurm_is_parsed():
     assert slurm_parse.parse_version((CAPTURES / "version.txt").read_text()) == "22.05.8"
     with pytest.raises(SlurmError):
         slurm_parse.parse_version("slurm")
@@ -337,7 +337,7 @@ def test_version():
         ("", ()),
     ],
 )
-def test_hostlists(nodelist, nodes):
+def test_hostlists_are_expanded(nodelist, nodes):
     assert expand_nodes(nodelist) == nodes
 
 
@@ -352,7 +352,7 @@ def test_every_state_has_an_outcome(state):
     assert [state.outcome] == (expected or [Outcome.GOES_ON])
 
 
-def test_the_worst_job_stands_for_all():
+def test_worst_job_decides_the_state_of_an_array():
     job = QUEUED["11"]
     states = (JobState.COMPLETED, JobState.TIMEOUT, JobState.FAILED, JobState.RUNNING)
     assert worst_job([replace(job, state=state) for state in states]).state is JobState.FAILED

@@ -32,7 +32,7 @@ LIST = "sacctmgr show associations"
         (f"Batch job submission failed: {POLICY}", [], ("--account", "--qos"), "--time"),
     ],
 )
-def test_the_fix_names_the_account_where_it_is_the_cause(said, options, helps, not_said):
+def test_fix_names_the_account_if_slurm_rejects_it(said, options, helps, not_said):
     fix = Asked(options, advice=FOREIGN).fix(said)
     assert [words for words in helps if words not in fix] == []
     assert not_said not in fix
@@ -56,7 +56,7 @@ NO_TIME = (
 
 
 @pytest.mark.parametrize("said", NO_TIME)
-def test_job_without_a_time_limit_is_told_to_pass_one(said):
+def test_fix_for_a_missing_time_limit_is_time(said):
     fix = Asked(["--nodes=2", "--time-min=5"], advice=FOREIGN).fix(said)
     assert fix.startswith("pass ")
     assert "--time" in fix
@@ -65,7 +65,7 @@ def test_job_without_a_time_limit_is_told_to_pass_one(said):
 
 
 @pytest.mark.parametrize(("options", "is_array"), [(["--array=0-7"], True), (["--nodes=2"], False)])
-def test_array_above_a_limit_of_jobs_is_told_to_be_smaller(options, is_array):
+def test_fix_for_an_array_above_a_job_limit_is_fewer_tasks(options, is_array):
     """It is refused also if the queue has no other job of the user."""
     fix = Asked(options, advice=FOREIGN).fix(f"QOSMaxSubmitJobPerUserLimit; {POLICY}")
     assert ("fewer tasks" in fix) is is_array

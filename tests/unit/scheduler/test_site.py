@@ -26,7 +26,7 @@ SPEC = ClusterSpec.model_validate(
 )
 
 
-def test_site_of_other_people_is_asked_rarely_and_repaired_by_them() -> None:
+def test_foreign_site_is_polled_rarely_and_repaired_by_its_administrators() -> None:
     assert OWN.pace == MPIRUN.pace == Pace()
     assert FOREIGN.pace.changed_s > 0
     assert FOREIGN.pace.running_s > FOREIGN.pace.pending_s
@@ -36,13 +36,13 @@ def test_site_of_other_people_is_asked_rarely_and_repaired_by_them() -> None:
     assert not FOREIGN.advice.is_operator
 
 
-def test_site_of_other_people_keeps_clusterctl_to_its_folder() -> None:
+def test_foreign_site_keeps_clusterctl_to_its_folder() -> None:
     assert (OWN.upload_folder, OWN.own_folder, OWN.as_root) == (".", "", ("sudo", "-n"))
     assert FOREIGN.upload_folder == "/scratch/ada/c/files"
     assert (FOREIGN.own_folder, FOREIGN.as_root) == ("/scratch/ada/c", ())
 
 
-def test_operations_of_slurm_are_refused_without_it() -> None:
+def test_slurm_operations_without_slurm_are_refused() -> None:
     for site in (OWN, FOREIGN):
         site.reject_without_slurm()
     with refused("needs-slurm", UsageError):
@@ -71,14 +71,14 @@ def test_array_above_the_limit_of_its_site_is_refused(site, array: str, fix: str
     check(f"0-{int(array[2:]) - 1}")
 
 
-def test_planned_inventory_of_other_peoples_cluster_does_not_change() -> None:
+def test_foreign_site_plans_no_change_of_the_inventory() -> None:
     assert FOREIGN.planned(SPEC) is FOREIGN.inventory
     assert [part.name for part in OWN.planned(SPEC).partitions] == ["big"]
     without_pmix = site_of(inventory_with(TRAIN, pmix=False))
     assert not without_pmix.planned(SPEC).pmix
 
 
-def test_client_is_that_of_the_scheduler() -> None:
+def test_site_has_the_client_of_its_scheduler() -> None:
     transport = ScriptedTransport([])
     clients = [site.client(transport, lambda _: transport, 3.0) for site in (OWN, FOREIGN, MPIRUN)]
     assert [type(client) for client in clients] == [SlurmClient, SlurmClient, MpirunClient]
@@ -86,7 +86,7 @@ def test_client_is_that_of_the_scheduler() -> None:
     assert [client.advice for client in clients[:2]] == [OWN.advice, FOREIGN.advice]
 
 
-def test_partition_that_does_not_exist_is_named_with_those_that_do() -> None:
+def test_unknown_partition_error_lists_the_partitions() -> None:
     for site in (OWN, FOREIGN, MPIRUN):
         error = site.unknown_partition("gpu")
         assert (error.code, error.fix.endswith("train")) == ("unknown-partition", True)

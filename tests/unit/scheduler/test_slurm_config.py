@@ -97,7 +97,7 @@ CASES: dict[str, Callable[[], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_golden(case: str, golden: Golden) -> None:
+def test_slurm_config_files_equal_their_golden_files(case: str, golden: Golden) -> None:
     files = CASES[case]()
     for name, text in files.items():
         golden(f"{case}/{name}", text)
@@ -107,7 +107,7 @@ def test_golden(case: str, golden: Golden) -> None:
     assert len(once) == len(set(once))
 
 
-def test_where_no_control_groups_can_be_made_slurm_does_without() -> None:
+def test_slurm_conf_without_control_groups_uses_linuxproc() -> None:
     """For example in a container. Slurm then enforces memory limits itself."""
     spec = make_spec()
     whole = make_inventory(spec)
@@ -126,7 +126,7 @@ def test_where_no_control_groups_can_be_made_slurm_does_without() -> None:
     assert "Cgroup" not in files["cgroup.conf"]
 
 
-def test_settings_that_clusterctl_relies_on_are_its_own() -> None:
+def test_slurm_conf_keys_of_clusterctl_are_reserved() -> None:
     own = (
         "clustername slurmctldhost slurmctldparameters taskplugin accountingstorageenforce".split()
     )
@@ -148,7 +148,7 @@ def test_larger_clusters_wait_longer(key: str) -> None:
     assert waits[-1] > waits[0]
 
 
-def test_jobs_find_their_nodes_variables_where_any_has_some() -> None:
+def test_task_prolog_is_set_if_a_node_has_variables() -> None:
     spec = make_spec()
     plain = make_inventory(spec, cpus=2, memory_mib=1024)
     assert "TaskProlog" not in settings(render_files(spec, plain, {})["slurm.conf"])
@@ -159,7 +159,7 @@ def test_jobs_find_their_nodes_variables_where_any_has_some() -> None:
     assert said["TaskProlog"] == "/opt/clusterctl/task-prolog"
 
 
-def test_machines_are_found_by_the_names_they_have_themselves() -> None:
+def test_slurm_conf_uses_the_hostname_of_each_machine() -> None:
     spec = make_spec()
     made = make_inventory(spec)
     hosts = (replace(made.hosts[0], hostname="big"), *made.hosts[1:])

@@ -12,7 +12,7 @@ from clusterctl.hosts.probe import NodeFacts, read_node
 CAPTURES = Path(__file__).parent / "captures"
 
 
-def test_a_captured_node() -> None:
+def test_facts_of_a_recorded_node_are_parsed() -> None:
     facts, _ = read_node((CAPTURES / "node-without-gpu.txt").read_text())
     assert facts == NodeFacts(
         cpus=2,
@@ -26,7 +26,7 @@ def test_a_captured_node() -> None:
     )
 
 
-def test_noise_around_the_answer() -> None:
+def test_read_node_ignores_output_around_the_answer() -> None:
     text = (
         "a login banner\n@node\nslurmd: error: something\n"
         "NodeName=n CPUs=128 Boards=1 SocketsPerBoard=2 CoresPerSocket=32 ThreadsPerCore=2 "
@@ -40,7 +40,7 @@ def test_noise_around_the_answer() -> None:
 @pytest.mark.parametrize(
     "text", ["", "@node\n@gpus\n@mpi\n", "@node\nsh: 1: slurmd: not found\n", "@node\nCPUs=x\n"]
 )
-def test_a_host_without_slurm_is_one_clear_error(text: str) -> None:
+def test_read_node_of_a_host_without_slurmd_is_an_error(text: str) -> None:
     with pytest.raises(SlurmError) as raised:
         read_node(text)
     assert "slurmd" in raised.value.fix

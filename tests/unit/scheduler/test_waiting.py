@@ -66,19 +66,19 @@ TAKEN = "waiting-for-reserved-nodes"
         ((), ["n2"], "waiting-for-unavailable-nodes", "or reserved", "sinfo -R"),
     ],
 )
-def test_waiting_for_nodes_is_told_by_their_states(
+def test_waiting_for_nodes_is_diagnosed_by_node_states(
     nodes: Sequence[NodeInfo], required: Sequence[str], code: str, in_cause: str, in_fix: str
 ) -> None:
     found = waits(*nodes, required=required)
     assert (found.code, in_cause in found.cause, in_fix in found.fix) == (code, True, True), found
 
 
-def test_waiting_for_nodes_of_other_people_asks_the_administrators() -> None:
+def test_waiting_for_nodes_of_a_foreign_site_names_the_administrators() -> None:
     found = waits(PERSON, reader=GUEST)
     assert (found.code, "administrators" in found.fix, "resume" in found.fix) == (OUT, True, False)
 
 
-def test_nodes_in_slurms_reason_are_those_that_are_shown() -> None:
+def test_nodes_in_slurms_reason_are_shown() -> None:
     found = waits(node("n1", "down"), PERSON, reason="ReqNodeNotAvail, UnavailableNodes:n2")
     assert ("n2 is drained" in found.cause, "n1" in found.cause) == (True, False)
 
@@ -97,7 +97,7 @@ def test_nodes_in_slurms_reason_are_those_that_are_shown() -> None:
         ("JobHoldMaxRequeue", 0.1, False),
     ],
 )
-def test_expected_start_is_told_only_if_it_is_an_estimate(
+def test_expected_start_is_shown_only_if_slurm_estimates_it(
     reason: str, days: float, *, is_told: bool
 ) -> None:
     found = waits(reason=reason, expected_start=int(time.time() + days * 86_400))
@@ -161,7 +161,7 @@ LIMITED: Final = {
         ("Resources", "cpu=99", ""),
     ],
 )
-def test_job_that_alone_exceeds_a_group_limit_names_it(reason: str, tres: str, holder: str) -> None:
+def test_job_beyond_a_group_limit_names_the_limit(reason: str, tres: str, holder: str) -> None:
     job = replace(PENDING, reason=reason, tres=tres, account="a", qos="normal", time_limit_s=3600)
     qos = "normal|cpu=3\nof-train|mem=8G\nother|cpu=1,mem=1G\n"
     limits = {"a": "root|cpu=150", "root": "|"} if "RunMinutes" in reason else LIMITED
@@ -210,6 +210,6 @@ NEVER: Final[JobInfo] = replace(JOB, nodes=(), exit_code=0, start_time=5, end_ti
         (replace(NEVER, exit_code=3, end_time=9), "exit-code"),
     ],
 )
-def test_job_without_nodes_has_lost_none(job: JobInfo, code: str) -> None:
+def test_node_fail_of_a_job_without_nodes_is_no_lost_node(job: JobInfo, code: str) -> None:
     """Slurm ends a waiting job with NODE_FAIL if a node that it asks for leaves the cluster."""
     assert diagnose(Evidence(job=job)).code == code

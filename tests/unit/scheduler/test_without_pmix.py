@@ -26,7 +26,7 @@ from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 @pytest.mark.parametrize(
     ("has_pmix", "default"), [(True, "MpiDefault=pmix"), (False, "MpiDefault=none")]
 )
-def test_without_the_plugin_for_pmix_mpirun_starts_ranks(has_pmix: bool, default: str) -> None:
+def test_launcher_without_pmix_is_mpirun(has_pmix: bool, default: str) -> None:
     spec = make_spec()
     inventory = replace(make_inventory(spec, cpus=1, memory_mib=900), pmix=has_pmix)
     files = render_files(spec, inventory, {})
@@ -46,7 +46,7 @@ WITHOUT_PMIX = site_of(inventory_with(pmix=False))
 
 
 @pytest.mark.parametrize("asks", ["srun --mpi=pmix ./solver", "export SLURM_MPI_TYPE=pmix"])
-def test_a_script_that_asks_for_pmix_is_rejected_without_it(tmp_path: Path, asks: str) -> None:
+def test_script_with_mpi_pmix_is_rejected_without_pmix(tmp_path: Path, asks: str) -> None:
     script = tmp_path / "job.sh"
     job = JobSpec(name="job", script=script)
     script.write_text(f"#!/bin/bash\n{asks}\n")
@@ -58,7 +58,7 @@ def test_a_script_that_asks_for_pmix_is_rejected_without_it(tmp_path: Path, asks
     reject_pmix(WITHOUT_PMIX, JobSpec(name="a", bundled="train"))
 
 
-def test_the_proof_of_the_cluster_does_too() -> None:
+def test_verification_job_without_pmix_uses_mpirun() -> None:
     transport = ScriptedTransport([Step(("...",))])
     SlurmNodes(transport, has_pmix=False).run_verification_job(("d-1", "d-2"))
     (call,) = transport.calls

@@ -19,13 +19,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_clusters_share_what_was_downloaded(home: Path) -> None:
+def test_shared_providers_are_downloaded_once(home: Path) -> None:
     with terraform_in(home).shared_providers() as env:
         assert env["TF_PLUGIN_CACHE_DIR"] == str(home / "cache/clusterctl/terraform/providers")
 
 
 @pytest.mark.parametrize("how", ["named", "in the home", "a cache of their own"])
-def test_whoever_has_a_configuration_is_left_alone(
+def test_shared_providers_respects_the_users_terraform_configuration(
     home: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     (home / ("terraform.rc" if how == "named" else ".terraformrc")).touch()

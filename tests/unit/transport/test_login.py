@@ -29,7 +29,7 @@ from tests.support.messages import refused
         "ada+x@login",
     ],
 )
-def test_a_destination_of_ssh_is_taken_unchanged(login: str) -> None:
+def test_checked_login_keeps_a_destination_of_ssh(login: str) -> None:
     assert checked_login(login) == login
     assert PATTERNS["destination"].matches(login)
 
@@ -41,12 +41,12 @@ def test_a_destination_of_ssh_is_taken_unchanged(login: str) -> None:
         *("$(id)@h", "u;id@h", "it's@h", "u\\@h", "h;id", "h\\x"),
     ],
 )
-def test_any_other_text_is_refused(login: str) -> None:
+def test_checked_login_refuses_text_that_ssh_can_not_take(login: str) -> None:
     with refused("login-form", UsageError):
         checked_login(login)
 
 
-def test_this_machine_needs_no_ssh() -> None:
+def test_checked_login_of_the_local_machine_is_local() -> None:
     me = pwd.getpwuid(os.getuid()).pw_name
     names = [HERE, "localhost", os.uname().nodename, f"{me}@localhost"]
     assert {checked_login(name) for name in names} == {HERE}
@@ -54,7 +54,7 @@ def test_this_machine_needs_no_ssh() -> None:
     assert checked_login("ssh://localhost:2222") == "ssh://localhost:2222"
 
 
-def test_the_same_login_again_replaces_no_file(tmp_path: Path) -> None:
+def test_write_login_config_twice_keeps_the_file(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     write_login_files("campus", workspace)
     before = workspace.ssh_config.stat()
