@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.snapshot_packages import PackageError, manager
+from ansible.module_utils.snapshot_host import HostPaths
+from ansible.module_utils.snapshot_packages import Dpkg, PackageError, Rpm, manager
 from ansible.module_utils.snapshot_record import Recorder
 from ansible.module_utils.snapshot_restore import Restorer
 from ansible.module_utils.snapshot_store import SnapshotError, Store
@@ -62,14 +63,16 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        module.exit_json(**act(module))
+        module.exit_json(**act(module, manager(module.run_command), HostPaths()))
     except (SnapshotError, PackageError, OSError) as exc:
         module.fail_json(msg=str(exc))
 
 
-def act(module: AnsibleModule) -> dict[str, object]:
+def act(module: AnsibleModule, packages: Dpkg | Rpm | None, paths: HostPaths) -> dict[str, object]:
     """Record or restore the host's state, as the parameter ``state`` says, and return the module's
     result.
+
+    packages: the host's package manager. None if it has neither dnf nor apt-get.
     """
     store = Store(module.params["path"])
     snapshot = store.read()
@@ -79,10 +82,10 @@ def act(module: AnsibleModule) -> dict[str, object]:
             f"this host belongs to another cluster (its id is {snapshot['cluster']}); "
             "take that cluster down first"
         )
-    packages = manager(module.run_command)
     if module.params["state"] == "restored":
-        return Restorer(module, store, snapshot, packages).restore()
-    recorder = Recorder(module.run_command, store, {**snapshot, "cluster": cluster_id}, packages)
+        return Restorer(module, store, snapshot, packages, paths).restore()
+    snapshot["cluster"] = cluster_id
+    recorder = Recorder(module.run_command, store, snapshot, packages, paths.etc)
     is_first = not store.is_there
     if not module.check_mode:
         write = recorder.seal if module.params["state"] == "sealed" else recorder.record

@@ -17,10 +17,8 @@ from pathlib import Path
 
 from ansible.module_utils.snapshot_paths import remove_empty
 
-ETC = "/etc"
 
-
-def names(root: str = ETC) -> list[str]:
+def names(root: str) -> list[str]:
     """Return the paths of all files and links below ``root``."""
     return sorted(
         os.path.join(folder, name)
@@ -76,7 +74,7 @@ def _moved_path(path: str) -> Path:
 class Guard:
     """Protects all files below ``root`` by hard links in the folder ``held``."""
 
-    def __init__(self, held: str, root: str = ETC) -> None:
+    def __init__(self, held: str, root: str) -> None:
         self._held = Path(held)
         self._root = root
 

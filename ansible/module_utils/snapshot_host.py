@@ -10,16 +10,22 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # AnsibleModule.run_command
 Run = Callable[..., Any]
 
 _PROC = Path("/proc")
-_ETC = Path("/etc")
 _PATIENCE_S = 10.0
 # Lower uids and gids belong to system accounts.
 _SYSTEM = 1000
+
+
+class HostPaths(NamedTuple):
+    """The folders of a host's settings, and of MariaDB's databases."""
+
+    etc: str = "/etc"
+    databases: str = "/var/lib/mysql"
 
 
 class Units:
@@ -90,13 +96,13 @@ class Units:
         self._run(["systemctl", *words], check_rc=True, environ_update={"SYSTEMCTL_SKIP_SYSV": "1"})
 
 
-def users() -> list[str]:
-    """Return the names in /etc/passwd, without accounts of a directory service such as LDAP."""
-    return _local_names(_ETC / "passwd")
+def users(etc: str) -> list[str]:
+    """Return the names in ``etc``/passwd, without accounts of a directory service such as LDAP."""
+    return _local_names(Path(etc, "passwd"))
 
 
-def groups() -> list[str]:
-    return _local_names(_ETC / "group")
+def groups(etc: str) -> list[str]:
+    return _local_names(Path(etc, "group"))
 
 
 def is_system_user(name: str) -> bool:

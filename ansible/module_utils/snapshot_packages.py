@@ -17,7 +17,6 @@ _NEEDED = re.compile(r"^\s+(?P<what>.+) is needed by \(installed\) (?P<by>\S+)",
 _KEY = "gpg-pubkey"
 # rpm appends this suffix to the name of a settings file that it keeps.
 RPM_SAVED = ".rpmsave"
-_INFO = "/var/lib/dpkg/info"
 # The number of characters of a program's output that are shown.
 _TAIL = 1500
 _NOT_INSTALLED = ("not-installed", "config-files")
@@ -62,6 +61,10 @@ class Dpkg(_Manager):
 
     TEST = ("dpkg", "--dry-run", "--purge")
 
+    def __init__(self, run: Run, info: str = "/var/lib/dpkg/info") -> None:
+        super().__init__(run)
+        self._info = info
+
     def installed(self) -> dict[str, str]:
         """Return installed packages, name -> version."""
         return {
@@ -87,7 +90,7 @@ class Dpkg(_Manager):
         them.
         """
         scripts = [
-            Path(_INFO, f"{stem}.postrm")
+            Path(self._info, f"{stem}.postrm")
             for name in names
             for stem in (name, name.partition(":")[0])
         ]

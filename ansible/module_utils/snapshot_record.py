@@ -27,11 +27,13 @@ class Recorder:
         store: Store,
         snapshot: dict[str, Any],
         packages: Dpkg | Rpm | None,
+        etc: str,
     ) -> None:
         self._run = run
         self._store = store
         self._snapshot = snapshot
         self._packages = packages
+        self._etc = etc
 
     def record(self, touches: Touches) -> None:
         """Record the state of new paths and units in ``touches``, and changes that the host's owner
@@ -71,7 +73,7 @@ class Recorder:
         self._seal_accounts(
             {name for names in touches.values() for name in names.get("accounts", ())}
         )
-        self._snapshot["etc"]["ours"] = sorted(new_in_etc(self._store, self._snapshot))
+        self._snapshot["etc"]["ours"] = sorted(new_in_etc(self._store, self._snapshot, self._etc))
         self._snapshot["sealed"] = True
         self._store.write(self._snapshot)
 
@@ -126,7 +128,7 @@ class Recorder:
     def _record_etc(self) -> None:
         record = self._snapshot["etc"]
         if not record["before"] or self._snapshot["sealed"]:
-            foreign = sorted(set(snapshot_guard.names()) - set(record["ours"]))
+            foreign = sorted(set(snapshot_guard.names(self._etc)) - set(record["ours"]))
             record["before"] = self._store.keep("\n".join(foreign).encode())
 
     def _record_units(self, role: str, names: Mapping[str, Any]) -> None:
@@ -159,7 +161,10 @@ class Recorder:
         record["marked"] = sorted(marked)
 
     def _record_accounts(self) -> None:
-        for kind, names in (("users", host.users()), ("groups", host.groups())):
+        for kind, names in (
+            ("users", host.users(self._etc)),
+            ("groups", host.groups(self._etc)),
+        ):
             record = self._snapshot[kind]
             if not record["before"] or self._snapshot["sealed"]:
                 record["before"] = sorted(set(names) - set(record["ours"]))
@@ -167,8 +172,8 @@ class Recorder:
     def _seal_accounts(self, named: set[str]) -> None:
         # New system accounts belong to packages that the roles installed.
         kinds = (
-            ("users", host.users(), host.is_system_user),
-            ("groups", host.groups(), host.is_system_group),
+            ("users", host.users(self._etc), host.is_system_user),
+            ("groups", host.groups(self._etc), host.is_system_group),
         )
         for kind, names, is_system in kinds:
             record = self._snapshot[kind]
@@ -176,13 +181,13 @@ class Recorder:
             record["ours"] = sorted(name for name in new if name in named or is_system(name))
 
 
-def new_in_etc(store: Store, snapshot: dict[str, Any]) -> set[str]:
-    """Return the paths in /etc that did not exist when ``Recorder.record`` listed the files
+def new_in_etc(store: Store, snapshot: dict[str, Any], etc: str) -> set[str]:
+    """Return the paths in ``etc`` that did not exist when ``Recorder.record`` listed the files
     there.
     """
     before = snapshot["etc"]["before"]
     return (
-        set(snapshot_guard.names()) - set(store.content(before).decode().split("\n"))
+        set(snapshot_guard.names(etc)) - set(store.content(before).decode().split("\n"))
         if before
         else set()
     )

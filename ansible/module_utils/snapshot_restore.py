@@ -31,8 +31,6 @@ from ansible.module_utils.snapshot_record import new_in_etc
 from ansible.module_utils.snapshot_store import Store
 from ansible.module_utils.user_rights import owner_above, rights_for
 
-DATABASES = "/var/lib/mysql"
-
 _OWN_DATABASES = frozenset(
     {"mysql", "performance_schema", "sys", "test", "lost+found", "slurm_acct_db"}
 )
@@ -52,18 +50,20 @@ class Restorer:
         store: Store,
         snapshot: dict[str, Any],
         packages: Dpkg | Rpm | None,
+        paths: host.HostPaths,
     ) -> None:
         self._module = module
         self._run = module.run_command
         self._store = store
         self._snapshot = snapshot
         self._packages = packages
+        self._paths = paths
         self._units = host.Units(self._run)
         self._done: list[str] = []
         self._left: list[str] = []
         self._homes: set[str] = set()
         self._spared: tuple[str, ...] = ()
-        self._guard = Guard(str(store.root / "etc"))
+        self._guard = Guard(str(store.root / "etc"), paths.etc)
         self._mover = FolderMover([path for path, was in snapshot["trees"].items() if was])
 
     def restore(self) -> dict[str, object]:
@@ -118,7 +118,9 @@ class Restorer:
 
     def _spare_foreign_databases(self) -> None:
         """Keep MariaDB, although clusterctl installed it, if it has databases of other programs."""
-        if not self._snapshot["trees"].get(DATABASES, True) and (foreign := _foreign_databases()):
+        folder = self._paths.databases
+        is_own = not self._snapshot["trees"].get(folder, True)
+        if is_own and (foreign := _foreign_databases(folder)):
             self._spared = _MARIADB
             self._left.append(
                 f"MariaDB was kept because it has other databases: {_shorten(foreign)}"
@@ -309,7 +311,7 @@ class Restorer:
         return (
             set(snapshot["etc"]["ours"])
             if snapshot["sealed"]
-            else new_in_etc(self._store, snapshot)
+            else new_in_etc(self._store, snapshot, self._paths.etc)
         )
 
     def _remove_generated(self) -> None:
@@ -355,13 +357,17 @@ class Restorer:
                     self._left.append(f"{path}: it contains {_shorten(foreign)}")
 
     def _remove_accounts(self) -> None:
-        for name in self._cluster_accounts("users", host.users(), host.is_system_user):
+        for name in self._cluster_accounts(
+            "users", host.users(self._paths.etc), host.is_system_user
+        ):
             home = host.remove_user(self._run, name)
             self._done.append(f"removed the account {name}")
             if Path(home).is_dir() and home != "/":
                 self._homes.add(home)
                 self._left.append(f"{home}: the home of {name}")
-        for name in self._cluster_accounts("groups", host.groups(), host.is_system_group):
+        for name in self._cluster_accounts(
+            "groups", host.groups(self._paths.etc), host.is_system_group
+        ):
             if host.remove_group(self._run, name):
                 self._done.append(f"removed the group {name}")
 
@@ -382,9 +388,9 @@ class Restorer:
                 yield name
 
 
-def _foreign_databases() -> list[str]:
-    """Return the databases that are neither MariaDB's own nor Slurm's."""
-    names = {path.name for path in Path(DATABASES).glob("*") if path.is_dir()}
+def _foreign_databases(folder: str) -> list[str]:
+    """Return the databases in a folder that are neither MariaDB's own nor Slurm's."""
+    names = {path.name for path in Path(folder).glob("*") if path.is_dir()}
     return sorted(name for name in names - _OWN_DATABASES if not name.startswith(("#", ".")))
 
 

@@ -1,5 +1,5 @@
-"""The snapshot's module as plain Python, on a folder of its own, with a host that answers as it is
-told.
+"""The Ansible module host_snapshot as plain Python: its record is in a temporary folder, and its
+programs are answered by ``Machine``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ Refuses = Callable[[str], AbstractContextManager[None]]
 
 @dataclass
 class Machine:
-    """What `run_command` meets: answers by the first words of a command, all else succeeds with
-    nothing.
+    """A host that answers commands.
+
+    answers: first words of a command -> (exit code, stdout, stderr). Other commands succeed without
+        output.
+    killed_at: the module is killed at the command with these first words. Empty: it is not.
     """
 
     answers: Answers = field(default_factory=dict)
+    killed_at: tuple[str, ...] = ()
     ran: list[list[str]] = field(default_factory=list)
 
     def run(self, argv: list[str], check_rc: bool = False, **_: Any) -> tuple[int, str, str]:
+        if self.killed_at and tuple(argv[: len(self.killed_at)]) == self.killed_at:
+            raise KeyboardInterrupt
         self.ran.append(argv)
         for length in range(len(argv), 0, -1):
             if (answer := self.answers.get(tuple(argv[:length]))) is not None:
@@ -42,7 +48,7 @@ class Machine:
 
 @dataclass
 class Module:
-    """What the snapshot sees of Ansible."""
+    """The part of AnsibleModule that the snapshot uses."""
 
     params: dict[str, Any]
     machine: Machine
@@ -54,20 +60,20 @@ class Module:
 
 @pytest.fixture(autouse=True)
 def utils(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ansible finds ansible/module_utils beside the playbook; here Python must."""
+    """Let Python find ansible/module_utils, which Ansible finds beside the playbook."""
     paths = [*ansible.module_utils.__path__, str(data_folder("ansible") / "module_utils")]
     monkeypatch.setattr(ansible.module_utils, "__path__", paths)
 
 
 @pytest.fixture
 def util() -> Callable[[str], ModuleType]:
-    """A part of the snapshot."""
+    """Import a module of ansible/module_utils by its name."""
     return lambda name: importlib.import_module(f"ansible.module_utils.{name}")
 
 
 @pytest.fixture
 def refuses(util: Callable[[str], ModuleType]) -> Refuses:
-    """Expect the snapshot to refuse, with a word of why."""
+    """Expect a SnapshotError whose text contains a word."""
 
     @contextmanager
     def expect(word: str) -> Iterator[None]:
@@ -84,12 +90,19 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def snapshot(
-    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., dict[str, Any]]:
-    """Runs the module with a state; a host without a package manager unless the test brings one."""
+def paths(util: Callable[[str], ModuleType]) -> Any:
+    """The ``HostPaths`` of the host."""
+    return util("snapshot_host").HostPaths()
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path, machine: Machine, paths: Any) -> Callable[..., dict[str, Any]]:
+    """Run the module with a ``state``, and return its result.
+
+    packages: the package manager. Default: the host has none. on: other ``HostPaths``. touches: what
+    a role changes.
+    """
     library = load_module("host_snapshot")
-    monkeypatch.setattr(library, "manager", lambda _: None)
 
     def act(
         state: str,
@@ -97,11 +110,11 @@ def snapshot(
         cluster: str = "abc",
         check: bool = False,
         packages: Any = None,
+        on: Any = None,
         **touches: Any,
     ) -> Any:
-        monkeypatch.setattr(library, "manager", lambda _: packages)
         params = {"state": state, "cluster": cluster, "path": str(tmp_path / "snapshot")}
         module = Module({**params, "touches": {"role": touches} if touches else {}}, machine, check)
-        return library.act(module)
+        return library.act(module, packages, on or paths)
 
     return act

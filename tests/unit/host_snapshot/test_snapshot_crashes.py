@@ -1,6 +1,4 @@
-"""Noting and giving back that is killed half-way, or meets a full disk: done again, it comes to its
-end.
-"""
+"""The host snapshot after a kill or on a full disk: the next run completes the record or the restore."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ RUNS = "LoadState=loaded\nUnitFileState=enabled\nActiveState=active\n"
 
 
 class Packages:
-    """A package manager whose one package's removal does what ``purge`` does."""
+    """A package manager. ``purge``: called when packages are removed."""
 
     def __init__(self, tree: Path, purge: Callable[[], None]) -> None:
         self._tree = tree
@@ -54,18 +52,19 @@ class Packages:
         self._purge()
 
 
-@pytest.fixture(autouse=True)
-def etc(tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In place of /etc, which is held while packages go."""
+@pytest.fixture
+def etc(tmp_path: Path) -> Path:
+    """The host's /etc."""
     folder = tmp_path / "etc"
     folder.mkdir()
-    guard = util("snapshot_guard")
-    restore = util("snapshot_restore")
-    monkeypatch.setattr(
-        guard, "names", lambda root=str(folder): sorted(map(str, Path(root).glob("*")))
-    )
-    monkeypatch.setattr(restore, "Guard", lambda held: guard.Guard(held, str(folder)))
+    for name in ("passwd", "group"):
+        (folder / name).touch()
     return folder
+
+
+@pytest.fixture
+def paths(etc: Path, util: Util) -> Any:
+    return util("snapshot_host").HostPaths(etc=str(etc))
 
 
 def test_existing_folders_survive_a_purge_and_a_killed_purge(
@@ -165,13 +164,13 @@ def test_foreign_version_survives_a_kill_after_the_purge(snapshot: Snapshot, etc
     with pytest.raises(KeyboardInterrupt):
         snapshot("restored", packages=packages)
     snapshot("restored", packages=packages)
-    assert {path.name: path.read_text() for path in etc.iterdir()} == {
+    assert {path.name: path.read_text() for path in etc.glob("slurm*")} == {
         "slurm.conf.clusterctl-kept": "ours, bettered\n"
     }
 
 
 def test_unit_reads_restored_files_after_a_kill(
-    snapshot: Snapshot, machine: Machine, etc: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+    snapshot: Snapshot, machine: Machine, etc: Path
 ) -> None:
     key = etc / "munge.key"
     key.write_text("theirs")
@@ -180,14 +179,10 @@ def test_unit_reads_restored_files_after_a_kill(
     snapshot("recorded", **touches)
     key.write_text("ours")
     snapshot("sealed", **touches)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            util("snapshot_host").Units,
-            "reload",
-            lambda _: (_ for _ in ()).throw(KeyboardInterrupt),
-        )
-        with pytest.raises(KeyboardInterrupt):
-            snapshot("restored")
+    machine.killed_at = ("systemctl", "daemon-reload")
+    with pytest.raises(KeyboardInterrupt):
+        snapshot("restored")
+    machine.killed_at = ()
     assert key.read_text() == "theirs"
     assert ["systemctl", "restart", "munge.service"] not in machine.ran
     snapshot("restored")
@@ -195,7 +190,7 @@ def test_unit_reads_restored_files_after_a_kill(
 
 
 def test_full_disk_is_an_error_and_leaves_no_snapshot(
-    snapshot: Snapshot, etc: Path, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+    snapshot: Snapshot, etc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (etc / "a.conf").write_text("theirs")
     with monkeypatch.context() as patch:
@@ -213,7 +208,7 @@ def test_full_disk_is_an_error_and_leaves_no_snapshot(
 
 
 def test_leftovers_of_a_killed_removal_are_ignored(
-    snapshot: Snapshot, etc: Path, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+    snapshot: Snapshot, etc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (etc / "a.conf").write_text("old")
     snapshot("recorded", files=[])
@@ -229,4 +224,4 @@ def test_leftovers_of_a_killed_removal_are_ignored(
     packages.there["munge"] = "1"
     snapshot("sealed", packages=packages)
     snapshot("restored", packages=packages)
-    assert [path.name for path in etc.iterdir()] == ["a.conf"]
+    assert sorted(path.name for path in etc.iterdir()) == ["a.conf", "group", "passwd"]

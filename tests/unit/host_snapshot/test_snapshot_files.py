@@ -1,14 +1,16 @@
-"""A host's files after `up` and `down`: as they were, and nothing of anybody else's lost."""
+"""`down` restores a host's files to their state before `up`, and keeps files and changes of others."""
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from tests.unit.host_snapshot.conftest import Machine, Refuses
 
 Snapshot = Callable[..., dict[str, Any]]
-PERSON = 54321  # a number of no account's
+PERSON = 54321  # a uid without an account
 
 
 @pytest.fixture
@@ -27,9 +29,7 @@ def etc(tmp_path: Path) -> Path:
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int, str | bytes | None]]:
-    """Every path below with its mode and its content, and when files and links were changed
-    last.
-    """
+    """Return path -> (mode, mtime of files and links, content or target) for all below a folder."""
     return {
         path.relative_to(folder).as_posix(): (
             path.lstat().st_mode,
@@ -77,26 +77,25 @@ def test_restore_recreates_files_links_and_folders(snapshot: Snapshot, etc: Path
 
 
 @pytest.mark.parametrize(
-    ("uid", "is_ones"), [(999, False), (1000, True), (64030, False), (65534, False), (70000, True)]
+    ("uid", "is_person"),
+    [(999, False), (1000, True), (64030, False), (65534, False), (70000, True)],
 )
 def test_is_person_is_false_for_system_accounts(
     util: Callable[[str], ModuleType],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     uid: int,
-    is_ones: bool,
+    is_person: bool,
 ) -> None:
     paths = util("snapshot_paths")
     monkeypatch.setattr(paths.pwd, "getpwuid", lambda _: "an account")
-    assert paths._is_person(uid) is is_ones
+    assert paths._is_person(uid) is is_person
 
 
 def test_accounts_of_a_directory_service_are_not_the_hosts(
-    util: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    util: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
     (tmp_path / "passwd").write_text("root:x:0:0::/root:/bin/sh\n+@staff::::::\n")
-    monkeypatch.setattr(util("snapshot_host"), "_ETC", tmp_path)
-    assert util("snapshot_host").users() == ["root"]
+    assert util("snapshot_host").users(str(tmp_path)) == ["root"]
 
 
 def test_second_record_changes_nothing(snapshot: Snapshot, etc: Path) -> None:
@@ -267,28 +266,28 @@ def test_newer_snapshot_is_rejected_and_only_root_can_read(
 
 
 def test_seal_without_a_record_is_refused(snapshot: Snapshot, refuses: Refuses) -> None:
-    """All that is installed would look like ours."""
+    """Otherwise, all installed packages would count as installed by clusterctl."""
     with refuses("has no record"):
         snapshot("sealed", files=[])
 
 
 def test_restore_keeps_files_of_persons_in_a_folder_of_clusterctl(
-    snapshot: Snapshot,
-    etc: Path,
-    util: Callable[[str], ModuleType],
-    monkeypatch: pytest.MonkeyPatch,
+    snapshot: Snapshot, etc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot("recorded", trees=[str(etc / "spool")])
     (etc / "spool/state").mkdir(parents=True)
     (etc / "spool/theirs").write_text("")
     (etc / "spool/ours").write_text("")
     snapshot("sealed", trees=[str(etc / "spool")])
-    paths = util("snapshot_paths")
-    asked = iter([False, False, True])  # ours, state, theirs: by name
-    monkeypatch.setattr(paths, "_is_person", lambda _: next(asked))
+    os.chown(etc / "spool/theirs", PERSON, PERSON)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: "an account")
     said = snapshot("restored")
     assert [path.name for path in (etc / "spool").iterdir()] == ["theirs"]
     assert "spool/theirs" in said["clusterctl_notes"][0]
+
+
+def account(name: str) -> pwd.struct_passwd:
+    return pwd.struct_passwd((name, "x", PERSON, PERSON, "", "/", "/bin/sh"))
 
 
 @pytest.mark.parametrize("others", [[], ["payroll"]])
@@ -306,40 +305,35 @@ def test_mariadb_with_foreign_databases_is_kept(
     ours = etc / "my.cnf.d/60-clusterctl.cnf"
     made = settings / "debian.cnf"
     folders = [data, etc / "log/mysql", etc / "log/mariadb"]
-    monkeypatch.setattr(util("snapshot_restore"), "DATABASES", str(data))
-    monkeypatch.setattr(
-        util("snapshot_guard"), "names", lambda: [str(made)] if made.exists() else ["-"]
-    )
-    accounts = ["root"]
-    machine.answers["del",] = 0, "/", ""
-    for kind in ("user", "group"):
-        monkeypatch.setattr(util("snapshot_host"), f"{kind}s", lambda: accounts)
-        monkeypatch.setattr(util("snapshot_host"), f"is_system_{kind}", lambda _: True)
-        monkeypatch.setattr(
-            util("snapshot_host"), f"remove_{kind}", lambda run, name: run(["del", name])[1]
-        )
+    paths = util("snapshot_host").HostPaths(etc=str(etc), databases=str(data))
+    monkeypatch.setattr(pwd, "getpwnam", account)
+    monkeypatch.setattr(grp, "getgrnam", lambda name: SimpleNamespace(gr_name=name, gr_gid=PERSON))
+    for table in ("passwd", "group"):
+        (etc / table).write_text("root:x:0:0\n")
     units = ["mariadb.service", "slurmdbd.service"]
     touches = {"files": [str(ours)], "folders": [str(settings)], "units": units}
     touches["trees"] = [str(folder) for folder in folders]
-    snapshot("recorded", **touches)
+    touches["accounts"] = ["mysql", "slurm"]
+    snapshot("recorded", on=paths, **touches)
     # Of an `up` that was killed before MariaDB came.
-    assert snapshot("restored")["clusterctl_notes"] == []
-    snapshot("recorded", **touches)
-    accounts += ["mysql", "slurm"]
+    assert snapshot("restored", on=paths)["clusterctl_notes"] == []
+    snapshot("recorded", on=paths, **touches)
+    for table in ("passwd", "group"):
+        (etc / table).write_text(f"root:x:0:0\nmysql:x:{PERSON}\nslurm:x:{PERSON}\n")
     databases = [data / name for name in ("mysql", "slurm_acct_db", "#innodb_redo", *others)]
     for folder in (*folders, settings, *databases):
         folder.mkdir(parents=True, exist_ok=True)
     for path in (ours, made):
         path.write_text("")
     machine.answers["systemctl", "show"] = 0, "LoadState=loaded\nActiveState=active\n", ""
-    snapshot("sealed", **touches)
-    notes = snapshot("restored")["clusterctl_notes"]
+    snapshot("sealed", on=paths, **touches)
+    notes = snapshot("restored", on=paths)["clusterctl_notes"]
     assert [note.partition(": ")[2] for note in notes if note.startswith("MariaDB")] == others
     assert len(notes) == len(others)
     assert [path.exists() for path in (*folders, settings, made)] == [bool(others)] * 5
     assert not ours.exists()
     assert [argv[-1] for argv in machine.ran if argv[1] == "stop"] == units[len(others) :]
-    gone = [argv[-1] for argv in machine.ran if argv[0] == "del"]
+    gone = [argv[-1] for argv in machine.ran if argv[0] in {"userdel", "groupdel"}]
     assert gone == (["slurm", "slurm"] if others else ["mysql", "slurm"] * 2)
 
 

@@ -1,6 +1,4 @@
-"""What a package's purge takes along of somebody else's comes back, the same file under the same
-name.
-"""
+"""Files in /etc that the purge of a package removes although they belong to others are put back."""
 
 from __future__ import annotations
 
@@ -71,18 +69,16 @@ def test_restore_removes_files_that_a_package_created(
     util: Callable[[str], ModuleType],
     snapshot: Callable[..., dict[str, Any]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     etc = tmp_path / "etc"
     etc.mkdir()
-    guard = util("snapshot_guard")
-    monkeypatch.setattr(
-        guard, "names", lambda: sorted(str(p) for p in etc.rglob("*") if p.is_file())
-    )
-    snapshot("recorded", folders=[str(etc / "mysql")])
+    for name in ("passwd", "group"):
+        (etc / name).touch()
+    paths = util("snapshot_host").HostPaths(etc=str(etc))
+    snapshot("recorded", on=paths, folders=[str(etc / "mysql")])
     (etc / "mysql").mkdir()
     (etc / "mysql/debian.cnf").write_text("generated")
     (etc / "alternatives").write_text("generated, but in nobody's folder")
-    snapshot("sealed", folders=[str(etc / "mysql")])
-    assert snapshot("restored")["clusterctl_notes"] == []
-    assert [path.name for path in etc.iterdir()] == ["alternatives"]
+    snapshot("sealed", on=paths, folders=[str(etc / "mysql")])
+    assert snapshot("restored", on=paths)["clusterctl_notes"] == []
+    assert sorted(path.name for path in etc.iterdir()) == ["alternatives", "group", "passwd"]

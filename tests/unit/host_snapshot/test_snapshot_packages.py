@@ -1,4 +1,4 @@
-"""Which packages go with a cluster: those that came with it, unless somebody needs them by now."""
+"""`down` purges the packages that `up` installed, unless other packages need them by then."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def commands(machine: Machine, first: str) -> list[list[str]]:
 
 
 def raised(snapshot: Snapshot, machine: Machine, packages: Any, *, then: str) -> None:
-    """An `up` that finds BEFORE, and leaves ``then`` beside it."""
+    """Record an `up` that finds the packages BEFORE and installs ``then``."""
     machine.answers[LISTED] = 0, BEFORE, ""
     machine.answers["apt-mark", "showauto"] = 0, "procps\n", ""
     snapshot("recorded", packages=packages)
@@ -141,15 +141,14 @@ def test_restore_keeps_mariadb_packages_with_foreign_databases(
     tmp_path: Path,
     *,
     util: Util,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = tmp_path / "mysql"
-    monkeypatch.setattr(util("snapshot_restore"), "DATABASES", str(data))
+    paths = util("snapshot_host").HostPaths(databases=str(data))
     snapshot("recorded", trees=[str(data)])
     (data / "payroll").mkdir(parents=True)
     names = ("mariadb-server", "munge", "mysql-common")
     raised(snapshot, machine, dpkg, then="".join(f"installed {name} 1.0\n" for name in names))
-    snapshot("restored", packages=dpkg)
+    snapshot("restored", packages=dpkg, on=paths)
     assert commands(machine, "apt-get")[0][-2:] == ["purge", "munge"]
 
 
@@ -197,9 +196,9 @@ def test_gpg_keys_of_repositories_are_listed_as_packages(rpm: Any, machine: Mach
 
 
 def test_purged_folders_are_read_from_the_postrm_script(
-    dpkg: Any, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, tmp_path: Path, util: Util
 ) -> None:
-    monkeypatch.setattr(util("snapshot_packages"), "_INFO", str(tmp_path))
+    dpkg = util("snapshot_packages").Dpkg(machine.run, info=str(tmp_path))
     (tmp_path / "munge.postrm").write_text("rm -rf /var/lib/munge\n")
     folders = ["/var/lib/munge", "/var/lib/mysql"]
     assert dpkg.purged(["munge:amd64", "procps"], folders) == ["/var/lib/munge"]
