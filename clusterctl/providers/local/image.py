@@ -483,12 +483,15 @@ def prune() -> tuple[layout.ImageInCache, ...]:
 # Settings of this machine's package sources, which the image gets too.
 _REPOSITORIES: Final = ("etc/dnf/vars", "etc/pki/rpm-gpg", "etc/yum.repos.d")
 _DNF_CONF: Final = "etc/dnf/dnf.conf"
-HOST_ROOT: Final = Path("/")
 
 
-def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:
-    """Install this machine's distribution ``name`` into ``root``. ``through``: words to put before
-    `dnf`.
+def dnf_install(
+    root: Path, name: str, *, through: tuple[str, ...] = (), host_root: Path = Path("/")
+) -> None:
+    """Install this machine's distribution ``name`` into ``root``.
+
+    through: words to put before `dnf`. host_root: the root folder of this machine, which has the
+    settings of dnf.
     """
     root.mkdir(parents=True)
     # The package that identifies the distribution has different names: rocky-release,
@@ -510,9 +513,9 @@ def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None
         fix="check that `dnf makecache` works on this machine, then run the command again",
     )
     for folder in _REPOSITORIES:
-        if (HOST_ROOT / folder).is_dir():
-            shutil.copytree(HOST_ROOT / folder, root / folder, dirs_exist_ok=True)
-    shutil.copy(HOST_ROOT / _DNF_CONF, root / _DNF_CONF)
+        if (host_root / folder).is_dir():
+            shutil.copytree(host_root / folder, root / folder, dirs_exist_ok=True)
+    shutil.copy(host_root / _DNF_CONF, root / _DNF_CONF)
     shutil.rmtree(root / "var/cache/dnf", ignore_errors=True)
     for unit, text in REDHAT.units.items():
         (root / "etc/systemd/system" / unit).write_text(text)

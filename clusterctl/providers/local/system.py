@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.errors import MachineError, ProvisionError
 from clusterctl.providers.local.layout import bridge_name, netns_name
@@ -266,12 +266,20 @@ _KERNEL_LIMITS = {
 # other, so that nodes neither boot nor answer. If systemd booted this machine, nodes are in control
 # groups instead.
 _AUTOGROUP = "kernel/sched_autogroup_enabled"
-_SYS = Path("/proc/sys")
-# In /run, because a reboot resets the limits too.
-_SETTINGS_RECORD = Path("/run/clusterctl-limits.json")
 
 
-def raise_kernel_limits(nodes: int) -> tuple[str, ...]:
+class KernelFiles(NamedTuple):
+    """The folder of the kernel's settings, and the record of their values before clusterctl."""
+
+    settings: Path = Path("/proc/sys")
+    # In /run, because a reboot resets the limits too.
+    record: Path = Path("/run/clusterctl-limits.json")
+
+
+KERNEL = KernelFiles()
+
+
+def raise_kernel_limits(nodes: int, kernel: KernelFiles = KERNEL) -> tuple[str, ...]:
     """Raise kernel limits that are too low for this number of nodes. Return notes about the
     changes.
     """
@@ -279,9 +287,9 @@ def raise_kernel_limits(nodes: int) -> tuple[str, ...]:
         return ()
     notes = []
     for name, target in _KERNEL_LIMITS.items():
-        current = int((_SYS / name).read_text())
+        current = int((kernel.settings / name).read_text())
         if current < target:
-            _set(name, current, target)
+            _set(kernel, name, current, target)
             notes.append(
                 f"raised {name.replace('/', '.')} from {current} to {target} until the last "
                 "cluster is down"
@@ -289,13 +297,13 @@ def raise_kernel_limits(nodes: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def disable_autogroup() -> tuple[str, ...]:
+def disable_autogroup(kernel: KernelFiles = KERNEL) -> tuple[str, ...]:
     """Turn off autogroup, which divides CPU time by sessions. Return a note if autogroup was on."""
     # Some kernels lack the setting, and containers can't write it. Nodes can run with autogroup
     # too.
     with suppress(OSError):
-        if current := int((_SYS / _AUTOGROUP).read_text()):
-            _set(_AUTOGROUP, current, 0)
+        if current := int((kernel.settings / _AUTOGROUP).read_text()):
+            _set(kernel, _AUTOGROUP, current, 0)
             return (
                 (
                     f"set {_AUTOGROUP.replace('/', '.')} from {current} to 0 until the last "
@@ -305,19 +313,19 @@ def disable_autogroup() -> tuple[str, ...]:
     return ()
 
 
-def _set(name: str, current: int, target: int) -> None:
-    original = json.loads(_SETTINGS_RECORD.read_text()) if _SETTINGS_RECORD.exists() else {}
-    write_atomic(_SETTINGS_RECORD, json.dumps({name: current} | original))
-    (_SYS / name).write_text(str(target))
+def _set(kernel: KernelFiles, name: str, current: int, target: int) -> None:
+    original = json.loads(kernel.record.read_text()) if kernel.record.exists() else {}
+    write_atomic(kernel.record, json.dumps({name: current} | original))
+    (kernel.settings / name).write_text(str(target))
 
 
-def restore_kernel_settings() -> None:
-    if _SETTINGS_RECORD.exists():
-        for name, value in json.loads(_SETTINGS_RECORD.read_text()).items():
+def restore_kernel_settings(kernel: KernelFiles = KERNEL) -> None:
+    if kernel.record.exists():
+        for name, value in json.loads(kernel.record.read_text()).items():
             # A container may be unable to write the setting.
             with suppress(OSError):
-                (_SYS / name).write_text(str(value))
-        _SETTINGS_RECORD.unlink()
+                (kernel.settings / name).write_text(str(value))
+        kernel.record.unlink()
 
 
 def has_dnf() -> bool:

@@ -1,4 +1,4 @@
-"""What hosts answer the programs that look at them."""
+"""Answers of hosts to the programs that probe them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ DISK = room(512, "/")
 
 
 def answer(**node: object) -> str:
-    """Of a host that is well, but for this."""
+    """Return the answer of a healthy node, except for these fields."""
     fine = {"system": SYSTEM, "cards": 0, "said": FACTS, "checksums": {}, "space": [DISK]}
     return json.dumps({"state": "running", "node": fine | node})
 
 
 def pairs(**unreached: str) -> Step:
-    """Of a host to which the kernel gave port 1: why it does not reach that of the others."""
-    said = {host.replace("_", "-"): {"1": why} for host, why in unreached.items()}
-    return Step(("python3", "..."), f"[1]\n{json.dumps(said)}\n")
+    """Answer as a host whose program listens on port 1. unreached: host -> why its port 1 is not
+    reached.
+    """
+    answer = {host.replace("_", "-"): {"1": why} for host, why in unreached.items()}
+    return Step(("python3", "..."), f"[1]\n{json.dumps(answer)}\n")

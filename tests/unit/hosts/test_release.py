@@ -1,6 +1,4 @@
-"""Hosts made from anybody's image say what they have, once, and before anything is installed on
-them.
-"""
+"""Hosts of a cloud are asked once for their distribution, before anything is installed."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from tests.unit.hosts.answers import SYSTEM, answer
 
 
 def in_grace(error: TunnelError | TunnelRefusedError) -> TransportError:
-    """An error that a new host may have for a minute."""
+    """Mark an error that is repeated for a minute on a new host."""
     error.has_grace = True
     return error
 
@@ -39,7 +37,7 @@ ASKED = ("sudo", "-n", "sh", "...")
 
 
 def says(distribution: str) -> ScriptedTransport:
-    """A host without Slurm so far, on which nothing is asked for but what it is."""
+    """Return a host without Slurm, which answers with this distribution."""
     name, _, version = distribution.partition("-")
     system = SYSTEM | {"id": name, "version": version}
     return ScriptedTransport(
@@ -55,7 +53,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def hosts(*known: str) -> Inventory:
-    """A controller and nodes, of which this is known."""
+    """Return a controller and nodes with these distributions."""
     leader, *others = known
     controller = host_of("ctl", CONTROLLER, address="10.0.0.0", distribution=leader)
     nodes = (
@@ -95,10 +93,11 @@ def test_with_distributions_names_an_unsuitable_host(
 
 
 def test_with_distributions_waits_for_the_account_of_a_cloud_host(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, no_pause: None
 ) -> None:
-    """Google's publish their host keys, and their sshd answers, before the guest agent makes it."""
-    monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
+    """Instances of Google publish host keys, and sshd answers, before the guest agent has created the
+    account.
+    """
     early = Step(ASKED, error=KeyRefusedError("it does not accept our key"))
     late = ScriptedTransport([early, *says("debian-12").left])
     found = report_steps(with_distributions(hosts(UNSEEN), workspace, lambda _: late), SILENT)
@@ -135,10 +134,10 @@ def test_refused_tunnel_of_a_new_host_has_a_minute(
     grace_s: float,
     tries: int,
     workspace: Workspace,
+    no_pause: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in {"_REFUSED_PAUSE_S": 0.0, "_GRACE_S": grace_s}.items():
-        monkeypatch.setattr(probe, name, value)
+    monkeypatch.setattr(probe, "_GRACE_S", grace_s)
     late = ScriptedTransport(
         [*(Step(ASKED, error=error) for error in errors), *says("debian-12").left]
     )
@@ -148,9 +147,8 @@ def test_refused_tunnel_of_a_new_host_has_a_minute(
     assert before - len(late.left) == tries
 
 
-def test_refused_tunnel_of_a_known_host_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4047 and 4003 are waited for, because `up` starts a host that is switched off."""
-    monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
+def test_refused_tunnel_of_a_known_host_fails_at_once(no_pause: None) -> None:
+    """IAP's codes 4047 and 4003 are waited for, because `up` starts a host that is off."""
     refusing = ScriptedTransport(
         [Step(ASKED, error=in_grace(TunnelRefusedError("4033"))), *says("debian-12").left]
     )
@@ -165,7 +163,7 @@ def test_refused_tunnel_of_a_known_host_fails_at_once(monkeypatch: pytest.Monkey
 
 
 def test_broken_tunnel_of_all_hosts_is_explained_once(workspace: Workspace) -> None:
-    """By the cause and the fix of the tunnel, not by advice to try each host."""
+    """The error has the cause and the fix of the tunnel, and no advice to try each host."""
     error = TunnelRefusedError(
         "no tunnel", code="gcloud-login", why="it has expired", fix="gcloud auth login"
     )
@@ -181,9 +179,8 @@ def test_broken_tunnel_of_all_hosts_is_explained_once(workspace: Workspace) -> N
     "failing", [("ctl",), ("train-1", "train-2"), ("ctl", "train-1", "train-2")]
 )
 def test_refusal_names_hosts_unless_the_tunnel_of_all_is_broken(
-    failing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    failing: tuple[str, ...], no_pause: None
 ) -> None:
-    monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
     error = TunnelError("no connection", code="jump-refused", why="it is down", fix="start it")
     names = ("ctl", "train-1", "train-2") if len(failing) > 1 else failing
     asked = {

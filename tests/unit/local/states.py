@@ -1,4 +1,4 @@
-"""What the helper has recorded of a cluster, and what it says: a test names what matters to it."""
+"""The helper's record of a cluster, and a helper with scripted answers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def a_state(cluster_id: str = "a1b2c3", **differs: Any) -> ClusterState:
 def play_helper(
     patch: pytest.MonkeyPatch, result: Mapping[str, Any], *ready: Mapping[str, Any]
 ) -> list[Any]:
-    """Have a helper that is ready for these replies, then has the result; what it is sent after a
-    request.
+    """Let the helper answer ``ready`` messages, then the result. Return the messages that it gets
+    after the request.
     """
     lines = [{"ready": one} for one in ready] + [{"result": result, "goes_on": False}]
     sent: list[Any] = []
 
     class Played(Exchange):
-        def send(self, said: object) -> None:
-            sent.append(said)
+        def send(self, message: object) -> None:
+            sent.append(message)
 
     @contextmanager
     def asking(*_: object) -> Iterator[Exchange]:
-        said = StringIO("".join(json.dumps(line) + "\n" for line in lines))
-        yield Played(SimpleNamespace(stdout=said), print)  # type: ignore[arg-type]
+        stdout = StringIO("".join(json.dumps(line) + "\n" for line in lines))
+        yield Played(SimpleNamespace(stdout=stdout), print)  # type: ignore[arg-type]
 
     patch.setattr(Helper, "asking", asking)
     return sent

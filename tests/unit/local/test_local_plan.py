@@ -29,7 +29,7 @@ from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
-from tests.unit.local.states import a_state
+from tests.unit.local.states import a_state, play_helper
 
 HERE = Hardware((0, 1, 2, 3), 9 * 1024)
 CTL = "d-ctl"
@@ -183,7 +183,7 @@ def test_plan_refuses_another_distribution_for_existing_nodes(
     workspace.cluster_id()
     state = STATE.model_copy(update={"distribution": "debian-12"})
     known = there(ONE, TWO).model_copy(update={"state": state})
-    monkeypatch.setattr(LocalProvider, "_existing", lambda *_: known)
+    play_helper(monkeypatch, known.model_dump(mode="json"))
     one = LocalProvider(LocalSettings(distribution=asked))
     if not refused:
         notes = str(one.plan(spec(), workspace).notes)

@@ -1,11 +1,10 @@
-"""On a machine of Red Hat's family dnf makes the node image; what is missing is named as dnf calls
-it.
-"""
+"""Node images on a machine of the Red Hat family: they are built with dnf from its repositories."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,85 +41,96 @@ def test_redhat_release_is_read_from_os_release(
     assert distributions.redhat_release(tmp_path / "os-release") == release
 
 
+Release = Callable[[str | None], None]
+
+
 @pytest.fixture
-def on_rocky(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributions, "redhat_release", lambda: "rocky-9")
-    monkeypatch.setattr(helper, "has_dnf", lambda: True)
+def machine_has(monkeypatch: pytest.MonkeyPatch) -> Release:
+    """Let the local machine have this release of the Red Hat family. None: it has Debian."""
+    return lambda release: monkeypatch.setattr(distributions, "redhat_release", lambda: release)
 
 
-def test_image_keys_differ_for_each_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_keys_differ_for_each_release(machine_has: Release) -> None:
     keys = set()
     for release, distribution in (
         (None, "debian-13"),
         ("rocky-9", "rocky-9"),
         ("rocky-10", "rocky-10"),
     ):
-        monkeypatch.setattr(distributions, "redhat_release", lambda release=release: release)
+        machine_has(release)
         assert distributions.of_local_nodes() == distribution
         keys |= set(image_keys(LocalSettings()))
-    monkeypatch.setattr(distributions, "redhat_release", lambda: None)
+    machine_has(None)
     assert set(image_keys(LocalSettings(distribution="debian-13"))) < keys
     keys |= set(image_keys(LocalSettings(distribution="debian-12")))
     assert len(keys) == 8
 
 
-def _another(field: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
-    """A change of what the table of bases says."""
+Input = Callable[[Any, Path], None]
 
-    def change(patch: pytest.MonkeyPatch, _: Path) -> None:
+
+def _changed_field(field: str) -> Input:
+    """Change a field of both tables of base images."""
+
+    def change(replace: Any, _: Path) -> None:
         for name in ("DEBIAN", "REDHAT"):
             base = getattr(image, name)
             had = getattr(base, field)
             more = {**had, "/x": "y"} if isinstance(had, dict) else (*had, "x")
-            patch.setattr(image, name, base.model_copy(update={field: more}))
+            replace(name, base.model_copy(update={field: more}))
 
     return change
 
 
-def _furnished(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def _changed_script(replace: Any, folder: Path) -> None:
     (folder / "furnish.sh").write_text(image._FURNISH.read_text() + "true\n")
-    patch.setattr(image, "_FURNISH", folder / "furnish.sh")
+    replace("_FURNISH", folder / "furnish.sh")
 
 
-def _with_options(patch: pytest.MonkeyPatch, _: Path) -> None:
+def _changed_options(replace: Any, _: Path) -> None:
     for name in ("_MMDEBSTRAP", "_DNF"):
-        patch.setattr(image, name, (*getattr(image, name), "another"))
+        replace(name, (*getattr(image, name), "another"))
 
 
 INPUTS = {
-    **{field: _another(field) for field in ("packages", "masked", "enabled", "mounts", "units")},
-    "furnish.sh": _furnished,
-    "options": _with_options,
-    "uid": lambda patch, _: patch.setattr(image, "ADMIN_ID", 1),
-    "machine": lambda patch, _: patch.setattr(image.platform, "machine", lambda: "another"),
+    **{
+        field: _changed_field(field)
+        for field in ("packages", "masked", "enabled", "mounts", "units")
+    },
+    "furnish.sh": _changed_script,
+    "options": _changed_options,
+    "uid": lambda replace, _: replace("ADMIN_ID", 1),
+    "machine": lambda replace, _: replace("platform", SimpleNamespace(machine=lambda: "another")),
 }
+
+
+@pytest.fixture
+def replace(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give a constant of the module image another value."""
+    return lambda name, value: monkeypatch.setattr(image, name, value)
 
 
 @pytest.mark.parametrize("release", [None, "rocky-9"])
 @pytest.mark.parametrize("name", INPUTS)
 def test_image_key_depends_on_every_input_of_the_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str | None, name: str
+    tmp_path: Path, machine_has: Release, replace: Any, release: str | None, name: str
 ) -> None:
-    monkeypatch.setattr(distributions, "redhat_release", lambda: release)
+    machine_has(release)
     before = image_keys(LocalSettings())
     assert image_keys(LocalSettings()) == before
-    INPUTS[name](monkeypatch, tmp_path)
+    INPUTS[name](replace, tmp_path)
     after = image_keys(LocalSettings())
     assert not set(before) & set(after)
 
 
-def test_boot_parameters_do_not_change_the_image_key(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_boot_parameters_do_not_change_the_image_key(replace: Any, tmp_path: Path) -> None:
     before = image_keys(LocalSettings())
     for field in ("unused", "tmp_in_memory"):
-        _another(field)(monkeypatch, tmp_path)
+        _changed_field(field)(replace, tmp_path)
     assert image_keys(LocalSettings()) == before
 
 
-def test_dnf_image_uses_the_repositories_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dnf_image_uses_the_repositories_of_the_machine(tmp_path: Path, replace: Any) -> None:
     called: list[Sequence[str]] = []
 
     def dnf(argv: Sequence[str], **_: Any) -> str:
@@ -136,10 +146,9 @@ def test_dnf_image_uses_the_repositories_of_the_machine(
     (repositories / "etc/yum.repos.d/mine.repo").write_text("[mine]\n")
     (repositories / "etc/dnf").mkdir()
     (repositories / "etc/dnf/dnf.conf").write_text("[main]\nproxy=http://proxy\n")
-    monkeypatch.setattr(image, "HOST_ROOT", repositories)
-    monkeypatch.setattr(image, "run", dnf)
+    replace("run", dnf)
     root = tmp_path / "root"
-    image.dnf_install(root, "rocky-9", through=("unshare", "--"))
+    image.dnf_install(root, "rocky-9", through=("unshare", "--"), host_root=repositories)
     (argv,) = called
     assert argv[:3] == ["unshare", "--", "dnf"]
     assert {f"--installroot={root}", "--releasever=9", "install", "rocky-release"} <= set(argv)
@@ -152,9 +161,12 @@ def test_dnf_image_uses_the_repositories_of_the_machine(
 
 
 def test_missing_tools_are_named_by_dnf_packages(
-    on_rocky: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machine_has: Release, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(helper.TOOL_ENV, "PATH", str(tmp_path))
+    machine_has("rocky-9")
+    (tmp_path / "dnf").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(helper.TOOL_ENV, "PATH", "/none")
     with pytest.raises(MachineError) as missing:
         helper._check_tools(disks=True)
     wanted = "dnf install dnf e2fsprogs iproute openssh systemd-container util-linux"
@@ -166,15 +178,16 @@ def test_missing_tools_are_named_by_dnf_packages(
     ("key", "value"),
     [("mirror", "http://mirror.example.org/debian"), ("distribution", "debian-13")],
 )
-def test_debian_settings_are_refused_on_red_hat(on_rocky: None, key: str, value: str) -> None:
+def test_debian_settings_are_refused_on_red_hat(machine_has: Release, key: str, value: str) -> None:
+    machine_has("rocky-9")
     LocalProvider(LocalSettings(type="local")).check(SPEC)
     with rejected("distribution-of-this-machine", UsageError, where=f"provider.{key}") as refused:
         LocalProvider(LocalSettings.model_validate({"type": "local", key: value})).check(SPEC)
     assert "rocky-9" in refused.value.why
 
 
-def test_check_refuses_red_hat_enterprise_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributions, "redhat_release", lambda: "rhel-9")
+def test_check_refuses_red_hat_enterprise_linux(machine_has: Release) -> None:
+    machine_has("rhel-9")
     with rejected("rhel-without-images", UsageError) as refused:
         LocalProvider(LocalSettings(type="local")).check(SPEC)
     assert "onprem" in refused.value.fix

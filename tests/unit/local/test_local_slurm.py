@@ -1,6 +1,4 @@
-"""The release of Slurm of local nodes: in their image, kept while they live, never changed in
-place.
-"""
+"""The Slurm release of local nodes: it is part of their image, and existing nodes keep it."""
 
 from __future__ import annotations
 
@@ -85,10 +83,10 @@ def test_image_has_the_slurm_release_of_the_spec(asked: str | None, suite: str |
 def plan(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None, **known: Any
 ) -> str:
-    """Return the notes on a cluster that is up, of which the helper has recorded this."""
+    """Return the notes of a plan for a running cluster. known: fields of the helper's record."""
     state = a_state(distribution="debian-13", **known)
     known = Existing(state=state, nodes={"d-ctl": None})
-    monkeypatch.setattr(LocalProvider, "_existing", lambda *_: known)
+    play_helper(monkeypatch, known.model_dump(mode="json"))
     workspace.cluster_id()
     return str(LocalProvider(SETTINGS).plan(spec(asked), workspace).notes)
 
@@ -123,11 +121,11 @@ def test_changed_packages_do_not_make_the_image_of_nodes_older(
     assert ("older image" in notes) == noted
 
 
-@pytest.mark.parametrize(("has", "told"), [("24.11", ("", True)), ("26.05", ("26.05", False))])
+@pytest.mark.parametrize(("has", "expected"), [("24.11", ("", True)), ("26.05", ("26.05", False))])
 def test_inventory_has_the_slurm_release_of_the_nodes(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, has: str, told: tuple[str, bool]
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, has: str, expected: tuple[str, bool]
 ) -> None:
-    """Whatever the spec says: nodes that are there keep their image."""
+    """Existing nodes keep their image, whatever the spec says."""
     nodes = tuple(
         layout.MadeNode(name=name, address="10.9.8.2", host_key="k", started=True, made=False)
         for name in ("d-ctl", "d-train-1")
@@ -135,4 +133,4 @@ def test_inventory_has_the_slurm_release_of_the_nodes(
     made = layout.MadeCluster(subnet=NETWORK, distribution="debian-13", slurm=has, nodes=nodes)
     play_helper(monkeypatch, made.model_dump(mode="json"))
     found = LocalProvider(SETTINGS).apply(spec(), workspace).inventory
-    assert (found.slurm, found.pmix) == told
+    assert (found.slurm, found.pmix) == expected
