@@ -1,10 +1,14 @@
-"""A provider for tests that replace only the methods they are about."""
+"""A provider of which a test writes only the methods that it is about, and its use by `up` and `down`."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-from clusterctl.providers.base import Provider
+import pytest
+
+from clusterctl.providers import registry
+from clusterctl.providers.base import Prompts, Provider
 
 
 class BareProvider(Provider):
@@ -18,3 +22,13 @@ class BareProvider(Provider):
 
     check = plan = apply = alive = destroy = _unexpected
     leftovers = orphans = kept_storage = remove_storage = _unexpected
+
+
+def use_provider(
+    monkeypatch: pytest.MonkeyPatch, provider_of: Callable[[Any, Prompts], Provider]
+) -> None:
+    """Let every spec have this provider, so that no cloud and no machine is asked.
+
+    provider_of: called with the settings of the spec. Returns the provider.
+    """
+    monkeypatch.setattr(registry, "provider_of", provider_of)

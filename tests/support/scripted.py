@@ -10,10 +10,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from clusterctl.errors import ClusterctlError, CommandError
 from clusterctl.scheduler.slurm_parse import SQUEUE
 from clusterctl.transport.base import Conversation, shown_command
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import Result
 
 
@@ -206,3 +210,11 @@ def queued(*jobs: Mapping[str, str]) -> Step:
     return Step(
         ("squeue", "..."), records([row.get(name, "") for name in SQUEUE.fields] for row in rows)
     )
+
+
+def use_hosts(monkeypatch: pytest.MonkeyPatch, transport_to: Callable[[str], Any]) -> None:
+    """Reach all hosts by these transports, so that no ssh starts.
+
+    transport_to: called with the name of a host. Returns its transport.
+    """
+    monkeypatch.setattr(Connections, "to", lambda _, host, *__: transport_to(host))

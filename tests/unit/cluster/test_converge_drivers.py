@@ -1,6 +1,4 @@
-"""Where a driver is installed before it is asked what it shows: the same `up` knows who gets
-CuPy.
-"""
+"""`up` installs drivers before it probes GPUs, so that the same `up` knows which hosts get CuPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets CuPy, and what `up` says of nodes that don't show the GPUs of their partition."""
+"""Which hosts get CuPy, and the errors of `up` for nodes that lack the GPUs of their partition."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_gpus_without_fabric_manager_are_a_failure(code: str) -> None:
 def test_up_fails_if_the_fabric_manager_does_not_run(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
-    """Without their fabric manager GPUs show, and the proof job, which uses none, runs."""
+    """Without fabric manager the GPUs are listed, and the verification job, which uses none, works."""
     cards = {
         "cards": 3,
         "shown": ["T4"] * 2,
@@ -206,14 +206,12 @@ def test_up_fails_if_the_fabric_manager_does_not_run(
         said = answer(**WELL | (linked if host == TWO else {}))
         return SimpleNamespace(run=lambda *_, **__: SimpleNamespace(stdout=said))
 
-    session = ClusterContext.of(spec(), workspace=workspace)
+    session: Any = ClusterContext.of(spec(), workspace=workspace)
     session.connections = cast(Connections, SimpleNamespace(to=run))
     monkeypatch.setattr(
         verify, "run_verification", lambda *_, **__: verify.Verification((ONE, TWO))
     )
-    monkeypatch.setattr(
-        ClusterContext, "scheduler", lambda *_: SimpleNamespace(release_held_jobs=lambda: ())
-    )
+    session.scheduler = lambda *_: SimpleNamespace(release_held_jobs=lambda: ())
     if runs:
         told = [
             note.split(": ")[:2] for note in verify.verify(session, INVENTORY, views(T4, T4)).notes

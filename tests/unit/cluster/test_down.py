@@ -1,7 +1,8 @@
-"""`down` collects, notes what is lost, removes, and tells with its price what is left."""
+"""`down` collects runs, records what is discarded, removes the cluster, and lists leftovers with cost."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from json import loads
 from pathlib import Path
@@ -29,7 +30,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover, Orphan, OrphanSearch, Prompts, fingerprint
-from clusterctl.spec.providers.local import LocalSettings
+from clusterctl.spec.load import dump_spec
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.ledger import JobEntry, Ledger
@@ -37,19 +38,28 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused
-from tests.support.providers import BareProvider
+from tests.support.providers import BareProvider, use_provider
+from tests.support.scripted import ScriptedTransport, Step, use_hosts
+from tests.unit.cluster.specs import spec_of
 
 DISK = Leftover("disk d-ctl in us-central1-a", 0.0125)
 RULE = Leftover("firewall rule d-a1b2c3-ssh")
 
 
 @dataclass
-class Stub(BareProvider):
-    """A cloud with clusters; ``stubborn`` ones can't be removed."""
+class Cloud(BareProvider):
+    """A provider with clusters.
+
+    stubborn: clusters can't be removed. on_destroy: called before a cluster is removed.
+    """
 
     clusters: dict[str, tuple[Leftover, ...]]
     stubborn: bool = False
+    on_destroy: Callable[[], None] = lambda: None
     destroyed: list[tuple[str, Workspace | None]] = field(default_factory=list)
+
+    def orphans(self, _: str) -> OrphanSearch:
+        return OrphanSearch(tuple(map(Orphan, self.clusters)))
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return self.clusters.get(cluster_id, ())
@@ -58,16 +68,17 @@ class Stub(BareProvider):
         return ()
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
+        self.on_destroy()
         self.destroyed.append((cluster_id, workspace))
         if not self.stubborn:
             self.clusters.pop(cluster_id, None)
 
 
 def test_each_leftover_is_a_failure_with_its_price(tmp_path: Path) -> None:
-    stub = Stub({"a1b2c3": (DISK, RULE)}, stubborn=True)
+    cloud = Cloud({"a1b2c3": (DISK, RULE)}, stubborn=True)
     with pytest.raises(LeftoversError) as caught:
-        remove_cluster(stub, "a1b2c3", Workspace(tmp_path))  # type: ignore[arg-type]
-    assert stub.destroyed == [("a1b2c3", Workspace(tmp_path))]
+        remove_cluster(cloud, "a1b2c3", Workspace(tmp_path))  # type: ignore[arg-type]
+    assert cloud.destroyed == [("a1b2c3", Workspace(tmp_path))]
     assert [failure.cause for failure in caught.value.failures] == [
         "disk d-ctl in us-central1-a (0.0125 USD an hour)",
         "firewall rule d-a1b2c3-ssh",
@@ -76,7 +87,7 @@ def test_each_leftover_is_a_failure_with_its_price(tmp_path: Path) -> None:
 
 
 def cluster_with_runs(tmp_path: Path) -> Workspace:
-    """Jobs 1 to 3; the run of job 1 is home."""
+    """Return the workspace of a cluster with jobs 1 to 3. Only the run of job 1 is collected."""
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     (workspace.root / "id").write_text("ffffff\n")
@@ -89,7 +100,7 @@ def cluster_with_runs(tmp_path: Path) -> Workspace:
 
 
 @pytest.mark.parametrize(
-    ("ids", "everything", "given_up"),
+    ("ids", "everything", "discarded"),
     [
         ((), False, []),
         (("2",), False, ["2"]),
@@ -98,10 +109,10 @@ def cluster_with_runs(tmp_path: Path) -> Workspace:
     ],
 )
 def test_discard_runs_names_runs_by_job_id(
-    tmp_path: Path, ids: tuple[str, ...], given_up: list[str], *, everything: bool
+    tmp_path: Path, ids: tuple[str, ...], discarded: list[str], *, everything: bool
 ) -> None:
     found = to_discard(cluster_with_runs(tmp_path), ids, everything=everything)
-    assert [entry.job_id for entry in found] == given_up
+    assert [entry.job_id for entry in found] == discarded
 
 
 @pytest.mark.parametrize("job_id", ["4", "2_1", "", "x", "--all"])
@@ -117,11 +128,9 @@ def test_discard_runs_with_an_unknown_job_is_refused(tmp_path: Path, job_id: str
 def test_down_removes_a_cluster_with_damaged_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...], spec: bytes | None
 ) -> None:
-    """The cluster is on this machine, where it is found by its name."""
-    stub = Stub(dict.fromkeys(found, (DISK,)))
-    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
-    search = OrphanSearch(tuple(map(Orphan, found)))
-    monkeypatch.setattr(stub, "orphans", lambda _: search, raising=False)
+    """The cluster is on the local machine, where it is found by its name."""
+    cloud = Cloud(dict.fromkeys(found, (DISK,)))
+    use_provider(monkeypatch, lambda *_: cloud)
     workspace = cluster_with_runs(tmp_path)
     (workspace.root / "id").write_text("")
     workspace.inventory.write_bytes(b"")
@@ -132,21 +141,21 @@ def test_down_removes_a_cluster_with_damaged_records(
     with workspace.jobs.open("ab") as file:
         file.write(b'\xff{]\n{"token": "aa", "job_id": "9"}\n')
     down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
-    assert stub.clusters == {}
+    assert cloud.clusters == {}
     assert not workspace.root.exists()
 
 
 def test_discarded_runs_are_journaled_and_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stub = Stub({"ffffff": (DISK,)}, stubborn=True)
-    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    cloud = Cloud({"ffffff": (DISK,)}, stubborn=True)
+    use_provider(monkeypatch, lambda *_: cloud)
     workspace = cluster_with_runs(tmp_path)
     (workspace.root / "hosts.json").touch()
     with pytest.raises(LeftoversError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", "3"]))
     assert [row["phase"] for row in read_rows(workspace.journal)] == ["look", "destroy"]
-    stub.stubborn = False  # the same command goes on
+    cloud.stubborn = False  # so that the same command continues
     done = down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", "3"]))
     assert [entry.job_id for entry in done.discarded] == ["2", "3"]
     assert [line[-12:] for line in done.lost.runs] == ["job 2 (mine)", "job 3 (mine)"]
@@ -158,25 +167,24 @@ def test_discarded_runs_are_journaled_and_noted(
 def test_down_records_discarded_runs_before_it_removes_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A `down` that is killed then leaves the note, and the next goes on."""
-    stub = Stub({"ffffff": (DISK,)})
-    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    """A killed `down` then leaves the record, and the next `down` continues."""
+    cloud = Cloud({"ffffff": (DISK,)})
+    use_provider(monkeypatch, lambda *_: cloud)
     workspace = cluster_with_runs(tmp_path)
     file = workspace.root.parent / DISCARDED
     runs = ["the run of job 2 (mine)", "the run of job 3 (mine)"]
     seen: list[object] = []
 
-    def killed(*_: object, **__: object) -> None:
+    def kill() -> None:
         seen.extend(row["discarded"] for row in read_rows(file))
         assert workspace.removing.exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stub, "destroy", killed)
+    cloud.on_destroy = kill
     with pytest.raises(KeyboardInterrupt):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert seen == [runs]
-    monkeypatch.undo()
-    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    cloud.on_destroy = lambda: None
     down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert [row["discarded"] for row in read_rows(file)] == [runs, runs]
 
@@ -185,9 +193,11 @@ def test_down_records_discarded_runs_before_it_removes_hosts(
 def test_failed_down_is_marked_as_removing_only_if_hosts_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, removed: bool
 ) -> None:
-    monkeypatch.setattr(down, "provider_of", lambda *_: Stub({"ffffff": (DISK,)}, stubborn=True))
-    monkeypatch.setattr(down, "all_answer", lambda _: not removed)
+    use_provider(monkeypatch, lambda *_: Cloud({"ffffff": (DISK,)}, stubborn=True))
     workspace = cluster_with_runs(tmp_path)
+    workspace.inventory.write_text(inventory_of("d-train-1").text)
+    answer = Step(("true",), error=UnreachableError("no route") if removed else None)
+    use_hosts(monkeypatch, lambda _: ScriptedTransport([answer]))
     with pytest.raises(LeftoversError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert workspace.removing.exists() == removed
@@ -202,38 +212,34 @@ def test_refused_down_lists_the_runs_that_it_collected(
     json: bool,
 ) -> None:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
-    monkeypatch.setattr(down, "provider_of", lambda *_: Stub({"ffffff": (DISK,)}))
-    monkeypatch.setattr(down, "applied_spec", lambda _: None)
-    monkeypatch.setattr(down, "_applied_settings", lambda _: LocalSettings())
+    use_provider(monkeypatch, lambda *_: Cloud({"ffffff": (DISK,)}))
     collected = SimpleNamespace(directory=tmp_path / "runs/d-2-mine", not_here=())
-
-    def look(*_: object, **__: object) -> None:
-        raise OnlyCopyError("the cluster stays up")
-
     monkeypatch.setattr(down, "collect_all", lambda *_, **__: iter([collected]))
-    monkeypatch.setattr(down, "check_only_copies", look)
-    cluster_with_runs(tmp_path)
+    workspace = cluster_with_runs(tmp_path)
+    workspace.spec.write_text(dump_spec(spec_of()))
+    # Users could log in, and without an inventory nobody knows where their files are.
+    workspace.configured.touch()
     screen = Screen(json=json, color=False, cluster="d")
     with pytest.raises(OnlyCopyError) as caught:
         cli_down.down(screen, yes=True)
     screen.error(caught.value)
-    said = capfd.readouterr()
-    assert f"collected {collected.directory}\n" in said.err
-    assert not json or loads(said.out)["runs"] == [str(collected.directory)]
+    shown = capfd.readouterr()
+    assert f"collected {collected.directory}\n" in shown.err
+    assert not json or loads(shown.out)["runs"] == [str(collected.directory)]
 
 
 def test_down_that_can_not_collect_names_jobs_and_remedy() -> None:
     error = CollectError("2 of 3 runs could not be brought home", why="job 2: no; job 7: gone")
     error.jobs = ("2", "7")
-    said = not_collected_error(error)
-    assert "job 2: no; job 7: gone" in said.why
-    assert said.fix.endswith("--discard-run 2 --discard-run 7")
+    refusal = not_collected_error(error)
+    assert "job 2: no; job 7: gone" in refusal.why
+    assert refusal.fix.endswith("--discard-run 2 --discard-run 7")
     assert not_collected_error(error, ["9"]).fix.endswith(
         "--discard-run 9 --discard-run 2 --discard-run 7"
     )
-    one = CollectError("it is not known where its files are")
-    one.jobs = ("5",)
-    assert not_collected_error(one).why.startswith("job 5: ")
+    single = CollectError("it is not known where its files are")
+    single.jobs = ("5",)
+    assert not_collected_error(single).why.startswith("job 5: ")
     unknown = UnreachableError("no answer")
     assert not_collected_error(unknown).fix.endswith("--discard")
     assert "clusterctl up" in not_collected_error(unknown).fix

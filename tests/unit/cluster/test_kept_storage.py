@@ -42,7 +42,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, read_copies, record_copies
 from clusterctl.util.disk import read_rows
 from tests.support.messages import refused
-from tests.support.providers import BareProvider
+from tests.support.providers import BareProvider, use_provider
 from tests.unit.cluster.specs import spec_of
 
 DISK = KeptStorage(
@@ -164,7 +164,7 @@ class Stub(BareProvider):
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     stub = Stub([DISK])
-    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    use_provider(monkeypatch, lambda *_: stub)
     return stub
 
 

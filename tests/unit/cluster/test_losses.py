@@ -1,19 +1,16 @@
-"""What exists only on what is removed stops the removal, unless it is to be discarded."""
+"""`down` and `up` refuse to remove hosts with the only copy of files or runs, unless --discard."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from clusterctl.cluster import impact
-from clusterctl.cluster import losses as looking
+from clusterctl.cluster import impact, losses
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.impact import AffectedJob, Impact, free_leaving_hosts
 from clusterctl.cluster.losses import (
@@ -31,14 +28,14 @@ from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.only_copies import OnlyCopies, Search, UncopiedFiles
 from clusterctl.scheduler.base import JobInfo, JobState, Nodes
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.providers.local import LocalSettings
+from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.ssh import Connections
 from clusterctl.util.disk import read_rows
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
+from tests.support.scripted import ScriptedTransport, Step, use_hosts
 from tests.unit.cluster.specs import spec_of
 
 MODEL = UncopiedFiles("/shared/home/ada/models", "ada", 2, 3 << 30, 7200, top="/shared/home/ada")
@@ -55,12 +52,16 @@ def job(number: int, state: JobState, *nodes: str) -> JobInfo:
 
 
 class Slurm(Nodes):
-    """Knows these jobs, or does not answer."""
+    """A Slurm with these jobs; without an answer if they are None. resumed: nodes of each resume."""
 
     drains_nodes = True
 
     def __init__(self, jobs: Sequence[JobInfo] | None) -> None:
         self.found = jobs
+        self.resumed: list[Sequence[str]] = []
+
+    def resume(self, names: Sequence[str]) -> None:
+        self.resumed.append(names)
 
     def all_jobs(self) -> Sequence[JobInfo]:
         if self.found is None:
@@ -72,7 +73,7 @@ class Slurm(Nodes):
 
 
 class Stage:
-    """A cluster that is up; what is searched is noted in ``searched``."""
+    """A running cluster. found: what a search for files finds. searched: all searches."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.workspace = Workspace(root / "d")
@@ -87,20 +88,21 @@ class Stage:
             return self.found
 
         monkeypatch.setattr(Search, "find", find)
-        monkeypatch.setattr(looking, "scheduler_of", lambda *_, **__: Slurm(self.jobs))
-        self.is_now(inventory())
+        monkeypatch.setattr(losses, "scheduler_of", lambda *_, **__: Slurm(self.jobs))
+        self.record(inventory())
         self.keep(False)
 
-    def is_now(self, what: Inventory) -> None:
-        self.workspace.inventory.write_text(what.text)
+    def record(self, inventory: Inventory) -> None:
+        self.workspace.inventory.write_text(inventory.text)
 
-    def keep(self, keep: bool) -> None:
-        spec = spec_of(storage={"keep": keep}, users=[{"name": "ada", "uid": 2000}])
+    def keep(self, keep: bool, **settings: Any) -> None:
+        """Record a spec with or without kept storage. settings: other keys of the spec."""
+        spec = spec_of(storage={"keep": keep}, **settings, users=[{"name": "ada", "uid": 2000}])
         self.workspace.spec.write_text(dump_spec(spec))
 
-    def look(self, *given_up: str, discard: bool = False) -> OnlyCopies:
+    def look(self, *discarded: str, discard: bool = False) -> OnlyCopies:
         entries = [
-            JobEntry(token=i, name="mine", user="ada", submitted_at=0, job_id=i) for i in given_up
+            JobEntry(token=i, name="mine", user="ada", submitted_at=0, job_id=i) for i in discarded
         ]
         runner = PhaseRunner(workspace=self.workspace)
         return runner.run("look", check_only_copies, entries, discard=discard)
@@ -163,7 +165,7 @@ def test_run_given_up_by_name_does_not_stop_the_check(stage: Stage) -> None:
 
 
 def test_submission_without_an_id_hides_no_file(stage: Stage) -> None:
-    """All that is in no job's folder has none either."""
+    """Files outside of job folders have no job id either."""
     stage.found = OnlyCopies(files=(MODEL, LOST))
     lost = JobEntry(token=str(7), name="mine", user="ada", submitted_at=0)
     runner = PhaseRunner(workspace=stage.workspace)
@@ -194,9 +196,7 @@ SILENT = OnlyCopies(unknown=("what is on d-ctl can't be told: no route",))
 
 
 def test_killed_down_continues_if_hosts_are_gone(stage: Stage) -> None:
-    """Also if an older job became known since, as `collect` does with one that was submitted
-    elsewhere.
-    """
+    """Also if `collect` has recorded an older job since, which another machine submitted."""
     note_removal(stage.workspace, OnlyCopies())
     entry = JobEntry(token=str(7), name="mine", user="ada", submitted_at=5.0, job_id="7")
     Ledger(stage.workspace.jobs).add(entry)
@@ -224,8 +224,8 @@ def test_silent_hosts_are_ignored_only_after_recent_search(
         Ledger(stage.workspace.jobs).add(job)
     elif how == "it was long ago":
         later = time.time() + LOOK_VALID_S
-        monkeypatch.setattr(looking, "time", SimpleNamespace(time=lambda: later))
-        # A second one that passed over them has not looked.
+        monkeypatch.setattr(time, "time", lambda: later)
+        # Another `down` that ignored silent hosts has not searched them.
         note_removal(stage.workspace, OnlyCopies())
     stage.found = SILENT
     with pytest.raises(OnlyCopyError):
@@ -242,11 +242,11 @@ def test_note_removal_records_discarded_files(stage: Stage) -> None:
 def test_all_answer_asks_each_host(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     dead: set[str] = set()
 
-    def run(name: str, *_: object) -> None:
-        if name in dead:
-            raise UnreachableError("no route")
+    def host(name: str) -> ScriptedTransport:
+        error = UnreachableError("no route") if name in dead else None
+        return ScriptedTransport([Step(("true",), error=error)])
 
-    monkeypatch.setattr(Connections, "to", lambda _, name: SimpleNamespace(run=partial(run, name)))
+    use_hosts(monkeypatch, host)
     assert all_answer(stage.workspace)
     dead.add("d-train-2")
     assert not all_answer(stage.workspace)
@@ -262,7 +262,7 @@ def test_check_of_an_unconfigured_cluster_asks_nothing(stage: Stage) -> None:
 
 
 def test_check_of_onprem_machines_stops_only_for_running_jobs(stage: Stage) -> None:
-    stage.is_now(inventory("onprem"))
+    stage.record(inventory("onprem"))
     stage.jobs = None
     assert not stage.look()
     stage.jobs = [job(7, JobState.RUNNING)]
@@ -278,10 +278,10 @@ def test_check_does_not_search_kept_storage(stage: Stage, *, keep: bool) -> None
     assert [(one.shared, len(one.hosts)) for one in stage.searched] == [(not keep, 3)]
 
 
-def test_fix_does_not_advise_keep_if_it_is_too_late(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LocalSettings, "keeps_from_start", True)
+def test_fix_does_not_advise_keep_if_it_is_too_late(stage: Stage) -> None:
+    gcp = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
+    assert GcpSettings.keeps_from_start
+    stage.keep(False, provider=gcp)
     stage.found = OnlyCopies(files=(MODEL,))
     with pytest.raises(OnlyCopyError) as caught:
         stage.look()
@@ -320,22 +320,20 @@ def test_places_lost_has_only_leaving_hosts(
 def test_check_leaving_hosts_searches_again_after_jobs_ended(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, *, affected: bool
 ) -> None:
-    """The nodes that were drained are resumed where the change is refused."""
+    """Drained nodes are resumed if the change is refused."""
 
     def end(*_: object, **__: object) -> None:
         stage.found = OnlyCopies(files=(SCRATCH,))
 
-    resumed: list[Sequence[str]] = []
     slurm = Slurm(())
-    monkeypatch.setattr(slurm, "resume", resumed.append, raising=False)
     jobs = (AffectedJob(job(7, JobState.RUNNING, "d-train-1"), "it leaves"),) * affected
     found = Impact(drained=("d-train-1",), affected=jobs)
-    for name, does in (
+    for name, function in (
         ("reject_changed_users", lambda *_: None),
         ("impact_of", lambda *_, **__: found),
         ("cancel_jobs", end),
     ):
-        monkeypatch.setattr(impact, name, does)
+        monkeypatch.setattr(impact, name, function)
     session: Any = context(stage)
     session.scheduler = lambda *_, **__: slurm
     session.inventory = inventory()
@@ -345,7 +343,7 @@ def test_check_leaving_hosts_searches_again_after_jobs_ended(
             free_leaving_hosts(session, plan, force=True)
     else:
         assert free_leaving_hosts(session, plan, force=True) == {}
-    assert resumed == [("d-train-1",)] * affected
+    assert slurm.resumed == [("d-train-1",)] * affected
     stage.found = OnlyCopies(files=(SCRATCH,))
     free_leaving_hosts(session, plan, force=True, discard=True)
     entry = list(read_rows(stage.workspace.journal))[-1]

@@ -1,11 +1,9 @@
-"""Booting nodes: back is who answers after another boot, and who does not come back is named."""
+"""`node reboot` drains, reboots and resumes nodes, and names nodes that don't come back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,20 +15,17 @@ from clusterctl.errors import SchedulerError, TransportError, UnreachableError, 
 from clusterctl.scheduler.availability import Availability, availability_of
 from clusterctl.scheduler.base import Jobs, NodeInfo, Nodes
 from clusterctl.scheduler.mpirun import MpirunClient
-from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
-from tests.support.scripted import ScriptedTransport
+from tests.support.scripted import ScriptedTransport, use_hosts
 
 
 class Machine:
-    """A host that boots when it is told to, is away for some questions then, and has another boot
-    id.
-    """
+    """A host. away: number of commands that fail after a reboot. boots: whether a reboot works."""
 
     def __init__(self, *, away: int = 2, boots: bool = True) -> None:
         self.away = away
@@ -68,9 +63,9 @@ def test_reboot_names_hosts_that_stay_away_with_the_cause() -> None:
     }
     with rejected("nodes-did-not-come-back", TransportError) as caught:
         nodes.reboot(hosts, timeout_s=0)
-    said = {failure.host: failure.cause for failure in caught.value.failures}
-    assert said.keys() == {"b", "c"}
-    assert said["b"] == "connection refused"
+    causes = {failure.host: failure.cause for failure in caught.value.failures}
+    assert causes.keys() == {"b", "c"}
+    assert causes["b"] == "connection refused"
 
 
 def test_host_without_answer_does_not_stop_other_reboots() -> None:
@@ -96,12 +91,20 @@ def test_nodes_that_can_not_be_drained_are_not_rebooted(made: dict[str, str], co
         node._refuse_reboot(cluster(**made), ["a"])
 
 
-def test_reboot_without_slurm_is_refused(booted: Booted) -> None:
-    booted.slurm = MpirunClient(
+def test_reboot_without_slurm_is_refused(reboot: Reboot) -> None:
+    reboot.slurm = MpirunClient(
         cluster(), "ada", ScriptedTransport([]), lambda _: ScriptedTransport([])
     )
     with rejected("needs-slurm", UsageError):
-        booted()
+        reboot()
+
+
+SPEC = """\
+version: 1
+name: own
+provider: {type: onprem, controller: a, hosts: {a: 10.0.0.1, b: 10.0.0.2, c: 10.0.0.3}}
+partitions: [{name: t, hosts: "a,b,c"}]
+"""
 
 
 def cluster(
@@ -120,9 +123,7 @@ def cluster(
 
 
 class SlurmOfThree(Nodes):
-    """Slurm without jobs: a and c take some, a person drained b. ``resumes``: somebody puts c
-    back.
-    """
+    """A Slurm without jobs in which a person has drained b. resumes: a person resumes c."""
 
     drains_nodes = True
 
@@ -153,58 +154,57 @@ class SlurmOfThree(Nodes):
         return ()
 
 
-class Booted:
-    """`node reboot` of a, b and c in a cluster whose Slurm, machines and `up` are played."""
+class Reboot:
+    """`node reboot` of a, b and c in a cluster with a played Slurm, played machines and `up`.
+
+    raised: the availability of the nodes at each `up`.
+    """
 
     def __init__(self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slurm: Jobs = SlurmOfThree(workspace)
         self.machines = {name: Machine() for name in "abc"}
         self.raised: list[dict[str, Availability]] = []
 
-        def to_machines(_: object) -> AbstractContextManager[Any]:
-            return nullcontext(SimpleNamespace(to=self.machines.__getitem__))
-
         def bring_up(_screen: object, _spec: object, *, limit: Sequence[str], **_: object) -> int:
             assert limit == ("a", "b", "c")
             self.raised.append({one.name: availability_of(one) for one in self.slurm.nodes()})
             return 0
 
-        def unlocked(*args: object, **more: Any) -> int:
-            # As the `up` takes it.
+        def with_lock(*args: object, **more: Any) -> int:
+            # `up` takes the lock again.
             with workspace.lock("node reboot", wait_s=0, waiting=lambda _: None):
                 return bring_up(*args, **more)
 
-        monkeypatch.setattr(ChosenCluster, "workspace", lambda _: workspace)
-        monkeypatch.setattr(node, "bring_up", unlocked)
-        monkeypatch.setattr(node, "inventory_of", lambda _: cluster())
-        monkeypatch.setattr(node, "applied_spec", lambda _: SimpleNamespace(provider=None))
-        provider = SimpleNamespace(takes_single_hosts=True)
-        monkeypatch.setattr(node, "provider_of", lambda _: provider)
+        workspace.create()
+        workspace.inventory.write_text(cluster().text)
+        workspace.spec.write_text(SPEC)
+        monkeypatch.setenv("CLUSTERCTL_HOME", str(workspace.root.parent))
+        use_hosts(monkeypatch, self.machines.__getitem__)
+        monkeypatch.setattr(node, "bring_up", with_lock)
         monkeypatch.setattr(node, "scheduler_of", lambda *_: self.slurm)
-        monkeypatch.setattr(node, "Connections", to_machines)
 
     def __call__(self) -> int:
-        return node.reboot(Screen(json=False, color=False), ["a", "b", "c"])
+        return node.reboot(Screen(json=False, color=False, cluster="own"), ["a", "b", "c"])
 
 
 @pytest.fixture
-def booted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Booted:
-    return Booted(Workspace(tmp_path / "own"), monkeypatch)
+def reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reboot:
+    return Reboot(Workspace(tmp_path / "own"), monkeypatch)
 
 
 def test_nodes_are_resumed_by_up_under_the_same_lock(
-    booted: Booted,
+    reboot: Reboot,
 ) -> None:
-    assert booted() == 0
-    assert [machine.boot for machine in booted.machines.values()] == [2, 2, 2]
+    assert reboot() == 0
+    assert [machine.boot for machine in reboot.machines.values()] == [2, 2, 2]
     # What is OUT is resumed once it is configured.
-    assert booted.raised == [
+    assert reboot.raised == [
         {"a": Availability.OUT, "b": Availability.DRAINED, "c": Availability.OUT}
     ]
 
 
-def test_reboot_of_a_manually_resumed_node_is_refused(booted: Booted) -> None:
-    booted.slurm.resumes = True
+def test_reboot_of_a_manually_resumed_node_is_refused(reboot: Reboot) -> None:
+    reboot.slurm.resumes = True
     with rejected("node-resumed-meanwhile", SchedulerError):
-        booted()
-    assert [machine.boot for machine in booted.machines.values()] == [1, 1, 1]
+        reboot()
+    assert [machine.boot for machine in reboot.machines.values()] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""Clusters without a workspace are found, shown with their price, and removed."""
+"""`orphans`: clusters without a workspace are listed with their cost, and removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
-from clusterctl.cluster import down
 from clusterctl.errors import Failure, OnlyCopyError, ProvisionError, UsageError
 from clusterctl.providers.base import Leftover, Orphan, OrphanSearch, Prompts
 from clusterctl.providers.storage import KeptStorage, load_all_kept
@@ -17,7 +16,7 @@ from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.util.progress import SILENT, Reporter
 from tests.support.messages import refused
-from tests.support.providers import BareProvider
+from tests.support.providers import BareProvider, use_provider
 
 DISK = Leftover("disk d-ctl in us-central1-a", 0.0125)
 ORIGIN = "created by marta on laptop"
@@ -26,8 +25,10 @@ SHARED = KeptStorage(cluster="d", id="a1b2c3", what="folder /a1b2c3/shared", sin
 
 
 @dataclass
-class Stub(BareProvider):
-    """Two clusters called `d`; one of them is known here. What goes leaves its storage."""
+class Cloud(BareProvider):
+    """A provider with two clusters `d`, one of which has a workspace. Removed clusters leave
+    storage.
+    """
 
     clusters: dict[str, tuple[Leftover, ...]]
     destroyed: list[str] = field(default_factory=list)
@@ -54,26 +55,28 @@ class Stub(BareProvider):
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[ProviderSettings]:
-    """The settings of the providers that were asked."""
+def settings_used() -> list[ProviderSettings]:
+    """The settings with which providers were made."""
     return []
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[ProviderSettings]) -> Stub:
-    stub = Stub({"a1b2c3": (DISK, RULE), "ffffff": (RULE,)})
+def cloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings_used: list[ProviderSettings]
+) -> Cloud:
+    cloud = Cloud({"a1b2c3": (DISK, RULE), "ffffff": (RULE,)})
 
-    def provider_of(settings: ProviderSettings, prompts: Prompts) -> Stub:
-        asked.append(settings)
-        stub.reporter = prompts.reporter
-        return stub
+    def provider_of(settings: ProviderSettings, prompts: Prompts) -> Cloud:
+        settings_used.append(settings)
+        cloud.reporter = prompts.reporter
+        return cloud
 
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(down, "provider_of", provider_of)
+    use_provider(monkeypatch, provider_of)
     known = tmp_path / "home" / "d"
     known.mkdir(parents=True)
     (known / "id").write_text("ffffff\n")
-    return stub
+    return cloud
 
 
 def remove(
@@ -84,7 +87,7 @@ def remove(
 
 
 def test_orphans_remove_lists_cost_and_needs_confirmation(
-    stub: Stub, asked: list[ProviderSettings], capfd: pytest.CaptureFixture[str]
+    cloud: Cloud, settings_used: list[ProviderSettings], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with refused("needs-confirmation", UsageError, "a1b2c3"):
         remove(yes=False)
@@ -94,29 +97,29 @@ def test_orphans_remove_lists_cost_and_needs_confirmation(
     assert "ffffff" not in listed
     with refused("only-copy", OnlyCopyError):
         remove(yes=True, discard=False)
-    assert stub.destroyed == []
+    assert cloud.destroyed == []
     remove(yes=True)
-    assert stub.destroyed == ["a1b2c3"]
+    assert cloud.destroyed == ["a1b2c3"]
     shown = capfd.readouterr()
     assert "destroy: deleting a1b2c3" in shown.err
     assert "cleanup verified" in shown.out
     remove(yes=False)
     assert "no orphans" in capfd.readouterr().out
-    assert {one.project for one in asked if isinstance(one, GcpSettings)} == {"my-project"}
+    assert {one.project for one in settings_used if isinstance(one, GcpSettings)} == {"my-project"}
 
 
 def test_storage_left_by_a_removed_orphan_is_listed(
-    stub: Stub, capfd: pytest.CaptureFixture[str]
+    cloud: Cloud, capfd: pytest.CaptureFixture[str]
 ) -> None:
     remove(yes=True, project=None)
     assert list(load_all_kept()) == [SHARED]
     assert f"kept storage of 'd': {SHARED}" in capfd.readouterr().out
 
 
-def test_orphans_list_with_project_needs_another_option(stub: Stub) -> None:
+def test_orphans_list_with_project_needs_another_option(cloud: Cloud) -> None:
     with refused("option-needs-option", UsageError):
         cli_down.orphans_list(Screen(json=False, color=False), project="my-project")
-    assert stub.destroyed == []
+    assert cloud.destroyed == []
 
 
 MACHINES = """
@@ -128,24 +131,24 @@ partitions: [{name: train, hosts: n2}]
 
 
 def test_orphan_on_own_machines_is_kept_without_discard_and_its_jobs_are_named(
-    stub: Stub, tmp_path: Path
+    cloud: Cloud, tmp_path: Path
 ) -> None:
     spec = tmp_path / "cluster.yaml"
     spec.write_text(MACHINES)
-    stub.running = ("n1: slurmctld runs", "n1: job 7 (train) of hpc is RUNNING")
+    cloud.running = ("n1: slurmctld runs", "n1: job 7 (train) of hpc is RUNNING")
     screen = Screen(json=False, color=False, file=spec)
-    with refused("orphan-in-use", OnlyCopyError, "a1b2c3", *stub.running):
+    with refused("orphan-in-use", OnlyCopyError, "a1b2c3", *cloud.running):
         cli_down.orphans_remove(screen, yes=True)
-    assert stub.destroyed == []
+    assert cloud.destroyed == []
     cli_down.orphans_remove(screen, yes=True, discard=True)
-    assert stub.destroyed == ["a1b2c3"]
+    assert cloud.destroyed == ["a1b2c3"]
 
 
 def test_host_that_cannot_be_searched_is_an_error(
-    stub: Stub, capfd: pytest.CaptureFixture[str]
+    cloud: Cloud, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stub.failures = (Failure("host-key", "the host key differs", "n3"),)
-    stub.clusters.clear()
+    cloud.failures = (Failure("host-key", "the host key differs", "n3"),)
+    cloud.clusters.clear()
     screen = Screen(json=False, color=False)
     for verb in (cli_down.orphans_list, cli_down.orphans_remove):
         with refused("hosts-not-searched", ProvisionError, "n3") as caught:

@@ -1,6 +1,4 @@
-"""What the hosts of a class share is keyed by all that goes in, and by nothing secret of a
-cluster's.
-"""
+"""Templates of node classes: their keys, the files of each node, and which hosts need Ansible."""
 
 from __future__ import annotations
 

@@ -130,6 +130,7 @@ def test_with_distributions_of_a_silent_host_shows_the_ssh_command(workspace: Wo
     ],
 )
 def test_refused_tunnel_of_a_new_host_has_a_minute(
+    *,
     errors: list[TransportError],
     grace_s: float,
     tries: int,

@@ -1,6 +1,4 @@
-"""Machines that a cluster has left behind: they are tried again, and told from those in their
-place.
-"""
+"""Machines whose release is pending are tried again, unless another machine has taken their place."""
 
 from __future__ import annotations
 
@@ -37,22 +35,27 @@ def host(name: str = "gpu1", address: str = "10.0.0.2", key: str = "AAAA") -> Ho
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """Of a cluster that has left gpu1 behind."""
-    one = Workspace(tmp_path / "own")
-    one.create()
-    one.create_secrets()
-    one.cluster_id()
+    """The workspace of a cluster with a pending release of the host gpu1."""
+    workspace = Workspace(tmp_path / "own")
+    workspace.create()
+    workspace.create_secrets()
+    workspace.cluster_id()
     inventory = inventory_of(hosts=(host(),), provider="onprem", baked=False)
-    release.record_pending(host(), inventory, SETTINGS, one, why="it does not answer")
-    return one
+    release.record_pending(host(), inventory, SETTINGS, workspace, why="it does not answer")
+    return workspace
 
 
-def tried(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, *members: Host, **played: Any
-) -> tuple[Notice, ...]:
-    """Try it again; ``release_all`` and ``find_leftovers`` are played."""
+def play_release(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
+    """Replace the commands on the machine: ``release_all`` and ``find_leftovers``."""
     for name in ("release_all", "find_leftovers"):
-        monkeypatch.setattr(release, name, played.get(name, lambda *_, **__: ()))
+        monkeypatch.setattr(release, name, functions.get(name, lambda *_, **__: ()))
+
+
+def retried(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, *members: Host, **functions: Any
+) -> tuple[Notice, ...]:
+    """Try the pending releases again, with ``play_release``. Return the notes."""
+    play_release(monkeypatch, **functions)
     return release.retry_all(members, Login({}, workspace))
 
 
@@ -63,15 +66,15 @@ def silent(*_: object, **__: object) -> None:
 def test_owner_access_is_kept_if_the_spec_names_another_machine(
     workspace: Workspace,
 ) -> None:
-    (one,) = pending_releases(workspace)
-    assert (one.machine.address, one.machine.user) == ("10.0.0.2", "rocky")
+    (pending,) = pending_releases(workspace)
+    assert (pending.machine.address, pending.machine.user) == ("10.0.0.2", "rocky")
 
 
 def test_silent_machine_stays_pending(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (before,) = pending_releases(workspace)
-    (note,) = tried(workspace, monkeypatch, release_all=silent)
+    (note,) = retried(workspace, monkeypatch, release_all=silent)
     assert note.code == "still-pending"
     assert note.startswith("gpu1 (10.0.0.2)")
     assert "the account" in note
@@ -86,7 +89,7 @@ def test_failed_release_note_names_cause_and_leftovers(
     def refuses(*_: object, **__: object) -> None:
         raise ProvisionError("could not be released", why="its disk is full", host="gpu1")
 
-    (note,) = tried(
+    (note,) = retried(
         workspace,
         monkeypatch,
         release_all=refuses,
@@ -99,7 +102,7 @@ def test_failed_release_note_names_cause_and_leftovers(
 def test_released_machine_is_no_longer_pending(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (note,) = tried(workspace, monkeypatch)
+    (note,) = retried(workspace, monkeypatch)
     assert note.code == "late-release"
     assert pending_releases(workspace) == ()
     assert not (workspace.root / "pending-releases").exists()
@@ -109,14 +112,14 @@ def test_released_machine_is_no_longer_pending(
 def test_machine_in_the_cluster_again_is_not_released(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, again: Host
 ) -> None:
-    assert tried(workspace, monkeypatch, again, release_all=silent) == ()
+    assert retried(workspace, monkeypatch, again, release_all=silent) == ()
     assert pending_releases(workspace) == ()
 
 
 def test_machine_sharing_a_host_key_waits_until_down(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (note,) = tried(
+    (note,) = retried(
         workspace,
         monkeypatch,
         clone := host("gpu7", "10.0.0.7"),
@@ -125,7 +128,7 @@ def test_machine_sharing_a_host_key_waits_until_down(
     assert note.code == "host-key-of-another"
     assert "gpu7 (10.0.0.7)" in note
     assert len(pending_releases(workspace)) == 1
-    monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
+    play_release(monkeypatch)
     (note,) = release.retry_all((clone,), Login({}, workspace), ending=True)
     assert note.code == "late-release"
     assert "gpu1 (10.0.0.2)" in note
@@ -134,9 +137,9 @@ def test_machine_sharing_a_host_key_waits_until_down(
 def test_clone_with_the_name_of_a_replaced_machine_stays_pending(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = pending_releases(workspace)
-    dataclasses.replace(one, why=REPLACED).save()
-    (note,) = tried(workspace, monkeypatch, host(address="10.0.0.7"))
+    (pending,) = pending_releases(workspace)
+    dataclasses.replace(pending, why=REPLACED).save()
+    (note,) = retried(workspace, monkeypatch, host(address="10.0.0.7"))
     assert note.code == "host-key-of-another"
     assert len(pending_releases(workspace)) == 1
 
@@ -144,7 +147,7 @@ def test_clone_with_the_name_of_a_replaced_machine_stays_pending(
 def test_other_machine_at_the_address_of_a_pending_release_is_not_touched(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (note,) = tried(workspace, monkeypatch, host(key="BBBB"), release_all=silent)
+    (note,) = retried(workspace, monkeypatch, host(key="BBBB"), release_all=silent)
     assert note.code == "address-of-another"
     assert pending_releases(workspace) == ()
 
@@ -152,7 +155,7 @@ def test_other_machine_at_the_address_of_a_pending_release_is_not_touched(
 def test_release_with_leftovers_stays_pending(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (note,) = tried(
+    (note,) = retried(
         workspace, monkeypatch, find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",)
     )
     assert "the account clusterctl" in note
@@ -162,20 +165,20 @@ def test_release_with_leftovers_stays_pending(
 def test_down_releases_all_but_fails_for_a_silent_machine(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    names: list[str] = []
 
     def release_all(login: Login, *_: object, **__: object) -> None:
-        asked.append(login.workspace.root.name)
+        names.append(login.workspace.root.name)
         if login.workspace != workspace:
             silent()
 
-    monkeypatch.setattr(release, "release_all", release_all)
+    play_release(monkeypatch, release_all=release_all)
     provider = OnpremProvider(SETTINGS, NO_PROMPTS)
     with refused("hosts-not-released", ProvisionError, "gpu1") as caught:
         provider.destroy("abc", workspace=workspace)
-    assert asked[0] == "own"
-    assert asked[1].startswith("gpu1-")
+    assert names[0] == "own"
+    assert names[1].startswith("gpu1-")
     assert [failure.code for failure in caught.value.failures] == ["pending-release"]
-    (one,) = pending_releases(workspace)
-    one.remove()
+    (pending,) = pending_releases(workspace)
+    pending.remove()
     provider.destroy("abc", workspace=workspace)

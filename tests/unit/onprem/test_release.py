@@ -1,12 +1,12 @@
-"""Machines that leave a cluster: those that can't be entered are named, and hold up nothing."""
+"""Machines that leave a cluster are released; unreachable machines are named and don't stop `up`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -20,39 +20,40 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts.roles import CLAIM
 from clusterctl.providers.base import NO_PROMPTS, OfferedKey, Prompts, fingerprint
-from clusterctl.providers.onprem import access, members, release
+from clusterctl.providers.onprem import access, login, members, release
 from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.remote_account import ORIGIN
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.transport.openssh import write_ssh_files
 from tests.support.inventories import KEY, host_of, inventory_of
 from tests.support.messages import refused
 
 
-class Way:
-    """Our account's way to a machine that answers as its name says; one that was left lets nobody
-    in.
+class AdminLogin:
+    """The ssh connection of the admin account to a host, which answers as the host's name says.
+
+    released: hosts whose admin account was removed.
     """
 
-    left: ClassVar[set[str]] = set()
-
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, released: set[str]) -> None:
         self._host = host
+        self._released = released
 
     def run(self, argv: tuple[str, ...], **_: Any) -> None:
         if self._host == "dead":
             raise UnreachableError("no connection", host=self._host)
-        if self._host == "gone" or self._host in self.left:
+        if self._host == "gone" or self._host in self._released:
             raise TransportError("it does not accept our key", host=self._host)
         if self._host == "weak":
             raise CommandError("`sudo -n true` failed", rc=1, stderr="", where="weak", host="weak")
         if "systemd-run" in argv:
-            self.left.add(self._host)
+            self._released.add(self._host)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing, because no connection is open."""
 
 
 def inventory(*names: str) -> Inventory:
@@ -61,33 +62,40 @@ def inventory(*names: str) -> Inventory:
     return inventory_of(hosts=(controller, *nodes), provider="onprem", baked=False)
 
 
-def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> Mapping[str, str]:
-    for module in (members, release):
-        monkeypatch.setattr(module, "admin_login", lambda _: Way)
-    monkeypatch.setattr(Way, "left", set())
+def use_ssh(monkeypatch: pytest.MonkeyPatch, connect: Callable[[str, Path], AdminLogin]) -> None:
+    """Connect to hosts by a function, so that no ssh starts."""
+    monkeypatch.setattr(login, "SSHTransport", connect)
+
+
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Hosts whose admin account was removed. No ssh starts: hosts answer as ``AdminLogin``."""
+    hosts: set[str] = set()
+    use_ssh(monkeypatch, lambda host, _: AdminLogin(host, hosts))
+    return hosts
+
+
+def release_all_but(tmp_path: Path, *removed: str) -> Mapping[str, str]:
+    """Remove hosts from a cluster. Return unreachable host -> reason."""
     workspace = Workspace(tmp_path / "own")
     workspace.create()
     workspace.create_secrets()
-    write_atomic(workspace.inventory, inventory("stays", *going).text)
+    write_atomic(workspace.inventory, inventory("stays", *removed).text)
     return release.release_removed(inventory("stays"), Login({}, workspace))
 
 
-def test_machine_released_before_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert dismissed(tmp_path, monkeypatch, "gone", "well", "dead") == {
+def test_machine_released_before_stops_nothing(tmp_path: Path, released: set[str]) -> None:
+    assert release_all_but(tmp_path, "gone", "well", "dead") == {
         "gone": "it does not accept our key",
         "dead": "it does not answer",
     }
-    assert Way.left == {"well"}
+    assert released == {"well"}
 
 
-def test_machine_with_login_but_no_sudo_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_with_login_but_no_sudo_is_an_error(tmp_path: Path, released: set[str]) -> None:
     with refused("hosts-unreachable", ProvisionError):
-        dismissed(tmp_path, monkeypatch, "weak", "well")
-    assert Way.left == {"well"}
+        release_all_but(tmp_path, "weak", "well")
+    assert released == {"well"}
 
 
 def test_orphaned_controller_keeps_its_export(
@@ -108,35 +116,38 @@ def test_orphaned_controller_keeps_its_export(
     workspace.create()
     write_atomic(workspace.trusted_hosts, f"ctl {KEY}\nn1 {KEY}\n")
     claim = {"id": "abc", "name": "own"}
-    monkeypatch.setattr(release, "_claims", lambda _: ({"ctl": claim, "n1": claim}, {}))
-    monkeypatch.setattr(release, "create_account", lambda *_: None)
-    monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
-    login = Login(settings.machines, workspace, NO_PROMPTS)
-    release.release_orphan(login, settings, "abc")
+    claims = ({"ctl": claim, "n1": claim}, {})
+    played = {"_claims": claims, "create_account": None, "release_all": None}
+    for name, result in played.items():
+        monkeypatch.setattr(release, name, lambda *_, result=result: result)
+    owner = Login(settings.machines, workspace, NO_PROMPTS)
+    release.release_orphan(owner, settings, "abc")
     found = Inventory.read(workspace.joining.read_text())
     assert (found.shared_folder.kind, found.controller.name) == ("nfs", "ctl")
 
 
 def test_joined_member_needs_same_address_and_given_host_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, released: set[str]
 ) -> None:
-    monkeypatch.setattr(members, "admin_login", lambda _: Way)
-    monkeypatch.setattr(Way, "left", {"weak"})
-    hosts = inventory("same", "dead", "moved", "other-key", "weak").hosts
+    released.add("weak")
+    cluster = inventory("same", "dead", "moved", "other-key", "weak")
+    hosts = cluster.hosts
     before = {host.name: host for host in hosts}
-    told = {
+    changes = {
         "same": {"host_key": ""},
         "moved": {"address": "10.0.0.9"},
         "other-key": {"host_key": "ssh-rsa B"},
     }
-    asked = [replace(host, **told.get(host.name, {})) for host in hosts]
+    wanted = [replace(host, **changes.get(host.name, {})) for host in hosts]
     workspace = Workspace(tmp_path / "own")
-    found, silent = members.joined_members(asked, before, workspace)
+    workspace.create()
+    write_ssh_files(cluster, workspace)
+    found, silent = members.joined_members(wanted, before, workspace)
     assert found == {name: before[name] for name in ("ctl", "same")}
     assert silent == {"dead": before["dead"]}
 
 
-class Asked(Login):
+class OwnerLogin(Login):
     """Logins to machines, each with the text of its claim, or the error of its login."""
 
     answers: Mapping[str, str | ClusterctlError]
@@ -153,11 +164,11 @@ class Asked(Login):
 
 def test_orphans_name_their_jobs_and_origin_and_hosts_that_cannot_be_asked(tmp_path: Path) -> None:
     origin = dict(zip(ORIGIN, ("marta", "laptop", "/home/marta/own", "2026-11-27"), strict=True))
-    login = Asked(
+    owner = OwnerLogin(
         dict.fromkeys(["n1", "n2", "free", "new-key", "broken", "off"], OnpremHost()),
         Workspace(tmp_path),
     )
-    login.answers = {
+    owner.answers = {
         "n1": json.dumps({"id": "abc", "name": "own", **origin}),
         "n2": json.dumps({"id": "def", "name": "other"}),
         "free": "",
@@ -166,7 +177,7 @@ def test_orphans_name_their_jobs_and_origin_and_hosts_that_cannot_be_asked(tmp_p
         "broken": CommandError("`cat` failed", rc=255, stderr="kex_exchange"),
         "off": UnreachableError("no connection"),
     }
-    search = release.find_orphans(login, "own")
+    search = release.find_orphans(owner, "own")
     (orphan,) = search.found
     assert orphan.id == "abc"
     assert all(value in orphan.origin for value in origin.values())
@@ -189,16 +200,17 @@ def test_down_releases_a_machine_with_another_host_key_once_it_is_accepted(
     write_atomic(workspace.inventory, inventory("stays", "n3").text)
     write_atomic(workspace.trusted_hosts, "".join(f"{name} {KEY}\n" for name in keys))
 
-    def enter(host: str) -> Way:
+    released: set[str] = set()
+
+    def connect(host: str, _: Path) -> AdminLogin:
         if f"{host} {keys[host]}" not in workspace.known_hosts.read_text().splitlines():
             raise HostKeyError("the host key differs", host=host)
-        return Way(host)
+        return AdminLogin(host, released)
 
     def refuse(_: Login, host: str, *__: Any, **___: Any) -> str:
         raise HostKeyError("the host key differs", host=host)
 
-    monkeypatch.setattr(Way, "left", set())
-    monkeypatch.setattr(release, "admin_login", lambda _: enter)
+    use_ssh(monkeypatch, connect)
     monkeypatch.setattr(Login, "run", refuse)
     monkeypatch.setattr(
         access,
@@ -206,10 +218,10 @@ def test_down_releases_a_machine_with_another_host_key_once_it_is_accepted(
         lambda peer, _: OfferedKey(peer.title, peer.address, keys[peer.title]),
     )
     machines = {name: OnpremHost(address="10.0.0.2") for name in keys}
-    login = Login(machines, workspace, Prompts(accepted=accepted))
+    owner = Login(machines, workspace, Prompts(accepted=accepted))
     if accepted:
-        release.release_all(login, "a1b2c3")
+        release.release_all(owner, "a1b2c3")
     else:
         with refused("hosts-unreachable", ProvisionError, "n3"):
-            release.release_all(login, "a1b2c3")
-    assert Way.left == {"ctl", "stays", *(["n3"] if accepted else [])}
+            release.release_all(owner, "a1b2c3")
+    assert released == {"ctl", "stays", *(["n3"] if accepted else [])}
