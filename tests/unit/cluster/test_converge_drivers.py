@@ -20,24 +20,30 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import HostStep
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
-from tests.support.scripted import Step
+from tests.support.scripted import ScriptedTransport, Step, use_hosts
 from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
-from tests.unit.cluster.test_impact import asked_in_order, sinfo, squeue
+from tests.unit.cluster.test_impact import sinfo, squeue
 
 LACKS = shows(cards=1)
 Install = Callable[..., dict[str, HostReport]]
 LIMITS: list[list[str]] = []  # of each installation
 
 
-def played(*_: object, hosts: Collection[str]) -> Generator[HostStep, None, None]:
+def installs(*_: object, hosts: Collection[str]) -> Generator[HostStep, None, None]:
     LIMITS.append([*hosts])
     yield from ()
 
 
+def use_ansible(monkeypatch: pytest.MonkeyPatch, run: Callable[..., object]) -> None:
+    """Call a function instead of starting a playbook."""
+    monkeypatch.setattr(converge.ansible, "run", run)
+
+
 @pytest.fixture
 def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """The views after it; Ansible and the look stand aside, and every driver that is installed
-    works.
+    """Install slurmd and drivers, and return the reports of the hosts. Each installation succeeds.
+
+    lacking: hosts on which packages are missing.
     """
     LIMITS.clear()
 
@@ -48,9 +54,9 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
         lacking: tuple[str, ...] = (),
     ) -> dict[str, HostReport]:
         monkeypatch.setattr(ClusterContext, "probe", lambda _, __, hosts: dict.fromkeys(hosts, WAS))
-        hosts = tuple(host for host in inventory.hosts if host.name in lacking)
-        monkeypatch.setattr(converge.inventory_file, "hosts_to_install", lambda *_: hosts)
-        monkeypatch.setattr(converge.ansible, "run", played)
+        marks = {host: "" if host in lacking else "installed" for host in inventory.names}
+        use_hosts(monkeypatch, lambda host: ScriptedTransport([Step(("sh", "..."), marks[host])]))
+        use_ansible(monkeypatch, installs)
         session = ClusterContext.of(SPEC, workspace=workspace)
         with session.connections:
             return {**_install_slurmd(session, inventory, views, limit)}
@@ -121,9 +127,9 @@ Fails = Callable[..., str]
 
 @pytest.fixture
 def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
-    """What an `up` that does not end would have of the first node, which had a card, in slurm.conf.
+    """Run an `up` that fails in Ansible, and return the GPUs of the first node in slurm.conf.
 
-    Ansible fails; Slurm is asked these steps.
+    The node had one GPU. now: its present report. steps: the commands to Slurm.
     """
     noted(workspace, {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS})
 
@@ -131,14 +137,16 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
         raise ConfigureError("tasks failed")
 
     def run(now: HostReport, *steps: Step, limit: tuple[str, ...] | None = None) -> str:
-        monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
-        monkeypatch.setattr(converge.ansible, "run", fail)
+        use_ansible(monkeypatch, fail)
         views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
-        session = ClusterContext.of(SPEC, workspace=workspace)
-        with asked_in_order(*steps) as slurm, session.connections:
-            monkeypatch.setattr(ClusterContext, "scheduler", lambda *_, **__: slurm)
-            with pytest.raises(ConfigureError):
-                converge.converge(session, Provisioned(INVENTORY), views, limit=limit)
+        software = SPEC.software.model_copy(update={"cupy": False})
+        spec = SPEC.model_copy(update={"software": software})
+        session = ClusterContext.of(spec, workspace=workspace)
+        slurm = ScriptedTransport(steps)
+        use_hosts(monkeypatch, lambda _: slurm)
+        with session.connections, pytest.raises(ConfigureError):
+            converge.converge(session, Provisioned(INVENTORY), views, limit=limit)
+        assert slurm.left == ()
         (line,) = (
             text
             for text in (workspace.rendered / "slurm.conf").read_text().splitlines()

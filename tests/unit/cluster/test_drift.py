@@ -1,24 +1,24 @@
-"""What drifted is told by name; what is as it was noted, or not ours, is not."""
+"""Drift: differences between the recorded and the present state of a host, and their repairs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from clusterctl.cluster import up
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Configured
 from clusterctl.cluster.drift import drifted, hosts_with_drift, repairs_of, touches_slurm
 from clusterctl.cluster.phases import Drift
 from clusterctl.errors import ConfigureError
-from clusterctl.hosts.probe import HostAnswer, HostReport
-from clusterctl.spec.scheduler import NEEDS
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import SILENT
+from tests.support.inventories import inventory_of
 from tests.support.messages import refused
+from tests.support.providers import BareProvider
+from tests.support.scripted import ScriptedTransport, Step, use_hosts
+from tests.unit.cluster.specs import spec_of
+from tests.unit.hosts.answers import answer
 
 NOTED = {
     "file /etc/munge/munge.key": "a1 400 1:1",
@@ -117,7 +117,7 @@ def test_touches_slurm_is_true_for_files_of_slurm() -> None:
 def test_removed_package_is_reinstalled_or_its_node_recreated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baked: bool
 ) -> None:
-    """Where there is a repository, Ansible looks again. What was never there is not meant."""
+    """With a repository, Ansible installs it again. Packages that were never installed don't count."""
     marks = dict.fromkeys(("d-ctl", "d-1", "d-2", "d-3"), NOTED)
     munge = {"package munge": "not installed"}
     slurmd = {"package slurmd": "not installed"}
@@ -125,30 +125,25 @@ def test_removed_package_is_reinstalled_or_its_node_recreated(
         "d-3": {**NOTED, **munge},
         "d-4": {key: NOTED[key] for key in NOTED if key not in munge},
     }
-    Workspace(tmp_path).configured.write_text(
-        Configured(marks={**marks, **never}).model_dump_json()
-    )
+    workspace = Workspace(tmp_path)
+    workspace.create()
+    workspace.create_secrets()
+    workspace.configured.write_text(Configured(marks={**marks, **never}).model_dump_json())
     now = {"d-1": {}, "d-2": munge | slurmd, "d-3": munge, "d-4": munge, "d-5": munge}
-    reports = {host: HostReport(None, NOTED | marks) for host, marks in now.items()}
-    monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(reports))
-    monkeypatch.setattr(up, "ask_hosts", lambda *_: (HostAnswer(*one) for one in reports.items()))
-    ran: list[tuple[str, Sequence[str]]] = []
-    session: Any = SimpleNamespace(
-        spec=SimpleNamespace(
-            users=(), scheduler_needs=NEEDS["slurm"], provider=SimpleNamespace(is_cloud=False)
-        ),
-        workspace=Workspace(tmp_path),
-        reporter=SILENT,
-        connections=SimpleNamespace(
-            to=lambda host: SimpleNamespace(run=lambda argv: ran.append((host, argv)))
-        ),
-    )
-    inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="d-ctl"), baked=baked)
+    ctl, *nodes = ("d-ctl", *now)
+    repair = Step(("...",))
+    hosts = {
+        host: ScriptedTransport([Step(("...",), answer(checksums=NOTED | marks)), repair])
+        for host, marks in {ctl: {}, **now}.items()
+    }
+    use_hosts(monkeypatch, hosts.__getitem__)
+    session = ClusterContext.of(spec_of(), workspace=workspace, provider=BareProvider())
+    inventory = inventory_of(*nodes, baked=baked)
     if not baked:
         up.probe(session, inventory, {})
-        assert [(host, argv[-1]) for host, argv in ran] == [
-            ("d-2", "rm -f /opt/clusterctl/installed-*")
-        ]
+        assert [
+            (name, host.calls[1].argv[-1]) for name, host in hosts.items() if not host.left
+        ] == [("d-2", "rm -f /opt/clusterctl/installed-*")]
         return
     with refused("packages-missing", ConfigureError, "d-2") as raised:
         up.probe(session, inventory, {})

@@ -90,12 +90,16 @@ def key_of(
     )
 
 
-def test_class_key_depends_on_each_of_twenty_inputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the folder ansible, which a test may change."""
     roles = tmp_path / "ansible"
     shutil.copytree(data_folder("ansible"), roles)
     monkeypatch.setattr(template_inputs, "ansible_hash", lambda: tree_hash(roles))
+    return roles
+
+
+def test_class_key_depends_on_each_of_twenty_inputs(roles: Path) -> None:
     keys = [
         key_of(),
         key_of(distribution=THIRTEEN),
@@ -387,10 +391,8 @@ def test_host_that_drifted_meanwhile_is_configured(growing: Cluster) -> None:
     assert (work.ansible, work.renewed) == ((TWO,), (CTL, ONE))
 
 
-def test_changed_class_is_configured_on_all_hosts(
-    growing: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(template_inputs, "ansible_hash", lambda: "another")
+def test_changed_class_is_configured_on_all_hosts(growing: Cluster, roles: Path) -> None:
+    (roles / "class.yml").write_text("# changed\n")
     work = growing.choose(GROWN, NEW)
     assert (work.ansible, work.renewed) == (OLD, ())
 

@@ -82,9 +82,10 @@ class TestCalls:
     def test_api_pages_with_an_unreachable_zone_is_an_error(
         self, api: Api, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(
-            api, "_call", lambda *_: {"items": {}, "unreachables": ["zones/us-west1-a"]}
-        )
+        response = requests.Response()
+        response.status_code = 200
+        response._content = json.dumps({"items": {}, "unreachables": ["zones/us-west1-a"]}).encode()
+        monkeypatch.setattr(requests.Session, "request", lambda *_, **__: response)
         with refused("cloud-incomplete", CloudError, why="not searched: zones/us-west1-a"):
             list(api.pages("compute", f"projects/{PROJECT}/aggregated/disks"))
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.providers.gcp import storage
+from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.provider import variables, write_module
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.models import ClusterSpec
@@ -143,15 +144,16 @@ def test_storage_used_by_an_instance_is_not_removed(
     ],
 )
 def test_filestore_is_used_from_its_zone_or_region(
-    monkeypatch: pytest.MonkeyPatch, place: str, zone: str, is_used: bool
+    google: Google, api: Api, place: str, zone: str, is_used: bool
 ) -> None:
-    rows = [("instance", f"projects/{PROJECT}/zones/{zone}/instances/one", {})]
-    monkeypatch.setattr(storage.orphans, "find_labelled", lambda *_: rows)
+    path = f"projects/{PROJECT}/zones/{zone}/instances/one"
+    at = {"zone": zone, "project": PROJECT}
+    google.world.put("google_compute_instance", path, labels={"clusterctl-cluster": "demo"}, **at)
     share = KeptStorage(
         cluster="demo", id=f"projects/{PROJECT}/locations/{place}/instances/s", what="share"
     )
     with refused("storage-in-use", UsageError) if is_used else nullcontext():
-        storage.reject_in_use(cast("Any", None), share)
+        storage.reject_in_use(api, share)
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -95,8 +96,8 @@ def test_use_bundle_unpacks_wheels_in_the_cache(
     path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They are many gigabytes, and can't be moved from a file system of temporary files."""
-    monkeypatch.setattr("clusterctl.util.process._temporary_place", lambda: tmp_path / "not there")
+    """Wheels have many gigabytes, and a file system of temporary files may be too small for them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
     use_bundle(path, spec, workspace)
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 
