@@ -203,8 +203,8 @@ def test_up_fails_if_the_fabric_manager_does_not_run(
     linked = {"gpus": {**cards, "switches": 4}, "units": ["nvidia-fabricmanager"] if runs else []}
 
     def run(host: str) -> Any:
-        said = answer(**WELL | (linked if host == TWO else {}))
-        return SimpleNamespace(run=lambda *_, **__: SimpleNamespace(stdout=said))
+        report = answer(**WELL | (linked if host == TWO else {}))
+        return SimpleNamespace(run=lambda *_, **__: SimpleNamespace(stdout=report))
 
     session: Any = ClusterContext.of(spec(), workspace=workspace)
     session.connections = cast(Connections, SimpleNamespace(to=run))
@@ -220,7 +220,9 @@ def test_up_fails_if_the_fabric_manager_does_not_run(
     else:
         with refused("nodes-changed-hardware", VerifyError, f"{TWO}") as caught:
             verify.verify(session, INVENTORY, views(T4, T4))
-        assert [(one.host, one.code) for one in caught.value.failures] == [(TWO, "fabric-manager")]
+        assert [(failure.host, failure.code) for failure in caught.value.failures] == [
+            (TWO, "fabric-manager")
+        ]
 
 
 def test_missing_gpus_with_a_pending_reboot_advise_the_reboot() -> None:

@@ -1,4 +1,4 @@
-"""What came or went of hardware: in which words, what waits for jobs, and what is no change."""
+"""Changes of hardware that `up` finds, those that wait for jobs, and differences that are no change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FACTS = NodeFacts(4, 1, 1, 4, 1, 64_000)
 
 
 def shows(*types: str, cards: int | None = None, **differs: Any) -> HostReport:
-    """A node with these GPUs, and so many cards on its bus."""
+    """Return the report of a node with these GPUs. cards: number of GPUs on the PCI bus."""
     gpus = tuple(Gpu(kind, index, uuid=f"GPU-{index}") for index, kind in enumerate(types))
     facts = replace(FACTS, gpus=gpus, **differs)
     return HostReport(
@@ -43,15 +43,15 @@ def shows(*types: str, cards: int | None = None, **differs: Any) -> HostReport:
 
 
 def failing(*, cards: int, fault: str) -> HostReport:
-    """A node with so many cards on its bus, and a driver that says this instead of them."""
+    """Return the report of a node whose driver failed. cards: number of GPUs on the PCI bus."""
     return replace(shows(cards=cards), driver=Driver(fault=fault))
 
 
 WAS = shows("t4")
 
 
-def at_work(busy: Collection[str], asked: Collection[str]) -> dict[str, str]:
-    return {host: "a job is at work there" for host in busy if host in asked}
+def jobs_on(busy: Collection[str], nodes: Collection[str]) -> dict[str, str]:
+    return {host: "a job runs there" for host in busy if host in nodes}
 
 
 def fitted(
@@ -59,7 +59,7 @@ def fitted(
 ) -> NodeConfig:
     noted = hardware(SPEC, INVENTORY, {CTL: HostReport(None, {}), ONE: was, TWO: WAS})
     views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
-    return node_config(SPEC, INVENTORY, views, noted, partial(at_work, busy), concerned=limit)
+    return node_config(SPEC, INVENTORY, views, noted, partial(jobs_on, busy), concerned=limit)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_gpus_with_a_failed_driver_are_not_removed() -> None:
     (note,) = found.notes
     assert note.startswith(f"{ONE}: its driver ")
     assert note.endswith("Driver/library version mismatch")
-    gone = fitted(failing(cards=0, fault="No devices were found"))
-    assert gone.applied.keys() == {ONE}
-    assert "(was gpu:t4:1)" in gone.applied[ONE]
+    removed = fitted(failing(cards=0, fault="No devices were found"))
+    assert removed.applied.keys() == {ONE}
+    assert "(was gpu:t4:1)" in removed.applied[ONE]
 
 
 def test_node_without_recorded_hardware_has_not_changed() -> None:
     views = {ONE: shows("t4")}
-    ask = partial(at_work, [ONE])
+    ask = partial(jobs_on, [ONE])
     assert node_config(SPEC, INVENTORY, views, {}, ask, concerned=(ONE,)).changes == {}
 
 
@@ -150,8 +150,8 @@ AT_WORK = "postponed; run `clusterctl up` again when job 7 has ended"
 REFUSED = Step(("squeue", "..."), stderr="slurm_load_jobs error: refused", rc=1)
 
 
-def asked(*steps: Step, drain: bool = True) -> dict[str, str]:
-    """What it says of both nodes; every command is in ``steps``."""
+def busy_nodes(*steps: Step, drain: bool = True) -> dict[str, str]:
+    """Return busy node -> the jobs on it. steps: all commands to Slurm."""
     with asked_in_order(*steps) as slurm:
         return nodes_with_jobs(slurm, {ONE, TWO}, drain=drain)
 
@@ -167,19 +167,19 @@ def resume(*nodes: str) -> Step:
 
 def test_idle_nodes_are_drained_and_busy_nodes_resumed() -> None:
     steps = sinfo(TWO, ONE), drain(ONE, TWO), squeue((7, "train", TWO)), resume(TWO)
-    assert asked(*steps) == {TWO: AT_WORK}
+    assert busy_nodes(*steps) == {TWO: AT_WORK}
 
 
 def test_node_drained_by_a_person_keeps_its_reason() -> None:
-    assert asked(sinfo(ONE, TWO, state="drained"), squeue((7, "train", ONE))) == {ONE: AT_WORK}
+    assert busy_nodes(sinfo(ONE, TWO, state="drained"), squeue((7, "train", ONE))) == {ONE: AT_WORK}
 
 
 def test_nodes_of_a_silent_slurm_count_as_busy() -> None:
-    found = asked(sinfo(ONE, TWO), drain(ONE, TWO), REFUSED, resume(ONE, TWO))
+    found = busy_nodes(sinfo(ONE, TWO), drain(ONE, TWO), REFUSED, resume(ONE, TWO))
     assert sorted(found) == [ONE, TWO]
     assert "slurm_load_jobs error: refused" in found[ONE]
 
 
 def test_preview_of_hardware_changes_drains_nothing() -> None:
-    assert asked(sinfo(ONE, TWO), squeue((7, "train", TWO)), drain=False) == {TWO: AT_WORK}
-    assert sorted(asked(sinfo(ONE, TWO), REFUSED, drain=False)) == [ONE, TWO]
+    assert busy_nodes(sinfo(ONE, TWO), squeue((7, "train", TWO)), drain=False) == {TWO: AT_WORK}
+    assert sorted(busy_nodes(sinfo(ONE, TWO), REFUSED, drain=False)) == [ONE, TWO]

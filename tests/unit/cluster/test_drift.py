@@ -44,7 +44,7 @@ def test_host_drifts_unless_its_marks_are_recorded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "mark", "told"),
+    ("key", "mark", "repair"),
     [
         ("file /etc/munge/munge.key", "missing", "/etc/munge/munge.key was missing: restored"),
         ("file /etc/slurm/slurm.conf", "b3 644 0:0", "/etc/slurm/slurm.conf was changed: restored"),
@@ -65,10 +65,12 @@ def test_host_drifts_unless_its_marks_are_recorded() -> None:
         ("accounting all", "c4", "the accounting was changed: restored"),
     ],
 )
-def test_repairs_name_what_was_restored(key: str, mark: str, told: str) -> None:
+def test_repairs_name_what_was_restored(key: str, mark: str, repair: str) -> None:
     before = {**NOTED, key: mark}
     assert drifted(NOTED, before) == (key,)
-    assert [str(one) for one in repairs_of("d-ctl", NOTED, before, NOTED)] == [f"d-ctl: {told}"]
+    assert [str(repair) for repair in repairs_of("d-ctl", NOTED, before, NOTED)] == [
+        f"d-ctl: {repair}"
+    ]
 
 
 def test_stopped_unit_is_drift_even_if_recorded() -> None:
@@ -90,16 +92,16 @@ def test_new_user_has_not_drifted() -> None:
 
 def test_repairs_name_a_restart_only_without_a_changed_file() -> None:
     before = {**NOTED, "file /etc/munge/munge.key": "a2 400 1:1", "unit munge": "running outdated"}
-    told = repairs_of("d-ctl", NOTED, before, NOTED)
-    assert told == [Drift("d-ctl", "/etc/munge/munge.key was changed", "restored")]
+    repairs = repairs_of("d-ctl", NOTED, before, NOTED)
+    assert repairs == [Drift("d-ctl", "/etc/munge/munge.key was changed", "restored")]
 
 
 def test_repairs_of_a_missing_user_name_the_account() -> None:
     noted = {**NOTED, "home ada": "fit"}
     before = {**noted, "user ada": "missing", "home ada": "missing"}
-    assert ["account ada" in one.what for one in repairs_of("d-ctl", noted, before, noted)] == [
-        True
-    ]
+    assert [
+        "account ada" in repair.what for repair in repairs_of("d-ctl", noted, before, noted)
+    ] == [True]
 
 
 def test_mark_without_answer_is_drift_but_not_reported() -> None:

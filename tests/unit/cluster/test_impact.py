@@ -150,9 +150,9 @@ def look_ahead(
 
 def test_look_ahead_drains_nothing_and_ends_nothing() -> None:
     sizes = {ONE: Size(2, 8000)}
-    asked = sinfo(ONE, TWO), squeue((7, "train", TWO), (8, "train", ONE))
-    found = look_ahead(spec(train(1)), before(ONE, TWO), sizes, *asked)
-    ((job, why),) = ((one.job.id, one.why) for one in found.affected)
+    commands = sinfo(ONE, TWO), squeue((7, "train", TWO), (8, "train", ONE))
+    found = look_ahead(spec(train(1)), before(ONE, TWO), sizes, *commands)
+    ((job, why),) = ((job.job.id, job.why) for job in found.affected)
     assert (job, TWO in why) == ("7", True)
     assert found.keep == {ONE: Size(1, 4000)}
     (note,) = found.notes
@@ -168,9 +168,9 @@ def test_hosts_replaced_or_restarted_by_the_provider_end_jobs() -> None:
         HostChange(TWO, "change", "", "another machine type", restarts=True),
         HostChange("d-ctl", "change", "", "another machine type", restarts=True),
     )
-    asked = sinfo(ONE, TWO), squeue((7, "train", ONE), (8, "train", TWO), (9, "train", ""))
-    found = look_ahead(spec(train(2)), before(ONE, TWO), same, *asked, hosts=hosts)
-    assert [(one.job.id, one.why) for one in found.affected] == [
+    commands = sinfo(ONE, TWO), squeue((7, "train", ONE), (8, "train", TWO), (9, "train", ""))
+    found = look_ahead(spec(train(2)), before(ONE, TWO), same, *commands, hosts=hosts)
+    assert [(job.job.id, job.why) for job in found.affected] == [
         ("7", f"{ONE} is recreated: another zone"),
         ("8", f"{TWO} is restarted: another machine type"),
     ]
@@ -178,9 +178,9 @@ def test_hosts_replaced_or_restarted_by_the_provider_end_jobs() -> None:
         ("scontrol", "update", f"nodename={ONE},{TWO}", "state=drain", "reason=clusterctl: *")
     )
     resumed = Step(("scontrol", "update", f"nodename={ONE},{TWO}", "state=resume"))
-    asked = sinfo(ONE, TWO), none_begins, squeue((7, "train", ONE)), resumed
+    commands = sinfo(ONE, TWO), none_begins, squeue((7, "train", ONE)), resumed
     with rejected("jobs-would-end", UsageError):
-        look(spec(train(2)), before(ONE, TWO), same, *asked, hosts=hosts)
+        look(spec(train(2)), before(ONE, TWO), same, *commands, hosts=hosts)
 
 
 def test_replaced_machine_loses_its_jobs() -> None:
@@ -193,15 +193,15 @@ def test_replaced_machine_loses_its_jobs() -> None:
         squeue((7, "train", TWO), (8, "train", ONE)),
         hosts=hosts,
     )
-    ((job, why),) = ((one.job.id, one.why) for one in found.affected)
+    ((job, why),) = ((job.job.id, job.why) for job in found.affected)
     assert (job, why.startswith(TWO)) == ("7", True)
 
 
 def test_replaced_controller_ends_all_jobs() -> None:
     hosts = (HostChange("d-ctl", "replace", "", "another disk"),)
-    asked = sinfo(ONE), squeue((7, "train", ONE), (9, "train", ""))
-    found = look_ahead(spec(train(1)), before(ONE), {}, *asked, hosts=hosts)
-    (why,) = {one.why for one in found.affected}
+    commands = sinfo(ONE), squeue((7, "train", ONE), (9, "train", ""))
+    found = look_ahead(spec(train(1)), before(ONE), {}, *commands, hosts=hosts)
+    (why,) = {job.why for job in found.affected}
     assert why.endswith(": another disk")
     assert len(found.affected) == 2
 
@@ -231,33 +231,33 @@ def test_busy_node_keeps_its_default_size() -> None:
 
 
 def test_node_whose_jobs_end_gets_its_new_size() -> None:
-    asked = sinfo(ONE, TWO), squeue((7, "train", f"{ONE},{TWO}"))
-    found = look_ahead(spec(train(1)), before(ONE, TWO), {ONE: Size(2, 8000)}, *asked)
-    assert ([one.job.id for one in found.affected], found.keep) == (["7"], {})
+    commands = sinfo(ONE, TWO), squeue((7, "train", f"{ONE},{TWO}"))
+    found = look_ahead(spec(train(1)), before(ONE, TWO), {ONE: Size(2, 8000)}, *commands)
+    assert ([job.job.id for job in found.affected], found.keep) == (["7"], {})
 
 
 def test_leaving_node_with_job_is_rejected_and_resumed() -> None:
-    asked = sinfo(ONE, TWO), DRAIN, squeue((7, "train", TWO), (8, "train", ONE)), RESUME
+    commands = sinfo(ONE, TWO), DRAIN, squeue((7, "train", TWO), (8, "train", ONE)), RESUME
     with rejected("jobs-would-end", UsageError) as caught:
-        look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked)
+        look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *commands)
     assert f"{TWO}" in caught.value.why
     assert "--force" in caught.value.fix
 
 
 def test_leaving_idle_node_is_drained() -> None:
-    asked = sinfo(ONE, TWO), DRAIN, squeue((8, "train", ONE))
-    assert look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked) == NOTHING
+    commands = sinfo(ONE, TWO), DRAIN, squeue((8, "train", ONE))
+    assert look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *commands) == NOTHING
 
 
 def test_force_ends_the_jobs_with_the_reason_in_their_accounting() -> None:
     why = f"admincomment=clusterctl up --force: {TWO} leaves the cluster"
-    asked = (
+    commands = (
         *(sinfo(ONE, TWO), DRAIN, squeue((7, "train", TWO))),
         Step(("scontrol", "update", "jobid=7", why)),
         Step(("scontrol", "update", "jobid=7", "requeue=0")),
         *(Step(("scancel", "7")), squeue()),
     )
-    _, notes = look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked, force=True)
+    _, notes = look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *commands, force=True)
     (note,) = notes
     assert isinstance(note, Notice)
     assert note.code == "job-ended"
@@ -283,23 +283,23 @@ def required(*rows: str) -> Step:
 def test_impact_waiting_job_that_could_never_start_is_named(
     jobs: Step, rows: list[str], affected: list[str]
 ) -> None:
-    asked = sinfo(ONE, TWO), jobs, required(*rows)
-    impact = look_ahead(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked)
+    commands = sinfo(ONE, TWO), jobs, required(*rows)
+    impact = look_ahead(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *commands)
     assert [job.job.id for job in impact.affected] == affected
 
 
 def test_impact_partition_of_slurm_extra_keeps_its_jobs() -> None:
     lines = {"slurm": {"extra": ["PartitionName=low Nodes=ALL PriorityTier=0"]}}
     wanted = spec_of(train(1), **lines)
-    asked = sinfo(ONE, TWO), squeue((7, "low", "")), required("7|")
-    assert look_ahead(wanted, before(ONE, TWO), {ONE: Size(1, 4000)}, *asked).affected == ()
+    commands = sinfo(ONE, TWO), squeue((7, "low", "")), required("7|")
+    assert look_ahead(wanted, before(ONE, TWO), {ONE: Size(1, 4000)}, *commands).affected == ()
 
 
 def test_waiting_job_of_a_removed_partition_is_named() -> None:
     jobs = squeue((7, "old", ""), (8, "old,train", ""), (9, "train", ""))
-    asked = sinfo(ONE), jobs, required("7|", "8|", "9|")
+    commands = sinfo(ONE), jobs, required("7|", "8|", "9|")
     with pytest.raises(UsageError) as caught:
-        look(spec(train(1)), before(ONE, OLD), {ONE: Size(1, 4000)}, *asked)
+        look(spec(train(1)), before(ONE, OLD), {ONE: Size(1, 4000)}, *commands)
     assert caught.value.why.startswith("job 7 (long)")
     assert "partition old" in caught.value.why
 
@@ -326,8 +326,10 @@ def test_size_below_the_use_of_running_jobs_is_refused(
 
 
 def test_memory_that_no_job_uses_may_be_removed() -> None:
-    asked = sinfo(ONE, allocated=1000), squeue((7, "train", ONE))
-    assert look(spec(train(1, memory="1GiB")), before(ONE), {ONE: Size(1, 1024)}, *asked) == NOTHING
+    commands = sinfo(ONE, allocated=1000), squeue((7, "train", ONE))
+    assert (
+        look(spec(train(1, memory="1GiB")), before(ONE), {ONE: Size(1, 1024)}, *commands) == NOTHING
+    )
 
 
 @pytest.mark.parametrize("error", [SlurmError("slurmctld is away"), UnreachableError("no")])
@@ -340,9 +342,9 @@ def test_silent_controller_means_unknown_jobs_if_nodes_live(error: ClusterctlErr
 
 @pytest.mark.parametrize("error", [SlurmError("away"), UnreachableError("no")])
 def test_nodes_are_resumed_if_jobs_are_unknown(error: ClusterctlError) -> None:
-    asked = sinfo(ONE, TWO), DRAIN, Step(("squeue", "..."), error=error), RESUME
+    commands = sinfo(ONE, TWO), DRAIN, Step(("squeue", "..."), error=error), RESUME
     with rejected("jobs-unknown", UsageError):
-        look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked)
+        look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *commands)
 
 
 def test_node_that_slurm_does_not_drain_is_not_removed() -> None:

@@ -158,7 +158,7 @@ class Stub(BareProvider):
 
     def remove_storage(self, kept: KeptStorage) -> None:
         self.did.append(f"remove {kept.id}")
-        self.storage = [one for one in self.storage if one.id != kept.id]
+        self.storage = [storage for storage in self.storage if storage.id != kept.id]
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ class Slurm(Nodes):
         return self.found
 
     def jobs(self, ids: Sequence[str]) -> Sequence[JobInfo]:
-        return [one for one in self.all_jobs() if one.whole_id in ids]
+        return [job for job in self.all_jobs() if job.whole_id in ids]
 
 
 class Stage:
@@ -133,7 +133,9 @@ def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
         "/shared/home/ada/models: 3.0 GiB in 2 files of ada, 2 hours old",
         "/scratch/shards on d-train-1: 5 B in 1 file of bob, 3 days old",
     ]
-    assert [(one.code, one.phase) for one in caught.value.failures] == [("only-copy", "look")] * 4
+    assert [(failure.code, failure.phase) for failure in caught.value.failures] == [
+        ("only-copy", "look")
+    ] * 4
     for answer in (
         "`clusterctl cancel`",
         "`clusterctl collect --all`",
@@ -141,7 +143,7 @@ def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
         "--discard",
     ):
         assert answer in caught.value.fix
-    assert [one.fix for one in caught.value.failures] == [caught.value.fix, "", "", ""]
+    assert [failure.fix for failure in caught.value.failures] == [caught.value.fix, "", "", ""]
     (entry,) = read_rows(stage.workspace.journal)
     assert (entry["verb"], entry["phase"], entry["ok"]) == ("down", "look", False)
     assert entry["note"] == caught.value.what
@@ -268,14 +270,14 @@ def test_check_of_onprem_machines_stops_only_for_running_jobs(stage: Stage) -> N
     stage.jobs = [job(7, JobState.RUNNING)]
     with rejected("only-copy", OnlyCopyError):
         stage.look()
-    assert {(len(one.hosts), one.shared) for one in stage.searched} == {(0, False)}
+    assert {(len(search.hosts), search.shared) for search in stage.searched} == {(0, False)}
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_check_does_not_search_kept_storage(stage: Stage, *, keep: bool) -> None:
     stage.keep(keep)
     stage.look()
-    assert [(one.shared, len(one.hosts)) for one in stage.searched] == [(not keep, 3)]
+    assert [(search.shared, len(search.hosts)) for search in stage.searched] == [(not keep, 3)]
 
 
 def test_fix_does_not_advise_keep_if_it_is_too_late(stage: Stage) -> None:

@@ -167,7 +167,7 @@ class Reboot:
 
         def bring_up(_screen: object, _spec: object, *, limit: Sequence[str], **_: object) -> int:
             assert limit == ("a", "b", "c")
-            self.raised.append({one.name: availability_of(one) for one in self.slurm.nodes()})
+            self.raised.append({node.name: availability_of(node) for node in self.slurm.nodes()})
             return 0
 
         def with_lock(*args: object, **more: Any) -> int:

@@ -105,7 +105,9 @@ def test_orphans_remove_lists_cost_and_needs_confirmation(
     assert "cleanup verified" in shown.out
     remove(yes=False)
     assert "no orphans" in capfd.readouterr().out
-    assert {one.project for one in settings_used if isinstance(one, GcpSettings)} == {"my-project"}
+    assert {
+        settings.project for settings in settings_used if isinstance(settings, GcpSettings)
+    } == {"my-project"}
 
 
 def test_storage_left_by_a_removed_orphan_is_listed(

@@ -171,8 +171,8 @@ def test_class_variables_have_every_variable_of_its_roles(workspace: Workspace, 
     roles = {one["name"] for one in imported if one}
     assert roles | {"munge"} == set(inventory_file.CLASS_ROLES[group])
     given = inventory_file.role_variables(spec_of(), INVENTORY, workspace)
-    theirs = {name for name in given if name.startswith(tuple(f"{role}_" for role in roles))}
-    assert theirs - class_variables(spec_of(), TWELVE, "/shared", group).keys() <= OWN
+    of_roles = {name for name in given if name.startswith(tuple(f"{role}_" for role in roles))}
+    assert of_roles - class_variables(spec_of(), TWELVE, "/shared", group).keys() <= OWN
 
 
 def test_variables_of_both_groups_are_equal() -> None:

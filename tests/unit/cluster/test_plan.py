@@ -142,7 +142,9 @@ def test_slurm_with_known_vulnerabilities_gives_a_note(
 def test_vulnerabilities_are_those_of_the_table_in_the_manual() -> None:
     """The warnings name no vulnerability that docs/distributions.md does not."""
     table = (Path(__file__).parents[3] / "docs/distributions.md").read_text()
-    warnings = {one.release: one.slurm_flaws for one in releases() if one.slurm_flaws}
+    warnings = {
+        release.release: release.slurm_flaws for release in releases() if release.slurm_flaws
+    }
     assert warnings.keys() == {"rocky-9"}
     named = re.findall(r"CVE-\d{4}-\d+", warnings["rocky-9"])
     assert len(named) == 6
@@ -173,7 +175,10 @@ def test_mirror_of_slurm_may_move_while_the_cluster_is_up(tmp_path: Path) -> Non
     workspace.inventory.write_text(inventory_of().text)
     workspace.spec.write_text(dump_spec(spec_of("http://old.example.org/slurm")))
     plan = look(workspace, Stub(), spec_of("http://new.example.org/slurm"))
-    assert {one.key for one in plan.settings} == {"software.slurm.from", "software.slurm.key"}
+    assert {setting.key for setting in plan.settings} == {
+        "software.slurm.from",
+        "software.slurm.key",
+    }
     with rejected("up-with-other-provider", UsageError, "software.slurm"):
         look(workspace, Stub(), SPEC)
 

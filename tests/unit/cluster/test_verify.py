@@ -382,10 +382,12 @@ def test_nodes_that_do_not_reach_each_other_are_the_cause() -> None:
     }
     with pytest.raises(VerifyError) as caught:
         verify(INVENTORY, ScriptedTransport([BOTH, HUNG]), nodes)
-    said = "d-train-1 can't reach d-train-2: no route; d-train-2 can't reach d-train-1: no answer"
-    assert caught.value.why == said
+    message = (
+        "d-train-1 can't reach d-train-2: no route; d-train-2 can't reach d-train-1: no answer"
+    )
+    assert caught.value.why == message
     assert [(f.host, f.code, f.cause) for f in caught.value.failures] == [
-        (n, "network", said) for n in NAMES
+        (n, "network", message) for n in NAMES
     ]
 
 
@@ -409,14 +411,14 @@ def test_verify_of_a_hung_job_names_the_time_limit() -> None:
 
 def test_verify_leaves_out_the_advice_of_mpirun() -> None:
     rule = "-" * 74
-    said = (
+    message = (
         "ada@10.0.0.4: Permission denied (publickey).\n"
         f"{rule}\n"
         "ORTE was unable to\n"
         "  start.\n"
         f"{rule}\n"
     )
-    denied = Step((*SRUN, "..."), stderr=said, rc=255)
+    denied = Step((*SRUN, "..."), stderr=message, rc=255)
     with pytest.raises(VerifyError) as caught:
         verify(INVENTORY, InAnyOrder([BOTH, denied, alone(NAMES[0]), alone(NAMES[1])]))
     assert caught.value.why.endswith("Permission denied (publickey).")
@@ -456,4 +458,4 @@ class Looks:
 def test_find_obstacles_has_those_of_machine_and_provider(tmp_path: Path) -> None:
     spec = parse_spec("{version: 1, name: d, partitions: [{name: t, nodes: 1}]}", "cluster.yaml")
     found = find_obstacles(spec, Workspace(tmp_path / "d"), cast("Provider", Looks())).findings
-    assert [one.what for one in found] == ["missing tool: gcloud", "too little quota"]
+    assert [finding.what for finding in found] == ["missing tool: gcloud", "too little quota"]

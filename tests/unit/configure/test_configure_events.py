@@ -94,9 +94,9 @@ def test_task_result_has_the_number_of_its_hosts() -> None:
         ("all", 3),
         ("clusterctl_own", 3),
     ):
-        told = event("a", kind="runner_on_ok")
-        told["event_data"]["play_pattern"] = pattern
-        task = result_of(told, hosts)
+        changed_task = event("a", kind="runner_on_ok")
+        changed_task["event_data"]["play_pattern"] = pattern
+        task = result_of(changed_task, hosts)
         assert task is not None
         assert task.of == of
 

@@ -154,7 +154,7 @@ def test_touches_variables_belong_to_the_role(role: str) -> None:
         "variables", {}
     )
     specs = document(ANSIBLE / f"roles/{role}/meta/argument_specs.yml")["argument_specs"].values()
-    assert named.keys() <= {name for one in specs for name in one.get("options", {})}
+    assert named.keys() <= {name for spec in specs for name in spec.get("options", {})}
     assert all(name.startswith(f"{role}_") for name in named)
     assert spec_variables(default_spec(), [role]).keys() <= named.keys()
 
@@ -170,11 +170,16 @@ def test_touches_drift_paths_belong_to_the_role(role: str) -> None:
         "/etc/passwd",
     ]
     paths = [
-        path for one in given for key in ("files", "blocks", "paths") for path in one.get(key, ())
+        path
+        for entry in given
+        for key in ("files", "blocks", "paths")
+        for path in entry.get(key, ())
     ]
-    paths += [path for one in given for files in one.get("units", {}).values() for path in files]
+    paths += [
+        path for entry in given for files in entry.get("units", {}).values() for path in files
+    ]
     assert [path for path in paths if "{" not in path and path not in known] == []
-    units = {unit for one in given for unit in one.get("units", {})}
+    units = {unit for entry in given for unit in entry.get("units", {})}
     assert {unit if "." in unit else f"{unit}.service" for unit in units} <= set(
         named.get("units", [])
     )

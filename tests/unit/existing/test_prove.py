@@ -143,17 +143,19 @@ def test_read_facts_skips_malformed_lines(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("types", "modules", "asked", "launchers", "variants"),
+    ("types", "modules", "chosen_modules", "launchers", "variants"),
     [
         ((), (), (), "pmix mpirun", "'' openmpi/4.1 mpi/mpich-x86_64"),
         (("none", "pmi2", "cray_shasta"), (), (), "mpirun", "'' openmpi/4.1 mpi/mpich-x86_64"),
         (("pmix", "pmix_v4"), (), ("gcc/12", "impi/2021"), "pmix mpirun", "'gcc/12 impi/2021'"),
     ],
 )
-def test_trials_are_those_that_the_site_has(types, modules, asked, launchers, variants) -> None:
+def test_trials_are_those_that_the_site_has(
+    types, modules, chosen_modules, launchers, variants
+) -> None:
     names = ("openmpi/4.1", "python/3.11", "mpi/mpich-x86_64", "libopenmpi/1")
     site = SiteDescription("", "", "", "", "", "", mpi_types=types, modules=names)
-    options = ProofOptions("short", modules=asked, others=not asked)
+    options = ProofOptions("short", modules=chosen_modules, others=not chosen_modules)
     lines = proof_script(site, PLACED, options).decode().splitlines()
     assert f"launchers=({launchers})" in lines
     assert f"variants=({variants})" in lines

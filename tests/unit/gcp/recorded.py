@@ -51,7 +51,7 @@ partitions: [{{name: train, nodes: 1, gpus: {{type: l4}}}}]
 READ = ("actions", "before", "after", "after_unknown")
 
 
-def asked() -> dict[str, Any]:
+def variables_of_plan() -> dict[str, Any]:
     """The variables that the plan was made of."""
     return variables(parse_spec(SPEC, "cluster.yaml"), CLUSTER_ID, PUBLIC_KEY)
 
@@ -98,12 +98,14 @@ class Recorded(Terraform):
     ) -> Plan:
         # That is for real Terraform.
         assert not adopt
-        asked = () if destroy else tuple(self._asked())
+        changes = () if destroy else tuple(self._asked())
         changes = (
-            *map(self._made, asked),
-            *self._removed({one.address for one in asked}, destroy=destroy),
+            *map(self._made, changes),
+            *self._removed({change.address for change in changes}, destroy=destroy),
         )
-        chosen = (one for one in changes if not targets or one.address.startswith(tuple(targets)))
+        chosen = (
+            change for change in changes if not targets or change.address.startswith(tuple(targets))
+        )
         return Plan(self.folder / "plan.tfplan", "", tuple(chosen), destroy, False, tuple(targets))
 
     def apply(self, plan: Plan) -> None:
@@ -154,32 +156,36 @@ class Recorded(Terraform):
         )
         return there
 
-    def _made(self, asked: ResourceChange) -> ResourceChange:
+    def _made(self, change: ResourceChange) -> ResourceChange:
         """The change by which there is what is asked for."""
-        before = self._before(*self._state.get(asked.address, ("", "")))
+        before = self._before(*self._state.get(change.address, ("", "")))
         if before is None:
-            return asked
+            return change
         if before.get("current_status") == "TERMINATED":
             on = {**before, "desired_status": "RUNNING", "current_status": UNKNOWN}
-            return replace(asked, action="update", before=before, after=on)
-        return replace(asked, action="no-op", before=before, after=before)
+            return replace(change, action="update", before=before, after=on)
+        return replace(change, action="no-op", before=before, after=before)
 
-    def _removed(self, asked: Collection[str], *, destroy: bool) -> Iterator[ResourceChange]:
+    def _removed(self, addresses: Collection[str], *, destroy: bool) -> Iterator[ResourceChange]:
         """The changes by which nothing else is there, in the order in which it can go."""
         for address, (kind, identity) in [*self._state.items()][::-1]:
-            if address not in asked and (before := self._before(kind, identity)) is not None:
+            if address not in addresses and (before := self._before(kind, identity)) is not None:
                 why = () if destroy else ("it is no longer in the spec",)
                 yield ResourceChange(address, kind, None, "delete", before, None, why)
 
     def _asked(self) -> Iterator[ResourceChange]:
         """The recorded changes, those of a host for each one that is named."""
-        asked = self._variables
-        recorded = demo(asked["project"], asked["cluster_id"])
-        yield from (one for one in recorded if not one.address.startswith((CONTROLLER, NODE)))
-        for name, host in asked["hosts"].items():
+        variables = self._variables
+        recorded = demo(variables["project"], variables["cluster_id"])
+        yield from (
+            change for change in recorded if not change.address.startswith((CONTROLLER, NODE))
+        )
+        for name, host in variables["hosts"].items():
             part = CONTROLLER if host["role"] == "controller" else NODE
             yield from (
-                _of_host(one, name, host) for one in recorded if one.address.startswith(part)
+                _of_host(change, name, host)
+                for change in recorded
+                if change.address.startswith(part)
             )
 
     def _done(self, change: ResourceChange) -> Diagnostic | None:

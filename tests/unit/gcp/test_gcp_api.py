@@ -201,10 +201,10 @@ class TestHostKeys:
         for name in ("demo-ctl", "demo-train-1"):
             instance(google, name)
         google.fail("compute.instances.getGuestAttributes", 404, reason="notFound", times=3)
-        api.reporter = told = Told()
+        api.reporter = recorder = Told()
         keys = host_keys(api, ZONE, ["demo-ctl", "demo-train-1"])
         assert keys == dict.fromkeys(("demo-ctl", "demo-train-1"), f"ssh-ed25519 {HOST_KEY}")
-        assert told.lines == [
+        assert recorder.lines == [
             "waiting for the host keys of 2 of 2 hosts",
             "waiting for the host keys of 1 of 2 hosts",
         ]

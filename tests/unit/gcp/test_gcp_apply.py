@@ -66,9 +66,9 @@ def run(
 
 
 def test_apply_retries_transient_errors_with_growing_pauses() -> None:
-    said, waited = run(Scripted([error("rate-limit", transient=True)] * 3))
+    notes, waited = run(Scripted([error("rate-limit", transient=True)] * 3))
     assert waited == [5, 10, 20]
-    assert said[0].startswith("it is rate-limit")
+    assert notes[0].startswith("it is rate-limit")
 
 
 def test_apply_retries_end() -> None:
@@ -99,7 +99,7 @@ def test_existing_resources_are_imported_in_limited_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attributes", "ours"),
+    ("attributes", "is_own"),
     [
         ({"name": "demo-train-1", "effective_labels": {"clusterctl-id": "a1b2c3"}}, True),
         ({"name": "demo-a1b2c3-x", "effective_labels": {"clusterctl-id": "ffffff"}}, False),
@@ -119,9 +119,9 @@ def test_existing_resources_are_imported_in_limited_layers() -> None:
     ],
 )
 def test_apply_imports_only_resources_with_the_cluster_id(
-    attributes: Mapping[str, Any], ours: bool
+    attributes: Mapping[str, Any], is_own: bool
 ) -> None:
     scripted = Scripted([error("name-taken", already_exists={"a": "b"})], attributes=attributes)
-    with nullcontext() if ours else refused("name-taken", TerraformError):
+    with nullcontext() if is_own else refused("name-taken", TerraformError):
         run(scripted)
-    assert scripted.applied == (2 if ours else 1)
+    assert scripted.applied == (2 if is_own else 1)

@@ -48,8 +48,8 @@ def test_host_changes_describe_machine_and_reason() -> None:
     t4 = [{"type": "projects/p/zones/z/acceleratorTypes/nvidia-tesla-t4", "count": 2}]
     spot = [{"provisioning_model": "SPOT"}]
     before = instance(machine_type="n1-standard-4", guest_accelerator=t4, scheduling=spot)
-    (gone,) = host_changes(plan(change(INSTANCE, "delete", before, None)))
-    assert (gone.action, gone.what) == ("remove", "n1-standard-4, 2 x nvidia-tesla-t4, spot")
+    (removed,) = host_changes(plan(change(INSTANCE, "delete", before, None)))
+    assert (removed.action, removed.what) == ("remove", "n1-standard-4, 2 x nvidia-tesla-t4, spot")
     l4 = [{"type": "projects/p/zones/z/acceleratorTypes/nvidia-l4", "count": 1}]
     # Google shows a machine type's own, too.
     for there in (
@@ -185,8 +185,8 @@ def test_progress_text_names_hosts() -> None:
     resource = {"addr": f"module.controller.module.host.{INSTANCE}.host", "resource_type": INSTANCE}
     hook = {"resource": resource, "action": "create", "elapsed_seconds": 12}
     kinds = ("apply_start", "apply_progress", "apply_complete", "apply_errored", "refresh_start")
-    said = [progress_text({"type": kind, "hook": hook}) for kind in kinds]
-    assert [(PLACE.name(one[0]), one[1]) for one in said if one] == [
+    texts = [progress_text({"type": kind, "hook": hook}) for kind in kinds]
+    assert [(PLACE.name(text[0]), text[1]) for text in texts if text] == [
         ("demo-ctl", "creating…"),
         ("demo-ctl", "creating… 12 s"),
         ("demo-ctl", "created after 12 s"),

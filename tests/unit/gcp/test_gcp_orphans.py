@@ -34,21 +34,26 @@ def make(google: Google, cluster: str = "demo", cluster_id: str = OURS) -> None:
     put = google.world.put
     name = f"{cluster}-{cluster_id}"
     marked = {"labels": labels(cluster, cluster_id)}
-    said = {"description": f"made by clusterctl; {description(cluster, cluster_id)}"}
+    in_words = {"description": f"made by clusterctl; {description(cluster, cluster_id)}"}
     at = {"zone": "us-central1-a"}
     near = {"region": "us-central1"}
     net = f"{GLOBAL}/networks/{name}"
-    put("google_compute_network", net, **said)
+    put("google_compute_network", net, **in_words)
     put(
         "google_compute_subnetwork",
         f"{REGION}/subnetworks/{name}-nodes",
         network=net,
         **near,
-        **said,
+        **in_words,
     )
-    put("google_compute_firewall", f"{GLOBAL}/firewalls/{name}-iap", network=net, **said)
-    put("google_compute_router", f"{REGION}/routers/{name}-router", network=net, **near, **said)
-    put("google_compute_resource_policy", f"{REGION}/resourcePolicies/{name}-train", **near, **said)
+    put("google_compute_firewall", f"{GLOBAL}/firewalls/{name}-iap", network=net, **in_words)
+    put("google_compute_router", f"{REGION}/routers/{name}-router", network=net, **near, **in_words)
+    put(
+        "google_compute_resource_policy",
+        f"{REGION}/resourcePolicies/{name}-train",
+        **near,
+        **in_words,
+    )
     put("google_compute_address", f"{REGION}/addresses/{cluster}-nat", **near, **marked)
     put(
         "google_compute_disk",
@@ -76,7 +81,7 @@ def make(google: Google, cluster: str = "demo", cluster_id: str = OURS) -> None:
         "google_service_account",
         f"projects/{PROJECT}/serviceAccounts/{account}",
         email=account,
-        **said,
+        **in_words,
     )
     put(
         "google_filestore_instance",
@@ -89,7 +94,7 @@ def make(google: Google, cluster: str = "demo", cluster_id: str = OURS) -> None:
 
 
 def whats(api: Api, cluster_id: str = OURS) -> list[str]:
-    return [one.what.partition(" in ")[0] for one in find_resources(api, cluster_id)]
+    return [resource.what.partition(" in ")[0] for resource in find_resources(api, cluster_id)]
 
 
 def quiet(_: str) -> None:
@@ -106,7 +111,8 @@ class TestFinding:
         make(google)
         assert whats(api) == EVERYTHING
         costs = {
-            one.what.partition(" in ")[0]: one.usd_per_hour for one in find_resources(api, OURS)
+            resource.what.partition(" in ")[0]: resource.usd_per_hour
+            for resource in find_resources(api, OURS)
         }
         assert costs["instance demo-ctl"] == pytest.approx(0.134, rel=1e-3)
         assert costs["disk demo-scratch"] == pytest.approx(0.04)
@@ -177,9 +183,9 @@ class TestFinding:
         assert [what.replace("202611", OURS) for what in whats(api, "202611")] == EVERYTHING
 
     def test_find_resources_ignores_copied_descriptions(self, google: Google, api: Api) -> None:
-        said = description("demo", OURS)
+        text = description("demo", OURS)
         google.world.put(
-            "google_compute_network", f"{GLOBAL}/networks/demo-{OURS}2", description=said
+            "google_compute_network", f"{GLOBAL}/networks/demo-{OURS}2", description=text
         )
         assert find_resources(api, OURS) == ()
         assert orphan_ids(api, "demo") == ()
@@ -201,14 +207,14 @@ class TestRemoving:
         make(google)
         make(google, "other", THEIRS)
         before = whats(api, THEIRS)
-        api.reporter = told = Told()
+        api.reporter = recorder = Told()
         found = find_resources(api, OURS)
         remove_resources(api, found)
         remove_resources(api, found)  # what is gone already is fine
         assert find_resources(api, OURS) == ()
         assert whats(api, THEIRS) == before
-        assert told.lines[0] == "deleting 3 x instance"
-        assert told.lines[-1] == "deleting 1 x bucket"
+        assert recorder.lines[0] == "deleting 3 x instance"
+        assert recorder.lines[-1] == "deleting 1 x bucket"
 
     def test_remove_resources_keeps_and_names_a_filled_bucket(
         self, google: Google, api: Api
@@ -221,7 +227,7 @@ class TestRemoving:
         assert (bucket.what, bucket.kept) == ("bucket demo-results", "it contains objects")
 
     @pytest.mark.parametrize(
-        ("play", "said"),
+        ("play", "reason"),
         [
             (
                 lambda g: g.fail(
@@ -233,11 +239,11 @@ class TestRemoving:
         ],
     )
     def test_remove_resources_names_failures_and_deletes_the_rest(
-        self, google: Google, api: Api, play: Callable[[Google], None], said: str
+        self, google: Google, api: Api, play: Callable[[Google], None], reason: str
     ) -> None:
         make(google)
         play(google)
-        with refused("orphans-not-deleted", ProvisionError, said):
+        with refused("orphans-not-deleted", ProvisionError, reason):
             remove_resources(api, find_resources(api, OURS))
         left = whats(api)
         assert 0 < len(left) < len(EVERYTHING)
@@ -268,7 +274,11 @@ class TestRemoving:
         make(google)
         google.clock = api.clock
         google.lasts = 500
-        found = [one for one in find_resources(api, OURS) if one.kind == what.rpartition(" ")[0]]
+        found = [
+            resource
+            for resource in find_resources(api, OURS)
+            if resource.kind == what.rpartition(" ")[0]
+        ]
         google.operation_fails(name)
         with refused("orphans-not-deleted", ProvisionError, f"1 of {len(found)}") as caught:
             remove_resources(api, found)
@@ -278,9 +288,11 @@ class TestRemoving:
         assert REFUSALS[name].message in failure.cause
         assert REFUSALS[name].fix in failure.fix
         assert 500 <= api.clock.now() <= 502
-        assert [one.what for one in find_resources(api, OURS) if one.kind == found[0].kind] == [
-            found[0].what
-        ]
+        assert [
+            resource.what
+            for resource in find_resources(api, OURS)
+            if resource.kind == found[0].kind
+        ] == [found[0].what]
 
     def test_remove_resources_limits_its_wait(self, google: Google, api: Api) -> None:
         make(google)

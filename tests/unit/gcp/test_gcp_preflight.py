@@ -215,7 +215,7 @@ def test_preflight_needs_no_quota_or_permission_for_existing_resources(google: G
     for metric in ("NETWORKS", "SUBNETWORKS", "ROUTERS"):
         quota(google, metric, 5, 5)
     deny(google, *ONCE)
-    codes = [one.code for one in found(PLAIN)]
+    codes = [finding.code for finding in found(PLAIN)]
     assert sorted(codes) == ["permission"] * 3 + ["quota"] * 3
     assert found(PLAIN, "a1b2c3") == ()
 
@@ -242,7 +242,8 @@ def test_question_that_google_no_longer_knows_is_a_warning(google: Google) -> No
     google.project.enforced.add("iam.disableServiceAccountCreation")
     findings = found(SPEC)
     by_level = {
-        level: [one for one in findings if one.level == level] for level in ("error", "warning")
+        level: [finding for finding in findings if finding.level == level]
+        for level in ("error", "warning")
     }
     assert sorted(one.code for one in by_level["error"]) == ["org-policy", "permission"]
     assert {one.code for one in by_level["warning"]} == {"not-checked"}
@@ -317,8 +318,8 @@ def test_unanswered_call_is_a_warning_beside_obstacles(
     errors = {"permission"} if warning[0] == "api-off" else {"permission", "bad-zone"}
     # The id of a cluster without hosts: all of them are to be made.
     findings = found(text, "a1b2c3")
-    assert {one.code for one in findings if one.level == "error"} == errors
-    warnings = [(one.code, one.host) for one in findings if one.level == "warning"]
+    assert {finding.code for finding in findings if finding.level == "error"} == errors
+    warnings = [(finding.code, finding.host) for finding in findings if finding.level == "warning"]
     assert len(warnings) == 1
     assert warnings[0][0] == warning[0]
     assert warning[1] in warnings[0][1].split(", ")
@@ -349,7 +350,7 @@ def test_preflight_of_existing_hosts_finds_nothing(google: Google) -> None:
         )
         # A quota of one GPU is enough for one more node.
         codes = {2: {"permission", "quota"}, 1: {"permission"}, 0: set()}[left]
-        assert {one.code for one in found(PLAIN, "a1b2c3")} == codes
+        assert {finding.code for finding in found(PLAIN, "a1b2c3")} == codes
 
 
 def test_preflight_without_a_login_reports_only_that(
@@ -399,8 +400,8 @@ def test_preflight_names_gpus_on_a_public_image_without_a_driver(
 ) -> None:
     text = PLAIN.replace("zone:", f"partitions: {{train: {{image: {{{image}}}}}}}, zone:")
     findings = found(f"{text}software: {{{software}}}\n")
-    assert [one.code for one in findings] == codes
-    assert all("software: {nvidia: {driver: open}}" in one.fix for one in findings)
+    assert [finding.code for finding in findings] == codes
+    assert all("software: {nvidia: {driver: open}}" in finding.fix for finding in findings)
 
 
 def test_unreadable_managed_policies_are_ignored(google: Google) -> None:
@@ -445,8 +446,8 @@ def test_preflight_continues_if_one_service_is_silent(google: Google) -> None:
     deny(google, "iam.serviceAccounts.actAs")
     api = Api(PROJECT, session=SilentSession("/compute/"), clock=Clock(sleep=lambda _: None))
     findings = found(PLAIN, None, api)
-    assert [one.code for one in findings if one.level == "error"] == ["permission"]
-    assert {one.code for one in findings if one.level == "warning"} == {"cloud-silent"}
+    assert [finding.code for finding in findings if finding.level == "error"] == ["permission"]
+    assert {finding.code for finding in findings if finding.level == "warning"} == {"cloud-silent"}
 
 
 def test_preflight_needs_permissions_to_build_a_node_image(google: Google) -> None:
@@ -473,8 +474,8 @@ def test_nvswitch_without_fabric_manager_is_a_warning(
 ) -> None:
     """By `plan --preflight` and `up`, and by `plan` of the hosts that are to be made."""
     text = PLAIN.replace("nodes: 2, gpus: {type: l4}", f"nodes: 2, gpus: {gpus}") + software
-    findings = [one for one in found(text) if one.code != "quota"]
-    assert [(one.host, one.level, one.code) for one in findings] == [
+    findings = [finding for finding in found(text) if finding.code != "quota"]
+    assert [(finding.host, finding.level, finding.code) for finding in findings] == [
         ("partition train", "warning", code) for code in codes
     ]
     spec = parse_spec(text, "cluster.yaml")
@@ -514,21 +515,21 @@ def test_preflight_compares_machine_types_with_google(
     nodes = f"machine_types: {{{C5}: {{{stated}}}}}, partitions: {{train: {{machine_type: {C5}}}}}"
     text = PLAIN.replace("zone:", f"{nodes}, zone:").replace(", gpus: {type: l4}", "")
     # Its processors are counted by family.
-    findings = [one for one in found(text) if one.code != "quota"]
-    assert [(one.level, one.code) for one in findings] == (
+    findings = [finding for finding in found(text) if finding.code != "quota"]
+    assert [(finding.level, finding.code) for finding in findings] == (
         [(level, "machine-type-differs")] if level else []
     )
-    assert all(word in one.fix for one in findings)
+    assert all(word in finding.fix for finding in findings)
 
 
-@pytest.mark.parametrize(("release", "said"), [("2204", True), ("2404", False)])
-def test_nodes_without_cgroup_v2_are_a_warning(release: str, said: bool) -> None:
+@pytest.mark.parametrize(("release", "is_noted"), [("2204", True), ("2404", False)])
+def test_nodes_without_cgroup_v2_are_a_warning(release: str, is_noted: bool) -> None:
     image = f"{{project: ubuntu-os-cloud, family: ubuntu-{release}-lts}}"
     nodes = f"controller: {{image: {image}}}, partitions: {{train: {{image: {image}}}}}, zone:"
     text = PLAIN.replace("zone:", nodes).replace(", gpus: {type: l4}", "")
     spec = parse_spec(text, "cluster.yaml")
     notes = [*host_warnings(spec, ["demo-train-1"])]
-    assert [shows(note, "no-cgroups") for note in notes] == [True] * said
+    assert [shows(note, "no-cgroups") for note in notes] == [True] * is_noted
     assert not [*host_warnings(spec, [])]
     without = spec.model_copy(update={"scheduler": "none"})
     assert not [*host_warnings(without, ["demo-train-1"])]

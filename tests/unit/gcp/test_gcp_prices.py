@@ -78,7 +78,7 @@ def test_price_table_has_only_known_machine_types() -> None:
     known = gcp_machines.machines()
     table = costs.table()
     assert set(table["machines"]) <= set(known)
-    assert set(table["families"]) <= {one.family for one in known.values()}
+    assert set(table["families"]) <= {machine.family for machine in known.values()}
     assert set(table["gpus"]) <= {facts["google"] for facts in gcp_machines.data()["gpus"].values()}
 
 
@@ -176,11 +176,11 @@ class TestNodes:
                 if of_it.provider.nodes_of(partition.name).extra_disks:
                     continue
                 host = planned[of_it.node_names(partition)[0]]
-                said = node_price(of_it, partition.name)
-                assert said == costs.HostPrices.by(of_it).of(
+                node_usd = node_price(of_it, partition.name)
+                assert node_usd == costs.HostPrices.by(of_it).of(
                     as_instance(of_it.node_names(partition)[0], host)
                 ), name
-                checked += said is not None
+                checked += node_usd is not None
         assert checked >= 5
 
     def test_node_price_of_a_partition_counts_with_any_provider(self) -> None:

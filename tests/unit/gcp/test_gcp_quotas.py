@@ -33,8 +33,8 @@ def found(google: Google, text: str, **limits: float | None) -> dict[str, Findin
         google.project.quotas[metric] = None if limit is None else (limit, 0.0)
     api = Api(PROJECT, clock=Clock(sleep=lambda _: None))
     findings = preflight(parse_spec(text, "cluster.yaml"), None, (), api=api)
-    assert {one.code for one in findings} <= {"quota"}
-    return {one.what.split()[2]: one for one in findings}
+    assert {finding.code for finding in findings} <= {"quota"}
+    return {finding.what.split()[2]: finding for finding in findings}
 
 
 @pytest.mark.parametrize("model", ["spot: true", "flex_start: 1d"])
@@ -93,7 +93,7 @@ def test_local_ssds_of_a_machine_type_are_counted_by_its_family(google: Google) 
     """Two a3-highgpu-8g with 16 disks of 375 GB each."""
     text = spec_text("{}", ", gpus: {type: h100, count: 8}")
     findings = found(google, text)
-    assert {one.level for one in findings.values()} == {"warning"}
+    assert {finding.level for finding in findings.values()} == {"warning"}
     ssds = findings["LOCAL_SSD_TOTAL_GB_PER_VM_FAMILY"]
     assert "needs 12000" in ssds.why
     assert "--quota-id=LOCAL-SSD-TOTAL-GB-PER-VM-FAMILY-per-project-region" in ssds.fix
@@ -137,7 +137,7 @@ def test_processors_of_machines_with_gpus_of_their_own_are_only_a_warning(
 ) -> None:
     """Three hosts with 4 processors each."""
     findings = found(google, spec_text("{}", more), CPUS_ALL_REGIONS=limit)
-    assert [one.level for one in findings.values()] == ([level] if level else [])
+    assert [finding.level for finding in findings.values()] == ([level] if level else [])
 
 
 def test_a100_machines_need_no_quota_of_processors(google: Google) -> None:

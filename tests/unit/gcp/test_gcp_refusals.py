@@ -107,7 +107,7 @@ def test_undeleted_resource_is_shown_with_cost_and_retried(
 
 
 PLACE = Place("my-project", "us-central1-a", "demo-ctl")
-SAID = tomllib.loads((Path(__file__).parent / "diagnoses.toml").read_text())["said"]
+MESSAGES = tomllib.loads((Path(__file__).parent / "diagnoses.toml").read_text())["recorded"]
 
 
 def at(host: str) -> str:
@@ -116,23 +116,25 @@ def at(host: str) -> str:
     return f'module.nodes.module.node["{host}"].google_compute_instance.host'
 
 
-def told(said: Mapping[str, Any]) -> Diagnostic:
-    summary = said.get("summary", said["text"])
-    detail = said["text"] if "summary" in said else ""
+def diagnostic_of(recorded: Mapping[str, Any]) -> Diagnostic:
+    summary = recorded.get("summary", recorded["text"])
+    detail = recorded["text"] if "summary" in recorded else ""
     return Diagnostic("error", summary, detail, at("demo-train-2"))
 
 
-@pytest.mark.parametrize("said", SAID, ids=lambda said: f"{said['code']}: {said['text'][:40]}")
-def test_diagnose_recorded_messages(said: Mapping[str, Any]) -> None:
-    finding = diagnose(told(said), PLACE)
+@pytest.mark.parametrize(
+    "recorded", MESSAGES, ids=lambda recorded: f"{recorded['code']}: {recorded['text'][:40]}"
+)
+def test_diagnose_recorded_messages(recorded: Mapping[str, Any]) -> None:
+    finding = diagnose(diagnostic_of(recorded), PLACE)
     failure = finding.failure
-    assert failure.code == said["code"]
-    assert said["cause"] in failure.cause
-    assert said["fix"] in failure.fix
+    assert failure.code == recorded["code"]
+    assert recorded["cause"] in failure.cause
+    assert recorded["fix"] in failure.fix
     assert failure.host == "demo-train-2"
-    assert finding.transient == said.get("transient", False)
-    assert failure.retryable == (said.get("later", False) or finding.transient)
-    assert finding.import_id == said.get("taken", "")
+    assert finding.transient == recorded.get("transient", False)
+    assert failure.retryable == (recorded.get("later", False) or finding.transient)
+    assert finding.import_id == recorded.get("taken", "")
     assert not re.search(r"[{}]", failure.cause + failure.fix)
 
 
@@ -144,7 +146,9 @@ def test_every_diagnosis_rule_has_a_recorded_message() -> None:
         "network-missing",
         "service-perimeter",
     }
-    known = {said["code"] for said in SAID} | {refusal.code for refusal in REFUSALS.values()}
+    known = {recorded["code"] for recorded in MESSAGES} | {
+        refusal.code for refusal in REFUSALS.values()
+    }
     assert {rule.code for rule in rules()} - known == rare
 
 

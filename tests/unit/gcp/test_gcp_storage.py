@@ -31,14 +31,14 @@ def spec_of(
 ) -> ClusterSpec:
     settings = {"type": "gcp", "project": PROJECT, "zone": "us-central1-a", "network": OWN_NETWORK}
     settings |= {"enable_apis": False}
-    said: dict[str, Any] = {"version": 1, "name": "demo", "provider": settings | provider}
+    document: dict[str, Any] = {"version": 1, "name": "demo", "provider": settings | provider}
     users = [{"name": user, "uid": uid}, {"name": "bob", "uid": 3002}]
     parts = {
         "partitions": [{"name": "train", "nodes": 1}],
         "storage": {"keep": keep},
         "users": users,
     }
-    return ClusterSpec.model_validate(said | parts)
+    return ClusterSpec.model_validate(document | parts)
 
 
 def kept(spec: ClusterSpec) -> tuple[KeptStorage, ...]:
@@ -159,11 +159,9 @@ def test_filestore_is_used_from_its_zone_or_region(
 @pytest.mark.parametrize("keep", [True, False])
 def test_storage_keep_can_not_change_while_up(google: Google, tmp_path: Path, keep: bool) -> None:
     workspace = workspace_in(tmp_path)
-    asked = spec_of(keep=keep)
+    spec = spec_of(keep=keep)
     other = spec_of(keep=not keep)
-    write_module(
-        workspace.terraform, variables(asked, CLUSTER_ID, PUBLIC_KEY), None, cluster="demo"
-    )
+    write_module(workspace.terraform, variables(spec, CLUSTER_ID, PUBLIC_KEY), None, cluster="demo")
     (workspace.terraform / "terraform.tfstate").write_text("{}")
     with refused("storage-keep-changed", UsageError, f"set `keep: {str(keep).lower()}`"):
         provider_of(other).plan(other, workspace)

@@ -105,10 +105,12 @@ def test_guest_agent_double_has_the_groups_of_the_agent() -> None:
 
 
 def test_el_machine_has_open_mpi_at_the_path_of_nvidia() -> None:
-    (package,) = (one for one in packages() if (one.repo, one.name) == ("doca", "openmpi"))
+    (package,) = (
+        package for package in packages() if (package.repo, package.name) == ("doca", "openmpi")
+    )
     (place,) = (text.partition(" -> ")[2] for text in package.holds.files if "/bin/" in text)
     assert fnmatch(place, f"{BY_ID['open-mpi'].value}/bin/")
-    assert ("doca", BY_ID["rdma"].value) in {(one.repo, one.name) for one in packages()}
+    assert ("doca", BY_ID["rdma"].value) in {(package.repo, package.name) for package in packages()}
 
 
 def test_no_shipped_file_names_a_network_interface() -> None:

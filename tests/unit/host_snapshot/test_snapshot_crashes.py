@@ -43,7 +43,11 @@ class Packages:
         return sorted(names)
 
     def purged(self, names: list[str], folders: list[str]) -> list[str]:
-        return [one for one in folders if Path(one).is_relative_to(self._tree) and "munge" in names]
+        return [
+            folder
+            for folder in folders
+            if Path(folder).is_relative_to(self._tree) and "munge" in names
+        ]
 
     def remove(self, names: list[str], keep_settings: list[str]) -> None:
         self.kept = sorted(keep_settings)

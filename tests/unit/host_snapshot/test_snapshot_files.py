@@ -68,9 +68,9 @@ def test_restore_recreates_files_links_and_folders(snapshot: Snapshot, etc: Path
     (etc / "opt/env/bin").mkdir(parents=True)
     (etc / "opt/env/bin/python").write_text("")
     snapshot("sealed", **touches)
-    said = snapshot("restored")
-    assert said["changed"]
-    assert said["clusterctl_notes"] == []
+    result = snapshot("restored")
+    assert result["changed"]
+    assert result["clusterctl_notes"] == []
     assert tree(etc) == before
     assert not (etc.parent / "snapshot").exists()
     assert not snapshot("restored")["changed"]
@@ -117,10 +117,10 @@ def test_restore_keeps_an_edited_file_of_clusterctl_beside(snapshot: Snapshot, e
     conf.write_text("ours\n")
     snapshot("sealed", files=[str(conf)])
     conf.write_text("ours, bettered\n")
-    said = snapshot("restored")
+    result = snapshot("restored")
     assert not conf.exists()
     assert (etc / "slurm.conf.clusterctl-kept").read_text() == "ours, bettered\n"
-    assert "slurm.conf.clusterctl-kept" in said["clusterctl_notes"][0]
+    assert "slurm.conf.clusterctl-kept" in result["clusterctl_notes"][0]
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -143,15 +143,15 @@ def test_restore_keeps_ssh_keys_added_by_users(snapshot: Snapshot, etc: Path, ag
 def test_restore_leaves_folders_that_another_host_restores(snapshot: Snapshot, etc: Path) -> None:
     (etc / "home").mkdir()
     shared = etc / "home/key"
-    own = etc / "key"
-    touches = {"files": [str(shared), str(own)], "spared": [str(etc / "home")]}
+    own_key = etc / "key"
+    touches = {"files": [str(shared), str(own_key)], "spared": [str(etc / "home")]}
     snapshot("recorded", **touches)
     shared.write_text("ours\n")
-    own.write_text("ours\n")
+    own_key.write_text("ours\n")
     snapshot("sealed", **touches)
     snapshot("restored")
     assert shared.exists()
-    assert not own.exists()
+    assert not own_key.exists()
 
 
 def test_restore_keeps_an_edited_file_that_the_next_up_replaced(
@@ -181,9 +181,9 @@ def test_restore_keeps_foreign_lines_in_a_shared_file(
     if again:
         snapshot("recorded", files=[str(hosts)])
         snapshot("sealed", files=[str(hosts)])
-    said = snapshot("restored")
+    result = snapshot("restored")
     assert hosts.read_text().splitlines() == ["127.0.0.1 localhost box", "10.9.9.9 printer"]
-    assert said["clusterctl_notes"] == []
+    assert result["clusterctl_notes"] == []
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["one up", "another up after"])
@@ -222,9 +222,9 @@ def test_restore_keeps_and_names_a_folder_that_is_not_empty(snapshot: Snapshot, 
     snapshot("recorded", folders=folders)
     (etc / "shared/home/ada").mkdir(parents=True)
     snapshot("sealed", folders=folders)
-    said = snapshot("restored")
+    result = snapshot("restored")
     assert (etc / "shared/home/ada").is_dir()
-    assert f"{etc}/shared/home: it" in str(said["clusterctl_notes"])
+    assert f"{etc}/shared/home: it" in str(result["clusterctl_notes"])
 
 
 def test_restore_removes_later_files_that_match_a_pattern(snapshot: Snapshot, etc: Path) -> None:
@@ -281,9 +281,9 @@ def test_restore_keeps_files_of_persons_in_a_folder_of_clusterctl(
     snapshot("sealed", trees=[str(etc / "spool")])
     os.chown(etc / "spool/theirs", PERSON, PERSON)
     monkeypatch.setattr(pwd, "getpwuid", lambda _: "an account")
-    said = snapshot("restored")
+    result = snapshot("restored")
     assert [path.name for path in (etc / "spool").iterdir()] == ["theirs"]
-    assert "spool/theirs" in said["clusterctl_notes"][0]
+    assert "spool/theirs" in result["clusterctl_notes"][0]
 
 
 def account(name: str) -> pwd.struct_passwd:
@@ -333,8 +333,8 @@ def test_mariadb_with_foreign_databases_is_kept(
     assert [path.exists() for path in (*folders, settings, made)] == [bool(others)] * 5
     assert not ours.exists()
     assert [argv[-1] for argv in machine.ran if argv[1] == "stop"] == units[len(others) :]
-    gone = [argv[-1] for argv in machine.ran if argv[0] in {"userdel", "groupdel"}]
-    assert gone == (["slurm", "slurm"] if others else ["mysql", "slurm"] * 2)
+    removed = [argv[-1] for argv in machine.ran if argv[0] in {"userdel", "groupdel"}]
+    assert removed == (["slurm", "slurm"] if others else ["mysql", "slurm"] * 2)
 
 
 def test_files_that_match_a_pattern_after_a_killed_up_are_removed(
@@ -379,7 +379,7 @@ def home() -> Iterator[Path]:
     shutil.rmtree(top)
 
 
-def make(home: Path, *lines: str) -> Path:
+def write_keys(home: Path, *lines: str) -> Path:
     """The keys that may log in, the account's own."""
     keys = home / ".ssh/authorized_keys"
     keys.parent.mkdir()
@@ -393,31 +393,31 @@ def make(home: Path, *lines: str) -> Path:
 def test_snapshot_does_not_follow_links_in_homes(
     snapshot: Snapshot, home: Path, before: list[str]
 ) -> None:
-    keys = make(home, *before) if before else home / ".ssh/authorized_keys"
+    keys = write_keys(home, *before) if before else home / ".ssh/authorized_keys"
     touches = {"files": [str(keys)], "folders": [str(keys.parent)]}
     snapshot("recorded", **touches)
     if before:
         keys.write_text("theirs\nours\n")
     else:
-        make(home, "ours")
+        write_keys(home, "ours")
     snapshot("sealed", **touches)
     roots = home.parent / "roots"
     roots.mkdir()
     (roots / "authorized_keys").write_text("root's\n")
     keys.parent.rename(home / "away")
     keys.parent.symlink_to(roots)
-    said = snapshot("restored")
+    result = snapshot("restored")
     assert [path.name for path in roots.iterdir()] == ["authorized_keys"]
     assert (roots / "authorized_keys").read_text() == "root's\n"
     assert (roots.stat().st_uid, (roots / "authorized_keys").stat().st_uid) == (0, 0)
-    assert not before or any(str(keys) in note for note in said["clusterctl_notes"])
+    assert not before or any(str(keys) in note for note in result["clusterctl_notes"])
 
 
 @pytest.mark.parametrize("made", ["pipe", "terabyte", "closed"])
 def test_keys_changed_by_a_job_do_not_stop_the_restore(
     snapshot: Snapshot, home: Path, etc: Path, made: str
 ) -> None:
-    keys = make(home, "ours")
+    keys = write_keys(home, "ours")
     conf = etc / "conf"
     touches = {"files": [str(keys), str(conf)], "folders": [str(keys.parent)]}
     snapshot("recorded", **touches)
@@ -431,15 +431,15 @@ def test_keys_changed_by_a_job_do_not_stop_the_restore(
         os.truncate(keys, 1 << 40)
     else:
         keys.parent.chmod(0)
-    said = snapshot("restored")
+    result = snapshot("restored")
     assert not conf.exists()
-    assert any(str(keys) in note for note in said["clusterctl_notes"])
+    assert any(str(keys) in note for note in result["clusterctl_notes"])
 
 
 def test_restore_writes_ssh_keys_with_the_rights_of_their_account(
     snapshot: Snapshot, home: Path
 ) -> None:
-    keys = make(home, "theirs")
+    keys = write_keys(home, "theirs")
     touches = {"files": [str(keys)], "folders": [str(keys.parent)]}
     snapshot("recorded", **touches)
     keys.write_text("theirs\nours\n")

@@ -45,7 +45,7 @@ def commands(machine: Machine, first: str) -> list[list[str]]:
     return [argv for argv in machine.ran if argv[0] == first]
 
 
-def raised(snapshot: Snapshot, machine: Machine, packages: Any, *, then: str) -> None:
+def record_up(snapshot: Snapshot, machine: Machine, packages: Any, *, then: str) -> None:
     """Record an `up` that finds the packages BEFORE and installs ``then``."""
     machine.answers[LISTED] = 0, BEFORE, ""
     machine.answers["apt-mark", "showauto"] = 0, "procps\n", ""
@@ -58,7 +58,9 @@ def raised(snapshot: Snapshot, machine: Machine, packages: Any, *, then: str) ->
 def test_restore_purges_only_packages_installed_by_up(
     snapshot: Snapshot, machine: Machine, dpkg: Any
 ) -> None:
-    raised(snapshot, machine, dpkg, then="installed munge 0.5.15\ninstalled libssl3:amd64 3.0.19\n")
+    record_up(
+        snapshot, machine, dpkg, then="installed munge 0.5.15\ninstalled libssl3:amd64 3.0.19\n"
+    )
     # Somebody's, later.
     machine.answers[LISTED] = (
         0,
@@ -71,11 +73,11 @@ def test_restore_purges_only_packages_installed_by_up(
         NEEDED,
     )
     machine.answers["apt-mark", "showmanual"] = 0, "adduser\nprocps\n", ""
-    said = snapshot("restored", packages=dpkg)
+    result = snapshot("restored", packages=dpkg)
     purged, removed = commands(machine, "apt-get")
     assert purged[-2:] == ["purge", "munge"]
     assert removed[-2:] == ["remove", "chrony"]  # its settings were there before
-    (note,) = said["clusterctl_notes"]
+    (note,) = result["clusterctl_notes"]
     assert note.endswith("need: libssl3:amd64")
     assert ["apt-mark", "auto", "procps"] in machine.ran
 
@@ -94,11 +96,11 @@ def test_restore_without_an_earlier_package_list_purges_nothing(
 def test_package_installed_by_a_user_between_two_ups_is_kept(
     snapshot: Snapshot, machine: Machine, dpkg: Any
 ) -> None:
-    raised(snapshot, machine, dpkg, then="installed munge 0.5.15\n")
-    theirs = machine.answers[LISTED][1] + "installed htop 3.2\n"
-    machine.answers[LISTED] = 0, theirs, ""
+    record_up(snapshot, machine, dpkg, then="installed munge 0.5.15\n")
+    with_htop = machine.answers[LISTED][1] + "installed htop 3.2\n"
+    machine.answers[LISTED] = 0, with_htop, ""
     snapshot("recorded", packages=dpkg)
-    machine.answers[LISTED] = 0, theirs + "installed slurmd 22.05\n", ""
+    machine.answers[LISTED] = 0, with_htop + "installed slurmd 22.05\n", ""
     snapshot("sealed", packages=dpkg)
     snapshot("restored", packages=dpkg)
     assert commands(machine, "apt-get")[0][-3:] == ["purge", "munge", "slurmd"]
@@ -112,9 +114,9 @@ def test_restore_purges_packages_of_a_killed_up_and_names_upgrades(
     newer = BEFORE.replace("3.134", "3.135") + "installed munge 0.5.15\n"
     machine.answers[LISTED] = 0, newer, ""
     snapshot("recorded", packages=dpkg)
-    said = snapshot("restored", packages=dpkg)
+    result = snapshot("restored", packages=dpkg)
     assert commands(machine, "apt-get")[0][-2:] == ["purge", "munge"]
-    (note,) = said["clusterctl_notes"]
+    (note,) = result["clusterctl_notes"]
     assert note.endswith("before: adduser")
 
 
@@ -123,15 +125,15 @@ def test_restore_keeps_edited_configuration_files_of_purged_packages(
 ) -> None:
     conf = tmp_path / "50-server.cnf"
     same = tmp_path / "same.cnf"
-    raised(snapshot, machine, dpkg, then="installed mariadb-server 10.11\n")
+    record_up(snapshot, machine, dpkg, then="installed mariadb-server 10.11\n")
     conf.write_text("theirs")
     same.write_text("as it came")
     sums = {conf: "0" * 32, same: hashlib.md5(same.read_bytes()).hexdigest()}  # noqa: S324
     listed = "".join(f" {path} {md5}\n" for path, md5 in sums.items())
     machine.answers["dpkg-query", "-W", "-f", "${Conffiles}\n"] = 0, listed, ""
-    said = snapshot("restored", packages=dpkg)
+    result = snapshot("restored", packages=dpkg)
     assert [path.name for path in tmp_path.glob("*kept*")] == ["50-server.cnf.clusterctl-kept"]
-    assert len(said["clusterctl_notes"]) == 1
+    assert len(result["clusterctl_notes"]) == 1
 
 
 def test_restore_keeps_mariadb_packages_with_foreign_databases(
@@ -147,7 +149,7 @@ def test_restore_keeps_mariadb_packages_with_foreign_databases(
     snapshot("recorded", trees=[str(data)])
     (data / "payroll").mkdir(parents=True)
     names = ("mariadb-server", "munge", "mysql-common")
-    raised(snapshot, machine, dpkg, then="".join(f"installed {name} 1.0\n" for name in names))
+    record_up(snapshot, machine, dpkg, then="".join(f"installed {name} 1.0\n" for name in names))
     snapshot("restored", packages=dpkg, on=paths)
     assert commands(machine, "apt-get")[0][-2:] == ["purge", "munge"]
 

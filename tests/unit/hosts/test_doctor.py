@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import Finding, examine, findings_as_failures
 from clusterctl.hosts.probe import (
-    PROGRAM,
-    HostFacts,
     ProbeRequest,
     parse_report,
 )
@@ -292,8 +289,8 @@ def test_slurm_without_cgroup_plugin_is_a_warning(
 ) -> None:
     name, _, version = release.partition("-")
     host = {"system.id": name, "system.version": version, "cgroup_plugin": plugin}
-    assert [one.code for one in found(host, cgroups=True)] == codes
-    assert "no-cgroups" not in [one.code for one in found(host)]
+    assert [finding.code for finding in found(host, cgroups=True)] == codes
+    assert "no-cgroups" not in [finding.code for finding in found(host)]
 
 
 def test_gpus_of_the_spec_that_are_missing_are_an_error() -> None:
@@ -346,18 +343,6 @@ def test_unreachable_host_is_a_finding_and_others_are_checked() -> None:
         ("two", "examine"),
         ("three", "examine"),
     ]
-
-
-def said_here(**asked: Sequence[str | int]) -> str:
-    argv = ProbeRequest(host=NOTHING | asked, node=False).argv()
-    done = subprocess.run(argv, input=PROGRAM, capture_output=True, check=True)
-    return done.stdout.decode()
-
-
-def here(**asked: Sequence[str | int]) -> HostFacts:
-    facts = parse_report(said_here(**asked)).host
-    assert facts is not None
-    return facts
 
 
 def test_fact_without_a_field_is_an_error() -> None:

@@ -47,15 +47,15 @@ def test_required_ports_depend_on_the_scheduler(
     spec = parse_spec(SPEC.replace("SCHEDULER", scheduler), Path("cluster.yaml"))
     found = requirements_of_hosts(spec, HOSTS, installed=())
     assert {name: dict(one.ports) for name, one in found.items()} == ports
-    asked = host_facts_request(spec, HOSTS).host
-    assert asked is not None
-    assert asked["ports"] == sorted(port for one in ports.values() for port in one)
+    host_request = host_facts_request(spec, HOSTS).host
+    assert host_request is not None
+    assert host_request["ports"] == sorted(port for one in ports.values() for port in one)
     assert {name: one.cgroups for name, one in found.items()} == {
         "a": False,
         "b": scheduler == "slurm",
     }
     # Whose jobs prove the cluster.
-    assert ("clusterctl" in asked["accounts"]) == (scheduler == "slurm")
+    assert ("clusterctl" in host_request["accounts"]) == (scheduler == "slurm")
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_uids_of_slurm_and_munge_must_be_free(
         "a": wanted,
         "b": wanted,
     }
-    asked = host_facts_request(spec, HOSTS).host
-    assert asked is not None
-    assert set(wanted) <= set(asked["accounts"])
-    assert set(wanted.values()) <= set(asked["uids"])
+    host_request = host_facts_request(spec, HOSTS).host
+    assert host_request is not None
+    assert set(wanted) <= set(host_request["accounts"])
+    assert set(wanted.values()) <= set(host_request["uids"])
     (tmp_path / "id_ed25519.pub").write_text("ssh-ed25519 AAAA")
     inventory = inventory_of(hosts=HOSTS, provider="onprem", scheduler=scheduler, baked=False)
     requests = probe_requests(spec, inventory, Workspace(tmp_path))
@@ -85,8 +85,10 @@ def test_uids_of_slurm_and_munge_must_be_free(
         } == wanted
     # slurmd tells the size of nodes, unless that is known.
     assert {name: one.sized for name, one in requests.items()} == {"a": True, "b": False}
-    shares = replace(inventory, hosts=[replace(one, cpus=1) for one in HOSTS])
-    assert all(one.sized for one in probe_requests(spec, shares, Workspace(tmp_path)).values())
+    shares = replace(inventory, hosts=[replace(host, cpus=1) for host in HOSTS])
+    assert all(
+        request.sized for request in probe_requests(spec, shares, Workspace(tmp_path)).values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,9 +122,9 @@ def test_probed_files_are_those_of_the_roles_of_the_host() -> None:
     assert "/etc/slurm/slurmdbd.conf" in leads - computes
     # Nobody else has these.
     assert not [path for path in leads | computes if "clusterctl" in path]
-    asked = host_facts_request(spec, HOSTS).host
-    assert asked is not None
-    assert set(asked["files"]) == leads | computes
+    host_request = host_facts_request(spec, HOSTS).host
+    assert host_request is not None
+    assert set(host_request["files"]) == leads | computes
     without = parse_spec(SPEC.replace("SCHEDULER", "none"), Path("cluster.yaml"))
     assert "/etc/hosts" in role_files(without, HOSTS[0].roles)
     assert not [

@@ -50,10 +50,12 @@ def test_gpus_of_a_partition_need_their_fabric_manager(
     assert "install version 580.95.05" in finding.fix
 
 
-@pytest.mark.parametrize(("switches", "said"), [(0, False), (4, True)])
-def test_fix_of_a_missing_driver_names_the_fabric_manager(switches: int, said: bool) -> None:
+@pytest.mark.parametrize(("switches", "names_manager"), [(0, False), (4, True)])
+def test_fix_of_a_missing_driver_names_the_fabric_manager(
+    switches: int, names_manager: bool
+) -> None:
     (finding,) = found({"gpus.cards": 8, "gpus.switches": switches})
-    assert ("nvidia-fabricmanager of" in finding.fix) is said
+    assert ("nvidia-fabricmanager of" in finding.fix) is names_manager
     (finding,) = found({"gpus.cards": 8, "gpus.switches": switches}, driver="open")
     assert "fabricmanager" not in finding.fix
 
@@ -76,8 +78,10 @@ def test_stopped_fabric_manager_has_its_cause(
         "gpus.switches": 4,
     }
     findings = found({**linked, "gpus.manager": manager, "units": units}, gpus=8)
-    assert [(one.code, one.level) for one in findings] == ([(code, "error")] if code else [])
-    assert all(why in one.why for one in findings)
+    assert [(finding.code, finding.level) for finding in findings] == (
+        [(code, "error")] if code else []
+    )
+    assert all(why in finding.why for finding in findings)
 
 
 def test_gpus_in_the_same_state_share_a_finding() -> None:
@@ -102,5 +106,5 @@ def test_table_of_gpu_faults_is_complete() -> None:
     assert len({one.says for one in faults()}) == len(faults())
     assert all((one.code, one.what, one.means, one.fix) for one in faults())
     assert fault_of("something else") is None
-    asked = {*remote.STATES.split(","), *remote.ROWS.split(",")}
-    assert {one.field for one in flags()} <= asked & {*FIELDS, *ROWS}
+    fields = {*remote.STATES.split(","), *remote.ROWS.split(",")}
+    assert {one.field for one in flags()} <= fields & {*FIELDS, *ROWS}

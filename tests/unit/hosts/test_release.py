@@ -64,9 +64,9 @@ def hosts(*known: str) -> Inventory:
 
 
 def test_with_distributions_asks_only_new_hosts(workspace: Workspace) -> None:
-    asked: dict[str, Transport] = {"train-1": says("rocky-9.6")}
+    transports: dict[str, Transport] = {"train-1": says("rocky-9.6")}
     found = report_steps(
-        with_distributions(hosts("rocky-9.5", UNSEEN), workspace, asked.__getitem__), SILENT
+        with_distributions(hosts("rocky-9.5", UNSEEN), workspace, transports.__getitem__), SILENT
     )
     assert [host.distribution for host in found.hosts] == ["rocky-9.5", "rocky-9.6"]
     assert found.distribution.release == "rocky-9"
@@ -84,10 +84,10 @@ def test_with_distributions_asks_only_new_hosts(workspace: Workspace) -> None:
 def test_with_distributions_names_an_unsuitable_host(
     workspace: Workspace, ctl: str, node: str, why: str
 ) -> None:
-    asked: dict[str, Transport] = {"ctl": says(ctl), "train-1": says(node)}
+    transports: dict[str, Transport] = {"ctl": says(ctl), "train-1": says(node)}
     with rejected("distribution-unfit", ProvisionError, "train-1") as refused:
         report_steps(
-            with_distributions(hosts(UNSEEN, UNSEEN), workspace, asked.__getitem__), SILENT
+            with_distributions(hosts(UNSEEN, UNSEEN), workspace, transports.__getitem__), SILENT
         )
     assert why in refused.value.why
 
@@ -184,13 +184,13 @@ def test_refusal_names_hosts_unless_the_tunnel_of_all_is_broken(
 ) -> None:
     error = TunnelError("no connection", code="jump-refused", why="it is down", fix="start it")
     names = ("ctl", "train-1", "train-2") if len(failing) > 1 else failing
-    asked = {
+    transports = {
         name: ScriptedTransport([Step(ASKED, error=error)])
         if name in failing
         else says("debian-12")
         for name in names
     }
     with rejected("hosts-unreachable", TransportError, fix=error.fix) as caught:
-        probe_hosts(dict.fromkeys(names, ProbeRequest()), asked.__getitem__, timeout_s=-1)
+        probe_hosts(dict.fromkeys(names, ProbeRequest()), transports.__getitem__, timeout_s=-1)
     named = {name for name in names if name in caught.value.why}
     assert named == (set() if len(failing) == 3 else set(failing))

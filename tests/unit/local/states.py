@@ -26,7 +26,7 @@ def play_helper(
     """Let the helper answer ``ready`` messages, then the result. Return the messages that it gets
     after the request.
     """
-    lines = [{"ready": one} for one in ready] + [{"result": result, "goes_on": False}]
+    lines = [{"ready": message} for message in ready] + [{"result": result, "goes_on": False}]
     sent: list[Any] = []
 
     class Played(Exchange):

@@ -124,8 +124,8 @@ def test_existing_reads_nodes_from_state_and_processes(
 ) -> None:
     monkeypatch.setattr(layout, "STATE", tmp_path)
     monkeypatch.setattr(machine, "alive", lambda: {"ca1b2c3-002": (9,), "cffffff-001": (8,)})
-    asked = {"id": "a1b2c3"}
-    assert Existing.model_validate(helper.existing(asked)) == Existing(machines=("ca1b2c3-002",))
+    request = {"id": "a1b2c3"}
+    assert Existing.model_validate(helper.existing(request)) == Existing(machines=("ca1b2c3-002",))
 
     folder = tmp_path / "a1b2c3"
     for name in (CTL, ONE):  # TWO has a number already, but was not made any more
@@ -134,7 +134,7 @@ def test_existing_reads_nodes_from_state_and_processes(
     (folder / "nodes" / ONE / "disk.img").write_bytes(b"")
     (folder / "nodes" / ONE / "disk.img").open("r+b").truncate(64 << 20)
     (folder / "cluster.json").write_text(STATE.model_dump_json())
-    found = Existing.model_validate(helper.existing(asked))
+    found = Existing.model_validate(helper.existing(request))
     there = {"state": STATE, "nodes": {CTL: None, ONE: 64}, "running": frozenset({ONE})}
     assert found == Existing.model_validate({**there, "machines": ("ca1b2c3-002",)})
 
@@ -173,10 +173,10 @@ def test_plan_sums_costs_before_and_after() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "refused"), [("debian-13", True), ("debian-12", False), (None, False)]
+    ("wanted", "refused"), [("debian-13", True), ("debian-12", False), (None, False)]
 )
 def test_plan_refuses_another_distribution_for_existing_nodes(
-    asked: Any, *, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wanted: Any, *, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = Workspace(tmp_path)
     workspace.create()
@@ -184,14 +184,14 @@ def test_plan_refuses_another_distribution_for_existing_nodes(
     state = STATE.model_copy(update={"distribution": "debian-12"})
     known = there(ONE, TWO).model_copy(update={"state": state})
     play_helper(monkeypatch, known.model_dump(mode="json"))
-    one = LocalProvider(LocalSettings(distribution=asked))
+    provider = LocalProvider(LocalSettings(distribution=wanted))
     if not refused:
-        notes = str(one.plan(spec(), workspace).notes)
+        notes = str(provider.plan(spec(), workspace).notes)
         # That of Debian 13 is no newer one of theirs.
-        assert ("older image" in notes) == (asked is not None)
+        assert ("older image" in notes) == (wanted is not None)
         return
     with rejected("distribution-changed", UsageError, "12", "13") as error:
-        one.plan(spec(), workspace)
+        provider.plan(spec(), workspace)
     assert error.value.where == "provider.distribution"
 
 
@@ -250,9 +250,9 @@ def test_hosts_are_named_after_cluster_and_partition() -> None:
 
 
 def test_hardware_here_reads_the_kernel() -> None:
-    here = Hardware.here()
-    assert here.cores
-    assert here.memory_mib > 0
+    hardware = Hardware.here()
+    assert hardware.cores
+    assert hardware.memory_mib > 0
 
 
 @pytest.mark.parametrize(("cores", "oversubscribed"), [((0, 1), True), ((0, 1, 2), False)])

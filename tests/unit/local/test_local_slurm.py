@@ -70,44 +70,44 @@ def test_packages_of_the_spec_are_installed_in_the_image() -> None:
     assert YAML(typ="safe").load(text)["all"]["vars"]["common_more"] == ["git"]
 
 
-@pytest.mark.parametrize(("asked", "suite"), [(None, None), ("24.11", None), ("26.05", "forky")])
-def test_image_has_the_slurm_release_of_the_spec(asked: str | None, suite: str | None) -> None:
+@pytest.mark.parametrize(("wanted", "suite"), [(None, None), ("24.11", None), ("26.05", "forky")])
+def test_image_has_the_slurm_release_of_the_spec(wanted: str | None, suite: str | None) -> None:
     text = image_inventory_text(
-        spec(asked), inventory_of(hosts=(CTL,)), Path("/c"), Path("/w"), Path("/l")
+        spec(wanted), inventory_of(hosts=(CTL,)), Path("/c"), Path("/w"), Path("/l")
     )
     variables = YAML(typ="safe").load(text)["all"]["vars"]
-    source = {"release": asked, "suite": suite, "mirror": SETTINGS.mirror}
+    source = {"release": wanted, "suite": suite, "mirror": SETTINGS.mirror}
     assert variables.get("clusterctl_newer_slurm") == (source if suite else None)
 
 
 def plan(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None, **known: Any
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, wanted: str | None, **known: Any
 ) -> str:
     """Return the notes of a plan for a running cluster. known: fields of the helper's record."""
     state = a_state(distribution="debian-13", **known)
     known = Existing(state=state, nodes={"d-ctl": None})
     play_helper(monkeypatch, known.model_dump(mode="json"))
     workspace.cluster_id()
-    return str(LocalProvider(SETTINGS).plan(spec(asked), workspace).notes)
+    return str(LocalProvider(SETTINGS).plan(spec(wanted), workspace).notes)
 
 
-@pytest.mark.parametrize(("runs", "asked"), [("24.11", "26.05"), ("26.05", "24.11")])
+@pytest.mark.parametrize(("runs", "wanted"), [("24.11", "26.05"), ("26.05", "24.11")])
 def test_other_slurm_release_for_existing_nodes_is_refused(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, runs: str, asked: str
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, runs: str, wanted: str
 ) -> None:
     keep = f'slurm: {{version: "{runs}"}}'
-    values = (asked, keep, "`clusterctl down`", "`clusterctl up`")
+    values = (wanted, keep, "`clusterctl down`", "`clusterctl up`")
     with refused("slurm-changed", UsageError, *values, where="slurm.version"):
-        plan(workspace, monkeypatch, asked, slurm=runs)
+        plan(workspace, monkeypatch, wanted, slurm=runs)
 
 
-@pytest.mark.parametrize("asked", [None, "26.05"])
+@pytest.mark.parametrize("wanted", [None, "26.05"])
 def test_slurm_release_of_existing_nodes_is_kept(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, wanted: str | None
 ) -> None:
-    notes = plan(workspace, monkeypatch, asked, slurm="26.05")
+    notes = plan(workspace, monkeypatch, wanted, slurm="26.05")
     # That of 24.11 is no newer one of theirs.
-    assert ("older image" in notes) == (asked == "26.05")
+    assert ("older image" in notes) == (wanted == "26.05")
 
 
 @pytest.mark.parametrize(("older", "noted"), [(False, False), (True, True)])

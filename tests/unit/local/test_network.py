@@ -39,8 +39,8 @@ def test_choose_subnet_avoids_a_block_routed_by_a_vpn() -> None:
 def test_used_networks_ignores_a_split_default_route(monkeypatch: pytest.MonkeyPatch) -> None:
     routes = [{"dst": dst} for dst in ("default", "0.0.0.0/1", "128.0.0.0/1", "10.0.0.0/8")]
     links = [{"addr_info": [{"local": "172.17.0.1", "prefixlen": 16}]}]
-    said = {"route": routes, "addr": links}
-    monkeypatch.setattr(system, "_ip", lambda *argv, action: json.dumps(said[argv[2]]))  # noqa: ARG005
+    answers = {"route": routes, "addr": links}
+    monkeypatch.setattr(system, "_ip", lambda *argv, action: json.dumps(answers[argv[2]]))  # noqa: ARG005
     assert system.used_networks() == networks("10.0.0.0/8", "172.17.0.0/16")
 
 

@@ -37,25 +37,32 @@ def spec_of(**provider: Any) -> ClusterSpec:
 
 def facts(name: str, *addresses: str, version: str = "12") -> HostFacts:
     system = {"id": "debian", "version": version, "hostname": f"{name}.lab", "machine_id": name}
-    told = {"system": WELL["system"] | system, "addresses": ("127.0.0.1/8", *addresses)}
-    return HostFacts.model_validate(WELL | told)
+    system_facts = {"system": WELL["system"] | system, "addresses": ("127.0.0.1/8", *addresses)}
+    return HostFacts.model_validate(WELL | system_facts)
 
 
-def made(spec: ClusterSpec, seen: dict[str, HostFacts]) -> Inventory:
+def made(spec: ClusterSpec, facts_by_host: dict[str, HostFacts]) -> Inventory:
     assert isinstance(spec.provider, OnpremSettings)
-    asked = members(spec, spec.provider)
-    keys = {one.name: "ssh-ed25519 AAAA" for one in asked}
+    cluster_hosts = members(spec, spec.provider)
+    keys = {one.name: "ssh-ed25519 AAAA" for one in cluster_hosts}
     return inventory(
-        spec, spec.provider, asked, seen, keys, cluster_id="abc123", proxies={}, silent={}
+        spec,
+        spec.provider,
+        cluster_hosts,
+        facts_by_host,
+        keys,
+        cluster_id="abc123",
+        proxies={},
+        silent={},
     )
 
 
 def test_members_have_roles_names_and_network() -> None:
-    seen = {
+    facts_by_host = {
         f"n{i}": facts(f"n{i}" if i < 3 else "door", f"10.0.0.{i}/24", f"172.17.0.{i}/16")
         for i in (1, 2, 3)
     }
-    found = made(spec_of(), seen)
+    found = made(spec_of(), facts_by_host)
     assert {host.name: host.roles for host in found.hosts} == {
         "n1": ("controller", "compute"),
         "n2": ("compute",),
@@ -68,16 +75,18 @@ def test_members_have_roles_names_and_network() -> None:
 
 
 def test_slurm_network_may_differ_from_ssh_addresses() -> None:
-    seen = {f"n{i}": facts(f"n{i}", f"10.0.0.{i}/24", f"192.168.7.{i}/24") for i in (1, 2, 3)}
-    found = made(spec_of(network="192.168.7.0/24"), seen)
+    facts_by_host = {
+        f"n{i}": facts(f"n{i}", f"10.0.0.{i}/24", f"192.168.7.{i}/24") for i in (1, 2, 3)
+    }
+    found = made(spec_of(network="192.168.7.0/24"), facts_by_host)
     assert [(host.address, host.ssh_address) for host in found.hosts] == [
         (f"192.168.7.{i}", f"10.0.0.{i}") for i in (1, 2, 3)
     ]
 
 
 def test_controller_address_is_in_the_network_of_the_spec() -> None:
-    seen = {f"n{i}": facts(f"n{i}", f"10.1.0.{i}/24", f"10.2.0.{i}/24") for i in (1, 2, 3)}
-    assert made(spec_of(network="10.2.0.0/24"), seen).controller.address == "10.2.0.1"
+    facts_by_host = {f"n{i}": facts(f"n{i}", f"10.1.0.{i}/24", f"10.2.0.{i}/24") for i in (1, 2, 3)}
+    assert made(spec_of(network="10.2.0.0/24"), facts_by_host).controller.address == "10.2.0.1"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +99,8 @@ def test_controller_address_is_in_the_network_of_the_spec() -> None:
     ],
 )
 def test_shared_folder_kind_depends_on_the_spec(shared: dict[str, str], kind: str) -> None:
-    seen = {f"n{i}": facts(f"n{i}", f"10.0.0.{i}/24") for i in (1, 2, 3)}
-    assert made(spec_of(shared=shared), seen).shared_folder.kind == kind
+    facts_by_host = {f"n{i}": facts(f"n{i}", f"10.0.0.{i}/24") for i in (1, 2, 3)}
+    assert made(spec_of(shared=shared), facts_by_host).shared_folder.kind == kind
 
 
 def workstation(address: str) -> ClusterSpec:
@@ -120,17 +129,24 @@ def test_single_local_machine_uses_the_loopback_network(address: str) -> None:
 INSTALLED = "packages to install, with dependencies: "
 
 
-def said(spec: ClusterSpec, *new: HostFacts) -> list[str]:
+def preview_of(spec: ClusterSpec, *new: HostFacts) -> list[str]:
     """Of these machines, while the others are in the cluster already."""
     assert isinstance(spec.provider, OnpremSettings)
-    asked = members(spec, spec.provider)
-    seen = {one.system.machine_id: one for one in new}
-    return list(preview(spec, asked, {one.name: facts(one.name) for one in asked} | seen, seen))
+    cluster_hosts = members(spec, spec.provider)
+    facts_by_host = {facts.system.machine_id: facts for facts in new}
+    return list(
+        preview(
+            spec,
+            cluster_hosts,
+            {one.name: facts(one.name) for one in cluster_hosts} | facts_by_host,
+            facts_by_host,
+        )
+    )
 
 
 def packages(spec: ClusterSpec, new: HostFacts) -> set[str]:
     """Those that are to be installed on it."""
-    (line,) = said(spec, new)
+    (line,) = preview_of(spec, new)
     before, _, names = line.partition(INSTALLED)
     assert before == f"{new.system.machine_id}: "
     return set(names.split(", "))
@@ -171,25 +187,25 @@ def test_preview_groups_identical_machines() -> None:
     spec = spec.model_copy(
         update={"partitions": (spec.partitions[0].model_copy(update={"hosts": "n1"}),)}
     )
-    (line,) = said(spec, facts("n2"), facts("n3"))
+    (line,) = preview_of(spec, facts("n2"), facts("n3"))
     assert line.startswith(f"n2, n3: {INSTALLED}")
 
 
 def test_preview_leaves_out_installed_packages() -> None:
     spec = spec_of()
     has = frozenset(packages(spec, facts("n2")))
-    assert said(spec, differing("n2", packages=has)) == []
+    assert preview_of(spec, differing("n2", packages=has)) == []
 
 
 def test_preview_names_accounts_and_files() -> None:
     users = [{"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}]
     spec = ClusterSpec.model_validate({**spec_of().model_dump(exclude_unset=True), "users": users})
     new = differing("n2", accounts={"ada": 1000}, files=("/etc/hosts", "/etc/slurm/slurmdbd.conf"))
-    assert said(spec, new)[1:] == [
+    assert preview_of(spec, new)[1:] == [
         "n2: users to create: bob",
         "n2: files that may change (originals are kept, and `down` restores them): /etc/hosts",
     ]
 
 
 def test_preview_skips_hosts_already_in_the_cluster() -> None:
-    assert said(spec_of()) == []
+    assert preview_of(spec_of()) == []

@@ -60,8 +60,8 @@ class Machines:
         self.spec = spec
         self.asked = members(spec, spec.provider)
         self.workspace = Workspace(folder / "d")
-        self.facts = {one.name: _well(one.name) for one in self.asked}
-        self.reach = {one.name: dict(_REACHES) for one in self.asked}
+        self.facts = {host.name: _well(host.name) for host in self.asked}
+        self.reach = {host.name: dict(_REACHES) for host in self.asked}
         self.skew_s: dict[str, float] = {}
         self.lost: dict[str, ClusterctlError] = {}
         self.requests: dict[str, Mapping[str, Any]] = {}
@@ -83,8 +83,8 @@ class Machines:
         return json.dumps({"state": "", "host": facts})
 
     def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
-        said = f"[40000]\n{json.dumps(self.unreached.get(host, {}))}\n"
-        self.talks[host] = ScriptedTransport([Step(("python3", "..."), said)])
+        answer = f"[40000]\n{json.dumps(self.unreached.get(host, {}))}\n"
+        self.talks[host] = ScriptedTransport([Step(("python3", "..."), answer)])
         return self.talks[host].converse(argv)
 
     def opened(self, host: str) -> set[int]:
@@ -93,7 +93,7 @@ class Machines:
         return set(json.loads(ports))
 
     def found(self) -> tuple[Finding, ...]:
-        names = [one.name for one in self.asked]
+        names = [host.name for host in self.asked]
         login: Any = SimpleNamespace(
             root=self.root, converse=self.converse, workspace=self.workspace
         )
@@ -223,10 +223,10 @@ def test_preflight_reports_all_problems_at_once(machines: Machines) -> None:
 def test_plan_notes_leave_out_problems_reported_elsewhere(machines: Machines, known: bool) -> None:
     machines.facts["n1"] |= {"cgroup_plugin": False, "units": ["munge"]}
     machines.facts["n1"]["gpus"] |= {"shown": [], "driver": None}
-    said = notes(machines.spec, machines.found(), cluster_exists=known)
-    assert "munge is already running on the host" in said[-1]
-    others = said[:-1]
-    assert ["control groups" in one for one in others] == [True] * (not known)
+    lines = notes(machines.spec, machines.found(), cluster_exists=known)
+    assert "munge is already running on the host" in lines[-1]
+    others = lines[:-1]
+    assert ["control groups" in line for line in others] == [True] * (not known)
 
 
 def at(**interfaces: str) -> dict[str, Any]:
@@ -289,10 +289,10 @@ def test_unsupported_slurm_release_is_found_before_changes(
     if why is None:
         assert found == ()
         return
-    assert {(one.host, one.level, one.code) for one in found} == {
+    assert {(finding.host, finding.level, finding.code) for finding in found} == {
         (name, "error", "slurm-release") for name in machines.facts
     }
-    assert all(why in one.why and "remove slurm.version" in one.fix for one in found)
+    assert all(why in finding.why and "remove slurm.version" in finding.fix for finding in found)
     wrong = blocking_findings(
         DoctorReport(found, {}), machines.asked, [*machines.facts], machines.workspace, silent={}
     )
@@ -308,7 +308,7 @@ def test_openhpc_slurm_is_refused_except_on_enterprise_linux(
     machines = Machines(tmp_path, spec_of(software={"slurm": {"from": "openhpc"}}))
     for facts in machines.facts.values():
         facts["system"] |= system
-    assert {one.code for one in machines.found()} == ({"slurm-source"} if found else set())
+    assert {finding.code for finding in machines.found()} == ({"slurm-source"} if found else set())
 
 
 def test_unsupported_cuda_toolkit_is_found_before_changes(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_unsupported_cuda_toolkit_is_found_before_changes(tmp_path: Path) -> Non
     assert machines.found() == ()
     for facts in machines.facts.values():
         facts["system"] |= {"id": "almalinux", "version": "10.1"}
-    assert {(one.host, one.level, one.code) for one in machines.found()} == {
+    assert {(finding.host, finding.level, finding.code) for finding in machines.found()} == {
         (name, "error", "cuda-toolkit") for name in machines.facts
     }
 
@@ -351,7 +351,7 @@ def test_up_stops_at_errors_of_new_hosts_and_any_firewall(
 
 def test_unsupported_release_is_reported_once(machines: Machines) -> None:
     machines.facts["n3"]["system"] |= {"version": "7.9"}
-    assert [one.code for one in machines.found()] == ["distribution"]
+    assert [finding.code for finding in machines.found()] == ["distribution"]
 
 
 def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspace, OnpremProvider]:
@@ -382,7 +382,7 @@ def test_preflight_ends_at_its_time_limit(tmp_path: Path) -> None:
     spec, workspace, provider = desk(tmp_path, Clock(now=lambda: next(hours)))
     report = provider.preflight(spec, workspace)
     assert report is not None
-    assert [(one.host, one.level, one.code) for one in report.findings] == [
+    assert [(finding.host, finding.level, finding.code) for finding in report.findings] == [
         ("desk", "error", "unreachable")
     ]
     with rejected("hosts-unfit", ProvisionError):
@@ -414,17 +414,19 @@ def test_preflight_does_not_wait_for_a_hung_host(machines: Machines) -> None:
     """Others of which nobody had asked yet are named, too."""
     machines.hangs["n3"] = "host"
     try:
-        silent = {one.host: one for one in machines.found() if one.code == "unreachable"}
+        silent = {
+            finding.host: finding for finding in machines.found() if finding.code == "unreachable"
+        }
     finally:
         machines.ended.set()
     assert (silent["n3"].host, silent["n3"].level) == ("n3", "error")
-    assert all("for all hosts" in one.why for one in silent.values())
+    assert all("for all hosts" in finding.why for finding in silent.values())
 
 
 def test_preflight_limits_the_time_of_network_checks(machines: Machines) -> None:
     machines.hangs["n3"] = "reach"
     try:
-        found = {one.host: one for one in machines.found()}
+        found = {finding.host: finding for finding in machines.found()}
     finally:
         machines.ended.set()
     assert (found["n3"].level, found["n3"].code) == ("warning", "not-looked-at")
@@ -439,7 +441,7 @@ def test_preflight_does_not_try_ports_that_up_opens_in_firewalld(machines: Machi
 
 
 def test_preflight_tries_repositories_only_if_packages_are_missing(machines: Machines) -> None:
-    n2 = next(one for one in machines.asked if one.name == "n2")
+    n2 = next(host for host in machines.asked if host.name == "n2")
     wanted = role_packages(machines.spec, n2.roles, distribution_of("rocky-9.6"))
     machines.facts["n2"]["packages"] = [*wanted]
     machines.found()

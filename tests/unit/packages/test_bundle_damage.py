@@ -33,7 +33,9 @@ def bundle_fixture(tmp_path: Path) -> Bundle:
 
 def wrong(bundle: Bundle) -> list[tuple[str, str]]:
     found = damages(open_bundle(bundle.file))
-    return [(one.code.removeprefix("bundle-"), one.cause.split(": ")[0]) for one in found]
+    return [
+        (finding.code.removeprefix("bundle-"), finding.cause.split(": ")[0]) for finding in found
+    ]
 
 
 def entry(bundle: Bundle, path: str) -> tarfile.TarInfo:
@@ -54,7 +56,7 @@ def rewrite(
 ) -> None:
     """Write the tar again with other files, whatever the list says."""
     with tarfile.open(bundle.file) as tar:
-        files = {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
+        files = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
     change(files)
     with tarfile.open(bundle.file, "w") as tar:
         for name, raw in (*files.items(), *more):
@@ -67,7 +69,7 @@ def rewrite(
 def test_flipped_byte_in_any_file_is_named(bundle: Bundle, path: str) -> None:
     found = entry(bundle, path)
     within = (0, 100, 124, 150, 156, 257, 500)  # name, mode, size, checksum, kind, magic, nothing
-    for at in (found.offset + one for one in within):
+    for at in (found.offset + number for number in within):
         flip(bundle.file, at)
         # The tar can't be read from there on.
         assert ("missing", path) in wrong(bundle), at
@@ -168,7 +170,7 @@ def test_stream_sends_a_folder_as_tar(tmp_path: Path, bundle: Bundle) -> None:
         bundle.stream("systems/debian-12", as_folder="repository", after={"first": b"1"})
     )
     with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
-        found = {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
+        found = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
     inner = {path: raw for path, raw in FILES.items() if path.startswith("systems/debian-12/")}
     assert found == {"first": b"1"} | {
         f"repository/{p.split('/', 2)[2]}": raw for p, raw in inner.items()

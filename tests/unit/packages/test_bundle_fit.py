@@ -43,11 +43,12 @@ def spec_of(folder: Path, text: str) -> ClusterSpec:
     return load_spec(folder / "cluster.yaml")
 
 
-def said(path: Path, spec: ClusterSpec | None, *releases: str) -> list[tuple[str, str]]:
+def mismatches_of(path: Path, spec: ClusterSpec | None, *releases: str) -> list[tuple[str, str]]:
     """What does not match, and why."""
     found = mismatches(open_bundle(path), spec, releases)
     return [
-        (what.rpartition(" ")[2], why) for what, why in (one.cause.split(": ", 1) for one in found)
+        (what.rpartition(" ")[2], why)
+        for what, why in (finding.cause.split(": ", 1) for finding in found)
     ]
 
 
@@ -61,7 +62,7 @@ def test_mismatches_of_a_matching_bundle_is_empty(
     if text == ASKING:
         made = {"requirements": content_hash((folder / "requirements.txt",))}
     path = a_bundle(folder / "b.tar", systems={RELEASE: system(**made)})
-    assert said(path, spec_of(folder, text), RELEASE) == []
+    assert mismatches_of(path, spec_of(folder, text), RELEASE) == []
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_mismatches_names_what_differs(
     folder: Path, text: str, made: dict[str, object], fault: tuple[str, str]
 ) -> None:
     path = a_bundle(folder / "b.tar", systems={RELEASE: system(**made)}, **made)
-    ((what, why),) = said(path, spec_of(folder, text))
+    ((what, why),) = mismatches_of(path, spec_of(folder, text))
     assert what == fault[0]
     assert fault[1] in why
     with refused("bundle-mismatch", BundleError, exit_code=2):
@@ -90,7 +91,7 @@ def test_mismatches_names_what_differs(
 
 def test_mismatches_names_a_missing_distribution(folder: Path) -> None:
     path = a_bundle(folder / "b.tar")
-    ((what, why),) = said(path, spec_of(folder, SPEC), "rocky-9")
+    ((what, why),) = mismatches_of(path, spec_of(folder, SPEC), "rocky-9")
     assert (what, RELEASE in why) == ("rocky-9", True)
 
 
@@ -110,12 +111,12 @@ def test_mismatches_names_missing_optional_packages(
     of = distribution_of(release)
     plain, full = (system(asked=asked_packages(of, one.software)) for one in (spec, asking))
     path = a_bundle(folder / "b.tar", systems={release: plain})
-    assert said(path, spec) == []
-    ((where, why),) = said(path, asking)
+    assert mismatches_of(path, spec) == []
+    ((where, why),) = mismatches_of(path, asking)
     assert where == release
     assert all(name in why for name in lacks)
-    assert said(a_bundle(path, systems={release: full}), asking) == []
-    assert said(path, None) == []
+    assert mismatches_of(a_bundle(path, systems={release: full}), asking) == []
+    assert mismatches_of(path, None) == []
 
 
 def test_repository_request_has_the_slurm_repository_of_the_spec(folder: Path) -> None:

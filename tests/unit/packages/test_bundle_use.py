@@ -63,15 +63,17 @@ def spec(tmp_path: Path) -> ClusterSpec:
 @pytest.fixture
 def path(tmp_path: Path, spec: ClusterSpec) -> Path:
     """A bundle of that spec, as `create` makes it."""
-    asked = spec.software.python.requirements
-    assert asked is not None
+    requirements_file = spec.software.python.requirements
+    assert requirements_file is not None
     files = {
         **FILES,
         WHEELS_LOCK.format(RELEASE): f"{WHEEL}\n".encode(),
         f"wheels/{WHEEL.file}": ATTRS,
     }
     return a_bundle(
-        tmp_path / "b.tar", files, systems={RELEASE: system(requirements=content_hash((asked,)))}
+        tmp_path / "b.tar",
+        files,
+        systems={RELEASE: system(requirements=content_hash((requirements_file,)))},
     )
 
 
@@ -82,9 +84,9 @@ def test_use_bundle_takes_wheels_from_the_bundle(
     assert [wheel.name for wheel in wheelhouse(job_lock(), NODE).iterdir()] == [
         "numpy-2.0-py3-none-any.whl"
     ]
-    asked = spec.software.python.requirements
-    assert asked is not None
-    lock = resolve(Requirements((asked,), job_lock(), node=NODE, gpus=False), Pip(NODE))
+    requirements_file = spec.software.python.requirements
+    assert requirements_file is not None
+    lock = resolve(Requirements((requirements_file,), job_lock(), node=NODE, gpus=False), Pip(NODE))
     assert lock.wheels == (WHEEL,)
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 

@@ -28,7 +28,7 @@ from tests.support.el.packages import base_names, packages
 
 CODE = Path(clusterctl.__file__).parent
 FACTS = Path(__file__).with_name("facts")
-KNOWN = {one.release: one for one in releases()}
+KNOWN = {release.release: release for release in releases()}
 NEWEST = 999  # a branch of NVIDIA's driver
 LEAST_ON_10 = 580  # which older ones the repository for EL 10 has is not recorded
 REPOSITORIES = {"baseos": "BaseOS", "appstream": "AppStream", "extras": "Extras", "epel": "EPEL"}
@@ -57,7 +57,7 @@ PLACE = re.compile(r"/usr/(?:s?bin|lib(?:64|exec)?)/[\w./*+-]+")
 
 @cache
 def parsed(path: Path) -> Any:
-    """What stands in a YAML file; it is not to be changed."""
+    """Return the content of a YAML file. Callers must not change it."""
     return yaml.safe_load(path.read_text())
 
 
@@ -76,19 +76,19 @@ class Recorded:
     branches: range
 
     @classmethod
-    def read(cls, said: dict[str, Any]) -> Recorded:
-        pairs = (word.partition("=") for word in said["names"].split())
-        branches = range(said.get("from", 0), said.get("below", NEWEST + 1))
+    def read(cls, table: dict[str, Any]) -> Recorded:
+        pairs = (word.partition("=") for word in table["names"].split())
+        branches = range(table.get("from", 0), table.get("below", NEWEST + 1))
         names = {name: version for name, _, version in pairs}
-        return cls(tuple(said["of"]), names, said.get("repository", "NVIDIA"), branches)
+        return cls(tuple(table["of"]), names, table.get("repository", "NVIDIA"), branches)
 
-    def has(self, asked: str) -> bool:
-        """Whether apt or dnf would find it: a name, with or without a pattern of its version."""
-        name, equals, pattern = asked.partition("=")
+    def has(self, wanted: str) -> bool:
+        """Return whether apt or dnf finds a package by its name, or by name and pattern of the version."""
+        name, equals, pattern = wanted.partition("=")
         if equals:
             return fnmatch.fnmatchcase(self.names.get(name, ""), pattern)
         return any(
-            asked == name or fnmatch.fnmatchcase(f"{name}-{version}", asked)
+            wanted == name or fnmatch.fnmatchcase(f"{name}-{version}", wanted)
             for name, version in self.names.items()
         )
 
@@ -97,18 +97,18 @@ def recorded(*kinds: str) -> list[Recorded]:
     return [Recorded.read(one) for kind in kinds for file in facts() for one in file.get(kind, ())]
 
 
-def unknown(asked: set[str], release: str, branch: int) -> set[str]:
-    """Those that nothing is known of."""
+def unknown(wanted: set[str], release: str, branch: int) -> set[str]:
+    """Return the packages that no repository is known to have."""
     known = [
-        one
-        for one in recorded("fact", "unconfirmed")
-        if release in one.of and branch in one.branches
+        package
+        for package in recorded("fact", "unconfirmed")
+        if release in package.of and branch in package.branches
     ]
-    return {name for name in asked if not any(one.has(name) for one in known)}
+    return {name for name in wanted if not any(package.has(name) for package in known)}
 
 
-def asked(distribution: Distribution, software: Software) -> set[str]:
-    """What all roles ask for: by their variables, and in their tasks."""
+def packages_of_roles(distribution: Distribution, software: Software) -> set[str]:
+    """Return the packages that all roles install."""
     found = {
         *package_names(distribution, software),
         *packages_of(("bucket", "scratch"), distribution, software),
@@ -142,18 +142,20 @@ def named_files(distribution: Distribution) -> set[str]:
     for path in roles:
         found.update(UNIT.findall(path.read_text()))
     for path in (*roles, *(one for one in sent if one.suffix in texts)):
-        said = path.read_text().replace("{{ ansible_facts.architecture }}", "x86_64")
-        found.update(PLACE.findall(re.sub(r"(?m)^#!.*", "", said)))
-    tasks = [one for one in roles if one.parent.name == "tasks"]
+        text = path.read_text().replace("{{ ansible_facts.architecture }}", "x86_64")
+        found.update(PLACE.findall(re.sub(r"(?m)^#!.*", "", text)))
+    tasks = [role for role in roles if role.parent.name == "tasks"]
     for task in (task for path in tasks for task in walk(parsed(path) or [])):
         found.add(task.get("ansible.builtin.command", {}).get("argv", "{")[0])
     files = [parsed(path) for path in ansible.glob("roles/*/meta/touches.yml")]
     touches = [one for file in files for one in file.values()]
     found.update(
-        path for one in touches for path in one.get("folders", ()) if path.startswith("/etc/")
+        path for entry in touches for path in entry.get("folders", ()) if path.startswith("/etc/")
     )
-    found -= {path for one in touches for path in one.get("files", ())}
-    return {one for one in found if not re.search(r"[{]|clusterctl|[.]service[.]d", one)}
+    found -= {path for entry in touches for path in entry.get("files", ())}
+    return {
+        finding for finding in found if not re.search(r"[{]|clusterctl|[.]service[.]d", finding)
+    }
 
 
 def not_in_a_package(named: set[str], release: str) -> set[str]:
@@ -182,7 +184,7 @@ def walk(tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def test_packages_of_roles_are_in_a_repository(release: str) -> None:
     missing = set[str]()
     for software, branch in software_of(KNOWN[release]):
-        names = asked(KNOWN[release], software)
+        names = packages_of_roles(KNOWN[release], software)
         slurm = "slurmctld" if KNOWN[release].family == "Debian" else "slurm-slurmctld"
         assert {"chrony", "gcsfuse", "munge", "mariadb-server"} < names
         assert {slurm, f"{slurm}-ohpc"} & names
@@ -255,32 +257,43 @@ def test_each_role_asks_for_the_packages_of_its_units(release: str, slurm: str) 
 
 def test_each_package_fact_has_source_and_date() -> None:
     for path in FACTS.glob("*.toml"):
-        said = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text())
         assert all(
             len(one["source"]) > 10 and one["date"].year >= 2025
             for kind in ("fact", "files", "repository", "codeready")
-            for one in said.get(kind, ())
+            for one in table.get(kind, ())
         )
-        doubtful = [*said.get("unconfirmed", ()), *said.get("unconfirmed_files", ())]
+        doubtful = [*table.get("unconfirmed", ()), *table.get("unconfirmed_files", ())]
         assert all(len(one["why"]) > 10 for one in doubtful)
 
 
 def test_machines_have_exactly_the_packages_of_the_facts() -> None:
     """Else a name that a role has wrong could be wrong there, too."""
-    facts = [one for one in recorded("fact") if "rocky-9" in one.of and 580 in one.branches]
-    known = {(one.repository, name) for one in facts for name in one.names}
-    guessed = {name for one in recorded("unconfirmed") if "rocky-9" in one.of for name in one.names}
+    facts = [
+        package
+        for package in recorded("fact")
+        if "rocky-9" in package.of and 580 in package.branches
+    ]
+    known = {(fact.repository, name) for fact in facts for name in fact.names}
+    guessed = {
+        name
+        for package in recorded("unconfirmed")
+        if "rocky-9" in package.of
+        for name in package.names
+    }
     wanted = [
         software for software, branch in software_of(KNOWN["rocky-9"]) if branch >= LEAST_ON_10
     ]
-    names = {name for software in wanted for name in asked(KNOWN["rocky-9"], software)}
+    names = {name for software in wanted for name in packages_of_roles(KNOWN["rocky-9"], software)}
     # NVIDIA's DOCA, which no role installs, has packages under the distribution's names.
-    played = [one for one in packages() if one.name in names and one.repo != "doca"]
+    played = [package for package in packages() if package.name in names and package.repo != "doca"]
     assert len(played) > 30
     wrong = {
-        (one.repo, one.name) for one in played if (REPOSITORIES[one.repo], one.name) not in known
+        (package.repo, package.name)
+        for package in played
+        if (REPOSITORIES[package.repo], package.name) not in known
     }
     assert {name for _, name in wrong} <= guessed
     patterns = {name for name in names if "*" in name}
     elsewhere = {"apptainer", "gcsfuse"}  # no test installs them there
-    assert names - patterns - elsewhere - base_names() <= {one.name for one in packages()}
+    assert names - patterns - elsewhere - base_names() <= {package.name for package in packages()}

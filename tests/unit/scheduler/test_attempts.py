@@ -23,7 +23,7 @@ from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
 
 
-def told(*events: dict[str, Any]) -> str:
+def event_lines(*events: dict[str, Any]) -> str:
     return "".join(f"{json.dumps(event)}\n" for event in events)
 
 
@@ -61,7 +61,9 @@ KILLED = {
 
 def test_restart_has_its_cause_times_and_lost_steps() -> None:
     events = events_of(
-        told(start(100, 0), end(130.5, 137), requeue(130.6, "failed", **KILLED), start(140, 1))
+        event_lines(
+            start(100, 0), end(130.5, 137), requeue(130.6, "failed", **KILLED), start(140, 1)
+        )
     )
     (restart,) = restarts_of(events, [(120.0, 61), (129.0, 62), (142.5, 51), (143.0, 52)])
     assert (restart.number, restart.reason, restart.status) == (1, "failed", 137)
@@ -74,9 +76,11 @@ def test_restart_has_its_cause_times_and_lost_steps() -> None:
     )
     assert restart.as_dict()["nodes"] == ["n1", "n2"]
     assert "12 steps lost" in str(restart)
-    again = events_of(told(start(1, 0), start(2, 0), start(3, 2)))
+    again = events_of(event_lines(start(1, 0), start(2, 0), start(3, 2)))
     assert [restart.number for restart in restarts_of(again)] == [1, 2]
-    lost = events_of(told(start(100, 0), start(140, 1, kind="loss of n2", progress=[50, 62, 0])))
+    lost = events_of(
+        event_lines(start(100, 0), start(140, 1, kind="loss of n2", progress=[50, 62, 0]))
+    )
     (unseen,) = restarts_of(lost, [(120.0, 61), (129.0, 62), (142.5, 51)])
     assert (unseen.ended, unseen.again_s, unseen.steps_lost) == (None, 13.5, 12)
     (alone,) = restarts_of(events)
@@ -153,7 +157,7 @@ KILLED_BY_NOTICE = {"kind": "SIGUSR1", "place": "rank 1 on n2"}
 def test_restarts_of_gives_the_cause_of_each_end(
     events: list[dict[str, Any]], following: dict[str, Any], cause: str
 ) -> None:
-    (restart,) = restarts_of(events_of(told(start(1, 0), *events, start(9, 1, **following))))
+    (restart,) = restarts_of(events_of(event_lines(start(1, 0), *events, start(9, 1, **following))))
     assert cause in restart.cause
     assert restart.noticed_s == (90 if HANG in events else None)
 
@@ -179,12 +183,12 @@ def test_restart_without_a_recorded_end_has_the_cause_of_the_accounting(
     later = [{**event, "time": event["time"] + 100} for event in events]
     attempts = (Attempt(start_time=started, end_time=106, nodes=("n1", "n2"), state=state),)
     (restart,) = restarts_of(
-        events_of(told(start(100, 0), *later, start(110, 1))), attempts=attempts
+        events_of(event_lines(start(100, 0), *later, start(110, 1))), attempts=attempts
     )
     assert cause in restart.cause
     # The accounting's attempt is another.
     others = (replace(attempts[0], start_time=80), Attempt(start_time=109))
-    (other,) = restarts_of(events_of(told(start(100, 0), start(110, 1))), attempts=others)
+    (other,) = restarts_of(events_of(event_lines(start(100, 0), start(110, 1))), attempts=others)
     assert "no end was recorded" in other.cause
 
 
@@ -195,7 +199,7 @@ def test_restart_time_is_local_on_screen_and_utc_in_documents(
     time.tzset()
     try:
         (restart,) = restarts_of(
-            events_of(told(start(1, 0), end(1795817403, 1), start(1795817410, 1)))
+            events_of(event_lines(start(1, 0), end(1795817403, 1), start(1795817410, 1)))
         )
         assert "17:10:03:" in str(restart)
         assert "22:10:03 UTC:" in restart.in_utc
@@ -207,7 +211,9 @@ def test_restart_time_is_local_on_screen_and_utc_in_documents(
 def test_last_attempt_ignores_earlier_attempts() -> None:
     hang = {"time": 103, "event": "hang", "seconds": 60, "summary": "rank 0"}
     stopped = [start(109, 1), {"time": 108, "event": "stop", "reason": "same-error"}]
-    events = events_of(told(start(1, 0), {**hang, "action": "end"}, requeue(105, "hang"), *stopped))
+    events = events_of(
+        event_lines(start(1, 0), {**hang, "action": "end"}, requeue(105, "hang"), *stopped)
+    )
     assert last_attempt(events) == LastAttempt(number=1, stop="same-error")
     ended = Hang(summary="rank 0", since=43, noticed=103, until=103, ended_job=True)
     assert last_attempt(events[:2]) == LastAttempt(hang=ended, is_open=True)
@@ -229,7 +235,7 @@ def test_attempt_without_an_end_or_sigterm_is_open(
     later: list[dict[str, Any]], is_open: bool
 ) -> None:
     assert (
-        last_attempt(events_of(told(start(1, 0), end(2, 0), start(3, 1), *later))).is_open
+        last_attempt(events_of(event_lines(start(1, 0), end(2, 0), start(3, 1), *later))).is_open
         is is_open
     )
 
@@ -251,11 +257,11 @@ def test_hang_lasts_until_the_next_progress(
     later: list[dict[str, Any]], until: float, lasts: bool
 ) -> None:
     warned = {**HANG, "time": 100, "action": "warn"}
-    events = events_of(told(start(1, 0), warned, *later))
+    events = events_of(event_lines(start(1, 0), warned, *later))
     (hang,) = hangs_of(events)
     assert (hang.since, hang.until, hang.ended_job) == (10, until, False)
     assert last_attempt(events).hang == (hang if lasts else None)
-    two = events_of(told(start(1, 0), warned, PROGRESS, {**warned, "time": 300}))
+    two = events_of(event_lines(start(1, 0), warned, PROGRESS, {**warned, "time": 300}))
     assert [hang.since for hang in hangs_of(two)] == [10, 210]
     assert (last_attempt(two).hang or hang).since == 210
 
@@ -264,7 +270,7 @@ def test_hangs_of_joins_a_warning_and_its_end() -> None:
     warned = {**HANG, "time": 100, "action": "warn"}
     ended = {**HANG, "time": 130, "seconds": 120, "action": "end"}
     events = events_of(
-        told(start(1, 0), warned, ended, end(131, 143), start(150, 1), warned, ended)
+        event_lines(start(1, 0), warned, ended, end(131, 143), start(150, 1), warned, ended)
     )
     assert [(hang.since, hang.until, hang.ended_job) for hang in hangs_of(events)] == [
         (10, 131, True),
@@ -282,7 +288,7 @@ def test_events_of_ignores_malformed_events(key: str, value: object) -> None:
     lines = [
         {**line, "event": event} for event in ("start", "end", "requeue", "hang", "stop", "start")
     ]
-    events = events_of(f"[]\n{{\n{'[' * 5000}\n{told(*lines)}")
+    events = events_of(f"[]\n{{\n{'[' * 5000}\n{event_lines(*lines)}")
     last_attempt(events)
     for hang in hangs_of(events):
         assert f"{hang}{json.dumps(asdict(hang))}".isprintable()
@@ -336,15 +342,17 @@ def test_events_of_ignores_malformed_events(key: str, value: object) -> None:
 def test_ending_of_has_state_exit_code_and_time_of_the_last_attempt(
     events: list[dict[str, Any]], state: str, exit_code: int | None, ended: float | None
 ) -> None:
-    ending = ending_of(events_of(told(*events)))
+    ending = ending_of(events_of(event_lines(*events)))
     assert (ending.state, ending.exit_code, ending.ended) == (state, exit_code, ended)
 
 
 def test_ending_has_the_facts_of_the_start() -> None:
-    ending = ending_of(events_of(told(start(1, 0), start(7, 2, partition="short"), end(9, 0))))
+    ending = ending_of(
+        events_of(event_lines(start(1, 0), start(7, 2, partition="short"), end(9, 0)))
+    )
     assert (ending.nodes, ending.partition, ending.restarts) == (("n1", "n2"), "short", 2)
     assert (ending.started, ending.is_recorded) == (7, True)
-    killed = ending_of(events_of(told(start(1, 0))))
+    killed = ending_of(events_of(event_lines(start(1, 0))))
     assert (killed.is_recorded, bool(killed.reason)) == (False, True)
 
 
@@ -433,7 +441,7 @@ def test_accounting_of_another_job_with_the_id_is_not_taken() -> None:
 
 
 def test_attempt_that_recorded_no_start_is_a_restart() -> None:
-    events = events_of(told(start(101, 0), end(110, 1), start(161, 2)))
+    events = events_of(event_lines(start(101, 0), end(110, 1), start(161, 2)))
     assert [restart.started for restart in restarts_of(events)] == [161]
     nodes = {100: ("n1", "n2"), 130: ("n3",), 160: ("n1", "n2")}
     starts = [Attempt(start_time=at, nodes=of_start) for at, of_start in nodes.items()]
@@ -448,5 +456,7 @@ def test_attempt_that_recorded_no_start_is_a_restart() -> None:
 
 def test_last_attempt_has_the_last_sent_signal() -> None:
     signals = [{"time": 3, "event": "signal", "signal": name} for name in ("SIGTERM", "SIGUSR1")]
-    assert last_attempt(events_of(told(start(1, 0), *signals, end(5, 143)))).signal == "SIGUSR1"
-    assert last_attempt(events_of(told(start(1, 0), *signals, start(6, 1)))).signal == ""
+    assert (
+        last_attempt(events_of(event_lines(start(1, 0), *signals, end(5, 143)))).signal == "SIGUSR1"
+    )
+    assert last_attempt(events_of(event_lines(start(1, 0), *signals, start(6, 1)))).signal == ""

@@ -126,15 +126,15 @@ UPDATE = ("scontrol", "update", "jobid=7,12_3", "requeue=0")
 
 
 @pytest.mark.parametrize(
-    "said", ["", "Job has already finished for job 7", "Invalid job id specified"]
+    "error", ["", "Job has already finished for job 7", "Invalid job id specified"]
 )
-def test_cancel_disables_requeue_first(said):
+def test_cancel_disables_requeue_first(error):
     each = [
         Step(("scontrol", "update", f"jobid={job_id}", "requeue=0"), "") for job_id in ("7", "12_3")
     ]
     slurm, transport, _ = client(
-        Step(UPDATE, stderr=f"slurm_update error: {said}\n", rc=bool(said)),
-        *(each if said else ()),
+        Step(UPDATE, stderr=f"slurm_update error: {said}\n", rc=bool(error)),
+        *(each if error else ()),
         Step(("scancel", "7", "12_3")),
     )
     slurm.cancel(["7", "12_3"])
@@ -331,8 +331,8 @@ def test_find_by_comment_searches_sacct_from_the_submission():
     slurm, transport, _ = client(*[NO_QUEUE, Step(("sacct", "..."), "")] * 2)
     for days_ago in (0, 9):
         assert slurm.by_token("x", time.time() - days_ago * 86400 - 60) is None
-    asked = [call.argv[-1] for call in transport.calls if call.argv[0] == "sacct"]
-    assert asked == ["--starttime=now-2days", "--starttime=now-11days"]
+    queries = [call.argv[-1] for call in transport.calls if call.argv[0] == "sacct"]
+    assert queries == ["--starttime=now-2days", "--starttime=now-11days"]
 
 
 def test_accounting_json_is_returned_unchanged():
@@ -374,8 +374,8 @@ def test_lost_nodes_are_nodes_that_failed_during_the_job() -> None:
         end_time=1035,
     )
     job = replace(job, nodes=("d-1", "d-2"))
-    asked = Step(("sacctmgr", *["*"] * 4, "nodes=d-[[]1-2[]]", "start=uts1000", "..."), down)
-    slurm, transport, _ = client(asked)
+    step = Step(("sacctmgr", *["*"] * 4, "nodes=d-[[]1-2[]]", "start=uts1000", "..."), down)
+    slurm, transport, _ = client(step)
     assert slurm.lost_nodes(job) == {"d-2": "Not responding"}
     assert transport.left == ()
     now = int(time.time())
@@ -383,8 +383,8 @@ def test_lost_nodes_are_nodes_that_failed_during_the_job() -> None:
         (f"d-{n}", "p", state, state, "none", "2", "9", "", "", "0")
         for n, state in ((1, "idle"), (2, "idle*"))
     ]
-    asked = Step(("sinfo", *["*"] * 3, "--nodes=d-[[]1-2[]]"), records(rows))
-    slurm, transport, _ = client(Step(("sacctmgr", "..."), ""), asked)
+    step = Step(("sinfo", *["*"] * 3, "--nodes=d-[[]1-2[]]"), records(rows))
+    slurm, transport, _ = client(Step(("sacctmgr", "..."), ""), step)
     assert slurm.lost_nodes(replace(job, end_time=now)).keys() == {"d-2"}
     assert transport.left == ()
     assert client()[0].lost_nodes(replace(job, start_time=None)) == {}
@@ -462,9 +462,9 @@ GUEST = "administrators"
 
 
 @pytest.mark.parametrize(
-    ("operated", "helps", "not_said"), [(advice.OWN, OWN, GUEST), (advice.FOREIGN, GUEST, OWN)]
+    ("operated", "helps", "absent"), [(advice.OWN, OWN, GUEST), (advice.FOREIGN, GUEST, OWN)]
 )
-def test_fix_for_unreachable_slurm_depends_on_the_operator(operated, helps, not_said):
+def test_fix_for_unreachable_slurm_depends_on_the_operator(operated, helps, absent):
     silent = Step(
         ("sacct", "..."), stderr="sacct: error: Sending PersistInit msg: Connection refused", rc=1
     )
@@ -472,7 +472,7 @@ def test_fix_for_unreachable_slurm_depends_on_the_operator(operated, helps, not_
     slurm.advice = operated
     with rejected("slurm-away", SlurmError, helps) as caught:
         slurm.own_jobs()
-    assert not_said not in caught.value.fix
+    assert absent not in caught.value.fix
     with rejected("accounting-away", AccountingAwayError, helps) as caught:
         slurm.steps("7")
-    assert not_said not in caught.value.fix
+    assert absent not in caught.value.fix

@@ -88,7 +88,7 @@ terminated by signals sent by prterun (as reported here).
 """
 
 
-def said(log: str, **job: object) -> Diagnosis:
+def diagnosis_of(log: str, **job: object) -> Diagnosis:
     return diagnose(Evidence(job=replace(JOB, **job), log=log))
 
 
@@ -269,7 +269,7 @@ LOGS = (
 
 @pytest.mark.parametrize(("code", "log"), LOGS)
 def test_diagnosis_of_recorded_logs_has_the_code_of_the_cause(code: str, log: str) -> None:
-    found = said(log)
+    found = diagnosis_of(log)
     assert found.code == code, found
     assert found.summary.startswith("job 12 (train) failed: ")
     assert "{" not in found.cause + found.fix
@@ -310,7 +310,7 @@ def test_diagnosis_of_recorded_logs_has_the_code_of_the_cause(code: str, log: st
     ],
 )
 def test_message_that_quotes_another_error_is_not_its_cause(code: str, log: str) -> None:
-    assert said(log).code == code
+    assert diagnosis_of(log).code == code
 
 
 STATES = (
@@ -369,7 +369,7 @@ STATES = (
 
 @pytest.mark.parametrize(("code", "state", "reason"), STATES)
 def test_diagnosis_of_slurms_state_and_reason(code: str, state: str, reason: str) -> None:
-    found = said(TRACEBACK + "ValueError: x\n", state=JobState(state), reason=reason)
+    found = diagnosis_of(TRACEBACK + "ValueError: x\n", state=JobState(state), reason=reason)
     assert (found.code, found.state) == (code, state)
     verb = found.summary.removeprefix("job 12 (train) ").partition(":")[0]
     assert verb in ({"is waiting"} if state == "PENDING" else {"failed", "ended"})
@@ -399,7 +399,7 @@ def test_fix_of_a_waiting_job_has_its_id(reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "own"),
+    ("state", "reason", "operator_words"),
     [
         ("PENDING", "JobHeldAdmin", "--admin"),
         ("PENDING", "PartitionDown", "scontrol update"),
@@ -409,12 +409,19 @@ def test_fix_of_a_waiting_job_has_its_id(reason: str) -> None:
         ("NODE_FAIL", "", "clusterctl up"),
     ],
 )
-def test_fix_for_a_guest_names_the_administrators(state: str, reason: str, own: str) -> None:
+def test_fix_for_a_guest_names_the_administrators(
+    state: str, reason: str, operator_words: str
+) -> None:
     job = replace(JOB, state=JobState(state), reason=reason)
-    ours, theirs = (diagnose(Evidence(job=job, **reader)) for reader in (OPERATOR, GUEST))
-    assert ours.code == theirs.code
-    assert (own in ours.fix, own in theirs.fix) == (True, False)
-    assert "administrators" in theirs.fix
+    operator_finding, guest_finding = (
+        diagnose(Evidence(job=job, **reader)) for reader in (OPERATOR, GUEST)
+    )
+    assert operator_finding.code == guest_finding.code
+    assert (operator_words in operator_finding.fix, operator_words in guest_finding.fix) == (
+        True,
+        False,
+    )
+    assert "administrators" in guest_finding.fix
 
 
 @pytest.mark.parametrize(
@@ -461,15 +468,15 @@ def test_job_requeued_in_held_state_after_a_failed_launch_was_held_by_slurm() ->
     ],
 )
 def test_missing_module_names_the_package_that_provides_it(module: str, package: str) -> None:
-    found = said(TRACEBACK + f"ModuleNotFoundError: No module named '{module}'\n")
+    found = diagnosis_of(TRACEBACK + f"ModuleNotFoundError: No module named '{module}'\n")
     assert found.fix.startswith(f"add {package}")
     assert "--requirements" in found.fix
 
 
 def test_fix_for_an_unsent_file_is_include() -> None:
     log = TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.csv'\n"
-    here = {"data/x.csv": "data/x.csv", "pkg/tools": "pkg/tools.py"}
-    evidence = Evidence(job=JOB, log=log, left_here=lambda name, **_: Here(home=here[name]))
+    unsent_paths = {"data/x.csv": "data/x.csv", "pkg/tools": "pkg/tools.py"}
+    evidence = Evidence(job=JOB, log=log, left_here=lambda name, **_: Here(home=unsent_paths[name]))
     module = TRACEBACK + "ModuleNotFoundError: No module named 'pkg.tools'\n"
     for more, flags in (
         ({}, "--include data/x.csv"),
@@ -509,7 +516,7 @@ def test_out_of_memory_message_of_slurmstepd_has_peak_and_limit() -> None:
         "being killed\n"
         "srun: error: n2: task 1: Killed\n"
     )
-    found = said(log, reason="JobLaunchFailure", exit_code=0, signal=9)
+    found = diagnosis_of(log, reason="JobLaunchFailure", exit_code=0, signal=9)
     assert (found.code, found.rank) == ("out-of-memory", 1)
     assert MEASURED(found.cause) == ["n2", "4.4 GiB", "4.0 GiB"]
     assert "JobLaunchFailure" not in found.details
@@ -565,11 +572,11 @@ def test_diagnosis_names_the_rank_that_failed_first(
 
 
 def test_exit_code_above_128_is_a_signal() -> None:
-    assert said("", exit_code=139).code == "segmentation-fault"
-    assert said("", exit_code=143).signal == "SIGTERM"
-    assert said("", exit_code=127).code == "command-not-found"
+    assert diagnosis_of("", exit_code=139).code == "segmentation-fault"
+    assert diagnosis_of("", exit_code=143).signal == "SIGTERM"
+    assert diagnosis_of("", exit_code=127).code == "command-not-found"
     denied = "job.sh: line 2: ./run: Permission denied\n"
-    assert said(denied, exit_code=126).code == "not-executable"
+    assert diagnosis_of(denied, exit_code=126).code == "not-executable"
 
 
 CAPTURES = Path(__file__).parents[1] / "jobs" / "captures"
@@ -578,7 +585,7 @@ RAISED = "RuntimeError: rank one is broken"
 
 @pytest.mark.parametrize("name", ["raised-srun.log", "raised-mpirun.log", "hung-srun.log"])
 def test_lines_are_the_traceback_without_follow_up_errors(name: str) -> None:
-    found = said((CAPTURES / name).read_text())
+    found = diagnosis_of((CAPTURES / name).read_text())
     assert found.cause.startswith(f"{RAISED} (rank 1")
     assert [found.lines[0][:9], len(found.lines), found.lines[-1]] == ["Traceback", 5, RAISED]
 
@@ -615,29 +622,29 @@ def test_exception_without_its_frames_is_the_cause() -> None:
         "with errorcode 1.\n"
         f"{rule}\n"
     )
-    assert said("KeyError: 'a bug'\n" + abort).cause.startswith("KeyError: 'a bug' (rank 1")
-    assert said("it goes on\n" + abort).code == "mpi-abort"
+    assert diagnosis_of("KeyError: 'a bug'\n" + abort).cause.startswith("KeyError: 'a bug' (rank 1")
+    assert diagnosis_of("it goes on\n" + abort).code == "mpi-abort"
 
 
 def test_traceback_of_torchrun_is_left_out() -> None:
     log = "[rank1]: " + TRACEBACK.replace("\n", "\n[rank1]: ") + "ValueError: x\n"
-    found = said(log + TORCHRUN.format(second=1, host="n1", rank=1, code=1))
+    found = diagnosis_of(log + TORCHRUN.format(second=1, host="n1", rank=1, code=1))
     assert found.lines[-1] == "ValueError: x"
     assert found.cause == "ValueError: x (rank 1 on n1)"
-    alone = said(TORCHRUN.format(second=1, host="n1", rank=1, code=-6))
+    alone = diagnosis_of(TORCHRUN.format(second=1, host="n1", rank=1, code=-6))
     assert (alone.code, alone.signal) == ("abort", "SIGABRT")
 
 
 def test_long_traceback_shows_its_last_frames() -> None:
     frames = "".join(f'  File "/x.py", line {i}, in f\n    f()\n' for i in range(20))
-    found = said(f"Traceback (most recent call last):\n{frames}ValueError: deep\n")
+    found = diagnosis_of(f"Traceback (most recent call last):\n{frames}ValueError: deep\n")
     assert next(line for line in found.lines if "File" in line).endswith("line 17, in f")
     assert len(found.lines) == 8
 
 
 def test_lines_without_a_traceback_begin_at_the_cause() -> None:
-    told = ("payload.c: No space left on device", "giving up")
-    assert said("epoch 1\n" * 50 + "\n".join(told)).lines == told
+    messages = ("payload.c: No space left on device", "giving up")
+    assert diagnosis_of("epoch 1\n" * 50 + "\n".join(messages)).lines == messages
 
 
 # As PyTorch 2.13 and joblib 1.6 print them.
@@ -696,9 +703,9 @@ def test_killed_worker_is_blamed_on_memory_as_slurm_knows_it(log: str) -> None:
         "slurmstepd-n2: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks "
         "have been OOM Killed.\n"
     )
-    assert said(log + events).code == "out-of-memory"
+    assert diagnosis_of(log + events).code == "out-of-memory"
     crashed = log.replace("Killed.", "Segmentation fault.").replace("SIGKILL", "SIGSEGV")
-    assert said(crashed).code != "worker-killed"
+    assert diagnosis_of(crashed).code != "worker-killed"
 
 
 def test_silent_rank_is_shown_without_lines_of_the_launcher() -> None:
@@ -707,12 +714,12 @@ def test_silent_rank_is_shown_without_lines_of_the_launcher() -> None:
         "mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 (x).\n"
         f"{'-' * 74}\n"
     )
-    assert said(MPIRUN + banner).lines == ()
-    assert said("srun: error: n2: task 1: Killed\n").lines == ()
+    assert diagnosis_of(MPIRUN + banner).lines == ()
+    assert diagnosis_of("srun: error: n2: task 1: Killed\n").lines == ()
 
 
 def test_escape_sequences_of_a_log_are_removed() -> None:
-    found = said("Traceback (most recent call last):\n" * 2**10 + "\x1b[2J")
+    found = diagnosis_of("Traceback (most recent call last):\n" * 2**10 + "\x1b[2J")
     assert all(line.isprintable() for line in found.lines)
 
 
@@ -732,16 +739,16 @@ def test_escape_sequences_of_a_log_are_removed() -> None:
     ],
 )
 def test_log_of_repeated_lines_is_diagnosed_in_linear_time(line: str) -> None:
-    assert said(f"{line}\n" * (2**17 // (len(line) or 32))).state == "FAILED"
+    assert diagnosis_of(f"{line}\n" * (2**17 // (len(line) or 32))).state == "FAILED"
 
 
 def test_caught_out_of_memory_error_is_not_the_cause() -> None:
-    caught = said("CUDA error: out of memory\n" + TRACEBACK + "ValueError: x\n")
+    caught = diagnosis_of("CUDA error: out of memory\n" + TRACEBACK + "ValueError: x\n")
     assert (caught.code, caught.lines[-1]) == ("python-exception", "ValueError: x")
 
 
 def test_rank_that_leaves_mpi_early_hangs_the_others() -> None:
-    found = said(
+    found = diagnosis_of(
         f"{'-' * 74}\n"
         "mpirun has exited due to process rank 1 with PID 7 on node n2 exiting improperly.\n"
         f"{'-' * 74}\n"
@@ -750,8 +757,8 @@ def test_rank_that_leaves_mpi_early_hangs_the_others() -> None:
 
 
 def test_node_that_could_not_launch_a_job_is_named_as_its_cause() -> None:
-    assert said("", reason="JobLaunchFailure", exit_code=0).code == "launch-failure"
-    assert said("", reason="JobLaunchFailure", exit_code=3).code == "exit-code"
+    assert diagnosis_of("", reason="JobLaunchFailure", exit_code=0).code == "launch-failure"
+    assert diagnosis_of("", reason="JobLaunchFailure", exit_code=3).code == "exit-code"
 
 
 @pytest.mark.parametrize(
@@ -1073,27 +1080,27 @@ def test_time_limit_after_a_reported_hang_names_the_hang() -> None:
 
 def test_rank_that_wrote_the_error_outweighs_the_first_to_end() -> None:
     """All ranks of the bundled programs end if the disk is full, and rank 0 reports it."""
-    told = "payload: error: checkpoint: No space left on device\n"
+    messages = "payload: error: checkpoint: No space left on device\n"
     ends = {0: "5.2 1 n1", 1: "5.0 1 n2"}
     evidence = Evidence(
-        job=JOB, log="epoch 1\n" + told, ranks={0: told, 1: ""}, ends=ends, tasks_per_node=1
+        job=JOB, log="epoch 1\n" + messages, ranks={0: messages, 1: ""}, ends=ends, tasks_per_node=1
     )
     log = evidence.log + "srun: error: n2: task 1: Exited with exit code 1\n" + ABORTED
     found = diagnose(replace(evidence, log=log))
     assert (found.code, found.rank, found.host) == ("disk-full", 0, "n1")
-    assert found.lines == (told.strip(),)
-    both = diagnose(replace(evidence, log=log, ranks={0: told, 1: told}))
+    assert found.lines == (messages.strip(),)
+    both = diagnose(replace(evidence, log=log, ranks={0: messages, 1: messages}))
     assert both.rank == 1
 
 
 def test_messages_of_clusterctl_are_not_quoted() -> None:
-    ours = (
+    messages = (
         "clusterctl: hang: no progress for 90 s: rank 1 at x.py:1\n"
         "clusterctl: SIGKILL in rank 1 on n2 after 5 s; this job is requeued\n"
         "clusterctl: this job is not requeued: KeyError, again without a newer checkpoint\n"
         '/var/spool/slurmd/job00012/slurm_script: line 39: 77 Killed    srun --mpi=pmix "$python"\n'
     )
-    found = diagnose(Evidence(job=replace(JOB, exit_code=7), log="epoch 1\n" + ours))
+    found = diagnose(Evidence(job=replace(JOB, exit_code=7), log="epoch 1\n" + messages))
     assert found.lines == ("epoch 1",)
 
 
@@ -1242,7 +1249,7 @@ def test_diagnosis_reads_the_exception_of_the_program(
     """The words of source lines are no causes, and the program's own last frame is quoted and
     named.
     """
-    found = said(log, work_dir="/jobs/x")
+    found = diagnosis_of(log, work_dir="/jobs/x")
     assert (found.code, cause in found.cause) == (code, True)
     assert place in found.fix
     if place:
@@ -1293,7 +1300,7 @@ AttributeError: module 'random' has no attribute 'Random' (consider renaming '/j
     ],
 )
 def test_diagnosis_names_the_cause_behind_a_library(log: str, code: str, word: str) -> None:
-    found = said(log, work_dir="/jobs/x")
+    found = diagnosis_of(log, work_dir="/jobs/x")
     assert found.code == code
     assert word in found.cause
 
@@ -1303,7 +1310,7 @@ def test_user_module_imported_by_a_library_hides_no_package() -> None:
     hides.
     """
     log = SHADOW.replace("site-packages/torch/__init__.py", "importlib/__init__.py")
-    assert said(log, work_dir="/jobs/x").code != "own-file-hides-package"
+    assert diagnosis_of(log, work_dir="/jobs/x").code != "own-file-hides-package"
 
 
 def test_lost_client_of_pmix_is_not_the_cause() -> None:

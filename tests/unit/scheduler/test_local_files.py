@@ -149,29 +149,37 @@ def test_file_of_the_user_is_named(tmp_path, case):
     assert ("--include" in found.fix) is ("--include" in words or code == "missing-file")
 
 
-def own(message: str) -> str:
+def program_error(message: str) -> str:
     return TRACEBACK.replace("main()", "load()") + f"{message}\n"
 
 
 @pytest.mark.parametrize(
     ("log", "home"),
     [
-        (own("FileNotFoundError: no samples in data/waves"), "data/waves"),
-        (own("FileNotFoundError: no samples in data/waves/*.txt."), "data/waves"),
-        (own(f"ValueError: 0 files match '{REMOTE}/data/waves/**'"), "data/waves"),
-        (own("RuntimeError: Couldn't find any class folder in data/waves."), "data/waves"),
-        (own("datasets.exceptions.DataFilesNotFoundError: No data files found in 'data'"), "data"),
+        (program_error("FileNotFoundError: no samples in data/waves"), "data/waves"),
+        (program_error("FileNotFoundError: no samples in data/waves/*.txt."), "data/waves"),
+        (program_error(f"ValueError: 0 files match '{REMOTE}/data/waves/**'"), "data/waves"),
+        (
+            program_error("RuntimeError: Couldn't find any class folder in data/waves."),
+            "data/waves",
+        ),
+        (
+            program_error(
+                "datasets.exceptions.DataFilesNotFoundError: No data files found in 'data'"
+            ),
+            "data",
+        ),
         ("reading the samples\nerror: data/waves/a.txt is missing\n", "data/waves/a.txt"),
         ("fit: can't open data/waves/a.txt\n", "data/waves/a.txt"),
         # Near misses: a path that is not missing, that was sent, or that this machine does not have
         # either.
-        (own("ValueError: data/waves has 3 channels, expected 2"), ""),
-        (own("FileNotFoundError: no samples in data/other"), ""),
-        (own("FileNotFoundError: no samples in sent/waves"), ""),
-        (own("FileNotFoundError: no samples in mixed/waves"), "mixed/waves"),
+        (program_error("ValueError: data/waves has 3 channels, expected 2"), ""),
+        (program_error("FileNotFoundError: no samples in data/other"), ""),
+        (program_error("FileNotFoundError: no samples in sent/waves"), ""),
+        (program_error("FileNotFoundError: no samples in mixed/waves"), "mixed/waves"),
         ("warning: data/waves is empty, falling back to zeros\nepoch 1\nbad loss\n", ""),
         ("wrote data/waves/a.txt\nno convergence\n", ""),
-        (own("ValueError: no key in a/b"), ""),
+        (program_error("ValueError: no key in a/b"), ""),
     ],
 )
 def test_error_message_of_the_program_about_unsent_data_names_the_data(

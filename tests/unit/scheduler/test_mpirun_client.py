@@ -30,7 +30,7 @@ INVENTORY = inventory_of(
 )
 
 
-def noted(
+def record(
     job_id: str = "m1", *, end: dict[str, Any] | None = None, cancelled: bool = False
 ) -> dict[str, Any]:
     return {
@@ -65,7 +65,7 @@ def health(*faults: str) -> Step:
     return Step(HEALTH, "".join(f"{fault}\n" for fault in faults), rc=1 if faults else 0)
 
 
-def said(**answer: Any) -> Step:
+def reply(**answer: Any) -> Step:
     return Step(ASKED, json.dumps(answer))
 
 
@@ -87,7 +87,7 @@ def said(**answer: Any) -> Step:
     ],
 )
 def test_result_of_a_systemd_unit_is_the_job_state(end, cancelled, state, exit_code, signal):
-    mpirun, _ = client(ctl=[said(jobs=[noted(end=end, cancelled=cancelled)])])
+    mpirun, _ = client(ctl=[reply(jobs=[record(end=end, cancelled=cancelled)])])
     (job,) = mpirun.own_jobs()
     assert (job.id, job.whole_id, job.state.value) == ("m1", "m1", state)
     assert (job.exit_code, job.signal, job.start_time, job.end_time) == (
@@ -102,24 +102,24 @@ def test_result_of_a_systemd_unit_is_the_job_state(end, cancelled, state, exit_c
 @pytest.mark.parametrize(
     ("known", "state", "has_ended"),
     [
-        (noted(), "RUNNING", False),
-        (noted(cancelled=True), "COMPLETING", False),
-        (noted(end=ended("lost", "", "")), "NODE_FAIL", True),
+        (record(), "RUNNING", False),
+        (record(cancelled=True), "COMPLETING", False),
+        (record(end=ended("lost", "", "")), "NODE_FAIL", True),
     ],
 )
 def test_state_of_a_running_job_is_asked_of_its_first_node(known, state, has_ended):
     mpirun, hosts = client(
-        ctl=[said(jobs=[noted(cancelled=known["cancelled"])])], one=[said(jobs=[known])]
+        ctl=[reply(jobs=[record(cancelled=known["cancelled"])])], one=[reply(jobs=[known])]
     )
     (job,) = mpirun.own_jobs()
     assert (job.state.value, job.ended, "restarted" in job.reason) == (state, has_ended, has_ended)
-    asked = request(hosts["d-train-1"].calls[0])
-    assert asked == {"user": "ada", "do": "settle", "ids": ["m1"]}
+    sent = request(hosts["d-train-1"].calls[0])
+    assert sent == {"user": "ada", "do": "settle", "ids": ["m1"]}
 
 
 def test_unreachable_first_node_is_not_asked_again_at_once():
     away = Step(ASKED, error=UnreachableError("no route"))
-    mpirun, hosts = client(ctl=[said(jobs=[noted()])] * 2, one=[away])
+    mpirun, hosts = client(ctl=[reply(jobs=[record()])] * 2, one=[away])
     for _ in range(2):
         (job,) = mpirun.own_jobs()
         assert (job.state.value, job.reason.split()[0]) == ("RUNNING", "d-train-1")
@@ -127,12 +127,12 @@ def test_unreachable_first_node_is_not_asked_again_at_once():
 
 
 def test_second_job_is_refused_with_user_and_start_of_the_first():
-    mpirun, hosts = client(ctl=[said(jobs=[noted()])], one=[said(jobs=[noted()])])
+    mpirun, hosts = client(ctl=[reply(jobs=[record()])], one=[reply(jobs=[record()])])
     with refused("busy", SchedulerError, "m1", "1970-01-01", "clusterctl cancel m1"):
         mpirun.submit(START)
     assert [request(call)["do"] for call in hosts["d-train-1"].calls] == ["settle"]
     # Or another user's job was faster.
-    mpirun, _ = client(ctl=[said(jobs=[])], one=[health(), said(busy=noted("m4"))])
+    mpirun, _ = client(ctl=[reply(jobs=[])], one=[health(), reply(busy=record("m4"))])
     with refused("busy", SchedulerError, "m4"):
         mpirun.submit(START)
 
@@ -143,11 +143,11 @@ NO_CHECK = Step(HEALTH, stderr="sudo: /opt/clusterctl/health: command not found"
 @pytest.mark.parametrize("checked", [health(), NO_CHECK])
 def test_job_starts_on_the_first_of_its_nodes(checked):
     """Also if the node has no health check yet."""
-    mpirun, hosts = client(ctl=[said(jobs=[])], one=[checked, said(id="m1")])
+    mpirun, hosts = client(ctl=[reply(jobs=[])], one=[checked, reply(id="m1")])
     assert mpirun.submit(START) == "m1"
-    asked = request(hosts["d-train-1"].calls[1])
-    assert (asked["do"], asked["script"], asked["limit_s"]) == ("submit", "job.mpirun", 60)
-    assert set(asked["job"]) == {"token", "name", "folder", "partition", "nodes", "limit_s"}
+    sent = request(hosts["d-train-1"].calls[1])
+    assert (sent["do"], sent["script"], sent["limit_s"]) == ("submit", "job.mpirun", 60)
+    assert set(sent["job"]) == {"token", "name", "folder", "partition", "nodes", "limit_s"}
 
 
 FAULTS = ("GPU 0: 97 C, and 90 are allowed", "/ has 3 MiB free, and needs 100")
@@ -155,7 +155,7 @@ FAULTS = ("GPU 0: 97 C, and 90 are allowed", "/ has 3 MiB free, and needs 100")
 
 def test_unhealthy_node_gets_no_job_until_it_recovers():
     looks = [health(*FAULTS), health()]
-    mpirun, hosts = client(ctl=[said(jobs=[])] * 2, one=[*looks, said(id="m1")])
+    mpirun, hosts = client(ctl=[reply(jobs=[])] * 2, one=[*looks, reply(id="m1")])
     with refused("unhealthy", SchedulerError, "d-train-1") as caught:
         mpirun.submit(START)
     (failure,) = caught.value.failures
@@ -167,7 +167,7 @@ def test_unhealthy_node_gets_no_job_until_it_recovers():
 
 def test_unit_that_systemd_does_not_start_is_job_not_started():
     mpirun, _ = client(
-        ctl=[said(jobs=[])], one=[health(), said(failed="Failed to start transient service unit")]
+        ctl=[reply(jobs=[])], one=[health(), reply(failed="Failed to start transient service unit")]
     )
     with refused("job-not-started", SchedulerError):
         mpirun.submit(START)
@@ -180,7 +180,7 @@ def test_malformed_job_id_is_refused(bad):
 
 
 def test_unknown_job_id_is_an_error():
-    mpirun, _ = client(ctl=[said(jobs=[noted(end=ended("success"))])])
+    mpirun, _ = client(ctl=[reply(jobs=[record(end=ended("success"))])])
     assert mpirun.jobs(["m2"]) == ()
     error = mpirun.unknown(["m2"])
     assert (error.code, error.what.split()[-1]) == ("unknown-job", "m2")
@@ -190,14 +190,14 @@ def test_unknown_job_id_is_an_error():
     ("job", "job_id"),
     [
         ({"id": "m1", "end": None, "cancelled": False}, "m1"),
-        ({**noted(), "end": {"result": "success"}}, "m1"),
-        ({**noted(), "time": "now"}, "m1"),
-        ({**noted(), "id": "x"}, "m0"),
+        ({**record(), "end": {"result": "success"}}, "m1"),
+        ({**record(), "time": "now"}, "m1"),
+        ({**record(), "id": "x"}, "m0"),
     ],
 )
 def test_invalid_job_record_is_ignored_alone(job, job_id):
-    whole = noted("m2", end=ended("success"))
-    mpirun, _ = client(ctl=[said(jobs=[job, whole])] * 3, one=[health(), said(id="m3")])
+    whole = record("m2", end=ended("success"))
+    mpirun, _ = client(ctl=[reply(jobs=[job, whole])] * 3, one=[health(), reply(id="m3")])
     spoilt, other = mpirun.own_jobs()
     assert (spoilt.id, spoilt.state.value, spoilt.nodes) == (job_id, "UNKNOWN", ())
     assert "record is damaged" in spoilt.reason
@@ -225,7 +225,7 @@ def test_read_of_anything_but_a_record_is_none(tmp_path):
 
 
 def test_valid_record_rejects_incomplete_records():
-    good = {key: value for key, value in noted().items() if key not in {"id", "end", "cancelled"}}
+    good = {key: value for key, value in record().items() if key not in {"id", "end", "cancelled"}}
     assert remote_jobs.valid_record(good) == good
     for bad in (None, {}, *({**good, "nodes": nodes} for nodes in ([], "d-train-1", [1]))):
         assert remote_jobs.valid_record(bad) == {}
@@ -235,8 +235,8 @@ def test_valid_record_rejects_incomplete_records():
 
 def test_nodes_are_idle_allocated_or_down():
     hardware = Step(("sh", "-c", "..."), "8\n16384000\n")
-    going = noted()
-    mpirun, hosts = client(ctl=[said(jobs=[going])], one=[said(jobs=[going]), hardware])
+    going = record()
+    mpirun, hosts = client(ctl=[reply(jobs=[going])], one=[reply(jobs=[going]), hardware])
     hosts["d-train-2"] = ScriptedTransport(
         [Step(("sh", "-c", "..."), error=UnreachableError("no route"))]
     )
@@ -270,7 +270,7 @@ def test_lock_that_a_job_holds_is_named(
 def test_command_runs_beside_a_job_as_its_user() -> None:
     step = Step(("sudo", "-n", "-H", "-u", "ada", "show"), "answer")
     jobs, _ = client(one=[step])
-    assert jobs.run_in_job(job_info(noted(), "ada"), ["show"]).stdout == "answer"
+    assert jobs.run_in_job(job_info(record(), "ada"), ["show"]).stdout == "answer"
 
 
 def test_operations_on_nodes_do_nothing_without_slurm() -> None:

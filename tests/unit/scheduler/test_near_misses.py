@@ -27,7 +27,7 @@ ENDED = "epoch 7: loss 0.31\nvalidation failed: accuracy 0.1 is below 0.5\n"
 EPOCHS = "".join(f"epoch {number}: loss {1 / (number + 1):.3f}\n" for number in range(60))
 
 
-def said(log: str, **job: Any) -> Diagnosis:
+def diagnosis_of(log: str, **job: Any) -> Diagnosis:
     return diagnose(
         Evidence(job=replace(JOB, **{"exit_code": 3, "nodes": ("n1",), **job}), log=log)
     )
@@ -176,7 +176,7 @@ NEAR_MISSES = (
 
 @pytest.mark.parametrize(("code", "log"), NEAR_MISSES)
 def test_diagnosis_of_a_resemblance_names_another_cause(code: str, log: str) -> None:
-    found = said(log)
+    found = diagnosis_of(log)
     assert found.code != code, found
     # No other cause fires instead, unless the log is its evidence.
     others = {"exit-code", "python-exception", "java-memory", "permission-denied", "ssh-refused"}
@@ -269,7 +269,7 @@ UNUSUAL = (
 
 @pytest.mark.parametrize(("code", "words", "log"), UNUSUAL)
 def test_diagnosis_names_the_cause_in_unusual_words(code: str, words: str, log: str) -> None:
-    found = said(log, exit_code=1)
+    found = diagnosis_of(log, exit_code=1)
     assert (found.code, words in found.cause) == (code, True), found
 
 
@@ -299,7 +299,7 @@ def test_each_cause_is_the_diagnosis_of_a_row() -> None:
 )
 def test_missing_file_without_a_name_is_not_named(log: str) -> None:
     """The word before the message is a call or no name at all."""
-    assert not {"fopen", "Error"} & set(said(log).cause.split())
+    assert not {"fopen", "Error"} & set(diagnosis_of(log).cause.split())
 
 
 def test_lost_http_connection_is_not_blamed_on_a_rank() -> None:
@@ -307,31 +307,31 @@ def test_lost_http_connection_is_not_blamed_on_a_rank() -> None:
         "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, "
         "'Connection reset by peer'))"
     )
-    found = said(raised(message), exit_code=1)
+    found = diagnosis_of(raised(message), exit_code=1)
     assert (found.code, "another rank" in found.cause) == ("connection-lost", False)
 
 
 def test_error_before_warnings_is_still_the_cause() -> None:
     warnings = "".join(f"WARNING: bad record {number}, skipped\n" for number in range(60))
     assert (
-        said("solver: cannot write out.h5: No space left on device\n" + warnings).code
+        diagnosis_of("solver: cannot write out.h5: No space left on device\n" + warnings).code
         == "disk-full"
     )
 
 
 def test_traceback_before_a_summary_of_wandb_is_the_cause() -> None:
     summary = "".join(f"wandb: loss {number}\n" for number in range(60))
-    assert said(raised("KeyError: 'a'") + summary, exit_code=1).code == "python-exception"
+    assert diagnosis_of(raised("KeyError: 'a'") + summary, exit_code=1).code == "python-exception"
 
 
 def test_traceback_is_the_cause_although_other_ranks_continue_to_write() -> None:
     log = raised("KeyError: 'a'") + EPOCHS + "srun: error: n1: task 1: Exited with exit code 1\n"
-    assert said(log, exit_code=1).code == "python-exception"
+    assert diagnosis_of(log, exit_code=1).code == "python-exception"
 
 
 def test_message_of_a_killed_rank_is_not_its_cause() -> None:
     log = "cat: x: No such file or directory\nsrun: error: n1: task 0: Killed\n"
-    assert said(log, exit_code=137).code == "killed"
+    assert diagnosis_of(log, exit_code=137).code == "killed"
 
 
 NO_GIT = raised(
@@ -362,7 +362,7 @@ PMIX_MESSAGE = (
     ],
 )
 def test_message_before_the_exception_of_the_program_is_not_its_cause(log: str, code: str) -> None:
-    assert said(log, exit_code=1).code == code
+    assert diagnosis_of(log, exit_code=1).code == code
 
 
 SCRIPTS: Mapping[str, tuple[str, bool]] = {
@@ -453,8 +453,8 @@ def test_out_of_memory_of_a_step_names_the_rank_with_the_largest_memory() -> Non
     ids=["bash", "stack"],
 )
 def test_crash_of_mpirun_is_not_of_the_program(log: str) -> None:
-    assert said(log, exit_code=139).code == "launcher-crashed"
-    assert said(
+    assert diagnosis_of(log, exit_code=139).code == "launcher-crashed"
+    assert diagnosis_of(
         log.replace("mpirun", "./b.out").replace("prterun", "b.out"), exit_code=139
     ).code == ("segmentation-fault")
 
@@ -537,7 +537,7 @@ NO_MEMORY = raised("MemoryError", "x = bytearray(n)")
 STEPS = "epoch 1\nepoch 2\n"
 
 
-def wrote(stdout: str, stderr: str, *, script: str = "", **job: Any) -> Diagnosis:
+def diagnosis_of_logs(stdout: str, stderr: str, *, script: str = "", **job: Any) -> Diagnosis:
     """Return the diagnosis of a job that wrote its two logs."""
     ended = replace(JOB, **{"nodes": ("n1",), **job})
     return diagnose(Evidence(job=ended, log=f"{stdout}\n{stderr}", stdout=stdout, script=script))
@@ -583,7 +583,7 @@ HANDLED = {
 @pytest.mark.parametrize("name", HANDLED)
 def test_diagnosis_of_a_handled_error_is_the_exit_code(name: str) -> None:
     code, stdout, stderr = HANDLED[name]
-    found = wrote(stdout, stderr, exit_code=max(code, 0), signal=max(-code, 0))
+    found = diagnosis_of_logs(stdout, stderr, exit_code=max(code, 0), signal=max(-code, 0))
     assert found.code in {"exit-code", "killed", "terminated", "segmentation-fault", "abort"}, found
     assert "apex" not in found.cause + found.fix
     # The log's last lines are shown all the same.
@@ -616,7 +616,7 @@ NOT_HANDLED = {
 @pytest.mark.parametrize("name", NOT_HANDLED)
 def test_diagnosis_of_an_unhandled_error_has_its_code(name: str) -> None:
     code, exit_code, stdout, stderr, script = NOT_HANDLED[name]
-    found = wrote(stdout, stderr, script=script, exit_code=exit_code)
+    found = diagnosis_of_logs(stdout, stderr, script=script, exit_code=exit_code)
     assert found.code == code, found
 
 
@@ -650,8 +650,10 @@ def test_traceback_before_mpi_abort_is_the_cause() -> None:
         "with errorcode 5.\n"
         f"{'-' * 74}\n"
     )
-    assert wrote(STEPS, NO_CACHE + banner, exit_code=5).code == "missing-file"
-    assert wrote(STEPS, NO_CACHE + "bad mesh\n" + banner, exit_code=5).code == "mpi-abort"
+    assert diagnosis_of_logs(STEPS, NO_CACHE + banner, exit_code=5).code == "missing-file"
+    assert (
+        diagnosis_of_logs(STEPS, NO_CACHE + "bad mesh\n" + banner, exit_code=5).code == "mpi-abort"
+    )
 
 
 # The script of a COMPLETED job, its logs, and whether a message names an error at their end.

@@ -140,11 +140,11 @@ def test_squeue_array_tasks_have_their_own_rows():
 
 
 @pytest.mark.parametrize(
-    ("said", "exit_code", "signal"),
+    ("value", "exit_code", "signal"),
     [("256", 1, 0), ("9", 0, 9), ("3:0", 3, 0), ("0:9", 0, 9), ("0:0", 0, 0)],  # 22.05; 24.11
 )
-def test_squeue_exit_code_of_each_slurm_version_is_parsed(said, exit_code, signal):
-    job = squeue(with_field("squeue", "exit_code", said))[0]
+def test_squeue_exit_code_of_each_slurm_version_is_parsed(value, exit_code, signal):
+    job = squeue(with_field("squeue", "exit_code", value))[0]
     assert (job.exit_code, job.signal, job.reason) == (exit_code, signal, "")
 
 
@@ -197,11 +197,11 @@ def test_every_byte_in_name_comment_and_folder_is_parsed(command):
     assert "99" not in jobs  # which the name of job 30 pretends to be
     ascii_ = "".join(map(chr, range(1, 128)))
     # So the accounting keeps a name.
-    told = ascii_ if command == "squeue" else ascii_.replace('"', "`")
+    ascii_name = ascii_ if command == "squeue" else ascii_.replace('"', "`")
     unreadable = "\N{REPLACEMENT CHARACTER}" if command == "squeue" else "?"
-    assert jobs["29"].name == told + unreadable * 128
+    assert jobs["29"].name == ascii_name + unreadable * 128
     assert jobs["29"].comment == ascii_ + unreadable * 128
-    assert jobs["29"].work_dir == "/shared/home/hpc/" + told.replace("/", "")
+    assert jobs["29"].work_dir == "/shared/home/hpc/" + ascii_name.replace("/", "")
     assert jobs["30"].name == jobs["30"].comment
     assert jobs["30"].work_dir == f"/shared/home/hpc/\n|{unreadable}"
     assert jobs["31_1"].name == "a\nb|y"

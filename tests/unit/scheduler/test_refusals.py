@@ -21,7 +21,7 @@ LIST = "sacctmgr show associations"
 
 
 @pytest.mark.parametrize(
-    ("said", "options", "helps", "not_said"),
+    ("message", "options", "helps", "absent"),
     [
         (BY_LUA, ["--partition=gpuq"], ("--account", KEPT, LIST), "leave out"),
         (BY_LUA, ["--account=p"], ("another account", KEPT), "leave out"),
@@ -32,10 +32,10 @@ LIST = "sacctmgr show associations"
         (f"Batch job submission failed: {POLICY}", [], ("--account", "--qos"), "--time"),
     ],
 )
-def test_fix_names_the_account_if_slurm_rejects_it(said, options, helps, not_said):
-    fix = Asked(options, advice=FOREIGN).fix(said)
+def test_fix_names_the_account_if_slurm_rejects_it(message, options, helps, absent):
+    fix = Asked(options, advice=FOREIGN).fix(message)
     assert [words for words in helps if words not in fix] == []
-    assert not_said not in fix
+    assert absent not in fix
 
 
 def test_advice_on_accounts_depends_on_the_cluster():
@@ -55,13 +55,13 @@ NO_TIME = (
 )
 
 
-@pytest.mark.parametrize("said", NO_TIME)
-def test_fix_for_a_missing_time_limit_is_time(said):
-    fix = Asked(["--nodes=2", "--time-min=5"], advice=FOREIGN).fix(said)
+@pytest.mark.parametrize("message", NO_TIME)
+def test_fix_for_a_missing_time_limit_is_time(message):
+    fix = Asked(["--nodes=2", "--time-min=5"], advice=FOREIGN).fix(message)
     assert fix.startswith("pass ")
     assert "--time" in fix
     for option in ("--time=100", "-t 100", "--time 1:00"):
-        assert Asked([option], advice=FOREIGN).fix(said).startswith("leave out --time")
+        assert Asked([option], advice=FOREIGN).fix(message).startswith("leave out --time")
 
 
 @pytest.mark.parametrize(("options", "is_array"), [(["--array=0-7"], True), (["--nodes=2"], False)])

@@ -127,11 +127,11 @@ def test_slurm_conf_without_control_groups_uses_linuxproc() -> None:
 
 
 def test_slurm_conf_keys_of_clusterctl_are_reserved() -> None:
-    own = (
+    keys = (
         "clustername slurmctldhost slurmctldparameters taskplugin accountingstorageenforce".split()
     )
-    assert {*own} <= {key.lower() for key in settings(CASES["shares"]()["slurm.conf"])}
-    assert {*own} <= OWNED_SLURM_KEYS
+    assert {*keys} <= {key.lower() for key in settings(CASES["shares"]()["slurm.conf"])}
+    assert {*keys} <= OWNED_SLURM_KEYS
 
 
 def test_missing_facts_are_an_error_that_names_the_host() -> None:
@@ -155,8 +155,8 @@ def test_task_prolog_is_set_if_a_node_has_variables() -> None:
     controller, first, second = plain.hosts
     first = replace(first, job_environment={"NCCL_DEBUG": "WARN"})
     some = replace(plain, hosts=(controller, first, second))
-    said = settings(render_files(spec, some, {})["slurm.conf"])
-    assert said["TaskProlog"] == "/opt/clusterctl/task-prolog"
+    conf = settings(render_files(spec, some, {})["slurm.conf"])
+    assert conf["TaskProlog"] == "/opt/clusterctl/task-prolog"
 
 
 def test_slurm_conf_uses_the_hostname_of_each_machine() -> None:
