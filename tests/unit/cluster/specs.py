@@ -1,4 +1,4 @@
-"""Specs of the clusters that are changed here."""
+"""Specs for tests of changed clusters."""
 
 from __future__ import annotations
 

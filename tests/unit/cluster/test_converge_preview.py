@@ -1,6 +1,4 @@
-"""What mending would find, without mending: on which hosts, and whether all of them would be
-configured.
-"""
+"""The preview of `up`: hosts with drift, and whether all hosts would be configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A changed spec: which jobs it would end, which nodes must stay as large as they are."""
+"""The impact of a changed spec: jobs that would end, and nodes that must keep their size."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 # ruff: noqa: ARG002 - a provider that does nothing
-"""Kept storage, whichever its provider: who may take it up, its record, what `list` and `down` show
-of it.
-"""
+"""Kept storage of any provider: its users, its record, and its rows in `list` and `down`."""
 
 from __future__ import annotations
 

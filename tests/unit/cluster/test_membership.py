@@ -1,4 +1,4 @@
-"""A spec cut to some hosts: only they change, the others are in it as they are in the cluster."""
+"""`--limit`, `node replace` and `node forget` change only the named hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan is made by looking alone, in a copy of the workspace."""
+"""A plan changes nothing: the provider works on a copy of the workspace."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The proof: every node as it should be, and an answer that is right, or an error that names the
-hosts.
-"""
+"""The verification job: all idle nodes take part, and an error names the faulty hosts."""
 
 from __future__ import annotations
 

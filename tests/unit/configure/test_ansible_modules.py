@@ -1,4 +1,4 @@
-"""Our Ansible modules: what they decide, from what they read."""
+"""The decisions of clusterctl's Ansible modules."""
 
 from __future__ import annotations
 

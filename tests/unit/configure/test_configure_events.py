@@ -1,6 +1,4 @@
-"""Failures of a playbook become one clear failure a host, and check mode's changes lines without
-secrets.
-"""
+"""Playbook events become one failure per host, and the diff of check mode shows no secret."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a role writes on a host is named in its meta/touches.yml: the ledger gives back nothing
-else.
-"""
+"""A role's meta/touches.yml names every path and unit that the role changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of login nodes of real sites, which remote_probe.sh printed there."""
+"""The probe of a login node, with answers that remote_probe.sh printed at real sites."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What is read from the proof's job, as it answered on two Slurm clusters; what the nodes can make
-of it.
-"""
+"""The proof of an attached cluster: its job's output, recorded on two Slurm clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of GcpProvider share: the provider of a spec, and a workspace as `up` begins it."""
+"""The provider of a spec, and a workspace as `up` creates it, for tests of GcpProvider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of Google Cloud share: Google's API and an instance's metadata, played on loopback."""
+"""Doubles of Google's API and of an instance's metadata server, on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many copies of the module in one run of Terraform: ten plans cost little more than one.
+"""Many copies of the Terraform module in one plan, because ten plans cost little more than one.
 
 The copies share one provider, so they come without their own `providers.tf`.
 """

@@ -1,4 +1,4 @@
-"""terraform/gcp in a folder of its own, and real Terraform on it over a stand-in cloud.
+"""A copy of terraform/gcp, and real Terraform on it with the cloud double.
 
 module = Module(tmp_path)                        # copies the module; `terraform init` is done
 module.set(variables(spec_of("t4"), CLUSTER_ID, PUBLIC_KEY))   # what clusterctl would write

@@ -1,4 +1,4 @@
-"""A plan of Terraform, recorded, in place of Terraform: for tests of the code around it.
+"""A recorded Terraform plan in place of Terraform, for tests of the code around it.
 
 ``recorded/demo.json`` is what `terraform show -json` prints of a new cluster. test_gcp_golden.py
 compares it with the plan of today's Terraform, and writes it with UPDATE_GOLDEN=1. The sweep runs

@@ -1,4 +1,4 @@
-"""What Terraform sends to Google: the fields of bodies that attributes of a configuration become.
+"""The fields of requests to Google that attributes of Terraform resources become.
 
 Google's provider is not here: a field has the name of its attribute in camel case, or the plural of
 that, or the name that tests/support/google/requests.toml gives. The discovery documents decide

@@ -1,4 +1,4 @@
-"""Calls of Google's API: who calls, what is asked again, and what a refusal says to the user."""
+"""The client of Google's API: logins, retries, operations, and the errors of refusals."""
 
 from __future__ import annotations
 

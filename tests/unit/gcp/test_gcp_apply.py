@@ -1,6 +1,4 @@
-"""What is waited for, how long, and what is taken over: with a Terraform that does as it is told
-here.
-"""
+"""`apply` with a scripted Terraform: retries, their pauses, and imports of existing resources."""
 
 from __future__ import annotations
 

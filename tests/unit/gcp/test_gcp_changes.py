@@ -1,4 +1,4 @@
-"""What Terraform would do, in a user's terms."""
+"""The changes of a Terraform plan in terms of hosts, disks and networks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What an image's name says of its distribution; `up` refuses before it makes anything, `plan` says
-so.
-"""
+"""The distribution of an image is read from its name, and unsupported images are refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The stand-in of the metadata server, and what its agent makes of OS Login: as Google documents
-both.
-"""
+"""The doubles of the metadata server and the guest agent do what Google documents."""
 
 from __future__ import annotations
 

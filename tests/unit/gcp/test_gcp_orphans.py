@@ -1,4 +1,4 @@
-"""What a cluster still has at Google: all of it is found and removed, and nothing else is."""
+"""All resources of a cluster at Google are found and removed, and no others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Lists of docs/gcp.md and docs/howto/first-day-gcp.md that have a home in the code: they say the
-same.
-"""
+"""Lists in docs/gcp.md and docs/howto/first-day-gcp.md equal those in the code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`plan --preflight` on Google Cloud: all obstacles in one look, each with its command; else
-nothing.
-"""
+"""`plan --preflight` on Google Cloud reports all obstacles at once, each with a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prices: Google's own examples come out of the table, and what is not in it is not guessed."""
+"""Prices: the table yields Google's own examples, and unknown prices are not guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which quotas of Google new hosts count on, and what is found of those that are too small."""
+"""The quotas that new hosts need, and the findings on quotas that are too small."""
 
 from __future__ import annotations
 

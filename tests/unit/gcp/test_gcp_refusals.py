@@ -1,5 +1,4 @@
-"""The rule book of Google's refusals: each ends in the right first line, and nothing that bills is
-lost.
+"""Each refusal of Google has the right code, cause and fix, and hides no billed resource.
 
 Real Terraform runs into a few in test_gcp_faults.py and test_gcp_verbs.py, in the sweep here into
 more.

@@ -1,6 +1,4 @@
-"""The shared folder that outlives its cluster: real Terraform and the stand-ins for Google, from up
-to up.
-"""
+"""Shared storage that outlives its cluster on Google Cloud, with the double of Google's API."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What roles, Terraform and the stand-ins take for granted of an instance: as Google's own tests
-have it.
-"""
+"""Facts about Google's images that roles, Terraform and doubles rely on, each with its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots that somebody damaged: what `restored` makes of them."""
+"""A restore from a damaged snapshot fails before it changes the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host says of itself, and what is made of it."""
+"""`doctor`: the findings that follow from the facts of hosts."""
 
 from __future__ import annotations
 

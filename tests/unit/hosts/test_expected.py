@@ -1,4 +1,4 @@
-"""What a spec expects of its hosts before they are configured."""
+"""The ports, accounts, GPUs and space that a spec requires of its hosts."""
 
 from __future__ import annotations
 

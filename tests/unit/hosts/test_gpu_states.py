@@ -1,6 +1,4 @@
-"""What `doctor` makes of states of NVIDIA's driver and cards that nvidia-smi was seen to tell
-of.
-"""
+"""`doctor`: findings on NVIDIA drivers, fabric manager and GPUs, from recorded states."""
 
 from __future__ import annotations
 

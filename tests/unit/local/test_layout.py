@@ -1,4 +1,4 @@
-"""What the two sides of the local provider say to each other, and what is kept."""
+"""The messages between the local provider and its helper, and the record of a cluster."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""What `up` would do to the machines that are there, and how nodes share this one."""
+"""`plan` for local nodes: their changes, and how nodes share the CPUs and memory of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A subnet that nothing uses, on machines with VPNs and containers too."""
+"""The subnet of a local cluster avoids networks of VPNs, containers and other clusters."""
 
 import json
 from ipaddress import IPv4Network

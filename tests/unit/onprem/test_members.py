@@ -1,6 +1,4 @@
-"""What a spec and the facts of machines make of them: roles, addresses, names, the network, and the
-plan.
-"""
+"""Roles, addresses, names, networks and plan of on-prem hosts, from spec and facts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What stands in the way on machines of one's own: all of it in one look, and nothing where all is
-well.
-"""
+"""`plan --preflight` of on-prem hosts reports all problems at once."""
 
 from __future__ import annotations
 

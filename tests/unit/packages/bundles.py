@@ -1,4 +1,4 @@
-"""Small bundles to break: real format, content of no use."""
+"""Small bundles in the real format, which tests damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a bundle is said by its name, and nothing of it is used."""
+"""Damage to a bundle is named, and nothing of the bundle is used."""
 
 from __future__ import annotations
 

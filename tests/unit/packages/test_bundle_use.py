@@ -1,6 +1,4 @@
-"""With a bundle, wheels are found without an index, and the cluster remembers which bundle it
-was.
-"""
+"""`up` with a bundle needs no package index, and records the bundle."""
 
 from __future__ import annotations
 

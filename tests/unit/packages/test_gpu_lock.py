@@ -1,6 +1,4 @@
-"""What nodes with GPUs get is locked: CuPy, what it loads of CUDA, NCCL and NVML; NumPy stays the
-nodes'.
-"""
+"""The lock of GPU wheels has CuPy and the libraries that it loads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Every package that a role asks for is in a repository, and what it names of them is in them: see
-facts/.
+"""Every package, unit and file that roles name exists in a repository, by the records in facts/.
 
 A name that is asked for and not recorded fails. Look it up, and record where it was found; never
 take it from a role.

@@ -1,4 +1,4 @@
-"""The role firewall: what it opens, and what it will not lose."""
+"""The role firewall: the ports that it opens, and the rules that a reload would drop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The playbooks name all roles: one that is forgotten would drift on every `up`."""
+"""The playbooks contain every role; a forgotten role would drift on every `up`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role selinux: what it labels is what Slurm and systemd start."""
+"""The role selinux labels the programs that Slurm and systemd start."""
 
 from __future__ import annotations
 

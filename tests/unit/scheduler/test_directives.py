@@ -1,6 +1,4 @@
-"""Flags of `submit` against the #SBATCH lines of a script: the lines keep no value for a flag's
-quantity.
-"""
+"""Flags of `submit` replace the #SBATCH lines of a script that set the same quantity."""
 
 from __future__ import annotations
 

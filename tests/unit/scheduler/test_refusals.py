@@ -1,6 +1,4 @@
-"""What helps if the rules of a site for accounts reject a job. The messages are those of two
-sites.
-"""
+"""Fixes for jobs that the account rules of a site reject, with messages of two sites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between clusterctl's own Slurm, the Slurm of other people, and no Slurm."""
+"""The differences between a Slurm of clusterctl, a foreign Slurm, and no Slurm."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tests of clusters on which Slurm has no PMIx plugin, as in Debian's 26.05: mpirun starts the
-ranks.
-"""
+"""On clusters whose Slurm has no PMIx plugin, such as Debian's 26.05, mpirun starts the ranks."""
 
 from __future__ import annotations
 

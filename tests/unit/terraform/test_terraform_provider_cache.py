@@ -1,4 +1,4 @@
-"""Providers are downloaded once, and whoever has a Terraform configuration is left alone."""
+"""Terraform providers are downloaded once, unless the user has a Terraform configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ssh's messages about its files mean, also if these files are damaged."""
+"""The errors that ssh's messages about keys and configuration files become."""
 
 from __future__ import annotations
 
