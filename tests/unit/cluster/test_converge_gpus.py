@@ -64,7 +64,7 @@ def views(one: Driver, two: Driver) -> dict[str, HostReport]:
 def test_slurm_without_cgroup_plugin_uses_no_cgroups(
     workspace: Workspace, has: bool, tracks: str
 ) -> None:
-    """slurmd would not start on any node: the plugin is a file that not every build has."""
+    """With cgroups, slurmd would start on no node, because some builds of Slurm lack the plugin."""
     facts = NodeFacts(4, 1, 1, 4, 1, 64000)
     reports = {**views(Driver(), Driver()), ONE: HostReport(facts, {})}
     reports[TWO] = HostReport(replace(facts, cgroups=has), {})
@@ -83,7 +83,7 @@ def test_slurm_without_cgroup_plugin_uses_no_cgroups(
 def workspace_fixture(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Workspace:
-    """With a cache of its own, and no index."""
+    """A workspace with its own wheel cache, and without a package index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     return workspace

@@ -46,7 +46,7 @@ def why_outdated(
 
 @pytest.fixture
 def workspace(workspace: Workspace) -> Workspace:
-    """Of a cluster whose configuring has ended well."""
+    """The workspace of a cluster after a successful `up`."""
     rendered = inputs_of(spec(), INVENTORY, workspace, views())
     _record(workspace, Configured(inputs=rendered.inputs, marks={CTL: FINE, ONE: FINE}))
     return workspace

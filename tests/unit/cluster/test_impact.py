@@ -65,7 +65,9 @@ def sinfo(
 
 
 def squeue(*jobs: tuple[int, str, str], asks_for: int = 1) -> Step:
-    """Jobs as (id, partition, node); without a node it waits. asks_for: nodes of each job."""
+    """Return the answer of squeue about jobs (id, partition, node). A job without a node is
+    pending. asks_for: the number of nodes that each job requested.
+    """
     return queued(
         *(
             {
@@ -97,7 +99,7 @@ class Hosts:
 
 @contextmanager
 def asked_in_order(*steps: Step) -> Iterator[SlurmNodes]:
-    """Slurm, which must be asked for all these steps."""
+    """Yield a client of Slurm that must run exactly these commands."""
     transport = ScriptedTransport(steps)
     try:
         yield SlurmNodes(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
@@ -120,7 +122,7 @@ def look(
     force: bool = False,
     alive: bool = True,
 ) -> tuple[dict[str, Size], tuple[str, ...]]:
-    """The nodes that keep their size, and what the user should know."""
+    """Return (node -> size that it keeps, notes)."""
     with asked_in_order(*steps) as slurm, pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             impact, "check_leaving_hosts", lambda *_, **__: PhaseResult(only_copies.NOTHING)
@@ -141,9 +143,7 @@ def look_ahead(
     hosts: tuple[HostChange, ...] = (),
     alive: bool = True,
 ) -> Impact:
-    """Every command is in ``steps``: what would change anything on the cluster is not among
-    them.
-    """
+    """Return the impact of a plan. steps: all commands; none of them changes the cluster."""
     with asked_in_order(*steps) as slurm:
         return impact_of(context(wanted, Hosts(sizes, alive)), was, HostPlan(hosts), slurm)
 

@@ -134,7 +134,7 @@ def test_load_record_of_a_damaged_file_is_none(home: Path, text: str) -> None:
 
 @dataclass
 class Stub(BareProvider):
-    """A provider whose clusters leave their storage."""
+    """A provider whose removed clusters leave storage."""
 
     storage: list[KeptStorage]
     did: list[str] = field(default_factory=list)
@@ -184,7 +184,7 @@ def test_down_with_keep_records_the_kept_storage(home: Path, stub: Stub) -> None
 
 @pytest.mark.parametrize("how", ["kept", "not kept", "kept before", "nothing was up"])
 def test_list_of_copies_stays_while_storage_is_kept(home: Path, stub: Stub, how: str) -> None:
-    """The runs, too, which the workspace alone knows until then."""
+    """Collected runs are on the list, too, although until then only the workspace has them."""
     runner = cluster(keep=how == "kept")
     if how in {"kept before", "nothing was up"}:  # and not taken up
         save_record("d", StorageRecord(provider=LocalSettings(), kept=(DISK,)))
@@ -212,7 +212,7 @@ def test_list_of_copies_stays_while_storage_is_kept(home: Path, stub: Stub, how:
 
 
 def test_copies_are_recorded_in_a_temporary_workspace(home: Path) -> None:
-    """Where the disk takes nothing more, `down` looks by that."""
+    """`down` works on a temporary copy of the workspace if its disk is full."""
     workspace = cluster(keep=True).workspace
     sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
     record_copies(workspace, [sent])
@@ -229,7 +229,7 @@ def test_copies_are_recorded_in_a_temporary_workspace(home: Path) -> None:
 def test_down_without_keep_keeps_storage_only_if_up_did_not_finish(
     home: Path, stub: Stub, *, was_up: bool
 ) -> None:
-    """Nobody has looked at the storage that an `up` took up which then failed."""
+    """An unfinished `up` may have attached kept storage, which was not searched for files."""
     runner = cluster(keep=False)
     if was_up:
         runner.workspace.configured.touch()
@@ -256,7 +256,7 @@ def screen_verb(verb: Callable[..., None], **flags: bool) -> None:
 def test_storage_remove_needs_discard_and_confirmation(
     home: Path, stub: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody can look at what is on it."""
+    """Storage without a cluster can't be searched for files."""
     save_record("d", StorageRecord(provider=LocalSettings(), kept=(DISK,)))
     with refused("only-copy", OnlyCopyError, DISK.what) as caught:
         screen_verb(cli_down.storage_remove, yes=True)
@@ -306,9 +306,7 @@ def test_record_of_manually_removed_storage_is_deleted(home: Path, stub: Stub) -
 def test_cluster_that_is_up_keeps_the_record_of_copies(
     home: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the only one that is up, so its spec says where to look; no storage was kept before
-    it.
-    """
+    """Its storage is its own, and no storage was kept before."""
     monkeypatch.chdir(home)
     stub.storage = []
     workspace = cluster(keep=False).workspace

@@ -47,7 +47,7 @@ def spec_without(wanted: ClusterSpec, names: list[str]) -> ClusterSpec:
 
 @pytest.fixture
 def raised(tmp_path: Path) -> Raise:
-    """A workspace with a cluster that was raised as this spec says."""
+    """Return the workspace of a cluster that `up` created from a spec."""
 
     def write(before: ClusterSpec | None = None) -> Workspace:
         workspace = Workspace(tmp_path / "own")
@@ -129,7 +129,7 @@ def test_spec_without_nodes_keeps_the_others(raised: Raise) -> None:
 
 @pytest.fixture
 def noted(raised: Raise) -> Workspace:
-    """A raised cluster of ctl, gpu1 and gpu2 with its secrets; each host has a key of its own."""
+    """The workspace of a cluster of ctl, gpu1 and gpu2, each with its own host key."""
     workspace = raised(spec(train="gpu[1-2]"))
     workspace.create_secrets()
     workspace.cluster_id()

@@ -124,7 +124,7 @@ WITH_KEY = spec_of(users=[{"name": "ada", "uid": 2001, "ssh_keys": [KEY]}])
 
 @pytest.mark.parametrize("group", [COMPUTE, CONTROLLER])
 def test_class_key_ignores_ssh_keys_of_users(group: str) -> None:
-    """They are in the homes, which are no part of a host."""
+    """SSH keys are in homes, which are on shared storage."""
     assert key_of(WITH_KEY, group=group) == key_of(group=group)
 
 
@@ -164,7 +164,7 @@ OWN = {
 
 @pytest.mark.parametrize("group", [COMPUTE, CONTROLLER])
 def test_class_variables_have_every_variable_of_its_roles(workspace: Workspace, group: str) -> None:
-    """A new one would be missed: it belongs into the class, or into the files of each host."""
+    """A new variable must be added to the class, or to the files of each host."""
     plays = YAML(typ="safe").load(data_folder("ansible") / "class.yml")
     tasks = [task for play in plays if group in play["hosts"].split(":") for task in play["tasks"]]
     imported = [task.get("ansible.builtin.import_role") for task in tasks]
@@ -176,7 +176,7 @@ def test_class_variables_have_every_variable_of_its_roles(workspace: Workspace, 
 
 
 def test_variables_of_both_groups_are_equal() -> None:
-    """One run of Ansible configures a host of each."""
+    """The same run of Ansible configures a host of each group."""
     compute, controller = (
         class_variables(spec_of(), TWELVE, "/shared", g) for g in (COMPUTE, CONTROLLER)
     )
@@ -185,9 +185,7 @@ def test_variables_of_both_groups_are_equal() -> None:
 
 
 def test_class_key_is_shared_by_clusters_of_the_same_kind() -> None:
-    """Its name, addresses, number and sizes of nodes, keys and accounts in Slurm's accounting are
-    its own.
-    """
+    """The key ignores the cluster's name, addresses, number and sizes of nodes, keys and accounts."""
     other = spec_of(
         name="other",
         provider={"type": "local", "subnet": "10.1.2.0/24"},
@@ -294,7 +292,7 @@ def test_controller_with_former_keys_in_homes_needs_ansible(cluster: Cluster) ->
 
 @pytest.fixture
 def growing(cluster: Cluster) -> Cluster:
-    """A cluster of two nodes that is configured, and is to have three."""
+    """A configured cluster of two nodes, which is to have three."""
     now = cluster.hosts(INVENTORY)
     cluster.seen = {host: expected_marks(files) | SHARED for host, files in now.files.items()}
     cluster.recorded = Configured(inputs=now.rendered.inputs, groups=now.groups, marks=cluster.seen)
@@ -320,7 +318,7 @@ def test_new_hosts_of_a_class_need_no_ansible(
 
 
 def test_node_with_a_card_is_configured_by_ansible(cluster: Cluster) -> None:
-    """It gets CuPy, and a health check that expects the card."""
+    """A node with a GPU needs CuPy, and a health check that expects the GPU."""
     hosts = cluster.hosts(INVENTORY)
     gpus = json.dumps({TWO: {"cupy": True, "uuids": []}})
     rendered = replace(hosts.rendered, files={inventory_file.GPUS_FILE: gpus})
@@ -334,9 +332,7 @@ def test_unchanged_cluster_needs_no_work(growing: Cluster) -> None:
 
 
 def test_added_node_needs_no_ansible(growing: Cluster) -> None:
-    """The hosts that exist get newer files of their own, and all daemons read their configuration,
-    once.
-    """
+    """Existing hosts get new host-specific files, and Slurm is reconfigured once."""
     work = growing.choose(GROWN, NEW)
     assert work == Work(from_template=NEW, renewed=OLD, reconfigures=True, replaces_record=True)
 

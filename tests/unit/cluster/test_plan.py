@@ -29,9 +29,7 @@ SPEC = spec_of(users=[{"name": "a", "uid": 2000}])
 
 @dataclass
 class Stub:
-    """A provider that says what it is told to, and leaves something in the workspace that it is
-    given.
-    """
+    """A provider with a scripted plan, which writes into the workspace that it gets."""
 
     hosts: tuple[HostChange, ...] = (HostChange("d-ctl", "make", "the controller"),)
     distribution: str = "debian-12"
@@ -140,7 +138,7 @@ def test_slurm_with_known_vulnerabilities_gives_a_note(
 
 
 def test_vulnerabilities_are_those_of_the_table_in_the_manual() -> None:
-    """The warnings name no vulnerability that docs/distributions.md does not."""
+    """The warnings name only vulnerabilities that docs/distributions.md lists."""
     table = (Path(__file__).parents[3] / "docs/distributions.md").read_text()
     warnings = {
         release.release: release.slurm_flaws for release in releases() if release.slurm_flaws

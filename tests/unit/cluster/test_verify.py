@@ -39,7 +39,7 @@ def verify(
     *,
     timeout_s: float = 60,
 ) -> Verification:
-    """Nodes that are not given say that they reach all others."""
+    """Verify the nodes. Nodes without an entry in ``nodes`` reach all others."""
     silent = {name: ScriptedTransport([JOINED]) for name in NAMES}
     hosts: dict[str, Transport] = {"d-ctl": controller, **silent, **(nodes or {})}
     return verify_by(inventory, hosts.__getitem__, NAMES, timeout_s=timeout_s)
@@ -54,7 +54,7 @@ def sinfo(reason: str = "no reason", by: str = "ada", **states: str) -> Step:
 
 
 def squeue(**jobs: str) -> Step:
-    """Jobs from number 7 on, by name, that are pending for a reason."""
+    """Return the answer of squeue about pending jobs with these names, from job 7 on."""
     return queued(
         *(
             {"JobID": str(number), "Name": name, "State": "PENDING", "Reason": why}
@@ -64,7 +64,7 @@ def squeue(**jobs: str) -> Step:
 
 
 def running(*nodes: str, start: int, number: int = 7) -> Step:
-    """A job that runs on these nodes, in squeue's words. start: Unix seconds."""
+    """Return the answer of squeue about a job that runs on these nodes. start: Unix seconds."""
     return queued(
         {
             "JobID": str(number),
@@ -80,7 +80,7 @@ NOW = Step(("date", "+%s"), "5000\n")
 
 
 def booted(seconds_ago: int) -> ScriptedTransport:
-    """A node that tells the age of its first process."""
+    """Return a node that booted this long ago."""
     return ScriptedTransport([Step(("ps", "..."), f"   {seconds_ago}\n")])
 
 
@@ -101,7 +101,7 @@ def alone(host: str, stderr: str = "") -> Step:
 
 
 class InAnyOrder(ScriptedTransport):
-    """Jobs of single hosts are asked for side by side, so any of them may come first."""
+    """A controller whose commands may come in any order, because single-host jobs run in parallel."""
 
     lock = threading.Lock()
 
@@ -151,7 +151,9 @@ FATAL = "[2026-11-27T21:40:01.123] fatal: "
 
 
 def away_controller(state: str, log: str, then: Sequence[Step] = ()) -> ScriptedTransport:
-    """A controller with a slurmctld that does not answer, in systemd's state, with a log."""
+    """Return a controller whose slurmctld does not answer. state: systemd's state of it. log: its
+    log.
+    """
     unit = Step(SHOW, state)
     tail = [Step(TAIL, log)] if log else []
     return ScriptedTransport([AWAY, unit, *tail, *then])
@@ -227,7 +229,7 @@ def test_node_booted_after_its_job_started_goes_down_and_back(then: list[Step]) 
 
 
 def test_node_given_up_by_slurm_gets_its_slurmd_restarted() -> None:
-    """Once: a node that stays away in spite of it is an error."""
+    """slurmd is restarted once; a node that stays down after that is an error."""
     given_up = sinfo("Not responding", "slurm", d_train_1="down*", d_train_2="idle")
     node = ScriptedTransport([Step(("sudo", "-n", "systemctl", "restart", "slurmd"))])
     transport = ScriptedTransport([given_up, given_up, BOTH, srun(*NAMES)])
@@ -442,7 +444,7 @@ def test_unusable_nodes_are_listed_unless_an_admin_drained_them() -> None:
 
 
 class Looks:
-    """A provider that lacks a tool here, and there a quota."""
+    """A provider with a missing tool on this machine and a quota that is too small."""
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         raise MachineError("missing tool: gcloud", why="it carries SSH")

@@ -131,7 +131,7 @@ class TestServiceCurrent:
         assert not listens(port)
 
     def test_cause_of_a_failed_daemon_is_read_from_its_log(self, tmp_path: Path) -> None:
-        """slurmctld tells its log why it ends, not its journal."""
+        """slurmctld writes the reason for its end to its log, not to the journal."""
         errors_since = load_module("service_current").errors_since
         log = tmp_path / "slurmctld.log"
         log.write_text("[2026-11-20T08:20:00.100] fatal: an old story\n")

@@ -75,9 +75,7 @@ def document(path: Path) -> Any:
 
 
 def rendered(value: Any, variables: Mapping[str, Any]) -> Any:
-    """The value with its templates filled, as far as can be told here: `*` for what a host alone
-    knows.
-    """
+    """Return a value with its templates filled. `*` stands for values that only a host knows."""
     if not isinstance(value, str) or "{{" not in value:
         return value
     environment = jinja2.Environment(undefined=jinja2.ChainableUndefined, finalize=_star)  # noqa: S701
@@ -94,7 +92,7 @@ def _star(value: Any) -> Any:
 
 
 def variables_of(role: Path) -> list[dict[str, Any]]:
-    """The role's variables, once for each distribution."""
+    """Return the variables of a role, for each distribution."""
     common = {
         **(document(role / "defaults/main.yml") or {}),
         **(document(role / "vars/main.yml") or {}),
@@ -117,7 +115,7 @@ def _flat(tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def written(task: dict[str, Any], variables: dict[str, Any]) -> Iterator[str]:
-    """The paths that a task writes on a host."""
+    """Return the paths that a task writes on a host."""
     if task.get("delegate_to") == "localhost":
         return
     for module, key in WRITERS.items():
@@ -130,7 +128,7 @@ def written(task: dict[str, Any], variables: dict[str, Any]) -> Iterator[str]:
 
 
 def touches(role: str) -> dict[str, Any]:
-    """What a role's file names, templates filled."""
+    """Return the touches.yml of a role, with its templates filled."""
     found = document(ANSIBLE / f"roles/{role}/meta/touches.yml")
     named: dict[str, Any] = found[f"{role}_touches"]
     return {
@@ -185,7 +183,7 @@ def test_touches_drift_paths_belong_to_the_role(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_tasks_set_the_owner_of_files_checked_for_drift(role: str) -> None:
-    """Without one named, a module leaves the file to whoever has it."""
+    """Without an owner, an Ansible module keeps the present owner of the file."""
     folder = ANSIBLE / "roles" / role
     checked = [path for one in touches(role).get("drift", []) for path in one.get("files", ())]
     lacking = [
@@ -308,5 +306,5 @@ def test_touches_names_every_started_unit(role: str) -> None:
 
 
 def _same(path: str, pattern: str) -> bool:
-    """Whether they can mean one path; both may have stars."""
+    """Return whether two patterns can match the same path."""
     return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(pattern, path)

@@ -43,7 +43,7 @@ def provider_of(spec: ClusterSpec, reporter: Reporter = SILENT) -> GcpProvider:
 
 
 def workspace_in(folder: Path) -> Workspace:
-    """That of the cluster `demo`, with its id and its keys, in a folder of workspaces."""
+    """Return the workspace of the cluster `demo`, with its id and keys."""
     found = Workspace(folder / "demo")
     found.create()
     found.create_secrets()

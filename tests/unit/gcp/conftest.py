@@ -15,8 +15,8 @@ from tests.support.google.provider.store import Store
 
 @pytest.fixture
 def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
-    """The double, as what clusterctl talks to; every request and answer was as Google documents
-    it.
+    """The double of Google's API. Each request and answer is checked against Google's
+    documentation.
     """
     with Google(Store(tmp_path / "world.json")) as double:
         for name, value in double.environment.items():
@@ -27,11 +27,11 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
 
 @pytest.fixture
 def naps() -> list[float]:
-    """How long ``api`` slept, in seconds; nobody waits."""
+    """The pauses of ``api``, in seconds. No test waits for them."""
     return []
 
 
 @pytest.fixture
 def api(google: Google, naps: list[float]) -> Api:
-    """The client of the double."""
+    """A client of the double."""
     return Api(PROJECT, clock=Clock(now=lambda: sum(naps), sleep=naps.append))

@@ -27,8 +27,8 @@ def copies(
     *,
     files: str = "**/*.tf",
 ) -> Module:
-    """A configuration that has the module, or these files of it, once for each name, with its
-    variables.
+    """Write a configuration with a copy of the module for each name and its variables. Default
+    files: the whole module.
     """
     source = folder / "source"
     module = data_folder("terraform") / "gcp"
@@ -44,8 +44,8 @@ def copies(
 
 
 def planned(plan: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """Address -> the planned values of the resources of one copy, without what is known after apply
-    only.
+    """Return address -> planned values of the resources of a copy, without values that are known
+    only after apply.
     """
     modules = {
         each["address"]: each for each in plan["planned_values"]["root_module"]["child_modules"]
@@ -58,7 +58,7 @@ def planned(plan: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
 
 
 def changes(plan: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """The changes of the resources of one copy, as if it were the only one."""
+    """Return the changes of the resources of a copy, as if it were the only copy."""
     prefix = f"module.{name}."
     own = [each for each in plan["resource_changes"] if each["address"].startswith(prefix)]
     alone: list[dict[str, Any]] = json.loads(json.dumps(own).replace(prefix, ""))

@@ -31,25 +31,23 @@ VARIABLES = "clusterctl.auto.tfvars.json"
 
 
 def spec_of(name: str) -> ClusterSpec:
-    """One of the specs that tests share."""
+    """Return one of the shared specs."""
     return load_spec(SPECS / f"{name}.yaml", current_user=CurrentUser(name="ada", uid=1001))
 
 
 def labels(cluster: str, cluster_id: str) -> dict[str, str]:
-    """What the module labels every resource of a cluster with."""
+    """Return the labels that the module gives every resource of a cluster."""
     return {"clusterctl-cluster": cluster, "clusterctl-id": cluster_id}
 
 
 def description(cluster: str, cluster_id: str) -> str:
-    """The same in words, for what can't carry labels."""
+    """Return the same information as a description, for resources that can't have labels."""
     return f"clusterctl-cluster={cluster} clusterctl-id={cluster_id}"
 
 
 @dataclass(frozen=True)
 class Ran:
-    """How a call of Terraform ended; ``said`` is what it printed, without frames and line
-    breaks.
-    """
+    """The result of a Terraform command. ``said``: its output without frames and line breaks."""
 
     rc: int
     stdout: str
@@ -61,7 +59,7 @@ class Ran:
 
 
 class Module:
-    """The module in ``folder``, of ``source`` if that is not the project's own."""
+    """A copy of the Terraform module in ``folder``. Default ``source``: the project's own module."""
 
     def __init__(self, folder: Path, *, source: Path | None = None) -> None:
         self.cloud = GoogleCloud(folder)
@@ -77,13 +75,13 @@ class Module:
         return self._good("apply", "-auto-approve").said
 
     def plan(self) -> dict[str, list[str]]:
-        """What would be done: address -> actions, without what stays as it is."""
+        """Plan. Return address -> actions of each resource that changes."""
         changes = self.planned()["resource_changes"]
         actions = {each["address"]: each["change"]["actions"] for each in changes}
         return {address: done for address, done in actions.items() if done != ["no-op"]}
 
     def planned(self) -> dict[str, Any]:
-        """The plan, as `terraform show -json` has it."""
+        """Plan. Return the plan as `terraform show -json` prints it."""
         self._good("plan", "-out=plan.tfplan")
         plan: dict[str, Any] = json.loads(self._good("show", "-json", "plan.tfplan").stdout)
         return plan
@@ -93,7 +91,7 @@ class Module:
         return {name: each["value"] for name, each in found.items()}
 
     def run(self, verb: str, *options: str) -> Ran:
-        """Any verb, however it ends."""
+        """Run any Terraform command, whether it fails or not."""
         colors = () if verb in {"fmt", "state"} else ("-no-color",)
         done = subprocess.run(
             [self.cloud.terraform, verb, *colors, *options],

@@ -52,12 +52,12 @@ READ = ("actions", "before", "after", "after_unknown")
 
 
 def variables_of_plan() -> dict[str, Any]:
-    """The variables that the plan was made of."""
+    """Return the variables of the recorded plan."""
     return variables(parse_spec(SPEC, "cluster.yaml"), CLUSTER_ID, PUBLIC_KEY)
 
 
 def as_file(changes: Sequence[Mapping[str, Any]]) -> str:
-    """The parts of `resource_changes` that are read, a line for each resource."""
+    """Return the used parts of `resource_changes`, with a line for each resource."""
     lines = [
         json.dumps(
             {
@@ -71,7 +71,7 @@ def as_file(changes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def demo(project: str = PROJECT, cluster_id: str = CLUSTER_ID) -> tuple[ResourceChange, ...]:
-    """What is done at Google to make the cluster in this project, under this id."""
+    """Return the recorded changes that create the cluster in this project, with this id."""
     text = PATH.read_text().replace(PROJECT, project).replace(CLUSTER_ID, cluster_id)
     return tuple(
         change for change in read_changes(json.loads(text)) if change.type.startswith("google_")
@@ -91,7 +91,7 @@ class Recorded(Terraform):
         self._cloud = Google(cloud)
 
     def init(self) -> None:
-        """There is nothing to fetch."""
+        """Download nothing."""
 
     def plan(
         self, *, destroy: bool = False, adopt: Mapping[str, str] = {}, targets: Sequence[str] = ()
@@ -157,7 +157,7 @@ class Recorded(Terraform):
         return there
 
     def _made(self, change: ResourceChange) -> ResourceChange:
-        """The change by which there is what is asked for."""
+        """Return the change that creates a resource, starts it, or leaves it as it is."""
         before = self._before(*self._state.get(change.address, ("", "")))
         if before is None:
             return change
@@ -167,14 +167,14 @@ class Recorded(Terraform):
         return replace(change, action="no-op", before=before, after=before)
 
     def _removed(self, addresses: Collection[str], *, destroy: bool) -> Iterator[ResourceChange]:
-        """The changes by which nothing else is there, in the order in which it can go."""
+        """Yield the changes that remove all other resources, in deletion order."""
         for address, (kind, identity) in [*self._state.items()][::-1]:
             if address not in addresses and (before := self._before(kind, identity)) is not None:
                 why = () if destroy else ("it is no longer in the spec",)
                 yield ResourceChange(address, kind, None, "delete", before, None, why)
 
     def _asked(self) -> Iterator[ResourceChange]:
-        """The recorded changes, those of a host for each one that is named."""
+        """Yield the recorded changes, with those of a host for each host in the variables."""
         variables = self._variables
         recorded = demo(variables["project"], variables["cluster_id"])
         yield from (
@@ -189,7 +189,7 @@ class Recorded(Terraform):
             )
 
     def _done(self, change: ResourceChange) -> Diagnostic | None:
-        """Carry out a change; what Google's provider says if Google refuses."""
+        """Carry out a change. Return the provider's error if Google refuses it."""
         state = self._state
         try:
             if change.action == "create":
@@ -213,8 +213,8 @@ class Recorded(Terraform):
 def cloud_in(
     folder: Path, patch: pytest.MonkeyPatch, *, is_real: bool
 ) -> Iterator[tuple[GoogleCloud, Api]]:
-    """A cloud with the API that shows it; ``GcpProvider`` plans with Terraform, or with the
-    recorded plan.
+    """Yield a cloud with its API. ``GcpProvider`` plans with real Terraform, or with the recorded
+    plan.
     """
     cloud = GoogleCloud(folder, serves=is_real)
     if not is_real:
@@ -231,7 +231,7 @@ def cloud_in(
 
 
 def _of_host(recorded: ResourceChange, name: str, host: Mapping[str, Any]) -> ResourceChange:
-    """The change of a host, for the one of that name."""
+    """Return the recorded change of a host, for the host of this name."""
     after = json.loads(json.dumps(recorded.after).replace("demo-train-1", name))
     if recorded.type == INSTANCE:
         image = host["image"]
@@ -243,8 +243,8 @@ def _of_host(recorded: ResourceChange, name: str, host: Mapping[str, Any]) -> Re
 
 
 def _asked_of_google(value: Any) -> Any:
-    """The value with the provider's mark for what only applying tells; names of other resources are
-    empty.
+    """Mark values that are known only after apply as the provider does. Names of other resources
+    become empty.
     """
     if isinstance(value, Mapping):
         return {

@@ -30,7 +30,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Sent:
-    """What becomes of a type's attributes."""
+    """How the attributes of a resource type are sent to Google."""
 
     method: str
     within: str = ""
@@ -89,7 +89,7 @@ def unrecorded(kind: str, attributes: Iterable[str]) -> Iterator[tuple[str, str]
 
 
 def _known(rules: Sent, attribute: str) -> Iterator[str]:
-    """The names that an attribute may have, if Google has them."""
+    """Return the names in Google's API that an attribute may have."""
     if attribute in rules.renamed:
         named = [rules.renamed[attribute]]
     else:
@@ -101,7 +101,7 @@ def _known(rules: Sent, attribute: str) -> Iterator[str]:
 
 
 def _schema(method: str, path: str) -> Mapping[str, Any]:
-    """What the discovery document says of a field; empty if there is none."""
+    """Return the entry of a field in the discovery document. Empty if it has none."""
     service = method.partition(".")[0]
     (found,) = (one for one in discovery.methods(service) if one.id == method)
     schemas = discovery.document(service)["schemas"]

@@ -230,7 +230,7 @@ class TestHostKeys:
 
 
 class TestTheDouble:
-    """What its answers are worth: it refuses what Google does not document."""
+    """The double refuses requests that Google does not document."""
 
     @pytest.mark.parametrize(
         ("verb", "path", "body", "problem"),

@@ -126,7 +126,7 @@ def test_lost_data_names_deleted_disks_and_filestores() -> None:
 
 
 def test_host_changes_start_a_stopped_host() -> None:
-    """Nobody's jobs run there, whatever else changes of it."""
+    """No jobs run on a stopped host, so that no other change of it matters."""
     off = instance(current_status="TERMINATED", desired_status="TERMINATED")
     on = instance(desired_status="RUNNING")
     (start,) = host_changes(plan(change(INSTANCE, "update", off, on)))

@@ -30,7 +30,7 @@ EVERYTHING = [
 
 
 def make(google: Google, cluster: str = "demo", cluster_id: str = OURS) -> None:
-    """One cluster with some of everything."""
+    """Create a cluster with resources of every type."""
     put = google.world.put
     name = f"{cluster}-{cluster_id}"
     marked = {"labels": labels(cluster, cluster_id)}
@@ -105,7 +105,7 @@ class TestFinding:
     def test_find_resources_lists_everything_in_deletion_order(
         self, google: Google, api: Api
     ) -> None:
-        """What it costs is known, or said not to be."""
+        """Each resource has its cost, or is marked as unknown."""
         make(google, "other", THEIRS)
         assert find_resources(api, OURS) == ()
         make(google)

@@ -22,14 +22,14 @@ FAMILY = re.compile(r"\b[A-Z]\d[A-Z]?\b")
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading."""
+    """Return the cells of the first table below a heading."""
     text = PAGE.partition(f"\n## {heading}\n")[2].partition("\n|---")[2]
     lines = text.partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def of(more: str) -> set[str]:
-    """The APIs that a cluster with this setting needs."""
+    """Return the APIs that a cluster with this setting needs."""
     spec = parse_spec(
         SPEC.replace("zone: us-central1-a", f"zone: us-central1-a{more}"), "cluster.yaml"
     )

@@ -73,7 +73,7 @@ Plant = Callable[[Google], object]
 
 
 def has(google: Google, path: str, **special: Any) -> None:
-    """Something is there, and special; or not there."""
+    """Create a resource with these attributes in the double, or remove it."""
     google.project.has[path] = special or None
 
 
@@ -209,7 +209,7 @@ ONCE = ("compute.networks.create", "compute.subnetworks.create", "compute.router
 
 
 def test_preflight_needs_no_quota_or_permission_for_existing_resources(google: Google) -> None:
-    """What it did not come to is Terraform's to name."""
+    """Terraform itself reports problems of resources that an earlier `up` did not reach."""
     for metric in ("NETWORKS", "SUBNETWORKS", "ROUTERS"):
         quota(google, metric, 5, 5)
     deny(google, *ONCE)
@@ -368,7 +368,9 @@ def assert_asks_for_a_login(findings: tuple[Finding, ...], why: str) -> None:
 
 
 class ExpiredSession(requests.Session):
-    """As google-auth's: what Google's token endpoint says (google-auth 2.62, oauth2/_client.py)."""
+    """A session of google-auth whose login has expired, with the message of Google's token endpoint
+    (google-auth 2.62, oauth2/_client.py).
+    """
 
     def request(self, *_: object, **__: object) -> requests.Response:
         raise RefreshError("invalid_grant: Token has been expired or revoked.")
@@ -403,7 +405,7 @@ def test_preflight_names_gpus_on_a_public_image_without_a_driver(
 
 
 def test_unreadable_managed_policies_are_ignored(google: Google) -> None:
-    """Their API is off in most projects, and in those of no organization."""
+    """Their API is disabled in most projects, and in projects without an organization."""
     google.off.add("orgpolicy")
     google.project.enforced.add("compute.managed.requireOsLogin")
     assert found(PLAIN) == ()
@@ -416,7 +418,7 @@ def test_preflight_resource_without_permission_may_exist(google: Google, call: s
 
 
 class SilentSession(requests.Session):
-    """Google, where calls whose URL has ``part`` get no answer in time."""
+    """A session in which requests whose URL contains ``part`` time out."""
 
     def __init__(self, part: str) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ def test_price_of_cloud_nat_depends_on_up_to_32_machines() -> None:
 
 
 def instance(name: str = "demo-train-1", **more: Any) -> dict[str, Any]:
-    """As Terraform plans one."""
+    """Return an instance as Terraform plans it."""
     disk = {"initialize_params": [{"size": 73, "type": "pd-balanced"}]}
     return {"name": name, "machine_type": "g2-standard-4", "boot_disk": [disk], **more}
 
@@ -165,7 +165,7 @@ def node_price(of_it: ClusterSpec, partition: str) -> float | None:
 
 
 class TestNodes:
-    """What `cost_usd` of a run rests on."""
+    """The price of a node, which `cost_usd` of a run is computed from."""
 
     def test_node_price_equals_the_planned_host_price(self) -> None:
         checked = 0
@@ -212,7 +212,7 @@ def _model(host: dict[str, Any]) -> str:
 
 
 def as_instance(name: str, host: dict[str, Any]) -> dict[str, Any]:
-    """A host of the module's variables as Terraform plans its instance."""
+    """Return the planned instance of a host in the module's variables."""
     disk = {"size": host["boot_disk"]["size_gib"], "type": host["boot_disk"]["type"]}
     machine = gcp_machines.machines().get(host["machine_type"])
     assert machine is not None

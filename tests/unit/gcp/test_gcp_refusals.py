@@ -32,7 +32,7 @@ BOOK = [pytest.param(each, id=name) for name, each in REFUSALS.items()]
 
 
 def played(*first: str) -> list[ParameterSet]:
-    """The book, of which `make test` plays these alone."""
+    """Return the refusals that `make test` plays."""
     return [
         pytest.param(each, id=name, marks=() if name in first else pytest.mark.sweep)
         for name, each in REFUSALS.items()

@@ -44,7 +44,7 @@ def kept(spec: ClusterSpec) -> tuple[KeptStorage, ...]:
 
 
 def left_disk(google: Google, *, user: str = "ada") -> str:
-    """The disk that an earlier cluster left: its path."""
+    """Create the disk that an earlier cluster kept. Return its path."""
     path = f"projects/{PROJECT}/zones/us-central1-a/disks/demo-a1b2c3-shared"
     labels = {"clusterctl-storage": "demo", "clusterctl-user": user, "clusterctl-uid": "3001"}
     disk = {"zone": "us-central1-a", "project": PROJECT, "size": 100, "type": "pd-balanced"}

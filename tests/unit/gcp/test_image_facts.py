@@ -82,7 +82,7 @@ def test_fact_has_a_source_and_holds_in_our_files(fact: Fact) -> None:
     ("family", "needed"), [(PLAIN_IMAGE.family, set()), (GPU_IMAGE.family, OF_GPUS)]
 )
 def test_default_images_have_facts(family: str, needed: set[str]) -> None:
-    """Another default family needs its own: what it has may be elsewhere."""
+    """Another default image needs facts of its own, because its paths may differ."""
     known = {fact.id for fact in FACTS.fact if re.search(fact.images, family)}
     assert known >= OF_ANY_DEFAULT | needed
 
@@ -112,7 +112,7 @@ def test_el_machine_has_open_mpi_at_the_path_of_nvidia() -> None:
 
 
 def test_no_shipped_file_names_a_network_interface() -> None:
-    """A name is the image's: eth0 on some, ens4 on others."""
+    """The image decides the name: eth0 in some images, ens4 in others."""
     assert INTERFACE.fullmatch(BY_ID["interface"].value)
     assert not [
         (path, found[0]) for path in shipped() for found in INTERFACE.finditer(path.read_text())
@@ -120,7 +120,7 @@ def test_no_shipped_file_names_a_network_interface() -> None:
 
 
 def shipped() -> Iterator[Path]:
-    """All that is run on hosts, or makes them."""
+    """Return all files that run on hosts or create them."""
     for folder in ("ansible", "templates", "terraform"):
         for path in data_folder(folder).rglob("*"):
             if path.suffix in {".yml", ".j2", ".py", ".sh", ".tf"}:

@@ -352,7 +352,7 @@ def test_files_that_match_a_pattern_after_a_killed_up_are_removed(
 
 
 def test_restore_removes_rpmsave_files_of_clusterctl_only(snapshot: Snapshot, etc: Path) -> None:
-    """It does so with settings that are not as the package brought them."""
+    """rpm keeps a changed configuration file of a removed package as NAME.rpmsave."""
     ours = etc / "slurm.conf"
     shared = etc / "my.cnf"
     shared.write_text("theirs\n")
@@ -371,7 +371,7 @@ def test_restore_removes_rpmsave_files_of_clusterctl_only(snapshot: Snapshot, et
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A home of an account that is gone, where its number can go."""
+    """Return the home of an account that no longer exists, in a folder that its uid can reach."""
     top = Path("/var/tmp", f"clusterctl-test-{secrets.token_hex(4)}")
     (top / "ada").mkdir(parents=True)
     os.chown(top / "ada", PERSON, PERSON)
@@ -380,7 +380,7 @@ def home() -> Iterator[Path]:
 
 
 def write_keys(home: Path, *lines: str) -> Path:
-    """The keys that may log in, the account's own."""
+    """Write the authorized_keys of the account, which owns the file. Return its path."""
     keys = home / ".ssh/authorized_keys"
     keys.parent.mkdir()
     keys.write_text("".join(f"{line}\n" for line in lines))

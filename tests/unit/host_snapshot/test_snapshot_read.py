@@ -17,7 +17,7 @@ Snapshot = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def conf(tmp_path: Path, snapshot: Snapshot) -> Path:
-    """A file of somebody's that we have changed."""
+    """Return a file of the host's owner that `up` has changed."""
     path = tmp_path / "a.conf"
     path.write_text("theirs")
     snapshot("recorded", files=[str(path)])

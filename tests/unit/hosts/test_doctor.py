@@ -30,7 +30,7 @@ PORTS = {6816: "clusterctl-fence", 6817: "slurmctld", 6818: "slurmd"}
 
 
 def room(free_mib: int, *paths: str, inodes: int | None = None, **mounted: bool) -> dict[str, Any]:
-    """A file system with all of `/` and `/var`, or with these."""
+    """Return the free space of the file system that has these paths. Default: `/` and `/var`."""
     size = free_mib << 20
     more = {"inodes": inodes, "read_only": False, **mounted}
     return {"paths": paths or ("/", "/var"), "free": size, "size": size, **more}
@@ -77,7 +77,9 @@ def expected(address: str, **differs: Any) -> HostRequirements:
 
 
 def found(changed: dict[str, Any], *, skew_s: float = 0.0, **of_two: Any) -> list[Finding]:
-    """What is found of two hosts, of which the second is as ``changed`` says; dots lead inwards."""
+    """Return the findings of two hosts: a healthy one, and one with these facts changed. A dot in a
+    name leads into a nested fact.
+    """
     two = json.loads(json.dumps(WELL | {"addresses": ["10.0.0.2/24"]}))
     two["system"] |= {"machine_id": "bb"}
     for key, value in changed.items():
@@ -262,7 +264,7 @@ def test_examine_finds_foreign_daemons(
 
 
 def test_doctor_stopped_daemons_are_findings() -> None:
-    """A daemon that is stopped on a host of the cluster; other units and new hosts are left out."""
+    """Only daemons of the cluster's hosts count, not other units and not new hosts."""
     runs = frozenset({"slurmd", "slurmdbd", "clusterctl-health.timer"})
     (finding,) = found({"units": ["slurmd"]}, runs=runs)
     assert (finding.host, finding.level, finding.code) == ("two", "warning", "daemon-stopped")

@@ -150,7 +150,7 @@ def test_hosts_are_read_from_the_record_of_up(tmp_path: Path) -> None:
 
 
 def test_same_uids_notes_a_uid_of_another_local_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That account can end the jobs: their processes are this machine's."""
+    """The other account can kill the jobs, because their processes run on this machine."""
     users = [User(name="ada", uid=1000), User(name="hpc", uid=10000), User(name="kim", uid=1001)]
     names = {1000: "ada", 10000: "eve"}
     monkeypatch.setattr(capacity.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=names[uid]))

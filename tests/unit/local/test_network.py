@@ -75,7 +75,7 @@ def test_kernel_names_fit_fifteen_characters() -> None:
 
 
 def test_traffic_filter_lets_only_answers_leave_the_cluster_network() -> None:
-    """What no line lets through goes to the class whose qdisc drops it."""
+    """Packets that no filter accepts go to the class whose queue discipline drops them."""
     first, dropped, drops, arp, *others = sorting(IPv4Network("10.7.1.0/24"))
     assert first.endswith(" default 2")
     assert " classid 1:2 " in dropped

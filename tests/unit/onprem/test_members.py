@@ -128,7 +128,7 @@ INSTALLED = "packages to install, with dependencies: "
 
 
 def preview_of(spec: ClusterSpec, *new: HostFacts) -> list[str]:
-    """Of these machines, while the others are in the cluster already."""
+    """Return the preview of these new hosts. The other hosts are already in the cluster."""
     assert isinstance(spec.provider, OnpremSettings)
     cluster_hosts = members(spec, spec.provider)
     facts_by_host = {facts.system.machine_id: facts for facts in new}
@@ -143,7 +143,7 @@ def preview_of(spec: ClusterSpec, *new: HostFacts) -> list[str]:
 
 
 def packages(spec: ClusterSpec, new: HostFacts) -> set[str]:
-    """Those that are to be installed on it."""
+    """Return the packages that `up` would install on a host."""
     (line,) = preview_of(spec, new)
     before, _, names = line.partition(INSTALLED)
     assert before == f"{new.system.machine_id}: "

@@ -51,7 +51,7 @@ def spec_of(**more: Any) -> ClusterSpec:
 
 
 class Machines:
-    """Machines that answer as they are told: by default nothing is wrong with any of them."""
+    """Hosts with played answers. By default they are healthy."""
 
     def __init__(self, folder: Path, spec: ClusterSpec) -> None:
         assert isinstance(spec.provider, OnpremSettings)
@@ -86,7 +86,7 @@ class Machines:
         return self.talks[host].converse(argv)
 
     def opened(self, host: str) -> set[int]:
-        """The ports that a host was told to open for the others."""
+        """Return the ports on which a host was told to listen for the others."""
         _, ports = json.loads(self.talks[host].calls[0].argv[-1])
         return set(json.loads(ports))
 
@@ -150,9 +150,7 @@ def test_preflight_of_healthy_machines_finds_nothing(machines: Machines) -> None
 
 
 def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
-    """Obstacles: the host, the code, a word of the cause, one of the fix. More:
-    hosts/test_doctor.py.
-    """
+    """Plant obstacles. Return (host, code, word of the cause, word of the fix) of each."""
     one = machines.facts["n1"]
     three = machines.facts["n3"]
     refusal = "may not run sudo as rocky"
@@ -228,7 +226,7 @@ def test_plan_notes_leave_out_problems_reported_elsewhere(machines: Machines, kn
 
 
 def at(**interfaces: str) -> dict[str, Any]:
-    """The facts of a machine with these addresses."""
+    """Return the facts of a host with these addresses."""
     return {"addresses": [*interfaces.values()]}
 
 
@@ -353,8 +351,8 @@ def test_unsupported_release_is_reported_once(machines: Machines) -> None:
 
 
 def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspace, OnpremProvider]:
-    """This machine itself, which has no address on that network, and kept the files of another
-    ada.
+    """Return a cluster of the local machine, which has no address in the network of the spec and
+    has kept storage of another user `ada`.
     """
     shared = folder / "shared"
     workspace = Workspace(folder / "d")
@@ -409,7 +407,7 @@ def test_preflight_does_not_probe_known_machines_again(
 
 
 def test_preflight_does_not_wait_for_a_hung_host(machines: Machines) -> None:
-    """Others of which nobody had asked yet are named, too."""
+    """Hosts that were not probed before the time limit are named, too."""
     machines.hangs["n3"] = "host"
     try:
         silent = {

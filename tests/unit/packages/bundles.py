@@ -27,7 +27,7 @@ FILES: dict[str, bytes] = {
 
 
 def system(**other: object) -> System:
-    """All that this clusterctl asks for on Debian 12."""
+    """Return the manifest's entry for Debian 12, with all that this clusterctl needs."""
     values = {
         "asked": package_names(distribution_of(RELEASE)),
         "packages": 2,
@@ -39,7 +39,7 @@ def system(**other: object) -> System:
 
 
 def damage(path: Path, *contents: bytes) -> None:
-    """Flip a bit in the file of munge's package, or in those that end with these contents."""
+    """Flip a bit in the package munge, or in the files that end with these contents."""
     raw = bytearray(path.read_bytes())
     for content in contents or (b"munge",):
         raw[raw.rindex(content)] ^= 1

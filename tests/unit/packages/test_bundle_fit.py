@@ -44,7 +44,7 @@ def spec_of(folder: Path, text: str) -> ClusterSpec:
 
 
 def mismatches_of(path: Path, spec: ClusterSpec | None, *releases: str) -> list[tuple[str, str]]:
-    """What does not match, and why."""
+    """Return (what does not match, why) of each mismatch."""
     found = mismatches(open_bundle(path), spec, releases)
     return [
         (what.rpartition(" ")[2], why)

@@ -41,7 +41,7 @@ WHEEL = Wheel.of("attrs-25.1-py3-none-any.whl", hashlib.sha256(ATTRS).hexdigest(
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """One of its own, with a cache of its own and no index."""
+    """A workspace and a wheel cache of the test's own, without a package index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -60,7 +60,7 @@ def spec(tmp_path: Path) -> ClusterSpec:
 
 @pytest.fixture
 def path(tmp_path: Path, spec: ClusterSpec) -> Path:
-    """A bundle of that spec, as `create` makes it."""
+    """A bundle for the spec, as `bundle create` writes it."""
     requirements_file = spec.software.python.requirements
     assert requirements_file is not None
     files = {

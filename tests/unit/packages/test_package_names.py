@@ -35,7 +35,9 @@ REPOSITORIES |= {"cuda": "NVIDIA", "openhpc": "OpenHPC"}  # of the EL-shaped mac
 
 
 def software_of(distribution: Distribution) -> list[tuple[Software, int]]:
-    """Whatever the spec may ask for, and each branch of the driver after which names differ."""
+    """Return each kind of software that a spec may ask for, with the driver branches at which
+    package names change.
+    """
     toolkit = f"{distribution.oldest_cuda}.0" if distribution.oldest_cuda else "12.9"
     least = LEAST_ON_10 if distribution.release == "rocky-10" else 0
     return [
@@ -67,7 +69,7 @@ def facts() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Packages of a repository: name -> version, or "" where none is known."""
+    """The known packages of a repository. names: name -> version; "" if the version is not known."""
 
     of: tuple[str, ...]
     names: dict[str, str]
@@ -125,9 +127,7 @@ def packages_of_roles(distribution: Distribution, software: Software) -> set[str
 
 
 def named_files(distribution: Distribution) -> set[str]:
-    """What roles and the programs sent to hosts name of packages: units, paths, programs by their
-    names.
-    """
+    """Return units, paths and programs that roles and programs on hosts expect from packages."""
     ansible = data_folder("ansible")
     other = {"Debian", "RedHat"} - {distribution.family}
     texts = {".yml", ".sh", ".j2", ".py"}
@@ -158,8 +158,8 @@ def named_files(distribution: Distribution) -> set[str]:
 
 
 def not_in_a_package(named: set[str], release: str) -> set[str]:
-    """Those that no package has, as far as is known; what only Enterprise Linux has is none of
-    Debian's.
+    """Return the names that no known package has. Files that only Enterprise Linux has don't count
+    for Debian.
     """
     ours = [one for file in facts() for one in file.get("files", ()) if release in one["of"]]
     listed = [said for one in ours for said in one["packages"].values()]
@@ -267,7 +267,7 @@ def test_each_package_fact_has_source_and_date() -> None:
 
 
 def test_machines_have_exactly_the_packages_of_the_facts() -> None:
-    """Else a name that a role has wrong could be wrong there, too."""
+    """Otherwise, a wrong name in a role could also be wrong in the machines of the tests."""
     facts = [
         package
         for package in recorded("fact")

@@ -70,9 +70,7 @@ def test_jobs_asks_sacct_for_jobs_that_squeue_does_not_list():
 
 
 def test_jobs_finds_an_array_task_by_its_slurm_job_id() -> None:
-    """SLURM_JOB_ID of a task is another number than that of its array; the queue may know it, or
-    sacct.
-    """
+    """The SLURM_JOB_ID of a task differs from the job id of its array. squeue or sacct knows it."""
     accounted = SACCT.replace(b"13_2\x1f13\x1f", b"13_2\x1f21\x1f")
     slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), said(accounted)))
     jobs = slurm.jobs(["21"])
@@ -427,7 +425,7 @@ def test_lost_nodes_are_nodes_that_failed_during_the_job() -> None:
     ],
 )
 def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_at_fault):
-    """The line of the script that asked, and the flag only without such a line."""
+    """The fix names the line of the script, or the flag if the script has no such line."""
     directives = Directives.read(
         Path("x.sh"), ["#SBATCH --nodes=1", *([f"#SBATCH {line}"] if line else [])]
     )

@@ -775,8 +775,8 @@ def test_node_that_could_not_launch_a_job_is_named_as_its_cause() -> None:
 def test_rank_that_lost_another_is_not_the_first_that_failed(
     launcher: str, end: int, how: str
 ) -> None:
-    """It reports to its launcher sooner. Ranks ended by the launcher, and records written by a job,
-    are ignored.
+    """The surviving rank reports to its launcher sooner. Ranks that the launcher ended, and records
+    that the job wrote, are ignored.
     """
     ends = {0: "5.0 14 n1", 1: f"7.5 {end} n2", 2: "8.0 143 n2", 3: "x", 4: "1 2 3 4", 5: "x 1 n1"}
     # Open MPI sends the rest to its launcher.
@@ -1306,9 +1306,7 @@ def test_diagnosis_names_the_cause_behind_a_library(log: str, code: str, word: s
 
 
 def test_user_module_imported_by_a_library_hides_no_package() -> None:
-    """A program that a library imports by name, as a launcher does, is no package that a file
-    hides.
-    """
+    """A library may import a program of the user by its name, as a launcher does."""
     log = SHADOW.replace("site-packages/torch/__init__.py", "importlib/__init__.py")
     assert diagnosis_of(log, work_dir="/jobs/x").code != "own-file-hides-package"
 

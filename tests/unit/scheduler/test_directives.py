@@ -22,7 +22,7 @@ DEPENDENCY = "--dependency=afterany:7,afterok:8_3"
 
 
 def options_of(folder: Path, lines: str, **flags: Any) -> list[str]:
-    """The job's #SBATCH lines, without those of its name and its logs."""
+    """Return the job's #SBATCH lines, except those for its name and its logs."""
     script = user_script(folder, "own.sh", f"#!/bin/bash\n{lines}\ntrue\n#SBATCH --nodes=99\n")
     text = rendered(JobSpec(name="own", script=script, **flags))
     words = [
