@@ -260,8 +260,8 @@ def test_touches_names_every_written_path(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_a_role_names_it_writes_and_runs(role: str) -> None:
-    """Else a task was lost, or the host is checked for what no role has made."""
+def test_touches_names_only_written_paths_and_started_units(role: str) -> None:
+    """Otherwise, a task was lost, or hosts are checked for files that no role creates."""
     folder = ANSIBLE / "roles" / role
     made = set()
     for variables in variables_of(folder):

@@ -202,7 +202,7 @@ def test_units_and_files_of_roles_are_in_debian_packages(release: str) -> None:
 
 
 def holders(release: str) -> dict[str, set[str]]:
-    """A unit, or a file or folder of settings -> the packages that have it."""
+    """Return (unit, or path of settings) -> the packages that contain it."""
     found = dict[str, set[str]]()
     if KNOWN[release].family == "RedHat":
         for package in packages():
@@ -232,7 +232,7 @@ def holders(release: str) -> dict[str, set[str]]:
     ],
 )
 def test_each_role_asks_for_the_packages_of_its_units(release: str, slurm: str) -> None:
-    """Which another role's packages may have brought today, and no longer tomorrow."""
+    """The packages of another role may stop installing them."""
     distribution = KNOWN[release]
     software = Software.model_validate({"slurm": slurm})
     known = holders(release)
