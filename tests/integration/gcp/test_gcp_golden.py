@@ -1,4 +1,4 @@
-"""The plans of four specs, made in one run of Terraform: golden files.
+"""The plans of four specs, made in one run of Terraform, equal golden files.
 
 UPDATE_GOLDEN=1 writes the files, and the recorded plan of recorded.py.
 """
@@ -33,43 +33,46 @@ Resources = Mapping[str, Mapping[str, Any]]
 Plan = Mapping[str, Any]
 
 
-def asked() -> dict[str, dict[str, Any]]:
-    """The variables of the specs, by name."""
+def variables_by_name() -> dict[str, dict[str, Any]]:
+    """Return spec name -> variables of the module."""
     return {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in NAMES}
 
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
-    """The specs, the longest names, a key of one's own, and the cluster that is recorded."""
-    more = {"demo": recorded.asked(), "long": with_long_names(asked()["everything"])}
+    """The module with the shared specs, the longest names, a KMS key, and the recorded cluster."""
+    more = {
+        "demo": recorded.variables_of_plan(),
+        "long": with_long_names(variables_by_name()["everything"]),
+    }
     zonal = {"tier": "ZONAL", "capacity_gib": 1024}  # the basic tiers take no key
-    more["keyed"] = {**asked()["everything"], "filestore": zonal, "kms_key": KMS_KEY}
-    return copies(tmp_path_factory.mktemp("golden"), asked() | more)
+    more["keyed"] = {**variables_by_name()["everything"], "filestore": zonal, "kms_key": KMS_KEY}
+    return copies(tmp_path_factory.mktemp("golden"), variables_by_name() | more)
 
 
 @pytest.fixture(scope="module")
 def plan(module: Module) -> Plan:
-    """What Terraform would make of them."""
+    """Terraform's plan."""
     return module.planned()
 
 
-def with_long_names(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A cluster and a node whose names are as long as they may be; the node has disks of several
+def with_long_names(variables_by_name: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of a cluster and a node with the longest names, and disks of several
     types.
     """
     cluster = "c" * 20
-    hosts = asked["hosts"]
+    hosts = variables_by_name["hosts"]
     disks = [
         {"size_gib": 100, "type": kind}
         for kind in ("pd-standard", "pd-balanced", "hyperdisk-balanced")
     ]
     node = {**hosts["whole-train-1"], "extra_disks": disks}
     renamed = {f"{cluster}-ctl": hosts["whole-ctl"], f"{cluster}-{'p' * 20}-999": node}
-    return {**asked, "cluster": cluster, "hosts": renamed, "bucket": None}
+    return {**variables_by_name, "cluster": cluster, "hosts": renamed, "bucket": None}
 
 
 def is_golden(path: Path, text: str) -> Iterator[str]:
-    """The lines in which a file differs from the text; written first with UPDATE_GOLDEN=1."""
+    """Yield the lines in which a file differs from the text. UPDATE_GOLDEN=1 writes the file."""
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text)
     yield from unified_diff(
@@ -78,7 +81,7 @@ def is_golden(path: Path, text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_plan_is_its_golden_file(plan: Plan, name: str) -> None:
+def test_terraform_plan_equals_its_golden_file(plan: Plan, name: str) -> None:
     resources = planned(plan, name)
     spec = spec_of(name)
     known = {} if name == SIMPLEST else described(planned(plan, SIMPLEST), spec_of(SIMPLEST).name)
@@ -88,7 +91,7 @@ def test_a_plan_is_its_golden_file(plan: Plan, name: str) -> None:
     assert [*is_golden(GOLDEN / f"{name}.txt", text)] == []
 
 
-def test_the_longest_names_are_not_too_long_for_google(plan: Plan) -> None:
+def test_longest_resource_names_fit_the_limits_of_google(plan: Plan) -> None:
     resources = planned(plan, "long")
     assert max(len(each.get("name") or "") for each in resources.values()) <= 63
     accounts = [each["account_id"] for each in resources.values() if "account_id" in each]
@@ -96,7 +99,7 @@ def test_the_longest_names_are_not_too_long_for_google(plan: Plan) -> None:
     assert sorted(map(len, accounts)) == [29, 29]
 
 
-def test_own_key_encrypts_disks_filestore_and_bucket(plan: Plan) -> None:
+def test_kms_key_of_the_user_encrypts_disks_filestore_and_bucket(plan: Plan) -> None:
     resources = planned(plan, "keyed")
     kinds = (
         "google_compute_disk",
@@ -109,12 +112,12 @@ def test_own_key_encrypts_disks_filestore_and_bucket(plan: Plan) -> None:
     assert [address for address in holders if KMS_KEY not in str(resources[address])] == []
 
 
-def test_the_recorded_plan_is_todays(plan: Plan) -> None:
+def test_recorded_plan_equals_the_plan_of_terraform(plan: Plan) -> None:
     assert [*is_golden(recorded.PATH, recorded.as_file(changes(plan, "demo")))] == []
 
 
 @pytest.mark.usefixtures("plan")
-def test_a_field_that_no_recording_has_is_one_of_googles(module: Module) -> None:
+def test_fields_without_a_recording_are_in_the_discovery_document(module: Module) -> None:
     """Recordings of what Google's provider sent for others have all fields of ours, or the file
     lists them.
 
@@ -130,7 +133,7 @@ def test_a_field_that_no_recording_has_is_one_of_googles(module: Module) -> None
 def rendered(
     resources: Mapping[str, Sequence[str]], simplest: Mapping[str, Sequence[str]] = {}
 ) -> str:
-    """The resources as text that is easy to compare; what is as in the simplest cluster is left
+    """Return the resources as text. Resources that equal those of the simplest cluster are left
     out.
     """
     known = dict(simplest)
@@ -153,7 +156,7 @@ _NODE = re.compile(r"CLUSTER-[a-z]+-[0-9]+")
 
 
 def described(resources: Resources, cluster: str) -> dict[str, list[str]]:
-    """Address -> its attributes, a line each, without the names of the cluster and of a node."""
+    """Return address -> attributes, one per line, without the names of the cluster and the node."""
 
     def general(text: str) -> str:
         return re.sub(rf"\b{cluster}\b", "CLUSTER", text)
@@ -165,7 +168,7 @@ def described(resources: Resources, cluster: str) -> dict[str, list[str]]:
 
 
 def _short(value: Any) -> Any:
-    """Without what is not said, and what is said of every resource."""
+    """Leave out empty values, and values that all resources have."""
     if isinstance(value, Mapping):
         short = {key: _short(each) for key, each in value.items() if key not in LEFT_OUT}
         return {key: each for key, each in short.items() if each not in (None, [], {}, "")}

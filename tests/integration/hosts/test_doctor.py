@@ -1,4 +1,4 @@
-"""What programs of this machine say to `doctor`."""
+"""`doctor` probes the local machine with real programs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from clusterctl.hosts import remote_probe as remote
 from clusterctl.hosts.probe import (
+    PROGRAM,
     GpuFacts,
     HostFacts,
+    ProbeRequest,
     Space,
     System,
+    parse_report,
 )
-from tests.unit.hosts.test_doctor import found, here, said_here
+from tests.unit.hosts.test_doctor import NOTHING, found
 
 
-def test_databases_of_somebody_are_told_from_the_servers_own(
+def probe_answer(**request: Sequence[str | int]) -> str:
+    """Probe the local machine for these facts. Return its answer, which is JSON."""
+    argv = ProbeRequest(host=NOTHING | request, node=False).argv()
+    return subprocess.run(argv, input=PROGRAM, capture_output=True, check=True).stdout.decode()
+
+
+def test_databases_leaves_out_those_of_mariadb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "DATABASES", str(tmp_path))
@@ -52,7 +62,7 @@ def test_processes_that_outlive_their_job_are_named(
 
 def test_host_reads_each_fact_that_has_a_field() -> None:
     """A fact that the program does not read would keep its default, on each host."""
-    facts = json.loads(said_here(paths=("/",)))["host"]
+    facts = json.loads(probe_answer(paths=("/",)))["host"]
     answers = {
         HostFacts: facts,
         System: facts["system"],
@@ -63,14 +73,14 @@ def test_host_reads_each_fact_that_has_a_field() -> None:
         assert set(values) == set(model.model_fields), model
 
 
-def test_this_machine_answers() -> None:
+def test_probe_of_the_local_machine_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         names = ("localhost", "no-such-host.invalid")
         paths = ("/", "/no/such/folder")
         files = ("/etc/pass*d", "/etc/no-such-file")
         packages = ("base-files", "filesystem", "no-such-package")  # of Debian, of Red Hat
-        facts = here(
+        answer = probe_answer(
             names=names,
             ports=(port,),
             paths=paths,
@@ -80,13 +90,15 @@ def test_this_machine_answers() -> None:
             packages=packages,
             texts=("/proc/self/comm", "/no/such/file", "/dev/zero"),
         )
+    facts = parse_report(answer).host
+    assert facts is not None
     assert facts.texts == {"/proc/self/comm": "python3\n", "/no/such/file": "", "/dev/zero": ""}
     assert facts.files == ("/etc/passwd",)
     assert len(facts.packages & {"base-files", "filesystem"}) == len(facts.packages) == 1
     assert facts.resolved == {"localhost": ("127.0.0.1",), "no-such-host.invalid": ()}
     assert list(facts.listeners) == [port]
     assert facts.listeners[port] in Path("/proc/self/comm").read_text()
-    assert [one.paths for one in facts.space] == [("/", "/no/such/folder")]
+    assert [space.paths for space in facts.space] == [("/", "/no/such/folder")]
     assert facts.accounts["root"] == 0
     assert 1 in facts.accounts.values()
     assert facts.system.cpus == len(os.sched_getaffinity(0))
@@ -103,7 +115,7 @@ sys.stdin.read()
 """
 
 
-def test_listener_with_a_hostile_name_is_one_entry() -> None:
+def test_listeners_with_a_hostile_process_name_has_one_entry() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", LISTENS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as program:

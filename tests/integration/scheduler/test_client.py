@@ -1,4 +1,4 @@
-"""The shell scripts that SlurmClient sends, run by real shells with played commands."""
+"""The shell scripts of SlurmClient, run by real shells with played Slurm commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.scripted import captured
 from tests.unit.scheduler.test_client import CAPTURES, SQUEUE
 
 
-def test_variables_of_the_account_do_not_override_the_script(tmp_path, monkeypatch):
+def test_slurm_variables_of_the_account_do_not_override_the_script(tmp_path, monkeypatch):
     (tmp_path / "sbatch").write_text("#!/bin/sh\nenv >environment; echo 7\n")
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho is UP\n")
     for name in ("sbatch", "scontrol"):
@@ -55,7 +55,7 @@ BACKUP = "Slurmctld(backup) at c2 is"
         (False, f"{PRIMARY} DOWN\n{BACKUP} UP", False),
     ],
 )
-def test_sbatch_pings_slurmctld_unless_it_listens_here(
+def test_sbatch_pings_slurmctld_unless_it_listens_on_this_host(
     cluster: PlayedCluster, listens: bool, ping: str, is_away: bool
 ) -> None:
     """Without a slurmctld, sbatch would wait long. A single slurmctld that is up takes the job."""
@@ -71,7 +71,7 @@ def test_sbatch_pings_slurmctld_unless_it_listens_here(
 
 
 @pytest.mark.parametrize("fails", ["", "sinfo", "squeue"])
-def test_nodes_and_jobs_are_one_round_trip(
+def test_nodes_and_jobs_are_queried_in_one_command(
     cluster: PlayedCluster, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     sinfo = captured(CAPTURES / "sinfo.txt", slurm_parse.SINFO.fields)
@@ -102,7 +102,7 @@ def test_nodes_and_jobs_are_one_round_trip(
         assert (nodes, jobs) == (slurm.nodes(), slurm.all_jobs())
 
 
-def test_why_slurmctld_refuses_its_configuration_its_log_says(
+def test_refused_reconfigure_has_the_cause_from_slurmctld_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Daemons would keep the previous configuration. Earlier lines of the log are not the cause."""

@@ -1,4 +1,4 @@
-"""The diagnosis of what this Python prints when it fails."""
+"""The diagnosis of error messages that the Python of this environment prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.unit.scheduler.test_diagnosis import said
+from tests.unit.scheduler.test_diagnosis import diagnosis_of
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ from tests.unit.scheduler.test_diagnosis import said
         ),
     ],
 )
-def test_what_this_python_really_says(program: str, code: str) -> None:
+def test_diagnosis_of_real_python_errors(program: str, code: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     exit_code = max(done.returncode, 0)
     ended_by = max(-done.returncode, 0)
-    assert said(done.stderr, exit_code=exit_code, signal=ended_by).code == code
+    assert diagnosis_of(done.stderr, exit_code=exit_code, signal=ended_by).code == code

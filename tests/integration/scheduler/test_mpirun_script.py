@@ -42,7 +42,7 @@ def text(job: JobSpec) -> str:
     return site_of(planned_inventory(SPEC)).render(job)
 
 
-def own(folder: Path, name: str, content: str, **fields: Any) -> JobSpec:
+def user_job(folder: Path, name: str, content: str, **fields: Any) -> JobSpec:
     (folder / name).write_text(content)
     return JobSpec(name="j", script=folder / name, **fields)
 
@@ -65,13 +65,13 @@ def run(folder: Path, job: JobSpec) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_shellcheck_has_nothing_to_say() -> None:
+def test_mpirun_job_script_passes_shellcheck() -> None:
     for job in (train(nodes=2), train(nodes=2, tasks_per_node=3, cpus=2, env={"A": "it's"})):
         subprocess.run(["shellcheck", "-"], input=text(job), text=True, check=True)
 
 
 def test_ranks_are_started_with_the_rendered_hostfile(tmp_path: Path) -> None:
-    job = own(tmp_path, "rank.sh", "true", nodes=2, tasks_per_node=3, cpus=2)
+    job = user_job(tmp_path, "rank.sh", "true", nodes=2, tasks_per_node=3, cpus=2)
     assert run(tmp_path, job).returncode == 0
     assert (tmp_path / "job.hosts").read_text() == "d-train-1 slots=3\nd-train-2 slots=3\n"
     said = text(train(nodes=2, tasks_per_node=3, cpus=2, env={"A": "1"}))
@@ -86,22 +86,24 @@ def test_ranks_are_started_with_the_rendered_hostfile(tmp_path: Path) -> None:
 
 def test_ranks_meet_on_the_first_node(tmp_path: Path) -> None:
     shows = "import os; print(*(os.environ[n] for n in ('MASTER_ADDR', 'RANK', 'WORLD_SIZE')))"
-    assert run(tmp_path, own(tmp_path, "show.py", shows)).stdout == "d-train-1 0 1\n"
-    agents = text(own(tmp_path, "show.py", shows, nodes=2, tasks_per_node=3, launcher="torchrun"))
+    assert run(tmp_path, user_job(tmp_path, "show.py", shows)).stdout == "d-train-1 0 1\n"
+    agents = text(
+        user_job(tmp_path, "show.py", shows, nodes=2, tasks_per_node=3, launcher="torchrun")
+    )
     assert "mpirun -np 2 --hostfile job.hosts " in agents
     assert " -x MASTER_ADDR -x MASTER_PORT " in agents
     assert " --nnodes=2 --nproc-per-node=3 " in agents
 
 
-def test_an_mpirun_of_the_scripts_own_takes_the_jobs_nodes(tmp_path: Path) -> None:
+def test_mpirun_in_a_user_script_uses_the_nodes_of_the_job(tmp_path: Path) -> None:
     both = 'cat "$OMPI_MCA_orte_default_hostfile"; cmp "$PRTE_MCA_prte_default_hostfile" job.hosts'
-    job = own(tmp_path, "own.sh", both, nodes=2)
+    job = user_job(tmp_path, "own.sh", both, nodes=2)
     assert run(tmp_path, job).stdout == "d-train-1 slots=1\nd-train-2 slots=1\n"
 
 
-def test_a_program_without_mpirun_has_the_hosts_variables(tmp_path: Path) -> None:
+def test_program_without_mpirun_has_the_hosts_variables(tmp_path: Path) -> None:
     play(tmp_path / "task-prolog", "echo 'export NCCL_SOCKET_IFNAME==eno1'\necho 'export B=$x y'")
-    job = own(tmp_path, "one.sh", 'echo "$NCCL_SOCKET_IFNAME $B"', env={"B": "mine"})
+    job = user_job(tmp_path, "one.sh", 'echo "$NCCL_SOCKET_IFNAME $B"', env={"B": "mine"})
     assert run(tmp_path, job).stdout == "=eno1 mine\n"
 
 
@@ -121,14 +123,14 @@ def test_a_program_without_mpirun_has_the_hosts_variables(tmp_path: Path) -> Non
         ({"qos": "urgent", "array": "1-3"}, "--qos, --array"),
     ],
 )
-def test_what_only_slurm_can_do_is_refused_by_name(words, flag) -> None:
+def test_slurm_options_without_slurm_are_refused(words, flag) -> None:
     with refused("needs-slurm", UsageError, flag):
         text(train(**words))
 
 
 def test_lines_for_slurm_are_refused(tmp_path: Path) -> None:
     with refused("needs-slurm", UsageError, "#SBATCH --nodes=2"):
-        text(own(tmp_path, "s.sh", "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n"))
+        text(user_job(tmp_path, "s.sh", "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n"))
 
 
 def taken(spec: ClusterSpec, job: JobSpec) -> JobRequest:

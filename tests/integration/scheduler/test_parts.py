@@ -1,4 +1,4 @@
-"""Arrays above Slurm's MaxArraySize, of which Slurm gets the parts."""
+"""Arrays above Slurm's MaxArraySize are submitted in parts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_parts_are_limited_in_number():
 
 
 def foreign(cluster: PlayedCluster, **facts):
-    """A session with a cluster of others, on which jobs wait."""
+    """Return a session with a foreign cluster, on which jobs wait."""
     with cluster.state() as state:
         state["hold"] = True
     session = cluster.session()

@@ -1,4 +1,4 @@
-"""Tests of GPUs as the script on hosts reads them, with a stand-in for nvidia-smi."""
+"""The GPUs that the script on hosts reports, with a double of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _SLURMD = (
 
 def facts_of(folder: Path, machine: machines.Machine) -> NodeFacts:
     """Return the facts about a host of that kind."""
-    facts, _ = read_node(said_by(folder, machine))
+    facts, _ = read_node(output_of(folder, machine))
     assert facts is not None
     return facts
 
 
 def driver_of(folder: Path, *cards: machines.Machine) -> Driver:
     """Return the driver of a host with these cards."""
-    return read_node(said_by(folder, {"gpus": list(cards)}))[1]
+    return read_node(output_of(folder, {"gpus": list(cards)}))[1]
 
 
-def said_by(folder: Path, machine: machines.Machine) -> str:
+def output_of(folder: Path, machine: machines.Machine) -> str:
     """Return the output of the script on a host of that kind."""
     environment = machines.install(folder, machine, cpus=machines.lscpu())
     (folder / "slurmd").write_text(f"#!/bin/sh\necho '{_SLURMD}'\n")
@@ -55,7 +55,7 @@ def gres_of(facts: NodeFacts) -> tuple[str, list[dict[str, str]]]:
     [(machines.t4(), "t4"), (machines.rtx_4070(), "rtx-4070")],
     ids=["t4", "rtx-4070"],
 )
-def test_one_card(tmp_path: Path, machine: machines.Machine, kind: str) -> None:
+def test_gres_of_a_single_gpu(tmp_path: Path, machine: machines.Machine, kind: str) -> None:
     facts = facts_of(tmp_path, machine)
     assert facts.gpus == (Gpu(kind, 0, 0),)
     gres, rows = gres_of(facts)
@@ -69,7 +69,7 @@ def test_one_card(tmp_path: Path, machine: machines.Machine, kind: str) -> None:
     }
 
 
-def test_cards_of_two_sockets_have_cores_links_and_files(tmp_path: Path) -> None:
+def test_gres_of_gpus_on_two_sockets_has_cores_links_and_files(tmp_path: Path) -> None:
     gres, rows = gres_of(facts_of(tmp_path, machines.h100_node()))
     assert gres == "gpu:h100:8"
     assert [row["File"] for row in rows] == [f"/dev/nvidia{index ^ 1}" for index in range(8)]
@@ -78,7 +78,7 @@ def test_cards_of_two_sockets_have_cores_links_and_files(tmp_path: Path) -> None
     assert rows[2]["Links"] == "18,18,-1,18,18,18,18,18"
 
 
-def test_a_card_in_parts_is_given_part_by_part(tmp_path: Path) -> None:
+def test_gres_of_a_gpu_in_mig_mode_lists_its_devices(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, machines.h100_node(parts=2))
     gres, rows = gres_of(facts)
     assert gres == "gpu:1g.10gb:4,gpu:h100:6"
@@ -94,18 +94,18 @@ def test_a_card_in_parts_is_given_part_by_part(tmp_path: Path) -> None:
     assert next(gpu.uuid for gpu in facts.gpus if gpu.caps).startswith("MIG-")
 
 
-def test_a_card_that_is_to_be_cut_and_is_not_is_given_to_nobody(tmp_path: Path) -> None:
+def test_gpu_in_mig_mode_without_devices_is_no_gres(tmp_path: Path) -> None:
     assert facts_of(tmp_path, machines.h100_node(mig_mode="Enabled")).gpus == ()
 
 
-def test_a_driver_that_does_not_answer_is_quoted(tmp_path: Path) -> None:
-    driver = read_node(said_by(tmp_path, machines.no_driver()))[1]
+def test_driver_fault_is_quoted_from_nvidia_smi(tmp_path: Path) -> None:
+    driver = read_node(output_of(tmp_path, machines.no_driver()))[1]
     assert (driver.cards, driver.gpus) == (0, ())
     assert "couldn't communicate with the NVIDIA driver" in driver.fault
     assert driver_of(tmp_path, *machines.t4()["gpus"]).fault == ""
 
 
-def test_cuda_is_told_uuids_where_slurm_counts_otherwise(tmp_path: Path) -> None:
+def test_uuids_are_given_to_cuda_if_slurm_orders_gpus_differently(tmp_path: Path) -> None:
     """A real Slurm counts by type, as in `Gres=`, including MIG parts, and not by device files."""
     card, cut = (machines.h100_node(parts=2)["gpus"][index] for index in (0, 7))
     whole = card["uuid"]
@@ -121,10 +121,10 @@ def test_cuda_is_told_uuids_where_slurm_counts_otherwise(tmp_path: Path) -> None
     assert driver_of(tmp_path, *machines.h100_node()["gpus"]).uuids == ()
 
 
-def test_jobs_are_told_where_any_node_counts_otherwise(tmp_path: Path) -> None:
-    for machine, told in ((machines.h100_node(parts=2), True), (machines.t4(), False)):
+def test_task_prolog_is_set_if_slurm_orders_gpus_differently(tmp_path: Path) -> None:
+    for machine, is_set in ((machines.h100_node(parts=2), True), (machines.t4(), False)):
         files = on_metal(make_spec({"name": "train", "nodes": 1}), facts_of(tmp_path, machine))
-        assert ("TaskProlog=/opt/clusterctl/task-prolog" in files["slurm.conf"]) is told
+        assert ("TaskProlog=/opt/clusterctl/task-prolog" in files["slurm.conf"]) is is_set
 
 
 @pytest.mark.parametrize(
