@@ -4,7 +4,8 @@ root.
     python3 -I -S - REQUEST <THE_PROGRAM
 
 REQUEST and the answer are JSON objects; ``clusterctl.providers.onprem.members`` describes them.
-It changes nothing. Standard library only, Python 3.9.
+It changes nothing, except for a folder that it creates on the NFS export and removes. Standard
+library only, Python 3.9.
 """
 
 import json
@@ -19,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from clusterctl.hosts.remote_nfs import examine_export
 from clusterctl.hosts.remote_run import run
 
 CONNECT_S = 3.0
@@ -179,19 +181,19 @@ def loses_large_packets(address: str, mtu: int) -> bool:
 
 def main() -> None:
     request = json.loads(sys.argv[1])
+    refusal = refused(request["nfs"], request["nfs_port"]) if request["nfs"] else ""
+    export = examine_export(request["export"]) if request["export"] and not refusal else {}
     with ThreadPoolExecutor(CONCURRENT) as pool:
         loses = (
             pool.submit(loses_large_packets, request["ping"], request["mtu"])
             if request["mtu"]
             else None
         )
-        server = (
-            pool.submit(refused, request["nfs"], request["nfs_port"]) if request["nfs"] else None
-        )
         unreached = unreached_repositories(request["left_out"]) if request["repositories"] else {}
         answer = {
             "loses_large_packets": loses.result() if loses else False,
-            "nfs": server.result() if server else "",
+            "nfs": refusal,
+            "export": export,
             "repositories": unreached,
             "missing": [path for path in request["folders"] if not Path(path).is_dir()],
         }

@@ -19,6 +19,7 @@ def test_the_program_runs_as_it_is_sent() -> None:
     request = {
         "nfs": "127.0.0.1",
         "nfs_port": 1,
+        "export": {"server": "127.0.0.1"},
         "folders": ["/nowhere"],
         "repositories": False,
         "left_out": [],
@@ -30,6 +31,7 @@ def test_the_program_runs_as_it_is_sent() -> None:
     said = json.loads(done.stdout)
     assert said["missing"] == ["/nowhere"]
     assert "refused" in said["nfs"]
+    assert said["export"] == {}
 
 
 @pytest.mark.parametrize(
