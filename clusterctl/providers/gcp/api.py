@@ -69,6 +69,7 @@ _TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 _API_OFF = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
 _NO_RIGHT: Final = "permission"
 _ZONE = re.compile(r"/zones/([^/]+)")
+_LOCATION: Final = re.compile(r"(?:.*/)?([a-z]+-[a-z]+[0-9]+)(?:-[a-z])?")
 _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use)\b")
 
 
@@ -127,14 +128,17 @@ class Api:
         """
         return self._unless_missing("GET", service, path, query)
 
-    def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:
+    def pages(self, service: str, path: str, *, region: str = "", **query: str) -> Iterator[Json]:
         """Yield the pages of a list of resources. Raise a CloudError if Google skipped a zone or
         region.
+
+        region: ignore skipped zones and regions outside this region. Empty: ignore none.
         """
         token: dict[str, str] = {}
         while True:
             page = self._call("GET", service, path, query | token)
-            if unreachable := page.get("unreachables") or page.get("unreachable"):
+            skipped = page.get("unreachables") or page.get("unreachable") or ()
+            if unreachable := [place for place in skipped if not _is_outside(place, region)]:
                 message = "Google could not search all zones and regions"
                 reason = f"not searched: {', '.join(unreachable)}"
                 fix = "try again later"
@@ -301,6 +305,16 @@ class Api:
             where=path,
             why=reason,
         )
+
+
+def _is_outside(place: str, region: str) -> bool:
+    """Return whether a place is a zone or region outside ``region``.
+
+    place: as `unreachables` of Compute Engine and `unreachable` of Filestore have it, such as
+        projects/p/locations/us-east1-b.
+    """
+    match = _LOCATION.fullmatch(place)
+    return bool(region) and match is not None and match[1] != region
 
 
 _VERBS = {"GET": "read", "POST": "change", "DELETE": "delete"}

@@ -74,13 +74,16 @@ class CloudResource:
 
 @dataclass(frozen=True, slots=True)
 class _LabelQuery:
-    """A search by label. ``name``: a regular expression for names of resources that can't carry
-    labels.
+    """A search by label.
+
+    name: a regular expression for names of resources that can't carry labels.
+    region: the only region where resources may be. Empty: anywhere.
     """
 
     label: str
     value: str
     name: str
+    region: str = ""
 
     def is_on(self, resource: Json) -> bool:
         return read_labels(resource).get(self.label) == self.value
@@ -115,13 +118,17 @@ _KINDS: Final = (
 )
 
 
-def _query_for(cluster_id: str) -> _LabelQuery:
-    return _LabelQuery(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?")
+def _query_for(cluster_id: str, region: str = "") -> _LabelQuery:
+    return _LabelQuery(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", region)
 
 
-def find_resources(api: Api, cluster_id: str) -> tuple[CloudResource, ...]:
-    """Return all resources of a cluster, in the order in which they can be deleted."""
-    return tuple(_search(api, _query_for(cluster_id)))
+def find_resources(api: Api, cluster_id: str, region: str = "") -> tuple[CloudResource, ...]:
+    """Return all resources of a cluster, in the order in which they can be deleted.
+
+    region: the cluster's region, if it is known: a zone or region elsewhere that does not answer
+        is ignored.
+    """
+    return tuple(_search(api, _query_for(cluster_id, region)))
 
 
 def find_labelled(
@@ -234,12 +241,13 @@ def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json
             yield from (("b/", row) for page in pages for row in page.get("items", ()))
         elif kind.service != "compute":
             # In these APIs, the name of a resource is its path.
-            pages = api.pages(kind.service, f"{project}/{kind.path}")
+            pages = api.pages(kind.service, f"{project}/{kind.path}", region=query.region)
             key = _ROWS[kind.service]
             yield from (("", row) for page in pages for row in page.get(key, ()))
         else:
             search = {} if kind.named else {"filter": f'labels.{query.label}="{query.value}"'}
-            for page in api.pages("compute", f"{project}/{kind.path}", **search):
+            path = f"{project}/{kind.path}"
+            for page in api.pages("compute", path, region=query.region, **search):
                 items: Any = page.get("items", ())
                 scopes = items if isinstance(items, dict) else {"global": {collection: items}}
                 for scope, collections in scopes.items():

@@ -63,6 +63,8 @@ class GcpProvider(Provider):
         self._shown: tuple[str, Plan] | None = None
         # Whether the plan that the user saw was applied.
         self._is_done = False
+        # The region of the cluster that is being removed. Empty: unknown.
+        self._region = ""
         # The hash of the configuration in the images, and partition -> image of its nodes.
         self._inputs = ""
         self._images: Mapping[str, images.NodeImage] = {}
@@ -219,6 +221,7 @@ class GcpProvider(Provider):
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         has_state = workspace is not None and has_module(workspace.terraform)
+        self._region = region_of(workspace.terraform) if workspace else ""
         if workspace and has_state and not self._destroy_with_terraform(cluster_id, workspace):
             # Resources outside the state may have blocked the deletion of resources in the state.
             self._delete_labelled(cluster_id)
@@ -247,7 +250,7 @@ class GcpProvider(Provider):
         return True
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        resources = orphans.find_resources(self._api, cluster_id)
+        resources = orphans.find_resources(self._api, cluster_id, self._region)
         return tuple(resource.leftover for resource in resources if not resource.kept)
 
     def orphans(self, name: str) -> OrphanSearch:
@@ -274,7 +277,7 @@ class GcpProvider(Provider):
         return kept
 
     def _delete_labelled(self, cluster_id: str) -> None:
-        resources = orphans.find_resources(self._api, cluster_id)
+        resources = orphans.find_resources(self._api, cluster_id, self._region)
         orphans.remove_resources(self._api, resources)
         for resource in resources:
             if resource.kept:
@@ -502,6 +505,11 @@ def controller_of(folder: Path) -> str:
     """
     hosts = storage.read_variables(folder).get("hosts", {})
     return next((name for name, host in hosts.items() if host["role"] == CONTROLLER), "")
+
+
+def region_of(folder: Path) -> str:
+    """Return the region in the variables of Terraform's folder. Empty: unknown."""
+    return str(storage.read_variables(folder).get("region", ""))
 
 
 def _set_project(project: str, folder: Path) -> None:

@@ -71,6 +71,26 @@ def answer(
     Raises:
         RefusedError: not found, or in use.
     """
+    said = _answer(google, method, values, query, body)
+    service, *_, verb = method.split(".")
+    if service in google.silent and verb in _WITH_UNREACHABLE.get(service, ()):
+        key = "unreachable" if service == "file" else "unreachables"
+        said = said | {key: [google.silent[service]]}
+    return said
+
+
+# The lists that say which places did not answer. Source: Google's discovery documents compute.v1 and
+# file.v1 of 2026-11-06.
+_WITH_UNREACHABLE = {"compute": ("aggregatedList",), "file": ("list",)}
+
+
+def _answer(
+    google: Google,
+    method: str,
+    values: Mapping[str, str],
+    query: Mapping[str, str],
+    body: Any = None,
+) -> Any:
     service, *_, collection, verb = method.split(".")
     if collection.endswith("perations"):
         return _operation(google, service, list(values.values())[-1], waited=verb == "wait")

@@ -7,6 +7,7 @@ metadata.
         google.fail("compute.instances.delete", 403, reason="SERVICE_DISABLED")
         google.operation_fails("stockout_plain")                       # the next operation ends badly
     google.off.add("file")                                         # the project has not enabled this API
+    google.silent["file"] = "projects/p/locations/us-east1-b"      # lists are without this place
         google.called("compute.instances.delete")                      # paths, in order
     assert not google.violations                 # what of any request or answer was not as Google documents
 
@@ -92,6 +93,7 @@ class Google:
     lasts: float = 0
     clock: Clock = field(default_factory=Clock)
     off: set[str] = field(default_factory=set)  # services
+    silent: dict[str, str] = field(default_factory=dict)  # service -> a place that does not answer
 
     def __enter__(self) -> Self:
         self._lock = threading.Lock()

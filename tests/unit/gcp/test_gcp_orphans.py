@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError, ProvisionError
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
+from clusterctl.providers.gcp.provider import GcpProvider
+from clusterctl.spec.providers.gcp import GcpSettings
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.refusals import REFUSALS
 from tests.support.messages import refused
 from tests.support.terraform import Told
-from tests.unit.gcp.module import description, labels
+from tests.unit.gcp.clusters import workspace_in
+from tests.unit.gcp.module import VARIABLES, description, labels
 
 OURS = "aaaaaa"
 THEIRS = "bbbbbb"
@@ -302,3 +306,44 @@ class TestRemoving:
             remove_resources(api, find_resources(api, OURS)[:3])
         assert [failure.code for failure in caught.value.failures] == ["cloud-slow"] * 3
         assert len(google.called("compute.zoneOperations.wait")) == 600 / 120
+
+
+@pytest.mark.parametrize(
+    ("service", "place"),
+    [
+        ("file", f"projects/{PROJECT}/locations/us-east1-b"),
+        ("file", f"projects/{PROJECT}/locations/us-central12"),
+        ("compute", "zones/us-east1-b"),
+    ],
+)
+def test_place_elsewhere_that_does_not_answer_does_not_stop_down(
+    google: Google, tmp_path: Path, service: str, place: str
+) -> None:
+    """Nor its proof that nothing is left. Without its records, the cluster may be anywhere."""
+    google.silent[service] = place
+    workspace = workspace_in(tmp_path)
+    workspace.terraform.mkdir()
+    (workspace.terraform / VARIABLES).write_text(json.dumps({"region": "us-central1"}))
+    provider = GcpProvider(GcpSettings.of_project(PROJECT))
+    with refused("cloud-incomplete", CloudError, place):
+        provider.destroy(OURS, workspace=None)
+    provider.destroy(OURS, workspace=workspace)
+    assert provider.leftovers(OURS) == ()
+
+
+@pytest.mark.parametrize(
+    ("service", "place"),
+    [
+        ("file", f"projects/{PROJECT}/locations/us-central1"),
+        ("file", f"projects/{PROJECT}/locations/us-central1-b"),
+        ("compute", "zones/us-central1-a"),
+        # Neither a zone nor a region.
+        ("compute", "global"),
+    ],
+)
+def test_place_of_the_cluster_that_does_not_answer_stops_the_search(
+    google: Google, api: Api, service: str, place: str
+) -> None:
+    google.silent[service] = place
+    with refused("cloud-incomplete", CloudError, place):
+        find_resources(api, OURS, "us-central1")
