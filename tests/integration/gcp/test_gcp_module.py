@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +170,10 @@ def _assert_that_outputs_and_rules_fit(module: Module) -> None:
     assert {name for name, host in hosts.items() if host["role"] == "controller"} == {"whole-ctl"}
     (share,) = module.cloud.resources("google_filestore_instance").values()
     rules = module.cloud.resources("google_compute_firewall").values()
-    (lets_in,) = (
-        each
-        for each in rules
-        if each["source_ranges"] == [share["networks"][0]["reserved_ip_range"]]
-    )
+    (server,) = share["networks"][0]["ip_addresses"]
+    (lets_in,) = (each for each in rules if each["name"].endswith("-filestore"))
+    # The block of a basic tier, which Google reserves for the instance.
+    assert lets_in["source_ranges"] == [str(ip_network(f"{server}/29", strict=False))]
     assert {each["protocol"] for each in lets_in["allow"]} == {"tcp", "udp"}
     assert lets_in["priority"] < next(each["priority"] for each in rules if each["deny"])
     accounts = {each["email"] for each in module.cloud.resources("google_service_account").values()}

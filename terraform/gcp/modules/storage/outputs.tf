@@ -5,7 +5,11 @@ output "disks" {
 
 output "ranges" {
   description = "Address range from which a Filestore instance calls the hosts. Empty for a disk."
-  value       = [for each in google_filestore_instance.shared : each.networks[0].reserved_ip_range]
+  # See the output `range` of the module filestore.
+  value = [
+    for each in google_filestore_instance.shared :
+    cidrsubnet("${each.networks[0].ip_addresses[0]}/${startswith(each.tier, "BASIC") ? 29 : 24}", 0, 0)
+  ]
 }
 
 output "filestore" {

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from ipaddress import ip_network
 from typing import Any
 
 _LEAST_PORTS = 32
@@ -117,7 +118,17 @@ def _of_flex_start(
         yield f"FLEX_START does not support {machine_type}"
 
 
+def _of_firewall(rule: Mapping[str, Any]) -> Iterator[str]:
+    # Firewall of the discovery document: "These ranges must be expressed in CIDR format."
+    for text in rule["source_ranges"] or ():
+        try:
+            ip_network(text)
+        except ValueError:
+            yield f"sourceRanges must be in CIDR format, not {text!r}"
+
+
 _RULES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
+    "google_compute_firewall": _of_firewall,
     "google_compute_instance": _of_instance,
     "google_compute_router_nat": _of_nat,
 }
