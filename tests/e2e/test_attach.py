@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.faults import Victim
-from tests.support.foreign.site import Site
+from tests.support.foreign.site import LOGINS, Site
 from tests.support.foreign.user import User, user_of
 from tests.support.messages import codes
 from tests.support.processes import eventually
@@ -123,12 +123,6 @@ def test_sweep_and_cancel_work(attached: Attached) -> None:
     assert listed[job_id] == "CANCELLED"
 
 
-def test_up_is_refused(attached: Attached) -> None:
-    assert codes(attached.verb("up", "-f", "cluster.yaml", "-o", "json", rc=2)) == [
-        "cluster-of-others"
-    ]
-
-
 def test_attach_again_checks_and_changes_nothing(attached: Attached) -> None:
     before = (attached.verb.home / NAME / "hosts.json").read_text()
     again = attached.verb("attach", "national", "-o", "json").json
@@ -185,6 +179,21 @@ def test_detach_refuses_while_jobs_wait(attached: Attached) -> None:
     listed = attached.verb("detach", "--cluster", NAME, "--dry-run", "-o", "json").json
     assert not listed["removed"]
     assert any(job_id in line for line in listed["only_there"])
+
+
+def test_login_that_the_site_refuses_is_tried_once(attached: Attached) -> None:
+    """By PAM, as during a maintenance."""
+    site = attached.site
+    words = "national is down for maintenance until 6 pm"
+    refusals = "journalctl --boot --output=cat | grep -c 'Access denied for user stud' || true"
+    with site.file(LOGINS, "/etc/nologin", f"{words}\n"):
+        site.root("login1", "pkill -KILL -u stud -f sshd")
+        eventually(lambda: not site.root("login1", "pgrep -u stud -f sshd", rc=None))
+        before = int(site.root("login1", refusals))
+        refusal = attached.verb("jobs", "-o", "json", "--cluster", NAME, rc=1)
+        assert codes(refusal) == ["login-refused"]
+        assert words in refusal.json["failures"][0]["cause"]
+        assert int(site.root("login1", refusals)) == before + 1
 
 
 def test_killed_attach_and_detach_continue(national: Site, tmp_path: Path) -> None:

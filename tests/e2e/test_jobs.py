@@ -170,24 +170,6 @@ def test_project_runs_from_its_own_folder(cluster: Cluster) -> None:
     assert (cluster.run_of(again) / "stdout.log").read_text().splitlines()[:4] == lines[:4]
 
 
-def test_nothing_is_queued_after_a_wrong_argument(cluster: Cluster) -> None:
-    known = {job["job_id"] for job in cluster.json("jobs")["jobs"]}
-    sweep = script(cluster, "wrong.yaml", "job: train\nvariants: {a: {}, b: {args: [--lr, abc]}}\n")
-    path = script(cluster, "reads.py", "import sys\nopen(sys.argv[1])\n")
-    for words, code, shown in (
-        (("train", "--", "--lrr", "0.1"), "program-arguments", "--lr?"),
-        ((sweep,), "program-arguments", "'abc'"),
-        (("train", "--epochs", "3"), "bad-command-line", "-- --epochs"),
-        ((path, "input.txt"), "words-before-dashes", "-- input.txt"),
-        (("eval",), "needs-trained-model", "--run"),
-    ):
-        (refused,) = cluster.json("submit", *words, rc=2)["failures"]
-        assert refused["code"] == code
-        assert shown in str(refused)
-    assert cluster("submit", "train", "--", "--help").stdout.startswith("usage: clusterctl submit")
-    assert {job["job_id"] for job in cluster.json("jobs")["jobs"]} == known
-
-
 VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT".split()
 WHO = f"""\
 import os, socket
@@ -271,15 +253,6 @@ def test_exit_code_is_that_of_the_ranks_with_each_launcher(
     cluster.ssh(f"{cluster.name}-ctl", f"sudo scancel --batch --signal=TERM {signalled}")
     cluster("logs", signalled, "--follow", rc=4)
     assert cluster.json("jobs", signalled)["jobs"][0]["exit_code"] == code
-
-
-def test_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
-    path = script(cluster, "bad.py", "import sys\nprint('before')\nsys.exit('lp0 on fire')\n")
-    ran = cluster("-o", "json", "submit", path, "--wait", rc=4)
-    assert "lp0 on fire" in ran.stderr
-    assert "FAILED" in ran.stderr
-    assert codes(ran) == ["job-failed"]
-    assert cluster.json("jobs", ran.json["job_id"])["jobs"][0]["state"] == "FAILED"
 
 
 def test_job_that_needs_too_much_memory_is_told_so(cluster: Cluster) -> None:
@@ -439,28 +412,6 @@ def test_final_states_without_accounting(cluster: Cluster, no_accounting: None) 
     assert cluster.json("collect", jobs["good"])["runs"][0]["state"] == "COMPLETED"
 
 
-def test_follow_shows_the_log_as_it_comes_and_ends_with_the_job(cluster: Cluster) -> None:
-    path = script(cluster, "talk.sh", "for i in 1 2 3; do echo line $i; sleep 0.3; done\n")
-    ran = cluster("submit", path, "--follow")
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("line")]
-    assert lines == ["line 1", "line 2", "line 3"]
-
-
-def test_collect_says_what_stays_on_the_cluster(cluster: Cluster) -> None:
-    body = (
-        "for i in 2 3; do mkdir -p out/checkpoint-$i && echo $i >out/checkpoint-$i/weights; done\n"
-    )
-    job = cluster.json("submit", script(cluster, "save.sh", body), "--wait")["job_id"]
-    ran = cluster("-o", "json", "collect", job)
-    assert [run["skipped"] for run in ran.json["runs"]] == [1]
-    command = f"clusterctl collect {job} --checkpoints all"
-    assert f"files/out/checkpoint-2 (an older checkpoint: `{command}`)" in ran.stderr
-    kept = Path(ran.json["runs"][0]["dir"]) / "out"
-    assert [path.name for path in kept.iterdir()] == ["checkpoint-3"]
-    assert cluster.json(*command.split()[1:])["runs"][0]["skipped"] == 0
-    assert (kept / "checkpoint-2" / "weights").read_text() == "2\n"
-
-
 def test_array_keeps_its_tasks_apart(cluster: Cluster) -> None:
     path = script(
         cluster,
@@ -592,13 +543,6 @@ def test_qos_account_and_resources_reach_slurm(cluster: Cluster) -> None:
     )
     shown = cluster.sacct(done["job_id"], "QOS,Account,ReqMem,Timelimit,Partition")
     assert shown == "urgent|default|200M|00:05:00|train"
-
-
-def test_unknown_jobs_are_named(cluster: Cluster) -> None:
-    assert "999999" in cluster("cancel", "999999", rc=1).stderr
-    assert "999999" in cluster("logs", "999999", rc=1).stderr
-    cluster("cancel", "not-an-id", rc=2)
-    assert "999999" in cluster("down", "--yes", "--discard-run", "999999", rc=2).stderr
 
 
 def test_status_list_and_ssh(cluster: Cluster) -> None:

@@ -82,19 +82,3 @@ def test_task_of_an_array_finds_what_lies_beside_its_script(
     skipped = json.loads((run / "run.json").read_text())["skipped"]
     (reason,) = {one["reason"] for one in skipped}
     assert reason.startswith("unchanged ")
-
-
-def test_what_can_not_be_sent_is_refused_before_anything_happens(
-    cluster: Cluster, project: Path
-) -> None:
-    before = cluster.json("jobs")["jobs"]
-    for name in ("task-1", "task-2", "run.json"):
-        (project / name).touch()
-    words = ("submit", project / "train.py", "--array", "0-1")
-    refused = cluster(*words, rc=2)
-    assert "task-1, task-2" in refused.stderr
-    assert "--exclude /task-1" in refused.stderr
-    assert cluster.json("jobs")["jobs"] == before
-    said = cluster(*words, "--dry-run", "--exclude", "/run.json", "--exclude", "/task-*")
-    assert f" {len(HOSTILE_NAMES) + 5} files (2.0 MiB) from {project}" in said.stderr
-    assert said.stdout.startswith("#!/bin/bash")
