@@ -12,10 +12,17 @@ PAGE = ROOT / "docs" / "testing.md"
 LEVELS = ("unit", "integration", "e2e")
 
 
+def rows() -> list[list[str]]:
+    """Return the cells of each row of the tables, without their headings."""
+    lines = [line for line in PAGE.read_text().splitlines() if line[:1] == "|"]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return [row for row in cells if row[0] not in {"behaviour", "---"}]
+
+
 def named(level: str) -> set[str]:
     """Return the names in the table's column of a level."""
-    rows = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line[:1] == "|"]
-    return {name for row in rows for name in re.findall("`([^`]+)`", row[1 + LEVELS.index(level)])}
+    column = 1 + LEVELS.index(level)
+    return {name for row in rows() for name in re.findall("`([^`]+)`", row[column])}
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -27,3 +34,9 @@ def test_table_of_levels_names_each_module(level: str) -> None:
     assert names - modules - folders == set()
     covered = {module for module in modules if f"{module.rpartition('/')[0]}/" in names}
     assert modules - covered - names == set()
+
+
+def test_table_of_levels_has_a_reason_for_each_further_level() -> None:
+    several = [row for row in rows() if sum(map(bool, row[1:4])) > 1]
+    assert several
+    assert [row[0] for row in several if not row[4]] == []
