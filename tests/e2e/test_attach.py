@@ -212,20 +212,3 @@ def test_killed_attach_and_detach_continue(national: Site, tmp_path: Path) -> No
     again = user.clusterctl("detach", "--cluster", "national", "-o", "json", rc=None)
     assert codes(again) in ([], ["unknown-cluster"])
     assert national.listing("finn") == before
-
-
-def test_attach_by_csh_leaves_nothing_after_detach(national: Site, tmp_path: Path) -> None:
-    user = person_at(national, "carla", tmp_path / "carla")
-    before = national.listing("carla")
-    user.clusterctl("attach", "national-jump")
-    job = user.clusterctl("submit", "ranks.py", "--nodes", "2", "--wait", "-o", "json").json[
-        "jobs"
-    ][0]
-    # The run is only there.
-    assert "only-copy" in codes(
-        user.clusterctl("detach", "--cluster", "national", "-o", "json", rc=1)
-    )
-    user.clusterctl("collect", job["job_id"])
-    user.clusterctl("detach", "--cluster", "national")
-    assert national.listing("carla") == before
-    assert not (user.clusterctl.home / "national").exists()

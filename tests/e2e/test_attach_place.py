@@ -1,5 +1,5 @@
-"""Clusterctl's folder on a Slurm cluster that other people run: all is in it, and detach takes
-it.
+"""Clusterctl's folder on a Slurm cluster that other people run, for a person who uses tcsh and
+comes by a jump host: all is in it, and detach takes it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ NAME = "placed"
 
 
 def test_all_is_in_the_folder_until_detach(national: Site, tmp_path: Path) -> None:
-    (tmp_path / "finn").mkdir()
-    user = user_of(national, "finn", tmp_path / "finn")
-    # fish creates files of its own at its first login.
-    national.ssh("finn", "true")
-    before = national.listing("finn")
+    (tmp_path / "carla").mkdir()
+    user = user_of(national, "carla", tmp_path / "carla")
+    before = national.listing("carla")
     verb = user.clusterctl
-    folder = verb("attach", "national", "--name", NAME, "--folder", "~/ours", "-o", "json").json[
-        "folder"
-    ]
+    folder = verb(
+        "attach", "national-jump", "--name", NAME, "--folder", "~/ours", "-o", "json"
+    ).json["folder"]
     facts = {
         fact["fact"]: fact for fact in verb("doctor", "--cluster", NAME, "-o", "json").json["facts"]
     }
@@ -35,14 +33,14 @@ def test_all_is_in_the_folder_until_detach(national: Site, tmp_path: Path) -> No
     cluster = ("--cluster", NAME)
     assert verb("put", "data.txt", *cluster, "-o", "json").json["folder"] == f"{folder}/files"
     job = verb("submit", "read.sh", *cluster, "--wait", "-o", "json").json["jobs"][0]["job_id"]
-    new = {line.rpartition(" ")[2] for line in national.listing("finn") if line not in before}
+    new = {line.rpartition(" ")[2] for line in national.listing("carla") if line not in before}
     assert {
         path for path in new if path not in {".", "./ours"} and not path.startswith("./ours/")
     } == set()
 
     assert "only-copy" in codes(verb("detach", *cluster, "-o", "json", rc=1))
     verb("collect", job, *cluster)
-    national.ssh("finn", f"echo made there >{folder}/files/notes.txt")
+    national.ssh("carla", f"echo made there >{folder}/files/notes.txt")
     refusal = verb("detach", *cluster, "-o", "json", rc=1).json["failures"]
     assert [failure["code"] for failure in refusal] == ["only-copy"]
     assert "notes.txt" in refusal[0]["cause"]
@@ -54,4 +52,4 @@ def test_all_is_in_the_folder_until_detach(national: Site, tmp_path: Path) -> No
         entry["name"] for entry in listed["entries"]
     }
     verb("detach", *cluster)
-    assert national.listing("finn") == before
+    assert national.listing("carla") == before

@@ -191,13 +191,6 @@ def lines_of(run: Path) -> list[str]:
     return (run / "stdout.log").read_text().splitlines()
 
 
-def test_mpi4py_across_nodes(own: Cluster) -> None:
-    job = own.json("submit", EXAMPLES / "mpi4py_pi.py", "--nodes", "2", "--wait")
-    said = own("logs", job["job_id"]).stdout
-    assert "3.1415926536 by 2 ranks" in said
-    assert f"{own.name}-train-1, {own.name}-train-2" in said
-
-
 @pytest.fixture(scope="module")
 def typed(own: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as that of somebody who types what the examples say."""
@@ -243,11 +236,3 @@ def test_digits_are_learned_judged_and_told(own: Cluster, typed: Path) -> None:
     ]
     classes = [int(line.split(": ")[1].split()[0]) for line in lines]
     assert sum(digit == found for digit, found in enumerate(classes)) >= 9
-
-
-def test_array_of_learning_rates(own: Cluster) -> None:
-    job = own.json("submit", EXAMPLES / "sweep.py", "--array", "0-3", "--wait")
-    run = own.run_of(job["job_id"])
-    results = [json.loads((run / f"task-{i}" / "result.json").read_text()) for i in range(4)]
-    assert [result["rate"] for result in results] == [0.01, 0.03, 0.1, 0.3]
-    assert results[3]["loss"] < results[0]["loss"]
