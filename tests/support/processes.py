@@ -90,8 +90,9 @@ def suspend(pid: int, times: int, seconds: float = 0.005) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends, soon."""
-    for _ in range(200):
+    """Return whether a process ends within a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

@@ -217,7 +217,7 @@ def test_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
     """
     job_id = submitted(here, tmp_path, "touch ../ready; until [ -e ../go ]; do sleep 0.1; done")
     folder = Path(cluster.job(job_id)["dir"])
-    eventually((folder / "ready").exists, 30)
+    eventually((folder / "ready").exists)
     events = folder / "job.events"
     events.write_text(f'{{"time": 9, "event": "start"}}\n{json.dumps(HUNG)}\n')
     cluster.change(job_id, start=int(time.time()) - 3600)

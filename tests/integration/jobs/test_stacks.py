@@ -26,7 +26,7 @@ def test_job_without_ranks_is_a_single_rank(
         state["next"] = os.getpid()
     job_id = submitted(session, tmp_path, "touch ../ready; sleep 1000")
     folder = Path(folder_of(session, job_id))
-    eventually((folder / "ready").exists, 30)
+    eventually((folder / "ready").exists)
     (folder / "job.sbatch").write_text(
         f"python={sys.executable}\npayload={data_folder('payload').parent}\n"
     )
@@ -51,7 +51,7 @@ def test_job_that_has_ended_has_no_stacks(
 def test_job_without_the_program_is_an_error(session: Session, tmp_path: Path) -> None:
     job_id = submitted(session, tmp_path, "touch ../ready; sleep 1000")
     folder = Path(folder_of(session, job_id))
-    eventually((folder / "ready").exists, 30)
+    eventually((folder / "ready").exists)
     (folder / "job.sbatch").write_text("")
     with refused("stacks-failed", SchedulerError):
         stacks_of(session, job_id)

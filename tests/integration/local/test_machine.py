@@ -99,7 +99,7 @@ def test_what_lives_on_a_nodes_file_system_is_found_and_ended(tmp_path: Path) ->
         assert system.rooted_under(tmp_path) == found
         assert system.rooted_under(tmp_path / "other") == ()
         machine.end_rooted(tmp_path)
-        assert process.wait(timeout=10) == -9
+        assert process.wait(timeout=60) == -9
     finally:
         process.kill()
         process.wait()

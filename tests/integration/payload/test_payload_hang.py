@@ -48,7 +48,7 @@ def rank_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
             command, env={**os.environ, "SLURM_JOB_ID": job, "RANK": str(number)}
         )
         started.append(process)
-        eventually(Path(f"{program}.ready").exists, 30)
+        eventually(Path(f"{program}.ready").exists)
         return process
 
     yield start
@@ -119,13 +119,13 @@ def test_program_in_c_is_named_with_its_function(
             return native.innermost_function(process.pid, tracer.stack_pointers.get(process.pid, 0))
 
         try:
-            eventually(lambda: found() == function, 30)
+            eventually(lambda: found() == function)
             process.send_signal(signal.SIGSTOP)
-            eventually(lambda: stacks._stat(f"/proc/{process.pid}")[0] == "T", 30)
+            eventually(lambda: stacks._stat(f"/proc/{process.pid}")[0] == "T")
             assert found() == function
             if function == "leaves":
                 process.send_signal(signal.SIGCONT)
-                eventually(lambda: tracer.library_of(process.pid, process.pid) == "main", 30)
+                eventually(lambda: tracer.library_of(process.pid, process.pid) == "main")
         finally:
             tracer.release()
             process.kill()
@@ -149,10 +149,10 @@ def test_running_thread_shows_its_library_and_keeps_running(rank_program: Any) -
         libraries.add(tracer.library_of(pid, pid))
         return any("python" in library for library in libraries)
 
-    eventually(has_shown_a_library, 30)
+    eventually(has_shown_a_library)
     tracer.release()
     assert not tracer.is_refused
-    eventually(lambda: stacks._stat(f"/proc/{pid}")[0] == "R", 30)
+    eventually(lambda: stacks._stat(f"/proc/{pid}")[0] == "R")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_busy_rank_is_judged_by_the_code_it_runs(
 ) -> None:
     process = rank_program(0, WORKER)
     activity = stacks.Activity([stacks.Process(process.pid, os.getpid(), ("python",))])
-    eventually(lambda: activity._counters()[0] - activity._before[0] > 50, 30)
+    eventually(lambda: activity._counters()[0] - activity._before[0] > 50)
     activity._rounds = rounds
     assert activity.judge(can_trace=True) == expected
 
@@ -199,7 +199,7 @@ def test_rank_that_sleeps_or_starts_processes_may_continue(rank_program: Any) ->
         stacks.Process(rank_program(number, text).pid, os.getpid(), ("python",))
         for number, text in enumerate((WAITER, READER))
     )
-    eventually(lambda: stacks._wait_of(sleeps.pid) == stacks.SLEEP, 30)
+    eventually(lambda: stacks._wait_of(sleeps.pid) == stacks.SLEEP)
     assert stacks.Activity([sleeps]).is_asleep([sleeps])
     assert not stacks.Activity([reads]).is_asleep([reads])
     assert stacks.Activity([reads]).is_asleep([reads, reads._replace(pid=1)])

@@ -47,13 +47,13 @@ def _watch(
         text=True,
     )
     try:
-        eventually(lambda: file.exists() and file.read_text().count('"sample"') >= had + 2, 30)
+        eventually(lambda: file.exists() and file.read_text().count('"sample"') >= had + 2)
         suspend(process.pid, suspended, 0.12)
         before = file.read_text().count('"sample"')
         if ignored:
             process.send_signal(signal.SIGINT)
         if ignored or suspended:
-            eventually(lambda: file.read_text().count('"sample"') >= before + 2, 30)
+            eventually(lambda: file.read_text().count('"sample"') >= before + 2)
         process.send_signal(stop)
         _, stderr = process.communicate(timeout=30)
     finally:

@@ -9,8 +9,8 @@ import pwd
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.hostile import HOSTILE_NAMES
+from tests.support.processes import eventually
 
 MIB = 1 << 20
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin") or "/usr/sbin/sshd"
@@ -100,16 +101,13 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(200):
-        if process.poll() is not None:
-            raise AssertionError(process.communicate()[1].decode())
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("sshd did not start")
+    def is_open() -> bool:
+        assert process.poll() is None, process.communicate()[1]
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+        return False
+
+    eventually(is_open)
 
 
 Reach = Callable[..., Transport]

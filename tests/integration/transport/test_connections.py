@@ -167,7 +167,7 @@ def test_an_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
         # A slow machine may not see the connection in its second; other tests show that there is
         # one.
         node.run(["true"])
-    eventually(lambda: not masters(config), 8)
+    eventually(lambda: not masters(config))
     assert sockets(config) == []
 
 
