@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,25 +15,58 @@ import torch
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
+# Runs that stdin names, one after the other. PyTorch and its optimizers are imported once for all of
+# them, which takes two seconds of CPU time.
 FORK = """\
-import os, runpy, sys
+import os, runpy, shlex, sys
 import torch._dynamo, torch.distributed as dist
-store = dist.FileStore(sys.argv[1], 2)
-for rank in range(2):
-    if not os.fork():
-        begin = dist.init_process_group
-        dist.init_process_group = lambda backend: begin(backend, store=store, rank=rank, world_size=2)
-        sys.argv[:] = sys.argv[2:]
-        runpy.run_path(sys.argv[0], run_name="__main__")
-sys.exit(any([os.wait()[1] for _ in range(2)]))
+begin = dist.init_process_group
+for line in sys.stdin:
+    folder, *argv = shlex.split(line)
+    for rank in range(2):
+        if not os.fork():
+            os.dup2(2, 1)
+            os.chdir(folder)
+            store = dist.FileStore("store", 2)
+            dist.init_process_group = lambda backend: begin(backend, store=store, rank=rank, world_size=2)
+            sys.argv[:] = argv
+            runpy.run_path(argv[0], run_name="__main__")
+            sys.exit()
+    print(any([os.wait()[1] for _ in range(2)]), flush=True)
 """
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+FLAGS = ("--epochs=2", "--checkpoint-seconds=0")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(EXAMPLES), "OMP_NUM_THREADS": "1"}
+Run = Callable[[Path, Path], bool]
 
 
-LAUNCHERS = {
-    # A single process imports PyTorch and its optimizers for all ranks: two seconds of CPU time.
-    "fork": ["-c", FORK, "store"],
-    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
-}
+@pytest.fixture
+def fork() -> Iterator[Run]:
+    """Run a program in a folder with two ranks. Return whether it succeeds."""
+    argv = [sys.executable, "-c", FORK]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, env=ENVIRONMENT, stdin=pipe, stdout=pipe, text=True) as process:
+
+        def run(folder: Path, program: Path) -> bool:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            (folder / "store").unlink(missing_ok=True)
+            process.stdin.write(f"{shlex.join([str(folder), str(program), *FLAGS])}\n")
+            process.stdin.flush()
+            return process.stdout.readline() == "False\n"
+
+        yield run
+
+
+@pytest.fixture
+def torchrun() -> Run:
+    """The same, by torchrun."""
+
+    def run(folder: Path, program: Path) -> bool:
+        argv = [sys.executable, *TORCHRUN, str(program), *FLAGS]
+        return subprocess.run(argv, cwd=folder, env=ENVIRONMENT, check=False).returncode == 0
+
+    return run
 
 
 KILLED = """\
@@ -48,34 +83,24 @@ runpy.run_path({program!r}, run_name="__main__")
 
 
 @pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.sweep)])
-def test_killed_training_resumes_bit_identical(launcher: str, tmp_path: Path) -> None:
+def test_killed_training_resumes_bit_identical(
+    launcher: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """After SIGKILL of a rank and a torn checkpoint, the weights equal those of an undisturbed
     training.
     """
+    run: Run = request.getfixturevalue(launcher)
     program = EXAMPLES / "torch_ddp.py"
-    killed = tmp_path / "killed.py"
-    killed.write_text(KILLED.format(program=str(program)))
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES), "OMP_NUM_THREADS": "1"}
-
-    def run(name: str, file: Path) -> int:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "store").unlink(missing_ok=True)
-        argv = [
-            sys.executable,
-            *LAUNCHERS[launcher],
-            str(file),
-            "--epochs=2",
-            "--checkpoint-seconds=0",
-        ]
-        return subprocess.run(argv, cwd=folder, env=environment, check=False).returncode
-
-    assert run("whole", program) == 0
-    assert run("killed", killed) != 0
-    checkpoints = sorted((tmp_path / "killed/checkpoints").glob("step-*.pt"))
+    dies = tmp_path / "dies.py"
+    dies.write_text(KILLED.format(program=str(program)))
+    (whole := tmp_path / "whole").mkdir()
+    (killed := tmp_path / "killed").mkdir()
+    assert run(whole, program)
+    assert not run(killed, dies)
+    checkpoints = sorted((killed / "checkpoints").glob("step-*.pt"))
     assert checkpoints[-1].stem in {"step-00000039", "step-00000040"}
     with checkpoints[-1].open("r+b") as file:
         file.truncate(1000)
-    assert run("killed", program) == 0
-    expected, weights = (torch.load(tmp_path / name / "model.pt") for name in ("whole", "killed"))
+    assert run(killed, program)
+    expected, weights = (torch.load(folder / "model.pt") for folder in (whole, killed))
     assert all(torch.equal(expected[name], weights[name]) for name in expected)
