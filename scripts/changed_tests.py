@@ -27,7 +27,7 @@ FOLDERS = {
 # Tests that create a local cluster, run a job or a training on it, collect the output, and remove
 # the cluster.
 STORY = "tests/e2e/test_jobs.py::test_shell_script_runs_in_its_allocation"
-TRAINING = "tests/e2e/test_main_job.py::test_two_nodes_train_together"
+TRAINING = "tests/e2e/test_main_job.py::test_training_on_two_nodes_ends_with_equal_parameters"
 STORIES = {
     "clusterctl/providers/gcp/": "",
     "clusterctl/providers/onprem/": "",

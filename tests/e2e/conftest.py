@@ -1,6 +1,4 @@
-"""The order of the modules, and the two-node cluster that some of them share until the session
-ends.
-"""
+"""The order of the modules, and the cluster of two nodes that some of them share."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ LIMIT_S = 900  # of a test's setup, its call and its teardown each; clusters are
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder raises a real cluster: a mark that a module forgets would hide
-    that.
-    """
+    """Require that every test of this folder has the mark e2e, also in a module that forgets it."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
@@ -48,19 +44,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What Slurm had to say when a test failed: its words are gone once the cluster is."""
+    """Add the state of Slurm to the report of a failed test, because the cluster is removed later."""
     report = yield
     used = vars(item).get("funcargs", {}).values()
     if report.when == "call" and report.failed:
         report.sections += [
-            (f"Slurm of {one.name}", one.told()) for one in used if isinstance(one, Cluster)
+            (f"Slurm of {one.name}", one.slurm_status()) for one in used if isinstance(one, Cluster)
         ]
     return report
 
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes in partition `train`, up and proven."""
+    """Two nodes in partition `train`, created and verified by `up`."""
     name = f"e{secrets.token_hex(3)}"
     home = tmp_path_factory.mktemp("shared home")
     cwd = tmp_path_factory.mktemp("shared cwd")
@@ -70,9 +66,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
 
 @pytest.fixture(scope="module")
 def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
-    """The shared cluster. A module leaves it as it was: with its spec, no job, and all nodes in
-    service.
-    """
+    """The shared cluster. A module restores its spec, leaves no job, and all nodes in service."""
     spec = shared_cluster.spec.read_text()
     yield shared_cluster
     assert shared_cluster.spec.read_text() == spec
@@ -102,7 +96,7 @@ def rights(person: Person) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def national() -> Iterator[Site]:
-    """A Slurm cluster of others, with accounting that demands an account:
+    """A foreign Slurm cluster with accounting that demands an account:
     tests/support/foreign/site.py.
     """
     with site("national") as one:
@@ -111,6 +105,6 @@ def national() -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def campus() -> Iterator[Site]:
-    """A Slurm cluster of others, without accounting."""
+    """A foreign Slurm cluster without accounting."""
     with site("campus") as one:
         yield one

@@ -59,7 +59,7 @@ def dnf_tools(*places: Path) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Make the tree; it appears when it is whole."""
+    """Create the tree. Its folder is renamed to its final name when it is complete."""
     tree = Path(sys.argv[1])
     building = tree.with_name(f"{tree.name}.building")
     subprocess.run(["rm", "-rf", "--one-file-system", str(building)], check=True)

@@ -29,24 +29,24 @@ _SIGNALS = {"int": signal.SIGINT, "hup": signal.SIGHUP, "term": signal.SIGTERM}
 
 
 def cause(fault: str, *arguments: str | Path) -> str:
-    """Have root cause one of the faults below; what it said."""
+    """Have root cause one of the faults below. Return the output."""
     return run_as_root(sys.executable, "-m", "tests.e2e.faults", fault, *arguments)
 
 
 def at_work(home: Path) -> list[str]:
-    """What of that home's clusterctl runs, a line each that begins with the pid. The nodes do not
-    count.
+    """List the processes of clusterctl with this home, a line each that begins with the pid,
+    without those of nodes.
     """
     return cause("show", home).splitlines()
 
 
 def at_work_on_nodes(cluster_id: str) -> list[str]:
-    """What Ansible has started on a cluster's nodes and still runs there, a line each."""
+    """List the processes on the nodes of a cluster that Ansible started, a line each."""
     return cause("show-on-nodes", cluster_id).splitlines()
 
 
 def eventually_none(home: Path, look: Callable[[], list[str]] | None = None) -> list[str]:
-    """What is at work (or what ``look`` finds) once it had time to end."""
+    """Return the running processes (or the result of ``look``) after they had time to end."""
     look = look or functools.partial(at_work, home)
     deadline = time.monotonic() + _PATIENCE_S
     while (left := look()) and time.monotonic() < deadline:
@@ -55,7 +55,7 @@ def eventually_none(home: Path, look: Callable[[], list[str]] | None = None) -> 
 
 
 def _found(home: str) -> dict[int, str]:
-    """By environment or arguments; the nodes have neither."""
+    """Find processes by environment or arguments; those of nodes have neither."""
     needle = os.fsencode(home)
     found = {}
     for proc in Path("/proc").glob("[0-9]*"):
@@ -94,9 +94,7 @@ def show_on_nodes(cluster_id: str) -> None:
 
 
 def kill_all(home: str) -> None:
-    """End all of it at one blow, as the kernel does when memory runs out or a session is torn
-    down.
-    """
+    """Kill all processes at once, as the kernel does when memory runs out or a session ends."""
     for sign in (signal.SIGSTOP, signal.SIGKILL):  # none may react to the end of another
         deadline = time.monotonic() + _PATIENCE_S
         seen: set[int] = set()
@@ -115,7 +113,7 @@ def kill_supervisor(name: str) -> None:
 
 
 def reboot(home: str, cluster_id: str) -> None:
-    """What a reboot of this machine leaves of a cluster: its files."""
+    """Leave only the files of a cluster, as a reboot of this machine does."""
     kill_all(home)
     machine.stop([name for name in machine.alive() if name.startswith(f"c{cluster_id}-")])
     for point in mounted_under(STATE / cluster_id):
@@ -130,7 +128,7 @@ def unplug(cluster_id: str) -> None:
 
 
 def die(machine_name: str) -> None:
-    """Have a node die: Slurm first hears that the jobs' scripts were killed, and then nothing."""
+    """Kill a node: Slurm first hears that the jobs' scripts were killed, and then nothing."""
     programs = {
         pid: Path(f"/proc/{pid}/cmdline")
         for pid, name in machine.cgroup_members()
@@ -157,7 +155,7 @@ def _signal(pids: Collection[int], sign: signal.Signals) -> None:
 
 
 class Victim:
-    """One run of a verb, in a process session of its own as on a terminal."""
+    """A verb that runs in its own process session, as on a terminal."""
 
     def __init__(self, clusterctl: Clusterctl, *argv: str | Path) -> None:
         self._argv = tuple(map(str, argv))
@@ -197,13 +195,14 @@ class Victim:
         assert said(), f"it never said {words!r}:\n{''.join(self._said)}"
 
     def until(self, seconds: float) -> None:
-        """Wait until that long after its start, or until it has ended."""
+        """Wait until so much time has passed since the start, or until the process has ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, self._start + seconds - time.monotonic()))
 
     def hit(self, how: str, cluster_id: str = "") -> Ran:
-        """End it: `kill` (it alone), `kill-all` (and all that it started), `int`, `hup`, `term` or
-        `reboot`."""
+        """End the process: `kill` (it alone), `kill-all` (with all child processes), `int`, `hup`,
+        `term` or `reboot`.
+        """
         if how == "kill":
             self._signal(signal.SIGKILL, alone=True)
         elif how in {"kill-all", "reboot"}:
@@ -213,7 +212,7 @@ class Victim:
         return self.end()
 
     def end(self, *, patience_s: float = _ENDS_S) -> Ran:
-        """Await its end; one that does not come is a failure."""
+        """Wait for the end of the process. It is a failure if the process does not end."""
         try:
             code = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -229,7 +228,7 @@ class Victim:
 
 
 def _reader(pipe: Iterable[str] | None, lines: list[str]) -> threading.Thread:
-    """A thread that adds what comes to the lines."""
+    """Start a thread that appends the output to the lines."""
 
     def read() -> None:
         for line in pipe or ():

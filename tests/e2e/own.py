@@ -1,4 +1,4 @@
-"""Clusters of somebody's own machines, as tests raise and give them back."""
+"""Clusters of on-prem machines: tests create them, and `down` must restore the machines."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ _REWRITTEN = re.compile(
 
 
 def state(lab: Lab, host: str) -> list[str]:
-    said = lab.enter(host, ["bash", "-c", _STATE]).stdout.splitlines()
-    return [line for line in said if not _REWRITTEN.search(line)]
+    lines = lab.enter(host, ["bash", "-c", _STATE]).stdout.splitlines()
+    return [line for line in lines if not _REWRITTEN.search(line)]
 
 
 def up(runner: Clusterctl, spec: Path, *more: str, password: bool = False) -> Ran:
-    """`up` by somebody who compares each fingerprint that is shown, without a terminal."""
+    """Run `up` without a terminal, and accept each fingerprint that is shown after comparing it."""
     words = ["--ask-become-pass"] if password else []
     accepted: list[str] = []
     for _ in range(4):
         flags = [word for one in accepted for word in ("--accept-host-key", one)]
-        ran = runner(
+        result = runner(
             "-o", "json", "-f", spec, "up", *words, *more, *flags, rc=None, stdin=f"{PASSWORD}\n"
         )
-        found = [one for one in FINGERPRINT.findall(ran.stderr) if one not in accepted]
-        if ran.rc != 2 or not found:
-            assert ran.rc == 0, str(ran)
-            return ran
+        found = [one for one in FINGERPRINT.findall(result.stderr) if one not in accepted]
+        if result.rc != 2 or not found:
+            assert result.rc == 0, str(result)
+            return result
         accepted += dict.fromkeys(found)
     raise AssertionError("the same keys are asked for again and again")
 
@@ -65,7 +65,7 @@ def raised(
     password: bool = False,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Cluster]:
-    """A cluster of these machines, which are given back as they were; ``more`` is for its `up`."""
+    """A cluster of these machines, which `down` must restore. more: further arguments of `up`."""
     before = {host.name: state(lab, host.name) for host in lab.hosts}
     spec = cwd / f"{name}.yaml"
     spec.write_text(text)
@@ -79,12 +79,12 @@ def raised(
 
 
 def as_before(lab: Lab, before: Mapping[str, list[str]]) -> None:
-    """That machines are as they were, by their ``state``."""
+    """Assert that machines have the state that they had before."""
     for host, was in before.items():
         now = state(lab, host)
-        gone = sorted(set(was) - set(now))
+        removed = sorted(set(was) - set(now))
         new = sorted(set(now) - set(was))
-        assert not gone, f"{host} lacks\n" + "\n".join(gone)
+        assert not removed, f"{host} lacks\n" + "\n".join(removed)
         assert not new, f"{host} has\n" + "\n".join(new)
 
 
@@ -106,5 +106,5 @@ ls /var/lib /var/spool /opt /; cut -d' ' -f5 /proc/self/mountinfo | sort
 
 
 def picture(host: Host) -> list[str]:
-    """What it looks like, line by line. It must have a folder /shared."""
+    """Return a description of the machine, line by line. It must have a folder /shared."""
     return host.sh(_LOOK).splitlines()

@@ -1,7 +1,7 @@
-"""An ordinary user of this machine who has clusterctl's wheel and types what the manual says.
+"""An ordinary user of this machine who has clusterctl's wheel and types the commands of the manual.
 
-`allowed` gives them the one line of sudoers that docs/install.md has; without it they have no right
-at all.
+`allowed` gives the user the line of sudoers from docs/install.md; without it the user has no
+rights.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ _TYPING_S = 1200  # PyTorch is fetched, sent and unpacked
 
 @dataclass(frozen=True)
 class Person:
-    """An account of this machine. ``clusterctl`` runs as them in ``work``, where their spec
-    lies.
-    """
+    """An account of this machine. ``clusterctl`` runs as this user in ``work``, where the spec is."""
 
     name: str
     uid: int
@@ -58,7 +56,7 @@ class Person:
 
     @property
     def venv(self) -> Path:
-        """The environment that holds clusterctl and what it needs, and nothing else."""
+        """The environment that contains clusterctl and its dependencies, and nothing else."""
         return self.home / "venv"
 
     @property
@@ -78,17 +76,15 @@ class Person:
         return f"{self.name} {rest.replace('/opt/clusterctl/bin/python', python)}"
 
     def runs(self, *argv: str) -> str:
-        """What a program prints that they run in their folder."""
+        """Run a program as the user, in the user's folder. Return its output."""
         return run_as_root("sudo", "-n", "-u", self.name, "--", "env", "-C", self.work, *argv)
 
     def writes(self, name: str, text: str) -> None:
-        """Have them write a file in their folder."""
+        """Write a file in the user's folder, as the user."""
         run_as_root("sudo", "-n", "-u", self.name, "tee", self.work / name, stdin=text)
 
     def types(self, text: str, place: Path) -> tuple[int, str, Path]:
-        """The exit code of a command, all that it printed, and the folder that it leaves them
-        in.
-        """
+        """Run a command. Return its exit code, its output, and its current folder at the end."""
         script = f"exec 2>&1\n{text}\ncode=$?\necho; pwd\nexit $code"
         argv = [*_as_login(self.name, self.home, place), "bash", "-c", script]
         done = subprocess.run(
@@ -99,20 +95,20 @@ class Person:
             timeout=_TYPING_S,
             check=False,
         )
-        said, _, where = done.stdout.rstrip("\n").rpartition("\n")
-        return done.returncode, said + done.stderr, Path(where or place)
+        output, _, where = done.stdout.rstrip("\n").rpartition("\n")
+        return done.returncode, output + done.stderr, Path(where or place)
 
     def folder(self, name: str) -> Path:
-        """A folder of theirs, made if it is not there."""
+        """Return a folder of the user, which is created if it is missing."""
         place = self.home / name
-        code, said, _ = self.types(f"mkdir -p {shlex.quote(str(place))}", self.home)
-        assert code == 0, said
+        code, output, _ = self.types(f"mkdir -p {shlex.quote(str(place))}", self.home)
+        assert code == 0, output
         return place
 
 
 def _as_login(name: str, home: Path, place: Path) -> list[str]:
-    """The start of a command line that runs as someone's login: their folder and variables, and no
-    others.
+    """The start of a command line that runs as the login of a user, with the user's folder and
+    variables only.
     """
     login = {"HOME": home, "USER": name, "LOGNAME": name, "LANG": "C.UTF-8", "COLUMNS": "200"}
     path = f"{home}/venv/bin:/usr/local/bin:/usr/bin:/bin"  # nothing of this checkout's environment
@@ -124,9 +120,7 @@ def _as_login(name: str, home: Path, place: Path) -> list[str]:
 
 @contextmanager
 def new_person() -> Iterator[Person]:
-    """A new user, without any right so far, who installed clusterctl in their home as pipx
-    would.
-    """
+    """Create a user without rights, with clusterctl installed in the home folder, as by pipx."""
     name = f"kim-2_{secrets.token_hex(2)}"
     with ExitStack() as stack:
         # Not below pytest's own folder, which is for its user's eyes only.
@@ -152,7 +146,7 @@ def new_person() -> Iterator[Person]:
 
 @contextmanager
 def allowed(one: Person) -> Iterator[None]:
-    """While this lasts, they may start the helper, and nothing else, as root."""
+    """Allow the user to start the helper as root, and nothing else, during the context."""
     file = _SUDOERS / f"clusterctl-test-{one.name}"
     try:
         run_as_root("tee", file, stdin=one.rule + "\n")

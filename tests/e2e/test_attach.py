@@ -1,5 +1,4 @@
-"""A Slurm cluster that other people operate, used by a person who has an account and no other right
-there.
+"""A foreign Slurm cluster, used by a person with an ordinary account.
 
 `attached` stays attached until the last test of this module. A test that detaches a cluster
 attaches its own.
@@ -98,13 +97,15 @@ def test_attach_finds_account_and_proves_mpi(attached: Attached) -> None:
 
 
 def test_mpi_job_runs_over_both_nodes(attached: Attached) -> None:
-    ran = attached.verb("submit", "ranks.py", "--nodes", "2", "--tasks-per-node", "2", "--follow")
-    assert sorted(line for line in ran.stdout.splitlines() if line.startswith("rank")) == [
+    result = attached.verb(
+        "submit", "ranks.py", "--nodes", "2", "--tasks-per-node", "2", "--follow"
+    )
+    assert sorted(line for line in result.stdout.splitlines() if line.startswith("rank")) == [
         f"rank {rank} of 4 6" for rank in range(4)
     ]
 
 
-def test_run_of_a_training_comes_home(attached: Attached) -> None:
+def test_run_of_a_training_is_collected(attached: Attached) -> None:
     job_id = attached.submit(
         "submit", "train", "--nodes", "2", "--time", "5m", "--", "--epochs", "2"
     )
@@ -148,10 +149,10 @@ def test_submit_killed_during_sbatch_makes_one_job(attached: Attached) -> None:
         victim = Victim(attached.verb, "submit", "once.sh", "--name", "killed")
         eventually(lambda: site.root("login1", "pgrep -x sbatch", rc=None))
         victim.hit("kill")
-    there = site.jobs_named("killed")
-    assert len(there) <= 1
+    killed_jobs = site.jobs_named("killed")
+    assert len(killed_jobs) <= 1
     jobs = attached.verb("jobs", "-o", "json").json["jobs"]
-    assert [job["job_id"] for job in jobs if job["name"] == "killed"] == there
+    assert [job["job_id"] for job in jobs if job["name"] == "killed"] == killed_jobs
 
 
 def test_first_submit_killed_runs_one_job(attached: Attached) -> None:

@@ -1,4 +1,4 @@
-"""`attach`, `detach` and `submit` killed at random moments on clusters of others: the next call
+"""`attach`, `detach` and `submit` killed at random moments on foreign clusters: the next call
 converges.
 
 SWEEP_SEED chooses other moments. The names of the tests have the seed.
@@ -124,7 +124,7 @@ def test_killed_submits_run_no_job_twice(rig: Rig, both: User, seed: int) -> Non
             both.clusterctl("jobs", "--cluster", one.name)
         for one, job_id in ids:
             one.await_end(job_id)
-        ran = [line for one in rig.sites for line in told(one, name)]
+        ran = [line for one in rig.sites for line in jobs_that_ran(one, name)]
         assert len(ran) == min(len(ids), 1), (
             f"kill {number} after {moment:.3f} of {seconds[kind]:.2f} s"
         )
@@ -134,5 +134,5 @@ def submit(name: str, way: tuple[str, ...]) -> tuple[str | Path, ...]:
     return ("submit", "job.sh", "--cluster", "national", "--name", name, *way)
 
 
-def told(one: Site, name: str) -> list[str]:
+def jobs_that_ran(one: Site, name: str) -> list[str]:
     return one.root("login1", f"cat /home/stud/ran-{name}", rc=None).split()

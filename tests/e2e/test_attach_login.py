@@ -1,5 +1,5 @@
-"""The ways to a Slurm cluster that other people operate: with a second factor, from its own login
-node, and past a long queue.
+"""Ways to a foreign Slurm cluster: with a second factor, from its own login node, past a long
+queue.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def on_login_node(national: Site) -> Iterator[Verb]:
 
 
 def test_attach_from_the_login_node_itself(national: Site, on_login_node: Verb) -> None:
-    """No SSH is needed, and nothing is left."""
+    """`attach` needs no SSH there, and `detach` leaves no file."""
     before = national.listing("stud")
     connections = logins(national)
     answer = on_login_node("attach", ".", "--name", NAME, "-o", "json").json

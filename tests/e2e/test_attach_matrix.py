@@ -1,7 +1,7 @@
-"""Clusters of others in all the ways in which sites differ: a cell is a way, and a test of its own.
+"""Foreign clusters that differ in many ways: a test for each difference.
 
-On every site, compute nodes have no sshd and no route to the internet. A cell attaches the cluster,
-runs a job, collects it, and detaches. The home is then as it was.
+On every site, compute nodes have no sshd and no route to the internet. A test attaches the cluster,
+runs a job, collects it, and detaches. The home folder is then as before.
 """
 
 from __future__ import annotations

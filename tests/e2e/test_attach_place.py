@@ -13,7 +13,7 @@ from tests.support.messages import codes
 NAME = "placed"
 
 
-def test_all_is_in_the_folder_until_detach(national: Site, tmp_path: Path) -> None:
+def test_attach_keeps_all_files_in_its_folder_until_detach(national: Site, tmp_path: Path) -> None:
     (tmp_path / "carla").mkdir()
     user = user_of(national, "carla", tmp_path / "carla")
     before = national.listing("carla")

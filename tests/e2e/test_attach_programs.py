@@ -1,6 +1,4 @@
-"""Trainings that take minutes, by an ordinary user on clusters of others, without internet access
-there.
-"""
+"""Trainings that take minutes, by an ordinary user on foreign clusters without internet access."""
 
 from __future__ import annotations
 
@@ -46,10 +44,8 @@ def test_torchrun_and_lightning_train_on_two_nodes(user: User) -> None:
         *(user, EXAMPLES / "torch_ddp.py", "--launcher", "torchrun", *options),
         *(EXAMPLES / "requirements-torch.txt", "--", "--epochs", "15"),
     )
-    said = (torch / "stdout.log").read_text()
-    assert {f"rank {rank} of 2 on c{rank + 1}: cpu, gloo" for rank in (0, 1)} <= {
-        *said.splitlines()
-    }
+    log = (torch / "stdout.log").read_text()
+    assert {f"rank {rank} of 2 on c{rank + 1}: cpu, gloo" for rank in (0, 1)} <= {*log.splitlines()}
     assert (torch / "model.pt").stat().st_size > 1000
     lightning = run_of(
         user, EXAMPLES / "lightning_mlp.py", *options, EXAMPLES / "requirements-lightning.txt"

@@ -1,4 +1,4 @@
-"""The benchmarks run: both sides do the same work, which they check themselves."""
+"""Benchmarks: both sides do the same work, and check it themselves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         ),
     ],
 )
-def test_round_of_each_prints_medians_and_ratios(
+def test_benchmark_round_prints_medians_and_ratios(
     benchmark: str, parts: tuple[str, ...], shown: tuple[str, ...]
 ) -> None:
     argv = [sys.executable, BENCHMARKS / benchmark, "--rounds", "1", *parts]
@@ -71,7 +71,7 @@ def test_trainings_survive_a_campaign_of_faults(tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
-def test_chain_of_time_limits_ends_like_one_piece(tmp_path: Path) -> None:
+def test_chain_of_time_limits_completes_the_training(tmp_path: Path) -> None:
     """A training of more than three minutes in limits of two."""
     (result,) = survived(tmp_path, "table", faults=["time limit"])
     assert result["figures"][0]["starts"] > 1

@@ -1,8 +1,8 @@
-"""`up` looks at the machine, not at its records: what died is started again, what lives is left
-alone.
+"""`up` reads the state of the machine, not its records: it restarts what has ended and leaves the
+rest.
 
-First `up` itself is ended, by Ctrl-C, `kill` and SIGKILL: nothing runs on, and the next goes on
-from there.
+First `up` itself is ended by Ctrl-C, `kill` and SIGKILL: no process remains, and the next `up`
+continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ users: [{{name: ada, uid: {uid}}}]
 
 @pytest.fixture(scope="module")
 def spec(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Path]:
-    """A spec whose cluster is down in the end."""
+    """A spec whose cluster is removed at the end."""
     path = clusterctl.cwd / "cluster.yaml"
     path.write_text(of_this_run(SPEC.format(name=cluster_name, uid=2101)))
     yield path
@@ -40,9 +40,9 @@ def spec(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Path]:
 
 
 def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ran:
-    """Start `up` and end it once it has said that phase: wherever in it, the outcome is the same.
+    """Start `up` and end it after it has begun a phase.
 
-    It runs Ansible on the hosts, too, which those of classes do without.
+    It also runs Ansible on the hosts, which hosts of a class do without.
     """
     victim = Victim(clusterctl, "up", "--reconfigure")
     victim.until_phase(phase)
@@ -68,7 +68,7 @@ def test_up_that_is_interrupted_ends_cleanly(
     assert at_work(clusterctl.home) == []
 
 
-def test_even_a_sudden_death_leaves_nothing_at_work(
+def test_up_killed_by_sigkill_leaves_no_process(
     clusterctl: Clusterctl, spec: Path, cluster_name: str
 ) -> None:
     assert interrupted(clusterctl, "converge", "kill").rc == -signal.SIGKILL
@@ -79,8 +79,8 @@ def test_even_a_sudden_death_leaves_nothing_at_work(
 
 
 @pytest.fixture(scope="module")
-def one(clusterctl: Clusterctl, cluster_name: str, spec: Path) -> Cluster:
-    """The cluster, whole: no lock is held by the dead."""
+def convergence_cluster(clusterctl: Clusterctl, cluster_name: str, spec: Path) -> Cluster:
+    """The cluster, complete: a killed `up` holds no lock."""
     return Cluster(cluster_name, spec, clusterctl, clusterctl("-o", "json", "up").json)
 
 
@@ -94,49 +94,70 @@ def boot_of(cluster: Cluster) -> str:
     )
 
 
-def test_node_survives_its_killed_supervisor_and_can_be_stopped(one: Cluster) -> None:
-    """`up` goes on from where it was ended, and opens a home that a job closed."""
-    assert one.raised["ready"]
-    name = f"c{cluster_id(one)}-002"
-    before = boot_of(one)
+def test_node_survives_its_killed_supervisor_and_can_be_stopped(
+    convergence_cluster: Cluster,
+) -> None:
+    """`up` continues where it was ended, and makes a home folder accessible that a job closed."""
+    assert convergence_cluster.raised["ready"]
+    name = f"c{cluster_id(convergence_cluster)}-002"
+    before = boot_of(convergence_cluster)
     cause("kill-supervisor", name)
-    one.ssh(f"{one.name}-ctl", "chmod 000 .", user=one.user)
-    assert "clusterctl up" in one("submit", "probe", rc=1).stderr
-    assert one.json("up")["probed"] == [f"{one.name}-train-1"]
-    assert boot_of(one) == before
-    assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
+    convergence_cluster.ssh(
+        f"{convergence_cluster.name}-ctl", "chmod 000 .", user=convergence_cluster.user
+    )
+    assert "clusterctl up" in convergence_cluster("submit", "probe", rc=1).stderr
+    assert convergence_cluster.json("up")["probed"] == [f"{convergence_cluster.name}-train-1"]
+    assert boot_of(convergence_cluster) == before
+    assert convergence_cluster.json("submit", "probe", "--wait")["state"] == "COMPLETED"
     cause("stop", name)
     assert name not in machine.alive()
 
 
-def test_up_after_a_reboot_keeps_data_and_accounting(one: Cluster) -> None:
-    """`down` that cannot bring runs home, without Slurm or without the machines, says what to
-    do.
+def test_up_after_a_reboot_keeps_data_and_accounting(convergence_cluster: Cluster) -> None:
+    """`down` that cannot collect runs, without Slurm or without the machines, names the command to
+    type.
     """
-    leader = f"{one.name}-ctl"
-    node = f"{one.name}-train-1"
-    assert one.json("up")["probed"] == [node]
-    before = boot_of(one)
-    job = one.json("submit", "probe", "--wait")["job_id"]
-    one.ssh(node, "touch kept /tmp/gone && sync")
-    one.ssh(leader, "sudo systemctl stop slurmctld")
-    assert "--discard" in one("down", "--yes", rc=1).stderr
-    cause("reboot", one.runner.home, cluster_id(one))
-    assert "--discard" in one("down", "--yes", rc=1).stderr
-    assert one.json("up")["ready"]
-    assert boot_of(one) != before
-    one.ssh(node, "test -e kept && ! test -e /tmp/gone")
-    one.ssh(node, f"sudo -iu {one.user} true && systemctl is-system-running")
-    assert one.ssh(node, "echo $HOME", user=one.user).strip() == f"/shared/home/{one.user}"
-    assert (one.run_of(job) / "stdout.log").is_file()
+    leader = f"{convergence_cluster.name}-ctl"
+    node = f"{convergence_cluster.name}-train-1"
+    assert convergence_cluster.json("up")["probed"] == [node]
+    before = boot_of(convergence_cluster)
+    job = convergence_cluster.json("submit", "probe", "--wait")["job_id"]
+    convergence_cluster.ssh(node, "touch kept /tmp/gone && sync")
+    convergence_cluster.ssh(leader, "sudo systemctl stop slurmctld")
+    assert "--discard" in convergence_cluster("down", "--yes", rc=1).stderr
+    cause("reboot", convergence_cluster.runner.home, cluster_id(convergence_cluster))
+    assert "--discard" in convergence_cluster("down", "--yes", rc=1).stderr
+    assert convergence_cluster.json("up")["ready"]
+    assert boot_of(convergence_cluster) != before
+    convergence_cluster.ssh(node, "test -e kept && ! test -e /tmp/gone")
+    convergence_cluster.ssh(
+        node, f"sudo -iu {convergence_cluster.user} true && systemctl is-system-running"
+    )
+    assert (
+        convergence_cluster.ssh(node, "echo $HOME", user=convergence_cluster.user).strip()
+        == f"/shared/home/{convergence_cluster.user}"
+    )
+    assert (convergence_cluster.run_of(job) / "stdout.log").is_file()
 
 
-def test_user_whose_number_changed_can_still_submit(one: Cluster) -> None:
-    assert one.ssh(f"{one.name}-ctl", "id -u", user=one.user).strip() == "2101"
-    one.spec.write_text(one.spec.read_text().replace("2101", "2102"))
-    one("up")
-    assert one.ssh(f"{one.name}-ctl", "id -u", user=one.user).strip() == "2102"
-    assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
+def test_user_with_a_changed_uid_can_still_submit(convergence_cluster: Cluster) -> None:
+    assert (
+        convergence_cluster.ssh(
+            f"{convergence_cluster.name}-ctl", "id -u", user=convergence_cluster.user
+        ).strip()
+        == "2101"
+    )
+    convergence_cluster.spec.write_text(
+        convergence_cluster.spec.read_text().replace("2101", "2102")
+    )
+    convergence_cluster("up")
+    assert (
+        convergence_cluster.ssh(
+            f"{convergence_cluster.name}-ctl", "id -u", user=convergence_cluster.user
+        ).strip()
+        == "2102"
+    )
+    assert convergence_cluster.json("submit", "probe", "--wait")["state"] == "COMPLETED"
 
 
 SAVES = """\
@@ -150,53 +171,75 @@ sleep 600
 """
 
 
-def test_down_refuses_files_of_failed_and_cancelled_jobs(one: Cluster) -> None:
-    """A requeued job writes into the folder of a run that is here already."""
-    script = one.runner.cwd / "saves.sh"
-    controller = f"{one.name}-ctl"
+def test_down_refuses_files_of_failed_and_cancelled_jobs(convergence_cluster: Cluster) -> None:
+    """A requeued job writes into the folder of a run that was already collected."""
+    script = convergence_cluster.runner.cwd / "saves.sh"
+    controller = f"{convergence_cluster.name}-ctl"
     script.write_text(SAVES)
-    failed = one.json("submit", script, "--wait", "--", "fails", rc=4)["job_id"]
-    ended = one.json("submit", script)["job_id"]
-    home = one.ssh(controller, "pwd", user=one.user).strip()
-    one.ssh(controller, f"until test -e saved-{ended}; do sleep 0.2; done", user=one.user)
-    one("cancel", ended)
-    one("logs", ended, "--follow", rc=5)
-    one("collect")
-    one.ssh(controller, f"sudo rm {home}/saved-{failed} && sudo scontrol requeue {failed}")
-    one.ssh(controller, f"until sudo test -e {home}/saved-{failed}; do sleep 0.2; done")
-    one.ssh(
+    failed = convergence_cluster.json("submit", script, "--wait", "--", "fails", rc=4)["job_id"]
+    ended = convergence_cluster.json("submit", script)["job_id"]
+    home = convergence_cluster.ssh(controller, "pwd", user=convergence_cluster.user).strip()
+    convergence_cluster.ssh(
+        controller,
+        f"until test -e saved-{ended}; do sleep 0.2; done",
+        user=convergence_cluster.user,
+    )
+    convergence_cluster("cancel", ended)
+    convergence_cluster("logs", ended, "--follow", rc=5)
+    convergence_cluster("collect")
+    convergence_cluster.ssh(
+        controller, f"sudo rm {home}/saved-{failed} && sudo scontrol requeue {failed}"
+    )
+    convergence_cluster.ssh(
+        controller, f"until sudo test -e {home}/saved-{failed}; do sleep 0.2; done"
+    )
+    convergence_cluster.ssh(
         controller,
         f"until scontrol show job {failed} | grep -q JobState=FAILED; do sleep 0.2; done",
     )
-    one.ssh(controller, "sbatch --parsable --hold --wrap true", user=one.user)
+    convergence_cluster.ssh(
+        controller, "sbatch --parsable --hold --wrap true", user=convergence_cluster.user
+    )
 
     # Slurm may have taken up a job anew that had just ended when this module cut the power: it
     # counts, too.
-    waits = f"(wrap) of {one.user} is PENDING"
-    causes = [one["cause"] for one in one.json("down", "--yes", rc=1)["failures"]]
+    waits = f"(wrap) of {convergence_cluster.user} is PENDING"
+    causes = [
+        failure["cause"] for failure in convergence_cluster.json("down", "--yes", rc=1)["failures"]
+    ]
     jobs = [cause for cause in causes if cause.startswith("job ")]
     assert any(cause.endswith(waits) for cause in jobs)
     left = {cause.partition(": ")[0] for cause in causes[len(jobs) :]}
     assert left >= {f"files of job {job} (saves)" for job in (failed, ended)}
-    (folder,) = one.json("collect", "--all")["folders"]
+    (folder,) = convergence_cluster.json("collect", "--all")["folders"]
     assert {path.read_text() for path in Path(folder).rglob("result.txt")} == {"run 1\n"}
-    assert "run 0\n" in {path.read_text() for path in one.runner.cwd.glob("runs/*/result.txt")}
-    causes = [one["cause"] for one in one.json("down", "--yes", rc=1)["failures"]]
+    assert "run 0\n" in {
+        path.read_text() for path in convergence_cluster.runner.cwd.glob("runs/*/result.txt")
+    }
+    causes = [
+        failure["cause"] for failure in convergence_cluster.json("down", "--yes", rc=1)["failures"]
+    ]
     assert all(cause.startswith("job ") for cause in causes)
     assert any(cause.endswith(waits) for cause in causes)
-    one.ssh(controller, "scancel --me", user=one.user)
+    convergence_cluster.ssh(controller, "scancel --me", user=convergence_cluster.user)
 
 
-def test_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
-    kept = one.workspace.rename(one.runner.cwd / "orphaned")
-    (listed,) = (each for each in one.json("list")["clusters"] if each["cluster"] == one.name)
+def test_cluster_with_a_lost_workspace_is_removed_by_the_listed_command(
+    convergence_cluster: Cluster,
+) -> None:
+    kept = convergence_cluster.workspace.rename(convergence_cluster.runner.cwd / "orphaned")
+    (listed,) = (
+        each
+        for each in convergence_cluster.json("list")["clusters"]
+        if each["cluster"] == convergence_cluster.name
+    )
     assert listed["state"] == "orphaned"
-    assert listed["fix"] in one("list").stdout
+    assert listed["fix"] in convergence_cluster("list").stdout
     typed = shlex.split(listed["fix"])[1:]
     # Nothing can be looked at without its keys.
-    assert "--discard" in one.runner(*typed, "--yes", rc=1).stderr
-    assert codes(one("-o", "json", "down", "--yes", rc=2)) == ["unknown-cluster"]
-    assert "cleanup verified" in one.runner(*typed, "--yes", "--discard").stdout
-    assert codes(one("-o", "json", "down", "--yes", rc=2)) == ["unknown-cluster"]
-    kept.rename(one.workspace)
-    one("down", "--yes", "--discard")
+    assert "--discard" in convergence_cluster.runner(*typed, "--yes", rc=1).stderr
+    assert codes(convergence_cluster("-o", "json", "down", "--yes", rc=2)) == ["unknown-cluster"]
+    assert "cleanup verified" in convergence_cluster.runner(*typed, "--yes", "--discard").stdout
+    assert codes(convergence_cluster("-o", "json", "down", "--yes", rc=2)) == ["unknown-cluster"]
+    kept.rename(convergence_cluster.workspace)
+    convergence_cluster("down", "--yes", "--discard")

@@ -1,5 +1,5 @@
-"""Slurm's daemons are killed under 50 queued jobs: each job runs once. `up` starts dead daemons
-again.
+"""Slurm's daemons are killed under 50 queued jobs: each job runs once, and `up` starts dead
+daemons.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def kill_daemon(cluster: Cluster, unit: str) -> None:
         cluster.ssh(host, f"sudo systemctl kill --signal=KILL {unit}")
 
 
-def ran(cluster: Cluster, folder: str) -> list[str]:
+def jobs_that_ran(cluster: Cluster, folder: str) -> list[str]:
     """Return a line for each job that has run."""
     return cluster.ssh(
         f"{cluster.name}-ctl", f"cat {folder}/files/ran 2>/dev/null", user=cluster.user, rc=None
@@ -61,7 +61,9 @@ def test_killed_daemons_each_queued_job_runs_once(
     time.sleep(SAVED_S)
     for number in range(KILLS * len(units)):
         eventually(
-            lambda least=number: len(ran(cluster, job["dir"])) >= least, PATIENCE_S, pause_s=0.5
+            lambda least=number: len(jobs_that_ran(cluster, job["dir"])) >= least,
+            PATIENCE_S,
+            pause_s=0.5,
         )  # type: ignore[misc]
         await_daemons(cluster)
         kill_daemon(cluster, units[number % len(units)])
@@ -72,7 +74,7 @@ def test_killed_daemons_each_queued_job_runs_once(
     eventually(
         lambda: cluster.ssh(f"{cluster.name}-ctl", look, rc=None).split() == expected, PATIENCE_S
     )
-    assert collections.Counter(ran(cluster, job["dir"])) == {
+    assert collections.Counter(jobs_that_ran(cluster, job["dir"])) == {
         str(number): 1 for number in range(JOBS)
     }
 

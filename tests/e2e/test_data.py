@@ -27,7 +27,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def test_there_and_back(cluster: Cluster, data: Path, tmp_path: Path) -> None:
+def test_put_and_get_return_the_same_files(cluster: Cluster, data: Path, tmp_path: Path) -> None:
     (data / "large").write_bytes(os.urandom(20 * MIB))  # more than goes over the first connection
     done = cluster.json("put", data, "some where/")
     assert done["folder"].endswith("/some where")
@@ -43,5 +43,5 @@ def test_there_and_back(cluster: Cluster, data: Path, tmp_path: Path) -> None:
         == cluster.json("put", data, ".")["folder"]
     )
     # The nodes see what was put, and it is the job user's.
-    said = cluster.ssh(f"{cluster.name}-train-2", "stat -c %U ~/'some where'", user=cluster.user)
-    assert said.strip() == cluster.user
+    owner = cluster.ssh(f"{cluster.name}-train-2", "stat -c %U ~/'some where'", user=cluster.user)
+    assert owner.strip() == cluster.user

@@ -1,9 +1,8 @@
-"""What goes wrong on a live cluster, alone or many at once: `up` mends it and names it, or says why
-not.
+"""Faults on a live cluster, alone or many at once: `up` repairs and names them, or gives the
+reason.
 
-All the while a job runs on a node that nothing is done to. Its output proves at the end that it was
-never
-disturbed: one process, which counted on.
+Meanwhile a job runs on an unaffected node. At the end its output proves that it was never
+disturbed: a single process, which counted on.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ SPOOL = "/var/spool/clusterctl-slurmd"
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes; the first has a job that counts until the module's end, and was never
+def drift_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes. On the first, a job counts until the end of the module, and must not be
     disturbed.
     """
     name = f"d{secrets.token_hex(3)}"
@@ -79,7 +78,7 @@ def begin(cluster: Cluster, name: str, text: str) -> str:
 
 
 def mended(answer: dict[str, Any]) -> set[str]:
-    return {f"{one['host']}: {one['what']}: {one['action']}" for one in answer["repaired"]}
+    return {f"{row['host']}: {row['what']}: {row['action']}" for row in answer["repaired"]}
 
 
 def failure(answer: Any) -> dict[str, Any]:
@@ -87,20 +86,21 @@ def failure(answer: Any) -> dict[str, Any]:
     return dict(answer["failures"][0])
 
 
-def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
-    """Each kind alone is in the sweep below."""
-    second = node(one, 2)
-    third = node(one, 3)
-    leader = ctl(one)
-    one.ssh(second, "sudo systemctl mask --now slurmd")
-    one.ssh(third, "sudo rm /etc/munge/munge.key")
-    one.ssh(
-        leader, f"sudo rm -rf /etc/slurm; echo '# mine' | sudo tee ~{one.user}/.ssh/authorized_keys"
+def test_up_restores_and_names_files_accounts_and_units(drift_cluster: Cluster) -> None:
+    """The sweep below has each kind of drift alone."""
+    second = node(drift_cluster, 2)
+    third = node(drift_cluster, 3)
+    leader = ctl(drift_cluster)
+    drift_cluster.ssh(second, "sudo systemctl mask --now slurmd")
+    drift_cluster.ssh(third, "sudo rm /etc/munge/munge.key")
+    drift_cluster.ssh(
+        leader,
+        f"sudo rm -rf /etc/slurm; echo '# mine' | sudo tee ~{drift_cluster.user}/.ssh/authorized_keys",
     )
-    one.ssh(leader, f"sudo userdel --force {one.user}")
-    one.ssh(leader, "sudo pkill -KILL slurmdbd; sudo pkill -KILL mariadbd")
-    answer = one.json("up")
-    assert (answer["probed"], answer["not_probed"]) == ([second, third], [node(one, 1)])
+    drift_cluster.ssh(leader, f"sudo userdel --force {drift_cluster.user}")
+    drift_cluster.ssh(leader, "sudo pkill -KILL slurmdbd; sudo pkill -KILL mariadbd")
+    answer = drift_cluster.json("up")
+    assert (answer["probed"], answer["not_probed"]) == ([second, third], [node(drift_cluster, 1)])
     assert mended(answer) >= {
         f"{second}: slurmd was masked: started",
         f"{third}: /etc/munge/munge.key was missing: restored",
@@ -108,31 +108,34 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
             f"{leader}: /etc/slurm/{name}.conf was missing: restored"
             for name in ("slurm", "gres", "slurmdbd")
         ),
-        f"{leader}: the account {one.user} was missing: restored",
+        f"{leader}: the account {drift_cluster.user} was missing: restored",
     }
-    assert not [told for told in mended(answer) if told.startswith(node(one, 1))]
-    assert one.ssh(leader, "head -n1 .ssh/authorized_keys", user=one.user) == "# mine\n"
+    assert not [line for line in mended(answer) if line.startswith(node(drift_cluster, 1))]
+    assert (
+        drift_cluster.ssh(leader, "head -n1 .ssh/authorized_keys", user=drift_cluster.user)
+        == "# mine\n"
+    )
 
 
-def test_up_resumes_nodes_that_slurm_drained_but_not_others(one: Cluster) -> None:
-    """Nothing else is put back: what `up` has mended stays so."""
-    second = node(one, 2)
-    third = node(one, 3)
+def test_up_resumes_nodes_that_slurm_drained_but_not_others(drift_cluster: Cluster) -> None:
+    """The next `up` has nothing else to repair."""
+    second = node(drift_cluster, 2)
+    third = node(drift_cluster, 3)
     drain = "scontrol update nodename={} state=drain reason='{}'"
-    one.ssh(second, drain.format(second, "noisy fan"))
-    one.ssh(third, "sudo " + drain.format(third, SLURMS_REASON))
-    answer = one.json("up")
+    drift_cluster.ssh(second, drain.format(second, "noisy fan"))
+    drift_cluster.ssh(third, "sudo " + drain.format(third, SLURMS_REASON))
+    answer = drift_cluster.json("up")
     assert answer["probed"] == [third]
     assert second in answer["not_probed"]
     assert any(
         note.endswith(f"{second}: drained by clusterctl: noisy fan") for note in answer["notes"]
     )
     assert mended(answer) == {f"{third}: was IDLE+DRAIN: {SLURMS_REASON}: resumed"}
-    one.ssh(second, f"scontrol update nodename={second} state=resume")
+    drift_cluster.ssh(second, f"scontrol update nodename={second} state=resume")
 
 
 def ansible_hosts(answer: dict[str, Any]) -> str:
-    """On how many hosts Ansible ran, as the phase says it."""
+    """Return on how many hosts Ansible ran, from the note of the phase."""
     return converged(answer).partition(" on ")[2].partition(",")[0]
 
 
@@ -186,45 +189,47 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", in_sweep(*KINDS))
-def test_one_drift_alone_is_put_back_where_it_is(one: Cluster, kind: str) -> None:
-    """Ansible runs on that node alone; the others' slurmd run on."""
-    second = node(one, 2)
-    untouched = (node(one, 1), node(one, 3))
-    command, told = (text.format(user=one.user) for text in KINDS[kind])
+def test_up_repairs_a_single_drift_on_its_node_only(drift_cluster: Cluster, kind: str) -> None:
+    """Ansible runs on this node only; slurmd of the others is not restarted."""
+    second = node(drift_cluster, 2)
+    untouched = (node(drift_cluster, 1), node(drift_cluster, 3))
+    command, line = (text.format(user=drift_cluster.user) for text in KINDS[kind])
     asked = "systemctl show --property=MainPID,ExecMainStartTimestampMonotonic slurmd munge"
-    before = [one.ssh(host, asked) for host in untouched]
-    one.ssh(second, f"sudo sh -c {shlex.quote(command)}")
-    answer = one.json("up")
+    before = [drift_cluster.ssh(host, asked) for host in untouched]
+    drift_cluster.ssh(second, f"sudo sh -c {shlex.quote(command)}")
+    answer = drift_cluster.json("up")
     (repaired,) = mended(answer)
-    assert repaired.startswith(f"{second}: {told}")
+    assert repaired.startswith(f"{second}: {line}")
     assert ansible_hosts(answer) == "1 hosts"
-    assert [one.ssh(host, asked) for host in untouched] == before
-    assert converged(one.json("up")).startswith("unchanged: 4 ")
+    assert [drift_cluster.ssh(host, asked) for host in untouched] == before
+    assert converged(drift_cluster.json("up")).startswith("unchanged: 4 ")
 
 
-def test_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None:
-    """It has no way to a repository. The job on another node goes on."""
-    second = node(one, 2)
-    third = node(one, 3)
+def test_up_recreates_a_node_that_lost_a_package(drift_cluster: Cluster) -> None:
+    """The node has no route to a repository. The job on another node keeps running."""
+    second = node(drift_cluster, 2)
+    third = node(drift_cluster, 3)
     boot = (
         "cat /proc/sys/kernel/random/boot_id; systemctl show -p UserspaceTimestampMonotonic --value"
     )
-    before = one.ssh(third, boot)
-    one.ssh(second, "sudo dpkg --remove --force-depends munge")
-    (found,) = one("-o", "json", "up", rc=1).json["failures"]
+    before = drift_cluster.ssh(third, boot)
+    drift_cluster.ssh(second, "sudo dpkg --remove --force-depends munge")
+    (found,) = drift_cluster("-o", "json", "up", rc=1).json["failures"]
     assert (found["host"], found["code"]) == (second, "package-missing"), found
     assert found["cause"].endswith(": munge")
     assert f" node replace {second}`" in found["fix"]
-    assert failure(one("-o", "json", "node", "replace", f"{one.name}-train-9", rc=2).json)
-    answer = one.json("node", "replace", second, "--yes")
+    assert failure(
+        drift_cluster("-o", "json", "node", "replace", f"{drift_cluster.name}-train-9", rc=2).json
+    )
+    answer = drift_cluster.json("node", "replace", second, "--yes")
     assert answer["probed"] == [second, third]
     assert converged(answer) == f"1 {AS_CLASS}"
-    assert one.ssh(third, boot) == before
-    assert one.ssh(second, "dpkg-query -W -f '${Status}' munge") == "install ok installed"
+    assert drift_cluster.ssh(third, boot) == before
+    assert drift_cluster.ssh(second, "dpkg-query -W -f '${Status}' munge") == "install ok installed"
 
 
 def spoil_ssh_folder(cluster: Cluster, how: str) -> str:
-    """Have a job's user make something else of their ~/.ssh; what `up` is to say of it."""
+    """Replace the ~/.ssh of a job's user as that user. Return what `up` should report."""
     cluster.ssh(ctl(cluster), how, user=cluster.user)
     return f"{ctl(cluster)}: the cluster's key of user {cluster.user} was missing: restored"
 
@@ -236,24 +241,29 @@ def see_that_root_was_led_nowhere(cluster: Cluster) -> None:
     assert cluster.ssh(leader, "id -un", user=cluster.user).strip() == cluster.user
 
 
-def test_up_repairs_edited_files_and_powered_off_nodes_at_once(one: Cluster) -> None:
-    """Which runs all roles on demand. So does a key whose folder leads elsewhere."""
-    leader = ctl(one)
-    second = node(one, 2)
-    third = node(one, 3)
+def test_up_repairs_edited_files_and_powered_off_nodes_at_once(drift_cluster: Cluster) -> None:
+    """All roles run then. An authorized key in a folder that is a link is also replaced."""
+    leader = ctl(drift_cluster)
+    second = node(drift_cluster, 2)
+    third = node(drift_cluster, 3)
     shown = "scontrol show config | grep ^SlurmdTimeout"
-    key = spoil_ssh_folder(one, "mv .ssh .away; ln -s /etc .ssh")
-    was = one.ssh(leader, shown)
-    one.ssh(leader, "sudo sed -i s/^SlurmdTimeout=.*/SlurmdTimeout=77/ /etc/slurm/slurm.conf")
-    one.ssh(leader, "scontrol reconfigure")
-    assert "77 sec" in one.ssh(leader, shown)
-    one.ssh(second, f"sudo usermod -c drifted {one.user}; sudo gpasswd -a {one.user} games")
+    key = spoil_ssh_folder(drift_cluster, "mv .ssh .away; ln -s /etc .ssh")
+    was = drift_cluster.ssh(leader, shown)
+    drift_cluster.ssh(
+        leader, "sudo sed -i s/^SlurmdTimeout=.*/SlurmdTimeout=77/ /etc/slurm/slurm.conf"
+    )
+    drift_cluster.ssh(leader, "scontrol reconfigure")
+    assert "77 sec" in drift_cluster.ssh(leader, shown)
+    drift_cluster.ssh(
+        second,
+        f"sudo usermod -c drifted {drift_cluster.user}; sudo gpasswd -a {drift_cluster.user} games",
+    )
     # It outlives no boot.
-    one.ssh(third, "sudo touch /var/spool/clusterctl-slurmd/cred_state.left; sync")
-    one.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
+    drift_cluster.ssh(third, "sudo touch /var/spool/clusterctl-slurmd/cred_state.left; sync")
+    drift_cluster.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
     # It is still on its way down when `up` looks.
-    one.ssh(second, "sudo systemctl poweroff", rc=None)
-    answer = one.json("up", "--reconfigure")
+    drift_cluster.ssh(second, "sudo systemctl poweroff", rc=None)
+    answer = drift_cluster.json("up", "--reconfigure")
     assert mended(answer) >= {
         f"{leader}: /etc/slurm/slurm.conf was changed: restored",
         *(f"{host}: was powered off: started" for host in (second, third)),
@@ -261,23 +271,25 @@ def test_up_repairs_edited_files_and_powered_off_nodes_at_once(one: Cluster) -> 
     }
     assert answer["probed"] == [second, third]
     assert ansible_hosts(answer) == "4 hosts"
-    see_that_root_was_led_nowhere(one)
-    assert one.ssh(leader, shown) == was
+    see_that_root_was_led_nowhere(drift_cluster)
+    assert drift_cluster.ssh(leader, shown) == was
     for number in (1, 2, 3):
-        cached = one.ssh(node(one, number), f"sudo grep -r ^SlurmdTimeout {SPOOL}/conf-cache")
+        cached = drift_cluster.ssh(
+            node(drift_cluster, number), f"sudo grep -r ^SlurmdTimeout {SPOOL}/conf-cache"
+        )
         assert "77" not in cached
-    assert "cred_state.left" not in one.ssh(third, f"sudo ls {SPOOL}")
+    assert "cred_state.left" not in drift_cluster.ssh(third, f"sudo ls {SPOOL}")
 
 
 @pytest.mark.sweep
-def test_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> None:
-    """While slurmd was away it could not be told to end the job, so the former start is still
-    there.
-    """
-    second = node(one, 2)
-    leader = ctl(one)
+def test_job_starts_again_on_the_node_that_was_out_of_reach(drift_cluster: Cluster) -> None:
+    """Without slurmd, the node could not be told to end the job, so its first start still runs."""
+    second = node(drift_cluster, 2)
+    leader = ctl(drift_cluster)
     job = begin(
-        one, "again", f"#!/bin/bash\n#SBATCH --requeue --nodelist={second} --mem=100M\nsleep 600\n"
+        drift_cluster,
+        "again",
+        f"#!/bin/bash\n#SBATCH --requeue --nodelist={second} --mem=100M\nsleep 600\n",
     )
 
     def comes(*wanted: str) -> None:
@@ -285,46 +297,50 @@ def test_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> Non
             f"squeue -h --jobs={job} --format='%T %r'; sinfo -h --nodes={second} --format='%T %E'"
         )
         deadline = time.monotonic() + PATIENCE_S
-        while not all(words in (said := one.ssh(leader, asked)) for words in wanted):
-            assert time.monotonic() < deadline, said
+        while not all(
+            words in (shown_state := drift_cluster.ssh(leader, asked)) for words in wanted
+        ):
+            assert time.monotonic() < deadline, shown_state
             time.sleep(0.5)
 
-    one.ssh(second, "sudo systemctl stop slurmd")
-    one.ssh(leader, f"scontrol update nodename={second} state=down reason=gone")
+    drift_cluster.ssh(second, "sudo systemctl stop slurmd")
+    drift_cluster.ssh(leader, f"scontrol update nodename={second} state=down reason=gone")
     comes("PENDING ReqNodeNotAvail")  # nothing but the node is missing
-    assert one.ssh(second, "pgrep -x sleep")
-    one.ssh(second, "sudo systemctl start slurmd")
+    assert drift_cluster.ssh(second, "pgrep -x sleep")
+    drift_cluster.ssh(second, "sudo systemctl start slurmd")
     comes("RUNNING", "none")
-    one("cancel", job)
+    drift_cluster("cancel", job)
 
 
 @pytest.mark.sweep
-def test_job_of_a_node_that_was_briefly_off_is_requeued(one: Cluster) -> None:
+def test_job_of_a_node_that_was_briefly_off_is_requeued(drift_cluster: Cluster) -> None:
     """Slurm does not notice that the node was off, and shows the job as running, without a
     process.
     """
-    third = node(one, 3)
+    third = node(drift_cluster, 3)
     job = begin(
-        one, "off", f"#!/bin/bash\n#SBATCH --requeue --nodelist={third} --mem=100M\nsleep 600\n"
+        drift_cluster,
+        "off",
+        f"#!/bin/bash\n#SBATCH --requeue --nodelist={third} --mem=100M\nsleep 600\n",
     )
-    one.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
-    answer = one.json("up")
+    drift_cluster.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
+    answer = drift_cluster.json("up")
     assert any(third in repair and f"job {job}," in repair for repair in mended(answer))
     deadline = time.monotonic() + PATIENCE_S
-    while len(one.json("jobs", job)["jobs"][0]["restarts"]) != 1:
+    while len(drift_cluster.json("jobs", job)["jobs"][0]["restarts"]) != 1:
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    assert one.ssh(third, "pgrep -x sleep")
-    one("cancel", job)
+    assert drift_cluster.ssh(third, "pgrep -x sleep")
+    drift_cluster("cancel", job)
 
 
-def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
-    second = node(one, 2)
-    third = node(one, 3)
-    address = one.ssh(second, f"getent hosts {third}").split()[0]
-    one.ssh(second, f"sudo ip route add blackhole {address}; sudo systemctl stop munge")
-    ran = one("-o", "json", "up", rc=1)
-    one.ssh(second, f"sudo ip route delete blackhole {address}")
+def test_nodes_that_do_not_reach_each_other_are_named(drift_cluster: Cluster) -> None:
+    second = node(drift_cluster, 2)
+    third = node(drift_cluster, 3)
+    address = drift_cluster.ssh(second, f"getent hosts {third}").split()[0]
+    drift_cluster.ssh(second, f"sudo ip route add blackhole {address}; sudo systemctl stop munge")
+    ran = drift_cluster("-o", "json", "up", rc=1)
+    drift_cluster.ssh(second, f"sudo ip route delete blackhole {address}")
     assert {f["host"] for f in ran.json["failures"]} == {second, third}
     assert failure(ran.json)["code"] == "network"
     assert second in failure(ran.json)["cause"]
@@ -334,26 +350,26 @@ def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
     assert started in mended(ran.json)
 
 
-def test_full_disk_is_named(one: Cluster) -> None:
-    second = node(one, 2)
-    one.ssh(second, "sudo dd if=/dev/zero of=/big bs=1M", rc=None)
-    found = failure(one("-o", "json", "up", rc=1).json)
+def test_up_with_a_full_disk_names_it(drift_cluster: Cluster) -> None:
+    second = node(drift_cluster, 2)
+    drift_cluster.ssh(second, "sudo dd if=/dev/zero of=/big bs=1M", rc=None)
+    found = failure(drift_cluster("-o", "json", "up", rc=1).json)
     assert (found["host"], found["code"]) == (second, "disk-full")
     assert "/ is full" in found["cause"]
-    one.ssh(second, "sudo rm /big")
+    drift_cluster.ssh(second, "sudo rm /big")
     # Not sooner: Slurm takes some seconds to save a job that has just begun, and requeues what it
     # forgot.
-    one.ssh(ctl(one), "sudo pkill -KILL slurmctld")
-    assert one.json("up")["probed"] == [second, node(one, 3)]
+    drift_cluster.ssh(ctl(drift_cluster), "sudo pkill -KILL slurmctld")
+    assert drift_cluster.json("up")["probed"] == [second, node(drift_cluster, 3)]
 
 
 def content(cluster: Cluster) -> dict[Path, bytes]:
-    """All that clusterctl keeps of a cluster on the user's side."""
+    """Return all files that clusterctl has of a cluster on the user's machine."""
     return {path: path.read_bytes() for path in cluster.runner.home.rglob("*") if path.is_file()}
 
 
 def planned(cluster: Cluster, *, rc: int) -> dict[str, Any]:
-    """What `plan --check` says; it only looks."""
+    """Return the answer of `plan --check`, which changes nothing."""
     known = content(cluster)
     plan: dict[str, Any] = cluster.json("plan", "--check", rc=rc)
     assert content(cluster) == known
@@ -361,24 +377,24 @@ def planned(cluster: Cluster, *, rc: int) -> dict[str, Any]:
 
 
 def changes(plan: dict[str, Any]) -> set[tuple[str, str]]:
-    return {(one["kind"], one["name"]) for one in plan["changes"]}
+    return {(row["kind"], row["name"]) for row in plan["changes"]}
 
 
 def hosts(plan: dict[str, Any]) -> set[tuple[str, str]]:
-    """The hosts that come and go."""
-    found = {(one["name"], one["action"]) for one in plan["changes"] if one["kind"] == "host"}
+    """Return the hosts that a plan creates and removes."""
+    found = {(row["name"], row["action"]) for row in plan["changes"] if row["kind"] == "host"}
     return {host for host in found if host[1] != "change"}
 
 
 def daemons(cluster: Cluster, count: int) -> list[str]:
-    """Which slurmd runs on each of the first nodes."""
+    """Return the pid and start of slurmd on each of the first nodes."""
     return on_each(
         cluster, count, "systemctl show --property=MainPID,ExecMainStartTimestampMonotonic slurmd"
     )
 
 
 def on_each(cluster: Cluster, count: int, command: str) -> list[str]:
-    """What a command says on each of the first nodes."""
+    """Return the output of a command on each of the first nodes."""
     return [cluster.ssh(node(cluster, number), command) for number in range(1, count + 1)]
 
 
@@ -386,119 +402,137 @@ def converged(answer: dict[str, Any]) -> str:
     return next(str(phase["note"]) for phase in answer["phases"] if phase["phase"] == "converge")
 
 
-def test_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> None:
+def test_cluster_grows_and_shrinks_beside_the_job_as_planned(drift_cluster: Cluster) -> None:
     def ask_for(train: int, more: str = "") -> None:
-        one.spec.write_text(SPEC.format(name=one.name, train=train) + more)
+        drift_cluster.spec.write_text(SPEC.format(name=drift_cluster.name, train=train) + more)
 
     def up(*flags: str, rc: int = 0) -> Any:
-        return one("-o", "json", "up", *flags, rc=rc).json
+        return drift_cluster("-o", "json", "up", *flags, rc=rc).json
 
     ask_for(3)
-    assert planned(one, rc=0)["changes"] == []
-    slurmd = daemons(one, 3)
+    assert planned(drift_cluster, rc=0)["changes"] == []
+    slurmd = daemons(drift_cluster, 3)
     ask_for(4, OTHER)
-    fourth = node(one, 4)
-    other = f"{one.name}-other-1"
-    assert hosts(planned(one, rc=3)) == {(fourth, "make"), (other, "make")}
+    fourth = node(drift_cluster, 4)
+    other = f"{drift_cluster.name}-other-1"
+    assert hosts(planned(drift_cluster, rc=3)) == {(fourth, "make"), (other, "make")}
     answer = up()
-    assert answer["probed"] == [node(one, 2), node(one, 3), node(one, 4), f"{one.name}-other-1"]
+    assert answer["probed"] == [
+        node(drift_cluster, 2),
+        node(drift_cluster, 3),
+        node(drift_cluster, 4),
+        f"{drift_cluster.name}-other-1",
+    ]
     # Ansible has nothing to do, and slurmd goes on.
-    assert (converged(answer), daemons(one, 3)) == (f"6 {AS_CLASS}", slurmd)
+    assert (converged(answer), daemons(drift_cluster, 3)) == (f"6 {AS_CLASS}", slurmd)
     nodes = f"sudo grep -c ^NodeName= {SPOOL}/conf-cache/slurm.conf"
-    assert on_each(one, 3, nodes) == ["5\n"] * 3
-    on_second = begin(one, "second", COUNTER.format(node=node(one, 2)))
-    script = one.runner.cwd / "waits.sh"
+    assert on_each(drift_cluster, 3, nodes) == ["5\n"] * 3
+    on_second = begin(drift_cluster, "second", COUNTER.format(node=node(drift_cluster, 2)))
+    script = drift_cluster.runner.cwd / "waits.sh"
     script.write_text("#!/bin/bash\n#SBATCH --hold --partition=other\nhostname\n")
-    waits = one.json("submit", script)["job_id"]
+    waits = drift_cluster.json("submit", script)["job_id"]
 
-    one.ssh(fourth, "sudo rm /etc/munge/munge.key")
+    drift_cluster.ssh(fourth, "sudo rm /etc/munge/munge.key")
     ask_for(4, "users: [{name: bob, uid: 2002}]\n")
-    plan = planned(one, rc=3)
+    plan = planned(drift_cluster, rc=3)
     assert hosts(plan) == {(other, "remove")}
     assert changes(plan) >= {("setting", "users"), ("setting", "partitions"), ("drift", fourth)}
     assert waits in [harm["job_id"] for harm in plan["affected_jobs"]]
 
     ask_for(1)
-    harms = {harm["job_id"]: harm["nodes"] for harm in planned(one, rc=3)["affected_jobs"]}
-    assert harms[on_second] == [node(one, 2)]
+    harms = {
+        harm["job_id"]: harm["nodes"] for harm in planned(drift_cluster, rc=3)["affected_jobs"]
+    }
+    assert harms[on_second] == [node(drift_cluster, 2)]
     refusal = failure(up(rc=2))["cause"]
     for words in (f"job {on_second} (second)", f"job {waits} (waits)", "partition other"):
         assert words in refusal
     # Nobody was there to be asked.
     assert failure(up("--force", rc=2))["code"] == "needs-confirmation"
-    assert len(one.json("status")["nodes"]) == 5
+    assert len(drift_cluster.json("status")["nodes"]) == 5
 
-    one.ssh(fourth, f"sudo -u {one.user} sh -c 'echo kept >/var/tmp/kept.txt'")
+    drift_cluster.ssh(fourth, f"sudo -u {drift_cluster.user} sh -c 'echo kept >/var/tmp/kept.txt'")
     (only,) = up("--force", "--yes", rc=1)["failures"]
     assert only["code"] == "only-copy"
     assert f"/var/tmp/kept.txt on {fourth}" in only["cause"]
-    assert len(one.json("status")["nodes"]) == 5
-    assert one.json("jobs", on_second)["jobs"][0]["state"] == "RUNNING"
-    brought = [Path(folder) / "kept.txt" for folder in one.json("collect", "--all")["folders"]]
+    assert len(drift_cluster.json("status")["nodes"]) == 5
+    assert drift_cluster.json("jobs", on_second)["jobs"][0]["state"] == "RUNNING"
+    brought = [
+        Path(folder) / "kept.txt" for folder in drift_cluster.json("collect", "--all")["folders"]
+    ]
     assert [path.read_text() for path in brought if path.exists()] == ["kept\n"]
     answer = up("--force", "--yes")
     notes = "\n".join(answer["notes"])
     assert f"cancelled job {on_second}" in notes
-    assert f"{node(one, 1)} keeps 1 CPU" in notes
-    assert [each["name"] for each in one.json("status")["nodes"]] == [node(one, 1)]
-    assert (converged(answer), daemons(one, 1)) == (f"2 {AS_CLASS}", slurmd[:1])
-    assert "leaves the cluster" in one.sacct(on_second, "AdminComment")
-    assert one.sacct(waits, "State").startswith("CANCELLED")
-    assert planned(one, rc=0)["changes"] == []
+    assert f"{node(drift_cluster, 1)} keeps 1 CPU" in notes
+    assert [each["name"] for each in drift_cluster.json("status")["nodes"]] == [
+        node(drift_cluster, 1)
+    ]
+    assert (converged(answer), daemons(drift_cluster, 1)) == (f"2 {AS_CLASS}", slurmd[:1])
+    assert "leaves the cluster" in drift_cluster.sacct(on_second, "AdminComment")
+    assert drift_cluster.sacct(waits, "State").startswith("CANCELLED")
+    assert planned(drift_cluster, rc=0)["changes"] == []
 
 
-def test_uid_does_not_pass_to_another_user(one: Cluster) -> None:
-    text = one.spec.read_text()
-    one.spec.write_text(f"{text}users:\n  - {{name: other, uid: 10000}}\n")
-    if one.user == "hpc":
-        assert shows(" ".join(one.json("plan")["notes"]), "uid-taken")
-        refused = failure(one.json("up", rc=2))
+def test_up_refuses_to_give_a_uid_to_another_user(drift_cluster: Cluster) -> None:
+    text = drift_cluster.spec.read_text()
+    drift_cluster.spec.write_text(f"{text}users:\n  - {{name: other, uid: 10000}}\n")
+    if drift_cluster.user == "hpc":
+        assert shows(" ".join(drift_cluster.json("plan")["notes"]), "uid-taken")
+        refused = failure(drift_cluster.json("up", rc=2))
         assert refused["code"] == "uid-taken"
         assert "hpc" in refused["cause"]
-    one.spec.write_text(text)
+    drift_cluster.spec.write_text(text)
 
 
-def test_up_installs_packages_that_the_spec_gained(one: Cluster) -> None:
+def test_up_installs_packages_that_the_spec_gained(drift_cluster: Cluster) -> None:
     """Although the nodes have no route to a mirror. slurmd keeps running.
 
     Nodes have no man pages, but their folders, in which packages such as Java's make links.
     """
-    text = one.spec.read_text()
-    slurmd = daemons(one, 1)
+    text = drift_cluster.spec.read_text()
+    slurmd = daemons(drift_cluster, 1)
     ask = (
         "command -v tree; ls /etc/resolv.conf /etc/apt/apt.conf.d/99bake 2>/dev/null; ls "
         "/var/lib/apt/lists"
     )
-    one.spec.write_text(f"{text}software: {{packages: [tree]}}\n")
-    one("up")
-    for host in (ctl(one), node(one, 1)):
-        assert one.ssh(host, ask, rc=None) == "/usr/bin/tree\n"
-    assert one.ssh(node(one, 1), "ls /usr/share/man/man1 | grep tree", rc=None) == ""
-    one.ssh(node(one, 1), "test -d /usr/share/man/man1")
-    assert daemons(one, 1) == slurmd
-    one.spec.write_text(f"{text}software: {{packages: [no-such-package]}}\n")
-    refused = failure(one.json("up", rc=1))
+    drift_cluster.spec.write_text(f"{text}software: {{packages: [tree]}}\n")
+    drift_cluster("up")
+    for host in (ctl(drift_cluster), node(drift_cluster, 1)):
+        assert drift_cluster.ssh(host, ask, rc=None) == "/usr/bin/tree\n"
+    assert (
+        drift_cluster.ssh(node(drift_cluster, 1), "ls /usr/share/man/man1 | grep tree", rc=None)
+        == ""
+    )
+    drift_cluster.ssh(node(drift_cluster, 1), "test -d /usr/share/man/man1")
+    assert daemons(drift_cluster, 1) == slurmd
+    drift_cluster.spec.write_text(f"{text}software: {{packages: [no-such-package]}}\n")
+    refused = failure(drift_cluster.json("up", rc=1))
     assert refused["code"] == "machine-command-failed"
-    one.spec.write_text(text)
+    drift_cluster.spec.write_text(text)
 
 
-def test_up_refuses_another_slurm_release_before_changes(one: Cluster) -> None:
-    """`up` upgrades no Slurm in place, not under --force either."""
-    text = one.spec.read_text()
-    applied = one.workspace / "spec.yaml"
-    slurmd = daemons(one, 1)
+def test_up_refuses_another_slurm_release_before_changes(drift_cluster: Cluster) -> None:
+    """`up` does not upgrade Slurm in place, not even with --force."""
+    text = drift_cluster.spec.read_text()
+    applied = drift_cluster.workspace / "spec.yaml"
+    slurmd = daemons(drift_cluster, 1)
     before = (
         applied.read_bytes(),
-        one.ssh(ctl(one), "systemctl show --property=MainPID slurmctld slurmdbd"),
+        drift_cluster.ssh(
+            ctl(drift_cluster), "systemctl show --property=MainPID slurmctld slurmdbd"
+        ),
     )
-    one.spec.write_text(f'{text}slurm: {{version: "26.05"}}\n')
+    drift_cluster.spec.write_text(f'{text}slurm: {{version: "26.05"}}\n')
     for words in (("plan",), ("up",), ("up", "--force")):
-        refused = failure(one.json(*words, rc=2))
+        refused = failure(drift_cluster.json(*words, rc=2))
         assert refused["code"] == "slurm-changed"
         assert "clusterctl down" in refused["fix"]
     after = (
         applied.read_bytes(),
-        one.ssh(ctl(one), "systemctl show --property=MainPID slurmctld slurmdbd"),
+        drift_cluster.ssh(
+            ctl(drift_cluster), "systemctl show --property=MainPID slurmctld slurmdbd"
+        ),
     )
-    assert (after, daemons(one, 1)) == (before, slurmd)
-    one.spec.write_text(text)
+    assert (after, daemons(drift_cluster, 1)) == (before, slurmd)
+    drift_cluster.spec.write_text(text)

@@ -91,7 +91,7 @@ def jobs(cluster: Cluster) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
-def test_cause_and_the_first_rank_are_named(
+def test_failed_job_names_the_cause_and_the_first_rank(
     cluster: Cluster, jobs: dict[str, str], planted: Planted
 ) -> None:
     ran = cluster.quoting("logs", jobs[planted.name], "--follow")

@@ -1,9 +1,8 @@
-"""A cluster on Google Cloud, whose instances are in truth machines of this one.
+"""A cluster on Google Cloud, whose instances are machines on this host.
 
-Terraform is real, its provider and Google's API are stand-ins, `gcloud` leads to the machines,
-whose accounts a guest agent makes (a stand-in, too). All that comes after the inventory is the same
-as everywhere: Ansible, Slurm, jobs, runs. What is printed is compared with
-    docs/howto/first-day-gcp.md.
+Terraform is real; its provider, Google's API, `gcloud` and the guest agent are stand-ins. After the
+inventory, all is as on other providers: Ansible, Slurm, jobs, runs. Outputs are compared with
+docs/howto/first-day-gcp.md.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ output "hosts" {
 
 @dataclass(frozen=True)
 class Gcp:
-    """A cluster that is up; ``cloud`` is where it is, ``google`` the API that shows it."""
+    """A cluster that is up. cloud: the cloud of its instances. google: the API of that cloud."""
 
     name: str
     runner: Clusterctl
@@ -102,12 +101,14 @@ class Gcp:
         self.spec.write_text(text)
 
     def json(self, *argv: str | Path, rc: int = 0) -> dict[str, Any]:
-        """A verb's answer under `-o json`."""
+        """Return the answer of a verb with `-o json`."""
         answer: dict[str, Any] = self.runner("-o", "json", "-f", self.spec, *argv, rc=rc).json
         return answer
 
     def answered(self, verb: str) -> str:
-        """What a verb shows to somebody who says yes; it is what the page of the first day has."""
+        """Return the output of a verb for a user who answers yes, as the page of the first day has
+        it.
+        """
         size = (60, 200)
         with terminal(
             self.runner, "-f", self.spec, verb, size=size, **self.runner.environ
@@ -119,11 +120,11 @@ class Gcp:
         self.as_shown(plain(window.shown), f"clusterctl {verb}")
         return window.shown
 
-    def as_shown(self, said: Ran | str, text: str) -> None:
-        """Fails unless the page shows this to be printed."""
-        if isinstance(said, Ran):
-            said = f"{said.stderr}{said.stdout}"
-        assert_shown(FIRST_DAY, text, said, {self.name: "demo"})
+    def as_shown(self, output: Ran | str, text: str) -> None:
+        """Assert that the page shows this output."""
+        if isinstance(output, Ran):
+            output = f"{output.stderr}{output.stdout}"
+        assert_shown(FIRST_DAY, text, output, {self.name: "demo"})
 
     def ssh(self, *words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
         """Plain `ssh -F` with the file that clusterctl wrote; ``path``: a PATH without gcloud."""
@@ -136,7 +137,7 @@ class Gcp:
 
 @pytest.fixture(scope="module")
 def machines(cluster_name: str, clusterctl_home: Path) -> Iterator[tuple[Workspace, Inventory]]:
-    """The controller and the nodes, booted and not configured, known by their keys."""
+    """The controller and the nodes, booted and not configured, with known host keys."""
     spec = ClusterSpec.model_validate(
         {"version": 1, "name": cluster_name, "partitions": [{"name": "train", "nodes": MOST_NODES}]}
     )
@@ -159,7 +160,7 @@ def gcp(
     clusterctl_home: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Gcp]:
-    """All machines but the last as a cluster."""
+    """A cluster of all machines but the last."""
     beneath, inventory = machines
     folder = tmp_path_factory.mktemp("google")
     cloud = GoogleCloud(folder, lag=1)
@@ -200,7 +201,7 @@ def gcp(
 
 
 def settle_in(workspace: Path, beneath: Workspace) -> None:
-    """The key that the machines know, and what the module can't know of them."""
+    """Set the host keys of the machines, and facts that the Terraform module can't know."""
     (workspace / "terraform").mkdir(parents=True, mode=0o700)
     workspace.chmod(0o700)
     for key in (beneath.key, beneath.public_key):
@@ -208,14 +209,14 @@ def settle_in(workspace: Path, beneath: Workspace) -> None:
     (workspace / "terraform" / "test_override.tf").write_text(OVERRIDE)
 
 
-def test_its_instances_are_made_once(gcp: Gcp) -> None:
+def test_up_creates_the_instances_once(gcp: Gcp) -> None:
     made = [name for _, kind, name in gcp.cloud.done("create") if kind == "google_compute_instance"]
     assert sorted(made) == sorted(gcp.cloud.instances)
     nodes = [f"{gcp.name}-train-{number}" for number in range(1, MOST_NODES)]
     assert sorted(gcp.cloud.instances) == [f"{gcp.name}-ctl", *nodes]
 
 
-def test_accounts_are_those_of_the_guest_agent(gcp: Gcp) -> None:
+def test_instances_have_the_accounts_of_the_guest_agent(gcp: Gcp) -> None:
     """`up` was refused at first, and asked again.
 
     The project has OS Login on, and keys of its own: neither counts on the cluster's instances.
@@ -224,14 +225,14 @@ def test_accounts_are_those_of_the_guest_agent(gcp: Gcp) -> None:
     """
     for host in gcp.cloud.instances:
         first = 1001 if host == f"{gcp.name}-ctl" else 1000
-        said = gcp.ssh(
+        output = gcp.ssh(
             host,
             "getent group google-sudoers; id --user; id --group --name; id --group; stat -c %U "
             ".ssh/*;getent passwd mallory;sudo --non-interactive id --user",
         )
         group = f"google-sudoers:x:{first}:clusterctl"
         owned = ["clusterctl", str(first + 1), "clusterctl"]
-        assert said.stdout.split() == [group, "64100", *owned, "0"], said
+        assert output.stdout.split() == [group, "64100", *owned, "0"], output
         said_by_sshd = "sudo journalctl --quiet --identifier={sshd,sshd-session}"
         refused = gcp.ssh(host, f"{said_by_sshd} | grep --count 'Invalid user clusterctl'")
         assert int(refused.stdout) >= 1
@@ -252,18 +253,22 @@ def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:
 
 
 def test_second_up_changes_nothing(gcp: Gcp) -> None:
-    said = gcp.json("status")
-    assert (said["ready"], said["provider"], len(said["nodes"])) == (True, "gcp", MOST_NODES - 1)
+    output = gcp.json("status")
+    assert (output["ready"], output["provider"], len(output["nodes"])) == (
+        True,
+        "gcp",
+        MOST_NODES - 1,
+    )
     gcp.as_shown(gcp.runner("-f", gcp.spec, "status"), "clusterctl status")
     gcp.as_shown(gcp.runner("-f", gcp.spec, "doctor"), "clusterctl doctor")
     gcp.cloud.forget_log()
     gcp.runner("-f", gcp.spec, "plan", "--check")
-    said = gcp.json("up", "--yes")
+    output = gcp.json("up", "--yes")
     assert not gcp.cloud.done("create", "update", "delete")
-    assert not said["repaired"]
+    assert not output["repaired"]
 
 
-def test_job_trains_and_comes_home(gcp: Gcp) -> None:
+def test_training_runs_and_is_collected(gcp: Gcp) -> None:
     for text in (
         "submit probe --nodes 2 --wait",
         "submit train --nodes 2 --follow -- --epochs 3",
@@ -276,7 +281,7 @@ def test_job_trains_and_comes_home(gcp: Gcp) -> None:
     assert sorted(record["nodes"]) == [f"{gcp.name}-train-1", f"{gcp.name}-train-2"]
 
 
-def test_jobs_find_nccls_variables_and_their_own_win(gcp: Gcp) -> None:
+def test_job_has_nccl_variables_unless_it_sets_them(gcp: Gcp) -> None:
     script = gcp.runner.cwd / "show.sh"
     script.write_text(
         "env | grep ^NCCL_ | sort; srun --ntasks=1 sh -c 'env | grep ^NCCL_ | sort'\n"
@@ -313,10 +318,10 @@ def nested_host(inventory: Inventory, address: str) -> Host:
 
 @pytest.mark.sweep  # tests/integration/gcp/test_gcp_bake.py
 @pytest.mark.platform("stand-in", "google-image")
-def test_image_has_nothing_of_the_machine_it_was_made_of(
+def test_image_contains_no_identity_of_its_machine(
     gcp: Gcp, machines: tuple[Workspace, Inventory]
 ) -> None:
-    """The third machine becomes one. It is installed already: nothing here leads to a mirror."""
+    """The image is made of the third machine, which has all packages: no route leads to a mirror."""
     _, inventory = machines
     third = f"{gcp.name}-train-3"
     name = f"{gcp.name}-image"
@@ -334,10 +339,10 @@ def test_image_has_nothing_of_the_machine_it_was_made_of(
     with gcp.google.world.change() as state:
         state["guest_attributes"][name] = {}
     gcp.cloud.forget_log()
-    said = gcp.runner("-o", "json", "-f", gcp.spec, "image", "bake")
-    assert said.json["made"]
-    assert "image: {bake: true}" in said.stderr
-    assert "USD an hour" in said.stderr
+    output = gcp.runner("-o", "json", "-f", gcp.spec, "image", "bake")
+    assert output.json["made"]
+    assert "image: {bake: true}" in output.stderr
+    assert "USD an hour" in output.stderr
     done = [entry for entry in gcp.cloud.done() if entry[1] == "google_compute_instance"]
     assert done == [(verb, "google_compute_instance", name) for verb in ("create", "delete")]
     (image,) = gcp.cloud.resources("google_compute_image").values()
@@ -354,7 +359,7 @@ def test_image_has_nothing_of_the_machine_it_was_made_of(
     assert kept["name"] == image["name"]
 
 
-def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> None:
+def test_down_names_remaining_storage_with_its_cost(gcp: Gcp) -> None:
     cluster_id = (gcp.workspace / "id").read_text().strip()
     labels = {"clusterctl-cluster": gcp.name, "clusterctl-id": cluster_id}
     disk = {
@@ -370,8 +375,8 @@ def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> Non
     gcp.google.fail(
         "compute.disks.delete", 403, times=100, message="Required 'compute.disks.delete' permission"
     )
-    said = gcp.json("down", "--yes", "--discard", rc=1)
-    (why,) = [one["cause"] for one in said["failures"] if "forgotten" in one["cause"]]
+    output = gcp.json("down", "--yes", "--discard", rc=1)
+    (why,) = [one["cause"] for one in output["failures"] if "forgotten" in one["cause"]]
     left = rf"disk forgotten in {ZONE} \(0\.\d+ USD an hour\): .*compute\.disks\.delete"
     assert re.match(left, why), why
     gcp.google.faults.clear()
@@ -380,7 +385,7 @@ def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> Non
     assert not gcp.workspace.exists()
 
 
-def test_storage_that_is_kept_is_listed_taken_up_and_removed(gcp: Gcp) -> None:
+def test_kept_storage_is_listed_reused_and_removed(gcp: Gcp) -> None:
     (kept,) = gcp.json("list")["storage"]
     assert (kept["size_mib"], kept["usd_per_month"]) == (100 * 1024, pytest.approx(10.0, rel=0.1))
     planned = gcp.json("plan")
@@ -392,11 +397,13 @@ def test_storage_that_is_kept_is_listed_taken_up_and_removed(gcp: Gcp) -> None:
     assert in_the_cloud(gcp) == []
     assert gcp.json("list")["storage"] == []
     text = f"orphans list {gcp.name} --project {PROJECT}"
-    said = gcp.runner(*text.split())
-    gcp.as_shown(said, "clusterctl orphans list demo --project my-project")
+    output = gcp.runner(*text.split())
+    gcp.as_shown(output, "clusterctl orphans list demo --project my-project")
 
 
 def in_the_cloud(gcp: Gcp) -> list[str]:
-    """What the cloud has, but for APIs that are on and images of nodes, which `down` leaves."""
+    """Return the resources of the cloud, without enabled APIs and images of nodes, which `down`
+    leaves.
+    """
     known = {"google_project_service", "google_compute_image"}
     return sorted(kind for kind in gcp.cloud.resources().values() if kind not in known)

@@ -1,6 +1,4 @@
-"""GPUs on a real cluster whose nodes have a stand-in of nvidia-smi: what Slurm gives, and unhealthy
-nodes.
-"""
+"""GPUs on a real cluster whose nodes have a stand-in for nvidia-smi: allocations, unhealthy nodes."""
 
 from __future__ import annotations
 
@@ -68,14 +66,14 @@ def _log(cluster: Cluster, text: str) -> None:
 
 
 def _wait(cluster: Cluster, until: Callable[[str], bool]) -> str:
-    """What Slurm says of the node's state and reason, once it is so."""
+    """Return Slurm's state and reason of the node, as soon as the condition holds."""
     deadline = time.monotonic() + 60
     while True:
-        said = cluster.ssh(
+        output = cluster.ssh(
             f"{cluster.name}-ctl", f"sinfo --noheader --Node --nodes={_node(cluster)} -o '%T %E'"
         )
-        if until(said) or time.monotonic() > deadline:
-            return said
+        if until(output) or time.monotonic() > deadline:
+            return output
         time.sleep(0.3)
 
 
@@ -85,13 +83,13 @@ def _srun(cluster: Cluster, *options: str, command: str) -> str:
 
 
 def test_slurm_knows_the_gpus(gpus: Cluster) -> None:
-    said = gpus.ssh(f"{gpus.name}-ctl", "scontrol -o show node")
-    parts, train = said.splitlines()
+    output = gpus.ssh(f"{gpus.name}-ctl", "scontrol -o show node")
+    parts, train = output.splitlines()
     assert "Gres=gpu:1g.10gb:2" in parts
     assert "Gres=gpu:t4:2" in train
 
 
-def test_partition_is_what_the_spec_says(gpus: Cluster) -> None:
+def test_partition_has_the_gpus_of_the_spec(gpus: Cluster) -> None:
     shown = gpus.ssh(f"{gpus.name}-ctl", "sinfo -h -o '%R %D %l %m' | sort")
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
     assert rows["train"][:2] == ["1", "1:00:00"]
@@ -154,7 +152,7 @@ def test_job_sees_its_gpus_alone(gpus: Cluster, gres: str, indices: str) -> None
     )
 
 
-def test_job_is_told_the_uuid_of_its_part(gpus: Cluster) -> None:
+def test_job_gets_the_uuid_of_its_mig_part(gpus: Cluster) -> None:
     first, second = (part["uuid"] for part in _CUT["parts"])
     others = _srun(
         gpus, "--partition=parts", "--gres=gpu:1", command="printenv CUDA_VISIBLE_DEVICES"
@@ -169,22 +167,22 @@ def test_ranks_that_share_a_node_in_parts_have_one_part_each(gpus: Cluster, tmp_
     script.write_text(_SHOW)
     words = ("--partition", "parts", "--nodes", "1", "--tasks-per-node", "2", "--gpus", "2")
     answer = gpus.json("submit", script, *words, "--wait")
-    said = (gpus.run_of(answer["job_id"]) / "stdout.log").read_text().splitlines()
-    assert sorted(said) == [f"{rank} {part['uuid']}" for rank, part in enumerate(_CUT["parts"])]
+    output = (gpus.run_of(answer["job_id"]) / "stdout.log").read_text().splitlines()
+    assert sorted(output) == [f"{rank} {part['uuid']}" for rank, part in enumerate(_CUT["parts"])]
 
 
 def test_unhealthy_node_is_drained_with_a_reason_and_resumed(gpus: Cluster) -> None:
     _becomes(gpus, _two_t4(temperature=97))
-    said = _wait(gpus, lambda said: "drain" in said)
-    assert "clusterctl health: GPU 0: 97 C" in said
+    output = _wait(gpus, lambda output: "drain" in output)
+    assert "clusterctl health: GPU 0: 97 C" in output
     up = gpus.json("up", "--yes")
     assert any("GPU 0: 97 C" in note for note in up["notes"])
     _becomes(gpus, _two_t4())
-    assert _wait(gpus, lambda said: said.startswith("idle ")).startswith("idle none")
+    assert _wait(gpus, lambda output: output.startswith("idle ")).startswith("idle none")
 
 
 def _sleeper(cluster: Cluster, *options: str) -> str:
-    """A job that runs; its number."""
+    """Start a job, wait until it runs, and return its number."""
     words = ("sbatch", "--parsable", "--output=/dev/null", *options, "--wrap='sleep 600'")
     job = cluster.ssh(f"{cluster.name}-ctl", " ".join(words), user=cluster.user).strip()
     while _job(cluster, job) != "RUNNING 0":
@@ -193,28 +191,28 @@ def _sleeper(cluster: Cluster, *options: str) -> str:
 
 
 def _job(cluster: Cluster, job: str) -> str:
-    """Its state, and how often it was begun again."""
+    """Return the state of a job, and how often it was restarted."""
     told = r"grep -oP '(JobState|Restarts)=\K\w+' | xargs"
     return cluster.ssh(f"{cluster.name}-ctl", f"scontrol -o show job {job} | {told}").strip()
 
 
 def test_up_configures_a_new_gpu_beside_a_running_job(gpus: Cluster) -> None:
-    """It sees at once, too, that the node is well again."""
+    """It also sees immediately that the node is healthy again."""
     _log(gpus, machines.xid(79) + "\n")
-    assert "XID 79" in _wait(gpus, lambda said: "drain" in said)
+    assert "XID 79" in _wait(gpus, lambda output: "drain" in output)
     started = "systemctl show slurmd --property=ExecMainStartTimestampMonotonic"
     other = f"{gpus.name}-parts-1"
     elsewhere = _sleeper(gpus, "--partition=parts", "--gpus=1")
     before = gpus.ssh(other, started)
     gpus.ssh(_node(gpus), "sudo ln -sf /dev/null /dev/nvidia2")
     _becomes(gpus, {"gpus": [*_two_t4()["gpus"], machines.gpu(2, "Tesla T4")]})
-    said = f"{_node(gpus)}: gres: gpu:t4:3 (was gpu:t4:2); cards: 3 (was 2)"
+    output = f"{_node(gpus)}: gres: gpu:t4:3 (was gpu:t4:2); cards: 3 (was 2)"
     plan = gpus("plan").stdout
-    assert said in plan.replace("\n", " ")
+    assert output in plan.replace("\n", " ")
     assert "all hosts" not in plan
     _log(gpus, "")
     up = gpus("-o", "json", "up", "--yes")
-    assert f"repaired: {said}: configured" in up.stderr
+    assert f"repaired: {output}: configured" in up.stderr
     assert _node(gpus) in up.json["probed"]
     known = gpus.ssh(f"{gpus.name}-ctl", f"scontrol -o show node {_node(gpus)}")
     assert "Gres=gpu:t4:3" in known
@@ -226,8 +224,8 @@ def test_up_configures_a_new_gpu_beside_a_running_job(gpus: Cluster) -> None:
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
 def test_nodes_with_gpus_get_cupy_and_others_do_not(tmp_path: Path) -> None:
-    """The true wheels, 2.1 GB. Where the stand-in shows a card, CUDA finds none, and the training
-    says so.
+    """The real wheels, 2.1 GB. The stand-in shows a GPU, CUDA finds none, and the training reports
+    that.
     """
     name = f"g{secrets.token_hex(3)}"
     text = _SPEC.format(name=name).replace("software: {cupy: false}\n", "")

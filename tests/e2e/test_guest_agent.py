@@ -1,5 +1,4 @@
-"""Google's guest agent on a machine of our own: Debian's package, which is real, beside the
-stand-in.
+"""Google's real guest agent, from Debian's package, compared with the stand-in.
 
 Both get the metadata that the Terraform module gives to an instance.
 """
@@ -61,7 +60,7 @@ cat ~clusterctl/.ssh/authorized_keys /etc/sudoers.d/google_sudoers
 
 @dataclass(frozen=True)
 class Instances:
-    """Machines of a lab that are instances of a cloud."""
+    """Machines of a lab that stand for instances of a cloud."""
 
     lab: Lab
     cloud: GoogleCloud
@@ -87,16 +86,16 @@ class Instances:
             assert done.returncode == 0, done.stdout + done.stderr
 
     def sh(self, instance: str, script: str) -> str:
-        """Run a script as root there, without sshd."""
+        """Run a script as root on the machine, without sshd."""
         return self.lab.host(HOSTS[instance]).inside.sh(script, timeout_s=300)
 
     def published(self) -> Mapping[str, Any]:
-        """Instance -> the host keys that it has published."""
+        """Return the host keys that each instance has published."""
         published: dict[str, Any] = self.cloud.store.read().get("guest_attributes", {})
         return published
 
     def login(self, instance: str, key: Path) -> subprocess.CompletedProcess[str]:
-        """Log in as clusterctl does, which knows the host key from the guest attributes."""
+        """Log in like clusterctl, with the host key from the guest attributes."""
         address = self.lab.host(HOSTS[instance]).address
         known = self.module / "known_hosts"
         api = Api(PROJECT)
@@ -123,7 +122,7 @@ class Instances:
 
 
 def new_key(folder: Path, name: str) -> Path:
-    """Make a key pair; the private one's file."""
+    """Create a key pair, and return the file of the private key."""
     path = folder / name
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(path)], check=True
@@ -137,9 +136,7 @@ def public(key: Path) -> str:
 
 @pytest.fixture(scope="module")
 def instances(tmp_path_factory: pytest.TempPathFactory, no_residue: None) -> Iterator[Instances]:
-    """Two machines: one boots with the real agent, on the other the stand-in begins. Then they are
-    made.
-    """
+    """Two machines, one with the real agent, one with the stand-in, created as instances."""
     folder = tmp_path_factory.mktemp("google")
     cloud = GoogleCloud(folder)
     module = folder / "terraform"
@@ -171,9 +168,7 @@ def instances(tmp_path_factory: pytest.TempPathFactory, no_residue: None) -> Ite
 
 
 def boot(instances: Instances) -> None:
-    """Boot the machine with the real agent, as a new instance boots: Google has its metadata by
-    then.
-    """
+    """Boot the machine with the real agent, with its metadata available, as a new instance boots."""
     before = instances.lab.host(HOSTS[REAL]).leader
     instances.lab.enter(HOSTS[REAL], ["systemctl", "reboot"])
 
@@ -189,9 +184,9 @@ def test_accounts_are_those_of_the_real_agent(instances: Instances) -> None:
     """The project has OS Login on, and a key of its own: neither counts on the cluster's
     instances.
     """
-    said = {name: instances.sh(name, ACCOUNTS) for name in HOSTS}
-    assert said[PLAYED] == said[REAL]
-    assert "mallory" not in said[REAL]
+    accounts = {name: instances.sh(name, ACCOUNTS) for name in HOSTS}
+    assert accounts[PLAYED] == accounts[REAL]
+    assert "mallory" not in accounts[REAL]
 
 
 @pytest.mark.parametrize("name", HOSTS)
@@ -214,7 +209,7 @@ def test_sshd_starts_after_the_real_agent_published_new_keys(instances: Instance
     assert instances.published()[REAL][kind] != of_the_image
 
 
-def test_another_key_replaces_the_first_on_a_running_instance(instances: Instances) -> None:
+def test_changed_key_replaces_the_old_on_a_running_instance(instances: Instances) -> None:
     """Terraform changes the metadata, and the agent waits for that."""
     second = new_key(instances.module.parent, "second")
     before = instances.cloud.done("create")

@@ -1,4 +1,4 @@
-"""Hangs of real jobs are named with the place of each rank, and healthy jobs are not ended."""
+"""A hang of a real job is reported with the stack of each rank, and healthy jobs are not ended."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ int main(int count, char **words) {
 
 
 def hang_of(cluster: Cluster, program: Path, word: str, places: Sequence[str]) -> str:
-    """Run a job until it is shown to hang at these places, cancel it, and return where its ranks
-    are.
+    """Run a job until a hang with these stacks is shown, cancel it, and return the stacks of its
+    ranks.
     """
     job_id = cluster.json("submit", program, "--nodes", "2", "--hang", "warn@3", "--", word)[
         "job_id"

@@ -1,6 +1,4 @@
-"""Hostile jobs on one cluster: each spoils what it can of its own folder and name, none that of
-others.
-"""
+"""Hostile jobs: each damages its own folder and name, and affects no other job and no verb."""
 
 from __future__ import annotations
 
@@ -108,9 +106,7 @@ OUTSIDE = {"gone", "swapped"}  # of these no folder is left that could be collec
 
 @dataclass
 class Peak:
-    """The most memory, in MiB, that one process had: of the verb here, or of what it started on a
-    node.
-    """
+    """The maximum memory of a process, in MiB: of the verb here, or of its processes on a node."""
 
     spec: Path
     mib: float = 0.0
@@ -138,8 +134,8 @@ class Peak:
 
 @contextmanager
 def memory_bounded(cluster: Cluster) -> Iterator[None]:
-    """Fails where a verb here, or what it runs on a node, takes more than LIMIT_MIB of memory
-    meanwhile.
+    """Assert that during the context no verb, here or on a node, uses more than LIMIT_MIB of
+    memory.
     """
     peak = Peak(cluster.spec)
     thread = threading.Thread(target=peak.watch, daemon=True)
@@ -155,7 +151,7 @@ def memory_bounded(cluster: Cluster) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Attack:
-    """A cluster on which hostile and healthy jobs have run; ids by what they did."""
+    """A cluster on which hostile and healthy jobs have run, and their IDs by what they did."""
 
     cluster: Cluster
     hostile: dict[str, str]
@@ -166,7 +162,7 @@ class Attack:
         return {*self.hostile.values(), *self.healthy}
 
     def on_terminal(self, *argv: str, rc: int | None = 0) -> str:
-        """What a verb shows on a terminal, which must do nothing to it."""
+        """Return the output of a verb on a terminal, which must have no effect on the terminal."""
         one = self.cluster
         with terminal(one.runner, "-f", str(one.spec), *argv, size=(50, 200)) as window:
             ended = window.end()
@@ -183,9 +179,7 @@ class Attack:
 def attack(
     cluster_name: str, clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Attack]:
-    """Twenty-two jobs with a hostile folder and a hostile name each, and healthy ones among
-    them.
-    """
+    """Twenty-two jobs, each with a hostile folder and a hostile name, and healthy jobs among them."""
     cwd = tmp_path_factory.mktemp("hostile")
     with raised(cluster_name, SPEC.format(name=cluster_name), clusterctl_home, cwd) as cluster:
         hostile = {}
@@ -206,7 +200,7 @@ def attack(
         yield Attack(cluster, hostile, tuple(healthy))
 
 
-def test_each_verb_that_reads_tells_of_all_jobs(attack: Attack) -> None:
+def test_reading_verbs_show_all_hostile_jobs(attack: Attack) -> None:
     cluster = attack.cluster
     with memory_bounded(attack.cluster):
         jobs = cluster.json("jobs", "--all")["jobs"]
@@ -218,22 +212,22 @@ def test_each_verb_that_reads_tells_of_all_jobs(attack: Attack) -> None:
         assert cluster.json("status")["ready"]
 
 
-def test_logs_of_each_job_end(attack: Attack) -> None:
+def test_logs_of_each_hostile_job_end(attack: Attack) -> None:
     with memory_bounded(attack.cluster):
         for job in attack.all:
             attack.cluster("-o", "json", "logs", job, rc=None, timeout_s=90)
             attack.on_terminal("logs", job, rc=None)
 
 
-def test_all_that_can_come_home_does_and_the_rest_is_named(attack: Attack) -> None:
+def test_collect_fetches_all_it_can_and_names_the_rest(attack: Attack) -> None:
     with memory_bounded(attack.cluster):
         ran = attack.cluster("-o", "json", "collect", rc=None, timeout_s=600)
     answer = ran.json
     home = {run["job_id"]: Path(run["dir"]) for run in answer["runs"]}
     outside = {attack.hostile[case] for case in OUTSIDE}
     assert home.keys() >= attack.all - outside, ran
-    told = json.dumps(answer["failures"]) + ran.stderr
-    assert all(job in home or f"job {job}" in told for job in attack.all), ran
+    output = json.dumps(answer["failures"]) + ran.stderr
+    assert all(job in home or f"job {job}" in output for job in attack.all), ran
     for job in attack.healthy:
         assert (home[job] / "result.txt").read_text() == "healthy\n"
         assert json.loads((home[job] / "run.json").read_text())["skipped"] == []
@@ -266,8 +260,8 @@ def test_collect_prints_no_control_sequences_of_hostile_names(attack: Attack) ->
 
 
 def test_down_refuses_uncollectable_files_until_discard(attack: Attack) -> None:
-    """Of a job whose folder is gone, nothing exists; what one moved away is named as the file that
-    it is.
+    """A job whose folder was removed has no files. A folder that a job replaced is named as the
+    file that it is.
     """
     moved = attack.hostile["swapped"]
     sparse = attack.hostile["sparse"]

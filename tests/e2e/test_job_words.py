@@ -1,4 +1,4 @@
-"""What a `submit` can say, on real nodes: variables, containers, job files, outputs."""
+"""Options of `submit` on real nodes: variables, containers, job files, outputs."""
 
 from __future__ import annotations
 
@@ -123,16 +123,16 @@ def test_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> Non
 
 
 @pytest.mark.parametrize("launcher", ["srun", *in_sweep("mpirun")])
-def test_ranks_in_a_container_that_was_sent(
+def test_container_image_sent_with_the_job_runs_ranks(
     cluster: Cluster, project: Path, apptainer: None, launcher: str
 ) -> None:
     flags = ["--nodes", "2", "--launcher", launcher, "--env", "LR=0.5"]
     done = cluster.json(
         "submit", project / "ranks.py", *flags, "--container", project / "my image.sif", "--wait"
     )
-    said = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
-    assert said.count("'0.5', '/") == 2
-    assert said.count("/clusterctl/store/") == 2
+    log = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
+    assert log.count("'0.5', '/") == 2
+    assert log.count("/clusterctl/store/") == 2
 
 
 def test_spawned_ranks_use_the_tasks_that_ranks_leaves_free(
@@ -140,8 +140,8 @@ def test_spawned_ranks_use_the_tasks_that_ranks_leaves_free(
 ) -> None:
     flags = ["--nodes", "2", "--launcher", "mpirun", "--ranks", "1"]
     done = cluster.json("submit", project / "spawn.py", *flags, "--wait")
-    said = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
-    assert said.split() == ["1", f"{cluster.name}-train-1", f"{cluster.name}-train-2"]
+    log = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
+    assert log.split() == ["1", f"{cluster.name}-train-1", f"{cluster.name}-train-2"]
 
 
 def test_submit_with_slurmctld_stopped_fails_soon(cluster: Cluster, project: Path) -> None:

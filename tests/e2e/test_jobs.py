@@ -1,4 +1,4 @@
-"""What a user does with jobs of their own: scripts, arrays, logs, waiting, cancelling, failing."""
+"""Jobs of a user: scripts, arrays, logs, waiting, cancelling, failures."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def script(cluster: Cluster, name: str, text: str) -> Path:
     return path
 
 
-def test_nodes_are_mounted_as_machines_of_their_distribution_are(cluster: Cluster) -> None:
-    """systemd-nspawn's own /run lets programs run, which hid that jobs could not start on real
+def test_nodes_have_the_mount_options_of_their_distribution(cluster: Cluster) -> None:
+    """systemd-nspawn's /run allows to execute programs, which hid that jobs could not start on real
     machines.
     """
     base = REDHAT if redhat_release() else DEBIAN
@@ -107,7 +107,7 @@ kill -KILL $$
 
 
 def test_files_in_memory_end_with_their_job(cluster: Cluster) -> None:
-    """Also on the job's other nodes. A file that was there before the job stays."""
+    """Also on other nodes of the job. A file that existed before the job stays."""
     nodes = [f"{cluster.name}-train-{number}" for number in (1, 2)]
 
     def files() -> list[str]:
@@ -177,28 +177,28 @@ print("rank", socket.gethostname(), *(os.environ[name] for name in {VARIABLES}),
 """
 
 
-def test_ranks_know_each_other(cluster: Cluster) -> None:
-    """With mpirun: test_no_scheduler.py."""
+def test_ranks_find_each_other_by_their_variables(cluster: Cluster) -> None:
+    """test_no_scheduler.py has the same with mpirun."""
     path = script(cluster, "who.py", WHO)
     job = cluster.json("submit", path, "--nodes", "2", "--wait")["job_id"]
-    said = cluster("logs", job).stdout.splitlines()
+    lines = cluster("logs", job).stdout.splitlines()
     port = 65000 + int(job) % 536
     nodes = [f"{cluster.name}-train-{i}" for i in (1, 2)]
-    assert set(said) == {
+    assert set(lines) == {
         f"rank {node} {i} 2 0 1 {i} {nodes[0]} {port}" for i, node in enumerate(nodes)
     }
     labelled = cluster("logs", job, "--label").stdout.splitlines()
     assert labelled == [
-        f"{line.split()[2]}: {line}" for line in sorted(said, key=lambda line: line.split()[2])
+        f"{line.split()[2]}: {line}" for line in sorted(lines, key=lambda line: line.split()[2])
     ]
     assert cluster("logs", job, "--rank", "1", "--follow").stdout.splitlines() == [
-        line for line in said if line.split()[2] == "1"
+        line for line in lines if line.split()[2] == "1"
     ]
     assert "no such rank" in cluster("logs", job, "--rank", "2", rc=2).stderr
 
 
-def test_one_rank_that_fails_ends_the_job(cluster: Cluster) -> None:
-    """With mpirun, and in more ways: test_failures.py."""
+def test_failed_rank_ends_the_job(cluster: Cluster) -> None:
+    """test_failures.py has more cases, also with mpirun."""
     path = script(
         cluster,
         "fails.py",
@@ -239,7 +239,7 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("launcher", "how", "code"), [("srun", "save", 75), ("mpirun", "end", 143)]
 )
-def test_exit_code_is_that_of_the_ranks_with_each_launcher(
+def test_exit_code_of_a_job_is_that_of_its_ranks(
     cluster: Cluster, launcher: str, how: str, code: int
 ) -> None:
     """srun itself would end with 75 after the failure and with 137 after the signal, mpirun with 3
@@ -255,8 +255,8 @@ def test_exit_code_is_that_of_the_ranks_with_each_launcher(
     assert cluster.json("jobs", signalled)["jobs"][0]["exit_code"] == code
 
 
-def test_job_that_needs_too_much_memory_is_told_so(cluster: Cluster) -> None:
-    """Many more causes: test_failures.py."""
+def test_job_out_of_memory_names_the_cause(cluster: Cluster) -> None:
+    """test_failures.py has more causes."""
     program = (
         "import time; x = bytearray(10**9); x[::4096] = bytes(len(x) // 4096 + 1); time.sleep(60)"
     )
@@ -267,7 +267,7 @@ def test_job_that_needs_too_much_memory_is_told_so(cluster: Cluster) -> None:
     assert "100.0 MiB" in answer["diagnosis"]["cause"]
 
 
-def test_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
+def test_job_over_its_time_limit_names_the_cause(cluster: Cluster) -> None:
     path = script(cluster, "slow.sh", "sleep 600\n")
     job = cluster.json("submit", path)["job_id"]
     # Slurm's smallest limit is a minute: shorten the wait by its own means, as the controller's
@@ -277,7 +277,7 @@ def test_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
     assert "TIMEOUT" in ran.stderr
 
 
-def test_wait_runs_out_and_the_job_goes_on_then_is_cancelled(cluster: Cluster) -> None:
+def test_wait_that_times_out_leaves_the_job_running(cluster: Cluster) -> None:
     path = script(cluster, "long.sh", "echo started\nsleep 600\n")
     ran = cluster("submit", path, "--wait", "--timeout", "2s", rc=6)
     (job,) = (job for job in cluster.json("jobs")["jobs"] if job["name"] == "long")
@@ -303,7 +303,7 @@ world.Barrier()
 """
 
 
-def test_hang_is_named_with_the_places_of_all_ranks(cluster: Cluster) -> None:
+def test_hang_is_reported_with_the_stacks_of_all_ranks(cluster: Cluster) -> None:
     path = script(cluster, "hang.py", HANG)
     job_id = cluster.json("submit", path, "--nodes", "2", "--hang", "warn@2")["job_id"]
     assert eventually(lambda: cluster.json("jobs", job_id)["jobs"][0]["hang"], 90)
@@ -345,7 +345,7 @@ def test_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:
 
 @pytest.fixture
 def no_accounting(cluster: Cluster) -> Iterator[None]:
-    """slurmdbd is stopped, and Slurm's queue forgets a job two seconds after its end."""
+    """slurmdbd is stopped, and slurmctld forgets a job two seconds after its end."""
     controller = f"{cluster.name}-ctl"
     conf = "/etc/slurm/slurm.conf"
     cluster.ssh(controller, f"echo MinJobAge=2 | sudo tee -a {conf} && sudo scontrol reconfigure")
@@ -357,8 +357,8 @@ def no_accounting(cluster: Cluster) -> Iterator[None]:
 
 
 def test_final_states_without_accounting(cluster: Cluster, no_accounting: None) -> None:
-    """They come from the jobs' own records, also of arrays, cancelled jobs, and after a node was
-    down.
+    """States are read from the records of jobs, also for arrays, cancelled jobs, and after a node
+    was down.
     """
     endless = "trap '' TERM; touch ready; while :; do sleep 1; done\n"
     bodies = {
@@ -488,12 +488,12 @@ def test_sweep_reruns_failed_tasks_and_replays_the_best_one(cluster: Cluster) ->
 
 
 def not_the_same(cluster: Cluster, a: str, b: str) -> list[str]:
-    """What `runs diff` names, but for the results."""
+    """Return the differences that `runs diff` names, without the results."""
     found = cluster.json("runs", "diff", a, b)["differences"]
     return [one["key"] for one in found if one["section"] != "result"]
 
 
-def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -> None:
+def test_submit_flags_replace_only_the_same_options_of_a_script(cluster: Cluster) -> None:
     lines = (
         "#SBATCH -N2 -n1 --time=7 --mem-per-cpu=300M\n"
         "#SBATCH --gres=gpu:1 --nice=3  # one line more"
@@ -516,7 +516,7 @@ def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -
     assert codes(impossible) == ["dependency-never-satisfied"]
 
 
-def test_what_slurm_can_not_do_is_refused_with_a_way_out(cluster: Cluster) -> None:
+def test_submit_of_a_job_that_slurm_cannot_run_is_refused_with_a_fix(cluster: Cluster) -> None:
     for flags, word in (
         (("--cpus", "9999"), "processors"),
         (("--account", "nope"), "sacctmgr"),

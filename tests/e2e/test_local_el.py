@@ -1,9 +1,8 @@
-"""On a machine that is to dnf what Rocky Linux is, local nodes are made by dnf, and by the same
-roles.
+"""Local nodes on an EL-shaped machine, created by dnf and the same roles.
 
-The machine is EL-shaped (tests/support/el), and clusterctl is installed on it as a user would. The
-programs that are Debian's there come to the nodes as one more package (tests/support/el_tree.sh).
-docs/local.md says what this can't show.
+clusterctl is installed on the machine (tests/support/el) as by a user. Programs of Debian on it
+come to the nodes as one more package (tests/support/el_tree.sh). docs/local.md lists what this
+can't show.
 """
 
 from __future__ import annotations
@@ -69,13 +68,13 @@ def host(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def clusterctl(host: Host, *argv: str, rc: int = 0) -> Any:
-    """A verb's answer under `-o json`."""
+    """Return the answer of a verb with `-o json`."""
     return host(CLUSTERCTL, "-o", "json", *argv, rc=rc, timeout_s=900).json
 
 
 @pytest.fixture(scope="module")
 def cluster(host: Host) -> dict[str, Any]:
-    """What `up` said, once the machine had what it said was missing."""
+    """The answer of `up`, after the missing package was installed."""
     (failure,) = clusterctl(host, "up", rc=1)["failures"]
     assert "systemd-nspawn" in failure["cause"]
     assert failure["fix"] == "dnf install systemd-container"
@@ -86,11 +85,11 @@ def cluster(host: Host) -> dict[str, Any]:
 
 
 def on(host: Host, node: str, *command: str) -> str:
-    """What a command says on a node."""
+    """Return the output of a command on a node."""
     return host(CLUSTERCTL, "ssh", node, "--", *command).stdout
 
 
-def test_nodes_have_what_the_machine_has(host: Host, cluster: dict[str, Any]) -> None:
+def test_nodes_have_the_distribution_of_the_machine(host: Host, cluster: dict[str, Any]) -> None:
     assert cluster["ready"]
     for node in ("inner-ctl", "inner-train-1"):
         assert on(host, node, "cat", "/etc/redhat-release").startswith("Rocky Linux")
@@ -100,7 +99,7 @@ def test_nodes_have_what_the_machine_has(host: Host, cluster: dict[str, Any]) ->
     )
 
 
-def test_job_runs_across_them(host: Host, cluster: dict[str, Any]) -> None:
+def test_job_runs_across_the_nodes(host: Host, cluster: dict[str, Any]) -> None:
     assert clusterctl(host, "submit", "probe", "--nodes", "2", "--wait")["state"] == "COMPLETED"
 
 
@@ -108,7 +107,7 @@ def test_second_up_changes_nothing(host: Host, cluster: dict[str, Any]) -> None:
     assert clusterctl(host, "up")["repaired"] == []
 
 
-def test_nothing_is_left(host: Host, cluster: dict[str, Any]) -> None:
+def test_down_leaves_nothing_on_the_machine(host: Host, cluster: dict[str, Any]) -> None:
     clusterctl(host, "down", "--yes", "--discard")
     assert json.loads(host("machinectl", "list", "--output=json").stdout) == []
     assert host.sh("ls -A /var/lib/clusterctl") == host.sh("ip netns") == ""

@@ -1,6 +1,4 @@
-"""The product in one breath: a cluster, a network trained on two of its nodes, the run brought
-home.
-"""
+"""The main workflow: a cluster, a training on two nodes, the collected run."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ _TRAIN = ("--epochs", "8", "--precision", "fp64")  # sums that any number of ran
 
 @pytest.fixture(scope="module")
 def job(cluster: Cluster) -> dict[str, Any]:
-    """A finished two-node training."""
+    """A completed training on two nodes."""
     answer = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *_TRAIN)
     assert answer["ok"]
     return dict(answer)
@@ -41,7 +39,7 @@ def only(metrics: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     return record
 
 
-def test_up_says_and_journals_what_it_did(cluster: Cluster) -> None:
+def test_up_prints_and_journals_its_phases(cluster: Cluster) -> None:
     up = cluster.raised
     assert up["ok"]
     assert up["ready"]
@@ -62,8 +60,8 @@ def test_up_says_and_journals_what_it_did(cluster: Cluster) -> None:
     assert all(entry["ok"] and entry["verb"] == "up" for entry in journal)
 
 
-def test_two_nodes_train_together(cluster: Cluster, run: Path) -> None:
-    """They end with the same parameters, and a good model."""
+def test_training_on_two_nodes_ends_with_equal_parameters(cluster: Cluster, run: Path) -> None:
+    """Both ranks end with the same parameters, and the model is good."""
     start = only(records(run / "metrics.jsonl"), "run")
     assert start["world_size"] == 2
     assert [rank["host"] for rank in start["ranks"]] == cluster.raised["nodes"]
@@ -78,7 +76,7 @@ def test_two_nodes_train_together(cluster: Cluster, run: Path) -> None:
     assert result["accuracy"] >= 0.95
 
 
-def test_two_ranks_learn_what_one_learns(cluster: Cluster, run: Path) -> None:
+def test_two_ranks_end_with_the_loss_of_one(cluster: Cluster, run: Path) -> None:
     alone = cluster.json("submit", "train", "--nodes", "1", "--wait", "--", *_TRAIN)
     other = cluster.run_of(alone["job_id"])
     losses = [
@@ -94,7 +92,7 @@ def test_two_ranks_learn_what_one_learns(cluster: Cluster, run: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_run_is_whole(cluster: Cluster, run: Path, job: dict[str, Any]) -> None:
+def test_collected_run_has_all_files(cluster: Cluster, run: Path, job: dict[str, Any]) -> None:
     assert run.name == f"{cluster.name}-{job['job_id']}-train"
     assert run.parent == cluster.runner.cwd / "runs"
     for name in ("run.json", "job.sbatch", "spec.yaml", "stdout.log", "stderr.log", "metrics.jsonl",
@@ -110,7 +108,7 @@ def test_run_is_whole(cluster: Cluster, run: Path, job: dict[str, Any]) -> None:
     assert (run / "spec.yaml").read_text() == (cluster.workspace / "spec.yaml").read_text()
 
 
-def test_telemetry_of_every_node_came_home(cluster: Cluster, run: Path) -> None:
+def test_collected_run_has_telemetry_of_every_node(cluster: Cluster, run: Path) -> None:
     for node in cluster.raised["nodes"]:
         first, *_, last = records(run / "telemetry" / f"{node}.jsonl")
         assert (first["kind"], first["host"]) == ("host", node)
@@ -156,6 +154,6 @@ def test_dry_run_works_by_hand_with_plain_sbatch(cluster: Cluster) -> None:
     assert "test accuracy" in cluster.ssh(controller, "cat by-hand/stdout.log", user=user)
 
 
-def test_what_is_written_is_private(cluster: Cluster) -> None:
+def test_files_written_by_clusterctl_are_private(cluster: Cluster) -> None:
     for path in [cluster.workspace, *cluster.workspace.rglob("*")]:
         assert path.lstat().st_mode & 0o077 == 0, path

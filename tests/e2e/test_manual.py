@@ -1,7 +1,7 @@
 """An ordinary user types every command of docs/, page by page, and the first screen of README.md.
 
-tests/e2e/test_ordinary_user.py types the rest of README.md. How blocks say what they are stands in
-tests/support/manual.py.
+tests/e2e/test_ordinary_user.py types the rest of README.md. tests/support/manual.py explains the
+blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DOWN = "clusterctl down --yes --discard"
 
 
 def runnable() -> list[Path]:
-    """The pages with commands to run, but for those that make a cluster of their own."""
+    """Return the pages with commands to run, without those that create their own cluster."""
     own = (README, TUTORIAL)
     return [
         page for page in pages() if page not in own and any(block.runs for block in blocks(page))
@@ -32,7 +32,7 @@ def runnable() -> list[Path]:
 
 @pytest.fixture(scope="module")
 def reader(person: Person, rights: None) -> Iterator[Person]:
-    """They have nothing but the wheel and the right to start the helper."""
+    """A user who has only the wheel and the right to start the helper."""
     yield person
     for folder in (
         person.folder(CLUSTER),
@@ -43,25 +43,25 @@ def reader(person: Person, rights: None) -> Iterator[Person]:
 
 
 @pytest.mark.parametrize("page", runnable(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_page(reader: Person, page: Path) -> None:
-    """On a cluster that they have, which the pages leave each other."""
+def test_manual_page_commands_work_on_a_cluster(reader: Person, page: Path) -> None:
+    """All pages use the same cluster, which the first page creates."""
     place = reader.folder(page.name)
     examples = "clusterctl init --examples" if " examples/" in page.read_text() else "true"
     is_up = f"[ -e ~/.local/state/clusterctl/{CLUSTER}/hosts.json ]"
     have = f"printf %s {shlex.quote(SPEC)} >cluster.yaml; {examples}; {is_up} || clusterctl up"
-    code, said, _ = reader.types(have, place)
-    assert code == 0, said
+    code, output, _ = reader.types(have, place)
+    assert code == 0, output
     follow((block for block in blocks(page) if block.file or block.runs), place, reader.types)
 
 
 @pytest.mark.parametrize("page", [README, TUTORIAL], ids=lambda page: page.name)
-def test_what_a_newcomer_reads_first_is_typed(reader: Person, page: Path) -> None:
+def test_first_pages_for_newcomers_work_as_printed(reader: Person, page: Path) -> None:
     place = reader.folder(page.name)
     follow(first_screen() if page == README else tutorial(), place, reader.types)
 
 
 def first_screen() -> list[Block]:
-    """The program with which README.md begins, and how it is run."""
+    """Return the program at the beginning of README.md, and the command that runs it."""
     return [
         block
         for block in blocks(README)

@@ -1,6 +1,6 @@
-"""Many nodes on this machine, and what they make a cluster set in its kernel.
+"""Many nodes on this machine, and the kernel settings that they need.
 
-They run alone: all clusters here share the kernel.
+This module runs alone: all clusters here share the kernel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ partitions: [{{name: many, nodes: {nodes}}}]
 """
 
 
-def test_sixteen_nodes(tmp_path: Path) -> None:
+def test_up_of_sixteen_nodes_runs_a_job(tmp_path: Path) -> None:
     name = f"s{secrets.token_hex(3)}"
     before = int(LIMIT.read_text())
     with raised(name, SPEC.format(name=name, nodes=16), tmp_path / "home", tmp_path) as many:
@@ -48,10 +48,8 @@ def test_sixteen_nodes(tmp_path: Path) -> None:
         assert int(LIMIT.read_text()) == before
 
 
-def test_sixty_four_nodes_work_together(tmp_path: Path) -> None:
-    """Many more than this machine has cores: they log in, are configured, prove themselves, and run
-    a job.
-    """
+def test_up_of_sixty_four_nodes_runs_a_job(tmp_path: Path) -> None:
+    """Many more nodes than this machine has cores are configured and verified, and run a job."""
     name = f"m{secrets.token_hex(3)}"
     with raised(name, SPEC.format(name=name, nodes=64), tmp_path / "home", tmp_path) as cluster:
         assert len(cluster.raised["probed"]) == 64

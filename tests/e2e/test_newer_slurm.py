@@ -37,14 +37,14 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield one
 
 
-def test_it_comes_up_proven_and_stays_so(newer: Cluster) -> None:
+def test_up_with_a_newer_slurm_is_verified_and_idempotent(newer: Cluster) -> None:
     controller = f"{newer.name}-ctl"
     assert newer.raised["probed"] == [f"{newer.name}-train-1", f"{newer.name}-train-2"]  # by mpirun
     assert any("by mpirun instead" in note for note in newer.raised["notes"])
     versions = "scontrol show config; sacctmgr --version; scontrol show node -o"
-    said = newer.ssh(controller, versions)
-    assert said.count(" Version=26.05.") == 2  # of the daemons of the nodes
-    assert "SLURM_VERSION           = 26.05." in said
+    output = newer.ssh(controller, versions)
+    assert output.count(" Version=26.05.") == 2  # of the daemons of the nodes
+    assert "SLURM_VERSION           = 26.05." in output
     assert (
         "urgent|100"
         in newer.ssh(controller, "sacctmgr -nP show qos format=name,priority").splitlines()
@@ -52,14 +52,14 @@ def test_it_comes_up_proven_and_stays_so(newer: Cluster) -> None:
     newer("plan", "--check")
 
 
-def test_two_nodes_train_and_the_run_comes_home(newer: Cluster) -> None:
+def test_training_on_two_nodes_is_collected(newer: Cluster) -> None:
     job = newer.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")["job_id"]
     assert json.loads((newer.run_of(job) / "environment.json").read_text())["slurm"].startswith(
         "26.05"
     )
 
 
-def test_without_pmix_srun_does_not_start_ranks_alone(newer: Cluster) -> None:
+def test_srun_without_pmix_starts_no_separate_ranks(newer: Cluster) -> None:
     script = newer.runner.cwd / "ranks.sh"
     script.write_text(RANKS.format(launch="srun --mpi=pmix"))
     (failure,) = newer.json("submit", script, "--nodes", "2", rc=2)["failures"]

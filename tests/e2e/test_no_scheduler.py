@@ -1,6 +1,4 @@
-"""A cluster without a scheduler: plain mpirun over SSH, one job at a time, each a unit of
-systemd.
-"""
+"""A cluster without scheduler: mpirun over SSH, one job at a time, each a systemd unit."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ SLURMS = ("slurmctld", "slurmd", "slurmdbd", "munge", "mariadb")
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes, the second with a card, up and proven by mpirun."""
+    """Two nodes, the second with a GPU, up and verified by mpirun."""
     name = f"m{secrets.token_hex(3)}"
     home = tmp_path_factory.mktemp("plain home")
     cwd = tmp_path_factory.mktemp("plain cwd")
@@ -97,7 +95,7 @@ def test_up_was_proven_by_mpirun_and_nothing_of_slurm_runs(plain: Cluster) -> No
         assert plain.ssh(host, configured, rc=None) == ""
 
 
-def test_job_users_reach_the_clusters_hosts_and_nobody_else_may(plain: Cluster) -> None:
+def test_ssh_keys_of_job_users_reach_the_hosts_of_the_cluster_only(plain: Cluster) -> None:
     config = "/etc/clusterctl/mpi/ssh_config"
     one, two = nodes(plain)
     assert plain.ssh(one, f"ssh -F {config} {two} hostname", user=plain.user).strip() == two
@@ -112,7 +110,7 @@ def test_job_users_reach_the_clusters_hosts_and_nobody_else_may(plain: Cluster) 
     assert plain.ssh(one, unknown, user=plain.user, rc=None) == ""
 
 
-def test_two_nodes_train_and_the_run_comes_home(plain: Cluster) -> None:
+def test_training_on_two_nodes_is_collected(plain: Cluster) -> None:
     done = plain.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")
     assert done["job_id"] == "m1"
     assert done["state"] == "COMPLETED"
@@ -138,7 +136,7 @@ print("rank", socket.gethostname(), *(os.environ[name] for name in names.split()
 """
 
 
-def test_ranks_know_each_other(plain: Cluster, script: Any) -> None:
+def test_ranks_find_each_other_by_their_variables(plain: Cluster, script: Any) -> None:
     job = plain.json(
         "submit", script("who.py", WHO), "--nodes", "2", "--tasks-per-node", "2", "--wait"
     )["job_id"]
@@ -177,7 +175,7 @@ def test_error_of_one_rank_ends_the_job(plain: Cluster, script: Any) -> None:
     assert not [host for host in nodes(plain) if "fails.py" in processes(plain, host)]
 
 
-def test_one_at_a_time_and_cancel_ends_it_everywhere(plain: Cluster, script: Any) -> None:
+def test_jobs_run_one_at_a_time_and_cancel_ends_all_ranks(plain: Cluster, script: Any) -> None:
     path = script("sleeper.sh", SLEEPER)
     first = plain.json("submit", path, "--nodes", "2")["job_id"]
     refused = plain("-o", "json", "submit", "train", rc=1)
@@ -210,7 +208,7 @@ def test_time_limit_and_a_lost_node_end_a_job(plain: Cluster, script: Any) -> No
     assert plain.json("submit", "probe", "--nodes", "2", "--wait")["state"] == "COMPLETED"
 
 
-def test_what_only_slurm_can_do_is_refused_by_name(plain: Cluster, script: Any) -> None:
+def test_options_that_need_slurm_are_refused_by_name(plain: Cluster, script: Any) -> None:
     refused = plain("submit", "train", "--qos", "urgent", "--array", "1-3", rc=2).stderr
     assert "--qos, --array" in refused
     directives = script("directives.sh", "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n")
@@ -235,8 +233,8 @@ echo kept >/var/tmp/kept.txt
 def test_down_refuses_only_copies_until_they_are_collected(
     plain: Cluster, script: Any, tmp_path: Path
 ) -> None:
-    """A checkpoint that `collect` leaves, a file in the home, one on a node's own disk, and a job
-    at work.
+    """A checkpoint that `collect` skips, a file in the home, one on the disk of a node, and a
+    running job.
     """
     job = plain.json("submit", script("saves.sh", SAVES), "--wait")["job_id"]
     run = plain.run_of(job)

@@ -1,4 +1,4 @@
-"""Nodes taken out of service by hand, and put back, with jobs at work on them."""
+"""Nodes drained and resumed by hand, with running jobs on them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_drained_node_ends_its_job_starts_none_and_resumes(cluster: Cluster) -> 
     waiting = cluster.runner.start(
         "-f", cluster.spec, "-o", "json", "submit", "probe", "--nodes", "2", "--wait"
     )
-    said = ""
+    output = ""
     assert waiting.stderr is not None
-    while "out of service" not in said:
+    while "out of service" not in output:
         line = waiting.stderr.readline()
-        assert line, said
-        said += line
-    assert "clusterctl status" in said
+        assert line, output
+        output += line
+    assert "clusterctl status" in output
     cluster.json("node", "resume", node)
     assert json.loads(waiting.communicate(timeout=120)[0])["state"] == "COMPLETED"
     cluster.json("node", "resume", node)  # in service already
@@ -53,7 +53,7 @@ def test_drained_node_ends_its_job_starts_none_and_resumes(cluster: Cluster) -> 
 
 
 def test_job_of_a_dead_node_starts_again_on_another(cluster: Cluster) -> None:
-    """Slurm itself would need two minutes, and give another reason."""
+    """Slurm alone would need two minutes, and give another reason."""
     script = cluster.runner.cwd / "lost-node.sh"
     script.write_text('#!/bin/bash\n[ -n "$SLURM_RESTART_COUNT" ] || sleep 600\n')
     job = cluster.json("submit", script, "--requeue")["job_id"]

@@ -1,7 +1,6 @@
-"""Machines of somebody's own behind a gate become a cluster, and are given back as they were.
+"""On-prem machines behind a jump host become a cluster, and `down` restores them.
 
-They have no route out, and clusterctl asks no package index: all that is installed comes out of one
-file.
+They have no route out, and clusterctl contacts no package index: all packages come from a bundle.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def machines(no_residue: None) -> Iterator[Lab]:
 
 
 def spec_of(machines: Lab, name: str, **provider: object) -> str:
-    """node1 leads and computes, users log in to node2. More nodes: test_onprem_el.py."""
+    """node1 is the controller and computes, users log in to node2. More nodes: test_onprem_el.py."""
     hosts = {host: {"address": machines.host(host).address} for host in HOSTS}
     given = {"login": ["node2"], "hosts": hosts, **provider}
     keep = {"keep": True}
@@ -77,7 +76,7 @@ def test_up_reports_all_wrong_machines_before_changing_any(
     clusterctl("-f", spec, "down", "--yes")
 
 
-def test_machines_are_reached_only_by_the_gate_and_have_no_route(machines: Lab) -> None:
+def test_machines_are_reached_by_the_jump_host_only(machines: Lab) -> None:
     assert not is_reached_from_here(machines.host("node1").address)
     assert is_reached_from_here(machines.host(GATE).address)
     for host in HOSTS:
@@ -99,7 +98,7 @@ def is_reached_from_here(address: str) -> bool:
 
 @pytest.fixture(scope="module")
 def apt(machines: Lab) -> str:
-    """What apt of the first machine knows before a cluster is made of it."""
+    """The state of apt on the first machine before `up`."""
     return machines.ssh("node1", APT).stdout
 
 
@@ -111,7 +110,7 @@ def cluster(
     clusterctl_home: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
-    """Up and proven, from a bundle; its keys were confirmed one by one."""
+    """A cluster, up from a bundle and verified. Its host keys were confirmed one by one."""
     cwd = tmp_path_factory.mktemp("own")
     environ = unconnected(tmp_path_factory.mktemp("cache"))
     text = spec_of(machines, cluster_name)
@@ -138,21 +137,21 @@ def test_packages_came_from_the_bundle_which_is_removed(
     assert machines.ssh("node1", APT).stdout == apt
 
 
-def test_node_trains_and_the_run_comes_home(cluster: Cluster) -> None:
+def test_training_on_a_node_is_collected(cluster: Cluster) -> None:
     job = cluster.json("submit", "train", "--wait", "--", "--epochs", "1")["job_id"]
     run = cluster.run_of(job)
     start = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert [rank["host"] for rank in start["ranks"]] == ["node1"]
 
 
-def test_slurm_is_at_hand_where_users_log_in(cluster: Cluster) -> None:
+def test_login_host_has_the_slurm_commands(cluster: Cluster) -> None:
     assert cluster.ssh("node2", "sinfo -h -o %n").split() == ["node1"]
     ran = cluster.ssh("node2", f"sudo -iu {cluster.user} srun hostname")
     assert ran.split() == ["node1"]
     assert cluster.ssh("node2", "pgrep -x 'slurmd|slurmctld|mariadbd'", rc=1) == ""
 
 
-def test_our_own_account_is_enough_from_then_on(cluster: Cluster, machines: Lab) -> None:
+def test_up_again_needs_only_the_admin_account(cluster: Cluster, machines: Lab) -> None:
     keys = "~rocky/.ssh/authorized_keys"
     machines.enter("node2", ["bash", "-c", f"mv {keys} {keys}.away"])
     try:
@@ -194,7 +193,7 @@ def test_machine_of_one_cluster_is_not_taken_by_another(
     assert cluster.json("status")["ready"]
 
 
-def test_no_password_stands_anywhere(cluster: Cluster) -> None:
+def test_password_is_in_no_file_or_journal(cluster: Cluster) -> None:
     for path in cluster.workspace.rglob("*"):
         assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path
 

@@ -1,6 +1,4 @@
-"""Machines that somebody has configured by hand become a cluster, and are theirs again, line by
-line.
-"""
+"""Machines that were configured by hand become a cluster, and `down` restores every line."""
 
 from __future__ import annotations
 
@@ -97,8 +95,8 @@ ALLOWED = re.compile(
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A cluster of such machines, and what they were."""
+class Adopted:
+    """A cluster of such machines, and their state before it."""
 
     lab: Lab
     cluster: Cluster
@@ -106,17 +104,17 @@ class Taken:
 
 
 def look(machines: Lab, name: str) -> list[str]:
-    said = machines.host(name).inside.sh(LOOK).splitlines()
-    return [line for line in said if not ALLOWED.search(line)]
+    lines = machines.host(name).inside.sh(LOOK).splitlines()
+    return [line for line in lines if not ALLOWED.search(line)]
 
 
 @pytest.fixture(scope="module")
-def taken(
+def adopted(
     no_residue: None,
     cluster_name: str,
     clusterctl: Clusterctl,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Taken]:
+) -> Iterator[Adopted]:
     cwd = tmp_path_factory.mktemp("by-hand")
     with lab("debian", len(PLANTS), internet=True) as machines:
         for name, script in PLANTS.items():
@@ -126,28 +124,28 @@ def taken(
         spec.write_text(machines.spec(cluster_name, partitions={"train": "node[1-2]"}))
         runner = Clusterctl(clusterctl.home, cwd)
         raised = up(runner, spec).json
-        yield Taken(machines, Cluster(cluster_name, spec, runner, raised), before)
+        yield Adopted(machines, Cluster(cluster_name, spec, runner, raised), before)
         runner("-f", spec, "down", "--yes", "--discard", rc=None)
 
 
-def test_they_train_together(taken: Taken) -> None:
-    cluster = taken.cluster
+def test_hand_managed_machines_train_together(adopted: Adopted) -> None:
+    cluster = adopted.cluster
     job = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "1")["job_id"]
     start = json.loads((cluster.run_of(job) / "metrics.jsonl").read_text().splitlines()[0])
     assert [rank["host"] for rank in start["ranks"]] == ["node1", "node2"]
 
 
-def test_down_restores_the_machines(taken: Taken, tmp_path: Path) -> None:
-    taken.cluster("down", "--yes", "--discard")
+def test_down_restores_the_machines(adopted: Adopted, tmp_path: Path) -> None:
+    adopted.cluster("down", "--yes", "--discard")
     wrong = {}
-    for name, was in taken.before.items():
-        now = look(taken.lab, name)
+    for name, was in adopted.before.items():
+        now = look(adopted.lab, name)
         if name == "node2":  # the home of the account that was made there stays, as homes do
             now = [line for line in now if " home/hpc" not in line and "./home/hpc" not in line]
-        gone = sorted(set(was) - set(now))
+        removed = sorted(set(was) - set(now))
         new = sorted(set(now) - set(was))
-        if gone or new:
+        if removed or new:
             wrong[name] = "\n".join(
-                [*(f"- {line}" for line in gone), *(f"+ {line}" for line in new)]
+                [*(f"- {line}" for line in removed), *(f"+ {line}" for line in new)]
             )
     assert not wrong, "\n".join(f"{name}:\n{lines}" for name, lines in wrong.items())

@@ -1,9 +1,8 @@
-"""Machines as near to Rocky Linux as can be had become a cluster, train together, and are given
-back.
+"""Machines similar to Rocky Linux become a cluster, train together, and are restored.
 
-They are somebody's own: an ordinary user with a key and sudo, a running firewall, dnf and its
-repositories. What such a machine is and what it can't show: tests/support/el, docs/onprem.md.
-What is printed is compared with docs/howto/first-day-rocky.md.
+They have an ordinary user with a key and sudo, a running firewall, dnf and its repositories.
+tests/support/el and docs/onprem.md describe the machines, and what they can't show. Outputs are
+compared with docs/howto/first-day-rocky.md.
 """
 
 from __future__ import annotations
@@ -109,13 +108,13 @@ cat /etc/hosts
 
 
 def traces(machines: Lab) -> dict[str, str]:
-    """What of a cluster is on each machine."""
+    """Return the traces of a cluster on each machine."""
     return {host.name: host.inside.sh(TRACES, rc=None) for host in machines.hosts}
 
 
 def furnish_cards(host: Host) -> None:
-    """An RTX 4070 and an NVSwitch on the host's bus; a boot loads the driver that is installed by
-    then.
+    """Put an RTX 4070 and an NVSwitch on the bus of the host. A boot loads the driver that is
+    installed then.
     """
     for path, text in {
         "/opt/pci/0000:01:00.0/vendor": "0x10de\n",
@@ -164,7 +163,7 @@ def before(machines: Lab) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def file(machines: Lab, cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The spec of a cluster of them."""
+    """Write the spec of a cluster of the machines."""
     path = tmp_path_factory.mktemp("rocky") / "cluster.yaml"
     nvidia = {"driver": "open", "toolkit": "12.9", "dcgm": True, "nccl": True}
     software = {"cupy": False, "nvidia": nvidia}
@@ -179,7 +178,7 @@ def file(machines: Lab, cluster_name: str, tmp_path_factory: pytest.TempPathFact
 def rocky(
     file: Path, machines: Lab, before: dict[str, str], cluster_name: str, clusterctl_home: Path
 ) -> Iterator[Cluster]:
-    """The cluster, up. Nobody has confirmed the host keys before."""
+    """The cluster, up. Its host keys had not been confirmed before."""
     runner = Clusterctl(clusterctl_home, file.parent)
     file.write_text(re.sub(r"host_key: ssh-ed25519\s+\S+(?=})", "", file.read_text()))
     try:
@@ -192,7 +191,7 @@ def rocky(
 
 
 def answered(runner: Clusterctl, spec: Path, verb: str) -> str:
-    """What a verb shows to somebody who says yes."""
+    """Return the output of a verb for a user who answers yes."""
     with terminal(runner, "-f", spec, verb, size=(60, 200)) as window:
         window.read_until("[y/N] ")
         window.type("y\n")
@@ -202,14 +201,14 @@ def answered(runner: Clusterctl, spec: Path, verb: str) -> str:
 
 
 def as_shown(said: Ran | str, text: str, name: str, turn: int = 0) -> None:
-    """Fails unless the page of the first day shows this to be printed."""
+    """Assert that the page of the first day shows this output."""
     if isinstance(said, Ran):
         said = f"{said.stderr}{said.stdout}"
     assert_shown(FIRST_DAY, text, said, {name: "lab"}, turn)
 
 
 def spec_of_the_page(machines: Lab, **provider: Any) -> str:
-    """What the page has the reader write, of these machines."""
+    """Return the spec of the page, with the addresses of these machines."""
     (text,) = (block.text for block in blocks(FIRST_DAY) if block.language == "yaml")
     said = YAML(typ="safe").load(text)
     assert expand(*said["provider"]["hosts"]) == tuple(NODES)
@@ -223,7 +222,7 @@ def spec_of_the_page(machines: Lab, **provider: Any) -> str:
 
 
 @pytest.mark.sweep  # each obstacle: tests/unit/onprem/test_preflight.py
-def test_obstacles_are_told_as_the_page_of_the_first_day_shows(
+def test_up_reports_the_obstacles_of_the_first_day_page(
     no_residue: None, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
     with lab("el", 2) as machines:
@@ -243,7 +242,7 @@ def test_obstacles_are_told_as_the_page_of_the_first_day_shows(
         )
 
 
-def test_first_day_is_planned_as_its_page_shows(
+def test_plan_matches_the_first_day_page(
     machines: Lab, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
     spec = tmp_path / "cluster.yaml"
@@ -252,7 +251,7 @@ def test_first_day_is_planned_as_its_page_shows(
         as_shown(clusterctl("-f", spec, verb), f"clusterctl {verb}", "lab")
 
 
-def test_it_is_up_with_the_distributions_own_packages(rocky: Cluster) -> None:
+def test_up_on_el_uses_packages_of_the_distribution(rocky: Cluster) -> None:
     assert rocky.json("status")["ready"]
     assert (
         rocky.ssh("node2", "rpm -q --qf '%{name} ' slurm-slurmd openmpi") == "slurm-slurmd openmpi "
@@ -285,7 +284,7 @@ def test_doctor_reports_closed_ports_of_a_running_cluster(rocky: Cluster, machin
     assert found["why"].endswith(" firewalld (public)")
 
 
-def test_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machines: Lab) -> None:
+def test_firewall_admits_hosts_of_the_cluster_only(rocky: Cluster, machines: Lab) -> None:
     for host, port in (("node1", 6817), ("node1", 6819), ("node1", 6818)):
         address = machines.host(host).address
         rocky.ssh("node2", f"timeout 5 bash -c 'echo >/dev/tcp/{address}/{port}'")
@@ -311,8 +310,8 @@ def test_gpu_host_has_the_packages_and_a_note_about_its_reboot(rocky: Cluster) -
 
 @pytest.mark.platform("stand-in", "doca")
 def test_repositories_of_other_suppliers_are_left_out(rocky: Cluster) -> None:
-    """Else the controller would get newer packages for RDMA, and `up` would fail with the server of
-    one.
+    """Otherwise the controller would get newer packages for RDMA, and `up` would fail with one
+    supplier's server.
     """
     asked = "rpm -q --qf '%{name}-%{version} ' ucx openmpi"
     assert rocky.ssh("node1", asked).split() == ["ucx-1.17.0", "openmpi-4.1.1"]
@@ -353,20 +352,20 @@ def test_jobs_span_hosts_with_different_open_mpi_packages(rocky: Cluster, launch
 
 @pytest.mark.platform("stand-in", "doca")
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "note"),
     [pytest.param("sed -i d", "was changed", marks=pytest.mark.sweep), ("rm", "was missing")],
 )
 def test_changed_parameters_of_nvidias_open_mpi_are_restored(
-    rocky: Cluster, spoil: str, told: str
+    rocky: Cluster, spoil: str, note: str
 ) -> None:
     _, params = NVIDIA_MPI
     rocky.ssh("node2", f"sudo {spoil} {params}")
-    restored = {"host": "node2", "what": f"{params} {told}", "action": "restored"}
+    restored = {"host": "node2", "what": f"{params} {note}", "action": "restored"}
     assert restored in rocky.json("up")["repaired"]
     assert "btl_tcp_if_include = " in rocky.ssh("node2", f"cat {params}")
 
 
-def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None:
+def test_training_on_two_nodes_is_collected(rocky: Cluster) -> None:
     for text in (
         "submit probe --nodes 2 --wait",
         "submit train --nodes 2 --follow -- --epochs 2",
@@ -418,7 +417,7 @@ def test_node_reboot_waits_for_the_job_and_enables_the_gpu(rocky: Cluster, tmp_p
     rocky.ssh("node1", f"scancel {other}; sudo rm /shared/go")
 
 
-def test_down_gives_them_back_as_they_were(
+def test_down_restores_the_el_machines(
     rocky: Cluster, machines: Lab, before: dict[str, Any]
 ) -> None:
     assert not any(traces(machines)[host] == said for host, said in before.items())

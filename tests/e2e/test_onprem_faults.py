@@ -1,6 +1,6 @@
-"""Machines of somebody's own on which something is wrong: each is told apart, and none is touched.
+"""On-prem machines with faults: each fault is reported by its code, and no machine is changed.
 
-Every machine has a fault of its own at once. Then all are mended, and nothing is found any more.
+Every machine has another fault at the same time. Then all are repaired, and no fault is reported.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ GUARDED = {"lead": "firewall"}
 
 @dataclass(frozen=True)
 class Broken:
-    """The machines, and who looks at them."""
+    """The machines, and the user who checks them."""
 
     lab: Lab
     runner: Clusterctl
@@ -62,7 +62,7 @@ class Broken:
         return self.runner.cwd / "cluster.yaml"
 
     def write(self, name: str, keys: dict[str, str]) -> None:
-        """The spec, with other host keys than the true ones for some."""
+        """Write the spec, with wrong host keys for some machines."""
         text = self.lab.spec(name, controller="lead", partitions={"train": ",".join(EXPECTED)})
         document = YAML(typ="safe").load(text)
         for host, key in keys.items():
@@ -71,14 +71,14 @@ class Broken:
             YAML(typ="safe", pure=True).dump(document, file)
 
     def findings(self, *, rc: int) -> list[dict[str, Any]]:
-        """What is found, each with its cause."""
+        """Return the findings with their causes."""
         said: dict[str, Any] = self.runner("-o", "json", "-f", self.spec, "doctor", rc=rc).json
         found: list[dict[str, Any]] = said["findings"]
         assert all(finding["why"] for finding in found), found
         return found
 
     def accounts(self) -> dict[str, bool]:
-        """Whether each machine has an account of ours."""
+        """Return for each machine whether it has the account of clusterctl."""
         hosts = (host.name for host in self.lab.hosts)
         return {host: self.lab.enter(host, ["id", "clusterctl"]).rc == 0 for host in hosts}
 
@@ -92,7 +92,7 @@ def broken(clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def errors(findings: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Host -> the codes of its errors."""
+    """Return the codes of the errors of each host."""
     found: dict[str, list[str]] = {}
     for finding in findings:
         if finding["level"] == "error":
@@ -101,7 +101,7 @@ def errors(findings: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def cure_of_firewall(findings: list[dict[str, Any]]) -> str:
-    """The command that opens the one firewall that is in the way: on `lead`."""
+    """Return the command that opens the only closed firewall, on `lead`."""
     (finding,) = (one for one in findings if one["code"] == "firewall")
     assert finding["host"] == "lead"
     assert finding["why"].startswith("full, alien, busy, early ")
@@ -111,7 +111,7 @@ def cure_of_firewall(findings: list[dict[str, Any]]) -> str:
 
 
 def break_them(one: Lab) -> None:
-    """A fault each, as root on the machine itself. `nosudo` was booted with its own."""
+    """Cause a fault on each machine, as root on it. `nosudo` has its fault from the start."""
     early = one.host("early")
     subprocess.run(
         [*as_root(), "cp", FAKETIME, f"/proc/{early.leader}/root/opt/early.so"], check=True
@@ -132,7 +132,7 @@ def break_them(one: Lab) -> None:
 
 
 def mend_them(one: Lab, cure_of_firewall: str) -> None:
-    """Each by its own cure."""
+    """Repair each machine by the fix that was reported."""
     for host, script in {
         "nosudo": "echo 'rocky ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/rocky",
         "full": "rm /var/filler",
@@ -145,9 +145,7 @@ def mend_them(one: Lab, cure_of_firewall: str) -> None:
         one.host(host).inside.sh(script)
 
 
-def test_each_fault_is_told_apart_and_no_machine_is_touched(
-    broken: Broken, cluster_name: str
-) -> None:
+def test_up_names_each_fault_and_changes_no_machine(broken: Broken, cluster_name: str) -> None:
     break_them(broken.lab)
     broken.write(cluster_name, {"otherhost": OTHER_KEY})
     found = broken.findings(rc=1)

@@ -1,8 +1,7 @@
-"""Machines of one's own whose shared folder really crosses hosts, and the same machines without
-any.
+"""On-prem machines with a shared folder across hosts, and the same machines without one.
 
-The folder is one host's own, seen by the others through sshfs: the kernel that runs the tests has
-no NFS.
+The folder is on one host, and the others mount it by sshfs: the kernel that runs the tests has no
+NFS.
 """
 
 from __future__ import annotations
@@ -82,12 +81,12 @@ def mine(
 
 
 def raised(cluster: Cluster) -> dict[str, Any]:
-    """What `up` says; packages come through a proxy, which takes its time."""
+    """Return the answer of `up`. Packages come through a slow proxy."""
     return dict(cluster("-o", "json", "up", "--yes", timeout_s=580).json)
 
 
-def ran(cluster: Cluster) -> tuple[Path, set[str]]:
-    """The run of JOB on both nodes, and the lines that it wrote."""
+def run_job(cluster: Cluster) -> tuple[Path, set[str]]:
+    """Return the run of JOB on both nodes, and the lines that it wrote."""
     folder = cluster.runner.cwd / "job"
     folder.mkdir(exist_ok=True)
     (folder / "given.txt").write_text("given\n")
@@ -97,32 +96,32 @@ def ran(cluster: Cluster) -> tuple[Path, set[str]]:
     return run, set((run / "stdout.log").read_text().splitlines())
 
 
-def test_folder_that_crosses_hosts(mine: Cluster) -> None:
+def test_shared_folder_across_hosts_is_used(mine: Cluster) -> None:
     assert raised(mine)["probed"] == ["node2", "node3"]
-    run, lines = ran(mine)
+    run, lines = run_job(mine)
     both = "by-node2.txt by-node3.txt"
     assert lines == {"given", f"node2 sees {both}", f"node3 sees {both}"}
     assert {path.name for path in run.glob("by-*")} == {"by-node2.txt", "by-node3.txt"}
 
 
-def test_folder_that_is_not_the_same_on_one_host_is_named(mine: Cluster, machines: Lab) -> None:
+def test_shared_folder_that_differs_on_a_host_is_refused(mine: Cluster, machines: Lab) -> None:
     machines.host("node3").inside.sh(f"umount {FOLDER}")
     (failure,) = mine.json("up", "--yes", rc=1)["failures"]
     assert failure["host"] == "node3"
     assert f"{FOLDER} on node3 " in failure["cause"]
 
 
-def test_without_any_shared_folder(mine: Cluster, machines: Lab) -> None:
+def test_cluster_without_shared_folder_runs_and_collects(mine: Cluster, machines: Lab) -> None:
     machines.host("node2").inside.sh(f"umount {FOLDER}")
     write_spec(mine, machines, "none")
     assert raised(mine)["probed"] == ["node2", "node3"]
-    run, lines = ran(mine)
+    run, lines = run_job(mine)
     assert lines == {"given", "node2 sees by-node2.txt", "node3 sees by-node3.txt"}
     found = {path.name: path.read_text() for path in run.glob("by-*")}
     assert found == {f"by-{node}.txt": f"made on {node}\n" for node in ("node2", "node3")}
     assert {path.stem for path in run.glob("telemetry/*.jsonl")} == {"node2", "node3"}
 
 
-def test_down_leaves_the_peoples_files(mine: Cluster, machines: Lab) -> None:
+def test_down_keeps_files_of_users(mine: Cluster, machines: Lab) -> None:
     mine("down", "--yes")
     assert machines.host("node1").inside.sh(f"stat -c %U {HOME}").strip() == USER

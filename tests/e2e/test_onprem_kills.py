@@ -1,4 +1,4 @@
-"""`up` and `down` killed on machines of somebody's own: run again they go on, and nothing of ours
+"""`up` and `down` killed on on-prem machines: the next call continues, and no file of clusterctl
 stays.
 """
 
@@ -26,7 +26,7 @@ KILLS = (
 )
 
 
-def test_each_goes_on_where_it_was_killed(
+def test_killed_verb_continues_at_the_next_call(
     no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
     spec = tmp_path / "own.yaml"

@@ -1,4 +1,4 @@
-"""Other machines of one's own: without a scheduler, of OpenHPC, of other distributions; one, and
+"""Kinds of on-prem clusters: without scheduler, OpenHPC, other distributions; one machine, and
 five.
 """
 
@@ -51,13 +51,13 @@ SLEEPER = "#!/bin/bash\nmpirun --map-by ppr:1:node sleep 600\n"
 
 
 def hosts(machines: Lab, **names: str) -> dict[str, dict[str, str]]:
-    """Machines by the names that a spec gives them."""
+    """Return the machines by their names in the spec."""
     found = {name: machines.host(box) for name, box in names.items()}
     return {name: {"address": one.address, "host_key": one.host_key} for name, one in found.items()}
 
 
 def trained(cluster: Cluster, nodes: Sequence[str] = NODES) -> Path:
-    """The run of a training on these nodes that came home."""
+    """Return the collected run of a training on these nodes."""
     done = cluster.json(
         "submit", "train", "--nodes", str(len(nodes)), "--wait", "--", "--epochs", "1"
     )
@@ -69,7 +69,7 @@ def trained(cluster: Cluster, nodes: Sequence[str] = NODES) -> Path:
 
 
 def play(cluster: Cluster, *more: str) -> str:
-    """The roles, run by plain Ansible; what it said."""
+    """Run the roles by plain Ansible. Return the output."""
     program = Path(sys.executable).with_name("ansible-playbook")
     argv = [program, "-i", cluster.workspace / "inventory.yml", *more, ROOT / "ansible/site.yml"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd="/")
@@ -78,13 +78,13 @@ def play(cluster: Cluster, *more: str) -> str:
 
 
 def changes_nothing(cluster: Cluster) -> None:
-    """The roles, run again."""
-    said = play(cluster)
-    assert said.rsplit("PLAY RECAP", 1)[1].count("changed=0") == 3, said
+    """Assert that the roles change nothing when they run again."""
+    output = play(cluster)
+    assert output.rsplit("PLAY RECAP", 1)[1].count("changed=0") == 3, output
 
 
 def runs_jobs_without_a_scheduler(cluster: Cluster) -> None:
-    """Up was proven by mpirun; two nodes train; a job is cancelled."""
+    """`up` was verified by mpirun; two nodes train; a job is cancelled."""
     assert cluster.raised["probed"] == NODES
     run = trained(cluster)
     assert json.loads((run / "run.json").read_text())["scheduler"] == "none"
@@ -101,7 +101,9 @@ def runs_jobs_without_a_scheduler(cluster: Cluster) -> None:
 
 
 def lets_a_machine_in_that_was_installed_anew(cluster: Cluster, machines: Lab) -> None:
-    """Its host key is another one: refused with it, and let in when it is named."""
+    """A reinstalled machine has another host key: it is refused, and accepted when the key is
+    named.
+    """
     key = "/etc/ssh/ssh_host_ed25519_key"
     host = machines.host("node3").inside
     host.sh(f"mv {key}* /root/; ssh-keygen -q -t ed25519 -N '' -f {key}; systemctl restart ssh")
@@ -114,7 +116,7 @@ def lets_a_machine_in_that_was_installed_anew(cluster: Cluster, machines: Lab) -
 
 
 def leads_clocks_that_follow_nobody(cluster: Cluster, machines: Lab) -> None:
-    """A distribution's own chrony, whose pool no route leads to, behind the firewall."""
+    """chrony of the distribution, with a pool that no route reaches, follows the controller."""
     play(cluster, "-e", json.dumps({"time_in_containers": True}))
     lead = machines.host("node1").address
     for node in NODES:
@@ -124,7 +126,7 @@ def leads_clocks_that_follow_nobody(cluster: Cluster, machines: Lab) -> None:
 
 
 @pytest.mark.platform("real", "no-scheduler")
-def test_debian_without_a_scheduler(
+def test_cluster_of_debian_without_scheduler(
     no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
     with lab("debian", 3, internet=True, shared="/shared") as machines:
@@ -156,8 +158,8 @@ def test_debian_without_a_scheduler(
                 h.name: h.inside.sh("cat /etc/ssh/ssh_host_ed25519_key.pub") for h in machines.hosts
             }
             known = {
-                name: {**said, "host_key": " ".join(keys[name].split()[:2])}
-                for name, said in unconfirmed.items()
+                name: {**output, "host_key": " ".join(keys[name].split()[:2])}
+                for name, output in unconfirmed.items()
             }
             spec = tmp_path / "known.yaml"
             spec.write_text(
@@ -176,7 +178,7 @@ def test_debian_without_a_scheduler(
 
 
 @pytest.mark.platform("stand-in", "openhpc", "no-scheduler", "rocky-9")
-def test_el_without_a_scheduler_and_with_openhpc(
+def test_cluster_of_el_without_scheduler_and_with_openhpc(
     no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
     with lab("el", 3, shared="/shared") as machines:
@@ -208,7 +210,7 @@ def test_el_without_a_scheduler_and_with_openhpc(
 
 
 @pytest.mark.platform("stand-in", "rocky-9")
-def test_rhel_at_google_with_slurm_of_a_repository(
+def test_cluster_of_rhel_images_with_slurm_of_epel(
     no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
     """CodeReady Builder is RHUI's. The repository that has Slurm is EPEL's, by another name."""
@@ -243,7 +245,7 @@ def test_rhel_at_google_with_slurm_of_a_repository(
         pytest.param("el-10", marks=pytest.mark.platform("stand-in", "rocky-10")),
     ],
 )
-def test_another_distribution(
+def test_cluster_of_another_distribution_runs_a_job(
     no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path, kind: Kind
 ) -> None:
     release = kind.replace("el-", "rocky-")

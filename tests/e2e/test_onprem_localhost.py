@@ -1,7 +1,6 @@
-"""`address: localhost`: the machine that clusterctl runs on becomes a cluster, and is given back as
-it was.
+"""`address: localhost`: the machine of clusterctl becomes a cluster, and `down` restores it.
 
-It is somebody's workstation: no sshd listens, and sudo asks for a password.
+It is a workstation: no sshd listens, and sudo asks for a password.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ def desk(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def clusterctl(desk: Host, *argv: str, rc: int = 0) -> Any:
-    """A verb's answer under `-o json`."""
+    """Return the answer of a verb with `-o json`."""
     return desk(*CLUSTERCTL, "-o", "json", *argv, user=USER, rc=rc, timeout_s=600).json
 
 
-def seen(desk: Host) -> list[str]:
-    """The machine, but for what its user keeps at home, and the jobs of that user."""
+def look(desk: Host) -> list[str]:
+    """Return the state of the machine, without the user's home folder and jobs."""
     files = [
         line for line in picture(desk) if f"/home/{USER}" not in line and "/shared/home" not in line
     ]
@@ -81,12 +80,12 @@ def seen(desk: Host) -> list[str]:
 
 
 def listening(desk: Host) -> list[str]:
-    """The addresses and ports that it listens on."""
+    """Return the addresses and ports on which the machine listens."""
     return sorted(line.split()[4] for line in desk("ss", "-ltunH").stdout.splitlines())
 
 
-def test_it_becomes_a_cluster_and_is_given_back_as_it_was(desk: Host) -> None:
-    before = seen(desk)
+def test_localhost_becomes_a_cluster_and_down_restores_it(desk: Host) -> None:
+    before = look(desk)
     desk("bash", "-c", KILLED, user=USER, rc=None)
     up = clusterctl(desk, "up")  # without a password: our account is there
     assert (up["ready"], up["probed"]) == (True, ["desk"])
@@ -99,5 +98,5 @@ def test_it_becomes_a_cluster_and_is_given_back_as_it_was(desk: Host) -> None:
     assert [one for one in listening(desk) if one.endswith(":22")] == []
     assert desk("sudo", "-n", "true", user=USER, rc=1)  # the user may do no more than before
     clusterctl(desk, "down", "--yes")
-    assert seen(desk) == before
+    assert look(desk) == before
     assert desk.sh(f"ls ~{USER}/.local/state/clusterctl") == "runs.jsonl\n", "where runs are"

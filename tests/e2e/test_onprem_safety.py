@@ -1,6 +1,4 @@
-"""Machines that hold other people's work: what `up` changes on them, and that `down` gives them
-back.
-"""
+"""Machines with other people's work: `up` names what it changes on them, and `down` restores them."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ apt-mark auto procps >/dev/null
 
 @dataclass(frozen=True)
 class Raised:
-    """Machines of somebody's, a cluster made of two of them, and how they were before."""
+    """On-prem machines, a cluster of two of them, and the state of all before `up`."""
 
     lab: Lab
     verbs: Clusterctl
@@ -50,7 +48,7 @@ class Raised:
     planned: list[str]  # what `plan` noted before anything was done
 
     def write(self, nodes: str, **others: str) -> None:
-        """The spec with these nodes beside the controller, which computes, too; ``others`` have new
+        """Write the spec with these nodes and the controller, which also computes. others: new
         names.
         """
         machines = {name: self.lab.host(others.get(name, name)) for name in NAMES[:3]}
@@ -64,7 +62,7 @@ class Raised:
         self.file.write_text(text)
 
     def json(self, *argv: str | Path) -> Any:
-        """A verb's answer under `-o json`."""
+        """Return the answer of a verb with `-o json`."""
         return self.verbs("-o", "json", "-f", self.file, *argv, timeout_s=600).json
 
     def state_of(self, job: str) -> str:
@@ -74,14 +72,14 @@ class Raised:
         return self.lab.host(host).inside.sh(script)
 
 
-def theirs(raised: Raised, name: str) -> list[str]:
-    """How a machine looks, but for the homes of jobs' users: they hold their work."""
+def users_files(raised: Raised, name: str) -> list[str]:
+    """Return the state of a machine, without home folders of job users, which hold their work."""
     return [line for line in picture(raised.lab.host(name).inside) if "/shared/home" not in line]
 
 
 @pytest.fixture(scope="module")
 def raised(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raised]:
-    """`up` of two machines; the others wait. What a test leaves up goes with the machines."""
+    """`up` of two of the machines. Leftovers of a test are removed with the machines."""
     with lab("debian", [Box(name) for name in NAMES], internet=True) as one:
         for name in NAMES:
             one.host(name).inside.sh(PLANT)
@@ -96,7 +94,7 @@ def raised(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def job(raised: Raised) -> str:
-    """A job on both nodes that goes on until the cluster goes."""
+    """A job on both nodes that runs until the cluster is removed."""
     at_work = raised.verbs.cwd / "at-work.sh"
     at_work.write_text("#!/bin/bash\n#SBATCH --nodes=2 --exclusive\nsrun sleep 3600\n")
     found = str(raised.json("submit", at_work)["job_id"])
@@ -105,7 +103,7 @@ def job(raised: Raised) -> str:
 
 
 def lose(raised: Raised, name: str) -> None:
-    """Cut a machine's power. It comes on again, and lets nobody in."""
+    """Power a machine off. It starts again and refuses all logins."""
     host = raised.lab.host(name)
     before = host.leader
     raised.sh(name, "systemctl disable --quiet ssh")
@@ -115,7 +113,7 @@ def lose(raised: Raised, name: str) -> None:
 
 
 def planned(raised: Raised, words: str) -> list[tuple[str, set[str]]]:
-    """What `plan` noted in these words: machines, and the list behind them."""
+    """Return the note of `plan` with these words: machines, and the list behind them."""
     notes = [note for note in raised.planned if f": {words}" in note]
     return [(note.partition(": ")[0], set(note.rpartition(": ")[2].split(", "))) for note in notes]
 
@@ -140,11 +138,11 @@ def test_node_add_of_a_lost_machine_keeps_a_running_job(raised: Raised, job: str
     adding = raised.verbs.start("-o", "json", "-f", raised.file, "node", "add", "node3")
     raised.sh("node3", "until pgrep -x dpkg >/dev/null; do sleep 0.1; done")
     lose(raised, "node3")
-    said, shown = adding.communicate(timeout=300)
-    assert adding.returncode == 1, said + shown
-    failures = json.loads(said)["failures"]
-    assert {failure["host"] for failure in failures} == {"node3"}, said
-    assert all(failure["cause"] for failure in failures), said
+    stdout, shown = adding.communicate(timeout=300)
+    assert adding.returncode == 1, stdout + shown
+    failures = json.loads(stdout)["failures"]
+    assert {failure["host"] for failure in failures} == {"node3"}, stdout
+    assert all(failure["cause"] for failure in failures), stdout
     assert raised.state_of(job) == "RUNNING"
 
     raised.sh("node3", "systemctl enable --quiet --now ssh")
@@ -176,7 +174,7 @@ def test_node_replace_replaces_an_unreachable_machine(raised: Raised, job: str) 
     assert raised.state_of(job) == "RUNNING"
 
 
-def test_plan_shows_what_would_change_line_by_line_and_no_secret(raised: Raised) -> None:
+def test_plan_shows_a_diff_of_files_without_secrets(raised: Raised) -> None:
     params = "/etc/openmpi/openmpi-mca-params.conf"
     munge = "/etc/munge/munge.key"
     raised.sh(
@@ -195,9 +193,9 @@ def test_plan_shows_what_would_change_line_by_line_and_no_secret(raised: Raised)
     )
 
 
-def test_machine_that_leaves_is_as_it_was(raised: Raised) -> None:
+def test_machine_removed_from_the_spec_is_restored(raised: Raised) -> None:
     raised.verbs("-f", raised.file, "node", "remove", "node3", "--yes", timeout_s=600)
-    assert theirs(raised, "node4") == raised.before["node4"]
+    assert users_files(raised, "node4") == raised.before["node4"]
     status = raised.verbs("-o", "json", "-f", raised.file, "status").json
     assert [node["name"] for node in status["nodes"]] == ["node1", "node2"]
 
@@ -215,4 +213,4 @@ def test_down_restores_machines_and_keeps_later_changes(raised: Raised) -> None:
     assert "# my word" in raised.sh("node1", f"cat {kept}; rm {kept}")
     assert kept in down.stderr
     for name in ("node1", "node2", "node3"):
-        assert theirs(raised, name) == raised.before[name]
+        assert users_files(raised, name) == raised.before[name]

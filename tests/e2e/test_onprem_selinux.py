@@ -55,7 +55,7 @@ LABELS = {
 
 
 def furnish(machines: Lab, name: str, packages: str, script: str) -> None:
-    """A machine with these packages of Debian's, and what its owner has set."""
+    """Install these packages of Debian, and the settings of the machine's owner."""
     machines.host(name).inside.sh(
         f"{APT} selinux-policy-default selinux-utils {packages}\n{script}", timeout_s=600
     )
@@ -65,14 +65,14 @@ def furnish(machines: Lab, name: str, packages: str, script: str) -> None:
 def machines(no_residue: None) -> Iterator[Lab]:
     with lab("debian", 2, internet=True) as one, ThreadPoolExecutor() as pool:
         bare = pool.submit(furnish, one, "node1", "", "")
-        theirs = pool.submit(furnish, one, "node2", TOOLS, THEIRS)
+        furnishing = pool.submit(furnish, one, "node2", TOOLS, THEIRS)
         bare.result()
-        theirs.result()
+        furnishing.result()
         yield one
 
 
 def play(machines: Lab) -> dict[str, str]:
-    """Run the role on both machines; how many tasks changed each."""
+    """Run the role on both machines. Return how many tasks changed each."""
     playbook = machines.folder / "play.yml"
     inventory = machines.folder / "inventory.yml"
     head = {"hosts": "all", "gather_facts": True, "become": True}
@@ -103,28 +103,28 @@ def play(machines: Lab) -> dict[str, str]:
     return {row[0]: next(word for word in row if word.startswith("changed=")) for row in rows}
 
 
-def own(machines: Lab, name: str) -> list[str]:
-    """What somebody has set on a machine."""
-    said = machines.enter(name, ["bash", "-c", f"cat {OWN}"]).stdout
-    return sorted(line for line in said.splitlines() if line and not line.startswith("#"))
+def local_labels(machines: Lab, name: str) -> list[str]:
+    """Return the local file contexts of a machine."""
+    output = machines.enter(name, ["bash", "-c", f"cat {OWN}"]).stdout
+    return sorted(line for line in output.splitlines() if line and not line.startswith("#"))
 
 
 def labels(machines: Lab, name: str) -> dict[str, str]:
-    """The types that the policy has for the paths of LABELS."""
-    said = machines.host(name).inside.sh(f"matchpathcon {' '.join(LABELS)}")
+    """Return the types of the paths of LABELS in the policy."""
+    output = machines.host(name).inside.sh(f"matchpathcon {' '.join(LABELS)}")
     return {
         path: context.split(":")[2]
-        for path, context in (line.split() for line in said.splitlines())
+        for path, context in (line.split() for line in output.splitlines())
     }
 
 
-def test_selinux_labels_are_set_once_beside_the_owners_own(machines: Lab) -> None:
-    before = {host.name: own(machines, host.name) for host in machines.hosts}
+def test_selinux_labels_are_set_once_and_existing_ones_kept(machines: Lab) -> None:
+    before = {host.name: local_labels(machines, host.name) for host in machines.hosts}
     assert before["node1"] == []
     play(machines)
     for name in before:
         assert labels(machines, name) == LABELS
-        said = machines.host(name).inside.sh("semanage boolean --list --locallist --noheading")
-        assert said.split()[:4] == ["use_nfs_home_dirs", "(on", ",", "on)"]
-    assert set(before["node2"]) < set(own(machines, "node2"))
+        output = machines.host(name).inside.sh("semanage boolean --list --locallist --noheading")
+        assert output.split()[:4] == ["use_nfs_home_dirs", "(on", ",", "on)"]
+    assert set(before["node2"]) < set(local_labels(machines, "node2"))
     assert play(machines) == dict.fromkeys(before, "changed=0")

@@ -1,11 +1,8 @@
-"""clusterctl by an ordinary user who has the wheel and may run just the helper as root. They type
-README.md.
+"""clusterctl by an ordinary user, who may run only the helper as root, and types README.md.
 
-All results are theirs, and so are the jobs. That the sudoers line allows nothing but the helper is
-a spy as
-well: any other use of sudo would fail. Another account of the same machine, without any right,
-reads, holds, fills and signals nothing of their cluster, and root of a node reaches nothing of the
-machine.
+All files and jobs belong to the user. The line of sudoers allows only the helper, so any other use
+of sudo fails. Another account of the machine, without rights, cannot read, block, fill or signal
+the user's cluster, and root of a node reaches nothing of the machine.
 """
 
 from __future__ import annotations
@@ -150,7 +147,7 @@ ip("address", "delete", "fe80::5/64", "dev", "host0")
 
 @pytest.fixture(scope="module")
 def demo(person: Person, rights: None) -> Iterator[None]:
-    """Their cluster: README.md has been typed but for its last command, which takes it down."""
+    """The cluster after all commands of README.md but the last, which removes it."""
     person.writes("cluster.yaml", SPEC)
     follow(readme(last=False), person.work, person.types)
     yield
@@ -158,7 +155,7 @@ def demo(person: Person, rights: None) -> Iterator[None]:
 
 
 def readme(*, last: bool) -> Iterator[Block]:
-    """The blocks of README.md that are run: all but the last command, or that alone."""
+    """Return the blocks of README.md that are run: all but the last command, or that alone."""
     for block in blocks(README):
         if block.runs:
             before, down, after = block.text.partition(f"$ {DOWN}\n")
@@ -180,7 +177,7 @@ def stranger(person: Person) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def known(person: Person, demo: None) -> dict[str, str]:
-    """What the other account is given to know of the cluster, more than it could find out."""
+    """Facts of the cluster that the other account is given, more than it could find out."""
     state = person.state / CLUSTER
     hosts = {
         one["name"]: one["address"]
@@ -209,7 +206,7 @@ def known(person: Person, demo: None) -> dict[str, str]:
 
 
 def belonging_to_others(person: Person) -> list[str]:
-    """What lies in their home and isn't theirs. Of the installation only folders: see
+    """Return files in the user's home with another owner. Of the installation only folders: see
     `new_person`.
     """
     venv = str(person.venv)
@@ -227,10 +224,10 @@ def test_environment_holds_the_wheel_and_no_checkout(person: Person) -> None:
     assert found["also"] == []
 
 
-def test_without_a_spec_it_is_the_built_in_cluster(person: Person) -> None:
-    """What would be made is shown without any right; the examples come along."""
+def test_plan_without_a_spec_is_the_built_in_cluster(person: Person) -> None:
+    """The plan is shown without any rights. The examples are installed with the wheel."""
     plan = person.clusterctl("-o", "json", "plan")
-    assert "built-in local cluster" in plan.stderr
+    assert shows(plan.stderr, "built-in-spec")
     hosts = [one["name"] for one in plan.json["changes"] if one["kind"] == "host"]
     assert hosts == ["local-ctl", "local-train-1", "local-train-2"]
     assert person.runs("ls", "-A") == ""
@@ -240,16 +237,16 @@ def test_without_a_spec_it_is_the_built_in_cluster(person: Person) -> None:
     )
 
 
-def test_link_to_the_script_is_enough(person: Person) -> None:
-    """As pipx and `uv tool` install it: a link in a folder of the PATH."""
+def test_clusterctl_runs_by_a_symbolic_link(person: Person) -> None:
+    """pipx and `uv tool` install it so: a link in a folder of the PATH."""
     script = shlex.quote(str(person.venv / "bin/clusterctl"))
     typed = f"ln -s {script} ~/linked; clusterctl --version; ~/linked --version"
-    _, said, _ = person.types(typed, person.work)
-    own, linked = said.splitlines()
+    _, output, _ = person.types(typed, person.work)
+    own, linked = output.splitlines()
     assert own == linked != ""
 
 
-def test_without_rights_there_is_one_error_and_a_way_out(person: Person) -> None:
+def test_up_without_sudo_is_refused_with_a_fix(person: Person) -> None:
     ran = person.clusterctl("-o", "json", "up", rc=1)
     (failure,) = ran.json["failures"]
     assert failure["code"] == "no-right-to-start-nodes", str(ran)
@@ -259,18 +256,18 @@ def test_without_rights_there_is_one_error_and_a_way_out(person: Person) -> None
     assert "no clusters" in person.clusterctl("list").stdout
 
 
-def test_readme_makes_a_cluster_in_their_name(person: Person, demo: None) -> None:
+def test_up_of_the_readme_makes_a_cluster_for_the_user(person: Person, demo: None) -> None:
     (listed,) = person.clusterctl("-o", "json", "list").json["clusters"]
     assert (listed["cluster"], listed["workspace"]) == (CLUSTER, str(person.state / CLUSTER))
     assert "no changes" in person.clusterctl("plan", "--check").stdout
 
 
-def test_job_runs_under_their_name_and_number(person: Person, demo: None) -> None:
+def test_job_runs_as_the_name_and_uid_of_the_user(person: Person, demo: None) -> None:
     person.writes("who am i.sh", WHO_AM_I)
     answer = person.clusterctl("-o", "json", "submit", "who am i.sh", "--nodes", "2", "--wait").json
-    said = sorted(person.clusterctl("logs", answer["job_id"]).stdout.splitlines())
+    output = sorted(person.clusterctl("logs", answer["job_id"]).stdout.splitlines())
     home = f"/shared/home/{person.name}"
-    assert said == [
+    assert output == [
         f"{CLUSTER}-train-{i} {person.name} {person.uid} {person.name} {home}" for i in (1, 2)
     ]
     (run,) = person.clusterctl("-o", "json", "collect", answer["job_id"]).json["runs"]
@@ -302,24 +299,24 @@ def test_all_files_belong_to_the_user_and_state_is_private(person: Person, demo:
     assert run_as_root("find", person.state, *exposed, "-printf", "%m %p\\n") == ""
 
 
-def test_other_accounts_and_homes_leave_it_alone(
+def test_clusters_of_the_same_name_are_independent(
     person: Person, demo: None, clusterctl: Clusterctl
 ) -> None:
-    """Root asks for a cluster of this name, and so do they with another CLUSTERCTL_HOME."""
+    """Root uses this name for a cluster, and the user too, with another CLUSTERCTL_HOME."""
     spec = clusterctl.cwd / "same-name.yaml"
     spec.write_text(SPEC)
     assert CLUSTER not in [
         one["cluster"] for one in clusterctl("-o", "json", "list").json["clusters"]
     ]
     assert codes(clusterctl("-o", "json", "-f", spec, "down", "--yes", rc=2)) == ["unknown-cluster"]
-    code, said, _ = person.types("CLUSTERCTL_HOME=~/another clusterctl down --yes", person.work)
+    code, output, _ = person.types("CLUSTERCTL_HOME=~/another clusterctl down --yes", person.work)
     assert code == 2
-    assert shows(said, "unknown-cluster"), said
+    assert shows(output, "unknown-cluster"), output
     assert person.clusterctl("-o", "json", "status").json["ready"]
 
 
 def tries(script: str, known: dict[str, str], *before: str) -> bool:
-    """Whether the harm is done."""
+    """Return whether the attempt had an effect."""
     words = [f"{key}={value}" for key, value in known.items()]
     argv = ["sudo", "-n", *before, "--", "env", "-C", "/", *words, "sh", "-c", script]
     done = subprocess.run(
@@ -329,17 +326,19 @@ def tries(script: str, known: dict[str, str], *before: str) -> bool:
 
 
 @pytest.mark.parametrize("attempt", [*READS, *OTHERS])
-def test_another_account_does_no_harm(attempt: str, stranger: str, known: dict[str, str]) -> None:
+def test_another_account_cannot_harm_the_cluster(
+    attempt: str, stranger: str, known: dict[str, str]
+) -> None:
     if attempt in READS:
         # Else it shows nothing: not even root can.
         assert tries(READS[attempt], known)
     assert not tries({**READS, **OTHERS}[attempt], known, "-u", stranger)
 
 
-def test_another_account_holds_nothing_up(
+def test_another_account_cannot_block_up(
     person: Person, stranger: str, known: dict[str, str]
 ) -> None:
-    """One that held the machine's lock blocked each `up`, without a word of why."""
+    """An account that held the lock of the machine blocked each `up` without a message."""
     as_stranger = f"sudo -n -u {stranger} -- /usr/bin/python3 -c".split()
     argv = [*as_stranger, HOLDS, *LOCKS, f"{known['STATE']}/../.*"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
@@ -351,8 +350,8 @@ def test_another_account_holds_nothing_up(
             run_as_root("kill", str(process.pid))
 
 
-def test_machines_accounts_find_no_other_port(known: dict[str, str]) -> None:
-    """Each reaches the nodes. What listens there at no address but loopback is open to none."""
+def test_nodes_listen_on_expected_ports_only(known: dict[str, str]) -> None:
+    """All accounts of the machine reach the nodes, so each port outside loopback is listed."""
     found = set()
     for number in (1, 2, 3):
         pid = leader(f"c{known['ID']}-{number:03d}")
@@ -365,8 +364,8 @@ def test_machines_accounts_find_no_other_port(known: dict[str, str]) -> None:
     assert found == PORTS
 
 
-def test_node_reaches_nothing_of_the_machine(person: Person, known: dict[str, str]) -> None:
-    """Nor what the machine would forward. Answers to what the machine itself asks go through."""
+def test_node_cannot_reach_services_of_the_machine(person: Person, known: dict[str, str]) -> None:
+    """The machine forwards nothing for a node. It accepts answers to its own requests."""
     links = json.loads(run_as_root("ip", "-json", "address", "show"))
     links.sort(key=lambda link: link["ifname"] != f"cc{known['ID']}")
     cable = [f["local"] for f in links[0]["addr_info"]]
@@ -397,8 +396,8 @@ def test_node_reaches_nothing_of_the_machine(person: Person, known: dict[str, st
     assert person.clusterctl("-o", "json", "status").json["ready"]
 
 
-def test_down_leaves_their_runs_and_nothing_else(person: Person, demo: None) -> None:
-    """As README.md ends. It brings home what was not collected."""
+def test_down_leaves_only_the_collected_runs(person: Person, demo: None) -> None:
+    """README.md ends so. `down` collects the runs that were not collected."""
     person.clusterctl("submit", "who am i.sh", "--wait")
     follow(readme(last=True), person.work, person.types)
     assert person.runs("find", "runs", "-name", "run.json").count("\n") == 3

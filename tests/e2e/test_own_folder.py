@@ -1,4 +1,4 @@
-"""A user's own folder on a real cluster, whatever it is called and whatever lies in it."""
+"""A user's project folder on a real cluster, with any name and any files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_trains_on_two_nodes_and_is_sent_once(cluster: Cluster, project: Path) -> None:
+def test_project_folder_trains_on_two_nodes_and_is_sent_once(
+    cluster: Cluster, project: Path
+) -> None:
     done = cluster.json("submit", project / "train.py", "--nodes", "2", "--wait")
     run = cluster.run_of(done["job_id"])
     names = len(HOSTILE_NAMES) + len(".gitignore conf large link results train.py utils.py".split())
@@ -69,9 +71,7 @@ def test_it_trains_on_two_nodes_and_is_sent_once(cluster: Cluster, project: Path
     assert "'0.2'" in cluster("logs", again["job_id"]).stdout
 
 
-def test_task_of_an_array_finds_what_lies_beside_its_script(
-    cluster: Cluster, project: Path
-) -> None:
+def test_array_task_finds_files_beside_its_script(cluster: Cluster, project: Path) -> None:
     (project / "task.sh").write_text('cat conf/a.txt; echo "$SLURM_ARRAY_TASK_ID" >mine.txt\n')
     done = cluster.json("submit", project / "task.sh", "--array", "1-2", "--wait")
     run = cluster.run_of(done["job_id"])

@@ -1,5 +1,5 @@
-"""The bundled training program on real nodes: its commands as jobs, what they leave, and jobs that
-go on.
+"""The bundled training program on real nodes: its commands as jobs, their results, and resumed
+jobs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from tests.support.cluster import Cluster, records
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_layer_is_multiplied_on_every_node_and_summed(cluster: Cluster) -> None:
+def test_gemm_runs_on_every_node_with_right_sums(cluster: Cluster) -> None:
     flags = ("--sizes", "128,64x300x32", "--dtypes", "float32,float64", "--iterations", "3")
     done = cluster.json("submit", "gemm", "--nodes", "2", "--wait", "--", *flags)
     run = cluster.run_of(done["job_id"])
-    told = json.loads((run / "stdout.log").read_text().splitlines()[-1])
-    assert told["ok"]
-    assert [rank["host"] for rank in told["ranks"]] == [f"{cluster.name}-train-{i}" for i in (1, 2)]
-    assert len(records(run / "gemm.jsonl")) == len(told["results"]) == 4
+    answer_json = json.loads((run / "stdout.log").read_text().splitlines()[-1])
+    assert answer_json["ok"]
+    assert [rank["host"] for rank in answer_json["ranks"]] == [
+        f"{cluster.name}-train-{i}" for i in (1, 2)
+    ]
+    assert len(records(run / "gemm.jsonl")) == len(answer_json["results"]) == 4
 
 
-def test_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) -> None:
+def test_align_relates_metrics_to_telemetry_of_nodes(cluster: Cluster) -> None:
     flags = ("--epochs", "8", "--profile", "--tensorboard")
     done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)
     run = cluster.run_of(done["job_id"])
@@ -42,13 +44,15 @@ def test_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) -> N
     assert ranks == {0, 1}
     assert [file.name.split(".")[0] for file in (run / "tensorboard").iterdir()] == ["events"]
     align = [sys.executable, "-m", "payload", "align", "--folder", str(run)]
-    told = json.loads(subprocess.run(align, cwd=ROOT, capture_output=True, check=True).stdout)
-    assert set(told["hosts"]) == {f"{cluster.name}-train-{i}" for i in (1, 2)}
-    assert told["iterations"] == len(iterations)
-    assert 0 < told["cpu_percent"] <= 100
+    answer_json = json.loads(
+        subprocess.run(align, cwd=ROOT, capture_output=True, check=True).stdout
+    )
+    assert set(answer_json["hosts"]) == {f"{cluster.name}-train-{i}" for i in (1, 2)}
+    assert answer_json["iterations"] == len(iterations)
+    assert 0 < answer_json["cpu_percent"] <= 100
 
 
-def test_two_models_on_one_and_two_nodes_in_a_table(cluster: Cluster) -> None:
+def test_scaling_of_two_models_on_two_sizes_has_a_table(cluster: Cluster) -> None:
     """One command: Slurm runs the jobs one after the other, and the table has their speeds and
     losses.
     """
@@ -76,7 +80,7 @@ def test_two_models_on_one_and_two_nodes_in_a_table(cluster: Cluster) -> None:
     assert len(section["charts"]) == len(section["tables"]) == 1
 
 
-def test_gpt_learns_uploaded_text_split_over_the_nodes(cluster: Cluster) -> None:
+def test_gpt_learns_an_uploaded_text_with_parallel_layouts(cluster: Cluster) -> None:
     cluster("put", ROOT / "docs" / "scope.md", "corpus")
     flags = ("--model", "gpt-tiny", "--data", "text:corpus/scope.md", "--sequence-length", "32")
     more = ("--tp", "2", "--optimizer", "adamw", "--iterations", "12", "--global-batch-size", "8")
@@ -126,8 +130,8 @@ def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
     judged = cluster.json("submit", "eval", "--wait", "--", "--out", f"{submitted['dir']}/files")[
         "job_id"
     ]
-    said = json.loads((cluster.run_of(judged) / "stdout.log").read_text().splitlines()[-1])
-    assert said["accuracy"] == records(run / "metrics.jsonl")[-1]["accuracy"]
+    evaluation = json.loads((cluster.run_of(judged) / "stdout.log").read_text().splitlines()[-1])
+    assert evaluation["accuracy"] == records(run / "metrics.jsonl")[-1]["accuracy"]
 
     (command,) = re.findall("continue with: clusterctl (.*)", (run / "stdout.log").read_text())
     # It names the cluster.
@@ -146,7 +150,7 @@ def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
 
 
 @pytest.mark.sweep
-def test_cnn_knows_fashion_on_two_nodes(cluster: Cluster) -> None:
+def test_cnn_learns_fashion_mnist_on_two_nodes(cluster: Cluster) -> None:
     # Of dataset-fashion-mnist.
     put = cluster.json("put", "/usr/share/datasets/fashion-mnist", "data")
     flags = ("--model", "cnn", "--data", f"idx:{put['folder']}/fashion-mnist", "--epochs", "6")
@@ -169,7 +173,7 @@ def test_cnn_knows_fashion_on_two_nodes(cluster: Cluster) -> None:
 
 def results(run: Path) -> tuple[list[float], list[str]]:
     """Every loss, and the hashes of the parameters at the end."""
-    told = records(run / "metrics.jsonl")
-    losses = [record["loss"] for record in told if record["kind"] == "iteration"]
+    answer_json = records(run / "metrics.jsonl")
+    losses = [record["loss"] for record in answer_json if record["kind"] == "iteration"]
     assert len(losses) == 120
-    return losses, told[-1]["param_hashes"]
+    return losses, answer_json[-1]["param_hashes"]

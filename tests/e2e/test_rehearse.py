@@ -1,6 +1,4 @@
-"""`rehearse` on a real cluster: programs that keep the contract of restarts.md, or break a line of
-it.
-"""
+"""`rehearse` on a real cluster: programs that keep the contract of restarts.md, or break it."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from tests.support.cluster import Cluster
 FAULTS = ("rank-killed", "rank-frozen", "time-limit", "checkpoint-torn", "node-killed")
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-PROGRAMS = ROOT / "tests" / "support" / "rehearsed"
+PROGRAMS = ROOT / "tests" / "e2e" / "rehearsed"
 COUNTS = PROGRAMS / "counts.py"
 
 

@@ -1,6 +1,4 @@
-"""Interactive allocations: a shell on a node, one command there, a port of it here; never a
-forgotten one.
-"""
+"""Interactive allocations: a shell, a command or a forwarded port on a node; none is left running."""
 
 from __future__ import annotations
 
@@ -38,8 +36,8 @@ def allocations(cluster: Cluster) -> list[str]:
     return cluster.ssh(f"{cluster.name}-ctl", "squeue " + " ".join(MINE)).split()
 
 
-def gone(cluster: Cluster) -> bool:
-    """Whether all of them end, within a minute."""
+def allocation_is_gone(cluster: Cluster) -> bool:
+    """Return whether all allocations end within a minute."""
     deadline = time.monotonic() + 60
     while allocations(cluster):
         if time.monotonic() > deadline:
@@ -75,7 +73,7 @@ def test_shell_runs_a_command_and_returns_its_exit_code(cluster: Cluster) -> Non
         "<a b><$(id)><'q'>",
     ]
     assert f"holds {first}, {second} " in ran.stderr
-    assert gone(cluster)
+    assert allocation_is_gone(cluster)
 
 
 def test_program_runs_in_a_shell_as_it_is_submitted(cluster: Cluster) -> None:
@@ -97,7 +95,7 @@ def test_program_runs_in_a_shell_as_it_is_submitted(cluster: Cluster) -> None:
     cluster.ssh(f"{cluster.name}-ctl", remove, user=cluster.user)
 
 
-def test_its_answer_for_programs(cluster: Cluster) -> None:
+def test_shell_answers_in_json(cluster: Cluster) -> None:
     answer = cluster.json(
         "shell", "--mem", "200M", "--time", "5m", "--", "sh", "-c", "echo out; echo err >&2"
     )
@@ -111,12 +109,12 @@ def test_its_answer_for_programs(cluster: Cluster) -> None:
     assert cluster.json("shell", rc=2)["failures"][0]["code"] == "no-json-answer"
 
 
-def test_stdin_reaches_the_command(cluster: Cluster) -> None:
+def test_shell_passes_stdin_to_the_command(cluster: Cluster) -> None:
     ran = cluster.runner("-f", cluster.spec, "shell", "--", "tr", "a-z", "A-Z", stdin="hello\n")
     assert ran.stdout == "HELLO\n"
 
 
-def test_shell_on_a_terminal(cluster: Cluster) -> None:
+def test_shell_has_a_terminal(cluster: Cluster) -> None:
     with terminal(cluster.runner, "-f", cluster.spec, "shell", "--nodes", "2") as window:
         shell(window)
         window.type("stty size; echo on $(hostname) with $(srun hostname | wc -l) nodes\r")
@@ -127,21 +125,21 @@ def test_shell_on_a_terminal(cluster: Cluster) -> None:
         window.type("\x03")  # is for the program that runs there
         window.type("exit 5\r")
         assert window.end() == 5
-    assert gone(cluster)
+    assert allocation_is_gone(cluster)
 
 
-def test_no_terminal_and_no_command_is_an_error(cluster: Cluster) -> None:
+def test_shell_without_terminal_and_command_is_refused(cluster: Cluster) -> None:
     assert shows(cluster("shell", rc=2).stderr, "needs-terminal")
 
 
-def test_what_slurm_can_not_give_is_refused_with_a_way_out(cluster: Cluster) -> None:
+def test_shell_that_slurm_cannot_allocate_is_refused_with_a_fix(cluster: Cluster) -> None:
     assert shows(
         cluster("shell", "--partition", "nope", "--", "true", rc=2).stderr, "unknown-partition"
     )
     assert "--nodes" in cluster("shell", "--nodes", "0", "--", "true", rc=2).stderr
 
 
-def test_wait_is_said_and_ctrl_c_takes_the_request_back(cluster: Cluster) -> None:
+def test_shell_waiting_for_nodes_is_cancelled_by_ctrl_c(cluster: Cluster) -> None:
     blocker = cluster.runner.cwd / "blocker.sh"
     blocker.write_text("sleep 600\n")
     job = cluster.json("submit", blocker, "--nodes", "2")["job_id"]
@@ -154,13 +152,13 @@ def test_wait_is_said_and_ctrl_c_takes_the_request_back(cluster: Cluster) -> Non
             window.type("\x03")
             assert window.end() == 130
             assert "Traceback" not in window.shown
-        assert gone(cluster)
+        assert allocation_is_gone(cluster)
     finally:
         cluster("cancel", job)
 
 
 @pytest.mark.parametrize("end", ["SIGKILL", *in_sweep("SIGTERM", "closed terminal")])
-def test_however_it_ends_the_nodes_are_given_back(cluster: Cluster, end: str) -> None:
+def test_shell_releases_its_nodes_however_it_ends(cluster: Cluster, end: str) -> None:
     with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
         shell(window)
         assert len(allocations(cluster)) == 1
@@ -169,10 +167,10 @@ def test_however_it_ends_the_nodes_are_given_back(cluster: Cluster, end: str) ->
         else:
             window.process.send_signal(signal.Signals[end])
         window.process.wait(60)
-        assert gone(cluster)
+        assert allocation_is_gone(cluster)
 
 
-def test_cancelled_allocation_ends_the_shell_and_that_is_said(cluster: Cluster) -> None:
+def test_shell_of_a_cancelled_allocation_ends_with_the_reason(cluster: Cluster) -> None:
     with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
         shell(window)
         (job,) = allocations(cluster)
@@ -181,7 +179,7 @@ def test_cancelled_allocation_ends_the_shell_and_that_is_said(cluster: Cluster) 
         assert f"clusterctl jobs {job}" in window.shown
 
 
-def test_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
+def test_shell_forwards_a_port_of_the_node(cluster: Cluster) -> None:
     """A server that only the node's own loopback reaches."""
     here = free_port()
     there = 8765
@@ -198,13 +196,13 @@ def test_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
-    assert gone(cluster)
+    assert allocation_is_gone(cluster)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", here)) != 0
 
 
 @pytest.mark.sweep
-def test_notebook_on_a_node_is_reached_here(cluster: Cluster) -> None:
+def test_notebook_on_a_node_is_reached_by_a_forwarded_port(cluster: Cluster) -> None:
     """JupyterLab in an environment of its own; its API, over the forwarded port."""
     here = free_port()
     serve = [
@@ -229,11 +227,11 @@ def test_notebook_on_a_node_is_reached_here(cluster: Cluster) -> None:
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
-    assert gone(cluster)
+    assert allocation_is_gone(cluster)
 
 
 def fetched(url: str, *, timeout_s: float = 60) -> str:
-    """What is served there, as soon as it is."""
+    """Return the answer of the server on this port, as soon as it answers."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -270,7 +268,7 @@ def run(*words: str | Path, rc: int = 0) -> str:
 
 
 def test_ssh_into_a_job_has_the_jobs_variables(cluster: Cluster, job: str) -> None:
-    """It leads to the first node, into the job: srun there starts ranks on all nodes of the job."""
+    """ssh enters the first node, inside the job: srun there starts ranks on all nodes of the job."""
     answer = cluster.json("code", job)
     first, second = (f"{cluster.name}-train-{i}" for i in (1, 2))
     assert (answer["host"], answer["node"]) == (f"clusterctl-{cluster.name}-{job}", first)
@@ -289,7 +287,7 @@ def test_ssh_into_a_job_has_the_jobs_variables(cluster: Cluster, job: str) -> No
 
 
 def test_code_enters_the_allocation_of_a_shell(cluster: Cluster) -> None:
-    """Its batch host is the controller, which runs salloc, and not a node of the job."""
+    """The batch host of the allocation is the controller, which runs salloc, not a node of the job."""
     with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
         shell(window)
         (job,) = allocations(cluster)

@@ -1,7 +1,6 @@
-"""Storage that a local cluster keeps outlives a `down` that was killed, and the next `up` takes it
-up.
+"""Kept storage of a local cluster survives a killed `down`, and the next `up` reuses it.
 
-Its users log in with keys of their own. Nothing secret passes to another cluster of the same layer.
+Users log in with their own keys. No secret passes to another cluster of the same layer.
 """
 
 from __future__ import annotations
@@ -110,15 +109,15 @@ def planned(cluster: Cluster) -> set[tuple[str, str]]:
 
 
 def own_of(cluster: Cluster, host: str) -> dict[str, str]:
-    """File -> the hash of what must be in no other cluster."""
+    """Return the hashes of the files whose content must not be in another cluster."""
     script = shlex.quote(SECRETS if host.endswith("-ctl") else SECRETS.partition("mariadb")[0])
-    said = cluster.ssh(host, f"sudo sh -c {script} 2>&1").splitlines()
-    return {path: found for found, path in (line.split() for line in said)}
+    lines = cluster.ssh(host, f"sudo sh -c {script} 2>&1").splitlines()
+    return {path: found for found, path in (line.split() for line in lines)}
 
 
 @pytest.fixture(scope="module")
-def kept(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Cluster]:
-    """A cluster that is down in the end, and so is its storage."""
+def storage_cluster(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Cluster]:
+    """A cluster that is removed at the end, with its storage."""
     spec = clusterctl.cwd / "cluster.yaml"
     spec.write_text(SPEC.format(name=cluster_name))
     yield Cluster(cluster_name, spec, clusterctl, clusterctl("-o", "json", "up").json)
@@ -132,138 +131,156 @@ def as_class(up: dict[str, Any]) -> int:
     return int(note.split(" hosts already")[0].split()[-1])
 
 
-def test_clusters_from_one_layer_share_no_secret(kept: Cluster, tmp_path: Path) -> None:
-    """Of one name and one kind, in two homes; and there is none in what they were made from."""
-    text = kept.spec.read_text().replace(KEEP, "")
-    with raised(kept.name, text, tmp_path / "home", tmp_path) as there:
-        assert as_class(kept.raised) == 2
-        assert as_class(there.raised) == 2
-        for host in (f"{kept.name}-ctl", f"{kept.name}-train-1"):
-            mine = own_of(kept, host)
-            theirs = own_of(there, host)
+def test_clusters_from_one_layer_share_no_secret(storage_cluster: Cluster, tmp_path: Path) -> None:
+    """Two clusters of one name and kind, in two homes; the shared layer contains no secret either."""
+    text = storage_cluster.spec.read_text().replace(KEEP, "")
+    with raised(storage_cluster.name, text, tmp_path / "home", tmp_path) as other_cluster:
+        assert as_class(storage_cluster.raised) == 2
+        assert as_class(other_cluster.raised) == 2
+        for host in (f"{storage_cluster.name}-ctl", f"{storage_cluster.name}-train-1"):
+            mine = own_of(storage_cluster, host)
+            user_keys = own_of(other_cluster, host)
             assert len(mine) == 6
-            assert not [path for path in mine if mine[path] == theirs[path]]
-        assert there.json("submit", "probe", "--wait")["state"] == "COMPLETED"
+            assert not [path for path in mine if mine[path] == user_keys[path]]
+        assert other_cluster.json("submit", "probe", "--wait")["state"] == "COMPLETED"
         # None is of the cluster that it was made from.
-        assert len(there.json("jobs")["jobs"]) == 1
-    cluster_id = (kept.workspace / "id").read_text().strip()
-    note = Path(f"/var/lib/clusterctl/{cluster_id}/nodes/{kept.name}-ctl/class").read_text()
+        assert len(other_cluster.json("jobs")["jobs"]) == 1
+    cluster_id = (storage_cluster.workspace / "id").read_text().strip()
+    note = Path(
+        f"/var/lib/clusterctl/{cluster_id}/nodes/{storage_cluster.name}-ctl/class"
+    ).read_text()
     layer = Path(f"/var/cache/clusterctl/class-{note}/upper")
     assert (layer / "var/lib/mysql/slurm_acct_db").is_dir()
     files = [path for path in layer.rglob("*") if path.is_file() and path.stat().st_size]
     assert not [path for path in files if any(path.match(pattern) for pattern in OF_LAYER)]
 
 
-def test_keys_in_the_spec_come_and_go_and_a_persons_own_stay(kept: Cluster) -> None:
-    folder = kept.runner.cwd
-    text = kept.spec.read_text()
-    ctl = f"{kept.name}-ctl"
+def test_authorized_keys_follow_the_spec_and_keep_the_users_own(storage_cluster: Cluster) -> None:
+    folder = storage_cluster.runner.cwd
+    text = storage_cluster.spec.read_text()
+    ctl = f"{storage_cluster.name}-ctl"
     keys = {name: key_pair(folder, name) for name in ("ada", "bob", "own", "late")}
     of_bob = f'["restrict,pty {(folder / "bob.pub").read_text().strip()}"]'
-    kept.spec.write_text(
+    storage_cluster.spec.write_text(
         text.replace("12001}", "12001, ssh_keys: [ada.pub]}").replace(
             "12002}", f"12002, ssh_keys: {of_bob}}}"
         )
     )
-    assert planned(kept) == {("setting", "users.ada.ssh_keys"), ("setting", "users.bob.ssh_keys")}
+    assert planned(storage_cluster) == {
+        ("setting", "users.ada.ssh_keys"),
+        ("setting", "users.bob.ssh_keys"),
+    }
     # Only the controller, which has the homes, is configured.
-    assert as_class(kept.json("up")) == 1
-    assert planned(kept) == set()
-    assert as_person(kept, "ada", keys["ada"], "id -un") == "ada"
-    assert as_person(kept, "bob", keys["ada"]) == "refused"
+    assert as_class(storage_cluster.json("up")) == 1
+    assert planned(storage_cluster) == set()
+    assert as_person(storage_cluster, "ada", keys["ada"], "id -un") == "ada"
+    assert as_person(storage_cluster, "bob", keys["ada"]) == "refused"
     job = as_person(
-        kept, "bob", keys["bob"], "sbatch --parsable --wait -o /dev/null --wrap hostname"
+        storage_cluster, "bob", keys["bob"], "sbatch --parsable --wait -o /dev/null --wrap hostname"
     )
-    assert kept.sacct(job, "User,State,NodeList") == f"bob|COMPLETED|{kept.name}-train-1"
+    assert (
+        storage_cluster.sacct(job, "User,State,NodeList")
+        == f"bob|COMPLETED|{storage_cluster.name}-train-1"
+    )
 
     submit = "sbatch --parsable -o /dev/null --wrap 'sleep 600'"
-    sleeper = as_person(kept, "bob", keys["bob"], submit)
+    sleeper = as_person(storage_cluster, "bob", keys["bob"], submit)
     own = (folder / "own.pub").read_text().strip()
     listed = as_person(
-        kept, "ada", keys["ada"], f"echo '{own}' >>.ssh/authorized_keys; cat .ssh/authorized_keys"
+        storage_cluster,
+        "ada",
+        keys["ada"],
+        f"echo '{own}' >>.ssh/authorized_keys; cat .ssh/authorized_keys",
     )
-    as_person(kept, "bob", keys["bob"], f"echo '{own}' >>.ssh/authorized_keys")
-    kept.spec.write_text(text.replace("  - {name: bob, uid: 12002}\n", ""))
-    assert planned(kept) >= {("setting", "users.ada.ssh_keys"), ("setting", "users")}
-    kept("up")
-    assert [as_person(kept, user, keys[user]) for user in ("ada", "bob")] == ["refused", "refused"]
-    assert [as_person(kept, user, keys["own"], "id -un") for user in ("ada", "bob")] == [
+    as_person(storage_cluster, "bob", keys["bob"], f"echo '{own}' >>.ssh/authorized_keys")
+    storage_cluster.spec.write_text(text.replace("  - {name: bob, uid: 12002}\n", ""))
+    assert planned(storage_cluster) >= {("setting", "users.ada.ssh_keys"), ("setting", "users")}
+    storage_cluster("up")
+    assert [as_person(storage_cluster, user, keys[user]) for user in ("ada", "bob")] == [
+        "refused",
+        "refused",
+    ]
+    assert [as_person(storage_cluster, user, keys["own"], "id -un") for user in ("ada", "bob")] == [
         "ada",
         "bob",
     ]
-    assert planned(kept) == set()
-    kept.job_in("RUNNING", sleeper)
+    assert planned(storage_cluster) == set()
+    storage_cluster.job_in("RUNNING", sleeper)
     for command in ("sudo scancel --user bob", "sudo rm /shared/home/bob/.ssh/authorized_keys"):
-        kept("ssh", "--admin", "--", command)
-    assert kept.sacct(sleeper, "State").startswith("CANCELLED")
-    assert as_person(kept, "bob", keys["own"]) == "refused"
+        storage_cluster("ssh", "--admin", "--", command)
+    assert storage_cluster.sacct(sleeper, "State").startswith("CANCELLED")
+    assert as_person(storage_cluster, "bob", keys["own"]) == "refused"
 
     # Someone restores an old copy of the file.
-    as_person(kept, "ada", keys["own"], f"echo '{listed}' >.ssh/authorized_keys")
-    assert planned(kept) == {("drift", ctl)}
-    kept.spec.write_text(text.replace("12001}", "12001, ssh_keys: [ada.pub]}"))
-    kept("up")
-    assert [as_person(kept, "ada", keys[name], "id -un") for name in ("ada", "own")] == [
+    as_person(storage_cluster, "ada", keys["own"], f"echo '{listed}' >.ssh/authorized_keys")
+    assert planned(storage_cluster) == {("drift", ctl)}
+    storage_cluster.spec.write_text(text.replace("12001}", "12001, ssh_keys: [ada.pub]}"))
+    storage_cluster("up")
+    assert [as_person(storage_cluster, "ada", keys[name], "id -un") for name in ("ada", "own")] == [
         "ada",
         "ada",
     ]
-    assert as_person(kept, "bob", keys["bob"]) == "refused"
+    assert as_person(storage_cluster, "bob", keys["bob"]) == "refused"
 
 
-def test_down_that_was_killed_is_finished_by_the_next(kept: Cluster) -> None:
-    (kept.runner.cwd / "set.txt").write_text("rows\n")
-    kept("put", "set.txt", "datasets/")
-    (kept.runner.cwd / "train.sh").write_text(
+def test_killed_down_is_finished_by_the_next(storage_cluster: Cluster) -> None:
+    (storage_cluster.runner.cwd / "set.txt").write_text("rows\n")
+    storage_cluster("put", "set.txt", "datasets/")
+    (storage_cluster.runner.cwd / "train.sh").write_text(
         "#!/bin/sh\nmkdir ~/out && echo 0.5 > ~/out/weights\n"
     )
-    kept("submit", "train.sh", "--wait")
-    kept("ssh", "--user", "bob", "--", "touch", "notes")
-    victim = Victim(kept.runner, "down", "--yes")
+    storage_cluster("submit", "train.sh", "--wait")
+    storage_cluster("ssh", "--user", "bob", "--", "touch", "notes")
+    victim = Victim(storage_cluster.runner, "down", "--yes")
     victim.until_phase("destroy")
     ended = victim.hit("kill")
     assert ended.rc == -signal.SIGKILL, ended
     assert "Traceback" not in ended.stderr
-    ran = kept("-o", "json", "down", "--yes", rc=None)
+    ran = storage_cluster("-o", "json", "down", "--yes", rc=None)
     assert ran.rc == 0 or codes(ran) == ["unknown-cluster"], ran
-    assert eventually_none(kept.runner.home) == []
+    assert eventually_none(storage_cluster.runner.home) == []
 
 
-def test_next_up_takes_up_the_storage_that_was_kept(kept: Cluster) -> None:
-    """With the owners of all that is there; another uid is refused before anything is made."""
-    (storage,) = kept.json("list")["storage"]
+def test_up_reuses_kept_storage(storage_cluster: Cluster) -> None:
+    """Files keep their owners. Another uid is refused before anything is created."""
+    (storage,) = storage_cluster.json("list")["storage"]
     assert 1 <= storage["size_mib"] <= 4  # the files, and the archive of the payload
     assert storage["usd_per_month"] == 0.0
-    other = kept.runner.cwd / "other.yaml"
-    other.write_text(kept.spec.read_text().replace("12001", "12003"))
-    (refused,) = kept.runner("-o", "json", "-f", other, "up", rc=2).json["failures"]
+    other = storage_cluster.runner.cwd / "other.yaml"
+    other.write_text(storage_cluster.spec.read_text().replace("12001", "12003"))
+    (refused,) = storage_cluster.runner("-o", "json", "-f", other, "up", rc=2).json["failures"]
     assert refused["code"] == "storage-users-differ"
     assert re.findall("ada|[0-9]+", refused["cause"])[-3:] == ["ada", "12003", "12001"]
-    assert not (kept.workspace / "id").exists()
-    kept.spec.write_text(kept.spec.read_text().replace("ada.pub", "late.pub"))
-    assert any(storage["what"] in note for note in kept.json("up")["notes"])
-    assert as_person(kept, "ada", kept.runner.cwd / "late", "id -un") == "ada"
-    assert as_person(kept, "ada", kept.runner.cwd / "ada") == "refused"
-    assert kept.json("list")["storage"] == []
-    found = kept("ssh", "--admin", f"{kept.name}-ctl", OWNERS).stdout.splitlines()
+    assert not (storage_cluster.workspace / "id").exists()
+    storage_cluster.spec.write_text(storage_cluster.spec.read_text().replace("ada.pub", "late.pub"))
+    assert any(storage["what"] in note for note in storage_cluster.json("up")["notes"])
+    assert as_person(storage_cluster, "ada", storage_cluster.runner.cwd / "late", "id -un") == "ada"
+    assert as_person(storage_cluster, "ada", storage_cluster.runner.cwd / "ada") == "refused"
+    assert storage_cluster.json("list")["storage"] == []
+    found = storage_cluster(
+        "ssh", "--admin", f"{storage_cluster.name}-ctl", OWNERS
+    ).stdout.splitlines()
     of_ada = ["ada/datasets/set.txt 12001", "ada/out/weights 12001"]
     of_bob = ["bob 12002", "bob/notes 12002"]
     assert found == of_ada + of_bob
 
 
-def test_storage_remove_removes_it(kept: Cluster) -> None:
-    """It holds the only copies, as far as anybody knows: `down` leaves it, `collect --all` brings
-    it here.
+def test_storage_remove_deletes_kept_storage(storage_cluster: Cluster) -> None:
+    """The storage holds the only copies: `down` keeps it, and `collect --all` copies them to this
+    machine.
     """
-    (kept.runner.cwd / "set.txt").unlink()
-    (folder,) = kept.json("collect", "--all")["folders"]
+    (storage_cluster.runner.cwd / "set.txt").unlink()
+    (folder,) = storage_cluster.json("collect", "--all")["folders"]
     brought = {path.name for path in Path(folder).rglob("*") if path.is_file()}
     assert {"set.txt", "weights"} <= brought
-    kept("down", "--yes")
-    remove = ("storage", "remove", kept.name)
-    (storage,) = kept.json("storage", "list")["storage"]
-    assert storage["what"] in kept.runner(*remove, "--yes", rc=1).stderr
+    storage_cluster("down", "--yes")
+    remove = ("storage", "remove", storage_cluster.name)
+    (storage,) = storage_cluster.json("storage", "list")["storage"]
+    assert storage["what"] in storage_cluster.runner(*remove, "--yes", rc=1).stderr
     # --discard does not replace the confirmation.
-    assert codes(kept.runner("-o", "json", *remove, "--discard", rc=2)) == ["needs-confirmation"]
-    assert storage["what"] in kept.runner(*remove, "--yes", "--discard").stderr
-    assert kept.json("list")["storage"] == []
-    assert codes(kept.runner("-o", "json", *remove, rc=2)) == ["unknown-cluster"]
+    assert codes(storage_cluster.runner("-o", "json", *remove, "--discard", rc=2)) == [
+        "needs-confirmation"
+    ]
+    assert storage["what"] in storage_cluster.runner(*remove, "--yes", "--discard").stderr
+    assert storage_cluster.json("list")["storage"] == []
+    assert codes(storage_cluster.runner("-o", "json", *remove, rc=2)) == ["unknown-cluster"]

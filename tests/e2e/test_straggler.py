@@ -1,6 +1,6 @@
-"""A node that is slowed down is named in the report, and nodes that are alike are not.
+"""The report names a node that is slowed down, and none if the nodes are equal.
 
-It runs alone: other tests would slow a node down.
+This module runs alone: other tests would slow a node down.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ FAIR = "no node is a straggler"
 
 
 def verdict(cluster: Cluster) -> str:
-    """What the report of one more run says in words."""
+    """Return the verdict of the report of another run."""
     job = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *_TRAIN)
     report = cluster.json("report", cluster.run_of(job["job_id"]))["report"]
     assert report["missing"] == []
     return "\n".join(report["verdict"])
 
 
-def test_fair_set_is_not_accused(cluster: Cluster) -> None:
-    said = [verdict(cluster) for _ in range(FAIR_RUNS)]
-    assert [text for text in said if FAIR not in text] == []
+def test_equal_nodes_have_no_straggler(cluster: Cluster) -> None:
+    verdicts = [verdict(cluster) for _ in range(FAIR_RUNS)]
+    assert [text for text in verdicts if FAIR not in text] == []
 
 
-def test_slowed_node_is_named(cluster: Cluster) -> None:
+def test_slowed_node_is_named_as_straggler(cluster: Cluster) -> None:
     slow = f"{cluster.name}-train-2"
     cores = int(cluster("ssh", slow, "--admin", "nproc").stdout)
     for _ in range(cores):

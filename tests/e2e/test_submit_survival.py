@@ -1,7 +1,6 @@
-"""Never two jobs for one submit: what ends it, or what it is asked through, fails while it is under
-way.
+"""A submit makes at most one job, whatever fails or is killed meanwhile.
 
-How many there are is asked of Slurm itself: each job bears its submission's token as a comment.
+The number of jobs is read from Slurm itself: each job has the token of its submission as a comment.
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ def controller(cluster: Cluster, command: str) -> str:
 
 
 def jobs_by_token(cluster: Cluster, name: str) -> collections.Counter[str]:
-    """Comment -> number of jobs of that name, by slurmctld's memory and by the accounting."""
+    """Return the number of jobs of this name by comment, in slurmctld's memory and in the
+    accounting.
+    """
     ask = (
         f"squeue --noheader --states=all --name={name} --Format=JobID:20,Comment:60; "
         f"sacct -aXnP -o JobID,Comment --name={name} -S now-1hour"
@@ -45,7 +46,7 @@ def jobs_by_token(cluster: Cluster, name: str) -> collections.Counter[str]:
 
 @contextmanager
 def silent_slurmctld(cluster: Cluster) -> Iterator[Callable[[], None]]:
-    """slurmctld stands still: what it is asked lies in its socket. Yields what lets it go on."""
+    """Stop slurmctld, so that requests wait in its socket. Yield a function that continues it."""
     controller(cluster, "sudo systemctl kill --signal=STOP slurmctld")
 
     def go_on() -> None:
@@ -62,7 +63,7 @@ def until_sbatch_waits(cluster: Cluster) -> None:
 
 
 def settle(cluster: Cluster, name: str) -> collections.Counter[str]:
-    """The jobs that there are once nothing is on its way any more."""
+    """Return the number of jobs by token, after all requests have been processed."""
     eventually(lambda: not controller(cluster, "pgrep -x sbatch || true").strip(), PATIENCE_S)
     return jobs_by_token(cluster, name)
 
@@ -81,12 +82,12 @@ def answer(cluster: Cluster, victim: Victim) -> dict[str, object]:
     return dict(json.loads(ended.stdout))
 
 
-def told(cluster: Cluster, name: str) -> list[str]:
+def listed_jobs(cluster: Cluster, name: str) -> list[str]:
     """The jobs of that name that `clusterctl jobs` lists."""
     return [job["job_id"] for job in cluster.json("jobs")["jobs"] if job["name"] == name]
 
 
-def test_cut_connection_while_slurm_takes_the_job(cluster: Cluster) -> None:
+def test_submit_with_a_cut_connection_makes_at_most_one_job(cluster: Cluster) -> None:
     """sshd's processes for the user are killed while sbatch waits for its answer."""
     path = script(cluster, "cut")
     with silent_slurmctld(cluster) as go_on:
@@ -94,17 +95,17 @@ def test_cut_connection_while_slurm_takes_the_job(cluster: Cluster) -> None:
         until_sbatch_waits(cluster)
         controller(cluster, f"sudo pkill -KILL -u {cluster.user} sshd")
         go_on()
-        said = answer(cluster, victim)
-    there = settle(cluster, "cut")
-    assert max(there.values(), default=0) <= 1
-    assert len(there) <= 1
-    if said["ok"]:
-        assert told(cluster, "cut") == [said["job_id"]]
+        answer_json = answer(cluster, victim)
+    counts = settle(cluster, "cut")
+    assert max(counts.values(), default=0) <= 1
+    assert len(counts) <= 1
+    if answer_json["ok"]:
+        assert listed_jobs(cluster, "cut") == [answer_json["job_id"]]
     else:
-        (failure,) = said["failures"]  # type: ignore[misc]
+        (failure,) = answer_json["failures"]  # type: ignore[misc]
         assert (failure["code"], failure["retryable"]) == ("answer-lost", False)
         # The job is listed if it was taken.
-        assert len(told(cluster, "cut")) == len(there)
+        assert len(listed_jobs(cluster, "cut")) == len(counts)
 
 
 def test_submit_killed_during_sbatch_is_found_again(cluster: Cluster) -> None:
@@ -114,10 +115,10 @@ def test_submit_killed_during_sbatch_is_found_again(cluster: Cluster) -> None:
         until_sbatch_waits(cluster)
         victim.hit("kill")
         go_on()
-    there = settle(cluster, "killed-in-sbatch")
-    assert list(there.values()) in ([], [1])
-    listed = told(cluster, "killed-in-sbatch")
-    assert len(listed) == len(there)
+    counts = settle(cluster, "killed-in-sbatch")
+    assert list(counts.values()) in ([], [1])
+    listed = listed_jobs(cluster, "killed-in-sbatch")
+    assert len(listed) == len(counts)
     if listed:
         cluster("logs", listed[0], "--follow")
         run = cluster.run_of(listed[0])
@@ -125,7 +126,7 @@ def test_submit_killed_during_sbatch_is_found_again(cluster: Cluster) -> None:
 
 
 @pytest.mark.sweep
-def test_cable_that_is_out_for_a_while(cluster: Cluster) -> None:
+def test_submit_with_an_unplugged_cable_makes_at_most_one_job(cluster: Cluster) -> None:
     path = script(cluster, "cable")
     cluster_id = (cluster.workspace / "id").read_text().strip()
     for pause_s in (2, 20):
@@ -137,13 +138,13 @@ def test_cable_that_is_out_for_a_while(cluster: Cluster) -> None:
             cause("plug", cluster_id)
             go_on()
             answer(cluster, victim)
-        there = settle(cluster, "cable")
-        assert set(there.values()) <= {1}
-        assert len(told(cluster, "cable")) == len(there)
+        counts = settle(cluster, "cable")
+        assert set(counts.values()) <= {1}
+        assert len(listed_jobs(cluster, "cable")) == len(counts)
 
 
 @pytest.mark.sweep
-def test_killed_at_twenty_instants(cluster: Cluster) -> None:
+def test_submit_killed_at_twenty_instants_makes_one_job(cluster: Cluster) -> None:
     draw = random.Random(SEED)  # noqa: S311
     path = script(cluster, "twenty")
     began = time.monotonic()
@@ -154,17 +155,17 @@ def test_killed_at_twenty_instants(cluster: Cluster) -> None:
         victim.until(draw.random() * seconds)
         victim.hit(("kill", "kill-all")[number % 2])
     assert eventually_none(cluster.runner.home) == []
-    there = settle(cluster, "twenty")
-    assert set(there.values()) == {1}, f"seed {SEED}"
-    assert len(there) <= 21
-    assert len(told(cluster, "twenty")) == len(there), f"seed {SEED}"
-    for job in told(cluster, "twenty"):
+    counts = settle(cluster, "twenty")
+    assert set(counts.values()) == {1}, f"seed {SEED}"
+    assert len(counts) <= 21
+    assert len(listed_jobs(cluster, "twenty")) == len(counts), f"seed {SEED}"
+    for job in listed_jobs(cluster, "twenty"):
         cluster("logs", job, "--follow")
     cluster("collect", timeout_s=600)
 
 
 @pytest.mark.sweep
-def test_collect_killed_at_ten_instants_goes_on(cluster: Cluster) -> None:
+def test_collect_killed_at_ten_instants_continues(cluster: Cluster) -> None:
     draw = random.Random(SEED)  # noqa: S311
     path = cluster.runner.cwd / "many.sh"
     path.write_text(
@@ -197,7 +198,7 @@ def test_collect_killed_at_ten_instants_goes_on(cluster: Cluster) -> None:
 
 
 def racer(cluster: Cluster, name: str) -> Path:
-    """A script that leaves its job's id in the home of its cluster."""
+    """Return a script that writes its job ID into the home folder of its cluster."""
     (folder := cluster.runner.cwd / name).mkdir()
     (path := folder / f"{name}.sh").write_text(
         'echo "$SLURM_JOB_ID" >>"$HOME/$SLURM_JOB_NAME.ran"\n'
@@ -205,12 +206,14 @@ def racer(cluster: Cluster, name: str) -> Path:
     return path
 
 
-def ran(cluster: Cluster, name: str) -> list[str]:
+def jobs_that_ran(cluster: Cluster, name: str) -> list[str]:
     return cluster.ssh(f"{cluster.name}-ctl", f"cat {name}.ran || true", user=cluster.user).split()
 
 
 def active(cluster: Cluster, name: str) -> list[str]:
-    """The jobs that `clusterctl jobs`, which chooses, leaves in the queue."""
+    """Run `clusterctl jobs`, which makes the choice, and return the jobs that it leaves in the
+    queue.
+    """
     cluster("jobs")
     return controller(cluster, f"squeue --noheader --name={name}").split()
 
@@ -244,27 +247,32 @@ def test_first_of_two_accounts_runs_a_single_job(cluster: Cluster, races: int) -
     path = racer(cluster, f"first{races}")
     for race in range(races):
         name = f"race{races}-{race}"
-        said = cluster.json("submit", path, "--name", name, "--first", "train,@default", "--wait")
-        assert (ran(cluster, name), told(cluster, name)) == ([said["job_id"]], [said["job_id"]])
-        (lost,) = said["cancelled"]
+        answer_json = cluster.json(
+            "submit", path, "--name", name, "--first", "train,@default", "--wait"
+        )
+        assert (jobs_that_ran(cluster, name), listed_jobs(cluster, name)) == (
+            [answer_json["job_id"]],
+            [answer_json["job_id"]],
+        )
+        (lost,) = answer_json["cancelled"]
         assert cluster.job(lost["job_id"])["state"] == "CANCELLED"
 
 
 @pytest.mark.parametrize("after", [1, 2])
 def test_first_killed_runs_a_single_job(cluster: Cluster, after: int) -> None:
-    """Nobody watches then: the jobs themselves decide, and the next `jobs` records it."""
+    """Without clusterctl, the jobs themselves decide, and the next `jobs` records the decision."""
     path = racer(cluster, f"lone{after}")
     name = f"lone{after}"
     killed_first(cluster, path, name, "train,@default", after)
     look = f"squeue --noheader --name={name}"
     eventually(lambda: not controller(cluster, look).strip(), PATIENCE_S)
-    assert len(ran(cluster, name)) == 1
-    assert told(cluster, name) == ran(cluster, name)
+    assert len(jobs_that_ran(cluster, name)) == 1
+    assert listed_jobs(cluster, name) == jobs_that_ran(cluster, name)
 
 
 @pytest.mark.sweep
 def test_first_of_two_clusters_runs_a_single_job(cluster: Cluster) -> None:
-    """20 races, of which each third is killed: then `jobs` chooses."""
+    """20 races, a third of which are killed: then `jobs` chooses."""
     name = f"{cluster.name}b"
     (spec := cluster.runner.cwd / f"{name}.yaml").write_text(
         "version: 1\n"
@@ -278,17 +286,17 @@ def test_first_of_two_clusters_runs_a_single_job(cluster: Cluster) -> None:
         for race in range(20):
             names = f"far{race}"
             if race % 3:
-                said = cluster.json(
+                answer_json = cluster.json(
                     "submit", path, "--name", names, "--first", f"train,{name}", "--wait"
                 )
-                winner = other if said["cluster"] == name else cluster
-                assert ran(winner, names) == [said["job_id"]]
+                winner = other if answer_json["cluster"] == name else cluster
+                assert jobs_that_ran(winner, names) == [answer_json["job_id"]]
             else:
                 killed_first(cluster, path, names, f"{name},train", 1 + race % 2)
                 eventually(
                     lambda name=names: not any(active(one, name) for one in (cluster, other)),
                     PATIENCE_S,
                 )
-            assert len(ran(cluster, names) + ran(other, names)) == 1
+            assert len(jobs_that_ran(cluster, names) + jobs_that_ran(other, names)) == 1
     finally:
         cluster.runner("-f", spec, "down", "--yes", "--discard")

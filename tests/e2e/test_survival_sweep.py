@@ -1,9 +1,7 @@
-"""`up` and `down` ended at every phase and at random instants, in every way: the next command
-converges.
+"""`up` and `down` ended at every phase and at random moments: the next command converges.
 
-What is random comes from a seed, which the tests' names show; SWEEP_SEED=N plays it again. Some of
-the ways
-are in `make test`, too: test_convergence.py.
+The seed of the random moments is in the names of the tests; SWEEP_SEED=N repeats it.
+test_convergence.py has some of the cases, for `make test`.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ CODES = {"int": {130}, "hup": {129, -1}, "kill": {-9}, "kill-all": {-9}, "reboot
 
 @dataclass(frozen=True)
 class Case:
-    """``when`` is a phase, or a fraction of the time that the verb takes; ``then`` is the verb
+    """An interruption. when: a phase, or a fraction of the duration of the verb. then: the verb
     after it.
     """
 
@@ -82,8 +80,8 @@ def cases() -> list[Case]:
 
 
 class Stage:
-    """Where the cases are played, one after the other: each begins with what the one before has
-    left.
+    """The machine and home of the cases, one after the other: each begins with the leftovers of the
+    previous.
     """
 
     def __init__(self, clusterctl: Clusterctl, name: str) -> None:
@@ -118,9 +116,7 @@ class Stage:
         assert eventually_none(self.clusterctl.home) == []
 
     def run(self, verb: str) -> None:
-        """Run a verb undisturbed. There may be no cluster to take down; then nothing may be left
-        either.
-        """
+        """Run a verb without interruption. If `down` finds no cluster, nothing may be left."""
         ran = self.clusterctl(*words(verb), rc=None)
         assert ran.rc == 0 or shows(ran.stderr, "unknown-cluster"), ran
         if verb == "down":
@@ -146,15 +142,13 @@ class Stage:
 
     @property
     def _cluster_id(self) -> str:
-        """Of the cluster, or of the one there was last: `down` may just have removed its
-        workspace.
-        """
+        """The ID of the cluster, or of the previous one if `down` has just removed its workspace."""
         with suppress(FileNotFoundError):
             self._last = (self.clusterctl.home / self._name / "id").read_text().strip()
         return self._last
 
     def _time(self, verb: str) -> float:
-        """How long a verb takes undisturbed, in seconds."""
+        """Return the duration of a verb without interruption, in seconds."""
         if not self._seconds:
             for one in ("up", "down"):
                 began = time.monotonic()
@@ -173,12 +167,12 @@ def words(verb: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def stage(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Stage]:
-    """Its cluster is down in the end."""
+    """A stage whose cluster is removed at the end."""
     yield Stage(clusterctl, cluster_name)
     clusterctl("-f", clusterctl.cwd / "cluster.yaml", "down", "--yes", "--discard", rc=None)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_whatever_ends_a_run_the_next_command_converges(stage: Stage, case: Case) -> None:
+def test_command_after_any_interruption_converges(stage: Stage, case: Case) -> None:
     stage.play(case)

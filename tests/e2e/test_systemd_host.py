@@ -1,11 +1,9 @@
-"""A host of its own where PID 1 is systemd: what can be wrong with it, then the cluster of an
-ordinary user.
+"""A host with systemd as PID 1: faults of the host, then the cluster of an ordinary user.
 
-Every fault is a real one, and what clusterctl can't do then is one clear error, exit code 1, and
-nothing half-done. Before the cluster comes up the firewall is shut, as beside Docker: the packet
-filter drops all that the host should forward, and all that comes in unasked; the host does not
-forward; and where the kernel has br_netfilter, traffic between a bridge's ports would go through
-that filter, too.
+Every fault is real, and leads to a single error with exit code 1 and to no partial change. Before
+`up`, the firewall is closed as beside Docker: the packet filter drops all forwarded and all
+unsolicited traffic; the host does not forward; and with br_netfilter, traffic between the ports of
+a bridge would pass the filter, too.
 """
 
 from __future__ import annotations
@@ -78,8 +76,8 @@ while left := begun():
 
 
 def lent_image(folder: Path) -> tuple[Path, ...]:
-    """The node image's folders in this machine's cache; a cluster is raised here if it was never
-    baked.
+    """The folders of the node image in this machine's cache; a cluster is created first if there is
+    no image.
     """
     base, key = image_keys(LocalSettings())
     if key not in {kept.key for kept in LocalProvider(LocalSettings()).cached_images()}:
@@ -111,7 +109,7 @@ def fault(host: Host, make: str, mend: str) -> Iterator[None]:
 
 
 def spec(host: Host, **provider: str) -> str:
-    """The path of a spec, with these settings of its provider."""
+    """Write a spec with these settings of the provider. Return its path."""
     text = {
         "version": 1,
         "name": "faulty",
@@ -129,7 +127,7 @@ def up(*argv: str, env: dict[str, str] | None = None) -> list[str]:
 def refusal(
     host: Host, *, user: str = "root", env: dict[str, str] | None = None, **provider: str
 ) -> dict[str, Any]:
-    """The one failure that `up` ends with; it must leave the host as it was."""
+    """Return the only failure of `up`, which must leave the host unchanged."""
     before = host.look()
     ran = host(*up("-o", "json", "-f", spec(host, **provider), env=env), user=user, rc=1)
     assert "Traceback" not in ran.stderr
@@ -142,9 +140,7 @@ def refusal(
 
 @pytest.fixture
 def other_image(host: Host) -> Iterator[None]:
-    """A clusterctl whose install roles are others, so that the cached image is not the one it
-    needs.
-    """
+    """A clusterctl with other install roles, which needs another image than the cached one."""
     with fault(
         host, f"cp {INSTALL} /root/kept; echo '# other' >> {INSTALL}", f"cat /root/kept > {INSTALL}"
     ):
@@ -202,7 +198,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_is_one_error_with_a_cure(host: Host, name: str) -> None:
+def test_unfit_host_is_one_error_with_a_fix(host: Host, name: str) -> None:
     make, mend, options, code, words = FAULTS[name]
     with fault(host, make, mend):
         failure = refusal(host, **options)
@@ -211,13 +207,13 @@ def test_fault_is_one_error_with_a_cure(host: Host, name: str) -> None:
 
 
 def killed(host: Host, *argv: str) -> None:
-    """Kill `up` while it waits for an answer; nothing may be left of what it had begun."""
+    """Kill `up` while it waits for an answer. None of its processes may remain."""
     before = host.look()
     host("python3", "-c", KILLED, *argv)
     assert host.look() == before
 
 
-def test_killed_while_the_base_is_built(host: Host) -> None:
+def test_up_killed_while_building_the_base_continues(host: Host) -> None:
     killed(host, *up("-f", spec(host, mirror=f"http://127.0.0.1:{PORT}/debian")))
     again = refusal(host, mirror="http://127.0.0.1:9/debian")
     assert again["code"] == "machine-command-failed"
@@ -225,7 +221,7 @@ def test_killed_while_the_base_is_built(host: Host) -> None:
     assert "provider.mirror" in again["fix"]
 
 
-def test_killed_while_the_image_is_baked(host: Host, other_image: None) -> None:
+def test_up_killed_while_baking_the_image_continues(host: Host, other_image: None) -> None:
     env = {"PIP_INDEX_URL": f"http://127.0.0.1:{PORT}/simple", "PIP_RETRIES": "0"}
     killed(host, *up("-f", spec(host), env=env))
     again = refusal(host, env={**env, "PIP_INDEX_URL": "http://127.0.0.1:9/simple"})
@@ -234,7 +230,7 @@ def test_killed_while_the_image_is_baked(host: Host, other_image: None) -> None:
 
 
 def clusterctl(host: Host, *argv: str) -> Any:
-    """A verb's answer under `-o json`."""
+    """Return the answer of a verb with `-o json`."""
     return host(CLUSTERCTL, "-o", "json", *argv, user=USER, timeout_s=300).json
 
 
@@ -248,8 +244,8 @@ def machines(host: Host) -> list[str]:
 
 @pytest.fixture(scope="module")
 def before(host: Host, record_testsuite_property: Any) -> dict[str, str]:
-    """The host before `up`, its firewall shut. Whether this kernel has br_netfilter goes into the
-    report.
+    """The state of the host before `up`, with its firewall closed. The report says whether the
+    kernel has br_netfilter.
     """
     host.sh(FIREWALL)
     offered = host.sh(
@@ -261,18 +257,20 @@ def before(host: Host, record_testsuite_property: Any) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cluster(host: Host, before: dict[str, str]) -> dict[str, Any]:
-    """What `up` said."""
+    """The answer of `up`."""
     answer: dict[str, Any] = clusterctl(host, "up")
     return answer
 
 
-def test_up_proves_itself(host: Host, cluster: dict[str, Any]) -> None:
+def test_up_verifies_the_cluster(host: Host, cluster: dict[str, Any]) -> None:
     assert cluster["ready"]
     assert cluster["probed"] == list(NODES[1:])
     assert clusterctl(host, "status")["ready"]
 
 
-def test_hosts_filter_never_saw_the_nodes_traffic(host: Host, cluster: dict[str, Any]) -> None:
+def test_firewall_of_the_host_never_sees_traffic_of_nodes(
+    host: Host, cluster: dict[str, Any]
+) -> None:
     shown = host("iptables", "--list", "FORWARD", "--verbose", "--exact", "--numeric").stdout
     assert "policy DROP 0 packets, 0 bytes" in shown
 
@@ -301,7 +299,7 @@ def test_job_runs_across_the_nodes_as_its_user(host: Host, cluster: dict[str, An
     assert job["user"] == USER
 
 
-def test_what_was_written_for_the_user_is_theirs(host: Host, cluster: dict[str, Any]) -> None:
+def test_files_written_for_the_user_belong_to_the_user(host: Host, cluster: dict[str, Any]) -> None:
     others = host.sh(f"find ~{USER} ! -user {USER}")
     assert others == ""
 

@@ -1,4 +1,4 @@
-"""A real cluster that tests use: raised by the console script, looked at with ordinary tools."""
+"""A real cluster of local nodes: created by the installed `clusterctl`, inspected by ordinary tools."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Cluster:
         assert rc is None or done.returncode == rc, f"{command!r} on {host}: {done}"
         return done.stdout
 
-    def told(self) -> str:
+    def slurm_status(self) -> str:
         """Nodes and why they are out, jobs, and the end of slurmctld's log; never raises."""
         look = "sinfo -N -o '%N %T %E'; squeue; sudo tail -n 150 /var/log/slurm/slurmctld.log"
         try:
@@ -92,8 +92,8 @@ class Cluster:
         """
 
         def look() -> str | None:
-            said = self.ssh(f"{self.name}-ctl", f"sacct -nPX -j {job_id} -o QOS,{fields}").strip()
-            qos, bar, asked = said.partition("|")
+            output = self.ssh(f"{self.name}-ctl", f"sacct -nPX -j {job_id} -o QOS,{fields}").strip()
+            qos, bar, asked = output.partition("|")
             return asked if bar and qos != "Unknown" else None
 
         return str(eventually(look, 30, pause_s=0.5))

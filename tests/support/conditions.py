@@ -1,5 +1,4 @@
-"""The conditions that tests run under, whatever started them: a terminal, a script's background,
-cron, CI.
+"""The fixed conditions of a test run, whether a terminal, a background script, cron or CI started it.
 
 Programs that a test starts inherit them. A test of other conditions sets these itself.
 """

@@ -1,7 +1,7 @@
-"""A small disk that gets full, runs out of inodes, or becomes read-only. Needs root.
+"""A small disk that can be full, out of inodes, or read-only. Needs root.
 
-It is a tmpfs in the mount namespace of a process that ends with ours: whatever kills a test, no
-mount stays.
+It is a tmpfs in the mount namespace of a child process, so that no mount remains if a test is
+killed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SmallDisk:
         self._fill = self.path / ".fill"
 
     def suffer(self, fault: str) -> None:
-        """Have one of ``FAULTS``."""
+        """Make the disk full, out of inodes, or read-only: one of ``FAULTS``."""
         if fault == "read-only":
             self._mount("remount,ro")
         elif fault == "full":

@@ -1,7 +1,7 @@
-"""Ansible's commands, clusterctl's verbs and pip, without their start.
+"""Commands of Ansible, clusterctl and pip in forks of a process that has imported the program.
 
-A process that has imported the program forks one for each command. A start costs up to a second of
-CPU time, for the same imports and YAML files, and hundreds of tests have one.
+A new process would need up to a second of CPU time for imports and YAML files; hundreds of tests
+run such commands.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class _Server:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         code = int(self._process.stdout.readline())
-        said, errors = ((self._folder / name).read_bytes().decode() for name in _OUTPUTS)
-        return subprocess.CompletedProcess(argv, code, said, errors)
+        stdout, errors = ((self._folder / name).read_bytes().decode() for name in _OUTPUTS)
+        return subprocess.CompletedProcess(argv, code, stdout, errors)
 
 
 _server = cache(_Server)

@@ -1,9 +1,8 @@
-"""What makes a tree somebody's machine: a user with a key and sudo, a name, addresses, a host key.
+"""Turn a root file system into a user's machine: a user with a key and sudo, addresses, a host key.
 
-A machine may call itself by another distribution's name, which is what Ansible goes by, and no
-more. An Ubuntu-shaped machine is Debian 12 that says it is Ubuntu; its packages are Debian's, of
-the same names. An EL-10-shaped one is the EL-shaped node (tests/support/el) that says it is Rocky
-Linux 10.
+Its /etc/os-release may name another distribution, which Ansible reads. An Ubuntu-shaped machine is
+Debian 12 with the os-release of Ubuntu; its packages are Debian's, of the same names. An
+EL-10-shaped machine is the EL-shaped node (tests/support/el) with the os-release of Rocky Linux 10.
 """
 
 from __future__ import annotations
@@ -126,8 +125,8 @@ def shape(root: Path, kind: str) -> None:
         says = {root / "etc" / name: (root / "etc" / name).read_text() for name in _SAYS}
         swap = "rpm -e --nodeps rocky-release; rpm -i --force-debian /usr/share/rocky-release10.rpm"
         run(["chroot", str(root), "sh", "-ec", swap], action="making it Rocky Linux 10")
-        for path, said in says.items():
-            path.write_text(_NINE.sub(lambda found: _TENS[found[0]], said))
+        for path, text in says.items():
+            path.write_text(_NINE.sub(lambda found: _TENS[found[0]], text))
     if version in {"24.04", "10"}:
         _add_python(root)
 

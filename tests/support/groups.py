@@ -1,6 +1,4 @@
-"""Which end-to-end modules share clusters, and so a worker of pytest-xdist; which groups begin
-first.
-"""
+"""Groups of end-to-end modules that share clusters and a worker of pytest-xdist, and their order."""
 
 from __future__ import annotations
 

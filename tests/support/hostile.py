@@ -1,4 +1,4 @@
-"""Names that files may have on Linux and that careless programs trip over."""
+"""File names that are valid on Linux and break careless programs, and very deep folders."""
 
 from __future__ import annotations
 

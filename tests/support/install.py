@@ -1,4 +1,4 @@
-"""clusterctl's wheel, and packages from the index that the caller's pip is set to."""
+"""The wheel of clusterctl, and the package index that pip is configured for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inventories of clusters, one with GPUs among them, for what needs no machine."""
+"""Inventories of clusters without machines, also with GPUs."""
 
 from __future__ import annotations
 

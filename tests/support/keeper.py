@@ -1,8 +1,8 @@
-"""Root's side of a lab: `python -m tests.support.keeper` makes machines, says where, and awaits
-stdin's end.
+"""The part of a lab that runs as root: `python -m tests.support.keeper` creates machines and prints
+their addresses.
 
-Then, and when anything fails, all of it goes. A keeper that was killed leaves a record whose lock
-is free, and the next one takes away what it made; with `--remove-dead` it does only that.
+It removes them when stdin ends or anything fails. A killed keeper leaves a record with a free lock,
+and the next keeper removes its machines; `--remove-dead` does only that.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ class Keeper:
         deadline = time.monotonic() + _BOOT_TIMEOUT_S
         while not self._answers(own):
             if time.monotonic() > deadline or name not in machine.running():
-                said = (folder / "console.log").read_text(errors="replace")[-5000:]
-                raise RuntimeError(f"{box.name} did not come up:\n{said}")
+                console = (folder / "console.log").read_text(errors="replace")[-5000:]
+                raise RuntimeError(f"{box.name} did not come up:\n{console}")
             time.sleep(0.1)
         public = (folder / "root/etc/ssh/ssh_host_ed25519_key.pub").read_text().split()[:2]
         return LabHost(box.name, own, " ".join(public), name)

@@ -1,12 +1,11 @@
-"""Machines that look like somebody's own, for `provider: onprem`: an ordinary user, a key, sshd.
+"""Machines for `provider: onprem`, as users have them: an ordinary account, a key, sshd.
 
     with lab("debian", 3) as one:
         one.ssh("node1", "id")
         spec.write_text(one.spec("mine", controller="node1", partitions={"train": "node[2-3]"}))
 
-They are systemd-nspawn machines on a bridge of their own, in a subnet of their own, without a route
-out. What needs root is in tests/support/keeper.py, a process that takes all of it away when its
-stdin closes.
+They are systemd-nspawn machines on a bridge and subnet for each lab, without a route out. The
+process tests/support/keeper.py, which runs as root, creates and removes them.
 """
 
 from __future__ import annotations
@@ -245,13 +244,13 @@ def answer_in(lines: Iterable[str]) -> Any:
 def _kept(request: Request) -> Iterator[Any]:
     """The keeper's answer, while it keeps the machines."""
     argv = [*as_root(), sys.executable, "-m", "tests.support.keeper"]
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as error_file:
         process = subprocess.Popen(
             argv,
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=error_file,
             text=True,
             start_new_session=True,  # Ctrl-C is ours; the keeper hears of it when we close its stdin
         )
@@ -261,15 +260,15 @@ def _kept(request: Request) -> Iterator[Any]:
             process.stdin.write(json.dumps(asdict(request)) + "\n")
             process.stdin.flush()
             answer = answer_in(process.stdout)
-            said.seek(0)
-            assert answer, f"no lab:\n{said.read()}"
+            error_file.seek(0)
+            assert answer, f"no lab:\n{error_file.read()}"
             yield answer
         finally:
             process.stdin.close()
             code = process.wait(timeout=_BUILD_TIMEOUT_S)
             process.stdout.close()
-        said.seek(0)
-        assert code == 0, f"lab left:\n{said.read()}"
+        error_file.seek(0)
+        assert code == 0, f"lab left:\n{error_file.read()}"
 
 
 def _write_ssh_files(one: Lab) -> None:

@@ -1,7 +1,6 @@
-"""The web of a lab's machines, which have no route out: files by host and path, and apt's packages.
+"""Web servers for the machines of a lab, which have no route out: files, and a proxy for apt.
 
-Each server listens in the machines' network namespace; this process stays in its own, and asks from
-there.
+The servers listen in the network namespace of the machines; this process has its own namespace.
 """
 
 from __future__ import annotations
@@ -143,8 +142,8 @@ def serving_apt(netns: Path, cache: Path, hosts: frozenset[str]) -> Iterator[Non
         room -= path.stat().st_size
         if room < 0:  # the oldest go
             path.unlink()
-    said = apt_proxy()
-    proxies = urllib.request.ProxyHandler({"http": said.split('"')[1]} if said else {})
+    proxy = apt_proxy()
+    proxies = urllib.request.ProxyHandler({"http": proxy.split('"')[1]} if proxy else {})
     _Proxy.hosts = hosts
     _Proxy.cache = cache
     _Proxy.opener = urllib.request.build_opener(proxies)

@@ -1,4 +1,4 @@
-"""The manual as tests read it: README.md and docs/, their fenced blocks, and the commands in them.
+"""The fenced blocks of README.md and docs/, and the commands and outputs in them.
 
     ```console              `$ ` lines are commands, `> ` lines go on with them, the rest is what they print
     ```sh                   a script
@@ -8,10 +8,10 @@
     ```console no-run: why  shown only, for the reason given
     ```console elsewhere: tests/e2e/test_ordinary_user.py    run there, not here
 
-What a command prints is compared line by line, in order: words must agree, words with digits need
-only be words with digits, and `ada` is whoever reads. The manual may leave out lines and the end of
-one: `...` there. In a block with `figures`, counts must be equal, and measured numbers within 5%,
-since other machines round otherwise when they train. The ids of jobs never count.
+The output of a command is compared line by line, in order. Words must be equal; a word with digits
+need only have digits; `ada` is the name of the user. `...` stands for omitted lines or the end of a
+line. In a block with `figures`, counts must be equal, and measured numbers within 5%, because
+rounding in a training differs between machines. Job IDs are not compared.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Command:
     exit_code: int = 0
     figures: bool = False
 
-    def differs(self, said: str) -> str:
+    def differs(self, output: str) -> str:
         """What of ``prints`` was not printed; "" if all was, in order."""
-        lines = iter(said.splitlines())
+        lines = iter(output.splitlines())
         for expected in self.prints:
             if expected.strip() in {"", "..."}:
                 continue
@@ -101,10 +101,10 @@ class Command:
                 return expected
         return ""
 
-    def jobs(self, said: str) -> dict[str, str]:
+    def jobs(self, output: str) -> dict[str, str]:
         """The ids of jobs in the manual -> those that they have here."""
         found: dict[str, str] = {}
-        actual = said.splitlines()
+        actual = output.splitlines()
         for expected in self.prints:
             same = next((line for line in actual if _alike(expected, line)), "")
             found |= dict(zip(_JOB.findall(expected), _JOB.findall(same), strict=False))
@@ -140,17 +140,17 @@ def follow(
     for block in chosen:
         if block.file:
             name = shlex.quote(block.file)
-            code, said, _ = types(
+            code, output, _ = types(
                 f"mkdir -p $(dirname {name}); cat >{name} <<'EndOfFile'\n{block.text}EndOfFile",
                 place,
             )
-            assert code == 0, said
+            assert code == 0, output
         for command in block.commands if block.language in RUN else ():
-            code, said, place = types(with_jobs(command.text, jobs), place)
-            shown = f"{command.where}\n$ {command.text}\n{said}"
+            code, output, place = types(with_jobs(command.text, jobs), place)
+            shown = f"{command.where}\n$ {command.text}\n{output}"
             assert code == command.exit_code, f"exit {code}: {shown}"
-            assert not (missing := command.differs(said)), f"no {missing!r}: {shown}"
-            jobs |= command.jobs(said)
+            assert not (missing := command.differs(output)), f"no {missing!r}: {shown}"
+            jobs |= command.jobs(output)
 
 
 def _typed(block: Block) -> Iterator[Command]:
@@ -178,46 +178,48 @@ def shown(page: Path, text: str, turn: int = 0) -> Command:
     return [one for one in typed if one.text == text][turn]
 
 
-def assert_shown(page: Path, text: str, said: str, names: Mapping[str, str], turn: int = 0) -> None:
+def assert_shown(
+    page: Path, text: str, output: str, names: Mapping[str, str], turn: int = 0
+) -> None:
     """Fails unless ``said`` is what the page shows that command to print. ``names``: ours -> the
     page's.
     """
     for ours, its in names.items():
-        said = said.replace(ours, its)
-    missing = shown(page, text, turn).differs(said)
-    assert not missing, f"no {missing!r}: {text}\n{said}"
+        output = output.replace(ours, its)
+    missing = shown(page, text, turn).differs(output)
+    assert not missing, f"no {missing!r}: {text}\n{output}"
 
 
 def _alike(expected: str, line: str, *, figures: bool = False) -> bool:
     words = expected.split()
-    said = line.split()
+    output = line.split()
     if words[-1:] == ["..."]:
-        words, said = words[:-1], said[: len(words) - 1]
-    if len(words) != len(said) or not all(map(_same, words, said)):
+        words, output = words[:-1], output[: len(words) - 1]
+    if len(words) != len(output) or not all(map(_same, words, output)):
         return False
-    return not figures or all(map(_same_figure, ["", *words], words, said))
+    return not figures or all(map(_same_figure, ["", *words], words, output))
 
 
-def _same_figure(before: str, word: str, said: str) -> bool:
+def _same_figure(before: str, word: str, output: str) -> bool:
     """Whether two words agree, if they are numbers. ``before`` is the word before them."""
-    number, actual = (_NUMBER.fullmatch(text.strip("{}(),:")) for text in (word, said))
+    number, actual = (_NUMBER.fullmatch(text.strip("{}(),:")) for text in (word, output))
     if number is None or actual is None or before == "job":
         return True
     is_count = "." not in number[0] + actual[0]
     return math.isclose(float(number[0]), float(actual[0]), rel_tol=0.0 if is_count else 0.05)
 
 
-def _same(word: str, said: str) -> bool:
-    if word == said or (_has_digit(word) and _has_digit(said)):
+def _same(word: str, output: str) -> bool:
+    if word == output or (_has_digit(word) and _has_digit(output)):
         return True
     # Of a class of nodes, which this machine may not have yet.
-    if {word, said} == {
+    if {word, output} == {
         "made",
         "cached",
     }:
         return True
     anybody = re.escape(word).replace("ada", "[a-z_][a-z0-9_-]*")
-    return "ada" in word and re.fullmatch(anybody, said) is not None
+    return "ada" in word and re.fullmatch(anybody, output) is not None
 
 
 def with_jobs(text: str, jobs: dict[str, str]) -> str:

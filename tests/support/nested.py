@@ -1,10 +1,9 @@
-"""A host of its own whose PID 1 is systemd, with clusterctl installed as a user would: from a
-wheel.
+"""A host with systemd as PID 1, and clusterctl installed from a wheel.
 
 It is a systemd-nspawn machine with every capability, so overlays, bridges, namespaces and further
-machines work inside. It has no network but what is made inside, its changes vanish with it, and
-node images are lent to it read-only. The tree it boots from is kept in the user's cache; as a
-program (`python -m tests.support.nested FOLDER WHEELS`) this module makes one, which needs root.
+machines work inside. It has no network to this machine, and sees the cache of node images read-only;
+its changes are removed with it. Its root file system is kept in the user's cache; as a program
+(`python -m tests.support.nested FOLDER WHEELS`) this module creates one, which needs root.
 """
 
 from __future__ import annotations

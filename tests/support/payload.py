@@ -1,4 +1,4 @@
-"""What tests of the payload share: the devices they compute on, and what a run wrote."""
+"""Devices, settings and records of runs, for tests of the payload."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Roles and modules of Ansible's: tasks run on this machine as if it were a host, data and modules
-read.
-"""
+"""Ansible roles and modules alone: tasks run on this machine, role data and modules are loaded."""
 
 from __future__ import annotations
 

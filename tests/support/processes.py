@@ -1,4 +1,4 @@
-"""Processes that tests watch, waiting for what they do, and programs that root runs."""
+"""Wait for conditions and processes, hold locks, and run programs as root."""
 
 from __future__ import annotations
 

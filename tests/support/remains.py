@@ -1,8 +1,8 @@
-"""Removes what test runs that were killed left on this machine: `python -m tests.support.remains`.
+"""Remove the leftovers of killed test runs from this machine: `python -m tests.support.remains`.
 
-Theirs are: local clusters and accounts whose workspace or home lies in a temporary folder of a run
-that is no more, labs whose keeper is gone, processes that such a run started, and the kernel's
-setting. Clusters of other workspaces are never touched.
+Leftovers are local clusters and accounts with a workspace or home in the temporary folder of a run
+that has ended, labs whose keeper has ended, processes that such a run started, and a kernel
+setting. Clusters of other workspaces are never changed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""What a cluster could leave on this machine, found by looking at the machine and not at anyone's
-records.
+"""Residue of clusters on this machine, found in the system and not in clusterctl's records.
 
-`look` takes a snapshot; what a later one has more is residue. As a program (`python -m
-tests.support.residue` with a Machine as JSON on stdin) it prints one: so an ordinary user looks
-with root's eyes.
+`look` takes a snapshot; additions in a later snapshot are residue. As a program (`python -m
+tests.support.residue` with a Machine as JSON on stdin, run as root) it prints a snapshot.
 """
 
 from __future__ import annotations
@@ -187,14 +185,14 @@ def _processes(machine: Machine, others: frozenset[str]) -> Iterator[str]:
     """Our containers, all that runs in one, and all that carries our home in its arguments or
     environment.
     """
-    ours = Path("/proc/self/ns/pid").readlink()
+    own_namespace = Path("/proc/self/ns/pid").readlink()
     roots_in: dict[Path, list[str]] = {}  # by mount namespace: a container's processes have one
     for proc in Path("/proc").glob("[0-9]*"):
         try:
             argv = (proc / "cmdline").read_bytes().split(b"\0")
             environ = (proc / "environ").read_bytes()
             roots: list[str] = []
-            if (proc / "ns" / "pid").readlink() != ours:
+            if (proc / "ns" / "pid").readlink() != own_namespace:
                 space = (proc / "ns" / "mnt").readlink()
                 if space not in roots_in:
                     roots_in[space] = _roots((proc / "mountinfo").read_text())
@@ -205,10 +203,10 @@ def _processes(machine: Machine, others: frozenset[str]) -> Iterator[str]:
             continue
         command = b" ".join(argv).decode(errors="replace").strip()
         container = Path(argv[0].decode(errors="replace")).name == "systemd-nspawn"
-        told = str(
+        reported = str(
             machine.home
         ) in command or f"CLUSTERCTL_HOME={machine.home}".encode() in environ.split(b"\0")
-        if roots or container or told:
+        if roots or container or reported:
             yield f"process {proc.name}: {command}" + (f" (in {roots[-1]})" if roots else "")
 
 
@@ -227,8 +225,8 @@ def _mounts(machine: Machine) -> Iterator[str]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         kind, source, options = fields[fields.index("-") + 1 :][:3]
-        theirs = _WORKER.search(fields[4])
-        if theirs and (not mine or mine[0] != theirs[0]):
+        worker = _WORKER.search(fields[4])
+        if worker and (not mine or mine[0] != worker[0]):
             continue
         yield f"mount {fields[4]}: {kind} {source} {options if kind == 'overlay' else ''}".rstrip()
 

@@ -1,6 +1,7 @@
-"""A host for tests: it expects commands in order and gives the answers written down for them.
+"""A host that expects given commands in order, and returns the given answers.
 
-Slurm's answers are fields with the separator that the command asked for: ``said``, ``records``.
+Slurm's answers are fields with the separator that the command asked for: ``slurm_output``,
+``records``.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ class ScriptedTransport:
     """Answers with ``steps``, in order; ``calls`` keeps what was asked. A surprise is an
     AssertionError.
 
-    ``told`` keeps what was sent in conversations.
+    ``sent`` keeps what was sent in conversations.
     """
 
     def __init__(self, steps: Iterable[Step] = (), *, host: str = "scripted") -> None:
         self._steps = list(steps)
         self.host = host
         self.calls: list[Call] = []
-        self.told: list[bytes] = []
+        self.sent: list[bytes] = []
 
     @property
     def left(self) -> tuple[Step, ...]:
@@ -103,7 +104,7 @@ class ScriptedTransport:
         silence_s: float | None = None,  # noqa: ARG002
     ) -> AbstractContextManager[Conversation]:
         """Answer with the next step, its stdout in one piece; see ``Transport.converse``."""
-        return nullcontext(_Talk(self.stream(argv), self.told))
+        return nullcontext(_Talk(self.stream(argv), self.sent))
 
     def begin(self, argv: Sequence[str]) -> None:
         """Nothing is begun ahead; see ``Transport.begin``."""
@@ -124,13 +125,13 @@ class ScriptedTransport:
 
 @dataclass(frozen=True, slots=True)
 class _Talk:
-    """A conversation that says the same whatever it is told."""
+    """A conversation with a fixed answer, which keeps what it is sent."""
 
     pieces: Generator[bytes, None, None]
-    told: list[bytes]
+    sent: list[bytes]
 
     def send(self, data: bytes) -> None:
-        self.told.append(data)
+        self.sent.append(data)
 
     def receive(self) -> bytes:
         return next(self.pieces, b"")
@@ -178,14 +179,16 @@ def captured(path: Path, fields: Sequence[str], separator: str = CAPTURED) -> by
     )
 
 
-def said(text: bytes) -> Callable[[Sequence[str]], bytes]:
-    """A capture, said anew."""
+def slurm_output(text: bytes) -> Callable[[Sequence[str]], bytes]:
+    """A captured answer of Slurm, with the separator that a command asks for."""
     return lambda argv: text.replace(CAPTURED.encode(), separator_in(argv).encode())
 
 
 def records(rows: Iterable[Iterable[str]]) -> Callable[[Sequence[str]], bytes]:
-    """These rows, as Slurm says them."""
-    return said("".join("".join(field + CAPTURED for field in row) + "\n" for row in rows).encode())
+    """These rows, as Slurm prints them."""
+    return slurm_output(
+        "".join("".join(field + CAPTURED for field in row) + "\n" for row in rows).encode()
+    )
 
 
 # Fields of a job in squeue's words; others are empty.

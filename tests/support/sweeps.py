@@ -1,4 +1,4 @@
-"""Which cases of a test `make test` leaves to the sweep."""
+"""Mark cases of a test that only `make test-all` runs."""
 
 from __future__ import annotations
 

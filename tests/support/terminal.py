@@ -1,4 +1,4 @@
-"""Runs clusterctl as a person does: on a terminal."""
+"""Run clusterctl on a terminal."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def on_terminal(
     argv: Sequence[str | Path], env: Mapping[str, str], cwd: Path, size: tuple[int, int] = (24, 80)
 ) -> Iterator[Terminal]:
     """Run any program so."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, size)
+    own_end, child_end = pty.openpty()
+    termios.tcsetwinsize(child_end, size)
     given = {name: value for name, value in env.items() if value}
     words = ["setsid", "--ctty", *map(str, argv)]
     process = subprocess.Popen(
-        words, cwd=cwd, env=given, stdin=theirs, stdout=theirs, stderr=theirs
+        words, cwd=cwd, env=given, stdin=child_end, stdout=child_end, stderr=child_end
     )
-    os.close(theirs)
-    window = Terminal(process, ours)
+    os.close(child_end)
+    window = Terminal(process, own_end)
     try:
         yield window
     finally:

@@ -1,6 +1,4 @@
-"""Terraform for tests: the program of this machine, and small modules of its built-in
-`terraform_data`.
-"""
+"""Terraform of this machine, with small modules of the built-in resource `terraform_data`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of transfers: what a folder holds, and connections that break."""
+"""Contents of folders, and connections that break, for tests of transfers."""
 
 from __future__ import annotations
 

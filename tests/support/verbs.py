@@ -1,4 +1,4 @@
-"""Runs clusterctl as a user does: the installed console script, in a process of its own."""
+"""Run the installed console script `clusterctl` in a process."""
 
 from __future__ import annotations
 

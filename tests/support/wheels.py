@@ -1,4 +1,4 @@
-"""Packages for tests: wheels of a few bytes, and a bundle for Debian 12 from Debian's own archive.
+"""Wheels of a few bytes, and a bundle for Debian 12 from Debian's archive.
 
 Clusterctl(home, cwd, unconnected(tmp_path))("up", "-f", spec, "--bundle", debian_bundle())
 """

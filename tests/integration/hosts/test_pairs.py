@@ -98,7 +98,7 @@ def test_only_ports_of_hosts_that_are_to_be_tried_are() -> None:
     nodes = {name: ScriptedTransport([pairs()]) for name in NAMES}
     peers = {NAMES[0]: Peer("10.0.0.1", (6817,)), NAMES[1]: Peer("10.0.0.2", (6818,), tried=False)}
     unreached_ports(peers, lambda host, argv: nodes[host].converse(argv))
-    assert [json.loads(line) for line in nodes[NAMES[0]].told] == [{}]
-    assert [json.loads(line) for line in nodes[NAMES[1]].told] == [
+    assert [json.loads(line) for line in nodes[NAMES[0]].sent] == [{}]
+    assert [json.loads(line) for line in nodes[NAMES[1]].sent] == [
         {NAMES[0]: ["10.0.0.1", {"1": True, "6817": False}]}
     ]

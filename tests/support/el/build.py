@@ -1,5 +1,6 @@
-"""Makes the EL-shaped node: a layer over a bare Debian, and repositories beside it. As root, in a
-minute.
+"""Create the file system of an EL-shaped node, a layer over Debian, and its package repositories.
+
+Needs root, and takes a minute.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The packages of an EL-shaped node's repositories: true names and versions, and what of Debian
-they hold.
-"""
+"""The packages in the repositories of an EL-shaped node: EL's names and versions, Debian's files."""
 
 from __future__ import annotations
 
@@ -55,8 +53,8 @@ class Package:
 
 def packages() -> tuple[Package, ...]:
     """Every package there is."""
-    said = tomllib.loads((DATA / "transplants.toml").read_text())
-    transplants = TypeAdapter(dict[str, Transplant]).validate_python(said)
+    description = tomllib.loads((DATA / "transplants.toml").read_text())
+    transplants = TypeAdapter(dict[str, Transplant]).validate_python(description)
     found = []
     for repo, name, epoch, version, release, arch in (
         *_base(),
@@ -139,9 +137,9 @@ def stage(package: Package, quarry: Path, tree: Path) -> tuple[str, ...]:
         place.unlink(missing_ok=True)
         place.symlink_to(to)
         lines.append(target)
-    for folder, said in package.holds.folders.items():
+    for folder, description in package.holds.folders.items():
         (tree / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        owner, mode = said.split()
+        owner, mode = description.split()
         lines.append(f"%dir %attr({mode}, {owner}, {owner}) {folder}")
     config = package.holds.config
     return tuple(f"%config(noreplace) {x}" if x in config else x for x in dict.fromkeys(lines))

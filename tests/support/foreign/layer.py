@@ -1,7 +1,7 @@
-"""The layer over a bare Debian that the hosts of a foreign Slurm site start from.
+"""The layer over Debian from which the hosts of a foreign Slurm site start.
 
-It has the site's packages and its administrators' files, and nothing of clusterctl's. The cache
-keeps it as long as its definition, this module and the folder ``data``, stays the same.
+It has the packages and configuration of the site, and nothing of clusterctl. The cache keeps it
+until this module or the folder ``data`` changes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""A Slurm cluster that clusterctl did not configure, used by people with an account and no other
-right there.
+"""A Slurm cluster that clusterctl did not configure, with users who have ordinary accounts.
 
     with site("national") as one:
         one.ssh("stud", "sbatch job.sh")

@@ -1,7 +1,7 @@
-"""A user of this machine as sites know users: with a key, an ssh configuration, and known hosts.
+"""A user of this machine with accounts on foreign sites: a key, an ssh configuration, known hosts.
 
-Each command runs in a mount namespace that has the user's `~/.ssh` and /etc/hosts. Those of this
-machine stay as they are.
+Each command runs in a mount namespace with the user's `~/.ssh` and /etc/hosts. The files of this
+machine do not change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the double of Google's API answers from the world: pages of lists, deletes as operations."""
+"""The answers of the double of Google's API, from the cloud's JSON file: lists in pages, operations."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def _compute(
         case "delete":
             if users := _users(google, kind, row):
                 what = f"The {kind.rpartition('_')[2]} resource '{row['id']}'"
-                said = f"{what} is already being used by '{users[0][1]}'"
-                raise RefusedError(400, said, "resourceInUseByAnotherResource")
+                result = f"{what} is already being used by '{users[0][1]}'"
+                raise RefusedError(400, result, "resourceInUseByAnotherResource")
             return _begin(google, lambda: _remove(google, kind, row["id"]), row)
         case "stop":
             if row.get("scratch_disk") and "discardLocalSsd" not in query:
@@ -159,10 +159,10 @@ def _new_image(google: Google, query: Mapping[str, str], body: Any) -> Row:
     if instance is None:
         raise RefusedError(404, f"The resource '{body['sourceDisk']}' was not found", "notFound")
     if instance["current_status"] != "TERMINATED" and query.get("forceCreate") != "true":
-        said = (
+        result = (
             f"The disk resource '{body['sourceDisk']}' is already being used by '{instance['id']}'"
         )
-        raise RefusedError(400, said, "resourceInUseByAnotherResource")
+        raise RefusedError(400, result, "resourceInUseByAnotherResource")
     size = str(instance["boot_disk"][0]["initialize_params"][0]["size"])
     facts = {
         "labels": body.get("labels", {}),
@@ -179,41 +179,41 @@ def _new_image(google: Google, query: Mapping[str, str], body: Any) -> Row:
 
 def _shown(google: Google, collection: str, row: Row) -> Row:
     """A resource as it is shown; a disk with the instances that it is attached to."""
-    said = _shape(collection, row)
+    result = _shape(collection, row)
     if collection == "disks":
         users = _users(google, "google_compute_disk", row)
-        said["users"] = [f"{LINK}{path}" for kind, path in users if kind.endswith("instance")]
-    return said
+        result["users"] = [f"{LINK}{path}" for kind, path in users if kind.endswith("instance")]
+    return result
 
 
 def _shape(collection: str, row: Row) -> Row:
     """A resource of Terraform's as the REST API has it."""
     project = row.get("project") or "demo-project"
     base = f"{LINK}projects/{project}"
-    said: Row = {
+    result: Row = {
         "name": row["name"],
         "creationTimestamp": "2026-11-01T10:00:00.000-07:00",
         "description": row.get("description") or "",
     }
     for scope in ("zone", "region"):
         if row.get(scope):
-            said[scope] = f"{base}/{scope}s/{row[scope].rpartition('/')[2]}"
+            result[scope] = f"{base}/{scope}s/{row[scope].rpartition('/')[2]}"
     if collection in {"instances", "disks", "addresses", "images"}:
-        said["labels"] = _labels(row)
+        result["labels"] = _labels(row)
     if row.get("network"):
-        said["network"] = f"{base}/global/networks/{row['network'].rpartition('/')[2]}"
+        result["network"] = f"{base}/global/networks/{row['network'].rpartition('/')[2]}"
     if row.get("ip_cidr_range"):
-        said["ipCidrRange"] = row["ip_cidr_range"]
+        result["ipCidrRange"] = row["ip_cidr_range"]
     match collection:
         case "instances":
-            said |= _instance(row, said["zone"])
+            result |= _instance(row, result["zone"])
         case "images":
             sizes = {"archiveSizeBytes": str(2 << 30), "diskSizeGb": row["size"]}
-            said |= {"status": row["status"], "family": row["family"], **sizes}
+            result |= {"status": row["status"], "family": row["family"], **sizes}
         case "disks":
-            of_type = f"{said['zone']}/diskTypes/{row.get('type', 'pd-standard')}"
-            said |= {"sizeGb": str(row.get("size", 10)), "type": of_type}
-    return said
+            of_type = f"{result['zone']}/diskTypes/{row.get('type', 'pd-standard')}"
+            result |= {"sizeGb": str(row.get("size", 10)), "type": of_type}
+    return result
 
 
 def _instance(row: Row, zone: str) -> Row:
@@ -374,10 +374,10 @@ def _is_done(google: Google, operation: Operation, *, waited: bool) -> bool:
 
 
 def _told(operation: Operation, status: str) -> Row:
-    said: Row = {"kind": "compute#operation", "name": operation.name, "status": status}
+    result: Row = {"kind": "compute#operation", "name": operation.name, "status": status}
     if status == "DONE" and operation.error:
-        said["error"] = {"errors": [operation.error]}
-    return said
+        result["error"] = {"errors": [operation.error]}
+    return result
 
 
 def _rows(google: Google, kind: str) -> list[Row]:

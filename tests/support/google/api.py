@@ -202,17 +202,17 @@ class Google:
     ) -> Answer:
         try:
             is_own_image = method.id == "compute.images.get" and values["project"] == self.id
-            said = NotImplemented if is_own_image else self.project.answer(method.id, path, body)
-            if said is NotImplemented:
-                said = answers.answer(self, method.id, values, query, body)
+            content = NotImplemented if is_own_image else self.project.answer(method.id, path, body)
+            if content is NotImplemented:
+                content = answers.answer(self, method.id, values, query, body)
         except answers.RefusedError as exc:
             return refusal(exc.status, str(exc), exc.reason)
         if response := method.document.get("response"):
             self.violations += [
                 f"answer of {method.id}: {w}"
-                for w in discovery.differs(method.service, response, said)
+                for w in discovery.differs(method.service, response, content)
             ]
-        return 200, said, {}
+        return 200, content, {}
 
 
 def _disabled(message: str, service: str, consumer: str) -> Answer:
@@ -262,8 +262,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(*guest.answer(self._known(), self.path, asked))
             return
         given = json.loads(raw) if raw else None
-        status, said, headers = self.server.double.answer(self.command, self.path, asked, given)
-        self._send(status, json.dumps(said).encode(), headers)
+        status, content, headers = self.server.double.answer(self.command, self.path, asked, given)
+        self._send(status, json.dumps(content).encode(), headers)
 
     def _known(self) -> Mapping[str, Any]:
         """What the metadata server knows of the controller's account."""

@@ -1,6 +1,4 @@
-"""Google's discovery documents: which method a request means, whether it and its answer are as they
-say.
-"""
+"""Google's discovery documents: find the method of a request, check request and answer."""
 
 from __future__ import annotations
 

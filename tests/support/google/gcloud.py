@@ -1,5 +1,4 @@
-"""A stand-in for `gcloud`, as much of it as clusterctl calls: a token of the login, and IAP
-tunnels.
+"""A stand-in for the commands of `gcloud` that clusterctl calls: tokens of the login, IAP tunnels.
 
     bin_folder = install(folder, world_file)    # for PATH; instances are those of the stand-in cloud's file
     (bin_folder / "login").write_text("expired")    # or "none"
@@ -104,8 +103,8 @@ def tunnel(
     bin_folder: Path, world: Path, instance: str, port: int, *, project: str, zone: str
 ) -> int:
     """Carry our streams to a port of an instance until either side is done."""
-    if said := login_error(bin_folder, "compute.start-iap-tunnel"):
-        sys.stderr.write(said)
+    if error := login_error(bin_folder, "compute.start-iap-tunnel"):
+        sys.stderr.write(error)
         return 1
     refusal = bin_folder / "iap"
     if refusal.is_file() and (code := refusal.read_text()):

@@ -1,5 +1,4 @@
-"""Machines of this one, taken for Compute Engine instances: their metadata, and the guest agent's
-part.
+"""The metadata server and the guest agent for local machines that stand for Compute Engine instances.
 
     with metadata(world, inventory.cluster_id, inventory.network):    # at the real address, in their network
         start_agent(run)                       # ``run`` has a machine's shell run a command

@@ -1,10 +1,9 @@
 #!/usr/bin/python3
-"""What Google's guest agent does with host keys and accounts, on a machine taken for an instance.
+"""Google's guest agent on a machine that stands for an instance: host keys and accounts.
 
-As instance_setup.go, non_windows_accounts.go and oslogin.go (all in google_guest_agent/) of
-GoogleCloudPlatform/guest-agent (2026-07) have it, once: metadata does not change here, and host
-keys stay.
-Runs there alone: standard library only.
+It follows instance_setup.go, non_windows_accounts.go and oslogin.go (all in google_guest_agent/) of
+GoogleCloudPlatform/guest-agent (2026-07), and runs once: metadata and host keys do not change here.
+It runs on the machine, with the standard library only.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What a project of the stand-in has and allows: APIs' quotas, rights, policies, machine types,
-images.
+"""A project of the stand-in cloud: quotas, permissions, policies, machine types, images.
 
     google.project.quotas["NVIDIA_L4_GPUS"] = (0, 0)            # its limit, and what is used
     google.project.quotas["PREEMPTIBLE_CPUS"] = None            # Google does not list it
@@ -10,7 +9,7 @@ images.
     google.project.metadata["enable-oslogin"] = "TRUE"
     google.project.has["zones/us-central1-a/machineTypes/g2-standard-4"] = None  # it is missing
 
-All else is as in a project where nothing stands in the way.
+By default, the project allows everything.
 """
 
 from __future__ import annotations
@@ -103,10 +102,10 @@ def _machine_type(name: str) -> dict[str, Any]:
     if name not in _MACHINES:
         return {}
     vcpus, memory, gpu, ssds = _MACHINES[name]
-    said: dict[str, Any] = {"guestCpus": vcpus, "memoryMb": memory}
+    fields: dict[str, Any] = {"guestCpus": vcpus, "memoryMb": memory}
     if gpu:
-        said["accelerators"] = [{"guestAcceleratorType": gpu[0], "guestAcceleratorCount": gpu[1]}]
-    return said | ({"bundledLocalSsds": {"partitionCount": ssds}} if ssds else {})
+        fields["accelerators"] = [{"guestAcceleratorType": gpu[0], "guestAcceleratorCount": gpu[1]}]
+    return fields | ({"bundledLocalSsds": {"partitionCount": ssds}} if ssds else {})
 
 
 @dataclass
@@ -164,21 +163,21 @@ class Project:
                     "spec": {"rules": rules},
                 }
             case "compute.projects.get":
-                said = self._common()
+                fields = self._common()
             case "compute.regions.get":
-                said = {"quotas": self._quotas(_REGIONAL)}
+                fields = {"quotas": self._quotas(_REGIONAL)}
             case _ if method in _FOUND:
                 special = next((one for end, one in self.has.items() if path.endswith(end)), {})
                 if special is None:
                     raise RefusedError(404, f"The resource '{path}' was not found", "notFound")
                 of_type = _machine_type(name) if method == "compute.machineTypes.get" else {}
-                said = _FOUND[method] | of_type | special
+                fields = _FOUND[method] | of_type | special
             case _:
                 return NotImplemented
         return (
-            {"resource": {"name": name} | said["resource"]}
-            if "resource" in said
-            else {"name": name} | said
+            {"resource": {"name": name} | fields["resource"]}
+            if "resource" in fields
+            else {"name": name} | fields
         )
 
     def _policy(self, name: str) -> Any:
@@ -187,12 +186,12 @@ class Project:
             raise RefusedError(404, "Requested entity was not found.", "notFound")
         if ".managed." in constraint:
             raise RefusedError(400, _MANAGED.format(name), "badRequest")
-        said: dict[str, Any] = {"constraint": name}
+        fields: dict[str, Any] = {"constraint": name}
         if constraint in self.enforced:
-            said["booleanPolicy"] = {"enforced": True}
+            fields["booleanPolicy"] = {"enforced": True}
         if constraint in LISTS:
-            said["listPolicy"] = self.lists.get(constraint, {"allValues": "ALLOW"})
-        return said
+            fields["listPolicy"] = self.lists.get(constraint, {"allValues": "ALLOW"})
+        return fields
 
     def _ancestry(self, project: str) -> list[dict[str, Any]]:
         ancestors = [("folder", FOLDER), ("organization", ORGANIZATION)] if self.has_parent else []

@@ -1,5 +1,4 @@
-"""The rule book of what Google's APIs refuse, ``refusals.toml``: as JSON and as the provider prints
-it.
+"""Refusals of Google's APIs, from ``refusals.toml``: as JSON, and as the provider prints them.
 
 A fault is ``{"kind", "type", "name", "on", "times", "seconds", "played"}`` in the cloud's file: it
 plays when a resource of ``type`` whose name matches is made or deleted, as ``on`` says, ``times``
@@ -66,7 +65,7 @@ class Refusal:
             self.status, message, self.reason, json.loads(filled(self.details, facts))
         )
 
-    def said(self, facts: Mapping[str, str]) -> str:
+    def fill_message(self, facts: Mapping[str, str]) -> str:
         """What Google's provider prints: Error() of google-api-go-client, or an operation's."""
         word = self.type.removeprefix("google_compute_")
         thing = word if word == "instance" else word.title()
@@ -143,5 +142,5 @@ def text_of(fault: str, kind: str, value: Mapping[str, Any], **more: str) -> str
         **more,
     }
     if fault in REFUSALS:
-        return REFUSALS[fault].said({name: str(fact) for name, fact in facts.items()})
+        return REFUSALS[fault].fill_message({name: str(fact) for name, fact in facts.items()})
     return TEXTS["rules"][fault].format_map(facts)

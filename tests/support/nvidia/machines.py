@@ -1,5 +1,4 @@
-"""Machines with GPUs, as the stand-in of nvidia-smi shows them, and a stand-in of dmesg for their
-XIDs.
+"""Descriptions of machines with GPUs for the stand-in of nvidia-smi, and a stand-in of dmesg for XIDs.
 
 ``install`` puts them into a folder for PATH; ``furnish`` makes a host look as if it had NVIDIA's
 driver.
@@ -117,10 +116,10 @@ STATES: dict[str, Machine] = tomllib.loads(Path(__file__).with_name("states.toml
 
 def unwell(name: str) -> Machine:
     """A workstation in one of these states."""
-    said = STATES[name]
-    fault = {"fault": said["says"].lstrip()} if "says" in said else {}
-    more = {key: said[key] for key in ("manager",) if key in said}
-    return {**rtx_4070(**said.get("cells", {})), **fault, **more, "exit": said.get("exit", 0)}
+    state = STATES[name]
+    fault = {"fault": state["says"].lstrip()} if "says" in state else {}
+    more = {key: state[key] for key in ("manager",) if key in state}
+    return {**rtx_4070(**state.get("cells", {})), **fault, **more, "exit": state.get("exit", 0)}
 
 
 def kernel_log(name: str) -> tuple[str, ...]:

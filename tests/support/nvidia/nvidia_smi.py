@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""nvidia-smi's stand-in: shows the GPUs that a JSON file describes, in nvidia-smi's words.
+"""A stand-in for nvidia-smi, which prints the GPUs that a JSON file describes.
 
-Only what clusterctl asks is answered; what else is asked for is refused as nvidia-smi refuses it.
+It answers the queries of clusterctl, and refuses others as nvidia-smi does.
 The file is $NVIDIA_STAND_IN, else /etc/nvidia-stand-in.json. Runs under any Python from 3.9 on.
 """
 

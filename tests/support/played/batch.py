@@ -1,6 +1,4 @@
-"""A node for batch scripts: they really run, in bash, as under slurmd; srun and scontrol are
-played.
-"""
+"""A node on which batch scripts run in bash, as under slurmd, with doubles of srun and scontrol."""
 
 from __future__ import annotations
 

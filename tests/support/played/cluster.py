@@ -1,8 +1,7 @@
-"""A cluster on this machine for tests: a home, a payload folder, and executables that play Slurm.
+"""A cluster on this machine with doubles of Slurm's commands: a home folder and a payload folder.
 
-`player.py` is called as sbatch, squeue, sacct, scancel, sinfo, sacctmgr and srun. What it knows of
-jobs lies in a JSON file, which tests look at and change. A submitted job's script really runs, in a
-bash of its own.
+`player.py` is called as sbatch, squeue, sacct, scancel, sinfo, sacctmgr and srun. Its jobs are in a
+JSON file, which tests read and change. The script of a submitted job runs in bash.
 """
 
 from __future__ import annotations

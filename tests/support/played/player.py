@@ -1,7 +1,6 @@
-"""Plays Slurm's commands; see cluster.py. Called as: player.py COMMAND ARGUMENTS.
+"""Doubles of Slurm's commands; see cluster.py. Called as: player.py COMMAND ARGUMENTS.
 
-Tests start it thousands of times, so it does without modules that take long to import: pathlib,
-subprocess.
+Tests start it thousands of times, so it imports no slow modules, such as pathlib and subprocess.
 """
 
 from __future__ import annotations

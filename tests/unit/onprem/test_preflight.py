@@ -33,9 +33,9 @@ from clusterctl.transport.base import Conversation
 from clusterctl.util.progress import Clock, Limit
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
-from tests.support.played_time import PlayedTime
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.hosts.test_doctor import WELL, room
+from tests.unit.onprem.played_time import PlayedTime
 
 DROPPED = {"6817": "no answer within 2 s", "6819": "no answer within 2 s"}
 
@@ -142,7 +142,7 @@ def machines(tmp_path: Path) -> Machines:
 
 def test_preflight_of_healthy_machines_finds_nothing(machines: Machines) -> None:
     assert machines.found() == ()
-    (tried,) = map(json.loads, machines.talks["n2"].told)
+    (tried,) = map(json.loads, machines.talks["n2"].sent)
     assert sorted(tried) == ["n1", "n3", "n4", "n5"]
     assert tried["n1"][0] == "10.0.0.1"
     assert {"6817", "6818", "6819", "40000"} <= tried["n1"][1].keys()
@@ -480,7 +480,7 @@ def test_preflight_does_not_try_ports_that_up_opens_in_firewalld(machines: Machi
     machines.facts["n1"]["firewall"] = {"name": "firewalld"}
     machines.facts["n2"]["firewall"] = {"name": "ufw"}
     machines.found()
-    (tried,) = map(json.loads, machines.talks["n3"].told)
+    (tried,) = map(json.loads, machines.talks["n3"].sent)
     assert sorted(tried) == ["n2", "n4", "n5"]
 
 

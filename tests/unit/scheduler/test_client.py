@@ -23,7 +23,7 @@ from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused as rejected
-from tests.support.scripted import ScriptedTransport, Step, captured, records, said
+from tests.support.scripted import ScriptedTransport, Step, captured, records, slurm_output
 
 CAPTURES = Path(__file__).parent / "captures"
 SQUEUE = captured(CAPTURES / "squeue.txt", slurm_parse.SQUEUE.fields)
@@ -45,8 +45,8 @@ def client(*steps: Step, patience_s: float = 60.0) -> tuple[SlurmClient, Scripte
     return SlurmClient(transport, clock=ticks.clock, patience_s=patience_s), transport, ticks
 
 
-QUEUE = Step(("squeue", "..."), said(SQUEUE))
-ACCOUNTS = Step(("sacct", "..."), said(SACCT))
+QUEUE = Step(("squeue", "..."), slurm_output(SQUEUE))
+ACCOUNTS = Step(("sacct", "..."), slurm_output(SACCT))
 NO_QUEUE = Step(("squeue", "..."), "")
 GONE = Step(("squeue", "..."), stderr=AWAY, rc=1)
 LOST = Step(("squeue", "..."), error=UnreachableError("gone"))
@@ -72,7 +72,7 @@ def test_jobs_asks_sacct_for_jobs_that_squeue_does_not_list():
 def test_jobs_finds_an_array_task_by_its_slurm_job_id() -> None:
     """The SLURM_JOB_ID of a task differs from the job id of its array. squeue or sacct knows it."""
     accounted = SACCT.replace(b"13_2\x1f13\x1f", b"13_2\x1f21\x1f")
-    slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), said(accounted)))
+    slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), slurm_output(accounted)))
     jobs = slurm.jobs(["21"])
     assert [job.id for job in jobs] == ["13_2"]
     unknown = slurm.unknown(["21"])
@@ -89,7 +89,7 @@ def test_jobs_adds_array_tasks_that_squeue_does_not_list():
     rest = rest.replace(b"13\x1f0\x1f", b"13\x1f99\x1f")
     accounted = SACCT.replace(b"13_[", b"13_[0,")
     slurm, _, _ = client(
-        Step(("squeue", "..."), said(rest)), Step(("sacct", "..."), said(accounted))
+        Step(("squeue", "..."), slurm_output(rest)), Step(("sacct", "..."), slurm_output(accounted))
     )
     ids = [job.id for job in slurm.jobs(["13"])]
     assert "13_0" in ids
@@ -99,7 +99,7 @@ def test_jobs_adds_array_tasks_that_squeue_does_not_list():
 
 def test_jobs_counts_the_last_array_task_once():
     task = next(r for r in SACCT.splitlines(keepends=True) if b"4_5\x1f" in r)
-    record = said(SACCT.replace(task, task + task.replace(b"4_5\x1f", b"4\x1f")))
+    record = slurm_output(SACCT.replace(task, task + task.replace(b"4_5\x1f", b"4\x1f")))
     slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), record))
     assert "4" not in [job.id for job in slurm.jobs(["4"])]
 
@@ -131,7 +131,7 @@ def test_cancel_disables_requeue_first(error):
         Step(("scontrol", "update", f"jobid={job_id}", "requeue=0"), "") for job_id in ("7", "12_3")
     ]
     slurm, transport, _ = client(
-        Step(UPDATE, stderr=f"slurm_update error: {said}\n", rc=bool(error)),
+        Step(UPDATE, stderr=f"slurm_update error: {error}\n", rc=bool(error)),
         *(each if error else ()),
         Step(("scancel", "7", "12_3")),
     )
@@ -344,7 +344,7 @@ def test_job_without_a_readable_number_is_listed_as_itself():
     spoilt = SQUEUE.replace(b"\x1f16\x1fN/A\x1f", b"\x1fx\x1fN/A\x1f")
     assert spoilt != SQUEUE
     slurm, _, _ = client(
-        Step(("squeue", "..."), said(spoilt)), Step(("squeue", "..."), said(spoilt))
+        Step(("squeue", "..."), slurm_output(spoilt)), Step(("squeue", "..."), slurm_output(spoilt))
     )
     listed = slurm.own_jobs()
     assert (listed[0].id, len(listed)) == ("0", 15)

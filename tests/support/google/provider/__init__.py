@@ -1,5 +1,4 @@
-"""A Terraform provider that stands in for Google's: the real schema, and a cloud that is one JSON
-file.
+"""A Terraform provider that stands in for Google's: the real schema, and a cloud in a JSON file.
 
 See ``tests.support.google.cloud`` for how tests use it.
 """

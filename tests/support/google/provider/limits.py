@@ -1,5 +1,4 @@
-"""What Google's API refuses of the settings of one resource: the conditions of the sources, not the
-words.
+"""Settings of a single resource that Google's API refuses: the conditions, without the texts.
 
 NAT: RouterNat of Google's discovery document compute.v1 of 2026-11-06;
 hashicorp/terraform-provider-google at e03b7622 (2026-08-21), descriptions in

@@ -1,4 +1,4 @@
-"""Google's real schema, as Terraform prints it: for Terraform itself, and to walk values by it."""
+"""Google's real schema, as Terraform prints it, and functions that traverse values by a schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terraform's provider protocol, answered from Google's schema and a cloud that is a file."""
+"""Terraform's provider protocol, answered from Google's schema and the cloud's JSON file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
 
     def ValidateResourceConfig(self, request: Any, context: Any) -> Any:
         wrong = world.refused_by_validate(request.type_name, read_dynamic_value(request.config))
-        return pb.ValidateResourceConfig.Response(diagnostics=[_error(said) for said in wrong])
+        return pb.ValidateResourceConfig.Response(diagnostics=[_error(text) for text in wrong])
 
     def ConfigureProvider(self, request: Any, context: Any) -> Any:
         self.settings = read_dynamic_value(request.config)
@@ -129,10 +129,10 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             after = None
             where = (planned or prior).get("project")
             if where and self.counted not in {None, where}:
-                said = refusals.text_of(
+                text = refusals.text_of(
                     "api_off_by_id", kind, planned or prior, project=str(self.counted)
                 )
-                raise RefusedError(said)
+                raise RefusedError(text)
             if planned is None:
                 self._delete(kind, prior)
             elif prior is None:
@@ -157,9 +157,9 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                     refusals.text_of("name_taken", kind, planned, id=identifier, name=name)
                 )
             refused = fault["kind"] if fault and fault["kind"] not in refusals.DEEDS else None
-            said = refused and refusals.text_of(refused, kind, planned, id=identifier, name=name)
-            if said and refused not in refusals.MADE:
-                raise RefusedError(said)
+            text = refused and refusals.text_of(refused, kind, planned, id=identifier, name=name)
+            if text and refused not in refusals.MADE:
+                raise RefusedError(text)
             _refuse_unsettled(cloud, kind, planned)
             _refuse_settings(kind, planned)
             if kind == INSTANCE:
@@ -168,8 +168,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 cloud["unsettled"][identifier.rpartition("/")[2]] = cloud["lag"]
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             made = there[identifier] = world.shown(kind, made)
-            if said:
-                raise RefusedError(said)
+            if text:
+                raise RefusedError(text)
         return world.read(kind, made, planned)
 
     def _update(
@@ -327,8 +327,8 @@ def _refuse_unsettled(cloud: dict[str, Any], kind: str, planned: Mapping[str, An
 
 
 def _refuse_settings(kind: str, planned: Mapping[str, Any]) -> None:
-    if said := limits.refused_by_google(kind, planned):
-        raise RefusedError(said)
+    if text := limits.refused_by_google(kind, planned):
+        raise RefusedError(text)
 
 
 def _refuse_disks(cloud: Mapping[str, Any], planned: Mapping[str, Any], identifier: str) -> None:

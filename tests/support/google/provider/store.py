@@ -1,5 +1,4 @@
-"""The cloud as one JSON file: what exists, what was done, which faults will play. It outlives every
-process.
+"""The cloud as a JSON file: existing resources, a log of operations, planned faults.
 
 {"resources": {TYPE: {ID: ATTRIBUTES}}, "log": [{"at", "op", "type", "name", "id", "error"}],
  "faults": [...], "addresses": {NAME: IP}, "filled": [BUCKET], "next": NUMBER, "lag": CALLS,

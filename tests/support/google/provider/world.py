@@ -1,6 +1,4 @@
-"""What Google makes of a resource: its id, what it computes, what can't be changed in place, who
-uses it.
-"""
+"""Google's rules for resources: ids, computed attributes, changes that need a new resource, users."""
 
 from __future__ import annotations
 

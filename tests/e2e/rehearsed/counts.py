@@ -1,6 +1,4 @@
-"""A training of numbers by two ranks, which keeps the contract of docs/restarts.md or breaks a line
-of it.
-"""
+"""A job of two ranks that keeps the contract of docs/restarts.md, or breaks it in a chosen way."""
 
 import argparse
 import os
