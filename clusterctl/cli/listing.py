@@ -39,7 +39,8 @@ class _Listed:
 def list_(screen: Screen) -> None:
     """List your clusters, kept storage, and orphans on this machine.
 
-    States: `up`; `unfinished` and `damaged` (repair it with `clusterctl up`); `elsewhere` (created
+    States: `up`; `unfinished` and `damaged` (finish or repair it with `clusterctl up`, or remove it with
+    `clusterctl down`); `elsewhere` (created
     with another CLUSTERCTL_HOME); `orphaned` (without records; remove it with `clusterctl orphans
     remove`).
     """
@@ -125,7 +126,7 @@ def _recorded_clusters() -> Iterator[_Listed]:
         yield _Listed(
             inventory.cluster,
             inventory.provider,
-            "up",
+            "up" if Workspace(path.parent).is_configured else "unfinished",
             where,
             # An attached cluster has no hosts but its login.
             len({node for partition in inventory.partitions for node in partition.nodes}),

@@ -97,7 +97,7 @@ class PhaseRunner:
             seconds = round(time.monotonic() - start, 3)
             self._journal(phase=name, ok=ok, note=note, seconds=seconds, at=time.time())
         self.phases.append(Phase(name, seconds, note))
-        self.notes += outcome.notes
+        self.notes += [note for note in outcome.notes if note not in self.notes]
         return outcome.value
 
     def _journal(self, **row: str | float) -> None:

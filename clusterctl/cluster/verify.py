@@ -19,6 +19,7 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
 from clusterctl.cluster.nodes import REASON
 from clusterctl.cluster.phases import Drift, PhaseResult
+from clusterctl.cluster.user_proof import prove_job_user
 from clusterctl.errors import (
     CommandError,
     Failure,
@@ -114,6 +115,8 @@ def verify(
         host.name for host in inventory.compute if host.is_controller or host.name in host_names
     ]
     verification = run_verification(inventory, cluster.connections.to, nodes)
+    if verification.verified and inventory.job_user:
+        prove_job_user(inventory, cluster.workspace, cluster.connections, verification.verified)
     resumed = ((host, state) for host, state in verification.resumed.items() if REASON not in state)
     cluster.report_repairs(Drift(host, f"was {state}", "resumed") for host, state in resumed)
     scheduler = cluster.scheduler(inventory)

@@ -113,6 +113,7 @@ def check_hosts(
     findings = [*_clocks(answers, leader), *_duplicates(answers), *_names(answers, expected)]
     accounts = {host: examined.facts.accounts for host, examined in answers.items()}
     findings += admin_uid_findings(accounts, leader)
+    findings += _logins(answers, expected, leader)
     for host, examined in answers.items():
         for check in _CHECKS_OF_HOST:
             findings += check(host, examined.facts, expected[host])
@@ -507,22 +508,90 @@ def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
         yield Finding(host, level, "clock", "the clock is wrong", cause, fix)
 
 
+_ADMIN_DIFFERS: Final = "the admin account's uid differs"
+# Groups with lower numbers are those of the distribution.
+_FIRST_GID = 1000
+_NO_SHELLS = frozenset({"nologin", "false"})
+
+
 def admin_uid_findings(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Iterator[Finding]:
     """Yield a warning per host if its admin account's uid in ``accounts`` is not that of host
-    ``leader``.
+    ``leader``, or will not be, because another account has it.
     """
     expected_uid = accounts.get(leader, {}).get(ADMIN_USER)
     for host, numbers in accounts.items():
-        uid = numbers.get(ADMIN_USER, expected_uid)
-        if uid != expected_uid and expected_uid is not None:
+        holders = {
+            name: there
+            for there in (host, leader)
+            for name, uid in accounts.get(there, {}).items()
+            if uid == ADMIN_ID and name != ADMIN_USER
+        }
+        name, there = next(iter(holders.items()), ("", ""))
+        free = (
+            f"give {name} another uid on {there} (`usermod --uid UID {name}`, and chown its files)"
+        )
+        if ADMIN_USER not in numbers:
+            if there == host:
+                cause = f"uid {ADMIN_ID}, which {ADMIN_USER} gets on other hosts, belongs to {name}"
+                fix = f"{free} before `clusterctl up`"
+                yield Finding(host, "warning", "admin-differs", _ADMIN_DIFFERS, cause, fix)
+            continue
+        uid = numbers[ADMIN_USER]
+        if expected_uid is not None and uid != expected_uid:
             cause = f"{ADMIN_USER} has uid {uid} on the host, but {expected_uid} on {leader}"
+            again = "run `clusterctl down`, then `clusterctl up`"
             rented = (
                 f"on cloud hosts, `clusterctl up` changes the uid to {ADMIN_ID} if that is free"
             )
-            fix = f"{rented}; on your own machines, run `clusterctl down`, then `clusterctl up`"
-            yield Finding(
-                host, "warning", "admin-differs", "the admin account's uid differs", cause, fix
-            )
+            fix = f"{free}, then {again}" if name else f"{rented}; on your own machines, {again}"
+            yield Finding(host, "warning", "admin-differs", _ADMIN_DIFFERS, cause, fix)
+
+
+def _logins(
+    answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], leader: str
+) -> Iterator[Finding]:
+    """Yield what differs between hosts for a job user whose account exists on several of them.
+
+    `up` creates a missing account with the home that the account has on other hosts.
+    """
+    users = {name for examined in answers.values() for name in examined.facts.logins}
+    for name in sorted(users):
+        entries = {
+            host: examined.facts.logins[name]
+            for host, examined in answers.items()
+            if name in examined.facts.logins
+        }
+        first = leader if leader in entries else next(iter(entries))
+        for host, entry in entries.items():
+            needs_login = host == leader or expected[host].own_homes
+            if needs_login and entry["shell"].rpartition("/")[2] in _NO_SHELLS:
+                cause = f"the shell of {name} is {entry['shell']}, and clusterctl logs in as {name}"
+                fix = f"`usermod --shell /bin/bash {name}` on this host"
+                yield Finding(host, "error", "no-shell", "a job user can't log in", cause, fix)
+            if expected[host].own_homes and entry["home"] != entries[first]["home"]:
+                cause = (
+                    f"the home of {name} is {entry['home']}, but {entries[first]['home']} on "
+                    f"{first}; hosts share no folder, so a job's folder needs the same path on all"
+                )
+                fix = (
+                    f"`usermod --move-home --home {entries[first]['home']} {name}` on this host, or "
+                    "give the hosts a shared folder (provider.shared)"
+                )
+                yield Finding(
+                    host, "error", "home-differs", "homes have different paths", cause, fix
+                )
+            at_leader = entries.get(leader, {"groups": entry["groups"].split()[0]})
+            more = set(entry["groups"].split()) - set(at_leader["groups"].split())
+            gids = sorted(gid for gid in map(int, more) if gid >= _FIRST_GID)
+            if gids and leader in answers:
+                cause = (
+                    f"{name} is also in group {', '.join(map(str, gids))}, but not on {leader}; jobs "
+                    "have the groups that their user has on the controller"
+                )
+                fix = f"`usermod --append --groups {gids[0]} {name}` on {leader}, if jobs need it"
+                yield Finding(
+                    host, "warning", "groups-differ", "a user's groups differ", cause, fix
+                )
 
 
 def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:

@@ -338,6 +338,22 @@ def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dic
     return {name: uid for name, uid in numbers.items() if name in names or uid in uids}
 
 
+def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
+    """Return name -> home, shell and groups (numbers, the primary group first) of the accounts that
+    exist.
+    """
+    found = {}
+    for name in names:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        groups = [entry.pw_gid, *sorted({*os.getgrouplist(name, entry.pw_gid)} - {entry.pw_gid})]
+        text = " ".join(map(str, groups))
+        found[name] = {"home": entry.pw_dir, "shell": entry.pw_shell, "groups": text}
+    return found
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
@@ -544,6 +560,7 @@ class OwnFacts:
     units: FrozenSet[str]
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
+    logins: Mapping[str, Mapping[str, str]] = {}
     refuses_ed25519: bool = False
     fapolicyd: bool = False
     mtus: Mapping[str, int] = {}
@@ -584,6 +601,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "texts": {path: read(path)[:TEXT] for path in request["texts"]},
         "accounts": accounts(request["accounts"], set(request["uids"])),
         "groups": accounts(request["accounts"], set(request["uids"]), "group"),
+        "logins": logins(request["users"]),
     }
 
 

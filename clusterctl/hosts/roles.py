@@ -322,6 +322,7 @@ class HostRequirements:
     driver, branch: kind and branch of the NVIDIA driver that `up` installs, if any.
     here: clusterctl runs on the host.
     cgroups: Slurm will limit jobs by control groups.
+    own_homes: the host has its own homes, because hosts share no folder.
     """
 
     address: str
@@ -335,6 +336,7 @@ class HostRequirements:
     branch: str | None = None
     here: bool = False
     cgroups: bool = False
+    own_homes: bool = False
 
 
 # Disk space in MiB for Slurm, MariaDB, Open MPI and Python: to install them, and afterwards.
@@ -369,7 +371,8 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
             *required_accounts(spec),
             *([ADMIN_USER] if spec.scheduler_needs.has_daemons else ()),
         ],
-        "uids": [*required_accounts(spec).values()],
+        "uids": [*required_accounts(spec).values(), ADMIN_ID],
+        "users": [user.name for user in spec.users],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),
         "texts": [*TEXTS],
         "packages": sorted(packages),
@@ -408,6 +411,7 @@ def requirements_of_hosts(
             branch=nvidia.of_branch,
             here=member.name in here,
             cgroups=cgroups and member.is_compute,
+            own_homes=not spec.provider.shares_folder,
         )
         for member in members
     }

@@ -203,6 +203,29 @@ def _current_folder() -> str | None:
         return None
 
 
+def reject_other_paths(
+    session: Session, folder: str, nodes: Sequence[Transport], sent: Sequence[Sent]
+) -> None:
+    """Raise TransferError if the job's folder has another path on a node than ``folder``, that on
+    the controller. ``sent``: the folder of each of ``nodes``, which is then removed.
+    """
+    paths = {to.host: one.folder for to, one in zip(nodes, sent, strict=True)}
+    if not (others := {host: path for host, path in paths.items() if path != folder}):
+        return
+    for to in nodes:
+        remove_folder([to], paths[to.host])
+    user = session.inventory.job_user
+    different = ", ".join(f"{path} on {host}" for host, path in others.items())
+    raise TransferError(
+        f"the home of {user} has different paths on the hosts",
+        code="home-differs",
+        why=f"a job's folder needs the same path on all hosts, but it is {folder} on "
+        f"{session.transport.host}, and {different}",
+        fix=f"give {user} the same home on all hosts (`usermod --move-home --home HOME {user}`), or "
+        "the hosts a shared folder (provider.shared), then run `clusterctl up`",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Submitter:
     """Submits jobs to a session's cluster. ``report``: called with messages for the user."""
@@ -349,7 +372,7 @@ class Submitter:
 
         sent = send(self.session.transport)
         try:
-            parallel_map(nodes, send)
+            reject_other_paths(self.session, sent.folder, nodes, parallel_map(nodes, send))
             if source is not None:
                 copies = _copies(
                     self.session.transport.host, f"{sent.folder}/{PROGRAM_FOLDER}", source

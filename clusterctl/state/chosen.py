@@ -235,16 +235,25 @@ def _known_workspace(path: Path) -> Workspace | None:
 @contextmanager
 def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
     """If the `with` block fails while another clusterctl process holds the cluster's lock, raise
-    LockedError.
+    LockedError. If no `up` of the cluster has finished, raise NotUpError.
 
-    The error names that process, which may be the reason why the cluster does not answer.
+    The errors name the probable reason why the cluster does not answer.
     """
     try:
         yield
     except (NotUpError, SchedulerError, TransportError) as exc:
         worker = workspace.lock_holder()
-        if worker is None or exc.had_side_effects:
+        if exc.had_side_effects:
             raise
+        if worker is None:
+            if isinstance(exc, NotUpError) or workspace.is_configured:
+                raise
+            raise NotUpError(
+                f"cluster {workspace.root.name!r} is unfinished",
+                code="unfinished",
+                why=f"no `clusterctl up` has configured its hosts yet: {exc.cause}",
+                fix="run `clusterctl up`, or remove the cluster with `clusterctl down`",
+            ) from exc
         raise LockedError(
             f"another command has locked cluster {workspace.root.name!r}",
             why=f"{worker}; meanwhile, this failed: {exc.cause}",

@@ -329,6 +329,11 @@ class Workspace:
         return self.access_config.exists()
 
     @property
+    def is_configured(self) -> bool:
+        """Whether an `up` has configured the hosts, or other people did: the cluster is attached."""
+        return self.configured.exists() or self.login.exists()
+
+    @property
     def update(self) -> str:
         """The command that writes the cluster's records on this machine."""
         return "`clusterctl attach`" if self.login.exists() else "`clusterctl up`"

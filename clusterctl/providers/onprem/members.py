@@ -627,7 +627,10 @@ def notes(
     """Return findings as lines for a plan, except problems that `up` solves or other checks
     report.
     """
-    later = {"no-driver"} if spec.software.nvidia.has_driver else set()
+    # `up` starts daemons, and they may be stopped only because an earlier `up` did not finish.
+    later = {"daemon-stopped"}
+    if spec.software.nvidia.has_driver:
+        later.add("no-driver")
     if cluster_exists:
         later.add(checks.NO_CGROUPS)
     return tuple(str(finding) for finding in findings if finding.code not in later)

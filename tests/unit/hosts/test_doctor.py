@@ -24,7 +24,18 @@ from clusterctl.hosts.roles import CLAIM, TEXTS, HostRequirements
 from scripts import message_reference
 from tests.support.messages import refused
 
-KEYS = ("names", "ports", "paths", "units", "accounts", "uids", "files", "texts", "packages")
+KEYS = (
+    "names",
+    "ports",
+    "paths",
+    "units",
+    "accounts",
+    "uids",
+    "users",
+    "files",
+    "texts",
+    "packages",
+)
 NOTHING: dict[str, Sequence[str | int]] = dict.fromkeys(KEYS, ())
 PORTS = {6816: "clusterctl-fence", 6817: "slurmctld", 6818: "slurmd"}
 
@@ -190,6 +201,7 @@ def test_fix_on_the_local_machine_leaves_the_reboot_to_the_user(
             "admin-differs",
             "has uid 1000 on the host, but 64100 on one",
         ),
+        ({"accounts": {"alice": 64100}}, "warning", "admin-differs", "belongs to alice"),
         ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "belongs to lab"),
         ({"accounts": {}, "groups": {"hpc": 77}}, "error", "gid-differs", "hpc has gid 77"),
         ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),
@@ -241,6 +253,40 @@ def test_examine_has_one_finding_for_each_fault(
     assert (finding.host, finding.level, finding.code) == ("two", level, code)
     assert why in finding.why
     assert finding.fix
+
+
+def login(
+    home: str = "/home/bob", program: str = "/bin/bash", groups: str = "2002"
+) -> dict[str, Any]:
+    """The account bob as a host reports it."""
+    return {"bob": {"home": home, "shell": program, "groups": groups}}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "own_homes", "codes"),
+    [
+        (login(), login(), True, []),
+        ({}, login("/srv/bob"), True, []),
+        (login(), login("/srv/bob"), True, ["home-differs"]),
+        (login(), login("/srv/bob"), False, []),
+        (login(), login(program="/usr/sbin/nologin"), True, ["no-shell"]),
+        (login(), login(program="/bin/false"), False, []),
+        (login(), login(groups="2002 27 5000"), False, ["groups-differ"]),
+        ({}, login(groups="2002 5000"), True, ["groups-differ"]),
+        (login(groups="2002 5000"), login(groups="100 27"), True, []),
+    ],
+)
+def test_account_of_a_job_user_that_differs_between_hosts_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+    one: dict[str, Any],
+    two: dict[str, Any],
+    own_homes: bool,
+    codes: list[str],
+) -> None:
+    monkeypatch.setitem(WELL, "logins", one)
+    findings = found({"logins": two}, own_homes=own_homes)
+    assert [(finding.host, finding.code) for finding in findings] == [("two", c) for c in codes]
+    assert all(finding.fix for finding in findings)
 
 
 TAKEN_OVER = [

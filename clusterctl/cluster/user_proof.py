@@ -1,0 +1,99 @@
+"""The proof that jobs of the job user find what they need: their folder, their Python and their log.
+
+The MPI job of the verification runs as the admin user, who may use the hidden partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from clusterctl.errors import ClusterctlError, VerifyError
+from clusterctl.jobs.submit import new_token, reject_other_paths
+from clusterctl.scheduler.session import Session, session_of, site_of
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Connect, Transport, remove_folder
+from clusterctl.transport.put import Sent, Upload, store_of
+from clusterctl.transport.ssh import Connections
+from clusterctl.util.process import call_on_hosts, parallel_map
+
+_TIMEOUT_S: Final = 60.0
+# Arguments: the job's folder, the jobs' Python, the name of the host. Writes HOST.log to the folder.
+_WRITE_LOG: Final = """
+cd -- "$1" && "$2" -I -c 'import sys; print(sys.argv[1])' "$3" >"$3.log"
+"""
+
+
+def prove_job_user(
+    inventory: Inventory, workspace: Workspace, connections: Connections, nodes: Sequence[str]
+) -> None:
+    """Log in as the job user, create a job's folder, write a log in it on each node, and fetch the
+    logs.
+
+    Raise VerifyError, with a failure for each host, if a step fails. The folder is removed.
+    """
+    session = session_of(site_of(inventory), workspace, connections)
+    user = inventory.job_user
+    unshared = [session.unshared_nodes[name] for name in nodes if name in session.unshared_nodes]
+    others = [transport for transport in unshared if transport is not session.transport]
+    try:
+        folder = _create_folder(session, others)
+        try:
+            _write_logs(inventory, connections.to, folder, nodes)
+            _fetch_logs(session, folder, nodes)
+        finally:
+            remove_folder((session.transport, *others), folder)
+    except ClusterctlError as exc:
+        raise VerifyError(
+            f"jobs of {user} would fail",
+            code="job-user-fails",
+            where=exc.where,
+            why=exc.cause,
+            fix=exc.fix
+            or f"correct the account of {user} on these hosts (its home, shell and limits), then "
+            "run `clusterctl up` again",
+            host=exc.host,
+            failures=exc.failures,
+        ) from exc
+
+
+def _create_folder(session: Session, others: Sequence[Transport]) -> str:
+    """Create a job's folder as `submit` does. Return its path, which is the same on all hosts."""
+    area = session.inventory.folder
+    name = f"{area}/jobs/verification-{new_token()}"
+
+    def send(to: Transport) -> Sent:
+        return Upload(to).new_folder((), {}, name, store=store_of(area), ours={})
+
+    sent = send(session.transport)
+    try:
+        reject_other_paths(session, sent.folder, others, parallel_map(others, send))
+    except ClusterctlError:
+        remove_folder((session.transport, *others), sent.folder)
+        raise
+    return sent.folder
+
+
+def _write_logs(inventory: Inventory, to: Connect, folder: str, nodes: Sequence[str]) -> None:
+    python = f"{inventory.root}/env/bin/python"
+
+    def write(host: str) -> None:
+        as_user = ("sudo", "-n", "-H", "-u", inventory.job_user)
+        to(host).run(
+            (*as_user, "sh", "-c", _WRITE_LOG, "sh", folder, python, host), timeout_s=_TIMEOUT_S
+        )
+
+    _, failed = call_on_hosts(nodes, write)
+    if failed:
+        failures = [exc.on(host, "verify") for host, exc in failed.items()]
+        raise VerifyError.of_hosts(
+            "the job user can't write a log on {hosts}", failures, code="job-user-fails"
+        )
+
+
+def _fetch_logs(session: Session, folder: str, nodes: Sequence[str]) -> None:
+    """Read the logs where `collect` finds those of a job. Raise CommandError if one is missing."""
+    for host, transport in session.hosts_with_files(nodes):
+        logs = [f"{name}.log" for name in (nodes if session.inventory.is_shared else [host])]
+        transport.run(("sh", "-c", 'cd -- "$1" && shift && cat -- "$@"', "sh", folder, *logs))
