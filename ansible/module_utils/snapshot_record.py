@@ -178,7 +178,9 @@ class Recorder:
         for kind, names, is_system in kinds:
             record = self._snapshot[kind]
             new = set(names) - set(record["before"])
-            record["ours"] = sorted(name for name in new if name in named or is_system(name))
+            # Accounts of earlier runs may have left the spec since.
+            own = named.union(record["ours"])
+            record["ours"] = sorted(name for name in new if name in own or is_system(name))
 
 
 def new_in_etc(store: Store, snapshot: dict[str, Any], etc: str) -> set[str]:

@@ -337,6 +337,35 @@ def test_mariadb_with_foreign_databases_is_kept(
     assert removed == (["slurm", "slurm"] if others else ["mysql", "slurm"] * 2)
 
 
+def test_restored_host_has_no_accounts_of_users_that_left_the_spec(
+    snapshot: Snapshot,
+    etc: Path,
+    machine: Machine,
+    util: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An account that the owner of the host has made since stays."""
+    paths = util("snapshot_host").HostPaths(etc=str(etc))
+    monkeypatch.setattr(pwd, "getpwnam", account)
+    monkeypatch.setattr(grp, "getgrnam", lambda name: SimpleNamespace(gr_name=name, gr_gid=PERSON))
+    accounts = ["root"]
+
+    def write_accounts(*names: str) -> None:
+        accounts.extend(name for name in names if name not in accounts)
+        for table in ("passwd", "group"):
+            (etc / table).write_text("".join(f"{name}:x:{PERSON}\n" for name in accounts))
+
+    write_accounts()
+    for user, others in (("bob", ["dora"]), ("carl", []), ("carl", [])):
+        snapshot("recorded", on=paths, accounts=[user])
+        write_accounts(user)
+        snapshot("sealed", on=paths, accounts=[user])
+        write_accounts(*others)
+    snapshot("restored", on=paths)
+    removed = [argv[-1] for argv in machine.ran if argv[0] in {"userdel", "groupdel"}]
+    assert removed == ["bob", "carl"] * 2
+
+
 def test_files_that_match_a_pattern_after_a_killed_up_are_removed(
     snapshot: Snapshot, etc: Path
 ) -> None:
