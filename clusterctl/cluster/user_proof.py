@@ -10,12 +10,10 @@ from typing import Final
 
 from clusterctl.errors import ClusterctlError, VerifyError
 from clusterctl.jobs.submit import new_token, reject_other_paths
-from clusterctl.scheduler.session import Session, session_of, site_of
+from clusterctl.scheduler.session import Session
 from clusterctl.state.inventory import Inventory
-from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport, remove_folder
 from clusterctl.transport.put import Sent, Upload, store_of
-from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import call_on_hosts, parallel_map
 
 _TIMEOUT_S: Final = 60.0
@@ -25,22 +23,21 @@ cd -- "$1" && "$2" -I -c 'import sys; print(sys.argv[1])' "$3" >"$3.log"
 """
 
 
-def prove_job_user(
-    inventory: Inventory, workspace: Workspace, connections: Connections, nodes: Sequence[str]
-) -> None:
+def prove_job_user(session: Session, to: Connect, nodes: Sequence[str]) -> None:
     """Log in as the job user, create a job's folder, write a log in it on each node, and fetch the
     logs.
 
+    to: connects to a host as the admin user, who may become the job user there.
+
     Raise VerifyError, with a failure for each host, if a step fails. The folder is removed.
     """
-    session = session_of(site_of(inventory), workspace, connections)
-    user = inventory.job_user
+    user = session.inventory.job_user
     unshared = [session.unshared_nodes[name] for name in nodes if name in session.unshared_nodes]
     others = [transport for transport in unshared if transport is not session.transport]
     try:
         folder = _create_folder(session, others)
         try:
-            _write_logs(inventory, connections.to, folder, nodes)
+            _write_logs(session.inventory, to, folder, nodes)
             _fetch_logs(session, folder, nodes)
         finally:
             remove_folder((session.transport, *others), folder)
@@ -95,5 +92,5 @@ def _write_logs(inventory: Inventory, to: Connect, folder: str, nodes: Sequence[
 def _fetch_logs(session: Session, folder: str, nodes: Sequence[str]) -> None:
     """Read the logs where `collect` finds those of a job. Raise CommandError if one is missing."""
     for host, transport in session.hosts_with_files(nodes):
-        logs = [f"{name}.log" for name in (nodes if session.inventory.is_shared else [host])]
+        logs = [f"{name}.log" for name in ([host] if session.unshared_nodes else nodes)]
         transport.run(("sh", "-c", 'cd -- "$1" && shift && cat -- "$@"', "sh", folder, *logs))

@@ -48,7 +48,7 @@ from clusterctl.scheduler.availability import (
     slurm_state_text,
 )
 from clusterctl.scheduler.base import JobState, Nodes
-from clusterctl.scheduler.session import SHORT_PATIENCE_S
+from clusterctl.scheduler.session import SHORT_PATIENCE_S, session_of, site_of
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
@@ -116,7 +116,8 @@ def verify(
     ]
     verification = run_verification(inventory, cluster.connections.to, nodes)
     if verification.verified and inventory.job_user:
-        prove_job_user(inventory, cluster.workspace, cluster.connections, verification.verified)
+        session = session_of(site_of(inventory), cluster.workspace, cluster.connections)
+        prove_job_user(session, cluster.connections.to, verification.verified)
     resumed = ((host, state) for host, state in verification.resumed.items() if REASON not in state)
     cluster.report_repairs(Drift(host, f"was {state}", "resumed") for host, state in resumed)
     scheduler = cluster.scheduler(inventory)

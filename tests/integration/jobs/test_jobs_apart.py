@@ -4,13 +4,16 @@ they ran.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clusterctl.errors import SlurmError, UnreachableError
+from clusterctl.cluster.user_proof import prove_job_user
+from clusterctl.errors import SlurmError, TransferError, UnreachableError, VerifyError
 from clusterctl.jobs.shell import session_folder, shell_job
 from clusterctl.jobs.submit import Submitted, Submitter
 from clusterctl.jobs.watch import follow
@@ -22,6 +25,8 @@ from clusterctl.scheduler.session import Session, site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts
+from clusterctl.transport.base import Transport
+from clusterctl.transport.put import Sent, Upload
 from tests.support.here import LocalTransport
 from tests.support.inventories import inventory_with
 from tests.support.messages import refused
@@ -32,7 +37,7 @@ PARTITIONS = {"n1": "train", "n2": "train", "o1": "other"}
 
 class ApartNode(LocalTransport):
     """A node that shares no folder with the controller: what that has in its home, it has in
-    ``home``.
+    ``home``, at the same path.
     """
 
     def __init__(self, cluster: PlayedCluster, home: Path) -> None:
@@ -47,6 +52,29 @@ class ApartNode(LocalTransport):
 
     def _request(self, data: bytes) -> bytes:
         return data.replace(self._controllers.encode(), bytes(self.home))
+
+    def shown(self, path: str) -> str:
+        """Return the path that the node itself would tell."""
+        return path.replace(str(self.home), self._controllers)
+
+
+class OtherHome(ApartNode):
+    """A node where the job user has a home at another path."""
+
+    def shown(self, path: str) -> str:
+        return path
+
+
+@pytest.fixture(autouse=True)
+def tells_its_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    new_folder = Upload.new_folder
+
+    def on_node(upload: Upload, *given: Any, **named: Any) -> Sent:
+        sent = new_folder(upload, *given, **named)
+        to = upload.transport
+        return replace(sent, folder=to.shown(sent.folder)) if isinstance(to, ApartNode) else sent
+
+    monkeypatch.setattr(Upload, "new_folder", on_node)
 
 
 @pytest.fixture
@@ -170,6 +198,74 @@ def test_node_that_is_away_is_no_half_of_a_submission(
         submit(without_n2(apart, cluster, tmp_path), job)
     assert not list((cluster.home / "clusterctl/jobs").glob("mine-*"))
     assert not list((nodes["n1"].home / "clusterctl/jobs").glob("mine-*"))
+
+
+def left_on(*nodes: ApartNode) -> list[Path]:
+    """The folders of jobs on nodes."""
+    return [path for node in nodes for path in (node.home / "clusterctl/jobs").glob("*")]
+
+
+def test_submit_names_the_node_where_the_home_has_another_path(
+    apart: Session,
+    cluster: PlayedCluster,
+    nodes: dict[str, ApartNode],
+    job: JobSpec,
+    tmp_path: Path,
+) -> None:
+    other = OtherHome(cluster, tmp_path / "srv/n2")
+    session = replace(apart, unshared_nodes={**nodes, "n2": other})
+    with refused("home-differs", TransferError, "on n2", str(other.home)):
+        submit(session, job)
+    assert left_on(nodes["n1"], other) == []
+    assert not list((cluster.home / "clusterctl/jobs").glob("mine-*"))
+
+
+class AsUser(ApartNode):
+    """The admin account's way to a node: sudo is left out."""
+
+    def _here(self, argv: Sequence[str]) -> Sequence[str]:
+        assert argv[:4] == ("sudo", "-n", "-H", "-u")
+        return super()._here(argv[5:])
+
+
+@pytest.fixture
+def proven(apart: Session, tmp_path: Path) -> Session:
+    """The played cluster, with the Python of jobs."""
+    python = tmp_path / "root/env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    inventory = replace(apart.inventory, root=str(tmp_path / "root"))
+    return replace(apart, site=site_of(inventory))
+
+
+@pytest.mark.parametrize("fault", ["", "home", "path", "python"])
+def test_proof_of_the_job_user_names_what_its_jobs_would_lack(
+    proven: Session,
+    cluster: PlayedCluster,
+    nodes: dict[str, ApartNode],
+    tmp_path: Path,
+    fault: str,
+) -> None:
+    def to(host: str) -> Transport:
+        node = object.__new__(AsUser)
+        node.__dict__.update(nodes[host].__dict__)
+        return node
+
+    session = proven
+    if fault == "home":
+        (nodes["n2"].home / "clusterctl").write_text("no folder")
+    if fault == "path":
+        other = OtherHome(cluster, tmp_path / "srv/n2")
+        session = replace(proven, unshared_nodes={**nodes, "n2": other})
+    if fault == "python":
+        (tmp_path / "root/env/bin/python").unlink()
+    if not fault:
+        prove_job_user(session, to, ["n1", "n2"])
+    else:
+        with refused("job-user-fails", VerifyError) as caught:
+            prove_job_user(session, to, ["n1", "n2"])
+        assert "n2" in str(caught.value)
+    assert left_on(nodes["n1"]) == []
 
 
 def test_logs_and_files_come_from_the_nodes_it_ran_on(
