@@ -67,6 +67,14 @@ def test_list_cluster_begun_by_terraform_before_hosts(cli: Clusterctl) -> None:
     assert shown == [("gcp", "unfinished", None), ("-", "unfinished", None)]
 
 
+def test_list_first_up_that_did_not_finish_is_unfinished(cli: Clusterctl) -> None:
+    for name in ("begun", "ended"):
+        raise_cluster(cli.home, name, "onprem", None)
+    (cli.home / "ended/configured.json").touch()
+    states = {c["cluster"]: c["state"] for c in cli("-o", "json", "list").json["clusters"]}
+    assert (states["begun"], states["ended"]) == ("unfinished", "up")
+
+
 def keep_storage(home: Path) -> dict[str, object]:
     """Of a cluster d, which is down; as `list` shows it."""
     disk = {
