@@ -60,7 +60,7 @@ from clusterctl.transport.openssh import start_conversation
 from clusterctl.transport.put import Sent, Upload, begin_new_folder, store_of
 from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items, literal_pattern
 from clusterctl.util.assets import data_folder, payload_hash
-from clusterctl.util.process import parallel_map
+from clusterctl.util.process import call_on_hosts, parallel_map
 from clusterctl.util.progress import SILENT, LineReporter
 
 if TYPE_CHECKING:
@@ -248,9 +248,37 @@ class Submitter:
                 submitted. If it was submitted, the next command that lists or collects jobs finds
                 it.
         """
+        self.session.scheduler.reject_if_busy()
+        submitter, prepared = self._without_silent_nodes(prepared)
+        return submitter._submit_to_all(prepared)
+
+    def _without_silent_nodes(self, prepared: PreparedJob) -> tuple[Submitter, PreparedJob]:
+        """If hosts share no folder, leave out nodes that don't answer. Return the submitter and the
+        job for the others. Raise UnreachableError if no node answers.
+        """
+        session = self.session
+        nodes = session.transports_of_partition(partition_name(session.site, prepared.job))
+        by_name = {name: to for name, to in session.unshared_nodes.items() if to in nodes}
+        _, failed = call_on_hosts(by_name, lambda name: by_name[name].run(["true"]))
+        silent = {name: exc for name, exc in failed.items() if isinstance(exc, UnreachableError)}
+        if not silent:
+            return self, prepared
+        if len(silent) == len(nodes):
+            raise next(iter(silent.values()))
+        names = sorted(silent)
+        job = session.site.without_nodes(prepared.job, names)
+        text = (
+            f"note: {', '.join(names)} does not answer, so the job will not run there: hosts share "
+            "no folder, and it could not get the job's files"
+        )
+        self.report(Notice("node-left-out", text))
+        unshared = {name: to for name, to in session.unshared_nodes.items() if name not in silent}
+        prepared = replace(prepared, job=job, script=session.site.render(job, prepared.environment))
+        return replace(self, session=replace(session, unshared_nodes=unshared)), prepared
+
+    def _submit_to_all(self, prepared: PreparedJob) -> Submitted:
         session = self.session
         inventory = self.session.inventory
-        session.scheduler.reject_if_busy()
         partition = partition_name(session.site, prepared.job)
         nodes = session.transports_of_partition(partition)
         prepared = self._with_image(prepared, nodes)

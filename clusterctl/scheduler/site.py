@@ -10,7 +10,7 @@ three. Code outside this package calls these methods, and never asks which site 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -107,6 +107,12 @@ class Site(ABC):
     def array_limit(self) -> int:
         """The indices of arrays must be lower."""
         return self.inventory.max_array
+
+    def without_nodes(self, job: JobSpec, names: Collection[str]) -> JobSpec:
+        """Return the job, which the scheduler does not start on the nodes ``names``, which don't
+        answer.
+        """
+        return job
 
     def array_too_large(self, indices: str, highest: int) -> UsageError:
         """Return the error for an array with an index above the limit."""

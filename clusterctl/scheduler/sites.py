@@ -7,7 +7,7 @@ Only this package imports this module; ``site_of`` in session.py chooses the sit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
@@ -75,6 +75,21 @@ class OwnSlurm(Site):
 
     def request(self, request: JobRequest, job: JobSpec) -> JobRequest:
         return request
+
+    def without_nodes(self, job: JobSpec, names: Collection[str]) -> JobSpec:
+        from clusterctl.scheduler.user_script import UserScript  # noqa: PLC0415 - as above
+        from clusterctl.spec.sbatch import requests_of  # noqa: PLC0415 - as above
+
+        script = UserScript.of(job)
+        given = (*(script.directives.requests if script else ()), *requests_of(job.slurm))
+        # Of several options --exclude, only the last counts.
+        values = [
+            request.value
+            for request in given
+            if request.option and request.option.name == "exclude" and request.value
+        ]
+        excluded = ",".join([*values[-1:], *names])
+        return job.model_copy(update={"slurm": (*job.slurm, f"--exclude={excluded}")})
 
 
 class ForeignSlurm(OwnSlurm):

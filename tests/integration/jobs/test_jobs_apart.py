@@ -104,7 +104,8 @@ def job(tmp_path: Path) -> JobSpec:
     return JobSpec(name="mine", script=script)
 
 
-def given(node: ApartNode, done: Submitted) -> set[str]:
+def given(node: Transport, done: Submitted) -> set[str]:
+    assert isinstance(node, ApartNode)
     folder = node.home / "clusterctl/jobs" / Path(done.remote_dir).name
     return {path.name for path in folder.rglob("*")}
 
@@ -187,17 +188,53 @@ def without_n2(apart: Session, cluster: PlayedCluster, tmp_path: Path) -> Sessio
     return replace(apart, unshared_nodes={**apart.unshared_nodes, "n2": away})
 
 
-def test_node_that_is_away_is_no_half_of_a_submission(
+class Dying(ApartNode):
+    """A node that goes off when the files are sent."""
+
+    converse = Away.run
+
+
+def test_node_that_dies_is_no_half_of_a_submission(
     apart: Session,
     cluster: PlayedCluster,
     nodes: dict[str, ApartNode],
     job: JobSpec,
     tmp_path: Path,
 ) -> None:
+    dying = Dying(cluster, tmp_path / "dying")
     with refused("unreachable", UnreachableError, host="n2"):
-        submit(without_n2(apart, cluster, tmp_path), job)
+        submit(replace(apart, unshared_nodes={**nodes, "n2": dying}), job)
     assert not list((cluster.home / "clusterctl/jobs").glob("mine-*"))
     assert not list((nodes["n1"].home / "clusterctl/jobs").glob("mine-*"))
+
+
+@pytest.fixture
+def off(apart: Session, cluster: PlayedCluster, tmp_path: Path) -> Session:
+    return without_n2(apart, cluster, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "excluded"),
+    [("", (), "n2"), ("--exclude=n7", (), "n7,n2"), ("-x n7", ("--exclude=n8",), "n8,n2")],
+)
+def test_job_runs_without_a_node_that_is_off(
+    off: Session, job: JobSpec, line: str, flags: tuple[str, ...], excluded: str
+) -> None:
+    assert job.script is not None
+    job.script.write_text(f"#!/bin/bash\n{f'#SBATCH {line}' if line else ''}\necho hello\n")
+    done = submit(off, job.model_copy(update={"slurm": flags}))
+    lines = [one for one in done.script.splitlines() if "exclude" in one or " -x " in one]
+    # Of several options, the last counts.
+    assert lines[-1] == f"#SBATCH --exclude={excluded}"
+    assert "job.sh" in given(off.unshared_nodes["n1"], done)
+
+
+def test_job_is_refused_if_all_its_nodes_are_off(
+    apart: Session, cluster: PlayedCluster, job: JobSpec, tmp_path: Path
+) -> None:
+    nodes = {name: Away(cluster, tmp_path / f"off-{name}") for name in apart.unshared_nodes}
+    with refused("unreachable", UnreachableError):
+        submit(replace(apart, unshared_nodes=nodes), job)
 
 
 def left_on(*nodes: ApartNode) -> list[Path]:
