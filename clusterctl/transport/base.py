@@ -22,6 +22,7 @@ from clusterctl.errors import (
     UnreachableError,
     printable,
 )
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import login_of
 from clusterctl.util.process import Result
 
@@ -262,7 +263,11 @@ def unreachable_error(
     error.
     """
     login = login_of(config)
-    fix = f"try `ssh {login}`" if login else "if the host is down, start it with `clusterctl up`"
+    fix = "if the host is down, start it with `clusterctl up`"
+    if login:
+        fix = f"try `ssh {login}`"
+    elif Workspace(config.parent).adopts_hosts:
+        fix = "check that the machine is on, that sshd runs, and that no firewall blocks the port"
     return UnreachableError(
         f"{host}: {problem}", where=str(config), why=str(cause or ""), fix=fix, host=host
     )
