@@ -91,6 +91,14 @@ class Units:
     def reload(self) -> None:
         self._do("daemon-reload")
 
+    def forget_removed(self) -> None:
+        """Make systemd forget failed units without a file, such as services of purged packages."""
+        listed = ["list-units", "--all", "--state=failed", "--plain", "--no-legend", "--no-pager"]
+        _, out, _ = self._run(["systemctl", *listed])
+        for unit, load, *_ in (line.split() for line in out.splitlines() if len(line.split()) > 1):
+            if load == "not-found":
+                self._run(["systemctl", "reset-failed", unit])
+
     def _do(self, *words: str) -> None:
         # Skip the hooks for Debian's SysV scripts, which are slow.
         self._run(["systemctl", *words], check_rc=True, environ_update={"SYSTEMCTL_SKIP_SYSV": "1"})

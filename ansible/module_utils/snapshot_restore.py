@@ -102,6 +102,7 @@ class Restorer:
         self._remove_trees()
         self._restore_folders()
         self._units.reload()
+        self._units.forget_removed()
         for unit, before in self._snapshot["units"].items():
             changed = before["role"] in self._snapshot["changed"]
             reload = unit in self._snapshot["reloads"]
@@ -315,11 +316,14 @@ class Restorer:
         )
 
     def _remove_generated(self) -> None:
-        """Remove new files in /etc that are in folders that clusterctl's packages created."""
+        """Remove new files in /etc that are in folders that clusterctl's packages created, and other
+        versions of the owner's files that these packages brought.
+        """
         new = [path for path, entry in self._snapshot["paths"].items() if entry["before"] == ABSENT]
         folders = [path for path in new if Path(path).is_dir() and not self._is_spared(path)]
         for path in sorted(self._cluster_files_in_etc()):
-            if os.path.lexists(path) and any(path.startswith(f"{folder}/") for folder in folders):
+            is_inside = any(path.startswith(f"{folder}/") for folder in folders)
+            if os.path.lexists(path) and (is_inside or path.endswith(_PACKAGED_VERSIONS)):
                 Path(path).unlink()
                 self._done.append(f"removed {path}")
 
@@ -386,6 +390,10 @@ class Restorer:
             )
             if is_own and name not in self._spared:
                 yield name
+
+
+# A package's version of a file in /etc that was there before: ucf's, dpkg's and rpm's.
+_PACKAGED_VERSIONS = (".ucf-dist", ".dpkg-dist", ".rpmnew")
 
 
 def _foreign_databases(folder: str) -> list[str]:

@@ -313,7 +313,17 @@ def leave(request: Dict[str, Any]) -> Dict[str, Any]:
     # The folder may contain other files.
     with suppress(OSError):
         CLAIM.parent.rmdir()
+    remove_ansibles_files(Path(pwd.getpwuid(0).pw_dir) / ".ansible")
     return {"ok": True, "changed": True}
+
+
+def remove_ansibles_files(folder: Path) -> None:
+    """Remove the folders of modules that a killed `up` was running, and empty folders above."""
+    for path in folder.glob("tmp/ansible_mitogen_runner_*"):
+        shutil.rmtree(str(path), ignore_errors=True)
+    for path in (folder / "tmp", folder):
+        with suppress(OSError):
+            path.rmdir()
 
 
 def end_processes(uid: int) -> None:
@@ -331,21 +341,31 @@ def end_processes(uid: int) -> None:
 @contextmanager
 def alone(path: str = LOCK) -> Iterator[None]:
     """Make other runs of this program wait. Only root may read the file ``path``: a reader could
-    lock it.
+    lock it. The last run removes it.
     """
 
     def late(*_: Any) -> None:
         cause = "another clusterctl is changing this account on the host"
         raise RefusedError("account", cause, "wait until it is finished, or kill that process")
 
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "r+", encoding="utf-8") as lock:
-        os.fchmod(descriptor, 0o600)
-        signal.signal(signal.SIGALRM, late)
-        signal.alarm(WAIT_S)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        signal.alarm(0)
-        yield
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(WAIT_S)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "r+", encoding="utf-8") as lock:
+            os.fchmod(descriptor, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # The run before may have removed the file.
+            if not os.path.exists(path) or not os.path.samestat(
+                os.fstat(descriptor), os.stat(path)
+            ):
+                continue
+            signal.alarm(0)
+            try:
+                yield
+            finally:
+                os.unlink(path)
+            return
 
 
 def main() -> None:

@@ -95,7 +95,40 @@ def test_its_lock_is_roots_alone_and_waited_for_for_a_while(tmp_path: Path) -> N
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
         said = subprocess.run(argv, check=False, capture_output=True, text=True).stderr
         assert "RefusedError: another clusterctl is changing" in said
+    assert not lock.exists()
     assert subprocess.run(argv, check=False, capture_output=True).stdout == b"held\n"
+
+
+def test_run_that_waited_for_a_lock_that_is_gone_takes_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run before removes the file while this one waits."""
+    lock = tmp_path / "lock"
+    flock = remote_account.fcntl.flock
+    waits = iter([True, False])
+
+    def removed(file: int, operation: int) -> None:
+        flock(file, operation)
+        if next(waits):
+            lock.unlink()
+
+    monkeypatch.setattr(remote_account.fcntl, "flock", removed)
+    with remote_account.alone(str(lock)):
+        assert lock.exists()
+    assert not lock.exists()
+    assert list(waits) == []
+
+
+def test_leave_removes_what_a_killed_ansible_left(tmp_path: Path) -> None:
+    root = tmp_path / ".ansible"
+    for name in ("ansible_mitogen_runner_x", "ansible-tmp-of-another"):
+        (root / "tmp" / name).mkdir(parents=True)
+        (root / "tmp" / name / "module.py").touch()
+    remote_account.remove_ansibles_files(root)
+    assert [path.name for path in (root / "tmp").iterdir()] == ["ansible-tmp-of-another"]
+    shutil.rmtree(root / "tmp/ansible-tmp-of-another")
+    remote_account.remove_ansibles_files(root)
+    assert not root.exists()
 
 
 def test_account_has_the_same_uid_unless_taken(

@@ -366,6 +366,22 @@ def test_restored_host_has_no_accounts_of_users_that_left_the_spec(
     assert removed == ["bob", "carl"] * 2
 
 
+def test_restored_host_has_no_failed_units_of_purged_packages(
+    snapshot: Snapshot, machine: Machine, etc: Path
+) -> None:
+    machine.answers["systemctl", "list-units"] = (
+        0,
+        "rpcbind.service not-found failed failed rpcbind.service\n"
+        "nginx.service loaded failed failed A web server\n",
+        "",
+    )
+    snapshot("recorded", files=[f"{etc}/x"])
+    snapshot("sealed", files=[f"{etc}/x"])
+    snapshot("restored")
+    forgotten = [argv[-1] for argv in machine.ran if argv[1] == "reset-failed"]
+    assert forgotten == ["rpcbind.service"]
+
+
 def test_files_that_match_a_pattern_after_a_killed_up_are_removed(
     snapshot: Snapshot, etc: Path
 ) -> None:

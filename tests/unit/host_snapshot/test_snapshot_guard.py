@@ -79,6 +79,7 @@ def test_restore_removes_files_that_a_package_created(
     (etc / "mysql").mkdir()
     (etc / "mysql/debian.cnf").write_text("generated")
     (etc / "alternatives").write_text("generated, but in nobody's folder")
+    (etc / "exports.ucf-dist").write_text("the package's version of a file that was there")
     snapshot("sealed", on=paths, folders=[str(etc / "mysql")])
     assert snapshot("restored", on=paths)["clusterctl_notes"] == []
     assert sorted(path.name for path in etc.iterdir()) == ["alternatives", "group", "passwd"]
