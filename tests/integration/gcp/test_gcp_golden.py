@@ -91,6 +91,14 @@ def test_terraform_plan_equals_its_golden_file(plan: Plan, name: str) -> None:
     assert [*is_golden(GOLDEN / f"{name}.txt", text)] == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_resource_is_in_the_project_of_the_spec(plan: Plan, name: str) -> None:
+    """The golden files leave it out."""
+    project = asked()[name]["project"]
+    found = {each["project"] for each in planned(plan, name).values() if "project" in each}
+    assert found == {project}
+
+
 def test_longest_resource_names_fit_the_limits_of_google(plan: Plan) -> None:
     resources = planned(plan, "long")
     assert max(len(each.get("name") or "") for each in resources.values()) <= 63
