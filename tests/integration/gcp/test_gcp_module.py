@@ -79,7 +79,9 @@ def test_only_what_is_asked_for_otherwise_changes(
     module.cloud.lose("whole-f")
     changed = _changed(nodes)
     module.set(_asked(changed, machine_type="n2-standard-16"))
-    _assert_that_each_change_is_said(module.planned())
+    planned = module.planned()
+    _assert_that_calls_are_counted_on_the_project(planned)
+    _assert_that_each_change_is_said(planned)
     said += module.apply()
     kept = {
         name
@@ -156,6 +158,13 @@ def _fill(block: Mapping[str, Any], value: dict[str, Any], words: Sequence[str])
         rest = rest or [*inner["attributes"]][:1]
     done = [_fill(inner, each, rest) for each in blocks if rest]
     return any(done)
+
+
+def _assert_that_calls_are_counted_on_the_project(planned: dict[str, Any]) -> None:
+    """Whatever project the login or the environment names."""
+    settings = planned["configuration"]["provider_config"]["google"]["expressions"]
+    assert settings["user_project_override"] == {"constant_value": True}
+    assert settings["billing_project"] == {"references": ["var.project"]}
 
 
 def _assert_that_outputs_and_rules_fit(module: Module) -> None:
