@@ -358,6 +358,13 @@ def test_wrong_merge_of_a_tokenizer_is_refused() -> None:
             BytePairs.read({"merges": merges})
 
 
+def test_byte_pairs_of_zero_bytes_are_merged() -> None:
+    """Files such as dumps of memory have many of them."""
+    pairs = learn(b"a\0\0" * 100, 258)
+    assert (0, 0) in pairs.merges or (97, 0) in pairs.merges
+    assert pairs.decode(pairs.encode(b"\0\0a")) == b"\0\0a"
+
+
 def test_byte_pairs_are_fewer_than_bytes_and_the_same_each_time() -> None:
     pairs = learn(_TEXT, 270)
     assert pairs.size == 270
