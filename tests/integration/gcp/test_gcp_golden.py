@@ -92,9 +92,9 @@ def test_terraform_plan_equals_its_golden_file(plan: Plan, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_resource_is_in_the_project_of_the_spec(plan: Plan, name: str) -> None:
+def test_resources_are_in_the_project_of_the_spec(plan: Plan, name: str) -> None:
     """The golden files leave it out."""
-    project = asked()[name]["project"]
+    project = variables_by_name()[name]["project"]
     found = {each["project"] for each in planned(plan, name).values() if "project" in each}
     assert found == {project}
 
