@@ -24,10 +24,10 @@ ASKED = ("systemctl", "is-active", "clusterctl-auto-down.timer")
 @pytest.mark.parametrize(
     ("answer", "rc", "armed"), [("active\n", 0, True), ("inactive\n", 3, False), ("", 4, False)]
 )
-def test_it_is_said_whether_the_timer_runs(answer: str, rc: int, armed: bool) -> None:
+def test_auto_down_reports_whether_the_timer_is_active(answer: str, rc: int, armed: bool) -> None:
     controller = ScriptedTransport([Step(ASKED, stdout=answer, rc=rc)])
     assert auto_down(spec(auto_down="8h"), controller) == {"after": "8h", "armed": armed}
 
 
-def test_cluster_that_stays_is_not_asked() -> None:
+def test_auto_down_without_the_setting_runs_no_command() -> None:
     assert auto_down(spec(), ScriptedTransport()) is None

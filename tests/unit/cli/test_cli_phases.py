@@ -33,7 +33,7 @@ def configure(phases: Phases, task: str, hosts: range, of: int) -> list[str]:
     return [count, waiting.removeprefix(", waiting for "), now]
 
 
-def test_phase_says_how_many_hosts_are_through_and_who_is_not(phases: Phases) -> None:
+def test_phase_line_counts_finished_hosts_and_names_the_others(phases: Phases) -> None:
     assert configure(phases, "munge: Run", range(1, 3), 3) == ["2/3", "", "munge: Run"]
     assert configure(phases, "munge: Run", range(3, 4), 3) == ["3", "", "munge: Run"]
     assert configure(phases, "slurmd: Run", range(1, 3), 3) == [
@@ -43,7 +43,7 @@ def test_phase_says_how_many_hosts_are_through_and_who_is_not(phases: Phases) ->
     ]
 
 
-def test_hosts_that_are_at_different_tasks_are_counted_for_each(phases: Phases) -> None:
+def test_phase_line_counts_the_hosts_of_each_task(phases: Phases) -> None:
     configure(phases, "munge: Run", range(1, 3), 3)
     assert configure(phases, "slurmd: Run", range(1, 2), 3)[0] == "1/3"
     assert configure(phases, "munge: Run", range(3, 4), 3) == ["3", "", "munge: Run"]
@@ -57,24 +57,24 @@ def test_hosts_that_are_at_different_tasks_are_counted_for_each(phases: Phases) 
     assert again == ["1/3", "demo-train-2, demo-train-3", "slurmd: Run"]
 
 
-def test_many_hosts_are_counted(phases: Phases) -> None:
+def test_phase_line_of_many_hosts_counts_them(phases: Phases) -> None:
     assert configure(phases, "munge: Run", range(1, 65), 64) == ["64", "", "munge: Run"]
     assert configure(phases, LONG, range(1, 32), 64) == ["31/64", "", LONG]
 
 
-def test_whose_end_is_waited_for_is_told_without_a_terminal_too(
+def test_phase_waiting_for_a_process_names_it_without_a_terminal(
     phases: Phases, capsys: pytest.CaptureFixture[str]
 ) -> None:
     phases.step("provision")
     phases.progress("starting 3 machines")
     behind = Waiting("`clusterctl up` of ada (pid 7) is at work")
     phases.progress(behind)
-    said = capsys.readouterr().err
-    assert "starting 3" not in said
-    assert behind in said
+    stderr = capsys.readouterr().err
+    assert "starting 3" not in stderr
+    assert behind in stderr
 
 
-def test_many_threads_share_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_of_many_threads_share_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[str] = []
 
     def slowly(self: Progress, description: str, **more: object) -> TaskID:

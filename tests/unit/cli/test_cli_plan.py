@@ -33,7 +33,7 @@ def show(plan: Plan) -> list[str]:
     return [line.rstrip() for line in shown]
 
 
-def test_equal_hosts_share_a_row_and_the_cost_stands_below() -> None:
+def test_plan_shows_equal_hosts_in_a_row_and_the_cost_below() -> None:
     planned = HostPlan((STAY, *MAKE, REMOVE), ("a disk of 10GiB is made",), "2026-10-01")
     assert show(Plan(planned)) == [
         "cluster 'd' (local): changes that `clusterctl up` would make",
@@ -51,7 +51,7 @@ def test_equal_hosts_share_a_row_and_the_cost_stands_below() -> None:
     ]
 
 
-def test_what_is_not_a_host_is_told_in_words() -> None:
+def test_plan_shows_settings_drift_jobs_and_notes() -> None:
     job = JobInfo(
         number=7, name="long", user="ada", state=JobState.RUNNING, reason="", nodes=("d-old-1",)
     )
@@ -85,7 +85,7 @@ def test_what_is_not_a_host_is_told_in_words() -> None:
     assert answer["cost"] is None
 
 
-def test_cost_in_json_is_now_and_then() -> None:
+def test_plan_in_json_has_the_cost_before_and_after() -> None:
     unpriced = HostChange("d-x-1", "make", "a thing")
     answer = as_dict(SPEC, Plan(HostPlan((STAY, *MAKE, REMOVE, unpriced), priced_on="2026-10-01")))
     assert answer["cost"] == {
@@ -114,7 +114,7 @@ def agree(plan: HostPlan, *, yes: bool = False) -> None:
         (HostPlan((STAY,), other_lost=("a Filestore (d-shared)",)), "d-shared"),
     ],
 )
-def test_without_a_terminal_only_what_destroys_needs_a_yes(plan: HostPlan, lost: str) -> None:
+def test_plan_that_destroys_needs_yes_without_a_terminal(plan: HostPlan, lost: str) -> None:
     assert lost in prompt_about(Plan(plan))
     agree(plan, yes=True)
     if not lost:
@@ -124,12 +124,12 @@ def test_without_a_terminal_only_what_destroys_needs_a_yes(plan: HostPlan, lost:
         agree(plan)
 
 
-def test_what_costs_is_shown_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_with_costs_is_shown_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     costs = "d-image costs 0.07 USD an hour meanwhile"
     agree(HostPlan((STAY, *MAKE), notes=(costs,)))
-    said = capsys.readouterr().err
-    assert "d-train-[1-3]" in said
-    assert f"note: {costs}\n" in said
+    output = capsys.readouterr().err
+    assert "d-train-[1-3]" in output
+    assert f"note: {costs}\n" in output
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_costs_is_shown_without_a_terminal(capsys: pytest.CaptureFixture[st
         },
     ],
 )
-def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
+def test_plan_with_unknown_price_may_cost_more(
     more: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = HostPlan(priced_on="2026-10-01", **more)
@@ -156,21 +156,21 @@ def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
     assert "include d-" in shown
     assert all(line in shown for line in plan.other)
     assert not HostPlan((STAY,), priced_on="2026-10-01").may_cost_more
-    gone = HostChange("d-x-1", "remove", "a3-megagpu-8g")
-    assert not HostPlan((STAY, gone), priced_on="2026-10-01").may_cost_more
+    removal = HostChange("d-x-1", "remove", "a3-megagpu-8g")
+    assert not HostPlan((STAY, removal), priced_on="2026-10-01").may_cost_more
 
 
 @pytest.mark.parametrize("yes", [True, False])
-def test_image_is_asked_about_on_a_terminal(
+def test_plan_with_an_image_asks_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], yes: bool
 ) -> None:
-    asked: list[bool] = []
+    answers: list[bool] = []
 
     class Terminal(Screen):
         can_prompt = True
 
         def confirm(self, _: str, *, yes: bool) -> None:
-            asked.append(yes)
+            answers.append(yes)
 
     def bake_ahead(_: object, confirm: Callable[[tuple[str, ...]], None]) -> str:
         confirm(("on demo-image, 0.07 USD an hour",))
@@ -180,7 +180,7 @@ def test_image_is_asked_about_on_a_terminal(
     monkeypatch.setattr(cli_up, "spec_of", lambda _: spec_of(provider=cloud))
     monkeypatch.setattr(cli_up, "bake_image", bake_ahead)
     cli_up.bake(Terminal(json=False, color=False), yes=yes)
-    said = capsys.readouterr()
-    assert asked == [yes]
-    assert "demo-image, 0.07 USD" in said.err
-    assert "built the image" in said.out
+    output = capsys.readouterr()
+    assert answers == [yes]
+    assert "demo-image, 0.07 USD" in output.err
+    assert "built the image" in output.out

@@ -64,7 +64,7 @@ def test_probe_export_and_own_scripts_keep_their_gpus(tmp_path: Any) -> None:
         assert with_gpus(SITE, job) == job
 
 
-def test_without_a_scheduler_there_is_a_rank_for_each_gpu() -> None:
+def test_training_without_scheduler_has_a_rank_for_each_gpu() -> None:
     job = with_gpus(WITHOUT_SLURM, JobSpec(name="t", bundled="train"))
     assert (job.tasks_per_node, "gpus" in job.model_fields_set) == (8, False)
 

@@ -18,7 +18,7 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def test_neither_its_place_nor_what_is_no_content_counts(tree, tmp_path):
+def test_tree_hash_ignores_the_path_caches_and_empty_folders(tree, tmp_path):
     before = tree_hash(tree)
     assert len(before) == 16
     (tree / "sub" / "__pycache__").mkdir()
@@ -30,7 +30,7 @@ def test_neither_its_place_nor_what_is_no_content_counts(tree, tmp_path):
     assert [path.name for path in tree_files(elsewhere)] == ["a.py", "b.py"]
 
 
-def test_names_and_contents_count(tree):
+def test_tree_hash_changes_with_names_and_contents(tree):
     seen = {tree_hash(tree)}
     (tree / "a.py").write_text("One")
     seen.add(tree_hash(tree))

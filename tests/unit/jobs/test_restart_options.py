@@ -68,7 +68,7 @@ def test_training_is_requeued(
     assert (notice.code if notice else "") == code
 
 
-def test_without_slurm_a_training_is_not_requeued() -> None:
+def test_training_without_slurm_is_not_requeued() -> None:
     job = train(*SAVES)
     site = site_of(inventory_with(*PARTITIONS, scheduler="none"))
     assert with_restarts(site, job) == job

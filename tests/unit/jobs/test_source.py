@@ -101,7 +101,7 @@ def test_empty_folders_modes_and_hostile_names_travel(project):
     assert {os.fsencode(one["path"]) for one in listed["files"]} == {*HOSTILE_NAMES, b"train.py"}
 
 
-def test_include_and_exclude(project):
+def test_include_and_exclude_patterns_select_files(project):
     (project / ".gitignore").write_text("data/\n*.bin\ntrain.py\n")
     write(project, "data/a", "data/sub/b.bin", "weights.bin", "notes.txt", "big/x", "__pycache__/c")
     # The script always goes.
@@ -196,14 +196,14 @@ def test_include_pattern_never_selects_runs_reports_and_environments(
         ("/report.html", {"report.html"}),
     ],
 )
-def test_include_selects_what_its_path_names(used_project, pattern, selected):
+def test_include_selects_the_path_that_it_names(used_project, pattern, selected):
     assert files(used_project, include=(pattern,)) == SOURCE | selected
     # A second pattern, for a name that files of these folders have, does not reach into them.
     both = files(used_project, include=(pattern, "heat"))
     assert both == SOURCE | selected | {"heat", "src/heat"}
 
 
-def test_include_that_excludes_counts_in_a_named_run(used_project):
+def test_include_pattern_with_exclamation_mark_holds_in_a_named_run(used_project):
     named = files(used_project, include=("/runs/demo-1", "!model/"))
     assert "runs/demo-1/heat" in named
     assert "runs/demo-1/model/heat" not in named
@@ -264,14 +264,14 @@ def test_file_that_vanishes_during_the_search_is_left_out(project, monkeypatch):
     assert files(project) == {"train.py", "b"}
 
 
-def test_patterns_that_can_not_be_used(project):
+def test_unusable_patterns_are_refused(project):
     with rejected("not-a-pattern", UsageError, "--exclude"):
         found(project, exclude=("a\\",))
     with rejected("bundled-job-without-folder", UsageError):
         source_of(JobSpec(name="x", bundled="train", exclude=("x",)))
 
 
-def test_links(project, tmp_path):
+def test_source_keeps_links_inside_and_copies_files_linked_outside(project, tmp_path):
     write(tmp_path, "outside.txt")
     write(project, "sub/real.txt")
     links = {
@@ -318,7 +318,7 @@ def test_hostfile_of_the_user_is_sent(project):
     assert "hostfile" in files(project)
 
 
-def test_only_an_array_refuses_names_of_its_folders(project):
+def test_file_with_the_name_of_a_task_folder_is_refused_in_arrays(project):
     names = (
         "run.json",
         "stdout-3.log",
@@ -354,14 +354,16 @@ def test_unreadable_files_are_refused_by_name(project):
 @pytest.mark.parametrize(
     ("limit", "value", "word"), [("MAX_FILES", 5, " 5 files"), ("MAX_BYTES", 50, " 50 B")]
 )
-def test_too_much_is_refused_with_what_is_largest(project, monkeypatch, limit, value, word):
+def test_folder_above_the_limit_is_refused_with_its_largest_parts(
+    project, monkeypatch, limit, value, word
+):
     monkeypatch.setattr(limits, limit, value)
     write(project, *(f"many/{n}-----------" for n in range(9)), "b")
     with rejected("folder-too-large", UsageError, word, "many (", "--no-folder"):
         found(project)
 
 
-def test_much_is_said_with_what_is_largest(project):
+def test_large_folder_is_noted_with_its_largest_parts(project):
     with (project / "large.bin").open("wb") as file:
         file.truncate(limits.LARGE_BYTES + 1)
     write(project, "a/x", "b/x")

@@ -61,18 +61,18 @@ def controller(*times: str) -> ScriptedTransport:
         ("", None),
     ],
 )
-def test_time_is_the_next_one_in_the_users_time_zone(text: str, expected: str | None) -> None:
+def test_begin_time_is_the_next_in_the_users_time_zone(text: str, expected: str | None) -> None:
     found = moment_of(text, NOW)
     assert (found and found.isoformat()) == (expected and f"{expected}+09:00")
 
 
-def test_time_after_the_last_year_is_left_to_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_begin_time_after_year_9999_is_passed_to_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     assert moment_of("9999-12-31T23:59", NOW) is None
 
 
-def test_summer_time_of_the_day_itself_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_begin_time_uses_summer_time_of_its_own_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     found = [moment_of(text, NOW) for text in ("2026-07-01T12:00", "2026-12-01T12:00")]
@@ -116,14 +116,14 @@ def test_relative_time_and_job_without_times_stay(tmp_path: Path) -> None:
         assert with_local_times(controller(), job, NOW) == (job, ())
 
 
-def test_time_in_another_format_is_the_clusters_and_said(tmp_path: Path) -> None:
+def test_begin_time_in_another_format_is_passed_with_a_note(tmp_path: Path) -> None:
     job = job_of(tmp_path, "--begin=tomorrow")
     same, (note,) = with_local_times(controller(), job, NOW)
     assert same.slurm == job.slurm
     assert "--begin=tomorrow" in note
 
 
-def test_dry_run_says_that_a_time_will_be_converted(tmp_path: Path) -> None:
+def test_dry_run_notes_that_a_time_will_be_converted(tmp_path: Path) -> None:
     job = job_of(tmp_path, lines="#SBATCH --begin=05:55")
     same, (note,) = with_local_times(None, job, NOW)
     assert (same.slurm, "--begin=05:55" in note) == ((), True)

@@ -49,7 +49,7 @@ def test_stall_ends_with_the_next_iteration() -> None:
 
 @pytest.mark.parametrize("last", [9, 10.2])
 @pytest.mark.parametrize("events", [[], [{**END, "status": 137}]])
-def test_training_that_fails_or_hangs_is_never_again(
+def test_training_that_fails_or_hangs_has_no_recovery(
     last: float, events: list[dict[str, Any]]
 ) -> None:
     """The iteration in which the fault happens may still be recorded."""
@@ -80,7 +80,7 @@ def test_signs_are_states_after_the_fault(
     assert (found.noticed, found.sign) == (2 if sign else None, sign)
 
 
-def test_two_writers_are_doubled() -> None:
+def test_iterations_of_two_writers_count_as_doubled() -> None:
     """After the restart at 91, the old start writes iteration 102."""
     observed = seen((9, 101), (31, 91), (31.1, 102), (31.2, 92))
     assert compute(observed, start(1), start(30)).doubled
@@ -102,7 +102,7 @@ def test_next_fault_does_not_count() -> None:
     )
 
 
-def test_only_checkpoints_since_the_last_start_are_new(tmp_path: Path) -> None:
+def test_checkpoint_is_new_since_the_last_start_only(tmp_path: Path) -> None:
     """Each of the older checkpoints may be damaged."""
     training = Training(cast("Nodes", None), "7", "t", tmp_path)
     assert training.new_checkpoints() == []

@@ -37,11 +37,11 @@ def dead(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_link_is_dead(page: Path) -> None:
+def test_link_on_a_page_has_a_target(page: Path) -> None:
     assert list(dead(page)) == []
 
 
-def test_dead_link_is_found(tmp_path: Path) -> None:
+def test_broken_link_is_reported(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# A `title` here\n")
     page = tmp_path / "page.md"
     page.write_text(

@@ -84,12 +84,12 @@ def named(block: Block) -> str:
     return block.where
 
 
-def test_every_block_has_a_language_that_tells_whether_it_is_run() -> None:
+def test_block_has_a_language() -> None:
     # Fence these as one of LANGUAGES.
     assert [block.where for block in ALL if block.language not in LANGUAGES] == []
 
 
-def test_no_command_hides_in_a_block_that_is_not_run() -> None:
+def test_block_that_is_not_run_has_no_commands() -> None:
     hidden = [
         block.where
         for block in ALL
@@ -101,7 +101,7 @@ def test_no_command_hides_in_a_block_that_is_not_run() -> None:
     assert hidden == []
 
 
-def test_every_block_of_commands_is_run_or_says_why_not() -> None:
+def test_block_of_commands_is_run_or_has_a_reason() -> None:
     for block in ALL:
         if block.language in RUN and not block.shown_only:
             assert block.words in {"", "figures"} or block.words.startswith("rc="), (
@@ -111,13 +111,13 @@ def test_every_block_of_commands_is_run_or_says_why_not() -> None:
             assert block.commands, block.where
 
 
-def test_what_is_run_elsewhere_is() -> None:
+def test_block_run_by_another_test_names_an_existing_file() -> None:
     for block in ALL:
         if block.elsewhere:
             assert (ROOT / block.elsewhere).is_file(), block.where
 
 
-def test_file_that_two_pages_show_is_one() -> None:
+def test_file_shown_on_two_pages_is_the_same() -> None:
     shown: dict[str, set[str]] = {}
     for page in (ROOT / "README.md", ROOT / "docs" / "tutorial.md"):
         for block in blocks(page):
@@ -128,7 +128,7 @@ def test_file_that_two_pages_show_is_one() -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
-def test_every_clusterctl_command_is_one(page: Path) -> None:
+def test_clusterctl_commands_on_a_page_parse(page: Path) -> None:
     """Also those in running text, and in blocks that are not run."""
     found = inline_commands(page) + [
         words for block in blocks(page) for words in of_clusterctl(block)
@@ -137,7 +137,7 @@ def test_every_clusterctl_command_is_one(page: Path) -> None:
     assert not wrong
 
 
-def test_wrong_command_would_be_seen() -> None:
+def test_wrong_command_on_a_page_is_reported() -> None:
     assert understood(["submit", "train", "--nodes", "2"])
     assert understood(["cache", "prune"])
     assert not understood(["sumbit", "train"])

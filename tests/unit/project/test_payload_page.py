@@ -25,14 +25,14 @@ def flags() -> list[set[str]]:
     return [some for some in spellings if some and "--help" not in some]
 
 
-def test_every_command_is_in_the_table() -> None:
+def test_table_has_every_command() -> None:
     assert {name for name in commands() if f"\n| [`{name}`](#" not in PAGE} == set()
 
 
-def test_every_flag_is_named_and_no_other() -> None:
-    said = set(re.findall(r"--[a-z][a-z0-9-]*", PAGE))
+def test_page_names_every_flag_and_no_unknown_flag() -> None:
+    page_flags = set(re.findall(r"--[a-z][a-z0-9-]*", PAGE))
     # Of srun, sbatch and submit.
-    theirs = {
+    other_flags = {
         "--help",
         "--local",
         "--mpi",
@@ -40,9 +40,9 @@ def test_every_flag_is_named_and_no_other() -> None:
         "--run",
         "--signal",
     }
-    assert [spellings for spellings in flags() if not spellings & said] == []
-    assert said - set().union(*flags()) - theirs == set()
+    assert [spellings for spellings in flags() if not spellings & page_flags] == []
+    assert page_flags - set().union(*flags()) - other_flags == set()
 
 
-def test_every_model_is_named() -> None:
+def test_page_names_every_model() -> None:
     assert {name for name in MODELS if f"`{name}`" not in PAGE} == set()

@@ -24,7 +24,7 @@ def questions(text: str) -> list[str]:
     return [line for line in text.splitlines() if QUESTION.search(line) and not OTHER.search(line)]
 
 
-def test_no_module_outside_asks_for_the_name_of_a_provider() -> None:
+def test_module_outside_providers_never_asks_for_a_name() -> None:
     paths = (path for path in PACKAGE.rglob("*.py") if "_assets" not in path.parts)
     outside = [
         path for path in paths if path.relative_to(PACKAGE).parts[0] not in {"providers", "spec"}
@@ -50,7 +50,7 @@ def test_questions_finds_each_way_to_ask(line: str, *, asks: bool) -> None:
     assert bool(questions(line)) is asks
 
 
-def test_each_folder_of_a_provider_belongs_to_a_provider_of_this_version() -> None:
+def test_provider_folder_belongs_to_a_registered_provider() -> None:
     folders = {path.parent.name for path in (PACKAGE / "providers").glob("*/provider.py")}
     assert folders == {*PROVIDERS}
 

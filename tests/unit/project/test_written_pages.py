@@ -14,7 +14,7 @@ from scripts import cli_reference, job_keywords, platforms
 from scripts.cli_reference import verbs
 
 
-def test_pages_are_up_to_date() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     assert cli_reference.PAGE.read_text() == cli_reference.reference(), "run `make reference`"
     assert platforms.PAGE.read_text() == platforms.page(), "run `make reference`"
     assert job_keywords.FILE.read_text() == job_keywords.text(), "run `make reference`"
@@ -61,12 +61,14 @@ def test_test_that_runs_in_the_sweep_only_is_listed_as_such(
     assert line.split(" | ")[2] == ("*sweep*: " if only else "") + "[it](../tests/test_it.py)"
 
 
-def test_first_screen_of_the_readme_says_the_same() -> None:
+def test_readme_first_screen_matches_the_platform_table() -> None:
     """What it calls proven ran for real in `make test`; what it says ran on stand-ins never ran for
     real.
     """
-    said = (platforms.ROOT / "README.md").read_text().partition("## ")[0]
-    proven, _, stood_in = said.partition("**Proven**")[2].partition("**Tested only on stand-ins**")
+    first_screen = (platforms.ROOT / "README.md").read_text().partition("## ")[0]
+    proven, _, stood_in = first_screen.partition("**Proven**")[2].partition(
+        "**Tested only on stand-ins**"
+    )
     rows = [
         line.strip("| ").split(" | ")
         for line in platforms.page().splitlines()
@@ -93,7 +95,7 @@ def test_first_screen_of_the_readme_says_the_same() -> None:
         assert not any(real[name] for name in names), words
 
 
-def test_every_verb_and_option_is_explained() -> None:
+def test_page_of_verbs_explains_every_verb_and_option() -> None:
     for path, command in verbs(app):
         assert command.help, path
         for param in command.params:

@@ -98,7 +98,7 @@ def test_output_tells_a_start_from_zero(lines: Any, expected: Verdict) -> None:
     assert trial.verdict is expected
 
 
-def test_other_content_of_the_last_checkpoint_differs() -> None:
+def test_changed_content_of_the_last_checkpoint_differs() -> None:
     files = {**RESULTS["checkpoints"], "model.pt": {"model.pt": "other"}}
     trial = verdict(*RESTARTED, results={**RESULTS, "checkpoints": files})
     assert (trial.verdict, trial.missing) == (Verdict.DIFFERS, ("repeatable",))
@@ -123,7 +123,7 @@ def test_checkpoints_are_compared_by_name(
 
 
 @pytest.mark.parametrize(("digest", "expected"), [("a", True), ("b", None)])
-def test_other_files_may_contain_times(digest: str, expected: bool | None) -> None:
+def test_file_outside_the_checkpoints_may_contain_times(digest: str, expected: bool | None) -> None:
     with_files = {"checkpoints": {}, "outputs": {"log.csv": "a"}}
     assert is_identical(with_files, {"checkpoints": {}, "outputs": {"log.csv": digest}}) is expected
 
@@ -178,7 +178,7 @@ WARNED = {**HANG, "time": 14.0, "action": "warn"}
     ],
     ids=["warning", "hang", "frozen", "frozen-and-hang", "before-the-fault"],
 )
-def test_only_a_hang_that_ends_the_job_counts(
+def test_warning_of_a_hang_is_not_a_hang(
     fault: Fault, hangs: tuple[Any, ...], expected: bool
 ) -> None:
     """hang.py warns of a rank that may only sleep, and ends the job later."""

@@ -26,7 +26,7 @@ def test_host_is_known_by_its_os_release(name: str, release: str, python: str) -
     assert (found.release, found.python_version) == (release, python)
 
 
-def test_family_determines_what_differs() -> None:
+def test_distribution_family_determines_its_traits() -> None:
     debian = distribution_of("debian-12")
     rocky = distribution_of("rocky-9.6")
     assert (debian.mpi_module, rocky.mpi_module) == (None, "mpi/openmpi-x86_64")
@@ -56,7 +56,7 @@ def test_hosts_of_one_release_make_a_cluster() -> None:
     )
 
 
-def test_every_host_that_differs_is_named() -> None:
+def test_distributions_that_differ_are_refused_with_every_host() -> None:
     with pytest.raises(ProvisionError) as refused:
         common_distribution(
             {"a": "rocky-9.5", "b": "rocky-10.0", "c": "rocky-9.5", "d": "debian-12"}
@@ -65,7 +65,7 @@ def test_every_host_that_differs_is_named() -> None:
     assert "Rocky Linux 10" in refused.value.failures[0].cause
 
 
-def test_every_host_that_is_not_known_is_named() -> None:
+def test_unknown_distributions_are_refused_with_every_host() -> None:
     with pytest.raises(ProvisionError) as refused:
         common_distribution({"a": "fedora-41", "b": "rocky-10.0", "c": "rocky-8.10"})
     assert [failure.host for failure in refused.value.failures] == ["a", "c"]

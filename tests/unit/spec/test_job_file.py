@@ -104,7 +104,7 @@ def problems(read: Read, text: str) -> list[str]:
 
 def test_job_file_has_a_key_for_each_flag(read: Read, folder: Path) -> None:
     (job,) = read(EVERYTHING)
-    said = YAML(typ="safe").load(EVERYTHING)
+    content = YAML(typ="safe").load(EVERYTHING)
     texts = {
         "args": ("--lr", "1e-3", "--on", "true"),
         "after": ("12", "13_1:any"),
@@ -114,9 +114,9 @@ def test_job_file_has_a_key_for_each_flag(read: Read, folder: Path) -> None:
         "container": str(folder / "images" / "x.sif"),
         "requirements": folder / "requirements.txt",
     }
-    assert job == JobSpec(script=folder / said.pop("job"), **said | texts)
-    assert job.model_fields_set == {*said, "bundled", "script"}
-    assert {*said, "sweep", "scaling"} == set(JobOptions.model_fields)
+    assert job == JobSpec(script=folder / content.pop("job"), **content | texts)
+    assert job.model_fields_set == {*content, "bundled", "script"}
+    assert {*content, "sweep", "scaling"} == set(JobOptions.model_fields)
     assert job.tasks == 8
 
 
@@ -300,7 +300,7 @@ variants:
         ("? [[a]]\n: 1\njob: train\n", "1:1 yaml: bad-yaml"),
     ],
 )
-def test_problem_is_listed_at_its_place(read: Read, text: str, problem: str) -> None:
+def test_job_file_problem_is_reported_at_its_line(read: Read, text: str, problem: str) -> None:
     assert problems(read, text) == [problem]
 
 
@@ -308,7 +308,7 @@ def test_problem_is_listed_at_its_place(read: Read, text: str, problem: str) -> 
     "pattern", ["", " ", "/", "//", "!", "!/", "../../etc/*", "./x", "a/../b", ".", "#x"]
 )
 @pytest.mark.parametrize("key", ["outputs", "include", "exclude"])
-def test_pattern_that_can_match_nothing_is_refused(read: Read, key: str, pattern: str) -> None:
+def test_pattern_that_never_matches_is_refused(read: Read, key: str, pattern: str) -> None:
     text = f"job: train\n{key}: ['*.pt', '{pattern}']\n"
     with refused("pattern-matches-nothing", SpecError) as caught:
         read(text)
@@ -319,7 +319,7 @@ def test_pattern_that_can_match_nothing_is_refused(read: Read, key: str, pattern
     assert f"--{key}" in caught.value.what
 
 
-def test_spec_of_a_cluster_is_no_job_file(read: Read) -> None:
+def test_cluster_spec_as_job_file_is_refused(read: Read) -> None:
     with refused("spec-not-a-job-file", UsageError) as caught:
         read("version: 1\nname: demo\npartitions:\n  - {name: train, nodes: 2}\n")
     assert "up" in caught.value.fix
@@ -343,7 +343,7 @@ def test_job_schema_accepts_job_files_and_rejects_mistakes(
         assert list(validator.iter_errors(YAML(typ="safe").load(text)))
 
 
-def test_every_key_is_described() -> None:
+def test_job_file_schema_describes_every_key() -> None:
     schema = job_schema()
     keys = {**schema["properties"], **schema["$defs"]["Variant"]["properties"]}
     assert {*JobOptions.model_fields, "args+"} < keys.keys()
@@ -382,7 +382,7 @@ def test_file_of_another_tool_is_named(folder: Path, text: str, tool: str) -> No
         read_spec(path)
 
 
-def test_known_keys_are_listed_once(folder: Path) -> None:
+def test_unknown_key_lists_known_keys_once(folder: Path) -> None:
     path = folder / "task.yaml"
     path.write_text("job: train.py\nresources: 1\ncommands: 2\nwhatever: 3\nnoodes: 2\n")
     with pytest.raises(SpecError) as error:

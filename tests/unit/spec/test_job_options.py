@@ -145,10 +145,10 @@ def test_option_of_slurm_is_refused_without_slurm(name: str) -> None:
 def test_refusal_names_the_option_as_the_user_wrote_it(name: str) -> None:
     option = OPTIONS[name]
     assert option.refusal is not None
-    said = f"Batch job submission failed: {option.refusal.pattern} is invalid"
-    assert option.flag in Asked().fix(said)
+    stderr = f"Batch job submission failed: {option.refusal.pattern} is invalid"
+    assert option.flag in Asked().fix(stderr)
     text = "--mem-per-cpu=1G" if name == "mem" else f"{option.sbatch}=x"
-    assert f"--slurm {text}" in Asked(directives=requests_of([text])).fix(said)
+    assert f"--slurm {text}" in Asked(directives=requests_of([text])).fix(stderr)
 
 
 @pytest.mark.parametrize("name", PASSED)
@@ -161,7 +161,7 @@ def test_flag_and_slurm_can_not_set_the_same_quantity(name: str) -> None:
         job_spec("train", flags)
 
 
-def test_each_option_has_its_flag_its_key_and_its_keyword() -> None:
+def test_job_option_has_a_flag_a_key_and_a_keyword() -> None:
     flags = {
         verb: [name for param in LazyVerb(verb, *VERBS[verb]).load().params for name in param.opts]
         for verb in ("submit", "rehearse", "shell", "replay")
@@ -183,7 +183,7 @@ def test_each_option_has_its_flag_its_key_and_its_keyword() -> None:
     assert in_replay == ReplayKeywords.__annotations__.keys()
 
 
-def test_options_that_choose_where_a_job_runs_hold_in_shell_and_replay() -> None:
+def test_placement_options_apply_to_shell_and_replay() -> None:
     """They are neither compared, unless they can be the cause of other results."""
     for name in ("partition", "account", "qos", "constraint", "reservation", "licenses"):
         option = OPTIONS[name]

@@ -29,7 +29,7 @@ VERSIONS = ("22.05", "24.11", "26.05")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_each_option_of_sbatchs_help_is_in_the_table(version: str) -> None:
+def test_sbatch_table_has_each_option_of_the_help(version: str) -> None:
     text = (CAPTURES / f"sbatch-help-{version}.txt").read_text()
     listed = re.findall(r"^  (?:-(\w),? |   ) ?--([a-z-]+)", text, re.MULTILINE)
     assert len(listed) > 90
@@ -95,7 +95,7 @@ def test_names_of_options_and_flags_in_the_table_exist() -> None:
         ("", []),
     ],
 )
-def test_line_is_read_as_sbatch_reads_it(text: str, shown: list[str] | None) -> None:
+def test_directive_is_parsed_as_sbatch_parses_it(text: str, shown: list[str] | None) -> None:
     expected = ["--comment=it's", "--mail-user=ab", '--wckey=x y"z'] if shown is None else shown
     found = [str(request) for request in requests((1, word) for word in split_words(text))]
     assert found == expected
@@ -108,7 +108,7 @@ def test_open_quote_is_an_error() -> None:
             split_words(text)
 
 
-def test_option_of_salloc_is_not_taken_for_a_slip() -> None:
+def test_option_of_salloc_is_not_a_misspelling() -> None:
     for text, is_slip in (("--no-shell", False), ("--no-kli", True)):
         with refused("not-an-sbatch-option", BadValueError) as found:
             requests_of([text])
@@ -164,7 +164,7 @@ def test_option_that_slurm_can_not_pass_is_refused(text: str, code: str | None, 
         *("--time-min=10", "--mail-type=END --mail-user=a@b.c", "-Hs", "--licenses=x:2"),
     ],
 )
-def test_any_other_option_passes(text: str) -> None:
+def test_job_options_pass_any_other_sbatch_option(text: str) -> None:
     assert job_options({"slurm": [text]}).slurm == (text,)
 
 

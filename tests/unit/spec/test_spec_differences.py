@@ -33,7 +33,7 @@ def test_differences_leave_hosts_to_the_provider(more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "lines"),
     [
         (
             {},
@@ -73,9 +73,9 @@ def test_differences_leave_hosts_to_the_provider(more: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_differences_name_each_setting_with_both_values(
-    before: dict[str, Any], after: dict[str, Any], told: list[str]
+    before: dict[str, Any], after: dict[str, Any], lines: list[str]
 ) -> None:
-    assert [str(one) for one in differences(spec(**before), spec(**after))] == told
+    assert [str(one) for one in differences(spec(**before), spec(**after))] == lines
 
 
 def test_differences_cover_every_setting() -> None:

@@ -80,26 +80,28 @@ def test_text_of_yaml_characters(text: str) -> None:
     st.lists(st.sampled_from(YAML_BITS), max_size=4).map("".join) | st.text(max_size=5),
 )
 @fuzz
-def test_any_mutation_of_the_base(start: int, removed: int, inserted: str) -> None:
+def test_load_of_a_mutated_spec_returns_a_spec_or_spec_error(
+    start: int, removed: int, inserted: str
+) -> None:
     read(BASE[:start] + inserted + BASE[start + removed :])
 
 
 @given(PLAIN)
 @fuzz
-def test_any_provider(provider: object) -> None:
+def test_load_of_any_provider_section_returns_a_spec_or_spec_error(provider: object) -> None:
     read(BASE.replace(PROVIDER, f"provider: {json.dumps(provider)}\n"))
 
 
 @given(st.dictionaries(KEYS, PLAIN, max_size=6))
 @fuzz
-def test_any_field_of_google_cloud(fields: dict[str, object]) -> None:
+def test_load_of_any_gcp_field_returns_a_spec_or_spec_error(fields: dict[str, object]) -> None:
     provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a", **fields}
     read(BASE.replace(PROVIDER, f"provider: {json.dumps(provider)}\n"))
 
 
 @given(st.binary(max_size=200))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_bytes(tmp_path: Path, raw: bytes) -> None:
+def test_load_of_any_bytes_raises_usage_error(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(raw)
     with pytest.raises(UsageError):

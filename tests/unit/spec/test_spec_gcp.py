@@ -16,12 +16,12 @@ BASE = Path(__file__).with_name("gcp-base.yaml")
 
 
 @pytest.mark.parametrize("path", [BASE, *sorted(SPECS.glob("*.yaml"))], ids=lambda path: path.stem)
-def test_spec_that_is_written_down_loads_back(path: Path) -> None:
+def test_gcp_spec_dumped_loads_equal(path: Path) -> None:
     spec = load_spec(path)
     assert parse_spec(dump_spec(spec), "dump.yaml") == spec
 
 
-def test_local_spec_moves_to_google_cloud() -> None:
+def test_local_spec_is_valid_with_the_gcp_provider() -> None:
     text = starter_spec("local")
     moved = text.replace(
         "  type: local\n", "  type: gcp\n  project: my-project\n  zone: us-central1-a\n"
@@ -45,7 +45,7 @@ def test_gpus_that_the_default_images_driver_lacks_want_an_image(gpu: str) -> No
     assert parse_spec(named, "cluster.yaml").name
 
 
-def test_empty_region_is_a_wrong_one() -> None:
+def test_empty_region_is_refused() -> None:
     text = BASE.read_text().replace("  region: us-central1\n", "  region: ''\n")
     with refused("zone-not-in-region", SpecError):
         parse_spec(text, "cluster.yaml")

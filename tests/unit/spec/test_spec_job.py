@@ -52,8 +52,8 @@ def test_job_has_the_options_of_the_model_and_their_defaults() -> None:
         "env": ["A=1"],
         "requirements": "/r.txt",
     }
-    said = JobSpec(name="a", bundled="train", **full).record
-    assert said == {**job_options({"name": "a", **full}).model_dump(), **target}
+    record = JobSpec(name="a", bundled="train", **full).record
+    assert record == {**job_options({"name": "a", **full}).model_dump(), **target}
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,20 @@ def test_null_byte_in_the_arguments_is_refused() -> None:
     assert r"'a\x00b'" in error.what
 
 
-def test_image_is_a_file_here_or_a_path_on_the_cluster(folder: Path) -> None:
+def test_image_is_a_local_file_or_a_path_on_the_cluster(folder: Path) -> None:
     (folder / "x.sif").touch()
     assert job_spec("train", {"container": "x.sif"}).container == str(folder / "x.sif")
     for path in ("/images/y.sif", "~/no such image.sif"):
         assert job_spec("train", {"container": path}).container == path
 
 
-def test_argument_that_is_no_text() -> None:
+def test_argument_that_is_not_text_is_refused() -> None:
     error = refused(args=["\udcff"])
     assert error.code == "not-utf8"
     assert " -- " not in error.what
 
 
-def test_all_wrong_flags_come_out_together() -> None:
+def test_wrong_flags_are_reported_together() -> None:
     error = refused(nodes=0, time="soon", array="x")
     assert error.code == "bad-flags"
     assert {failure.cause.split(" ")[0].rstrip(":") for failure in error.failures} == {
@@ -158,7 +158,9 @@ def test_all_wrong_flags_come_out_together() -> None:
         ("a", "#!/usr/bin/env -S pipx run\n", True),
     ],
 )
-def test_scripts(folder: Path, file: str, content: str, python: bool) -> None:
+def test_job_of_a_script_path_is_that_script(
+    folder: Path, file: str, content: str, python: bool
+) -> None:
     (folder / file).write_text(content)
     job = job_spec(f"./{file}", {})
     assert job.script == folder / file
@@ -170,7 +172,7 @@ def test_scripts(folder: Path, file: str, content: str, python: bool) -> None:
     "content",
     [b"", b"hello\n", b"# !/usr/bin/perl\n", b"\x7fEL\x02", b"#SBATCH --nodes=2\nsrun hostname\n"],
 )
-def test_file_that_is_no_script(folder: Path, content: bytes) -> None:
+def test_file_that_is_not_a_script_is_refused(folder: Path, content: bytes) -> None:
     (folder / "a").write_bytes(content)
     assert refused("a").code == "not-a-script"
 
@@ -189,7 +191,7 @@ def test_file_that_is_no_script(folder: Path, content: bytes) -> None:
         ("my nb.ipynb", "--to script 'my nb.ipynb'"),
     ],
 )
-def test_fix_for_a_file_that_is_no_script_is_that_of_its_kind(
+def test_file_that_is_not_a_script_has_the_fix_of_its_kind(
     folder: Path, name: str, fix: str
 ) -> None:
     (folder / name).write_text("all:\n")
@@ -214,7 +216,7 @@ def test_compiled_program_is_started_by_a_script(folder: Path) -> None:
         ("a.b.sh", "a.b"),
     ],
 )
-def test_name_is_the_scripts_made_safe(folder: Path, file: str, name: str) -> None:
+def test_job_name_is_the_script_name_in_safe_characters(folder: Path, file: str, name: str) -> None:
     (folder / file).write_text("")
     assert job_spec(f"./{file}", {}).name == name
 
@@ -230,12 +232,12 @@ def test_missing_script_in_a_missing_folder(folder: Path) -> None:
     assert refused("no/where/a.sh").code == "unknown-job-type"
 
 
-def test_folder_is_no_job(folder: Path) -> None:
+def test_folder_as_job_is_refused(folder: Path) -> None:
     (folder / "jobs").mkdir()
     assert refused("jobs").code == "file-unreadable"
 
 
-def test_script_whose_name_is_no_text(folder: Path) -> None:
+def test_script_with_a_name_in_invalid_utf8_is_refused(folder: Path) -> None:
     (folder / "\udcff.sh").write_text("")
     error = refused("./\udcff.sh")
     assert error.code == "file-unreadable"
@@ -243,7 +245,7 @@ def test_script_whose_name_is_no_text(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["", "a\0b", "x" * 5000, "\udcff.sh", "/dev/null"])
-def test_odd_targets(folder: Path, target: str) -> None:
+def test_job_target_of_odd_text_is_refused(folder: Path, target: str) -> None:
     assert refused(target).what
 
 
@@ -253,7 +255,7 @@ def test_odd_targets(folder: Path, target: str) -> None:
     st.text(max_size=20),
     st.lists(st.text(max_size=9), max_size=3),
 )
-def test_any_text_gives_a_job_or_a_usage_error(
+def test_job_spec_of_any_text_is_a_job_or_usage_error(
     mem: str, time: str, other: str, args: list[str]
 ) -> None:
     try:

@@ -51,7 +51,7 @@ def test_file_is_loaded_and_resolved(tmp_path: Path) -> None:
     assert load_spec(path, current_user=ADA).users == (User(name="ada", uid=1001),)
 
 
-def test_no_spec_to_find(tmp_path: Path) -> None:
+def test_find_spec_without_a_file_is_none(tmp_path: Path) -> None:
     assert find_spec(tmp_path) is None
 
 
@@ -63,7 +63,7 @@ def test_dangling_link_is_found_and_then_missing(tmp_path: Path) -> None:
         load_spec(path, current_user=ADA)
 
 
-def test_all_problems_come_out_in_file_order() -> None:
+def test_load_reports_all_problems_in_file_order() -> None:
     text = (
         "nam: demo\n"
         "version: 3\n"
@@ -97,13 +97,13 @@ def test_empty_file(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"), [("- a\n", "a list"), ("demo\n", "'demo'"), ("5\n", "5"), ("true\n", "true")]
 )
-def test_file_that_is_no_mapping(text: str, what: str) -> None:
+def test_load_of_a_file_that_is_not_a_mapping_is_refused(text: str, what: str) -> None:
     (problem,) = problems(text)
     assert problem.startswith("c.yaml:1:1: spec: ")
     assert problem.endswith(f"not {what}")
 
 
-def test_parse_of_endless_nesting_is_bad_yaml() -> None:
+def test_parse_of_endless_nesting_is_refused() -> None:
     with refused("bad-yaml", SpecError):
         parse_spec("name: " + "[" * 100_000, "c.yaml")
 
@@ -133,7 +133,7 @@ def test_anchors_and_merge_keys() -> None:
     )
 
 
-def test_of_several_merged_mappings_the_first_wins() -> None:
+def test_merge_of_several_mappings_keeps_the_first_value() -> None:
     text = MINIMAL.replace(
         "  - {name: train, nodes: 2}",
         "  - &a {name: a, nodes: 1}\n"
@@ -152,7 +152,7 @@ def test_merged_fault_is_shown_where_it_is_written() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_anchor_may_be_used_again() -> None:
+def test_anchor_may_be_defined_twice() -> None:
     text = MINIMAL.replace(
         "nodes: 2}", "nodes: &n 2, cpus: *n}\n  - {name: infer, nodes: &n 3, cpus: *n}"
     )
@@ -187,14 +187,14 @@ def test_file_that_is_not_text(tmp_path: Path) -> None:
         load_spec(path, current_user=ADA)
 
 
-def test_huge_file(tmp_path: Path) -> None:
+def test_load_of_a_huge_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(MINIMAL.encode() + b"#" * 1024 * 1024)
     with refused("file-unreadable", UsageError, "1 MiB"):
         load_spec(path, current_user=ADA)
 
 
-def test_pipe_is_read(tmp_path: Path) -> None:
+def test_load_reads_a_pipe(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.write(write, MINIMAL.encode())
     os.close(write)
@@ -205,7 +205,7 @@ def test_pipe_is_read(tmp_path: Path) -> None:
 
 
 class TestBuiltInPython:
-    def test_too_many_hosts(self) -> None:
+    def test_spec_with_too_many_hosts_is_refused(self) -> None:
         with pytest.raises(
             ValidationError, check=lambda error: f" {MAX_LOCAL_HOSTS} hosts, " in str(error)
         ):
@@ -216,7 +216,7 @@ class TestBuiltInPython:
             version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS - 1),)
         )
 
-    def test_longest_host_name_is_a_legal_one(self) -> None:
+    def test_longest_host_name_is_valid(self) -> None:
         partition = Partition(name="p" * 20, nodes=MAX_LOCAL_HOSTS - 1)
         spec = ClusterSpec(version=1, name="n" * 20, partitions=(partition,))
         assert max(len(name) for name in spec.node_names(partition)) <= 63
@@ -247,7 +247,9 @@ class TestResolved:
             CurrentUser("", 1001),
         ],
     )
-    def test_caller_who_fits_no_node_gets_hpc_and_a_note(self, caller: CurrentUser) -> None:
+    def test_resolve_users_of_an_unusable_caller_is_hpc_with_note(
+        self, caller: CurrentUser
+    ) -> None:
         spec = resolve_users(self.SPEC, caller)
         assert spec.users == (User(name="hpc", uid=10_000),)
         (note,) = job_user_notes(spec, caller)
@@ -255,22 +257,22 @@ class TestResolved:
         assert str(caller.uid) in note
 
     @pytest.mark.parametrize("uid", [999, 1000, 1001, 1_200_000_001])
-    def test_on_google_cloud_callers_keep_their_name_alone(self, uid: int) -> None:
+    def test_resolve_users_on_gcp_keeps_the_name_with_uid_10000(self, uid: int) -> None:
         """A host gives out the numbers from 1000 on before `up` comes: a workstation's is taken
         there.
         """
         provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
         partitions = [{"name": "train", "nodes": 1}]
-        asked = {"version": 1, "name": "demo", "provider": provider, "partitions": partitions}
+        content = {"version": 1, "name": "demo", "provider": provider, "partitions": partitions}
         caller = CurrentUser("ada", uid)
-        spec = resolve_users(ClusterSpec.model_validate(asked), caller)
+        spec = resolve_users(ClusterSpec.model_validate(content), caller)
         assert spec.users == (User(name="ada", uid=10_000),)
         assert job_user_notes(spec, caller) == ()
 
-    def test_caller_who_fits_gets_no_note(self) -> None:
+    def test_resolve_users_of_a_usable_caller_has_no_note(self) -> None:
         assert job_user_notes(resolve_users(self.SPEC, ADA), ADA) == ()
 
-    def test_caller_is_whom_the_process_runs_as(self) -> None:
+    def test_current_user_is_the_effective_user(self) -> None:
         assert CurrentUser.current().uid == os.geteuid()
 
 
@@ -324,8 +326,8 @@ specs = st.fixed_dictionaries(
 
 
 @given(specs)
-def test_what_is_dumped_loads_back(asked: dict[str, object]) -> None:
-    spec = ClusterSpec.model_validate(asked)
+def test_dumped_spec_loads_equal(content: dict[str, object]) -> None:
+    spec = ClusterSpec.model_validate(content)
     assert parse_spec(dump_spec(spec), "dump.yaml") == spec
 
 

@@ -65,7 +65,7 @@ def test_mutations_are_many_and_distinct() -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: repr(m.new)[:40])
-def test_mutation_is_reported_at_its_place(mutation: Mutation) -> None:
+def test_mutation_is_reported_at_its_position(mutation: Mutation) -> None:
     base = BASES[mutation.base]
     assert base.count(mutation.old) == 1
     assert mutation.text != base
@@ -102,7 +102,7 @@ def test_schema_refuses_what_it_can_express(
 
 
 @pytest.mark.parametrize("base", IN_SCHEMA)
-def test_schema_takes_the_base(base: str) -> None:
+def test_schema_accepts_the_base_spec(base: str) -> None:
     jsonschema.Draft202012Validator(json_schema()).validate(
         YAML(typ="safe", pure=True).load(BASES[base])
     )

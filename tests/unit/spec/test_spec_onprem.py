@@ -32,12 +32,12 @@ def test_range_names_hosts(text: str, names: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a,", "a[1", "a]1", "a[]", "a[x]", "a[3-1]", "a[1-5000]", "a[1,1]"]
 )
-def test_what_is_no_range_is_refused(text: str) -> None:
+def test_invalid_host_range_is_refused(text: str) -> None:
     with pytest.raises(BadValueError):
         expand(text)
 
 
-def test_every_host_has_its_own_address_and_access() -> None:
+def test_host_range_gives_each_host_its_address_and_access() -> None:
     spec = load_spec(BASE)
     assert isinstance(spec.provider, OnpremSettings)
     machines = spec.provider.machines

@@ -62,21 +62,19 @@ def refusal(folder: Path, *entries: str) -> SpecError:
          f'command="a  \\"b\\"",from="10.0.0.0/8,!10.1.0.0/16" {ED25519}'),
     ],
 )  # fmt: skip
-def test_only_spaces_between_the_parts_of_a_key_change(text: str, line: str) -> None:
+def test_public_key_keeps_all_but_its_spaces(text: str, line: str) -> None:
     assert spec_of(text).users[0].ssh_keys == (line,)
 
 
 @pytest.mark.parametrize("content", [f"{OTHER}\r\n", f"\ufeff{OTHER}\n", f"# ada\n\n{OTHER}"])
-def test_file_may_be_of_windows_or_have_comments(tmp_path: Path, content: str) -> None:
+def test_key_file_may_have_crlf_and_comments(tmp_path: Path, content: str) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys/ada.pub").write_text(content)
     (tmp_path / "cluster.yaml").write_text(f"{HEAD}    ssh_keys: [keys/ada.pub]\n")
     assert load_spec(tmp_path / "cluster.yaml").users[0].ssh_keys == (OTHER,)
 
 
-def test_name_of_a_cluster_is_read_beside_a_file_with_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_name_works_with_a_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ada.pub").write_text(OTHER)
     (tmp_path / "cluster.yaml").write_text(f"{HEAD}    ssh_keys: [ada.pub]\n")
     (tmp_path / "elsewhere").mkdir()
@@ -127,7 +125,7 @@ def test_key_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
     assert [(problem.code, problem.line) for problem in error.problems] == [("value-twice", 10)]
 
 
-def test_plan_tells_keys_apart_without_their_length() -> None:
+def test_plan_shows_keys_shortened_but_distinct() -> None:
     before = spec_of(f"{ED25519} ada")
     after = spec_of(f"{OTHER} ada")
     (difference,) = differences(before, after)

@@ -145,7 +145,7 @@ class TestSchema:
         schema = jsonschema.Draft202012Validator(json_schema())
         assert schema.is_valid(spec | {"software": {"slurm": source}}) is valid
 
-    def test_every_field_is_described(self) -> None:
+    def test_schema_describes_every_field(self) -> None:
         bare = [
             f"{model['title']}.{name}"
             for model in models(json_schema())
@@ -154,7 +154,7 @@ class TestSchema:
         ]
         assert bare == []
 
-    def test_every_default_is_valid(self) -> None:
+    def test_schema_accepts_every_default(self) -> None:
         schema = json_schema()
         for model in models(schema):
             for name, field in model["properties"].items():
@@ -165,7 +165,7 @@ class TestSchema:
                     )
                     assert errors == [], f"{model['title']}.{name}"
 
-    def test_no_model_takes_unknown_keys(self) -> None:
+    def test_spec_models_refuse_unknown_keys(self) -> None:
         assert all(model["additionalProperties"] is False for model in models(json_schema()))
 
 

@@ -42,7 +42,7 @@ NOT_SIZES += ["", "5 GiB", " 5GiB", "5GiB\n", "9" * 400 + "G", 5, 5.0, True, Non
 
 
 @pytest.mark.parametrize("value", NOT_SIZES, ids=lambda v: repr(v)[:20])
-def test_not_sizes(value: object) -> None:
+def test_size_in_a_wrong_format_is_refused(value: object) -> None:
     with pytest.raises(BadValueError) as caught:
         parse_size_mib(value)
     assert caught.value.code in {"not-a-size", "size-too-small"}
@@ -54,7 +54,7 @@ def test_not_sizes(value: object) -> None:
     ("text", "seconds"),
     [("90m", 5400), ("1h30m", 5400), ("1d1h1m1s", 90061), ("3650d", MAX_DURATION_S)],
 )
-def test_durations(text: str, seconds: int) -> None:
+def test_duration_is_read_in_seconds(text: str, seconds: int) -> None:
     assert parse_duration_s(text) == seconds
     assert re.search(DURATION_PATTERN, text)
 
@@ -64,7 +64,7 @@ NOT_DURATIONS += ["", "1h 30m", "5s\n", "9" * 5000 + "s", 5, 1.5, True, None, []
 
 
 @pytest.mark.parametrize("value", NOT_DURATIONS, ids=lambda v: repr(v)[:20])
-def test_not_durations(value: object) -> None:
+def test_duration_in_a_wrong_format_is_refused(value: object) -> None:
     with pytest.raises(BadValueError) as caught:
         parse_duration_s(value)
     assert caught.value.code in {"not-a-duration", "duration-zero"}
@@ -80,25 +80,27 @@ def test_not_durations(value: object) -> None:
         (parse_duration_s, "3650d1s", "duration-too-long"),
     ],
 )
-def test_out_of_range(parse: Callable[[str], int], text: str, code: str) -> None:
+def test_size_or_duration_out_of_range_is_refused(
+    parse: Callable[[str], int], text: str, code: str
+) -> None:
     with refused(code, BadValueError):
         parse(text)
 
 
 @given(st.integers(1, MAX_SIZE_MIB))
-def test_every_size_survives_its_spelling(mib: int) -> None:
+def test_size_is_read_back_from_its_text(mib: int) -> None:
     assert parse_size_mib(format_size(mib)) == mib
     assert re.search(SIZE_PATTERN, format_size(mib))
 
 
 @given(st.integers(1, MAX_DURATION_S))
-def test_every_duration_survives_its_spelling(seconds: int) -> None:
+def test_duration_is_read_back_from_its_text(seconds: int) -> None:
     assert parse_duration_s(format_duration(seconds)) == seconds
     assert re.search(DURATION_PATTERN, format_duration(seconds))
 
 
 @given(st.text(alphabet="0123456789dhmsKMGTiB. -:", max_size=12))
-def test_python_and_the_schema_agree(text: str) -> None:
+def test_pattern_of_the_schema_accepts_what_python_accepts(text: str) -> None:
     """Where they may differ is the range, which a pattern can't express."""
     for parse, pattern in ((parse_size_mib, SIZE_PATTERN), (parse_duration_s, DURATION_PATTERN)):
         try:
@@ -130,7 +132,7 @@ def test_python_and_the_schema_agree(text: str) -> None:
         ("45s", 45),
     ],
 )
-def test_slurm_times(text: str, seconds: int) -> None:
+def test_slurm_time_is_read_in_seconds(text: str, seconds: int) -> None:
     assert parse_slurm_time_s(text) == seconds
 
 
@@ -138,7 +140,7 @@ def test_slurm_times(text: str, seconds: int) -> None:
     "text",
     ["", "0", "0:00", "-1", "1:2:3:4", "1-", "-12", "1.5", "soon", "UNLIMITED", "99999999", "1 h"],
 )
-def test_not_slurm_times(text: str) -> None:
+def test_slurm_time_in_a_wrong_format_is_refused(text: str) -> None:
     with pytest.raises(BadValueError) as caught:
         parse_slurm_time_s(text)
     assert caught.value.code in {"not-a-time", "duration-zero", "duration-too-long"}
@@ -147,14 +149,14 @@ def test_not_slurm_times(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "mib"), [("4096", 4096), ("4G", 4096), ("4GiB", 4096), ("512M", 512)]
 )
-def test_slurm_memory(text: str, mib: int) -> None:
+def test_slurm_memory_is_read_in_mib(text: str, mib: int) -> None:
     assert parse_slurm_memory_mib(text) == mib
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "0G", "-4G", "4 G", "lots", "4.5", "99999999999999", "1e3"]
 )
-def test_not_slurm_memory(text: str) -> None:
+def test_slurm_memory_in_a_wrong_format_is_refused(text: str) -> None:
     with pytest.raises(BadValueError) as caught:
         parse_slurm_memory_mib(text)
     assert caught.value.code in {"not-a-memory-size", "size-too-small"}

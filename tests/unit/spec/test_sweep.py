@@ -18,17 +18,17 @@ from clusterctl.spec.sweep import Form, Sweep, as_sweep, sweep_arguments
 from tests.support.messages import refused
 
 
-def tasks(**said: Any) -> list[dict[str, str]]:
-    return [dict(one) for one in Sweep.model_validate(said).tasks]
+def tasks(**keys: Any) -> list[dict[str, str]]:
+    return [dict(one) for one in Sweep.model_validate(keys).tasks]
 
 
-def test_every_combination_of_a_grid_the_last_key_first() -> None:
+def test_grid_has_every_combination_the_last_key_varies_first() -> None:
     assert tasks(grid={"lr": ["1e-4", "1e-3"], "seed": "0..2"}) == [
         {"lr": lr, "seed": seed} for lr in ("1e-4", "1e-3") for seed in "012"
     ]
 
 
-def test_list_times_a_grid_without_what_is_excluded() -> None:
+def test_list_times_grid_omits_excluded_combinations() -> None:
     found = tasks(
         list=[{"opt": "sgd", "lr": "1"}, {"opt": "adam", "lr": "2"}],
         grid={"seed": ["0", "1"]},
@@ -53,7 +53,7 @@ def test_conditional_key_makes_no_duplicate_tasks() -> None:
 
 
 def test_random_values_in_range_and_reproducible_by_seed() -> None:
-    said = {
+    keys = {
         "random": {
             "lr": "log 1e-5..1e-2",
             "layers": "1..3",
@@ -62,9 +62,9 @@ def test_random_values_in_range_and_reproducible_by_seed() -> None:
         },
         "trials": 200,
     }
-    found = tasks(**said, seed=1)
-    assert found == tasks(**said, seed=1)
-    assert found != tasks(**said, seed=2)
+    found = tasks(**keys, seed=1)
+    assert found == tasks(**keys, seed=1)
+    assert found != tasks(**keys, seed=2)
     assert {one["layers"] for one in found} == {"1", "2", "3"}
     assert {one["opt"] for one in found} == {"sgd", "adam"}
     assert all(0 <= float(one["dropout"]) <= 0.5 for one in found)
@@ -75,7 +75,7 @@ def test_random_values_in_range_and_reproducible_by_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "keys",
     [
         {"grid": {"0lr": ["1"]}},
         {"grid": {"seed": "2..1"}},
@@ -97,9 +97,9 @@ def test_random_values_in_range_and_reproducible_by_seed() -> None:
         {"grid": {"a": ["1", "2", "1"]}},
     ],
 )
-def test_wrong_sweep_is_refused(said: dict[str, Any]) -> None:
+def test_wrong_sweep_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Sweep.model_validate(said)
+        Sweep.model_validate(keys)
 
 
 def test_flags_are_a_grid() -> None:
@@ -161,7 +161,7 @@ def test_text_with_two_dots_is_a_value(text: str) -> None:
     assert tasks(grid={"x": text}) == [{"x": text}]
 
 
-def test_two_tables_are_refused() -> None:
+def test_sweep_with_two_tables_is_refused() -> None:
     with refused("tables-twice", BadValueError):
         as_sweep(["a.csv", "b.csv"])
 
@@ -204,7 +204,7 @@ def test_value_that_begins_with_a_dash_is_an_argument_with_its_key(value: str) -
 @pytest.mark.parametrize(
     "value", ["-3", "-0.5", "-.5", "-", "1e-3", "", "a,b", "[1, 2]", "'a'", "k=v", "$x\n"]
 )
-def test_value_that_no_program_takes_for_an_option_is_an_argument_of_its_own(value: str) -> None:
+def test_value_without_a_dash_is_an_argument_of_its_own(value: str) -> None:
     """Shell scripts often read only this form."""
     assert sweep_arguments({"x": value}) == ["--x", value]
     assert sweep_arguments({"x": value}, Form.JOINED) == [f"--x={value}"]

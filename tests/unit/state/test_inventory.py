@@ -62,7 +62,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
-def test_job_inventory_is_what_was_written(workspace: Workspace) -> None:
+def test_job_inventory_is_read_back_equal(workspace: Workspace) -> None:
     assert job_inventory(workspace) == INVENTORY
 
 
@@ -165,7 +165,7 @@ def test_cluster_without_a_record_is_not_up(workspace: Workspace) -> None:
         job_inventory(workspace)
 
 
-def test_only_attach_writes_the_record_of_an_attached_cluster(workspace: Workspace) -> None:
+def test_record_of_an_attached_cluster_is_written_by_attach_only(workspace: Workspace) -> None:
     workspace.login.write_text("ada@login\n")
     workspace.inventory.write_text("{")
     with refused("inventory-damaged", UsageError, "`clusterctl attach`"):

@@ -15,7 +15,7 @@ def test_read_names_the_key_that_is_wrong(tmp_path: Path) -> None:
     assert caught.value.why.partition(": ")[0] in RunRecord.model_fields
 
 
-def test_read_says_where_the_text_is_no_json(tmp_path: Path) -> None:
+def test_read_of_invalid_json_names_the_position(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"id": ')
     with refused("not-a-run", CollectError, "line 1"):
         RunRecord.load(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterctl.errors import Failure, ProvisionError, UnreachableError
 
 
-def test_of_hosts_names_hosts_and_fixes_once_and_each_cause() -> None:
+def test_error_of_hosts_names_hosts_and_fixes_once_and_each_cause() -> None:
     failures = [
         Failure("disk-full", "/opt", "a", fix="clear"),
         Failure("disk-full", "/var", "a", fix="clear"),
@@ -19,7 +19,7 @@ def test_of_hosts_names_hosts_and_fixes_once_and_each_cause() -> None:
     assert ProvisionError.of_hosts("no", failures, fix="look there").fix == "look there"
 
 
-def test_on_returns_the_failure_of_a_host() -> None:
+def test_error_on_returns_the_failure_of_a_host() -> None:
     error = UnreachableError("away", why="silent", fix="wait")
     assert error.cause == "away: silent"
     assert error.on("a", "probe") == Failure("unreachable", "silent", "a", "probe", "wait", True)

@@ -49,11 +49,11 @@ SPECIAL: Final = "!@#$%^&*()-_=+[]{};:,.<>/?|~ '\""
 
 def test_redact_removes_planted_secrets_and_keeps_the_text_around() -> None:
     redact = redactor(())
-    left = {secret: redact(text) for secret, text in PLANTED.items()}
-    assert not {secret: text for secret, text in left.items() if secret in text}
+    redacted = {secret: redact(text) for secret, text in PLANTED.items()}
+    assert not {secret: text for secret, text in redacted.items() if secret in text}
     for secret, text in PLANTED.items():
         assert not [
-            port for port in PORTS if str(port) in text and str(port) not in left[secret]
+            port for port in PORTS if str(port) in text and str(port) not in redacted[secret]
         ], text
 
 

@@ -153,7 +153,7 @@ COLORED = (
 )
 
 
-def test_colors_text_and_progress_bars_pass() -> None:
+def test_filter_passes_colors_text_and_progress_bars() -> None:
     assert shown(COLORED.encode()) == COLORED.encode() + b"\x1b[0m"
     bar = b"\r  0%|          |\r 50%|#####     |\r100%|##########|\n"
     assert shown(bar) == bar
@@ -185,13 +185,13 @@ def test_log_filter_ends_color_before_other_text(
     assert interrupted.end_line() == b""
 
 
-def test_color_that_is_cut_off_is_shown_as_text() -> None:
+def test_filter_shows_a_truncated_color_as_text() -> None:
     stream = LogFilter()
     stream.feed(b"\x1b[31")
     assert stream.end() == rb"\x1b[31"
 
 
-def test_memory_is_bounded() -> None:
+def test_filter_of_an_endless_sequence_uses_bounded_memory() -> None:
     """For a sequence that never ends, and for a sequence that begins again and again."""
     stream = LogFilter()
     piece = b"1;" * 32768
@@ -217,14 +217,14 @@ def asked_of_a_terminal(data: bytes) -> set[str]:
     """Return the actions that output requests of a terminal, besides text and colors."""
     log = io.StringIO()
     pyte.ByteStream(pyte.DebugScreen(log)).feed(data)
-    asked = {json.loads(line)[0] for line in log.getvalue().splitlines()}
-    return asked - {"draw", "select_graphic_rendition", "linefeed", "carriage_return", "tab"}
+    sequences = {json.loads(line)[0] for line in log.getvalue().splitlines()}
+    return sequences - {"draw", "select_graphic_rendition", "linefeed", "carriage_return", "tab"}
 
 
 EVERYTHING = b"\r\n".join(HOSTILE.values())
 
 
-def test_terminal_is_asked_for_nothing_but_text_and_color() -> None:
+def test_filter_passes_only_text_and_color_to_a_terminal() -> None:
     """The unfiltered output requests many actions."""
     assert {
         "set_title",
