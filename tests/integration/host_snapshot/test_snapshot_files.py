@@ -1,4 +1,4 @@
-"""`down` removes a folder of ours with the program rm."""
+"""`down` removes very deep folders with the program rm."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import ModuleType
 from tests.support.hostile import deep_folder, nest
 
 
-def test_a_folder_of_ours_goes_however_deep_it_is(util: Callable[[str], ModuleType]) -> None:
-    """A job whose account is gone left folders deeper than Python's recursion and a path can be."""
+def test_remove_tree_removes_very_deep_folders(util: Callable[[str], ModuleType]) -> None:
+    """The folders are deeper than Python's recursion limit and the maximum path length."""
     with deep_folder() as top:
         (top / "shared" / "a").mkdir(parents=True)
         (top / "shared" / "a" / "file").touch()

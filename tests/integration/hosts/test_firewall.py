@@ -1,4 +1,4 @@
-"""Which firewall a host has in force, and what is said of ports that it keeps closed."""
+"""The active firewall of a host, and findings on ports that it closes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ RULESET = "table inet filter {{\n}}\n"
 ASKED = {"ufw": "status", "iptables-save": "", "nft": "list ruleset"}
 
 
-def looked(tmp_path: Path, *, firewalld: str = "", **said: str) -> HostFacts:
-    """What a host says whose firewalls' commands say this; firewalld is running or not there."""
+def looked(tmp_path: Path, *, firewalld: str = "", **commands: str) -> HostFacts:
+    """Return the facts of a host whose firewall commands print this. firewalld: its state."""
     program(
         tmp_path,
         "systemctl",
@@ -35,7 +35,7 @@ def looked(tmp_path: Path, *, firewalld: str = "", **said: str) -> HostFacts:
     )
     program(tmp_path, "firewall-cmd", '[ "$*" = --get-default-zone ] && echo public')
     for name, asked in ASKED.items():
-        (tmp_path / name).write_text(said.get(name.replace("-", "_"), ""))
+        (tmp_path / name).write_text(commands.get(name.replace("-", "_"), ""))
         more = '[ "$LC_ALL" = C ] || exit 9; ' if name == "ufw" else ""
         program(tmp_path, name, f'[ "$*" = "{asked}" ] || exit 9; {more}cat {tmp_path / name}')
     env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "LC_ALL": "de_DE.UTF-8"}
@@ -47,7 +47,7 @@ def looked(tmp_path: Path, *, firewalld: str = "", **said: str) -> HostFacts:
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("commands", "name"),
     [
         ({}, "none"),
         ({"firewalld": "running", "nft": RULESET}, "firewalld (public)"),
@@ -59,21 +59,23 @@ def looked(tmp_path: Path, *, firewalld: str = "", **said: str) -> HostFacts:
         ({"nft": RULESET}, "nftables"),
     ],
 )
-def test_the_firewall_in_force_is_the_first_that_has_rules(
-    tmp_path: Path, said: dict[str, Any], name: str
+def test_active_firewall_is_the_first_with_rules(
+    tmp_path: Path, commands: dict[str, Any], name: str
 ) -> None:
-    assert str(looked(tmp_path, **said).firewall) == name
+    assert str(looked(tmp_path, **commands).firewall) == name
 
 
 PEERS = {f"n{one}": Peer(f"10.0.0.{one}", (6817, 6819)) for one in (1, 2, 3)}
 
 
 def findings(*, firewalls: dict[str, str], unreached: dict[str, Any]) -> list[Finding]:
-    """What is found of three hosts with these firewalls, if they say this of the others."""
+    """Return the findings of three hosts. unreached: host -> the hosts and ports that it can't
+    reach.
+    """
 
     def start(host: str, _: Sequence[str]) -> AbstractContextManager[Conversation]:
-        said = f"[40000]\n{json.dumps(unreached.get(host, {}))}\n"
-        return ScriptedTransport([Step(("python3",), said)]).converse(["python3"])
+        commands = f"[40000]\n{json.dumps(unreached.get(host, {}))}\n"
+        return ScriptedTransport([Step(("python3",), commands)]).converse(["python3"])
 
     facts = {
         name: HostFacts.model_construct(firewall=Firewall(name=firewalls.get(name, "none")))
@@ -102,7 +104,7 @@ DROPPED = {"6817": "no answer within 2 s", "6819": "no answer within 2 s"}
         ("firewalld", "`clusterctl up`"),
     ],
 )
-def test_a_closed_port_is_told_with_the_command_that_opens_it(firewall: str, command: str) -> None:
+def test_closed_port_finding_has_the_command_that_opens_it(firewall: str, command: str) -> None:
     unreached = {"n2": {"n1": DROPPED}, "n3": {"n1": DROPPED}}
     (one,) = findings(firewalls={"n1": firewall}, unreached=unreached)
     assert (one.host, one.level, one.code) == ("n1", "error", "firewall")
@@ -121,10 +123,10 @@ def test_closed_port_without_firewall_names_the_route() -> None:
     assert one.fix.startswith("`traceroute -T -p 6817 10.0.0.1` on n3")
 
 
-def test_other_causes_and_ports_are_other_findings() -> None:
+def test_findings_are_grouped_by_cause_and_port() -> None:
     mixed = {"6817": "no answer within 2 s", "40000": "No route to host"}
     found = findings(firewalls={}, unreached={"n2": {"n1": DROPPED, "n3": mixed}})
-    assert [(one.host, one.why.partition("; ")[0]) for one in found] == [
+    assert [(finding.host, finding.why.partition("; ")[0]) for finding in found] == [
         ("n1", "n2 can't reach 10.0.0.1, port 6817, 6819: no answer within 2 s"),
         ("n3", "n2 can't reach 10.0.0.3, port 6817: no answer within 2 s"),
         ("n3", "n2 can't reach 10.0.0.3, port 40000: No route to host"),

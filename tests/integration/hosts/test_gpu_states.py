@@ -1,4 +1,4 @@
-"""The cards that this machine's PCI bus has."""
+"""`doctor`: GPUs on the PCI bus, and findings from the double of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
 def seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: machines.Machine, **more: Any
 ) -> list[Finding]:
-    """What is found of a host with one card, whose nvidia-smi is the stand-in, by the real
-    probe.
-    """
+    """Return the findings of a host with one GPU, from the real probe and the double of nvidia-smi."""
     for name, value in machines.install(tmp_path / "bin", machine).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
@@ -34,7 +32,7 @@ def seen(
 @pytest.mark.parametrize(
     "name", [name for name, state in machines.STATES.items() if "doctor" in state]
 )
-def test_each_state_is_named_with_what_to_do(
+def test_each_gpu_state_has_a_finding_with_a_fix(
     name: str, driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (finding,) = seen(tmp_path, monkeypatch, machines.with_driver(machines.unwell(name), driver))
@@ -44,7 +42,7 @@ def test_each_state_is_named_with_what_to_do(
     assert said in finding.why or name == "no-module"  # which needs no quote
 
 
-def test_cards_are_told_from_what_else_is_on_the_bus(
+def test_pci_devices_counts_gpus_and_nvswitches_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "PCI_DEVICES", str(tmp_path))
@@ -65,7 +63,7 @@ def test_cards_are_told_from_what_else_is_on_the_bus(
 
 
 @pytest.mark.parametrize("driver", ["470.182.03", *machines.DRIVERS.values()])
-def test_a_card_that_is_well_is_no_finding(
+def test_healthy_gpu_is_no_finding(
     driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = machines.rtx_4070(fabric_state="Completed", fabric_status="Success")
@@ -73,7 +71,7 @@ def test_a_card_that_is_well_is_no_finding(
     assert seen(tmp_path, monkeypatch, machines.with_driver(ready, driver)) == []
 
 
-def test_a_driver_and_a_library_of_two_versions_want_a_reboot(
+def test_driver_and_library_version_mismatch_advises_a_reboot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (finding,) = seen(tmp_path, monkeypatch, machines.unwell("driver-and-library-differ"))

@@ -1,4 +1,4 @@
-"""The look at a host: run for real on this machine, and read."""
+"""The probe of a host runs on the local machine, and its report is parsed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.unit.hosts.answers import DISK, answer
 
 
 def looked(question: ProbeRequest) -> dict[str, Any]:
-    """What the program answers on this machine, by a Python without any packages."""
+    """Return the probe's answer on the local machine, run by a Python without packages."""
     argv = question.argv()
     done = subprocess.run(argv, input=PROGRAM, capture_output=True, check=True, timeout=60, cwd="/")
     return dict(json.loads(done.stdout)["node"])
@@ -56,13 +56,13 @@ def test_node_reads_each_fact_that_has_a_field() -> None:
 def test_file_mark_has_content_mode_owner_and_no_link(tmp_path: Path) -> None:
     plain = tmp_path / "it's $(x)"
     link = tmp_path / "link"
-    gone = tmp_path / "gone"
+    missing = tmp_path / "gone"
     plain.write_text("secret")
     link.symlink_to(plain)
-    asked = ProbeRequest(files=(str(plain), str(link), str(gone), str(tmp_path)))
+    request = ProbeRequest(files=(str(plain), str(link), str(missing), str(tmp_path)))
 
     def marks() -> list[str]:
-        return list(looked(asked)["checksums"].values())
+        return list(looked(request)["checksums"].values())
 
     plain.chmod(0o640)
     first = marks()
@@ -73,7 +73,7 @@ def test_file_mark_has_content_mode_owner_and_no_link(tmp_path: Path) -> None:
     assert marks()[0] != first[0]
     plain.write_text("Secret")
     assert marks()[0].split()[0] != first[0].split()[0]
-    assert "ecret" not in json.dumps(looked(asked)["checksums"])
+    assert "ecret" not in json.dumps(looked(request)["checksums"])
 
 
 @pytest.mark.parametrize("prefix", ["/etc/openmpi-x86_64", "/usr/mpi/gcc/openmpi-4.1.7rc1/etc"])
@@ -154,26 +154,26 @@ def test_fapolicyd_refuses_programs_unless_rules_allow_them(
     assert remote_probe.policies()["fapolicyd"] is refuses
 
 
-def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
+def test_block_mark_ignores_lines_outside_the_block(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
-    asked = ProbeRequest(blocks={str(hosts): ("# BEGIN", "# END")})
+    request = ProbeRequest(blocks={str(hosts): ("# BEGIN", "# END")})
 
     def mark(text: str) -> str:
         hosts.write_text(text)
-        return str(looked(asked)["checksums"][f"block {hosts}"])
+        return str(looked(request)["checksums"][f"block {hosts}"])
 
-    ours = mark("# BEGIN\n10.0.0.1 a\n# END\n")
-    assert mark("mine\n# BEGIN\n10.0.0.1 a\n# END\nmine\n") == ours
-    assert mark("# BEGIN\n10.0.0.2 a\n# END\n") != ours
+    own_mark = mark("# BEGIN\n10.0.0.1 a\n# END\n")
+    assert mark("mine\n# BEGIN\n10.0.0.1 a\n# END\nmine\n") == own_mark
+    assert mark("# BEGIN\n10.0.0.2 a\n# END\n") != own_mark
     assert mark("# BEGIN\n10.0.0.1 a\n") == "missing"
 
 
 def test_absent_mark_sees_a_dangling_link(tmp_path: Path) -> None:
     stray = tmp_path / "slurm.conf"
-    asked = ProbeRequest(absent=(str(stray),))
-    assert looked(asked)["checksums"] == {f"absent {stray}": "absent"}
+    request = ProbeRequest(absent=(str(stray),))
+    assert looked(request)["checksums"] == {f"absent {stray}": "absent"}
     stray.symlink_to("/nowhere")
-    assert looked(asked)["checksums"] == {f"absent {stray}": "there"}
+    assert looked(request)["checksums"] == {f"absent {stray}": "there"}
 
 
 @pytest.mark.parametrize(
@@ -203,22 +203,22 @@ def test_readable_mark_has_the_modes_that_keep_users_out(
 
 def test_rivals_mark_counts_only_later_files(tmp_path: Path) -> None:
     ours = tmp_path / "60-ours.conf"
-    asked = ProbeRequest(rivals={str(ours): "[*] hard (?!unlimited)"}, alone=(str(ours),))
+    request = ProbeRequest(rivals={str(ours): "[*] hard (?!unlimited)"}, alone=(str(ours),))
     ours.write_text("")
-    assert looked(asked)["checksums"] == {f"alone {ours}": "none", f"rivals {ours}": "none"}
-    asked = replace(asked, alone=())
+    assert looked(request)["checksums"] == {f"alone {ours}": "none", f"rivals {ours}": "none"}
+    request = replace(request, alone=())
     for name in ("10-sooner.conf", "60-ours.conf", "70-other.txt"):
         (tmp_path / name).write_text("* hard 64\n")
     (tmp_path / "90-more.conf").write_text("# * hard 64\n* hard unlimited\n")
     (tmp_path / "85-link.conf").symlink_to("10-sooner.conf")  # Ansible changes files alone
-    assert looked(asked)["checksums"] == {f"rivals {ours}": "none"}
+    assert looked(request)["checksums"] == {f"rivals {ours}": "none"}
     (tmp_path / "80-later.conf").write_text("# less\n* hard 64\n")
-    assert looked(asked)["checksums"] == {f"rivals {ours}": str(tmp_path / "80-later.conf")}
+    assert looked(request)["checksums"] == {f"rivals {ours}": str(tmp_path / "80-later.conf")}
     others = ", ".join(
         str(tmp_path / name)
         for name in ("10-sooner.conf", "80-later.conf", "85-link.conf", "90-more.conf")
     )
-    assert looked(replace(asked, alone=(str(ours),)))["checksums"][f"alone {ours}"] == others
+    assert looked(replace(request, alone=(str(ours),)))["checksums"][f"alone {ours}"] == others
 
 
 DPKG = """\
@@ -245,25 +245,23 @@ Version: 4
 """
 
 
-def test_packages_that_are_missing_are_named(
+def test_package_marks_names_missing_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By dpkg's table, which keeps what was removed but for its settings. Half installed is
-    there.
-    """
+    """dpkg also lists removed packages with settings. Half-installed packages count as installed."""
     (tmp_path / "status").write_text(DPKG)
     monkeypatch.setattr(remote_probe, "DPKG_STATUS", tmp_path / "status")
     there = ["munge", "procps", "slurm-client", "slurmdbd"]
-    gone = ["slurmctld", "slurmd"]
-    wanted = dict.fromkeys(there, "installed") | dict.fromkeys(gone, "not installed")
-    assert remote_probe.package_marks([*there, *gone]) == wanted
+    missing = ["slurmctld", "slurmd"]
+    wanted = dict.fromkeys(there, "installed") | dict.fromkeys(missing, "not installed")
+    assert remote_probe.package_marks([*there, *missing]) == wanted
     assert remote_probe.packages(["munge", "slurmd"]) == ["munge"]
 
 
-def test_without_dpkg_rpm_says_what_is_missing(
+def test_package_marks_without_dpkg_asks_rpm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by what a package provides. What it says: rpm 4.19's `--query --whatprovides`."""
+    """A package may be provided by another one. The message is that of rpm 4.19."""
     rpm = tmp_path / "rpm"
     rpm.write_text(
         '#!/bin/sh\n[ "$LC_ALL $1 $2 $3" = "C --query --whatprovides --queryformat=" ] || exit 9\n'
@@ -271,33 +269,33 @@ def test_without_dpkg_rpm_says_what_is_missing(
     )
     monkeypatch.setattr(remote_probe, "DPKG_STATUS", tmp_path / "none")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    asked = ["slurm", "slurm-slurmd"]
-    assert remote_probe.package_marks(asked) == dict.fromkeys(asked, "no answer")
+    request = ["slurm", "slurm-slurmd"]
+    assert remote_probe.package_marks(request) == dict.fromkeys(request, "no answer")
     rpm.chmod(0o755)
     marks = {"slurm": "installed", "slurm-slurmd": "not installed"}
-    assert remote_probe.package_marks(asked) == marks
-    assert remote_probe.packages(asked) == ["slurm"]
+    assert remote_probe.package_marks(request) == marks
+    assert remote_probe.packages(request) == ["slurm"]
     (tmp_path / "none").write_text("")  # of a dpkg that has installed nothing here
-    assert remote_probe.package_marks(asked) == marks
+    assert remote_probe.package_marks(request) == marks
 
 
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAKEeQlcH+GwmzgE/RlWAKNrD2K+DSBNoCnvcOgaXFev"
 OTHER = "no-pty ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIm2Z7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d"
 
 
-def test_a_key_among_the_users_own(tmp_path: Path) -> None:
+def test_key_mark_finds_the_key_among_others(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     keys = tmp_path / ".ssh/authorized_keys"
-    asked = ProbeRequest(
+    request = ProbeRequest(
         homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA clusterctl"}
     )
-    assert looked(asked)["checksums"]["key root"] == "missing"
+    assert looked(request)["checksums"]["key root"] == "missing"
     keys.write_text("ssh-rsa BBBB mine\nssh-ed25519 AAAA renamed\n")
-    assert looked(asked)["checksums"]["key root"] == "there"
+    assert looked(request)["checksums"]["key root"] == "there"
 
 
-def test_the_keys_of_the_spec_among_the_users_own(tmp_path: Path) -> None:
-    """Only they count, in any order."""
+def test_key_marks_compare_only_keys_of_the_spec(tmp_path: Path) -> None:
+    """The order of the keys does not matter."""
     account = pwd.getpwnam("root")
     user = User(name="ada", uid=2001, ssh_keys=(PUBLIC, OTHER))
     spec = ClusterSpec(
@@ -305,13 +303,13 @@ def test_the_keys_of_the_spec_among_the_users_own(tmp_path: Path) -> None:
     )
     (tmp_path / ".ssh").mkdir()
     keys = tmp_path / ".ssh/authorized_keys"
-    asked = ProbeRequest(
+    request = ProbeRequest(
         homes={account.pw_name: str(tmp_path)}, keys={"root": "-"}, key_end=spec.key_mark
     )
     keys.write_text("\n".join(["ssh-rsa BBBB mine", *reversed(spec.key_lines(user))]))
-    assert looked(asked)["checksums"]["keys root"] == key_marks(spec)["keys ada"]
+    assert looked(request)["checksums"]["keys root"] == key_marks(spec)["keys ada"]
     keys.write_text("\n".join([PUBLIC, *spec.key_lines(user)[1:]]))
-    assert looked(asked)["checksums"]["keys root"] != key_marks(spec)["keys ada"]
+    assert looked(request)["checksums"]["keys root"] != key_marks(spec)["keys ada"]
 
 
 @pytest.mark.parametrize("made", ["pipe", "zeros", "too large"])
@@ -325,29 +323,29 @@ def test_key_mark_does_not_hang_on_files_of_a_job(tmp_path: Path, made: str) -> 
     else:
         keys.write_text("ssh-ed25519 AAAA\n")
         os.truncate(keys, 1 << 40)
-    asked = ProbeRequest(
+    request = ProbeRequest(
         homes={"root": str(tmp_path)},
         keys={"root": "ssh-ed25519 AAAA clusterctl"},
         blocks={str(keys): ("# BEGIN", "# END")},
     )
-    assert looked(asked)["checksums"]["key root"] == "missing"
-    assert looked(asked)["checksums"][f"block {keys}"] == "missing"
+    assert looked(request)["checksums"]["key root"] == "missing"
+    assert looked(request)["checksums"][f"block {keys}"] == "missing"
 
 
 def test_keys_are_read_with_their_accounts_rights(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/authorized_keys").write_text("ssh-ed25519 AAAA\n")
     tmp_path.chmod(0o700)
-    asked = ProbeRequest(
+    request = ProbeRequest(
         homes={"nobody": str(tmp_path)}, keys={"nobody": "ssh-ed25519 AAAA clusterctl"}
     )
-    assert looked(asked)["checksums"]["key nobody"] == "missing"
+    assert looked(request)["checksums"]["key nobody"] == "missing"
 
 
 def test_key_in_a_far_home_is_not_checked(tmp_path: Path) -> None:
     home = pwd.getpwnam("root").pw_dir
-    asked = ProbeRequest(far_homes={"root": home}, keys={"root": "ssh-ed25519 AAAA no such key"})
-    assert "key root" not in looked(asked)["checksums"]
+    request = ProbeRequest(far_homes={"root": home}, keys={"root": "ssh-ed25519 AAAA no such key"})
+    assert "key root" not in looked(request)["checksums"]
     own = ProbeRequest(
         far_homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA no such key"}
     )
@@ -374,14 +372,14 @@ def test_key_in_a_far_home_is_not_checked(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_how_a_unit_stands(unit: dict[str, str], mark: str, tmp_path: Path) -> None:
+def test_unit_mark_of_each_state(unit: dict[str, str], mark: str, tmp_path: Path) -> None:
     (tmp_path / "conf").touch()
     fine = {"LoadState": "loaded", "UnitFileState": "enabled"}
     fine["InactiveExitTimestampMonotonic"] = str(10**15)
     assert remote_probe._unit_mark({**fine, **unit}, [str(tmp_path / "conf")]) == mark
 
 
-def test_a_unit_that_systemd_does_not_tell_of_is_not_fine(tmp_path: Path) -> None:
+def test_unit_marks_without_an_answer_are_drift(tmp_path: Path) -> None:
     systemctl = tmp_path / "systemctl"
     systemctl.write_text("#!/bin/sh\necho Id=munge.service; exit 1\n")
     systemctl.chmod(0o755)
@@ -391,7 +389,7 @@ def test_a_unit_that_systemd_does_not_tell_of_is_not_fine(tmp_path: Path) -> Non
     assert drifted({}, {f"unit {name}": mark for name, mark in unknown.items()})
 
 
-def test_an_answer_is_read() -> None:
+def test_parse_report_reads_an_answer() -> None:
     full = DISK | {"free": 0}
     view = parse_report(answer(checksums={"unit munge": "running"}, space=[DISK, full]))
     assert view.facts is not None
@@ -405,9 +403,9 @@ def test_an_answer_is_read() -> None:
     assert all(word in failure.cause for word in ("/ ", " of 512MiB"))
 
 
-def test_taken_numbers_are_found_on_all_hosts_first() -> None:
-    """As a new instance at Google has them: its guest agent's group and our account come before the
-    users.
+def test_taken_uids_are_found_on_all_hosts_first() -> None:
+    """New instances at Google have a group of the guest agent and the admin account before users
+    are created.
     """
     root = looked(ProbeRequest(numbers={"nobody-yet": 0}))
     assert (root["accounts"], root["groups"]) == ({"root": 0}, {"root": 0})
@@ -422,8 +420,8 @@ def test_taken_numbers_are_found_on_all_hosts_first() -> None:
     }
     with refused("accounts-conflict", ConfigureError, "train-1") as caught:
         reject_taken_numbers(reports, {"ada": 1000, "bob": 1001})
-    said = {(failure.host, failure.code, failure.cause) for failure in caught.value.failures}
-    assert said == {
+    found = {(failure.host, failure.code, failure.cause) for failure in caught.value.failures}
+    assert found == {
         (host, code, cause)
         for host in ("ctl", "train-1")
         for code, cause in (
@@ -435,13 +433,11 @@ def test_taken_numbers_are_found_on_all_hosts_first() -> None:
     reject_taken_numbers(reports, {"ada": 10000, "clusterctl": 7})
 
 
-def test_taken_numbers_of_slurm_and_munge_are_found() -> None:
-    """The role makes these accounts before their packages are there: groupadd would fail on such a
-    host.
-    """
+def test_taken_uids_of_slurm_and_munge_are_found() -> None:
+    """The role creates these accounts before it installs their packages, so groupadd would fail."""
     partitions = [{"name": "t", "nodes": 1}]
-    told = {"version": 1, "name": "d", "provider": {"type": "local"}, "partitions": partitions}
-    spec = ClusterSpec.model_validate(told)
+    document = {"version": 1, "name": "d", "provider": {"type": "local"}, "partitions": partitions}
+    spec = ClusterSpec.model_validate(document)
     reports = {
         "fine": parse_report(
             answer(accounts={"slurm": 64030, "munge": 997}, groups={"munge": 995})
@@ -456,11 +452,11 @@ def test_taken_numbers_of_slurm_and_munge_are_found() -> None:
         reject_taken_numbers(reports, required_accounts(spec))
     changes = ("uid: `usermod --uid UID", "gid: `groupmod --gid GID")
     user, group = (f"give that account another {change}" for change in changes)
-    said = {
+    found = {
         (failure.host, failure.code, failure.cause, failure.fix)
         for failure in caught.value.failures
     }
-    assert said == {
+    assert found == {
         ("one", "uid-taken", "uid 64030, which slurm needs, belongs to lims", f"{user} lims`"),
         ("two", "gid-taken", "gid 64031, which munge needs, belongs to lab", f"{group} lab`"),
         ("three", "gid-taken", "gid 64030, which slurm needs, belongs to lab", f"{group} lab`"),
@@ -482,10 +478,10 @@ def session_of(tmp_path: Path, hosts: dict[str, Any], *, is_cloud: bool) -> Any:
     )
 
 
-def test_up_tells_where_our_own_account_has_another_number(
+def test_up_names_hosts_where_the_admin_account_has_another_uid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a node's image has an account more than the controller's."""
+    """Such as if the image of a node has one account more than the controller's."""
     numbers = {
         "ctl": {"clusterctl": 1000},
         "train-1": {"clusterctl": 1001},
@@ -493,7 +489,9 @@ def test_up_tells_where_our_own_account_has_another_number(
     }
     reports = {host: parse_report(answer(accounts=its)) for host, its in numbers.items()}
     monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(reports))
-    monkeypatch.setattr(up, "ask_hosts", lambda *_: (HostAnswer(*one) for one in reports.items()))
+    monkeypatch.setattr(
+        up, "ask_hosts", lambda *_: (HostAnswer(*report) for report in reports.items())
+    )
     session = session_of(tmp_path, {}, is_cloud=False)
     found = up.probe(session, LED_BY_CTL, {})
     assert found.value == reports
@@ -533,9 +531,7 @@ class Rented:
 def test_admin_account_gets_the_same_uid_on_cloud_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One where another account has that one keeps its own, and is named; equal ones are not
-    changed.
-    """
+    """A host where another account has this uid is named and keeps its uid."""
     hosts: dict[str, Any] = {"ctl": Rented(1000), "train-1": Rented(1000)}
     monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(hosts, ProbeRequest()))
 
@@ -554,12 +550,14 @@ def test_admin_account_gets_the_same_uid_on_cloud_hosts(
     assert all(word in note for word in ("uid 1000 on", " 64100 "))
 
 
-def test_a_disk_without_inodes_is_told_so() -> None:
+def test_full_disk_without_inodes_names_inodes() -> None:
     (full,) = parse_report(answer(space=[DISK | {"inodes": 0}])).full
     assert "no inodes free" in str(full)
 
 
-def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_system_reads_distribution_from_os_release(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     release = tmp_path / "os-release"
     monkeypatch.setattr(remote_probe, "OS_RELEASE", str(release))
 
@@ -600,7 +598,7 @@ def test_probe_reports_the_cgroup_plugin_of_slurm(
     assert (without and without.cgroups, having and having.cgroups) == (False, True)
 
 
-def test_other_answers_are_errors() -> None:
+def test_parse_report_of_another_answer_is_an_error() -> None:
     with pytest.raises(StoppingError):
         parse_report('{"state": "stopping"}')
     with refused("unreachable", UnreachableError):  # so it is asked again
@@ -616,20 +614,20 @@ def test_other_answers_are_errors() -> None:
             parse_report(text)
 
 
-def test_a_host_without_slurmd_is_read_all_the_same() -> None:
-    said = subprocess.run(
+def test_probe_of_a_host_without_slurmd_succeeds() -> None:
+    done = subprocess.run(
         NODE_ARGV, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
     )
-    absent = said.stdout if shutil.which("slurmd") is None else "@node\nabsent\n@gpus\n@mpi\n"
+    absent = done.stdout if shutil.which("slurmd") is None else "@node\nabsent\n@gpus\n@mpi\n"
     assert parse_report(answer(said=absent)).facts is None
     with pytest.raises(SlurmError):
         parse_report(answer(said="@node\n@gpus\n@mpi\n"))
 
 
-def test_accounts_that_a_directory_service_does_not_list(
+def test_accounts_of_a_directory_service_are_asked_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """sssd answers for one name or number, and lists nobody; one that is missing hides no other."""
+    """sssd answers for one name or uid, and lists none. A missing account does not hide others."""
     getent = tmp_path / "getent"
     getent.write_text(
         "#!/bin/sh\n"

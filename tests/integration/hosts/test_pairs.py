@@ -1,4 +1,4 @@
-"""Hosts that try each other's ports while all of them listen."""
+"""Hosts connect to each other's ports while all of them listen."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NAMES = ("d-train-1", "d-train-2")
 HERE = dict.fromkeys(NAMES, "127.0.0.1")
 
 
-def test_late_host_fails_alone_and_not_the_network() -> None:
-    """As one that starts no program for its load: nothing refuses connections to it."""
+def test_unreached_ports_blames_a_late_host_alone() -> None:
+    """A busy host may start its program late, so that connections to it are refused."""
     ended = threading.Event()
 
     class Starved(LocalTransport):
@@ -44,7 +44,7 @@ def test_late_host_fails_alone_and_not_the_network() -> None:
     assert "load" in failure.fix
 
 
-def test_pairs_are_tried_for_real() -> None:
+def test_unreached_ports_of_real_connections() -> None:
     assert find_unconnected_hosts(HERE, lambda _: LocalTransport()) == ()
 
 
@@ -53,13 +53,13 @@ def closed_port() -> int:
         return int(ended.getsockname()[1])
 
 
-def test_refusal_counts_only_if_the_program_listens() -> None:
+def test_unreached_ports_counts_refusals_only_of_listening_hosts() -> None:
     port = closed_port()
     peers = {"nobody": ("127.0.0.1", {port: True}), "nowhere": ("255.255.255.255", {1: False})}
     peers["stopped"] = ("127.0.0.1", {port: False})  # whose daemon does not run
     with LocalTransport().converse(remote_argv("clusterctl.hosts.remote_pairs", "0", "[]")) as talk:
-        own, *others = json.loads(talk.receive())
-        assert own
+        own_port, *others = json.loads(talk.receive())
+        assert own_port
         assert others == []
         talk.send(json.dumps(peers).encode() + b"\n")
         unreached = json.loads(talk.receive())
@@ -69,7 +69,7 @@ def test_refusal_counts_only_if_the_program_listens() -> None:
     assert "stopped" not in unreached
 
 
-def test_ports_that_no_program_has_are_opened_for_the_others() -> None:
+def test_remote_pairs_listens_on_free_ports() -> None:
     port = closed_port()
     with socket.create_server(("127.0.0.1", 0)) as server:
         argv = remote_argv(
@@ -84,7 +84,7 @@ def test_ports_that_no_program_has_are_opened_for_the_others() -> None:
 
 
 @pytest.mark.parametrize(("opens", "opened"), [(True, [6817]), (False, [])])
-def test_a_host_opens_its_ports_only_if_it_is_told_to(opens: bool, opened: list[int]) -> None:
+def test_unreached_ports_opens_ports_only_if_requested(opens: bool, opened: list[int]) -> None:
     nodes = {name: ScriptedTransport([pairs()]) for name in NAMES}
     peers = dict.fromkeys(NAMES, Peer("10.0.0.1", (6817,), opens=opens))
     answers = unreached_ports(peers, lambda host, argv: nodes[host].converse(argv))
@@ -94,7 +94,7 @@ def test_a_host_opens_its_ports_only_if_it_is_told_to(opens: bool, opened: list[
         assert json.loads(ports) == opened
 
 
-def test_only_ports_of_hosts_that_are_to_be_tried_are() -> None:
+def test_unreached_ports_tries_only_selected_hosts() -> None:
     nodes = {name: ScriptedTransport([pairs()]) for name in NAMES}
     peers = {NAMES[0]: Peer("10.0.0.1", (6817,)), NAMES[1]: Peer("10.0.0.2", (6818,), tried=False)}
     unreached_ports(peers, lambda host, argv: nodes[host].converse(argv))

@@ -1,4 +1,4 @@
-"""The program by which a host tries its network, run as hosts run it."""
+"""The program that tests the network of a host runs as on a host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clusterctl.hosts import remote_reach
 from clusterctl.transport.base import remote_program
 
 
-def test_the_program_runs_as_it_is_sent() -> None:
+def test_remote_reach_runs_as_a_single_program() -> None:
     request = {
         "nfs": "127.0.0.1",
         "nfs_port": 1,
@@ -28,16 +28,16 @@ def test_the_program_runs_as_it_is_sent() -> None:
     argv = [sys.executable, "-I", "-S", "-", json.dumps(request)]
     program = remote_program("clusterctl.hosts.remote_reach")
     done = subprocess.run(argv, input=program, capture_output=True, text=True, check=True)
-    said = json.loads(done.stdout)
-    assert said["missing"] == ["/nowhere"]
-    assert "refused" in said["nfs"]
-    assert said["export"] == {}
+    answer = json.loads(done.stdout)
+    assert answer["missing"] == ["/nowhere"]
+    assert "refused" in answer["nfs"]
+    assert answer["export"] == {}
 
 
 @pytest.mark.parametrize(
     ("lost", "loses"), [("nothing", False), ("-M do -s 8972 10.0.0.1", True), ("10.0.0.1", False)]
 )
-def test_packets_of_the_mtu_are_tried_where_smaller_ones_arrive(
+def test_loses_large_packets_needs_small_packets_to_arrive(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: str, loses: bool
 ) -> None:
     ping = tmp_path / "ping"
@@ -48,18 +48,16 @@ def test_packets_of_the_mtu_are_tried_where_smaller_ones_arrive(
 
 
 @pytest.mark.skipif(not Path(remote_reach.APT_HELPER[0]).exists(), reason="this machine has no apt")
-def test_apt_itself_says_why_it_reaches_no_server() -> None:
+def test_unreached_by_apt_has_the_message_of_apt() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()[1]
     assert "refused" in remote_reach.unreached_by_apt(f"http://127.0.0.1:{closed}/debian/InRelease")
 
 
-def test_dnf_says_which_repositories_it_does_not_reach(
+def test_dnf_program_lists_unreached_repositories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a dnf that fails as librepo does; those that may be missing and those left out are not
-    asked for.
-    """
+    """The double of dnf fails like librepo. Optional and excluded repositories are not tried."""
     (tmp_path / "dnf.py").write_text(FAKE_DNF)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = subprocess.run(

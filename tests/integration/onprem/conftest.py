@@ -1,4 +1,4 @@
-"""What tests of machines of one's own share."""
+"""Doubles of ssh and sudo for tests of on-prem hosts."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ os.execvp(command[0], command)
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a file a host: `free`, `nobody`, or the password that its sudo wants; after
-    `requiretty`, if sudo wants a terminal, too.
+    """A folder with a file for each host: `free`, `nobody`, or the password that its sudo asks for,
+    after `requiretty` if sudo also requires a terminal.
     """
     folder = tmp_path / "hosts"
     programs = tmp_path / "bin"

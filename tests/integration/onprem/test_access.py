@@ -1,6 +1,4 @@
-"""The user's own way in: whose password goes where, which host keys are known, why ssh and sudo
-refuse.
-"""
+"""The user's login to on-prem hosts: passwords, host keys, and refusals of ssh and sudo."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def access(played: Path, password: str | None = None, **hosts: str) -> Login:
     return Login(machines, Workspace(played), Prompts(password=password))
 
 
-def test_what_is_sent_arrives_whole_with_a_password_and_without(played: Path) -> None:
+def test_stdin_arrives_whole_with_and_without_a_sudo_password(played: Path) -> None:
     data = bytes(range(256)) * 100
     way = access(
         played, PASSWORD, a="free", b=PASSWORD, c="requiretty free", d=f"requiretty {PASSWORD}"
@@ -64,7 +62,9 @@ def test_what_is_sent_arrives_whole_with_a_password_and_without(played: Path) ->
         ("requiretty nobody", PASSWORD, "no-sudo"),
     ],
 )
-def test_why_root_is_out_of_reach(played: Path, how: str, password: str | None, code: str) -> None:
+def test_failed_sudo_has_a_code_and_a_fix(
+    played: Path, how: str, password: str | None, code: str
+) -> None:
     with pytest.raises(AccessError) as caught:
         access(played, password, a=how).root("a", ("true",))
     (failure,) = caught.value.failures
@@ -73,7 +73,7 @@ def test_why_root_is_out_of_reach(played: Path, how: str, password: str | None, 
     assert PASSWORD not in f"{caught.value}{failure}"
 
 
-def test_a_host_that_lets_in_and_hangs_does_not_answer(played: Path) -> None:
+def test_host_that_hangs_after_login_is_unreachable(played: Path) -> None:
     (played / "a").write_text("free")
     way = Login({"a": OnpremHost(user="rocky")}, Workspace(played), answer_s=0.2)
     with rejected("unreachable", UnreachableError) as caught:
@@ -81,13 +81,13 @@ def test_a_host_that_lets_in_and_hangs_does_not_answer(played: Path) -> None:
     assert "0.2 s" in caught.value.why
 
 
-def test_a_command_that_fails_is_no_refusal(played: Path) -> None:
+def test_failed_command_is_no_failed_login(played: Path) -> None:
     with pytest.raises(CommandError) as caught:
         access(played, a="free").root("a", ("sh", "-c", "echo no >&2; exit 3"))
     assert caught.value.rc == 3
 
 
-def test_every_host_is_asked_and_each_failure_is_told(played: Path) -> None:
+def test_call_on_hosts_reports_each_failure(played: Path) -> None:
     way = access(played, a="free", b="nobody", c="free", d=PASSWORD)
     done, failed = call_on_hosts(list("abcd"), lambda host: way.root(host, ("echo", host)))
     assert done == {"a": "a\n", "c": "c\n"}
@@ -149,11 +149,11 @@ def test_changed_host_key_names_the_offered_key() -> None:
     assert f"--accept-host-key {offered}" in error.fix
 
 
-def test_words_that_nobody_knows_are_no_refusal() -> None:
+def test_explain_of_an_unknown_message_is_none() -> None:
     assert explain("something else\n", host="a", user="b", address="c") is None
 
 
-def test_ssh_reads_what_the_spec_says(tmp_path: Path) -> None:
+def test_access_config_is_read_by_ssh(tmp_path: Path) -> None:
     machines = {
         "gpu1": OnpremHost(
             address="10.0.0.1",
@@ -191,7 +191,7 @@ def test_ssh_reads_what_the_spec_says(tmp_path: Path) -> None:
         assert one["userknownhostsfile"] == str(tmp_path / "known hosts")
 
 
-def test_other_errors_are_told_as_they_are() -> None:
+def test_raise_failures_keeps_other_errors() -> None:
     def broken(_: str) -> None:
         raise ClusterctlError("broken", why="so", fix="mend it")
 
@@ -206,7 +206,7 @@ ADDRESS = "192.0.2.1"  # of nobody, by RFC 5737: who asks there finds out by wai
 
 @pytest.fixture
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The known_hosts of a user who has none yet."""
+    """An empty known_hosts of the user."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     return tmp_path / ".ssh/known_hosts"
@@ -217,7 +217,9 @@ def confirm(offered: Sequence[OfferedKey]) -> None:
 
 
 @pytest.mark.parametrize("port", [22, 2222])
-def test_a_key_in_a_hashed_file_is_known(known: Path, tmp_path: Path, port: int) -> None:
+def test_host_key_in_a_hashed_known_hosts_file_is_found(
+    known: Path, tmp_path: Path, port: int
+) -> None:
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True
     )
@@ -230,7 +232,7 @@ def test_a_key_in_a_hashed_file_is_known(known: Path, tmp_path: Path, port: int)
     assert keys.key_of("node") == key
 
 
-def test_users_own_key_of_a_pattern_is_known_and_a_revoked_one_is_not(
+def test_host_key_of_a_pattern_is_found_and_a_revoked_key_is_not(
     known: Path, tmp_path: Path
 ) -> None:
     revoked = "ssh-ed25519 AAAAREVOKED"
@@ -264,7 +266,7 @@ def test_unresolved_name_is_not_a_dead_machine(known: Path, tmp_path: Path) -> N
     assert not known.exists()
 
 
-def test_a_key_that_nobody_confirmed_is_one_of_all_that_is_found(
+def test_unconfirmed_host_key_is_reported_with_other_obstacles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'K' * 43}"

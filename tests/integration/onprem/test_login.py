@@ -1,6 +1,4 @@
-"""Logins to machines of one's own: this very machine, our account, and Ctrl-C while others do not
-answer.
-"""
+"""Logins to on-prem hosts: the local machine, the admin account, and Ctrl-C without an answer."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ def test_installation_in_the_job_environment_is_refused(
     assert refused.code == "own-place"
 
 
-def test_a_machine_without_an_sshd_program_says_what_to_install(
+def test_machine_without_sshd_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert check_this_machine("desk") is None
@@ -74,9 +72,7 @@ def test_a_machine_without_an_sshd_program_says_what_to_install(
     assert caught.value.answer["code"] == "no-sshd"
 
 
-def test_the_lists_of_those_who_may_log_in_are_sshds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_login_lists_are_read_from_sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sshd = tmp_path / "sshd"
     sshd.write_text("#!/bin/sh\nprintf 'port 22\\nallowusers %s\\ndenyusers eve\\n' \"${3%%,*}\"\n")
     sshd.chmod(0o755)
@@ -86,7 +82,7 @@ def test_the_lists_of_those_who_may_log_in_are_sshds(
     assert remote_account.allowed("ada") == []
 
 
-def test_without_a_gate_it_is_not_ours_which_is_no_silence(
+def test_connect_without_the_private_sshd_is_an_error_but_not_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "ssh_config"
@@ -113,8 +109,8 @@ def test_installation_of_clusterctl_is_no_leftover(monkeypatch: pytest.MonkeyPat
     assert [path for path in left if is_installation(path)] == []
 
 
-class Way:
-    """A way in to a machine that answers with an error."""
+class FailingLogin:
+    """A login to a host that fails with an error."""
 
     def __init__(self, error: ClusterctlError) -> None:
         self._error = error
@@ -123,7 +119,7 @@ class Way:
         raise self._error
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing, because no connection is open."""
 
 
 def refusal(error: ClusterctlError) -> AccessError:
@@ -131,7 +127,7 @@ def refusal(error: ClusterctlError) -> AccessError:
         return json.dumps({"ok": True, "changed": True, "allowed": ["allowusers rocky"]})
 
     def enter(_: str) -> Any:
-        return Way(error)
+        return FailingLogin(error)
 
     with pytest.raises(AccessError) as caught:
         create_account("gpu1", root, Claim("abc", "own", "ssh-ed25519 AAAA"), enter)

@@ -1,6 +1,4 @@
-"""What jobs left on the shared folder of released machines: found, and removed but for people's
-own.
-"""
+"""Homes of jobs on the shared folder of released hosts are removed; homes of people are kept."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class Here:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """Homes of a cluster's user, of an account of this machine, and of a stranger."""
+    """A shared folder with homes of a cluster user, of a local account, and of an unknown account."""
     for name in ("nobody-here", HERE, "stranger"):
         (tmp_path / "shared/home" / name / "clusterctl/jobs").mkdir(parents=True)
         (tmp_path / "shared/home" / name / "weights").write_text("0.5")
@@ -73,9 +71,7 @@ def test_find_homes_skips_an_nfs_server_of_the_user(shared: Path) -> None:
 
 
 def test_remove_homes_keeps_files_of_existing_accounts(shared: Path) -> None:
-    """An account that is on the machine was there before the cluster: of its home, jobs had a
-    part.
-    """
+    """A local account existed before the cluster, so only a part of its home is from jobs."""
     (kept,) = find_homes(Here(), settings(shared), "lab", ["nobody-here", HERE])  # type: ignore[arg-type]
     remove_homes(Here(), settings(shared), kept)  # type: ignore[arg-type]
     assert {path.name for path in (shared / "home").iterdir()} == {HERE, "stranger", "link"}
@@ -91,7 +87,7 @@ def test_remove_homes_keeps_the_home_of_another_user(shared: Path) -> None:
     assert (shared / "home/nobody-here/weights").exists()
 
 
-def test_an_empty_folder_goes_too(tmp_path: Path) -> None:
+def test_remove_homes_removes_an_empty_folder(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     (shared / "home/nobody-here").mkdir(parents=True)
     (kept,) = find_homes(Here(), settings(shared), "lab", ["nobody-here"])  # type: ignore[arg-type]

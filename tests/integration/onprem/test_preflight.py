@@ -1,4 +1,4 @@
-"""Storage of other accounts, found before anything is installed."""
+"""`plan --preflight` finds kept storage of other accounts before anything is installed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.support.messages import refused as rejected
 from tests.unit.onprem.test_preflight import desk
 
 
-def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -> None:
+def test_preflight_reports_kept_storage_of_other_accounts_with_other_errors(tmp_path: Path) -> None:
     spec, workspace, provider = desk(tmp_path)
     report = provider.preflight(spec, workspace)
     assert report is not None
-    assert {"address", "kept-storage"} <= {one.code for one in report.errors}
+    assert {"address", "kept-storage"} <= {error.code for error in report.errors}
     with pytest.raises(ProvisionError) as caught:
         provider.plan(spec, workspace)
-    assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
+    assert {"address", "kept-storage"} <= {failure.code for failure in caught.value.failures}
 
 
 def test_kept_storage_of_other_accounts_is_a_spec_error(

@@ -1,4 +1,4 @@
-"""What runs as root on a machine to make our account there."""
+"""The program that creates the admin account on a host, as root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from clusterctl.providers.onprem import remote_account
 
 
-def test_a_link_that_waits_in_an_accounts_home_leads_nowhere(tmp_path: Path) -> None:
+def test_let_in_does_not_follow_links_in_the_home(tmp_path: Path) -> None:
     shadow = tmp_path / "shadow"
     shadow.write_text("root")
     (tmp_path / ".authorized_keys.clusterctl").symlink_to(shadow)
@@ -29,7 +29,7 @@ def test_a_link_that_waits_in_an_accounts_home_leads_nowhere(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("made", ["pipe", "zeros"])
-def test_keys_that_are_no_file_are_not_waited_for(tmp_path: Path, made: str) -> None:
+def test_let_in_does_not_wait_for_a_pipe(tmp_path: Path, made: str) -> None:
     keys = tmp_path / "authorized_keys"
     if made == "pipe":
         os.mkfifo(keys)
@@ -40,10 +40,10 @@ def test_keys_that_are_no_file_are_not_waited_for(tmp_path: Path, made: str) -> 
     assert keys.read_text() == "a key\n"
 
 
-def test_an_account_of_before_is_let_in_with_its_own_rights(
+def test_let_in_writes_keys_with_the_rights_of_the_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder is a link to one of root's."""
+    """Its .ssh is a link to a folder of root."""
     home = Path(tempfile.mkdtemp(dir="/var/tmp"))
     roots = tmp_path / "roots"
     roots.mkdir()
@@ -85,7 +85,7 @@ def test_everybody_can_read_the_claim_on_a_host_with_umask_077(
     assert modes == [0o755, 0o644]
 
 
-def test_its_lock_is_roots_alone_and_waited_for_for_a_while(tmp_path: Path) -> None:
+def test_account_lock_is_private_to_root_and_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch(mode=0o644)
     waiting = ["import clusterctl.providers.onprem.remote_account as it; it.WAIT_S = 1",
@@ -131,10 +131,10 @@ def test_leave_removes_what_a_killed_ansible_left(tmp_path: Path) -> None:
     assert not root.exists()
 
 
-def test_account_has_the_same_uid_unless_taken(
+def test_create_account_uses_the_same_uid_unless_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the real useradd, on the tables of another system."""
+    """The test runs the real useradd on account files of another system."""
     run = remote_account.run
     table = tmp_path / "etc/passwd"
 
