@@ -23,7 +23,7 @@ SECURITY_KEYS = {
 }
 
 
-def made(folder: Path, *kind: str) -> str:
+def generate_key(folder: Path, *kind: str) -> str:
     """Make a key pair with ssh-keygen, and return the public key with its comment."""
     argv = ["ssh-keygen", "-q", "-t", *kind, "-N", "", "-C", "ada@laptop", "-f", folder / "id"]
     subprocess.run(argv, check=True)
@@ -33,8 +33,8 @@ def made(folder: Path, *kind: str) -> str:
 @pytest.mark.parametrize(
     "kind", ["ed25519", "rsa -b 2048", "ecdsa -b 256", "ecdsa -b 384", "ecdsa -b 521"]
 )
-def test_each_kind_of_key_is_taken_as_text_and_from_a_file(tmp_path: Path, kind: str) -> None:
-    key = made(tmp_path, *kind.split())
+def test_public_key_is_read_from_text_and_file(tmp_path: Path, kind: str) -> None:
+    key = generate_key(tmp_path, *kind.split())
     (tmp_path / "cluster.yaml").write_text(f"{HEAD}    ssh_keys: [id.pub]\n")
     loaded = load_spec(tmp_path / "cluster.yaml")
     assert loaded.users == spec_of(key).users
@@ -44,7 +44,7 @@ def test_each_kind_of_key_is_taken_as_text_and_from_a_file(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("kind", SECURITY_KEYS)
-def test_security_keys_are_taken(tmp_path: Path, kind: str) -> None:
+def test_security_keys_are_accepted(tmp_path: Path, kind: str) -> None:
     key = packed(kind, *SECURITY_KEYS[kind])
     (tmp_path / "id.pub").write_text(key)
     subprocess.run(["ssh-keygen", "-l", "-f", tmp_path / "id.pub"], check=True, capture_output=True)
@@ -53,7 +53,7 @@ def test_security_keys_are_taken(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("form", ["file", "text", "PuTTY"])
 def test_private_key_is_refused_and_not_shown(tmp_path: Path, form: str) -> None:
-    made(tmp_path, "ed25519")
+    generate_key(tmp_path, "ed25519")
     secret = (tmp_path / "id").read_text()
     entries = {"file": "id", "text": f"{secret!r}".replace("'", '"'), "PuTTY": "id.ppk"}
     (tmp_path / "id.ppk").write_text("PuTTY-User-Key-File-3: ssh-ed25519\n")

@@ -48,19 +48,19 @@ def test_lock_held_by_another_process_is_an_error_that_names_it(workspace: Works
 
 
 def test_lock_with_wait_names_the_holder_once_and_gets_it(workspace: Workspace) -> None:
-    told: list[str] = []
+    notes: list[str] = []
     with holding_lock(workspace.root) as process:
 
         def end_it(text: str) -> None:
-            told.append(text)
+            notes.append(text)
             process.communicate("")
 
         with workspace.lock("down", wait_s=60, waiting=end_it):
             worker = workspace.lock_holder()
             assert worker is not None
             assert (worker.verb, worker.pid) == ("down", os.getpid())
-    (said,) = told
-    assert f" (pid {process.pid}) " in said
+    (note,) = notes
+    assert f" (pid {process.pid}) " in note
     assert workspace.lock_holder() is None
 
 

@@ -64,6 +64,8 @@ def made_run(
     (folder / "environment.json").write_text(json.dumps(environment))
     sent = [{"path": path, "sha256": sha256} for path, sha256 in files.items()]
     (folder / "source.json").write_text(json.dumps({"version": 1, "files": sent, "links": []}))
-    said = record(job_id, **{"args": list(args), **vars(summarize(folder, args)), **fields})
-    (folder / "run.json").write_text(RunRecord.model_validate(said).as_json())
+    fields_of_record = record(
+        job_id, **{"args": list(args), **vars(summarize(folder, args)), **fields}
+    )
+    (folder / "run.json").write_text(RunRecord.model_validate(fields_of_record).as_json())
     return RunRecord.load(folder)

@@ -61,11 +61,11 @@ def sweep(out: Path, values: Sequence[Mapping[str, Any]], results: Sequence[floa
 
 
 def test_evaluations_are_markers_beside_the_training_line(tmp_path: Path) -> None:
-    told = [
+    records = [
         {"step": n, "loss": 1 / n, "eval_loss": 2 / n**2, "eval_accuracy": n / 9}
         for n in range(1, 5)
     ]
-    drawn = charts_of(report_of([wrote(tmp_path, 1, told)]))
+    drawn = charts_of(report_of([wrote(tmp_path, 1, records)]))
     assert [(one.name, one.marks, one.color) for one in drawn["loss"].series] == [
         ("loss", False, 0),
         ("eval_loss", True, 1),
@@ -73,9 +73,9 @@ def test_evaluations_are_markers_beside_the_training_line(tmp_path: Path) -> Non
     assert [one.marks for one in drawn["eval_accuracy"].series] == [True]
 
 
-def test_only_evaluation_is_a_marker_in_any_order(tmp_path: Path) -> None:
-    told = [{"step": 0, "eval_loss": 9.0}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
-    drawn = charts_of(report_of([wrote(tmp_path, 1, told)]))
+def test_single_evaluation_is_drawn_as_a_marker(tmp_path: Path) -> None:
+    records = [{"step": 0, "eval_loss": 9.0}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
+    drawn = charts_of(report_of([wrote(tmp_path, 1, records)]))
     assert [(one.name, one.marks) for one in drawn["loss"].series] == [
         ("loss", False),
         ("eval_loss", True),
@@ -114,7 +114,7 @@ def test_learning_rate_has_a_log_axis_and_the_colors_of_tasks(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("key", ["seed", "depth", "kind", "offset"])
-def test_other_parameters_have_a_linear_axis(tmp_path: Path, key: str) -> None:
+def test_parameter_other_than_learning_rate_has_a_linear_axis(tmp_path: Path, key: str) -> None:
     values: dict[str, list[Any]] = {
         "seed": [1, 20],
         "depth": [2, 19],
@@ -198,7 +198,7 @@ def test_lines_hide_each_other_on_the_axis_that_is_drawn() -> None:
         ("accuracies", ""),
     ],
 )
-def test_unit_of_a_metric(name: str, unit: str) -> None:
+def test_metric_unit_follows_its_name(name: str, unit: str) -> None:
     assert unit_of(name) == unit
 
 
@@ -297,7 +297,7 @@ def test_multiple_of_a_metric_is_named_in_its_chart(tmp_path: Path) -> None:
     assert {("samples_per_s", "mfu", "0.002"), ("tokens_per_s",)} <= {*map(named, drawn)}
 
 
-def test_metrics_beside_a_run_that_diverged_are_no_multiples(tmp_path: Path) -> None:
+def test_metrics_of_a_diverged_run_are_not_merged_as_multiples(tmp_path: Path) -> None:
     """Beside its large values, all differences between other values seem small."""
     rows = [
         wrote(tmp_path, number, [{"step": n, "a": a**n, "b": 2 * a**n + n} for n in range(1, 30)])
@@ -310,15 +310,15 @@ def used(out: Path, samples: Mapping[str, Sequence[tuple[float, float]]], **fiel
     """A run of 60 s from TIME + 2 on, with the loss at 10, 20 and 30 s, and samples (time, CPU) of
     nodes.
     """
-    told = [{"step": n, "loss": 1 / n, "time": TIME + 2 + 10 * n} for n in (1, 2, 3)]
-    row = wrote(out, 1, told, nodes=[*samples], **fields)
+    records = [{"step": n, "loss": 1 / n, "time": TIME + 2 + 10 * n} for n in (1, 2, 3)]
+    row = wrote(out, 1, records, nodes=[*samples], **fields)
     (row.folder / "telemetry").mkdir()
     for node, listed in samples.items():
-        told = [
+        records = [
             {"kind": "sample", "time": TIME + 2 + at, "cpu_percent": cpu, "memory_used_mib": 512}
             for at, cpu in listed
         ]
-        (row.folder / "telemetry" / f"{node}.jsonl").write_text("\n".join(map(json.dumps, told)))
+        (row.folder / "telemetry" / f"{node}.jsonl").write_text("\n".join(map(json.dumps, records)))
     return row
 
 
@@ -354,7 +354,7 @@ def test_running_jobs_loss_after_the_last_sample_is_drawn(tmp_path: Path) -> Non
     assert [chart.x_end for chart in drawn] == [30] * 3
 
 
-def test_node_with_another_clock_is_named(tmp_path: Path) -> None:
+def test_chart_of_a_node_with_a_wrong_clock_names_it(tmp_path: Path) -> None:
     late, silent = (
         {node: [(at, 50)] for node, at in zip(NODES, (5, last), strict=True)} for last in (-100, 5)
     )
@@ -366,7 +366,7 @@ def test_node_with_another_clock_is_named(tmp_path: Path) -> None:
     assert [word in line for word in ("clocks", *NODES)] == [False, False, True]
 
 
-def test_single_sample_of_a_node_is_told_without_a_chart(tmp_path: Path) -> None:
+def test_node_with_a_single_sample_has_a_sentence_and_no_chart(tmp_path: Path) -> None:
     report = report_of([used(tmp_path, {NODES[0]: [(5, 50), (63, 0)], NODES[1]: [(7, math.nan)]})])
     section = section_of(report, "Nodes")
     (line,) = section.lines
@@ -378,12 +378,12 @@ def test_single_sample_of_a_node_is_told_without_a_chart(tmp_path: Path) -> None
 
 
 def test_amounts_and_shares_begin_at_zero(tmp_path: Path) -> None:
-    told = [
+    records = [
         {"step": n, "loss": 1 / n, "samples_per_s": 90 + n, "data_bytes": 9 + n}
         for n in range(1, 5)
     ]
     row = used(tmp_path, {NODES[0]: [(5, 50), (6, 60)]})
-    (row.folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, told)))
+    (row.folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
     drawn = {title: chart.from_zero for title, chart in charts_of(report_of([row])).items()}
     amounts = {"samples_per_s": True, "data_bytes": True, "CPU": True, "Memory": True}
     assert drawn == {"loss": False, TIMES: False, **amounts}
@@ -424,12 +424,12 @@ def test_evaluations_and_amounts_make_no_axis_logarithmic() -> None:
 def sums(out: Path, job_id: int, speeds: Mapping[str, Sequence[float]], **more: Any) -> Row:
     """A run of `allreduce`, with the bandwidths of each transport for 4 KiB, 16 KiB, ..."""
     row = wrote(out, job_id, [])
-    told = [
+    records = [
         {"kind": "allreduce", "comm": comm, "bytes": 4096 * 4**at, "bus_gb_per_s": speed, **more}
         for comm, listed in speeds.items()
         for at, speed in enumerate(listed)
     ]
-    (row.folder / "allreduce.jsonl").write_text("\n".join(map(json.dumps, told)))
+    (row.folder / "allreduce.jsonl").write_text("\n".join(map(json.dumps, records)))
     return row
 
 
@@ -459,9 +459,9 @@ def test_results_of_matrices_are_means_over_ranks(tmp_path: Path) -> None:
     """Damaged results are left out."""
     row = wrote(tmp_path, 1, [])
     sizes = [(64, [1.5, 2.5]), (512, [3.0, 4.0]), (0, [1.0]), (8, "x"), (8, [1.0, None]), (8, [])]
-    told = [{"kind": "gemm", "m": m, "k": 64, "n": 64, "gflops": speeds} for m, speeds in sizes]
+    records = [{"kind": "gemm", "m": m, "k": 64, "n": 64, "gflops": speeds} for m, speeds in sizes]
     lines = [
-        *map(json.dumps, told),
+        *map(json.dumps, records),
         '{"kind": [1]}',
         '{"kind": "gemm"}',
         '{"kind": "micro_batch", "size": NaN}',
@@ -472,7 +472,7 @@ def test_results_of_matrices_are_means_over_ranks(tmp_path: Path) -> None:
     assert chart.series[0].points == [(64, 2.0), (128, 3.5)]
 
 
-def test_same_words_name_a_figure_of_nodes_everywhere(tmp_path: Path) -> None:
+def test_figure_of_nodes_has_the_same_name_everywhere(tmp_path: Path) -> None:
     keyed = [figure for figure in FIGURES if figure.key]
     titles = {chart.title for chart in section_of(report_of([trained(tmp_path)]), "Nodes").charts}
     assert titles - {"Loss over time"} <= {figure.title for figure in FIGURES}
@@ -564,12 +564,12 @@ def test_comparisons_have_times_of_a_step_and_use_of_nodes(tmp_path: Path) -> No
 
 
 def test_lines_of_the_log_are_apart_from_the_verdict(tmp_path: Path) -> None:
-    told = ["Traceback", '  File "a.py"', "```", "ValueError"]
-    diagnosis = {"job_id": "1", "cause": "ValueError", "fix": "", "lines": told}
+    records = ["Traceback", '  File "a.py"', "```", "ValueError"]
+    diagnosis = {"job_id": "1", "cause": "ValueError", "fix": "", "lines": records}
     report = report_of([trained(tmp_path, state="FAILED", diagnosis=diagnosis)])
-    assert not {*told[:3]} & {*report.verdict}
-    assert report.sections[0].log == told
-    assert all(f"\n    {line}\n" in report.as_markdown() for line in told)
+    assert not {*records[:3]} & {*report.verdict}
+    assert report.sections[0].log == records
+    assert all(f"\n    {line}\n" in report.as_markdown() for line in records)
     assert "  File &#34;a.py&#34;\n```" in report.as_html()
 
 
@@ -605,7 +605,7 @@ def test_lines_have_a_gap_between_attempts(tmp_path: Path) -> None:
     assert [y is None for _, y in loss.series[0].points] == [False, False, True, False]
 
 
-def test_all_attempts_count_in_the_parts_of_a_jobs_time(tmp_path: Path) -> None:
+def test_chart_of_job_time_counts_all_attempts(tmp_path: Path) -> None:
     report = report_of([requeued(tmp_path)])
     chart = charts_of(report)[TIMES]
     spans = {one.name.split(",")[0]: round(60 * one.points[0][1], 6) for one in chart.series}

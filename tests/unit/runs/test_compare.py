@@ -109,12 +109,14 @@ def differences(
         ),
     ],
 )
-def test_just_what_was_changed(tmp_path: Path, changed: dict[str, Any], expected: Any) -> None:
+def test_differences_name_only_changed_values(
+    tmp_path: Path, changed: dict[str, Any], expected: Any
+) -> None:
     found = differences(tmp_path, {}, changed)
     assert found == expected if isinstance(expected, dict) else set(found) == expected
 
 
-def test_run_without_its_files_is_compared_by_what_is_left(tmp_path: Path) -> None:
+def test_run_without_its_files_is_compared_by_its_record(tmp_path: Path) -> None:
     a = made_run(tmp_path, 1)
     b = made_run(tmp_path, 2, args=["--lr", "1"])
     for path in (a.directory / "environment.json", b.directory / "source.json"):
@@ -129,7 +131,7 @@ def test_run_without_its_files_is_compared_by_what_is_left(tmp_path: Path) -> No
         compare(Row(a), Row(b))
 
 
-def test_data_differ_by_what_was_read_not_by_where_it_lies(tmp_path: Path) -> None:
+def test_data_differs_by_content_and_not_by_path(tmp_path: Path) -> None:
     def reading(name: str, sha256: str) -> dict[str, Any]:
         data = {"name": name, "bytes": 5, "sampled_sha256": {"a.txt": sha256}}
         return {"metrics": [{"kind": "run", "data": data}, {"kind": "iteration", "loss": 1.5}]}
@@ -217,8 +219,8 @@ def test_losses_are_compared_step_by_step(
 def test_losses_text_names_the_first_difference() -> None:
     assert "identical over 40" in str(Losses(True, 40, 40, 40))
     assert str(Losses(True, 1, 1, 2)).endswith("1 and 2")
-    said = "different from step 7 on, of 40 steps: the largest difference is "
-    assert str(Losses(False, 40, 40, 40, 7, 0.012345)) == f"{said}0.0123"
+    sentence = "different from step 7 on, of 40 steps: the largest difference is "
+    assert str(Losses(False, 40, 40, 40, 7, 0.012345)) == f"{sentence}0.0123"
     assert str(Losses(False, 40, 40, 40, 7)).endswith("not finite")
 
 
@@ -242,7 +244,7 @@ def test_losses_of_arrays_are_those_of_each_task(tmp_path: Path) -> None:
         assert compare_losses(a.tasks[1], one) == Losses(True, 2, 2, 2)
 
 
-def test_task_of_a_sweep_and_its_replay_differ_in_nothing(tmp_path: Path) -> None:
+def test_task_of_a_sweep_and_its_replay_have_no_differences(tmp_path: Path) -> None:
     job = {"nodes": 1, "array": "0-1", "sweep": {"grid": {"lr": ["1", "2"]}}}
     task = {"id": "1_1", "state": "COMPLETED", "exit_code": 0, "config": {"lr": 2, "base": 7}}
     swept = made_run(tmp_path, 1, args=["--base", "7"], job=job, tasks=[task], cost_usd=None)

@@ -373,7 +373,7 @@ def test_places_have_any_usual_key_and_may_be_floats(tmp_path: Path, key: str) -
     assert (loss.axis, loss.last_step) == ("epoch" if key == "epoch" else "step", 8)
 
 
-def test_damaged_line_takes_only_itself(tmp_path: Path) -> None:
+def test_damaged_line_is_skipped_alone(tmp_path: Path) -> None:
     row = collected(tmp_path, CASES["10,000, last -inf"])
     path = row.folder / "metrics.jsonl"
     lines = path.read_text().splitlines()
@@ -407,7 +407,9 @@ def test_parts_of_a_step_are_means_over_the_whole_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["epoch", "step"])
 @pytest.mark.parametrize("batches", [30, 2000])
-def test_many_values_of_an_epoch_are_drawn_by_row(tmp_path: Path, key: str, batches: int) -> None:
+def test_chart_with_many_values_in_an_epoch_counts_rows(
+    tmp_path: Path, key: str, batches: int
+) -> None:
     """Not only the last value of each epoch."""
     losses = noise(3 * batches).tolist()
     lines = [{key: n // batches, "loss": loss} for n, loss in enumerate(losses)]

@@ -62,7 +62,7 @@ def select(out: Path, **query: Any) -> list[Any]:
     return jobs(select_runs(RunQuery(**query), [out]).rows)
 
 
-def test_newest_is_first_and_what_is_damaged_is_told(out: Path) -> None:
+def test_runs_are_listed_newest_first_and_damaged_ones_named(out: Path) -> None:
     (out / "demo-9-torn").mkdir()
     (out / "demo-9-torn" / "run.json").write_text('{"version": 1')
     runs, damaged = find_runs([out, out / "demo-2-train"])
@@ -269,7 +269,7 @@ def test_name_in_several_folders_of_runs_is_refused(out: Path, tmp_path: Path) -
     assert named_run("demo-2-train").folder == out / "demo-2-train"
 
 
-def test_folder_that_cannot_be_read_hides_no_other(out: Path, tmp_path: Path) -> None:
+def test_unreadable_folder_hides_no_other_run(out: Path, tmp_path: Path) -> None:
     assert [*readable_runs([tmp_path / "gone", out])] == [*run_folders(out)]
 
 
@@ -332,7 +332,7 @@ def test_names_choose_the_cluster_of_a_command_on_jobs(out: Path) -> None:
         assert unchosen.of_jobs([name]).name == cluster, name
 
 
-def test_runs_of_earlier_clusters_do_not_compete_with_jobs(out: Path) -> None:
+def test_job_id_prefers_jobs_to_runs_of_earlier_clusters(out: Path) -> None:
     """Job 2 of the earlier cluster demo was collected, and so was job 2 of a cluster that is
     down.
     """

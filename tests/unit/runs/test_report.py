@@ -60,8 +60,8 @@ def trained(
     out: Path, job_id: int = 1, *, slow: float = 1.0, lr: float = 0.1, **fields: Any
 ) -> Row:
     """A run of `train`, with telemetry of its nodes."""
-    said = {"nodes": NODES, "cost_usd": 1.5, "args": ["--lr", str(lr)], **fields}
-    run = made_run(out, job_id, metrics=list(lines(slow=slow, lr=lr)), **said)
+    sentences = {"nodes": NODES, "cost_usd": 1.5, "args": ["--lr", str(lr)], **fields}
+    run = made_run(out, job_id, metrics=list(lines(slow=slow, lr=lr)), **sentences)
     (run.directory / "telemetry").mkdir()
     for node in NODES:
         sample = {"kind": "sample", "cpu_percent": 50, "memory_used_mib": 2048}
@@ -107,7 +107,7 @@ def test_report_of_a_run_has_verdict_and_charts(tmp_path: Path) -> None:
     assert dict(spans) == pytest.approx(expected)
 
 
-def test_restarts_of_a_run_are_told(tmp_path: Path) -> None:
+def test_report_lists_restarts_of_a_run(tmp_path: Path) -> None:
     """The first attempt reached step 30, and the second began with step 20."""
     row = trained(tmp_path)
     second = next(line for line in lines() if line.get("step") == 20)["time"]
@@ -125,16 +125,16 @@ def test_restarts_of_a_run_are_told(tmp_path: Path) -> None:
     ]
     (row.folder / "job.events").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     report = report_of([row])
-    told = next(line for line in report.verdict if failure["place"] in line)
-    assert "11 steps lost" in told
-    assert "again after 9s" in told
+    line = next(line for line in report.verdict if failure["place"] in line)
+    assert "11 steps lost" in line
+    assert "again after 9s" in line
     assert all(section.title != "Restarts" for section in report.sections)
     events += [{**event, "time": second + 1 + n} for n, event in enumerate(events[2:])]
     (row.folder / "job.events").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     assert len(section_of(report_of([row]), "Restarts").lines) == 2
 
 
-def test_hangs_of_a_run_are_told(tmp_path: Path) -> None:
+def test_report_lists_hangs_of_a_run(tmp_path: Path) -> None:
     row = trained(tmp_path)
     hang = {"time": TIME + 90, "event": "hang", "seconds": 80, "summary": "rank 7 at loader.py:88"}
     events = [{"time": TIME, "event": "start"}, hang, {"time": TIME + 190, "event": "progress"}]
@@ -147,7 +147,7 @@ def test_hangs_of_a_run_are_told(tmp_path: Path) -> None:
     assert len(section_of(report_of([row]), "Hangs").lines) == 2
 
 
-def test_same_facts_in_each_form(tmp_path: Path) -> None:
+def test_report_has_the_same_facts_in_each_format(tmp_path: Path) -> None:
     report = report_of([trained(tmp_path, note="two | <b>words</b>")])
     as_json = report.as_dict()
     as_markdown = report.as_markdown()
@@ -163,7 +163,7 @@ def test_same_facts_in_each_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_fair_set_has_no_straggler(ranks: int) -> None:
+def test_nodes_of_equal_speed_have_no_straggler(ranks: int) -> None:
     for seed in range(200):
         rng = random.Random(seed)  # noqa: S311
         windows = [
@@ -186,7 +186,7 @@ def test_straggler_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "fields", "said"),
+    ("state", "fields", "sentences"),
     [
         ("FAILED", {"diagnosis": {"job_id": "1", "cause": "out of memory", "fix": "--mem", "lines": ["x"]}},
          "out of memory; fix: --mem"),
@@ -196,12 +196,12 @@ def test_straggler_is_named(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_runs_that_did_not_complete(
-    tmp_path: Path, state: str, fields: dict[str, Any], said: str
+    tmp_path: Path, state: str, fields: dict[str, Any], sentences: str
 ) -> None:
     task = {"id": "1", "state": state, "nodes": NODES}
     report = report_of([trained(tmp_path, state=state, tasks=[task], **fields)])
     assert report.ok is (None if state in {"CANCELLED", "RUNNING"} else False)
-    assert said in "\n".join(report.verdict)
+    assert sentences in "\n".join(report.verdict)
     assert bool(report.missing) is (state == "RUNNING")
 
 
@@ -429,7 +429,7 @@ def test_sweep_is_compared_by_its_best_task(tmp_path: Path) -> None:
     assert report_of(grids).verdict[0] != report_of(twins).verdict[0]
 
 
-def test_defaults_are_folded_and_what_the_user_set_is_not(tmp_path: Path) -> None:
+def test_settings_left_at_defaults_are_folded_in_the_report(tmp_path: Path) -> None:
     """Markdown has the number of defaults. A program that does not tell its defaults has none."""
     config = {"lr": 0.1, "seed": 7, **{f"default{n}": n for n in range(40)}}
     line: dict[str, Any] = {"kind": "run", "config": config, "given": ["lr", "seed"]}
@@ -572,7 +572,7 @@ def test_large_numbers_durations_and_sizes_are_readable(tmp_path: Path) -> None:
     assert dict(zip(use.head, use.rows[0], strict=True))["Memory (highest)"] == "300 MiB"
 
 
-def test_comparisons_say_what_could_not_be_compared(tmp_path: Path) -> None:
+def test_comparison_lists_values_that_could_not_be_compared(tmp_path: Path) -> None:
     rows = [trained(tmp_path, number, lr=lr) for number, lr in ((1, 0.1), (2, 0.2), (3, 0.3))]
     (rows[2].folder / "environment.json").write_text("{")
     report = report_of(rows)
@@ -696,8 +696,8 @@ def test_verdict_has_each_figure_once(tmp_path: Path) -> None:
         "cost_usd": 0.0068,
     }
     report = report_of([Row(made_run(tmp_path, metrics=lines, **more))])
-    (said,) = [line for line in report.verdict if "grad_norm" in line]
-    assert "between" not in said
+    (sentences,) = [line for line in report.verdict if "grad_norm" in line]
+    assert "between" not in sentences
     assert "0.0068 USD" in report.verdict[0]
     assert all(section.title != "From the log" for section in report.sections)
 
@@ -709,8 +709,8 @@ def test_usual_metrics_come_first_also_with_a_slash(tmp_path: Path) -> None:
     ]
     row = Row(made_run(tmp_path, metrics=[{**line, "same": 3} for line in lines]))
     assert list(metric_names([row])) == ["val/loss", "val/accuracy", "train/lr", "same"]
-    said = [line for line in report_of([row]).verdict if " went from " in line]
-    assert [line.split()[0] for line in said] == ["val/loss", "val/accuracy"]
+    sentences = [line for line in report_of([row]).verdict if " went from " in line]
+    assert [line.split()[0] for line in sentences] == ["val/loss", "val/accuracy"]
 
 
 def test_report_of_an_array_without_metrics_says_so(tmp_path: Path) -> None:
@@ -734,7 +734,7 @@ def test_tasks_that_a_chart_of_a_parameter_omits_are_named(tmp_path: Path) -> No
     assert len(charts(report)["loss by lr"]["loss"]) == 2
 
 
-def test_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
+def test_file_that_is_not_a_report_is_kept(tmp_path: Path) -> None:
     row = trained(tmp_path)
     own = row.folder / REPORT_FILE
     own.write_text("the user's own")
@@ -786,7 +786,7 @@ def test_report_follows_the_record(tmp_path: Path) -> None:
     assert path.stat().st_ino == first
 
 
-def test_report_that_cannot_be_made_holds_nothing_up(
+def test_report_that_fails_does_not_stop_collect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = made_run(tmp_path)

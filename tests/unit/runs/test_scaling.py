@@ -287,7 +287,7 @@ def test_verdict_of_the_same_speed_has_no_factor(tmp_path: Path) -> None:
     assert " times " not in next(scaling_of(rows).verdict())
 
 
-def test_two_models_are_two_curves(tmp_path: Path) -> None:
+def test_scaling_of_two_models_has_two_curves(tmp_path: Path) -> None:
     """A sweep of two models: runs with two tasks each."""
     rows = []
     for nodes in (1, 2):
@@ -330,7 +330,7 @@ def test_two_models_are_two_curves(tmp_path: Path) -> None:
     ]
 
 
-def test_hardware_and_shared_machines_are_told(tmp_path: Path) -> None:
+def test_scaling_names_hardware_and_shared_machines(tmp_path: Path) -> None:
     def scaling(folder: str, gpu: str, *, shares_machine: bool) -> Scaling:
         hosts = {"demo-train-1": {"gpus": [{"name": gpu}]}}
         more = {"hosts": hosts, "shares_machine": shares_machine}
@@ -457,7 +457,9 @@ def test_run_that_cannot_be_read_is_named(runs: list[Row]) -> None:
     ],
     ids=["per-node", "other-name", "in-all", "damaged", "without-scheduler"],
 )
-def test_script_tells_the_number_of_ranks(tmp_path: Path, lines: list[str], ranks: int) -> None:
+def test_scaling_reads_the_number_of_ranks_from_the_script(
+    tmp_path: Path, lines: list[str], ranks: int
+) -> None:
     """Without a script of sbatch, the option of `submit` does."""
     row = Row(measured(tmp_path, 1, 2, steps(9), job={"tasks_per_node": 4}))
     if lines:
@@ -554,7 +556,9 @@ def three(mean: float, deviation: float) -> Spread:
         ({1: 1.0, 2: 1.1, 4: 3.9}, ""),
     ],
 )
-def test_sentence_where_a_scaling_stops_paying(speed_ups: Mapping[int, float], says: str) -> None:
+def test_scaling_verdict_names_the_size_that_stops_paying(
+    speed_ups: Mapping[int, float], says: str
+) -> None:
     lines = verdict_of(
         made_sizes({count: Spread(value, 0.0) for count, value in speed_ups.items()})
     )
@@ -562,12 +566,12 @@ def test_sentence_where_a_scaling_stops_paying(speed_ups: Mapping[int, float], s
     assert [line.startswith(says) for line in paying] == ([True] if says else [])
 
 
-def test_paying_within_the_spread_of_the_runs_is_not_told() -> None:
+def test_scaling_verdict_ignores_gains_within_the_spread() -> None:
     sizes = made_sizes({1: three(1.0, 0.2), 2: three(1.55, 0.3), 4: three(3.0, 0.5)})
     assert ["can't be told" in line for line in verdict_of(sizes) if "pay" in line] == [True]
 
 
-def test_amdahls_law_is_told_only_if_it_fits() -> None:
+def test_amdahls_law_is_named_only_if_it_fits() -> None:
     """A tenth of the time does not scale: on n nodes the speed-up is 1 / (0.1 + 0.9 / n)."""
     law = {n: Spread(1 / (0.1 + 0.9 / n), 0.0) for n in (1, 2, 4, 8)}
     (line,) = [line for line in verdict_of(made_sizes(law)) if "Amdahl" in line]

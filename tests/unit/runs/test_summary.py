@@ -75,7 +75,7 @@ def test_switches_of_a_task_are_booleans_if_it_gets_them_as_options_alone() -> N
     assert config_of_task({"fast": "true"}, "key=value") == {"fast": "true"}
 
 
-def test_each_metric_has_its_last_lowest_and_highest_value(tmp_path: Path) -> None:
+def test_summary_of_a_metric_has_last_lowest_and_highest(tmp_path: Path) -> None:
     config = {"lr": 0.1, "model": {"width": 8}, "tags": ["a"]}
     lines(
         tmp_path,
@@ -134,7 +134,7 @@ def test_names_and_values_are_bounded_and_can_be_printed(tmp_path: Path) -> None
     assert all(not isinstance(value, str) or value.isprintable() for value in found.config.values())
 
 
-def test_summarize_says_what_of_a_very_large_file_it_left_out(
+def test_summarize_of_a_very_large_file_names_the_omitted_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metric_files, "_MAX_BYTES", 1000)
