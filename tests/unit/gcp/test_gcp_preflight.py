@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,13 +225,12 @@ def test_missing_network_may_be_named_like_a_kind_of_resource() -> None:
 
 
 def test_existing_network_needs_no_network_permission(google: Google) -> None:
-    deny(google, "compute.networks.create", "compute.routers.create", "compute.subnetworks.create")
+    permissions = [f"compute.{kind}.create" for kind in ("networks", "routers", "subnetworks")]
+    deny(google, *permissions)
     assert found(SPEC) == ()
-    (one,) = found(PLAIN)
-    assert one.why == (
-        "the login lacks compute.networks.create, compute.subnetworks.create, "
-        "compute.routers.create"
-    )
+    (finding,) = found(PLAIN)
+    assert finding.code == "permission"
+    assert sorted(re.findall(r"compute\.\w+\.create", finding.why)) == permissions
 
 
 def test_question_that_google_no_longer_knows_is_a_warning(google: Google) -> None:

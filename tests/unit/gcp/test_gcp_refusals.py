@@ -164,14 +164,12 @@ def test_explain_groups_hosts_with_the_same_cause() -> None:
     )
     found = tuple(Diagnostic("error", quota, "", at(f"demo-train-{n}")) for n in range(3, 10))
     error = PLACE.explain("some resources could not be created or changed", found)
-    assert error.what == (
-        "some resources could not be created or changed: "
-        "demo-train-3, demo-train-4, demo-train-5, demo-train-6, demo-train-7 and 2 more: "
-        "the quota NVIDIA_L4_GPUS of project my-project is used up (limit: 2)"
-    )
+    assert re.findall(r"demo-train-\d", error.what) == [f"demo-train-{n}" for n in range(3, 8)]
+    assert "and 2 more" in error.what
+    assert error.what.count("NVIDIA_L4_GPUS") == 1
     assert [failure.host for failure in error.failures] == [f"demo-train-{n}" for n in range(3, 10)]
     assert {failure.code for failure in error.failures} == {"quota"}
-    assert error.fix.count("request a higher quota") == 1
+    assert error.fix.count(error.failures[0].fix) == 1
     assert not error.transient
 
 
