@@ -57,7 +57,7 @@ def test_every_refusal_has_source_and_date() -> None:
 
 @pytest.mark.parametrize("refusal", BOOK)
 def test_terraform_error_of_each_refusal_has_code_cause_and_fix(refusal: Refusal) -> None:
-    finding = diagnose(Diagnostic("error", refusal.said(FACTS)), WHERE)
+    finding = diagnose(Diagnostic("error", refusal.fill_message(FACTS)), WHERE)
     failure = finding.failure
     assert failure.code == refusal.code
     assert failure.cause.startswith(filled(refusal.cause, FACTS))
@@ -187,6 +187,6 @@ def test_transient_error_beside_a_lasting_one_is_not_retried() -> None:
 
 
 def test_disabled_api_is_retried_after_it_was_enabled() -> None:
-    off = Diagnostic("error", REFUSALS["api_off_by_id"].said({"project": PLACE.project}))
+    off = Diagnostic("error", REFUSALS["api_off_by_id"].fill_message({"project": PLACE.project}))
     assert not diagnose(off, PLACE).transient
     assert diagnose(off, replace(PLACE, enables_apis=True)).transient
