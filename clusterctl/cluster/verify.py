@@ -24,6 +24,7 @@ from clusterctl.errors import (
     CommandError,
     Failure,
     MachineError,
+    Notice,
     NotUpError,
     SlurmAwayError,
     SlurmError,
@@ -85,6 +86,32 @@ _OF_DRIVER = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """The bandwidth of MPI between two nodes with ports of InfiniBand or RoCE that are up.
+
+    port: the port that sent the bytes, with its kind. "": none of them did.
+    """
+
+    hosts: tuple[str, str]
+    gb_per_s: float
+    port: str
+
+    def __str__(self) -> str:
+        way = self.port or "TCP, not InfiniBand or RoCE"
+        return f"{self.gb_per_s:g} GB/s from {self.hosts[0]} to {self.hosts[1]} by {way}"
+
+    @property
+    def notice(self) -> Notice | None:
+        if self.port:
+            return None
+        fix = (
+            "on these hosts, `ucx_info -d` lists the devices of UCX, `ibstat` the ports; on Rocky "
+        )
+        fix += "Linux UCX reaches them only with the packages ucx-ib, ucx-rdmacm and ucx-cma"
+        return Notice("fabric-unused", f"MPI used {self}: {fix}")
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """The nodes of a verification, by how they took part.
 
@@ -92,12 +119,14 @@ class Verification:
     busy: nodes that were skipped because they run users' jobs.
     drained: node -> why it is out of service. These nodes were skipped.
     resumed: node -> the state from which it was resumed before the job.
+    link: the bandwidth of MPI between two of the nodes. None: they have no fast network.
     """
 
     verified: tuple[str, ...]
     busy: tuple[str, ...] = ()
     drained: Mapping[str, str] = field(default_factory=dict)
     resumed: Mapping[str, str] = field(default_factory=dict)
+    link: Link | None = None
 
 
 def verify(
@@ -138,6 +167,9 @@ def verify(
     notes += [note for note in map(str, findings) if note not in cluster.notes]
     reject_missing_gpus(cluster.spec, inventory, reports, host_names, needs=findings)
     summary = f"MPI across {len(verification.verified)} of {len(inventory.compute)} nodes"
+    if verification.link:
+        summary += f", {verification.link}"
+        notes += [notice] if (notice := verification.link.notice) else []
     return PhaseResult(verification, summary, tuple(notes))
 
 
@@ -163,7 +195,7 @@ def run_verification(
             break
     if result and not has_passed(result, verification.verified):
         raise verification_error(result, verification.verified, inventory, to, scheduler)
-    return verification
+    return replace(verification, link=measured_link(result)) if result else verification
 
 
 def _ready_nodes(
@@ -342,6 +374,15 @@ def has_passed(result: Result, hosts: tuple[str, ...]) -> bool:
         return result.rc == 0 and answer["ok"] is True and answer["world_size"] == len(hosts)
     except (ValueError, KeyError, TypeError):
         return False
+
+
+def measured_link(result: Result) -> Link | None:
+    """Return the bandwidth that a verification job measured. None: it measured none."""
+    with suppress(ValueError, KeyError, TypeError):
+        link = json.loads(result.stdout)["link"]
+        first, second = link["hosts"]
+        return Link((first, second), link["gb_per_s"], link["port"])
+    return None
 
 
 def verification_error(

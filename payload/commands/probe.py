@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from payload.cli.jsonl import answer
+from payload.comm.link import measure
 from payload.comm.world import MPI, start, world_rank
 from payload.errors import PayloadError
 from payload.node.host import hostname, own_cores
@@ -74,6 +75,7 @@ def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
         "hosts": list(dict.fromkeys(hosts)),
         "ranks": ranks,
         "allreduce": {"bytes": [8 * size for size in SIZES], "seconds": seconds},
+        "link": measure(comm, hosts),
         "pairs": comm.size * (comm.size - 1) // 2,
         "failures": failures,
     }

@@ -66,6 +66,34 @@ def test_probe_finds_all_ranks_in_order(mpirun: Runner) -> None:
     assert found["failures"] == []
 
 
+@pytest.mark.platform("stand-in", "infiniband")
+@pytest.mark.parametrize(
+    ("state", "used", "port"),
+    [
+        ("4: ACTIVE", "port", "mlx5_0:1 InfiniBand"),
+        ("4: ACTIVE", "tcp", ""),
+        ("1: DOWN", "tcp", None),
+    ],
+)
+def test_probe_tells_by_which_port_the_bytes_went(
+    program: Runner, tmp_path: Path, state: str, used: str, port: str | None
+) -> None:
+    folder = tmp_path / "mlx5_0/ports/1"
+    (folder / "counters").mkdir(parents=True)
+    for name, text in {
+        "state": state,
+        "link_layer": "InfiniBand",
+        "counters/port_xmit_data": "1000",
+    }.items():
+        (folder / name).write_text(f"{text}\n")
+    found = json.loads(program(3, "measured_link.py", tmp_path, used).stdout)
+    if port is None:
+        assert found == {}
+    else:
+        assert (found["hosts"], found["port"]) == (["here", "there"], port)
+        assert found["gb_per_s"] > 0
+
+
 def test_verification_of_many_nodes_loads_no_numpy() -> None:
     """On a local cluster of 64 nodes it took a third of the whole."""
     program = (

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from clusterctl.cluster.verify import Verification, find_obstacles, wait_until_ready
+from clusterctl.cluster.verify import Link, Verification, find_obstacles, wait_until_ready
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, UnreachableError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
@@ -122,6 +123,22 @@ def test_verify_runs_a_job_across_all_idle_nodes() -> None:
     proof = verify(INVENTORY, transport)
     assert (proof.verified, proof.busy) == (NAMES, ())
     assert transport.left == ()
+
+
+@pytest.mark.parametrize(("port", "code"), [("mlx5_0:1 InfiniBand", None), ("", "fabric-unused")])
+def test_verify_names_the_port_or_warns_that_mpi_used_none(port: str, code: str | None) -> None:
+    job = srun(*NAMES)
+    link = {"hosts": list(NAMES), "gb_per_s": 23.125, "port": port}
+    answer = json.dumps({**json.loads(job.stdout), "link": link})
+    proof = verify(INVENTORY, ScriptedTransport([BOTH, replace(job, stdout=answer)]))
+    assert proof.link == Link((NAMES[0], NAMES[1]), 23.125, port)
+    assert (proof.link.notice.code if proof.link.notice else None) == code
+
+
+def test_verify_of_nodes_without_a_fast_network_has_no_link() -> None:
+    job = srun(*NAMES)
+    answer = json.dumps({**json.loads(job.stdout), "link": {}})
+    assert verify(INVENTORY, ScriptedTransport([BOTH, replace(job, stdout=answer)])).link is None
 
 
 def test_verify_names_busy_nodes_and_leaves_them() -> None:
