@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from payload.comm.world import MPI
 
 ADAPTERS = Path("/sys/class/infiniband")
+# Programs use adapters by these files. A local node lacks them, but shows its host's adapters.
+_VERBS = Path("/dev/infiniband")
 _ACTIVE = "4: ACTIVE"
 _MESSAGE_BYTES = 8 << 20
 _MESSAGES = 16
@@ -25,14 +27,17 @@ _WORD = 4
 _PART = 4
 
 
-def measure(comm: MPI.Intracomm, hosts: Sequence[str], root: Path = ADAPTERS) -> dict[str, Any]:
+def measure(
+    comm: MPI.Intracomm, hosts: Sequence[str], root: Path = ADAPTERS, verbs: Path = _VERBS
+) -> dict[str, Any]:
     """Send messages from rank 0 to the first rank on another host, if both have ports that are up.
 
     All ranks call this. hosts: of all ranks. root: folder in which the kernel shows the adapters.
+    verbs: folder of the devices by which programs use them.
     Return, on all ranks: hosts; gb_per_s: 10^9 bytes per second; port: the port that sent the
     bytes, with its kind, or "" if no port did. Return {} if nothing was measured.
     """
-    before = sent_by_port(root)
+    before = sent_by_port(root) if verbs.is_dir() else {}
     receiver = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 0)
     if not receiver or not all(comm.allgather(bool(before) or comm.rank not in {0, receiver})):
         return {}

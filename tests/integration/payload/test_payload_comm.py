@@ -73,6 +73,8 @@ def test_probe_finds_all_ranks_in_order(mpirun: Runner) -> None:
         ("4: ACTIVE", "port", "mlx5_0:1 InfiniBand"),
         ("4: ACTIVE", "tcp", ""),
         ("1: DOWN", "tcp", None),
+        # A local node, which shows its host's adapters.
+        ("4: ACTIVE", "", None),
     ],
 )
 def test_probe_tells_by_which_port_the_bytes_went(
@@ -86,7 +88,8 @@ def test_probe_tells_by_which_port_the_bytes_went(
         "counters/port_xmit_data": "1000",
     }.items():
         (folder / name).write_text(f"{text}\n")
-    found = json.loads(program(3, "measured_link.py", tmp_path, used).stdout)
+    devices = tmp_path if used else "/nowhere"
+    found = json.loads(program(3, "measured_link.py", tmp_path, used, devices).stdout)
     if port is None:
         assert found == {}
     else:

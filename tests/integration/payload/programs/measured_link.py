@@ -1,7 +1,7 @@
 """Measures the link between the first rank and the last, as if these were on different hosts.
 
 Arguments: a folder as the kernel's of adapters; `port` if each message is counted at the port of
-the sender, as an adapter does.
+the sender, as an adapter does; the folder of the devices.
 """
 
 import json
@@ -26,6 +26,6 @@ class Counting(MPI.Intracomm):
 
 mpi.start()
 comm = Counting(MPI.COMM_WORLD)
-found = measure(comm, [*["here"] * (comm.size - 1), "there"], root)
+found = measure(comm, [*["here"] * (comm.size - 1), "there"], root, Path(sys.argv[3]))
 if comm.rank == 0:
     sys.stdout.write(json.dumps(found))
