@@ -287,6 +287,29 @@ def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator
 
 
 @_check_of_host
+def _fast_network(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
+    """Yield findings if MPI can't use InfiniBand or RoCE ports, or NCCL uses them by detours."""
+    ports = ", ".join(facts.fabric_ports)
+    # `up` installs the packages on a host that is new.
+    if ports and facts.ucx_fabric is False and not expected.brings:
+        cause = f"{ports} are up, but UCX lacks its transport for them, so that MPI uses TCP"
+        fix = "`dnf install ucx-ib ucx-rdmacm ucx-cma` on the host"
+        summary = "Open MPI does not use the fast network"
+        yield Finding(host, "warning", "ucx-fabric", summary, cause, fix)
+    if ports and facts.gpus.driver and not facts.gpudirect:
+        cause = (
+            f"neither nvidia_peermem nor NVIDIA's open kernel modules are loaded, so that NCCL "
+            f"copies data between GPUs and {ports} through the host's memory"
+        )
+        fix = (
+            "`modprobe nvidia_peermem` on the host, and the name in /etc/modules-load.d for the "
+            "next boot; or the open kernel modules, with `software: {nvidia: {driver: open}}`"
+        )
+        summary = "GPUs and the fast network are not connected directly"
+        yield Finding(host, "warning", "gpudirect", summary, cause, fix)
+
+
+@_check_of_host
 def _cards(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield findings about memory faults of GPUs, and about MIG settings that change at the next
     reboot.

@@ -39,6 +39,15 @@ ROWS = "remapped_rows.pending,remapped_rows.failure"
 MANAGER = re.compile(r"Fabric Manager version is\s*:\s*(\S+)")
 # A card's name and its driver's version.
 SHOWN = re.compile(r", \d{3}\.\d+[\d.]*$")
+ADAPTERS = "/sys/class/infiniband"
+# Programs use adapters by these files, which a local node lacks.
+VERBS = "/dev/infiniband"
+ACTIVE = "4: ACTIVE"
+# The folders of libraries on EL and Debian, NVIDIA's UCX included.
+LIBRARIES = ("/usr/lib64", "/usr/lib/*-linux-gnu")
+# Loaded modules that let InfiniBand adapters read the memory of GPUs.
+PEER_MEMORY = ("/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem")
+NVIDIA_VERSION = "/proc/driver/nvidia/version"
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
 # For versions 2 and 1 of control groups.
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")
@@ -195,6 +204,27 @@ def gpus() -> Dict[str, Any]:
         "nouveau": Path("/sys/module/nouveau").is_dir(),
         "secure_boot": any(path.read_bytes()[-1:] == b"\1" for path in secure),
     }
+
+
+def fabric_ports() -> List[str]:
+    """Return the ports of InfiniBand and RoCE that are up, such as mlx5_0:1."""
+    paths = sorted(glob.glob(ADAPTERS + "/*/ports/*/state")) if os.path.isdir(VERBS) else []
+    up = [path.split("/") for path in paths if read(path).strip() == ACTIVE]
+    return ["{}:{}".format(parts[-4], parts[-2]) for parts in up]
+
+
+def ucx_fabric() -> Optional[bool]:
+    """Return whether UCX has its transport for InfiniBand and RoCE; None without UCX."""
+    if not any(glob.glob(folder + "/libucp.so*") for folder in LIBRARIES):
+        return None
+    return any(glob.glob(folder + "/ucx/libuct_ib.so*") for folder in LIBRARIES)
+
+
+def gpudirect() -> str:
+    """Return the kernel's way between GPUs and adapters; "" if data goes through host memory."""
+    if any(Path(path).is_dir() for path in PEER_MEMORY):
+        return "nvidia_peermem"
+    return "dma-buf" if "Open Kernel Module" in read(NVIDIA_VERSION) else ""
 
 
 def states() -> List[Dict[str, str]]:
@@ -548,6 +578,8 @@ class OwnFacts:
         control groups. cgroup_plugin: Slurm, if installed, has the plugin for them.
     refuses_ed25519: sshd refuses keys of this type. fapolicyd: it refuses clusterctl's programs.
     left: processes of ended jobs ("PID COMMAND"). databases: MariaDB's, except system databases.
+    fabric_ports: ports of InfiniBand and RoCE that are up. ucx_fabric: UCX, if installed, can use
+        them. gpudirect: the kernel's way between them and GPUs.
     files, packages: requested items that exist. texts: requested file -> start of its text.
     """
 
@@ -566,6 +598,9 @@ class OwnFacts:
     mtus: Mapping[str, int] = {}
     cgroups: bool = True
     cgroup_plugin: Optional[bool] = None
+    fabric_ports: Tuple[str, ...] = ()
+    ucx_fabric: Optional[bool] = None
+    gpudirect: str = ""
     left: Tuple[str, ...] = ()
     databases: Tuple[str, ...] = ()
     slurm_state: Tuple[str, ...] = ()
@@ -593,6 +628,9 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),
         "cgroup_plugin": cgroup_plugin(),
+        "fabric_ports": fabric_ports(),
+        "ucx_fabric": ucx_fabric(),
+        "gpudirect": gpudirect(),
         "left": processes_left(),
         "databases": databases(),
         "slurm_state": sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16],

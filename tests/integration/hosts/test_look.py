@@ -168,6 +168,39 @@ def test_block_mark_ignores_lines_outside_the_block(tmp_path: Path) -> None:
     assert mark("# BEGIN\n10.0.0.1 a\n") == "missing"
 
 
+def test_fast_network_is_read_from_the_kernel_and_the_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of EL's packages ucx and ucx-ib, and of Debian's libucx0."""
+    states = {
+        "mlx5_0/ports/1": "4: ACTIVE",
+        "mlx5_1/ports/1": "1: DOWN",
+        "mlx5_2/ports/2": "4: ACTIVE",
+    }
+    for port, state in states.items():
+        (tmp_path / "class" / port).mkdir(parents=True)
+        (tmp_path / "class" / port / "state").write_text(f"{state}\n")
+    for name, path in {"ADAPTERS": "class", "VERBS": "dev", "NVIDIA_VERSION": "version"}.items():
+        monkeypatch.setattr(remote_probe, name, str(tmp_path / path))
+    monkeypatch.setattr(remote_probe, "LIBRARIES", (f"{tmp_path}/lib64", f"{tmp_path}/lib/*-gnu"))
+    monkeypatch.setattr(remote_probe, "PEER_MEMORY", (str(tmp_path / "nvidia_peermem"),))
+
+    def read() -> tuple[list[str], bool | None, str]:
+        return remote_probe.fabric_ports(), remote_probe.ucx_fabric(), remote_probe.gpudirect()
+
+    assert read() == ([], None, "")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "lib64/ucx").mkdir(parents=True)
+    (tmp_path / "lib64/libucp.so.0").touch()
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n")
+    assert read() == (["mlx5_0:1", "mlx5_2:2"], False, "")
+    (tmp_path / "lib64/ucx/libuct_ib.so.0").touch()
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64\n")
+    assert read() == (["mlx5_0:1", "mlx5_2:2"], True, "dma-buf")
+    (tmp_path / "nvidia_peermem").mkdir()
+    assert read()[2] == "nvidia_peermem"
+
+
 def test_absent_mark_sees_a_dangling_link(tmp_path: Path) -> None:
     stray = tmp_path / "slurm.conf"
     request = ProbeRequest(absent=(str(stray),))

@@ -236,6 +236,18 @@ def test_fix_on_the_local_machine_leaves_the_reboot_to_the_user(
             "gpu-lost",
             "1 of 2",
         ),
+        ({"fabric_ports": ["mlx5_0:1"], "ucx_fabric": False}, "warning", "ucx-fabric", "mlx5_0:1"),
+        (
+            {
+                "fabric_ports": ["mlx5_0:1"],
+                "gpus.cards": 1,
+                "gpus.shown": ["H100"],
+                "gpus.driver": "580",
+            },
+            "warning",
+            "gpudirect",
+            "nvidia_peermem",
+        ),
         ({"resolved": {"one": ["10.9.9.9"]}}, "warning", "name", "one to 10.9.9.9, but"),
         ({"system.machine_id": "aa"}, "warning", "machine-id", "clone"),
         (
@@ -287,6 +299,21 @@ def test_account_of_a_job_user_that_differs_between_hosts_is_a_finding(
     findings = found({"logins": two}, own_homes=own_homes)
     assert [(finding.host, finding.code) for finding in findings] == [("two", c) for c in codes]
     assert all(finding.fix for finding in findings)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fabric_ports": ["mlx5_0:1"], "ucx_fabric": True},
+        # UCX is not installed.
+        {"fabric_ports": ["mlx5_0:1"]},
+        {"ucx_fabric": False},
+        {"fabric_ports": ["mlx5_0:1"], "gpus.shown": ["H100"], "gpus.cards": 1, "gpus.driver": "580",
+         "gpudirect": "dma-buf"},
+    ],
+)  # fmt: skip
+def test_examine_host_whose_fast_network_is_used_finds_nothing(changed: dict[str, Any]) -> None:
+    assert found(changed) == []
 
 
 TAKEN_OVER = [
