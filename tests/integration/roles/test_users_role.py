@@ -69,6 +69,19 @@ def configure(tmp_path: Path, ada: pwd.struct_passwd, homes: Path) -> str:
     return done.stdout
 
 
+def test_account_without_a_password_never_expires(tmp_path: Path) -> None:
+    """With PASS_MAX_DAYS of login.defs, sshd refuses keys after so many days: pam_unix(8)."""
+    name = f"t{secrets.token_hex(4)}"
+    account = {"name": name, "uid": 50000 + secrets.randbelow(9999), "ssh_authorized_keys": []}
+    homes = {"users_home_root": str(tmp_path), "users_makes_homes": False}
+    done = run_tasks(tmp_path, "users", "configure", users_accounts=[account], **homes)
+    shadow = subprocess.run(["getent", "shadow", name], capture_output=True, text=True, check=False)
+    subprocess.run(["userdel", name], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
+    _, password, _, _, longest, *_ = shadow.stdout.split(":")
+    assert (password, longest) == ("!", "")
+
+
 @dataclass
 class Module:
     """What the role's module sees of Ansible."""
