@@ -17,7 +17,7 @@ import yaml
 
 from clusterctl.util.assets import data_folder, install_inputs
 from tests.support.forks import ansible
-from tests.support.plays import program, run_play
+from tests.support.plays import program, run_play, run_tasks
 
 ROLES = data_folder("ansible") / "roles"
 
@@ -108,6 +108,15 @@ def test_parts_of_ucx_are_installed_for_adapters_and_only_beside_the_distributio
     said = check(tmp_path, "openmpi", ROCKY | installed, **variables)
     words = re.findall(r"would install ([\w -]+)", said)
     assert sorted(" ".join(words).split()) == missing
+
+
+def test_missing_packages_are_reported_in_check_mode_only(tmp_path: Path) -> None:
+    """Else `up` would report a change of each host."""
+    facts = {"os_family": "Of no distribution", "packages": {}}
+    done = run_tasks(tmp_path, "packages", "install", facts=facts, packages_names=["munge"])
+    # The tasks of the family are next.
+    assert "Of no distribution.yml" in done.stdout
+    assert "would install" not in done.stdout
 
 
 def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None:
