@@ -198,6 +198,8 @@ def test_other_keys_and_a_linked_folder_of_ones_own_stay(
     converge(authorized_keys=[KEY])
     assert converged(ada) == ["# mine", OTHER, KEY]
     assert Path(ada.pw_dir, ".ssh").is_symlink() == linked
+    # Replaced in one step: sshd always finds a file, and no copies remain.
+    assert [*Path(ada.pw_dir).rglob("*.aside-clusterctl*")] == []
 
 
 def test_only_the_lines_with_the_mark_are_those_of_the_spec(
