@@ -531,6 +531,21 @@ def test_a_node_that_is_lost_twice_in_a_day_stays_drained(
     assert slurm.nodes[N2] == [state, reason]
 
 
+def test_node_is_not_blamed_while_another_has_just_become_silent(
+    watcher: Any, slurm: Slurm
+) -> None:
+    """A switch that fails does not silence all its nodes within the same second."""
+    for _ in range(2):
+        slurm.jobs = {"7": Job("t-[1-2]"), "8": Job(N3)}
+        slurm.silent = {N2}
+        look(watcher, LIMIT - 1)
+        slurm.silent = {N2, N3}
+        look(watcher)
+        slurm.silent = set()
+        look(watcher, 2)
+    assert slurm.nodes[N2] == ["IDLE", ""]
+
+
 def test_up_may_resume_a_node_that_stays_drained(
     watcher: Any, program: ModuleType, slurm: Slurm
 ) -> None:
