@@ -232,6 +232,8 @@ def test_own_files_differ_for_each_node(workspace: Workspace) -> None:
         "/etc/openmpi/openmpi-mca-params.conf",
         slurmd,
     ]
+    # Newer packages have Type=notify, and `slurmd -D` sends systemd no message.
+    assert b"\nType=simple\n" in files[ONE][slurmd].data
     assert files[ONE]["/etc/munge/munge.key"].mark.endswith(" 400 64031:64031")
     assert b"10.9.0.0/24" in files[ONE]["/etc/openmpi/openmpi-mca-params.conf"].data
     assert b"osc = ^ucx\n" in files[ONE]["/etc/openmpi/openmpi-mca-params.conf"].data
