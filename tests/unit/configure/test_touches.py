@@ -308,3 +308,14 @@ def test_touches_names_every_started_unit(role: str) -> None:
 def _same(path: str, pattern: str) -> bool:
     """Return whether two patterns can match the same path."""
     return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(pattern, path)
+
+
+def test_system_accounts_get_no_home() -> None:
+    """Debian gives the home /nonexistent to many accounts: none of them may have one."""
+    accounts = [
+        task["ansible.builtin.user"]
+        for role in ROLES
+        for task in tasks_of(ANSIBLE / "roles" / role)
+        if task.get("ansible.builtin.user", {}).get("system")
+    ]
+    assert [account["create_home"] for account in accounts] == [False]
