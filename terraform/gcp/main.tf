@@ -12,6 +12,10 @@ locals {
   # The same in the description of resources without labels. The name alone could be another cluster's.
   mark = "clusterctl-cluster=${var.cluster} clusterctl-id=${var.cluster_id}"
 
+  # Filestore peers directly only with a network of its own project (cloud.google.com/filestore/docs/architecture). For a
+  # Shared VPC, the host project must have private services access.
+  connect_mode = coalesce(var.network.host_project, var.project) == var.project ? "DIRECT_PEERING" : "PRIVATE_SERVICE_ACCESS"
+
   controller = one([for name, host in var.hosts : merge(host, { name = name }) if host.role == "controller"])
   compute    = { for name, host in var.hosts : name => host if host.role == "compute" }
 
@@ -94,9 +98,11 @@ module "storage" {
   disk      = var.storage.disk
   filestore = var.storage.filestore
   network   = module.network.network
-  cidr      = module.network.cidr
-  kms_key   = var.kms_key
-  labels    = merge(var.labels, var.storage.labels)
+
+  connect_mode = local.connect_mode
+  cidr         = module.network.cidr
+  kms_key      = var.kms_key
+  labels       = merge(var.labels, var.storage.labels)
 }
 
 module "filestore" {
@@ -109,9 +115,11 @@ module "filestore" {
   location = var.filestore.tier == "REGIONAL" ? var.region : var.zone
   settings = var.filestore
   network  = module.network.network
-  cidr     = module.network.cidr
-  kms_key  = var.kms_key
-  labels   = local.labels
+
+  connect_mode = local.connect_mode
+  cidr         = module.network.cidr
+  kms_key      = var.kms_key
+  labels       = local.labels
 }
 
 module "bucket" {

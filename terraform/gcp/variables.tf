@@ -111,11 +111,17 @@ variable "services" {
 }
 
 variable "network" {
-  description = "Address range of a new subnetwork, or the names of an existing network and subnetwork."
+  description = <<-EOT
+    Address range of a new subnetwork, or the names of an existing network and subnetwork. host_project is the host
+    project of a Shared VPC that has them. Default is the project. firewall is whether to create firewall rules for the
+    hosts, in the network's project.
+  EOT
   type = object({
-    cidr       = optional(string, "10.80.0.0/20")
-    network    = optional(string)
-    subnetwork = optional(string)
+    cidr         = optional(string, "10.80.0.0/20")
+    network      = optional(string)
+    subnetwork   = optional(string)
+    host_project = optional(string)
+    firewall     = optional(bool, true)
   })
   default  = {}
   nullable = false
@@ -128,6 +134,11 @@ variable "network" {
   validation {
     condition     = (var.network.network == null) == (var.network.subnetwork == null)
     error_message = "network.network and network.subnetwork must be set together, or both be omitted for a new network."
+  }
+
+  validation {
+    condition     = var.network.network != null || (var.network.host_project == null && var.network.firewall)
+    error_message = "network.host_project and network.firewall = false are for an existing network."
   }
 }
 

@@ -73,17 +73,30 @@ class CloudResource:
 
 
 @dataclass(frozen=True, slots=True)
-class _LabelQuery:
-    """A search by label.
+class Area:
+    """Where a cluster's resources may be.
 
-    name: a regular expression for names of resources that can't carry labels.
-    region: the only region where resources may be. Empty: anywhere.
+    region: the only region. Empty: any.
+    host_project: the host project of its Shared VPC, which has its firewall rules. Empty: none.
+    """
+
+    region: str = ""
+    host_project: str = ""
+
+
+ANYWHERE: Final = Area()
+
+
+@dataclass(frozen=True, slots=True)
+class _LabelQuery:
+    """A search by label. ``name``: a regular expression for names of resources that can't carry
+    labels.
     """
 
     label: str
     value: str
     name: str
-    region: str = ""
+    area: Area = ANYWHERE
 
     def is_on(self, resource: Json) -> bool:
         return read_labels(resource).get(self.label) == self.value
@@ -94,12 +107,14 @@ class _Kind:
     """A kind of resource, and the API and path that list it.
 
     named: recognise such resources by their names, because they can't carry labels.
+    in_host_project: they are in the network's project, also if that is another project.
     """
 
     word: str
     service: str
     path: str
     named: bool = False
+    in_host_project: bool = False
 
 
 # In the order in which resources can be deleted.
@@ -109,7 +124,7 @@ _KINDS: Final = (
     _Kind("shared folder", "file", "locations/-/instances"),
     _Kind("address", "compute", "aggregated/addresses"),
     _Kind("placement policy", "compute", "aggregated/resourcePolicies", named=True),
-    _Kind("firewall rule", "compute", "global/firewalls", named=True),
+    _Kind("firewall rule", "compute", "global/firewalls", named=True, in_host_project=True),
     _Kind("router", "compute", "aggregated/routers", named=True),
     _Kind("subnetwork", "compute", "aggregated/subnetworks", named=True),
     _Kind("network", "compute", "global/networks", named=True),
@@ -118,17 +133,15 @@ _KINDS: Final = (
 )
 
 
-def _query_for(cluster_id: str, region: str = "") -> _LabelQuery:
-    return _LabelQuery(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", region)
+def _query_for(cluster_id: str, area: Area = ANYWHERE) -> _LabelQuery:
+    return _LabelQuery(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", area)
 
 
-def find_resources(api: Api, cluster_id: str, region: str = "") -> tuple[CloudResource, ...]:
-    """Return all resources of a cluster, in the order in which they can be deleted.
-
-    region: the cluster's region, if it is known: a zone or region elsewhere that does not answer
-        is ignored.
+def find_resources(api: Api, cluster_id: str, area: Area = ANYWHERE) -> tuple[CloudResource, ...]:
+    """Return all resources of a cluster, in the order in which they can be deleted. Ignore zones
+    and regions outside ``area`` that do not answer.
     """
-    return tuple(_search(api, _query_for(cluster_id, region)))
+    return tuple(_search(api, _query_for(cluster_id, area)))
 
 
 def find_labelled(
@@ -233,7 +246,8 @@ def _resources_of_kind(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[Cl
 
 
 def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json]]:
-    project = f"projects/{api.project}"
+    host_project = query.area.host_project if kind.in_host_project else ""
+    project = f"projects/{host_project or api.project}"
     collection = kind.path.rpartition("/")[2]
     try:
         if kind.service == "storage":
@@ -241,13 +255,14 @@ def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json
             yield from (("b/", row) for page in pages for row in page.get("items", ()))
         elif kind.service != "compute":
             # In these APIs, the name of a resource is its path.
-            pages = api.pages(kind.service, f"{project}/{kind.path}", region=query.region)
+            path = f"{project}/{kind.path}"
+            pages = api.pages(kind.service, path, region=query.area.region)
             key = _ROWS[kind.service]
             yield from (("", row) for page in pages for row in page.get(key, ()))
         else:
             search = {} if kind.named else {"filter": f'labels.{query.label}="{query.value}"'}
             path = f"{project}/{kind.path}"
-            for page in api.pages("compute", path, region=query.region, **search):
+            for page in api.pages("compute", path, region=query.area.region, **search):
                 items: Any = page.get("items", ())
                 scopes = items if isinstance(items, dict) else {"global": {collection: items}}
                 for scope, collections in scopes.items():

@@ -183,7 +183,17 @@ def _network_uses(settings: GcpSettings) -> Iterator[Use]:
         )
         # The values are the minimums of sampling: ESSENTIAL, LIGHT, COMPREHENSIVE.
         yield Use("compute.requireVpcFlowLogs", "none")
-    if settings.filestore:
+    if settings.has_shared_vpc:
+        host = settings.network_project
+        groups = (f"under:projects/{host}",)
+        yield Use(
+            "compute.restrictSharedVpcSubnetworks",
+            settings.subnetwork_path,
+            groups,
+            may_be_in_others=True,
+        )
+    # In a Shared VPC, the peering exists.
+    elif settings.filestore:
         yield Use(
             "compute.restrictVpcPeering",
             "networks of Google",

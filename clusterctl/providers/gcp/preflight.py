@@ -123,6 +123,8 @@ class _Checks:
         """Yield (name, function) of each check, except checks that need an API in ``disabled``."""
         if "cloudresourcemanager.googleapis.com" not in disabled:
             yield "roles", self.permissions
+            if self.settings.has_shared_vpc:
+                yield "roles in the host project", self.host_permissions
             for name, reason in _data()["constraints"].items():
                 if name != "compute.requireShieldedVm" or not self.settings.secure_boot:
                     yield f"policy {name}", partial(self.policy, name, reason)
@@ -142,7 +144,6 @@ class _Checks:
     def _named_resources(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
         zone = self._zone
         network = self.settings.network
-        region = self.settings.region_name
         yield "bad-zone", "provider.zone", zone
         for group in groups:
             if group.machine.accelerator:
@@ -154,13 +155,9 @@ class _Checks:
                 place = f"{owner or self._project}/zones/{self.settings.zone}"
                 yield "reservation", group.title, f"{place}/reservations/{name}"
         if network.network:
-            subnetwork = f"{self._project}/regions/{region}/subnetworks/{network.subnetwork}"
-            yield (
-                "network-missing",
-                "provider.network",
-                f"{self._project}/global/networks/{network.network}",
-            )
-            yield "network-missing", "provider.network", subnetwork
+            path = f"projects/{self.settings.network_project}/global/networks/{network.network}"
+            yield "network-missing", "provider.network", path
+            yield "network-missing", "provider.network", self.settings.subnetwork_path
         if (bucket := self.settings.bucket) and not bucket.create:
             yield "bucket-missing", "provider.bucket", f"b/{bucket.name}"
         if state := self.settings.state:
@@ -241,7 +238,15 @@ class _Checks:
         # accounts.
         is_new = self.cluster_id is None
         has_network = self.settings.network.network is not None
-        needed = {"always": True, "new_cluster": is_new, "new_network": is_new and not has_network}
+        has_own_network = not self.settings.has_shared_vpc
+        has_own_rules = has_own_network and self.settings.network.firewall
+        needed = {
+            "always": True,
+            "own_network": has_own_network,
+            "new_rules": is_new and has_own_rules,
+            "new_cluster": is_new,
+            "new_network": is_new and not has_network,
+        }
         permissions = defaultdict[str, list[str]](list)
         for condition, roles in _data()["rights"].items():
             if needed.get(condition) or getattr(self.settings, condition, False):
@@ -263,6 +268,23 @@ class _Checks:
                     role=role,
                 )
                 yield replace(finding, level="warning") if hint else finding
+
+    def host_permissions(self) -> Iterator[Finding]:
+        """Yield an error for each permission on a Shared VPC that the login lacks."""
+        host = self.settings.network_project
+        is_new = self.cluster_id is None
+        resources = {"subnetwork": ("compute", self.settings.subnetwork_path, "/")}
+        if is_new and self.settings.network.firewall:
+            resources["project"] = ("cloudresourcemanager", f"projects/{host}", ":")
+        for kind, (service, path, separator) in resources.items():
+            for role, names in _data()["host_rights"][kind].items():
+                body = {"permissions": names}
+                answer = self.api.post(service, f"{path}{separator}testIamPermissions", body)
+                missing = [name for name in names if name not in answer.get("permissions", ())]
+                if missing:
+                    reason = f"the login lacks {', '.join(missing)} on {path}"
+                    message = f"the role {role} is missing in the host project of the Shared VPC"
+                    yield self._error("permission", host, message, reason, role=role, project=host)
 
     def _granted(self, names: Sequence[str]) -> tuple[set[str], dict[str, CloudError]]:
         """Return (permissions that the login has, permission -> refusal if Google no longer knows
@@ -368,6 +390,8 @@ class _Checks:
         parts = path.split("/")
         # Each error code has its own placeholder for the name.
         words = dict.fromkeys(("bad", "machine", "network", "bucket"), name)
+        if code == "network-missing":
+            words["project"] = self.settings.network_project
         if code == "reservation":
             words = {"reservation": parts[parts.index("reservations") + 1], "project": parts[1]}
         place = "Cloud Storage" if kind == "b" else kind

@@ -63,8 +63,8 @@ class GcpProvider(Provider):
         self._shown: tuple[str, Plan] | None = None
         # Whether the plan that the user saw was applied.
         self._is_done = False
-        # The region of the cluster that is being removed. Empty: unknown.
-        self._region = ""
+        # Where resources of the cluster that is being removed may be.
+        self._area = orphans.ANYWHERE
         # The hash of the configuration in the images, and partition -> image of its nodes.
         self._inputs = ""
         self._images: Mapping[str, images.NodeImage] = {}
@@ -221,7 +221,7 @@ class GcpProvider(Provider):
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         has_state = workspace is not None and has_module(workspace.terraform)
-        self._region = region_of(workspace.terraform) if workspace else ""
+        self._area = area_of(workspace.terraform) if workspace else orphans.ANYWHERE
         if workspace and has_state and not self._destroy_with_terraform(cluster_id, workspace):
             # Resources outside the state may have blocked the deletion of resources in the state.
             self._delete_labelled(cluster_id)
@@ -250,7 +250,7 @@ class GcpProvider(Provider):
         return True
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        resources = orphans.find_resources(self._api, cluster_id, self._region)
+        resources = orphans.find_resources(self._api, cluster_id, self._area)
         return tuple(resource.leftover for resource in resources if not resource.kept)
 
     def orphans(self, name: str) -> OrphanSearch:
@@ -277,7 +277,7 @@ class GcpProvider(Provider):
         return kept
 
     def _delete_labelled(self, cluster_id: str) -> None:
-        resources = orphans.find_resources(self._api, cluster_id, self._region)
+        resources = orphans.find_resources(self._api, cluster_id, self._area)
         orphans.remove_resources(self._api, resources)
         for resource in resources:
             if resource.kept:
@@ -374,9 +374,7 @@ class GcpProvider(Provider):
         )
 
     def _subnetwork_cidr(self) -> str:
-        region = self._settings.region_name
-        name = self._settings.network.subnetwork
-        path = f"projects/{self._settings.project}/regions/{region}/subnetworks/{name}"
+        path = self._settings.subnetwork_path
         return str(IPv4Network(self._api.get("compute", path)["ipCidrRange"]))
 
 
@@ -425,10 +423,18 @@ def variables(
     settings = gcp.settings_of(spec)
     share = None if spec.storage.keep else settings.filestore
     hosts = _hosts(spec, settings, cluster_id)
-    common = {"project", "zone", "labels", "enable_apis", "kms_key", "secure_boot", "bucket"}
-    network = {"network": {"cidr", "network", "subnetwork"}}
+    common = {
+        "project",
+        "zone",
+        "labels",
+        "enable_apis",
+        "kms_key",
+        "network",
+        "secure_boot",
+        "bucket",
+    }
     return {
-        **settings.model_dump(mode="json", include={**dict.fromkeys(common, True), **network}),
+        **settings.model_dump(mode="json", include=common),
         "region": settings.region_name,
         "cluster": spec.name,
         "cluster_id": cluster_id,
@@ -507,9 +513,11 @@ def controller_of(folder: Path) -> str:
     return next((name for name, host in hosts.items() if host["role"] == CONTROLLER), "")
 
 
-def region_of(folder: Path) -> str:
-    """Return the region in the variables of Terraform's folder. Empty: unknown."""
-    return str(storage.read_variables(folder).get("region", ""))
+def area_of(folder: Path) -> orphans.Area:
+    """Return where resources may be, by the variables of Terraform's folder."""
+    recorded = storage.read_variables(folder)
+    host_project = recorded.get("network", {}).get("host_project")
+    return orphans.Area(str(recorded.get("region", "")), host_project or "")
 
 
 def _set_project(project: str, folder: Path) -> None:

@@ -88,6 +88,16 @@ class GcpNetwork(Model):
     subnetwork: Resource | None = Field(
         None, description="a subnetwork of it, in the zone's region"
     )
+    host_project: Project | None = Field(
+        None,
+        description="the host project of a Shared VPC, if the network is in it instead of the "
+        "project",
+    )
+    firewall: Toggle = Field(
+        True,
+        description="create firewall rules for the hosts in the network's project; if false, rules "
+        "of the existing network must admit them",
+    )
 
 
 class Filestore(Model):
@@ -212,6 +222,21 @@ class GcpSettings(ProviderSettings):
     @property
     def region_name(self) -> str:
         return self.zone.rsplit("-", 1)[0]
+
+    @property
+    def network_project(self) -> str:
+        """The project of the network and its firewall rules: of a Shared VPC, the host project."""
+        return self.network.host_project or self.project
+
+    @property
+    def has_shared_vpc(self) -> bool:
+        return self.network_project != self.project
+
+    @property
+    def subnetwork_path(self) -> str:
+        """The REST path of the existing subnetwork."""
+        name = self.network.subnetwork
+        return f"projects/{self.network_project}/regions/{self.region_name}/subnetworks/{name}"
 
     @property
     def bakes(self) -> bool:
@@ -521,6 +546,13 @@ def _network_faults(network: GcpNetwork, hosts: int) -> Iterator[Fault]:
         (other,) = {"network", "subnetwork"} - set(present)
         message = f"{present[0]} needs {other}: both must be set together"
         yield Fault("network-incomplete", (*at, present[0]), message, f"add {other}")
+    elif not present and network.host_project:
+        message = "host_project needs network and subnetwork, which must exist in that project"
+        yield Fault("network-incomplete", (*at, "host_project"), message, "add both")
+    elif not present and network.firewall is False:
+        message = "a new network needs its firewall rules, without which nothing reaches the hosts"
+        hint = "remove firewall, or name an existing network and subnetwork"
+        yield Fault("network-incomplete", (*at, "firewall"), message, hint)
     elif present and cidr and cidr != default:
         message = "cidr can't be set for an existing subnetwork, which has its own addresses"
         yield Fault("network-has-addresses", (*at, "cidr"), message, "remove cidr")

@@ -142,6 +142,32 @@ def test_plan_replaces_nothing_because_of_what_google_has_filled_in(tmp_path: Pa
     assert all(address.startswith(node) for address in replaced)
 
 
+def test_shared_vpc_gets_rules_in_its_host_project_or_none(tmp_path: Path) -> None:
+    module = Module(tmp_path)
+    with module.cloud.store.change() as world:
+        world["host_projects"] = ["net-host"]
+    network = {"network": "lan", "subnetwork": "lan-1", "host_project": "net-host"}
+    asked = _asked({"whole-a": {}}) | {"network": network, "bucket": None}
+    module.set(asked)
+    module.apply()
+    (lan,) = {
+        each["network_interface"][0]["subnetwork"] for each in module.cloud.instances.values()
+    }
+    assert lan.endswith("/projects/net-host/regions/europe-west4/subnetworks/lan-1")
+    rules = module.cloud.resources("google_compute_firewall")
+    assert len(rules) == 4
+    assert {each["project"] for each in rules.values()} == {"net-host"}
+    assert all(each["network"].endswith("net-host/global/networks/lan") for each in rules.values())
+    (share,) = module.cloud.resources("google_filestore_instance").values()
+    assert share["project"] == "my-project"
+    assert share["networks"][0]["connect_mode"] == "PRIVATE_SERVICE_ACCESS"
+    assert module.plan() == {}
+    module.set(asked | {"network": {**network, "firewall": False}})
+    assert set(map(tuple, module.plan().values())) == {("delete",)}
+    module.apply()
+    assert module.cloud.resources("google_compute_firewall") == {}
+
+
 def _fill(block: Mapping[str, Any], value: dict[str, Any], words: Sequence[str]) -> bool:
     """Set an attribute, or all of a block, that has no value. Return whether it had none."""
     first, *rest = words
@@ -297,6 +323,8 @@ WRONG_VALUES = {
     "service": ({"services": ["compute"]}, "services must be names of Google APIs, such as"),
     "cidr": ({"network": {"cidr": "10.80.0.0"}}, "network.cidr must be a range"),
     "half": ({"network": {"network": "company"}}, "must be set together"),
+    "host": ({"network": {"host_project": "net-host"}}, "are for an existing network"),
+    "ruleless": ({"network": {"firewall": False}}, "are for an existing network"),
     "kms": ({"kms_key": "hpc"}, "kms_key must be projects/PROJECT"),
     "tier": ({"filestore": {"tier": "FAST", "capacity_gib": 1024}}, "filestore.tier must be"),
     "small": ({"filestore": {"tier": "ZONAL", "capacity_gib": 10}}, "must be at least 1024"),

@@ -106,7 +106,8 @@ def _compute(
 ) -> Any:
     kind, scope = COMPUTE[collection]
     if verb in {"list", "aggregatedList"}:
-        rows, token = _page([_shown(google, collection, r) for r in _rows(google, kind)], query)
+        here = [row for row in _rows(google, kind) if _is_in(row, values["project"])]
+        rows, token = _page([_shown(google, collection, row) for row in here], query)
         if verb == "list":
             return {"items": rows, "kind": f"compute#{collection}List"} | token
         items: dict[str, Any] = {"zones/empty-a": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}}
@@ -382,6 +383,12 @@ def _told(operation: Operation, status: str) -> Row:
 
 def _rows(google: Google, kind: str) -> list[Row]:
     return list(google.world.read()["resources"].get(kind, {}).values())
+
+
+def _is_in(row: Row, project: str) -> bool:
+    """Whether a resource is in this project, by its path; a path may lack it."""
+    path = str(row["id"])
+    return path.startswith(f"projects/{project}/") or not path.startswith("projects/")
 
 
 def _row(google: Google, kind: str, name: str, place: str = "") -> Row:

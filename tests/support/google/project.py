@@ -3,6 +3,7 @@
     google.project.quotas["NVIDIA_L4_GPUS"] = (0, 0)            # its limit, and what is used
     google.project.quotas["PREEMPTIBLE_CPUS"] = None            # Google does not list it
     google.project.denied.add("iap.tunnelInstances.accessViaIAP")
+    google.project.denied.add("net-host:compute.firewalls.create")   # on another project
     google.project.retired.add("compute.subnetworks.use")       # Google does not know it any more
     google.project.enforced.add("compute.requireOsLogin")
     google.project.lists["compute.trustedImageProjects"] = {"allowedValues": ["projects/debian-cloud"]}
@@ -32,6 +33,7 @@ LISTS = frozenset(
     {
         "compute.requireVpcFlowLogs",
         "compute.restrictCloudNATUsage",
+        "compute.restrictSharedVpcSubnetworks",
         "compute.restrictNonConfidentialComputing",
         "compute.restrictVpcPeering",
         "compute.trustedImageProjects",
@@ -143,9 +145,9 @@ class Project:
                     # cloud.google.com/resource-manager/reference/rest/v1/projects/testIamPermissions.
                     message = f"Permission {min(unknown)} is not valid for this resource."
                     raise RefusedError(400, message, "badRequest")
-                return {
-                    "permissions": [one for one in body["permissions"] if one not in self.denied]
-                }
+                return self._granted(name.partition(":")[0], body["permissions"])
+            case "compute.subnetworks.testIamPermissions":
+                return self._granted(path.split("/")[4], body["permissions"])
             case "cloudresourcemanager.projects.getAncestry":
                 return {"ancestor": self._ancestry(name.partition(":")[0])}
             case "cloudresourcemanager.projects.getEffectiveOrgPolicy":
@@ -179,6 +181,10 @@ class Project:
             if "resource" in fields
             else {"name": name} | fields
         )
+
+    def _granted(self, project: str, permissions: Iterable[str]) -> dict[str, Any]:
+        denied = {*self.denied, *(one.removeprefix(f"{project}:") for one in self.denied)}
+        return {"permissions": [one for one in permissions if one not in denied]}
 
     def _policy(self, name: str) -> Any:
         constraint = name.removeprefix("constraints/")

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError, ProvisionError
 from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
+from clusterctl.providers.gcp.orphans import Area, find_resources, orphan_ids, remove_resources
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.spec.providers.gcp import GcpSettings
 from tests.support.google.api import PROJECT, Google
@@ -346,4 +346,20 @@ def test_place_of_the_cluster_that_does_not_answer_stops_the_search(
 ) -> None:
     google.silent[service] = place
     with refused("cloud-incomplete", CloudError, place):
-        find_resources(api, OURS, "us-central1")
+        find_resources(api, OURS, Area("us-central1"))
+
+
+def test_rules_of_a_shared_vpc_are_removed_from_its_host_project(
+    google: Google, tmp_path: Path
+) -> None:
+    rule = "projects/net-host/global/firewalls/demo-aaaaaa-iap"
+    other = "projects/net-host/global/firewalls/lets-all-in"
+    said = {"description": description("demo", OURS)}
+    google.world.put("google_compute_firewall", rule, **said)
+    google.world.put("google_compute_firewall", other)
+    workspace = workspace_in(tmp_path)
+    workspace.terraform.mkdir()
+    recorded = {"region": "us-central1", "network": {"host_project": "net-host"}}
+    (workspace.terraform / VARIABLES).write_text(json.dumps(recorded))
+    GcpProvider(GcpSettings.of_project(PROJECT)).destroy(OURS, workspace=workspace)
+    assert google.world.names("google_compute_firewall") == ["lets-all-in"]

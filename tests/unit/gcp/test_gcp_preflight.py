@@ -533,3 +533,72 @@ def test_nodes_without_cgroup_v2_are_a_warning(release: str, is_noted: bool) -> 
     assert not [*host_warnings(spec, [])]
     without = spec.model_copy(update={"scheduler": "none"})
     assert not [*host_warnings(without, ["demo-train-1"])]
+
+
+HOST = "net-host"
+SHARED_VPC = PLAIN.replace(
+    "zone:", f"network: {{network: wide, subnetwork: part, host_project: {HOST}}}, zone:"
+)
+
+
+@pytest.fixture
+def shared_vpc(google: Google) -> Google:
+    google.world.put("google_compute_network", f"projects/{HOST}/global/networks/wide")
+    part = f"projects/{HOST}/regions/us-central1/subnetworks/part"
+    google.world.put("google_compute_subnetwork", part, region="us-central1")
+    return google
+
+
+@pytest.mark.usefixtures("shared_vpc")
+def test_shared_vpc_is_looked_for_in_its_host_project() -> None:
+    assert found(SHARED_VPC) == ()
+    for missing in ("network: wide", "subnetwork: part"):
+        (one,) = found(SHARED_VPC.replace(missing, missing.split()[0] + " other"))
+        assert (one.level, one.code) == ("error", "network-missing")
+        assert f"--project {HOST}" in one.fix
+
+
+@pytest.mark.parametrize(
+    ("denied", "role"),
+    [
+        ("compute.subnetworks.use", "roles/compute.networkUser"),
+        ("compute.firewalls.create", "roles/compute.securityAdmin"),
+    ],
+)
+def test_shared_vpc_needs_permissions_in_its_host_project(
+    shared_vpc: Google, denied: str, role: str
+) -> None:
+    """And no longer in the cluster's."""
+    shared_vpc.project.denied.add(f"{PROJECT}:{denied}")
+    assert found(SHARED_VPC) == ()
+    shared_vpc.project.denied.add(f"{HOST}:{denied}")
+    (one,) = found(SHARED_VPC)
+    assert (one.level, one.code, one.host) == ("error", "permission", HOST)
+    assert f"add-iam-policy-binding {HOST} " in one.fix
+    assert f"--role {role}" in one.fix
+
+
+def test_shared_vpc_without_rules_needs_no_permission_for_rules(shared_vpc: Google) -> None:
+    shared_vpc.project.denied |= {f"{HOST}:compute.firewalls.create", "compute.firewalls.create"}
+    text = SHARED_VPC.replace("subnetwork: part", "subnetwork: part, firewall: false")
+    assert found(text) == ()
+    assert [one.code for one in found(PLAIN)] == ["permission"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "level"),
+    [
+        (f"under:projects/{HOST}", ""),
+        (f"projects/{HOST}/regions/us-central1/subnetworks/part", ""),
+        ("under:folders/1", "warning"),
+        (f"projects/{HOST}/regions/us-central1/subnetworks/other", "error"),
+    ],
+)
+def test_policy_may_forbid_the_subnetwork_of_a_shared_vpc(
+    shared_vpc: Google, allowed: str, level: str
+) -> None:
+    shared_vpc.project.lists["compute.restrictSharedVpcSubnetworks"] = {"allowedValues": [allowed]}
+    assert [(one.level, one.code) for one in found(SHARED_VPC)] == (
+        [(level, "org-policy")] if level else []
+    )
+    assert found(SPEC) == ()

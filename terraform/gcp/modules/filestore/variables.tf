@@ -42,3 +42,8 @@ variable "labels" {
   description = "Labels of the instance."
   type        = map(string)
 }
+
+variable "connect_mode" {
+  description = "How a Filestore instance is connected to the network, in Google's words."
+  type        = string
+}

@@ -1,19 +1,21 @@
 # A network that is reachable only by SSH through IAP's tunnel, with internet access through NAT. Hosts have no public
-# addresses. On an existing network, only firewall rules for the cluster's hosts are created, and internet access is up
-# to that network.
+# addresses. On an existing network, at most firewall rules for the cluster's hosts are created, and internet access is
+# up to that network.
 
 locals {
   new = var.network.network == null
+  # The rules of a Shared VPC are in its host project, as its network is.
+  project = coalesce(var.network.host_project, var.project)
 
   network = (
     local.new
     ? google_compute_network.cluster[0].id
-    : "projects/${var.project}/global/networks/${var.network.network}"
+    : "projects/${local.project}/global/networks/${var.network.network}"
   )
   subnetwork = (
     local.new
     ? google_compute_subnetwork.cluster[0].id
-    : "projects/${var.project}/regions/${var.region}/subnetworks/${var.network.subnetwork}"
+    : "projects/${local.project}/regions/${var.region}/subnetworks/${var.network.subnetwork}"
   )
 
   # Source addresses of the tunnels of Identity-Aware Proxy.
@@ -106,7 +108,9 @@ resource "google_compute_router_nat" "out" {
 }
 
 resource "google_compute_firewall" "iap_ssh" {
-  project                 = var.project
+  count = var.network.firewall ? 1 : 0
+
+  project                 = local.project
   name                    = "${var.prefix}-iap-ssh"
   description             = "SSH through Identity-Aware Proxy, and from nowhere else. ${var.mark}"
   network                 = local.network
@@ -127,7 +131,9 @@ resource "google_compute_firewall" "iap_ssh" {
 }
 
 resource "google_compute_firewall" "internal" {
-  project                 = var.project
+  count = var.network.firewall ? 1 : 0
+
+  project                 = local.project
   name                    = "${var.prefix}-internal"
   description             = "The cluster's hosts among themselves: Slurm, MPI, NCCL and NFS choose their ports. ${var.mark}"
   network                 = local.network
@@ -149,9 +155,9 @@ resource "google_compute_firewall" "internal" {
 # NFSv3's locks need calls back to portmapper, statd and lockd of the host, with varying ports. Filestore has NFS 4.1
 # only in its higher tiers, and with Kerberos.
 resource "google_compute_firewall" "filestore" {
-  count = length(var.filestore_ranges)
+  count = var.network.firewall ? length(var.filestore_ranges) : 0
 
-  project                 = var.project
+  project                 = local.project
   name                    = "${var.prefix}-filestore"
   description             = "The Filestore instance calls back for locks of NFSv3. ${var.mark}"
   network                 = local.network
@@ -176,7 +182,9 @@ resource "google_compute_firewall" "filestore" {
 
 # An existing network may allow more traffic than a new network, but not to these hosts.
 resource "google_compute_firewall" "deny" {
-  project                 = var.project
+  count = var.network.firewall ? 1 : 0
+
+  project                 = local.project
   name                    = "${var.prefix}-deny"
   description             = "Nothing else gets to the cluster's hosts. ${var.mark}"
   network                 = local.network

@@ -19,11 +19,13 @@ variable "mark" {
 }
 
 variable "network" {
-  description = "Address range of a new subnetwork, or the names of an existing network and subnetwork."
+  description = "The variable network of the root module."
   type = object({
-    cidr       = string
-    network    = optional(string)
-    subnetwork = optional(string)
+    cidr         = string
+    network      = optional(string)
+    subnetwork   = optional(string)
+    host_project = optional(string)
+    firewall     = bool
   })
 }
 

@@ -62,8 +62,9 @@ resource "google_filestore_instance" "shared" {
   }
 
   networks {
-    network = var.network
-    modes   = ["MODE_IPV4"]
+    network      = var.network
+    modes        = ["MODE_IPV4"]
+    connect_mode = var.connect_mode
   }
 
   lifecycle {

@@ -57,3 +57,8 @@ variable "labels" {
   description = "Labels of the storage."
   type        = map(string)
 }
+
+variable "connect_mode" {
+  description = "How a Filestore instance is connected to the network, in Google's words."
+  type        = string
+}

@@ -118,6 +118,9 @@ def _of_flex_start(
 
 
 def _of_firewall(rule: Mapping[str, Any]) -> Iterator[str]:
+    # cloud.google.com/vpc/docs/shared-vpc: the rules of a Shared VPC are in its host project.
+    if _network_project(rule["network"]) not in {None, rule["project"]}:
+        yield f"the network {rule['network']} is not in the project {rule['project']}"
     # Firewall of the discovery document: "These ranges must be expressed in CIDR format."
     for text in rule["source_ranges"] or ():
         try:
@@ -126,8 +129,30 @@ def _of_firewall(rule: Mapping[str, Any]) -> Iterator[str]:
             yield f"sourceRanges must be in CIDR format, not {text!r}"
 
 
+_PROJECT = re.compile(r"(?:.*/)?projects/([^/]+)/")
+
+
+def _network_project(text: Any) -> str | None:
+    """The project in a path of a network, if it is known."""
+    match = _PROJECT.match(text) if isinstance(text, str) else None
+    return match and match[1]
+
+
+def _of_filestore(instance: Mapping[str, Any]) -> Iterator[str]:
+    """cloud.google.com/filestore/docs/architecture: "service projects cannot directly create
+    Filestore instances on the shared VPC network"; with private services access they can:
+    connectMode of the discovery document file.v1.
+    """
+    for network in instance["networks"]:
+        project = _network_project(network["network"])
+        is_direct = network["connect_mode"] == "DIRECT_PEERING"
+        if is_direct and project not in {None, instance["project"]}:
+            yield "a service project can't peer a Shared VPC directly with Filestore"
+
+
 _RULES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     "google_compute_firewall": _of_firewall,
     "google_compute_instance": _of_instance,
     "google_compute_router_nat": _of_nat,
+    "google_filestore_instance": _of_filestore,
 }

@@ -128,7 +128,9 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         try:
             after = None
             where = (planned or prior).get("project")
-            if where and self.counted not in {None, where}:
+            # A project that has the API may change what it shares with others.
+            shares = self.store.read().get("host_projects", ())
+            if where and self.counted not in {None, where} and where not in shares:
                 text = refusals.text_of(
                     "api_off_by_id", kind, planned or prior, project=str(self.counted)
                 )

@@ -4,6 +4,7 @@
  "faults": [...], "addresses": {NAME: IP}, "filled": [BUCKET], "next": NUMBER, "lag": CALLS,
  "unsettled": {WHAT: CALLS}}
 
+"host_projects": [PROJECT], whose networks are shared with the cluster's project.
 The double of the API reads "guest_attributes": {INSTANCE: {"ssh-ed25519": "AAAA..."}}, what an
 instance published if that is not the usual key.
 
