@@ -3,7 +3,7 @@ without a code.
 
 The source is parsed, not run. A code is the argument ``code="…"`` of a call, the literal code of a
 ``Finding`` or a ``Notice``, or that of an error class for a single condition. The codes for faults
-of GPUs, and refusals of Google, ssh and sudo are in data files.
+of GPUs, for needs of nodes, and for refusals of Google, ssh and sudo are in data files.
 """
 
 from __future__ import annotations
@@ -300,7 +300,14 @@ def _texts(module: _Module, node: ast.expr | None) -> tuple[str, ...]:
 
 
 def _from_data() -> Iterator[Message]:
-    """Yield the faults of GPUs and the refusals of Google, ssh and sudo."""
+    """Yield the faults of GPUs, the needs of nodes, and the refusals of Google, ssh and sudo."""
+    for file in sorted(ROOT.glob("ansible/roles/*/meta/touches.yml")):
+        (touches,) = yaml.safe_load(file.read_text(encoding="utf-8")).values()
+        for need in touches.get("needs", ()):
+            # The health check of the node has the cause.
+            place = str(file.relative_to(ROOT))
+            fix = re.sub(r"\{\w+\}", GAP, need["fix"].strip())
+            yield Message(need["code"], "Finding", place, (need["what"],), (), (fix,))
     for fault in tomllib.loads(FAULTS.read_text(encoding="utf-8"))["faults"]:
         yield Message(
             fault["code"],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
+from clusterctl.hosts.needs import lacks_of, text_of
 from clusterctl.jobs.events import with_hangs
 from clusterctl.scheduler.advice import OWN, Advice
 from clusterctl.scheduler.base import JobInfo, NodeInfo
@@ -17,10 +18,13 @@ from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Connect, Transport
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
+
+# A host that is off does not answer at all.
+_HEALTH_S: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +79,33 @@ def status_of(workspace: Workspace) -> Status:
             active = with_limits(session.scheduler, active)
             waits = any(map(waits_for_nodes, active))
             required = site.required_nodes(session.scheduler) if waits else {}
+            nodes = _with_lacks(overview.nodes, connections.to)
     return Status(
         site.inventory.cluster,
         site.inventory.provider,
         overview.is_ready,
-        overview.nodes,
+        nodes,
         active,
         overview.accounting_failure,
         timer,
         overview.partitions,
         required,
         site.advice,
+    )
+
+
+def _with_lacks(nodes: tuple[NodeInfo, ...], to: Connect) -> tuple[NodeInfo, ...]:
+    """Add what nodes lack to the reasons of nodes that don't answer Slurm, if their hosts answer.
+
+    slurmd runs the health check that drains a node, so that Slurm has no other reason if slurmd ends.
+    """
+    silent = [node.name for node in nodes if node.is_lost]
+    lacks = lacks_of(silent, to, within_s=_HEALTH_S)
+    return tuple(
+        replace(node, reason="; ".join(filter(None, (node.reason, text_of(lacks[node.name])))))
+        if node.name in lacks
+        else node
+        for node in nodes
     )
 
 

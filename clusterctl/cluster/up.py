@@ -25,7 +25,12 @@ from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import inventory_file
 from clusterctl.configure.ansible import record_inventory
 from clusterctl.errors import ConfigureError, Failure, Notice, UsageError
-from clusterctl.hosts.checks import admin_uid_findings, reject_full_disks, reject_taken_numbers
+from clusterctl.hosts.checks import (
+    admin_uid_findings,
+    reject_full_disks,
+    reject_silent_folders,
+    reject_taken_numbers,
+)
 from clusterctl.hosts.probe import HostReport, ask_hosts, reports_of, with_distributions
 from clusterctl.hosts.roles import probe_requests, required_accounts
 from clusterctl.jobs.environment import Environments
@@ -319,6 +324,7 @@ def probe(
                 answers.append(answer)
                 cluster.reporter.progress(answer.step)
     reports = reports_of(requests, answers)
+    reject_silent_folders(reports)
     reject_full_disks(reports)
     reject_taken_numbers(reports, required_accounts(cluster.spec))
     if lost := packages_lost_on(cluster.workspace, reports):

@@ -35,6 +35,7 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.needs import lacks_of, text_of
 from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
 from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import host_facts_request, requirements_of_hosts
@@ -211,13 +212,29 @@ def _ready_nodes(
         scheduler.set_down([*lost], "clusterctl: rebooted while jobs ran")
         verification = wait_until_ready(inventory, nodes, scheduler, to, timeout_s=timeout_s)
         verification = replace(verification, resumed={**verification.resumed, **lost})
-    # The health program resumes a node that it drained earlier and that is healthy again.
-    argv = ["sudo", "-n", HEALTH_PROGRAM]
     unhealthy = [host for host, text in verification.drained.items() if HEALTH_REASON in text]
-    checks = [to(host).run(argv, timeout_s=HEALTH_S, check=False) for host in unhealthy]
-    if any(check.rc == 0 for check in checks):
+    healthy = _healthy_nodes([*verification.verified, *unhealthy], to)
+    if healthy != {*verification.verified}:
         verification = wait_until_ready(inventory, nodes, scheduler, to, timeout_s=timeout_s)
     return verification
+
+
+def _healthy_nodes(hosts: Sequence[str], to: Connect) -> set[str]:
+    """Run the health program on nodes, and return the healthy ones.
+
+    It drains nodes that lack what jobs need, and resumes those that it drained earlier and that are
+    healthy again.
+    """
+
+    def is_healthy(host: str) -> bool:
+        argv = ["sudo", "-n", HEALTH_PROGRAM]
+        with suppress(TransportError):
+            return to(host).run(argv, timeout_s=HEALTH_S, check=False).rc == 0
+        # The verification job tells what is wrong.
+        return True
+
+    answers = parallel_map(hosts, is_healthy)
+    return {host for host, healthy in zip(hosts, answers, strict=True) if healthy}
 
 
 def _nodes_with_lost_jobs(busy: Sequence[str], slurm: Nodes, to: Connect) -> dict[str, str]:
@@ -263,7 +280,9 @@ def _restart_slurmd(hosts: Collection[str], to: Connect) -> None:
 
     def restart(host: str) -> None:
         with suppress(TransportError):
-            to(host).run(["sudo", "-n", "systemctl", "restart", "slurmd"], check=False)
+            to(host).run(
+                ["sudo", "-n", "systemctl", "--no-block", "restart", "slurmd"], check=False
+            )
 
     parallel_map([*hosts], restart)
 
@@ -313,8 +332,16 @@ def wait_until_ready(
                 drained={node.name: drain_reason(node) for node in by_state[Availability.DRAINED]},
                 resumed={**restarted, **resumed},
             )
+    lacks = lacks_of(problems.keys() & {*names}, to, within_s=HEALTH_S)
     failures = [
-        Failure("verify", reason, host, "verify") for host, reason in sorted(problems.items())
+        Failure(
+            "verify",
+            f"{reason}: {text_of(lacks[host])}" if host in lacks else reason,
+            host,
+            "verify",
+            lacks[host][0].fix if host in lacks else "",
+        )
+        for host, reason in sorted(problems.items())
     ]
     host = min(problems)
     journal = f"sudo journalctl -u {'slurmd' if host in names else 'slurmctld'}"

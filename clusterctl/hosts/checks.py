@@ -27,12 +27,13 @@ from clusterctl.hosts.probe import (
     ProbeRequest,
     parse_report,
 )
+from clusterctl.hosts.remote_probe import UNKNOWN
 from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, SHARED_MEMORY, HostRequirements
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.names import ADMIN_ID, ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.spec.software import LAST_FOR_VOLTA
 from clusterctl.spec.units import format_duration, format_size
-from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.state.inventory import ARCHITECTURE, HEALTH_PROGRAM
 from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import NO_LIMIT, Limit
 
@@ -117,6 +118,7 @@ def check_hosts(
     for host, examined in answers.items():
         for check in _CHECKS_OF_HOST:
             findings += check(host, examined.facts, expected[host])
+    findings += _unmet_needs(answers, findings)
     order = {host: i for i, host in enumerate(expected)}
     return tuple(sorted(findings, key=lambda f: (order[f.host], f.level)))
 
@@ -502,6 +504,25 @@ def _daemons(host: str, facts: HostFacts, expected: HostRequirements) -> Iterato
         yield Finding(host, "warning", "daemon-stopped", f"{unit} is not running", cause, fix)
 
 
+def _unmet_needs(answers: Mapping[str, Examined], found: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield what nodes lack to run jobs, as their health check reports it (`needs` of
+    touches.yml).
+
+    found: findings of the other checks. They have the figures if they have the same code.
+    """
+    known = {(finding.host, finding.code) for finding in found}
+    for host, examined in answers.items():
+        if examined.facts.unmet is None:
+            cause = f"{HEALTH_PROGRAM} did not answer in time, or failed"
+            fix = f"run it by hand: `clusterctl ssh {host} --admin -- sudo {HEALTH_PROGRAM} report`"
+            yield Finding(
+                host, "error", "health-silent", "the health check does not answer", cause, fix
+            )
+        for need in examined.facts.unmet or ():
+            if (host, need["code"]) not in known:
+                yield Finding(host, "error", need["code"], need["what"], need["why"], need["fix"])
+
+
 @_check_of_host
 def _processes_left(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
     if facts.left:
@@ -686,6 +707,31 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
         )
         raise ConfigureError.of_hosts(
             "no disk space left on {hosts}", failures, code="no-room", fix=fix
+        )
+
+
+def reject_silent_folders(reports: Mapping[str, HostReport]) -> None:
+    """Raise a ConfigureError if a file server does not answer, because Ansible would wait for
+    it.
+    """
+    failures = tuple(
+        Failure(
+            "folder-silent",
+            f"{mark.removeprefix('path ')} can't be looked at: its file server does not answer",
+            name,
+            "reach",
+            f"check the server and the network; `clusterctl ssh --admin {name} -- mount` shows it",
+        )
+        for name, report in reports.items()
+        for mark, state in report.checksums.items()
+        if mark.startswith("path ") and state == UNKNOWN
+    )
+    if failures:
+        raise ConfigureError.of_hosts(
+            "a file system does not answer on {hosts}",
+            failures,
+            code="file-server-silent",
+            fix=f"{failures[0].fix}; then run `clusterctl up` again",
         )
 
 

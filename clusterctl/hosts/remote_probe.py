@@ -19,6 +19,7 @@ import pwd
 import re
 import socket
 import stat
+import subprocess
 import sys
 import time
 from itertools import zip_longest
@@ -54,6 +55,10 @@ CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")
 CGROUPS_V2 = "/sys/fs/cgroup/cgroup.controllers"
 SLURMD = "/usr/sbin/slurmd"
 FENCE = "/opt/clusterctl/fence"
+HEALTH = "/opt/clusterctl/health"
+# Its checks have less time together.
+HEALTH_S = 45
+FOLDER_S = 10
 MOST_LEFT = 16
 LONGEST = 80
 SLURM_PLUGINS = ("/usr/lib64/slurm", "/usr/lib/*/slurm*")  # EL, Debian
@@ -127,6 +132,22 @@ def resolved(name: str) -> List[str]:
     return sorted({str(entry[4][0]) for entry in entries})
 
 
+def answers(path: str, program: str = "stat", timeout_s: float = FOLDER_S) -> bool:
+    """Return whether a path, which need not exist, can be looked at in time: its file server may
+    not answer.
+
+    The process that then waits for the server can't always be killed, so its end is not awaited.
+    """
+    null = subprocess.DEVNULL
+    process = subprocess.Popen([program, path], stdin=null, stdout=null, stderr=null)
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return False
+    return True
+
+
 def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
     """Return the disk space in bytes of the file systems that contain, or would contain, these
     paths.
@@ -134,13 +155,14 @@ def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
     file_systems = {}  # type: Dict[int, Dict[str, Any]]
     for path in paths:
         folder = Path(path)
+        if not answers(path):
+            continue
         try:
             while not folder.is_dir():
                 folder = folder.parent
             device = folder.stat().st_dev
             room = os.statvfs(str(folder))
         except OSError:
-            # A file server does not answer.
             continue
         if device in file_systems:
             file_systems[device]["paths"].append(path)
@@ -266,6 +288,20 @@ def cgroup_plugin() -> Optional[bool]:
 def processes_left() -> List[str]:
     """Return the pid and command of processes of ended jobs, if the host is a node of a cluster."""
     return [line[:LONGEST] for line in (run([FENCE, "left"]) or "").splitlines()[:MOST_LEFT]]
+
+
+def unmet_needs() -> Optional[List[Dict[str, str]]]:
+    """Return what the host lacks to run jobs, if it is a node of a cluster: code, what, why, fix.
+
+    None: its health check does not answer.
+    """
+    if not Path(HEALTH).exists():
+        return []
+    try:
+        unmet = json.loads(run([HEALTH, "report"], HEALTH_S) or "")
+    except ValueError:
+        return None
+    return [{key: str(value) for key, value in need.items()} for need in unmet]
 
 
 def firewall() -> Dict[str, Any]:
@@ -401,6 +437,12 @@ def file_mark(path: str) -> str:
             f"{digest(file.read())} {stat.S_IMODE(status.st_mode):o} "
             f"{status.st_uid}:{status.st_gid}"
         )
+
+
+def path_mark(path: str) -> str:
+    if not answers(path):
+        return UNKNOWN
+    return "there" if Path(path).exists() else MISSING
 
 
 def block_mark(path: str, begin: str, end: str) -> str:
@@ -543,9 +585,7 @@ def checksums(request: Dict[str, Any], openmpi: str) -> Dict[str, str]:
     marks.update(
         {"block " + path: block_mark(path, *edges) for path, edges in request["blocks"].items()}
     )
-    marks.update(
-        {"path " + path: "there" if Path(path).exists() else MISSING for path in request["paths"]}
-    )
+    marks.update({"path " + path: path_mark(path) for path in request["paths"]})
     marks.update({"readable " + path: readable_mark(path) for path in request["readable"]})
     marks.update(
         {"absent " + p: "there" if os.path.lexists(p) else "absent" for p in request["absent"]}
@@ -577,7 +617,8 @@ class OwnFacts:
     time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create
         control groups. cgroup_plugin: Slurm, if installed, has the plugin for them.
     refuses_ed25519: sshd refuses keys of this type. fapolicyd: it refuses clusterctl's programs.
-    left: processes of ended jobs ("PID COMMAND"). databases: MariaDB's, except system databases.
+    left: processes of ended jobs ("PID COMMAND"). unmet: what a node lacks to run jobs; None: its
+        health check does not answer. databases: MariaDB's, except system databases.
     fabric_ports: ports of InfiniBand and RoCE that are up. ucx_fabric: UCX, if installed, can use
         them. gpudirect: the kernel's way between them and GPUs.
     files, packages: requested items that exist. texts: requested file -> start of its text.
@@ -602,6 +643,7 @@ class OwnFacts:
     ucx_fabric: Optional[bool] = None
     gpudirect: str = ""
     left: Tuple[str, ...] = ()
+    unmet: Optional[Tuple[Mapping[str, str], ...]] = ()
     databases: Tuple[str, ...] = ()
     slurm_state: Tuple[str, ...] = ()
     files: Tuple[str, ...] = ()
@@ -632,6 +674,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "ucx_fabric": ucx_fabric(),
         "gpudirect": gpudirect(),
         "left": processes_left(),
+        "unmet": unmet_needs(),
         "databases": databases(),
         "slurm_state": sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16],
         "files": sorted(path for pattern in request["files"] for path in glob.glob(pattern)),

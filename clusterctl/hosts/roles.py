@@ -16,6 +16,9 @@ state of the items in these files, so that `down` can restore it. Keys that only
         its start), accounting (words for sacctmgr), absent (paths), alone (files
         without another *.conf in their folder), rivals (a pattern that no line of a later file in
         the folder may match, by file)
+    needs:                        what must hold on a node so that jobs can run there
+      - check: folder             the check in health.py; its parameters are further keys
+        code, what, fix           of its problems in `doctor`
     hint: see ...                 advice if a task of the role fails
 """
 
@@ -188,6 +191,24 @@ def key_marks(spec: ClusterSpec) -> dict[str, str]:
     """
     lines = {user.name: "\n".join(sorted(spec.key_lines(user))) for user in spec.users}
     return {f"keys {name}": sha256(text.encode()).hexdigest()[:16] for name, text in lines.items()}
+
+
+def node_needs(spec: ClusterSpec, inventory: Inventory, host: Host) -> list[dict[str, Any]]:
+    """Return what a node needs to run jobs: entries of `needs`, as health.py reads them."""
+    facts = _host_facts(_inventory_facts(spec, inventory), host)
+    values = {
+        "host": host.name,
+        "cluster_id": inventory.cluster_id,
+        "shared": inventory.shared,
+        "mount": "" if inventory.shared_folder.kind == "none" else inventory.shared,
+    }
+    return [
+        {key: value for key, value in need.items() if key not in ("hosts", "when")}
+        for touches in _touches().values()
+        if _applies(touches, host.roles, spec, facts)
+        for need in _fill_placeholders(touches.get("needs", []), values)
+        if _applies(need, host.roles, spec, facts)
+    ]
 
 
 def _probe_request(

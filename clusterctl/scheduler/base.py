@@ -802,6 +802,12 @@ class Jobs(Protocol):
         """
         return {}
 
+    def unfit_nodes(self, job: JobInfo) -> Mapping[str, str]:
+        """Return node -> what it lacks to run jobs, of those nodes of the job that their health
+        check has drained.
+        """
+        return {}
+
     def required_nodes(self) -> dict[int, tuple[str, ...]]:
         """Return number of a waiting job -> the nodes that it asks for by name. Other jobs are left
         out.

@@ -40,6 +40,9 @@ _LONGEST_S = 60 * 86_400
 _GROUP_COLUMNS = 200
 # Slurm samples the memory of a rank at intervals. A smaller share of the limit is not the peak.
 _SEEN: Final = 0.8
+# Slurm's signal of a task whose log slurmstepd could not open: `IO setup failed` of _fork_all_tasks
+# in src/slurmd/slurmstepd/mgr.c. No process gets it.
+NO_LOG_SIGNAL: Final = 53
 _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")
 _STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
@@ -86,6 +89,7 @@ class Evidence:
         log.
     ends: failed rank -> record of when and how the rank ended (see ``first_failed``).
     attempt: the job's last attempt. lost: node -> reason of the nodes that stopped answering.
+    unfit: node -> what it lacks to run jobs, of the nodes of a job that could not start there.
     folder: the folder of the program on the cluster. "": the job's folder.
     left_here: called with a file, or the path of a module, that the job did not find. Returns what
         this machine has of it.
@@ -105,6 +109,7 @@ class Evidence:
     tasks_per_node: int | None = None
     attempt: LastAttempt = field(default_factory=LastAttempt)
     lost: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[StepInfo, ...] = ()
     cancelled_by: str = ""
     folder: str = ""
@@ -322,6 +327,11 @@ class Case:
     def _below(self, file: str) -> str:
         """Return the path of a file below the program's folder."""
         return file.removeprefix(f"{self.evidence.folder or self.job.work_dir}/")
+
+    @property
+    def unfit(self) -> str:
+        """What nodes lack to run jobs: ``the shared folder /shared is not mounted (n2)``."""
+        return "; ".join(f"{lack} ({node})" for node, lack in self.evidence.unfit.items())
 
     @property
     def lost_nodes(self) -> str:

@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.case import Case, Explanation
+from clusterctl.scheduler.case import NO_LOG_SIGNAL, Case, Explanation
 from clusterctl.scheduler.cause_functions import (
     ended_by_hang,
     launcher_crashed,
@@ -117,6 +117,7 @@ _SAVED: Final = (
     r"saved after iteration (?P<iteration>\d+)\n(?:.*\n)?"
     r"unless the job is restarted, continue with: "
 )
+_EXAMINE: Final = "`clusterctl doctor` shows what the node lacks"
 _MAKE_EXECUTABLE: Final = (
     "run `chmod +x` on your machine and submit again, or put the interpreter in front, as in "
     "`bash FILE`"
@@ -372,6 +373,29 @@ WAITING: Final[Sequence[CauseFunction]] = (
 ENDED: Final[Sequence[CauseFunction]] = (
     # --- Ended by the scheduler or by a person ----------------------------------------------------
     never_started,
+    Cause(
+        "node-unfit",
+        when=lambda case: case.job.signal == NO_LOG_SIGNAL and case.unfit,
+        why=lambda case: (
+            "the job could not start, because Slurm could not open its log; its node is now "
+            f"drained: {case.unfit}"
+        ),
+        fix=lambda case: (
+            f"submit again: the node gets no job until this is corrected; {_EXAMINE}"
+            if case.is_operator
+            else f"submit again; {case.repair}"
+        ),
+    ),
+    Cause(
+        "log-not-writable",
+        when=lambda case: case.job.signal == NO_LOG_SIGNAL and case.wrote_nothing,
+        why=lambda case: (
+            f"the job could not start: Slurm could not open its log on {case.nodes or 'its node'}, "
+            f"because {case.job.work_dir or 'its folder'} is missing there or the user may not "
+            "write to it"
+        ),
+        fix=lambda case: f"{_EXAMINE}" if case.is_operator else f"{case.repair}, and name the node",
+    ),
     Cause(
         "lost-node",
         state=JobState.NODE_FAIL,

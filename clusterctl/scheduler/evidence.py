@@ -14,7 +14,7 @@ from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
-from clusterctl.scheduler.case import Evidence
+from clusterctl.scheduler.case import NO_LOG_SIGNAL, Evidence
 from clusterctl.scheduler.diagnosis import (
     WROTE_NOTHING,
     Diagnosis,
@@ -131,6 +131,10 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
     lost: Mapping[str, str] = {}
     with suppress(SchedulerError, TransportError):
         lost = session.scheduler.lost_nodes(job) if job.outcome is Outcome.FAILED else {}
+    unfit: Mapping[str, str] = {}
+    if job.signal == NO_LOG_SIGNAL:
+        with suppress(SchedulerError, TransportError):
+            unfit = session.scheduler.unfit_nodes(job)
     return Evidence(
         job=job,
         log="\n".join(filter(None, (logs.get("stdout"), logs.get("stderr")))),
@@ -140,6 +144,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         tasks_per_node=request.get("tasks_per_node"),
         attempt=last_attempt(events),
         lost=lost,
+        unfit=unfit,
         steps=steps,
         cancelled_by=canceller,
         folder=local_files.remote,

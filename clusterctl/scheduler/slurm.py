@@ -30,6 +30,7 @@ from clusterctl.errors import (
 )
 from clusterctl.scheduler import advice, slurm_parse
 from clusterctl.scheduler.advice import Advice
+from clusterctl.scheduler.availability import HEALTH_REASON
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -409,6 +410,16 @@ class SlurmClient(Jobs):
             silent = (node for name in job.nodes if (node := nodes.get(name)) and node.is_lost)
             lost = {node.name: node.reason or "Not responding" for node in silent} | lost
         return lost
+
+    def unfit_nodes(self, job: JobInfo) -> Mapping[str, str]:
+        if not job.nodes:
+            return {}
+        rows = self._query(slurm_parse.SINFO, f"--nodes={fold_nodes(job.nodes)}")
+        return {
+            node.name: node.reason.removeprefix(HEALTH_REASON).strip()
+            for node in rows
+            if node.name in job.nodes and node.reason.startswith(HEALTH_REASON)
+        }
 
     def required_nodes(self) -> dict[int, tuple[str, ...]]:
         # %F: the number of the job or array. %n: the nodes that it asks for by name.

@@ -13,6 +13,7 @@ from typing import Final
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type, faults, flags
 from clusterctl.hosts.probe import NodeFacts
+from clusterctl.hosts.roles import node_needs
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import (
     ADMIN_USER,
@@ -26,6 +27,7 @@ from clusterctl.state.inventory import HEALTH_PROGRAM, SRUN_PORTS, Host, Invento
 from clusterctl.util.assets import digest, render
 
 TASK_PROLOG = "/opt/clusterctl/task-prolog"
+PROLOG = "/opt/clusterctl/prolog"
 FENCE = "/opt/clusterctl/fence"
 
 # The memory that the kernel reports varies by some MiB between boots, and Slurm drains a node with
@@ -235,8 +237,9 @@ def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
         binds = "task/affinity"
     # It kills daemons, which linuxproc does not find because their parent is process 1, and removes
     # the files that a job leaves in memory.
-    epilog = {"Epilog": FENCE}
-    return {**parameters, "ProctrackType": f"proctrack/{tracks}", "TaskPlugin": binds, **epilog}
+    # The prolog returns a job to the queue if its node lacks what jobs need.
+    around = {"Prolog": PROLOG, "Epilog": FENCE}
+    return {**parameters, "ProctrackType": f"proctrack/{tracks}", "TaskPlugin": binds, **around}
 
 
 def _node_settings(node: Node) -> Settings:
@@ -324,7 +327,16 @@ def _line(settings: Settings, separator: str = " ") -> str:
     return separator.join(f"{key}={value}" for key, value in settings.items())
 
 
-_DISKS: Final = ("/", "/tmp", "/dev/shm", "/var", "/var/tmp", "/run", "/var/log")  # noqa: S108
+_DISKS: Final = (
+    "/",
+    "/tmp",  # noqa: S108
+    "/dev/shm",  # noqa: S108
+    "/var",
+    "/var/tmp",  # noqa: S108
+    "/var/spool/clusterctl-slurmd",
+    "/run",
+    "/var/log",
+)
 # XIDs of hardware faults, for which NVIDIA's "XID Errors" recommends to reset or report the GPU.
 _GRAVE_XIDS: Final = (
     48,
@@ -359,11 +371,17 @@ def render_health_file(
     """
     limits = spec.monitoring.health
     settings = {}
-    for name in (host.name for host in inventory.compute):
-        driver = drivers.get(name, Driver())
-        settings[name] = {
-            "node": name,
-            "gpus": {"cards": driver.cards, "parts": sum(bool(gpu.caps) for gpu in driver.gpus)},
+    for host in inventory.compute:
+        driver = drivers.get(host.name, Driver())
+        settings[host.name] = {
+            "node": host.name,
+            "needs": node_needs(spec, inventory, host),
+            "accounts": {user.name: user.uid for user in spec.users},
+            "gpus": {
+                "cards": driver.cards,
+                "parts": sum(bool(gpu.caps) for gpu in driver.gpus),
+                "files": sorted({file for gpu in driver.gpus for file in gpu.files}),
+            },
             "gpu_temperature_c": limits.gpu_temperature,
             "faults": {
                 fault.says: f"{fault.means}: {fault.fix.partition(';')[0]}" for fault in faults()

@@ -16,6 +16,7 @@ from tests.support.cluster import Cluster, raised
 from tests.support.messages import shows
 from tests.support.nvidia import machines
 from tests.support.nvidia.machines import becomes, furnish, put
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
 
@@ -179,6 +180,32 @@ def test_unhealthy_node_is_drained_with_a_reason_and_resumed(gpus: Cluster) -> N
     assert any("GPU 0: 97 C" in note for note in up["notes"])
     _becomes(gpus, _two_t4())
     assert _wait(gpus, lambda output: output.startswith("idle ")).startswith("idle none")
+
+
+def test_slurmd_starts_after_a_boot_without_device_files(gpus: Cluster) -> None:
+    """Nothing has opened the cards yet, as after a boot without nvidia-persistenced."""
+    command = "sudo sh -c 'rm /dev/nvidia?; systemctl restart slurmd; systemctl is-active slurmd'"
+    assert gpus.ssh(_node(gpus), command) == "active\n"
+    assert gpus.ssh(_node(gpus), "ls /dev/nvidia?").split() == ["/dev/nvidia0", "/dev/nvidia1"]
+    assert _wait(gpus, lambda said: said.startswith("idle ")).startswith("idle none")
+
+
+def test_mig_devices_that_a_boot_has_removed_are_named(gpus: Cluster) -> None:
+    node = f"{gpus.name}-parts-1"
+    sh = partial(gpus.ssh, node)
+    sh("sudo mv /dev/nvidia-caps /dev/away")
+    found = eventually(
+        lambda: [
+            found
+            for found in gpus("-o", "json", "doctor", node, rc=None).json["findings"]
+            if found["code"] == "gpu-devices"
+        ]
+    )
+    assert "/dev/nvidia-caps/nvidia-cap" in found[0]["why"]
+    reason = f"sinfo -h -N -n {node} -o '%T %E'"
+    eventually(lambda: "of gres.conf is missing" in gpus.ssh(f"{gpus.name}-ctl", reason))
+    sh("sudo mv /dev/away /dev/nvidia-caps")
+    eventually(lambda: gpus.ssh(f"{gpus.name}-ctl", reason).startswith("idle none"))
 
 
 def _sleeper(cluster: Cluster, *options: str) -> str:

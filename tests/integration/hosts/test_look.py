@@ -19,7 +19,7 @@ from clusterctl.cluster import up
 from clusterctl.cluster.drift import drifted
 from clusterctl.errors import ConfigureError, SlurmError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe
-from clusterctl.hosts.checks import reject_full_disks, reject_taken_numbers
+from clusterctl.hosts.checks import reject_full_disks, reject_silent_folders, reject_taken_numbers
 from clusterctl.hosts.probe import (
     NODE_ARGV,
     PROGRAM,
@@ -420,6 +420,23 @@ def test_unit_marks_without_an_answer_are_drift(tmp_path: Path) -> None:
     unknown = {"munge": "no answer", "slurmd": "no answer"}
     assert remote_probe.unit_marks(units, str(systemctl)) == unknown
     assert drifted({}, {f"unit {name}": mark for name, mark in unknown.items()})
+
+
+def test_probe_gives_up_a_file_server_that_does_not_answer(tmp_path: Path) -> None:
+    hangs = tmp_path / "stat"
+    hangs.write_text("#!/bin/sh\nexec sleep 30\n")
+    hangs.chmod(0o755)
+    assert not remote_probe.answers("/", str(hangs), timeout_s=0.1)
+    assert remote_probe.answers("/no/such")
+
+
+def test_silent_file_server_is_named_before_ansible_waits_for_it() -> None:
+    silent = parse_report(answer(checksums={"path /shared/x": "no answer", "unit a": "no answer"}))
+    with refused("file-server-silent", ConfigureError, "n2") as caught:
+        reject_silent_folders({"n1": parse_report(answer()), "n2": silent})
+    (failure,) = caught.value.failures
+    assert (failure.host, failure.code) == ("n2", "folder-silent")
+    assert "/shared/x" in failure.cause
 
 
 def test_parse_report_reads_an_answer() -> None:

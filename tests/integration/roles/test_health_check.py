@@ -7,11 +7,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,6 +22,7 @@ import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.scheduler.slurm_conf import render_health_file
+from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import data_folder
 from tests.support.nvidia import machines
 from tests.support.nvidia.nvidia_smi import SINCE
@@ -62,21 +66,51 @@ class Host:
     """A node, as its check sees it."""
 
     folder: Path
+    # What statvfs says of each file system. None: what it really says.
+    statvfs: SimpleNamespace | None = None
 
-    def look(self, driver_s: int = 20) -> list[str]:
+    def look(self, driver_s: int = 20, mode: str = "", folder_s: int = 15) -> list[str]:
         """Run the check anew; the problems that it names."""
+        status, printed = self.run(mode, driver_s, folder_s)
+        unhealthy = 3 if mode == "job" else 1
+        assert status == (unhealthy if printed else 0)
+        return printed.splitlines()
+
+    def report(self) -> list[dict[str, str]]:
+        """What it reports to `doctor`."""
+        status, printed = self.run("report")
+        assert status == 0
+        found: list[dict[str, str]] = json.loads(printed)
+        return found
+
+    def run(self, mode: str, driver_s: int = 20, folder_s: int = 15) -> tuple[int, str]:
         health: Any = ModuleType("health")
         sys.modules[health.__name__] = health  # dataclasses look there
         exec(_PROGRAM, health.__dict__)  # noqa: S102 - to start a Python for each look takes five times as long
         health.CONFIG = self.folder / "health.json"
         health.STATE = self.folder / "state.json"
+        health.STOPPED_A_JOB = self.folder / "stopped"
+        health.LOCK = self.folder / "lock"
+        health.MOUNTS = self.folder / "mounts"
+        health.FABRIC = self.folder / "sys"
         health.PATH = f"{self.folder}:{health.PATH}"
         health.DRIVER_S = driver_s
+        health.FOLDER_S = folder_s
         said = io.StringIO()
         with redirect_stdout(said):
-            status = health.main()
-        assert status == (1 if said.getvalue() else 0)
-        return said.getvalue().splitlines()
+            status = health.main(mode)
+        return status, said.getvalue()
+
+    def needs(self, check: str, **parameters: Any) -> None:
+        """Have this need alone."""
+        texts = {"code": check, "what": "what", "fix": "fix"}
+        self.set(needs=[{"check": check, **texts, **parameters}])
+
+    def program(self, name: str, text: str) -> None:
+        """Replace a program of the node by a shell script."""
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
 
     def becomes(self, machine: machines.Machine) -> None:
         machines.describe(self.folder / "machine.json", machine)
@@ -124,7 +158,7 @@ def _host(folder: Path, machine: machines.Machine, cards: int = 1) -> Host:
     smi.write_text(
         smi.read_text().replace("/etc/nvidia-stand-in.json", str(folder / "machine.json"))
     )
-    for name, content in (("state", "IDLE"), ("reason", ""), ("calls", "")):
+    for name, content in (("state", "IDLE"), ("reason", ""), ("calls", ""), ("mounts", "")):
         (folder / name).write_text(content)
     program = folder / "scontrol"
     program.write_text(_SCONTROL.format(folder=folder))
@@ -137,7 +171,9 @@ def _host(folder: Path, machine: machines.Machine, cards: int = 1) -> Host:
     )
     (folder / "health.json").write_text(json.dumps(next(iter(settings.values()))))
     host = Host(folder)
-    host.set(disk_free_mib=0)
+    needs = json.loads((folder / "health.json").read_text())["needs"]
+    of_machine = [need for need in needs if need["check"] in {"disks", "clock", "xids", "gpus"}]
+    host.set(disk_free_mib=0, needs=of_machine)
     return host
 
 
@@ -382,7 +418,9 @@ def test_a_driver_that_hangs_is_not_waited_for_nor_asked_again(host: Host) -> No
     assert host.look(driver_s=1) == [f"{HANGS} within 1 s"]
     assert HANGS in host.reason
     state = host.folder / "state.json"
-    state.write_text(json.dumps({**json.loads(state.read_text()), "stuck": os.getpid()}))
+    state.write_text(
+        json.dumps({**json.loads(state.read_text()), "hanging": {"driver": os.getpid()}})
+    )
     host.becomes(machines.rtx_4070())
     (found,) = host.look()
     assert "still hangs" in found
@@ -412,3 +450,408 @@ def test_eight_cards_two_in_parts(tmp_path: Path) -> None:
     assert [said.split()[:2] for said in host.look()] == [["2", "MIG"]]
     host.becomes({"gpus": machines.h100_node(parts=2)["gpus"][:7]})
     assert host.look()[0].startswith("7 GPUs respond")
+
+
+# --- What jobs need besides hardware -------------------------------------------------------------
+MARK = "home/.clusterctl-abc123"
+
+
+def _shared(host: Host) -> Path:
+    """A shared folder that is mounted, and is the host's only need. The folder's mark."""
+    shared = host.folder / "shared"
+    mark = shared / MARK
+    mark.mkdir(parents=True)
+    host.needs("folder", mark=str(mark), mount=str(shared))
+    (host.folder / "mounts").write_text(f"server:/x {shared} nfs4 rw 0 0\n")
+    host.program("findmnt", "exit 1")
+    return mark
+
+
+def test_lost_shared_folder_drains_the_node_until_it_is_back(host: Host) -> None:
+    mark = _shared(host)
+    assert host.look() == []
+    mark.rmdir()
+    (host.folder / "mounts").write_text("")
+    (found,) = host.look()
+    assert found == f"the shared folder {host.folder}/shared is not mounted"
+    assert host.reason == f"clusterctl health: {found}"
+    mark.mkdir()
+    assert (host.look(), host.reason) == ([], "")
+
+
+def test_another_folder_in_place_of_the_shared_folder_is_named(host: Host) -> None:
+    mark = _shared(host)
+    mark.rmdir()
+    assert host.look() == [f"{mark} is missing"]
+
+
+def test_stale_shared_folder_is_named_in_the_words_of_the_system(host: Host) -> None:
+    mark = _shared(host)
+    host.program("stat", f"echo \"stat: cannot statx '{mark}': Stale file handle\" >&2; exit 1")
+    assert host.look() == [f"the shared folder {host.folder}/shared: Stale file handle"]
+
+
+def test_folder_in_fstab_is_mounted_again(host: Host) -> None:
+    mark = _shared(host)
+    mark.rmdir()
+    (host.folder / "mounts").write_text("")
+    host.program("findmnt", "exit 0")
+    host.program("systemctl", "echo inactive")
+    host.program("mount", "echo 'mount.nfs: Connection refused' >&2; exit 32")
+    (found,) = host.look()
+    assert found.endswith("is not mounted (mount.nfs: Connection refused)")
+    host.program("mount", f'mkdir -p {mark}; echo "x $1 nfs4 rw 0 0" >>{host.folder}/mounts')
+    assert (host.look(), host.reason) == ([], "")
+
+
+@pytest.mark.parametrize("mode", ["report", "job"])
+def test_report_and_prolog_repair_nothing(host: Host, mode: str) -> None:
+    mark = _shared(host)
+    mark.rmdir()
+    (host.folder / "mounts").write_text("")
+    host.program("findmnt", "exit 0")
+    host.program("mount", f"mkdir -p {mark}")
+    assert host.run(mode)[1]
+    assert not mark.exists()
+
+
+def test_node_drained_by_a_person_is_not_repaired(host: Host) -> None:
+    mark = _shared(host)
+    mark.rmdir()
+    (host.folder / "mounts").write_text("")
+    host.program("findmnt", "exit 0")
+    host.program("mount", f"mkdir -p {mark}")
+    (host.folder / "state").write_text("IDLE+DRAIN")
+    (host.folder / "reason").write_text("new switch")
+    assert host.look()
+    assert (mark.exists(), host.reason) == (False, "new switch")
+
+
+def test_shared_folder_that_hangs_is_given_up_and_asked_once(host: Host) -> None:
+    _shared(host)
+    host.program("stat", "exec sleep 100")
+    (found,) = host.look(folder_s=1)
+    assert found.endswith("does not answer within 1 s")
+    assert found in host.reason
+    (host.folder / "stat").unlink()
+    state = host.folder / "state.json"
+    state.write_text(
+        json.dumps({**json.loads(state.read_text()), "hanging": {"folder": os.getpid()}})
+    )
+    (found,) = host.look()
+    assert found.endswith("still does not answer")
+
+
+def test_prolog_drains_the_node_and_the_check_resumes_it(host: Host) -> None:
+    mark = _shared(host)
+    assert (host.look(), host.look(mode="job")) == ([], [])
+    mark.rmdir()
+    (found,) = host.look(mode="job")
+    assert host.reason == f"clusterctl health: {found}"
+    mark.mkdir()
+    assert (host.look(), host.reason) == ([], "")
+
+
+def test_node_that_slurm_drained_for_the_prolog_is_resumed(host: Host) -> None:
+    """The Prolog could not reach the controller, so that Slurm gave a reason of its own."""
+    mark = _shared(host)
+    host.look()
+    mark.rmdir()
+    (host.folder / "away").touch()
+    assert host.look(mode="job")
+    (host.folder / "away").unlink()
+    (host.folder / "state").write_text("IDLE+DRAIN")
+    (host.folder / "reason").write_text("Prolog error")
+    mark.mkdir()
+    assert (host.look(), host.reason) == ([], "")
+
+
+def test_prolog_of_somebody_else_that_failed_keeps_the_node_drained(host: Host) -> None:
+    (host.folder / "state").write_text("IDLE+DRAIN")
+    (host.folder / "reason").write_text("Prolog error")
+    assert (host.look(), host.reason) == ([], "Prolog error")
+
+
+def test_prolog_runs_only_quick_checks(host: Host) -> None:
+    host.becomes(machines.hot())
+    assert host.look(mode="job") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the check runs a program as another user")
+def test_python_that_users_may_not_run_is_named(host: Host) -> None:
+    # Other users may not enter the folders of pytest.
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        python = Path(folder) / "env" / "python"
+        python.parent.mkdir()
+        python.write_text("#!/bin/sh\n")
+        python.chmod(0o755)
+        host.needs("python", python=str(python))
+        host.set(accounts={"ada": 2345})
+        assert host.look() == []
+        python.parent.chmod(0o750)
+        (found,) = host.look()
+        assert found.startswith(f"{python} does not run as uid 2345: ")
+        assert "Permission denied" in found
+        assert host.look(mode="job") == [found]
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ("ada:x:2345:2345::/home/ada:/bin/bash", []),
+        ("", ["the account ada is missing"]),
+        ("ada:x:9:9::/home/ada:/bin/bash", ["the account ada has uid 9 instead of 2345"]),
+    ],
+)
+def test_accounts_of_users_are_compared(host: Host, rows: str, found: list[str]) -> None:
+    host.needs("accounts")
+    host.set(accounts={"ada": 2345})
+    host.program("getent", f"echo '{rows}'; exit 2")
+    assert host.look() == found
+
+
+def test_missing_device_is_created_by_the_first_client(host: Host) -> None:
+    device = host.folder / "nvidia0"
+    host.needs("devices")
+    host.set(gpus={"cards": 1, "files": [str(device)]})
+    host.program("nvidia-smi", "exit 9")
+    assert host.look() == [f"{device} of gres.conf is missing"]
+    host.program("nvidia-smi", f"touch {device}")
+    assert (host.look(), host.reason) == ([], "")
+
+
+def test_devices_of_mig_that_a_boot_has_removed_are_named(host: Host) -> None:
+    host.needs("devices")
+    caps = [f"{host.folder}/nvidia-caps/nvidia-cap{number}" for number in (12, 13)]
+    host.set(gpus={"cards": 1, "files": caps})
+    host.program("nvidia-smi", "exit 0")
+    (found,) = host.look()
+    assert found.startswith(f"{caps[0]} and 1 more of gres.conf is missing; MIG devices")
+
+
+@pytest.mark.parametrize(
+    ("devices", "down"),
+    [
+        ("mlx5_0:1", []),
+        ("mlx5_0:1,mlx5_1:1", ["mlx5_1:1"]),
+        ("eth0", []),
+        ("eth1", ["eth1"]),
+        ("eth9", ["eth9"]),
+    ],
+)
+def test_network_devices_of_ucx_are_looked_at(host: Host, devices: str, down: list[str]) -> None:
+    for path, text in (
+        ("infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
+        ("infiniband/mlx5_1/ports/1/state", "1: DOWN"),
+        ("net/eth0/operstate", "up"),
+        ("net/eth1/operstate", "down"),
+    ):
+        file = host.folder / "sys" / "class" / path
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{text}\n")
+    prolog = host.folder / "task-prolog"
+    prolog.write_text(f"[[ -v UCX_NET_DEVICES ]] || echo 'export UCX_NET_DEVICES={devices}'\n")
+    host.needs("fabric", file=str(prolog))
+    assert [found.split()[3].rstrip(",") for found in host.look()] == down
+
+
+def test_failed_unit_is_started_again(host: Host) -> None:
+    host.needs("units", units=["munge.service"])
+    started = host.folder / "started"
+    host.program("systemctl", f'[ "$1" = is-failed ] && exit "$(test -e {started}; echo $?)"; :')
+    started.touch()
+    assert host.look() == ["munge.service has failed"]
+    host.program(
+        "systemctl", f"case $1 in is-failed) test -e {started} ;; start) rm {started} ;; esac"
+    )
+    assert (host.look(), host.reason) == ([], "")
+
+
+@pytest.mark.parametrize(
+    ("count", "state", "is_named"),
+    [(5, "activating", True), (5, "failed", True), (0, "active", False)],
+)
+def test_slurmd_that_ends_at_each_start_is_reported(
+    host: Host, count: int, state: str, *, is_named: bool
+) -> None:
+    host.needs("restarts", unit="slurmd", log="/no/such")
+    shown = f"ActiveState={state}\\nNRestarts={count}\\nActiveEnterTimestampMonotonic=0\\n"
+    host.program("systemctl", f"printf '{shown}'")
+    fatal = "can't stat gres.conf file /dev/nvidia0: No such file or directory"
+    host.program("journalctl", f'echo "slurmd: fatal: {fatal}"')
+    whys = [problem["why"] for problem in host.report()]
+    assert whys == ([f"slurmd has ended 5 times: {fatal}"] if is_named else [])
+    # A daemon that ends runs no check, so the check of a running one can't mean itself.
+    assert (host.look(), host.reason) == ([], "")
+
+
+def test_report_has_code_and_fix_and_changes_nothing(host: Host) -> None:
+    mark = _shared(host)
+    mark.rmdir()
+    (found,) = host.report()
+    assert (found["code"], found["what"], found["fix"]) == ("folder", "what", "fix")
+    assert (host.calls, host.reason, (host.folder / "state.json").exists()) == ([], "", False)
+
+
+def test_boot_waits_for_the_shared_folder(host: Host) -> None:
+    """slurmd starts once the file server has answered."""
+    mark = _shared(host)
+    mark.rmdir()
+    (host.folder / "mounts").write_text("")
+    host.program("findmnt", "exit 0")
+    host.program("systemctl", "echo inactive")
+    tries = host.folder / "tries"
+    host.program("mount", f"echo x >>{tries}; [ $(wc -l <{tries}) -lt 2 ] || mkdir {mark}")
+    assert host.look(mode="boot") == []
+    assert tries.read_text() == "x\nx\n"
+    assert host.calls == []
+
+
+def _has_mounts(host: Host, *points: str) -> None:
+    (host.folder / "mounts").write_text("".join(f"x {point} ext4 rw 0 0\n" for point in points))
+
+
+def _folder_below_a_mount(host: Host) -> None:
+    _shared(host)
+    _has_mounts(host, "/", str(host.folder))
+
+
+def _folder_of_each_node(host: Host) -> None:
+    mark = _shared(host)
+    host.needs("folder", mark=str(mark), mount="")
+    _has_mounts(host, "/")
+
+
+def _slow_server(host: Host) -> None:
+    _shared(host)
+    host.program("stat", 'sleep 1; exec /usr/bin/stat "$@"')
+
+
+def _accounts_of_a_directory(host: Host) -> None:
+    host.needs("accounts")
+    host.set(accounts={"ada": 2345, "bob": 2346})
+    rows = "ada:*:2345:100:Ada, L.:/home/ada:/bin/bash\\nbob:*:2346:100::/home/bob:/bin/sh\\n"
+    host.program("getent", f"sleep 1; printf '{rows}'")
+
+
+def _no_accounts(host: Host) -> None:
+    host.needs("python", python="/no/such")
+    host.set(accounts={})
+
+
+def _network(devices: str, path: str, state: str) -> Callable[[Host], None]:
+    def arrange(host: Host) -> None:
+        file = host.folder / "sys" / "class" / path
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{state}\n")
+        prolog = host.folder / "task-prolog"
+        prolog.write_text(f"[[ -v UCX ]] || echo 'export UCX_NET_DEVICES={devices}'\n")
+        host.needs("fabric", file=str(prolog))
+
+    return arrange
+
+
+def _room(**values: int) -> Callable[[Host], None]:
+    room = {"f_frsize": 1 << 20, "f_blocks": 500, "f_bavail": 51, "f_files": 0, "f_favail": 0}
+
+    def arrange(host: Host) -> None:
+        host.needs("disks")
+        host.set(disk_free_mib=50, disks=["/dev/shm", "/no/such"])
+        host.statvfs = SimpleNamespace(**{**room, **values})
+
+    return arrange
+
+
+def _slurmd(count: int, state: str, since_s: float) -> Callable[[Host], None]:
+    def arrange(host: Host) -> None:
+        host.needs("restarts", unit="slurmd", log="/no/such")
+        since_us = int((time.monotonic() - since_s) * 1e6)
+        shown = (
+            f"ActiveState={state}\\nNRestarts={count}\\nActiveEnterTimestampMonotonic={since_us}"
+        )
+        host.program("systemctl", f"printf '{shown}\\n'")
+        host.program("journalctl", "echo 'slurmd: fatal: an old one'")
+
+    return arrange
+
+
+def _clock(cells: str) -> Callable[[Host], None]:
+    def arrange(host: Host) -> None:
+        host.needs("clock")
+        host.program("chronyc", cells)
+
+    return arrange
+
+
+_TRACKING = "echo 0A000001,10.0.0.1,3,1763668800.1,{},0.1,0.2,-1.0,0.0,0.1,0.0,0.0,64.0,{}"
+
+
+def _xid(number: int) -> Callable[[Host], None]:
+    def arrange(host: Host) -> None:
+        host.kernel_says(machines.xid(number))
+
+    return arrange
+
+
+def _card(**values: Any) -> Callable[[Host], None]:
+    return lambda host: host.becomes(machines.rtx_4070(**values))
+
+
+def _unit(host: Host) -> None:
+    host.needs("units", units=["munge.service"])
+    host.program("systemctl", "echo inactive; exit 3")
+
+
+def _device(host: Host) -> None:
+    host.needs("devices")
+    host.set(gpus={"cards": 1, "files": ["/dev/null"]})
+
+
+HEALTHY: Mapping[str, Callable[[Host], None]] = {
+    "shared folder below a mount": _folder_below_a_mount,
+    "folder of each node": _folder_of_each_node,
+    "file server under load": _slow_server,
+    "accounts of a directory": _accounts_of_a_directory,
+    "no accounts": _no_accounts,
+    "InfiniBand": _network("mlx5_0:1", "infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
+    "interface without a state": _network("tun0", "net/tun0/operstate", "unknown"),
+    "little more than the least room": _room(),
+    "file system without a limit of inodes": _room(f_files=0, f_favail=0),
+    "small shared memory in use": _room(f_blocks=64, f_bavail=33),
+    "slurmd restarted twice": _slurmd(2, "active", 5),
+    "slurmd restarted often, long ago": _slurmd(9, "active", 3600),
+    "slurmd that a person stopped": _slurmd(0, "inactive", 0),
+    "chrony that has no server yet": _clock(_TRACKING.format(99, "Not synchronised")),
+    "chrony in step": _clock(_TRACKING.format(0.02, "Normal")),
+    "no chrony": _clock("exit 127"),
+    "XID of a program": _xid(31),
+    "idle card": _card(pcie_gen=1),
+    "warm card": _card(temperature=89),
+    "unit that a person stopped": _unit,
+    "device": _device,
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_node_is_neither_drained_nor_reported(
+    host: Host, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HEALTHY[name](host)
+    if host.statvfs is not None:
+        monkeypatch.setattr(os, "statvfs", lambda _: host.statvfs)
+    assert [host.look(), host.look(), host.report(), host.look(mode="job")] == [[], [], [], []]
+    assert host.reason == ""
+
+
+@pytest.mark.parametrize(("status", "starts"), [(0, True), (3, False), (1, True), (126, True)])
+def test_prolog_stops_a_job_only_if_the_check_says_so(
+    tmp_path: Path, status: int, *, starts: bool
+) -> None:
+    """A check that fails itself, as without its settings, must not drain all nodes."""
+    health = tmp_path / "health"
+    health.write_text(f"#!/bin/sh\nexit {status}\n")
+    health.chmod(0o755)
+    prolog = (_FILE.parent / "prolog").read_text().replace(HEALTH_PROGRAM, str(health))
+    done = subprocess.run(["sh", "-c", prolog], check=False)
+    assert (done.returncode == 0) is starts

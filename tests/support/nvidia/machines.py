@@ -222,8 +222,8 @@ def put(sh: Sh, path: str, content: str) -> None:
 
 
 def becomes(sh: Sh, machine: Machine) -> None:
-    """What its nvidia-smi shows from now on."""
-    put(sh, "/etc/nvidia-stand-in.json", json.dumps(machine))
+    """What its nvidia-smi shows from now on. It makes the device files of cards."""
+    put(sh, "/etc/nvidia-stand-in.json", json.dumps({**machine, "has_devices": True}))
 
 
 def furnish(sh: Sh, machine: Machine) -> None:

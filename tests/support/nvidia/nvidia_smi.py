@@ -92,6 +92,8 @@ def main() -> int:
         sys.stdout.write(machine["fault"])
         return int(machine["exit"])
     gpus = machine["gpus"]
+    for gpu in gpus if machine.get("has_devices") and os.geteuid() == 0 else ():
+        open_card(gpu)
     asked = sys.argv[1:]
     if asked in (["-L"], ["--list-gpus"]):
         listed(gpus)
@@ -106,6 +108,15 @@ def main() -> int:
         say("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n")
         return 6
     return 0
+
+
+def open_card(gpu: Machine) -> None:
+    """Make the device file of a card, as nvidia-modprobe does, which the driver's library calls for
+    each client. It makes none of MIG's.
+    """
+    device = Path(f"/dev/nvidia{gpu['minor']}")
+    if not device.is_symlink():
+        device.symlink_to("/dev/null")
 
 
 def listed(gpus: list[Machine]) -> None:

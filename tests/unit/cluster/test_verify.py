@@ -21,7 +21,7 @@ from clusterctl.scheduler.availability import find_unusable_nodes
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from tests.support.inventories import inventory_of
@@ -40,8 +40,8 @@ def verify(
     *,
     timeout_s: float = 60,
 ) -> Verification:
-    """Verify the nodes. Nodes without an entry in ``nodes`` reach all others."""
-    silent = {name: ScriptedTransport([JOINED]) for name in NAMES}
+    """Verify the nodes. Nodes without an entry in ``nodes`` reach all others, and lack nothing."""
+    silent = {name: Node([JOINED, report()]) for name in NAMES}
     hosts: dict[str, Transport] = {"d-ctl": controller, **silent, **(nodes or {})}
     return verify_by(inventory, hosts.__getitem__, NAMES, timeout_s=timeout_s)
 
@@ -80,15 +80,21 @@ def running(*nodes: str, start: int, number: int = 7) -> Step:
 NOW = Step(("date", "+%s"), "5000\n")
 
 
-def booted(seconds_ago: int) -> ScriptedTransport:
+def booted(seconds_ago: int) -> Node:
     """Return a node that booted this long ago."""
-    return ScriptedTransport([Step(("ps", "..."), f"   {seconds_ago}\n")])
+    return Node([Step(("ps", "..."), f"   {seconds_ago}\n")])
 
 
 SRUN = ("timeout", "*", "*", "srun")
 
 
 JOINED = pairs()
+
+
+def report(*why: str) -> Step:
+    """What a node lacks, as its health check reports it."""
+    lacks = [{"code": "gpu-devices", "what": "x", "why": text, "fix": "y"} for text in why]
+    return Step(("sudo", "-n", HEALTH_PROGRAM, "report"), json.dumps(lacks))
 
 
 def srun(*hosts: str, ok: bool = True, size: int | None = None) -> Step:
@@ -112,6 +118,17 @@ class InAnyOrder(ScriptedTransport):
             step = next(step for step in self._steps if step.matches(call.argv))
             self._steps.remove(step)
         return step
+
+
+class Node(InAnyOrder):
+    """A node whose health program finds it healthy, or ``unhealthy``."""
+
+    unhealthy = False
+
+    def _next(self, call: Call) -> Step:
+        if call.argv == ("sudo", "-n", HEALTH_PROGRAM):
+            return Step(call.argv, rc=1 if self.unhealthy else 0)
+        return super()._next(call)
 
 
 BOTH = sinfo(d_train_1="idle", d_train_2="idle")
@@ -248,7 +265,7 @@ def test_node_booted_after_its_job_started_goes_down_and_back(then: list[Step]) 
 def test_node_given_up_by_slurm_gets_its_slurmd_restarted() -> None:
     """slurmd is restarted once; a node that stays down after that is an error."""
     given_up = sinfo("Not responding", "slurm", d_train_1="down*", d_train_2="idle")
-    node = ScriptedTransport([Step(("sudo", "-n", "systemctl", "restart", "slurmd"))])
+    node = Node([Step(("sudo", "-n", "systemctl", "--no-block", "restart", "slurmd"))])
     transport = ScriptedTransport([given_up, given_up, BOTH, srun(*NAMES)])
     proof = verify(INVENTORY, transport, {NAMES[0]: node})
     assert proof.verified == NAMES
@@ -296,12 +313,38 @@ def test_nodes_that_slurm_never_gives_are_an_error() -> None:
 def test_node_that_is_not_right_is_named_with_the_cause(
     states: dict[str, str], host: str, cause: str
 ) -> None:
-    away = ScriptedTransport([Step(("sudo", "..."), error=UnreachableError("no route"))])
+    away = ScriptedTransport(
+        [Step(("sudo", "..."), error=UnreachableError("no route")) for _ in range(2)]
+    )
     with rejected("cluster-not-ready", VerifyError) as caught:
         verify(INVENTORY, ScriptedTransport([sinfo(**states)]), {NAMES[0]: away}, timeout_s=-1)
     (failure,) = caught.value.failures
     assert (failure.host, failure.phase) == (host, "verify")
     assert cause in failure.cause
+
+
+def test_node_whose_slurmd_ends_is_named_with_what_it_lacks() -> None:
+    fatal = "slurmd has ended 7 times: can't stat gres.conf file /dev/nvidia0"
+    node = ScriptedTransport([Step(("sudo", "-n", "systemctl", "...")), report(fatal)])
+    states = sinfo(d_train_1="down*", d_train_2="idle")
+    with rejected("cluster-not-ready", VerifyError) as caught:
+        verify(INVENTORY, ScriptedTransport([states]), {NAMES[0]: node}, timeout_s=-1)
+    (failure,) = caught.value.failures
+    assert fatal in failure.cause
+    assert failure.fix == "y"
+
+
+def test_idle_node_that_lacks_something_is_drained_and_not_verified() -> None:
+    """Its health program, which Slurm runs each minute, is run at once."""
+    unhealthy = Node([])
+    unhealthy.unhealthy = True
+    lack = "clusterctl health: the shared folder /shared is not mounted"
+    drained = sinfo(lack, "root", d_train_1="idle+drain", d_train_2="idle")
+    proof = verify(
+        INVENTORY, ScriptedTransport([BOTH, drained, srun(NAMES[1])]), {NAMES[0]: unhealthy}
+    )
+    assert proof.verified == NAMES[1:]
+    assert lack in proof.drained[NAMES[0]]
 
 
 def test_node_that_a_person_drained_is_left_and_named() -> None:
@@ -394,8 +437,8 @@ HUNG = Step((*SRUN, "..."), stderr="srun: error: task 0: Exited with exit code 1
 
 def test_nodes_that_do_not_reach_each_other_are_the_cause() -> None:
     nodes = {
-        NAMES[0]: ScriptedTransport([pairs(d_train_2="no route")]),
-        NAMES[1]: ScriptedTransport([pairs(d_train_1="no answer")]),
+        NAMES[0]: Node([pairs(d_train_2="no route")]),
+        NAMES[1]: Node([pairs(d_train_1="no answer")]),
     }
     with pytest.raises(VerifyError) as caught:
         verify(INVENTORY, ScriptedTransport([BOTH, HUNG]), nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ ANSIBLE = data_folder("ansible")
 ROLES = sorted(path.name for path in (ANSIBLE / "roles").iterdir())
 KEYS = {
     *("files", "folders", "trees", "spared", "mounts", "units", "reloads", "accounts"),
-    *("hosts", "when", "variables", "packages", "ports", "drift", "hint"),
+    *("hosts", "when", "variables", "packages", "ports", "drift", "needs", "hint"),
 }
 # Module -> the argument that names what it writes.
 WRITERS = {
@@ -142,6 +143,18 @@ def test_each_role_has_a_touches_file(role: str) -> None:
     path = ANSIBLE / f"roles/{role}/meta/touches.yml"
     assert list(document(path)) == [f"{role}_touches"]
     assert set(document(path)[f"{role}_touches"]) <= KEYS
+
+
+def test_needs_of_nodes_are_those_that_the_health_check_knows() -> None:
+    """A check without a need never runs, and a need without a check would stop the program."""
+    program = (ANSIBLE / "roles/health/files/health.py").read_text()
+    known = set(re.findall(r'^    "(\w+)": Check\(', program, re.MULTILINE))
+    roles = (document(ANSIBLE / f"roles/{role}/meta/touches.yml") for role in ROLES)
+    needs = [
+        need for role in roles for touches in role.values() for need in touches.get("needs", ())
+    ]
+    assert {need["check"] for need in needs} == known
+    assert all({"code", "what", "fix"} <= set(need) for need in needs)
 
 
 @pytest.mark.parametrize("role", ROLES)

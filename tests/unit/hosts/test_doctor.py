@@ -464,3 +464,19 @@ def test_file_system_that_does_not_answer_is_a_disk_finding() -> None:
 def test_parse_report_of_other_text_is_an_error() -> None:
     with refused("answer-garbled", TransportError):
         parse_report("bash: python3: command not found")
+
+
+NEED = {"code": "clock", "what": "the clock is wrong", "why": "by 61.5 s", "fix": "set it"}
+
+
+def test_doctor_shows_what_the_health_check_of_a_node_reports() -> None:
+    (one,) = found({"unmet": [NEED]})
+    assert (one.level, one.code, one.why, one.fix) == ("error", "clock", "by 61.5 s", "set it")
+    (silent,) = found({"unmet": None})
+    assert (silent.level, silent.code) == ("error", "health-silent")
+
+
+def test_doctor_names_a_full_disk_once() -> None:
+    full = [room(10), SHARED]
+    (one,) = found({"space": full, "unmet": [{**NEED, "code": "disk-full"}]})
+    assert one.why != NEED["why"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.scheduler.slurm_conf import TASK_PROLOG
+from clusterctl.scheduler.slurm_conf import PROLOG, TASK_PROLOG
 from clusterctl.spec.names import ROOT
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import data_folder
@@ -15,6 +15,7 @@ def test_selinux_role_labels_the_paths_of_the_programs() -> None:
         f"{ROOT}/watcher",
         f"{ROOT}/fence",
         HEALTH_PROGRAM,
+        PROLOG,
         f"{ROOT}/env/bin(/.*)?",
     ]
     root = role_data("selinux", "defaults/main.yml")["selinux_root"]

@@ -1373,3 +1373,35 @@ def test_signal_that_stopped_a_bundled_job_is_the_sent_signal() -> None:
     assert (unsent.code, unsent.signal) == ("terminated", "SIGTERM")
     own = diagnose(Evidence(job=job, log="", attempt=LastAttempt(signal="SIGUSR1")))
     assert (own.code, own.signal) == ("terminated", "SIGTERM")
+
+
+# A job whose log slurmstepd could not open, as Slurm 24.11 reports it.
+NO_LOG = replace(
+    JOB,
+    nodes=("n2",),
+    reason="RaisedSignal:53(Real-time_signal_19)",
+    exit_code=0,
+    signal=53,
+    work_dir="/shared/home/ada/x",
+)
+
+
+def test_job_on_a_node_without_its_shared_folder_is_unfit() -> None:
+    lack = "the shared folder /shared is not mounted"
+    found = diagnose(Evidence(job=NO_LOG, was_read=True, unfit={"n2": lack}, **OPERATOR))
+    assert found.code == "node-unfit"
+    assert f"{lack} (n2)" in found.cause
+
+
+def test_job_without_a_log_on_a_fit_node_names_its_folder() -> None:
+    found = diagnose(Evidence(job=NO_LOG, was_read=True, **OPERATOR))
+    assert found.code == "log-not-writable"
+    assert "/shared/home/ada/x" in found.cause
+
+
+@pytest.mark.parametrize("signal", [0, 9])
+def test_job_that_started_is_not_explained_by_its_node(signal: int) -> None:
+    """A node may be drained for a hot GPU while its jobs run to their end."""
+    job = replace(NO_LOG, signal=signal, exit_code=1, reason="NonZeroExitCode")
+    found = diagnose(Evidence(job=job, was_read=True, unfit={"n2": "GPU 0: 96 C"}, **OPERATOR))
+    assert found.code not in {"node-unfit", "log-not-writable"}

@@ -1,37 +1,67 @@
 #!/usr/bin/python3 -IS
-"""Slurm's HealthCheckProgram: drains this node when it is unhealthy, and resumes it when it is
-healthy again.
+"""Checks what this node needs to run jobs. The only program that does: Slurm, slurmd's unit,
+clusterctl's doctor and `up` all call it.
 
-slurmd runs it regularly as root; without Slurm, clusterctl runs it before each job. An unhealthy
-node is drained with a reason that begins with `clusterctl health:`. Its jobs run to their end, and
-once the node is healthy it is resumed. A node drained by a person is not resumed. If a person
-resumes the node, it is not drained again for the same fault in the kernel's log, nor for the link
-of a card that is now idle. A JSON file holds the thresholds and the expected hardware. The exit
-code is 1 if the node is unhealthy. Runs with the platform's Python, from 3.9 on.
+    health         Slurm's HealthCheckProgram: drains this node when it is unhealthy, and resumes it
+                   when it is healthy again. Without Slurm, clusterctl runs it before each job.
+    health job     For Slurm's Prolog: drains this node if a job could not start here. The exit
+                   code is then 3, and the job returns to the queue. Runs only the quick checks.
+    health boot    Before slurmd starts: waits until the quick checks pass, at most ``BOOT_S``
+                   seconds, and repairs what it can.
+    health report  Prints the problems as a JSON list, and changes nothing.
+
+A need is an entry of `needs` in the JSON file of settings: the name of a check, its parameters, and
+the code and the fix of its problems. It comes from the meta/touches.yml of the role that provides
+what is needed.
+
+An unhealthy node is drained with a reason that begins with `clusterctl health:`. Its jobs run to
+their end, and once the node is healthy it is resumed. A node drained by a person is neither
+resumed nor repaired. If a person resumes the node, it is not drained again for the same fault in
+the kernel's log, nor for the link of a card that is now idle. The exit code is 1 if the node is
+unhealthy. Runs as root with the platform's Python, from 3.9 on.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 CONFIG = Path("/opt/clusterctl/health.json")
 # A reboot clears this file, like the kernel's log.
 STATE = Path("/run/clusterctl-health.json")
+# It exists if the Prolog has drained the node since the last check.
+STOPPED_A_JOB = Path("/run/clusterctl-health.stopped")
+# Only one process at a time checks and repairs.
+LOCK = Path("/run/clusterctl-health.lock")
 PREFIX = "clusterctl health: "
+# Slurm's reason if a Prolog fails and the node is not drained yet.
+OF_PROLOG = "Prolog error"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Timeouts of programs. slurmd kills a check after 60 s.
+MOUNTS = Path("/proc/self/mounts")
+FABRIC = Path("/sys")
+# Timeouts of programs. slurmd kills a check after 60 s, so that all checks together have less, and
+# the calls of Slurm afterwards have the rest.
 DRIVER_S = 20
+FOLDER_S = 15
 SHORT_S = 8
+UNFIT_FOR_JOB = 3
+END_S = 0.2
+CHECKS_S = 44
+REPORT_S = 35
+BOOT_S = 60
+LONGEST_PAUSE_S = 8
 LONGEST_REASON = 240
 # A drained GPU must cool down to so many degrees below its limit, so that the node does not flap.
 COOLED_C = 5
@@ -72,6 +102,17 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108
 # Positions of fields in the output of `chronyc -c tracking`.
 CHRONY_OFFSET = 4
 CHRONY_LEAP = 13
+# Colons of a line of passwd before the home folder.
+PASSWD_COLONS = 5
+UCX_DEVICES = re.compile(r"UCX_NET_DEVICES=([^\s'\"]+)")
+FATAL = re.compile(r"\bfatal: (.*)")
+# A daemon that was restarted so often, and has run for less than so many seconds since, ends again
+# and again. slurmd waits 19 s for devices before it ends.
+MANY_RESTARTS = 3
+STEADY_S = 60
+
+# The settings of this node, with the parameters of the need that is checked.
+Settings = dict[str, Any]
 
 
 @dataclass
@@ -79,11 +120,15 @@ class Problem:
     """A problem of the node.
 
     lasting: ignored unless two consecutive checks find it. past: whether an earlier check found it.
+    code, what, fix: those of the need that is not met.
     """
 
     text: str
     lasting: bool = False
     past: bool = False
+    code: str = ""
+    what: str = ""
+    fix: str = ""
 
 
 @dataclass
@@ -93,7 +138,8 @@ class State:
     drained: whether this program drained the node, if known. seen: problems of the last check.
     xid, drained_xid, known_xid: times in the kernel's log of the newest GPU fault: now, when the
     node was drained, and when a person resumed the node.
-    links: problems of PCIe links. stuck: pid of a process that hangs in the driver.
+    links: problems of PCIe links.
+    hanging: what does not answer -> pid of the process that waits for it and can't be killed.
     gone: fields of nvidia-smi that the driver does not know.
     """
 
@@ -103,7 +149,7 @@ class State:
     drained_xid: float = -1.0
     known_xid: float = -1.0
     links: list[str] = field(default_factory=list)
-    stuck: int = 0
+    hanging: dict[str, int] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
 
     @classmethod
@@ -112,6 +158,19 @@ class State:
             return cls(**json.loads(STATE.read_text()))
         except (OSError, ValueError, TypeError):
             return cls()
+
+    def hangs(self, name: str) -> bool:
+        """Return whether the process that waits for ``name`` still exists."""
+        return Path(f"/proc/{self.hanging.get(name, 0)}").exists()
+
+    def note_hang(self, name: str, answer: Answer) -> bool:
+        """Remember the process that waits for ``name``, if it did not end. Return whether it did
+        not.
+        """
+        self.hanging.pop(name, None)
+        if answer.rc is None:
+            self.hanging[name] = answer.pid
+        return answer.rc is None
 
     def write(self) -> None:
         fresh = STATE.with_name(f"{STATE.name}.{os.getpid()}")
@@ -130,14 +189,17 @@ class Answer:
     pid: int = 0
 
 
-def ask(*argv: str, seconds: float = SHORT_S) -> Answer:
+def ask(*argv: str, seconds: float = SHORT_S, uid: int | None = None) -> Answer:
     """Run a program. After a timeout, kill it without waiting for its end: it may hang in the
-    driver.
+    driver, or at a file server.
+
+    uid: the user and the group to run it as. Default: root.
     """
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", start_new_session=True, env={"PATH": PATH, "LC_ALL": "C"},
+            errors="replace", start_new_session=True, env={"PATH": PATH, "LC_ALL": "C"}, cwd="/",
+            user=uid, group=uid, extra_groups=None if uid is None else [],
         )  # fmt: skip
     except OSError as exc:
         return Answer(127, str(exc))
@@ -145,21 +207,175 @@ def ask(*argv: str, seconds: float = SHORT_S) -> Answer:
         text, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
         return Answer(None, "", process.pid)
     return Answer(process.returncode, text.strip())
 
 
-def gpus(config: dict[str, Any], state: State) -> Iterator[Problem]:
+def folder(need: Settings, state: State) -> Iterator[Problem]:
+    """Check that the shared folder is there and answers. `mark`: a folder in it that only this
+    cluster's has. `mount`: the path at which it is mounted; "" if it is no mount.
+    """
+    mark = need["mark"]
+    mount = need["mount"]
+    name = f"the shared folder {mount}".rstrip()
+    if state.hangs("folder"):
+        yield Problem(f"{name} still does not answer")
+        return
+    answer = ask("stat", "--format=%F", mark, seconds=FOLDER_S)
+    if state.note_hang("folder", answer):
+        yield Problem(f"{name} does not answer within {FOLDER_S} s")
+    elif answer.rc:
+        error = answer.text.rpartition(": ")[2]
+        if mount and not is_mounted(mount):
+            yield Problem(f"{name} is not mounted")
+        elif error == "No such file or directory":
+            yield Problem(f"{mark} is missing")
+        else:
+            yield Problem(f"{name}: {error}")
+
+
+def is_mounted(path: str) -> bool:
+    """Return whether a file system is mounted at a path or, below the root, at a folder above
+    it.
+    """
+    points = {line.split()[1] for line in MOUNTS.read_text().splitlines()}
+    below_root = [Path(path), *list(Path(path).parents)[:-1]]
+    return not points.isdisjoint(map(str, below_root))
+
+
+def mount_folder(need: Settings, state: State) -> str | None:
+    """Mount the shared folder if it is listed in /etc/fstab, and nothing mounts it already."""
+    mount = need["mount"]
+    if not mount or is_mounted(mount) or ask("findmnt", "--fstab", "--mountpoint", mount).rc:
+        return None
+    unit = ask("systemd-escape", "--path", "--suffix=mount", mount).text
+    is_mounting = ask("systemctl", "show", "--property=ActiveState", "--value", unit).text
+    if is_mounting == "activating" or state.hangs("mount"):
+        return "the mount has not ended yet"
+    answer = ask("mount", mount, seconds=FOLDER_S)
+    if state.note_hang("mount", answer):
+        return f"the file server does not answer within {FOLDER_S} s"
+    return (answer.text.splitlines() or [f"exit code {answer.rc}"])[0] if answer.rc else ""
+
+
+def python(need: Settings, _: State) -> Iterator[Problem]:
+    """Check that a user can run the jobs' Python and read its modules. `accounts`: name -> uid."""
+    program = need["python"]
+    uid = next(iter(need["accounts"].values()), None)
+    if uid is None:
+        return
+    answer = ask(program, "-I", "-c", "import mpi4py", uid=uid)
+    if answer.rc is None:
+        yield Problem(f"{program} does not end within {SHORT_S} s")
+    elif answer.rc:
+        error = (answer.text.splitlines() or [f"exit code {answer.rc}"])[-1]
+        yield Problem(f"{program} does not run as uid {uid}: {error[:120]}")
+
+
+def accounts(need: Settings, _: State) -> Iterator[Problem]:
+    """Check the uids of the job users. `accounts`: name -> uid."""
+    expected = need["accounts"]
+    answer = ask("getent", "passwd", *expected)
+    if answer.rc is None:
+        yield Problem(f"the accounts of users are not known within {SHORT_S} s (getent passwd)")
+        return
+    rows = [
+        line.split(":") for line in answer.text.splitlines() if line.count(":") >= PASSWD_COLONS
+    ]
+    uids = {row[0]: row[2] for row in rows}
+    for name, uid in expected.items():
+        if name not in uids:
+            yield Problem(f"the account {name} is missing")
+        elif uids[name] != str(uid):
+            yield Problem(f"the account {name} has uid {uids[name]} instead of {uid}")
+
+
+def devices(need: Settings, _: State) -> Iterator[Problem]:
+    """Check that the device files of GPUs exist that gres.conf names."""
+    files = need.get("gpus", {}).get("files", ())
+    missing = [path for path in files if not Path(path).exists()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        hint = "; MIG devices are gone after a reboot" if "nvidia-caps" in missing[0] else ""
+        yield Problem(f"{missing[0]}{more} of gres.conf is missing{hint}")
+
+
+def open_devices(_: Settings, state: State) -> str:
+    """Create the device files of all cards: the driver does so when its first client opens them."""
+    if not state.hangs("driver"):
+        state.note_hang("driver", ask("nvidia-smi", "--list-gpus", seconds=DRIVER_S))
+    return ""
+
+
+def fabric(need: Settings, _: State) -> Iterator[Problem]:
+    """Check that the network devices are up that UCX uses in jobs. `file`: sets UCX_NET_DEVICES."""
+    try:
+        text = Path(need["file"]).read_text()
+    except OSError:
+        return
+    match = UCX_DEVICES.search(text)
+    for device in match[1].split(",") if match else ():
+        name, *port = device.split(":")
+        file = f"infiniband/{name}/ports/{port[0]}/state" if port else f"net/{name}/operstate"
+        try:
+            condition = (FABRIC / "class" / file).read_text().strip().rpartition(" ")[2].lower()
+        except OSError:
+            condition = "missing"
+        if condition not in {"active", "up", "unknown"}:
+            yield Problem(f"the network device {device}, which UCX uses, is {condition}")
+
+
+def units(need: Settings, _: State) -> Iterator[Problem]:
+    """Check that units have not failed. A unit that a person has stopped is not `failed`."""
+    for unit in need["units"]:
+        if ask("systemctl", "is-failed", "--quiet", unit).rc == 0:
+            yield Problem(f"{unit} has failed")
+
+
+def start_units(need: Settings, _: State) -> str:
+    """Start the units that have failed."""
+    for unit in need["units"]:
+        if ask("systemctl", "is-failed", "--quiet", unit).rc == 0:
+            ask("systemctl", "start", unit)
+    return ""
+
+
+def restarts(need: Settings, _: State) -> Iterator[Problem]:
+    """Check that a daemon does not end again and again. `unit`: its unit. `log`: its own log."""
+    unit = need["unit"]
+    shown = "--property=ActiveState,NRestarts,ActiveEnterTimestampMonotonic"
+    lines = ask("systemctl", "show", shown, unit).text.splitlines()
+    values = dict(line.partition("=")[::2] for line in lines)
+    count = number(values.get("NRestarts", "")) or 0
+    since_s = (
+        time.monotonic() - (number(values.get("ActiveEnterTimestampMonotonic", "")) or 0) / 1e6
+    )
+    is_steady = values.get("ActiveState") == "active" and since_s > STEADY_S
+    if count >= MANY_RESTARTS and not is_steady:
+        fatal = last_fatal(unit, need["log"])
+        yield Problem(f"{unit} has ended {count} times{f': {fatal}' if fatal else ''}")
+
+
+def last_fatal(unit: str, log: str) -> str:
+    """Return the last fatal error of a daemon, from the journal or else its log; "" without one."""
+    journal = ask("journalctl", f"--unit={unit}", "--since=-10min", "--lines=200", "--output=cat")
+    texts = [journal.text, ask("tail", "--lines=200", log).text]
+    found = (FATAL.findall(text) for text in texts)
+    return next((lines[-1][:160] for lines in found if lines), "")
+
+
+def gpus(config: Settings, state: State) -> Iterator[Problem]:
     """Check the NVIDIA driver, the number of cards, and each card."""
     expected = config.get("gpus", {})
     if not expected.get("cards"):
         return
-    if state.stuck and Path(f"/proc/{state.stuck}").exists():
+    if state.hangs("driver"):
         yield Problem("nvidia-smi still hangs: the driver does not respond")
         return
     answer, fields = query(state)
-    state.stuck = answer.pid if answer.rc is None else 0
-    if answer.rc is None:
+    if state.note_hang("driver", answer):
         yield Problem(f"nvidia-smi did not end within {DRIVER_S} s")
         return
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.text.splitlines() if line]
@@ -212,7 +428,7 @@ def remapped_rows(cards: int) -> list[dict[str, str]]:
     return [dict(zip(REMAPPED_ROWS, line.split(", "))) for line in lines] if is_complete else []
 
 
-def check_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Iterator[Problem]:
+def check_gpu(card: dict[str, str], config: Settings, state: State) -> Iterator[Problem]:
     """Check a card by its values from nvidia-smi: field -> text. A value ``[N/A]`` is not
     checked.
     """
@@ -315,7 +531,7 @@ def mig_devices(expected: int) -> Iterator[Problem]:
         yield Problem(f"{count} MIG devices instead of {expected}")
 
 
-def kernel(config: dict[str, Any], state: State) -> Iterator[Problem]:
+def kernel(config: Settings, state: State) -> Iterator[Problem]:
     """Check for a GPU fault (XID) in the kernel's log that is newer than the last resumption by a
     person.
     """
@@ -335,7 +551,7 @@ def kernel(config: dict[str, Any], state: State) -> Iterator[Problem]:
         yield Problem(f"XID {number} at {where} in the kernel's log")
 
 
-def disks(config: dict[str, Any], _: State) -> Iterator[Problem]:
+def disks(config: Settings, _: State) -> Iterator[Problem]:
     """Check the free space and inodes of each file system that jobs need."""
     devices = set()
     for path in config["disks"]:
@@ -360,7 +576,7 @@ def disks(config: dict[str, Any], _: State) -> Iterator[Problem]:
             yield Problem(f"{path} has no free inodes")
 
 
-def clock(config: dict[str, Any], _: State) -> Iterator[Problem]:
+def clock(config: Settings, _: State) -> Iterator[Problem]:
     """Check the clock if chrony runs, because munge rejects all messages of a node with a wrong
     clock.
     """
@@ -378,11 +594,12 @@ def clock(config: dict[str, Any], _: State) -> Iterator[Problem]:
 
 @dataclass
 class Node:
-    """This node's state in Slurm."""
+    """This node's state in Slurm. by_prolog: the Prolog has stopped a job since the last check."""
 
     name: str
     drained: bool
     reason: str
+    by_prolog: bool = False
 
     @classmethod
     def read(cls, name: str) -> Node | None:
@@ -391,25 +608,30 @@ class Node:
         if answer.rc or not state:
             return None
         reason = re.search(r"\bReason=(.*?)(?: \[\S+@\S+\]|$)", answer.text)
-        return cls(name, "DRAIN" in state[1], reason[1] if reason else "")
+        return cls(
+            name, "DRAIN" in state[1], reason[1] if reason else "", by_prolog=STOPPED_A_JOB.exists()
+        )
 
     @property
     def drained_by_us(self) -> bool:
-        return self.drained and self.reason.startswith(PREFIX.strip())
+        is_ours = self.reason.startswith(PREFIX.strip()) or (
+            self.by_prolog and self.reason == OF_PROLOG
+        )
+        return self.drained and is_ours
 
     def update(self, *words: str) -> bool:
         return ask("scontrol", "update", f"NodeName={self.name}", *words).rc == 0
 
+    def drain(self, problems: list[Problem]) -> bool:
+        return self.update("State=DRAIN", f"Reason={reason_of(problems)}")
 
-def act(problems: list[Problem], state: State, name: str) -> None:
-    """Drain or resume the node ``name`` if necessary. Do nothing if the controller does not
-    answer.
-    """
-    if not problems and state.drained is False:
-        return
-    node = Node.read(name)
-    if node is None:
-        return
+
+def reason_of(problems: list[Problem]) -> str:
+    return (PREFIX + "; ".join(problem.text for problem in problems))[:LONGEST_REASON]
+
+
+def act(problems: list[Problem], state: State, node: Node) -> None:
+    """Drain or resume the node if necessary."""
     # A person has resumed the node, and so knows its problems.
     if state.drained and not node.drained:
         past = {problem.text for problem in problems if problem.past}
@@ -418,13 +640,12 @@ def act(problems: list[Problem], state: State, name: str) -> None:
         if state.xid <= state.known_xid:
             past |= {problem.text for problem in problems if problem.text.startswith("XID ")}
         problems[:] = [problem for problem in problems if problem.text not in past]
-    reason = (PREFIX + "; ".join(problem.text for problem in problems))[:LONGEST_REASON]
     if not problems:
         state.drained = node.drained_by_us and not node.update("State=UNDRAIN")
     elif not node.drained or (
-        node.drained_by_us and without_numbers(node.reason) != without_numbers(reason)
+        node.drained_by_us and without_numbers(node.reason) != without_numbers(reason_of(problems))
     ):
-        state.drained = node.update("State=DRAIN", f"Reason={reason}")
+        state.drained = node.drain(problems)
         state.drained_xid = state.xid
     else:
         state.drained = node.drained_by_us
@@ -437,25 +658,195 @@ def without_numbers(text: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "#", text)
 
 
-def main() -> int:
-    config = json.loads(CONFIG.read_text())
-    state = State.read()
-    candidates = [
-        problem for check in (gpus, kernel, disks, clock) for problem in check(config, state)
-    ]
+# --- The needs -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Check:
+    """A check of a need.
+
+    look: called with the settings and the parameters of the need. Yields the problems.
+    repair: tries to meet the need; called if there are problems. Returns why it failed, "" if it
+        may have helped, None if there was nothing to try.
+    is_quick: also runs before each job, and before slurmd starts.
+    drains: its problems drain the node. Otherwise they are only reported.
+    """
+
+    look: Callable[[Settings, State], Iterator[Problem]]
+    repair: Callable[[Settings, State], str | None] = lambda *_: None
+    is_quick: bool = False
+    drains: bool = True
+
+
+CHECKS = {
+    "folder": Check(folder, mount_folder, is_quick=True),
+    "devices": Check(devices, open_devices, is_quick=True),
+    "python": Check(python, is_quick=True),
+    "accounts": Check(accounts, is_quick=True),
+    "disks": Check(disks, is_quick=True),
+    "units": Check(units, start_units),
+    "fabric": Check(fabric),
+    "clock": Check(clock),
+    "xids": Check(kernel),
+    "gpus": Check(gpus),
+    "restarts": Check(restarts, drains=False),
+}
+
+
+@dataclass
+class Look:
+    """A run of checks that ends in time.
+
+    seconds: for all checks together.
+    may_repair: called before a need is repaired. Returns whether it may be.
+    late: names of the checks that were left out, because the time was over.
+    """
+
+    config: Settings
+    state: State
+    seconds: float
+    may_repair: Callable[[], bool] = lambda: False
+    late: list[str] = field(default_factory=list)
+
+    def problems(self, wanted: Callable[[Check], bool]) -> list[Problem]:
+        """Return the problems that the wanted checks find, in the order of ``CHECKS``."""
+        end = time.monotonic() + self.seconds
+        order = list(CHECKS)
+        needs = sorted(self.config.get("needs", ()), key=lambda need: order.index(need["check"]))
+        found = []
+        for need in needs:
+            check = CHECKS[need["check"]]
+            if not wanted(check):
+                continue
+            # A check may take as long as the driver.
+            if time.monotonic() > end - DRIVER_S:
+                self.late.append(need["check"])
+                continue
+            found += self._problems_of(check, {**self.config, **need})
+        return found
+
+    def _problems_of(self, check: Check, settings: Settings) -> list[Problem]:
+        problems = list(check.look(settings, self.state))
+        if problems and self.may_repair():
+            failure = check.repair(settings, self.state)
+            if failure is not None:
+                problems = list(check.look(settings, self.state))
+            if failure and problems:
+                problems[0].text += f" ({failure[:120]})"
+        for problem in problems:
+            problem.code, problem.what, problem.fix = (
+                settings[key] for key in ("code", "what", "fix")
+            )
+        return problems
+
+
+def lasting_problems(found: list[Problem], state: State) -> list[Problem]:
+    """Return the problems without those that must last and were not found by the last check."""
     earlier_shapes = set(state.seen)
-    state.seen = [without_numbers(problem.text) for problem in candidates]
-    problems = [
+    state.seen = [without_numbers(problem.text) for problem in found]
+    return [
         problem
-        for problem in candidates
+        for problem in found
         if not problem.lasting or without_numbers(problem.text) in earlier_shapes
     ]
-    act(problems, state, config["node"])
+
+
+def check_node(config: Settings) -> list[Problem]:
+    """Check all needs, repair what is possible, and drain or resume the node. Return the
+    problems.
+    """
+    state = State.read()
+    if STOPPED_A_JOB.exists():
+        # The Prolog drained the node, which the state does not know.
+        state.drained = None
+    look = Look(config, state, CHECKS_S, may_repair=lambda: not is_drained_by_person(config))
+    problems = lasting_problems(look.problems(lambda check: check.drains), state)
+    if problems or state.drained is not False:
+        node = Node.read(config["node"])
+        # A check that did not run may have a problem, so the node is not resumed.
+        if node is not None and (problems or not look.late):
+            act(problems, state, node)
+            STOPPED_A_JOB.unlink(missing_ok=True)
     state.write()
+    for name in look.late:
+        sys.stdout.write(f"not checked, because the time was over: {name}\n")
+    return problems
+
+
+def is_drained_by_person(config: Settings) -> bool:
+    node = Node.read(config["node"])
+    return node is not None and node.drained and not node.drained_by_us
+
+
+def check_before_job(config: Settings) -> list[Problem]:
+    """Drain the node if a job can't start here. Return the problems."""
+    problems = Look(config, State.read(), CHECKS_S).problems(lambda check: check.is_quick)
+    if problems:
+        STOPPED_A_JOB.touch()
+        node = Node.read(config["node"])
+        if node is not None and not node.drained:
+            node.drain(problems)
+    return problems
+
+
+def await_needs(config: Settings) -> list[Problem]:
+    """Repair the node until the quick checks pass, or the time is over. Return the problems."""
+    end = time.monotonic() + BOOT_S - DRIVER_S
+    state = State.read()
+    pause_s = 1.0
+    while True:
+        look = Look(config, state, CHECKS_S, may_repair=lambda: True)
+        problems = look.problems(lambda check: check.is_quick)
+        if not problems or time.monotonic() + pause_s > end:
+            state.write()
+            return problems
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def report(config: Settings) -> list[dict[str, str]]:
+    """Return the problems as code, what, why and fix. Change nothing, and write no state."""
+    state = State.read()
+    problems = lasting_problems(Look(config, state, REPORT_S).problems(lambda _: True), state)
+    return [
+        {"code": problem.code, "what": problem.what, "why": problem.text, "fix": problem.fix}
+        for problem in problems
+    ]
+
+
+def locked(seconds: float) -> TextIO | None:
+    """Return the locked file ``LOCK``, or None if another process holds it longer."""
+    file = LOCK.open("w")
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                file.close()
+                return None
+            time.sleep(0.1)
+        else:
+            return file
+
+
+def main(mode: str = "") -> int:
+    config = json.loads(CONFIG.read_text())
+    if mode == "report":
+        json.dump(report(config), sys.stdout)
+        return 0
+    if mode == "job":
+        problems = check_before_job(config)
+    else:
+        lock = locked(CHECKS_S)
+        if lock is None:
+            sys.stdout.write("another check is still running\n")
+            return 1
+        with lock:
+            problems = await_needs(config) if mode == "boot" else check_node(config)
     for problem in problems:
         sys.stdout.write(f"{problem.text}\n")
-    return 1 if problems else 0
+    unhealthy = UNFIT_FOR_JOB if mode == "job" else 1
+    return unhealthy if problems else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:2]))

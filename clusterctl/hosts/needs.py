@@ -1,0 +1,42 @@
+"""What nodes lack to run jobs, as their health check reports it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from clusterctl.state.inventory import HEALTH_PROGRAM
+from clusterctl.transport.base import Connect
+from clusterctl.util.process import call_on_hosts
+from clusterctl.util.progress import Limit
+
+REPORT = ("sudo", "-n", HEALTH_PROGRAM, "report")
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """A need of a node that is not met: `needs` of a role's touches.yml."""
+
+    code: str
+    what: str
+    why: str
+    fix: str
+
+
+def lacks_of(hosts: Collection[str], to: Connect, *, within_s: float) -> Mapping[str, list[Lack]]:
+    """Return node -> what it lacks. Nodes that lack nothing, or don't answer in time, are left out."""
+
+    def ask(host: str) -> list[Lack]:
+        try:
+            return [Lack(**need) for need in json.loads(to(host).run(REPORT).stdout)]
+        except (ValueError, TypeError):
+            # The program is of an earlier version.
+            return []
+
+    answers, _ = call_on_hosts(hosts, ask, limit=Limit.within(within_s))
+    return {host: lacks for host, lacks in answers.items() if lacks}
+
+
+def text_of(lacks: Collection[Lack]) -> str:
+    return "; ".join(lack.why for lack in lacks)
