@@ -26,9 +26,41 @@ APT = "sudo ls -R /etc/apt /var/lib/apt/lists"
 BOXES = (Box("node1"), Box("node2", sudo="password"), Box("spare"))
 
 
+# What the benchmarks of CIS and the STIG ask of a machine. Their settings of kernel.* are those of
+# the machine that runs the tests.
+HARDENED = r"""
+sed -i 's/^UMASK.*/UMASK 077/; s/^PASS_MAX_DAYS.*/PASS_MAX_DAYS 60/' /etc/login.defs
+for file in common-session common-session-noninteractive sudo; do
+    echo 'session optional pam_umask.so' >>/etc/pam.d/$file
+done
+printf 'Defaults %s\n' use_pty umask=0077 timestamp_timeout=0 \
+    'secure_path="/sbin:/bin:/usr/sbin:/usr/bin"' >/etc/sudoers.d/00-hardened
+for folder in /tmp /var/tmp /home /dev/shm; do
+    mount --bind $folder $folder
+    mount -o remount,bind,noexec,nosuid,nodev $folder
+done
+mount -o remount,hidepid=2 /proc
+printf 'net.ipv6.conf.%s.disable_ipv6 = 1\n' all default >/etc/sysctl.d/60-hardened.conf
+printf 'net.ipv4.conf.%s = 0\n' all.send_redirects all.accept_redirects all.accept_source_route \
+    >>/etc/sysctl.d/60-hardened.conf
+echo 'net.ipv4.conf.all.rp_filter = 1' >>/etc/sysctl.d/60-hardened.conf
+sysctl -q -p /etc/sysctl.d/60-hardened.conf
+echo 'Authorized uses only' | tee /etc/issue.net >/etc/motd
+printf '%s\n' 'MaxSessions 1' 'DisableForwarding yes' 'PermitRootLogin no' 'Banner /etc/issue.net' \
+    'MaxAuthTries 4' 'LoginGraceTime 60' 'ClientAliveInterval 15' >/etc/ssh/sshd_config.d/00-hardened.conf
+systemctl restart ssh
+"""
+
+
 @pytest.fixture(scope="module")
 def machines(no_residue: None) -> Iterator[Lab]:
+    """Hardened machines. Only the second has a sudo that wants a terminal: the tests use that of
+    the first without one.
+    """
     with lab("debian", BOXES, gate=True, shared="/shared") as one:
+        for host in HOSTS:
+            one.host(host).inside.sh(HARDENED)
+        one.host("node2").inside.sh("echo 'Defaults requiretty' >>/etc/sudoers.d/00-hardened")
         yield one
 
 
