@@ -31,7 +31,9 @@ def cli(tmp_path: Path) -> Clusterctl:
 
 
 @pytest.fixture
-def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+def played_session(
+    cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Session:
     """The played cluster as verbs find it: it is noted as up, and what would go over SSH is run
     here.
     """

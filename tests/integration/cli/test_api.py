@@ -46,10 +46,10 @@ def test_importing_it_reads_no_other_module() -> None:
     program = (
         "import sys, clusterctl; print(*(m for m in sys.modules if m.startswith('clusterctl.')))"
     )
-    said = subprocess.run(
+    lines = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert said.stdout.split() == []
+    assert lines.stdout.split() == []
     assert set(clusterctl.__all__) <= {*dir(clusterctl.api), "__version__"}
     assert clusterctl.__all__ == clusterctl.api.__all__
     assert all(getattr(clusterctl, name) for name in clusterctl.__all__)
@@ -135,9 +135,11 @@ def test_documented_programs_have_no_type_errors(
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
-def test_from_submission_to_the_run(here: Session, capfd: pytest.CaptureFixture[str]) -> None:
-    said: list[str] = []
-    cluster = clusterctl.Cluster("cluster.yaml", report=said.append)
+def test_api_submits_waits_and_collects_a_job(
+    played_session: Session, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    cluster = clusterctl.Cluster("cluster.yaml", report=lines.append)
     program = script('echo "got $1 $A"; echo oops >&2; echo \'{"loss": 0.5}\' >metrics.jsonl')
     job = cluster.submit(program, [1], env={"A": "a"}, tag=["first"], time=5)
     assert (job.id, job.name) == ("1", "job")
@@ -155,12 +157,12 @@ def test_from_submission_to_the_run(here: Session, capfd: pytest.CaptureFixture[
     assert [one.id for one in cluster.jobs(1)] == ["1"]
     assert cluster.collect() == ()
     assert clusterctl.named_run("1") == run
-    assert "job 1 COMPLETED on n1" in said
+    assert "job 1 COMPLETED on n1" in lines
     assert capfd.readouterr() == ("", ""), "what is told is told to the report"
 
 
 def test_job_that_fails_raises_what_the_command_line_shows(
-    here: Session, capsys: pytest.CaptureFixture[str]
+    played_session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = clusterctl.Cluster()
     job = cluster.submit(script("echo begun; printf 'no newline'; exit 3"))
@@ -179,13 +181,13 @@ def test_job_that_fails_raises_what_the_command_line_shows(
     assert capsys.readouterr().out == "begun\nno newline\n"
 
 
-def test_job_is_cancelled(here: Session, cluster: PlayedCluster) -> None:
+def test_job_is_cancelled(played_session: Session, cluster: PlayedCluster) -> None:
     job = clusterctl.Cluster().submit(script("sleep 60"))
     job.cancel()
     assert [one.state for one in job.info()] == ["CANCELLED"]
 
 
-def test_run_is_replayed_with_changes(here: Session, cluster: PlayedCluster) -> None:
+def test_run_is_replayed_with_changes(played_session: Session, cluster: PlayedCluster) -> None:
     demo = clusterctl.Cluster()
     first = demo.submit(script('echo "{\\"loss\\": 1, \\"step\\": 1}" >metrics.jsonl'), ["--lr", 1])
     first.wait()
@@ -199,7 +201,7 @@ def test_run_is_replayed_with_changes(here: Session, cluster: PlayedCluster) -> 
         demo.replay(run, nodes=2)  # type: ignore[call-arg]
 
 
-def test_sweep_and_a_job_file(here: Session, cluster: PlayedCluster) -> None:
+def test_sweep_and_a_job_file(played_session: Session, cluster: PlayedCluster) -> None:
     demo = clusterctl.Cluster()
     (text,) = demo.render(
         "train", ["--epochs", 1], nodes=2, sweep={"grid": {"lr": [0.1, 0.01], "seed": range(3)}}
@@ -216,7 +218,7 @@ def test_sweep_and_a_job_file(here: Session, cluster: PlayedCluster) -> None:
     }
     (text,) = demo.render(script("true"), args)
     assert "job.sh --epochs 1 --profile --augment a b -x 0.5" in text
-    assert here.ledger.entries() == (), "rendered only"
+    assert played_session.ledger.entries() == (), "rendered only"
     script("true")
     Path("jobs.yaml").write_text("job: job.sh\nvariants: {a: {nodes: 1}, b: {nodes: 2}}\n")
     assert [job.name for job in demo.submit_file("jobs.yaml", note="both")] == ["job-a", "job-b"]
@@ -226,7 +228,7 @@ def test_sweep_and_a_job_file(here: Session, cluster: PlayedCluster) -> None:
         demo.submit("jobs.yaml")
 
 
-def test_what_is_wrong_is_a_usage_error(here: Session) -> None:
+def test_api_with_wrong_arguments_raises_usage_error(played_session: Session) -> None:
     demo = clusterctl.Cluster()
     for call, why in (
         (lambda: demo.submit("train", nods=2), "did you mean nodes?"),  # type: ignore[call-arg]
@@ -251,14 +253,16 @@ def test_what_is_wrong_is_a_usage_error(here: Session) -> None:
         clusterctl.Cluster("wrong.yaml").validate()
 
 
-def test_what_is_asked_about_needs_a_yes(here: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = HostChange(name="demo-train-2", action="remove", what="", why="")
+def test_api_up_and_down_need_yes_if_they_destroy(
+    played_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removal = HostChange(name="demo-train-2", action="remove", what="", why="")
     given: list[object] = []
 
     def up(session: ClusterContext, options: UpOptions) -> UpResult:
         given.append(options)
         session.reporter.step("provision")
-        plan = cluster_up.Plan(hosts=HostPlan((gone,)))
+        plan = cluster_up.Plan(hosts=HostPlan((removal,)))
         options.approve(plan)
         raise MachineError("yes", code="approved")
 
@@ -268,11 +272,11 @@ def test_what_is_asked_about_needs_a_yes(here: Session, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(cluster_up, "up", up)
     monkeypatch.setattr(cluster_down, "down", down)
-    said: list[str] = []
-    demo = clusterctl.Cluster("cluster.yaml", report=said.append)
+    lines: list[str] = []
+    demo = clusterctl.Cluster("cluster.yaml", report=lines.append)
     with refused("needs-confirmation", UsageError, "demo-train-2"):
         demo.up(force=True)
-    assert any("provision" in line for line in said)
+    assert any("provision" in line for line in lines)
     with refused("approved", MachineError):
         demo.up(yes=True, limit=["gpu[1-2]"])
     assert [(one.force, one.limit) for one in given] == [(True, None), (False, ("gpu1", "gpu2"))]
@@ -355,7 +359,7 @@ def test_columns_of_one_name_and_of_several_kinds(tmp_path: Path) -> None:
     assert (second["submitted"], second["elapsed"]) == (None, None)
 
 
-def test_without_polars_the_error_names_the_extra(
+def test_data_frame_without_polars_names_the_extra(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)

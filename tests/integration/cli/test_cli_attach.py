@@ -58,7 +58,7 @@ def test_long_queue_is_no_failure() -> None:
     assert "MPI" not in {fact.fact for fact in answer.facts}
 
 
-def test_first_job_runs_the_proof_unless_an_earlier_proof_counts() -> None:
+def test_attach_summary_says_whether_the_first_job_runs_the_proof() -> None:
     proven = SPEC.replace("login: f1", "login: f1, launcher: mpirun")
     texts = ["\n".join(summary(attached(PENDING, spec), None)) for spec in (SPEC, proven)]
     assert ["runs the proof" in text for text in texts] == [True, False]

@@ -87,19 +87,23 @@ def words(cli: Clusterctl, *typed: str, before: str = "") -> list[str]:
         ("-f latin-1.yaml ssh ", []),
     ],
 )
-def test_right_words_are_offered(cluster: Clusterctl, typed: str, offered: list[str]) -> None:
+def test_completion_offers_matching_words(
+    cluster: Clusterctl, typed: str, offered: list[str]
+) -> None:
     assert words(cluster, "clusterctl", *typed.split(" ")) == offered
 
 
-def test_nothing_is_offered_where_nothing_is_known(cli: Clusterctl) -> None:
+def test_completion_without_clusters_offers_nothing(cli: Clusterctl) -> None:
     for typed in ("logs ", "ssh ", "--cluster "):
         assert words(cli, "clusterctl", *typed.split(" ")) == []
     assert not cli.home.exists()
 
 
-def test_in_a_folder_that_cannot_be_listed(cluster: Clusterctl) -> None:
-    gone = "sleep 60 & cd /proc/$! && kill $!; wait"  # the folder of a process that has ended
-    assert words(cluster, "clusterctl", "submit", "", before=gone) == BUNDLED
+def test_completion_in_an_unlistable_folder_offers_bundled_jobs(cluster: Clusterctl) -> None:
+    in_removed_folder = (
+        "sleep 60 & cd /proc/$! && kill $!; wait"  # the folder of a process that has ended
+    )
+    assert words(cluster, "clusterctl", "submit", "", before=in_removed_folder) == BUNDLED
 
 
 def test_tab_in_bash(cluster: Clusterctl) -> None:
@@ -136,7 +140,7 @@ def jobs_offered(cluster: Clusterctl, shell: str) -> str:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_gets_a_script_and_its_words(cluster: Clusterctl, shell: str) -> None:
+def test_completion_works_in_each_shell(cluster: Clusterctl, shell: str) -> None:
     script = cluster("completion", shell).stdout
     assert "_CLUSTERCTL_COMPLETE" in script
     assert cluster("completion", shell, "-o", "json").json["script"] == script.rstrip("\n")
@@ -146,7 +150,7 @@ def test_each_shell_gets_a_script_and_its_words(cluster: Clusterctl, shell: str)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_no_name_is_more_than_a_word_to_a_shell(cluster: Clusterctl, shell: str) -> None:
+def test_completion_never_runs_a_name_as_shell_code(cluster: Clusterctl, shell: str) -> None:
     """zsh evaluates its answer twice: `\\$(...)` ran there, though `$` is escaped."""
     hostile = [
         {"token": "a", "job_id": "12", "name": "\\$(touch pwned)`id`'\"\n13\t\x1b]0;x\x07"},

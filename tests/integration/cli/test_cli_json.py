@@ -85,7 +85,7 @@ def answer(cli: Clusterctl, *argv: str, rc: int) -> dict[str, Any]:
     return dict(found)
 
 
-def test_no_verb_is_forgotten() -> None:
+def test_json_answers_are_tested_for_every_verb() -> None:
     known = {" ".join(path) for path, _ in verbs(app)}
     assert (
         known

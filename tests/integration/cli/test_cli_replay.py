@@ -25,42 +25,42 @@ LOSSES = """\
 #!/bin/bash
 for step in 1 2 3; do echo "{\\"step\\": $step, \\"loss\\": ${2:-0}.$step}"; done >metrics.jsonl
 """
-Said = Callable[..., tuple[str, str]]
+RunVerb = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def said(here: Session, capsys: pytest.CaptureFixture[str]) -> Said:
+def run_verb(played_session: Session, capsys: pytest.CaptureFixture[str]) -> RunVerb:
     """Runs a verb; what it printed, and what it noted."""
 
     def run(*words: str, rc: int = 0) -> tuple[str, str]:
         assert (app([*words], prog_name="clusterctl", standalone_mode=False) or 0) == rc, (
             capsys.readouterr()
         )
-        told = capsys.readouterr()
-        return told.out, told.err
+        output = capsys.readouterr()
+        return output.out, output.err
 
     return run
 
 
 @pytest.fixture
-def run(said: Said) -> str:
+def run(run_verb: RunVerb) -> str:
     """A run in ./runs, whose script has changed since."""
     Path("losses.sh").write_text(LOSSES)
-    said("submit", "losses.sh", "--wait", "--tag", "base", "--", "--lr", "1")
-    said("collect")
+    run_verb("submit", "losses.sh", "--wait", "--tag", "base", "--", "--lr", "1")
+    run_verb("collect")
     Path("losses.sh").write_text("#!/bin/bash\nexit 3\n")
     return "demo-1-losses"
 
 
-def differences(said: Said, a: str, b: str) -> tuple[list[str], bool]:
+def differences(run_verb: RunVerb, a: str, b: str) -> tuple[list[str], bool]:
     """Return the keys that differ between two runs, and whether their losses are identical."""
-    found = json.loads(said("-o", "json", "runs", "diff", a, b)[0])
+    found = json.loads(run_verb("-o", "json", "runs", "diff", a, b)[0])
     keys = [one["key"] for one in found["differences"] if one["section"] != "result"]
     return keys, found["losses"]["identical"]
 
 
-def test_replay_tells_that_its_losses_are_identical(run: str, said: Said) -> None:
-    out, err = said("replay", run, "--wait", "--tag", "again")
+def test_replay_reports_identical_losses(run: str, run_verb: RunVerb) -> None:
+    out, err = run_verb("replay", run, "--wait", "--tag", "again")
     assert "replay of demo-1-losses; " in err
     assert "->" not in err
     home = Path("runs/demo-2-losses").absolute()
@@ -69,25 +69,25 @@ def test_replay_tells_that_its_losses_are_identical(run: str, said: Said) -> Non
     assert losses.startswith("losses: identical ")
     assert losses.endswith(" 3 steps")
     assert json.loads((home / "run.json").read_text())["tags"] == ["again"]
-    assert differences(said, run, "2") == ([], True)
+    assert differences(run_verb, run, "2") == ([], True)
 
 
-def test_what_differs_is_said_before_and_after(run: str, said: Said) -> None:
+def test_replay_shows_differences_before_and_after_the_run(run: str, run_verb: RunVerb) -> None:
     facts = Path("runs", run, "environment.json")
     facts.write_text(
         facts.read_text().replace(f'"clusterctl": "{__version__}"', '"clusterctl": "0.0.1"')
     )
     words = ("replay", run, "--set", "lr=2", "--wait")
-    out, err = said(*words)
+    out, err = run_verb(*words)
     assert f":\n  clusterctl: 0.0.1 -> {__version__}\n  lr: 1 -> 2\n" in err
     assert "losses: different " in out
     assert "demo-1-losses demo-2-losses`" in out
-    answer = json.loads(said("-o", "json", *words)[0])
+    answer = json.loads(run_verb("-o", "json", *words)[0])
     assert answer["differences"][1] == {"key": "lr", "a": 1, "b": "2"}
     assert answer["losses"].pop("largest") == pytest.approx(1)
     counts = {"steps": 3, "a": 3, "b": 3, "first": 1}
     assert answer["losses"] == {"identical": False, "axis": "step", "complete": True, **counts}
-    assert differences(said, run, "2") == (["clusterctl", "lr"], False)
+    assert differences(run_verb, run, "2") == (["clusterctl", "lr"], False)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_what_differs_is_said_before_and_after(run: str, said: Said) -> None:
     ],
 )
 def test_submit_wait_names_first_metric_without_number(
-    here: Session, said: Said, line: str, named: str | None
+    played_session: Session, run_verb: RunVerb, line: str, named: str | None
 ) -> None:
     text = f"#!/bin/bash\ncat >metrics.jsonl <<'END'\n{{{line}}}\nEND\n"
     Path("losses.sh").write_text(text)
-    err = said("submit", "losses.sh", "--wait")[1]
+    err = run_verb("submit", "losses.sh", "--wait")[1]
     assert shows(err, "metrics-nonfinite") is (named is not None)
     assert f" at step {named}" in err if named else " at step" not in err
 
@@ -121,30 +121,30 @@ def test_submit_wait_names_first_metric_without_number(
     ],
 )
 def test_submit_wait_notes_error_at_the_end_of_a_completed_job(
-    here: Session, said: Said, command: str, *, is_noted: bool
+    played_session: Session, run_verb: RunVerb, command: str, *, is_noted: bool
 ) -> None:
     Path("losses.sh").write_text(f"#!/bin/bash\n{command}\nexit 0\n")
-    err = said("submit", "losses.sh", "--wait")[1]
+    err = run_verb("submit", "losses.sh", "--wait")[1]
     assert shows(err, "log-ends-with-error") is is_noted
 
 
 @pytest.mark.parametrize(("after", "is_noted"), [("print('recovered')", False), ("", True)])
-def test_submit_wait_notes_handled_error_of_a_program_only_as_its_last_word(
-    here: Session, said: Said, after: str, *, is_noted: bool
+def test_submit_wait_notes_a_handled_error_if_it_is_the_last_line(
+    played_session: Session, run_verb: RunVerb, after: str, *, is_noted: bool
 ) -> None:
     handled = "import traceback\ntry:\n    open('no')\nexcept OSError:\n    traceback.print_exc()\n"
     Path("fit.py").write_text(handled + after + "\n")
-    err = said("submit", "fit.py", "--wait")[1]
+    err = run_verb("submit", "fit.py", "--wait")[1]
     assert shows(err, "log-ends-with-error") is is_noted
     assert "set -eo pipefail" not in err
 
 
-def test_without_a_wait_it_says_how_to_compare(run: str, said: Said) -> None:
-    out, err = said("replay", "1")
+def test_replay_without_wait_names_the_command_to_compare(run: str, run_verb: RunVerb) -> None:
+    out, err = run_verb("replay", "1")
     assert "job 2 (losses)" in out
     assert "`clusterctl collect 2`" in err
     assert "diff demo-1-losses 2`" in err
-    out, err = said("replay", "1", "--dry-run", "--time", "5m")
+    out, err = run_verb("replay", "1", "--dry-run", "--time", "5m")
     assert "#SBATCH --time=00:05:00" in out
     assert "would send 2 files (" in err
 
@@ -178,7 +178,7 @@ AGAIN = {"replay_of": f"{7:08x}", "of_failed": True}
 
 
 @pytest.fixture
-def swept(here: Session) -> None:
+def swept(played_session: Session) -> None:
     Path("losses.sh").write_text(LOSSES)
     sweep(FAILED)
 
@@ -194,10 +194,10 @@ def swept(here: Session) -> None:
         (("--partition", "tarin", "--dry-run"), "unknown-partition", "'tarin'"),
     ],
 )
-def test_what_can_not_be_is_refused(
-    swept: None, said: Said, words: tuple[str, ...], code: str, named: str
+def test_replay_with_wrong_options_is_refused(
+    swept: None, run_verb: RunVerb, words: tuple[str, ...], code: str, named: str
 ) -> None:
-    (failure,) = json.loads(said("-o", "json", "replay", "7_2", *words, rc=2)[0])["failures"]
+    (failure,) = json.loads(run_verb("-o", "json", "replay", "7_2", *words, rc=2)[0])["failures"]
     assert failure["code"] == code
     assert named in failure["cause"]
 
@@ -208,39 +208,41 @@ def array(script: str) -> str:
     )
 
 
-def test_failed_tasks_alone_and_of_them_those_that_failed_again(swept: None, said: Said) -> None:
-    out, err = said("replay", "7", "--failed", "--dry-run")
+def test_replay_failed_repeats_tasks_that_still_fail(swept: None, run_verb: RunVerb) -> None:
+    out, err = run_verb("replay", "7", "--failed", "--dry-run")
     assert array(out) == "1,3%2"
     assert "demo-7-losses, tasks 1,3%2" in err
     sweep({1: "COMPLETED", 3: "FAILED"}, 8, **AGAIN)
     for name in ("7", "8"):
-        assert array(said("replay", name, "--failed", "--dry-run")[0]) == "3%2"
+        assert array(run_verb("replay", name, "--failed", "--dry-run")[0]) == "3%2"
     sweep({3: "COMPLETED"}, 9, **AGAIN)
-    assert "demo-7-losses" in said("replay", "7", "--failed", "--wait")[0]
-    assert json.loads(said("replay", "7", "--failed", "-o", "json")[0])["jobs"] == []
+    assert "demo-7-losses" in run_verb("replay", "7", "--failed", "--wait")[0]
+    assert json.loads(run_verb("replay", "7", "--failed", "-o", "json")[0])["jobs"] == []
 
 
-def test_sweep_and_its_failed_tasks_are_ranked_together(swept: None, said: Said) -> None:
+def test_sweep_and_its_failed_tasks_are_ranked_together(swept: None, run_verb: RunVerb) -> None:
     sweep({1: "COMPLETED", 3: "FAILED"}, 8, **AGAIN)
     sweep(
         dict.fromkeys(range(4), "COMPLETED"), 9, replay_of=AGAIN["replay_of"]
     )  # of all, which is another one
     for name in ("7", "8"):
-        rows = json.loads(said("runs", "--sweep", name, "-o", "json")[0])["runs"]
+        rows = json.loads(run_verb("runs", "--sweep", name, "-o", "json")[0])["runs"]
         assert [row["job"] for row in rows] == ["7_0", "8_1", "7_2", "8_3"]
-    rows = json.loads(said("runs", "--sweep", "9", "-o", "json")[0])["runs"]
+    rows = json.loads(run_verb("runs", "--sweep", "9", "-o", "json")[0])["runs"]
     assert [row["job"] for row in rows] == ["9_0", "9_1", "9_2", "9_3"]
 
 
-def test_replay_with_current_code_sends_and_lists_it(swept: None, said: Said) -> None:
+def test_replay_with_current_code_sends_and_lists_it(swept: None, run_verb: RunVerb) -> None:
     shutil.copy("losses.sh", "runs/demo-7-losses")
-    err = said("replay", "7", "--failed", "--dry-run")[1]
+    err = run_verb("replay", "7", "--failed", "--dry-run")[1]
     assert not shows(err, "code-changed-since")
     Path("losses.sh").write_text(f"{LOSSES}\n# corrected\n")
     Path("more.txt").write_text("new\n")
-    assert shows(said("replay", "7", "--failed", "--dry-run")[1], "code-changed-since")
-    assert array(said("replay", "7", "--failed", "--code", "current", "--dry-run")[0]) == "1,3%2"
-    out, err = said("replay", "7_1", "--code", "current", "--wait", "-o", "json")
+    assert shows(run_verb("replay", "7", "--failed", "--dry-run")[1], "code-changed-since")
+    assert (
+        array(run_verb("replay", "7", "--failed", "--code", "current", "--dry-run")[0]) == "1,3%2"
+    )
+    out, err = run_verb("replay", "7_1", "--code", "current", "--wait", "-o", "json")
     assert not shows(err, "code-changed-since")
     (answer,) = json.loads(out)["jobs"]
     changed = {entry["key"]: (entry["a"], entry["b"]) for entry in answer["differences"]}
@@ -253,52 +255,60 @@ def test_replay_with_current_code_sends_and_lists_it(swept: None, said: Said) ->
     assert (facts["code"], facts["job"]["script"]) == ("current", str(Path("losses.sh").absolute()))
 
 
-def test_ranking_names_failed_tasks_and_other_code(swept: None, said: Said) -> None:
-    out = said("runs", "--sweep", "7")[0]
+def test_ranking_names_failed_tasks_and_other_code(swept: None, run_verb: RunVerb) -> None:
+    out = run_verb("runs", "--sweep", "7")[0]
     assert shows(out, "sweep-incomplete")
     assert not shows(out, "sweep-of-two-programs")
     sweep({1: "COMPLETED", 3: "COMPLETED"}, 8, **AGAIN, source="0" * 64)
-    out = said("runs", "--sweep", "7")[0]
+    out = run_verb("runs", "--sweep", "7")[0]
     assert not shows(out, "sweep-incomplete")
     assert shows(out, "sweep-of-two-programs")
 
 
-def test_current_code_of_a_script_that_is_gone(swept: None, said: Said) -> None:
+def test_replay_with_current_code_of_a_removed_script_is_refused(
+    swept: None, run_verb: RunVerb
+) -> None:
     Path("losses.sh").unlink()
-    refusal = said("replay", "7", "--failed", "--code", "current", "--dry-run", rc=2)[1]
+    refusal = run_verb("replay", "7", "--failed", "--code", "current", "--dry-run", rc=2)[1]
     assert shows(refusal, "not-replayable")
     assert "losses.sh" in refusal
 
 
-def test_tasks_that_go_on_are_not_run_again(swept: None, said: Said) -> None:
+def test_replay_failed_skips_running_tasks(swept: None, run_verb: RunVerb) -> None:
     sweep({1: "RUNNING", 3: "PENDING"}, 8, **AGAIN, final=False)
-    refusal = said("replay", "7", "--failed", rc=2)[1]
+    refusal = run_verb("replay", "7", "--failed", rc=2)[1]
     assert shows(refusal, "job-not-ended")
     assert "job 8 " in refusal
-    assert shows(said("replay", "7", "--failed", "--set", "base=2", rc=2)[1], "options-exclusive")
+    assert shows(
+        run_verb("replay", "7", "--failed", "--set", "base=2", rc=2)[1], "options-exclusive"
+    )
 
 
-def test_winner_is_replayed_as_one_job(swept: None, said: Said) -> None:
-    out, err = said("replay", "7_2", "--set", "lr=5", "--dry-run")
+def test_winner_is_replayed_as_one_job(swept: None, run_verb: RunVerb) -> None:
+    out, err = run_verb("replay", "7_2", "--set", "lr=5", "--dry-run")
     assert "--array" not in out
     assert '"$files"/losses.sh --base 1 --lr 5' in out
     assert "  lr: 2 -> 5\n" in err
 
 
-def test_tasks_with_numbers_that_none_can_have(here: Session, said: Said) -> None:
+def test_replay_of_an_impossible_task_number_is_refused(
+    played_session: Session, run_verb: RunVerb
+) -> None:
     for number, one in enumerate(("²", "9" * 5000, "1; rm"), 1):
         tasks = [{"id": f"{number}_{one}", "state": "FAILED"}]
         made_run(Path("runs"), number, tasks=tasks)
-        assert shows(said("replay", str(number), "--failed", rc=2)[1], "task-without-number")
+        assert shows(run_verb("replay", str(number), "--failed", rc=2)[1], "task-without-number")
 
 
-def test_replay_of_a_bundled_job_compares_its_programs(here: Session, said: Said) -> None:
+def test_replay_of_a_bundled_job_compares_its_programs(
+    played_session: Session, run_verb: RunVerb
+) -> None:
     facts = {"payload": "0123456789abcdef", "given": ["nodes"]}
     made_run(
         Path("runs"), args=["--epochs", "1"], job={"bundled": "train", "nodes": 2}, client=facts
     )
     Path("runs/demo-1-train/source.json").unlink()
-    out, err = said("replay", "1", "--dry-run")
+    out, err = run_verb("replay", "1", "--dry-run")
     assert "#SBATCH --nodes=2" in out
     assert " train --epochs 1" in out
     assert "  clusterctl: 1.0 -> " in err

@@ -40,26 +40,26 @@ def workspace(tmp_path: Path) -> Workspace:
     return one
 
 
-def test_whole_run_needs_no_word(workspace: Workspace) -> None:
+def test_note_on_skipped_files_of_a_complete_run_is_empty(workspace: Workspace) -> None:
     assert not_brought_home(run(workspace)) == ""
 
 
 @pytest.mark.parametrize(
-    ("provider", "keep", "said"),
+    ("provider", "keep", "text"),
     [
         ("local", False, "`down` refuses while they exist only there"),
         ("local", True, "they stay on the kept storage"),
         ("onprem", True, "they stay on your machines"),
     ],
 )
-def test_what_becomes_of_it_depends_on_the_cluster(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, provider: str, said: str, *, keep: bool
+def test_note_on_uncollected_files_follows_the_provider(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, provider: str, text: str, *, keep: bool
 ) -> None:
     monkeypatch.setattr(
         inventory, "inventory_of", lambda _: SimpleNamespace(traits=PROVIDERS[provider])
     )
     monkeypatch.setattr(inventory, "keeps_storage", lambda _: keep)
-    assert collecting._what_becomes(workspace) == said
+    assert collecting._what_becomes(workspace) == text
 
 
 def test_uncollected_reasons_show_first_file_and_count(workspace: Workspace) -> None:
@@ -82,7 +82,7 @@ def test_uncollected_reasons_show_first_file_and_count(workspace: Workspace) -> 
     ("words", "seconds"), [("collect --all", 5), ("jobs", 10), ("cancel 1", 10)]
 )
 def test_stopped_slurmctld_is_waited_for_once_and_not_for_long(
-    here: Session,
+    played_session: Session,
     cluster: PlayedCluster,
     tmp_path: Path,
     set_clock: Callable[[Clock], None],
@@ -91,21 +91,21 @@ def test_stopped_slurmctld_is_waited_for_once_and_not_for_long(
     words: str,
     seconds: int,
 ) -> None:
-    submitted(here, tmp_path, "true")
+    submitted(played_session, tmp_path, "true")
     with cluster.state() as state:
         state["away"] = 1000
     slept: list[float] = []
     set_clock(Clock(lambda: sum(slept), slept.append))
     app(words.split(), prog_name="clusterctl", standalone_mode=False)
     assert sum(slept) == pytest.approx(seconds)
-    said = capsys.readouterr().err
-    assert shows(said, "slurm-away")
-    assert f"squeue for {seconds}" in said
-    assert "`clusterctl up`" in said
+    text = capsys.readouterr().err
+    assert shows(text, "slurm-away")
+    assert f"squeue for {seconds}" in text
+    assert "`clusterctl up`" in text
 
 
 def test_run_that_is_not_collected_leaves_the_table(
-    here: Session, cluster: PlayedCluster, capsys: pytest.CaptureFixture[str]
+    played_session: Session, cluster: PlayedCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table of a scaling has its other runs. The job without a run is named."""
     Path("mine.sh").write_text("#!/bin/bash\necho '{\"loss\": 1.5}' >metrics.jsonl\n")
@@ -114,21 +114,21 @@ def test_run_that_is_not_collected_leaves_the_table(
     rows = json.loads(capsys.readouterr().out)["jobs"]
     for row in rows:
         cluster.wait_until_ended(row["job_id"])
-    entry = here.ledger.find(rows[1]["job_id"])
+    entry = played_session.ledger.find(rows[1]["job_id"])
     assert entry is not None
-    here.ledger.update(entry, remote_dir=None)
+    played_session.ledger.update(entry, remote_dir=None)
     job = JobSpec(name=rows[0]["name"], script=Path("mine.sh"), scaling=Scaling(nodes=(1, 2)))
-    show_tables(Screen(json=False, color=False), here, rows, [job, job], [])
+    show_tables(Screen(json=False, color=False), played_session, rows, [job, job], [])
     assert [size["runs"] for size in rows[1]["scaling"]["curves"][0]["sizes"]] == [1]
-    told = capsys.readouterr()
-    assert "job 2: " in told.err
+    output = capsys.readouterr()
+    assert "job 2: " in output.err
     # A table is a result: `submit ... --wait >table.txt` keeps it.
-    assert "loss" in told.out
-    assert "1 node" in told.out
+    assert "loss" in output.out
+    assert "1 node" in output.out
 
 
 def test_sweep_of_option_with_name_of_field_shows_values_of_option(
-    here: Session,
+    played_session: Session,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -146,14 +146,14 @@ def test_sweep_of_option_with_name_of_field_shows_values_of_option(
     monkeypatch.setattr("clusterctl.cli.runs.collect_runs", lambda *_: [collected])
     rows: list[dict[str, Any]] = [{"job_id": "9"}]
     job = JobSpec(name="mine", bundled="train", sweep={"grid": ["name=sgd,adam", "nodes=7"]})
-    show_tables(Screen(json=False, color=False), here, rows, [job], [])
-    told = capsys.readouterr()
-    assert "best: 9_1 config.name=adam config.nodes=7: " in told.out
-    assert "sgd" in told.out
+    show_tables(Screen(json=False, color=False), played_session, rows, [job], [])
+    output = capsys.readouterr()
+    assert "best: 9_1 config.name=adam config.nodes=7: " in output.out
+    assert "sgd" in output.out
 
 
-def test_sweep_by_metric_of_unknown_direction_is_told_how_to_rank(
-    here: Session,
+def test_sweep_by_metric_of_unknown_direction_names_the_option_to_rank(
+    played_session: Session,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -165,7 +165,7 @@ def test_sweep_by_metric_of_unknown_direction_is_told_how_to_rank(
     monkeypatch.setattr("clusterctl.cli.runs.collect_runs", lambda *_: [collected])
     rows: list[dict[str, Any]] = [{"job_id": "9"}]
     job = JobSpec(name="mine", bundled="train", sweep={"grid": ["a=1,2"]})
-    show_tables(Screen(json=False, color=False), here, rows, [job], [])
-    told = capsys.readouterr()
-    assert "--goal min" in told.err
-    assert (rows[0]["sweep"], "best" in told.out) == (None, False)
+    show_tables(Screen(json=False, color=False), played_session, rows, [job], [])
+    output = capsys.readouterr()
+    assert "--goal min" in output.err
+    assert (rows[0]["sweep"], "best" in output.out) == (None, False)

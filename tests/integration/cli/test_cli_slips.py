@@ -69,12 +69,12 @@ def test_slip_is_refused_with_the_near_name_or_the_habit(
     cli: Clusterctl, folder: Path, typed: str
 ) -> None:
     code, cause, fix = SLIPS[typed]
-    ran = cli("-o", "json", *shlex.split(typed), rc=2)
-    (failure,) = ran.json["failures"]
+    result = cli("-o", "json", *shlex.split(typed), rc=2)
+    (failure,) = result.json["failures"]
     assert failure["code"] == code
     assert cause in failure["cause"]
     assert fix in failure["fix"]
-    assert sum(line.startswith("error: ") for line in ran.stderr.splitlines()) == 1
+    assert sum(line.startswith("error: ") for line in result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def options_of(verb: str) -> set[str]:
 
 
 @pytest.mark.parametrize("typed", HABITS)
-def test_habit_is_unknown_and_its_answer_is_known(typed: str) -> None:
+def test_habit_table_names_foreign_commands_with_existing_answers(typed: str) -> None:
     """The table neither hides a verb or an option of ours, nor names one that does not exist."""
     first, *rest = typed.split()
     assert typed not in [*VERBS, *app.commands]
@@ -115,7 +115,7 @@ def test_habit_is_unknown_and_its_answer_is_known(typed: str) -> None:
     assert options_of(verb) >= {word for word in words if word.startswith("-") and word != "--"}
 
 
-def test_slurms_own_names_of_flags(cli: Clusterctl) -> None:
+def test_flags_accept_slurms_names(cli: Clusterctl) -> None:
     flags = "--ntasks-per-node 2 -c 3 --gpus-per-node 0 -t 30 -J slow"
     script = cli("submit", "train", *flags.split(), "--dry-run").stdout
     for line in ("--ntasks-per-node=2", "--cpus-per-task=3", "--time=00:30:00", "--job-name=slow"):
@@ -123,13 +123,13 @@ def test_slurms_own_names_of_flags(cli: Clusterctl) -> None:
     assert "--job-name" not in cli("submit", "--help").stdout
 
 
-def test_words_after_the_dashes_are_the_programs(cli: Clusterctl, folder: Path) -> None:
+def test_words_after_two_dashes_are_arguments_of_the_program(cli: Clusterctl, folder: Path) -> None:
     script = cli("submit", "x.py", "--dry-run", "--", "min", "--nodes", "3", "--help").stdout
     assert script.rpartition("x.py ")[2].split()[:4] == ["min", "--nodes", "3", "--help"]
     assert " gemm --sizes 64" in cli("submit", "--dry-run", "--", "gemm", "--sizes", "64").stdout
 
 
-def test_arguments_of_bundled_jobs_are_checked_here(cli: Clusterctl) -> None:
+def test_arguments_of_bundled_jobs_are_checked_before_submission(cli: Clusterctl) -> None:
     """The payload's own test has the other errors."""
     for flags, words, part in (
         ((), ("--lrr", "0.1"), "mean --lr?"),
@@ -137,48 +137,52 @@ def test_arguments_of_bundled_jobs_are_checked_here(cli: Clusterctl) -> None:
         (("--array", "0-3"), ("--pp", "9"), "--pp 9"),
         (("--nodes", "2", "--tasks-per-node", "2"), ("--pp", "3"), "the 4 ranks"),
     ):
-        ran = cli("-o", "json", "submit", "train", *flags, "--", *words, rc=2)
-        (failure,) = ran.json["failures"]
+        result = cli("-o", "json", "submit", "train", *flags, "--", *words, rc=2)
+        (failure,) = result.json["failures"]
         assert failure["code"] == "program-arguments"
         assert failure["cause"].startswith("train: ")
         assert part in failure["cause"]
         assert "train -- --help`" in failure["fix"]
         # No cluster is looked for before that.
-        assert ran.stderr.startswith("error: ")
+        assert result.stderr.startswith("error: ")
 
 
 def test_arguments_are_checked_against_the_default_ranks(cli: Clusterctl) -> None:
-    ran = cli("-o", "json", "submit", "train", "--dry-run", "--", "--zero", "1", rc=2)
-    (failure,) = ran.json["failures"]
+    result = cli("-o", "json", "submit", "train", "--dry-run", "--", "--zero", "1", rc=2)
+    (failure,) = result.json["failures"]
     assert failure["code"] == "program-arguments"
     assert all(part in failure["cause"] for part in ("--zero", "two or more"))
 
 
-def test_arguments_in_a_job_file_are_checked_here(cli: Clusterctl) -> None:
+def test_arguments_in_a_job_file_are_checked_before_submission(cli: Clusterctl) -> None:
     (cli.cwd / "job.yaml").write_text(
         "job: train\nvariants: {a: {args: [--lr, 1e-2]}, b: {args: [--lrr, 1e-2]}}\n"
     )
-    ran = cli("-o", "json", "submit", "job.yaml", rc=2)
-    assert codes(ran) == ["program-arguments"]
-    assert all(part in ran.stderr for part in ("train: ", "--lrr 1e-2", "mean --lr?", "(train-b)"))
+    result = cli("-o", "json", "submit", "job.yaml", rc=2)
+    assert codes(result) == ["program-arguments"]
+    assert all(
+        part in result.stderr for part in ("train: ", "--lrr 1e-2", "mean --lr?", "(train-b)")
+    )
 
 
 def test_error_of_a_sweep_names_the_values(cli: Clusterctl) -> None:
-    ran = cli("-o", "json", "submit", "train", "--sweep", "model=mlp,gpt-tiny", "--dry-run", rc=2)
-    (failure,) = ran.json["failures"]
+    result = cli(
+        "-o", "json", "submit", "train", "--sweep", "model=mlp,gpt-tiny", "--dry-run", rc=2
+    )
+    (failure,) = result.json["failures"]
     assert failure["code"] == "program-arguments"
-    assert "(--model gpt-tiny)" in ran.stderr
+    assert "(--model gpt-tiny)" in result.stderr
 
 
-def test_words_after_the_dashes_replace_the_args_of_a_job_file(cli: Clusterctl) -> None:
+def test_words_after_two_dashes_replace_args_of_a_job_file(cli: Clusterctl) -> None:
     (cli.cwd / "job.yaml").write_text(
         "job: train\nargs: [--epochs, 2]\nvariants: {a: {}, b: {args+: [--lr, 1]}}\n"
     )
-    ran = cli("submit", "job.yaml", "--dry-run", "--", "--seed", "3")
-    assert ran.stdout.count(" train --seed 3") == 2
+    result = cli("submit", "job.yaml", "--dry-run", "--", "--seed", "3")
+    assert result.stdout.count(" train --seed 3") == 2
 
 
-def test_config_file_of_the_cluster_is_left_to_the_job(cli: Clusterctl) -> None:
+def test_config_file_on_the_cluster_is_not_checked_locally(cli: Clusterctl) -> None:
     script = cli(
         "submit", "train", "--dry-run", "--", "--config", "/shared/x.toml", "--lr", "0.1"
     ).stdout
@@ -188,16 +192,16 @@ def test_config_file_of_the_cluster_is_left_to_the_job(cli: Clusterctl) -> None:
 
 
 def test_help_of_a_bundled_job(cli: Clusterctl) -> None:
-    said = cli("submit", "train", "--nodes", "2", "--", "--help")
-    assert said.stdout.split()[1:5] == ["clusterctl", "submit", "train", "--"]
-    assert "--global-batch-size N" in said.stdout
-    assert said.stderr == ""
+    output = cli("submit", "train", "--nodes", "2", "--", "--help")
+    assert output.stdout.split()[1:5] == ["clusterctl", "submit", "train", "--"]
+    assert "--global-batch-size N" in output.stdout
+    assert output.stderr == ""
     assert "--run RUN" in cli("-o", "json", "submit", "predict", "--", "-h").json["help"]
 
 
 @pytest.mark.parametrize("job", ["eval", "sample", "predict", "export"])
 def test_job_without_its_model_is_refused(cli: Clusterctl, job: str) -> None:
-    ran = cli("-o", "json", "submit", job, rc=2)
-    assert codes(ran) == ["needs-trained-model"]
-    assert f" {job} --run RUN\n" in ran.stderr
-    assert ("or a checkpoint" in ran.stderr) == (job in {"eval", "export"})
+    result = cli("-o", "json", "submit", job, rc=2)
+    assert codes(result) == ["needs-trained-model"]
+    assert f" {job} --run RUN\n" in result.stderr
+    assert ("or a checkpoint" in result.stderr) == (job in {"eval", "export"})

@@ -38,11 +38,11 @@ def test_missing_private_key_is_named_before_login(verb: str, cli: Clusterctl) -
     (cli.cwd / "cluster.yaml").write_text(SPEC)
     (cli.cwd / "keys").mkdir()
     (cli.cwd / "keys/half.pub").touch()  # its other half may be in an agent
-    ran = cli("-o", "json", *verb.split(), rc=2)
-    assert codes(ran) == ["key-file-missing"]
+    result = cli("-o", "json", *verb.split(), rc=2)
+    assert codes(result) == ["key-file-missing"]
     for part in ("/nowhere/key", f"{cli.cwd}/keys/none", "(head, gpu02)", "fix: correct `key`"):
-        assert part in ran.stderr
-    assert "keys/half" not in ran.stderr
+        assert part in result.stderr
+    assert "keys/half" not in result.stderr
 
 
 def test_host_keys_shown_before_confirmation_with_json(capsys):
@@ -66,7 +66,7 @@ def test_machine_types_of_a_spec_are_shown(cli: Clusterctl) -> None:
 
 
 @pytest.mark.parametrize(("provider", "verb"), [("local", "up"), ("existing", "attach")])
-def test_init_names_the_verb_that_comes_next(cli: Clusterctl, provider: str, verb: str) -> None:
+def test_init_names_the_next_command(cli: Clusterctl, provider: str, verb: str) -> None:
     assert f"run `clusterctl {verb}`" in cli("init", "--provider", provider).stdout
 
 

@@ -29,7 +29,7 @@ def sweep(cli: Clusterctl) -> str:
     return "sweep.yaml"
 
 
-def test_one_job_is_told_by_itself_and_in_the_list(cli: Clusterctl, sweep: str) -> None:
+def test_submit_of_a_job_answers_its_keys_and_a_list(cli: Clusterctl, sweep: str) -> None:
     for argv in (("train", "--nodes", "2", "--name", "train-big"), (sweep, "--variant", "big")):
         answer = cli("-o", "json", "submit", *argv, "--dry-run").json
         assert set(answer) == {"ok", "failures", "name", "script", "source", "jobs"}
@@ -37,7 +37,7 @@ def test_one_job_is_told_by_itself_and_in_the_list(cli: Clusterctl, sweep: str) 
         assert "#SBATCH --nodes=2" in answer["script"]
 
 
-def test_several_are_told_in_the_list_alone(cli: Clusterctl, sweep: str) -> None:
+def test_submit_of_several_jobs_answers_a_list_only(cli: Clusterctl, sweep: str) -> None:
     answer = cli("-o", "json", "submit", sweep, "--dry-run", "--env", "A=1").json
     assert set(answer) == {"ok", "failures", "jobs"}
     assert [job["name"] for job in answer["jobs"]] == ["train-small", "train-big"]
@@ -49,7 +49,7 @@ def test_several_are_told_in_the_list_alone(cli: Clusterctl, sweep: str) -> None
     ]
 
 
-def test_what_contradicts_itself_is_refused(cli: Clusterctl, sweep: str) -> None:
+def test_submit_with_contradicting_options_is_refused(cli: Clusterctl, sweep: str) -> None:
     for argv, code in (
         ((sweep, "--follow"), "follow-needs-one-job"),
         (("train", "--variant", "big"), "no-variants"),
@@ -68,10 +68,10 @@ def test_submit_impossible_resources_refused_without_cluster(cli: Clusterctl) ->
         assert named in failure["cause"]
         assert fix in failure["fix"]
     (cli.cwd / "job.yaml").write_text("job: train\nvariants: {a: {}, b: {partition: tarin}}\n")
-    ran = cli("-o", "json", "submit", "job.yaml", "--dry-run", rc=2)
-    assert "jobs" not in ran.json
-    assert codes(ran) == ["unknown-partition"]
-    assert "'tarin'" in ran.stderr
+    result = cli("-o", "json", "submit", "job.yaml", "--dry-run", rc=2)
+    assert "jobs" not in result.json
+    assert codes(result) == ["unknown-partition"]
+    assert "'tarin'" in result.stderr
 
 
 def test_submit_array_above_the_limit_of_slurm_refused(cli: Clusterctl) -> None:
@@ -93,9 +93,9 @@ def test_wait_is_written_as_a_time_limit_is(cli: Clusterctl) -> None:
         assert codes(cli("-o", "json", "submit", "train", "--wait", "--timeout", text, rc=2)) == [
             "not-up"
         ]
-    ran = cli("-o", "json", "submit", "train", "--wait", "--timeout", "soon", rc=2)
-    assert codes(ran) == ["bad-value"]
-    assert "'soon'" in ran.stderr
+    result = cli("-o", "json", "submit", "train", "--wait", "--timeout", "soon", rc=2)
+    assert codes(result) == ["bad-value"]
+    assert "'soon'" in result.stderr
 
 
 def test_schema_of_job_files(cli: Clusterctl) -> None:
@@ -113,11 +113,11 @@ def run(cli: Clusterctl) -> Path:
     return folder
 
 
-def test_model_is_used_here_without_a_cluster(cli: Clusterctl, run: Path) -> None:
+def test_predict_local_needs_no_cluster(cli: Clusterctl, run: Path) -> None:
     use = ("submit", "predict", "--run", run.name, "--local")
-    said = cli(*use, "--", "digits.csv")
-    assert said.stderr == ""
-    classes = [line.split(": ")[1].split()[0] for line in said.stdout.splitlines()]
+    output = cli(*use, "--", "digits.csv")
+    assert output.stderr == ""
+    classes = [line.split(": ")[1].split()[0] for line in output.stdout.splitlines()]
     assert sum(str(digit) == found for digit, found in enumerate(classes)) >= 8
     answer = cli("-o", "json", *use, "--weights", "final", "--", "digits.csv").json
     assert answer["ok"]
@@ -132,7 +132,7 @@ def test_model_is_used_here_without_a_cluster(cli: Clusterctl, run: Path) -> Non
     assert not (cli.home / "local").exists()
 
 
-def test_what_can_not_be_used_here_is_told_in_one_error(cli: Clusterctl, run: Path) -> None:
+def test_local_commands_refuse_unusable_runs_with_one_error(cli: Clusterctl, run: Path) -> None:
     for argv, code, named in (
         (("sample", "--run", run), "model-unfit-for-command", "which takes images"),
         (
@@ -151,12 +151,12 @@ def test_what_can_not_be_used_here_is_told_in_one_error(cli: Clusterctl, run: Pa
         ),
         (("train", "--run", run), "option-needs-option", "eval, sample, predict, export"),
     ):
-        said = cli("-o", "json", "submit", "--local", *argv, rc=2)
-        (failure,) = said.json["failures"]
-        assert failure["code"] == code, said
+        output = cli("-o", "json", "submit", "--local", *argv, rc=2)
+        (failure,) = output.json["failures"]
+        assert failure["code"] == code, output
         assert named in f"{failure['cause']} {failure['fix']}"
         # It reads files of this machine.
-        assert "put" not in said.stderr
+        assert "put" not in output.stderr
     weights = run / "model" / "best.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])
     assert (
@@ -165,7 +165,7 @@ def test_what_can_not_be_used_here_is_told_in_one_error(cli: Clusterctl, run: Pa
     )
 
 
-def test_arguments_are_checked_against_the_run_here(cli: Clusterctl, run: Path) -> None:
+def test_arguments_are_checked_against_the_local_run(cli: Clusterctl, run: Path) -> None:
     (run / "run.json").write_text('{"token": "0123abcd"}')
     for argv, part in (
         (("sample", "--run", run), "takes images"),
@@ -179,13 +179,13 @@ def test_arguments_are_checked_against_the_run_here(cli: Clusterctl, run: Path) 
         assert part in failure["cause"]
 
 
-def test_model_that_is_here_goes_with_the_job(cli: Clusterctl, run: Path) -> None:
-    said = cli(
+def test_submit_sends_a_local_model_with_the_job(cli: Clusterctl, run: Path) -> None:
+    output = cli(
         "-o", "json", "submit", "predict", "--run", run.name, "--dry-run", "--", "digits.csv"
     ).json
-    assert "payload predict --model-folder" in said["script"]
-    assert " model --weights best " in said["script"]
-    assert said["source"]["files"] == 3
+    assert "payload predict --model-folder" in output["script"]
+    assert " model --weights best " in output["script"]
+    assert output["source"]["files"] == 3
 
 
 def test_runs_are_offered(cli: Clusterctl, run: Path) -> None:

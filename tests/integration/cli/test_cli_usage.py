@@ -39,59 +39,59 @@ REFUSED = {
 }
 
 
-def failures(ran: Ran) -> list[dict[str, object]]:
-    assert ran.json["ok"] is False
-    return list(ran.json["failures"])
+def failures(result: Ran) -> list[dict[str, object]]:
+    assert result.json["ok"] is False
+    return list(result.json["failures"])
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_wrong_command_is_one_error_with_a_way_out(cli: Clusterctl, wrong: str) -> None:
+def test_wrong_command_is_one_error_with_a_fix(cli: Clusterctl, wrong: str) -> None:
     argv, code, named = REFUSED[wrong]
-    ran = cli("-o", "json", *argv, rc=2)
-    (failure,) = failures(ran)
+    result = cli("-o", "json", *argv, rc=2)
+    (failure,) = failures(result)
     assert failure["code"] == code
     assert named in str(failure["cause"])
     assert failure["fix"]
-    (error,) = (line for line in ran.stderr.splitlines() if line.startswith("error: "))
+    (error,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
     assert named in error
-    assert "\n  fix: " in ran.stderr
-    assert "Value error" not in ran.stderr
+    assert "\n  fix: " in result.stderr
+    assert "Value error" not in result.stderr
 
 
 @pytest.mark.parametrize("json", [["-ojson"], ["--output", "json"], ["--output=json"]], ids="".join)
-def test_json_is_asked_for_in_several_ways(cli: Clusterctl, json: list[str]) -> None:
+def test_json_output_has_several_spellings(cli: Clusterctl, json: list[str]) -> None:
     assert failures(cli(*json, "launch", rc=2))
     assert failures(cli("up", *json, "--fast", rc=2))
     assert cli("validate", *json).json["ok"] is True
 
 
-def test_what_stands_after_the_dashes_is_not_ours(cli: Clusterctl) -> None:
-    ran = cli("submit", "--bogus", "--", "-o", "json", rc=2)
-    assert ran.stdout == ""
-    assert "--bogus" in ran.stderr
+def test_arguments_after_two_dashes_are_not_options(cli: Clusterctl) -> None:
+    result = cli("submit", "--bogus", "--", "-o", "json", rc=2)
+    assert result.stdout == ""
+    assert "--bogus" in result.stderr
 
 
-def test_all_problems_of_a_spec_are_one_failure_each(cli: Clusterctl) -> None:
+def test_spec_problems_are_one_failure_each(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(BAD_SPEC)
-    ran = cli("validate", "-o", "json", rc=2)
-    causes = [str(failure["cause"]) for failure in failures(ran)]
+    result = cli("validate", "-o", "json", rc=2)
+    causes = [str(failure["cause"]) for failure in failures(result)]
     assert [cause.partition("cluster.yaml:")[2].split(":")[0] for cause in causes] == ["2", "5"]
 
 
-def test_spec_file_without_its_option_is_told_the_option(cli: Clusterctl) -> None:
+def test_spec_file_without_its_option_names_the_option(cli: Clusterctl) -> None:
     assert "`-f brk.yaml`" in cli("up", "brk.yaml", rc=2).stderr
     assert "`--file 'my spec.yml'`" in cli("logs", "1", "my spec.yml", rc=2).stderr
     assert "`clusterctl up --help`" in cli("up", "demo", rc=2).stderr
 
 
-def test_no_verb_shows_the_help_and_is_an_error(cli: Clusterctl) -> None:
-    ran = cli(rc=2)
-    assert ran.stderr.count("Usage: clusterctl") == 1
-    assert "\n  submit " in ran.stderr
-    assert "..." not in ran.stderr.partition("Commands:")[2], (
+def test_command_without_a_verb_shows_the_help_and_fails(cli: Clusterctl) -> None:
+    result = cli(rc=2)
+    assert result.stderr.count("Usage: clusterctl") == 1
+    assert "\n  submit " in result.stderr
+    assert "..." not in result.stderr.partition("Commands:")[2], (
         "a verb's first sentence is too long for its line"
     )
-    assert ran.stdout == ""
+    assert result.stdout == ""
     assert "Usage: clusterctl node" in cli("node", rc=2).stderr
     (failure,) = failures(cli("-o", "json", rc=2))
     assert failure["code"] == "bad-command-line"
@@ -100,9 +100,9 @@ def test_no_verb_shows_the_help_and_is_an_error(cli: Clusterctl) -> None:
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help_is_a_result(cli: Clusterctl, option: str) -> None:
     for argv in ([], ["up"], ["submit"], ["cache", "prune"]):
-        ran = cli(*argv, option)
-        assert ran.stdout.startswith(f"Usage: clusterctl {' '.join(argv)}".rstrip())
-        assert ran.stderr == ""
+        result = cli(*argv, option)
+        assert result.stdout.startswith(f"Usage: clusterctl {' '.join(argv)}".rstrip())
+        assert result.stderr == ""
 
 
 def test_version(cli: Clusterctl) -> None:
@@ -147,7 +147,7 @@ def test_init_writes_the_examples_and_overwrites_none(cli: Clusterctl) -> None:
     assert not (cli.cwd / "cluster.yaml").exists()
 
 
-def test_looking_leaves_nothing_behind(cli: Clusterctl) -> None:
+def test_reading_verbs_create_no_files(cli: Clusterctl) -> None:
     cli("validate")
     cli("status", rc=2)
     cli("schema")

@@ -1,4 +1,4 @@
-"""A node of a cloud downloads CuPy from the package index."""
+"""A cloud node downloads CuPy from the package index."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ class Installs(LocalTransport):
 def test_cloud_node_with_package_index_downloads_cupy_itself(
     workspace: Workspace, tmp_path: Path, index: str
 ) -> None:
-    """Through Identity-Aware Proxy 2.1 GB would take hours, a node, and Google does not want it
-    there.
-    """
+    """2.1 GB through Identity-Aware Proxy would take hours per node."""
     program(tmp_path, "curl", index)
     rented = spec(rented=True)
     shown = views(T4, Driver())

@@ -1,6 +1,4 @@
-"""`detach` after an `attach` that failed or was killed: it removes what `attach` left, and nothing
-else.
-"""
+"""`detach` after a failed or killed `attach` removes exactly what `attach` created."""
 
 from __future__ import annotations
 
@@ -94,7 +92,7 @@ def test_unfinished_attach_leaves_the_folder_of_another(unfinished: Workspace) -
     assert not unfinished.root.exists()
 
 
-def test_unfinished_attach_keeps_files_that_others_need(unfinished: Workspace) -> None:
+def test_detach_of_an_unfinished_attach_keeps_only_copies(unfinished: Workspace) -> None:
     folder = fill(unfinished, unfinished.cluster_id(), "jobs")
     with pytest.raises(OnlyCopyError):
         detach(unfinished, DetachOptions())
@@ -104,7 +102,7 @@ def test_unfinished_attach_keeps_files_that_others_need(unfinished: Workspace) -
 
 
 class KilledError(BaseException):
-    """Stands for a kill."""
+    """A kill."""
 
 
 @pytest.mark.parametrize("half_gone", [False, True])
@@ -129,10 +127,10 @@ def test_detach_killed_after_the_removal_ends(
     assert not finished.root.exists()
 
 
-def test_detach_killed_while_it_removes_the_workspace_has_ended(
+def test_detach_killed_during_workspace_removal_is_complete(
     finished: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without `login`, no command would know the rest as a cluster that is attached."""
+    """Without the file `login`, no command takes the remaining files for an attached cluster."""
 
     def kill(folder: Path, *, ignore_errors: bool = False) -> None:
         if not ignore_errors:
@@ -173,7 +171,7 @@ def test_damaged_record_is_not_taken_for_an_unfinished_attach(finished: Workspac
     assert detach(finished, DetachOptions(forget=True)).left
 
 
-def test_detach_removes_the_folder_of_the_last_attach_that_ended(finished: Workspace) -> None:
+def test_detach_removes_the_folder_of_the_last_finished_attach(finished: Workspace) -> None:
     finished.spec.write_text(SPEC.format(folder=finished.root.parent / "there/other"))
     assert detach(finished, DetachOptions()).folder.endswith("/ours")
     assert not (finished.root.parent / "there/ours").exists()
@@ -205,7 +203,7 @@ def test_missing_folder_that_no_detach_removed_is_no_success(finished: Workspace
     assert finished.root.exists()
 
 
-def test_forget_needs_no_login_and_says_what_stays(unfinished: Workspace) -> None:
+def test_detach_forget_needs_no_login_and_names_the_folder(unfinished: Workspace) -> None:
     folder = fill(unfinished, unfinished.cluster_id(), "jobs")
     spec = unfinished.spec.read_text().replace('login: "."', "login: closed.invalid")
     unfinished.spec.write_text(spec)

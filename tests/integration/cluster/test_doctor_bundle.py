@@ -1,6 +1,4 @@
-"""`doctor --bundle`: what helps is in it, and no secret, however it is written and wherever it
-stands.
-"""
+"""`doctor --bundle` collects records and logs, and contains no secret."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ OF_GCLOUD = "of-the-login-of-gcloud"
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """The records of a cluster, with secrets wherever one could stand."""
+    """The workspace of a cluster, with secrets in all places where they can occur."""
     found = Workspace(tmp_path / "demo")
     found.create()
     found.create_secrets()
@@ -75,10 +73,10 @@ def made(workspace: Workspace, folder: Path, doctor: Any = None) -> DoctorBundle
 
 def files(bundle: Path) -> Mapping[str, bytes]:
     with tarfile.open(bundle) as tar:
-        return {one.name: tar.extractfile(one).read() for one in tar if one.isfile()}  # type: ignore[union-attr]
+        return {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
 
 
-def test_no_secret_is_in_any_file(
+def test_doctor_bundle_has_no_secret(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_REGISTRY_PASSWORD", FROM_ENVIRONMENT)
@@ -99,7 +97,7 @@ def test_no_secret_is_in_any_file(
     ]
     secrets += [body, MUNGE.hex()[:80], *base64.encodebytes(MUNGE).decode().split()]
     for name, raw in found.items():
-        assert not [one for one in secrets if one.encode() in raw], name
+        assert not [secret for secret in secrets if secret.encode() in raw], name
         assert MUNGE[:40] not in raw
     log = found["demo-doctor/workspace/logs/ansible-1.log"].decode()
     assert FACTS in log
@@ -109,14 +107,14 @@ def test_no_secret_is_in_any_file(
     assert not [name for name in found if name.endswith(("id_ed25519", "munge.key", ".tfstate"))]
 
 
-def test_it_is_made_if_no_account_has_the_home_of_a_key(
+def test_doctor_bundle_is_written_if_a_key_has_an_unknown_home(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "~no-such-account/key.json")
     assert files(made(workspace, tmp_path).file)
 
 
-def test_it_is_made_where_nothing_answers(workspace: Workspace, tmp_path: Path) -> None:
+def test_doctor_bundle_is_written_if_no_host_answers(workspace: Workspace, tmp_path: Path) -> None:
     bundle = made(workspace, tmp_path, {"ok": False, "error": "no connection: nobody is there"})
     found = files(bundle.file)
     assert [one.partition(":")[0] for one in bundle.missing] == ["doctor", "head"]
@@ -135,7 +133,7 @@ def test_it_is_made_where_nothing_answers(workspace: Workspace, tmp_path: Path) 
     assert bundle.file.stat().st_mode & 0o777 == 0o600
 
 
-def test_it_is_made_of_a_cluster_that_never_was(tmp_path: Path) -> None:
+def test_doctor_bundle_is_written_before_the_first_up(tmp_path: Path) -> None:
     cwd = tmp_path / "cwd"
     cwd.mkdir()
     (cwd / "cluster.yaml").write_text(
@@ -159,7 +157,7 @@ def test_it_is_made_of_a_cluster_that_never_was(tmp_path: Path) -> None:
     assert not (tmp_path / "home" / "demo").exists()
 
 
-def test_what_hosts_say_is_in_it_and_redacted(
+def test_doctor_bundle_has_redacted_output_of_hosts(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Answer:
@@ -171,7 +169,7 @@ def test_what_hosts_say_is_in_it_and_redacted(
     assert f"GITHUB_TOKEN={HIDDEN}" in text
 
 
-def test_a_command_that_hangs_is_named_and_all_else_comes_home(
+def test_doctor_bundle_names_a_hung_command_and_has_the_rest(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that waits for a driver or for NFS can't even be killed: `timeout` does not come

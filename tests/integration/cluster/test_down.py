@@ -1,4 +1,4 @@
-"""`down` of clusters that were never made, by the command itself."""
+"""`down` of clusters that were never created, run as a command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.support.verbs import Clusterctl
 
 
 @pytest.mark.parametrize("access", [True, False])
-def test_of_what_was_never_made_nothing_is_claimed(tmp_path: Path, *, access: bool) -> None:
+def test_down_of_a_cluster_never_created_claims_no_verification(
+    tmp_path: Path, *, access: bool
+) -> None:
     cli = Clusterctl(tmp_path / "home", cwd=tmp_path)
     workspace = Workspace(cli.home / "d")
     workspace.create()

@@ -1,4 +1,4 @@
-"""Files that hosts share, with the programs that read and renew them."""
+"""Files that hosts of a class share, with the programs that read and renew them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan finds out from hosts over ssh."""
+"""A plan with facts that it asks of hosts over ssh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.inventories import inventory_of
 from tests.unit.cluster.test_plan import Stub, look
 
 
-def test_hosts_that_do_not_answer_are_named(
+def test_plan_names_hosts_that_do_not_answer(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterctl.cluster.plan.SHORT_PATIENCE_S", 0.0)

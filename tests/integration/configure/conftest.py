@@ -1,4 +1,4 @@
-"""What the tests of configuration share."""
+"""Fixtures: a spec, an inventory, and a workspace with an unusual path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.inventories import host_of, inventory_of
 
 @pytest.fixture
 def local_inventory(tmp_path: Path) -> Callable[..., Path]:
-    """Writes an inventory whose hosts are all this machine."""
+    """Return a function that writes an inventory whose hosts are all this machine."""
 
     def write(*names: str, **variables: object) -> Path:
         lines = [f"{name} ansible_connection=local" for name in names]
@@ -67,7 +67,7 @@ def inventory(spec: ClusterSpec) -> Inventory:
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """A workspace under a path that is hostile to shells, YAML and Jinja."""
+    """A workspace under a path with characters that shells, YAML and Jinja treat specially."""
     made = Workspace(tmp_path / 'it\'s {{ a }} "home": #1' / "demo")
     made.create()
     write_atomic(made.public_key, "ssh-ed25519 AAAA clusterctl\n")

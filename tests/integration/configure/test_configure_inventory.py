@@ -1,4 +1,4 @@
-"""inventory.yml holds all that Ansible needs, whatever the user's paths look like."""
+"""The inventory has all variables that Ansible needs, whatever the user's paths look like."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AT_GOOGLE = {
 
 
 def listed(workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
-    """The inventory as plain ansible-inventory reads it."""
+    """Return the inventory as `ansible-inventory` prints it."""
     done = ansible("ansible-inventory", ["-i", workspace.ansible_inventory, "--list"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
@@ -66,10 +66,10 @@ def seen(
 
 
 @pytest.mark.parametrize("name", ["on", "null", "007", "1e5", "0x1f", "a-1"])
-def test_a_host_may_have_any_name(
+def test_host_may_have_any_name(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, name: str
 ) -> None:
-    """Names are text, whatever Ansible's YAML reads in them."""
+    """Ansible's YAML must not read a name as a number or a truth value."""
     hosts = [inventory.hosts[0], replace(inventory.hosts[1], name=name)]
     write_ansible_inventory(spec, replace(inventory, hosts=tuple(hosts)), workspace)
     text = workspace.ansible_inventory.read_text().replace("!unsafe", "")
@@ -95,7 +95,7 @@ def test_ansible_does_not_read_a_path_as_a_template(
     assert said["munge_key_src"] == str(workspace.munge_key)
 
 
-def test_lists_arrive_as_they_are(
+def test_inventory_keeps_lists_unchanged(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 ) -> None:
     text = inventory_text(spec, inventory, workspace).replace("!unsafe", "")
@@ -109,13 +109,15 @@ def test_lists_arrive_as_they_are(
     assert {name: read.get(name) for name in lists} == lists
 
 
-def test_two_clusters_share_no_connection(seen: dict[str, Any], inventory: Inventory) -> None:
-    """Ansible's own choice knows a host by its name, which another cluster's may have, too."""
+def test_control_path_differs_between_clusters(seen: dict[str, Any], inventory: Inventory) -> None:
+    """Ansible's default path contains only the name of the host, which another cluster may have,
+    too.
+    """
     path = seen["_meta"]["hostvars"]["demo-ctl"]["ansible_control_path"] % {"directory": "/d"}
     assert path == f"/d/{inventory.cluster_id}-%C"
 
 
-def test_users_and_their_accounts(seen: dict[str, Any]) -> None:
+def test_inventory_has_users_and_accounts(seen: dict[str, Any]) -> None:
     variables = seen["_meta"]["hostvars"]["demo-train-1"]
     listed = f"{ADAS_KEY} managed by clusterctl for demo"
     keys = ["ssh-ed25519 AAAA clusterctl", {"__ansible_unsafe": listed}]
@@ -144,7 +146,7 @@ def test_roles_get_valid_arguments_and_reject_invalid_ones(
     assert "group controller" in refusal(workspace, tmp_path)
 
 
-def test_one_host_may_have_every_role_and_others_be_for_logins(
+def test_host_may_have_every_role(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
     roles = [("controller", "compute", "login"), ("compute",), ("login",)]
@@ -195,7 +197,7 @@ def test_controller_with_exported_folder_is_restored_last(
         assert re.findall(r"hosts \((\d)\)", said) == counts
 
 
-def test_no_secret_stands_in_it(
+def test_inventory_has_no_secret(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 ) -> None:
     workspace.munge_key.write_bytes(b"SECRET" * 20)
@@ -227,7 +229,7 @@ def test_auto_down_variables_are_set_even_if_it_is_off(
     assert refusal(workspace, tmp_path) == ""
 
 
-def test_what_only_some_hosts_have_reaches_their_roles(
+def test_host_variables_reach_their_roles(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
     variables = {"NCCL_SOCKET_IFNAME": "={interface}", "NCCL_DEBUG": "WARN"}
@@ -272,7 +274,7 @@ def test_packages_added_to_spec_are_installed_on_ready_hosts(
 
 
 @pytest.mark.parametrize(("kind", "homes_are"), [("nfs", "exported"), ("filestore", "mounted")])
-def test_a_host_at_google_is_guarded_and_is_nobodys_own(
+def test_gcp_host_has_firewall_and_no_host_snapshot(
     inventory: Inventory, kind: str, homes_are: str
 ) -> None:
     spec = ClusterSpec.model_validate(AT_GOOGLE)
@@ -285,5 +287,7 @@ def test_a_host_at_google_is_guarded_and_is_nobodys_own(
     assert not [name for name in values if name.startswith("time_")]
 
 
-def test_a_local_node_has_neither(spec: ClusterSpec, inventory: Inventory) -> None:
+def test_local_node_has_neither_firewall_nor_host_snapshot(
+    spec: ClusterSpec, inventory: Inventory
+) -> None:
     assert own_machine_variables(spec, inventory) == {}

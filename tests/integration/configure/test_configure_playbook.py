@@ -1,4 +1,4 @@
-"""Playbooks are run for real, by ansible-runner and mitogen, on this machine."""
+"""Playbooks run by ansible-runner and mitogen on this machine."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def make_run(playbook: str, inventory: Path) -> PlaybookRun:
 
 
 class Steps(Reporter, list[HostStep]):
-    """Keeps what it is told of hosts."""
+    """A reporter that keeps the steps of hosts."""
 
     def progress(self, message: str | HostStep) -> None:
         assert isinstance(message, HostStep)
         self.append(message)
 
 
-def test_progress_and_recap(
+def test_playbook_reports_progress_and_recap(
     local_inventory: WriteInventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long path for temporary files is no trap: mitogen's sockets don't fit there."""
+    """The path of temporary files is too long for sockets of mitogen."""
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -80,9 +80,7 @@ def test_progress_and_recap(
     assert not list(folder.iterdir())
 
 
-def test_a_failure_names_host_task_and_cause(
-    local_inventory: WriteInventory, tmp_path: Path
-) -> None:
+def test_failure_names_host_task_and_cause(local_inventory: WriteInventory, tmp_path: Path) -> None:
     inventory = local_inventory("good", "bad")
     config = tmp_path / "ssh_config"
     config.write_text("Host away\n    HostName 127.0.0.1\n    Port 1\n")
@@ -104,21 +102,17 @@ def test_a_failure_names_host_task_and_cause(
     assert [progress.task for progress in told if progress.host == "good"][-1] == LAST
 
 
-def test_a_preview_without_mitogen_is_refused(
+def test_preview_without_mitogen_is_refused(
     inventory: Inventory, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It can't say of any host where a task would fail."""
+    """Without mitogen, check mode can't tell the host of a failing task."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with refused("mitogen-missing", ConfigureError):
         preview(inventory, workspace, hosts=[])
 
 
-def test_what_a_host_skips_is_decided_without_a_process(
-    local_inventory: WriteInventory, tmp_path: Path
-) -> None:
-    """With Ansible's own results, whatever has a condition, and errors of conditions that can't be
-    read.
-    """
+def test_skipped_tasks_start_no_process(local_inventory: WriteInventory, tmp_path: Path) -> None:
+    """Results and errors of conditions equal those of Ansible itself."""
     argv = ["-v", "-i", local_inventory("one", "two"), PLAYBOOKS / "skipped.yml"]
     done = ansible("ansible-playbook", argv, cwd=tmp_path)
     failed = [line for line in done.stdout.splitlines() if line.startswith("fatal: ")]
@@ -164,7 +158,7 @@ def test_tasks_have_umask_022_if_the_host_has_another(
     assert (tmp_path / "of-a-module").stat().st_mode & 0o777 == 0o755
 
 
-def test_a_playbook_that_cannot_be_read_shows_what_ansible_said(
+def test_unreadable_playbook_has_the_message_of_ansible(
     local_inventory: WriteInventory,
 ) -> None:
     run = make_run("no-such-playbook.yml", local_inventory("one"))
@@ -173,7 +167,7 @@ def test_a_playbook_that_cannot_be_read_shows_what_ansible_said(
     assert "no-such-playbook.yml" in raised.value.why
 
 
-def test_the_callers_ansible_settings_do_not_matter(
+def test_ansible_settings_of_the_user_are_ignored(
     local_inventory: WriteInventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = tmp_path / "caller"
@@ -197,7 +191,7 @@ def test_the_callers_ansible_settings_do_not_matter(
     assert sorted(caller.iterdir()) == before
 
 
-def test_an_error_in_the_callers_progress_ends_ansible(
+def test_error_in_the_progress_callback_ends_ansible(
     local_inventory: WriteInventory, tmp_path: Path
 ) -> None:
     class Refusing(Reporter):
@@ -212,7 +206,7 @@ def test_an_error_in_the_callers_progress_ends_ansible(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_fault_of_the_runner_is_not_waited_for(
+def test_failed_ansible_runner_is_not_waited_for(
     local_inventory: WriteInventory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ansible_runner.Runner.run", lambda _: 1 / 0)
@@ -258,7 +252,7 @@ def test_interrupt_stops_all_processes_and_leaves_only_the_log(
         assert {path.name for path in tmp_path.iterdir()} == {inventory.name, "log"}
 
 
-def test_the_death_of_mitogens_process_is_noticed(
+def test_killed_mitogen_process_is_an_error(
     local_inventory: WriteInventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ansible itself would wait for its task for ever."""

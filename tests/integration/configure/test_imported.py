@@ -48,7 +48,7 @@ def imported(tmp_path: Path, text: str, name: str = "lab.ini") -> tuple[ClusterS
     return parse_spec(spec, "x"), notes
 
 
-def test_groups_become_partitions_and_variables_the_way_in(tmp_path: Path) -> None:
+def test_imported_groups_become_partitions(tmp_path: Path) -> None:
     spec, notes = imported(tmp_path, LAB)
     assert isinstance(spec.provider, OnpremSettings)
     assert (spec.name, spec.controller_host, spec.provider.login) == ("lab", "boss", ("door",))
@@ -64,14 +64,14 @@ def test_groups_become_partitions_and_variables_the_way_in(tmp_path: Path) -> No
         "gpu03": ("10.0.0.13", 22, "root"),
         "door": ("10.0.0.20", 22, "rocky"),
     }
-    assert {one.jump for one in machines.values()} == {("me@gate.example.org",)}
+    assert {machine.jump for machine in machines.values()} == {("me@gate.example.org",)}
     assert machines["gpu03"].become == "none"
     assert machines["gpu01"].key == str(Path("~/.ssh/lab").expanduser())
     assert any("gpu02.lab.example is already" in note for note in notes)
     assert any("-K" in note for note in notes)
 
 
-def test_an_inventory_without_groups_is_one_partition(tmp_path: Path) -> None:
+def test_imported_inventory_without_groups_is_one_partition(tmp_path: Path) -> None:
     text = "all:\n  hosts:\n    one: {ansible_host: 10.0.0.1}\n    two: {ansible_host: 10.0.0.2}\n"
     spec, notes = imported(tmp_path, text, "hosts.yaml")
     assert spec.controller_host == "one"
@@ -90,7 +90,7 @@ def test_an_inventory_without_groups_is_one_partition(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_ways_to_jump_come_along_and_other_arguments_are_named(
+def test_imported_jump_hosts_are_kept_and_other_ssh_arguments_are_noted(
     arguments: str, jump: tuple[str, ...], left_out: str, tmp_path: Path
 ) -> None:
     spec, notes = imported(tmp_path, f"[head]\nh\n[n]\nx ansible_ssh_common_args='{arguments}'\n")
@@ -109,9 +109,7 @@ def test_ways_to_jump_come_along_and_other_arguments_are_named(
         ("w ansible_connection=winrm\n", "inventory-not-importable", "winrm"),
     ],
 )
-def test_what_can_not_become_a_spec_is_one_clear_error(
-    text: str, code: str, word: str, tmp_path: Path
-) -> None:
+def test_unsuitable_inventory_is_one_error(text: str, code: str, word: str, tmp_path: Path) -> None:
     with refused(code, UsageError, word):
         imported(tmp_path, text)
     with refused("no-such-file", UsageError):

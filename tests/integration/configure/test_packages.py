@@ -1,4 +1,4 @@
-"""The role that installs: what a check says, on whatever machine, and where packages come from."""
+"""The role packages and the repositories: check mode, mirrors, and package locks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROLES = data_folder("ansible") / "roles"
 
 
 def check(tmp_path: Path, role: str, facts: dict[str, Any], **variables: Any) -> str:
-    """What the install half of a role says in check mode, on a machine with these facts."""
+    """Run the install part of a role in check mode with these facts. Return the output."""
     done = checked(tmp_path, role, facts, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -32,7 +32,7 @@ def check(tmp_path: Path, role: str, facts: dict[str, Any], **variables: Any) ->
 def checked(
     tmp_path: Path, role: str, facts: dict[str, Any], **variables: Any
 ) -> subprocess.CompletedProcess[str]:
-    """As `check`; it may fail. Programs in tmp_path/bin go first."""
+    """Run the same check, which may fail. Programs in tmp_path/bin come first."""
     play = {
         "hosts": "localhost",
         "vars": {"ansible_python_interpreter": sys.executable},
@@ -69,7 +69,7 @@ ROCKY = {
         ("repositories", {}, {"packages_bundle": "/var/lib/bundle"}, []),
     ],
 )
-def test_a_check_names_what_is_missing_and_asks_no_repository(
+def test_check_names_missing_packages_without_a_repository(
     tmp_path: Path, role: str, there: dict[str, Any], variables: dict[str, Any], missing: list[str]
 ) -> None:
     said = check(tmp_path, role, ROCKY | {"packages": there}, **variables)
@@ -119,7 +119,7 @@ def test_missing_packages_are_reported_in_check_mode_only(tmp_path: Path) -> Non
     assert "would install" not in done.stdout
 
 
-def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None:
+def test_mirror_replaces_epel_and_openhpc(tmp_path: Path) -> None:
     mirrors = {
         "epel": {"url": "http://here/epel"},
         "openhpc": {"url": "http://here/ohpc", "key": "http://k"},
@@ -152,9 +152,7 @@ def listing(row: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("release", ["9", "10"])
-def test_codeready_builder_is_enabled_as_its_supplier_names_it(
-    tmp_path: Path, release: str
-) -> None:
+def test_codeready_builder_has_the_name_of_each_distribution(tmp_path: Path, release: str) -> None:
     rows = [row for row in CODEREADY if row["release"] == release]
     facts = ROCKY | {"distribution": "RedHat", "distribution_major_version": release}
     tasks = [
@@ -193,7 +191,7 @@ def test_subscription_manager_is_asked_only_if_nothing_is_listed(
     assert (done.returncode == 0) == bool(row["enabled"])
 
 
-def test_on_rocky_linux_gcsfuse_comes_from_googles_repository(tmp_path: Path) -> None:
+def test_gcsfuse_on_rocky_linux_is_from_googles_repository(tmp_path: Path) -> None:
     folder = tmp_path / "repos"
     folder.mkdir()
     facts = ROCKY | {"packages": {}}
@@ -232,16 +230,14 @@ def test_gcsfuse_has_a_key_that_the_release_takes(
 
 
 def modules(tasks: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """(module, its arguments) of each task, those of blocks too."""
+    """Yield (module, arguments) of each task, also in blocks."""
     for task in tasks:
         yield from modules(task.get("block", []))
         yield from ((name, said) for name, said in task.items() if "." in name)
 
 
-def test_each_use_of_dnf_leaves_other_suppliers_out() -> None:
-    """Repositories that match no glob are none to dnf and to Ansible's module
-    (`repos.get_matching`).
-    """
+def test_every_dnf_task_leaves_other_repositories_out() -> None:
+    """dnf and Ansible ignore globs that match no repository."""
     uses = [
         (module, arguments)
         for path in sorted(ROLES.glob("*/tasks/*.yml"))
@@ -263,7 +259,9 @@ def test_each_use_of_dnf_leaves_other_suppliers_out() -> None:
 
 
 def waits(task: tuple[str, Any], before: tuple[str, Any] | None) -> bool:
-    """Whether a task that takes a lock of apt or dnf waits for another process that has it."""
+    """Return whether a task that takes the lock of apt or dnf waits for another process that holds
+    it.
+    """
     module, said = task
     words = str(said.get("cmd") or said.get("argv")) if isinstance(said, dict) else str(said)
     by_dnf = module.endswith((".dnf", ".dnf_config_manager", ".yum", ".package"))
@@ -276,8 +274,8 @@ def waits(task: tuple[str, Any], before: tuple[str, Any] | None) -> bool:
     )
 
 
-def test_whatever_uses_apt_or_dnf_waits_for_another_that_does() -> None:
-    """Of dnf, the task before it does: Ansible's lock_timeout has no effect there."""
+def test_every_apt_or_dnf_task_waits_for_the_package_lock() -> None:
+    """Before a task of dnf, another task waits: Ansible's lock_timeout has no effect on dnf."""
     seen = Counter[str]()
     for path in sorted(ROLES.glob("*/tasks/*.yml")):
         tasks = list(modules(yaml.safe_load(path.read_text()) or []))
@@ -306,7 +304,7 @@ def test_commands_without_lock_wait_are_retried() -> None:
     )
 
 
-def test_a_role_that_only_installs_counts_whole() -> None:
+def test_role_without_configure_part_counts_as_install() -> None:
     tasks = (ROLES / "packages/tasks/RedHat.yml").read_bytes()
     assert tasks in install_inputs()
 

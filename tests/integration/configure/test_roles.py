@@ -1,6 +1,4 @@
-"""What roles do where a real kernel or Google would be needed, with stand-ins for the programs they
-call.
-"""
+"""Roles that need a real kernel or Google, with doubles of the programs that they call."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ SHARED = {"shared_storage_server": "10.80.0.2", "shared_storage_export": "/share
 
 @pytest.fixture
 def stand_ins(tmp_path: Path) -> Path:
-    """Programs that note in `calls` how they were called, and end with what `NAME.status` says."""
+    """Programs that record their arguments in `calls`. Their exit code is in `NAME.status`."""
     for name in ("mount", "mdadm", "mkfs.ext4", "blkid", "mountpoint", "chmod", "lsblk"):
         program(
             tmp_path,
@@ -51,7 +49,7 @@ def play(tmp_path: Path, role: str, tasks: str, **variables: object) -> str:
     return done.stdout
 
 
-def test_a_node_mounts_the_shared_folder_and_notes_it(tmp_path: Path, stand_ins: Path) -> None:
+def test_node_mounts_the_shared_folder_and_writes_fstab(tmp_path: Path, stand_ins: Path) -> None:
     fstab = tmp_path / "fstab"
     folder = tmp_path / "shared"
     variables = {**SHARED, "shared_storage_kind": "filestore", "shared_storage_path": str(folder)}
@@ -65,7 +63,7 @@ def test_a_node_mounts_the_shared_folder_and_notes_it(tmp_path: Path, stand_ins:
     assert [call for call in calls(tmp_path) if call.startswith("mount ")]
 
 
-def test_the_controller_exports_to_the_clusters_network_alone() -> None:
+def test_controller_exports_to_the_cluster_network_only() -> None:
     template = data_folder("ansible") / "roles/shared_storage/templates/clusterctl.exports.j2"
     variables = {"shared_storage_path": "/shared", "shared_storage_network": "10.80.0.0/20"}
     text = jinja2.Template(template.read_text(), undefined=jinja2.StrictUndefined).render(
@@ -75,7 +73,7 @@ def test_the_controller_exports_to_the_clusters_network_alone() -> None:
     assert lines == ["/shared 10.80.0.0/20(rw,sync,no_subtree_check,root_squash)"]
 
 
-def test_the_bucket_is_mounted_for_all_users(tmp_path: Path, stand_ins: Path) -> None:
+def test_bucket_is_mounted_for_all_users(tmp_path: Path, stand_ins: Path) -> None:
     fstab = tmp_path / "fstab"
     folder = tmp_path / "bucket"
     variables = {"bucket_name": "my-data", "bucket_path": str(folder), "bucket_fstab": str(fstab)}
@@ -86,19 +84,19 @@ def test_the_bucket_is_mounted_for_all_users(tmp_path: Path, stand_ins: Path) ->
 
 
 def prolog(script: Path, **environ: str) -> list[str]:
-    """What Slurm reads of the script for a job whose environment has these."""
+    """Return the lines that Slurm reads from the TaskProlog of a job with these variables."""
     done = subprocess.run([script], env=environ, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
 def task_prolog(folder: Path, **variables: object) -> Path:
-    """The script as the role writes it."""
+    """Return the TaskProlog that the role writes."""
     own = {"job_env_root": str(folder), "job_env_network": "127.0.0.0/8"}
     play(folder, "job_env", "variables", **own, **variables)
     return folder / "task-prolog"
 
 
-def test_jobs_get_the_nodes_variables_unless_they_set_them(tmp_path: Path) -> None:
+def test_task_prolog_exports_variables_that_the_job_does_not_set(tmp_path: Path) -> None:
     values = {"NCCL_SOCKET_IFNAME": "={interface}", "NCCL_DEBUG": "WARN", "ODD": 'a\'b $HOME "c"'}
     script = task_prolog(tmp_path, job_env_variables=values)
     assert prolog(script) == [
@@ -109,7 +107,7 @@ def test_jobs_get_the_nodes_variables_unless_they_set_them(tmp_path: Path) -> No
     assert prolog(script, NCCL_DEBUG="INFO", ODD="") == ["export NCCL_SOCKET_IFNAME==lo"]
 
 
-def test_without_pmix_an_mpi_program_that_srun_starts_is_to_fail(tmp_path: Path) -> None:
+def test_task_prolog_without_pmix_makes_mpi_under_srun_fail(tmp_path: Path) -> None:
     script = task_prolog(tmp_path)
     conf = tmp_path / "slurm.conf"
     step = {
@@ -150,7 +148,7 @@ _BY_UUID = {
 
 
 @pytest.mark.parametrize("constrains", _BY_UUID, ids=["shares", "control groups"])
-def test_jobs_are_told_what_cuda_calls_their_gpus(tmp_path: Path, constrains: bool) -> None:
+def test_task_prolog_sets_cuda_visible_devices_to_uuids(tmp_path: Path, constrains: bool) -> None:
     shown = {"node": {"cupy": False, "uuids": ["MIG-a", "MIG-b", "GPU-c"]}}
     (tmp_path / "gpus.json").write_text(json.dumps(shown))
     (tmp_path / "gpus").write_text("MIG-a\nMIG-b\nGPU-c\n")
@@ -162,11 +160,11 @@ def test_jobs_are_told_what_cuda_calls_their_gpus(tmp_path: Path, constrains: bo
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["fetched", "sent"])
-def test_a_node_with_cards_gets_the_wheels_of_the_lock(
+def test_node_with_cards_gets_the_wheels_of_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:
-    """By its own settings of pip where none are sent; in either way those that the lock has the
-    hashes of.
+    """Wheels are sent, or the node's own pip downloads them. Their hashes are checked in both
+    cases.
     """
     index, house, site = (tmp_path / name for name in ("index", "house", "site"))
     index.mkdir()
@@ -210,7 +208,7 @@ def test_a_node_with_cards_gets_the_wheels_of_the_lock(
 
 
 def scratch(tmp_path: Path, count: int) -> subprocess.CompletedProcess[str]:
-    """The script that makes /scratch, at a boot of a machine with these disks."""
+    """Run the script that creates /scratch at boot, on a machine with this number of disks."""
     env = {
         "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
         "CLUSTERCTL_DISKS": str(tmp_path / "disks"),
@@ -221,7 +219,7 @@ def scratch(tmp_path: Path, count: int) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def disks(tmp_path: Path, stand_ins: Path) -> Path:
-    """Two local disks as Google names them, empty and not mounted, beside a persistent one."""
+    """Two empty local disks with Google's names, beside a persistent disk."""
     folder = tmp_path / "disks"
     folder.mkdir()
     for name in ("google-local-nvme-ssd-0", "google-local-nvme-ssd-1", "google-persistent-disk-0"):
@@ -231,7 +229,7 @@ def disks(tmp_path: Path, stand_ins: Path) -> Path:
     return folder
 
 
-def test_local_disks_become_one_striped_file_system(tmp_path: Path, disks: Path) -> None:
+def test_local_disks_become_one_raid0_file_system(tmp_path: Path, disks: Path) -> None:
     (tmp_path / "mdadm.status").write_text("1")  # nothing to assemble; then creating fails as well
     assert scratch(tmp_path, 2).returncode != 0
     assembled, created = [call for call in calls(tmp_path) if call.startswith("mdadm")]
@@ -245,10 +243,8 @@ def test_local_disks_become_one_striped_file_system(tmp_path: Path, disks: Path)
 
 
 @pytest.mark.parametrize("name", ["/dev/md127", "/dev/md/elsewhere:scratch"])
-def test_an_array_that_udev_has_assembled_first_is_taken(
-    tmp_path: Path, disks: Path, name: str
-) -> None:
-    """Its members are busy then: neither assembling nor creating it would do."""
+def test_array_assembled_by_udev_is_used(tmp_path: Path, disks: Path, name: str) -> None:
+    """Its disks are busy then, so that the array can be neither assembled nor created."""
     (tmp_path / "mdadm.status").write_text("1")
     (tmp_path / "lsblk.said").write_text(f"{disks}/google-local-nvme-ssd-0 disk\n{name} raid0\n")
     (tmp_path / "blkid.status").write_text("0")
@@ -257,7 +253,7 @@ def test_an_array_that_udev_has_assembled_first_is_taken(
     assert f"mount -o noatime,discard {name} {tmp_path}/scratch" in calls(tmp_path)
 
 
-def test_a_single_local_disk_is_formatted_once_and_open_to_all(tmp_path: Path, disks: Path) -> None:
+def test_single_local_disk_is_formatted_once_and_open_to_all(tmp_path: Path, disks: Path) -> None:
     (disks / "google-local-nvme-ssd-1").unlink()
     done = scratch(tmp_path, 1)
     assert done.returncode == 0, done.stderr
@@ -277,15 +273,15 @@ def test_a_single_local_disk_is_formatted_once_and_open_to_all(tmp_path: Path, d
     assert [call.split()[0] for call in calls(tmp_path)] == ["mountpoint"]
 
 
-def test_a_missing_local_disk_is_said_and_no_other_is_touched(tmp_path: Path, disks: Path) -> None:
+def test_missing_local_disk_fails_without_a_change(tmp_path: Path, disks: Path) -> None:
     done = scratch(tmp_path, 4)
     assert done.returncode == 1
     assert "has 2" in done.stderr
     assert [call.split()[0] for call in calls(tmp_path)] == ["mountpoint"]
 
 
-def test_another_dnf_is_waited_for_and_named_where_it_stays(tmp_path: Path) -> None:
-    """dnf-automatic, say, which Google's images of Rocky Linux start after a boot."""
+def test_wait_for_dnf_names_the_process(tmp_path: Path) -> None:
+    """For example dnf-automatic, which Google's images of Rocky Linux start after a boot."""
     note = tmp_path / "metadata_lock.pid"
     with subprocess.Popen(["sleep", "60"]) as holder:
         note.write_text(str(holder.pid))
@@ -299,9 +295,7 @@ def test_another_dnf_is_waited_for_and_named_where_it_stays(tmp_path: Path) -> N
 
 
 def test_lower_limits_are_removed_from_files_read_later(tmp_path: Path) -> None:
-    """By the pattern that the probe looks with. Elsewhere, and on somebody's own machine, it
-    stays.
-    """
+    """Other lines, and files on the user's own machines, are kept."""
     named = role_data("common", "meta/touches.yml")["common_touches"]["drift"][1]
     ((default, pattern),) = named["rivals"].items()
     ours = tmp_path / Path(default).name

@@ -85,7 +85,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def wheel(home: Path) -> None:
-    """A wheel of a package `first`, in place of the packages of all jobs."""
+    """A wheel of a package `first`, instead of the packages of all jobs."""
     node = NodePlatform(f"{sys.version_info[0]}.{sys.version_info[1]}", 36)
     with new_wheelhouse(job_lock(), node) as folder:
         a_wheel(folder, "first", "1.0")

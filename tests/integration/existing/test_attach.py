@@ -1,6 +1,4 @@
-"""`attach` on this machine as the login node, with commands that answer as Slurm's, and its
-record.
-"""
+"""`attach` with this machine as the login node, and commands that answer as Slurm's."""
 
 from __future__ import annotations
 
@@ -36,7 +34,9 @@ RELEASE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 @pytest.mark.parametrize(
     ("launcher", "pmix"), [(Launcher.MPIRUN, False), (Launcher.SRUN, True), (None, True)]
 )
-def test_earlier_launcher_stays_without_a_new_proof(launcher: Launcher | None, pmix: bool) -> None:
+def test_attach_without_a_new_proof_keeps_the_launcher(
+    launcher: Launcher | None, pmix: bool
+) -> None:
     settings = ExistingSettings(
         type="existing", login="campus", folder="/home/ada/ours", launcher=launcher
     )
@@ -116,7 +116,7 @@ def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Pat
 def test_earlier_proof_is_shown_while_the_queue_is_full(
     commands: Commands, state: Path, tmp_path: Path
 ) -> None:
-    """Also if the spec in the current folder has no launcher: `doctor` reads the cluster's own."""
+    """`doctor` reads the launcher from the record of the cluster, not from the spec in the folder."""
     commands("short", proof=PROVEN)
     first = attached()
     proven = [fact for fact in first.placed_facts if fact.fact in {"MPI", "compute nodes"}]
@@ -134,7 +134,7 @@ def test_earlier_proof_is_shown_while_the_queue_is_full(
     ]
 
 
-def test_module_that_the_proof_adds_to_a_chosen_one_stays(
+def test_attach_again_keeps_the_module_added_by_the_proof(
     commands: Commands, state: Path, tmp_path: Path
 ) -> None:
     proven = tmp_path / "proven"
@@ -164,7 +164,7 @@ def test_attach_again_keeps_only_the_users_choices(commands: Commands, state: Pa
 
 
 def test_empty_option_takes_a_choice_back(commands: Commands, state: Path) -> None:
-    """What the user has chosen is then no result of the proof either."""
+    """A choice of the user is never recorded as a result of the proof."""
     commands("short", "gpuq", accounts=1)
     chosen = {"account": "proj0", "qos": "long", "partition": "gpuq", "modules": ["mine"]}
     first = attached(folder="~/mine", **chosen)
@@ -188,7 +188,7 @@ def spec_of(*partitions: str, **settings: object) -> ClusterSpec:
     return ClusterSpec(version=1, name="campus", provider=provider, partitions=named)
 
 
-def test_choices_of_a_file_stay(commands: Commands, state: Path) -> None:
+def test_attach_again_keeps_choices_of_the_spec(commands: Commands, state: Path) -> None:
     calls = commands("short", "gpuq", proof=PROVEN)
     first = attached(spec=spec_of("gpuq", "short", folder="~/mine", launcher="mpirun", qos="long"))
     # The job has proven another launcher.
@@ -261,7 +261,9 @@ def test_folder_of_a_failed_attach_is_used_by_the_next(failed: Workspace, home: 
     assert attached(folder=str(home / "clusterctl")).placed.folder == str(home / "clusterctl")
 
 
-def test_files_beside_those_of_a_failed_attach_stay(failed: Workspace, home: Path) -> None:
+def test_attach_keeps_other_files_in_the_folder_of_a_failed_attach(
+    failed: Workspace, home: Path
+) -> None:
     (home / "clusterctl/mine.txt").touch()
     attached(folder="~/other")
     assert (home / "clusterctl/mine.txt").exists()

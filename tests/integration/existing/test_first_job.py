@@ -1,4 +1,4 @@
-"""The proof by the first job of a user, after the job of `attach` had to wait too long."""
+"""The proof in the first job of a user, if the job of `attach` had to wait too long."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_first_large_job_runs_the_proof_once(tmp_path: Path, queued: Path) -> No
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
-def test_command_module_stays(tmp_path: Path, queued: Path, shell: str) -> None:
+def test_module_command_works_after_the_first_job(tmp_path: Path, queued: Path, shell: str) -> None:
     assert job(tmp_path, 11, 1, shell=shell) == "program\n\n"
 
 
@@ -143,6 +143,6 @@ def test_first_job_without_mpi_is_a_problem(workspace: Workspace) -> None:
     assert load_site(workspace).facts == (FOLDER,)
 
 
-def test_no_job_yet_is_no_problem(workspace: Workspace) -> None:
+def test_mpi_fact_before_the_first_job_is_no_problem(workspace: Workspace) -> None:
     (fact,) = facts(workspace, None)
     assert (fact.fact, fact.is_problem) == ("MPI", False)

@@ -1,4 +1,4 @@
-"""The folder on a cluster that other people run: chosen, marked, filled, listed and removed."""
+"""The folder on an attached cluster: chosen, marked, filled, listed and removed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_place_refuses_the_folder_of_another_slurm_cluster(call: Place, home: Pa
 
 
 class Killing(LocalTransport):
-    """clusterctl is killed before the command that would complete the folder."""
+    """A transport that is killed before the command that completes the folder."""
 
     def run(self, argv, **options):
         if argv[3] == "finish":
@@ -212,7 +212,7 @@ ROOM = (125000 * 4096, 90000)
     ],
     ids=["disk", "quota", "unlimited", "lustre", "uncounted-files"],
 )
-def test_rooms_of_disk_and_quota(
+def test_free_space_has_disk_and_quota(
     more: dict[str, list[str]], expected: list[tuple[int | None, ...]]
 ) -> None:
     assert [(room.space, room.files) for room in rooms_of(DISK | more)] == expected

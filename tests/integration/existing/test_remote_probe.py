@@ -1,6 +1,4 @@
-"""The program that asks a login node, run here with commands that answer as on a cluster with Slurm
-22.05.
-"""
+"""The probe of a login node, with commands that answer as on a cluster with Slurm 22.05."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from tests.support.here import LocalTransport
 from tests.support.messages import refused
 
 
-def test_named_folder_of_slurm_comes_first(commands: Commands, tmp_path: Path) -> None:
+def test_chosen_folder_of_slurm_is_used(commands: Commands, tmp_path: Path) -> None:
     commands("short")
     other = tmp_path / "opt/slurm"
     other.mkdir(parents=True)
@@ -52,7 +50,7 @@ def test_python_of_a_named_module_is_found_first(
     assert next(iter(found)) == f"{tmp_path}/python/3.12/python3"
 
 
-def test_other_partitions_are_tried_if_the_default_refuses(commands: Commands) -> None:
+def test_partition_is_chosen_among_others_if_the_default_refuses(commands: Commands) -> None:
     commands("short", "gpuq", accepted="*--partition=gpuq*")
     assert probe(LocalTransport(), Choices()).partition == "gpuq"
     with refused("no-partition-accepts", SlurmError, "--account"):
@@ -85,7 +83,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
 
 @pytest.fixture
 def hidden(commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Slurm's commands, which are not on the PATH. Return their folder."""
+    """Remove Slurm's commands from PATH. Return their folder."""
     commands("short")
     folder = tmp_path / "slurm+bin"
     monkeypatch.setenv("PATH", os.environ["PATH"].removeprefix(f"{folder}:"))
@@ -107,7 +105,7 @@ NOISE = {
 
 
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
-def test_noise_of_startup_files_is_no_part_of_the_path(
+def test_output_of_startup_files_is_no_part_of_the_path(
     hidden: Path, profile: Profile, noise: str
 ) -> None:
     """/etc/profile puts Slurm's folder first, and ~/.bashrc prints something."""
@@ -181,9 +179,7 @@ def test_sinfo_that_is_refused_is_quoted(commands: Commands, tmp_path: Path) -> 
     assert (caught.value.why, caught.value.retryable) == (words, False)
 
 
-def test_slurmctld_that_goes_down_during_the_probe_is_named(
-    commands: Commands, tmp_path: Path
-) -> None:
+def test_slurmctld_down_during_the_probe_is_slurm_away(commands: Commands, tmp_path: Path) -> None:
     commands("short")
     words = "allocation failure: Unable to contact slurm controller (connect failure)"
     (tmp_path / "slurm+bin/sbatch").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
@@ -191,7 +187,9 @@ def test_slurmctld_that_goes_down_during_the_probe_is_named(
         probe(LocalTransport(), Choices())
 
 
-def test_shells_name_is_no_part_of_sacct_s_words(commands: Commands, tmp_path: Path) -> None:
+def test_sacct_message_is_quoted_without_the_shells_name(
+    commands: Commands, tmp_path: Path
+) -> None:
     commands("short")
     (tmp_path / "slurm+bin/sacct").chmod(0o644)
     assert probe(LocalTransport(), Choices()).site.accounting == "sacct: Permission denied"
@@ -238,7 +236,7 @@ def test_larger_job_than_the_site_has_is_refused(commands: Commands, tmp_path: P
         probe(LocalTransport(), Choices())
 
 
-def test_one_drained_node_keeps_the_proof_on_two_nodes(commands: Commands, tmp_path: Path) -> None:
+def test_proof_uses_two_nodes_if_one_is_drained(commands: Commands, tmp_path: Path) -> None:
     """A proof on a single node would show nothing."""
     commands("main")
     refusal = f"case $* in *--nodes=2*) echo '{DRAINED}' >&2; exit 1;; esac"
@@ -248,7 +246,7 @@ def test_one_drained_node_keeps_the_proof_on_two_nodes(commands: Commands, tmp_p
     assert probe(LocalTransport(), Choices()).proof_nodes == 1
 
 
-def test_partition_that_is_down_comes_last_and_is_named(commands: Commands, tmp_path: Path) -> None:
+def test_partition_that_is_down_is_listed_last(commands: Commands, tmp_path: Path) -> None:
     commands("main")
     of_partitions(
         tmp_path,
@@ -263,7 +261,9 @@ def test_partition_that_is_down_comes_last_and_is_named(commands: Commands, tmp_
     assert probe(LocalTransport(), Choices(partition="broken")).partition == "broken"
 
 
-def test_words_that_a_site_always_prints_are_no_reason(commands: Commands, tmp_path: Path) -> None:
+def test_messages_that_a_site_always_prints_are_no_reason(
+    commands: Commands, tmp_path: Path
+) -> None:
     commands("main")
     wrapper = (
         "echo 'BUDGET: 1000 h left'; case $* in *closed*) echo 'Invalid account' >&2; exit 1;; esac"
@@ -291,7 +291,7 @@ def test_words_that_a_site_always_prints_are_no_reason(commands: Commands, tmp_p
         (("proj|||normal|normal", "other|4", "N/A"), None),
     ],
 )
-def test_limit_of_a_qos_is_known(
+def test_max_submit_is_read_from_the_qos(
     commands: Commands, tmp_path: Path, words: tuple[str, str, str], most: int | None
 ) -> None:
     """words: the association, the QOS with their limits, and the partition's QOS."""

@@ -1,6 +1,4 @@
-"""The program that submits the job of the proof and waits, run here with commands that answer as
-Slurm's.
-"""
+"""The program that submits the proof job and waits, with commands that answer as Slurm's."""
 
 from __future__ import annotations
 
@@ -80,7 +78,7 @@ def test_failed_squeue_does_not_end_the_wait(prove: Prove, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("answer", [UNKNOWN, "true"])
-def test_job_that_squeue_does_not_know_has_ended(prove: Prove, tmp_path: Path, answer: str) -> None:
+def test_job_unknown_to_squeue_has_ended(prove: Prove, tmp_path: Path, answer: str) -> None:
     assert prove(NO_ANSWER, answer) == ""
     assert (tmp_path / "count").read_text() == "3\n"
 
@@ -106,7 +104,7 @@ def test_squeue_that_never_answers_ends_the_wait(prove: Prove, tmp_path: Path) -
     ],
     ids=["before", "after", "number", "not-parsable", "colours"],
 )
-def test_job_is_found_whatever_the_site_s_sbatch_prints(
+def test_job_is_found_by_name_if_sbatch_prints_other_text(
     prove: Prove, tmp_path: Path, sbatch: str
 ) -> None:
     """squeue then names the job by its name, and only the newest counts."""
@@ -115,9 +113,7 @@ def test_job_is_found_whatever_the_site_s_sbatch_prints(
     assert cancelled(tmp_path) == ["7"]
 
 
-def test_job_whose_name_the_site_changes_is_found_by_sbatch_s_answer(
-    prove: Prove, tmp_path: Path
-) -> None:
+def test_renamed_job_is_found_by_the_output_of_sbatch(prove: Prove, tmp_path: Path) -> None:
     pending = "echo 'PENDING|Resources|N/A'"
     assert (
         prove("true", pending, sbatch="echo BUDGET; echo '7;other'") == "pending\tResources\tN/A\n"
@@ -131,6 +127,8 @@ def test_job_without_an_id_is_cancelled_by_its_name(prove: Prove, tmp_path: Path
     assert "--name=proof" in words
 
 
-def test_cluster_in_sbatch_s_answer_is_no_part_of_the_id(prove: Prove, tmp_path: Path) -> None:
+def test_cluster_name_in_sbatch_output_is_no_part_of_the_job_id(
+    prove: Prove, tmp_path: Path
+) -> None:
     assert prove("echo 'PENDING|Resources|N/A'", sbatch="echo '7;campus'").startswith("pending")
     assert cancelled(tmp_path) == ["7"]

@@ -1,4 +1,4 @@
-"""`up` or `down` of a ``Terraformed`` cluster as a process of its own, to be killed.
+"""`up` or `down` of a ``Terraformed`` cluster in a process that a test kills.
 
 Its arguments are FOLDER VERB CLUSTER_ID PROJECT ZONE CONTROLLER. It imports no stand-in, which
 would take a third of its time.

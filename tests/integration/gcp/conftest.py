@@ -1,4 +1,4 @@
-"""A cloud for Terraform, and for its recorded plan."""
+"""A cloud double for Terraform, and for its recorded plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.gcp.conftest import api, google, naps  # noqa: F401
 
 @pytest.fixture(params=[False, *in_sweep(True)], ids=["recorded", "real"])
 def is_real(request: pytest.FixtureRequest) -> bool:
-    """Whether plans are Terraform's own, as in the sweep, or the recorded one's."""
+    """Whether plans are made by real Terraform, as in the sweep, or recorded."""
     return bool(request.param)
 
 
@@ -23,7 +23,7 @@ def is_real(request: pytest.FixtureRequest) -> bool:
 def planned_cloud(
     is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[GoogleCloud]:
-    """The cloud, for the recorded plan; in the sweep it is Terraform's, too."""
+    """A cloud for the recorded plan; in the sweep for real Terraform."""
     with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (made, _):
         yield made
 

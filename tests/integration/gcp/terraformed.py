@@ -1,5 +1,4 @@
-"""A cluster on the stand-in cloud, as far as Terraform makes it: the real module, plan and
-carry_out.
+"""A cluster on the cloud double: the real Terraform module, plan and apply.
 
 cluster = Terraformed(tmp_path, monkeypatch.setenv)       # demo-ctl and demo-train-1..N, nothing made yet
 cluster.nodes(4); cluster.up()                            # -> the plan that was carried out
@@ -73,9 +72,7 @@ class Terraformed:
         apply_plan(self.terraform, plan, Owner(CLUSTER_ID), clock=Clock(sleep=self.waited.append))
 
     def forget(self, host: str) -> None:
-        """Take its instance out of the state, as where Terraform was killed before it wrote it
-        down.
-        """
+        """Remove an instance from the state, as if Terraform was killed before it wrote the state."""
         (address,) = (
             each for each in addresses(self.terraform) if f'"{host}"].google_compute_inst' in each
         )

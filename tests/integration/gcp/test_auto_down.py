@@ -1,6 +1,4 @@
-"""The program on the controller that takes an idle cluster down: when, what it touches, what stops
-it.
-"""
+"""The program on the controller that takes down an idle cluster."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ TOOLS = ("squeue", "sacct", "ss", "wall")
 
 @dataclass
 class Controller:
-    """The controller's side: executables that play Slurm and the system, and the program's
-    files.
-    """
+    """The controller: played Slurm and system commands, and the files of the program."""
 
     google: Google
     folder: Path
@@ -69,7 +65,7 @@ class Controller:
         )
 
     def plays(self, tool: str, prints: str, code: int = 0) -> None:
-        """From now on this is what a command prints; what it was called with is in a file."""
+        """Let a command print this from now on. Its arguments are recorded in a file."""
         path = self.folder / "bin" / tool
         said = f"cat <<'END'\n{prints}\nEND" if prints else ":"
         path.write_text(
@@ -86,7 +82,7 @@ class Controller:
         Path(self.settings["state"]).write_text(json.dumps(state))
 
     def ticks(self, *options: str) -> str:
-        """What the program says in one tick."""
+        """Run the program once. Return its output."""
         settings = self.folder / "settings.json"
         settings.write_text(json.dumps(self.settings))
         argv = [str(PROGRAM), str(settings), f"--uptime={self.folder}/uptime", *options]
@@ -123,7 +119,7 @@ def idle(controller: Controller, *, warned: bool = True) -> Controller:
     return controller
 
 
-def test_an_idle_cluster_warns_deletes_its_nodes_and_stops(controller: Controller) -> None:
+def test_auto_down_of_an_idle_cluster_warns_deletes_nodes_and_stops(controller: Controller) -> None:
     idle(controller, warned=False)
     assert "takes itself down" in controller.ticks()
     assert "takes itself down" in (controller.folder / "wall.calls").read_text()
@@ -159,7 +155,7 @@ BUSY: dict[str, Callable[[Controller], Any]] = {
 
 
 @pytest.mark.parametrize("how", BUSY)
-def test_a_busy_cluster_never_goes_down(controller: Controller, how: str) -> None:
+def test_auto_down_keeps_a_busy_cluster(controller: Controller, how: str) -> None:
     idle(controller)
     BUSY[how](controller)
     controller.ticks()
@@ -170,7 +166,7 @@ def test_a_busy_cluster_never_goes_down(controller: Controller, how: str) -> Non
     assert time.time() - state["alive"] < AFTER_S
 
 
-def test_a_new_cluster_waits_its_time(controller: Controller) -> None:
+def test_auto_down_waits_its_time_in_a_new_cluster(controller: Controller) -> None:
     """Slurm is asked for the jobs of all users, and of hidden partitions."""
     controller.ticks()
     assert not controller.google.calls
@@ -179,7 +175,7 @@ def test_a_new_cluster_waits_its_time(controller: Controller) -> None:
     assert f"--allusers --allocations {fields}" in (controller.folder / "sacct.calls").read_text()
 
 
-def test_a_warning_of_before_the_last_stop_is_none(controller: Controller) -> None:
+def test_auto_down_warns_again_after_a_stop(controller: Controller) -> None:
     controller.settings["after_s"] = 60
     controller.up_for(120)
     controller.last_alive(2 * AFTER_S, warned=True)
@@ -187,7 +183,7 @@ def test_a_warning_of_before_the_last_stop_is_none(controller: Controller) -> No
     assert not controller.google.calls
 
 
-def test_life_after_the_warning_calls_it_off(controller: Controller) -> None:
+def test_auto_down_is_cancelled_by_a_job_after_the_warning(controller: Controller) -> None:
     idle(controller)
     controller.plays("squeue", "13")
     controller.ticks()
@@ -196,7 +192,7 @@ def test_life_after_the_warning_calls_it_off(controller: Controller) -> None:
     assert not controller.google.calls
 
 
-def test_what_does_not_carry_its_labels_is_left_alone(controller: Controller) -> None:
+def test_auto_down_keeps_instances_without_its_labels(controller: Controller) -> None:
     idle(controller)
     controller.has("demo-train-2", labels("demo", "bbbbbb"))
     said = controller.ticks()
@@ -205,7 +201,7 @@ def test_what_does_not_carry_its_labels_is_left_alone(controller: Controller) ->
     assert controller.there == ["demo-ctl", "demo-train-2", "other-train-1"]
 
 
-def test_a_controller_that_is_not_its_own_is_left_running(controller: Controller) -> None:
+def test_auto_down_does_not_stop_a_controller_without_its_labels(controller: Controller) -> None:
     idle(controller)
     controller.settings |= {"hosts": [], "controller": "other-train-1"}
     assert "not stopped" in controller.ticks()
@@ -227,7 +223,7 @@ def test_auto_down_retries_a_refusal_before_the_controller(
     assert "stopping demo-ctl" in controller.ticks()
 
 
-def test_a_stop_that_is_refused_is_tried_again(controller: Controller) -> None:
+def test_auto_down_retries_a_refused_stop(controller: Controller) -> None:
     idle(controller)
     controller.settings["hosts"] = []
     controller.google.fail("compute.instances.stop", 403, message="not now")
@@ -236,7 +232,7 @@ def test_a_stop_that_is_refused_is_tried_again(controller: Controller) -> None:
     assert len(controller.google.called("compute.instances.stop")) == 2
 
 
-def test_without_a_token_nothing_is_done(
+def test_auto_down_without_a_token_does_nothing(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle(controller)
@@ -246,7 +242,7 @@ def test_without_a_token_nothing_is_done(
     assert len(controller.there) == 4
 
 
-def test_a_dry_run_only_says(controller: Controller) -> None:
+def test_auto_down_dry_run_changes_nothing(controller: Controller) -> None:
     idle(controller, warned=False)
     before = Path(controller.settings["state"]).read_text()
     said = controller.ticks("--dry-run")

@@ -1,4 +1,4 @@
-"""The image of a class of nodes at Google: made once on a machine of its own, and used by nodes."""
+"""The node image at Google: built once on a machine of its own, and used by nodes."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def spec_of(
 
 @dataclass
 class Baked:
-    """A cloud in which clusters are raised with images; ``seen`` are the machines that were
-    baked.
-    """
+    """A cloud in which `up` builds node images. seen: the machines on which images were built."""
 
     cloud: GoogleCloud
     google: Google
@@ -82,7 +80,7 @@ class Baked:
         return provider.plan(spec, self.workspace, HostOptions(inputs=inputs))
 
     def up(self, spec: ClusterSpec, inputs: str = INPUTS) -> Provisioned:
-        """What `up` has of the provider: the plan, the class of new nodes, and the hosts."""
+        """Plan, bake the class of new nodes, and create the hosts, as `up` does."""
         provider = provider_of(spec, self.told)
         self.planned(provider, spec, inputs)
         return self.up_from(provider, spec, inputs)
@@ -116,7 +114,7 @@ def baked(is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def raised(baked: Baked) -> Baked:
-    """Where a cluster is up already."""
+    """A cloud with a running cluster."""
     baked.up(spec_of())
     return baked
 
@@ -132,7 +130,9 @@ def test_terraform_makes_the_machine_and_nodes_of_its_image(
         put_own_network(cloud)
         baked = Baked(cloud, google, workspace_in(tmp_path / "home"))
         spec = spec_of(1, **LEAN)
-        (first,) = {one.name for one in images_of(provider_of(spec)._api, spec, INPUTS).values()}
+        (first,) = {
+            image.name for image in images_of(provider_of(spec)._api, spec, INPUTS).values()
+        }
         image = f"projects/{PROJECT}/global/images/{first}"
         ready = {"status": "READY", "size": "50", "family": "x", "labels": {}}
         google.world.put("google_compute_image", image, **ready)  # as another cluster left it
@@ -148,9 +148,11 @@ def test_terraform_makes_the_machine_and_nodes_of_its_image(
         assert done == [("create", MACHINE), ("delete", MACHINE), ("create", NODES[1])]
 
 
-def test_it_is_made_as_nodes_are_installed(baked: Baked) -> None:
+def test_bake_installs_the_image_like_a_node(baked: Baked) -> None:
     provider = provider_of(spec_of())
-    (note,) = [one for one in baked.planned(provider, spec_of()).notes if "builds the node" in one]
+    (note,) = [
+        note for note in baked.planned(provider, spec_of()).notes if "builds the node" in note
+    ]
     assert "on demo-image (e2-standard-2, 0.07 USD" in note
     assert not baked.cloud.instances
     done = baked.up_from(provider, spec_of())
@@ -167,7 +169,7 @@ def test_it_is_made_as_nodes_are_installed(baked: Baked) -> None:
     assert install_mark(machine, spec_of().software) == install_mark(real, spec_of().software)
 
     more = provider_of(spec_of(3))
-    assert not [one for one in baked.planned(more, spec_of(3)).notes if "builds the node" in one]
+    assert not [note for note in baked.planned(more, spec_of(3)).notes if "builds the node" in note]
     baked.up_from(more, spec_of(3))
     # A node more is of the same class.
     assert len(baked.seen) == 1
@@ -175,30 +177,30 @@ def test_it_is_made_as_nodes_are_installed(baked: Baked) -> None:
 
 
 def test_missing_image_family_blocks_only_new_nodes(raised: Baked) -> None:
-    """As where Google has retired it, whose family then answers 404."""
+    """Google answers 404 for a retired image family."""
     raised.google.project.has["images/family/rocky-linux-9-optimized-gcp-nvidia-580"] = None
     provider = provider_of(spec_of())
     planned = raised.planned(provider, spec_of())
     assert not planned.changes
-    (note,) = [one for one in planned.notes if "no longer has" in one]
+    (note,) = [note for note in planned.notes if "no longer has" in note]
     assert "another provider.partitions.train.image" in note
     with refused("no-image-possible", ClusterctlError, why=note):
         raised.prepare(provider, spec_of())
     assert not [
-        one
-        for one in raised.planned(provider_of(spec_of()), spec_of(), "").notes
-        if "no longer" in one
+        note
+        for note in raised.planned(provider_of(spec_of()), spec_of(), "").notes
+        if "no longer" in note
     ]
 
 
-def test_a_driver_is_installed_where_there_are_cards(baked: Baked) -> None:
+def test_bake_installs_a_driver_on_gpu_machines(baked: Baked) -> None:
     plain = {"project": "rocky-linux-cloud", "family": "rocky-linux-9-optimized-gcp"}
     spec = spec_of(
         software={"nvidia": {"driver": "open"}},
         partitions={"train": {"image": plain, "spot": True}},
     )
     (note,) = [
-        one for one in baked.planned(provider_of(spec), spec).notes if "builds the node" in one
+        note for note in baked.planned(provider_of(spec), spec).notes if "builds the node" in note
     ]
     assert "demo-image (g2-standard-4" in note
 
@@ -218,7 +220,7 @@ def test_flex_start_leaves_time_to_build_the_image(nodes: str, builder_s: int) -
     ],
 )
 def test_failed_image_build_leaves_no_machine(baked: Baked, method: str, code: str) -> None:
-    """What is done at Google fails, or else the baking."""
+    """Either Google or the build on the machine fails."""
     if method:
         baked.google.fail(
             method, 403, reason="forbidden", message=f"Required '{method}' permission"
@@ -237,10 +239,8 @@ def test_failed_image_build_leaves_no_machine(baked: Baked, method: str, code: s
 
 
 @pytest.mark.parametrize("is_baked", [False, *in_sweep(True)])
-def test_a_machine_that_can_not_be_removed_is_said_to_be_billed(
-    baked: Baked, is_baked: bool
-) -> None:
-    """As where the login at Google ends meanwhile: then the baking and the removal fail."""
+def test_build_machine_that_can_not_be_removed_is_reported(baked: Baked, is_baked: bool) -> None:
+    """Such as if the login at Google expires during the build."""
     baked.fails = None if is_baked else no_packages()
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
     with refused("not-removed", ClusterctlError, "`clusterctl up`") as caught:
@@ -254,7 +254,7 @@ def test_a_machine_that_can_not_be_removed_is_said_to_be_billed(
     assert is_baked or caught.value.fix.startswith(f"{no_packages().fix}\n")
 
 
-def test_an_image_that_google_began_and_did_not_end_is_made_anew(baked: Baked) -> None:
+def test_failed_image_is_built_again(baked: Baked) -> None:
     # the machine stops; the image fails
     baked.google.failing += [{}, {"code": "RESOURCE_EXHAUSTED", "message": "played"}]
     with refused("cloud-refused", ClusterctlError, "RESOURCE_EXHAUSTED"):
@@ -272,11 +272,11 @@ def test_an_image_that_google_began_and_did_not_end_is_made_anew(baked: Baked) -
 
 
 class KilledError(BaseException):
-    """Nothing is cleaned up any more."""
+    """A kill, after which nothing is cleaned up."""
 
 
 def killed(baked: Baked) -> GcpProvider:
-    """A run that ends while the machine is baked, and could not remove it."""
+    """Run a build that is killed and leaves its machine."""
     provider = provider_of(spec_of(), baked.told)
     baked.planned(provider, spec_of())
     baked.fails = KilledError()
@@ -290,13 +290,13 @@ def killed(baked: Baked) -> GcpProvider:
     return provider
 
 
-def test_a_machine_that_a_killed_run_left_is_removed_first(baked: Baked) -> None:
-    """It is in Terraform's state. The plan says so; nobody is asked."""
+def test_build_machine_of_a_killed_run_is_removed_first(baked: Baked) -> None:
+    """The machine is in Terraform's state. The plan lists it, and no confirmation is needed."""
     provider = killed(baked)
     spec = spec_of()
     cluster_id = baked.workspace.cluster_id()
     assert provider.alive(cluster_id)
-    left = [one.what for one in provider.leftovers(cluster_id)]
+    left = [leftover.what for leftover in provider.leftovers(cluster_id)]
     assert [what for what in left if what.startswith(f"instance {MACHINE} ")]
     planned = baked.planned(provider_of(spec), spec)
     assert MACHINE not in {host.name for host in planned.hosts}
@@ -310,7 +310,7 @@ def test_a_machine_that_a_killed_run_left_is_removed_first(baked: Baked) -> None
 
 
 def test_machine_of_a_killed_build_is_removed(baked: Baked) -> None:
-    """As where it was killed once the image was made."""
+    """The run was killed after the image was created."""
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
     with refused("not-removed"):
         baked.up(spec_of())
@@ -339,7 +339,7 @@ def test_down_keeps_only_the_image_until_it_is_pruned(raised: Baked) -> None:
     assert provider_of(spec).kept_images() == ()
 
 
-def test_nothing_is_done_that_was_not_shown(raised: Baked) -> None:
+def test_up_refuses_changes_beyond_the_shown_plan(raised: Baked) -> None:
     provider = provider_of(spec_of(3))
     raised.planned(provider, spec_of(3), inputs="fedcba9876543210")
     router = next(iter(raised.cloud.resources("google_compute_router").values()))["name"]
@@ -349,7 +349,7 @@ def test_nothing_is_done_that_was_not_shown(raised: Baked) -> None:
     assert MACHINE not in raised.cloud.instances
 
 
-def test_images_set_by_name_leave_nothing_to_bake() -> None:
+def test_image_set_by_name_is_not_baked() -> None:
     own = {"project": "my-images", "name": "with-everything"}
     spec = spec_of(controller={"image": own}, partitions={"train": {"image": own}})
     found = image_error(spec)
@@ -360,7 +360,7 @@ def test_images_set_by_name_leave_nothing_to_bake() -> None:
 
 @pytest.fixture
 def ahead(baked: Baked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """`clusterctl image bake` puts nothing on its machine; what is in here, it fails with."""
+    """Let `clusterctl image bake` install nothing. Errors in this list are raised instead."""
     monkeypatch.setenv("PATH", str(gcloud.install(tmp_path, baked.cloud.store.path)), prepend=":")
     failing: list[BaseException] = []
 
@@ -374,12 +374,10 @@ def ahead(baked: Baked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     return failing
 
 
-def test_ahead_of_up_nothing_but_the_image_stays(
+def test_image_bake_without_a_cluster_leaves_only_the_image(
     baked: Baked, tmp_path: Path, ahead: list[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no cluster is up: once it is made, once it fails. Nobody else can raise one
-    meanwhile.
-    """
+    """Once the build succeeds, once it fails. The cluster is locked meanwhile."""
     workers: list[object] = []
     destroy = GcpProvider.destroy
 
@@ -418,9 +416,9 @@ def test_ahead_of_up_nothing_but_the_image_stays(
     assert set(workers) == {"bake"}
 
 
-# The machine that a killed one left: test_a_machine_that_a_killed_run_left_is_removed_first.
+# The machine that a killed one left: test_build_machine_of_a_killed_run_is_removed_first.
 @pytest.mark.parametrize("is_spec_written", [False, *in_sweep(True)])
-def test_what_a_killed_one_left_goes_with_the_next(
+def test_image_bake_removes_leftovers_of_a_killed_bake(
     baked: Baked,
     tmp_path: Path,
     ahead: list[BaseException],
@@ -443,7 +441,7 @@ def test_what_a_killed_one_left_goes_with_the_next(
     assert not workspace.root.exists()
 
 
-def test_a_cluster_that_is_begun_stays(
+def test_image_bake_keeps_a_cluster_that_up_has_begun(
     baked: Baked, tmp_path: Path, ahead: list[BaseException]
 ) -> None:
     workspace = Workspace(tmp_path / "none" / "demo")
@@ -459,7 +457,7 @@ def test_a_cluster_that_is_begun_stays(
 def test_resources_of_a_killed_up_belong_to_the_next_cluster(
     tmp_path: Path, ahead: list[BaseException]
 ) -> None:
-    """Else the next `image bake` would remove it."""
+    """Otherwise, the next `image bake` would remove them."""
     workspace = Workspace(tmp_path / "none" / "demo")
     workspace.create()
     workspace.baking.touch()

@@ -1,6 +1,4 @@
-"""What a change of the spec does to hosts that are there, by real Terraform: a table of
-docs/gcp.md.
-"""
+"""The effects of spec changes on existing hosts, by real Terraform: a table of docs/gcp.md."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ DEBIAN = {"project": "debian-cloud", "family": "debian-12"}
 Settings = Mapping[str, Any]
 
 
-def asked(*, nodes: int = 2, key: str = PUBLIC_KEY, **more: Settings) -> dict[str, Any]:
+def variables_of(*, nodes: int = 2, key: str = PUBLIC_KEY, **more: Settings) -> dict[str, Any]:
     """The variables of a cluster with Filestore and further disks.
 
     ``more``: other settings of the `provider`, the `controller`, and the partition `train`.
@@ -114,18 +112,18 @@ EFFECTS: Mapping[str, tuple[dict[str, Any], Mapping[str, set[str]]]] = {
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
-    """The cluster is there."""
+    """The module after the cluster was created."""
     made = Module(tmp_path_factory.mktemp("effects"))
-    made.set(asked())
+    made.set(variables_of())
     made.apply()
     return made
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("what", EFFECTS)
-def test_a_change_does_to_hosts_what_the_manual_says(module: Module, what: str) -> None:
+def test_spec_change_has_the_effect_in_the_manual(module: Module, what: str) -> None:
     changed, expected = EFFECTS[what]
-    module.set(asked(**changed))
+    module.set(variables_of(**changed))
     done: dict[str, set[str]] = {}
     for address, actions in module.plan().items():
         if part := _part(address):
@@ -134,7 +132,7 @@ def test_a_change_does_to_hosts_what_the_manual_says(module: Module, what: str) 
 
 
 def _part(address: str) -> str:
-    """What of the table a resource is; empty for what it does not have."""
+    """Return the row of the table that a resource belongs to. "" if it belongs to none."""
     if "google_compute_disk" in address:
         return "disks"
     if "google_filestore_instance" in address:
@@ -144,7 +142,7 @@ def _part(address: str) -> str:
     return "controller" if address.startswith("module.controller.") else "nodes"
 
 
-def test_every_setting_of_the_manuals_table_is_tried() -> None:
+def test_every_setting_in_the_table_of_the_manual_is_tested() -> None:
     page = (Path(ROOT) / "docs" / "gcp.md").read_text()
     table = page.partition("Effects of a spec change")[2].partition("\n\n")[2].partition("\n\n")[0]
     named = {

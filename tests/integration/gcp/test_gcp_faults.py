@@ -1,6 +1,4 @@
-"""What goes wrong at Google or on the way there, and that the next run, or this one, puts it
-right.
-"""
+"""Faults of Google and kills: the same run or the next one completes the cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ ALL = {"demo-ctl", "demo-train-1", "demo-train-2", "demo-train-3", "demo-train-4
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
-    """A cluster of which nothing is made yet."""
+    """A cluster without any resource yet."""
     return Terraformed(tmp_path, monkeypatch.setenv)
 
 
@@ -38,14 +36,14 @@ def failures(error: TerraformError) -> list[tuple[str, str | None]]:
 
 
 def made(cluster: Terraformed) -> set[str]:
-    """The instances that were made since the log was begun."""
+    """Return the instances that were created since the log began."""
     return {name for _, kind, name in cluster.cloud.done("create") if kind == INSTANCE}
 
 
-def test_refused_hosts_are_named_and_only_those_are_made_later(
+def test_up_names_refused_hosts_and_creates_them_in_the_next_run(
     cluster: Terraformed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls count on the cluster's project, whichever one the environment names."""
+    """API calls are counted for the cluster's project, whichever project the environment names."""
     monkeypatch.setenv("USER_PROJECT_OVERRIDE", "true")
     monkeypatch.setenv("GOOGLE_BILLING_PROJECT", "elsewhere")
     kinds = {1: "quota_of_region", 2: "stockout_plain", 3: "waited_too_long"}
@@ -72,12 +70,10 @@ def test_refused_hosts_are_named_and_only_those_are_made_later(
     assert cluster.terraform.plan().is_empty
 
 
-def test_new_accounts_are_waited_for_and_all_goes_at_the_end(
+def test_up_waits_for_new_apis_and_service_accounts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is unknown to the next call that needs it: networks after their API, grants after
-    accounts.
-    """
+    """Networks need a new API, and grants need a new account, which Google knows only later."""
     cluster = Terraformed(tmp_path, monkeypatch.setenv, lag=1)
     cluster.nodes(1)
     cluster.up()
@@ -90,7 +86,7 @@ def test_new_accounts_are_waited_for_and_all_goes_at_the_end(
     assert cluster.cloud.resources() == {}
 
 
-def test_what_is_anothers_is_never_touched(cluster: Terraformed) -> None:
+def test_up_and_down_never_touch_resources_of_another_cluster(cluster: Terraformed) -> None:
     cluster.nodes(1, more=LEAN)
     theirs = cluster.plant("demo-train-1", cluster_id="ffffff")
     with pytest.raises(TerraformError) as caught:
@@ -101,8 +97,8 @@ def test_what_is_anothers_is_never_touched(cluster: Terraformed) -> None:
 
 
 @pytest.mark.sweep
-def test_a_state_that_was_lost_is_made_again_of_what_is_there(cluster: Terraformed) -> None:
-    """An imported host has its disks in Google's order, which is not the configuration's."""
+def test_up_with_a_lost_state_imports_existing_resources(cluster: Terraformed) -> None:
+    """An imported host lists its disks in Google's order, not in that of the configuration."""
     cluster.nodes(2, "extra_disks: [{size: 100GiB}, {size: 200GiB}]")
     cluster.up()
     before = cluster.cloud.resources()
@@ -118,7 +114,7 @@ def test_a_state_that_was_lost_is_made_again_of_what_is_there(cluster: Terraform
     assert cluster.terraform.plan().is_empty
 
 
-def test_without_credentials_nothing_is_begun(cluster: Terraformed) -> None:
+def test_up_without_credentials_creates_nothing(cluster: Terraformed) -> None:
     cluster.cloud.fail("no_credentials")
     login = ("`gcloud auth application-default login`", "GOOGLE_APPLICATION_CREDENTIALS")
     with refused("credentials", TerraformError, *login) as caught:
@@ -153,15 +149,13 @@ def kill(cluster: Terraformed, verb: str, moment: str, *, all_of_it: bool) -> No
 
 
 def in_state(cluster: Terraformed) -> set[str]:
-    """The hosts whose instances Terraform knows, once it has ended."""
+    """Return the hosts in Terraform's state, after Terraform has ended."""
     instances = (each for each in addresses(cluster.terraform) if each.endswith(f"{INSTANCE}.host"))
     return {PLACE.host_of(address) or "" for address in instances}
 
 
 def converges(cluster: Terraformed, up: str, down: str, *, all_of_it: bool) -> None:
-    """Killed while it is raised and again while it is removed, it is raised and removed by the next
-    runs.
-    """
+    """Kill `up` and then `down`. The next run of each completes its work."""
     cluster.cloud.fail("slow", name="demo-*", seconds=1.5)
     cluster.cloud.fail("slow", name="demo-*", seconds=1.5, on="delete")
     kill(cluster, "up", up, all_of_it=all_of_it)
@@ -180,7 +174,7 @@ def converges(cluster: Terraformed, up: str, down: str, *, all_of_it: bool) -> N
     assert addresses(cluster.terraform) == ()
 
 
-def test_killed_it_ends_terraform_first_and_the_next_run_goes_on(
+def test_killed_up_ends_terraform_and_the_next_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Terraformed(tmp_path, monkeypatch.setenv)
@@ -202,7 +196,7 @@ def test_killed_it_ends_terraform_first_and_the_next_run_goes_on(
         ("demo-train-1: created", "demo-train-1: deleted"),
     ],
 )
-def test_killed_at_any_moment_it_converges(
+def test_up_killed_at_any_moment_converges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, up: str, down: str, all_of_it: bool
 ) -> None:
     cluster = Terraformed(tmp_path, monkeypatch.setenv)

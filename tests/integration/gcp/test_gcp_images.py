@@ -1,4 +1,4 @@
-"""`up` refuses an image before it makes anything; `plan` and `validate` say so."""
+"""`up` refuses an unsupported image before it creates anything; `plan` and `validate` note it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ partitions: [{{name: train, nodes: 1}}]
 """
 
 
-def test_up_refuses_at_once_and_plan_and_validate_say_so(
+def test_unsupported_image_is_refused_by_up_and_noted_by_plan(
     planned_cloud: GoogleCloud, tmp_path: Path
 ) -> None:
     (tmp_path / "cluster.yaml").write_text(SPEC)
@@ -41,6 +41,6 @@ def test_up_refuses_at_once_and_plan_and_validate_say_so(
             parse_spec(SPEC, "cluster.yaml"), workspace=Workspace(tmp_path / "none" / "demo")
         )
     )
-    (note,) = (one for one in plan.notes if "would fail" in one)
+    (note,) = (note for note in plan.notes if "would fail" in note)
     assert "Debian 12" in note
     assert not planned_cloud.resources()

@@ -1,6 +1,4 @@
-"""terraform/gcp, applied to a stand-in cloud: what is made, what another spec touches, and what is
-left.
-"""
+"""terraform/gcp on the cloud double: created resources, changes by another spec, and removal."""
 
 from __future__ import annotations
 
@@ -43,14 +41,14 @@ SECRETS = {
 }
 
 
-def test_the_module_is_formatted_and_fits_the_schema(tmp_path: Path) -> None:
+def test_terraform_module_is_formatted_and_valid(tmp_path: Path) -> None:
     module = Module(tmp_path)
     formatted = module.run("fmt", "-check", "-recursive", "-diff")
     assert formatted.rc == 0, formatted.stdout
     assert module.run("validate").rc == 0
 
 
-def test_only_what_is_asked_for_otherwise_changes(
+def test_changed_variables_change_only_their_resources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in SECRETS.items():
@@ -194,9 +192,7 @@ def _assert_that_calls_are_counted_on_the_project(planned: dict[str, Any]) -> No
 
 
 def _assert_that_outputs_and_rules_fit(module: Module) -> None:
-    """Hosts are where they are said to be; Filestore may call back for locks, from its own
-    addresses.
-    """
+    """Outputs name the hosts, and firewall rules let Filestore call back for locks."""
     hosts = module.outputs()["hosts"]
     assert {name: host["address"] for name, host in hosts.items()} == {
         name: each["network_interface"][0]["network_ip"]
@@ -216,9 +212,7 @@ def _assert_that_outputs_and_rules_fit(module: Module) -> None:
 
 
 def _assert_that_order_is_as_recorded(module: Module) -> None:
-    """Terraform makes each resource after those that recordings have before it: it refers to
-    them.
-    """
+    """Terraform creates each resource after the resources that recordings have before it."""
     edges: dict[str, set[str]] = {}
     for after, before in re.findall('"([^"]+)" -> "([^"]+)"', module.run("graph").stdout):
         edges.setdefault(after, set()).add(before)
@@ -235,7 +229,7 @@ def _assert_that_order_is_as_recorded(module: Module) -> None:
 
 
 def _changed(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Each node but `whole-c` is asked for in another way, `whole-e` no more; `whole-g` is new."""
+    """Change the variables of every node except `whole-c`, remove `whole-e`, and add `whole-g`."""
     image = {"project": "my-images", "family": "rocky-10", "name": None}
     changed = {"whole-a": {"machine_type": "g2-standard-48"}, "whole-b": {"image": image}}
     new = {"machine_type": "a3-highgpu-8g", "local_ssds": 0}
@@ -263,7 +257,9 @@ def _assert_that_each_change_is_said(planned: dict[str, Any]) -> None:
 
 
 def _assert_that_google_shows_it_otherwise(module: Module) -> None:
-    """Links in full, images of families, disks in another order, what a machine type brings."""
+    """Google shows full links, image families, disks in another order, and attributes of the
+    machine type.
+    """
     shown = module.cloud.instances["whole-d"]
     assert shown["network_interface"][0]["subnetwork"].startswith("https://")
     assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-l4")
@@ -274,9 +270,7 @@ def _assert_that_google_shows_it_otherwise(module: Module) -> None:
 
 
 def test_every_shared_spec_has_only_public_keys_and_names() -> None:
-    """A path to a secret that a spec could take does not exist: the variables are these, and no
-    others.
-    """
+    """No variable of the module is a path to a secret."""
     declared = (Path(__file__).parents[3] / "terraform/gcp/variables.tf").read_text()
     names = {line.split('"')[1] for line in declared.splitlines() if line.startswith("variable ")}
     assert set(variables(spec_of("kept"), CLUSTER_ID, PUBLIC_KEY)) == names
@@ -285,7 +279,9 @@ def test_every_shared_spec_has_only_public_keys_and_names() -> None:
 def _asked(
     nodes: dict[str, dict[str, Any]], *, labels: dict[str, str] | None = None, **controller: str
 ) -> dict[str, Any]:
-    """A controller and these nodes, without what is made for every cluster alike."""
+    """Return the variables of a controller and these nodes, without resources that every cluster
+    has.
+    """
     values = variables(spec_of("everything"), CLUSTER_ID, PUBLIC_KEY)
     node = values["hosts"]["whole-serve-1"]
     hosts = {"whole-ctl": values["hosts"]["whole-ctl"] | controller}
@@ -295,7 +291,7 @@ def _asked(
 
 
 def _texts(folder: Path) -> Iterable[str]:
-    """All that Terraform wrote, the log among it."""
+    """Return all files that Terraform wrote, with its log."""
     for path in folder.rglob("*"):
         inside = {".terraform", "home", "modules", "mirror"} & set(path.relative_to(folder).parts)
         if path.is_file() and not inside:

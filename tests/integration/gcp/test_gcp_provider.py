@@ -1,6 +1,4 @@
-"""GcpProvider with real Terraform, on the stand-ins for Google: plan, apply, hosts, and nothing
-left.
-"""
+"""GcpProvider with real Terraform on the cloud double: plan, apply and destroy."""
 
 from __future__ import annotations
 
@@ -51,14 +49,14 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
-    """What `up` has of the provider; the inventory is noted as `up` does."""
+    """Plan and apply as `up` does, and record the inventory."""
     done = provider_of(spec).apply(spec, workspace)
     workspace.inventory.write_text(done.inventory.text)
     return done
 
 
 @pytest.mark.usefixtures("planned_cloud")
-def test_a_plan_says_what_hosts_may_lack_that_are_to_be_made(
+def test_plan_of_nvswitch_hosts_notes_fabric_manager(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_of()
@@ -67,7 +65,7 @@ def test_a_plan_says_what_hosts_may_lack_that_are_to_be_made(
     assert any(shows(note, "fabric-manager") for note in planned.notes)
 
 
-def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace) -> None:
+def test_apply_and_destroy_of_a_cluster(cloud: GoogleCloud, workspace: Workspace) -> None:
     spec = spec_of(enable_apis=False)
     provider = provider_of(spec)
     planned = provider.plan(spec, workspace)
@@ -141,7 +139,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     assert not provider.alive(workspace.cluster_id())
 
 
-def test_a_node_that_goes_is_named_before(planned_cloud: GoogleCloud, workspace: Workspace) -> None:
+def test_plan_names_a_removed_node(planned_cloud: GoogleCloud, workspace: Workspace) -> None:
     raised(spec_of(2), workspace)
     fewer = spec_of(1)
     (gone,) = provider_of(fewer).plan(fewer, workspace).changes
@@ -150,11 +148,11 @@ def test_a_node_that_goes_is_named_before(planned_cloud: GoogleCloud, workspace:
     assert gone.destroys
 
 
-def test_starting_hosts_again_removes_none(
+def test_apply_that_starts_hosts_again_removes_none(
     planned_cloud: GoogleCloud, workspace: Workspace
 ) -> None:
-    """`up` applies a second time where hosts went down meanwhile; nobody was asked about anything
-    then.
+    """`up` applies a second time if hosts went down meanwhile, and the user has not confirmed
+    removals.
     """
     spec = spec_of(2)
     fewer = spec_of(1)
@@ -167,10 +165,10 @@ def test_starting_hosts_again_removes_none(
     assert sorted(planned_cloud.instances) == HOSTS
 
 
-def test_a_host_that_the_state_lacks_does_not_keep_the_rest(
+def test_destroy_removes_a_host_that_is_missing_in_the_state(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its network can't be deleted before it; Terraform then removes what only its state has."""
+    """The network can be deleted only after the host."""
     with recorded.cloud_in(tmp_path, monkeypatch, is_real=False) as (cloud, _):
         raised(spec_of(1), workspace)
         state = workspace.terraform / "terraform.tfstate"
@@ -214,7 +212,7 @@ def test_lock_file_of_another_release_is_removed_with_its_module(tmp_path: Path)
     assert not lock_file.exists()
 
 
-def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
+def test_state_in_a_bucket_is_not_replaced_by_another(tmp_path: Path) -> None:
     place = tmp_path / "terraform"
     state = GcsState(bucket="team-state", prefix="hpc")
     provider.write_module(place, {}, state, cluster="demo")
@@ -230,7 +228,7 @@ def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
             provider.write_module(place, {}, other, cluster="demo")
 
 
-def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gcloud_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of()
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused("tool-missing", MachineError, "gcloud", "https://cloud.google.com/sdk"):
@@ -250,8 +248,10 @@ def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("release", "is_said"), [("10", True), ("9", False)])
-def test_a_bucket_on_a_release_that_refuses_its_key_is_told_of(release: str, is_said: bool) -> None:
-    """Before anything is made: the note of `plan`, and of `up`."""
+def test_bucket_on_a_release_that_rejects_the_gcsfuse_key_has_a_note(
+    release: str, is_said: bool
+) -> None:
+    """`plan` and `up` note it before anything is created."""
     image = {"family": f"rocky-linux-{release}-optimized-gcp", "project": "rocky-linux-cloud"}
     images = {"controller": {"image": image}, "partitions": {"train": {"image": image}}}
     said = " ".join(notes(spec_of(bucket={"name": "my-data"}, **images)))
@@ -259,7 +259,7 @@ def test_a_bucket_on_a_release_that_refuses_its_key_is_told_of(release: str, is_
     assert "/bucket" not in " ".join(notes(spec_of(**images)))
 
 
-def test_jobs_get_what_their_machine_has() -> None:
+def test_job_environment_depends_on_the_machine_type() -> None:
     l4 = gcp_machines.machines()["g2-standard-4"]
     plain = gcp_machines.machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {

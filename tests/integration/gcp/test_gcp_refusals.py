@@ -18,7 +18,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
 
 
 @pytest.mark.sweep
-def test_what_passes_is_waited_for_wherever_it_comes(cluster: Terraformed) -> None:
+def test_up_retries_every_transient_refusal(cluster: Terraformed) -> None:
     for name, each in REFUSALS.items():
         if each.transient and each.on == "create" and each.type != "google_filestore_instance":
             cluster.cloud.fail(name, of=each.type, times=1)
@@ -31,7 +31,7 @@ def test_what_passes_is_waited_for_wherever_it_comes(cluster: Terraformed) -> No
 
 
 @pytest.mark.sweep
-def test_what_can_not_be_deleted_is_said_and_goes_once_it_can(cluster: Terraformed) -> None:
+def test_down_names_refused_deletions_and_completes_later(cluster: Terraformed) -> None:
     # In the order in which they are deleted.
     names = [
         "protected",

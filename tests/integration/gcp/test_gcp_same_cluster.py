@@ -1,6 +1,4 @@
-"""A cluster at Google is not forgotten, moved or taken to pieces by a spec or a state that is not
-its own.
-"""
+"""A changed spec or a wrong state never orphans, moves or changes another cluster at Google."""
 
 from __future__ import annotations
 
@@ -54,13 +52,13 @@ def spec_of(**provider: Any) -> ClusterSpec:
 def cloud(
     planned_cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> GoogleCloud:
-    """The cloud, and no programs but `gcloud` and the machine's own."""
+    """A cloud. PATH has only `gcloud` and the machine's own programs."""
     bins = f"{planned_cloud.bin}:{gcloud.install(tmp_path, planned_cloud.store.path)}"
     monkeypatch.setenv("PATH", f"{bins}:/usr/local/bin:/usr/bin:/bin")
     return planned_cloud
 
 
-def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(
+def test_plan_refuses_another_project_for_an_existing_cluster(
     cloud: GoogleCloud, tmp_path: Path
 ) -> None:
     spec = spec_of()
@@ -74,10 +72,10 @@ def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(
     assert not cloud.instances
 
 
-def test_another_clusters_state_is_neither_changed_nor_destroyed(
+def test_state_of_another_cluster_is_neither_changed_nor_destroyed(
     cloud: GoogleCloud, tmp_path: Path
 ) -> None:
-    """As where two clusters of one name have their states in one bucket."""
+    """Two clusters with the same name may have their states in the same bucket."""
     spec = spec_of()
     theirs = workspace_in(tmp_path / "theirs")
     ours = workspace_in(tmp_path / "ours")
@@ -93,7 +91,7 @@ def test_another_clusters_state_is_neither_changed_nor_destroyed(
 
 
 class DeclinedError(Exception):
-    """The user said no."""
+    """The user declined the plan."""
 
 
 def decline(_: object) -> None:
@@ -133,18 +131,20 @@ PLAIN, TODAY = (f"rocky-linux-9-optimized-gcp{end}" for end in ("", "-nvidia-580
 
 
 def read(folder: Path, text: str) -> ClusterSpec:
-    """What `up` takes of a spec file."""
+    """Return the spec that `up` reads from a file."""
     path = folder / "cluster.yaml"
     path.write_text(text)
     return read_spec(ChosenCluster(path))
 
 
 def images(spec: ClusterSpec) -> list[str]:
-    """The image families of all hosts, as Terraform gets them; another one makes a host anew."""
+    """Return the image families of all hosts in Terraform's variables. Another family recreates a
+    host.
+    """
     return [host["image"]["family"] for host in variables(spec, "a1b2c3", "key")["hosts"].values()]
 
 
-def test_new_defaults_do_not_change_a_cluster_that_is_there(
+def test_new_defaults_do_not_change_an_existing_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
@@ -174,7 +174,7 @@ def test_new_defaults_do_not_change_a_cluster_that_is_there(
     assert read(tmp_path, GPUS).job_user.uid == 10_000
 
 
-def test_a_cluster_whose_state_was_lost_is_removed_whole(
+def test_down_with_a_lost_state_removes_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = Module(tmp_path)
@@ -190,7 +190,7 @@ def test_a_cluster_whose_state_was_lost_is_removed_whole(
         api = Api(spec.provider.project, clock=Clock(sleep=lambda _: None))
         assert orphan_ids(api, spec.name) == (CLUSTER_ID,)
         found = find_resources(api, CLUSTER_ID)
-        assert len({one.kind for one in found}) >= len(made - NOT_BILLED)
+        assert len({finding.kind for finding in found}) >= len(made - NOT_BILLED)
         remove_resources(api, found)
         assert find_resources(api, CLUSTER_ID) == ()
         assert not google.violations

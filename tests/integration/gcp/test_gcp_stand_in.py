@@ -1,4 +1,4 @@
-"""The stand-in for Google's provider: what others' tests build on is what Google's would do."""
+"""The double of Google's Terraform provider refuses what the real provider refuses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Folder(Module):
         super().__init__(folder, source=source)
 
     def make(self, **hosts: str) -> Ran:
-        """Apply, with these instances and their machine types if any are said."""
+        """Apply, with these instances and their machine types."""
         return self.run(
             "apply", "-auto-approve", *([f"-var=hosts={json.dumps(hosts)}"] if hosts else [])
         )
@@ -71,7 +71,7 @@ IN_USE = "is already being used by"
 
 
 @pytest.mark.sweep
-def test_a_running_instance_is_no_other_machine_type(folder: Folder) -> None:
+def test_cloud_double_refuses_a_machine_type_change_of_a_running_instance(folder: Folder) -> None:
     folder.apply()
     assert "allow_stopping_for_update" in folder.make(one="n1-standard-8", two="n1-standard-4").said
     assert folder.cloud.instances["one"]["machine_type"] == "n1-standard-4"
@@ -107,7 +107,7 @@ ASKED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-def test_validate_refuses_what_googles_provider_does_not_take(tmp_path: Path) -> None:
+def test_provider_double_refuses_invalid_resources(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "main.tf").write_text(MAIN.partition("variable")[0])
@@ -205,7 +205,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-def test_settings_that_google_does_not_combine_are_refused(tmp_path: Path) -> None:
+def test_provider_double_refuses_invalid_combinations(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "main.tf").write_text(MAIN.partition("variable")[0])
@@ -236,7 +236,7 @@ ATTACHED = "  attached_disk {\n    source = google_compute_disk.shared.id\n  }\n
 
 
 @pytest.mark.sweep
-def test_a_disk_is_attached_to_one_instance_and_never_shrinks(folder: Folder) -> None:
+def test_cloud_double_attaches_a_disk_once_and_never_shrinks_it(folder: Folder) -> None:
     text = MAIN.replace("  boot_disk {", ATTACHED) + SHARED
     (folder.path / "main.tf").write_text(text)
     refused = folder.make()

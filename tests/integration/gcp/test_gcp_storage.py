@@ -1,4 +1,4 @@
-"""The shared folder that outlives its cluster, with real Terraform."""
+"""Shared storage that outlives its cluster, with real Terraform."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.unit.gcp.test_gcp_storage import DISK, FILESTORE, ON_FILESTORE, kept,
 
 @pytest.fixture
 def cloud(cloud: GoogleCloud) -> GoogleCloud:
-    """The cloud, and a network that is no cluster's."""
+    """A cloud with a network that belongs to no cluster."""
     put_own_network(cloud)
     return cloud
 
 
 def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
-    """`up`, as far as the provider's part goes; its notes."""
+    """Plan and apply as `up` does. Return the notes."""
     provider = provider_of(spec)
     provider.plan(spec, workspace)
     done = provider.apply(spec, workspace)
@@ -40,7 +40,7 @@ def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
 
 
 def down(spec: ClusterSpec, workspace: Workspace) -> None:
-    """`down`, by Terraform alone: what it does not remove would be said."""
+    """Destroy with Terraform alone. Resources that it leaves are an error."""
     told = Told()
     cluster_id = workspace.cluster_id()
     provider = provider_of(spec, told)
@@ -61,9 +61,7 @@ def only(cloud: GoogleCloud, kind: str) -> Mapping[str, Any]:
 def left_by_a_cluster(
     cloud: GoogleCloud, spec: ClusterSpec, workspace: Workspace, kind: str
 ) -> KeptStorage:
-    """What a cluster made, and Terraform itself does not destroy, and is there after it went
-    down.
-    """
+    """Create and remove a cluster. Return the storage that it leaves."""
     assert up(spec, workspace) == ()
     name = f"demo-{workspace.cluster_id()}-shared"
     made = only(cloud, kind)
@@ -91,17 +89,17 @@ def left_by_a_cluster(
 
 
 @pytest.mark.parametrize(("kind", "more"), [(DISK, {}), *in_sweep((FILESTORE, ON_FILESTORE))])
-def test_from_cluster_to_cluster(
+def test_kept_storage_is_reused_by_the_next_cluster(
     cloud: GoogleCloud, tmp_path: Path, kind: str, more: dict[str, Any]
 ) -> None:
-    """The second cluster comes up at the second try, has it grow, and loses its state."""
+    """The next cluster succeeds in its second `up`, enlarges the storage, and loses its state."""
     spec = spec_of(**more)
     second = workspace_in(tmp_path / "2")
     storage = left_by_a_cluster(cloud, spec, workspace_in(tmp_path / "1"), kind)
     cloud.forget_log()
     provider = provider_of(spec)
     planned = provider.plan(spec, second)
-    (note,) = (one for one in planned.notes if "reused" in one)
+    (note,) = (note for note in planned.notes if "reused" in note)
     assert storage.id.rpartition("/")[2] in note
     # It costs what it cost all the time.
     assert planned.cost is not None
@@ -130,7 +128,7 @@ def test_from_cluster_to_cluster(
     provider_of(spec).remove_storage(storage)  # done twice
 
 
-def test_storage_remove_stops_at_what_nobody_can_look_at(google: Google, tmp_path: Path) -> None:
+def test_storage_remove_needs_discard_and_confirmation(google: Google, tmp_path: Path) -> None:
     left_disk(google)
     cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", google.environment)
     cli.cwd.mkdir()

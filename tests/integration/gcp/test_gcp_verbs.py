@@ -1,5 +1,4 @@
-"""`plan` and `orphans remove` on Google Cloud, as a user runs them: real Terraform, a stand-in of
-Google.
+"""`plan` and `orphans remove` on Google Cloud as a user runs them, on the cloud double.
 
 What docs/howto/first-day-gcp.md shows to be printed, and needs no machines, is compared here.
 """
@@ -38,7 +37,7 @@ partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 
 
 def runner(cloud: GoogleCloud, google: Google, folder: Path, spec: str = SPEC) -> Clusterctl:
-    """clusterctl with that cloud, and a `gcloud` that is logged in."""
+    """Return clusterctl with this cloud, and a `gcloud` that is logged in."""
     discovery.methods("compute")  # which takes seconds to read, in which the double answers nobody
     cwd = folder / "cwd"
     cwd.mkdir()
@@ -54,7 +53,7 @@ def runner(cloud: GoogleCloud, google: Google, folder: Path, spec: str = SPEC) -
 
 
 def spec_of_the_page() -> str:
-    """What the page of the first day has the reader write, of the stand-in's project."""
+    """Return the spec of docs/howto/first-day-gcp.md, for the project of the double."""
     (spec,) = (block.text for block in blocks(FIRST_DAY) if block.language == "yaml")
     return spec.replace("my-project", PROJECT)
 
@@ -91,7 +90,7 @@ def test_up_lists_all_obstacles_and_creates_nothing(tmp_path: Path) -> None:
     assert not google.violations
 
 
-def test_the_first_line_of_an_error_says_what_google_refused(tmp_path: Path) -> None:
+def test_up_error_begins_with_the_refusal_of_google(tmp_path: Path) -> None:
     cloud = GoogleCloud(tmp_path)
     with Google(cloud.store) as google:
         cli = runner(cloud, google, tmp_path, spec_of_the_page())
@@ -122,7 +121,7 @@ def test_the_first_line_of_an_error_says_what_google_refused(tmp_path: Path) -> 
 
 
 def assert_costs_add_up(planned: Any) -> None:
-    """What `plan` says of two nodes that are to be made beside a controller."""
+    """Check the costs in a plan of a controller and two new nodes."""
     hosts = {one["name"]: one for one in planned["changes"] if one["kind"] == "host"}
     assert {name: (one["action"], one["what"]) for name, one in hosts.items()} == dict.fromkeys(
         ("demo-train-1", "demo-train-2"), ("make", "g2-standard-4, 1 x l4")
@@ -130,16 +129,16 @@ def assert_costs_add_up(planned: Any) -> None:
     # Its disk is not for nothing.
     assert hosts["demo-train-1"]["usd_per_hour"] > 0.7069
     cost = planned["cost"]
-    more = sum(one["usd_per_hour"] for one in hosts.values())
+    more = sum(host["usd_per_hour"] for host in hosts.values())
     assert cost["per_hour"] - cost["now_per_hour"] >= more
     assert cost["per_day"] == pytest.approx(24 * cost["per_hour"], abs=0.01)
     assert cost["priced_on"].startswith("20")
 
 
-def test_a_lost_cluster_is_shown_with_its_cost_and_removed(
+def test_orphans_lists_cost_and_removes_a_lost_cluster(
     is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster at Google that no workspace knows."""
+    """The cluster has no workspace."""
     spec = parse_spec(SPEC, "cluster.yaml")
     workspace = workspace_in(tmp_path)
     with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (cloud, google):

@@ -33,7 +33,7 @@ PREDICT = JobSpec(name="predict", bundled="predict", args=("a.png",))
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a run of another cluster in ./runs."""
     monkeypatch.chdir(tmp_path)
     model(Path("runs/old-1-train"))
@@ -90,13 +90,13 @@ def sent_with(weights: Weights) -> set[str]:
     return {"model", "model/model.json", f"model/{weights.value}.safetensors", "config.toml"}
 
 
-def test_model_on_shared_storage_is_used_where_it_lies(session: Session, here: Path) -> None:
+def test_model_on_shared_storage_is_used_in_place(session: Session, local_folder: Path) -> None:
     job_id, folder = trained(session)
     for look in (True, False):
         assert chosen(job_id, session, look=look) == (f"{folder}/model", None)
-    second, there = trained(session, here / "elsewhere" / "demo-2-train")
+    second, remote_path = trained(session, local_folder / "elsewhere" / "demo-2-train")
     for name in (second, "demo-2-train", "elsewhere/demo-2-train"):
-        assert chosen(name, session) == (f"{there}/model", None)
+        assert chosen(name, session) == (f"{remote_path}/model", None)
 
 
 def test_task_of_an_array(session: Session) -> None:
@@ -106,7 +106,7 @@ def test_task_of_an_array(session: Session) -> None:
 
 
 @pytest.mark.parametrize("weights", Weights)
-def test_model_of_here_is_sent_without_the_other_weights(
+def test_local_model_is_sent_with_the_chosen_weights_only(
     session: Session, weights: Weights
 ) -> None:
     for run in ("old-1-train", "runs/old-1-train", "runs/old-1-train/model"):
@@ -120,19 +120,19 @@ def test_model_of_here_is_sent_without_the_other_weights(
 
 
 @pytest.mark.parametrize("name", ["model", "my-model"])
-def test_what_was_sent_of_a_model_is_known_to_be_here(
-    session: Session, here: Path, name: str
+def test_sent_model_files_are_recorded_as_copies(
+    session: Session, local_folder: Path, name: str
 ) -> None:
-    (here / "runs/old-1-train/model").rename(here / "runs/old-1-train" / name)
+    (local_folder / "runs/old-1-train/model").rename(local_folder / "runs/old-1-train" / name)
     _, sent = chosen(f"runs/old-1-train/{name}", session)
     done = submit(session, PREDICT, source=sent)
     known = {
         number for copies in read_copies(session.ledger.workspace) for number in copies.numbers()
     }
     for path in ("model/model.json", "model/best.safetensors", "config.toml"):
-        there = Path(done.remote_dir) / PROGRAM_FOLDER / path
-        status = there.stat()
-        assert digest(b"", os.fsencode(there), status.st_size, status.st_mtime_ns) in known
+        remote_path = Path(done.remote_dir) / PROGRAM_FOLDER / path
+        status = remote_path.stat()
+        assert digest(b"", os.fsencode(remote_path), status.st_size, status.st_mtime_ns) in known
 
 
 @pytest.mark.parametrize("run", [".", "..", "../."])
@@ -145,8 +145,10 @@ def test_run_is_found_from_inside_of_it(
     assert {item.path for item in sent.items} == sent_with(Weights.BEST)
 
 
-def test_another_model_there_is_not_taken_for_the_one_here(session: Session, here: Path) -> None:
-    job_id, folder = trained(session, here / "runs" / "demo-1-train")
+def test_changed_model_on_the_cluster_is_not_used_for_the_local_run(
+    session: Session, local_folder: Path
+) -> None:
+    job_id, folder = trained(session, local_folder / "runs" / "demo-1-train")
     (folder / "model" / "model.json").write_text("{}")
     for run in (job_id, "demo-1-train"):
         where, sent = chosen(run, session)
@@ -154,18 +156,20 @@ def test_another_model_there_is_not_taken_for_the_one_here(session: Session, her
         assert sent is not None
 
 
-def test_hosts_without_a_shared_folder_are_sent_what_is_here(session: Session, here: Path) -> None:
+def test_hosts_without_shared_folder_get_the_local_model(
+    session: Session, local_folder: Path
+) -> None:
     apart = replace(session, unshared_nodes={"n1": session.transport})
-    job_id, _ = trained(session, here / "runs" / "demo-1-train")
+    job_id, _ = trained(session, local_folder / "runs" / "demo-1-train")
     assert chosen(job_id, apart)[0] == "model"
     other, _ = trained(session)
     with rejected("run-not-collected", UsageError, f"clusterctl collect workspace/{other}"):
         chosen(other, apart)
 
 
-def test_what_there_is_not_is_told(session: Session, here: Path) -> None:
+def test_run_option_with_an_unknown_run_is_refused(session: Session, local_folder: Path) -> None:
     plain = submit(session, JobSpec(name="train", bundled="train"))
-    (here / "runs" / "empty").mkdir()
+    (local_folder / "runs" / "empty").mkdir()
     for run, code, shown, fix in (
         ("old-1-trian", "unknown-run", "'old-1-trian'", "did you mean old-1-train?"),
         ("nothing", "unknown-run", "'nothing'", "clusterctl jobs"),
@@ -179,7 +183,7 @@ def test_what_there_is_not_is_told(session: Session, here: Path) -> None:
             chosen(run, session)
 
 
-def test_only_jobs_that_use_a_model_get_one() -> None:
+def test_run_option_is_for_jobs_that_use_a_model() -> None:
     choice = ChosenModel("runs/a", Weights.BEST)
     with rejected("one-rank-job", UsageError):
         job_spec("sample", {"nodes": 2, "tasks_per_node": 2})
@@ -197,61 +201,67 @@ def test_only_jobs_that_use_a_model_get_one() -> None:
         reject_unless_fitting([job.model_copy(update={"args": (flag, "/shared/c")})], None)
 
 
-def saved(here: Path, name: str, job_id: str, cluster: str = "old", token: str = "0" * 8) -> Path:
+def saved(
+    local_folder: Path, name: str, job_id: str, cluster: str = "old", token: str = "0" * 8
+) -> Path:
     """A collected run of a cluster that is down."""
-    run = model(here / "runs" / name)
+    run = model(local_folder / "runs" / name)
     (run / "run.json").write_text(json.dumps(record(int(job_id), cluster=cluster, token=token)))
     return run
 
 
-def test_find_run_by_a_job_id_of_a_former_cluster(here: Path) -> None:
-    run = saved(here, "demo-14-train", "14")
+def test_find_run_by_a_job_id_of_a_former_cluster(local_folder: Path) -> None:
+    run = saved(local_folder, "demo-14-train", "14")
     (run / "task-2").mkdir()
-    saved(here, "my-14-3-train", "3", token="1" * 8)
+    saved(local_folder, "my-14-3-train", "3", token="1" * 8)
     for name in ("14", "old/14", "demo-14-train", "runs/demo-14-train", str(run)):
         assert find_run(name).folder == run, name
     for name in ("14_2", "demo-14-train/task-2"):
         assert (find_run(name).folder, find_run(name).run_folder) == (run / "task-2", run)
     assert find_run("4").folder is None
-    (here / "exp" / "4").mkdir(parents=True)
-    assert find_run("exp/4").folder == here / "exp" / "4"
+    (local_folder / "exp" / "4").mkdir(parents=True)
+    assert find_run("exp/4").folder == local_folder / "exp" / "4"
     with rejected("unknown-run", UsageError):
         find_run("demo/14")
 
 
-def test_find_run_takes_a_job_id_of_the_chosen_cluster(session: Session, here: Path) -> None:
+def test_find_run_takes_a_job_id_of_the_chosen_cluster(
+    session: Session, local_folder: Path
+) -> None:
     """A former cluster has a run of the same job id."""
     job_id, folder = trained(session)
-    former = saved(here, f"former-{job_id}-train", job_id)
+    former = saved(local_folder, f"former-{job_id}-train", job_id)
     cluster = session.ledger.cluster
     for name in (job_id, f"{cluster}/{job_id}"):
         assert chosen(name, session) == (f"{folder}/model", None)
     for name in (f"old/{job_id}", former.name):
         assert chosen(name, session)[0] == "model"
-    saved(here, "old-9-train", "9", token="9" * 8)
+    saved(local_folder, "old-9-train", "9", token="9" * 8)
     with rejected("run-of-other-cluster", UsageError, "use old/9", f"{cluster}/9"):
         chosen("9", session)
     with rejected("unknown-job", UsageError, "9"):
         chosen(f"{cluster}/9", session)
 
 
-def test_find_run_refuses_runs_of_two_clusters_of_a_name(session: Session, here: Path) -> None:
+def test_find_run_refuses_runs_of_two_clusters_of_a_name(
+    session: Session, local_folder: Path
+) -> None:
     job_id, folder = trained(session)
     cluster = session.ledger.cluster
-    former = saved(here, f"former-{job_id}-train", job_id, cluster=cluster)
+    former = saved(local_folder, f"former-{job_id}-train", job_id, cluster=cluster)
     with rejected(
         "run-ambiguous", UsageError, str(former), f"clusterctl collect {cluster}/{job_id}"
     ):
         chosen(job_id, session)
-    home = here / "runs" / "demo-1-train"
+    home = local_folder / "runs" / "demo-1-train"
     bring_home(session, job_id, folder.parent, home)
     with rejected("run-ambiguous", UsageError, str(former), str(home)):
         find_run(job_id, session.ledger)
 
 
-def test_job_id_of_finds_the_job_of_a_runs_folder(session: Session, here: Path) -> None:
-    job_id, _ = trained(session, here / "runs" / "demo-1-train")
-    saved(here, f"former-{job_id}-train", job_id)
+def test_job_id_of_finds_the_job_of_a_runs_folder(session: Session, local_folder: Path) -> None:
+    job_id, _ = trained(session, local_folder / "runs" / "demo-1-train")
+    saved(local_folder, f"former-{job_id}-train", job_id)
     cluster = session.workspace.root.name
     for name in ("demo-1-train", "runs/demo-1-train"):
         assert job_id_of(name, session.ledger) == job_id
@@ -260,20 +270,22 @@ def test_job_id_of_finds_the_job_of_a_runs_folder(session: Session, here: Path) 
     assert job_id_of(f"{job_id}_2", session.ledger) == f"{job_id}_2"
     for name in (f"former-{job_id}-train", f"old/{job_id}"):
         with rejected(
-            "run-of-other-cluster", UsageError, str(here / "runs" / f"former-{job_id}-train")
+            "run-of-other-cluster",
+            UsageError,
+            str(local_folder / "runs" / f"former-{job_id}-train"),
         ):
             job_id_of(name, session.ledger)
     assert job_id_of(f"{cluster}/{job_id}", session.ledger) == job_id
     # Another machine may have submitted the job.
     assert job_id_of(f"{cluster}/99_2", session.ledger) == "99_2"
-    with rejected("not-a-run", UsageError, str(here / "runs")):
+    with rejected("not-a-run", UsageError, str(local_folder / "runs")):
         job_id_of("runs/", session.ledger)
 
 
-def test_here_only_what_is_here_can_be_used(session: Session, here: Path) -> None:
+def test_local_command_needs_a_collected_run(session: Session, local_folder: Path) -> None:
     """A run that has no model is not a run that was not collected."""
     job_id, _ = trained(session)
-    run = here / "runs" / "old-14-train"
+    run = local_folder / "runs" / "old-14-train"
     run.mkdir()
     (run / "run.json").write_text(json.dumps(record(14, cluster=session.ledger.cluster)))
     for name, code, shown in (

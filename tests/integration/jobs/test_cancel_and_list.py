@@ -18,7 +18,7 @@ from tests.support.messages import refused as rejected
 from tests.support.played.cluster import finished, submitted
 
 
-def test_cancel_says_what_had_ended(session, cluster, tmp_path):
+def test_cancel_names_jobs_that_had_ended(session, cluster, tmp_path):
     over = finished(session, cluster, tmp_path, "true")
     running = submitted(session, tmp_path, "sleep 60")
     done = cancel(session, [over, running])
@@ -80,7 +80,7 @@ def test_list_without_accounting_and_folder_counts_the_job(session, cluster, tmp
     assert cluster.job(running)["state"] == "CANCELLED"
 
 
-def test_list_of_the_newest_has_all_that_go_on(session, cluster, tmp_path):
+def test_list_of_the_newest_has_all_running_jobs(session, cluster, tmp_path):
     """What is left out is counted, whether the queue still has it or not."""
     running = submitted(session, tmp_path, "sleep 60")
     ended = [finished(session, cluster, tmp_path, "true") for _ in range(4)]
@@ -95,7 +95,7 @@ def test_list_of_the_newest_has_all_that_go_on(session, cluster, tmp_path):
         assert listing.unlisted == 0
 
 
-def test_what_slurm_refused_is_not_listed(session, cluster, tmp_path):
+def test_jobs_omits_jobs_that_slurm_refused(session, cluster, tmp_path):
     """Slurm keeps a record of a job that it refused, as one that failed before it began."""
     kept = submitted(session, tmp_path, "true")
     with cluster.state() as state:
@@ -109,16 +109,20 @@ def test_what_slurm_refused_is_not_listed(session, cluster, tmp_path):
     assert [job.id for job in list_jobs(session).jobs] == [kept]
 
 
-def test_as_dict_is_plain_json(session, cluster, tmp_path):
+def test_job_as_dict_is_plain_json(session, cluster, tmp_path):
     job_id = finished(session, cluster, tmp_path, "true")
     (job,) = known_jobs(session, [job_id])
-    told = job.as_dict()
-    assert (told["job_id"], told["state"], told["nodes"]) == (job_id, "COMPLETED", ["n1"])
-    assert type(told["state"]) is str
-    assert (told["exit"], told["time_limit_s"], told["tres"]) == ("0", 86400, "cpu=1,mem=1G,node=1")
-    assert told["elapsed_s"] == told["end_time"] - told["start_time"]
-    assert datetime.fromisoformat(told["submitted"]).timestamp() == told["submit_time"]
-    assert told["submitted"].endswith("Z")
+    record = job.as_dict()
+    assert (record["job_id"], record["state"], record["nodes"]) == (job_id, "COMPLETED", ["n1"])
+    assert type(record["state"]) is str
+    assert (record["exit"], record["time_limit_s"], record["tres"]) == (
+        "0",
+        86400,
+        "cpu=1,mem=1G,node=1",
+    )
+    assert record["elapsed_s"] == record["end_time"] - record["start_time"]
+    assert datetime.fromisoformat(record["submitted"]).timestamp() == record["submit_time"]
+    assert record["submitted"].endswith("Z")
 
 
 class Recording:
@@ -134,7 +138,7 @@ class Recording:
 
         monkeypatch.setattr(session.scheduler.transport, "run", record)
 
-    def taken(self, command: str) -> int:
+    def requests(self, command: str) -> int:
         count = self.commands.count(command)
         self.commands = []
         return count
@@ -157,7 +161,7 @@ def requeued(session, cluster, tmp_path: Path) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
-def test_all_attempts_of_a_restarted_job_are_listed(session, cluster, tmp_path, is_forgotten):
+def test_jobs_lists_all_attempts_of_a_restarted_job(session, cluster, tmp_path, is_forgotten):
     """Whether the queue still has the job or not."""
     job_id, start = requeued(session, cluster, tmp_path)
     cluster.change(job_id, forgotten=is_forgotten)
@@ -167,10 +171,10 @@ def test_all_attempts_of_a_restarted_job_are_listed(session, cluster, tmp_path, 
             (start - 50, start - 48),
             (start, start + 5),
         ]
-        told = job.as_dict()
-        assert [each["nodes"] for each in told["attempts"]] == [["n1"], ["n1"]]
-        assert (told["submit_time"], told["start_time"]) == (start - 60, start - 50)
-        assert (told["end_time"], told["elapsed_s"]) == (start + 5, 7)
+        record = job.as_dict()
+        assert [each["nodes"] for each in record["attempts"]] == [["n1"], ["n1"]]
+        assert (record["submit_time"], record["start_time"]) == (start - 60, start - 50)
+        assert (record["end_time"], record["elapsed_s"]) == (start + 5, 7)
 
 
 def test_attempts_cost_no_query_but_one_for_queued_jobs(session, cluster, tmp_path, monkeypatch):
@@ -178,15 +182,15 @@ def test_attempts_cost_no_query_but_one_for_queued_jobs(session, cluster, tmp_pa
     finished(session, cluster, tmp_path, "true")
     recording = Recording(session, monkeypatch)
     (job,) = find_or_list(session, []).jobs
-    assert ([each.start_time for each in job.attempts], recording.taken("sacct")) == (
+    assert ([each.start_time for each in job.attempts], recording.requests("sacct")) == (
         [job.start_time],
         0,
     )
     ids = [requeued(session, cluster, tmp_path)[0] for _ in range(2)]
-    recording.taken("sacct")
+    recording.requests("sacct")
     find_or_list(session, [])
-    assert recording.taken("sacct") == 1
+    assert recording.requests("sacct") == 1
     for job_id in ids:
         cluster.change(job_id, forgotten=True)
     find_or_list(session, [])
-    assert recording.taken("sacct") == 1
+    assert recording.requests("sacct") == 1

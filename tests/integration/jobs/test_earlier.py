@@ -29,7 +29,7 @@ SHOW = f'cat "${FROM_RUN}/state.txt"'
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with an array's run of another cluster in ./runs."""
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "old-1-sum"
@@ -42,11 +42,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run_with(session: Session, cluster: PlayedCluster, here: Path) -> Callable[..., str]:
+def run_with(session: Session, cluster: PlayedCluster, local_folder: Path) -> Callable[..., str]:
     """Submits a script that prints the earlier run's file, and returns its output."""
 
     def run(run: str, **options: object) -> str:
-        script = here / "go.sh"
+        script = local_folder / "go.sh"
         script.write_text(f"#!/bin/bash\n{SHOW}\n")
         job = job_spec("go.sh", {"folder": False, "from_run": run, **options})
         prepared = Preparer(lambda _: None).prepare(session, Submission([job]))
@@ -59,16 +59,16 @@ def run_with(session: Session, cluster: PlayedCluster, here: Path) -> Callable[.
     return run
 
 
-def test_from_run_of_a_job_is_its_folder(session, cluster, here, run_with):
-    job_id = finished(session, cluster, here, "echo saved >state.txt")
+def test_from_run_of_a_job_is_its_folder(session, cluster, local_folder, run_with):
+    job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
     assert run_with(job_id) == "saved\n"
 
 
-def test_from_run_of_another_machine_is_found_by_slurm(session, cluster, here, monkeypatch):
-    job_id = finished(session, cluster, here, "echo saved >state.txt")
-    elsewhere = replace(session, ledger=Ledger(here / "other" / "jobs.jsonl"))
-    job = JobSpec(name="go", script=here / "job.sh", from_run=job_id)
-    folder = with_from_run(job, elsewhere.ledger, elsewhere)[0].env[FROM_RUN]
+def test_from_run_of_another_machine_is_found_by_slurm(session, cluster, local_folder, monkeypatch):
+    job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
+    other_machine = replace(session, ledger=Ledger(local_folder / "other" / "jobs.jsonl"))
+    job = JobSpec(name="go", script=local_folder / "job.sh", from_run=job_id)
+    folder = with_from_run(job, other_machine.ledger, other_machine)[0].env[FROM_RUN]
     assert Path(folder, "state.txt").read_text() == "saved\n"
 
 
@@ -80,7 +80,7 @@ def test_from_run_of_another_machine_is_found_by_slurm(session, cluster, here, m
         ("runs/old-1-sum/task-3", "of task 3"),
     ],
 )
-def test_from_run_of_here_is_sent_and_known_as_copy(session, here, run_with, run, output):
+def test_from_run_of_here_is_sent_and_known_as_copy(session, local_folder, run_with, run, output):
     assert run_with(run) == output
     known = {number for copies in read_copies(session.workspace) for number in copies.numbers()}
     (sent,) = Path.home().glob(f"clusterctl/runs/*-{TOKEN}")
@@ -99,16 +99,16 @@ def test_from_run_of_here_is_sent_and_known_as_copy(session, here, run_with, run
         ({"container": "/shared/x.sif", "nodes": 2}, f"--env={FROM_RUN}"),
     ],
 )
-def test_from_run_reaches_every_kind_of_rank(session, here, options, passed):
-    (here / "train.py").write_text("")
+def test_from_run_reaches_every_kind_of_rank(session, local_folder, options, passed):
+    (local_folder / "train.py").write_text("")
     job = job_spec("train.py", {"from_run": "old-1-sum", "folder": False, **options})
     (prepared,) = Preparer(lambda _: None).prepare(session, Submission([job]))
     assert passed in prepared.script
 
 
-def test_from_run_is_visible_in_a_container(session, here):
+def test_from_run_is_visible_in_a_container(session, local_folder):
     """Also a run outside the job user's home, which the container shows by default."""
-    (here / "train.py").write_text("")
+    (local_folder / "train.py").write_text("")
     options = {"folder": False, "container": "/shared/x.sif", "env": [f"{FROM_RUN}=/other/a run"]}
     (prepared,) = Preparer(lambda _: None).prepare(
         session, Submission([job_spec("train.py", options)])
@@ -123,10 +123,10 @@ def test_dry_run_does_not_look_for_a_run_of_another_machine(session):
     assert found.value.why.startswith("--dry-run")
 
 
-def test_from_run_on_nodes_without_shared_folder_is_sent(session, cluster, here):
+def test_from_run_on_nodes_without_shared_folder_is_sent(session, cluster, local_folder):
     apart = replace(session, unshared_nodes={"n1": session.transport})
-    job_id = finished(session, cluster, here, "echo saved >state.txt")
-    job = JobSpec(name="go", script=here / "job.sh", from_run=job_id)
+    job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
+    job = JobSpec(name="go", script=local_folder / "job.sh", from_run=job_id)
     with refused("run-gone", UsageError, f"clusterctl collect workspace/{job_id}"):
         with_from_run(job, apart.ledger, apart)
     job = job.model_copy(update={"from_run": "old-1-sum"})
@@ -134,16 +134,16 @@ def test_from_run_on_nodes_without_shared_folder_is_sent(session, cluster, here)
     assert Path(folder, "state.txt").is_file()
 
 
-def test_from_run_that_does_not_exist_is_refused(session, cluster, here, run_with):
-    (here / "data").mkdir()
-    gone = finished(session, cluster, here, "true")
+def test_from_run_that_does_not_exist_is_refused(session, cluster, local_folder, run_with):
+    (local_folder / "data").mkdir()
+    gone = finished(session, cluster, local_folder, "true")
     entry = session.ledger.find(gone)
-    Path(entry.remote_dir).rename(here / "gone")
-    foreign = finished(session, cluster, here, "true")
+    Path(entry.remote_dir).rename(local_folder / "gone")
+    foreign = finished(session, cluster, local_folder, "true")
     cluster.change(foreign, comment="")
-    elsewhere = Ledger(session.workspace.jobs)
-    entry = elsewhere.find(foreign)
-    elsewhere.update(entry, job_id="")
+    other_machine = Ledger(session.workspace.jobs)
+    entry = other_machine.find(foreign)
+    other_machine.update(entry, job_id="")
     calls = cluster.calls("sbatch")
     for run, code in (
         ("nothing", "unknown-run"),

@@ -138,27 +138,27 @@ def test_replay_gets_the_very_wheels_of_its_lock(
 ) -> None:
     lock = locked(index, "first-1.0", "tool-1.0").lock
     assert lock is not None
-    told: list[str] = []
+    notes: list[str] = []
     job = JobSpec(name="a", script=tmp_path / "a.sh")
 
-    def again(text: str) -> Environment:
+    def resolve_again(text: str) -> Environment:
         facts = planned_inventory(a_spec(tmp_path / "spec.txt"))
-        return Environments(told.append).resolve(facts, HERE, job, replayed=text)
+        return Environments(notes.append).resolve(facts, HERE, job, replayed=text)
 
     # The cluster's own requirements are not those of then.
-    assert again("") == PLAIN
-    assert again(lock.text).lock == lock
+    assert resolve_again("") == PLAIN
+    assert resolve_again(lock.text).lock == lock
     shutil.rmtree(wheel_path(lock.wheels[0]).parents[1])
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    assert again(lock.text).lock == lock
+    assert resolve_again(lock.text).lock == lock
     assert all(wheel_path(wheel).is_file() for wheel in lock.wheels)
-    assert told == ["downloading 2 wheels"]
-    assert again(lock.text.replace("Python 3.", "Python 2.", 1)).lock == lock
-    assert shows("\n".join(told), "packages-for-another-python")
+    assert notes == ["downloading 2 wheels"]
+    assert resolve_again(lock.text.replace("Python 3.", "Python 2.", 1)).lock == lock
+    assert shows("\n".join(notes), "packages-for-another-python")
     wrong = lock.text.replace(lock.wheels[0].sha256, "0" * 64)
     with refused("wheels-gone", UsageError, "HASHES"):
-        again(wrong)
+        resolve_again(wrong)
     outside = lock.text.replace(f"# {lock.wheels[0].file}", f"# ../../{lock.wheels[0].file}")
     # A file of elsewhere is none of the cache.
     assert len(Lock.read(outside, {}).wheels) == 1
@@ -170,8 +170,8 @@ def run(environment: Environment, command: str) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True, cwd="/").stdout.strip()
 
 
-def made(environment: Environment, said: list[str] | None = None) -> bool:
-    return Environments((said if said is not None else []).append).build(
+def build(environment: Environment, notes: list[str] | None = None) -> bool:
+    return Environments((notes if notes is not None else []).append).build(
         LocalTransport(), based(environment)
     )
 
@@ -180,11 +180,11 @@ def names(home: Path) -> set[str]:
     return {path.name.rpartition(".")[0] or path.name for path in home.iterdir()} - {".lock"}
 
 
-def test_it_is_built_once_and_hides_what_nodes_have(home: Path, index: Path) -> None:
+def test_environment_is_built_once_and_hides_packages_of_nodes(home: Path, index: Path) -> None:
     a_wheel(index, "numpy", "0.1")
     environment = locked(index, "first-1.0", "tool-1.0", "numpy-0.1")
-    said = []
-    assert made(environment, said)
+    notes = []
+    assert build(environment, notes)
     versions = "python -c 'import first, numpy, pytest; print(first.version, numpy.version)'"
     assert run(environment, versions) == "1.0 0.1"
     assert run(environment, "tool") == "from the tool"
@@ -193,13 +193,13 @@ def test_it_is_built_once_and_hides_what_nodes_have(home: Path, index: Path) -> 
     assert names(home) == {key, f".{key}"}
     assert not list(home.glob(".*/wheels"))
     assert (home / key / "requirements.lock").read_text() == environment.lock.text
-    assert said[0].startswith("sending 3 wheels, ")
-    assert said[1:] == ["building the environment"]
-    assert not made(environment, said)
-    assert len(said) == 2
+    assert notes[0].startswith("sending 3 wheels, ")
+    assert notes[1:] == ["building the environment"]
+    assert not build(environment, notes)
+    assert len(notes) == 2
 
 
-def test_what_is_to_be_done_yet_is_told_by_looking(
+def test_describe_pending_build_reads_without_building(
     home: Path, tmp_path: Path, resolve: Resolve
 ) -> None:
     spec = a_spec(tmp_path / "spec.txt")
@@ -210,7 +210,7 @@ def test_what_is_to_be_done_yet_is_told_by_looking(
     environment = resolve("", "first\ntool")
     assert "2 packages" in describe_pending_build(spec, HERE, LocalTransport())
     assert not home.exists()
-    made(environment)
+    build(environment)
     assert describe_pending_build(spec, HERE, LocalTransport()) == ""
     (tmp_path / "spec.txt").write_text("first<2\n")
     assert "resolved again" in describe_pending_build(spec, HERE, LocalTransport())
@@ -220,18 +220,18 @@ def sending(environment: Environment, *, rented: bool = False) -> tuple[list[int
     """Build it: how many wheels were fetched (on a rented host) and sent, and how many bytes were
     sent.
     """
-    said: list[str] = []
+    notes: list[str] = []
     sent: set[int] = set()
 
     def progress(what: str, _done: int, total: int) -> None:
         if what == "sending":
             sent.add(total)
 
-    Environments(said.append, progress=progress).build(
+    Environments(notes.append, progress=progress).build(
         LocalTransport(), based(environment), rented=rented
     )
     assert not list((Path.home() / "clusterctl/store/partial").iterdir())
-    return [int(count) for count in re.findall(r"(\d+) wheels?,", "\n".join(said))], max(sent)
+    return [int(count) for count in re.findall(r"(\d+) wheels?,", "\n".join(notes))], max(sent)
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_rented_host_fetches_large_wheels_itself(
 
 
 @pytest.mark.parametrize("reached", [True, False])
-def test_what_a_rented_host_can_not_fetch_is_sent(
+def test_wheel_that_the_host_cannot_download_is_sent(
     tmp_path: Path, index: Path, heavy: Environment, monkeypatch: pytest.MonkeyPatch, reached: bool
 ) -> None:
     """One wheel is another file there, of the same name. After it the next is tried, if PyPI
@@ -284,14 +284,14 @@ def test_what_a_rented_host_can_not_fetch_is_sent(
     assert run(heavy, "python -c 'import heavy, large; print(heavy.x)'") == "1"
 
 
-def test_many_at_once_build_it_once(home: Path, first: Environment) -> None:
+def test_environment_built_by_many_at_once_is_built_once(home: Path, first: Environment) -> None:
     with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(lambda _: made(first), range(4))) == 1
+        assert sum(pool.map(lambda _: build(first), range(4))) == 1
     assert run(first, "python -c 'import first; print(first.version)'") == "2.0"
 
 
 @pytest.mark.parametrize("other", ["pipe", *in_sweep("link", "folder")])
-def test_what_is_no_file_in_the_place_of_the_lock_is_replaced(
+def test_lock_path_that_is_not_a_file_is_replaced(
     home: Path, first: Environment, tmp_path: Path, other: str
 ) -> None:
     """Opening a pipe waited for an hour, and a link's target lost its content."""
@@ -302,7 +302,7 @@ def test_what_is_no_file_in_the_place_of_the_lock_is_replaced(
     {"pipe": os.mkfifo, "link": lambda path: path.symlink_to(victim), "folder": Path.mkdir}[other](
         lock
     )
-    assert made(first)
+    assert build(first)
     assert lock.is_file()
     assert not lock.is_symlink()
     assert victim.read_text() == "theirs"
@@ -310,13 +310,13 @@ def test_what_is_no_file_in_the_place_of_the_lock_is_replaced(
 
 def test_lock_that_is_held_is_named(home: Path, first: Environment) -> None:
     home.mkdir(parents=True)
-    said: list[str] = []
+    notes: list[str] = []
     with (home / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         named = (f"~/{PLAIN.environments}/.lock", "0.1 s")
         with refused("environment-locked", TransportError, *named):
-            Environments(said.append, wait_s=0.1).build(LocalTransport(), based(first))
-    assert [line.split()[0] for line in said] == ["sending", "waiting"]
+            Environments(notes.append, wait_s=0.1).build(LocalTransport(), based(first))
+    assert [line.split()[0] for line in notes] == ["sending", "waiting"]
 
 
 class Killing(LocalTransport):
@@ -352,18 +352,20 @@ class Killing(LocalTransport):
     "file",
     ["lib/*/*/*.pth", *in_sweep("wheels/first-*", "requirements.lock", "pyvenv.cfg")],
 )
-def test_killed_in_the_middle_it_is_built_anew(home: Path, first: Environment, file: str) -> None:
+def test_environment_with_an_interrupted_build_is_built_again(
+    home: Path, first: Environment, file: str
+) -> None:
     assert first.lock is not None
     with pytest.raises(TransportError):
         Environments(SILENT.note).build(Killing(home, file), based(first))
     assert not (home / first.lock.key).exists()
     assert len(list(home.glob(".*.??????"))) == 1
-    assert made(first)
+    assert build(first)
     assert len(list(home.glob(".*.??????"))) == 1
     assert run(first, "python -c 'import first; print(first.version)'") == "2.0"
 
 
-def test_what_cannot_be_built_is_said_and_leaves_nothing(home: Path, first: Environment) -> None:
+def test_environment_that_fails_to_build_leaves_nothing(home: Path, first: Environment) -> None:
     with refused("environment-failed", TransportError, "/missing/env/bin/python"):
         Environments(SILENT.note).build(LocalTransport(), replace(first, root="/missing"))
     assert names(home) == set()
@@ -382,7 +384,7 @@ def test_job_adds_to_the_spec_and_keeps_its_versions(resolve: Resolve, index: Pa
         resolve("first>2", "first<2")
 
 
-def test_jobs_with_a_python_of_their_own(home: Path, tmp_path: Path) -> None:
+def test_job_with_its_own_python_uses_it(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("first\n")
     (tmp_path / "a.sh").touch()
@@ -394,7 +396,7 @@ def test_jobs_with_a_python_of_their_own(home: Path, tmp_path: Path) -> None:
         == environment_for(a_spec(), JobSpec(name="a", script=tmp_path / "a.sh"))
     )
     # There is nothing to build.
-    assert not made(environment)
+    assert not build(environment)
     assert not home.exists()
     with refused("no-requirements-here", UsageError):
         environment_for(a_spec(), bundled.model_copy(update={"requirements": file}))

@@ -48,7 +48,7 @@ def test_put_leaves_out_the_keys_of_clusterctl(
     assert done.sent.files == 2
 
 
-def test_put_names_the_place_of_the_files(tmp_path: Path) -> None:
+def test_put_prints_the_path_on_the_cluster(tmp_path: Path) -> None:
     """A folder has a place of its own below the target, also if the target is new."""
     project = tmp_path / "a3"
     target = tmp_path / "home" / "het"

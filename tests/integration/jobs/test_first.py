@@ -71,7 +71,7 @@ def raced(session: Session, folder: Path, first: First, count: int = 2) -> list[
     ]
 
 
-def ran(cluster: PlayedCluster) -> list[str]:
+def jobs_that_ran(cluster: PlayedCluster) -> list[str]:
     path = cluster.home / "ran"
     return path.read_text().split() if path.exists() else []
 
@@ -85,15 +85,15 @@ def entry(session: Session, job_id: str) -> JobEntry:
 def test_first_keeps_one_job_and_cancels_the_rest(session, cluster, tmp_path):
     first = new_first(["here", "here"])
     ids = raced(session, tmp_path, first, 3)
-    kept = wait_for_first([session], first, 60).entry
-    cluster.wait_until_ended(kept.job_id)
-    lost = [job_id for job_id in ids if job_id != kept.job_id]
-    assert ran(cluster) == [kept.job_id]
+    is_kept = wait_for_first([session], first, 60).entry
+    cluster.wait_until_ended(is_kept.job_id)
+    lost = [job_id for job_id in ids if job_id != is_kept.job_id]
+    assert jobs_that_ran(cluster) == [is_kept.job_id]
     assert {cluster.job(job_id)["state"] for job_id in lost} == {"CANCELLED"}
-    assert {entry(session, job_id).lost_to for job_id in lost} == {f"job {kept.job_id}"}
+    assert {entry(session, job_id).lost_to for job_id in lost} == {f"job {is_kept.job_id}"}
     assert not any(Path(entry(session, job_id).remote_dir).exists() for job_id in lost)
-    assert [job.id for job in list_jobs(session).jobs] == [kept.job_id]
-    assert [one.job_id for one in uncollected(session.workspace)] == [kept.job_id]
+    assert [job.id for job in list_jobs(session).jobs] == [is_kept.job_id]
+    assert [one.job_id for one in uncollected(session.workspace)] == [is_kept.job_id]
 
 
 def test_first_without_clusterctl_runs_one_job(session, cluster, tmp_path):
@@ -101,7 +101,7 @@ def test_first_without_clusterctl_runs_one_job(session, cluster, tmp_path):
     ids = raced(session, tmp_path, new_first(["here"]))
     for job_id in ids:
         cluster.wait_until_ended(job_id)
-    (only,) = ran(cluster)
+    (only,) = jobs_that_ran(cluster)
     assert sorted(cluster.job(job_id)["state"] for job_id in ids) == ["CANCELLED", "COMPLETED"]
     assert [job.id for job in list_jobs(session).jobs] == [only]
     name = Path(claim_of(entry(session, only))).name
@@ -168,10 +168,10 @@ def test_first_across_clusters_waits_for_the_choice(session, cluster, tmp_path):
     first = First("f", is_across=True)
     (job_id,) = raced(session, tmp_path, first, 1)
     eventually((Path(entry(session, job_id).remote_dir) / "job.events").exists)
-    assert (cluster.job(job_id)["state"], ran(cluster)) == ("RUNNING", [])
+    assert (cluster.job(job_id)["state"], jobs_that_ran(cluster)) == ("RUNNING", [])
     assert [one.kept for one in settle(session.scheduler, session.ledger, "f")] == [True]
     cluster.wait_until_ended(job_id)
-    assert ran(cluster) == [job_id]
+    assert jobs_that_ran(cluster) == [job_id]
 
 
 @pytest.mark.parametrize("killed", ["after the choice", "after the claim"])
@@ -185,25 +185,25 @@ def test_first_across_killed_continues_its_choice(session, cluster, tmp_path, ki
     list_jobs(session)
     for job_id in ids:
         cluster.wait_until_ended(job_id)
-    assert ran(cluster) == [ids[1]]
+    assert jobs_that_ran(cluster) == [ids[1]]
     assert wait_for_first([session], First("f", is_across=True), 60).entry.job_id == ids[1]
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_first_job_chosen_elsewhere_does_not_run_here(session, cluster, other, tmp_path, kept):
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_first_job_chosen_elsewhere_does_not_run_here(session, cluster, other, tmp_path, is_kept):
     """While the other cluster may not know of the choice, the job here stays: it may be chosen
     yet.
     """
     (job_id,) = raced(session, tmp_path, First("f", is_across=True), 1)
     there = entry(session, job_id)
-    other.add(replace(there, **OTHER, job_id="7", chosen=True, kept=kept))
+    other.add(replace(there, **OTHER, job_id="7", chosen=True, kept=is_kept))
     left = settle(session.scheduler, session.ledger, "f")
     assert [one.job_id for one in left] == [job_id]
-    if kept:
+    if is_kept:
         cluster.wait_until_ended(job_id)
         assert settle(session.scheduler, session.ledger, "f") == ()
         assert "7" in entry(session, job_id).lost_to.split()
-    assert (ran(cluster), Path(claim_of(there)).exists()) == ([], False)
+    assert (jobs_that_ran(cluster), Path(claim_of(there)).exists()) == ([], False)
 
 
 def test_first_job_that_is_not_chosen_gives_up(session, cluster, tmp_path):
@@ -216,7 +216,7 @@ def test_first_job_that_is_not_chosen_gives_up(session, cluster, tmp_path):
     session.ledger.record(entry(session, job_id), chosen=True)
     with refused("first-all-cancelled", JobCancelledError):
         wait_for_first([session], first, 60)
-    assert (ran(cluster), entry(session, job_id).chosen) == ([], False)
+    assert (jobs_that_ran(cluster), entry(session, job_id).chosen) == ([], False)
 
 
 def test_first_chosen_job_was_cancelled_chooses_another(session, cluster, tmp_path):
@@ -226,7 +226,7 @@ def test_first_chosen_job_was_cancelled_chooses_another(session, cluster, tmp_pa
     cluster.wait_until_ended(ids[0])
     assert wait_for_first([session], First("f", is_across=True), 60).entry.job_id == ids[1]
     cluster.wait_until_ended(ids[1])
-    assert ran(cluster) == [ids[1]]
+    assert jobs_that_ran(cluster) == [ids[1]]
 
 
 def test_first_time_out_leaves_the_jobs(session, cluster, other, tmp_path):
@@ -280,8 +280,8 @@ def test_first_unreachable_cluster_does_not_delay_the_job(session, other, tmp_pa
     other.add(replace(entry(session, job_id), **OTHER, job_id="7"))
     away = replace(session, scheduler=SlurmClient(CutOff(), patience_s=0), ledger=other)
     away = with_inventory(away, cluster="other")
-    kept = wait_for_first([away, session], first, 60)
-    assert (kept.entry.job_id, kept.not_cancelled) == (job_id, (("other", "7"),))
+    is_kept = wait_for_first([away, session], first, 60)
+    assert (is_kept.entry.job_id, is_kept.not_cancelled) == (job_id, (("other", "7"),))
 
 
 def test_first_all_failed_names_the_jobs_and_states(session, cluster, tmp_path):

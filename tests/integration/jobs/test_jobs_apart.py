@@ -110,7 +110,7 @@ def given(node: Transport, done: Submitted) -> set[str]:
     return {path.name for path in folder.rglob("*")}
 
 
-def test_each_node_of_the_partition_has_the_jobs_folder(
+def test_submit_without_shared_folder_sends_the_folder_to_each_node(
     apart: Session, nodes: dict[str, ApartNode], job: JobSpec
 ) -> None:
     done = submit(apart, job)
@@ -119,7 +119,7 @@ def test_each_node_of_the_partition_has_the_jobs_folder(
     assert given(nodes["o1"], done) == set()
 
 
-def test_script_with_a_partition_of_its_own_goes_to_all_nodes(
+def test_script_with_a_partition_directive_is_sent_to_all_nodes(
     apart: Session, nodes: dict[str, ApartNode], job: JobSpec
 ) -> None:
     assert job.script is not None
@@ -149,7 +149,7 @@ def test_folder_of_a_shell_is_on_the_nodes_of_its_partition(
     """By default the first. Without new files it is removed from all of them."""
     names = {"o1"} if options else {"n1", "n2"}
 
-    def there() -> set[str]:
+    def remote_folders() -> set[str]:
         return {
             name
             for name, node in nodes.items()
@@ -158,15 +158,15 @@ def test_folder_of_a_shell_is_on_the_nodes_of_its_partition(
 
     job = shell_job(job_options(options), apart.site)
     with session_folder(Submitter(apart), job, Environment()) as folder:
-        assert there() == names
-    assert there() == set()
+        assert remote_folders() == names
+    assert remote_folders() == set()
     with session_folder(Submitter(apart), job, Environment()) as folder:
         for name in names:
             (
                 nodes[name].home / "clusterctl/jobs" / Path(folder.path).name / "files" / "new"
             ).touch()
         assert folder.changes == tuple((name, "new") for name in sorted(names))
-    assert there() == names
+    assert remote_folders() == names
 
 
 def test_controller_that_runs_jobs_gets_their_files_once(apart: Session) -> None:
@@ -316,20 +316,20 @@ def test_logs_and_files_come_from_the_nodes_it_ran_on(
     cluster.wait_until_ended(done.job_id)
     (info,) = apart.scheduler.jobs([done.job_id])
     first = info.nodes[0]
-    there = nodes[first].home / "clusterctl/jobs" / Path(done.remote_dir).name
+    remote_folders = nodes[first].home / "clusterctl/jobs" / Path(done.remote_dir).name
     # It ran here, but stands for that node.
-    Path(done.remote_dir, "stdout.log").rename(there / "stdout.log")
-    (there / "made.txt").write_text("made there")
-    told: list[bytes] = []
-    follow(apart, done.job_id, on_output=lambda chunk: told.append(chunk.data))
-    assert b"".join(told) == b"hello\n"
+    Path(done.remote_dir, "stdout.log").rename(remote_folders / "stdout.log")
+    (remote_folders / "made.txt").write_text("made there")
+    output: list[bytes] = []
+    follow(apart, done.job_id, on_output=lambda chunk: output.append(chunk.data))
+    assert b"".join(output) == b"hello\n"
     (run,) = collect(apart, [done.job_id], out=tmp_path / "runs")
     assert run.directory is not None
     assert (run.directory / "stdout.log").read_text() == "hello\n"
     assert (run.directory / "made.txt").read_text() == "made there"
 
 
-def test_job_on_nodes_of_their_own_is_followed_to_its_end(
+def test_follow_without_shared_folder_reads_until_the_end(
     apart: Session, job: JobSpec, tmp_path: Path
 ) -> None:
     assert isinstance(job.script, Path)
@@ -340,7 +340,7 @@ def test_job_on_nodes_of_their_own_is_followed_to_its_end(
     assert ended.state is JobState.COMPLETED
 
 
-def test_log_is_read_also_where_another_node_is_away(
+def test_logs_are_read_beside_an_unreachable_node(
     apart: Session,
     cluster: PlayedCluster,
     nodes: dict[str, ApartNode],

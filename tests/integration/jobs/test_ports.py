@@ -101,7 +101,7 @@ def test_job_killed_by_sigkill_leaves_its_port_to_the_next() -> None:
         assert master_port(60) == port
 
 
-def test_port_of_an_ended_job_is_chosen_again() -> None:
+def test_port_of_an_ended_job_is_reused() -> None:
     assert master_port(61) == master_port(61)
 
 
@@ -149,7 +149,7 @@ def test_claim_job_port_ignores_the_remote_port_of_a_connection() -> None:
     assert master_port(63) == port
 
 
-def test_claim_job_port_passes_over_a_port_that_no_server_can_bind() -> None:
+def test_claim_job_port_skips_a_port_that_cannot_be_bound() -> None:
     """A connection that a server closed first prevents servers without SO_REUSEADDR for a
     minute.
     """

@@ -50,7 +50,7 @@ def job(tmp_path: Path) -> JobSpec:
     return JobSpec(name="mine", script=script)
 
 
-def test_what_is_staged(session, cluster, job):
+def test_submit_stages_script_spec_and_program(session, cluster, job):
     done = submit(session, job)
     folder = Path(done.remote_dir)
     assert folder == cluster.home / "clusterctl" / "jobs" / f"mine-{done.token}"
@@ -98,7 +98,7 @@ def test_folder_whose_name_is_not_utf8(session, cluster, tmp_path):
     assert (Path(done.remote_dir) / "stdout.log").read_text() == "fine\n"
 
 
-def test_nodes_are_not_left_out_as_files(session, cluster, job):
+def test_exclude_of_nodes_is_not_exclude_of_files(session, cluster, job):
     """sbatch's --exclude names nodes, that of clusterctl patterns of files."""
     preparer = Preparer(lambda _: None)
     for pattern in ("demo-train-2", "demo-train-[1-9]", "x,demo-train-1"):
@@ -199,7 +199,7 @@ def test_record_without_a_spec_is_named_before_submitting(session, cluster, job)
     assert cluster.calls("sbatch") == 0
 
 
-def test_image_of_here_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):
+def test_local_image_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):
     image = tmp_path / "my image.sif"
     image.write_bytes(b"image")
     done = [submit(session, job.model_copy(update={"container": str(image)})) for _ in range(2)]
@@ -213,7 +213,7 @@ def test_image_of_here_is_sent_once_and_named_by_its_hash(session, cluster, job,
     assert too_long in submit(session, job.model_copy(update={"container": too_long})).script
 
 
-def test_outputs_lie_beside_the_job(session, cluster, job):
+def test_outputs_are_staged_beside_the_job(session, cluster, job):
     done = submit(session, job.model_copy(update={"outputs": ("results/**",)}))
     written = json.loads((Path(done.remote_dir) / "outputs.json").read_text())
     assert written["patterns"] == ["results/**", "/my 'job.sh"]  # and the script
@@ -235,7 +235,7 @@ def test_submit_brings_the_payload_once(session, cluster, job):
 
 
 @pytest.mark.parametrize(
-    ("said", "fix"),
+    ("answer", "fix"),
     [
         ("Invalid account or account/partition combination specified", "name your Slurm account"),
         ("Invalid generic resource (gres) specification", "leave out --gpus"),
@@ -243,24 +243,24 @@ def test_submit_brings_the_payload_once(session, cluster, job):
         ("something new", "that Slurm's message names"),
     ],
 )
-def test_refusal_names_the_flag_and_the_choices(cluster, job, said, fix):
+def test_refusal_names_the_flag_and_the_choices(cluster, job, answer, fix):
     with cluster.state() as state:
-        state["refuse"] = f"sbatch: error: {said}"
-    with rejected("slurm-refused", SlurmError, fix, why=said, where="sbatch --time=00:01:00"):
+        state["refuse"] = f"sbatch: error: {answer}"
+    with rejected("slurm-refused", SlurmError, fix, why=answer, where="sbatch --time=00:01:00"):
         submit(cluster.session(), job.model_copy(update={"time": 60}))
     assert [entry.refused for entry in cluster.ledger.entries()] == [True]
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
 
 @pytest.mark.parametrize("trouble", [{"lose_answer": True}, {"away": 3}])
-def test_job_goes_once_despite_a_lost_answer_or_request(cluster, job, trouble):
+def test_submit_with_a_lost_answer_or_request_makes_one_job(cluster, job, trouble):
     with cluster.state() as state:
         state.update(trouble)
     assert submit(cluster.session(clock=QUICK), job).job_id == "1"
     assert cluster.calls("sbatch") == 1
 
 
-def test_controller_that_stays_away_gets_no_job(cluster, job):
+def test_submit_to_an_unreachable_controller_submits_no_job(cluster, job):
     now = [0.0]
     quick = Clock(lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
     session = cluster.session(clock=quick, patience_s=60)
@@ -276,7 +276,7 @@ def test_controller_that_stays_away_gets_no_job(cluster, job):
 
 
 @pytest.mark.parametrize(
-    ("away", "said"),
+    ("away", "answer"),
     [
         (1, "Batch job submission failed: Socket timed out on send/recv operation"),
         (1000, "Socket timed out on send/recv operation"),
@@ -284,10 +284,10 @@ def test_controller_that_stays_away_gets_no_job(cluster, job):
         (1000, "Batch job submission failed: Unable to contact slurm controller (receive failure)"),
     ],
 )
-def test_request_that_may_have_arrived_is_not_sent_again(cluster, job, away, said):
+def test_submit_request_that_may_have_arrived_is_not_repeated(cluster, job, away, answer):
     session = cluster.session(clock=QUICK, patience_s=0.5)
     with cluster.state() as state:
-        state["away"], state["away_words"] = away, said
+        state["away"], state["away_words"] = away, answer
     with rejected("answer-lost", AnswerLostError):
         submit(session, job)
     assert cluster.calls("sbatch") == 1
@@ -317,7 +317,7 @@ class Cutting(LocalTransport):
 
 
 @pytest.mark.parametrize("then", [UnreachableError("still broken"), SlurmError("what is this?")])
-def test_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
+def test_submit_keeps_a_job_while_slurm_does_not_answer(cluster, job, then):
     session = cluster.session(clock=QUICK)
     transport = Cutting(taken=True, then=then)
     cut = replace(session, scheduler=SlurmClient(transport, clock=QUICK, patience_s=0))
@@ -378,20 +378,20 @@ def facts(folder: Path) -> dict:
     return client_facts(JobSpec(name="x", bundled="train"), folder=folder)
 
 
-def test_commit_and_what_is_not_committed(repository, tmp_path):
+def test_submit_records_the_commit_and_uncommitted_changes(repository, tmp_path):
     """The diff runs no program of the repository's, and a huge one is cut."""
     git(repository, "config", "diff.external", f"touch {tmp_path}/was-here; false")
     (repository / "a.py").write_text("two\n")
     (repository / "new.py").write_text("")
-    told = facts(repository)["git"]
-    assert len(told["commit"]) == 40
-    assert "-one\n+two\n" in told["diff"]
-    assert told["diff_truncated"] is False
-    assert "?? new.py" in told["status"]
+    git_facts = facts(repository)["git"]
+    assert len(git_facts["commit"]) == 40
+    assert "-one\n+two\n" in git_facts["diff"]
+    assert git_facts["diff_truncated"] is False
+    assert "?? new.py" in git_facts["status"]
     assert not (tmp_path / "was-here").exists()
     (repository / "a.py").write_text("x" * 3 * MAX_DIFF)
-    told = facts(repository)["git"]
-    assert (len(told["diff"]), told["diff_truncated"]) == (MAX_DIFF, True)
+    git_facts = facts(repository)["git"]
+    assert (len(git_facts["diff"]), git_facts["diff_truncated"]) == (MAX_DIFF, True)
     assert facts(tmp_path)["git"] is None
 
 
@@ -425,7 +425,7 @@ def test_repository_that_takes_too_long_is_left_out(repository, tmp_path, monkey
         ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then use '~/a b.png'"),
     ],
 )
-def test_file_that_is_only_here_is_refused(
+def test_argument_that_is_a_local_file_only_is_refused(
     session, tmp_path, monkeypatch, *, bundled, args, put, then
 ):
     monkeypatch.chdir(tmp_path)
@@ -441,7 +441,7 @@ def test_file_that_is_only_here_is_refused(
     assert caught.value.fix.endswith(then)
 
 
-def test_file_that_the_cluster_may_have_is_read_there(session, tmp_path, monkeypatch):
+def test_argument_that_may_be_a_file_on_the_cluster_is_passed(session, tmp_path, monkeypatch):
     """Nodes may have what lies outside of the home folder on a disk of their own.
 
     A relative path is also one in the home folder on the cluster, where `put` copies files.

@@ -87,15 +87,15 @@ def test_rank_of_mpirun(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("room", "said"),
+    ("room", "output"),
     [((0, 9, 9), "space"), ((9, 9, 0), "inodes"), ((9, 9, 9), ""), ((9, 0, 0), "")],
 )
-def test_warn_of_full_folder_names_the_folder_and_the_node(monkeypatch, capfd, room, said):
+def test_warn_of_full_folder_names_the_folder_and_the_node(monkeypatch, capfd, room, output):
     numbers = dict(zip(("f_bavail", "f_files", "f_favail"), room, strict=True))
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**numbers))
     monkeypatch.setenv("SLURMD_NODENAME", "n2")
     node_task.warn_of_full_folder("/tmp")
-    expected = f"clusterctl: /tmp of n2 has no free {said}" if said else ""
+    expected = f"clusterctl: /tmp of n2 has no free {output}" if output else ""
     assert capfd.readouterr().err.partition(",")[0] == expected
 
 
@@ -193,7 +193,7 @@ def test_program_alone_is_rank_0_of_1(batch):
     assert shown(batch, env={"LOCAL_RANK": "1"})["LOCAL_RANK"] == "1"
 
 
-def test_shell_script_is_no_rank_and_its_ranks_can_meet(batch):
+def test_shell_script_has_no_rank_and_its_ranks_can_connect(batch):
     batch.environment |= {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "1"}
     body = 'echo "${RANK-}${WORLD_SIZE-}${LOCAL_RANK-}" $MASTER_ADDR $((MASTER_PORT > 0))'
     assert batch.run(rendered(shell_job(batch, body)))[1].split() == ["node-1", "1"]
@@ -210,13 +210,13 @@ def test_torchrun_is_started_once_a_node(batch):
     text = rendered(job).replace('torchrun "$python"', f"torchrun {python}")
     rc, out, err = batch.run(text)
     assert (rc, err) == (0, "")
-    said = out.splitlines()
-    assert said[:4] == ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+    output = out.splitlines()
+    assert output[:4] == ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     assert {"--rdzv-id=7-0", "--rdzv-backend=c10d", "--local-addr=node-1", "--no-python"} <= set(
-        said
+        output
     )
-    assert said[-3:-1] == [str(script), "a b"]
-    assert "SIGUSR1" in said[-1]
+    assert output[-3:-1] == [str(script), "a b"]
+    assert "SIGUSR1" in output[-1]
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=2" in batch.calls.read_text()
 
 
@@ -252,7 +252,7 @@ def test_torchrun_starts_only_python_programs(batch, own):
     ],
     ids=["exit", "status", "killed", "waits", "leaves-a-child"],
 )
-def test_what_a_rank_writes_is_recorded_and_goes_where_it_went(batch, body, status, last):
+def test_rank_output_is_recorded_and_passed_on(batch, body, status, last):
     script = user_script(batch.folder, "noisy.py", NOISY.format(body=body))
     batch.environment["SLURM_PROCID"] = "2"
     rc, out, err = batch.run(rendered(JobSpec(name="j", script=script, nodes=2)))
@@ -424,7 +424,7 @@ def test_signal_may_reach_a_program_and_its_shell_at_once(batch):
 
 
 @pytest.mark.parametrize(
-    ("line", "status", "said"),
+    ("line", "status", "output"),
     [
         ("sys.exit(-1)", 255, ""),  # 127 is no signal
         ("sys.exit(147)", 147, ""),  # and 19 would stop the shell
@@ -433,9 +433,9 @@ def test_signal_may_reach_a_program_and_its_shell_at_once(batch):
         ("print(signal.getsignal(2) is signal.default_int_handler)", 0, "True\n"),
     ],
 )
-def test_rank_ends_as_its_program_ended(batch, line, status, said):
+def test_rank_ends_as_its_program_ended(batch, line, status, output):
     process = alone(batch, "torchrun", line)
-    assert process.communicate(timeout=60)[0] == said
+    assert process.communicate(timeout=60)[0] == output
     assert process.returncode == status
 
 
@@ -449,8 +449,8 @@ def test_program_has_no_signal_blocked_or_ignored(batch):
     of_rank = subprocess.run(
         argv, env=env, cwd=batch.folder, capture_output=True, text=True, check=True
     ).stdout
-    for said in (of_job, of_rank):
-        blocked, ignored = (int(mask, 16) for mask in said.split()[1::2])
+    for output in (of_job, of_rank):
+        blocked, ignored = (int(mask, 16) for mask in output.split()[1::2])
         assert (blocked, ignored & 0xFFFFFFF) == (0, 0)  # glibc ignores two signals of its own
 
 
@@ -472,7 +472,7 @@ def test_rank_ends_once_all_that_it_wrote_is_recorded(batch):
     assert (batch.folder / "rank-logs" / "0.log").stat().st_size == 100_001
 
 
-def test_rank_does_not_wait_for_ever_for_what_it_left_running(batch):
+def test_rank_waits_for_its_child_processes_for_a_limited_time(batch):
     process = alone(
         batch, "srun", "subprocess.Popen(['sleep', '60'])", stdout=None, start_new_session=True
     )

@@ -121,7 +121,7 @@ def test_records_of_an_array_have_all_its_tasks(session, cluster, tmp_path):
     }
 
 
-def test_ledger_keeps_the_state_that_slurm_told(session, cluster, tmp_path):
+def test_ledger_keeps_the_state_of_slurm(session, cluster, tmp_path):
     """Slurm's state of a failed job is more precise than the job's record, and outlives the job's
     folder.
     """
@@ -136,7 +136,7 @@ def test_ledger_keeps_the_state_that_slurm_told(session, cluster, tmp_path):
     assert known_jobs(cluster.session(patience_s=0.0), [job_id])[0].state == "OUT_OF_MEMORY"
 
 
-def test_state_of_a_task_that_slurm_told_stays(session, cluster, tmp_path):
+def test_state_of_a_task_read_from_slurm_is_kept(session, cluster, tmp_path):
     """Slurm killed the first task after its program had recorded a good end, and then forgot it."""
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/bash\n#SBATCH --array=0-1\n")
@@ -147,7 +147,7 @@ def test_state_of_a_task_that_slurm_told_stays(session, cluster, tmp_path):
     for task in (0, 1):
         (Path(entry.remote_dir) / f"stdout-{task}.log").touch()
         write_events(Path(entry.remote_dir) / f"task-{task}", started=1)
-    told = [
+    expected_states = [
         JobInfo(
             number=int(job_id),
             task=task,
@@ -158,8 +158,8 @@ def test_state_of_a_task_that_slurm_told_stays(session, cluster, tmp_path):
         )
         for task in (0, 1)
     ]
-    told[0] = replace(told[0], state=JobState.FAILED)
-    remember_states(session.ledger, told)
+    expected_states[0] = replace(expected_states[0], state=JobState.FAILED)
+    remember_states(session.ledger, expected_states)
     # Commands have entries in sets.
     assert {session.ledger.find(job_id)}
     cluster.change(job_id, forgotten=True)
@@ -173,7 +173,7 @@ def test_state_of_a_task_that_slurm_told_stays(session, cluster, tmp_path):
     assert states == {0: "COMPLETED", 1: "COMPLETED"}
 
 
-def test_state_of_a_job_that_slurm_told_stays(session, cluster, tmp_path):
+def test_state_of_a_job_read_from_slurm_is_kept(session, cluster, tmp_path):
     job_id = finished(session, cluster, tmp_path, "true")
     (job,) = known_jobs(session, [job_id])
     remember_states(session.ledger, [replace(job, state=JobState.FAILED)])
@@ -184,7 +184,7 @@ def test_state_of_a_job_that_slurm_told_stays(session, cluster, tmp_path):
     assert (job.state.value, job.exit_code) == ("FAILED", None)
 
 
-def test_list_without_accounting_keeps_what_the_queue_told(session, cluster, tmp_path):
+def test_list_without_accounting_keeps_states_of_the_queue(session, cluster, tmp_path):
     job_id = finished(session, cluster, tmp_path, "exit 3")
     session = with_inventory(session, no_accounting="it is disabled")
     list_jobs(session)
@@ -207,11 +207,11 @@ def write_events(folder: Path, *, started: float) -> None:
 
 
 def test_proof_of_attach_is_no_job_of_the_user(session, cluster, tmp_path):
-    proof, own = (finished(session, cluster, tmp_path, "true") for _ in range(2))
+    proof, user_job = (finished(session, cluster, tmp_path, "true") for _ in range(2))
     session.ledger.workspace.jobs.unlink()
     cluster.change(proof, comment="", name="clusterctl-proof-a12345")
-    cluster.change(own, comment="")
-    assert [job.id for job in list_jobs(session).jobs] == [own]
+    cluster.change(user_job, comment="")
+    assert [job.id for job in list_jobs(session).jobs] == [user_job]
 
 
 def test_lost_answer_is_resolved_by_the_job_that_has_run(session, cluster, tmp_path):
@@ -348,7 +348,7 @@ class WithoutPython(LocalTransport):
         )
 
 
-def test_records_without_an_answer_decide_nothing(session, cluster, tmp_path):
+def test_unreadable_records_change_no_state(session, cluster, tmp_path):
     """A submission without an answer stays open. The jobs in the queue are still known."""
     ended = finished(session, cluster, tmp_path, "true")
     cluster.change(ended, forgotten=True)

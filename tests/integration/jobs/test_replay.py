@@ -169,7 +169,7 @@ def test_change_has_the_form_of_the_sweep(collected: Collected, task: str) -> No
 @pytest.mark.parametrize(
     ("swept", "key"), [("batch_size", "batch-size"), ("a-b", "a_b"), ("+lr", "lr")]
 )
-def test_key_of_each_task_is_found_in_any_spelling(
+def test_replay_finds_keys_of_a_task_in_any_notation(
     collected: Collected, swept: str, key: str
 ) -> None:
     run, _ = collected("plain.sh", sweep=[f"{swept}=1,2"])
@@ -226,9 +226,7 @@ def test_tasks_that_failed_keep_their_numbers_values_and_tags(collected: Collect
     assert (replay.job.array, replay.job.tag, "of_failed" in replay.known) == ("0-5%2", (), False)
 
 
-def test_files_are_those_that_were_sent_wherever_they_are_found(
-    collected: Collected, project: Path
-) -> None:
+def test_replay_uses_the_files_that_were_sent(collected: Collected, project: Path) -> None:
     run, _ = collected("plain.sh")
     sent = json.loads((run / "source.json").read_text())
     (project / "conf" / "a.txt").write_text("other\n")
@@ -249,7 +247,7 @@ def test_files_are_those_that_were_sent_wherever_they_are_found(
         replay_job(run, AGAIN)
 
 
-def test_script_without_its_folder_stays_alone(collected: Collected) -> None:
+def test_replay_of_a_single_script_sends_only_it(collected: Collected) -> None:
     run, _ = collected("plain.sh", folder=False)
     replay = replay_job(run, ReplayRequest("x", code=Code.CURRENT))
     assert [row["path"] for row in listed(replay)["files"]] == ["plain.sh"]
@@ -319,7 +317,7 @@ def test_replay_records_what_the_original_did(really: Really, project: Path) -> 
     assert (record.directory / "stdout.log").read_text() == "x\nfirst\n"
 
 
-def test_image_is_sent_again_if_it_is_the_same(
+def test_replay_sends_the_image_if_unchanged(
     really: Really, project: Path, session: Session
 ) -> None:
     image = project.parent / "a.sif"
@@ -330,14 +328,14 @@ def test_image_is_sent_again_if_it_is_the_same(
     image.write_bytes(b"other")
     replay = replay_job(run, AGAIN)
     assert "store" in str(replay.job.container)
-    assert "the cluster's copy is used" in replay.notes[0]
+    assert shows(replay.notes[0], "image-of-the-cluster")
     reject_missing(session, replay.job)
     shutil.rmtree(Path(str(replay.job.container)).parent)
     with refused("not-on-cluster", UsageError):
         reject_missing(session, replay.job)
 
 
-def test_model_that_was_sent_is_sent_again(really: Really, session: Session, project: Path) -> None:
+def test_replay_sends_the_same_model(really: Really, session: Session, project: Path) -> None:
     (project / "model").mkdir()
     (project / "model" / "model.json").write_text("{}")
     sent = source_of(JobSpec(name="x", script=project / "plain.sh"))
@@ -367,7 +365,7 @@ def test_model_that_was_sent_is_sent_again(really: Really, session: Session, pro
         ("++db/type=a x=1", {"db/type": "b", "y": "true"}, "++db/type=b x=1 y=true"),
     ],
 )
-def test_options_are_changed_where_they_stand(
+def test_replay_changes_options_in_place(
     args: str, changes: Mapping[str, str], expected: str
 ) -> None:
     found = with_changes(args.split(), changes, pairs=are_pairs(args.split()))
@@ -379,7 +377,7 @@ def file(**fields: object) -> Callable[[Any], object]:
     return lambda d: d["files"].append({"path": "x", "sha256": "0" * 64, "size": 1, **fields})
 
 
-def asked(**fields: object) -> Callable[[Any], object]:
+def edit_of(**fields: object) -> Callable[[Any], object]:
     """Other things that the job asked for."""
     return lambda d: d["client"]["job"].update(fields)
 
@@ -400,10 +398,10 @@ def asked(**fields: object) -> Callable[[Any], object]:
         ("source.json", lambda d: d.update(files=7), "the script plain.sh"),
         ("environment.json", lambda d: d.update(client=None), "another machine"),
         ("environment.json", lambda d: d["client"].pop("given"), "options of the submission"),
-        ("environment.json", asked(nodes="many"), "--nodes"),
-        ("environment.json", asked(script=None, bundled="./plain.sh"), "neither a script"),
-        ("environment.json", asked(array="; rm -rf"), "--array"),
-        ("environment.json", asked(sweep=[1], script="/a\0/b"), "the script b"),
+        ("environment.json", edit_of(nodes="many"), "--nodes"),
+        ("environment.json", edit_of(script=None, bundled="./plain.sh"), "neither a script"),
+        ("environment.json", edit_of(array="; rm -rf"), "--array"),
+        ("environment.json", edit_of(sweep=[1], script="/a\0/b"), "the script b"),
     ],
 )
 def test_damaged_or_hostile_run_is_refused(
@@ -416,7 +414,9 @@ def test_damaged_or_hostile_run_is_refused(
 
 
 @pytest.mark.parametrize("what", ["link", "pipe", "none", "half", "deep"])
-def test_files_of_the_run_that_are_none(collected: Collected, tmp_path: Path, what: str) -> None:
+def test_replay_with_a_source_list_that_is_not_a_file_is_refused(
+    collected: Collected, tmp_path: Path, what: str
+) -> None:
     run, _ = collected("plain.sh")
     path = run / "source.json"
     text = path.read_text()
@@ -432,7 +432,7 @@ def test_files_of_the_run_that_are_none(collected: Collected, tmp_path: Path, wh
         replay_job(run, AGAIN)
 
 
-def test_link_in_the_run_is_not_followed_out_of_it(collected: Collected, project: Path) -> None:
+def test_replay_does_not_follow_links_out_of_the_run(collected: Collected, project: Path) -> None:
     run, _ = collected("plain.sh")
     for folder in (run, project):
         (folder / "conf").rename(folder.parent / f"conf-of-{folder.name}")
@@ -441,7 +441,7 @@ def test_link_in_the_run_is_not_followed_out_of_it(collected: Collected, project
         replay_job(run, AGAIN)
 
 
-def test_variables_without_a_value_take_none_of_this_machine(
+def test_replay_reads_no_variables_of_this_machine(
     collected: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "secret")

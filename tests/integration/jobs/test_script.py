@@ -90,7 +90,7 @@ def test_golden(name, tmp_path, golden):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_script_is_short_and_shellcheck_has_nothing_to_say(name):
+def test_script_is_short_and_passes_shellcheck(name):
     # One has the argument '$x'.
     argv = [
         "shellcheck",
@@ -196,7 +196,7 @@ def test_script_with_other_newlines_that_run(tmp_path, name, content, directives
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_arguments_arrive_as_they_are(batch, nodes):
+def test_arguments_reach_the_program_unchanged(batch, nodes):
     script = user_script(batch.folder, "it's.py", "import sys; print(sys.argv[1:])\n")
     ran = batch.run(rendered(JobSpec(name="j", script=script, args=HOSTILE, nodes=nodes)))
     assert ran == (0, f"{list(HOSTILE)}\n", "")
@@ -429,10 +429,10 @@ def test_mpirun_takes_ranks_and_cores_from_the_scripts_own_lines(batch):
         "SLURM_NTASKS": "5",
         "SLURM_CPUS_PER_TASK": "2",
     }
-    said = batch.run(text)[1].splitlines()
-    assert said[:2] == ["node-1 slots=3", "node-2 slots=3"]
+    output = batch.run(text)[1].splitlines()
+    assert output[:2] == ["node-1 slots=3", "node-2 slots=3"]
     flags = "-np {} --hostfile job.hosts --map-by ppr:{}:node:PE=2 -x PATH"
-    assert said[2].startswith(flags.format(5, 3))
+    assert output[2].startswith(flags.format(5, 3))
     del batch.environment["SLURM_NTASKS"]  # only nodes were asked for
     assert batch.run(text)[1].splitlines()[2].startswith(flags.format(2, 1))
 
@@ -446,9 +446,9 @@ def test_ranks_leave_slots_for_mpi_comm_spawn(batch):
         "SLURM_NTASKS": "4",
         "SLURM_CPUS_PER_TASK": "3",
     }
-    said = batch.run(rendered(job))[1].splitlines()
-    assert said[:2] == ["node-1 slots=2", "node-2 slots=2"]
-    assert said[2].split()[:6] == ["-np", "1", "--hostfile", "job.hosts", "--map-by", "slot:PE=3"]
+    output = batch.run(rendered(job))[1].splitlines()
+    assert output[:2] == ["node-1 slots=2", "node-2 slots=2"]
+    assert output[2].split()[:6] == ["-np", "1", "--hostfile", "job.hosts", "--map-by", "slot:PE=3"]
 
 
 @pytest.mark.parametrize(
@@ -489,14 +489,14 @@ def test_signals_are_passed_on(batch, name):
     )
 
 
-def test_program_that_goes_on_after_a_signal_is_waited_for(batch):
+def test_script_waits_for_a_program_that_handles_the_signal(batch):
     job = shell_job(
         batch, "trap 'echo noted' USR1; echo ready; for i in {1..20}; do sleep 0.05; done; exit 5"
     )
     assert signalled(batch, job, signal.SIGUSR1) == (5, "noted\n")
 
 
-def test_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
+def test_requeueable_job_gets_a_notice_before_its_time_limit(tmp_path):
     text = rendered(JobSpec(name="j", bundled="train", requeue=True))
     assert "#SBATCH --requeue\n#SBATCH --signal=B:USR1@60\n" in text
     script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH --signal=B:TERM@90\ntrue\n")
@@ -524,7 +524,7 @@ def test_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
         (2, True, False),
     ],
 )
-def test_program_that_wants_to_go_on_is_requeued(batch, status, requeue, again):
+def test_program_is_requeued_by_its_exit_code(batch, status, requeue, again):
     """Of an array, only the task itself. A usage error would come again."""
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>"$SLURM_SUBMIT_DIR/scontrol-calls"')
@@ -558,7 +558,7 @@ def test_job_that_was_cancelled_is_not_requeued(batch, state, again):
 
 
 @pytest.mark.parametrize("requeue", [True, False])
-def test_end_that_no_slurmstepd_reports_is_told_by_a_restart(batch, requeue):
+def test_end_without_a_slurmstepd_requeues_the_job(batch, requeue):
     """Otherwise the completed job would stay RUNNING until slurmctld misses it."""
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>"$SLURM_SUBMIT_DIR/scontrol-calls"')
@@ -595,7 +595,7 @@ def test_job_that_fails_alike_three_times_ends(batch):
     assert (last["reason"], last["kind"]) == ("no-progress", "SIGSEGV")
 
 
-def test_job_whose_checkpoints_get_newer_runs_again(batch):
+def test_job_with_newer_checkpoints_is_restarted(batch):
     body = "mkdir -p checkpoint-$SLURM_RESTART_COUNT; exit 1"
     assert attempts(batch, body, 5) == ["requeue"] * 5
     assert [event["progress"][0] for event in events(batch) if event["event"] == "requeue"] == [
@@ -653,7 +653,7 @@ SLURMD = "NodeName={0} Arch=x86_64 BootTime=5 SlurmdStartTime={1} LastBusyTime=9
         (70, [{"event": "end", "status": 1}], ""),
     ],
 )
-def test_attempt_without_an_end_names_no_node_that_did_not_fail(batch, second, earlier, kind):
+def test_attempt_without_an_end_names_failed_nodes_only(batch, second, earlier, kind):
     nodes = [SLURMD.format("node-1", 3), SLURMD.format("node-2", second)]
     play(batch.folder.parent / "bin" / "sinfo", "printf '%s\\n' 'node-1 idle' 'node-2 idle'")
     show = "printf '%s\\n' " + shlex.join(nodes)
@@ -750,7 +750,7 @@ def test_notice_before_the_time_limit_reaches_only_programs_that_handle_it(batch
     assert ("does not handle SIGUSR1" in err) is (not trap)
 
 
-def test_other_signals_reach_the_program_whether_it_handles_them(batch):
+def test_signal_other_than_the_warning_reaches_the_program(batch):
     """A person has sent them, at any time."""
     batch.environment["SLURM_JOB_END_TIME"] = str(int(time.time()) + 9000)
     rc, err, event = notified(batch, "kill -USR1 $PPID; sleep 20")
@@ -998,7 +998,7 @@ def test_program_goes_on_if_the_step_of_telemetry_is_aborted(batch):
 @pytest.mark.parametrize(
     ("is_removed", "step", "lost"), [(0, 3, ["12.3"]), (1, 3, []), (0, 1, ["12.9"])]
 )
-def test_only_an_unused_socket_is_a_lost_slurmstepd(spool, is_removed, step, lost):
+def test_slurmstepd_with_an_unused_socket_is_lost(spool, is_removed, step, lost):
     """A slurmstepd that ends by itself removes its socket after the end. Step 1 is that of
     telemetry.
     """
@@ -1096,7 +1096,7 @@ def test_requeue_that_fails_leaves_the_programs_exit_status(batch):
 
 
 @pytest.mark.parametrize(("state", "again"), [("RUNNING", True), ("COMPLETING", False)])
-def test_slurmctld_that_comes_back_is_asked_again(batch, state, again):
+def test_requeue_is_repeated_until_slurmctld_answers(batch, state, again):
     """Unless the job was cancelled meanwhile."""
     away = (
         '[[ $1 == requeue ]] || exit 0; mkdir away 2>/dev/null && exit 1; echo "$@" '
@@ -1148,9 +1148,9 @@ def test_attempt_that_ended_after_sigterm_has_lost_no_node(batch):
     """Slurm, or a person, has ended it: for a job of higher priority, for example."""
     play(batch.folder.parent / "bin" / "sinfo", "echo node-1 idle")
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
-    told = {"time": 6, "event": "signal", "signal": "SIGTERM"}
+    signal_event = {"time": 6, "event": "signal", "signal": "SIGTERM"}
     (batch.folder / "job.events").write_text(
-        "".join(json.dumps(row) + "\n" for row in (begun, told))
+        "".join(json.dumps(row) + "\n" for row in (begun, signal_event))
     )
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
     assert run(batch, "true", requeue=True)[0] == 0
@@ -1198,22 +1198,22 @@ def test_signal_for_the_program_does_not_end_telemetry(batch, name):
 
 
 @pytest.mark.parametrize("body", ["exit 1", "echo no >&2; exit 1", "kill -KILL $$"])
-def test_failing_telemetry_fails_nothing(batch, body):
+def test_failing_telemetry_does_not_fail_the_job(batch, body):
     batch.has_telemetry(body)
     rc, out, err = run(batch, "echo fine; exit 6")
     assert (rc, out, err) == (6, "fine\n", "")
 
 
 @pytest.mark.parametrize(
-    ("said", "is_left"),
+    ("output", "is_left"),
     [
         ("", False),
         ("srun: cluster configuration lacks support for cpu binding", False),
         ("no such file", True),
     ],
 )
-def test_telemetrys_log_is_left_only_if_it_says_something(batch, said, is_left):
-    batch.has_telemetry(f"[[ -z '{said}' ]] || echo '{said}' >&2; {TELEMETRY}")
+def test_telemetry_log_is_kept_only_if_not_empty(batch, output, is_left):
+    batch.has_telemetry(f"[[ -z '{output}' ]] || echo '{output}' >&2; {TELEMETRY}")
     run(batch, "true")
     assert (batch.folder / "telemetry.log").exists() is is_left
 
@@ -1227,8 +1227,8 @@ def test_telemetry_ends_when_the_batch_script_is_killed(batch):
     process.kill()
     os.kill(program, signal.SIGKILL)
     process.communicate(timeout=60)
-    told = batch.folder / "telemetry" / "node-1.jsonl"
-    eventually(lambda: told.read_text() == "start\nend\n")
+    telemetry_log = batch.folder / "telemetry" / "node-1.jsonl"
+    eventually(lambda: telemetry_log.read_text() == "start\nend\n")
 
 
 def test_program_does_not_keep_telemetry_alive(batch):
@@ -1240,7 +1240,7 @@ def test_program_does_not_keep_telemetry_alive(batch):
 
 
 @pytest.mark.parametrize(("state", "status"), [("idle", 0), ("down", 14)])
-def test_mpirun_that_lost_a_node_without_a_word_has_failed(batch, state, status):
+def test_mpirun_that_lost_a_node_silently_has_failed(batch, state, status):
     play(batch.folder.parent / "bin" / "sinfo", f"echo node-1 {state}")
     play(batch.folder.parent / "bin" / "mpirun", "true")
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}

@@ -31,7 +31,7 @@ SET = (
 BASHS = ("UID", "BASHOPTS", "IFS")  # bash, which plays srun, does not let them pass
 
 
-def seen(batch: Batch, job: JobSpec) -> tuple[dict[str, str], list[str], str]:
+def run_and_read(batch: Batch, job: JobSpec) -> tuple[dict[str, str], list[str], str]:
     rc, out, err = batch.run(rendered(job))
     assert (rc, err) == (0, "")
     env, args, cwd = json.loads(out.splitlines()[-1])
@@ -43,10 +43,10 @@ def python_job(batch: Batch, **fields) -> JobSpec:
 
 
 @pytest.mark.parametrize(("tasks", "names"), [(1, OURS + BASHS), (2, OURS)])
-def test_variables_arrive_as_they_are(batch, tasks, names):
+def test_variables_reach_the_program_unchanged(batch, tasks, names):
     env = {f"V{i}": value for i, value in enumerate(HOSTILE)} | dict.fromkeys(names, "mine")
     env |= {"OMP_NUM_THREADS": "7"}
-    got, _, _ = seen(batch, python_job(batch, env=env, tasks_per_node=tasks))
+    got, _, _ = run_and_read(batch, python_job(batch, env=env, tasks_per_node=tasks))
     assert {name: got.get(name) for name in env} == env
 
 
@@ -92,7 +92,7 @@ def test_script_on_standard_input_reaches_sbatch(sbatch):
     assert sbatch.run(rendered(shell_job(sbatch, "echo script | sbatch")))[:2] == (0, "script\n")
 
 
-def test_sbatch_that_is_not_there_is_not_found(sbatch):
+def test_sbatch_wrapper_without_sbatch_is_command_not_found(sbatch):
     (sbatch.folder.parent / "bin" / "sbatch").unlink()
     assert sbatch.run(rendered(shell_job(sbatch, "sbatch x")))[0] == 127
 
@@ -139,18 +139,18 @@ def test_ranks_record_the_operations_of_nccl_beside_their_logs(batch, given, pre
     )
 
 
-def test_mpirun_hands_them_to_the_ranks(batch):
+def test_mpirun_passes_variables_to_the_ranks(batch):
     play(batch.folder.parent / "bin" / "mpirun", 'echo "$*"; env | grep -E "^(A|B)="')
     job = python_job(
         batch, nodes=2, launcher="mpirun", env={"A": "1", "B": "x y", "OMP_NUM_THREADS": "2"}
     )
-    said = batch.run(rendered(job))[1]
+    output = batch.run(rendered(job))[1]
     of_all = "PATH PYTHONUNBUFFERED OMP_NUM_THREADS MASTER_ADDR MASTER_PORT CLUSTERCTL_HEARTBEAT"
     assert (
         "".join(f" -x {name}" for name in (*of_all.split(), "TORCH_FR_DUMP_TEMP_FILE", "A", "B "))
-        in said
+        in output
     )
-    assert said.endswith(("A=1\nB=x y\n", "B=x y\nA=1\n"))
+    assert output.endswith(("A=1\nB=x y\n", "B=x y\nA=1\n"))
 
 
 def test_bundled_program_stays_first_on_its_path():
@@ -197,7 +197,7 @@ def test_program_runs_in_the_container(batch, image, tool, tasks):
     batch.has_apptainer(tool)
     own = {"MODEL_HOME": "/mine, too", "X": "$y"}
     job = python_job(batch, container=image, args=HOSTILE, env=own, tasks_per_node=tasks)
-    env, args, cwd = seen(batch, job)
+    env, args, cwd = run_and_read(batch, job)
     binds = [str(batch.folder), *([f"{batch.payload}/{HASH}"] if tasks > 1 else [])]
     assert env["APPTAINER_BIND"].split(",") == binds
     assert {name: env[name] for name in ("APPTAINER_CONTAINER", *own)} == {
@@ -211,7 +211,7 @@ def test_container_sees_the_jobs_gpus_and_what_ranks_share(batch, image, tmp_pat
     batch.has_apptainer()
     (tmp_path / "pmix").mkdir()
     batch.environment |= {"SLURM_JOB_GPUS": "0,1", "PMIX_SERVER_TMPDIR": str(tmp_path / "pmix")}
-    env, _, _ = seen(batch, python_job(batch, container=image, gpus=2))
+    env, _, _ = run_and_read(batch, python_job(batch, container=image, gpus=2))
     assert env["STANDIN_FLAGS"] == "--nv"
     assert env["APPTAINER_BIND"].split(",") == [str(batch.folder), str(tmp_path / "pmix")]
 
@@ -221,18 +221,18 @@ def test_container_sees_the_jobs_gpus_and_what_ranks_share(batch, image, tmp_pat
     [(0, {}, "--nv"), (9, {}, ""), (0, {"SLURM_JOB_ID": "7"}, "")],
     ids=["GPUs", "no driver", "Slurm gave it none"],
 )
-def test_without_a_scheduler_a_container_sees_its_hosts_gpus(batch, image, status, slurm, flags):
+def test_container_without_scheduler_sees_the_gpus_of_its_host(batch, image, status, slurm, flags):
     batch.has_apptainer()
     batch.environment |= slurm
     play(batch.folder.parent / "bin" / "nvidia-smi", f"echo 'GPU 0: Tesla T4'; exit {status}")
-    env, _, _ = seen(batch, python_job(batch, container=image))
+    env, _, _ = run_and_read(batch, python_job(batch, container=image))
     assert env["STANDIN_FLAGS"] == flags
 
 
 def test_array_task_runs_in_its_folder_in_the_container(batch, image):
     batch.has_apptainer()
     batch.environment["SLURM_ARRAY_TASK_ID"] = "3"
-    env, _, cwd = seen(batch, python_job(batch, container=image, array="1-4"))
+    env, _, cwd = run_and_read(batch, python_job(batch, container=image, array="1-4"))
     assert cwd == f"{batch.folder}/task-3"
     assert env["APPTAINER_BIND"] == str(batch.folder)
 
@@ -242,7 +242,7 @@ def test_image_below_the_users_home(batch):
     home = Path(batch.environment["HOME"])
     (home / "my images").mkdir()
     (home / "my images" / "$x.sif").touch()
-    env, _, _ = seen(batch, python_job(batch, container="~/my images/$x.sif"))
+    env, _, _ = run_and_read(batch, python_job(batch, container="~/my images/$x.sif"))
     assert env["APPTAINER_CONTAINER"] == f"{home}/my images/$x.sif"
 
 
@@ -261,7 +261,7 @@ def test_bundled_program_uses_the_images_python(batch, image):
     )
 
 
-def test_node_without_apptainer_is_one_clear_line(batch, image):
+def test_node_without_apptainer_is_named_in_one_line(batch, image):
     rc, out, err = batch.run(rendered(python_job(batch, container=image, tasks_per_node=2)))
     assert (rc, out) == (127, "")
     assert err == (
@@ -279,7 +279,7 @@ def test_node_without_apptainer_is_one_clear_line(batch, image):
 NO_IMAGE = "clusterctl: node node-1 has no image /no/such.sif"
 
 
-def test_node_without_the_image_is_one_clear_line(batch):
+def test_node_without_the_image_is_named_in_one_line(batch):
     batch.has_apptainer()
     rc, _, err = batch.run(rendered(python_job(batch, container="/no/such.sif")))
     assert rc == 127

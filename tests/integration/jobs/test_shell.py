@@ -47,15 +47,15 @@ def lease(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """The connection to a salloc that says these lines, after a login shell with a line of its
     own.
     """
-    said = tmp_path / "said"
-    said.write_bytes(
+    answer = tmp_path / "said"
+    answer.write_bytes(
         b"granted\nWelcome" + MARK + "".join(f"{one}\n" for one in request.param).encode()
     )
     session: Any = SimpleNamespace(transport=SimpleNamespace(host="ctl"))
     made = Lease(
         session,
         OpenSSH(tmp_path / "config"),
-        ["sh", "-c", f"cat {said}; cat >/dev/null"],
+        ["sh", "-c", f"cat {answer}; cat >/dev/null"],
         b"",
         Asked(),
     )
@@ -258,7 +258,7 @@ def test_folder_of_a_session_without_new_files_is_removed(
     assert not Path(folder.path).exists()
 
 
-def test_folder_that_can_not_be_listed_is_asked_for_once(
+def test_unlistable_folder_is_listed_once(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session has removed it, or the connection is lost. The command's answer is not lost."""

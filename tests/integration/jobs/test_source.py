@@ -31,7 +31,7 @@ TREE = """a.log keep.log top.txt sub/top.txt data/x sub/data/x out/a out/sub/b o
 
 
 @pytest.mark.parametrize("where", ["", "experiments/one/"])
-def test_what_git_ignores_is_left_out_as_git_does(project, where):
+def test_source_omits_files_that_git_ignores(project, where):
     """The same files as git lists, from the root of a repository and from a folder in it."""
     root = project / where
     write(root, *TREE, "a b", "train.py")

@@ -41,7 +41,7 @@ from tests.support.played.cluster import PlayedCluster, finished, submitted
 from tests.support.sweeps import in_sweep
 
 
-class Told:
+class Follower:
     """What a follower was told."""
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class Told:
 
 def log_of(session: Session, job_id: str, **more: Any) -> list[LogChunk]:
     """What `logs` shows."""
-    told = Told()
-    logs(session, job_id, on_output=told, **more)
-    return told.chunks
+    follower = Follower()
+    logs(session, job_id, on_output=follower, **more)
+    return follower.chunks
 
 
 def failed(session: Session, job_id: str, **more: Any) -> JobFailedError:
@@ -90,7 +90,7 @@ def test_wait(session, cluster, tmp_path):
     assert [entry.state for entry in cluster.ledger.entries()] == ["COMPLETED"]
 
 
-def test_wait_is_worth_a_word_only_if_nodes_are_lacking(cluster, tmp_path):
+def test_wait_notes_missing_nodes_only(cluster, tmp_path):
     reasons = iter(
         [
             *(
@@ -115,15 +115,15 @@ def test_wait_is_worth_a_word_only_if_nodes_are_lacking(cluster, tmp_path):
 
     session = cluster.session(clock=Clock(sleep=sleep))
     job_id, _ = held(cluster, session, tmp_path)
-    told: list[tuple[bool, str]] = []
-    note = lambda changed, _: told.extend((job.lacks_nodes, job.reason[:15]) for job in changed)  # noqa: E731
+    follower: list[tuple[bool, str]] = []
+    note = lambda changed, _: follower.extend((job.lacks_nodes, job.reason[:15]) for job in changed)  # noqa: E731
     wait(session, [job_id], on_change=note)
-    assert [reason for lacks, reason in told if lacks] == ["ReqNodeNotAvail", "Nodes_required_"]
-    assert len(told) == 6  # first, then whenever it begins or ends to lack them, and its end
+    assert [reason for lacks, reason in follower if lacks] == ["ReqNodeNotAvail", "Nodes_required_"]
+    assert len(follower) == 6  # first, then whenever it begins or ends to lack them, and its end
 
 
 @pytest.mark.parametrize("states", [["PENDING", "COMPLETED"], []])
-def test_job_that_was_killed_may_start_again(cluster, tmp_path, states):
+def test_job_killed_with_its_node_may_start_again(cluster, tmp_path, states):
     """The controller's watcher requeues a job that was killed with its node."""
     now = [0.0]
     coming = iter(states)
@@ -140,7 +140,7 @@ def test_job_that_was_killed_may_start_again(cluster, tmp_path, states):
     assert job.state.value == (states or ["FAILED"])[-1]
 
 
-def test_many_jobs_are_waited_for_with_one_query_at_a_time(session, cluster, tmp_path):
+def test_wait_for_many_jobs_uses_one_query_at_a_time(session, cluster, tmp_path):
     ids = [finished(session, cluster, tmp_path, "true") for _ in range(3)]
     before = cluster.calls("squeue")
     assert len(wait(session, ids)) == 3
@@ -327,7 +327,7 @@ def test_follow_job_never_starts_ends(cluster, tmp_path):
         states.extend(job.reason for job in jobs)
         cluster.change(job_id, reason="DependencyNeverSatisfied")
 
-    (job,) = follow(session, job_id, on_output=Told(), on_change=changed)
+    (job,) = follow(session, job_id, on_output=Follower(), on_change=changed)
     assert (job.is_stuck, states) == (True, ["Dependency", "DependencyNeverSatisfied"])
 
 
@@ -365,7 +365,7 @@ def test_failed_job_shows_the_end_of_its_log(session, tmp_path):
     assert f"clusterctl logs {job_id}" in failure.fix
 
 
-def test_file_that_stayed_at_home_is_named_with_its_flag(session, tmp_path):
+def test_missing_file_that_was_not_sent_is_named_with_include(session, tmp_path):
     folder = tmp_path / "project"
     (folder / "kept").mkdir(parents=True)
     (folder / "kept" / "data.csv").touch()
@@ -376,7 +376,7 @@ def test_file_that_stayed_at_home_is_named_with_its_flag(session, tmp_path):
     assert "--exclude" not in error.fix
 
 
-def test_what_is_on_the_screen_is_not_quoted_again(session, tmp_path):
+def test_follow_does_not_quote_log_lines_twice(session, tmp_path):
     job_id = submitted(session, tmp_path, "echo it broke >&2; exit 4")
     error = failed(session, job_id, log_is_shown=True)
     assert "it broke" not in str(error)
@@ -420,7 +420,7 @@ def test_end_of_a_failed_jobs_log_is_shown(session, tmp_path, body, lines):
         ),
     ],
 )
-def test_how_a_job_ended_decides_the_error(session, cluster, tmp_path, state, error):
+def test_wait_raises_the_error_of_the_final_state(session, cluster, tmp_path, state, error):
     job_id, _ = held(cluster, session, tmp_path)
     cluster.change(job_id, state=state, reason="SomeReason")
     with pytest.raises(error) as caught:
@@ -429,24 +429,24 @@ def test_how_a_job_ended_decides_the_error(session, cluster, tmp_path, state, er
     assert "wrote nothing" in caught.value.why
 
 
-def test_follow_tells_all_and_nothing_twice(session, tmp_path):
+def test_follow_prints_each_log_byte_once(session, tmp_path):
     body = f"""for i in {{1..30}}; do
         echo out $i; echo err $i >&2
         [[ $i -ne 15 ]] || until [[ -e {tmp_path}/seen ]]; do sleep 0.03; done
     done
     printf 'no newline'"""
     job_id = submitted(session, tmp_path, body)
-    told = Told()
+    follower = Follower()
 
     def on_output(chunk: LogChunk) -> None:
-        told(chunk)
+        follower(chunk)
         (tmp_path / "seen").touch()
 
     (job,) = follow(session, job_id, on_output=on_output)
     assert job.state is JobState.COMPLETED
-    assert told.text().split("\n") == [*(f"out {i}" for i in range(1, 31)), "no newline"]
-    assert told.text("stderr") == "".join(f"err {i}\n" for i in range(1, 31))
-    assert len(told.chunks) > 2  # it came bit by bit
+    assert follower.text().split("\n") == [*(f"out {i}" for i in range(1, 31)), "no newline"]
+    assert follower.text("stderr") == "".join(f"err {i}\n" for i in range(1, 31))
+    assert len(follower.chunks) > 2  # it came bit by bit
 
 
 def test_follow_waits_for_a_log_that_is_not_there_yet(session, cluster, tmp_path):
@@ -458,21 +458,24 @@ def test_follow_waits_for_a_log_that_is_not_there_yet(session, cluster, tmp_path
 
     timer = threading.Timer(0.5, later)
     timer.start()
-    told = Told()
-    follow(session, job_id, on_output=told)
+    follower = Follower()
+    follow(session, job_id, on_output=follower)
     timer.join()
-    assert told.chunks == [LogChunk("stdout", None, b"at last\xff\n")]
+    assert follower.chunks == [LogChunk("stdout", None, b"at last\xff\n")]
 
 
-def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
+def test_follow_of_an_array_labels_the_tasks(session, cluster, tmp_path):
     job_id, folder = held(cluster, session, tmp_path)
     for task in (3, 13):
         (folder / f"stdout-{task}.log").write_text(f"task {task}\n")
     cluster.change(job_id, state="COMPLETED")
-    told = Told()
+    follower = Follower()
     transport = Counted()
-    follow(session, job_id, on_output=told)
-    assert told.chunks == [LogChunk("stdout", 3, b"task 3\n"), LogChunk("stdout", 13, b"task 13\n")]
+    follow(session, job_id, on_output=follower)
+    assert follower.chunks == [
+        LogChunk("stdout", 3, b"task 3\n"),
+        LogChunk("stdout", 13, b"task 13\n"),
+    ]
     counted = replace(session, scheduler=SlurmClient(transport))
     assert log_of(counted, f"{job_id}_3") == [LogChunk("stdout", 3, b"task 3\n")]
     # The other task's log did not travel.
@@ -493,10 +496,12 @@ def test_logs_of_ranks(session, cluster, tmp_path):
         (folder / "rank-logs" / f"{number}.log").write_text(f"of {number}\n")
     (folder / "rank-logs" / "3.log").symlink_to("/etc/hostname")
     (folder / "rank-logs" / "x.log").write_text("none of ours\n")
-    told = Told()
+    follower = Follower()
     cluster.change(job_id, state="COMPLETED")
-    follow(session, job_id, on_output=told, rank="all")
-    assert told.chunks == [LogChunk("stdout", None, f"of {n}\n".encode(), n) for n in (0, 2, 10)]
+    follow(session, job_id, on_output=follower, rank="all")
+    assert follower.chunks == [
+        LogChunk("stdout", None, f"of {n}\n".encode(), n) for n in (0, 2, 10)
+    ]
     assert log_of(session, job_id, rank="2") == [LogChunk("stdout", None, b"of 2\n", 2)]
     with refused("unknown-rank", UsageError):
         log_of(session, job_id, rank="4")
@@ -534,11 +539,11 @@ class Counted(LocalTransport):
 
     def __init__(self) -> None:
         self.streamed = b""
-        self.told: list[str] = []
+        self.answers: list[str] = []
 
     def run(self, argv, **options):
         done = super().run(argv, **options)
-        self.told.append(done.stdout)
+        self.answers.append(done.stdout)
         return done
 
     def stream(self, argv):
@@ -583,10 +588,10 @@ def test_follow_mends_a_broken_connection(session, cluster, tmp_path, error):
     shaky = replace(session, scheduler=SlurmClient(transport, clock=Clock(sleep=lambda _s: None)))
     lines = f"while [ ! -e '{steady}' ]; do echo $((i += 1)); sleep 0.05; done; echo end"
     job_id = submitted(session, tmp_path, lines)
-    told = Told()
-    follow(shaky, job_id, on_output=told)
+    follower = Follower()
+    follow(shaky, job_id, on_output=follower)
     assert transport.breaks == 0
-    *numbers, last = told.text().splitlines()
+    *numbers, last = follower.text().splitlines()
     assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
     assert last == "end"
 
@@ -597,29 +602,29 @@ def test_follow_ends_if_the_login_has_expired(session, cluster, tmp_path):
     shaky = replace(session, scheduler=SlurmClient(transport, clock=Clock(sleep=lambda _s: None)))
     job_id = submitted(session, tmp_path, f"while [ ! -e '{steady}' ]; do echo x; sleep 0.05; done")
     with refused("tunnel-refused", TunnelRefusedError):
-        follow(shaky, job_id, on_output=Told())
+        follow(shaky, job_id, on_output=Follower())
     assert transport.breaks == 2
     steady.touch()
 
 
-def test_requeued_jobs_shorter_log_is_told_from_its_start(session, cluster, tmp_path):
+def test_shorter_log_of_a_requeued_job_is_printed_from_its_start(session, cluster, tmp_path):
     job_id, folder = held(cluster, session, tmp_path)
     log = folder / "stdout.log"
     log.write_text("first life, long\n")
 
-    told = Told()
+    follower = Follower()
 
     def show(chunk) -> None:
-        told(chunk)
-        if told.text() == "first life, long\n":
+        follower(chunk)
+        if follower.text() == "first life, long\n":
             log.write_text("second\n")
             cluster.change(job_id, state="COMPLETED")
 
     follow(session, job_id, on_output=show)
-    assert told.text() == "first life, long\nsecond\n"
+    assert follower.text() == "first life, long\nsecond\n"
 
 
-def test_logs_of_jobs_that_are_not_ours(session, cluster, tmp_path):
+def test_logs_of_jobs_of_others_are_refused(session, cluster, tmp_path):
     with refused("unknown-job", SchedulerError, "77"):
         log_of(session, "77")
     job_id, _ = held(cluster, session, tmp_path)
@@ -641,8 +646,8 @@ def test_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
     counting = replace(session, scheduler=SlurmClient(transport))
     why = failed(counting, job_id).why
     assert why.endswith("xend")
-    told = next(json.loads(text) for text in transport.told if text.startswith("{"))
-    assert 0 < len(told["stderr"]) <= 1 << 16
+    follower = next(json.loads(text) for text in transport.answers if text.startswith("{"))
+    assert 0 < len(follower["stderr"]) <= 1 << 16
     assert len(why) < 2200
 
 
@@ -736,11 +741,11 @@ def test_following_ends_in_time_also_without_a_connection(cluster, tmp_path):
     slurm = SlurmClient(Mute(), clock=clock)
     lost = replace(cluster.session(), scheduler=slurm)
     with pytest.raises(WaitTimeoutError):
-        follow(lost, job_id, on_output=Told(), timeout_s=5)
+        follow(lost, job_id, on_output=Follower(), timeout_s=5)
     assert now[0] <= 6
 
 
-def test_first_read_with_a_limit_is_the_end_of_each_log(tmp_path: Path) -> None:
+def test_read_with_a_limit_begins_near_the_end_of_each_log(tmp_path: Path) -> None:
     """Not the whole log, which may have a gigabyte."""
     (tmp_path / "stdout.log").write_bytes(b"x" * 1000 + b"end")
     (tmp_path / "stderr.log").write_bytes(b"short")

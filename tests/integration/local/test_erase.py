@@ -1,6 +1,4 @@
-"""A node, a cluster and an image are removed whole: what ends their removal leaves none that looks
-alive.
-"""
+"""An interrupted removal leaves no node, cluster or image that counts as existing."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from tests.unit.local.states import a_state
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Whoever deletes a folder is ended after its first file."""
+    """Interrupt each removal of a folder after its first file."""
 
     def delete(folder: Path) -> None:
         next(path for path in sorted(folder.rglob("*")) if path.is_file()).unlink()
@@ -33,10 +31,10 @@ def write(path: Path, text: str = "") -> Path:
     return path
 
 
-def test_a_node_whose_removal_was_ended_is_not_there_any_more(
+def test_node_with_interrupted_removal_is_not_listed(
     tmp_path: Path, ended: pytest.MonkeyPatch
 ) -> None:
-    """A cluster whose `down` was killed had its nodes started again, with a part of their files."""
+    """Otherwise, a node with a part of its files would be started after a killed `down`."""
     node = tmp_path / "n"
     for name in ("a", "b"):
         write(node / "upper" / name)
@@ -55,7 +53,7 @@ def test_cluster_with_interrupted_removal_is_not_listed(
     ended.setattr(layout, "STATE", tmp_path)
     write(tmp_path / "abcdef" / "cluster.json", a_state("abcdef").model_dump_json())
     write(tmp_path / "abcdef" / "a")
-    assert [one.id for one in image.states()] == ["abcdef"]
+    assert [state.id for state in image.states()] == ["abcdef"]
     with pytest.raises(KeyboardInterrupt):
         system.erase(tmp_path / "abcdef")
     assert image.states() == ()
@@ -64,15 +62,13 @@ def test_cluster_with_interrupted_removal_is_not_listed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_removal_that_was_ended_is_residue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_removal_is_residue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "STATE", tmp_path)
     folder = write(tmp_path / ".removed-abcdef" / "a").parent
     assert look({"id": "abcdef"})["residue"] == [f"folder {folder}"]
 
 
-def test_an_image_whose_removal_was_ended_is_not_used(
+def test_image_with_interrupted_removal_is_not_used(
     tmp_path: Path, ended: pytest.MonkeyPatch
 ) -> None:
     for name in ("STATE", "CACHE"):
@@ -86,7 +82,7 @@ def test_an_image_whose_removal_was_ended_is_not_used(
 
 
 def test_folders_nested_deeper_than_a_path_can_be_are_removed() -> None:
-    """A job's 1,500 folders, one in the other, ended `down` in a traceback."""
+    """A job left 1,500 nested folders."""
     with deep_folder() as top:
         nest(top / "n" / "job")
         system.erase(top / "n")

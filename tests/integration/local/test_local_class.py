@@ -1,4 +1,4 @@
-"""The layer of a class of nodes: used whole or not at all, kept while a node lies on it."""
+"""The image layer of a class of nodes: built completely or not at all, kept while nodes use it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REQUEST = {"id": "abcdef", "image": IMAGE, "inputs": {"compute": INPUTS}, "admin
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with an image; what is baked over it needs no machine."""
+    """A cache with an image. Classes are baked without a machine."""
     for name in ("STATE", "CACHE", "RUN"):
         monkeypatch.setattr(layout, name, tmp_path / name.lower())
     upper = image.image_dir(IMAGE) / "upper"
@@ -57,7 +57,7 @@ def bake(text: str = "configured") -> None:
 
 
 def raised(cluster_id: str, key: str) -> Path:
-    """A cluster with a node of a class."""
+    """Create a cluster with a node of a class."""
     state = a_state(cluster_id, name="one", image=IMAGE)
     node = layout.cluster_dir(cluster_id) / "nodes" / "n"
     node.mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_template_with_killed_build_is_not_cached(cache: Path) -> None:
     assert (image.class_layer(CLASS) / "etc/conf").read_text() == "configured"
 
 
-def test_unfinished_builds_are_removed_unless_one_is_running(cache: Path) -> None:
+def test_remove_unfinished_keeps_a_running_build(cache: Path) -> None:
     left = cache / ".building-class-0"
     with image.cache_lock("up"):
         left.mkdir()
@@ -92,8 +92,8 @@ def test_unfinished_builds_are_removed_unless_one_is_running(cache: Path) -> Non
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """A caller configures all that it is told of; the names that it was told, each time."""
+def configured(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The groups that the caller configured, in each call."""
     told: list[list[str]] = []
 
     class Caller:
@@ -116,7 +116,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("cache")
-def test_two_helpers_build_a_template_once(asked: list[list[str]]) -> None:
+def test_concurrent_helpers_bake_a_class_once(configured: list[list[str]]) -> None:
     both = threading.Barrier(2)
     answers = []
 
@@ -129,28 +129,28 @@ def test_two_helpers_build_a_template_once(asked: list[list[str]]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert asked == [["compute"]]
+    assert configured == [["compute"]]
     assert answers[0] == answers[1] == {"compute": CLASS}
 
 
 @pytest.mark.usefixtures("cache")
-def test_groups_that_are_missing_are_baked_at_once(asked: list[list[str]]) -> None:
+def test_missing_groups_are_baked_in_one_run(configured: list[list[str]]) -> None:
     both = {**REQUEST, "inputs": {"compute": INPUTS, "controller": "c" * 16}}
     made = helper.bake_class(both)
     assert all(map(image.class_layer, made.values()))
-    assert asked == [["compute", "controller"]]
+    assert configured == [["compute", "controller"]]
     system.erase(layout.class_folder(made["controller"]))
     assert helper.bake_class(both).keys() == made.keys()
-    assert asked[1:] == [["controller"]]
+    assert configured[1:] == [["controller"]]
 
 
-def test_a_cluster_that_is_up_has_classes_over_its_own_image(cache: Path) -> None:
+def test_class_of_a_running_cluster_lies_over_its_image(cache: Path) -> None:
     bake()
     raised("abcdef", CLASS)
     assert helper.bake_class({**REQUEST, "image": "c" * 16})["compute"] == CLASS
 
 
-def test_pruning_leaves_the_classes_of_nodes(cache: Path) -> None:
+def test_prune_keeps_the_classes_of_nodes(cache: Path) -> None:
     bake()
     node = raised("abcdef", CLASS)
     assert [(one.key, one.used_by) for one in image.cache_list()][1] == (f"class-{CLASS}", ("one",))
@@ -160,10 +160,10 @@ def test_pruning_leaves_the_classes_of_nodes(cache: Path) -> None:
     assert sorted(path.name for path in cache.iterdir()) == ["base-b", f"image-{IMAGE}"]
 
 
-def test_last_used_templates_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is found is used, too: an `up` that is about to make nodes of it must not lose
-    it.
-    """
+def test_erase_old_classes_keeps_the_last_used(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A found class counts as used, because an `up` may be about to create nodes of it."""
     monkeypatch.setattr(image, "_KEPT_CLASSES", 2)
     bake()
     for number, name in enumerate(("old", "under-a-node", "newer", "newest")):
@@ -177,9 +177,7 @@ def test_last_used_templates_are_kept(cache: Path, monkeypatch: pytest.MonkeyPat
     assert left == {f"class-{CLASS}", "class-under-a-node", "class-newest"}
 
 
-def test_a_class_that_is_made_ends_an_older_one(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_baked_class_replaces_the_oldest(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "_KEPT_CLASSES", 1)
     monkeypatch.setattr(helper, "_bake_missing", lambda _: bake())
     (cache / "class-old").mkdir()
@@ -188,8 +186,8 @@ def test_a_class_that_is_made_ends_an_older_one(
     assert [path.name for path in cache.glob("class-*")] == [f"class-{CLASS}"]
 
 
-def test_homes_of_a_new_cluster(tmp_path: Path) -> None:
-    """As useradd makes them with umask 0077; nobody else gets in."""
+def test_homes_of_a_new_cluster_are_private(tmp_path: Path) -> None:
+    """useradd creates them like this with umask 0077."""
     lower = (tmp_path / "upper", tmp_path / "base")
     for layer, text in zip(lower, ("ours", "theirs"), strict=True):
         (layer / "etc/skel").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The local provider says where it can't run before it starts anything."""
+"""The client of the helper, and the refusal on machines where no local node can run."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.support.messages import refused
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32", "freebsd14"])
-def test_another_system_than_linux_is_refused(platform: str) -> None:
+def test_elevation_refuses_other_systems_than_linux(platform: str) -> None:
     with refused("needs-linux", MachineError) as caught:
         elevation(platform)
     assert platform in caught.value.where
@@ -34,7 +34,7 @@ def test_run_full_disk_suggests_freeing_space() -> None:
 
 
 @pytest.mark.parametrize("kind", [DiskError, MachineError, ProvisionError])
-def test_an_error_of_the_helper_is_the_same_here(kind: type[ClusterctlError]) -> None:
+def test_error_of_the_helper_keeps_type_and_fields(kind: type[ClusterctlError]) -> None:
     error = {
         "kind": kind.__name__,
         "code": "no-room",
@@ -62,7 +62,7 @@ def no_idle_helpers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_helper_that_goes_on_serves_the_next_call(
+def test_helper_that_stays_serves_the_next_call(
     monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
     said = (
@@ -81,7 +81,7 @@ def test_a_helper_that_goes_on_serves_the_next_call(
             os.kill(pid, 0)
 
 
-def test_a_reply_is_sent_when_the_helper_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reply_is_sent_when_the_helper_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the body raises, the helper loses its caller and ends."""
     replies = (
         'echo \'{"ready": {"a": 1}}\'; read it; echo "{\\"result\\": {\\"got\\": $it}, '
@@ -111,7 +111,7 @@ def test_helper_started_ahead_takes_the_first_call(monkeypatch: pytest.MonkeyPat
     assert len(started) == 1
 
 
-def test_the_call_says_why_none_could_be_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_reports_why_the_helper_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: str) -> list[str]:
         raise MachineError("no right to start nodes", code="no-right")
 
@@ -126,5 +126,5 @@ def test_the_call_says_why_none_could_be_started_ahead(monkeypatch: pytest.Monke
         Helper().call("look", {})
 
 
-def test_this_machine_is_taken() -> None:
+def test_elevation_on_linux_is_root_or_sudo() -> None:
     assert elevation(sys.platform) in ([], ["sudo", "-n", "--"])

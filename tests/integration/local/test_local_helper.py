@@ -1,4 +1,4 @@
-"""The helper does nothing more for a caller that has gone away, and lets no other account near."""
+"""The helper ends with its caller, and is closed to other accounts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ helper._bake_missing({"image": (lambda: None, None)})
 """
 
 
-def test_it_ends_with_its_caller_while_another_one_builds(tmp_path: Path) -> None:
+def test_helper_that_waits_for_a_lock_ends_with_its_caller(tmp_path: Path) -> None:
     """Ctrl-C of the caller closes its stdin; the other's build may take minutes."""
     argv = [sys.executable, "-c", WAITS, str(tmp_path)]
     with (
@@ -68,10 +68,10 @@ def test_it_ends_with_its_caller_while_another_one_builds(tmp_path: Path) -> Non
             waiter.kill()
 
 
-def test_helper_folders_are_closed_even_existing_ones(
+def test_helper_makes_existing_folders_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root of a node lays setuid programs there, and whoever can read a lock's file can hold it."""
+    """Root of a node can create setuid programs in them, and a readable lock file could be held."""
     run = tmp_path / "run"
     state = tmp_path / "state"
     state.mkdir(mode=0o755)
@@ -89,7 +89,7 @@ def test_helper_folders_are_closed_even_existing_ones(
 def test_passwords_are_not_on_command_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All accounts see those. The address of a mirror or a proxy may hold one."""
+    """All accounts can read command lines, and the URL of a mirror or a proxy may have a password."""
     ran: list[tuple[list[str], str]] = []
 
     def run(argv: list[str], *, stdin: str, **_: str) -> None:
@@ -112,7 +112,7 @@ def test_passwords_are_not_on_command_lines(
     assert "secret" not in left.read_text()
 
 
-def test_a_subnet_in_use_is_refused_before_an_image_is_built(
+def test_subnet_in_use_is_refused_before_the_image_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RUN", "STATE", "CACHE"):

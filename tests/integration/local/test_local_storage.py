@@ -1,6 +1,4 @@
-"""A shared folder that is kept: it stays when its cluster goes, and the next one of that name has
-it.
-"""
+"""The kept shared folder of a local cluster, which the next cluster of this name reuses."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ UID = os.getuid() or 1001
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of local clusters, on a machine where none runs; the helper is no other
+    """The folder of local clusters, on a machine without running nodes. The helper runs in this
     process.
     """
     for name in ("STATE", "RUN", "CACHE"):
@@ -60,7 +58,7 @@ def raised(
     owner: int | None = None,
     home: Path | None = None,
 ) -> Path:
-    """A cluster as `up` leaves it: the shared folder."""
+    """Create a cluster with a shared folder, as `up` leaves it."""
     state = a_state(
         cluster_id,
         name=name,
@@ -113,7 +111,7 @@ def kept_here(name: str = "d") -> tuple[KeptStorage, ...]:
     return LocalProvider(LocalSettings()).kept_storage(name, ["ada"])
 
 
-def test_all_but_the_shared_folder_goes(state: Path) -> None:
+def test_down_with_keep_leaves_only_the_shared_folder(state: Path) -> None:
     folder = raised(OLD)
     tried = [place / system.CHECK for place in (state, layout.CACHE)]
     for path in tried:  # as a check that was killed leaves them
@@ -131,7 +129,7 @@ def test_all_but_the_shared_folder_goes(state: Path) -> None:
     assert kept_here() == (kept,)
 
 
-def test_without_keep_nothing_stays(state: Path) -> None:
+def test_down_without_keep_leaves_nothing(state: Path) -> None:
     raised(OLD, keep=False)
     helper.down({"id": OLD})
     assert list(state.iterdir()) == []
@@ -160,7 +158,7 @@ def test_down_removes_only_checked_folders(
     if was_up:
         workspace.configured.touch()
     LocalProvider(LocalSettings()).destroy(OLD, workspace=workspace)
-    assert [one.id for one in kept_here()] == [OLD] * stays
+    assert [storage.id for storage in kept_here()] == [OLD] * stays
 
 
 def test_interrupted_down_and_up_without_keep_lose_nothing(state: Path) -> None:
@@ -176,7 +174,7 @@ def test_interrupted_down_and_up_without_keep_lose_nothing(state: Path) -> None:
         helper._load_state(wanted)
     helper._prepare_shared_folder(wanted)
     helper.down({"id": OLD})
-    assert [one.id for one in kept_here()] == [OLD]
+    assert [storage.id for storage in kept_here()] == [OLD]
 
 
 def test_up_without_keep_does_not_cancel_an_earlier_keep(state: Path) -> None:
@@ -184,11 +182,11 @@ def test_up_without_keep_does_not_cancel_an_earlier_keep(state: Path) -> None:
     wanted = request(None).model_copy(update={"id": OLD, "keep_storage": False})
     helper._assign_numbers(helper._load_state(wanted), wanted)
     helper.down({"id": OLD})
-    assert [one.id for one in kept_here()] == [OLD]
+    assert [storage.id for storage in kept_here()] == [OLD]
 
 
 @pytest.mark.parametrize("fails", ["erase", "unlink"])
-def test_a_down_that_ends_midway_loses_nothing(
+def test_interrupted_down_keeps_the_storage(
     state: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     def end(*_: object, **__: object) -> None:
@@ -258,7 +256,7 @@ def test_kept_storage_is_removed_by_name(state: Path) -> None:
 
 
 def notes(wanted: ClusterSpec, found: Existing = Existing()) -> tuple[str, ...]:  # noqa: B008
-    """What a plan says of storage."""
+    """Return the notes of a plan about storage."""
     storages = (
         LocalProvider(LocalSettings()).kept_storage(wanted.name, ()) if wanted.storage.keep else ()
     )
@@ -282,7 +280,7 @@ def test_kept_storage_needs_the_same_uids(state: Path) -> None:
     assert all(word in caught.value.why for word in ("ada has", "2000", f"but uid {UID} "))
 
 
-def test_cluster_with_its_own_folder_reuses_no_kept_folder(state: Path) -> None:
+def test_cluster_with_a_shared_folder_reuses_no_kept_folder(state: Path) -> None:
     leave_behind(OLD)
     with refused("storage-keep-changed", UsageError):
         notes(spec(), Existing(nodes={"d-ctl": None}))

@@ -1,4 +1,4 @@
-"""What the helper does to a node's files and processes, as root of this machine."""
+"""The helper's changes to files and processes of nodes, as root."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_a_link_that_a_node_left_is_replaced_and_not_followed(root: Path, tmp_path: Path) -> None:
+def test_place_replaces_a_link_of_the_node(root: Path, tmp_path: Path) -> None:
     victim = tmp_path / "passwd"
     victim.write_text("root")
     (root / "etc/hostname").symlink_to(victim)
@@ -43,7 +43,7 @@ def test_a_link_that_a_node_left_is_replaced_and_not_followed(root: Path, tmp_pa
     assert not (root / "etc/hostname").is_symlink()
 
 
-def test_a_folder_that_a_node_made_a_link_is_refused(root: Path, tmp_path: Path) -> None:
+def test_place_refuses_a_folder_that_is_a_link(root: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (root / "etc/systemd").symlink_to(tmp_path / "outside")
     with refused("folder-is-a-link", ProvisionError):
@@ -51,12 +51,12 @@ def test_a_folder_that_a_node_made_a_link_is_refused(root: Path, tmp_path: Path)
     assert not list((tmp_path / "outside").iterdir())
 
 
-def test_secrets_of_a_node_are_placed_private_from_the_start(root: Path) -> None:
+def test_place_creates_secrets_private(root: Path) -> None:
     path = machine._place(root, "etc/ssh/key", "secret", mode=0o600)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_all_threads_move_to_the_new_cores() -> None:
+def test_pin_moves_all_threads() -> None:
     process = subprocess.Popen([sys.executable, "-c", THREADS], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -71,7 +71,7 @@ def test_all_threads_move_to_the_new_cores() -> None:
         process.communicate()
 
 
-def test_a_process_is_known_by_its_control_group() -> None:
+def test_alive_finds_processes_by_control_group() -> None:
     name = "cfffff0-099"
     process = subprocess.Popen([*machine.enter_cgroup(name), "sleep", "60"])
     try:
@@ -87,8 +87,8 @@ def test_a_process_is_known_by_its_control_group() -> None:
         machine.remove_cgroups(name)
 
 
-def test_what_lives_on_a_nodes_file_system_is_found_and_ended(tmp_path: Path) -> None:
-    """Also when its machine is unknown and its overlay is no longer mounted here."""
+def test_end_rooted_ends_processes_on_the_file_system_of_a_node(tmp_path: Path) -> None:
+    """The machine may be unknown, and its overlay no longer mounted."""
     root = system.mount_overlay((Path("/"),), tmp_path / "nodes" / "n")
     process = subprocess.Popen(["unshare", "--mount", "chroot", root, "sleep", "60"])
     try:
@@ -106,7 +106,7 @@ def test_what_lives_on_a_nodes_file_system_is_found_and_ended(tmp_path: Path) ->
         system.erase(tmp_path / "nodes")
 
 
-def test_a_disk_has_its_size_and_leaves_no_loop_device(tmp_path: Path) -> None:
+def test_disk_image_has_its_size_and_leaves_no_loop_device(tmp_path: Path) -> None:
     folder = tmp_path / "nodes" / "n"
     assert system.disk_mib(folder) is None
     root = system.mount_overlay((Path("/"),), folder, system.mount_disk(folder, 64))
@@ -122,7 +122,7 @@ def test_a_disk_has_its_size_and_leaves_no_loop_device(tmp_path: Path) -> None:
     assert system.loops_under(tmp_path) == ()
 
 
-def test_what_a_node_has_already_is_not_written_again(root: Path) -> None:
+def test_place_does_not_rewrite_unchanged_files(root: Path) -> None:
     path = machine._place(root, "etc/hostname", "n\n")
     before = path.stat().st_ino
     assert machine._place(root, "etc/hostname", "n\n").stat().st_ino == before
@@ -132,14 +132,14 @@ def test_what_a_node_has_already_is_not_written_again(root: Path) -> None:
     assert machine._place(root, "etc/hostname", "n\n").read_text() == "n\n"
 
 
-def test_addresses_come_from_the_number() -> None:
+def test_address_of_a_node_depends_on_its_number() -> None:
     subnet = IPv4Network("10.7.0.0/24")
     assert layout.address(subnet, 1) == "10.7.0.2"
     assert layout.address(subnet, 250) == "10.7.0.251"
 
 
-def test_a_machine_of_a_container_here_is_not_this_machines() -> None:
-    """Its bake would be ended as one that nobody waits for."""
+def test_running_ignores_machines_of_containers() -> None:
+    """Otherwise, the image build of a container would be ended."""
     name = f"clusterctl-bake-{os.getpid()}"
     called = f'exec -a systemd-nspawn bash -c "echo up; read" bash --machine={name}'
     for within, seen in (([], True), (["unshare", "--pid", "--fork", "--kill-child"], False)):
@@ -153,7 +153,7 @@ def test_a_machine_of_a_container_here_is_not_this_machines() -> None:
             process.communicate()
 
 
-def test_a_machine_that_is_about_to_start_counts() -> None:
+def test_running_includes_a_machine_that_is_starting() -> None:
     """On a busy machine, it takes long until the command has become systemd-nspawn."""
     name = f"clusterctl-bake-{os.getpid()}"
     argv = ["sh", "-c", "echo up; read line", "sh", "/usr/bin/systemd-nspawn", f"--machine={name}"]

@@ -58,8 +58,8 @@ def children(process: Process) -> list[Process]:
     return [Process.read(int(pid)) for pid in shown.stdout.split()]
 
 
-def test_a_rank_is_the_program_and_not_its_children(started: list[subprocess.Popen[str]]) -> None:
-    """The child has the same variables."""
+def test_ranks_has_the_program_without_its_children(started: list[subprocess.Popen[str]]) -> None:
+    """Child processes have the same variables."""
     program = start(started, RANK="1", script=f"exec {PROGRAM}")
     other = start(started, RANK="0")
     (child,) = children(program)
@@ -95,13 +95,13 @@ BATCH = (
 )
 
 
-def test_a_program_that_no_launcher_started_is_a_rank(started: list[subprocess.Popen[str]]) -> None:
+def test_program_that_no_launcher_started_is_a_rank(started: list[subprocess.Popen[str]]) -> None:
     assert not ranks("7", BATCH)
     program = start(started, SLURM_PROCID="0", script=f"exec {PROGRAM}")
     assert ranks("7", [*BATCH, *children(program), program]) == [program]
 
 
-def test_a_shell_that_waits_for_the_program_is_no_rank(
+def test_shell_that_waits_for_the_program_is_no_rank(
     started: list[subprocess.Popen[str]],
 ) -> None:
     shell = start(started, SLURM_PROCID="0", script=f"{PROGRAM}; true")
@@ -118,7 +118,7 @@ def test_a_shell_that_waits_for_the_program_is_no_rank(
     ],
     ids=["mpirun", "srun", "torchrun"],
 )
-def test_a_script_that_calls_a_launcher_is_no_rank(
+def test_script_that_calls_a_launcher_is_no_rank(
     started: list[subprocess.Popen[str]], variables: dict[str, str]
 ) -> None:
     script = start(started, SLURM_PROCID="0")
@@ -136,7 +136,7 @@ def test_ranks_of_mpirun_on_the_first_node_are_found(started: list[subprocess.Po
     ]
 
 
-def test_other_jobs_launchers_and_telemetry_are_no_ranks(
+def test_ranks_leaves_out_other_jobs_launchers_and_telemetry(
     started: list[subprocess.Popen[str]],
 ) -> None:
     rank = start(started, SLURM_PROCID="0", SLURM_STEP_ID="0")
@@ -151,7 +151,7 @@ def test_other_jobs_launchers_and_telemetry_are_no_ranks(
 
 
 @pytest.mark.parametrize(("last", "expected"), [(True, ["n-2"]), (False, ["n-1", "n-2"])])
-def test_a_signal_reaches_the_last_rank_or_all(
+def test_signal_ranks_reaches_the_last_rank_or_all(
     started: list[subprocess.Popen[str]],
     monkeypatch: pytest.MonkeyPatch,
     last: bool,

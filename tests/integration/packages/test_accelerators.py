@@ -1,4 +1,4 @@
-"""Nodes without GPUs get wheels for CPUs, nodes with GPUs those with CUDA."""
+"""Nodes without GPUs get CPU wheels, and nodes with GPUs get CUDA wheels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Solve = Callable[..., set[str]]
 def published(
     index: Path, name: str, version: str = "1.0", *, tag: str = "py3-none-any", **more: str
 ) -> None:
-    """A wheel in a package index that is a folder; ``more`` are extras with what each requires."""
+    """Put a wheel into a package index, which is a folder. more: extras, with their requirements."""
     folder = index / name
     folder.mkdir(parents=True, exist_ok=True)
     requires = [
@@ -43,17 +43,17 @@ def published(
 
 
 class Mirror(BaseHTTPRequestHandler):
-    """It answers GET alone, and has one page."""
+    """An HTTP server that answers GET and has one page."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/torch/" else 404)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Print nothing."""
 
 
-def test_a_mirror_is_there_if_it_has_the_page() -> None:
+def test_mirror_is_reachable_if_it_has_the_page() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Mirror) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
@@ -63,13 +63,13 @@ def test_a_mirror_is_there_if_it_has_the_page() -> None:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def notes() -> list[str]:
     return []
 
 
 @pytest.fixture
-def solve(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Solve:
-    """What lines of a requirements file come to, with an index as PyPI is."""
+def solve(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Solve:
+    """Resolve lines of a requirements file, with an index like PyPI. Return the wheels."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -89,40 +89,40 @@ def solve(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> S
         file.write_text("\n".join((f"--index-url file://{pypi}", *lines, "")))
         asked = Requirements((file,), tmp_path / "base.lock", gpus=gpus)
         return {
-            f"{one.name} {one.version}"
-            for one in resolve(asked, Pip(asked.node, said.append)).wheels
+            f"{wheel.name} {wheel.version}"
+            for wheel in resolve(asked, Pip(asked.node, notes.append)).wheels
         }
 
     return call
 
 
 def test_torch_without_gpus_is_built_for_cpus(
-    solve: Solve, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    solve: Solve, notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pip is stopped when it chooses the build for CUDA. It leaves no temporary files."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     assert solve("lightning", gpus=False) == {"lightning 1.0", "torch 2.0+cpu"}
-    assert "no GPU" in said[-1]
+    assert "no GPU" in notes[-1]
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.parametrize("gpus", [True, None])
-def test_torch_with_gpus_is_built_for_cuda_and_that_is_said(
-    solve: Solve, said: list[str], gpus: bool
+def test_torch_with_gpus_is_built_for_cuda_and_reported(
+    solve: Solve, notes: list[str], gpus: bool
 ) -> None:
     assert solve("torch", gpus=gpus) == {"torch 2.0", "nvidia-cublas 1.0"}
-    assert "gigabytes" in said[-1]
+    assert "gigabytes" in notes[-1]
 
 
 def test_torch_without_cpu_index_is_cuda_build_with_note(
-    solve: Solve, said: list[str], monkeypatch: pytest.MonkeyPatch
+    solve: Solve, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(INDEX_VARIABLE, "http://127.0.0.1:9/cpu")
     assert solve("torch", gpus=False) == {"torch 2.0", "nvidia-cublas 1.0"}
-    assert "http://127.0.0.1:9/cpu can't be reached" in said[-1]
-    assert INDEX_VARIABLE in said[-1]
+    assert "http://127.0.0.1:9/cpu can't be reached" in notes[-1]
+    assert INDEX_VARIABLE in notes[-1]
 
 
 def test_jax_has_the_extra_for_cuda_where_nodes_have_gpus(solve: Solve, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_jax_has_the_extra_for_cuda_where_nodes_have_gpus(solve: Solve, tmp_path
     }
 
 
-def test_what_pip_had_downloaded_before_it_was_ended_is_left_out(
+def test_wheels_downloaded_before_pip_was_stopped_are_left_out(
     solve: Solve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = wheelhouse.run_with_lines
@@ -162,7 +162,7 @@ def test_what_pip_had_downloaded_before_it_was_ended_is_left_out(
     assert solve("lightning", gpus=False) == {"lightning 1.0", "torch 2.0+cpu"}
 
 
-def test_the_spec_says_which_nodes_have_gpus() -> None:
+def test_has_gpus_is_read_from_the_spec() -> None:
     partitions: list[dict[str, Any]] = [
         {"name": "cpu", "hosts": "one"},
         {"name": "gpu", "hosts": "two"},

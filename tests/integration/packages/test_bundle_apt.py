@@ -1,6 +1,4 @@
-"""Packing Debian's packages: real apt on a small archive; what is not signed or not whole stays
-out.
-"""
+"""Bundles of Debian packages, made by real apt from a small archive; unsigned ones are refused."""
 
 from __future__ import annotations
 
@@ -104,7 +102,7 @@ def pack(archive: Archive, tmp_path: Path) -> Packed:
 
 
 def packages(index: bytes) -> dict[str, str]:
-    """File -> SHA-256, as an index has them."""
+    """Return file -> SHA-256 in the index of a repository."""
     files, hashes = (
         re.findall(rf"^{name}: (.*)", index.decode(), re.MULTILINE)
         for name in ("Filename", "SHA256")
@@ -113,7 +111,7 @@ def packages(index: bytes) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("scheme", ["copy", "file"])
-def test_a_package_comes_with_all_that_it_needs(pack: Packed, scheme: str) -> None:
+def test_packed_package_has_its_dependencies(pack: Packed, scheme: str) -> None:
     made = pack("munge", scheme=scheme)
     index = made.pop("Packages")
     assert [*made] == [
@@ -145,7 +143,7 @@ def test_upstream_package_comes_with_its_dependencies(
         pack("other", upstream=(Upstream(own.as_uri(), "0" * 64),))
 
 
-def test_what_the_archive_lacks_is_named(pack: Packed) -> None:
+def test_pack_names_a_missing_package(pack: Packed) -> None:
     with refused("package-tool-failed") as caught:
         pack("munge", "slurmd")
     assert "slurmd" in caught.value.why
@@ -169,9 +167,7 @@ def test_archive_changed_after_signing_is_rejected(
     assert why in caught.value.why.lower()
 
 
-def test_a_package_that_was_damaged_in_the_cache_is_fetched_anew(
-    pack: Packed, archive: Archive
-) -> None:
+def test_package_damaged_in_the_cache_is_downloaded_again(pack: Packed, archive: Archive) -> None:
     made = pack("munge")
     archive.run("sed -i 's/^999$/998/' ../kept/cache/archives/libc6*.deb")
     assert pack("munge") == made
@@ -236,7 +232,7 @@ def test_a_host_installs_from_a_bundle_whatever_release_it_prefers(
     ("release", "package"),
     [("debian-12", "apt-utils"), ("rocky-9", "createrepo_c"), ("rocky-9", "dnf")],
 )
-def test_a_tool_that_is_missing_is_named_with_its_package(
+def test_missing_tool_is_named_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, package: str
 ) -> None:
     for name in {"apt-get", "dnf", "rpmkeys"} - {package}:

@@ -1,4 +1,4 @@
-"""Bundles on a full disk, and beside what tar and sha256sum say."""
+"""Bundles on a full disk, and bundles read by tar and sha256sum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.packages.test_bundle_damage import (
 )
 
 
-def test_a_full_disk_has_no_part_of_a_bundle() -> None:
+def test_full_disk_leaves_no_partial_bundle() -> None:
     with small_disk() as disk:
         disk.fill(but=4096)
         with refused("disk", MachineError) as caught:
@@ -43,7 +43,7 @@ def test_bundle_is_reproducible_and_checked_by_sha256sum(tmp_path: Path, bundle:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a tar" * 200, bytes(4096)])
-def test_another_file_or_tar_is_no_bundle(tmp_path: Path, content: bytes) -> None:
+def test_open_bundle_refuses_other_files(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "t.tar", "file"], check=True)
     for name in ("file", "t.tar"):

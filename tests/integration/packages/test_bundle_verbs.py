@@ -1,4 +1,4 @@
-"""bundle verify and show: their answers, and exit code 2 for whatever is wrong."""
+"""`bundle verify`, `show` and `create`: their answers and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("verb", ["verify", "show"])
-def test_a_whole_bundle_is_described(cli: Clusterctl, path: Path, verb: str) -> None:
+def test_bundle_show_describes_a_bundle(cli: Clusterctl, path: Path, verb: str) -> None:
     said = cli("-o", "json", "bundle", verb, path).json
     assert said["ok"]
     assert set(said) == {
@@ -37,7 +37,7 @@ def test_a_whole_bundle_is_described(cli: Clusterctl, path: Path, verb: str) -> 
     assert said["bytes"] == path.stat().st_size
 
 
-def test_each_fault_is_a_failure(cli: Clusterctl, path: Path) -> None:
+def test_bundle_verify_has_a_failure_for_each_fault(cli: Clusterctl, path: Path) -> None:
     damage(path, b"munge", b"wheel")
     said = cli("-o", "json", "bundle", "verify", path, rc=2).json
     assert [failure["code"] for failure in said["failures"]] == [
@@ -50,7 +50,7 @@ def test_each_fault_is_a_failure(cli: Clusterctl, path: Path) -> None:
     ]
 
 
-def test_a_spec_here_and_the_hosts_are_what_it_must_fit(cli: Clusterctl, path: Path) -> None:
+def test_bundle_verify_compares_the_spec_and_the_distribution(cli: Clusterctl, path: Path) -> None:
     cli("bundle", "verify", path, "--os", RELEASE)
     other = cli("-o", "json", "bundle", "verify", path, "--os", "rocky-9.6", rc=2)
     assert codes(other) == ["bundle-mismatch"]
@@ -81,7 +81,7 @@ def test_a_spec_here_and_the_hosts_are_what_it_must_fit(cli: Clusterctl, path: P
         ("missing-argument", ()),
     ],
 )
-def test_create_refuses_what_makes_no_sense(
+def test_bundle_create_refuses_invalid_options(
     cli: Clusterctl, code: str, argv: tuple[str, ...]
 ) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC)
@@ -102,14 +102,14 @@ def test_create_refuses_what_makes_no_sense(
     assert not list(cli.cwd.glob("*.tar"))
 
 
-def test_validate_tells_of_requirements_that_are_missing(cli: Clusterctl) -> None:
+def test_validate_names_a_missing_requirements_file(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC + ASKING)
     assert "asked.txt can't be read: No such file" in cli("validate").stderr
     (cli.cwd / "asked.txt").touch()
     assert cli("validate").stderr == ""
 
 
-def test_a_cache_that_cant_be_written_is_said(cli: Clusterctl) -> None:
+def test_bundle_create_names_an_unwritable_cache(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC)
     homeless = replace(cli, environ={"XDG_CACHE_HOME": "/proc/nope"})
     said = homeless("bundle", "create", "--os", "debian-12", rc=1).stderr
@@ -118,7 +118,7 @@ def test_a_cache_that_cant_be_written_is_said(cli: Clusterctl) -> None:
     assert "XDG_CACHE_HOME" in said
 
 
-def test_an_up_that_is_refused_at_its_plan_leaves_no_cluster(cli: Clusterctl) -> None:
+def test_up_that_is_refused_at_its_plan_leaves_no_cluster(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(
         SPEC.replace("10.0.0.1", "{address: 10.0.0.1, key: ./none}")
     )
@@ -126,7 +126,7 @@ def test_an_up_that_is_refused_at_its_plan_leaves_no_cluster(cli: Clusterctl) ->
     assert not (cli.home / "demo").exists()
 
 
-def test_a_refused_bundle_leaves_no_cluster(cli: Clusterctl) -> None:
+def test_refused_bundle_leaves_no_cluster(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC.replace("demo", "refused"))
     assert codes(cli("-o", "json", "up", "--bundle", "none.tar", "--yes", rc=2)) == [
         "bundle-unreadable"

@@ -1,4 +1,4 @@
-"""Requirements become a lock of wheels for the nodes, by pip; what can't be met is one error."""
+"""pip resolves requirements to a lock of wheels for the nodes; conflicts are one error."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ def index(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def notes() -> list[str]:
     return []
 
 
 @pytest.fixture
-def solve(tmp_path: Path, index: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Resolve:
+def solve(
+    tmp_path: Path, index: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Resolve:
     """Resolve lines of a requirements file, beside a job environment that has basepart 2.0."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -56,7 +58,7 @@ def solve(tmp_path: Path, index: Path, said: list[str], monkeypatch: pytest.Monk
         file = tmp_path / "my requirements.txt"
         file.write_text("\n".join(("--no-index", "--find-links 'in dex'", *lines, "")))
         asked = Requirements((file,), base, held or {})
-        return resolve(asked, Pip(asked.node, said.append, heard))
+        return resolve(asked, Pip(asked.node, notes.append, heard))
 
     return call
 
@@ -65,7 +67,7 @@ def versions(lock: Lock) -> list[str]:
     return sorted(f"{wheel.name}=={wheel.version}" for wheel in lock.wheels)
 
 
-def test_all_that_it_needs_and_nothing_that_nodes_have(solve: Resolve, index: Path) -> None:
+def test_lock_has_dependencies_that_nodes_lack(solve: Resolve, index: Path) -> None:
     for version in ("2.0", "3.0"):
         a_wheel(index, "basepart", version)
     locked = a_wheel(index, "Second_Part").removesuffix("\n")
@@ -76,21 +78,23 @@ def test_all_that_it_needs_and_nothing_that_nodes_have(solve: Resolve, index: Pa
     assert all(wheel_path(wheel).is_file() for wheel in lock.wheels)
 
 
-def test_what_the_user_wants_goes_before_what_nodes_have(solve: Resolve, index: Path) -> None:
+def test_requirement_of_the_user_overrides_the_version_of_nodes(
+    solve: Resolve, index: Path
+) -> None:
     for version in ("1.0", "2.0"):
         a_wheel(index, "basepart", version)
     assert versions(solve("basepart<2")) == ["basepart==1.0"]
     assert solve("basepart").wheels == ()
 
 
-def test_versions_of_the_clusters_own_requirements_are_kept(solve: Resolve, index: Path) -> None:
+def test_held_versions_are_kept(solve: Resolve, index: Path) -> None:
     for version in ("1.0", "1.1"):
         a_wheel(index, "first", version)
     assert versions(solve("first")) == ["first==1.1"]
     assert versions(solve("first", held={"first": "1.0"})) == ["first==1.0"]
 
 
-def test_only_the_versions_in_the_way_are_given_up(solve: Resolve, index: Path) -> None:
+def test_only_conflicting_held_versions_change(solve: Resolve, index: Path) -> None:
     for version in ("1.0", "2.0"):
         a_wheel(index, "basepart", version)
         a_wheel(index, "first", version)
@@ -100,7 +104,7 @@ def test_only_the_versions_in_the_way_are_given_up(solve: Resolve, index: Path) 
     assert versions(lock) == ["basepart==1.0", "first==1.0", "torch-x==1.0"]
 
 
-def test_a_failure_that_is_no_conflict_is_not_tried_again(
+def test_failure_that_is_no_conflict_is_not_tried_again(
     solve: Resolve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here, pip is started as it is for users."""
@@ -151,18 +155,20 @@ def test_markers_are_not_those_of_the_python_that_pip_runs_on(index: Path, tmp_p
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["late-1.0-py3-none-any.whl"]
 
 
-def test_the_same_files_get_the_same_answer(solve: Resolve, index: Path, said: list[str]) -> None:
+def test_same_requirement_files_give_the_same_lock(
+    solve: Resolve, index: Path, notes: list[str]
+) -> None:
     a_wheel(index, "first", "1.0")
     lock = solve("first")
     a_wheel(index, "first", "1.1")
-    assert (solve("first"), len(said)) == (lock, 1)
+    assert (solve("first"), len(notes)) == (lock, 1)
     assert versions(solve("first", "# changed")) == ["first==1.1"]
     for wheel in lock.wheels:
         wheel_path(wheel).unlink()
     assert versions(solve("first")) == ["first==1.1"]
 
 
-def test_what_a_file_includes_counts(solve: Resolve, index: Path, tmp_path: Path) -> None:
+def test_included_requirement_files_are_read(solve: Resolve, index: Path, tmp_path: Path) -> None:
     for version in ("1.0", "1.1"):
         a_wheel(index, "first", version)
     (tmp_path / "sub").mkdir()
@@ -178,7 +184,7 @@ def test_what_a_file_includes_counts(solve: Resolve, index: Path, tmp_path: Path
     assert caught.value.where == f"{tmp_path}/sub/more.txt:1"
 
 
-def test_a_wheel_on_this_machine_counts_by_its_content(solve: Resolve, tmp_path: Path) -> None:
+def test_wheel_on_this_machine_counts_by_its_content(solve: Resolve, tmp_path: Path) -> None:
     a_wheel(tmp_path, "mine")
     line = "./mine-1.0-py3-none-any.whl  # my own"
     before = solve(line)
@@ -187,7 +193,7 @@ def test_a_wheel_on_this_machine_counts_by_its_content(solve: Resolve, tmp_path:
     assert solve(line).key != before.key
 
 
-def test_a_wheel_on_this_machine_that_cannot_be_read(solve: Resolve, tmp_path: Path) -> None:
+def test_wheel_on_this_machine_that_cannot_be_read(solve: Resolve, tmp_path: Path) -> None:
     (tmp_path / "mine-1.0-py3-none-any.whl").symlink_to("/proc/self/mem")  # whoever reads it: EIO
     with refused("file-unreadable", UsageError, "mine-1.0-py3-none-any.whl") as caught:
         solve("first", "./mine-1.0-py3-none-any.whl")
@@ -204,7 +210,7 @@ def test_hashes_in_the_file_are_checked(solve: Resolve, index: Path) -> None:
     assert "hash" in caught.value.why.lower()
 
 
-def test_what_cannot_be_met_is_said_in_pips_words(
+def test_unmet_requirements_have_the_message_of_pip(
     solve: Resolve, index: Path, tmp_path: Path
 ) -> None:
     a_wheel(index, "second", "1.0", tag="cp312-cp312-manylinux_2_28_x86_64")
@@ -287,7 +293,7 @@ def allowed(solve: Resolve, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_source_archive_is_built_only_if_allowed(
-    solve: Resolve, index: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    solve: Resolve, index: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The build runs code of the package on the user's machine. Once there is a wheel, nothing is
     built.
@@ -296,7 +302,7 @@ def test_source_archive_is_built_only_if_allowed(
     monkeypatch.setenv("PIP_NO_BINARY", "other")
     with refused("requirements-unmet", UsageError, "PIP_NO_BINARY=other,small"):
         solve("small")
-    assert not any(shows(line, "built-from-source") for line in said)
+    assert not any(shows(line, "built-from-source") for line in notes)
     monkeypatch.setenv("PIP_NO_BINARY", ":all:")
     lock = solve("small")
     monkeypatch.delenv("PIP_NO_BINARY")
@@ -305,7 +311,7 @@ def test_source_archive_is_built_only_if_allowed(
 
 @pytest.mark.usefixtures("allowed")
 def test_source_archive_of_pure_python_becomes_a_wheel(
-    solve: Resolve, index: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    solve: Resolve, index: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", "x")
     a_source(index, "small", "1.2")
@@ -314,7 +320,7 @@ def test_source_archive_of_pure_python_becomes_a_wheel(
     lock = solve("user")
     assert versions(lock) == ["small==1.2", "user==1.0"]
     assert all(wheel_path(wheel).is_file() for wheel in lock.wheels)
-    assert any(shows(line, "built-from-source") for line in said)
+    assert any(shows(line, "built-from-source") for line in notes)
 
 
 def test_passed_over_compares_versions_of_wheels() -> None:
@@ -331,15 +337,15 @@ def test_passed_over_compares_versions_of_wheels() -> None:
 
 @pytest.mark.usefixtures("allowed")
 def test_source_archive_is_not_built_for_a_newer_version(
-    solve: Resolve, index: Path, said: list[str]
+    solve: Resolve, index: Path, notes: list[str]
 ) -> None:
     """Pip has met the requirements without it, so no foreign code needs to run."""
     a_wheel(index, "user", "1.0")
     a_wheel(index, "user", "2.0", requires=["small"])
     a_source(index, "small", "1.2")
     assert versions(solve("user")) == ["user==1.0"]
-    assert any(shows(line, "other-version-chosen") for line in said)
-    assert not any(shows(line, "built-from-source") for line in said)
+    assert any(shows(line, "other-version-chosen") for line in notes)
+    assert not any(shows(line, "built-from-source") for line in notes)
 
 
 @pytest.mark.usefixtures("allowed")
@@ -401,11 +407,11 @@ def test_source_archive_beside_the_file_that_names_its_folder(
     assert versions(resolve(requirements, Pip(requirements.node))) == ["small==1.0"]
 
 
-def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:
+def test_file_without_requirements_adds_nothing(solve: Resolve) -> None:
     assert solve("# nothing").wheels == ()
 
 
-def test_on_another_base_it_is_another_environment() -> None:
+def test_lock_key_depends_on_the_base() -> None:
     assert Lock((), {"numpy": "1.0"}).key != Lock((), {"numpy": "2.0"}).key
 
 

@@ -1,4 +1,4 @@
-"""The wheels that travel to the nodes: whole or not there, fetched once, by pip's own settings."""
+"""The wheels for nodes are downloaded once, completely or not at all, with pip's own settings."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_wheelhouse_downloads_each_locked_wheel_once(
     assert Path(fetch()["folder"]) != folder
 
 
-def test_a_wheel_that_is_not_what_was_locked_is_refused(fetch: Fetch, tmp_path: Path) -> None:
+def test_wheel_that_is_not_what_was_locked_is_refused(fetch: Fetch, tmp_path: Path) -> None:
     a_wheel(tmp_path / "index", "secondpart")
     with ZipFile(tmp_path / "index" / "secondpart-1.0-py3-none-any.whl", "a") as wheel:
         wheel.writestr("malice.py", "malice = True\n")
@@ -101,23 +101,23 @@ def test_a_wheel_that_is_not_what_was_locked_is_refused(fetch: Fetch, tmp_path: 
     assert names(tmp_path / "cache" / "clusterctl") == []
 
 
-def test_a_lock_without_a_hash_is_refused(fetch: Fetch, lock: Path) -> None:
+def test_lock_without_a_hash_is_refused(fetch: Fetch, lock: Path) -> None:
     lock.write_text("firstpart==1.0\n")
     assert "hash" in fetch()["why"]
 
 
-def test_files_of_the_callers_folder_are_not_pips(fetch: Fetch, tmp_path: Path) -> None:
+def test_pip_ignores_files_in_the_current_folder(fetch: Fetch, tmp_path: Path) -> None:
     for name in ("pip.py", "random.py", "logging.py"):
         (tmp_path / "cwd" / name).write_text("raise SystemExit('this is mine')\n")
     assert "folder" in fetch()
 
 
-def test_a_cache_that_is_named_from_here_is_not_one(fetch: Fetch, tmp_path: Path) -> None:
+def test_relative_cache_folder_is_ignored(fetch: Fetch, tmp_path: Path) -> None:
     folder = fetch(XDG_CACHE_HOME="here", HOME=str(tmp_path / "home"))["folder"]
     assert Path(folder).parent == tmp_path / "home" / ".cache" / "clusterctl"
 
 
-def test_no_home_is_an_error_with_a_way_out(fetch: Fetch) -> None:
+def test_missing_home_is_an_error_with_a_fix(fetch: Fetch) -> None:
     error = fetch(XDG_CACHE_HOME="", HOME="~nobody-of-that-name")
     assert "home folder" in error["what"]
     assert "XDG_CACHE_HOME" in error["fix"]

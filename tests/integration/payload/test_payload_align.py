@@ -75,7 +75,7 @@ def test_iteration_gets_the_samples_of_its_time(alone: Runner, run: Path) -> Non
     assert whole["power_w"] == pytest.approx((300 * 1 + 300 * 0.5 + 100 * 0.6) / 2.1, abs=1e-3)
 
 
-def test_line_that_was_cut_short_at_the_end_is_left_out(alone: Runner, run: Path) -> None:
+def test_align_skips_a_truncated_last_line(alone: Runner, run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "itera')
     alone("align", "--folder", str(run))
@@ -84,7 +84,7 @@ def test_line_that_was_cut_short_at_the_end_is_left_out(alone: Runner, run: Path
     assert_one_error(answer.stderr, "not-json", "metrics.jsonl:1")
 
 
-def test_folder_without_telemetry_is_one_line(alone: Runner, tmp_path: Path) -> None:
+def test_align_without_telemetry_is_refused_in_one_line(alone: Runner, tmp_path: Path) -> None:
     assert_one_error(
         alone("align", "--folder", str(tmp_path), rc=2).stderr, "no-telemetry", str(tmp_path)
     )

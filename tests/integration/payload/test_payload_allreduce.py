@@ -17,18 +17,18 @@ from tests.support.payload import assert_one_error, records
 from tests.support.sweeps import in_sweep
 
 
-def test_every_size_is_summed_by_every_transport(mpirun: Runner, tmp_path: Path) -> None:
+def test_allreduce_sums_every_size_by_every_transport(mpirun: Runner, tmp_path: Path) -> None:
     comms = ("mpi", "ring", "hierarchical", "naive")
     arguments = ("--min", "8KiB", "--max", "20000", "--iterations", "1", "--dtype", "bfloat16")
     answer = mpirun(3, "allreduce", "--comm", ",".join(comms), *arguments, "--out", str(tmp_path))
     *lines, last = answer.stdout.splitlines()
-    told = json.loads(last)
-    assert told["ok"]
-    assert told["world_size"] == 3
-    assert [place["rank"] for place in told["ranks"]] == [0, 1, 2]
+    answer_json = json.loads(last)
+    assert answer_json["ok"]
+    assert answer_json["world_size"] == 3
+    assert [place["rank"] for place in answer_json["ranks"]] == [0, 1, 2]
     cases = [(nbytes, comm) for nbytes in (8192, 20_000) for comm in comms]
-    assert [(one["bytes"], one["comm"]) for one in told["results"]] == cases
-    for one in told["results"]:
+    assert [(one["bytes"], one["comm"]) for one in answer_json["results"]] == cases
+    for one in answer_json["results"]:
         seconds = one["ms"] / 1e3
         assert one["ok"]
         assert one["algorithm_gb_per_s"] == pytest.approx(
@@ -41,9 +41,9 @@ def test_every_size_is_summed_by_every_transport(mpirun: Runner, tmp_path: Path)
     assert len(lines) == len(cases)
     assert all(line.endswith("right") for line in lines)
     written = records(tmp_path, file="allreduce.jsonl")
-    assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told[
-        "results"
-    ]
+    assert [
+        {k: v for k, v in one.items() if k not in ("kind", "time")} for one in written
+    ] == answer_json["results"]
 
 
 def test_tiny_sizes_are_measured_once_and_soon(mpirun: Runner, tmp_path: Path) -> None:
@@ -60,16 +60,14 @@ def test_tiny_sizes_are_measured_once_and_soon(mpirun: Runner, tmp_path: Path) -
 
 def test_wrong_sum_is_found(program: Runner, tmp_path: Path) -> None:
     answer = program(2, "liar.py", "sum", "allreduce", str(tmp_path), rc=1)
-    told = json.loads(answer.stdout.splitlines()[-1])
-    assert not told["ok"]
-    wrong = [one for one in told["results"] if not one["ok"]]
+    answer_json = json.loads(answer.stdout.splitlines()[-1])
+    assert not answer_json["ok"]
+    wrong = [one for one in answer_json["results"] if not one["ok"]]
     assert [(one["bytes"], one["wrong"]) for one in wrong] == [(1 << 20, [0, 1])]
 
 
 @pytest.mark.parametrize("wanted", [("--cuda-aware",), *in_sweep((("--comm", "nccl"),))])
-def test_what_needs_a_gpu_is_refused_where_there_is_none(
-    mpirun: Runner, wanted: tuple[str, ...]
-) -> None:
+def test_gpu_transport_without_a_gpu_is_refused(mpirun: Runner, wanted: tuple[str, ...]) -> None:
     answer = mpirun(2, "allreduce", *wanted, "--device", "cpu", rc=2)
     assert_one_error(answer.stderr, "no-gpu", wanted[-1])
 

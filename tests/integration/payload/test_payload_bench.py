@@ -67,7 +67,7 @@ def test_sides_take_turns_and_are_compared(mpirun: Runner, tmp_path: Path) -> No
     assert [one["side"] for one in written] == [side["side"] for side in sides]
 
 
-def test_which_sides_there_are() -> None:
+def test_sides_of_a_bench_halve_the_number_of_ranks() -> None:
     assert [side.ranks for side in sides_of(config(), 8)] == [8, 8, 4, 4, 2, 2, 1, 1]
     assert sides_of(config(), 1) == [Side("all", 1, 64)]
     assert [side.name for side in sides_of(config("--ranks", "3,8"), 8)][2:] == [

@@ -18,12 +18,12 @@ RANKS = [3, *in_sweep(1, 2, 4)]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_every_transport_gives_what_the_naive_one_gives(program: Runner, ranks: int) -> None:
+def test_transport_gives_the_same_sums_as_the_naive_one(program: Runner, ranks: int) -> None:
     program(ranks, "transports.py")
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_compressors_lose_nothing_and_agree_on_all_ranks(program: Runner, ranks: int) -> None:
+def test_compressors_lose_no_gradient_and_agree_on_all_ranks(program: Runner, ranks: int) -> None:
     program(ranks, "compressors.py")
 
 
@@ -31,7 +31,7 @@ def test_compressors_lose_nothing_and_agree_on_all_ranks(program: Runner, ranks:
     ("ranks", "seeds", "tolerance"),
     in_sweep((2, 1, 0.01), (4, 8, 0.005)),  # one held-out digit is 0.0028
 )
-def test_training_on_compressed_gradients_comes_as_far(
+def test_training_on_compressed_gradients_reaches_the_same_loss(
     mpirun: Runner, tmp_path: Path, ranks: int, seeds: int, tolerance: float
 ) -> None:
     """On the mean over seeds, each of which alone is worth several digits."""
@@ -106,7 +106,7 @@ def test_verification_of_many_nodes_loads_no_numpy() -> None:
     assert python("-c", program).stdout == "\n"
 
 
-def test_verification_says_why_ranks_do_not_find_each_other() -> None:
+def test_verify_names_the_reason_if_ranks_do_not_connect() -> None:
     """It travels with its command, and is started without the command line of the other
     programs.
     """

@@ -12,7 +12,9 @@ from tests.integration.payload.conftest import Runner, python
 from tests.support.payload import assert_one_error
 
 
-def test_what_only_the_run_can_tell_is_refused_by_it(alone: Runner, tmp_path: Path) -> None:
+def test_settings_unfit_for_the_ranks_are_refused_at_the_start(
+    alone: Runner, tmp_path: Path
+) -> None:
     for flags, code, value in (
         ("--compress topk", "setting-without-effect", "data-parallel ranks"),
         ("--offload-optimizer --device cpu", "setting-without-effect", "GPUs"),
@@ -27,12 +29,12 @@ def test_file_that_is_missing_on_one_rank_stops_all(program: Runner, tmp_path: P
     assert_one_error(answer.stderr, "file-unreadable", "missing.toml", os.strerror(errno.ENOENT))
 
 
-def test_others_wait_for_the_one_that_speaks(program: Runner) -> None:
+def test_error_of_several_ranks_is_printed_once(program: Runner) -> None:
     answer = program(2, "faults.py", "is_late", launched=True, rc=2)
     assert answer.stderr.count("payload: error:") == 1
 
 
-def test_alone_it_refuses_without_mpi(alone: Runner, tmp_path: Path) -> None:
+def test_settings_are_refused_before_mpi_is_imported(alone: Runner, tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise RuntimeError('must not be imported')")
     answer = alone(
         "train", "--lr", "fast", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[3]}", rc=2

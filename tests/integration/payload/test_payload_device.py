@@ -18,5 +18,5 @@ print(os.environ["CUDA_VISIBLE_DEVICES"])
     ("visible", "own"),
     [("MIG-a,MIG-b", "MIG-b"), ("MIG-a", "MIG-a"), ("GPU-a,GPU-b", "GPU-a,GPU-b"), ("0,1", "0,1")],
 )
-def test_of_several_parts_a_rank_names_its_own_to_cuda(visible: str, own: str) -> None:
+def test_rank_on_a_gpu_in_parts_selects_its_part(visible: str, own: str) -> None:
     assert python("-c", _SHOW, CUDA_VISIBLE_DEVICES=visible).stdout.strip() == own

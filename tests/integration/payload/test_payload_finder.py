@@ -20,7 +20,7 @@ from tests.integration.payload.conftest import Runner
 from tests.support.payload import assert_one_error, records, train_config
 
 
-def test_recipe_is_of_one_trial_and_trains_well(mpirun: Runner, tmp_path: Path) -> None:
+def test_find_writes_a_recipe_that_trains_well(mpirun: Runner, tmp_path: Path) -> None:
     answer = mpirun(2, "train", "--find", "--optimizer", "adamw", "--out", str(tmp_path))
     sizes = [record["size"] for record in records(tmp_path, "micro_batch", file="find.jsonl")]
     assert sizes == [2**power for power in range(len(sizes))]
@@ -70,11 +70,11 @@ def trained(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_evaluation_of_a_checkpoint_is_that_of_the_run(
     alone: Runner, mpirun: Runner, trained: Path
 ) -> None:
-    told = records(trained, "evaluation")[-1]
+    evaluation = records(trained, "evaluation")[-1]
     found = json.loads(alone("eval", "--out", str(trained)).stdout)
-    assert (found["iteration"], found["loss"]) == (6, pytest.approx(told["loss"], rel=1e-12))
-    assert found["accuracy"] == told["accuracy"]
-    assert found["bits_per_byte"] == pytest.approx(told["bits_per_byte"])
+    assert (found["iteration"], found["loss"]) == (6, pytest.approx(evaluation["loss"], rel=1e-12))
+    assert found["accuracy"] == evaluation["accuracy"]
+    assert found["bits_per_byte"] == pytest.approx(evaluation["bits_per_byte"])
     assert found["bits_per_byte"] < found["loss"] / 0.6931 < found["perplexity"]
     split = json.loads(mpirun(2, "eval", "--out", str(trained), "--tp", "2").stdout)
     assert split == pytest.approx(found, rel=1e-12)
@@ -154,7 +154,7 @@ def test_infinite_loss_ends_the_run_in_one_line_and_is_null(alone: Runner, tmp_p
         (("--pp", "2"), "ranks-not-divisible", "--pp 2"),
     ],
 )
-def test_what_cannot_be_evaluated_is_one_line(
+def test_eval_with_wrong_arguments_is_refused_in_one_line(
     alone: Runner, trained: Path, flags: tuple[str, ...], code: str, value: str
 ) -> None:
     assert_one_error(alone("eval", "--out", str(trained), *flags, rc=2).stderr, code, value)
@@ -166,7 +166,7 @@ def test_run_without_checkpoints_cannot_be_evaluated(alone: Runner, tmp_path: Pa
     assert_one_error(answer.stderr, "no-checkpoint", "--resume auto", str(tmp_path))
 
 
-def test_other_text_is_judged_by_the_runs_tokenizer(
+def test_eval_of_another_text_uses_the_tokenizer_of_the_run(
     alone: Runner, trained: Path, tmp_path: Path
 ) -> None:
     text = b"a dog and a bird, and a fish and a bird. " * 80

@@ -81,8 +81,8 @@ def test_residual_is_restored_unless_the_loss_scale_differs(
             "auto",
         )
         given = ("--iterations", iterations, "--loss-scale", scale, "--out", str(tmp_path / out))
-        told = mpirun(2, "train", *flags, *given).stdout
-        assert ("compressed gradients is reset" in told) == anew
+        output = mpirun(2, "train", *flags, *given).stdout
+        assert ("compressed gradients is reset" in output) == anew
         return list(records(tmp_path / out, "result")[0]["param_hashes"])
 
     whole = hashes("whole", "4", "2")
@@ -91,21 +91,19 @@ def test_residual_is_restored_unless_the_loss_scale_differs(
     hashes("parted", "5", "4", anew=True)
 
 
-def test_full_disk_under_the_metrics_ends_all_ranks_in_one_line(
-    mpirun: Runner, tmp_path: Path
-) -> None:
+def test_full_disk_of_metrics_ends_all_ranks_in_one_line(mpirun: Runner, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     answer = mpirun(2, "train", "--iterations", "1", "--out", str(tmp_path), launched=True, rc=1)
     assert "Traceback" not in answer.stderr
     # The other lines are mpirun's.
-    (said,) = (line for line in answer.stderr.splitlines() if "payload: error" in line)
+    (line,) = (line for line in answer.stderr.splitlines() if "payload: error" in line)
     assert_one_error(
-        said, "file-unwritable", "rank 0 on ", "metrics.jsonl", os.strerror(errno.ENOSPC)
+        line, "file-unwritable", "rank 0 on ", "metrics.jsonl", os.strerror(errno.ENOSPC)
     )
 
 
 @pytest.mark.usefixtures("tensorboard_alone")
-def test_full_disk_under_tensorboards_files_is_one_line(tmp_path: Path) -> None:
+def test_full_disk_of_tensorboard_files_is_one_line(tmp_path: Path) -> None:
     board = EventFile(tmp_path)
     (file,) = tmp_path.iterdir()
     opened = Path("/proc/self/fd")
@@ -120,7 +118,7 @@ def test_full_disk_under_tensorboards_files_is_one_line(tmp_path: Path) -> None:
     board.close()
 
 
-def test_file_of_lines_goes_on_after_some(tmp_path: Path) -> None:
+def test_metrics_file_continues_after_existing_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with JsonLines(path) as file:
         for number in range(4):

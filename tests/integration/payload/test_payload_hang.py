@@ -227,7 +227,7 @@ def launchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([stacks.task.host_name(), "lost"], "ssh -F x", 0),
     ],
 )
-def test_all_nodes_are_asked_or_no_answer_counts(
+def test_hang_counts_if_all_nodes_answered(
     launchers: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str], ssh: str, count: int
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", f"none-{os.getpid()}")

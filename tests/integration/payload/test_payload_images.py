@@ -53,7 +53,7 @@ def test_wide_3x3_convolutions_take_half_the_multiplications(
     assert device.count < products / 2 if fewer else device.count == products
 
 
-def test_first_layer_gives_no_gradient_by_data(device: Device) -> None:
+def test_first_layer_computes_no_gradient_of_the_input(device: Device) -> None:
     grads = []
     for first in (False, True):
         layer = Conv2d(Context(device), "c", 2, 3, 3, padding=1, first=first)
@@ -66,7 +66,7 @@ def test_first_layer_gives_no_gradient_by_data(device: Device) -> None:
     np.testing.assert_allclose(*grads, rtol=1e-12)
 
 
-def test_first_of_equal_numbers_is_the_largest(device: Device) -> None:
+def test_max_pool_of_equal_numbers_selects_the_first(device: Device) -> None:
     compare(
         MaxPool2d(Context(device), 3, stride=1),
         np.zeros((1, 4, 4, 2)),
@@ -77,24 +77,24 @@ def test_first_of_equal_numbers_is_the_largest(device: Device) -> None:
 
 def test_batch_norm_keeps_pytorchs_running_averages(device: Device) -> None:
     layer = BatchNorm(Context(device), "n", 5)
-    theirs = torch.nn.BatchNorm2d(5, dtype=torch.float64)
+    torch_norm = torch.nn.BatchNorm2d(5, dtype=torch.float64)
     stored([Unit("u", layer)], device)
     rng = np.random.default_rng(4)
     for _ in range(3):
         x = 3 + 2 * rng.standard_normal((4, 2, 3, 5))
         layer.forward(device.asarray(x), Tape())
-        theirs(torch.tensor(x).permute(0, 3, 1, 2))
+        torch_norm(torch.tensor(x).permute(0, 3, 1, 2))
     layer.forward(device.asarray(x), Tape(training=False))
     layer.forward(device.asarray(x), Tape(recompute=True))
     for name, expected in (
-        ("n.running_mean", theirs.running_mean),
-        ("n.running_var", theirs.running_var),
+        ("n.running_mean", torch_norm.running_mean),
+        ("n.running_var", torch_norm.running_var),
     ):
         assert_close(device.to_host(layer.state[name]).copy(), expected, name)
-    theirs.eval()
+    torch_norm.eval()
     y = layer.forward(device.asarray(x), Tape(training=False))
     assert_close(
-        device.to_host(y), theirs(torch.tensor(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1), "y"
+        device.to_host(y), torch_norm(torch.tensor(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1), "y"
     )
 
 

@@ -50,7 +50,7 @@ def images_csv(file: Path, images: NDArray[np.uint8]) -> Path:
     return file
 
 
-def test_digits_are_predicted_the_same_of_each_kind_of_file(
+def test_predict_gives_the_same_digits_from_each_file_format(
     alone: Runner, digits: Path, tmp_path: Path
 ) -> None:
     held_out = load_digits()[1]
@@ -62,9 +62,9 @@ def test_digits_are_predicted_the_same_of_each_kind_of_file(
     packed.write_bytes(idx_file(images[..., 0]))
     one.write_bytes(encoded(images[0, ..., 0], 8, 8, 0))
     argv = ("predict", "--model-folder", str(digits / "model"), str(rows), str(packed), str(one))
-    said = alone(*argv)
-    assert (said.returncode, said.stderr) == (0, "")
-    lines = [line.rpartition(": ") for line in said.stdout.splitlines()]
+    output = alone(*argv)
+    assert (output.returncode, output.stderr) == (0, "")
+    lines = [line.rpartition(": ") for line in output.stdout.splitlines()]
     assert [place for place, _, _ in lines[48:52]] == [
         f"{rows}:49",
         f"{rows}:50",
@@ -82,7 +82,7 @@ def test_digits_are_predicted_the_same_of_each_kind_of_file(
     assert found[1].keys() == {"file", "row", "class", "probability"}
 
 
-def test_eval_by_a_model_is_what_the_training_said(
+def test_eval_of_a_model_matches_the_training(
     alone: Runner, mpirun: Runner, digits: Path, letters: Path
 ) -> None:
     for run in (digits, letters):
@@ -120,7 +120,9 @@ def test_text_follows_the_prompt(alone: Runner, letters: Path) -> None:
     assert len(sample("--tokens", "20", "--temperature", "0")) > 20
 
 
-def test_on_a_gpu_the_answers_are_the_same(device: Device, digits: Path, letters: Path) -> None:
+def test_inference_gives_the_same_answers_on_each_device(
+    device: Device, digits: Path, letters: Path
+) -> None:
     seen = load(digits / "model", "best", device)
     pixels = load_digits()[1].images[:3].astype(float)
     assert probabilities(seen, pixels).sum(axis=1) == pytest.approx([1, 1, 1])
@@ -131,7 +133,7 @@ def test_on_a_gpu_the_answers_are_the_same(device: Device, digits: Path, letters
     assert tokenizer.decode(found).startswith(b" sat on")
 
 
-def test_model_is_used_where_there_is_no_mpi(digits: Path, letters: Path, tmp_path: Path) -> None:
+def test_predict_works_without_mpi(digits: Path, letters: Path, tmp_path: Path) -> None:
     rows = images_csv(tmp_path / "rows.csv", load_digits()[1].images[:1])
     commands = (
         ["predict", "--model-folder", str(digits / "model"), str(rows)],
@@ -143,7 +145,7 @@ def test_model_is_used_where_there_is_no_mpi(digits: Path, letters: Path, tmp_pa
     assert python("-c", program).stderr == ""
 
 
-def test_what_a_model_can_not_do_is_told(
+def test_inference_unfit_for_the_model_is_refused(
     alone: Runner, digits: Path, letters: Path, tmp_path: Path
 ) -> None:
     rows = images_csv(tmp_path / "rows.csv", load_digits()[1].images[:1])

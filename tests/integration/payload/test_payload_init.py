@@ -26,7 +26,7 @@ def _gpt(folder: Path, tokenizer: str = "bytes") -> list[str]:
 @pytest.mark.parametrize(
     "layout", ["--tp 2", *in_sweep("--pp 2", "--zero 3", "--tp 2 --precision bf16")]
 )
-def test_any_layout_begins_with_them(
+def test_initial_weights_are_loaded_in_any_layout(
     alone: Runner, mpirun: Runner, layout: str, tmp_path: Path
 ) -> None:
     save_file(_of_gpt2(tmp_path), file := tmp_path / "model.safetensors")
@@ -35,8 +35,8 @@ def test_any_layout_begins_with_them(
     assert f"weights of {file}" in answer.stdout
     answer = mpirun(2, "train", *layout.split(), *flags, str(tmp_path / "two"))
     rel = 1e-2 if "bf16" in layout else 1e-5
-    ours, theirs = (records(tmp_path / run, "iteration")[0]["loss"] for run in ("two", "one"))
-    assert ours == pytest.approx(theirs, rel=rel)
+    loss_two, loss_one = (records(tmp_path / run, "iteration")[0]["loss"] for run in ("two", "one"))
+    assert loss_two == pytest.approx(loss_one, rel=rel)
 
 
 def test_init_from_a_run_yields_to_a_checkpoint(alone: Runner, tmp_path: Path) -> None:
@@ -73,25 +73,25 @@ def test_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
         "3",
     )
     rng = np.random.default_rng(1)
-    theirs = {
+    loss_one = {
         "linear0.weight": rng.standard_normal((6, 64)).astype("float32"),
         "linear0.bias": np.ones(6, "float32"),
         "linear1.weight": np.ones((1000, 6), "float32"),
         "linear1.bias": np.ones(1000, "float32"),
     }
-    save_file(theirs, file := tmp_path / "theirs.safetensors")
+    save_file(loss_one, file := tmp_path / "theirs.safetensors")
     answer = alone("train", *flags, "--init", str(file), "--out", str(tmp_path / "a"), rc=2)
     sizes = ("linear1.weight has shape (1000, 6)", "the model needs (10, 6)")
     assert_one_error(answer.stderr, "weights-other-model", f"--init: {file}", *sizes)
     for out, more in (("b", ("--init", str(file), "--new-head")), ("c", ())):
         alone("train", *flags, *more, "--out", str(tmp_path / out))
     b, c = (load_file(tmp_path / out / "model" / "final.safetensors") for out in ("b", "c"))
-    np.testing.assert_allclose(b["linear0.weight"], theirs["linear0.weight"], atol=1e-6)
+    np.testing.assert_allclose(b["linear0.weight"], loss_one["linear0.weight"], atol=1e-6)
     # As it would be drawn.
     np.testing.assert_allclose(b["linear1.weight"], c["linear1.weight"], atol=1e-6)
 
 
-def test_what_is_no_model_is_refused(alone: Runner, tmp_path: Path) -> None:
+def test_init_from_a_file_without_a_model_is_refused(alone: Runner, tmp_path: Path) -> None:
     (tmp_path / "torn").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
     for path, code in (
         ("missing", "no-such-file"),
@@ -118,22 +118,26 @@ def test_checkpoint_and_a_model_folder_are_exported_alike(
         ):
             to = tmp_path / f"{library}-{name}"
             assert main(["export", *source, "--to", str(to), "--export-as", library]) == 0
-            told = json.loads(capsys.readouterr().out)
+            answer_json = json.loads(capsys.readouterr().out)
             files.append((to / file).read_bytes())
-            assert (told["model"], told["iteration"], told["bytes"]) == (
+            assert (answer_json["model"], answer_json["iteration"], answer_json["bytes"]) == (
                 "gpt-tiny",
                 2,
                 len(files[-1]),
             )
         assert files[0] == files[1]
-    told = [
+    answer_json = [
         json.loads((tmp_path / f"hf-{of}" / "config.json").read_text())
         for of in ("of-model", "of-checkpoint")
     ]
-    assert told[0] == told[1]
+    assert answer_json[0] == answer_json[1]
     tokens = json.loads((tmp_path / "hf-of-model" / "tokenizer_config.json").read_text())
     assert tokens["model_input_names"] == ["input_ids", "attention_mask"]
-    assert (told[0]["n_positions"], told[0]["vocab_size"], told[0]["n_head"]) == (8, 256, 2)
+    assert (
+        answer_json[0]["n_positions"],
+        answer_json[0]["vocab_size"],
+        answer_json[0]["n_head"],
+    ) == (8, 256, 2)
     assert (
         main(["export", "--checkpoint", str(checkpoint), "--to", "a", "--export-as", "torchvision"])
         == 2
@@ -142,7 +146,7 @@ def test_checkpoint_and_a_model_folder_are_exported_alike(
     assert_one_error(capsys.readouterr().err, "export-unfit", lacking)
 
 
-def test_resnet_of_small_images_is_none_of_torchvisions(
+def test_export_of_a_small_image_resnet_as_torchvision_is_refused(
     alone: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--model", "resnet18", "--width", "2", "--iterations", "1", "--device", "cpu")

@@ -70,14 +70,14 @@ def test_cuda_c_is_numpy(name: str, real: str, bound: float, compiled: ctypes.CD
     scalars = {scalar: rng.uniform(0.1, 0.9) for scalar in kernel.scalars}
     dtype, number = ("float32", ctypes.c_float) if real == "float" else ("float64", ctypes.c_double)
     arrays = [rng.uniform(0.1, 2, _N).astype(dtype) for _ in kernel.reads + kernel.writes]
-    ours: list[Array] = [array.copy() for array in arrays]
-    kernel.host(*ours, **scalars)
-    theirs = [array.copy() for array in arrays]
+    actual: list[Array] = [array.copy() for array in arrays]
+    kernel.host(*actual, **scalars)
+    expected = [array.copy() for array in arrays]
     function: Callable[..., None] = getattr(compiled, f"{name}_{real}")
     function(
         *(number(value) for value in scalars.values()),
-        *(array.ctypes.data_as(ctypes.c_void_p) for array in theirs),
+        *(array.ctypes.data_as(ctypes.c_void_p) for array in expected),
     )
-    for one, other in zip(ours, theirs, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=bound, atol=bound)
-    assert any((one != array).any() for one, array in zip(ours, arrays, strict=True))
+    assert any((one != array).any() for one, array in zip(actual, arrays, strict=True))

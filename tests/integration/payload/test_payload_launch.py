@@ -52,7 +52,7 @@ def test_launcher_ranks() -> None:
 
 
 @pytest.mark.parametrize("command", ["train", *in_sweep("probe")])
-def test_world_of_one_in_a_job_of_two_fails_loudly(alone: Runner, command: str) -> None:
+def test_world_of_one_rank_in_a_job_of_two_is_refused(alone: Runner, command: str) -> None:
     answer = alone(command, SLURM_NTASKS="2", SLURM_PROCID="1", rc=3)
     assert answer.stdout == ""
     assert "SLURM_NTASKS=2" in answer.stderr
@@ -60,7 +60,7 @@ def test_world_of_one_in_a_job_of_two_fails_loudly(alone: Runner, command: str) 
     assert len(answer.stderr.splitlines()) == 1
 
 
-def test_srun_without_pmix_is_named_before_mpi_dies_of_it(alone: Runner) -> None:
+def test_srun_without_pmix_is_refused_before_mpi_starts(alone: Runner) -> None:
     srun = {
         "SLURM_JOB_ID": "1",
         "SLURM_STEP_ID": "0",
@@ -73,7 +73,7 @@ def test_srun_without_pmix_is_named_before_mpi_dies_of_it(alone: Runner) -> None
     assert alone("probe", **srun, SLURM_PROCID="1", rc=3).stderr == ""
 
 
-def test_only_open_mpi_under_srun_needs_pmi() -> None:
+def test_pmi_is_needed_by_open_mpi_under_srun_only() -> None:
     assert pmi_complaint("Open MPI v4.1.4", {"SLURM_STEP_ID": "0"}) is not None
     assert pmi_complaint("Open MPI v4.1.4", {"SLURM_STEP_ID": "0", "PMIX_RANK": "0"}) is None
     assert (
@@ -84,7 +84,7 @@ def test_only_open_mpi_under_srun_needs_pmi() -> None:
     assert pmi_complaint("MPICH Version: 4.2", {"SLURM_STEP_ID": "0"}) is None
 
 
-def test_wrong_world_under_mpirun_is_told_once(mpirun: Runner) -> None:
+def test_wrong_world_size_under_mpirun_is_reported_once(mpirun: Runner) -> None:
     answer = mpirun(2, "probe", SLURM_NTASKS="4", rc=3)
     assert answer.stderr.count("payload: error:") == 1
 
@@ -119,9 +119,11 @@ def test_memory_that_runs_out_is_one_line_and_ends_all_ranks(
         2, *line.split(), "--device", "cpu", "--out", str(tmp_path), launched=True, rc=1
     )
     assert "Traceback" not in answer.stderr
-    said = [text for text in answer.stderr.splitlines() if text.startswith("payload: error: rank ")]
-    assert 1 <= len(said) <= 2  # on both ranks, if neither was ended before
-    assert all("--micro-batch-size" in text for text in said)
+    error_lines = [
+        text for text in answer.stderr.splitlines() if text.startswith("payload: error: rank ")
+    ]
+    assert 1 <= len(error_lines) <= 2  # on both ranks, if neither was ended before
+    assert all("--micro-batch-size" in text for text in error_lines)
 
 
 def test_memory_that_runs_out_without_mpi_is_one_line(
@@ -134,8 +136,8 @@ def test_memory_that_runs_out_without_mpi_is_one_line(
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(align, "run", exhausted)
     assert main(["align", "--folder", str(tmp_path)]) == 1
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("payload: error: out of memory: ")
+    (error_lines,) = capsys.readouterr().err.splitlines()
+    assert error_lines.startswith("payload: error: out of memory: ")
 
 
 def test_freed_memory_is_used_again(program: Runner) -> None:

@@ -45,11 +45,11 @@ def _compare(
     assert list(found) == [str(case) for case in cases]
     wrong = {}
     for case in cases:
-        ours = found[str(case)]
-        theirs = reference(case.model, iterations)
+        actual = found[str(case)]
+        expected = reference(case.model, iterations)
         for figure, tolerance in (("losses", 1e-5), ("norms", 1e-4), ("evaluation", 1e-5)):
-            if ours[figure] != pytest.approx(theirs[figure], rel=tolerance):
-                wrong[str(case), figure] = (ours[figure], theirs[figure])
+            if actual[figure] != pytest.approx(expected[figure], rel=tolerance):
+                wrong[str(case), figure] = (actual[figure], expected[figure])
     assert not wrong
 
 
@@ -69,7 +69,7 @@ def test_layouts_over_the_double_of_cupy(
 @pytest.mark.sweep
 @pytest.mark.parametrize("ranks", range(1, 5))
 @pytest.mark.parametrize("model", MODELS)
-def test_all_layouts_follow_one_rank(
+def test_parallel_layouts_give_the_losses_of_one_rank(
     program: Runner, reference: Reference, model: str, ranks: int
 ) -> None:
     answer = program(ranks, "layouts.py", model, str(LONG), seconds=600)

@@ -82,7 +82,7 @@ def _libraries() -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def theirs() -> Iterator[None]:
+def importable_libraries() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HF_HUB_OFFLINE", "1")
         patched.setattr(sys, "path", [*sys.path, str(_libraries())])
@@ -177,7 +177,9 @@ def _ours(folder: Path, x: Array) -> Array:
 
 
 @pytest.mark.parametrize("model", _HF)
-def test_model_of_transformers_comes_and_goes(alone: Runner, model: str, tmp_path: Path) -> None:
+def test_transformers_model_is_imported_and_exported(
+    alone: Runner, model: str, tmp_path: Path
+) -> None:
     module = _made(model)
     flags = _flags(model, tmp_path)
     module.save_pretrained(tmp_path / "theirs")
@@ -219,7 +221,7 @@ def _resnet(model: str, side: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(("model", "side"), [("resnet18", 65), ("resnet50", 71), ("resnet18", 33)])
-def test_resnet_of_torchvision_comes_and_goes(
+def test_torchvision_resnet_is_imported_and_exported(
     alone: Runner, model: str, side: int, tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file, save_file  # noqa: PLC0415
@@ -268,7 +270,7 @@ def _write_images(folder: Path, side: int) -> None:
         (folder / f"{kind}-labels-idx1-ubyte").write_bytes(idx_file(labels))
 
 
-def test_images_are_prepared_as_here(alone: Runner, tmp_path: Path) -> None:
+def test_exported_preprocessing_equals_that_of_the_payload(alone: Runner, tmp_path: Path) -> None:
     from transformers import ViTForImageClassification, ViTImageProcessor  # noqa: PLC0415
 
     _write_images(tmp_path, 8)
@@ -325,12 +327,12 @@ def test_gpt_2s_tokens_are_transformers(tmp_path: Path) -> None:
     from transformers import GPT2TokenizerFast  # noqa: PLC0415
 
     _learned_by_theirs(tmp_path)
-    ours = load(tmp_path)
+    own_tokenizer = load(tmp_path)
     hf = GPT2TokenizerFast.from_pretrained(tmp_path)
     for text in _texts():
-        tokens = ours.encode(text.encode())
+        tokens = own_tokenizer.encode(text.encode())
         assert tokens.tolist() == hf(text)["input_ids"], text
-        assert ours.decode(tokens) == text.encode()
+        assert own_tokenizer.decode(tokens) == text.encode()
 
 
 @pytest.mark.parametrize("tokens", ["bytes", "bpe:600", "gpt2"])
@@ -351,23 +353,23 @@ def test_exported_gpt_generates_the_same_text(alone: Runner, tokens: str, tmp_pa
     )
 
     model = AutoModelForCausalLM.from_pretrained(back)
-    theirs = AutoTokenizer.from_pretrained(back)
-    ours = tokenizer_of(read_record(folder).tokenizer or {})
-    assert theirs.model_input_names == ["input_ids", "attention_mask"]
-    assert model.config.eos_token_id == theirs.eos_token_id
-    assert (theirs.eos_token_id is None) == (tokens != "gpt2")
+    hf_tokenizer = AutoTokenizer.from_pretrained(back)
+    own_tokenizer = tokenizer_of(read_record(folder).tokenizer or {})
+    assert hf_tokenizer.model_input_names == ["input_ids", "attention_mask"]
+    assert model.config.eos_token_id == hf_tokenizer.eos_token_id
+    assert (hf_tokenizer.eos_token_id is None) == (tokens != "gpt2")
     for text in _texts():
-        numbers = ours.encode(text.encode()).tolist()
-        assert theirs(text)["input_ids"] == numbers, text
-        assert theirs.decode(numbers) == text
+        numbers = own_tokenizer.encode(text.encode()).tolist()
+        assert hf_tokenizer(text)["input_ids"] == numbers, text
+        assert hf_tokenizer.decode(numbers) == text
     given = ("--model-folder", str(folder), *"--temperature 0 --tokens 40 --output json".split())
     for prompt in ("The cluster", " é中😀", "\n\n  a", "it's 12"):
         answer = json.loads(alone("sample", *given, "--prompt", prompt).stdout)
-        inputs = theirs(prompt, return_tensors="pt")
+        inputs = hf_tokenizer(prompt, return_tensors="pt")
         written = model.generate(**inputs, do_sample=False, max_new_tokens=40)[
             0, len(inputs["input_ids"][0]) :
         ]
-        assert (theirs.decode(written), len(written)) == (answer["text"], 40)
+        assert (hf_tokenizer.decode(written), len(written)) == (answer["text"], 40)
 
 
 @pytest.mark.parametrize("tokens", ["bytes", "bpe:600", "gpt2"])
@@ -390,19 +392,19 @@ def test_exported_bert_fills_masks(alone: Runner, tokens: str, tmp_path: Path) -
     )
 
     model = AutoModelForMaskedLM.from_pretrained(back)
-    theirs = AutoTokenizer.from_pretrained(back)
-    fill = FillMaskPipeline(model=model, tokenizer=theirs)
+    hf_tokenizer = AutoTokenizer.from_pretrained(back)
+    fill = FillMaskPipeline(model=model, tokenizer=hf_tokenizer)
     record = read_record(folder)
-    ours = tokenizer_of(record.tokenizer or {})
+    own_tokenizer = tokenizer_of(record.tokenizer or {})
     mask = record.input["mask"]
     for before, word, after in (("The cluster", " is", " up"), ("a (", "job", ") é中😀 ended")):
         masked = word if tokens != "bytes" else word[-1]
         start = f"{before}{word.removesuffix(masked)}"
         end = after
         blank = " " if masked[0] == " " else ""
-        numbers = [*ours.encode(start.encode()), mask, *ours.encode(end.encode())]
-        given = f"{start}{blank}{theirs.mask_token}{end}"
-        assert theirs(given)["input_ids"] == numbers
+        numbers = [*own_tokenizer.encode(start.encode()), mask, *own_tokenizer.encode(end.encode())]
+        given = f"{start}{blank}{hf_tokenizer.mask_token}{end}"
+        assert hf_tokenizer(given)["input_ids"] == numbers
         logits = _ours(folder, np.array([numbers]))[0, numbers.index(mask)]
         best = int(logits.argmax())
         scores = np.exp(logits - logits.max())

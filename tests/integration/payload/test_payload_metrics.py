@@ -25,7 +25,7 @@ def out(mpirun: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_iteration_says_how_fast_it_was(out: Path) -> None:
+def test_iteration_records_have_their_speed(out: Path) -> None:
     run, result = records(out, "run", "result")
     assert run["peak_tflops"] == [0.5, 0.5]
     assert run["peak_source"] == "--peak-tflops"
@@ -70,7 +70,7 @@ def test_every_iteration_says_how_fast_it_was(out: Path) -> None:
         ),
     ],
 )
-def test_what_a_compressor_sends_counts_once(
+def test_sent_bytes_of_a_compressor_count_once(
     mpirun: Runner, tmp_path: Path, compressor: str, nbytes: int
 ) -> None:
     flags = (
@@ -150,7 +150,7 @@ def test_timeline_shows_what_each_rank_did(out: Path) -> None:
         assert {span["args"]["micro_batch"] for span in spans if span["cat"] == "forward"} == {0}
 
 
-def test_timeline_that_stays_empty_says_so(alone: Runner, tmp_path: Path) -> None:
+def test_timeline_without_events_is_noted(alone: Runner, tmp_path: Path) -> None:
     for iterations, noted in (("1", True), ("2", False)):
         answer = alone("train", "--profile", "--iterations", iterations, "--out", str(tmp_path))
         assert ("--profile: trace.json will" in answer.stdout) is noted

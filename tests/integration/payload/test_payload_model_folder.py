@@ -26,7 +26,7 @@ from tests.support.messages import refused
 from tests.support.payload import assert_one_error, records
 from tests.unit.payload.test_payload_model_folder import (
     _left,
-    left_fixture,  # noqa: F401
+    trained_folder_fixture,  # noqa: F401
 )
 
 
@@ -66,15 +66,15 @@ def test_run_leaves_the_best_weights_and_the_last(alone: Runner, tmp_path: Path)
     assert record.files["best"].iteration == best["step"]
     assert record.files["final"].iteration == max(evaluations) > best["step"]
     for facts in record.files.values():
-        told = evaluations[facts.iteration]
-        assert facts.metrics == {"loss": told["loss"], "accuracy": told["accuracy"]}
+        evaluation = evaluations[facts.iteration]
+        assert facts.metrics == {"loss": evaluation["loss"], "accuracy": evaluation["accuracy"]}
     assert record.input["shape"] == [8, 8, 1]
     names = sorted(path.name for path in (tmp_path / "model").iterdir())
     assert names == ["best.safetensors", "final.safetensors", "model.json"]
 
 
 @pytest.fixture(scope="module")
-def ran(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def train_output(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two epochs, of 23 iterations each, with checkpoints after 20, 40 and 46."""
     out = tmp_path_factory.mktemp("ran")
     flags = (
@@ -93,8 +93,10 @@ def ran(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_what_cannot_be_exported_is_refused(alone: Runner, ran: Path, tmp_path: Path) -> None:
-    last = str(ran / "checkpoints" / "iteration-00000046")
+def test_export_of_an_unsupported_model_is_refused(
+    alone: Runner, train_output: Path, tmp_path: Path
+) -> None:
+    last = str(train_output / "checkpoints" / "iteration-00000046")
     for source, code, value in (
         ((), "options-exclusive", "--model-folder or --checkpoint"),
         (("--model-folder", str(tmp_path)), "not-a-model-folder", "model.json"),
@@ -105,8 +107,8 @@ def test_what_cannot_be_exported_is_refused(alone: Runner, ran: Path, tmp_path: 
         assert_one_error(answer.stderr, code, value)
 
 
-def test_export_overwrites_nothing_unless_it_is_told_to(
-    ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_export_overwrites_nothing_by_default(
+    train_output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is said before the model is read."""
     argv = ["export", "--model-folder", str(tmp_path / "nowhere"), "--to"]
@@ -129,19 +131,21 @@ def test_export_overwrites_nothing_unless_it_is_told_to(
         == (tmp_path / "hf" / "config.json").read_text()
         == "precious"
     )
-    argv[2] = str(ran / "model")
+    argv[2] = str(train_output / "model")
     assert main([*argv, str(tmp_path / "file"), "--force"]) == 0
-    assert (tmp_path / "file").read_bytes() == (ran / "model" / "best.safetensors").read_bytes()
+    assert (tmp_path / "file").read_bytes() == (
+        train_output / "model" / "best.safetensors"
+    ).read_bytes()
 
 
-def test_run_that_goes_on_elsewhere_keeps_the_best_weights(
-    alone: Runner, ran: Path, tmp_path: Path
+def test_run_continued_in_another_folder_keeps_the_best_weights(
+    alone: Runner, train_output: Path, tmp_path: Path
 ) -> None:
     """Those of the first epoch, in the checkpoint; the second is made worse, by its learning
     rate.
     """
-    checkpoint = ran / "checkpoints" / "iteration-00000040"
-    best = read_record(ran / "model").files["best"]
+    checkpoint = train_output / "checkpoints" / "iteration-00000040"
+    best = read_record(train_output / "model").files["best"]
     flags = ("--model", "cnn", "--epochs", "2", "--lr", "3", "--out", str(tmp_path))
     alone("train", *flags, "--resume", str(checkpoint))
     files = read_record(tmp_path / "model").files
@@ -155,10 +159,10 @@ def test_run_that_goes_on_elsewhere_keeps_the_best_weights(
     )
 
 
-def test_full_disk_is_one_line_and_leaves_the_old_model(left: Path) -> None:
+def test_export_on_a_full_disk_is_one_line_and_keeps_the_old_model(trained_folder: Path) -> None:
     with small_disk() as disk:
         folder = disk.path / "model"
-        shutil.copytree(left, folder)
+        shutil.copytree(trained_folder, folder)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         disk.fill(but=4096)
         with refused(

@@ -49,7 +49,7 @@ def test_torn_zip_file_is_hashed_by_its_bytes(folder: Path) -> None:
     assert observe.hash_of(str(path)) not in {whole, ""}
 
 
-def test_look_has_steps_events_and_whole_checkpoints(
+def test_observe_reports_steps_events_and_complete_checkpoints(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observe, "LOOK_S", 2 * observe.STEP_S)

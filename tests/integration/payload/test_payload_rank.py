@@ -62,7 +62,7 @@ def folder(tmp_path: Path, nap: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ran(folder: Path, text: str, *before: str) -> subprocess.CompletedProcess[str]:
+def run_program(folder: Path, text: str, *before: str) -> subprocess.CompletedProcess[str]:
     """A program's end; ``before``: what stands before its name."""
     path = folder / "program.py"
     path.write_text(text)
@@ -97,10 +97,10 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_runs_as_by_python_alone(folder, name):
+def test_rank_wrapper_runs_a_program_as_python_does(folder, name):
     text = PROGRAMS[name]
-    plain = ran(folder, text, sys.executable)
-    ranked = ran(folder, text, sys.executable, RANK)
+    plain = run_program(folder, text, sys.executable)
+    ranked = run_program(folder, text, sys.executable, RANK)
     assert (ranked.returncode, ranked.stdout, ranked.stderr) == (
         plain.returncode,
         plain.stdout,
@@ -115,7 +115,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("module", ["pkg", "pkg.sub", "pkg.nope", "nope"])
-def test_module_runs_as_by_python_alone(folder, module):
+def test_rank_wrapper_runs_a_module_as_python_does(folder, module):
     package = folder / "pkg"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -137,8 +137,8 @@ def test_module_runs_as_by_python_alone(folder, module):
 @pytest.mark.parametrize(
     "waits", ["world.Barrier()", *in_sweep("world.recv(source=1)", "time.sleep(600)")]
 )
-def test_error_of_one_rank_ends_the_others(folder, waits):
-    done = ran(folder, RANKS + FAILS + waits, *MPIRUN, sys.executable, RANK)
+def test_error_of_a_rank_ends_the_others(folder, waits):
+    done = run_program(folder, RANKS + FAILS + waits, *MPIRUN, sys.executable, RANK)
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     assert "RuntimeError: it broke\n" in done.stderr
@@ -146,14 +146,14 @@ def test_error_of_one_rank_ends_the_others(folder, waits):
 
 
 @pytest.mark.parametrize("hook", ["1 / 0", *in_sweep("sys.exit(3)")])
-def test_so_does_one_whose_hook_for_errors_fails(folder, hook):
+def test_error_with_a_failing_excepthook_ends_the_other_ranks(folder, hook):
     text = f"{RANKS}sys.excepthook = lambda *_: {hook}\n{FAILS}world.Barrier()\n"
-    assert ran(folder, text, *MPIRUN, sys.executable, RANK).returncode != 0
+    assert run_program(folder, text, *MPIRUN, sys.executable, RANK).returncode != 0
 
 
 def test_rank_that_leaves_with_a_status_ends_the_others(folder):
     text = f"{RANKS}if world.rank == 1: sys.exit(3)\nworld.Barrier()\n"
-    assert ran(folder, text, *MPIRUN, sys.executable, RANK).returncode == 3
+    assert run_program(folder, text, *MPIRUN, sys.executable, RANK).returncode == 3
 
 
 @pytest.mark.parametrize(("version", "times"), [("v4.1.4", 0), ("v5.0.7", 1)])
@@ -164,14 +164,14 @@ def test_rank_says_that_it_aborts_where_open_mpi_does_not(folder, version, times
     text = (
         f"{RANKS}MPI.Get_library_version = lambda: 'Open MPI {version}'\n{FAILS}world.Barrier()\n"
     )
-    done = ran(folder, text, *MPIRUN, "--tag-output", sys.executable, RANK)
+    done = run_program(folder, text, *MPIRUN, "--tag-output", sys.executable, RANK)
     assert done.stderr.count("<stderr>:MPI_ABORT was invoked on rank 1 in") == times, done.stderr
 
 
 @pytest.mark.parametrize("status", [7, *in_sweep(75)])
 def test_ranks_that_all_leave_with_a_status_wait_for_each_other(folder, status):
     text = f"{RANKS}time.sleep(1 - world.rank)\nprint('rank', world.rank)\nsys.exit({status})\n"
-    done = ran(folder, text, *MPIRUN, sys.executable, RANK)
+    done = run_program(folder, text, *MPIRUN, sys.executable, RANK)
     assert done.returncode == status
     assert sorted(done.stdout.split()) == ["0", "1", "rank", "rank"]
     assert "MPI_ABORT" not in done.stderr

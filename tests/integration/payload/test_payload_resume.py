@@ -193,7 +193,7 @@ def test_stopped_and_killed_run_ends_with_the_same_weights(
     assert outcome(tmp_path) == undisturbed("zero")
 
 
-def test_every_layout_loads_what_every_other_saved(program: Runner, tmp_path: Path) -> None:
+def test_resume_in_any_layout_from_any_other(program: Runner, tmp_path: Path) -> None:
     program(4, "elastic.py", str(tmp_path))
 
 

@@ -8,7 +8,7 @@ from tests.integration.payload.conftest import Runner
 from tests.unit.payload.test_payload_sources import _TEXT, _write
 
 
-def test_ranks_make_their_own_shares_of_the_same_batches(program: Runner, tmp_path: Path) -> None:
+def test_ranks_read_their_shares_of_the_same_batches(program: Runner, tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_bytes(_TEXT)
     program(4, "feeds.py", str(file))

@@ -58,14 +58,14 @@ def test_signal_before_the_first_iteration_stops_after_that(tmp_path: Path) -> N
     assert [record["step"] for record in records(tmp_path, "iteration", "checkpoint")] == [1, 1]
 
 
-def test_signals_while_it_leaves_change_nothing(tmp_path: Path) -> None:
+def test_signals_during_exit_change_nothing(tmp_path: Path) -> None:
     with started(tmp_path) as (process, stdout, _):
         next(line for line in stdout if line.startswith("epoch"))
         process.send_signal(signal.SIGUSR1)
-        said = next(line for line in stdout if not line.startswith("epoch"))
+        line = next(line for line in stdout if not line.startswith("epoch"))
         while process.poll() is None:  # as srun does to the ranks that leave after the first
             process.send_signal(signal.SIGTERM)
-    assert said.startswith("stopped by a signal; saved ")
+    assert line.startswith("stopped by a signal; saved ")
     assert process.returncode == 75
     there = (tmp_path / "checkpoints").iterdir()
     assert sorted(path.name.split("-")[0] for path in there) == [".lock", "iteration"]
@@ -76,9 +76,9 @@ def test_run_without_checkpoints_leaves_its_model(tmp_path: Path) -> None:
     with started(tmp_path, "--global-batch-size", "2", "--hidden", "8") as (process, stdout, _):
         next(line for line in stdout if line.startswith("epoch   1 "))
         process.send_signal(signal.SIGTERM)
-        said = next(line for line in stdout if not line.startswith("epoch"))
+        line = next(line for line in stdout if not line.startswith("epoch"))
         assert process.wait(timeout=60) == 143
-    iteration = int(said.removeprefix("stopped by a signal; saved after iteration "))
+    iteration = int(line.removeprefix("stopped by a signal; saved after iteration "))
     files = read_record(tmp_path / "model").files
     assert (files["final"].iteration, files["final"].metrics) == (iteration, None)
     assert files["best"].iteration in range(719, iteration, 719)  # the end of an epoch
@@ -256,8 +256,10 @@ ADA = {"SLURM_JOB_ID": "7", "CLUSTERCTL_SUBMITTED_WITH": "--cluster=c --time 1h 
 def test_stopped_run_names_the_command_that_continues_it(
     words: str, env: dict[str, str], command: str
 ) -> None:
-    told = command.format(submit="clusterctl submit train --cluster=c --time 1h --note 'a b'")
-    assert command_to_resume(["train", *words.split()], env) == told
+    command_line = command.format(
+        submit="clusterctl submit train --cluster=c --time 1h --note 'a b'"
+    )
+    assert command_to_resume(["train", *words.split()], env) == command_line
 
 
 def test_stopped_run_names_the_variables_without_a_value() -> None:
@@ -268,9 +270,9 @@ def test_stopped_run_names_the_variables_without_a_value() -> None:
 
 def test_auto_without_a_checkpoint_says_so_before_training(alone: Runner, tmp_path: Path) -> None:
     out = ("--iterations", "1", "--save-interval", "1", "--out", str(tmp_path))
-    told = [alone("train", *out, "--resume", "auto").stdout for _ in range(2)]
+    command_line = [alone("train", *out, "--resume", "auto").stdout for _ in range(2)]
     note = f"--resume auto: no checkpoint in {tmp_path}/checkpoints, so training starts from zero\n"
-    assert [text.find(note) in range(text.find("epoch")) for text in told] == [True, False]
+    assert [text.find(note) in range(text.find("epoch")) for text in command_line] == [True, False]
 
 
 def test_evaluation_that_ended_is_not_repeated(job: Job) -> None:
@@ -287,7 +289,7 @@ def test_complete_run_that_resumes_keeps_its_evaluation(job: Job) -> None:
     assert read_record(job.out / "model") == before
 
 
-def test_evaluations_cost_what_the_user_allows(job: Job) -> None:
+def test_evaluations_use_the_set_number_of_samples(job: Job) -> None:
     """Of 359 samples, 5 spread over all: an accuracy in fifths."""
     assert job.train(0, "--eval-samples", "5", "--eval-interval", "5").returncode == 0
     evaluations = records(job.out, "evaluation")
@@ -295,7 +297,7 @@ def test_evaluations_cost_what_the_user_allows(job: Job) -> None:
     assert all((line["accuracy"] * 5).is_integer() for line in evaluations)
 
 
-def test_other_samples_in_evaluations_are_refused_on_resume(job: Job) -> None:
+def test_resume_with_other_evaluation_samples_is_refused(job: Job) -> None:
     """The best weights are those of the lowest loss, which must be of the same samples."""
     flags = ("--iterations", "4", "--save-interval", "4")
     assert job.train(0, *flags).returncode == 0
@@ -334,7 +336,7 @@ def test_signal_in_another_runs_evaluation_leaves_a_checkpoint(
     assert outcome(job.out) == (later, model)
 
 
-def test_each_sample_of_a_short_text_is_evaluated(alone: Runner, tmp_path: Path) -> None:
+def test_evaluation_covers_each_sample_of_a_short_text(alone: Runner, tmp_path: Path) -> None:
     """A sample of two tokens has a masked token, although 15 % of the tokens are masked."""
     model = (
         "--model",
@@ -362,15 +364,15 @@ def test_signals_at_random_moments_lose_nothing(
     expected, calls = undisturbed(ranks, *flags)
     dice = random.Random(f"{SEED} {ranks} {number}")  # noqa: S311
     done = [0]
-    told = f"SWEEP_SEED={SEED}"
+    command_line = f"SWEEP_SEED={SEED}"
     while True:
         moment = str(dice.randrange(1, calls))
         where = (dice.choice(["SIGTERM", "SIGUSR1"]), str(dice.randrange(ranks)), "any", moment)
-        told += f": {' '.join(where)}"
+        command_line += f": {' '.join(where)}"
         answer = job.train(ranks, *flags, signalled=() if done[2:] else where)
-        assert answer.returncode in (0, 75), told + answer.stderr
+        assert answer.returncode in (0, 75), command_line + answer.stderr
         if answer.returncode == 0:
             break
         done.append(job.saved())
-    assert [record["done"] for record in records(job.out, "run")] == done, told
-    assert outcome(job.out) == expected, told
+    assert [record["done"] for record in records(job.out, "run")] == done, command_line
+    assert outcome(job.out) == expected, command_line

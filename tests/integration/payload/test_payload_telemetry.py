@@ -21,7 +21,7 @@ from tests.support.payload import assert_one_error
 from tests.support.processes import eventually, suspend
 
 
-def test_folder_that_cannot_be_made_is_one_line(alone: Runner) -> None:
+def test_telemetry_with_an_uncreatable_folder_is_one_line(alone: Runner) -> None:
     answer = alone("telemetry", "--out", "/proc/nowhere", rc=2)
     assert_one_error(answer.stderr, "file-unwritable", "/proc/nowhere")
 
@@ -65,7 +65,7 @@ def _watch(
     return process.returncode, records, stderr
 
 
-def test_job_that_runs_again_goes_on_with_its_file(
+def test_telemetry_of_a_restarted_job_appends_to_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first, _ = _watch(tmp_path, signal.SIGTERM)
@@ -78,7 +78,7 @@ def test_job_that_runs_again_goes_on_with_its_file(
     assert first[0] not in anew
 
 
-def test_telemetry_in_a_job_goes_on_after_sigint(tmp_path: Path) -> None:
+def test_telemetry_in_a_job_ignores_sigint(tmp_path: Path) -> None:
     assert _watch(tmp_path, signal.SIGTERM, ignored=True)[0] == 0
 
 
@@ -87,7 +87,7 @@ def test_telemetry_that_was_suspended_continues(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_it_samples_this_node_until_told_to_stop(tmp_path: Path, stop: signal.Signals) -> None:
+def test_telemetry_samples_the_node_until_stopped(tmp_path: Path, stop: signal.Signals) -> None:
     code, (first, *samples), stderr = _watch(tmp_path / "telemetry", stop)
     assert (code, stderr) == (0, "")
     assert (first["kind"], first["host"]) == ("host", _HOST)
@@ -116,10 +116,10 @@ def test_container_has_the_memory_that_slurm_gives(
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     machine = Memory().total_mib()
-    told = []
+    samples = []
     for name in ("t-1", "t-2"):
         monkeypatch.setenv("SLURMD_NODENAME", name)
-        told += [
+        samples += [
             _host(Memory(), Gpus(), is_container=is_container) for is_container in (True, False)
         ]
-    assert [one["memory_total_mib"] for one in told] == [700, machine, machine, machine]
+    assert [one["memory_total_mib"] for one in samples] == [700, machine, machine, machine]

@@ -40,14 +40,16 @@ def one_rank(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(4, "--pp 2 --zero 1 --micro-batch-size 7", marks=pytest.mark.sweep),
     ],
 )
-def test_losses_are_those_of_one_rank(
+def test_training_on_several_ranks_has_the_losses_of_one(
     mpirun: Runner, one_rank: Path, tmp_path: Path, ranks: int, layout: str
 ) -> None:
     mpirun(ranks, "train", *_SMALL, *layout.split(), "--out", str(tmp_path))
     assert _losses(tmp_path) == pytest.approx(_losses(one_rank), abs=1e-6, rel=0)
     assert len(_losses(tmp_path)) == 2 * 29
-    ours, theirs = (records(out, "evaluation") for out in (tmp_path, one_rank))
-    assert [record["accuracy"] for record in ours] == [record["accuracy"] for record in theirs]
+    several_ranks, single_rank = (records(out, "evaluation") for out in (tmp_path, one_rank))
+    assert [record["accuracy"] for record in several_ranks] == [
+        record["accuracy"] for record in single_rank
+    ]
 
 
 def test_transformer_over_tensor_and_pipeline_parallel_ranks(
@@ -64,11 +66,13 @@ def test_transformer_over_tensor_and_pipeline_parallel_ranks(
     assert "idle 17% of" in answer.stdout
     alone(*arguments, "--out", str(tmp_path / "1"))
     assert _losses(tmp_path / "4") == pytest.approx(_losses(tmp_path / "1"), rel=1e-5)
-    ours, theirs = (records(tmp_path / n, "evaluation")[-1]["loss"] for n in "41")
-    assert ours == pytest.approx(theirs, rel=1e-5)
+    several_ranks, single_rank = (records(tmp_path / n, "evaluation")[-1]["loss"] for n in "41")
+    assert several_ranks == pytest.approx(single_rank, rel=1e-5)
 
 
-def test_more_ranks_than_samples_in_a_batch(mpirun: Runner, alone: Runner, tmp_path: Path) -> None:
+def test_training_with_more_ranks_than_samples_in_a_batch(
+    mpirun: Runner, alone: Runner, tmp_path: Path
+) -> None:
     arguments = "train --global-batch-size 2 --iterations 5 --lr 0.01 --precision fp64".split()
     mpirun(3, *arguments, "--out", str(tmp_path / "3"))
     alone(*arguments, "--out", str(tmp_path / "1"))
@@ -94,7 +98,7 @@ def test_defaults_learn_the_digits(mpirun: Runner, tmp_path: Path) -> None:
     assert len(first) == 64
 
 
-def test_file_tells_the_run_in_order(one_rank: Path) -> None:
+def test_metrics_file_has_the_records_in_order(one_rank: Path) -> None:
     lines = records(one_rank)
     kinds = [line["kind"] for line in lines]
     assert kinds == [
@@ -116,7 +120,7 @@ def test_file_tells_the_run_in_order(one_rank: Path) -> None:
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
 
 
-def test_run_repeats_itself_and_a_seed_changes_it(
+def test_training_is_reproducible_by_its_seed(
     alone: Runner, one_rank: Path, tmp_path: Path
 ) -> None:
     def hashes(seed: str) -> list[str]:
@@ -147,7 +151,7 @@ def test_lines_of_an_eval_interval_have_the_iteration(alone: Runner, tmp_path: P
         ("--compress", "topk", "--compress-ratio", "0.1", "--comm", "hierarchical"),
     ],
 )
-def test_other_ways_to_talk_learn_the_same(
+def test_training_learns_with_each_way_to_communicate(
     mpirun: Runner, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     mpirun(2, "train", "--epochs", "3", *flags, "--out", str(tmp_path))
@@ -161,11 +165,13 @@ def test_other_ways_to_talk_learn_the_same(
         ("--out", "/proc/nowhere", "file-unwritable"),
     ],
 )
-def test_what_cannot_be_had_is_one_line(alone: Runner, flag: str, value: str, code: str) -> None:
+def test_training_on_missing_hardware_or_data_is_refused_in_one_line(
+    alone: Runner, flag: str, value: str, code: str
+) -> None:
     assert_one_error(alone("train", flag, value, rc=2).stderr, code, flag, value)
 
 
-def test_gpu_that_is_not_there_is_one_line(alone: Runner) -> None:
+def test_training_on_a_missing_gpu_is_refused_in_one_line(alone: Runner) -> None:
     answer = alone("train", "--device", "gpu", CUDA_VISIBLE_DEVICES="", rc=2)
     assert_one_error(answer.stderr, "no-gpu", "--device gpu")
 
@@ -196,12 +202,14 @@ def test_layout_that_cannot_be_is_refused(
     assert_one_error(answer.stderr, code, *values)
 
 
-def test_what_only_rank_0_cannot_do_stops_all(mpirun: Runner) -> None:
+def test_error_of_rank_0_stops_all_ranks(mpirun: Runner) -> None:
     answer = mpirun(2, "train", "--out", "/proc/nowhere", rc=2)
     assert_one_error(answer.stderr, "file-unwritable", "rank 0 on ")
 
 
-def test_half_precision_on_two_ranks(mpirun: Runner, tmp_path: Path, real_device: Device) -> None:
+def test_training_in_half_precision_on_two_ranks(
+    mpirun: Runner, tmp_path: Path, real_device: Device
+) -> None:
     layout = "--precision fp16 --zero 2 --epochs 4"
     layout += " --offload-optimizer" if real_device.gpu else ""
     answer = mpirun(2, "train", *layout.split(), "--out", str(tmp_path))

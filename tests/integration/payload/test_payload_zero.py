@@ -9,7 +9,7 @@ from tests.support.sweeps import in_sweep
 
 
 @pytest.mark.parametrize("ranks", [3, *in_sweep(1, 2)])
-def test_all_stages_take_the_steps_of_one_rank(program: Runner, ranks: int) -> None:
+def test_zero_stages_take_the_steps_of_one_rank(program: Runner, ranks: int) -> None:
     program(ranks, "zero.py")
 
 

@@ -51,7 +51,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", DATA)
-def test_wheel_carries_a_data_folder_whole(wheel: list[str], folder: str) -> None:
+def test_wheel_contains_whole_data_folders(wheel: list[str], folder: str) -> None:
     inside = {
         name.removeprefix("clusterctl/_assets/")
         for name in wheel
@@ -60,7 +60,7 @@ def test_wheel_carries_a_data_folder_whole(wheel: list[str], folder: str) -> Non
     assert {name for name in inside if name.startswith(f"{folder}/")} == tracked(folder)
 
 
-def test_wheel_carries_the_package_and_no_other_name(wheel: list[str]) -> None:
+def test_wheel_contains_only_the_package(wheel: list[str]) -> None:
     assert tracked("clusterctl") <= set(wheel)
     top_level = {name.partition("/")[0] for name in wheel}
     assert {name for name in top_level if not name.endswith(".dist-info")} == {"clusterctl"}

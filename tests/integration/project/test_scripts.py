@@ -77,23 +77,23 @@ def demo(tmp_path: Path) -> Demo:
     return Demo(tmp_path)
 
 
-def test_demo_ends_with_what_was_reached(demo: Demo) -> None:
+def test_demo_prints_its_results_at_the_end(demo: Demo) -> None:
     done = demo.run()
     assert done.returncode == 0, done.stderr
     submit = "submit train --nodes 2 --follow"
     predict = "submit predict --run demo-1-train --local -- digits.csv"
     assert demo.calls == ["up", submit, "collect", "down --yes", predict]
     run = demo.root / ".clusterctl" / "demo" / "runs" / "demo-1-train"
-    told = done.stdout.partition("What clusterctl up said")[2]
+    last_part = done.stdout.partition("What clusterctl up said")[2]
     assert all(
-        part in told
+        part in last_part
         for part in ("provision  12.0 s", f"run            {run}", "test accuracy  0.9700")
     )
     assert f"$ clusterctl {submit}" in done.stdout
 
 
 @pytest.mark.parametrize("failing", ["up", "submit", "collect", "down"])
-def test_demo_that_fails_anywhere_takes_the_cluster_down(demo: Demo, failing: str) -> None:
+def test_demo_that_fails_at_any_step_removes_the_cluster(demo: Demo, failing: str) -> None:
     done = demo.run(failing=failing)
     assert done.returncode == 1
     assert demo.calls[-1] == ("down --yes --discard" if failing == "down" else "down --yes")
@@ -110,13 +110,13 @@ def test_demo_that_learned_nothing_fails(demo: Demo, accuracy: float | None, why
     assert demo.calls[-1] == "down --yes"
 
 
-def test_second_demo_tells_its_own_run_from_the_first_one_s(demo: Demo) -> None:
+def test_second_demo_reports_its_own_run(demo: Demo) -> None:
     assert demo.run().returncode == 0
     done = demo.run(accuracy=None)
     assert done.returncode == 1, done.stdout
 
 
-def test_bootstrap_refuses_what_it_doesn_t_know() -> None:
+def test_bootstrap_refuses_unknown_arguments() -> None:
     argv = [str(ROOT / "scripts" / "bootstrap"), "--what"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1

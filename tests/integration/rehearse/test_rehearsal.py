@@ -29,14 +29,14 @@ def test_rehearsed_job_restarts_and_ends_hangs() -> None:
 @pytest.mark.parametrize(
     "text", ["job: job.sh\nvariants: {a: {nodes: 1}, b: {nodes: 2}}\n", "job: job.sh\narray: 0-3\n"]
 )
-def test_several_jobs_are_refused(text: str, tmp_path: Path) -> None:
+def test_rehearse_of_several_jobs_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
     (tmp_path / "jobs.yaml").write_text(text)
     with refused("rehearsal-of-one-job", UsageError):
         job_to_rehearse(str(tmp_path / "jobs.yaml"), {})
 
 
-def test_only_local_clusters_are_broken(session: Session) -> None:
+def test_rehearse_on_a_cluster_that_is_not_local_is_refused(session: Session) -> None:
     reject_other_clusters(session)
     other: Any = SimpleNamespace(spec=SimpleNamespace(provider=PROVIDERS["gcp"]))
     with refused("rehearsal-not-local", UsageError):
@@ -52,7 +52,7 @@ def rehearsal(*verdicts: Verdict) -> Rehearsal:
     return Rehearsal(name="train", undisturbed=job, trials=trials, mtbf_s=1)
 
 
-def test_every_fault_that_is_not_survived_is_a_failure() -> None:
+def test_rehearse_has_a_failure_for_each_fault_not_survived() -> None:
     rehearsal(Verdict.SURVIVES).raise_unless_survived()
     with refused("not-survived", RehearsalError) as caught:
         rehearsal(Verdict.SURVIVES, Verdict.HANGS, Verdict.LOST).raise_unless_survived()

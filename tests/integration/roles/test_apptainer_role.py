@@ -1,6 +1,4 @@
-"""The role apptainer: one that is there is left as it is, and nothing is installed that is not
-upstream's.
-"""
+"""The role apptainer keeps an installed Apptainer, and verifies the upstream package."""
 
 from __future__ import annotations
 
@@ -12,10 +10,10 @@ from tests.support.messages import refused
 from tests.support.plays import role_data, run_tasks
 
 
-def test_an_apptainer_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    own = tmp_path / "apptainer"
-    own.touch()
-    done = run_tasks(tmp_path, "apptainer", "install", apptainer_program=str(own))
+def test_apptainer_role_keeps_an_installed_apptainer(tmp_path: Path) -> None:
+    program = tmp_path / "apptainer"
+    program.touch()
+    done = run_tasks(tmp_path, "apptainer", "install", apptainer_program=str(program))
     assert done.returncode == 0, done.stdout
     assert "changed=0" in done.stdout
     assert "included:" not in done.stdout.partition("PLAY RECAP")[0].replace(
@@ -23,7 +21,7 @@ def test_an_apptainer_that_is_there_is_left_alone(tmp_path: Path) -> None:
     )
 
 
-def test_a_package_with_another_checksum_reaches_no_host(tmp_path: Path) -> None:
+def test_apptainer_role_refuses_a_package_with_a_wrong_checksum(tmp_path: Path) -> None:
     data = role_data("apptainer", "vars/Debian.yml")
     assert len(data["apptainer_sha256"]) == 64
     deb = tmp_path / "upstream.deb"
@@ -37,7 +35,7 @@ def test_a_package_with_another_checksum_reaches_no_host(tmp_path: Path) -> None
     assert not list(fetched.iterdir())
 
 
-def test_local_nodes_get_none() -> None:
+def test_apptainer_is_refused_on_local_nodes() -> None:
     text = (
         "version: 1\n"
         "name: demo\n"

@@ -1,4 +1,4 @@
-"""The role common: a host's name in the hosts file."""
+"""The role common: the name of a host in /etc/hosts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ BLOCK = "# BEGIN hosts of this cluster (clusterctl)\n10.0.0.2 node\n10.0.0.3 oth
 
 
 @pytest.mark.parametrize("is_users", [True, False], ids=["own machine", "local node"])
-def test_second_line_of_a_local_nodes_name_is_removed(tmp_path: Path, is_users: bool) -> None:
+def test_common_role_removes_the_second_hosts_line_of_a_node(
+    tmp_path: Path, is_users: bool
+) -> None:
     file = tmp_path / "hosts"
     first = "127.0.0.1 localhost\n"
-    theirs = "10.0.0.3 other\n10.0.0.20 node\n"
-    file.write_text(f"{first}10.0.0.2 node\n{theirs}{BLOCK}")
+    other_lines = "10.0.0.3 other\n10.0.0.20 node\n"
+    file.write_text(f"{first}10.0.0.2 node\n{other_lines}{BLOCK}")
     tasks = read_table(data_folder("ansible") / "roles/common/tasks/configure.yml", list)
     (task,) = (task for task in tasks if "ansible.builtin.replace" in task)
     task["ansible.builtin.replace"]["path"] = str(file)
@@ -26,5 +28,6 @@ def test_second_line_of_a_local_nodes_name_is_removed(tmp_path: Path, is_users: 
     known = {"common_hosts": HOSTS, "clusterctl_keeps": is_users}
     assert run_play(tmp_path, play, ("ctl", "node"), known=known).returncode == 0
     assert (
-        file.read_text() == f"{first}{'10.0.0.2 node' + chr(10) if is_users else ''}{theirs}{BLOCK}"
+        file.read_text()
+        == f"{first}{'10.0.0.2 node' + chr(10) if is_users else ''}{other_lines}{BLOCK}"
     )

@@ -1,4 +1,4 @@
-"""The role cuda: which packages it would install on which host, and what of the spec reaches it."""
+"""The role cuda: the packages that it installs on each kind of host, and its spec settings."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ HEADERS = ["kernel-devel-matched", "kernel-headers"]
 
 
 class Case(NamedTuple):
-    """A host: its release, what is on it, and what is asked for; then what it gets."""
+    """A host, its packages and its spec, and the packages that the role installs there."""
 
     release: str
     found: dict[str, Any]
@@ -158,9 +158,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def would_install(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What each host's package manager is asked for one after the other, in check mode; no
-    repository is.
-    """
+    """Return host -> packages that check mode would install, without a repository."""
     folder = tmp_path_factory.mktemp("cuda")
     play = {
         "hosts": "all",
@@ -203,22 +201,24 @@ def variables(case: Case) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_host_gets_what_it_lacks(would_install: dict[str, list[str]], name: str) -> None:
+def test_cuda_role_installs_only_missing_packages(
+    would_install: dict[str, list[str]], name: str
+) -> None:
     assert sorted(would_install[name]) == sorted(CASES[name].names)
 
 
-def test_fabric_manager_is_installed_in_the_drivers_version(
+def test_cuda_role_installs_fabric_manager_of_the_driver_version(
     would_install: dict[str, list[str]],
 ) -> None:
     assert would_install[NEW_FABRIC][-1] == f"nvidia-fabricmanager-{NEW}"
 
 
 @pytest.mark.parametrize("name", ["another CUDA", "that of CuPy"])
-def test_nccl_is_no_other_package_that_begins_so(
+def test_cuda_role_pattern_of_nccl_matches_nccl_only(
     would_install: dict[str, list[str]], name: str
 ) -> None:
     """dnf and apt match a pattern against names and versions, as a shell would."""
-    (pattern,) = (one for one in would_install[name] if one.startswith("libnccl"))
+    (pattern,) = (package for package in would_install[name] if package.startswith("libnccl"))
     named, equals, version = pattern.partition("=")
     cuda = "cuda13.0" if name == "another CUDA" else "cuda12.9"
     built = {f"libnccl{more}" for more in ("", "-devel", "-static", "2", "-dev")}
@@ -230,7 +230,7 @@ def test_nccl_is_no_other_package_that_begins_so(
 
 
 def played(tmp_path: Path, *tasks: dict[str, Any]) -> str:
-    """What Ansible says as it plays these tasks."""
+    """Run these tasks. Return Ansible's output."""
     play = {"hosts": "compute", "gather_facts": False, "tasks": [*tasks]}
     done = run_play(tmp_path, play, ("ctl", "node"), known={})
     assert done.returncode == 0, done.stdout
@@ -238,9 +238,9 @@ def played(tmp_path: Path, *tasks: dict[str, Any]) -> str:
 
 
 def test_repository_of_nvidia_is_recorded_for_each_distribution() -> None:
-    assert sorted(SOURCES) == sorted(RELEASES) == sorted(one.release for one in releases())
+    assert sorted(SOURCES) == sorted(RELEASES) == sorted(release.release for release in releases())
     oldest = {release: row.get("oldest_cuda", 0) for release, row in SOURCES.items()}
-    assert oldest == {one.release: one.oldest_cuda for one in releases()}
+    assert oldest == {release.release: release.oldest_cuda for release in releases()}
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -255,8 +255,8 @@ def test_packages_come_from_nvidias_repository_or_a_mirror(tmp_path: Path, relea
         {"set_fact": {"ansible_facts": RELEASES[release], "clusterctl_release": release}},
         {"include_role": {"name": "cuda", "tasks_from": "cards"}, "vars": {"cuda_found": found}},
         *(
-            {"debug": {"msg": message}, "vars": {"repositories_mirrors": one}}
-            for one in mirrors.values()
+            {"debug": {"msg": message}, "vars": {"repositories_mirrors": mirror}}
+            for mirror in mirrors.values()
         ),
     )
     theirs, ours = re.findall(r'"msg": "(.*)"', text)
@@ -276,7 +276,7 @@ def test_bundle_takes_nvidias_packages_with_the_same_key(tmp_path: Path, release
 
 
 def a_bus(folder: Path, *devices: tuple[str, str]) -> Path:
-    """What the kernel shows of these devices: vendor and class."""
+    """Create a PCI bus in sysfs with these devices (vendor, class)."""
     for number, (vendor, kind) in enumerate(devices):
         device = folder / f"0000:0{number}:00.0"
         device.mkdir(parents=True)
@@ -332,7 +332,7 @@ def test_nvidia_facts_counts_only_cards_and_switches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_kernel_whose_headers_left_the_archive_is_refused(tmp_path: Path, there: bool) -> None:
+def test_cuda_role_refuses_a_kernel_without_headers(tmp_path: Path, there: bool) -> None:
     program(
         tmp_path,
         "apt-cache",
@@ -343,7 +343,7 @@ def test_a_kernel_whose_headers_left_the_archive_is_refused(tmp_path: Path, ther
     assert ("node reboot node" in done.stdout) is not there
 
 
-def test_a_driver_that_is_loaded_is_there_whoever_built_it(tmp_path: Path) -> None:
+def test_nvidia_facts_of_a_loaded_driver_without_a_package(tmp_path: Path) -> None:
     program(tmp_path, "modinfo", "exit 1")
     said = (
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08  Release Build  "
@@ -392,7 +392,7 @@ def a_spec(nvidia: str) -> ClusterSpec:
         ("debian-12", '{driver: open, branch: "570"}', {"nvidia-fabricmanager-570"}, None),
     ],
 )
-def test_a_bundle_has_what_hosts_may_ask_for(
+def test_bundle_has_every_package_of_the_cuda_role(
     release: str, nvidia: str, names: set[str], stream: str | None
 ) -> None:
     distribution = distribution_of(release)
@@ -418,7 +418,7 @@ def test_proprietary_driver_is_the_last_branch_with_volta(tmp_path: Path) -> Non
         a_spec('{driver: proprietary, branch: "620"}')
 
 
-def test_apt_keeps_to_the_branch_of_the_driver(tmp_path: Path) -> None:
+def test_apt_preferences_keep_the_driver_branch(tmp_path: Path) -> None:
     """Asked of apt itself: all that the driver is made of has this branch, and all else is the
     newest.
     """

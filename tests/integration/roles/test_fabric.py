@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports, as the kernel shows them in sysfs, become variables of jobs."""
+"""InfiniBand and RoCE ports in sysfs become environment variables of jobs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sysfs(tmp_path: Path, capture: str) -> Path:
     ],
     ids=["infiniband", "roce", "roce elsewhere"],
 )
-def test_variables_name_the_ports_that_jobs_talk_over(
+def test_fabric_variables_name_the_ports_of_jobs(
     fabric: ModuleType, tmp_path: Path, capture: str, interface: str, expected: dict[str, str]
 ) -> None:
     found = list(fabric.ports(sysfs(tmp_path, capture), interface))
@@ -59,7 +59,9 @@ def test_variables_name_the_ports_that_jobs_talk_over(
     assert got == expected
 
 
-def test_jobs_find_them_unless_the_inventory_says_otherwise(tmp_path: Path) -> None:
+def test_job_env_role_writes_fabric_variables_unless_the_inventory_sets_them(
+    tmp_path: Path,
+) -> None:
     program(tmp_path, "ip", """echo '[{"ifname": "eno1"}]'""")
     done = run_tasks(
         tmp_path,
@@ -73,10 +75,10 @@ def test_jobs_find_them_unless_the_inventory_says_otherwise(tmp_path: Path) -> N
         job_env_variables={"UCX_NET_DEVICES": "mlx5_0:1", "NCCL_DEBUG": "WARN"},
     )
     assert done.returncode == 0, done.stdout
-    said = subprocess.run(
+    output = subprocess.run(
         [tmp_path / "task-prolog"], env={}, capture_output=True, text=True, check=True
     )
-    assert set(said.stdout.splitlines()) == {
+    assert set(output.stdout.splitlines()) == {
         "export NCCL_IB_HCA==mlx5_0:1,mlx5_3:1",
         "export UCX_NET_DEVICES=mlx5_0:1",
         "export NCCL_DEBUG=WARN",

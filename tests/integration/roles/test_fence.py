@@ -1,6 +1,4 @@
-"""The program that kills processes of lost jobs: the real program, with a /proc and files of its
-own.
-"""
+"""The real fence program, which kills processes of lost jobs, on a played /proc and files."""
 
 from __future__ import annotations
 
@@ -148,15 +146,15 @@ def requested(
     fence: ModuleType, monkeypatch: pytest.MonkeyPatch, text: str, user: str = "root (0)"
 ) -> str:
     """Return the program's answer to this request of this user."""
-    said = DECODED.format(user=user, text=text, length=len(text))
-    answers(fence, monkeypatch, {"unmunge": said, "scontrol": node_line("MIXED")})
+    decoded = DECODED.format(user=user, text=text, length=len(text))
+    answers(fence, monkeypatch, {"unmunge": decoded, "scontrol": node_line("MIXED")})
     monkeypatch.setattr(fence.sys, "stdin", io.StringIO("MUNGE:AwQ=:\n"))
     monkeypatch.setattr(fence.sys, "stdout", answer := io.StringIO())
     assert fence.main([]) == 0
     return answer.getvalue()
 
 
-def test_the_processes_and_files_of_a_job_are_removed(
+def test_fence_removes_processes_and_files_of_a_job(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert requested(fence, monkeypatch, "fence t-2 7 8") == "ok\n"
@@ -168,7 +166,7 @@ def test_the_processes_and_files_of_a_job_are_removed(
     assert list(tmp_path.rglob("clusterctl-old*")) == []
 
 
-def test_a_very_deep_folder_does_not_stop_the_answer(
+def test_fence_answers_despite_a_very_deep_folder(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python's functions recurse. Users can create such folders in /tmp."""
@@ -180,7 +178,7 @@ def test_a_very_deep_folder_does_not_stop_the_answer(
     assert set(left) == {"spmix_appdir_2001_8.1", *(Path(name).name for name in OF_USERS)}
 
 
-def test_jobs_with_a_script_here_are_listed(
+def test_fence_list_has_jobs_with_a_script_on_the_node(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert requested(fence, monkeypatch, "fence t-2 list") == "jobs 7\n"
@@ -189,7 +187,7 @@ def test_jobs_with_a_script_here_are_listed(
     assert requested(fence, monkeypatch, "fence t-2 list") == "jobs\n"
 
 
-def test_files_are_removed_after_the_answer(
+def test_fence_removes_files_after_its_answer(
     fence: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client does not wait for folders that a user has filled."""
@@ -201,7 +199,7 @@ def test_files_are_removed_after_the_answer(
     assert answers_then == ["ok\n"]
 
 
-def test_a_client_has_a_second_to_send_a_credential(
+def test_fence_client_has_a_second_to_send_a_credential(
     fence: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = answers(fence, monkeypatch, {})
@@ -210,7 +208,7 @@ def test_a_client_has_a_second_to_send_a_credential(
     assert calls == ["alarm 1", "unmunge", "alarm 15"]
 
 
-def test_all_jobs_are_ended_on_a_node_that_was_lost(
+def test_fence_all_ends_all_jobs_of_a_lost_node(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert requested(fence, monkeypatch, "fence t-2 all") == "ok\n"
@@ -230,19 +228,19 @@ def test_all_jobs_are_ended_on_a_node_that_was_lost(
         ("", "root (0)"),
     ],
 )
-def test_other_requests_are_refused(
+def test_fence_refuses_other_requests(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, user: str
 ) -> None:
     assert requested(fence, monkeypatch, text, user) == "no\n"
     assert killed(tmp_path) == set()
 
 
-def test_a_credential_that_munge_refuses_has_no_effect(
+def test_fence_ignores_a_credential_that_munge_refuses(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real function that calls unmunge, which fails."""
-    said = DECODED.format(user="root (0)", length=11, text="fence t-2 7")
-    (tmp_path / "unmunge").write_text(f"#!/bin/sh\necho '{said}'\nexit $(cat {tmp_path}/rc)\n")
+    """The test calls the real function, with an unmunge that fails."""
+    decoded = DECODED.format(user="root (0)", length=11, text="fence t-2 7")
+    (tmp_path / "unmunge").write_text(f"#!/bin/sh\necho '{decoded}'\nexit $(cat {tmp_path}/rc)\n")
     (tmp_path / "unmunge").chmod(0o755)
     monkeypatch.setattr(fence, "PATH", f"{tmp_path}:{os.environ['PATH']}")
     for code, request in (("0", ("t-2", ["7"])), ("16", ("", []))):
@@ -260,7 +258,7 @@ def node_line(state: str) -> str:
     ("state", "expected"),
     [("IDLE", set()), ("ALLOCATED", set()), ("DOWN+DRAIN", OF_JOB_7 | {30, 31} | NAMELESS)],
 )
-def test_start_kills_old_processes_only_on_a_node_set_down(
+def test_fence_start_kills_old_processes_only_on_a_down_node(
     fence: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -278,10 +276,10 @@ def test_start_kills_old_processes_only_on_a_node_set_down(
     )
 
 
-def test_a_start_without_processes_of_jobs_asks_nobody(
+def test_fence_start_without_job_processes_does_not_ask_slurm(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a boot, the controller may be off."""
+    """After a boot of the node, the controller may be off."""
     shutil.rmtree(tmp_path / "proc")
     calls = answers(fence, monkeypatch, {})
     fence.main(["start"])
@@ -298,7 +296,7 @@ def test_a_start_without_processes_of_jobs_asks_nobody(
         ("stopping", "ALLOCATED+REBOOT_ISSUED", False),
     ],
 )
-def test_only_a_shutdown_of_the_machine_sets_its_node_down(
+def test_fence_stop_sets_the_node_down_only_at_shutdown(
     fence: ModuleType, monkeypatch: pytest.MonkeyPatch, system: str, state: str, sets_down: bool
 ) -> None:
     calls = answers(fence, monkeypatch, {"systemctl": f"{system}\n", "scontrol": node_line(state)})
@@ -326,10 +324,10 @@ def after_job(
     return killed(root) - {*ended}
 
 
-def test_what_a_job_leaves_ends_with_the_job(
+def test_epilog_kills_processes_that_a_job_left(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Job 17 of the user is present, and the daemon without variables may be its own."""
+    """The user's job 17 still runs, and the daemon without job variables may belong to it."""
     assert after_job(fence, monkeypatch, tmp_path, ended=(20, 21, 22, 23)) == {24, 25}
     assert removed(tmp_path) == {"tmp/spmix_appdir_2001_7.1/", MPIRUN_OF_JOB_7, DEAD_MPIRUN}
 
@@ -337,7 +335,7 @@ def test_what_a_job_leaves_ends_with_the_job(
 def test_epilog_that_takes_too_long_does_not_fail(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process may wait for a dead file system for longer than a request may take."""
+    """A process may wait for a dead file system longer than the Epilog may take."""
     alarms: list[int] = []
     monkeypatch.setattr(fence.signal, "alarm", alarms.append)
     monkeypatch.setattr(fence.os, "kill", lambda *_: None)
@@ -352,14 +350,14 @@ def test_epilog_that_takes_too_long_does_not_fail(
 
 
 @pytest.mark.parametrize(("uid", "nameless"), [(2001, NAMELESS), (2002, set()), (0, set())])
-def test_a_daemon_without_variables_ends_with_its_users_last_job(
+def test_epilog_of_the_users_last_job_kills_daemons_without_job_variables(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, nameless: set[int]
 ) -> None:
     ended = (20, 21, 22, 23, 31)
     assert after_job(fence, monkeypatch, tmp_path, ended=ended, uid=uid) == {24, 25} | nameless
 
 
-def test_a_daemon_without_variables_stays_during_its_users_steps(
+def test_epilog_keeps_daemons_without_job_variables_while_the_user_has_steps(
     fence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program of job 70 has cleared its own environment too."""
@@ -368,7 +366,7 @@ def test_a_daemon_without_variables_stays_during_its_users_steps(
     assert after_job(fence, monkeypatch, tmp_path, ended=(20, 21, 22, 23, 31)) == {24, 25}
 
 
-def test_processes_of_ended_jobs_are_told(
+def test_fence_left_lists_processes_of_ended_jobs(
     fence: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -380,11 +378,11 @@ def test_processes_of_ended_jobs_are_told(
         shutil.rmtree(tmp_path / f"proc/{pid}")
     (tmp_path / "proc/50/cmdline").write_bytes(b"env\0-i\n\xff\0")
     fence.main(["left"])
-    told = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
-    assert told == {"24": "python train.py", "31": "python other.py", "50": "env -i\\n\\ufffd"}
+    by_pid = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    assert by_pid == {"24": "python train.py", "31": "python other.py", "50": "env -i\\n\\ufffd"}
 
 
-def test_systemd_listens_on_the_port_that_the_watcher_uses() -> None:
+def test_fence_socket_unit_has_the_port_of_the_watcher() -> None:
     socket = data_folder("ansible") / "roles/slurmd/files/clusterctl-fence.socket"
     assert f"ListenStream={FENCE_PORT}\n" in socket.read_text()
 
@@ -395,9 +393,7 @@ TMP = "tmp"
 
 
 class Scratch:
-    """A node after job 7 of this user, where /tmp is in memory. The real program, find, stat and
-    rm.
-    """
+    """A node after job 7, with /tmp in memory, and the real programs find, stat and rm."""
 
     def __init__(self, fence: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fence = fence
@@ -469,14 +465,14 @@ def test_epilog_removes_what_the_job_left_in_memory(scratch: Scratch) -> None:
 
 
 def test_epilog_keeps_files_that_are_older_than_the_job(scratch: Scratch) -> None:
-    """Such as a data set that a person has put there for several jobs."""
+    """For example, a data set that several jobs use."""
     scratch.write(f"{SHM}/staged", f"{TMP}/staged/part")
     scratch.slurm_has((7, "COMPLETING", int(time.time()) + 60))
     assert scratch.left() == {f"{SHM}/staged", f"{TMP}/staged"}
 
 
 def test_epilog_removes_files_with_an_old_time_of_modification(scratch: Scratch) -> None:
-    """As tar and rsync set it."""
+    """tar and rsync set such a time."""
     scratch.write(f"{SHM}/extracted")
     os.utime(scratch.root / SHM / "extracted", (1, 1))
     assert scratch.left() == set()
@@ -508,7 +504,7 @@ def test_epilog_keeps_files_if_slurm_does_not_answer(scratch: Scratch) -> None:
 def test_epilog_keeps_files_while_their_owner_has_a_process(
     scratch: Scratch, state: str, is_kept: bool
 ) -> None:
-    """Such as a login by ssh."""
+    """For example, a login by ssh."""
     scratch.write(f"{SHM}/cache.bin", f"{TMP}/ompi.n1.{USER}/pid.1/session")
     scratch.has_process(60, state=state)
     kept = {f"{SHM}/cache.bin", f"{TMP}/ompi.n1.{USER}"}
@@ -521,7 +517,7 @@ def test_epilog_keeps_files_while_their_owner_has_a_process(
     ids=["an earlier job", "an unknown end"],
 )
 def test_epilog_removes_files_of(scratch: Scratch, period: tuple[int, object]) -> None:
-    """Also those of an earlier attempt of the job, since squeue has the time of the requeue."""
+    """Files of an earlier attempt are removed, too: squeue has the time of the requeue."""
     scratch.write(f"{SHM}/earlier")
     later = int(time.time()) + 60
     scratch.slurm_has((7, "COMPLETING", later))
@@ -531,7 +527,7 @@ def test_epilog_removes_files_of(scratch: Scratch, period: tuple[int, object]) -
 
 
 def test_epilog_keeps_files_that_were_created_between_two_jobs(scratch: Scratch) -> None:
-    """By a person who was logged in then."""
+    """A logged-in person may have created them."""
     scratch.write(f"{SHM}/between")
     now = int(time.time())
     scratch.slurm_has((7, "COMPLETING", now + 60))
@@ -550,7 +546,7 @@ def test_epilogs_of_two_jobs_that_end_together_remove_the_files_of_both(scratch:
 
 
 def test_epilog_on_the_users_own_machine_keeps_files_in_tmp(scratch: Scratch) -> None:
-    """People may work there beside the jobs."""
+    """People may work on their own machine beside the jobs."""
     (scratch.root / "var/lib/clusterctl-ledger").mkdir(parents=True)
     scratch.write(f"{SHM}/cache.bin", f"{TMP}/notes")
     assert scratch.left() == {f"{TMP}/notes"}
@@ -574,7 +570,7 @@ def test_epilog_keeps_a_folder_if_it_can_not_be_read(
 
 
 @pytest.mark.parametrize(("created", "expected"), [(100, 100), (0, 200)])
-def test_entries_of_has_the_time_of_creation_or_of_the_last_change(
+def test_entries_of_has_creation_time_or_change_time(
     scratch: Scratch, created: int, expected: int
 ) -> None:
     """A kernel before 5.19 does not know when a file in memory was created."""
@@ -584,14 +580,16 @@ def test_entries_of_has_the_time_of_creation_or_of_the_last_change(
     assert entries == [(f"{scratch.root}/{SHM}/file", expected)]
 
 
-def test_epilog_without_files_does_not_ask_slurm(scratch: Scratch) -> None:
-    """A job of thousands of nodes would otherwise ask the controller that often at its end."""
+def test_epilog_of_a_job_without_files_does_not_ask_slurm(scratch: Scratch) -> None:
+    """Otherwise, a job of thousands of nodes would send that many requests to the controller."""
     scratch.slurm_answers(f"touch {scratch.root}/asked")
     assert scratch.left() == set()
     assert not (scratch.root / "asked").exists()
 
 
-def test_without_others_leaves_out_folders_with_older_files_or_of_others(scratch: Scratch) -> None:
+def test_without_others_leaves_out_folders_with_older_files_or_other_owners(
+    scratch: Scratch,
+) -> None:
     scratch.write(f"{SHM}/folder/part")
     since = int(time.time()) + 60
     paths = [str(scratch.root / SHM / "folder")]

@@ -1,6 +1,4 @@
-"""The health check of nodes: the real program, with stand-ins of nvidia-smi, dmesg, chronyc and
-scontrol.
-"""
+"""The real health check, with doubles of nvidia-smi, dmesg, chronyc and scontrol."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ esac
 
 @dataclass
 class Host:
-    """A node, as its check sees it."""
+    """A node on which the health check runs."""
 
     folder: Path
     # What statvfs says of each file system. None: what it really says.
@@ -143,7 +141,7 @@ class Host:
 
     @property
     def reason(self) -> str:
-        """Why it is drained; "" if it is not."""
+        """The reason of the drain. "" if the node is not drained."""
         drained = "DRAIN" in (self.folder / "state").read_text()
         return (self.folder / "reason").read_text() if drained else ""
 
@@ -179,7 +177,7 @@ def _host(folder: Path, machine: machines.Machine, cards: int = 1) -> Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """A workstation with an RTX 4070 that is well."""
+    """A healthy workstation with an RTX 4070."""
     return _host(tmp_path / "host", machines.rtx_4070())
 
 
@@ -192,8 +190,8 @@ def test_healthy_node_is_left_alone_and_queried_once(host: Host) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """What makes a node unhealthy, and what is said of it; ``lasting``: only once seen twice
-    running.
+    """A problem of a node, and its reason. lasting: it counts only if two consecutive checks find
+    it.
     """
 
     says: str
@@ -258,7 +256,7 @@ _PROBLEMS: Mapping[str, Problem] = {
 }
 
 
-# `test_what_is_told_of_cards_is_seen_under_every_driver` finds these too.
+# `test_health_check_finds_gpu_faults_with_every_driver` finds these too.
 _SEEN = [name for name, state in machines.STATES.items() if "cells" in state]
 
 
@@ -280,13 +278,15 @@ def test_unhealthy_node_is_drained_with_reason_then_resumed(host: Host, name: st
 
 
 @pytest.mark.parametrize("name", ["driver-and-library-differ", "off-the-bus-while-asked"])
-def test_what_is_to_be_done_is_said(host: Host, name: str) -> None:
+def test_health_check_advises_a_reboot(host: Host, name: str) -> None:
     host.becomes(machines.unwell(name))
     assert host.look()[0].endswith("boot the node")
 
 
 @pytest.mark.parametrize("version", [OLD_DRIVER, machines.DRIVERS["535"]])
-def test_fields_unknown_to_an_old_driver_are_queried_once(host: Host, version: str) -> None:
+def test_health_check_queries_fields_unknown_to_an_old_driver_once(
+    host: Host, version: str
+) -> None:
     host.becomes(machines.with_driver(machines.hot(), version))
     assert host.look() == [HOT]
     unknown = {field for field, branch in SINCE.items() if branch > int(version[:3])}
@@ -296,7 +296,7 @@ def test_fields_unknown_to_an_old_driver_are_queried_once(host: Host, version: s
 
 @pytest.mark.parametrize("branch", ["535", "580", *in_sweep("570", "590")])
 @pytest.mark.parametrize("name", _SEEN)
-def test_what_is_told_of_cards_is_seen_under_every_driver(
+def test_health_check_finds_gpu_faults_with_every_driver(
     host: Host, name: str, branch: str
 ) -> None:
     host.becomes(machines.with_driver(machines.unwell(name), machines.DRIVERS[branch]))
@@ -306,7 +306,7 @@ def test_what_is_told_of_cards_is_seen_under_every_driver(
     assert host.look() == []
 
 
-def test_a_card_that_is_lost_hides_no_other(tmp_path: Path) -> None:
+def test_health_check_finds_other_faults_beside_a_lost_gpu(tmp_path: Path) -> None:
     host = _host(
         tmp_path / "node",
         machines.h100_node(fabric_state="Completed", fabric_status="Success"),
@@ -321,14 +321,16 @@ def test_a_card_that_is_lost_hides_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [{"pcie_gen": 1}, {"pcie_width": 4}])
-def test_a_gpu_that_sleeps_with_less_of_its_link_is_well(host: Host, link: dict[str, int]) -> None:
+def test_health_check_accepts_a_narrow_link_of_an_idle_gpu(
+    host: Host, link: dict[str, int]
+) -> None:
     host.becomes(machines.rtx_4070(**link))
     assert [host.look(), host.look()] == [[], []]
 
 
 @pytest.fixture
 def without_lanes(host: Host) -> Host:
-    """Drained, for its card was at work with a part of its link, and now asleep."""
+    """A node that was drained because its busy GPU had a narrow link, and whose GPU is idle now."""
     host.becomes(machines.awake(pcie_width=4))
     assert [host.look(), host.look()] == [[], [LOST_LANES]]
     host.becomes(machines.rtx_4070(pcie_width=4))
@@ -355,14 +357,14 @@ def test_narrow_link_is_forgotten_after_a_manual_resume(without_lanes: Host) -> 
     assert [without_lanes.look(), without_lanes.look()] == [[], [LOST_LANES]]
 
 
-def test_a_link_that_lagged_for_a_moment_keeps_no_node_out(host: Host) -> None:
+def test_health_check_resumes_a_node_after_a_brief_narrow_link(host: Host) -> None:
     host.becomes(machines.awake(pcie_width=4, temperature=96))
     assert host.look() == [HOT]
     host.becomes(machines.rtx_4070(pcie_width=4))
     assert (host.look(), host.reason) == ([], "")
 
 
-def test_a_gpu_that_was_too_hot_must_cool_down_for_good(host: Host) -> None:
+def test_health_check_keeps_a_hot_node_drained_until_it_stays_cool(host: Host) -> None:
     host.becomes(machines.hot())
     host.look()
     host.becomes(machines.rtx_4070(temperature=88))
@@ -373,7 +375,7 @@ def test_a_gpu_that_was_too_hot_must_cool_down_for_good(host: Host) -> None:
     assert host.reason == ""
 
 
-def test_a_grave_xid_is_a_reason_and_a_programs_own_is_none(host: Host) -> None:
+def test_health_check_drains_for_hardware_xids_and_not_for_application_xids(host: Host) -> None:
     host.kernel_says("[    1.000000] NVRM: loading NVIDIA UNIX", machines.xid(31), machines.xid(13))
     assert host.look() == []
     host.kernel_says(machines.xid(31), machines.xid(79, 2000.0))
@@ -381,7 +383,7 @@ def test_a_grave_xid_is_a_reason_and_a_programs_own_is_none(host: Host) -> None:
     assert host.look()
 
 
-def test_manually_resumed_node_stays_until_the_next_xid(host: Host) -> None:
+def test_health_check_keeps_a_manually_resumed_node_until_the_next_xid(host: Host) -> None:
     host.look()
     host.kernel_says(machines.xid(79))
     host.look()
@@ -392,7 +394,7 @@ def test_manually_resumed_node_stays_until_the_next_xid(host: Host) -> None:
     assert host.reason
 
 
-def test_what_somebody_else_drained_is_theirs(host: Host) -> None:
+def test_health_check_keeps_the_reason_of_a_manually_drained_node(host: Host) -> None:
     (host.folder / "state").write_text("IDLE+DRAIN")
     (host.folder / "reason").write_text("new fans")
     host.becomes(machines.hot())
@@ -403,7 +405,7 @@ def test_what_somebody_else_drained_is_theirs(host: Host) -> None:
     assert host.reason == "new fans"
 
 
-def test_a_controller_that_is_away_is_asked_again(host: Host) -> None:
+def test_health_check_retries_an_unreachable_slurmctld(host: Host) -> None:
     (host.folder / "away").touch()
     host.becomes(machines.hot())
     assert host.look()
@@ -413,7 +415,7 @@ def test_a_controller_that_is_away_is_asked_again(host: Host) -> None:
     assert "96 C" in host.reason
 
 
-def test_a_driver_that_hangs_is_not_waited_for_nor_asked_again(host: Host) -> None:
+def test_health_check_does_not_wait_for_a_hung_driver(host: Host) -> None:
     host.becomes({**machines.rtx_4070(), "hangs_s": 50})
     assert host.look(driver_s=1) == [f"{HANGS} within 1 s"]
     assert HANGS in host.reason
@@ -442,7 +444,7 @@ def test_disks_checks_shared_memory(host: Host, monkeypatch: pytest.MonkeyPatch)
     assert host.look() == ["/dev/shm has 20 MiB free, but needs 32"]
 
 
-def test_eight_cards_two_in_parts(tmp_path: Path) -> None:
+def test_health_check_counts_gpus_and_mig_devices(tmp_path: Path) -> None:
     host = _host(tmp_path / "node", machines.h100_node(parts=2), cards=8)
     host.set(gpus={"cards": 8, "parts": 4})
     assert host.look() == []

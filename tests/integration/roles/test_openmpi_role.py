@@ -1,4 +1,4 @@
-"""The role openmpi: it finds the Open MPI of each host in the package database."""
+"""The role openmpi finds each host's Open MPI in the package database."""
 
 from __future__ import annotations
 

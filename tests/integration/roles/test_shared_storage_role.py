@@ -1,4 +1,4 @@
-"""The role shared_storage: a folder that people share already stays as they have it."""
+"""The role shared_storage keeps existing folders and disks with data as they are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_existing_shared_folder_keeps_its_mode(tmp_path: Path, mode: int | None)
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
-    """A new disk of the controller, which is zero; to mount it is only written down."""
+    """A new, empty disk of the controller. Mounts are only recorded."""
     (tmp_path / "bin").mkdir()
     program(tmp_path, "mountpoint", "exit 1")
     program(tmp_path, "mount", f'echo "$@" >>{tmp_path}/mounted')
@@ -46,7 +46,7 @@ def disk(tmp_path: Path) -> Path:
 
 
 def mount(disk: Path) -> subprocess.CompletedProcess[str]:
-    """A boot of the controller."""
+    """Run the script of the role that mounts the disk at a boot of the controller."""
     env = {
         "PATH": f"{disk.parent}/bin:{os.environ['PATH']}:/usr/sbin",
         "CLUSTERCTL_DISKS": str(disk.parent),
@@ -60,7 +60,7 @@ def uuid(disk: Path) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_new_disk_gets_a_file_system_once(disk: Path) -> None:
+def test_shared_storage_role_formats_an_empty_disk_once(disk: Path) -> None:
     done = mount(disk)
     assert done.returncode == 0, done.stderr
     made = uuid(disk)
@@ -73,7 +73,7 @@ def test_a_new_disk_gets_a_file_system_once(disk: Path) -> None:
 
 
 @pytest.mark.parametrize("there", ["partitions", "swap", "ext2", "damaged ext4", "unknown"])
-def test_a_disk_with_anything_else_is_left_alone(disk: Path, there: str) -> None:
+def test_shared_storage_role_does_not_format_a_disk_with_data(disk: Path, there: str) -> None:
     if there == "swap":
         subprocess.run(["/usr/sbin/mkswap", disk], capture_output=True, check=True)
     elif there == "ext2":
@@ -95,7 +95,7 @@ def test_a_disk_with_anything_else_is_left_alone(disk: Path, there: str) -> None
     assert not (disk.parent / "mounted").exists()
 
 
-def test_without_the_disk_nothing_is_mounted(disk: Path) -> None:
+def test_shared_storage_role_without_the_disk_fails_and_mounts_nothing(disk: Path) -> None:
     disk.unlink()
     done = mount(disk)
     assert done.returncode == 1
@@ -119,8 +119,10 @@ umount "$4"
 """
 
 
-def test_a_real_disk_is_formatted_once_and_mounted_at_each_boot(tmp_path: Path) -> None:
-    """By the kernel, blkid and mkfs, as a disk of Google's: a link of udev's to a block device."""
+def test_real_disk_is_formatted_once_and_mounted_at_each_boot(tmp_path: Path) -> None:
+    """The test uses the kernel, blkid, mkfs, and a block device behind a link of udev, as at
+    Google.
+    """
     image = tmp_path / "image"
     by_id = tmp_path / "by-id"
     path = tmp_path / "shared"
@@ -156,8 +158,8 @@ def test_a_real_disk_is_formatted_once_and_mounted_at_each_boot(tmp_path: Path) 
     assert done.stdout.split() == [loop, "ext4", "1", "0.5"]
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """It waits for the disk, which is there later than other units at a boot."""
+def test_shared_storage_mount_unit_is_valid_for_systemd(tmp_path: Path) -> None:
+    """The unit waits for the disk, which appears late during a boot."""
     template = (ROLE / "templates/clusterctl-shared.service.j2").read_text()
     said = {
         "shared_storage_disk": "shared",

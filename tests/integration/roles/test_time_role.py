@@ -1,4 +1,4 @@
-"""The role time: what of the host's own is left alone, and which chrony follows the controller."""
+"""The role time keeps other time services, and lets chrony on nodes follow the controller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNIT = (
     ("installed", "refused"),
     [(["systemd-timesyncd"], True), (["systemd-timesyncd", "chrony"], False), (["bash"], False)],
 )
-def test_chrony_comes_where_it_takes_nobodys_place(
+def test_time_role_refuses_to_replace_another_time_service(
     tmp_path: Path, installed: list[str], refused: bool
 ) -> None:
     facts = {"packages": {name: [] for name in installed}}
@@ -32,9 +32,7 @@ def test_chrony_comes_where_it_takes_nobodys_place(
 
 @dataclass(frozen=True)
 class Clocks:
-    """Hosts on which chrony runs, all of them this machine: each has settings and a leader of its
-    own.
-    """
+    """Hosts with chrony, all on this machine. Each has its own settings."""
 
     folder: Path
     hosts: tuple[str, ...]
@@ -48,7 +46,9 @@ class Clocks:
             program(self.folder / host, "systemctl", f"[ $1 = show ] || exit 0; printf '{UNIT}'")
 
     def configure(self, *hosts: str) -> dict[str, str]:
-        """Play the role, the first host as the controller; host -> what it told its chrony."""
+        """Run the role; the first host is the controller. Return host -> the commands to its
+        chrony.
+        """
         tasks = [{"ansible.builtin.include_role": {"name": "time", "tasks_from": "configure"}}]
         environment = {
             "PATH": "{{ folder }}/{{ inventory_hostname }}/bin:{{ lookup('env', 'PATH') }}"
@@ -61,9 +61,13 @@ class Clocks:
             "tasks": tasks,
         }
         config = "{{ folder }}/{{ inventory_hostname }}/chrony.conf"
-        said = {"folder": str(self.folder), "time_config": config, "time_in_containers": True}
-        said |= {"time_controller": "10.0.0.1", "time_network": "10.0.0.0/24", "time_pause_s": 0}
-        done = run_play(self.folder, play, hosts, known={}, **said)
+        variables = {"folder": str(self.folder), "time_config": config, "time_in_containers": True}
+        variables |= {
+            "time_controller": "10.0.0.1",
+            "time_network": "10.0.0.0/24",
+            "time_pause_s": 0,
+        }
+        done = run_play(self.folder, play, hosts, known={}, **variables)
         assert done.returncode == 0, done.stdout
         files = {host: self.folder / host / "chrony.conf" for host in hosts}
         return {host: file.read_text().removeprefix(THEIRS) for host, file in files.items()}
@@ -79,10 +83,10 @@ def test_chrony_without_source_follows_the_controller(
     clocks.say()
     assert clocks.configure("lead") == {"lead": ""}
     clocks.say(alone=False)
-    told = clocks.configure(*clocks.hosts)
-    assert {"allow 10.0.0.0/24", "local stratum 10"} <= set(told["lead"].splitlines())
-    assert "\nserver 10.0.0.1 iburst\n" in told["alone"]
-    assert not told["led"]
+    result = clocks.configure(*clocks.hosts)
+    assert {"allow 10.0.0.0/24", "local stratum 10"} <= set(result["lead"].splitlines())
+    assert "\nserver 10.0.0.1 iburst\n" in result["alone"]
+    assert not result["led"]
     clocks.say()
     again = clocks.configure("lead", "alone")
-    assert again == {host: told[host] for host in again}
+    assert again == {host: result[host] for host in again}

@@ -1,6 +1,4 @@
-"""The role users in a home that a job has prepared: nothing outside of it changes, and the key logs
-in.
-"""
+"""The role users writes SSH keys into homes that a job may have prepared as a trap."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ Converge = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder that other accounts can reach, unlike pytest's."""
+    """A folder that other accounts can reach, unlike pytest's folders."""
     folder = Path("/var/tmp", f"clusterctl-test-{secrets.token_hex(4)}")
     folder.mkdir(mode=0o755)
     yield folder
@@ -40,7 +38,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 def ada(root: Path) -> Iterator[pwd.struct_passwd]:
-    """An account of this machine's, with a home."""
+    """An account of this machine, with a home."""
     name = f"t{secrets.token_hex(4)}"
     subprocess.run(["useradd", "-m", "-d", root / "home" / name, "-b", root, name], check=True)
     yield pwd.getpwnam(name)
@@ -49,7 +47,7 @@ def ada(root: Path) -> Iterator[pwd.struct_passwd]:
 
 @pytest.fixture
 def etc(root: Path) -> Path:
-    """A folder of root's, as /etc is."""
+    """A folder of root, such as /etc."""
     folder = root / "etc"
     folder.mkdir(mode=0o755)
     (folder / "authorized_keys").write_text("# root's\n")
@@ -57,7 +55,7 @@ def etc(root: Path) -> Path:
 
 
 def configure(tmp_path: Path, ada: pwd.struct_passwd, homes: Path) -> str:
-    """Play the role."""
+    """Run the role."""
     account = {"name": ada.pw_name, "uid": ada.pw_uid, "ssh_authorized_keys": [KEY]}
     variables = {
         "users_home_root": str(homes),
@@ -84,7 +82,7 @@ def test_account_without_a_password_never_expires(tmp_path: Path) -> None:
 
 @dataclass
 class Module:
-    """What the role's module sees of Ansible."""
+    """The part of AnsibleModule that the role's module uses."""
 
     params: dict[str, Any]
     tmpdir: str
@@ -106,7 +104,7 @@ class Module:
 def converge(
     tmp_path: Path, ada: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, Any]]:
-    """Runs the module three times: what it would do, does, and has not to do again."""
+    """Run the module in check mode, then for real, then again without a change."""
     paths = [*ansible.module_utils.__path__, str(data_folder("ansible") / "module_utils")]
     monkeypatch.setattr(ansible.module_utils, "__path__", paths)
     library = load_module("user_home")
@@ -115,13 +113,16 @@ def converge(
     )
 
     def act(**params: Any) -> dict[str, Any]:
-        asked = {**dict.fromkeys(options, ""), **params}
+        parameters = {**dict.fromkeys(options, ""), **params}
         before = sorted(Path(ada.pw_dir).rglob("*"))
-        assert library.converge(Module(asked, str(tmp_path), check_mode=True), ada)["changed"]
+        assert library.converge(Module(parameters, str(tmp_path), check_mode=True), ada)["changed"]
         assert sorted(Path(ada.pw_dir).rglob("*")) == before
-        answer = dict(library.converge(Module(asked, str(tmp_path)), ada))
+        answer = dict(library.converge(Module(parameters, str(tmp_path)), ada))
         assert answer["changed"]
-        assert library.converge(Module(asked, str(tmp_path)), ada) == {**answer, "changed": False}
+        assert library.converge(Module(parameters, str(tmp_path)), ada) == {
+            **answer,
+            "changed": False,
+        }
         assert os.geteuid() == 0
         return answer
 
@@ -134,7 +135,7 @@ def owned(path: Path) -> tuple[int, int]:
 
 
 def converged(ada: pwd.struct_passwd) -> list[str]:
-    """The lines of the keys that may log in, once sshd would take them."""
+    """Return the lines of authorized_keys, after a check that sshd would accept the file."""
     folder = Path(ada.pw_dir, ".ssh")
     assert owned(folder.resolve()) == (0o700, ada.pw_uid)
     assert owned(folder / "authorized_keys") == (0o600, ada.pw_uid)
@@ -146,7 +147,7 @@ def as_user(ada: pwd.struct_passwd, command: str) -> None:
     subprocess.run(["setpriv", *ids, "sh", "-ec", command], check=True, cwd=ada.pw_dir)
 
 
-def test_a_link_in_place_of_ssh_leads_root_nowhere(
+def test_users_role_does_not_follow_a_link_in_place_of_the_ssh_folder(
     tmp_path: Path, ada: pwd.struct_passwd, etc: Path
 ) -> None:
     as_user(ada, f"ln -s {etc} .ssh")
@@ -175,7 +176,7 @@ def test_a_link_in_place_of_ssh_leads_root_nowhere(
         "ln -s nowhere .ssh",
     ],
 )
-def test_what_is_in_the_way_is_moved_aside(
+def test_users_role_moves_other_files_at_the_path_of_authorized_keys_aside(
     converge: Converge, ada: pwd.struct_passwd, spoil: str
 ) -> None:
     before = Path("/etc/shadow").stat()
@@ -190,7 +191,7 @@ def test_what_is_in_the_way_is_moved_aside(
     "prepare",
     ["mkdir .ssh", "mkdir -m 755 .ssh", "mkdir .dotfiles; ln -s .dotfiles .ssh"],
 )
-def test_other_keys_and_a_linked_folder_of_ones_own_stay(
+def test_users_role_keeps_other_keys_and_a_linked_ssh_folder(
     converge: Converge, ada: pwd.struct_passwd, prepare: str
 ) -> None:
     as_user(ada, f"{prepare}; printf '# mine\\n{OTHER}\\n' >.ssh/authorized_keys")
@@ -202,28 +203,26 @@ def test_other_keys_and_a_linked_folder_of_ones_own_stay(
     assert [*Path(ada.pw_dir).rglob("*.aside-clusterctl*")] == []
 
 
-def test_only_the_lines_with_the_mark_are_those_of_the_spec(
+def test_users_role_replaces_only_marked_key_lines(
     converge: Converge, ada: pwd.struct_passwd
 ) -> None:
-    own = [OTHER, LISTED.removesuffix(MARK)]
-    text = "\n".join([FORMER, *own])
+    user_keys = [OTHER, LISTED.removesuffix(MARK)]
+    text = "\n".join([FORMER, *user_keys])
     as_user(ada, f"mkdir .ssh; cat >.ssh/authorized_keys <<'END'\n{text}\nEND")
     converge(authorized_keys=[KEY, LISTED], key_mark=MARK)
-    assert converged(ada) == [*own, KEY, LISTED]
+    assert converged(ada) == [*user_keys, KEY, LISTED]
     converge(authorized_keys=[KEY], key_mark=MARK)
-    assert converged(ada) == [*own, KEY]
+    assert converged(ada) == [*user_keys, KEY]
 
 
-def test_a_former_key_is_removed_if_there_is_no_other(
-    converge: Converge, ada: pwd.struct_passwd
-) -> None:
+def test_users_role_removes_a_former_key(converge: Converge, ada: pwd.struct_passwd) -> None:
     as_user(ada, f"mkdir .ssh; echo '{FORMER}' >.ssh/authorized_keys")
     converge(key_mark=MARK)
     assert converged(ada) == []
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
-def test_someone_who_left_the_spec_keeps_only_keys_of_their_own(
+def test_users_role_removes_keys_of_users_who_left_the_spec(
     tmp_path: Path, ada: pwd.struct_passwd, root: Path, is_elsewhere: bool
 ) -> None:
     """The folder of homes has a folder without an account, as kept storage may."""
@@ -241,7 +240,7 @@ def test_someone_who_left_the_spec_keeps_only_keys_of_their_own(
     assert converged(ada) == [OTHER]
 
 
-def test_what_root_made_in_a_home_becomes_the_accounts(
+def test_users_role_gives_root_owned_ssh_files_to_the_account(
     converge: Converge, ada: pwd.struct_passwd
 ) -> None:
     folder = Path(ada.pw_dir, ".ssh")
@@ -251,7 +250,7 @@ def test_what_root_made_in_a_home_becomes_the_accounts(
     assert converged(ada) == [OTHER, KEY]
 
 
-def test_the_shared_part_of_a_home_that_lies_elsewhere(
+def test_users_role_creates_the_shared_folder_of_a_home_outside_shared_storage(
     tmp_path: Path, ada: pwd.struct_passwd, root: Path, etc: Path
 ) -> None:
     shared = root / "shared"
@@ -269,7 +268,7 @@ def test_the_shared_part_of_a_home_that_lies_elsewhere(
     assert Path(ada.pw_dir, "clusterctl.aside-clusterctl/mine").exists()
 
 
-def test_a_pair_of_keys_is_written_through_no_link(
+def test_users_role_writes_no_key_pair_through_a_link(
     converge: Converge, ada: pwd.struct_passwd, etc: Path
 ) -> None:
     as_user(ada, f"mkdir .ssh; ln -s {etc}/authorized_keys .ssh/pair.pub; mkfifo .ssh/pair")
@@ -288,7 +287,7 @@ def test_a_pair_of_keys_is_written_through_no_link(
     assert converged(ada) == [f'restrict,from="10.0.0.1" {public}']
 
 
-def test_a_home_that_its_account_can_not_write_to(
+def test_users_role_writes_keys_in_a_home_owned_by_root(
     converge: Converge, ada: pwd.struct_passwd
 ) -> None:
     os.chown(ada.pw_dir, 0, 0)

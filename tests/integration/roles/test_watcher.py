@@ -1,6 +1,4 @@
-"""The watcher on the controller: the real program, with a Slurm that answers as Slurm 24.11
-does.
-"""
+"""The real watcher of the controller, with a played Slurm that answers as Slurm 24.11."""
 
 from __future__ import annotations
 
@@ -174,7 +172,7 @@ def slurm(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 
 def look(watcher: Any, times: int = 1) -> None:
-    """What the watcher does in so many seconds."""
+    """Let the watcher run for this number of seconds."""
     for _ in range(times):
         watcher.nodes_due = 0.0
         watcher.check_nodes()
@@ -183,13 +181,13 @@ def look(watcher: Any, times: int = 1) -> None:
 
 @pytest.fixture
 def watcher(program: ModuleType, slurm: Slurm) -> Any:
-    """A watcher that all nodes have answered."""
+    """A watcher that has had an answer of every node."""
     made = program.Watcher(LIMIT)
     look(made)
     return made
 
 
-def test_the_ports_are_those_of_the_other_parts(program: ModuleType) -> None:
+def test_watcher_has_the_ports_of_fence_and_slurmd(program: ModuleType) -> None:
     ports = (program.slurm.ALIVE_PORT, program.slurm.FENCE_PORT, program.slurm.SLURMD_PORT)
     assert ports == (ALIVE_PORT, FENCE_PORT, SLURMD_PORT)
 
@@ -213,7 +211,7 @@ def test_lost_node_is_set_down_and_its_job_killed_elsewhere(watcher: Any, slurm:
 
 
 @pytest.mark.parametrize("keeps_jobs", [False, True])
-def test_a_job_that_slurm_keeps_on_a_lost_node_is_requeued(
+def test_job_that_slurm_keeps_on_a_lost_node_is_requeued(
     watcher: Any, slurm: Slurm, *, keeps_jobs: bool
 ) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
@@ -224,7 +222,7 @@ def test_a_job_that_slurm_keeps_on_a_lost_node_is_requeued(
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "FAILED"])
-def test_a_job_that_was_killed_with_its_node_is_requeued(
+def test_job_that_was_killed_with_its_node_is_requeued(
     watcher: Any, slurm: Slurm, state: str
 ) -> None:
     """The dying node may report the end of the job's script before its connections are lost."""
@@ -244,7 +242,7 @@ def test_a_job_that_was_killed_with_its_node_is_requeued(
         Job(N2, "TIMEOUT", KILLED),
     ],
 )
-def test_only_killed_jobs_that_ask_for_it_are_requeued(
+def test_watcher_requeues_only_killed_jobs_that_ask_for_it(
     watcher: Any, slurm: Slurm, job: Job
 ) -> None:
     slurm.jobs = {"7": job, "8": Job(N2)}
@@ -253,8 +251,8 @@ def test_only_killed_jobs_that_ask_for_it_are_requeued(
     assert "scontrol requeue 7" not in slurm.calls
 
 
-def test_a_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm: Slurm) -> None:
-    """Its program may have requeued it sooner than its node was found lost."""
+def test_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm: Slurm) -> None:
+    """The job's program may have requeued it before the node was found lost."""
     slurm.jobs = {"7": Job("t-[1-2]", "COMPLETING")}
     slurm.silent = {N2}
     look(watcher, LIMIT)
@@ -278,7 +276,7 @@ def test_a_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm
         (REQUEUE, N3),
     ],
 )
-def test_a_job_waiting_for_lost_nodes_may_use_excluded_nodes(
+def test_job_waiting_for_lost_nodes_may_use_excluded_nodes(
     watcher: Any, slurm: Slurm, script: str, excluded: str
 ) -> None:
     """Otherwise, the job would wait although a node is idle. The exclusions of its user stay."""
@@ -298,7 +296,7 @@ def test_a_job_waiting_for_lost_nodes_may_use_excluded_nodes(
         "ReqNodeNotAvail, May be reserved for other job",
     ],
 )
-def test_a_job_that_waits_for_others_does_not_use_excluded_nodes(
+def test_job_that_waits_for_busy_nodes_does_not_use_excluded_nodes(
     watcher: Any, slurm: Slurm, reason: str
 ) -> None:
     slurm.jobs["7"] = Job("", "PENDING", reason, f"{REQUEUE}exec python3 -IS job.py run\n")
@@ -320,7 +318,7 @@ def test_excluded_nodes_may_be_used_after_slurm_failed_once(
     assert slurm.jobs["7"].excluded == ""
 
 
-def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None:
+def test_watcher_counts_misses_anew_after_an_answer(watcher: Any, slurm: Slurm) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
     for _ in range(LIMIT):
         slurm.silent = {N2}
@@ -352,7 +350,9 @@ def test_an_answer_between_two_misses_counts(watcher: Any, slurm: Slurm) -> None
         pytest.param({"nodes": {N1: ["IDLE", ""], N2: ["POWERED_DOWN", ""]}}, id="is off"),
     ],
 )
-def test_a_silent_node_is_left_alone_if(watcher: Any, slurm: Slurm, fault: dict[str, Any]) -> None:
+def test_watcher_does_not_set_a_silent_node_down_if(
+    watcher: Any, slurm: Slurm, fault: dict[str, Any]
+) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
     slurm.silent = {N2}
     for name, value in fault.items():
@@ -363,7 +363,7 @@ def test_a_silent_node_is_left_alone_if(watcher: Any, slurm: Slurm, fault: dict[
     assert slurm.fenced == []
 
 
-def test_the_only_other_node_may_be_lost(watcher: Any, slurm: Slurm) -> None:
+def test_watcher_sets_the_only_other_node_down(watcher: Any, slurm: Slurm) -> None:
     del slurm.nodes[N3]
     slurm.jobs = {"7": Job("t-[1-2]")}
     slurm.silent = {N2}
@@ -372,7 +372,7 @@ def test_the_only_other_node_may_be_lost(watcher: Any, slurm: Slurm) -> None:
     assert slurm.nodes[N2][0] == "DOWN+DRAIN"
 
 
-def test_an_address_of_this_host_is_the_controllers(program: ModuleType) -> None:
+def test_watcher_does_not_watch_the_host_of_the_controller(program: ModuleType) -> None:
     nodes = [program.Node("", address, "IDLE") for address in ("127.0.0.1", "192.0.2.1")]
     assert [program.slurm.is_own(node) for node in nodes] == [True, False]
 
@@ -384,7 +384,7 @@ def test_jobs_that_end_have_their_grace_when_a_node_is_lost(watcher: Any, slurm:
     assert slurm.fenced == [(N1, "7")]
 
 
-def test_jobs_run_on_if_slurm_does_not_set_their_node_down(watcher: Any, slurm: Slurm) -> None:
+def test_jobs_continue_if_slurm_does_not_set_their_node_down(watcher: Any, slurm: Slurm) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
     slurm.silent = {N2}
     slurm.broken = "state=down"
@@ -394,7 +394,7 @@ def test_jobs_run_on_if_slurm_does_not_set_their_node_down(watcher: Any, slurm: 
     assert slurm.nodes[N2] == ["IDLE", ""]
 
 
-def test_a_node_is_not_set_down_for_jobs_that_may_have_ended(watcher: Any, slurm: Slurm) -> None:
+def test_node_is_not_set_down_for_jobs_that_may_have_ended(watcher: Any, slurm: Slurm) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
     look(watcher)
     slurm.silent = {N2}
@@ -407,7 +407,7 @@ def test_a_node_is_not_set_down_for_jobs_that_may_have_ended(watcher: Any, slurm
 
 
 @pytest.mark.parametrize("command", ["squeue", "show node"])
-def test_jobs_and_nodes_stay_known_if_a_command_fails(
+def test_watcher_keeps_its_jobs_and_nodes_if_a_command_fails(
     watcher: Any, slurm: Slurm, command: str
 ) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
@@ -432,7 +432,7 @@ def test_load_does_not_change_when_a_node_is_tried_again(
     assert sum("batch_script" in call for call in slurm.calls) == 2
 
 
-def test_a_node_that_is_lost_again_is_tried_at_once(watcher: Any, slurm: Slurm) -> None:
+def test_node_that_is_lost_again_is_tried_at_once(watcher: Any, slurm: Slurm) -> None:
     slurm.jobs = {"7": Job(N2, script="#!/bin/bash\n")}
     slurm.silent = {N2}
     look(watcher, LIMIT)
@@ -472,7 +472,7 @@ def test_more_nodes_and_load_allow_more_misses(
     assert watcher.limit_now() == LIMIT + 4
 
 
-def test_a_drained_node_keeps_its_reason(watcher: Any, slurm: Slurm) -> None:
+def test_drained_node_keeps_its_reason(watcher: Any, slurm: Slurm) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
     slurm.silent = {N2}
     slurm.nodes[N2] = ["MIXED+DRAIN", FAN]
@@ -488,7 +488,7 @@ def test_a_drained_node_keeps_its_reason(watcher: Any, slurm: Slurm) -> None:
         ("IDLE+DRAIN", "Duplicate jobid"),
     ],
 )
-def test_a_node_that_answers_again_is_fenced_then_resumed(
+def test_node_that_answers_again_is_fenced_then_resumed(
     watcher: Any, program: ModuleType, slurm: Slurm, state: str, reason: str
 ) -> None:
     slurm.nodes[N2] = [state, reason]
@@ -510,7 +510,7 @@ def test_a_node_that_answers_again_is_fenced_then_resumed(
 @pytest.mark.parametrize(
     ("hours", "lost", "drained"), [(1, {N2}, True), (25, {N2}, False), (1, {N2, N3}, False)]
 )
-def test_a_node_that_is_lost_twice_in_a_day_stays_drained(
+def test_node_that_is_lost_twice_in_a_day_stays_drained(
     watcher: Any, slurm: Slurm, hours: int, lost: set[str], drained: bool
 ) -> None:
     """Nodes that are lost together have a common cause, such as a switch."""
@@ -605,7 +605,7 @@ def test_nodes_that_return_are_fenced_together(
     assert [slurm.nodes[name][0] for name in (N1, N2)] == ["IDLE", "DOWN+DRAIN+DRAIN"]
 
 
-def test_each_node_gets_a_request_of_its_own(
+def test_fence_request_differs_for_each_node(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program on a node could pass a request for all nodes on."""
@@ -624,7 +624,7 @@ def test_each_node_gets_a_request_of_its_own(
 
 
 @pytest.mark.parametrize("reason", [FAN, "clusterctl: the machine shuts down"])
-def test_a_node_that_is_down_for_another_reason_stays(
+def test_node_that_is_down_for_another_reason_stays(
     watcher: Any, slurm: Slurm, reason: str
 ) -> None:
     slurm.nodes[N2] = ["DOWN", reason]
@@ -632,7 +632,7 @@ def test_a_node_that_is_down_for_another_reason_stays(
     assert slurm.nodes[N2] == ["DOWN", reason]
 
 
-def test_processes_elsewhere_are_killed_after_a_while(
+def test_processes_on_other_nodes_are_killed_after_the_grace_time(
     watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have time to save their work if the node was shut down."""
@@ -650,7 +650,7 @@ def test_processes_elsewhere_are_killed_after_a_while(
     assert watcher.completing["7"] == begun
 
 
-def test_the_next_kill_of_a_job_waits_as_long_as_the_first(
+def test_next_kill_of_a_job_waits_as_long_as_the_first(
     watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.jobs = {"7": Job("t-[1-2]")}
@@ -663,7 +663,7 @@ def test_the_next_kill_of_a_job_waits_as_long_as_the_first(
     assert slurm.fenced == [(N1, "7")]
 
 
-def test_a_job_that_ends_without_a_lost_node_is_not_killed(
+def test_job_that_ends_without_a_lost_node_is_not_killed(
     watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "GRACE_S", 0.0)
@@ -674,7 +674,7 @@ def test_a_job_that_ends_without_a_lost_node_is_not_killed(
     assert slurm.fenced == []
 
 
-def test_a_job_that_started_again_meanwhile_is_not_killed(
+def test_job_that_started_again_meanwhile_is_not_killed(
     watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "GRACE_S", 0.0)
@@ -697,7 +697,7 @@ def test_a_job_that_started_again_meanwhile_is_not_killed(
         (Job("", "PENDING", "Resources", restarts=1), False),
     ],
 )
-def test_only_requeued_jobs_start_at_once(
+def test_watcher_starts_requeued_jobs_at_once(
     watcher: Any, slurm: Slurm, job: Job, starts: bool
 ) -> None:
     slurm.jobs = {"7": job}
@@ -730,7 +730,7 @@ def test_remaining_processes_are_killed_before_a_job_starts(
     assert sorted(slurm.fenced) == fenced
 
 
-def test_a_job_does_not_start_in_the_second_in_which_it_ended(watcher: Any, slurm: Slurm) -> None:
+def test_job_does_not_start_in_the_second_in_which_it_ended(watcher: Any, slurm: Slurm) -> None:
     """slurmd would reject it: "Job credential revoked"."""
     slurm.jobs = {"7": Job("", "PENDING", "BeginTime", restarts=1)}
     ended = int(slurm.now)
@@ -738,7 +738,7 @@ def test_a_job_does_not_start_in_the_second_in_which_it_ended(watcher: Any, slur
     assert int(slurm.now) > ended
 
 
-def test_all_requeued_jobs_wait_once(watcher: Any, slurm: Slurm) -> None:
+def test_requeued_jobs_share_one_wait(watcher: Any, slurm: Slurm) -> None:
     slurm.jobs = {str(i): Job("", "PENDING", "BeginTime", restarts=1) for i in range(3)}
     begun = slurm.now
     watcher.look_at_jobs()
@@ -753,9 +753,7 @@ def test_tasks_of_arrays_that_never_started_wait(watcher: Any, slurm: Slurm) -> 
     assert not any("show job" in call for call in slurm.calls)
 
 
-def test_names_are_read_again_if_slurm_could_not_expand_them(
-    program: ModuleType, slurm: Slurm
-) -> None:
+def test_expand_is_repeated_after_a_failure(program: ModuleType, slurm: Slurm) -> None:
     slurm.broken = "hostnames"
     assert program.slurm.expand("t-[1-2]") == ()
     slurm.broken = ""
@@ -763,7 +761,7 @@ def test_names_are_read_again_if_slurm_could_not_expand_them(
     assert program.slurm.expand("t-1,t-3") == (N1, N3)
 
 
-def test_text_of_users_may_be_no_utf8(program: ModuleType) -> None:
+def test_watcher_reads_job_text_that_is_not_utf8(program: ModuleType) -> None:
     assert program.slurm.ask("printf", r"a\377") == "a\ufffd"
 
 
@@ -773,7 +771,7 @@ def test_systemd_restarts_the_watcher_always() -> None:
     assert "StartLimitIntervalSec=0" in unit.split()
 
 
-def test_nothing_happens_while_slurm_does_not_answer(watcher: Any, slurm: Slurm) -> None:
+def test_watcher_does_nothing_while_slurm_does_not_answer(watcher: Any, slurm: Slurm) -> None:
     slurm.jobs = {"7": Job(N2)}
     slurm.silent = {N2}
     look(watcher)
@@ -785,7 +783,7 @@ def test_nothing_happens_while_slurm_does_not_answer(watcher: Any, slurm: Slurm)
 
 @pytest.fixture
 def full_port() -> Iterator[int]:
-    """A port on which the kernel answers no further connection, like a host that is gone."""
+    """A port on which the kernel accepts no further connection, like that of a lost host."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.bind(("127.0.0.1", 0))
@@ -797,7 +795,7 @@ def full_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_refused_connections_are_answers(
+def test_refused_connection_is_an_answer(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as unused:
@@ -806,7 +804,7 @@ def test_refused_connections_are_answers(
         assert program.slurm.silent_nodes([program.Node(N1, "127.0.0.1", "IDLE")], 20.0) == set()
 
 
-def test_a_connection_without_an_answer_is_a_miss(
+def test_connection_without_an_answer_is_a_miss(
     program: ModuleType, full_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program.slurm, "ALIVE_PORT", full_port)
@@ -815,7 +813,7 @@ def test_a_connection_without_an_answer_is_a_miss(
     assert program.slurm.silent_nodes(nodes, 0.2) == {N1}
 
 
-def test_a_job_is_requeued_if_slurmctld_has_forgotten_its_end(watcher: Any, slurm: Slurm) -> None:
+def test_job_is_requeued_if_slurmctld_has_forgotten_its_end(watcher: Any, slurm: Slurm) -> None:
     """A killed slurmctld starts with a state that is some seconds old. It sees its error after
     minutes.
     """
@@ -842,7 +840,7 @@ def test_a_job_is_requeued_if_slurmctld_has_forgotten_its_end(watcher: Any, slur
     assert slurm.calls.count("scontrol requeue 7") == 2
 
 
-def test_a_node_without_an_answer_about_its_jobs_is_asked_again(watcher: Any, slurm: Slurm) -> None:
+def test_node_without_an_answer_about_its_jobs_is_asked_again(watcher: Any, slurm: Slurm) -> None:
     slurm.jobs = {"11": Job(N3, host=N3)}
     slurm.boot = int(slurm.now)
     slurm.now += 10
@@ -853,7 +851,7 @@ def test_a_node_without_an_answer_about_its_jobs_is_asked_again(watcher: Any, sl
     assert slurm.calls.count("scontrol requeue 11") == 1
 
 
-def test_a_job_that_ends_while_nodes_are_asked_is_not_requeued(
+def test_job_that_ends_while_nodes_are_asked_is_not_requeued(
     watcher: Any, program: ModuleType, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(node: Any) -> tuple[str, list[str]]:
@@ -870,7 +868,7 @@ def test_a_job_that_ends_while_nodes_are_asked_is_not_requeued(
     ("answer", "jobs"),
     [("jobs 7 8", ["7", "8"]), ("jobs", []), ("ok", None), ("no", None), ("", None)],
 )
-def test_only_a_list_counts_as_a_list_of_jobs(
+def test_request_list_of_an_older_fence_program_is_unknown(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch, answer: str, jobs: list[str] | None
 ) -> None:
     """The program of an earlier version answers `ok`."""

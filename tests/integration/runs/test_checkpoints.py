@@ -114,13 +114,13 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], set[str]]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_latest_of_each_family_comes_and_others_are_named(remote, tree, layout):
+def test_latest_checkpoint_of_each_series_is_fetched(remote, tree, layout):
     names, stay = LAYOUTS[layout]
     fill(remote, *names)
-    here, manifest = fetched(remote, tree)
+    fetched_names, manifest = fetched(remote, tree)
     skipped = {one.path: one for one in manifest.skipped}
     assert set(skipped) == stay
-    assert here == {
+    assert fetched_names == {
         name for name in names if not any(f"{name}/".startswith(f"{one}/") for one in stay)
     }
     for path, one in skipped.items():
@@ -130,37 +130,37 @@ def test_latest_of_each_family_comes_and_others_are_named(remote, tree, layout):
         assert one.reason.endswith(": `clusterctl collect 12 --checkpoints all`")
 
 
-def test_one_that_was_only_begun_is_not_the_latest(remote, tree):
+def test_unfinished_checkpoint_is_not_the_latest(remote, tree):
     fill(remote, "checkpoint-1/a")
     (remote / "checkpoint-2").mkdir()
-    here, manifest = fetched(remote, tree)
-    assert here == {"checkpoint-1/a"}
+    fetched_names, manifest = fetched(remote, tree)
+    assert fetched_names == {"checkpoint-1/a"}
     assert [(one.path, one.files) for one in manifest.skipped] == [("checkpoint-2", 0)]
 
 
 @pytest.mark.parametrize("selection", [EVERY, ALL])
-def test_all_come(remote, tree, selection):
+def test_checkpoints_all_fetches_all(remote, tree, selection):
     names = [name for layout in LAYOUTS.values() for name in layout[0] if name != "checkpoint"]
     fill(remote, *names)
     assert fetched(remote, tree, selection)[0] == set(names)
 
 
-def test_none_comes(remote, tree):
+def test_checkpoints_none_fetches_none(remote, tree):
     fill(remote, "checkpoints/iteration-00000001/a", "checkpoint/b", "last.ckpt", "x")
-    here, manifest = fetched(remote, tree, NONE)
-    assert here == {"x"}
+    fetched_names, manifest = fetched(remote, tree, NONE)
+    assert fetched_names == {"x"}
     assert {one.path for one in manifest.skipped} == {"checkpoints", "checkpoint", "last.ckpt"}
 
 
 @pytest.mark.parametrize(
     "name", ["checkpoint-3/a", *in_sweep("checkpoints/step_3/a", "checkpoint/a", "a.ckpt")]
 )
-def test_large_checkpoint_stays_with_the_command_for_it(remote, tree, name):
+def test_large_checkpoint_is_skipped_with_the_command_to_fetch(remote, tree, name):
     fill(remote, name, "x")
     (remote / name).write_bytes(bytes(3 << 20))
-    here, manifest = fetched(remote, tree, Selection(max_checkpoint=2 << 20))
+    fetched_names, manifest = fetched(remote, tree, Selection(max_checkpoint=2 << 20))
     (one,) = manifest.skipped
-    assert here == {"x"}
+    assert fetched_names == {"x"}
     assert one.bytes == 3 << 20
     sizes, command = one.reason.split(": ")
     assert re.findall(r"[\d.]+ MiB", sizes) == ["3.0 MiB", "2.0 MiB"]
@@ -174,8 +174,8 @@ def test_link_in_place_of_a_checkpoint_is_not_followed(remote, tree, tmp_path):
     (remote / "checkpoint-2").mkdir()
     (remote / "checkpoint-2" / "a").symlink_to("/etc/passwd")
     fill(remote, "checkpoint-1/a")
-    here, manifest = fetched(remote, tree)
-    assert here == {"checkpoint-1/a"}
+    fetched_names, manifest = fetched(remote, tree)
+    assert fetched_names == {"checkpoint-1/a"}
     assert {one.path: one.files for one in manifest.skipped} == {
         "checkpoints": 0,
         "checkpoint-2": 0,
@@ -193,7 +193,7 @@ def test_link_named_like_a_checkpoint_has_its_target(remote, tree, selection, na
     }
 
 
-def test_everything_means_the_outputs_too(remote, tree):
+def test_collect_all_fetches_outputs_too(remote, tree):
     fill(remote, "results/a", "b", "checkpoint-1/c")
     outputs = Outputs(["results/**"])
     manifest = fetch_source(Source(str(remote), outputs=outputs), tree)

@@ -47,7 +47,7 @@ def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], 
     return found, manifest
 
 
-def test_what_each_host_wrote_comes_together(tmp_path: Path) -> None:
+def test_collect_joins_the_folders_of_all_hosts(tmp_path: Path) -> None:
     given = {"job.sbatch": "#!/bin/bash\n"}
     found, manifest = fetched(
         tmp_path,
@@ -64,7 +64,7 @@ def test_what_each_host_wrote_comes_together(tmp_path: Path) -> None:
     assert sum(manifest.files.values()) == sum(map(len, found.values()))
 
 
-def test_two_files_of_one_name_are_both_kept(tmp_path: Path) -> None:
+def test_collect_keeps_both_files_of_a_name(tmp_path: Path) -> None:
     found, _ = fetched(
         tmp_path, {"result.txt": "rank 0"}, {"result.txt": "rank 1"}, {"result.txt": "rank 1"}
     )
@@ -76,19 +76,21 @@ def test_two_files_of_one_name_are_both_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [{"out": "a file"}, *in_sweep({"out/deep": "in a folder"})])
-def test_file_here_and_a_folder_there(tmp_path: Path, first: Mapping[str, str]) -> None:
+def test_collect_of_a_file_and_a_folder_of_the_same_name(
+    tmp_path: Path, first: Mapping[str, str]
+) -> None:
     other = {"out/deep": "in a folder"} if "out" in first else {"out": "a file"}
     found, _ = fetched(tmp_path, first, other)
     (name, content) = next(iter(other.items()))
     assert found == {**first, f"nodes/node2/{name}": content}
 
 
-def test_job_may_have_files_where_ours_would_go(tmp_path: Path) -> None:
+def test_collect_renames_job_files_named_like_ours(tmp_path: Path) -> None:
     found, _ = fetched(tmp_path, {"a": "1", "nodes/node2/a": "mine"}, {"a": "2"})
     assert found == {"a": "1", "nodes/node2/a": "mine", "nodes/node2_/a": "2"}
 
 
-def test_interrupted_collect_goes_on(tmp_path: Path) -> None:
+def test_interrupted_collect_continues(tmp_path: Path) -> None:
     (tmp_path / "work" / "tree").mkdir(parents=True)
     (tmp_path / "work" / "tree" / "old").write_text("of a collect that was cut off")
     found, _ = fetched(tmp_path, {"a": "1"}, {"b": "2"})

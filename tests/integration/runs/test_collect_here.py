@@ -57,7 +57,7 @@ def test_collect_everywhere_puts_each_run_into_its_folder(session, jobs, folders
 
 
 @pytest.mark.parametrize("given", [{"ids": True}, {"out": True, "everywhere": True}])
-def test_collect_puts_runs_where_the_user_says(session, jobs, folders, tmp_path, given):
+def test_collect_writes_to_the_folder_of_out(session, jobs, folders, tmp_path, given):
     out = tmp_path / "out" if given.get("out") else None
     ids = jobs if given.get("ids") else None
     runs = collect(session, ids, out=out, everywhere=bool(given.get("everywhere")))
@@ -139,7 +139,7 @@ def content(run: RunRecord) -> dict[str, bytes]:
         lambda d: os.truncate(d / "run.json", 200),
     ],
 )
-def test_collect_of_a_damaged_run_mends_it_in_place(session, run, damage):
+def test_collect_repairs_a_damaged_run_in_place(session, run, damage):
     before = content(run)
     (run.directory / "notes.md").write_text("mine")
     damage(run.directory)
@@ -159,7 +159,7 @@ def test_collect_of_a_damaged_run_mends_it_in_place(session, run, damage):
     assert collect(session, [run.job_id])[0].collected_at == loaded.collected_at
 
 
-def test_collect_keeps_a_changed_file_beside_the_mended_one(session, run):
+def test_collect_keeps_a_changed_file_beside_the_repaired_one(session, run):
     (run.directory / "rst.500").write_text("edited")
     collect(session, [run.job_id])
     assert (run.directory / "rst.500").read_text() != "edited"
@@ -176,7 +176,7 @@ def test_collect_of_a_run_without_its_record_keeps_a_changed_file(session, run):
     assert [path.name for path in run.directory.rglob("*.changed")] == ["rst.500.changed"]
 
 
-def test_collect_of_a_damaged_run_says_what_the_cluster_no_longer_has(session, cluster, run):
+def test_collect_of_a_damaged_run_names_files_lost_on_the_cluster(session, cluster, run):
     (entry,) = cluster.ledger.entries()
     (Path(entry.remote_dir) / "files" / "rst.500").unlink()
     (run.directory / "rst.500").write_text("damaged")

@@ -31,7 +31,7 @@ def test_hostile_names_survive(remote, tree):
     assert content(tree) == content(remote)
 
 
-def test_nothing_but_files_is_fetched_and_all_else_is_named(remote, tree, tmp_path, monkeypatch):
+def test_fetch_takes_regular_files_and_names_the_others(remote, tree, tmp_path, monkeypatch):
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "key").write_text("secret")
@@ -50,7 +50,7 @@ def test_nothing_but_files_is_fetched_and_all_else_is_named(remote, tree, tmp_pa
     assert skipped == links | {"pipe": "a named pipe", "socket": "a socket"}
 
 
-def test_modes_and_hard_links_are_not_taken_over(remote, tree):
+def test_fetch_ignores_modes_and_hard_links(remote, tree):
     (remote / "suid").write_text("x")
     (remote / "suid").chmod(0o6777)
     os.link(remote / "suid", remote / "b")
@@ -83,7 +83,7 @@ def test_names_that_clusterctl_writes_itself(remote, tree):
     }
 
 
-def test_more_files_than_one_command_takes(remote, tree):
+def test_fetch_of_more_files_than_a_command_takes(remote, tree):
     """Also empty and large ones."""
     (remote / "empty").touch()
     (remote / "large").write_bytes(os.urandom(5 << 20))
@@ -93,7 +93,7 @@ def test_more_files_than_one_command_takes(remote, tree):
     assert content(tree) == content(remote)
 
 
-def test_after_a_break_only_the_rest_is_fetched(remote, tree):
+def test_fetch_after_a_break_transfers_the_rest(remote, tree):
     for name in ("one", "other"):
         (remote / name).write_bytes(os.urandom(4 << 20))
     with pytest.raises(UnreachableError):
@@ -105,7 +105,7 @@ def test_after_a_break_only_the_rest_is_fetched(remote, tree):
     assert content(tree) == content(remote)
 
 
-def test_what_was_damaged_or_is_gone_meanwhile(remote, tree):
+def test_fetch_reports_files_damaged_or_removed_meanwhile(remote, tree):
     (remote / "a").write_text("right")
     (remote / "b").write_text("soon gone")
     fetch(remote, tree)
@@ -119,7 +119,7 @@ def test_what_was_damaged_or_is_gone_meanwhile(remote, tree):
     assert not (tree / "sub").exists()
 
 
-def test_link_in_the_way_is_replaced_not_followed(remote, tree, tmp_path):
+def test_fetch_replaces_a_link_in_the_target_folder(remote, tree, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (remote / "sub").mkdir()
@@ -171,7 +171,7 @@ class Changing(LocalTransport):
 FOLDER = b'["'  # how the request to list one begins
 
 
-def test_log_that_grows_is_taken_as_long_as_it_was(remote, tree):
+def test_fetch_of_a_growing_log_takes_the_listed_length(remote, tree):
     log = remote / "stdout.log"
     log.write_text("one\n")
     fetch(
@@ -181,7 +181,7 @@ def test_log_that_grows_is_taken_as_long_as_it_was(remote, tree):
 
 
 @pytest.mark.parametrize("change", ["other", "sho", None])
-def test_file_that_changed_meanwhile_is_read_again(remote, tree, change):
+def test_fetch_reads_a_changed_file_again(remote, tree, change):
     file = remote / "a"
     file.write_text("first")
     (remote / "b").write_text("stays")
@@ -219,14 +219,14 @@ def test_file_that_never_holds_still(remote, tree):
 @pytest.mark.parametrize(
     "change", [lambda file: os.truncate(file, 10), lambda file: os.truncate(file, MUCH + 4)]
 )
-def test_file_that_becomes_shorter_or_longer_while_it_is_read(remote, tree, change):
+def test_fetch_of_a_file_that_changes_its_length(remote, tree, change):
     file = remote / "stdout.log"
     file.write_bytes(bytes(MUCH))
     fetch(remote, tree, Changing(lambda: change(file), late=True))
     assert content(tree) == {b"stdout.log": bytes(min(file.stat().st_size, MUCH))}
 
 
-def test_hashes_are_those_of_what_arrived(remote, tree):
+def test_fetch_records_hashes_of_the_received_files(remote, tree):
     (remote / "a").write_text("one")
     (remote / "run.json").write_text("two")
     for _ in range(2):  # the second time it is all here
@@ -237,6 +237,6 @@ def test_hashes_are_those_of_what_arrived(remote, tree):
         }
 
 
-def test_folder_that_is_not_there(remote, tree):
+def test_fetch_of_a_missing_folder(remote, tree):
     manifest = fetch(remote / "gone", tree)
     assert (manifest.files, len(manifest.skipped)) == ({}, 1)

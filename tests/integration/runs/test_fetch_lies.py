@@ -125,7 +125,7 @@ def test_listings_that_contradict_themselves_are_refused(listing, remote, tree, 
     assert content(tree) == {}
 
 
-def test_file_called_like_one_on_its_way_stays(remote, tree):
+def test_fetch_keeps_a_file_named_like_a_partial_one(remote, tree):
     """Another file's arrival would take its place."""
     name = f".clusterctl-{'0' * 32}.part"
     (remote / name).write_text("a job's")
@@ -176,7 +176,7 @@ def test_links_that_the_cluster_lists_never_lead_out(target):
     assert [entry.path for entry in chosen if entry.kind == Kind.LINK] == []
 
 
-def test_nothing_is_below_a_link_that_the_cluster_lists(remote, tree):
+def test_fetch_refuses_files_below_a_listed_link(remote, tree):
     listing = row(b"x", kind="folder") + link(b"a", b"x") + row(b"a/b")
     with refused("answer-garbled", CollectError):
         fetch(remote, tree, Lying(listing, b""))
@@ -235,7 +235,7 @@ LARGE_ONE = header(len(LARGE))
         (len(LARGE), LARGE_ONE + LARGE_ONE + LARGE + header(34), "transfer-differs"),
     ],
 )
-def test_cluster_that_sends_other_than_it_said(lie, remote, tree, verb, error):
+def test_fetch_refuses_files_that_differ_from_the_listing(lie, remote, tree, verb, error):
     size, sent, code = lie
     with refused(code, error):
         verb(remote, tree, Lying(row(b"a", size=size), sent))
@@ -243,7 +243,7 @@ def test_cluster_that_sends_other_than_it_said(lie, remote, tree, verb, error):
 
 @BOTH
 @pytest.mark.parametrize("data", [b"y", LARGE])
-def test_file_that_changed_meanwhile_is_not_taken(data, remote, tree, verb, error):
+def test_fetch_skips_a_file_that_changed_meanwhile(data, remote, tree, verb, error):
     listing = row(b"a", size=len(data))
     with refused("files-keep-changing" if verb is fetch else "files-changed", error):
         verb(remote, tree, Lying(listing, file_of(data, changed_to=hashlib.sha256(b"z").digest())))
@@ -252,7 +252,7 @@ def test_file_that_changed_meanwhile_is_not_taken(data, remote, tree, verb, erro
     assert content(tree) == {b"a": data}
 
 
-def test_run_that_does_not_fit_the_disk(remote, tree):
+def test_fetch_of_a_run_larger_than_the_disk_is_refused(remote, tree):
     with refused("no-room", CollectError):
         fetch_source(
             Source(str(remote), selection=Selection(max_file=10**18)),
@@ -284,7 +284,7 @@ def test_get_refuses_names_that_were_not_requested(listing, remote, tree):
     assert content(tree) == {b".bashrc": b"the user's"}
 
 
-def test_get_of_a_folder_without_a_name_accepts_only_one_name(remote, tree):
+def test_get_of_a_folder_accepts_a_single_name(remote, tree):
     home = row(b"ada", kind="folder") + row(b"ada/a")
     get_paths(Lying(home, file_of(b"x")), ["."], tree)
     assert content(tree) == {b"ada/a": b"x"}
@@ -314,7 +314,7 @@ def test_get_refuses_targets_that_no_link_can_have(target, remote, tree):
 
 @BOTH
 @pytest.mark.parametrize("mtime", [-(1 << 63), (1 << 63) - 1])
-def test_times_out_of_range_of_a_disk_do_no_harm(mtime, remote, tree, verb, error):
+def test_fetch_accepts_times_out_of_range(mtime, remote, tree, verb, error):
     verb(remote, tree, Lying(row(b"a", mtime=mtime), file_of(b"x")))
     assert content(tree) == {b"a": b"x"}
 
@@ -361,7 +361,7 @@ def test_list_without_end_is_refused_by_every_verb(monkeypatch, verb, remote, tr
     assert content(tree) == {}
 
 
-def test_list_that_does_not_end(monkeypatch, remote, tree):
+def test_fetch_of_an_endless_listing_is_refused(monkeypatch, remote, tree):
     lists = [(1 << 28, "x" * (2 << 20)), (1 << 28, "alive\n" * 1_300_000), (999, "alive\n" * 200)]
     for most, listing in lists:
         monkeypatch.setattr("clusterctl.transport.get._MOST_BYTES", most)
@@ -369,7 +369,7 @@ def test_list_that_does_not_end(monkeypatch, remote, tree):
             fetch(remote, tree, Lying(listing, b""))
 
 
-def test_of_many_things_that_stay_only_the_first_are_named(remote, tree):
+def test_fetch_names_the_first_of_many_skipped_files(remote, tree):
     listing = "".join(
         f"left {base64.b64encode(b'%d' % i).decode()} 0 0 0 0 a pipe\n" for i in range(3000)
     )
@@ -379,7 +379,7 @@ def test_of_many_things_that_stay_only_the_first_are_named(remote, tree):
 
 
 @given(st.binary(min_size=1, max_size=40))
-def test_no_path_gets_out_of_the_folder(path):
+def test_fetch_refuses_a_path_outside_the_folder(path):
     above = [
         row(b"/".join(path.split(b"/")[:n]), kind="folder") for n in range(1, path.count(b"/") + 1)
     ]

@@ -40,7 +40,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("fault", ["full", *in_sweep("no-inodes", "read-only")])
-def test_run_that_found_no_room_comes_home_later(session, cluster, tmp_path, fault):
+def test_collect_after_a_full_disk_completes_the_run(session, cluster, tmp_path, fault):
     job_id = finished(session, cluster, tmp_path, "echo hello")
     with small_disk(mib=40) as disk:
         disk.suffer(fault)
@@ -62,7 +62,7 @@ echo 'not json' >telemetry/n2.jsonl
 RESTARTED = """echo '{"time": 4e9, "event": "start", "restarts": 1}' >>job.events\n"""
 
 
-def test_what_a_run_holds(session, cluster, tmp_path, out):
+def test_collected_run_has_all_files(session, cluster, tmp_path, out):
     script = tmp_path / "job.sh"
     metrics = "echo '{\"loss\": 0.5}' >metrics.jsonl"
     script.write_text(f"#!/bin/bash\necho hello\n{metrics}\ncd ..\n{TELEMETRY}{RESTARTED}")
@@ -86,9 +86,9 @@ def test_what_a_run_holds(session, cluster, tmp_path, out):
     )
     (restart,) = run.tasks[0].interruptions
     assert (restart["number"], restart["started"]) == (1, 4e9)
-    told = json.loads((run.directory / "environment.json").read_text())
-    assert (told["client"]["job"]["name"], told["slurm"]) == ("mine", "22.05.8")
-    assert told["hosts"] == {"n1": {"host": "n1", "versions": {"python": "3.11.2"}}}
+    environment = json.loads((run.directory / "environment.json").read_text())
+    assert (environment["client"]["job"]["name"], environment["slurm"]) == ("mine", "22.05.8")
+    assert environment["hosts"] == {"n1": {"host": "n1", "versions": {"python": "3.11.2"}}}
     path = run.directory / "run.json"
     # A later version may have more to tell.
     for more in ({}, {"something_new": 1}):
@@ -106,7 +106,7 @@ def priced(session: Session, usd_per_hour: float) -> Session:
     return session
 
 
-def test_all_nodes_of_all_tasks_are_paid_for() -> None:
+def test_cost_counts_all_nodes_of_all_tasks() -> None:
     tasks = [
         TaskRecord(id="7_1", state="COMPLETED", nodes=("n1", "n2"), start_time=1000, end_time=4600),
         TaskRecord(id="7_2", state="FAILED", nodes=("n3",), start_time=1000, end_time=2800),
@@ -115,7 +115,7 @@ def test_all_nodes_of_all_tasks_are_paid_for() -> None:
     assert sum(task.node_hours for task in tasks) == 2.5
 
 
-def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
+def test_cost_counts_all_attempts_of_a_requeued_job(session, cluster, tmp_path, out):
     """Also if the job was cancelled before it started again, and not those of an earlier job with
     its id.
 
@@ -178,7 +178,7 @@ def test_all_attempts_of_a_requeued_job_count(session, cluster, tmp_path, out):
         assert RunRecord.load(run.directory) == run
 
 
-def test_time_from_an_end_to_its_requeue_costs_nothing(session, cluster, tmp_path, out):
+def test_cost_excludes_time_between_end_and_requeue(session, cluster, tmp_path, out):
     """A person requeued the job 40 s after its end, and the accounting ends the attempt only
     then.
     """
@@ -265,12 +265,12 @@ python3 -c "print('[' * 60_000)" >telemetry/n4.jsonl
 """
 
 
-def test_what_a_job_does_to_its_folder_does_not_hold_its_run_up(session, cluster, tmp_path, out):
+def test_collect_works_whatever_the_job_did_to_its_folder(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, HOSTILE)
     (run,) = collect(session, [job_id], out=out)
     assert RunRecord.load(run.directory) == run
-    told = json.loads((run.directory / "environment.json").read_text())
-    assert (told["client"]["job"]["name"], told["hosts"]) == ("mine", {})
+    environment = json.loads((run.directory / "environment.json").read_text())
+    assert (environment["client"]["job"]["name"], environment["hosts"]) == ("mine", {})
     assert {
         one.path: one.reason for one in run.skipped if one.path != "telemetry.log"
     } == dict.fromkeys(("outputs.json", "source.json"), "a named pipe")
@@ -291,7 +291,7 @@ def test_failed_run_has_its_diagnosis_and_its_cost(session, cluster, tmp_path, o
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"version": 1'])
-def test_what_is_no_run(tmp_path, text):
+def test_load_of_a_folder_without_a_run_is_refused(tmp_path, text):
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     with refused("not-a-run", CollectError):
@@ -301,7 +301,7 @@ def test_what_is_no_run(tmp_path, text):
 CHECK = ("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
 
 
-def test_collecting_twice_changes_nothing_and_the_sums_hold(session, cluster, tmp_path, out):
+def test_collect_twice_changes_nothing_and_checksums_match(session, cluster, tmp_path, out):
     job_id = finished(
         session, cluster, tmp_path, r"touch $'new\nline' 'back\slash' $'\xff'; echo x >'a b'"
     )
@@ -324,7 +324,7 @@ CHECKPOINTS = """mkdir -p checkpoints/step_1 checkpoints/step_2; echo 1 >checkpo
 echo 2 >checkpoints/step_2/w; echo result >result; touch $'new\\nline'"""
 
 
-def test_what_was_left_comes_later_and_touches_nothing(session, cluster, tmp_path, out):
+def test_later_collect_adds_skipped_files_and_changes_no_other(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, CHECKPOINTS)
     (run,) = collect(session, out=out)
     (left,) = run.skipped
@@ -348,7 +348,7 @@ def test_what_was_left_comes_later_and_touches_nothing(session, cluster, tmp_pat
     assert [path.name for path in out.iterdir()] == [run.directory.name]
 
 
-def test_run_that_the_user_removed_comes_again_only_if_named(session, cluster, tmp_path, out):
+def test_removed_run_is_collected_again_only_by_its_id(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     collect(session, [job_id], out=out)
     shutil.rmtree(out)
@@ -361,7 +361,7 @@ def test_run_that_the_user_removed_comes_again_only_if_named(session, cluster, t
 
 
 @pytest.mark.parametrize("what", ["run", *in_sweep("folder"), "file"])
-def test_what_stands_in_the_place_of_a_run_is_left_alone(session, cluster, tmp_path, out, what):
+def test_collect_leaves_a_folder_in_the_place_of_a_run(session, cluster, tmp_path, out, what):
     job_id = finished(session, cluster, tmp_path, "echo mine")
     place = out / f"demo-{job_id}-mine"
     if what == "file":
@@ -433,7 +433,7 @@ class Dropping(LocalTransport):
         return talk.receive()
 
 
-def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
+def test_interrupted_collect_leaves_no_partial_run(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, TELEMETRY)
     for at in range(1, 50):
         transport = Dropping(at)
@@ -450,7 +450,7 @@ def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
     assert [path.name for path in out.iterdir()] == [f"demo-{job_id}-mine"]
 
 
-def test_job_that_slurm_knows_no_more_comes_home_all_the_same(session, cluster, tmp_path, out):
+def test_job_that_slurm_forgot_is_collected(session, cluster, tmp_path, out):
     purged, known = (
         finished(session, cluster, tmp_path, f"echo {name}", name) for name in ("a", "b")
     )
@@ -501,7 +501,7 @@ def test_state_that_only_a_later_slurm_has_makes_a_snapshot(session, cluster, tm
     assert [run.state for run in collect(session, out=out)] == ["COMPLETED"]
 
 
-def test_run_comes_home_without_accounting(session, cluster, tmp_path, out):
+def test_run_is_collected_without_accounting(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     cluster.change(job_id, odd="sacct: fatal: no \x1b serializer")
     (run,) = collect(session, out=out)
@@ -537,18 +537,18 @@ def test_collect_without_accounting_completes_later(session, cluster, tmp_path, 
     assert all((run.directory / "sacct.json").exists() for run in runs)
 
 
-def test_runs_that_can_not_come_home_are_named_and_discarded(session, cluster, tmp_path, out):
+def test_runs_that_cannot_be_collected_are_named_and_discarded(session, cluster, tmp_path, out):
     for name in ("a", "b", "c"):
         finished(session, cluster, tmp_path, "true", name)
     out.mkdir()
     for name in ("1-a", "2-b"):
         (out / f".demo-{name}.incomplete").write_text("in the way")
-    told: list[RunRecord] = []
+    environment: list[RunRecord] = []
     with refused("runs-not-collected", CollectError, "job 1: ") as caught:
-        told.extend(collect_runs(session, out=out))
+        environment.extend(collect_runs(session, out=out))
     assert caught.value.jobs == ("1", "2")
     assert "job 2" in caught.value.failures[1].cause
-    assert [run.job_id for run in told] == ["3"]
+    assert [run.job_id for run in environment] == ["3"]
     assert [path.name for path in out.iterdir() if path.name[0] != "."] == ["demo-3-c"]
     with pytest.raises(CollectError) as caught:
         collect(session, out=out, discard=["1"])
@@ -573,7 +573,7 @@ def test_folder_that_can_not_be_written(session, cluster, tmp_path, out, monkeyp
     assert collect(session, [job_id], out=out)
 
 
-def test_jobs_of_others_are_not_collected(session, cluster, tmp_path, out):
+def test_jobs_of_other_users_are_not_collected(session, cluster, tmp_path, out):
     with refused("unknown-job", SchedulerError, "77") as caught:
         collect(session, ["77"], out=out)
     assert not caught.value.failures[0].retryable
@@ -605,13 +605,13 @@ def test_job_of_another_workspace_is_collected_by_its_id(session, cluster, tmp_p
     assert run.source is None
 
 
-def test_task_stands_for_its_array(session, cluster, tmp_path, out):
+def test_collect_of_a_task_collects_its_array(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     (run,) = collect(session, [f"{job_id}_3"], out=out)
     assert run.job_id == job_id
 
 
-def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, tmp_path, out):
+def test_collect_skips_large_files_that_were_sent_unchanged(session, cluster, tmp_path, out):
     folder = tmp_path / "project"
     folder.mkdir()
     for name in ("large", "changed", "grown"):

@@ -64,7 +64,7 @@ PUT: Mapping[str, Callable[[Path], object]] = {
     "kind",
     ["pipe", "sparse", "nested", "list", *in_sweep("endless", "dangling", "folder", "socket")],
 )
-def test_none_of_our_names_is_waited_for_or_followed(remote, tree, monkeypatch, kind):
+def test_fetch_skips_pipes_and_links_named_like_our_files(remote, tree, monkeypatch, kind):
     monkeypatch.chdir(remote)  # a socket's path may have at most 108 bytes
     for name in OURS:
         PUT[kind](remote / name)
@@ -77,7 +77,7 @@ def test_none_of_our_names_is_waited_for_or_followed(remote, tree, monkeypatch, 
         assert manifest.skipped == ()
 
 
-def test_link_in_place_of_the_folder_is_not_followed(remote, tree):
+def test_fetch_does_not_follow_a_link_in_place_of_the_folder(remote, tree):
     (remote / "stdout.log").write_text("said")
     swapped = remote.with_name("swapped")
     swapped.symlink_to(remote)
@@ -127,7 +127,7 @@ def with_links(remote: Path) -> None:
         (remote / name).symlink_to(target.format(remote=remote))
 
 
-def test_links_inside_a_job_come_home_and_others_are_recorded(remote, tree):
+def test_fetch_takes_links_inside_a_job_and_records_others(remote, tree):
     with_links(remote)
     manifest = fetch(remote, tree)
     assert b"link" not in content(tree).values()
@@ -139,12 +139,14 @@ def test_links_inside_a_job_come_home_and_others_are_recorded(remote, tree):
     }
     assert made == {name: home for name, (_, home) in LINKS.items() if home}
     assert (tree / "chain/a").read_text() == "steps/2/a"
-    told = {one.path: one.target for one in manifest.skipped if one.reason == "a symbolic link"}
+    described = {
+        one.path: one.target for one in manifest.skipped if one.reason == "a symbolic link"
+    }
     wanted = {name: target for name, (target, home) in LINKS.items() if not home}
-    assert told == wanted
+    assert described == wanted
 
 
-def test_links_are_made_over_nothing_and_through_nothing(tree, tmp_path):
+def test_fetch_creates_links_over_no_file_and_through_no_link(tree, tmp_path):
     """The user, or another host's copy, may have put other things into the run's folder."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -183,12 +185,12 @@ def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:
     """What a listing within these bounds fetches, and why it leaves the rest."""
     ours = {os.fsencode(name) for name in (*SENT_FILES, *WRITTEN_FILES, METRICS_FILE)}
     Listing(os.fsencode(top), ours, **bounds).folder(b"")
-    entries, left = parse_listing(capsys.readouterr().out.encode().splitlines())
+    entries, skipped = parse_listing(capsys.readouterr().out.encode().splitlines())
     files = {os.fsdecode(entry.path) for entry in entries if entry.kind == Kind.FILE}
-    return files, {os.fsdecode(entry.path): entry.payload for entry in left}
+    return files, {os.fsdecode(entry.path): entry.payload for entry in skipped}
 
 
-def test_folder_with_too_much_in_it_is_named_and_others_come(remote, capsys):
+def test_fetch_skips_and_names_an_overfull_folder(remote, capsys):
     for folder, count in (("many", 60), ("few", 5), ("telemetry", 2)):
         (remote / folder).mkdir()
         for number in range(count):
@@ -201,7 +203,7 @@ def test_folder_with_too_much_in_it_is_named_and_others_come(remote, capsys):
 
 
 @pytest.mark.parametrize("files", ["", "files"])
-def test_of_a_folder_with_too_much_on_top_only_our_files_come(remote, capsys, files):
+def test_fetch_of_an_overfull_folder_takes_our_files_only(remote, capsys, files):
     program = remote / files
     program.mkdir(exist_ok=True)
     for number in range(60):
@@ -233,7 +235,7 @@ def test_folders_nested_without_end(remote, tree):
     assert f"more than {DEEPEST}" in skipped.reason
 
 
-def test_path_that_fits_no_folder_here(remote, tree):
+def test_fetch_skips_a_path_too_long_for_this_machine(remote, tree):
     folder = remote
     for _ in range(9):
         folder /= "x" * 240
@@ -245,7 +247,7 @@ def test_path_that_fits_no_folder_here(remote, tree):
     assert ["2,048 bytes" in one.reason for one in manifest.skipped] == [True]
 
 
-def test_large_file_stays_with_the_command_that_brings_it(remote, tree, monkeypatch):
+def test_fetch_skips_a_large_file_with_the_command_to_get_it(remote, tree, monkeypatch):
     (remote / "image").write_bytes(bytes(2048))
     (remote / "results").write_text("x")
     for most, flag in ((fetching.MAX_FILE, "--all"), (1024, "--max-file 1GiB")):
@@ -254,11 +256,11 @@ def test_large_file_stays_with_the_command_that_brings_it(remote, tree, monkeypa
         assert content(tree) == {b"results": b"x"}
         (skipped,) = manifest.skipped
         assert (skipped.path, skipped.bytes) == ("image", 2048)
-        told = re.findall(r"[\d.]+ KiB|`.*`", skipped.reason)
-        assert told == ["2.0 KiB", "1.0 KiB", f"`clusterctl collect 7 {flag}`"]
+        described = re.findall(r"[\d.]+ KiB|`.*`", skipped.reason)
+        assert described == ["2.0 KiB", "1.0 KiB", f"`clusterctl collect 7 {flag}`"]
 
 
-def test_empty_folders_come_home(remote, tree):
+def test_fetch_takes_empty_folders(remote, tree):
     (remote / "results" / "empty").mkdir(parents=True)
     (remote / "run.json").mkdir()
     (remote / "new\nline").mkdir()
@@ -269,7 +271,7 @@ def test_empty_folders_come_home(remote, tree):
     assert here == {"results", "results/empty", "run.json.from-job", "new\nline"}
 
 
-def test_our_records_are_ours_whatever_a_job_writes(session, cluster, tmp_path):
+def test_collect_writes_its_records_whatever_a_job_writes(session, cluster, tmp_path):
     forged = "echo forged | tee spec.yaml job.sbatch source.json environment.client.json >/dev/null"
     honest = finished(session, cluster, tmp_path, "true", "honest")
     forger = finished(session, cluster, tmp_path, forged, "forger")
@@ -304,7 +306,7 @@ class Hanging(LocalTransport):
             yield Talk(talk, lambda real: real.receive(), send)
 
 
-def test_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp_path):
+def test_fetch_ends_a_hanging_reader_and_takes_the_other_files(session, cluster, tmp_path):
     ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
     stuck = cluster.ledger.find(ids[1])
     hanging = Hanging(str(stuck.remote_dir))
@@ -318,7 +320,7 @@ def test_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp_p
     ]
 
 
-def test_many_sparse_files_hold_nobody_up(remote, tree):
+def test_fetch_skips_sparse_files_without_hashing(remote, tree):
     """Forty of 60 GiB, each below the limit of one file, were hashed for an hour."""
     for number in range(40):
         with (remote / f"sparse{number}").open("wb") as file:
@@ -328,11 +330,11 @@ def test_many_sparse_files_hold_nobody_up(remote, tree):
     assert content(tree)[b"result"] == b"x"
     assert len(manifest.skipped) == 40
     assert manifest.skipped[0].bytes == 60 << 30
-    told = re.findall(r"[\d.]+ G?i?B|`.*`", manifest.skipped[0].reason)
-    assert told == ["60.0 GiB", "0 B", "16.0 GiB", "`clusterctl collect --all`"]
+    described = re.findall(r"[\d.]+ G?i?B|`.*`", manifest.skipped[0].reason)
+    assert described == ["60.0 GiB", "0 B", "16.0 GiB", "`clusterctl collect --all`"]
 
 
-def test_modules_in_the_home_are_not_what_readers_import(remote, tree, tmp_path, monkeypatch):
+def test_fetch_readers_import_no_modules_of_the_home(remote, tree, tmp_path, monkeypatch):
     """`clusterctl put json.py` puts it in the home, where remote programs start."""
     home = tmp_path / "home"
     home.mkdir()

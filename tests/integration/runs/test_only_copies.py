@@ -221,7 +221,7 @@ MORE: dict[str, Callable[[Stage], Path]] = {
 
 
 @pytest.mark.parametrize("way", [*WAYS, *in_sweep(*MORE)])
-def test_whatever_exists_only_there_is_found_and_brought_here(stage: Stage, way: str) -> None:
+def test_only_copies_are_found_and_brought(stage: Stage, way: str) -> None:
     file = (WAYS | MORE)[way](stage)
     found = stage.search.find()
     assert sum(one.files for one in found.files) == 1
@@ -288,7 +288,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("what", [*NOTHING])
-def test_what_is_elsewhere_or_worth_nothing_stops_nobody(stage: Stage, what: str) -> None:
+def test_only_copies_ignore_copied_and_worthless_files(stage: Stage, what: str) -> None:
     NOTHING[what](stage)
     assert stage.search.find().lines == ()
 
@@ -308,7 +308,7 @@ def test_files_of_a_session_and_of_a_job_named_alike_count(stage: Stage, path: s
     assert [one.files for one in stage.search.find().files] == [1]
 
 
-def test_attach_leaves_nothing_that_counts(stage: Stage) -> None:
+def test_only_copies_ignore_files_of_attach(stage: Stage) -> None:
     """In clusterctl's folder on a cluster of other people; a killed `attach` leaves the proof's
     folder.
     """
@@ -356,7 +356,7 @@ def requeued(stage: Stage) -> None:
         (left_behind, 1, "an older checkpoint"),
     ],
 )
-def test_one_line_a_job_says_why_its_files_count(
+def test_only_copies_have_a_line_for_each_job_with_the_reason(
     stage: Stage, way: Callable[[Stage], object], files: int, why: str
 ) -> None:
     way(stage)
@@ -367,7 +367,7 @@ def test_one_line_a_job_says_why_its_files_count(
 
 
 @pytest.mark.parametrize("how", ["", "link"])
-def test_file_is_no_copy_of_itself(stage: Stage, how: str) -> None:
+def test_only_copies_ignore_a_copy_that_is_the_file_itself(stage: Stage, how: str) -> None:
     """Where the hosts' shared folder is there on this machine, too: it is one of them, or has it
     mounted.
     """
@@ -402,7 +402,7 @@ def test_copies_of_kept_storage_are_known_to_later_workspaces(stage: Stage) -> N
     assert names == {"weights", "set.csv", "mine-a1b2"}
 
 
-def test_of_sparse_files_both_sizes_are_told(stage: Stage) -> None:
+def test_only_copies_show_both_sizes_of_sparse_files(stage: Stage) -> None:
     for number in range(2):
         os.truncate(stage.write(f"vm/disk{number}", "x"), 2 << 20)
     stage.write("whole", "x" * (3 << 20))
@@ -413,7 +413,7 @@ def test_of_sparse_files_both_sizes_are_told(stage: Stage) -> None:
     assert ": 3.0 MiB in 1 " in str(whole)
 
 
-def test_very_many_files_are_told_in_bounded_number(stage: Stage) -> None:
+def test_only_copies_list_a_bounded_number_of_files(stage: Stage) -> None:
     for number in range(remote_copies.MOST_TOLD + 5):
         stage.write(f"f{number:03}", "x" * (number + 1))
     found = stage.search.find()
@@ -424,7 +424,7 @@ def test_very_many_files_are_told_in_bounded_number(stage: Stage) -> None:
     assert len(error.failures) == len(found.files)
 
 
-def test_home_always_goes_to_the_same_folder(stage: Stage) -> None:
+def test_bring_of_a_home_uses_the_same_folder(stage: Stage) -> None:
     (stage.out / "demo-home-ada").mkdir()
     for name in ("one", "two"):
         stage.write(name)
@@ -434,7 +434,7 @@ def test_home_always_goes_to_the_same_folder(stage: Stage) -> None:
     assert not list((stage.out / "demo-home-ada").iterdir())
 
 
-def test_what_is_here_is_never_overwritten(stage: Stage) -> None:
+def test_bring_never_overwrites_local_files(stage: Stage) -> None:
     """Nor is a file where a folder should go."""
     stage.write("notes/plan.txt", "first")
     (folder,) = stage.bring()
@@ -453,7 +453,7 @@ def test_what_is_here_is_never_overwritten(stage: Stage) -> None:
     assert not stage.search.find()
 
 
-def test_small_files_that_are_not_named_make_no_folder(stage: Stage) -> None:
+def test_bring_of_no_named_file_creates_no_folder(stage: Stage) -> None:
     unnamed = OnlyCopies(
         files=(only_copies.UncopiedFiles("others", "ada", 3, 30, 0, host="demo-ctl"),)
     )
@@ -470,7 +470,7 @@ def test_folder_that_can_not_be_written_is_named(stage: Stage) -> None:
     assert str(stage.out.parent) in caught.value.where
 
 
-def test_damaged_note_of_what_was_brought_is_passed_over(stage: Stage) -> None:
+def test_damaged_record_of_brought_files_is_skipped(stage: Stage) -> None:
     stage.write("weights")
     stage.bring()
     with stage.workspace.copies.open("a") as file:
@@ -481,7 +481,7 @@ def test_damaged_note_of_what_was_brought_is_passed_over(stage: Stage) -> None:
     assert not stage.search.find()
 
 
-def test_signs_of_life_of_a_long_look_are_no_files(stage, monkeypatch):
+def test_progress_lines_of_a_long_search_are_not_files(stage, monkeypatch):
     """A home with very many files takes more than a second to look through, also to list."""
     texts = base.module_texts
     monkeypatch.setattr(
@@ -495,7 +495,7 @@ def test_signs_of_life_of_a_long_look_are_no_files(stage, monkeypatch):
 @pytest.mark.parametrize(
     "line", ["[]", "3", '{"files": 1}', '{"unread": "/"}', "nothing", '{"alive": 1}', "[" * 100_000]
 )
-def test_answer_that_makes_no_sense_is_no_answer(
+def test_search_with_an_invalid_answer_fails(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     monkeypatch.setattr(
@@ -584,7 +584,7 @@ def test_bring_of_any_top_writes_into_one_folder_of_out(stage: Stage, top: bytes
     "listing",
     [FILE.replace(encoded(b"a"), encoded(path)) for path in (b"/etc/x", b"../x", b"b/x", b"a\0")],
 )
-def test_bring_of_paths_that_lead_elsewhere_writes_nothing(stage: Stage, listing: str) -> None:
+def test_bring_of_paths_outside_the_folder_writes_nothing(stage: Stage, listing: str) -> None:
     stage.transport = Lying(listing, SENT)
     before = {*stage.out.iterdir()}
     with refused("answer-garbled", TransferError):
@@ -592,7 +592,7 @@ def test_bring_of_paths_that_lead_elsewhere_writes_nothing(stage: Stage, listing
     assert {*stage.out.iterdir()} == before
 
 
-def test_host_that_does_not_answer_is_named(stage: Stage) -> None:
+def test_only_copies_name_a_host_that_does_not_answer(stage: Stage) -> None:
     class Dead(ThisMachine):
         def converse(self, *_: object, **__: object) -> AbstractContextManager[Conversation]:
             raise UnreachableError("no route")
@@ -603,7 +603,7 @@ def test_host_that_does_not_answer_is_named(stage: Stage) -> None:
     assert why.endswith("no route")
 
 
-def test_on_disks_of_hosts_all_count_but_files_of_daemons(tmp_path: Path) -> None:
+def test_only_copies_on_host_disks_exclude_files_of_daemons(tmp_path: Path) -> None:
     """And what programs leave in folders for temporary files."""
     file = tmp_path / "file"
     file.write_text("x")
@@ -635,7 +635,7 @@ def test_homes_with_start_up_files_leave_no_file_open(stage: Stage) -> None:
     assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
-def test_same_name_on_two_hosts_is_two_files() -> None:
+def test_only_copies_of_a_name_on_two_hosts_are_two_files() -> None:
     one, two = (remote_copies.digest(host, b"/scratch/shard", 10, 0) for host in (b"n1", b"n2"))
     assert one != two
 
@@ -654,7 +654,7 @@ def up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return stage
 
 
-def test_job_at_work_does_not_keep_collect_all_from_its_end(up: Stage) -> None:
+def test_collect_all_ends_beside_a_running_job(up: Stage) -> None:
     ledger = Ledger(up.workspace.jobs)
     ledger.update(ledger.entries()[0], run_state="RUNNING")
     changed(up, f"{JOB}/stdout.log", "step 1\nstep 2\n")
@@ -664,7 +664,7 @@ def test_job_at_work_does_not_keep_collect_all_from_its_end(up: Stage) -> None:
     assert [one.job_id for one in up.search.find().files] == ["1"]
 
 
-def test_file_that_never_holds_still_is_an_error_that_names_it(
+def test_bring_of_a_file_that_keeps_changing_is_refused_by_name(
     up: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = up.write("grows")
@@ -680,7 +680,7 @@ def test_file_that_never_holds_still_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("provider", ["local", "onprem"])
-def test_what_lies_on_machines_of_the_users_own_is_not_brought(up: Stage, provider: str) -> None:
+def test_bring_all_skips_homes_on_machines_of_the_user(up: Stage, provider: str) -> None:
     up.write("models/final.pt")
     inventory = replace(up.search.inventory, provider=provider)
     up.workspace.inventory.write_text(inventory.text)
@@ -688,9 +688,7 @@ def test_what_lies_on_machines_of_the_users_own_is_not_brought(up: Stage, provid
     assert [folder.name for folder in folders] == ["demo-home-ada"] * (provider == "local")
 
 
-def test_more_files_than_one_transfer_takes_are_all_brought(
-    up: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bring_takes_more_files_than_a_transfer(up: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(only_copies, "_MOST_FILES", 5)
     for number in range(30):
         up.write(f"f{number:03}")

@@ -58,17 +58,17 @@ def collected(folder: Path, tmp_path: Path, *patterns: str) -> tuple[set[str], d
     job = JobSpec(name="j", script=folder / "my [1]!.py", outputs=patterns)
     tree = tmp_path / "run" / "tree"
     manifest = fetch_source(Source(str(folder), outputs=_outputs(outputs_file(job))), tree)
-    here = {
+    fetched_names = {
         str(p.relative_to(tree)).removesuffix(".from-job") for p in tree.rglob("*") if p.is_file()
     }
-    assert here >= OURS
-    return here - OURS, {one.path: one.reason for one in manifest.skipped}
+    assert fetched_names >= OURS
+    return fetched_names - OURS, {one.path: one.reason for one in manifest.skipped}
 
 
-def test_what_is_named_comes_and_the_rest_is_told_by_folder(job_folder, tmp_path):
+def test_outputs_fetches_matching_files_and_lists_skipped_folders(job_folder, tmp_path):
     (job_folder / "results" / "link.csv").symlink_to("/etc/passwd")
-    here, skipped = collected(job_folder, tmp_path, "results/**", "!results/tmp/**")
-    assert here == {
+    fetched_names, skipped = collected(job_folder, tmp_path, "results/**", "!results/tmp/**")
+    assert fetched_names == {
         "results/a.csv",
         "results/deep/b.csv",
         "task-1/metrics.jsonl",
@@ -91,7 +91,7 @@ def test_folder_that_is_excluded_later_stays(job_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "here"),
+    ("pattern", "fetched_names"),
     [
         ("*.pt", {"checkpoints/last.pt", "new\nline.pt"}),
         ("/notes.txt", {"notes.txt"}),
@@ -104,11 +104,11 @@ def test_folder_that_is_excluded_later_stays(job_folder, tmp_path):
         ("!stdout.log", set()),  # our own files always come
     ],
 )
-def test_patterns(job_folder, tmp_path, pattern, here):
-    assert collected(job_folder, tmp_path, pattern)[0] == here | {"task-1/metrics.jsonl"}
+def test_patterns(job_folder, tmp_path, pattern, fetched_names):
+    assert collected(job_folder, tmp_path, pattern)[0] == fetched_names | {"task-1/metrics.jsonl"}
 
 
-def test_jobs_own_file_of_patterns_says_nothing(job_folder, tmp_path):
+def test_outputs_ignores_a_pattern_file_of_the_job(job_folder, tmp_path):
     """Those that the job was submitted with are kept here."""
     (job_folder / OUTPUTS_FILE).write_text('{"patterns": ["*.pt"]}')
     assert collected(job_folder, tmp_path) == (THEIRS | {OUTPUTS_FILE}, {})

@@ -56,7 +56,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def ran(
+def run_job(
     session: Session, cluster: PlayedCluster, project: Path, body: str, **job: object
 ) -> Submitted:
     script = project / "own.sh"
@@ -118,14 +118,14 @@ def test_name_that_the_suffix_makes_may_be_taken() -> None:
     assert {*job_paths(b"stdout.log", b"files")} == {b"stdout.log"}
 
 
-def test_files_with_our_names_come_home_and_are_sent_again(
+def test_files_named_like_ours_are_collected_and_sent_again(
     session: Session, cluster: PlayedCluster, project: Path, tmp_path: Path
 ) -> None:
-    done = ran(session, cluster, project, "cat hostfile job.sbatch telemetry/__init__.py")
+    done = run_job(session, cluster, project, "cat hostfile job.sbatch telemetry/__init__.py")
     run = run_of(session, done, tmp_path / "runs")
     names = CARRIED[0], CARRIED[3], CARRIED[1]
-    said = "".join(f"mine: {name}\n" for name in names)
-    assert (run.directory / "stdout.log").read_text() == said
+    text = "".join(f"mine: {name}\n" for name in names)
+    assert (run.directory / "stdout.log").read_text() == text
     assert run.skipped == ()
     listed = json.loads((run.directory / "source.json").read_bytes())["files"]
     sent = {os.fsencode(item["path"]) for item in listed}
@@ -171,12 +171,12 @@ def array(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_program_touches_nothing_of_ours(
+def test_program_changes_no_file_of_clusterctl(
     session: Session, cluster: PlayedCluster, tmp_path: Path, behaviour: str, array: str | None
 ) -> None:
     (tmp_path / "project").mkdir()
     body = f"echo hello\n{BEHAVIOURS[behaviour]}\necho end"
-    done = ran(session, cluster, tmp_path / "project", body, array=array)
+    done = run_job(session, cluster, tmp_path / "project", body, array=array)
     run = run_of(session, done, tmp_path / "runs")
     ours = run.directory / (f"task-{array}" if array else "")
     events = [json.loads(line)["event"] for line in (ours / "job.events").read_text().splitlines()]
@@ -197,7 +197,7 @@ def test_job_of_an_earlier_version_is_collected_as_it_was_sent(
     """Its program and clusterctl shared the job's folder."""
     (tmp_path / "project").mkdir()
     body = "cd ..; echo x >result; echo y >run.json"
-    done = ran(session, cluster, tmp_path / "project", body)
+    done = run_job(session, cluster, tmp_path / "project", body)
     entry = cluster.ledger.find(done.job_id)
     assert entry is not None
     program = Path(done.remote_dir) / PROGRAM_FOLDER
@@ -215,11 +215,11 @@ def test_job_of_an_earlier_version_is_collected_as_it_was_sent(
 
 
 @pytest.mark.parametrize("is_flat", [False, True])
-def test_job_of_another_machine_tells_its_form_by_its_script(
+def test_job_of_another_machine_has_its_layout_in_its_script(
     session: Session, cluster: PlayedCluster, tmp_path: Path, is_flat: bool
 ) -> None:
     (tmp_path / "project").mkdir()
-    done = ran(session, cluster, tmp_path / "project", "echo x >stdout.log")
+    done = run_job(session, cluster, tmp_path / "project", "echo x >stdout.log")
     if is_flat:
         (Path(done.remote_dir) / "job.sbatch").write_text("#!/bin/bash\n")
     (tmp_path / "other").mkdir()

@@ -137,18 +137,18 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
         *in_sweep(("one", (380, "dark")), ("one", (1400, "light"))),
     ],
 )
-def test_all_is_drawn_and_nothing_is_asked_for(
+def test_report_draws_all_charts_without_requests(
     browser: Browser, reports: dict[str, Report], tmp_path: Path, which: str, view: tuple[int, Any]
 ) -> None:
     (width, scheme), path = view, tmp_path / "report.html"
     write_report(reports[which], path)
-    said: list[str] = []
-    asked: list[str] = []
+    messages: list[str] = []
+    requests: list[str] = []
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: said.append(dialog.message))
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("dialog", lambda dialog: messages.append(dialog.message))
+    page.on("request", lambda request: requests.append(request.url))
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-drawn]")
     drawn = page.evaluate(DRAWN)
@@ -162,12 +162,12 @@ def test_all_is_drawn_and_nothing_is_asked_for(
     is_dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 31)"
     assert is_dark is (scheme == "dark")
     assert page.title() == reports[which].as_dict()["title"]
-    assert said == []
-    assert asked == [path.as_uri()]
+    assert messages == []
+    assert requests == [path.as_uri()]
     page.close()
 
 
-def test_change_of_the_scheme_draws_anew_and_paper_has_all(
+def test_report_redraws_on_a_change_of_colors_and_prints_all(
     browser: Browser, reports: dict[str, Report], tmp_path: Path
 ) -> None:
     page = open_page(browser, reports["one"], tmp_path / "report.html", color_scheme="light")
@@ -283,7 +283,7 @@ NAMES = """() => [...document.querySelectorAll(".wide td:first-child")].map((one
 })"""
 
 
-def test_cards_have_names_and_words_are_whole_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+def test_report_cards_are_readable_on_a_phone(browser: Browser, tmp_path: Path) -> None:
     words = " ".join(f"--an-option-{'x' * n} demo-train-{n}" for n in range(12))
     runs = [trained(tmp_path, number, lr=number / 10, note=words) for number in (1, 2, 3)]
     view = {"viewport": {"width": 380, "height": 900}}
@@ -388,7 +388,7 @@ def test_single_point_between_gaps_is_a_marker(browser: Browser, tmp_path: Path)
         ("", 2e12, ["0", "5e+11", "1e+12", "1.5e+12", "2e+12"]),
     ],
 )
-def test_axes_have_no_values_that_can_not_be_and_short_labels(
+def test_report_axes_have_possible_values_and_short_labels(
     browser: Browser, tmp_path: Path, unit: str, highest: float, labels: list[str]
 ) -> None:
     chart = Chart("x", [Series("x", [(0, 0.0), (1, highest)])], y=unit, from_zero=bool(unit))
@@ -425,7 +425,7 @@ def luminance(color: str) -> float:
 
 
 @pytest.mark.parametrize("view", [(380, "light"), (1400, "dark")])
-def test_eight_runs_have_a_legible_color_each_in_all_charts(
+def test_report_of_eight_runs_has_legible_colors(
     browser: Browser, reports: dict[str, Report], tmp_path: Path, view: tuple[int, Any]
 ) -> None:
     """Lines need a contrast of 3:1 (https://www.w3.org/TR/WCAG21/#non-text-contrast)."""
@@ -446,7 +446,7 @@ def test_eight_runs_have_a_legible_color_each_in_all_charts(
     page.close()
 
 
-def test_evaluations_are_drawn_last_a_run_has_one_legend_entry(
+def test_report_draws_evaluations_last_with_one_legend_entry(
     browser: Browser, reports: dict[str, Report], tmp_path: Path
 ) -> None:
     page = open_page(browser, reports["two"], tmp_path / "report.html")

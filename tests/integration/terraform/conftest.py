@@ -21,7 +21,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 
 @pytest.fixture
 def work(chosen: Program, tmp_path: Path) -> Work:
-    """A folder that is set up."""
+    """A folder after `terraform init`."""
     made = Work(tmp_path / "terraform", chosen)
     made.hosts(one="small", two="small", three="small")
     made.terraform.init()

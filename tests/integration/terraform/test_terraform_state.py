@@ -1,4 +1,4 @@
-"""What a killed Terraform leaves of its state and its locks, and what the next run makes of it."""
+"""The state and the locks of a killed Terraform, and the next run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StateServer(ThreadingHTTPServer):
 
     @property
     def backend(self) -> str:
-        """The block of the module that uses it."""
+        """The block of the module that names this server."""
         address = f"http://127.0.0.1:{self.server_port}/"
         return (
             f"terraform {{\n"
@@ -105,14 +105,14 @@ def server() -> Iterator[StateServer]:
 
 @pytest.fixture
 def remote(chosen: Program, server: StateServer, tmp_path: Path) -> Work:
-    """A folder whose state is elsewhere."""
+    """A folder whose state is on the state server."""
     made = Work(tmp_path / "terraform", chosen, MODULE + server.backend)
     made.hosts(one="small")
     made.terraform.init()
     return made
 
 
-def test_a_torn_state_is_replaced_by_the_one_before(work: Work) -> None:
+def test_truncated_state_is_replaced_by_its_backup(work: Work) -> None:
     work.terraform.apply(work.terraform.plan())
     work.hosts(one="small", two="small", three="small", four="small")
     work.terraform.apply(work.terraform.plan())
@@ -135,7 +135,7 @@ def test_truncated_state_without_backup_is_set_aside(work: Work) -> None:
     assert not (work.folder / "errored.tfstate").exists()
 
 
-def test_no_state_at_all_is_no_torn_one(work: Work) -> None:
+def test_missing_state_is_not_truncated(work: Work) -> None:
     assert len(work.terraform.plan().real_changes) == 3
     assert not any("truncated" in line for line in work.said)
 
@@ -167,8 +167,8 @@ esac
 
 @dataclass
 class Bucket:
-    """A folder on which a Terraform is played that finds the state locked, since ``ago_s`` by
-    ``who``.
+    """A folder with a played Terraform, which finds the state locked by ``who`` since ``ago_s``
+    seconds.
     """
 
     folder: Path
@@ -191,7 +191,7 @@ class Bucket:
         terraform_in(self.folder, chosen=Program(self.folder / "terraform", "1.11.4")).plan()
 
     def died(self, *ago_s: float) -> None:
-        """Runs of ours began that long ago, and were killed."""
+        """Record runs of clusterctl that began this long ago and were killed."""
         (self.folder / ".clusterctl.runs").write_text(
             json.dumps([time.time() - ago for ago in ago_s])
         )
@@ -202,7 +202,7 @@ class Bucket:
         return path.read_text() if path.is_file() else ""
 
 
-def test_a_lock_that_a_dead_run_of_ours_left_is_released(tmp_path: Path) -> None:
+def test_state_lock_of_a_killed_run_is_released(tmp_path: Path) -> None:
     bucket = Bucket(tmp_path)
     bucket.died(3600, 60)
     bucket.plan(ME, ago_s=50)
@@ -219,8 +219,10 @@ def test_a_lock_that_a_dead_run_of_ours_left_is_released(tmp_path: Path) -> None
         "long after it",
     ],
 )
-def test_a_lock_of_another_stays(tmp_path: Path, died: float, who: str, ago_s: float) -> None:
-    """A user's own Terraform, in the same account, may be at work with it."""
+def test_state_lock_of_another_run_is_kept(
+    tmp_path: Path, died: float, who: str, ago_s: float
+) -> None:
+    """The user may run Terraform in the same account."""
     bucket = Bucket(tmp_path)
     bucket.died(died)
     with refused("plan", ProvisionError, HELD):
@@ -228,7 +230,7 @@ def test_a_lock_of_another_stays(tmp_path: Path, died: float, who: str, ago_s: f
     assert not bucket.unlocked
 
 
-def test_a_run_that_gets_the_lock_forgets_killed_runs(tmp_path: Path) -> None:
+def test_run_that_gets_the_lock_forgets_killed_runs(tmp_path: Path) -> None:
     bucket = Bucket(tmp_path)
     bucket.died(60)
     (tmp_path / "unlocked").touch()
@@ -238,7 +240,7 @@ def test_a_run_that_gets_the_lock_forgets_killed_runs(tmp_path: Path) -> None:
         bucket.plan(ME, ago_s=50)
 
 
-def test_a_run_that_came_to_its_end_left_no_lock(tmp_path: Path) -> None:
+def test_finished_run_is_not_recorded_as_killed(tmp_path: Path) -> None:
     bucket = Bucket(tmp_path)
     with pytest.raises(ZeroDivisionError), record_run(tmp_path):
         _ = 1 / 0
@@ -293,7 +295,7 @@ while :; do sleep 0.1; done
         (KeyboardInterrupt(), KeyboardInterrupt(), False),
     ],
 )
-def test_only_a_second_ctrl_c_prevents_the_state(
+def test_second_ctrl_c_ends_terraform_before_its_state_is_written(
     tmp_path: Path, first: BaseException, second: BaseException, kept: bool
 ) -> None:
     seconds = [second]
@@ -316,7 +318,7 @@ def test_only_a_second_ctrl_c_prevents_the_state(
     assert (tmp_path / "state").exists() is kept
 
 
-def test_kill_while_waiting_for_the_state_does_no_harm(tmp_path: Path) -> None:
+def test_sigkill_while_terraform_writes_its_state_keeps_the_state(tmp_path: Path) -> None:
     """The kernel tells the reaper, which was told to end before and took that for a second
     signal.
     """

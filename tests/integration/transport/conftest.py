@@ -1,6 +1,4 @@
-"""Fixtures: an sshd on loopback as the current user, a home on the cluster, a folder of difficult
-files.
-"""
+"""Fixtures: an sshd on loopback as the current user, a remote home, a folder of unusual files."""
 
 from __future__ import annotations
 
@@ -115,7 +113,7 @@ Reach = Callable[..., Transport]
 
 @pytest.fixture
 def reach() -> Iterator[Reach]:
-    """Makes transports to hosts, and closes their connections at the end."""
+    """Return a function that connects to a host. The connections are closed after the test."""
     made: list[tuple[Transport, Path]] = []
 
     def make(host: str, config: Path, **settings: Any) -> Transport:

@@ -38,7 +38,7 @@ except ClusterctlError as exc:
 ANSWER = "it is there"
 
 
-class Own:
+class UserSsh:
     """A user's own SSH configuration with an alias `campus`, and the workspace of the cluster
     there.
     """
@@ -101,69 +101,69 @@ class Own:
 
 
 @pytest.fixture
-def own(tmp_path: Path, sshd, me: str) -> Iterator[Own]:
-    found = Own(tmp_path, sshd, me)
+def user_ssh(tmp_path: Path, sshd, me: str) -> Iterator[UserSsh]:
+    found = UserSsh(tmp_path, sshd, me)
     yield found
     end_all_connections(found.config)
 
 
-def log_in(own: Own, window: Terminal) -> None:
+def log_in(user_ssh: UserSsh, window: Terminal) -> None:
     window.read_until(PROMPT)
     window.type(f"{WORDS}\n")
     window.read_until(ANSWER)
     assert window.end() == 0
 
 
-def test_an_alias_of_the_user_leads_to_the_login(own, sshd) -> None:
-    """The admin and the job user are one account, so one connection serves both, and later
-    commands.
-    """
-    with Connections(own.config) as connections:
+def test_connection_uses_an_alias_of_the_users_ssh_config(user_ssh, sshd) -> None:
+    """Admin and job user are the same account, so that all commands share a connection."""
+    with Connections(user_ssh.config) as connections:
         admin = connections.to(LOGIN_HOST)
         user = connections.to(LOGIN_HOST, "hpc")
         assert admin is user
         assert user.run(["echo", "there"]).stdout == "there\n"
     served = sshd.connections()
-    assert own.run().stdout.strip() == ANSWER
-    assert own.run("clusterctl").stdout.strip() == ANSWER
+    assert user_ssh.run().stdout.strip() == ANSWER
+    assert user_ssh.run("clusterctl").stdout.strip() == ANSWER
     assert sshd.connections() == served
     assert len(served) == 1
 
 
-def test_a_connection_of_the_users_own_is_used(own, sshd) -> None:
+def test_master_connection_of_the_user_is_used_and_not_ended(user_ssh, sshd) -> None:
     """It is not ended when clusterctl ends all its connections."""
-    own.write(f"Host campus\n{own.entry}    ControlPath {own.folder}/m\n")
-    subprocess.run(["ssh", "-F", own.path, "-fNM", "campus"], check=True, stdin=subprocess.DEVNULL)
-    own.protect_key()
+    user_ssh.write(f"Host campus\n{user_ssh.entry}    ControlPath {user_ssh.folder}/m\n")
+    subprocess.run(
+        ["ssh", "-F", user_ssh.path, "-fNM", "campus"], check=True, stdin=subprocess.DEVNULL
+    )
+    user_ssh.protect_key()
     (served,) = sshd.connections()
-    assert own.run().stdout.strip() == ANSWER
-    end_all_connections(own.config)
-    assert own.run().stdout.strip() == ANSWER
+    assert user_ssh.run().stdout.strip() == ANSWER
+    end_all_connections(user_ssh.config)
+    assert user_ssh.run().stdout.strip() == ANSWER
     assert sshd.connections() == [served]
-    subprocess.run(["ssh", "-F", own.path, "-O", "exit", "campus"], check=True, capture_output=True)
+    subprocess.run(
+        ["ssh", "-F", user_ssh.path, "-O", "exit", "campus"], check=True, capture_output=True
+    )
 
 
-def test_the_user_is_asked_once_on_the_terminal(own, sshd, tmp_path) -> None:
-    own.protect_key()
-    with on_terminal(own.verb(), os.environ, tmp_path) as window:
-        log_in(own, window)
+def test_passphrase_is_asked_once_on_the_terminal(user_ssh, sshd, tmp_path) -> None:
+    user_ssh.protect_key()
+    with on_terminal(user_ssh.verb(), os.environ, tmp_path) as window:
+        log_in(user_ssh, window)
     assert window.shown.count(PROMPT) == 1
     # Neither a command without a terminal nor one on a terminal asks again.
-    assert own.run().stdout.strip() == ANSWER
-    with on_terminal(own.verb(), os.environ, tmp_path) as window:
+    assert user_ssh.run().stdout.strip() == ANSWER
+    with on_terminal(user_ssh.verb(), os.environ, tmp_path) as window:
         window.read_until(ANSWER)
         assert window.end() == 0
     assert PROMPT not in window.shown
     assert len(sshd.connections()) == 1
 
 
-def test_a_command_without_a_terminal_asks_nothing(own, sshd) -> None:
-    """Not even by a program with a window, and not in a thread while the terminal shows
-    progress.
-    """
-    own.protect_key()
-    asked = own.folder / "asked"
-    (program := own.folder / "askpass").write_text(f"#!/bin/sh\ntouch {asked}\n")
+def test_command_without_a_terminal_asks_no_passphrase(user_ssh, sshd) -> None:
+    """Neither a program with a window asks, nor a thread while the terminal shows progress."""
+    user_ssh.protect_key()
+    asked_file = user_ssh.folder / "asked"
+    (program := user_ssh.folder / "askpass").write_text(f"#!/bin/sh\ntouch {asked_file}\n")
     program.chmod(0o700)
     environ = {
         **os.environ,
@@ -172,7 +172,7 @@ def test_a_command_without_a_terminal_asks_nothing(own, sshd) -> None:
         "SSH_ASKPASS_REQUIRE": "force",
     }
     ran = subprocess.run(
-        own.verb(),
+        user_ssh.verb(),
         stdin=subprocess.DEVNULL,
         env=environ,
         capture_output=True,
@@ -180,37 +180,37 @@ def test_a_command_without_a_terminal_asks_nothing(own, sshd) -> None:
         check=False,
     )
     assert ran.stderr.strip() == "login-needed"
-    assert not asked.exists()
-    own.workspace.inventory.touch()
+    assert not asked_file.exists()
+    user_ssh.workspace.inventory.touch()
     with refused("login-needed", KeyRefusedError, "ssh --cluster campus -- true", host="campus"):
-        Connections(own.config).to(LOGIN_HOST).run(["true"])
+        Connections(user_ssh.config).to(LOGIN_HOST).run(["true"])
 
 
-def test_advice_before_attach_has_ended_names_the_login(own, tmp_path) -> None:
+def test_advice_before_attach_has_ended_names_the_login(user_ssh, tmp_path) -> None:
     """The host key is unknown at a first `attach`, and the workspace has a temporary name."""
     (tmp_path / "known").write_text("")
     with refused("login-needed", KeyRefusedError, "`ssh campus`", host="campus") as caught:
-        Connections(own.config).to(LOGIN_HOST).run(["true"])
+        Connections(user_ssh.config).to(LOGIN_HOST).run(["true"])
     assert "--cluster" not in caught.value.fix
 
 
-def test_commands_on_the_login_are_counted(own) -> None:
-    with Connections(own.config) as connections:
+def test_commands_on_the_login_are_counted(user_ssh) -> None:
+    with Connections(user_ssh.config) as connections:
         login = connections.to(LOGIN_HOST)
         login.run(["true"])
         assert b"".join(login.stream(["echo", "there"])) == b"there\n"
-    own.run()
-    assert len(calls_of_last_hour(own.workspace.calls)) == 3
-    times = own.workspace.calls.read_text()
-    own.workspace.calls.write_text("1000000000\n" * 6000 + times)
-    own.run()
-    assert len(calls_of_last_hour(own.workspace.calls)) == 4
-    assert own.workspace.calls.stat().st_size == 4 * len("1000000000\n")
+    user_ssh.run()
+    assert len(calls_of_last_hour(user_ssh.workspace.calls)) == 3
+    times = user_ssh.workspace.calls.read_text()
+    user_ssh.workspace.calls.write_text("1000000000\n" * 6000 + times)
+    user_ssh.run()
+    assert len(calls_of_last_hour(user_ssh.workspace.calls)) == 4
+    assert user_ssh.workspace.calls.stat().st_size == 4 * len("1000000000\n")
 
 
-def test_a_command_in_the_background_of_a_terminal_asks_nothing(own, tmp_path) -> None:
-    own.protect_key()
-    words = ["bash", "-ic", '"$@" & wait $!; echo "exit $?"', "bash", *own.verb()]
+def test_command_in_the_background_of_a_terminal_asks_no_passphrase(user_ssh, tmp_path) -> None:
+    user_ssh.protect_key()
+    words = ["bash", "-ic", '"$@" & wait $!; echo "exit $?"', "bash", *user_ssh.verb()]
     with on_terminal(words, os.environ, tmp_path) as window:
         window.read_until("exit 1")
         window.end()
@@ -219,10 +219,10 @@ def test_a_command_in_the_background_of_a_terminal_asks_nothing(own, tmp_path) -
 
 
 @pytest.mark.parametrize("key", ["\x03", "\x1a"], ids=["Ctrl-C", "Ctrl-Z"])
-def test_the_question_can_be_interrupted(own, sshd, tmp_path, key: str) -> None:
-    """The terminal is left in order, and no ssh."""
-    own.protect_key()
-    words = ["bash", "-c", '"$@"; read -r line; echo "read $line"', "bash", *own.verb()]
+def test_ctrl_c_at_the_passphrase_prompt_ends_ssh(user_ssh, sshd, tmp_path, key: str) -> None:
+    """The terminal is restored."""
+    user_ssh.protect_key()
+    words = ["bash", "-c", '"$@"; read -r line; echo "read $line"', "bash", *user_ssh.verb()]
     with on_terminal(words, os.environ, tmp_path) as window:
         window.read_until(PROMPT)
         # Between its prompt and its read, ssh loses a signal.
@@ -235,9 +235,9 @@ def test_the_question_can_be_interrupted(own, sshd, tmp_path, key: str) -> None:
     assert not sshd.connections() or eventually(lambda: not sshd.connections())
 
 
-def test_a_refused_answer_is_one_error(own, tmp_path) -> None:
-    own.protect_key()
-    with on_terminal(own.verb(), os.environ, tmp_path) as window:
+def test_wrong_passphrase_three_times_is_login_refused(user_ssh, tmp_path) -> None:
+    user_ssh.protect_key()
+    with on_terminal(user_ssh.verb(), os.environ, tmp_path) as window:
         for _ in range(3):
             window.read_until(PROMPT)
             window.shown = ""
@@ -247,65 +247,65 @@ def test_a_refused_answer_is_one_error(own, tmp_path) -> None:
 
 
 @pytest.fixture
-def jump(own, sshd, me: str) -> None:
-    """The login is behind a jump host, whose key has a passphrase."""
-    own.protect_key()
+def jump(user_ssh, sshd, me: str) -> None:
+    """Put the login behind a jump host, whose key has a passphrase."""
+    user_ssh.protect_key()
     other = sshd.folder / "id2"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
     with (sshd.folder / "authorized_keys").open("a") as keys:
         keys.write(other.with_suffix(".pub").read_text())
-    behind = own.entry.replace(f"{sshd.folder}/id", str(other))
-    own.write(f"Host campus\n    ProxyJump gate\n{behind}Host gate\n{own.entry}")
+    behind = user_ssh.entry.replace(f"{sshd.folder}/id", str(other))
+    user_ssh.write(f"Host campus\n    ProxyJump gate\n{behind}Host gate\n{user_ssh.entry}")
 
 
 @pytest.mark.usefixtures("jump")
-def test_a_jump_host_asks_only_on_the_terminal(own, sshd, tmp_path) -> None:
+def test_jump_host_asks_a_passphrase_only_on_the_terminal(user_ssh, sshd, tmp_path) -> None:
     with on_terminal(
-        ["bash", "-ic", '"$@" & wait $!', "bash", *own.verb()], os.environ, tmp_path
+        ["bash", "-ic", '"$@" & wait $!', "bash", *user_ssh.verb()], os.environ, tmp_path
     ) as window:
         window.end()
     assert "login-needed" in window.shown
     assert PROMPT not in window.shown
-    with on_terminal(own.verb(), os.environ, tmp_path) as window:
-        log_in(own, window)
-    assert own.run().stdout.strip() == ANSWER
+    with on_terminal(user_ssh.verb(), os.environ, tmp_path) as window:
+        log_in(user_ssh, window)
+    assert user_ssh.run().stdout.strip() == ANSWER
     assert len(sshd.connections()) == 2
 
 
 @pytest.mark.usefixtures("jump")
-def test_ctrl_c_ends_no_connection_through_a_jump_host(own, sshd, tmp_path) -> None:
+def test_ctrl_c_ends_no_connection_through_a_jump_host(user_ssh, sshd, tmp_path) -> None:
     """ssh to the jump host got its own process group, although it had the terminal."""
     verb = VERB.replace("print(", "print('ready', flush=True), sys.stdin.readline(), print(")
     with on_terminal(
-        [sys.executable, "-c", verb, str(own.config), "me"], os.environ, tmp_path
+        [sys.executable, "-c", verb, str(user_ssh.config), "me"], os.environ, tmp_path
     ) as window:
         window.read_until(PROMPT)
         window.type(f"{WORDS}\n")
         window.read_until("ready")
         window.type("\x03")
         window.read_until("KeyboardInterrupt")
-    assert own.run().stdout.strip() == ANSWER
+    assert user_ssh.run().stdout.strip() == ANSWER
 
 
-def test_only_the_login_is_reached(own) -> None:
+def test_connection_to_a_compute_node_is_refused(user_ssh) -> None:
     with (
-        Connections(own.config) as connections,
+        Connections(user_ssh.config) as connections,
         refused("not-the-login", TransportError, host="c1"),
     ):
         connections.to("c1").run(["true"])
     with refused("not-the-login", TransportError):
-        OpenSSH(own.config).argv("c1")
+        OpenSSH(user_ssh.config).argv("c1")
 
 
-def test_interactive_ssh_shares_the_connection(own, sshd) -> None:
-    """The path of its socket is short, however long that of the workspace is."""
-    with Connections(own.config) as connections:
+def test_interactive_ssh_shares_the_connection(user_ssh, sshd) -> None:
+    """The path of the socket is short even if the path of the workspace is long."""
+    with Connections(user_ssh.config) as connections:
         connections.to(LOGIN_HOST).run(["true"])
     (served,) = sshd.connections()
-    own.protect_key()
+    user_ssh.protect_key()
     for words in (
-        OpenSSH(own.config).argv(LOGIN_HOST, ["echo", "there"]),
-        OpenSSH(own.config).alone(LOGIN_HOST, "echo there"),
+        OpenSSH(user_ssh.config).argv(LOGIN_HOST, ["echo", "there"]),
+        OpenSSH(user_ssh.config).alone(LOGIN_HOST, "echo there"),
     ):
         ran = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
@@ -314,25 +314,25 @@ def test_interactive_ssh_shares_the_connection(own, sshd) -> None:
     assert sshd.connections() == [served]
 
 
-def test_a_login_that_does_not_answer_is_unreachable(own, sshd) -> None:
+def test_stopped_sshd_is_unreachable(user_ssh, sshd) -> None:
     sshd.process.terminate()
     sshd.process.wait()
     with refused("unreachable", UnreachableError, "ssh campus", host="campus"):
-        Connections(own.config).to(LOGIN_HOST).run(["true"])
+        Connections(user_ssh.config).to(LOGIN_HOST).run(["true"])
 
 
-def test_a_changed_host_key_is_not_accepted(own, sshd, tmp_path) -> None:
+def test_changed_host_key_is_refused(user_ssh, sshd, tmp_path) -> None:
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True
     )
     key = (tmp_path / "other.pub").read_text()
     (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd.port} {key}")
     with refused("host-key", HostKeyError, host="campus"):
-        Connections(own.config).to(LOGIN_HOST).run(["true"])
+        Connections(user_ssh.config).to(LOGIN_HOST).run(["true"])
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Connections]:
+def local_login(tmp_path: Path) -> Iterator[Connections]:
     """Connections of a cluster whose login node is this machine."""
     workspace = Workspace(tmp_path / "campus")
     workspace.root.mkdir()
@@ -341,10 +341,10 @@ def here(tmp_path: Path) -> Iterator[Connections]:
         yield connections
 
 
-def test_a_login_node_needs_no_ssh(here, monkeypatch) -> None:
+def test_clusterctl_on_the_login_node_uses_no_ssh(local_login, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    login = here.to(LOGIN_HOST, "hpc")
+    login = local_login.to(LOGIN_HOST, "hpc")
     assert login.run(["pwd"], env={"A": "b"}).stdout == f"{Path.home()}\n"
     assert login.run(["cat"], stdin=b"\xc3\xa4").stdout == "ä"
     seen = login.run(["env"], env={"A": "b"}).stdout.splitlines()
@@ -359,11 +359,11 @@ def test_a_login_node_needs_no_ssh(here, monkeypatch) -> None:
         assert talk.receive() == b"one"
         talk.finish()
     with refused("not-the-login", TransportError):
-        here.to("c1").run(["true"])
+        local_login.to("c1").run(["true"])
 
 
-def test_a_command_on_this_machine_ends_with_its_stream(here) -> None:
-    stream = here.to(LOGIN_HOST).stream(["sh", "-c", "echo $$; sleep 1000 & wait"])
+def test_command_on_this_machine_ends_with_its_stream(local_login) -> None:
+    stream = local_login.to(LOGIN_HOST).stream(["sh", "-c", "echo $$; sleep 1000 & wait"])
     pid = int(next(stream))
     children = [
         int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -1,6 +1,4 @@
-"""The options of keys in a spec: a real sshd takes those that the spec takes, and refuses the
-others.
-"""
+"""A spec accepts the same options of authorized_keys as sshd."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ def takes(key: str) -> bool:
     return True
 
 
-def test_a_spec_takes_the_options_that_sshd_takes(sshd: Sshd, me: str) -> None:
+def test_spec_takes_the_options_that_sshd_takes(sshd: Sshd, me: str) -> None:
     key = (sshd.folder / "authorized_keys").read_text().strip()
     config = sshd.config()
     lines = [f"{options} {key} ada" for options in (*TAKEN, *REFUSED)]

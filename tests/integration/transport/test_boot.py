@@ -1,4 +1,4 @@
-"""The start of clusterctl's programs on a host whose `python3` is too old for them."""
+"""clusterctl's programs find a newer Python on a host whose `python3` is too old."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def start(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_old_python_can_read_the_start() -> None:
+def test_boot_code_is_valid_for_an_old_python() -> None:
     ast.parse(BOOT, feature_version=(3, 6))
 
 
-def test_newer_python_runs_the_same_command(tmp_path: Path) -> None:
+def test_boot_finds_a_newer_python(tmp_path: Path) -> None:
     newer = tmp_path / "python3.11"
     newer.write_text(f"#!{sys.executable}\nimport sys\nprint(sys.argv[1:])\n")
     newer.chmod(0o755)
@@ -39,7 +39,7 @@ def test_newer_python_runs_the_same_command(tmp_path: Path) -> None:
     ]
 
 
-def test_only_old_python_is_refused(tmp_path: Path) -> None:
+def test_host_with_only_an_old_python_is_refused(tmp_path: Path) -> None:
     done = start(OLD, tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert "3.6" in done.stderr

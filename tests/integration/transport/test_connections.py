@@ -68,7 +68,7 @@ def is_shared(config: Path, me: str) -> bool:
     return bool(masters(config))
 
 
-def test_verbs_one_after_the_other_share_a_connection(sshd, me, config) -> None:
+def test_consecutive_verbs_share_a_connection(sshd, me, config) -> None:
     for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", CLIENT, config, me],
@@ -83,14 +83,14 @@ def test_verbs_one_after_the_other_share_a_connection(sshd, me, config) -> None:
     assert os.getsid(masters(config)[0]) != os.getsid(0)  # Ctrl-C is not for it
 
 
-def test_verbs_at_once_share_a_connection(sshd, me, config) -> None:
+def test_concurrent_verbs_share_a_connection(sshd, me, config) -> None:
     words = [sys.executable, "-c", CLIENT, config, me]
     verbs = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert {verb.communicate(timeout=60)[0] for verb in verbs} == {"there\n\n"}
     assert len(sshd.connections()) == len(masters(config)) == len(sockets(config)) == 1
 
 
-def test_the_socket_of_a_killed_ssh_is_replaced(sshd, me, config) -> None:
+def test_socket_of_a_killed_ssh_is_replaced(sshd, me, config) -> None:
     assert is_shared(config, me)
     (killed,), (socket,) = masters(config), sockets(config)
     os.kill(killed, signal.SIGKILL)
@@ -101,7 +101,7 @@ def test_the_socket_of_a_killed_ssh_is_replaced(sshd, me, config) -> None:
     assert len(masters(config)) == len(sshd.connections()) == 1
 
 
-def test_a_connection_that_died_while_idle_is_opened_again(sshd, me, config, monkeypatch) -> None:
+def test_connection_that_died_while_idle_is_opened_again(sshd, me, config, monkeypatch) -> None:
     """The command runs once, because it is not sent over the connection that does not answer."""
     monkeypatch.setattr(master, "FRESH_S", 0.0)
     monkeypatch.setattr(master, "_ANSWER_S", 0.5)
@@ -124,7 +124,7 @@ def test_a_connection_that_died_while_idle_is_opened_again(sshd, me, config, mon
     assert len(masters(config)) == 1
 
 
-def test_a_connection_that_dies_under_a_verb_is_replaced(sshd, me, config) -> None:
+def test_connection_that_dies_under_a_verb_is_replaced(sshd, me, config) -> None:
     with closing(SSHTransport("node", config, user=me)) as node:
         node.run(["true"])
         for pid in (served := sshd.connections()):
@@ -161,7 +161,7 @@ def test_end_all_leaves_neither_process_nor_socket(sshd, me, config) -> None:
     end_all_connections(config)
 
 
-def test_an_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
+def test_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
     monkeypatch.setattr(master, "IDLE_S", 1)
     with closing(SSHTransport("node", config, user=me, stays=True)) as node:
         # A slow machine may not see the connection in its second; other tests show that there is
@@ -171,7 +171,7 @@ def test_an_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
     assert sockets(config) == []
 
 
-def test_a_connection_of_older_files_is_not_used(sshd, me, config) -> None:
+def test_connection_of_an_older_ssh_config_is_not_used(sshd, me, config) -> None:
     assert is_shared(config, me)
     sshd.config(known=KNOWN, where=config.parent)
     with (
@@ -181,7 +181,7 @@ def test_a_connection_of_older_files_is_not_used(sshd, me, config) -> None:
         node.run(["true"])
 
 
-def test_ssh_files_stay_until_either_says_something_else(tmp_path: Path) -> None:
+def test_write_ssh_files_without_a_change_keeps_the_files(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     host = host_of("ctl", CONTROLLER)
 
@@ -198,7 +198,7 @@ def test_ssh_files_stay_until_either_says_something_else(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("jump", [None, "ctl"])
-def test_ssh_files_have_a_place_for_sockets_if_they_name_one(
+def test_write_ssh_files_creates_the_socket_folder_for_jump_hosts(
     tmp_path: Path, jump: str | None
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -208,7 +208,7 @@ def test_ssh_files_have_a_place_for_sockets_if_they_name_one(
     assert ("connections/" in workspace.ssh_config.read_text()) is bool(jump)
 
 
-def test_no_connection_stays_if_the_cluster_is_to_end(me, config) -> None:
+def test_connection_is_not_shared_if_the_cluster_removes_itself(me, config) -> None:
     """An open connection would keep an idle cluster from removing itself."""
     workspace = Workspace(config.parent)
     workspace.spec.write_text("provider: {type: gcp, auto_down: 1h}\n")
@@ -220,7 +220,7 @@ def test_no_connection_stays_if_the_cluster_is_to_end(me, config) -> None:
     assert is_shared(config, me)
 
 
-def test_the_socket_is_for_one_user_alone(sshd, me, config) -> None:
+def test_socket_is_private_to_its_user(sshd, me, config) -> None:
     assert is_shared(config, me)
     (socket,) = sockets(config)
     assert [oct(path.stat().st_mode & 0o777) for path in (socket.parent, socket)] == [
@@ -243,7 +243,9 @@ def test_the_socket_is_for_one_user_alone(sshd, me, config) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o705, None])
-def test_a_folder_that_is_not_private_is_not_used(me, config, tmp_path, mode: int | None) -> None:
+def test_socket_folder_that_is_not_private_is_not_used(
+    me, config, tmp_path, mode: int | None
+) -> None:
     folder = config.parent / "connections"
     if mode is None:
         folder.symlink_to(tmp_path)
@@ -253,7 +255,7 @@ def test_a_folder_that_is_not_private_is_not_used(me, config, tmp_path, mode: in
     assert not is_shared(config, me)
 
 
-def test_a_path_may_be_longer_than_that_of_a_socket(sshd, me, tmp_path) -> None:
+def test_workspace_path_longer_than_a_socket_path_works(sshd, me, tmp_path) -> None:
     folder = tmp_path / ("x" * 100) / ("y" * 100)
     folder.mkdir(parents=True)
     config = sshd.config(where=folder)
@@ -263,7 +265,7 @@ def test_a_path_may_be_longer_than_that_of_a_socket(sshd, me, tmp_path) -> None:
     end_all_connections(config)
 
 
-def test_only_the_connection_to_the_host_that_stays_is_left_open(me, config, monkeypatch) -> None:
+def test_connections_close_leaves_only_the_staying_host_connected(me, config, monkeypatch) -> None:
     config.write_text(config.read_text().replace("Host node", "Host node other"))
     with Connections(config, stays="node") as connections:
         for host in ("node", "other"):
@@ -304,7 +306,7 @@ def test_run_any_login_shell_output_of_the_shell_is_dropped(sshd, me, config, ki
 @pytest.mark.parametrize(
     ("line", "rc"), [("echo not available; exit 1", 1), ("yes", None), ("exit 0", None)]
 )
-def test_a_login_shell_that_runs_nothing_is_an_error(
+def test_login_shell_that_runs_no_command_is_an_error(
     sshd, me, config, line: str, rc: int | None
 ) -> None:
     keys = sshd.folder / "authorized_keys"
@@ -317,7 +319,7 @@ def test_a_login_shell_that_runs_nothing_is_an_error(
     assert getattr(caught.value, "rc", None) == rc
 
 
-def test_a_script_that_does_not_arrive_whole_is_not_run(tmp_path) -> None:
+def test_wrap_command_does_not_run_a_truncated_script(tmp_path) -> None:
     line, script = wrap_command(["touch", str(tmp_path / "a"), str(tmp_path / "b")])
     for size in range(len(script)):
         subprocess.run(
@@ -340,8 +342,8 @@ def shown_to_others() -> str:
 
 
 @pytest.mark.parametrize("kind", ["program", "script"])
-def test_other_users_see_no_argument_of_a_command(me, config, tmp_path, kind: str) -> None:
-    """Neither on the host nor here. The program sends a file, the script prints a word."""
+def test_process_list_shows_no_argument_of_a_command(me, config, tmp_path, kind: str) -> None:
+    """The check covers the host and the local machine."""
     (secret := tmp_path / "hunter2").write_text("here\n")
     argv, own = {
         "program": (
@@ -357,7 +359,7 @@ def test_other_users_see_no_argument_of_a_command(me, config, tmp_path, kind: st
     assert secret.name not in seen
 
 
-def test_a_command_may_be_longer_than_a_command_line(me, config) -> None:
+def test_command_longer_than_a_command_line_runs(me, config) -> None:
     words = [str(number) * 1000 for number in range(300)]
     with closing(SSHTransport("node", config, user=me)) as node:
         assert node.run(["printf", "%s\n", *words]).stdout.split() == words
@@ -366,7 +368,7 @@ def test_a_command_may_be_longer_than_a_command_line(me, config) -> None:
 BEGUN = ["sh", "-c", 'echo begun >>"$1"; cat', "sh"]
 
 
-def test_what_is_begun_is_the_conversation_that_is_asked_for(me, config, tmp_path) -> None:
+def test_converse_takes_the_command_started_by_begin(me, config, tmp_path) -> None:
     log = tmp_path / "log"
     with closing(SSHTransport("node", config, user=me)) as node:
         node.run(["true"])
@@ -381,7 +383,7 @@ def test_what_is_begun_is_the_conversation_that_is_asked_for(me, config, tmp_pat
         assert log.read_text() == "begun\n" * 2
 
 
-def test_nothing_is_begun_without_an_open_connection(me, config, tmp_path) -> None:
+def test_begin_without_a_connection_starts_nothing(me, config, tmp_path) -> None:
     with closing(SSHTransport("node", config, user=me)) as node:
         node.begin([*BEGUN, str(tmp_path / "log")])
         assert not masters(config)
@@ -389,7 +391,7 @@ def test_nothing_is_begun_without_an_open_connection(me, config, tmp_path) -> No
     assert not (tmp_path / "log").exists()
 
 
-def test_what_is_begun_and_lost_is_started_again(me, config, tmp_path) -> None:
+def test_converse_restarts_a_begun_command_that_was_lost(me, config, tmp_path) -> None:
     log = tmp_path / "log"
     with closing(SSHTransport("node", config, user=me)) as node:
         node.run(["true"])
@@ -404,7 +406,7 @@ def test_what_is_begun_and_lost_is_started_again(me, config, tmp_path) -> None:
             talk.finish()
 
 
-def test_what_is_begun_for_nothing_ends_with_us(me, config, tmp_path) -> None:
+def test_close_ends_a_begun_command_that_was_not_used(me, config, tmp_path) -> None:
     note = tmp_path / "pid"
     with closing(SSHTransport("node", config, user=me)) as node:
         node.run(["true"])

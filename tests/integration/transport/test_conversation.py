@@ -25,7 +25,7 @@ def transport(sshd, me: str, reach) -> Transport:
     return made
 
 
-def test_it_answers_while_it_is_written_to(transport):
+def test_converse_receives_answers_while_it_sends(transport):
     with transport.converse(ECHO) as talk:
         talk.send(b"one\n")
         assert talk.receive() == b"got one\n"
@@ -34,7 +34,7 @@ def test_it_answers_while_it_is_written_to(transport):
         talk.finish()
 
 
-def test_eight_megabytes(transport, tmp_path):
+def test_converse_sends_eight_megabytes(transport, tmp_path):
     data = os.urandom(8 << 20)
     with transport.converse(["sh", "-c", 'cat >"$1"', "sh", str(tmp_path / "a b")]) as talk:
         talk.send(data)
@@ -49,25 +49,25 @@ def talk_much(transport: Transport, *argv: str) -> None:
         talk.finish()
 
 
-def test_a_command_that_fails_says_so_at_the_end(transport):
+def test_converse_with_a_failing_command_has_exit_code_and_stderr(transport):
     with pytest.raises(CommandError) as caught:
         talk_much(transport, "sh", "-c", "cat >/dev/null; echo no >&2; exit 7")
     assert (caught.value.rc, caught.value.why) == (7, "no")
 
 
-def test_a_command_that_fails_before_it_has_read_all_says_so(transport):
+def test_converse_with_a_command_that_fails_before_reading_has_exit_code_and_stderr(transport):
     with pytest.raises(CommandError) as caught:
         talk_much(transport, "sh", "-c", "echo full >&2; exit 28")
     assert (caught.value.rc, caught.value.why) == (28, "full")
 
 
-def test_leaving_ends_a_command_that_reads(transport):
+def test_converse_left_early_ends_the_command(transport):
     with transport.converse(["sh", "-c", "echo $$; exec cat"]) as talk:
         pid = int(talk.receive())
     assert gone(pid)
 
 
-def test_a_lost_connection(sshd, me, reach):
+def test_converse_over_a_lost_connection_is_unreachable(sshd, me, reach):
     transport = reach("node", sshd.config(), user=me)
     children = f"/proc/{sshd.process.pid}/task/{sshd.process.pid}/children"
     with pytest.raises(UnreachableError):
@@ -75,7 +75,7 @@ def test_a_lost_connection(sshd, me, reach):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["host", "echo a && echo b"], "a\nb\n"),
         (["host", "--", "echo a && echo b"], "a\nb\n"),
@@ -83,8 +83,8 @@ def test_a_lost_connection(sshd, me, reach):
         (["host", "echo", "a b", "$(id)"], "a b $(id)\n"),
     ],
 )
-def test_one_string_is_for_the_remote_shell_and_words_are_not(
-    sshd, me, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+def test_ssh_gives_one_string_to_the_shell_and_quotes_words(
+    sshd, me, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["clusterctl", "ssh", *words])
     workspace = SimpleNamespace(ssh_config=sshd.config())
@@ -96,4 +96,4 @@ def test_one_string_is_for_the_remote_shell_and_words_are_not(
     command = [word for word in words[1:] if word != "--"]
     assert access.ssh(Screen(json=False, color=False), "node", command) == 0
     (argv,) = begun
-    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == said
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == expected

@@ -1,4 +1,4 @@
-"""Tests of time limits: no command is waited for forever, and abandoned commands end."""
+"""Tests of time limits: commands time out, and abandoned commands end."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ def impatient(sshd, me: str) -> Iterator[Transport]:
     end_all_connections(config)
 
 
-def test_a_stream_that_says_no_more_is_given_up_and_ended(impatient):
+def test_stream_without_output_times_out_and_ends(impatient):
     stream = impatient.stream(["sh", "-c", "echo $$ >&2; sleep 1000"])
     with refused("unreachable", NoAnswerError, "0.2"):
         list(stream)
 
 
-def test_a_conversation_that_says_no_more_is_given_up(impatient):
+def test_conversation_without_an_answer_times_out(impatient):
     with impatient.converse(["cat"]) as talk, pytest.raises(NoAnswerError) as caught:
         talk.receive()
     assert "`cat`" in caught.value.what
     assert "~/.bashrc" in caught.value.fix
 
 
-def test_a_conversation_that_reads_no_more_is_given_up(impatient):
+def test_conversation_with_a_command_that_stops_reading_times_out(impatient):
     with impatient.converse(PROGRAM) as talk, pytest.raises(NoAnswerError):
         talk.send(bytes(16 << 20))
 
 
-def test_a_conversation_may_be_given_more_time(impatient):
+def test_conversation_may_have_a_longer_timeout(impatient):
     with impatient.converse(["sh", "-c", "sleep 0.5; echo done"], silence_s=60) as talk:
         assert talk.receive() == b"done\n"
         talk.finish()
 
 
-def test_after_its_time_a_command_is_ended(impatient, tmp_path):
+def test_run_ends_the_command_at_its_timeout(impatient, tmp_path):
     argv = ["sh", "-c", 'echo $$ >"$1"; exec sleep 1000', "sh", str(tmp_path / "pid")]
 
     def attempt(timeout_s: float) -> None:
@@ -91,7 +91,7 @@ else:
 
 
 @pytest.mark.parametrize("stays", ["node", "none"])
-def test_what_runs_on_a_host_ends_when_we_are_killed(sshd, me, tmp_path, stays):
+def test_remote_command_ends_when_clusterctl_is_killed(sshd, me, tmp_path, stays):
     clients = {}
     config = sshd.config()
     for how in ("run", "stream", "talk"):
@@ -117,7 +117,7 @@ def test_what_runs_on_a_host_ends_when_we_are_killed(sshd, me, tmp_path, stays):
     end_all_connections(config)
 
 
-def test_a_program_of_ours_ends_when_nobody_reads_what_it_says():
+def test_remote_program_ends_when_its_output_is_closed():
     reading, writing = os.pipe()
     process = subprocess.Popen(PROGRAM, stdout=writing)
     os.close(writing)

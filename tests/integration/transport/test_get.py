@@ -28,60 +28,60 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def theirs(home: Path, data: Path) -> Path:
-    """The folder of difficult files, on the cluster."""
+def remote_data(home: Path, data: Path) -> Path:
+    """The folder of unusual files, on the cluster."""
     return data.rename(home / "data")
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def target(tmp_path: Path) -> Path:
     return tmp_path / "got it"
 
 
-def get(here: Path, *paths: str, transport: LocalTransport | None = None) -> Fetched:
-    return fetch(transport or LocalTransport(), paths or ("data",), here)
+def get(target: Path, *paths: str, transport: LocalTransport | None = None) -> Fetched:
+    return fetch(transport or LocalTransport(), paths or ("data",), target)
 
 
-def test_all_that_is_hard_arrives_as_it_is(theirs, here):
-    done = get(here)
-    assert content(here / "data") == content(theirs)
+def test_get_keeps_names_links_modes_times_and_holes(remote_data, target):
+    done = get(target)
+    assert content(target / "data") == content(remote_data)
     assert done.sent_bytes == done.bytes > 3 * MIB
 
 
-def test_what_is_here_is_not_fetched_again(theirs, here):
-    get(here)
-    (here / "data" / "large").chmod(0o600)
-    (here / "data" / "sub" / "nothing").unlink()
-    told: list[tuple[str, int, int]] = []
-    again = fetch(LocalTransport(), ("data",), here, progress=lambda *args: told.append(args))
+def test_get_unchanged_content_transfers_no_bytes(remote_data, target):
+    get(target)
+    (target / "data" / "large").chmod(0o600)
+    (target / "data" / "sub" / "nothing").unlink()
+    steps: list[tuple[str, int, int]] = []
+    again = fetch(LocalTransport(), ("data",), target, progress=lambda *args: steps.append(args))
     assert again.sent_bytes == 0
-    assert ("hashing", 3 * MIB, 3 * MIB) in told
-    assert content(here / "data") == content(theirs)
+    assert ("hashing", 3 * MIB, 3 * MIB) in steps
+    assert content(target / "data") == content(remote_data)
 
 
-def test_get_unchanged_files_are_not_read(theirs, here):
-    get(here)
-    told: list[tuple[str, int, int]] = []
-    again = fetch(LocalTransport(), ("data",), here, progress=lambda *args: told.append(args))
-    assert (again.sent_bytes, told) == (0, [])
+def test_get_unchanged_files_are_not_read(remote_data, target):
+    get(target)
+    steps: list[tuple[str, int, int]] = []
+    again = fetch(LocalTransport(), ("data",), target, progress=lambda *args: steps.append(args))
+    assert (again.sent_bytes, steps) == (0, [])
     assert again.bytes > 3 * MIB
-    assert content(here / "data") == content(theirs)
+    assert content(target / "data") == content(remote_data)
 
 
 @pytest.mark.parametrize("side", ["here", "there"])
-def test_get_touched_file_is_compared_by_its_hash(theirs, here, side):
-    get(here)
-    os.utime((here / "data" if side == "here" else theirs) / "large", (1, 1))
-    assert get(here).sent_bytes == 0
-    assert content(here / "data") == content(theirs)
+def test_get_touched_file_is_compared_by_its_hash(remote_data, target, side):
+    get(target)
+    os.utime((target / "data" if side == "here" else remote_data) / "large", (1, 1))
+    assert get(target).sent_bytes == 0
+    assert content(target / "data") == content(remote_data)
 
 
-def test_get_link_with_the_size_and_time_of_a_file_is_replaced(theirs, here, tmp_path):
-    get(here)
-    (here / "data" / "large").rename(tmp_path / "large")
-    (here / "data" / "large").symlink_to(tmp_path / "large")
-    assert get(here).sent_bytes == 3 * MIB
-    assert content(here / "data") == content(theirs)
+def test_get_link_with_the_size_and_time_of_a_file_is_replaced(remote_data, target, tmp_path):
+    get(target)
+    (target / "data" / "large").rename(tmp_path / "large")
+    (target / "data" / "large").symlink_to(tmp_path / "large")
+    assert get(target).sent_bytes == 3 * MIB
+    assert content(target / "data") == content(remote_data)
 
 
 @contextmanager
@@ -102,58 +102,58 @@ def as_anybody() -> Iterator[None]:
         assert libc.capset(header, before) == 0
 
 
-def test_fetch_local_file_without_permissions_is_replaced(theirs, here):
-    (theirs / "sub").chmod(0o555)
-    get(here)
-    (theirs / "sub" / "more").write_text("more")
-    (here / "data" / "large").chmod(0)
+def test_fetch_local_file_without_permissions_is_replaced(remote_data, target):
+    (remote_data / "sub").chmod(0o555)
+    get(target)
+    (remote_data / "sub" / "more").write_text("more")
+    (target / "data" / "large").chmod(0)
     with as_anybody():
-        assert get(here).sent_bytes == 3 * MIB + len("more")
-    assert content(here / "data") == content(theirs)
+        assert get(target).sent_bytes == 3 * MIB + len("more")
+    assert content(target / "data") == content(remote_data)
 
 
-def test_folders_above_need_not_be_readable(theirs):
+def test_get_does_not_read_parent_folders(remote_data):
     """Users may often enter the parent folder of all homes, but not list it."""
-    theirs.parent.chmod(0o300)
+    remote_data.parent.chmod(0o300)
     with as_anybody():
-        os.close(open_file(b"/", os.fsencode(theirs / "large").lstrip(b"/")))
+        os.close(open_file(b"/", os.fsencode(remote_data / "large").lstrip(b"/")))
 
 
-def test_same_size_other_content_is_fetched(theirs, here):
-    get(here)
-    (here / "data" / "large").write_bytes(bytes(3 * MIB))
-    assert get(here).sent_bytes == 3 * MIB
-    assert content(here / "data") == content(theirs)
+def test_get_replaces_a_file_of_the_same_size(remote_data, target):
+    get(target)
+    (target / "data" / "large").write_bytes(bytes(3 * MIB))
+    assert get(target).sent_bytes == 3 * MIB
+    assert content(target / "data") == content(remote_data)
 
 
-def test_a_broken_connection_is_gone_on_with(theirs, here):
+def test_get_resumes_after_a_broken_connection(remote_data, target):
     with pytest.raises(UnreachableError):
-        get(here, transport=Cutting(2 * MIB))
-    assert not (here / "data" / "large").exists()
-    assert 0 < get(here).sent_bytes < 3 * MIB // 2
-    assert content(here / "data") == content(theirs)
+        get(target, transport=Cutting(2 * MIB))
+    assert not (target / "data" / "large").exists()
+    assert 0 < get(target).sent_bytes < 3 * MIB // 2
+    assert content(target / "data") == content(remote_data)
 
 
-def test_fetch_partial_file_that_changed_starts_again(theirs, here):
+def test_fetch_partial_file_that_changed_starts_again(remote_data, target):
     with pytest.raises(UnreachableError):
-        get(here, transport=Cutting(2 * MIB))
-    (theirs / "large").write_bytes(os.urandom(3 * MIB))
-    assert get(here).sent_bytes > 3 * MIB
-    assert (here / "data" / "large").read_bytes() == (theirs / "large").read_bytes()
+        get(target, transport=Cutting(2 * MIB))
+    (remote_data / "large").write_bytes(os.urandom(3 * MIB))
+    assert get(target).sent_bytes > 3 * MIB
+    assert (target / "data" / "large").read_bytes() == (remote_data / "large").read_bytes()
 
 
-def test_a_damaged_beginning_is_noticed(theirs, here):
+def test_get_detects_a_damaged_partial_file(remote_data, target):
     with pytest.raises(UnreachableError):
-        get(here, transport=Cutting(2 * MIB))
-    (partial,) = here.rglob(".clusterctl-*")
+        get(target, transport=Cutting(2 * MIB))
+    (partial,) = target.rglob(".clusterctl-*")
     partial.write_bytes(b"x" * MIB)
     with rejected("files-changed", TransferError, "data/large"):
-        get(here)
-    get(here)
-    assert content(here / "data") == content(theirs)
+        get(target)
+    get(target)
+    assert content(target / "data") == content(remote_data)
 
 
-def test_a_file_system_without_unnamed_files(theirs, here, monkeypatch):
+def test_get_works_without_unnamed_temporary_files(remote_data, target, monkeypatch):
     """For example NFS."""
     opened = os.open
     refused = []
@@ -165,9 +165,9 @@ def test_a_file_system_without_unnamed_files(theirs, here, monkeypatch):
         return opened(path, flags, *more, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    get(here)
+    get(target)
     assert refused
-    assert content(here / "data") == content(theirs)
+    assert content(target / "data") == content(remote_data)
 
 
 def test_receive_file_that_appeared_meanwhile_is_replaced(tmp_path):
@@ -182,59 +182,61 @@ def test_receive_file_that_appeared_meanwhile_is_replaced(tmp_path):
     assert content(tmp_path) == {"one": (b"new", 0o100640, 10**18)}
 
 
-def test_two_at_once_to_one_place(theirs, here):
+def test_get_leaves_the_partial_file_of_a_concurrent_transfer(remote_data, target):
     with pytest.raises(UnreachableError):
-        get(here, transport=Cutting(2 * MIB))
-    (partial,) = here.rglob(".clusterctl-*")
+        get(target, transport=Cutting(2 * MIB))
+    (partial,) = target.rglob(".clusterctl-*")
     with partial.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        get(here)
-    assert content(here / "data") == content(theirs) | {
-        partial.name: content(here / "data")[partial.name]
+        get(target)
+    assert content(target / "data") == content(remote_data) | {
+        partial.name: content(target / "data")[partial.name]
     }
 
 
-def test_holes_stay_holes(home, here):
+def test_get_keeps_holes_of_sparse_files(home, target):
     with (home / "sparse").open("wb") as file:
         file.seek(64 * MIB)
         file.write(b"in the middle")
         file.truncate(80 * MIB)
-    get(here, "sparse")
-    assert (here / "sparse").stat().st_blocks * 512 < MIB
-    assert (here / "sparse").read_bytes() == (home / "sparse").read_bytes()
+    get(target, "sparse")
+    assert (target / "sparse").stat().st_blocks * 512 < MIB
+    assert (target / "sparse").read_bytes() == (home / "sparse").read_bytes()
 
 
-def test_links_to_folders_pipes_and_several_at_once(home, theirs, here):
-    os.mkfifo(theirs / "pipe")
+def test_get_follows_links_to_folders_and_skips_pipes(home, remote_data, target):
+    os.mkfifo(remote_data / "pipe")
     (home / "shortcut").symlink_to("data/sub")
-    done = get(here, "shortcut", str(theirs / "sub" / "run.sh"), "data")
+    done = get(target, "shortcut", str(remote_data / "sub" / "run.sh"), "data")
     assert done.skipped == ("data/pipe",)
-    assert {path.name for path in here.iterdir()} == {"shortcut", "run.sh", "data"}
-    assert (here / "shortcut" / "run.sh").read_bytes() == (theirs / "sub" / "run.sh").read_bytes()
+    assert {path.name for path in target.iterdir()} == {"shortcut", "run.sh", "data"}
+    assert (target / "shortcut" / "run.sh").read_bytes() == (
+        remote_data / "sub" / "run.sh"
+    ).read_bytes()
 
 
-def test_what_is_not_there_is_said(home, here):
+def test_get_missing_files_is_one_error(home, target):
     (home / "there").touch()
     with rejected("no-such-file", UsageError, "nope", "/neither"):
-        get(here, "nope", "there", "/neither")
-    assert not here.exists()
+        get(target, "nope", "there", "/neither")
+    assert not target.exists()
 
 
-def test_a_ring_of_links_comes_as_it_is(theirs, here):
-    (theirs / "ring").symlink_to("ring")
-    get(here)
-    assert content(here / "data") == content(theirs)
+def test_get_keeps_a_symlink_to_itself(remote_data, target):
+    (remote_data / "ring").symlink_to("ring")
+    get(target)
+    assert content(target / "data") == content(remote_data)
 
 
-def test_what_can_not_be_written_is_said(theirs, here):
-    here.write_text("a file")
+def test_get_to_an_unwritable_place_has_the_systems_message(remote_data, target):
+    target.write_text("a file")
     with rejected("files-unwritable", TransferError) as caught:
-        get(here)
+        get(target)
     assert caught.value.why == "File exists"
 
 
 class Claiming(LocalTransport):
-    """A cluster with one file, of 8 TiB."""
+    """A cluster that announces a file of 8 TiB."""
 
     def _here(self, argv):  # noqa: ARG002
         row = f"file {base64.b64encode(b'huge').decode()} {0o644} 0 {8 << 40} {8 << 40} "
@@ -242,37 +244,37 @@ class Claiming(LocalTransport):
 
 
 @pytest.mark.parametrize("fault", ["no-inodes", "read-only"])
-def test_a_disk_that_takes_nothing_is_said(theirs, fault):
+def test_get_to_a_full_or_read_only_disk_is_an_error(remote_data, fault):
     with small_disk(mib=40) as disk:
         disk.suffer(fault)
         with rejected("files-unwritable", TransferError, FAULTS[fault]):
             get(disk.path / "got")
 
 
-def test_fetch_disk_too_small_fails_before_the_transfer(here):
+def test_fetch_disk_too_small_fails_before_the_transfer(target):
     with rejected("no-room", TransferError, "8388624"):
-        get(here, "huge", transport=Claiming())
+        get(target, "huge", transport=Claiming())
 
 
 @pytest.mark.parametrize("name", ["sub", "large"])
-def test_a_link_of_ours_is_not_followed(theirs, here, tmp_path, name):
+def test_get_does_not_write_through_local_symlinks(remote_data, target, tmp_path, name):
     """A malicious cluster may have made the link in an earlier answer, to write through it."""
-    (here / "data").mkdir(parents=True)
+    (target / "data").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
-    (here / "data" / name).symlink_to(tmp_path / "elsewhere" / ("" if name == "sub" else "x"))
+    (target / "data" / name).symlink_to(tmp_path / "elsewhere" / ("" if name == "sub" else "x"))
     if name == "sub":
         with rejected("files-unwritable", TransferError):
-            get(here)
+            get(target)
     else:
-        get(here)
-        assert content(here / "data") == content(theirs)
+        get(target)
+        assert content(target / "data") == content(remote_data)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_file_that_somebody_else_owns_is_fetched_too(home, here):
+def test_get_fetches_files_of_other_owners(home, target):
     (home / "common").mkdir()
     (home / "common" / "data").write_text("theirs")
     os.chown(home / "common" / "data", 4711, 4711)
     os.chown(home / "common", 4712, 4712)
-    get(here, "common")
-    assert (here / "common" / "data").read_text() == "theirs"
+    get(target, "common")
+    assert (target / "common" / "data").read_text() == "theirs"

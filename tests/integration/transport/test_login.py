@@ -1,4 +1,4 @@
-"""The ssh_config of a login, as ssh reads it."""
+"""ssh reads the user's settings and clusterctl's defaults from the ssh_config of a login."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def settings(config: Path, login: str) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in ran.stdout.splitlines() if " " in line)
 
 
-def test_the_users_settings_apply_and_ours_fill_the_gaps(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.write_text(
+def test_login_config_keeps_the_users_settings_and_adds_defaults(tmp_path: Path) -> None:
+    user_config = tmp_path / "own"
+    user_config.write_text(
         "Host campus\n"
         "    HostName 10.9.8.7\n"
         "    User stud\n"
@@ -28,9 +28,9 @@ def test_the_users_settings_apply_and_ours_fill_the_gaps(tmp_path: Path) -> None
         "    LocalForward 8888 localhost:8888\n"
         "    LogLevel QUIET\n"
     )
-    own.chmod(0o600)
+    user_config.chmod(0o600)
     workspace = Workspace(tmp_path)
-    write_login_files("campus", workspace, str(own))
+    write_login_files("campus", workspace, str(user_config))
     assert login_of(workspace.ssh_config) == "campus"
     found = settings(workspace.ssh_config, "campus")
     expected = {"hostname": "10.9.8.7", "user": "stud", "proxyjump": "gate", "batchmode": "no"}

@@ -118,7 +118,7 @@ def test_proxy_command_ends_with_its_connection(behind):
     assert gone(pid)
 
 
-def test_plain_ssh_reads_the_same_file(behind):
+def test_ssh_config_with_a_proxy_command_works_with_plain_ssh(behind):
     config, notes = behind()
     done = subprocess.run(
         ["ssh", "-F", config, "node", "echo there"], capture_output=True, text=True, check=False
@@ -127,7 +127,7 @@ def test_plain_ssh_reads_the_same_file(behind):
     assert all(map(gone, pids(notes)))
 
 
-def test_what_the_program_says_is_the_reason(behind):
+def test_proxy_command_stderr_is_the_cause(behind):
     config, notes = behind("silent")
     config.write_text(config.read_text().replace(" silent\n", " says-nothing.txt\n"))
     with pytest.raises(UnreachableError) as caught:
@@ -136,7 +136,7 @@ def test_what_the_program_says_is_the_reason(behind):
     assert all(map(gone, pids(notes)))
 
 
-def test_a_program_that_is_not_there_is_said(behind):
+def test_missing_proxy_command_is_named(behind):
     config, notes = behind()
     program = shlex.quote(str(notes.parent / "gcloud"))
     config.write_text(config.read_text().replace(program, "/no/such/gcloud"))
@@ -145,7 +145,7 @@ def test_a_program_that_is_not_there_is_said(behind):
     assert "/no/such/gcloud" in caught.value.why
 
 
-def test_a_program_is_heard_that_ends_before_ssh_writes_to_it(behind, tmp_path, monkeypatch):
+def test_proxy_command_that_ends_at_once_has_its_stderr_as_cause(behind, tmp_path, monkeypatch):
     """OpenSSH 9.2 then prints nothing for a persistent connection in one of six runs on busy
     cores.
     """
@@ -163,7 +163,7 @@ def test_a_program_is_heard_that_ends_before_ssh_writes_to_it(behind, tmp_path, 
     assert caught.value.why == "gcloud: not found"
 
 
-def test_a_stubborn_program_ends_all_the_same(behind):
+def test_proxy_command_that_ignores_sigterm_is_ended(behind):
     config, notes = behind("stubborn")
     transport = SSHTransport("node", config)
     transport.run(["true"])
@@ -171,7 +171,7 @@ def test_a_stubborn_program_ends_all_the_same(behind):
     assert all(map(gone, pids(notes)))
 
 
-def test_the_program_ends_when_we_are_killed(behind):
+def test_proxy_command_ends_when_clusterctl_is_killed(behind):
     config, notes = behind()
     code = (
         "import sys, time; from pathlib import Path; from clusterctl.transport.ssh import SSHTransport\n"
@@ -188,7 +188,7 @@ def test_the_program_ends_when_we_are_killed(behind):
     assert len(pids(notes)) == 1
 
 
-def test_a_program_that_never_answers_is_given_up(behind):
+def test_proxy_command_without_an_answer_times_out(behind):
     config, notes = behind("silent")
     config.write_text(config.read_text().replace("ConnectTimeout 60", "ConnectTimeout 1"))
     with refused("tunnel-slow", TunnelError, has_grace=False):
@@ -196,7 +196,7 @@ def test_a_program_that_never_answers_is_given_up(behind):
     assert all(map(gone, pids(notes)))
 
 
-def test_proxied_connection_that_stays_outlives_its_verb(behind):
+def test_staying_proxied_connection_outlives_its_verb(behind):
     """The ProxyCommand belongs to the connection and does not end with the command that opened
     it.
     """
@@ -234,9 +234,9 @@ def test_proxied_connection_that_stays_outlives_its_verb(behind):
     ids=["4033", "HTTP 403", "4047", "4003", *gcloud.LOGINS],
 )
 def test_refusal_of_the_tunnel_has_a_code(behind, tmp_path, text, code, kind):
-    said = tmp_path / "said.txt"
-    said.write_text(text)
-    config, _ = behind(str(said))
+    message_file = tmp_path / "said.txt"
+    message_file.write_text(text)
+    config, _ = behind(str(message_file))
     with refused(code, kind, host="node") as caught:
         SSHTransport("node", config).run(["true"])
     assert caught.value.has_grace is (code != "gcloud-login")
@@ -245,11 +245,11 @@ def test_refusal_of_the_tunnel_has_a_code(behind, tmp_path, text, code, kind):
     assert type(caught.value) is kind
 
 
-def test_rules_of_gcloud_explain_no_other_programs_messages(behind, tmp_path):
-    """As of ssh -W, which reaches on-prem hosts behind a jump host."""
-    said = tmp_path / "said.txt"
-    said.write_text("ssh: Could not resolve hostname gate: Name or service not known\n")
-    config, notes = behind(str(said))
+def test_gcloud_rules_do_not_apply_to_other_proxy_commands(behind, tmp_path):
+    """Another proxy command is ssh -W, which reaches on-prem hosts behind a jump host."""
+    message_file = tmp_path / "said.txt"
+    message_file.write_text("ssh: Could not resolve hostname gate: Name or service not known\n")
+    config, notes = behind(str(message_file))
     with refused("tunnel-offline", TunnelError, has_grace=False):
         SSHTransport("node", config).run(["true"])
     (notes.parent / "gcloud").rename(notes.parent / "other")
@@ -288,7 +288,7 @@ def test_plain_ssh_through_a_jump_host_needs_no_clusterctl(behind):
     assert gone(pid)
 
 
-def test_jump_host_is_reached_without_a_place_for_sockets(behind):
+def test_jump_host_is_reached_without_a_socket_folder(behind):
     """As on a file system without Unix sockets."""
     config, notes = behind()
     (config.parent / "connections").rmdir()
@@ -296,7 +296,7 @@ def test_jump_host_is_reached_without_a_place_for_sockets(behind):
     assert all(map(gone, pids(notes)))
 
 
-def test_machines_that_share_a_home_share_no_socket(behind, tmp_path, monkeypatch):
+def test_login_nodes_that_share_a_home_share_no_socket(behind, tmp_path, monkeypatch):
     config, notes = behind()
     uname = tmp_path / "uname"
     uname.write_text("#!/bin/sh\necho elsewhere\n")
@@ -311,9 +311,9 @@ def test_machines_that_share_a_home_share_no_socket(behind, tmp_path, monkeypatc
 
 
 def test_refused_jump_host_is_asked_once_for_all_hosts_behind_it(behind, tmp_path):
-    said = tmp_path / "said.txt"
-    said.write_text(gcloud.refusal_text("4033"))
-    config, notes = behind(str(said))
+    message_file = tmp_path / "said.txt"
+    message_file.write_text(gcloud.refusal_text("4033"))
+    config, notes = behind(str(message_file))
     with Connections(config) as connections:
         _, failed = call_on_hosts(NODES, lambda name: connections.to(name).run(["true"]))
     assert {(name, error.host, error.code) for name, error in failed.items()} == {
@@ -323,15 +323,15 @@ def test_refused_jump_host_is_asked_once_for_all_hosts_behind_it(behind, tmp_pat
     assert len(pids(notes)) == 2
 
 
-def test_ssh_to_a_host_behind_a_refused_jump_host_says_why(behind, me, tmp_path):
-    said = tmp_path / "said.txt"
-    said.write_text(gcloud.refusal_text("4033"))
-    config, _ = behind(str(said))
+def test_ssh_behind_a_refused_jump_host_has_the_code_tunnel_refused(behind, me, tmp_path):
+    message_file = tmp_path / "said.txt"
+    message_file.write_text(gcloud.refusal_text("4033"))
+    config, _ = behind(str(message_file))
     (tmp_path / "demo").symlink_to(config.parent)
     cli = Clusterctl(tmp_path, tmp_path)
     argv = ("-o", "json", "--cluster", "demo", "ssh", "--user", me, NODES[0], "--", "echo there")
     assert codes(cli(*argv, rc=1)) == ["tunnel-refused"]
-    config.write_text(config.read_text().replace(str(said), "plain"))
+    config.write_text(config.read_text().replace(str(message_file), "plain"))
     assert cli(*argv).json["stdout"] == "there\n"
     end_all_connections(config)
 
@@ -374,7 +374,7 @@ def test_host_key_behind_a_jump_host_is_checked(behind):
     end_all_connections(config)
 
 
-def test_recreated_jump_host_has_a_connection_of_its_own(behind, me):
+def test_recreated_jump_host_gets_a_new_connection(behind, me):
     """The connection to the machine that is gone may be found dead only after a minute."""
     config, _ = behind()
     host, socket_name = proxy_of(NODES[0], config).jump

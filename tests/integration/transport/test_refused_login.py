@@ -1,4 +1,4 @@
-"""A site that refuses the login: clusterctl tries once, and shows the site's words."""
+"""A login that a site refuses is tried once, and the error has the site's message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ PATIENCE_S = 2.0
 
 
 class Closing(paramiko.ServerInterface):
-    """Sends the words, and hangs up at the login, as sshd does with PAM and /etc/nologin."""
+    """A server that sends a message and hangs up at the login, as sshd does with PAM and
+    /etc/nologin.
+    """
 
     def __init__(self, transport: paramiko.Transport) -> None:
         self._transport = transport
@@ -148,9 +150,7 @@ def test_dropped_connection_is_tried_once(
 
 @pytest.fixture
 def strict(tmp_path: Path, sshd: Sshd) -> Iterator[Path]:
-    """A real sshd in place of the other, which accepts nobody. Return the file with its
-    messages.
-    """
+    """Start a real sshd that accepts no login. Return the file with its messages."""
     sshd.process.terminate()
     sshd.process.wait()
     (tmp_path / "words").write_text(f"{WORDS}\n")
@@ -185,12 +185,10 @@ def test_denied_login_is_tried_once(config: Path, strict: Path) -> None:
 def test_jump_host_that_refuses_is_shown(
     config: Path, sshd: Sshd, serve: Callable[..., Server], tmp_path: Path
 ) -> None:
-    """A shared connection discards what the jump host says, so it is asked a second time, and no
-    more.
-    """
+    """A shared connection discards the message of the jump host, so that ssh is started once more."""
     server = serve(hang_up_with_words(sshd))
-    own = tmp_path / "own"
-    own.write_text(f"Host campus\n    ProxyJump gate\n{own.read_text()}")
+    user_config = tmp_path / "own"
+    user_config.write_text(f"Host campus\n    ProxyJump gate\n{user_config.read_text()}")
     assert WORDS in ask_twice(config)
     assert server.logins == 2
 
@@ -204,7 +202,7 @@ def test_refused_login_is_tried_again_after_a_minute(
     assert server.logins == 2
 
 
-def test_words_of_the_site_do_not_make_the_login_unreachable(
+def test_message_of_the_site_does_not_make_the_login_unreachable(
     config: Path, sshd: Sshd, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -57,14 +57,14 @@ def send(data: Path, transport: LocalTransport | None = None) -> object:
     return Upload(transport or LocalTransport()).into(list_items([data])[0], "in to")
 
 
-def test_all_that_is_hard_arrives_as_it_is(home, data):
+def test_upload_keeps_names_links_modes_times_and_holes(home, data):
     sent = Upload(LocalTransport()).into(list_items([data])[0], "in to")
     assert sent.folder == str(home / "in to")
     assert content(home / "in to" / "data") == content(data)
     assert sent.sent_bytes == sent.bytes > 3 * MIB
 
 
-def test_what_is_there_is_not_sent_again(home, data):
+def test_upload_unchanged_content_transfers_no_bytes(home, data):
     send(data)
     (home / "in to" / "data" / "sub" / "nothing").write_text("other")
     (home / "in to" / "data" / "large").chmod(0o600)
@@ -80,11 +80,11 @@ def test_put_unchanged_files_are_not_read(home, data):
     send(data)
     target = home / "in to" / "data" / "large"
     os.utime(target, ns=(1, target.stat().st_mtime_ns))
-    told: list[tuple[str, int, int]] = []
+    steps: list[tuple[str, int, int]] = []
     items = list_items([data])[0]
-    sent = Upload(LocalTransport(), lambda *args: told.append(args)).into(items, "in to")
+    sent = Upload(LocalTransport(), lambda *args: steps.append(args)).into(items, "in to")
     assert sent.sent_bytes == 0
-    assert "hashing" not in {activity for activity, _, _ in told}
+    assert "hashing" not in {activity for activity, _, _ in steps}
     # Sites remove files that nobody has used for long.
     assert target.stat().st_atime > 1
     assert content(home / "in to" / "data") == content(data)
@@ -98,7 +98,7 @@ def test_put_touched_file_is_compared_by_its_hash(home, data, side):
     assert content(home / "in to" / "data") == content(data)
 
 
-def test_same_size_other_content_is_sent(home, data):
+def test_upload_replaces_a_file_of_the_same_size(home, data):
     send(data)
     target = home / "in to" / "data" / "large"
     target.write_bytes(bytes(3 * MIB))
@@ -106,7 +106,7 @@ def test_same_size_other_content_is_sent(home, data):
     assert target.read_bytes() == (data / "large").read_bytes()
 
 
-def test_a_broken_connection_is_gone_on_with(home, data):
+def test_upload_resumes_after_a_broken_connection(home, data):
     with pytest.raises(UnreachableError):
         send(data, Cutting(2 * MIB))
     assert not (home / "in to" / "data" / "large").exists()
@@ -115,7 +115,7 @@ def test_a_broken_connection_is_gone_on_with(home, data):
     assert content(home / "in to" / "data") == content(data)
 
 
-def test_a_partial_file_of_other_content_does_no_harm(home, data):
+def test_upload_rejects_a_partial_file_with_other_content(home, data):
     with pytest.raises(UnreachableError):
         send(data, Cutting(2 * MIB))
     (partial,) = (home / "in to").rglob(".clusterctl-*")
@@ -126,7 +126,7 @@ def test_a_partial_file_of_other_content_does_no_harm(home, data):
     assert content(home / "in to" / "data") == content(data)
 
 
-def test_a_file_that_changes_meanwhile_is_said(home, data):
+def test_upload_of_a_file_that_changes_is_files_changed(home, data):
     items, _ = list_items([data])
     (data / "large").write_bytes(b"shorter now")
     with (data / "sub" / "run.sh").open("a") as file:  # its beginning is what it was
@@ -180,7 +180,7 @@ def test_job_has_no_part_of_a_file_that_is_rewritten(home, tmp_path, change):
     assert not (home / "jobs" / "x").exists()
 
 
-def test_holes_stay_holes(home, tmp_path):
+def test_upload_keeps_holes_of_sparse_files(home, tmp_path):
     sparse = tmp_path / "sparse"
     with sparse.open("wb") as file:
         file.seek(64 * MIB)
@@ -195,7 +195,7 @@ def test_holes_stay_holes(home, tmp_path):
     assert arrived.stat().st_blocks * 512 < 8 * MIB
 
 
-def test_what_can_not_be_written_is_said(home, data):
+def test_upload_to_an_unwritable_place_has_the_systems_message(home, data):
     (home / "in to").write_text("a file")
     with pytest.raises(TransferError) as caught:
         send(data)
@@ -204,7 +204,7 @@ def test_what_can_not_be_written_is_said(home, data):
 
 
 @pytest.mark.parametrize("fault", ["full", *in_sweep("no-inodes", "read-only")])
-def test_a_disk_of_the_cluster_that_takes_nothing_is_said(fault, tmp_path, monkeypatch):
+def test_to_store_on_a_full_or_read_only_disk_is_an_error(fault, tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(os.urandom(MIB))
     with small_disk() as disk:
         monkeypatch.setenv("HOME", str(disk.path))
@@ -218,28 +218,28 @@ def test_a_disk_of_the_cluster_that_takes_nothing_is_said(fault, tmp_path, monke
         assert not caught.value.why.startswith("b'")
 
 
-def test_a_folder_in_a_files_place_is_said(home, data):
+def test_upload_names_a_folder_in_the_place_of_a_file(home, data):
     (home / "in to" / "data" / "large").mkdir(parents=True)
     with pytest.raises(TransferError) as caught:
         send(data)
     assert "'in to/data/large': a folder has the name of this file" in caught.value.why
 
 
-def test_two_of_one_name_are_refused(tmp_path):
+def test_list_items_refuses_two_paths_with_the_same_name(tmp_path):
     for name in "ab":
         (tmp_path / name / "x").mkdir(parents=True)
     with rejected("name-twice", UsageError):
         list_items([tmp_path / "a" / "x", tmp_path / "b" / "x"])
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_list_items_names_missing_files(tmp_path):
     with pytest.raises(UsageError) as caught:
         list_items([tmp_path / "nope", tmp_path / "neither"])
     assert f"nope: {os.strerror(errno.ENOENT)}" in caught.value.why
     assert "neither" in caught.value.why
 
 
-def test_pipes_and_such_do_not_travel(tmp_path):
+def test_list_items_skips_pipes_and_devices(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     items, others = list_items([tmp_path])
     assert [item.kind for item in items] == [Kind.FOLDER]
@@ -265,7 +265,7 @@ def make(
     return upload.new_folder(items, hashes, name, store=STORE, ours={"our own": b"\xff\n"})
 
 
-def test_a_new_folder(home, data):
+def test_make_folder_copies_files_from_the_store(home, data):
     sent = make(data)
     made = home / "jobs" / "one"
     assert sent.folder == str(made)
@@ -301,7 +301,7 @@ def test_send_broken_connection_keeps_arrived_files_only(home, data):
     assert make(data).sent_bytes < 3 * MIB // 2
 
 
-def test_a_file_that_changes_meanwhile_makes_no_folder(home, data):
+def test_make_folder_of_a_changing_file_leaves_no_folder(home, data):
     items = [Item.of("large", data / "large", (data / "large").lstat())]
     hashes = hash_items(items)
     (data / "large").write_bytes(bytes(3 * MIB))
@@ -327,7 +327,7 @@ def test_send_to_program_that_is_killed_does_not_blame_the_disk(
     assert "disk space" not in caught.value.fix
 
 
-def test_a_damaged_store_is_noticed_and_mended(home, data):
+def test_damaged_file_of_the_store_is_replaced(home, data):
     make(data)
     stored_before = stored(home)
     for path in stored_before:
@@ -351,7 +351,7 @@ def large(home: Path) -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
-def test_a_large_file_of_the_store_that_was_changed_is_sent_anew(home, data, mode):
+def test_changed_large_file_of_the_store_is_sent_again(home, data, mode):
     make(data)
     path = large(home)
     path.chmod(0o600)
@@ -386,7 +386,7 @@ class Hasty(LocalTransport):
         return [*words, json.dumps([*json.loads(arguments), 0])]
 
 
-def test_a_lock_that_a_job_holds_is_named(home, data):
+def test_lock_that_a_job_holds_is_named(home, data):
     make(data)
     lock = home / STORE / "lock"
     with lock.open("a") as held:
@@ -399,7 +399,7 @@ def test_a_lock_that_a_job_holds_is_named(home, data):
     make(data, "jobs/three")
 
 
-def test_a_lock_is_waited_for_with_signs_of_life(home):
+def test_lock_sends_bytes_while_it_waits(home):
     path = home / "lock"
     held = remote_open.open_own(os.fsencode(path))
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -456,7 +456,7 @@ def test_store_file_replaced_by_a_job_is_restored(home, data, tmp_path, name, ot
     assert not place.is_symlink()
 
 
-def test_a_sweep_removes_what_is_not_its_own_and_follows_no_link(home, data, tmp_path):
+def test_sweep_removes_foreign_entries_and_follows_no_link(home, data, tmp_path):
     make(data)
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "file").touch()
@@ -472,7 +472,7 @@ def test_a_sweep_removes_what_is_not_its_own_and_follows_no_link(home, data, tmp
     assert (tmp_path / "theirs" / "file").exists()
 
 
-def test_an_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
+def test_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
     make(data, code=data)
     archive = home / archives_of(FOLDER) / "v1"
     whole = {str(path.relative_to(data.parent)): path.read_bytes() for path in tree_files(data)}
@@ -514,7 +514,7 @@ def test_send_archive_stored_meanwhile_is_accepted(home, tmp_path, monkeypatch):
     assert list(home.iterdir()) == []
 
 
-def test_many_at_once(home, data):
+def test_eight_concurrent_uploads_succeed(home, data):
     failed: list[BaseException] = []
 
     def one(number: int) -> None:
@@ -573,8 +573,8 @@ def test_hash_of_file_shortened_meanwhile_does_not_match(tmp_path, monkeypatch):
     out.seek(0)
     coming = Incoming(iter([out.read()]))
     assert coming.read_header(size, has_hash=True) == size
-    with (tmp_path / "here").open("w+b") as here:
-        assert not coming.is_complete(coming.receive_rest(here.fileno(), 0, size))
+    with (tmp_path / "here").open("w+b") as partial:
+        assert not coming.is_complete(coming.receive_rest(partial.fileno(), 0, size))
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -597,7 +597,7 @@ def test_partial_file_can_be_opened_by_another_transfer(home, monkeypatch, store
     assert stat.S_IMODE((home / "final").stat().st_mode) == 0o444
 
 
-def test_the_store_forgets_what_nobody_uses(home, data):
+def test_sweep_removes_unused_files_from_the_store(home, data):
     make(data)
     (home / "jobs" / ".died.incomplete").mkdir()
     long_ago = time.time() - UNUSED_S - 60
@@ -615,7 +615,7 @@ def test_the_store_forgets_what_nobody_uses(home, data):
     assert not (home / "jobs" / ".died.incomplete").exists()
 
 
-def test_single_files_in_the_store(home, data):
+def test_to_store_keeps_single_files(home, data):
     files = [data / "large", data / "link", data / "sub" / "run.sh"]
     at = Upload(LocalTransport()).to_store(files, store=STORE)
     assert Path(at[data / "large"]).read_bytes() == (data / "large").read_bytes()
@@ -627,16 +627,16 @@ def test_single_files_in_the_store(home, data):
 # hashes:
 
 
-def test_hashes_are_remembered_until_a_file_changes(home, data, monkeypatch):
+def test_hash_is_cached_until_the_file_changes(home, data, monkeypatch):
     large = data / "large"
     item = Item.of("large", large, large.lstat())
 
     def hashed() -> tuple[str, int]:
         """Return the hash, and in how many pieces the file was read: 1 if it was not read."""
-        told: list[tuple[str, int, int]] = []
-        found = hash_items([item], progress=lambda *said: told.append(said))
-        assert told[-1] == ("hashing", 3 * MIB, 3 * MIB)
-        return found[large], len(told)
+        steps: list[tuple[str, int, int]] = []
+        found = hash_items([item], progress=lambda *said: steps.append(said))
+        assert steps[-1] == ("hashing", 3 * MIB, 3 * MIB)
+        return found[large], len(steps)
 
     monkeypatch.setattr(tree, "_SETTLED_NS", -1)  # as if it were long ago that it changed
     first = hashlib.sha256(large.read_bytes()).hexdigest()
@@ -648,17 +648,17 @@ def test_hashes_are_remembered_until_a_file_changes(home, data, monkeypatch):
     assert hashed() == (hashlib.sha256(bytes(3 * MIB)).hexdigest(), 3)
 
 
-def test_a_file_that_changed_just_now_is_not_remembered(home, data, monkeypatch):
+def test_hash_of_a_recently_changed_file_is_not_cached(home, data, monkeypatch):
     item = Item.of("large", data / "large", (data / "large").lstat())
     monkeypatch.setattr(tree, "_SETTLED_NS", 3600 * 10**9)
-    told: list[int] = []
+    steps: list[int] = []
     for _ in range(2):
-        hash_items([item], progress=lambda _, done, __: told.append(done))
-    assert len(told) == 6
+        hash_items([item], progress=lambda _, done, __: steps.append(done))
+    assert len(steps) == 6
 
 
 @pytest.mark.parametrize("damaged", [b"no memory" * 1000, b"[]", b'{"a": 1}'])
-def test_a_damaged_memory_is_replaced(home, data, tmp_path, monkeypatch, damaged):
+def test_damaged_hash_cache_is_replaced(home, data, tmp_path, monkeypatch, damaged):
     monkeypatch.setattr(tree, "_SETTLED_NS", -1)
     memory = tmp_path / "cache" / "clusterctl" / "hashes.json"
     memory.parent.mkdir(parents=True)
@@ -668,14 +668,14 @@ def test_a_damaged_memory_is_replaced(home, data, tmp_path, monkeypatch, damaged
     assert (path, sha256) == (str(data / "large"), hash_items([item])[data / "large"])
 
 
-def test_what_vanished_is_named(home, data):
+def test_hash_items_names_a_file_that_vanished(home, data):
     item = Item.of("x", data / "vanished", (data / "large").lstat())
     with pytest.raises(UsageError) as caught:
         hash_items([item])
     assert f"vanished: {os.strerror(errno.ENOENT)}" in caught.value.why
 
 
-def test_the_remote_half_runs_on_plain_python(home, data):
+def test_remote_programs_import_only_the_standard_library(home, data):
     """The remote programs may not need packages of this environment."""
     argv = remote_argv("clusterctl.transport.remote_receive", STORE, "")
     done = subprocess.run(
@@ -722,7 +722,7 @@ class Noisy(LocalTransport):
         return ["sh", "-c", 'echo "Welcome!"; exec "$@"', "sh", *argv]
 
 
-def test_a_shell_that_greets_is_one_clear_error(home, data):
+def test_login_shell_with_a_greeting_is_answer_garbled(home, data):
     with rejected("answer-garbled", TransportError) as caught:
         send(data, Noisy())
     assert caught.value.why == "Welcome!"
@@ -739,7 +739,7 @@ class Answering(LocalTransport):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         *(
             "x\n",
@@ -757,12 +757,12 @@ class Answering(LocalTransport):
         '\n{"folder": "", "wrong": [], "at": []}\n',
     ],
 )
-def test_an_answer_of_another_form_is_one_clear_error(home, data, said):
+def test_malformed_answer_is_answer_garbled(home, data, answer):
     with rejected("answer-garbled", TransportError):
-        Upload(Answering(said)).to_store([data / "large"], store=STORE)
+        Upload(Answering(answer)).to_store([data / "large"], store=STORE)
 
 
-def test_a_read_only_folder_can_be_sent_again_with_more_in_it(home, data):
+def test_upload_adds_files_to_a_read_only_folder(home, data):
     (data / "sub").chmod(0o555)
     send(data)
     sent = home / "in to" / "data" / "sub"

@@ -37,12 +37,12 @@ def node(sshd, me, reach) -> Transport:
     return reach("node", sshd.config(), user=me)
 
 
-def test_output_and_exit_status(node):
+def test_run_returns_output_and_exit_code(node):
     result = node.run(["sh", "-c", "echo out; echo err >&2; exit 3"], check=False)
     assert (result.rc, result.stdout, result.stderr) == (3, "out\n", "err\n")
 
 
-def test_a_failed_command_raises_with_what_it_said(node):
+def test_run_failed_command_raises_exit_code_and_stderr(node):
     with pytest.raises(CommandError) as caught:
         node.run(["sh", "-c", "echo no such thing >&2; exit 7"])
     assert caught.value.rc == 7
@@ -50,11 +50,11 @@ def test_a_failed_command_raises_with_what_it_said(node):
     assert caught.value.host == "node"
 
 
-def test_arguments_arrive_as_they_are(node):
+def test_run_passes_arguments_unchanged(node):
     assert json.loads(node.run([sys.executable, "-c", SHOW_ARGV, *ARGUMENTS]).stdout) == ARGUMENTS
 
 
-def test_environment_arrives_as_it_is(node):
+def test_run_passes_the_environment_unchanged(node):
     show = "import os; print(os.environ['A'] + '|' + os.environ['B'])"
     assert (
         node.run([sys.executable, "-c", show], env={"A": "$HOME 'x'", "B": "1"}).stdout
@@ -62,25 +62,25 @@ def test_environment_arrives_as_it_is(node):
     )
 
 
-def test_a_nul_is_refused(node):
+def test_run_refuses_nul_in_arguments(node):
     with refused("null-byte", TransportError):
         node.run(["echo", "a\0b"])
 
 
-def test_twenty_megabytes_through_and_back(node):
+def test_run_sends_and_receives_twenty_megabytes(node):
     blob = os.urandom(1 << 20) * 20
     copy = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read().hex().encode())"
     result = node.run([sys.executable, "-c", copy], stdin=blob, timeout_s=120)
     assert bytes.fromhex(result.stdout) == blob
 
 
-def test_much_on_both_outputs_at_once_does_not_stall(node):
+def test_run_reads_stdout_and_stderr_concurrently(node):
     shout = "import os\nfor _ in range(160): os.write(2, b'e' * 65536); os.write(1, b'o' * 65536)"
     result = node.run([sys.executable, "-c", shout], timeout_s=120)
     assert (len(result.stdout), len(result.stderr)) == (160 * 65536, 160 * 65536)
 
 
-def test_of_much_stderr_little_is_kept(sshd, me, reach):
+def test_run_keeps_the_end_of_a_long_stderr(sshd, me, reach):
     transport = reach("node", sshd.config(), user=me, max_output=1000)
     with contextlib.closing(transport):
         result = transport.run(["sh", "-c", "yes | head -c 3000000 >&2; echo the end >&2"])
@@ -88,29 +88,29 @@ def test_of_much_stderr_little_is_kept(sshd, me, reach):
     assert result.stderr.endswith("the end\n")
 
 
-def test_a_command_that_ignores_its_stdin(node):
+def test_run_command_that_ignores_its_stdin_succeeds(node):
     assert node.run(["true"], stdin=b"x" * (4 << 20)).rc == 0
 
 
-def test_output_is_bounded(sshd, me, reach):
+def test_run_limits_the_size_of_output(sshd, me, reach):
     transport = reach("node", sshd.config(), user=me, max_output=1000)
     with contextlib.closing(transport), refused("connection-failed", TransportError, "1000"):
         transport.run(["yes"])
 
 
-def test_a_timeout_says_so_and_the_connection_lives_on(node):
+def test_run_timeout_keeps_the_connection(node):
     with refused("unreachable", UnreachableError, "sleep 60", "0.2"):
         node.run(["sleep", "60"], timeout_s=0.2)
     assert node.run(["echo", "still here"]).stdout == "still here\n"
 
 
-def test_a_signal_is_told_apart_from_a_lost_connection(node):
+def test_run_killed_command_is_no_lost_connection(node):
     with refused("command-failed", CommandError):
         node.run(["sh", "-c", "kill -KILL $$"])
     assert node.run(["sh", "-c", "kill -KILL $$"], check=False).rc == -1
 
 
-def test_stream_yields_bytes_as_they_come(node, tmp_path):
+def test_stream_yields_bytes_on_arrival(node, tmp_path):
     go = tmp_path / "go"
     script = f"printf '\\377a'; while [ ! -e {go} ]; do sleep 0.05; done; printf b"
     stream = node.stream(["sh", "-c", script])
@@ -133,7 +133,7 @@ def test_closing_a_stream_ends_the_command(node):
     assert node.run(["true"]).rc == 0
 
 
-def test_a_lost_connection_ends_the_streamed_command(node, sshd):
+def test_lost_connection_ends_the_streamed_command(node, sshd):
     stream = node.stream(["sh", "-c", "echo $$; sleep 1000; :"])
     pid = int(next(stream))
     for connection in sshd.connections():
@@ -177,7 +177,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_frozen_host_ends_a_stream(sshd, node):
+def test_frozen_host_ends_a_stream(sshd, node):
     stream = node.stream(["sh", "-c", "echo begun; sleep 600"])
     assert next(stream) == b"begun\n"
     with frozen(sshd), refused("unreachable", UnreachableError) as caught:
@@ -186,7 +186,7 @@ def test_a_frozen_host_ends_a_stream(sshd, node):
     assert node.run(["echo", "again"]).stdout == "again\n"
 
 
-def test_a_frozen_host_ends_a_conversation(sshd, node):
+def test_frozen_host_ends_a_conversation(sshd, node):
     with node.converse(["cat"]) as talk:
         talk.send(b"hello")
         assert talk.receive() == b"hello"
@@ -194,7 +194,7 @@ def test_a_frozen_host_ends_a_conversation(sshd, node):
             talk.send(bytes(64 << 20))  # more than anything on the way takes up
 
 
-def test_closing_ends_what_another_thread_waits_for(node, tmp_path):
+def test_close_ends_the_wait_of_another_thread(node, tmp_path):
     def late() -> bool:
         with refused("unreachable", UnreachableError):
             node.run(
@@ -211,7 +211,7 @@ def test_closing_ends_what_another_thread_waits_for(node, tmp_path):
         assert waiting.result(timeout=60)
 
 
-def test_the_file_names_the_user_unless_overridden(sshd, reach):
+def test_user_of_the_ssh_config_can_be_overridden(sshd, reach):
     transport = reach("node", sshd.config())
     with refused("key-refused", KeyRefusedError):
         transport.run(["true"])
@@ -231,7 +231,7 @@ class Booting(paramiko.ServerInterface):
         return paramiko.AUTH_FAILED
 
 
-def test_connect_host_hangs_up_at_login_is_retryable(sshd, me, reach):
+def test_connect_to_a_host_that_hangs_up_at_login_is_retryable(sshd, me, reach):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -254,14 +254,14 @@ def test_connect_host_hangs_up_at_login_is_retryable(sshd, me, reach):
         thread.join()
 
 
-def test_a_wrong_host_key_is_refused(sshd, me, reach):
+def test_wrong_host_key_is_refused(sshd, me, reach):
     other = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJWsqlyNZ2zBT7lD+gy7dPtK9eE3kTvPhPFBEIgEbeJK"
     with refused("host-key", HostKeyError) as caught:
         reach("node", sshd.config(known=f"node {other}\n"), user=me).run(["true"])
     assert not caught.value.retryable
 
 
-def test_an_unknown_host_key_is_refused_and_not_learnt(sshd, me, reach):
+def test_unknown_host_key_is_refused_and_not_added(sshd, me, reach):
     config = sshd.config(known="")
     for _ in range(2):
         with refused("host-key", HostKeyError):
@@ -269,7 +269,7 @@ def test_an_unknown_host_key_is_refused_and_not_learnt(sshd, me, reach):
     assert (config.parent / "known hosts").read_text() == ""
 
 
-def test_a_key_of_the_users_own_known_hosts_does_not_count(sshd, me, tmp_path, monkeypatch, reach):
+def test_known_hosts_of_the_user_are_ignored(sshd, me, tmp_path, monkeypatch, reach):
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh" / "known_hosts").write_text(f"node {sshd.host_key}\n")
@@ -278,7 +278,7 @@ def test_a_key_of_the_users_own_known_hosts_does_not_count(sshd, me, tmp_path, m
         reach("node", sshd.config(known=""), user=me).run(["true"])
 
 
-def test_a_refused_port(sshd, me, reach):
+def test_refused_connection_is_unreachable(sshd, me, reach):
     from_socket = socket.socket()
     from_socket.bind(("127.0.0.1", 0))
     with from_socket, refused("unreachable", UnreachableError) as caught:
@@ -286,7 +286,7 @@ def test_a_refused_port(sshd, me, reach):
     assert caught.value.retryable
 
 
-def test_a_port_that_does_not_speak_ssh(sshd, me, capfd, reach):
+def test_port_that_does_not_speak_ssh_is_unreachable(sshd, me, capfd, reach):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         config = sshd.config(port=mute.getsockname()[1])
         config.write_text(config.read_text() + "    ConnectTimeout 1\n")
@@ -296,7 +296,7 @@ def test_a_port_that_does_not_speak_ssh(sshd, me, capfd, reach):
 
 
 @pytest.mark.parametrize("text", ["???\n", None])
-def test_a_useless_ssh_config(tmp_path: Path, text, reach):
+def test_invalid_ssh_config_is_an_error(tmp_path: Path, text, reach):
     config = tmp_path / "ssh_config"
     if text is not None:
         config.write_text(text)

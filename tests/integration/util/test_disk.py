@@ -176,13 +176,13 @@ def test_down_works_on_a_full_disk(
 ) -> None:
     workspace.lock_file.touch()  # `up` has held it
     disk.suffer(fault)
-    there = Clusterctl(disk.path, tmp_path)
+    on_full_disk = Clusterctl(disk.path, tmp_path)
     if fault == "read-only":
-        failed = there("-o", "json", "--cluster", "demo", "down", "-y", rc=1)
+        failed = on_full_disk("-o", "json", "--cluster", "demo", "down", "-y", rc=1)
         assert codes(failed) == ["disk"]
         disk.recover()
-    ran = there("--cluster", "demo", "down", "-y")
-    assert shows(ran.stderr, "works-on-a-copy") is (fault != "read-only")
+    result = on_full_disk("--cluster", "demo", "down", "-y")
+    assert shows(result.stderr, "works-on-a-copy") is (fault != "read-only")
     assert not workspace.root.exists()
     assert {path.name for path in disk.path.iterdir()} <= {".fill", ".demo.lock"}
 
@@ -191,13 +191,13 @@ def test_down_works_on_a_full_disk(
 def test_up_on_a_full_disk_is_a_disk_error_and_list_works(
     disk: SmallDisk, fault: str, tmp_path: Path
 ) -> None:
-    there = Clusterctl(disk.path, tmp_path)
+    on_full_disk = Clusterctl(disk.path, tmp_path)
     disk.suffer(fault)
-    failed = there("-o", "json", "up", "-y", rc=1)
+    failed = on_full_disk("-o", "json", "up", "-y", rc=1)
     (failure,) = failed.json["failures"]
     assert failure["code"] == "disk"
     assert FAULTS[fault] in failure["cause"]
-    there("list")
+    on_full_disk("list")
     assert {path.name for path in disk.path.iterdir()} <= {".fill", ".local.lock"}
 
 
@@ -224,5 +224,5 @@ def test_roomiest_temporary_folder_without_room_on_disk_is_in_memory(options: st
     env = {
         name: value for name, value in os.environ.items() if name not in {"TMPDIR", "TEMP", "TMP"}
     }
-    ran = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
-    assert ran.stdout == "/dev/shm\n"
+    result = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
+    assert result.stdout == "/dev/shm\n"

@@ -85,23 +85,23 @@ def test_remove_stale_folders_keeps_links_files_and_other_names(tmp_path: Path) 
     remove_stale_folders(tmp_path / "not there")
 
 
-def gone(pid: str) -> bool:
+def is_gone(pid: str) -> bool:
     return not Path(f"/proc/{pid}/exe").exists()  # nor has a zombie one
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
 def test_program_ends_with_the_process_that_started_it(sign: signal.Signals) -> None:
     with running(STARTS, "60") as (process, pids):
-        assert not any(map(gone, pids.split()))
+        assert not any(map(is_gone, pids.split()))
         process.send_signal(sign)
         process.wait()
-        eventually(lambda: all(map(gone, pids.split())))
+        eventually(lambda: all(map(is_gone, pids.split())))
 
 
 def test_child_of_a_program_ends_with_it() -> None:
     with running(STARTS, "0") as (process, pids):
         assert process.wait(30) == 0
-        assert all(map(gone, pids.split()))
+        assert all(map(is_gone, pids.split()))
 
 
 def test_program_without_reader_ends() -> None:
@@ -174,7 +174,7 @@ def test_run_with_grace_interrupts_and_waits_for_the_end(
     with running(STARTS_WITH_GRACE, tmp_path / "file", 0.3, 30) as (process, pid):
         process.send_signal(sign)
         process.wait()
-        eventually(lambda: gone(pid))
+        eventually(lambda: is_gone(pid))
     assert (tmp_path / "file").read_text() == "whole\n"
 
 
@@ -182,7 +182,7 @@ def test_run_with_grace_kills_a_program_that_ignores_sigint(tmp_path: Path) -> N
     with running(STARTS_WITH_GRACE, tmp_path / "file", 60, 1) as (process, pid):
         process.kill()
         process.wait()
-        eventually(lambda: gone(pid))
+        eventually(lambda: is_gone(pid))
     assert not (tmp_path / "file").exists()
 
 
@@ -199,7 +199,7 @@ def test_under_subreaper_with_grace_ends_at_once_on_sighup_only(tmp_path: Path) 
             assert process.poll() is None
         process.send_signal(signal.SIGHUP)
         assert process.wait(30) == 128 + signal.SIGHUP
-        assert gone(pid)
+        assert is_gone(pid)
 
 
 def test_under_subreaper_holds_passed_descriptors(tmp_path: Path) -> None:

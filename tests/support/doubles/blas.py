@@ -1,4 +1,4 @@
-"""What cuBLAS does with the numbers and addresses that it is given, in the host's memory."""
+"""Functions of cuBLAS on addresses in host memory, for the double of CuPy."""
 
 from __future__ import annotations
 

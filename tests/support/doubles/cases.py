@@ -1,4 +1,4 @@
-"""Every layer, small, and PyTorch's way to the same."""
+"""A small case of every layer of the payload, with the same computation in PyTorch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from payload.nn.pool import GlobalAveragePool, MaxPool2d
 from payload.nn.sequence import ClassToken, Patches, Pick, Positions, Segments
 from tests.support.doubles.oracle import Tensors, functional, torch
 
-Theirs = Callable[[Tensors, "torch.Tensor"], "torch.Tensor"]
+TorchForward = Callable[[Tensors, "torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Case:
 
     make: Callable[[Context], Layer]
     shape: tuple[int, ...] | None
-    theirs: Theirs
+    torch_forward: TorchForward
 
     def input(self, dtype: str = "float64") -> Array:
         rng = np.random.default_rng(5)
@@ -39,11 +39,11 @@ class Case:
         return (1.5 * rng.standard_normal(self.shape)).astype(dtype)
 
 
-def channels_last(theirs: Theirs) -> Theirs:
+def channels_last(torch_forward: TorchForward) -> TorchForward:
     """Images have their channels second in PyTorch."""
 
     def call(p: Tensors, x: torch.Tensor) -> torch.Tensor:
-        return theirs(p, x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return torch_forward(p, x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
     return call
 
@@ -51,26 +51,28 @@ def channels_last(theirs: Theirs) -> Theirs:
 def _conv(
     inputs: int, outputs: int, kernel: int, stride: int = 1, pad: int = 0, *, size: int = 7
 ) -> Case:
-    def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    def torch_forward(p: Tensors, x: torch.Tensor) -> torch.Tensor:
         return functional.conv2d(x, p["c.weight"], None, stride, pad)
 
     return Case(
         lambda c: Conv2d(c, "c", inputs, outputs, kernel, stride=stride, padding=pad),
         (3, size, size - 1, inputs),
-        channels_last(theirs),
+        channels_last(torch_forward),
     )
 
 
 def _norm(relu: bool) -> Case:
-    def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+    def torch_forward(p: Tensors, x: torch.Tensor) -> torch.Tensor:
         y = functional.batch_norm(x, None, None, p["n.weight"], p["n.bias"], training=True)
         return functional.relu(y) if relu else y
 
-    return Case(lambda c: BatchNorm(c, "n", 5, relu=relu), (3, 4, 5, 5), channels_last(theirs))
+    return Case(
+        lambda c: BatchNorm(c, "n", 5, relu=relu), (3, 4, 5, 5), channels_last(torch_forward)
+    )
 
 
-def attention(causal: bool) -> Theirs:
-    def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
+def attention(causal: bool) -> TorchForward:
+    def torch_forward(p: Tensors, x: torch.Tensor) -> torch.Tensor:
         b, t, c = x.shape
         qkv = functional.linear(x, p["a.in_proj_weight"], p["a.in_proj_bias"])
         q, k, v = qkv.reshape(b, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
@@ -79,7 +81,7 @@ def attention(causal: bool) -> Theirs:
             y.swapaxes(1, 2).reshape(b, t, c), p["a.out_proj.weight"], p["a.out_proj.bias"]
         )
 
-    return theirs
+    return torch_forward
 
 
 def _lstm(p: Tensors, x: torch.Tensor) -> torch.Tensor:

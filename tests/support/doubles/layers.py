@@ -1,4 +1,4 @@
-"""The payload's layers and models, ready to run, and the slopes that gradients should be."""
+"""Layers and models of the payload, ready to run, and numerical gradients to compare with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Small models, and PyTorch's way from their weights to logits, by its own modules where it has
-them.
-"""
+"""Small models, with the computation of logits from the same weights in PyTorch."""
 
 from __future__ import annotations
 
@@ -28,13 +26,13 @@ HEADS = 4
 class Case:
     """A model, its settings, the shape of its images (None: it takes tokens), and PyTorch's logits.
 
-    theirs: takes the weights, or those in `Convolutional`.
+    torch_forward: takes the weights, or those in `Convolutional`.
     """
 
     model: str
     settings: dict[str, Any]
     shape: tuple[int, ...] | None
-    theirs: Callable[[Any, torch.Tensor], torch.Tensor]
+    torch_forward: Callable[[Any, torch.Tensor], torch.Tensor]
 
     def units(self, context: Context) -> list[Unit]:
         return make_units(self.model, self.settings, context)

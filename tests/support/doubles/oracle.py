@@ -1,6 +1,4 @@
-"""PyTorch beside the payload's layers: the same weights and inputs, then the same results and
-gradients.
-"""
+"""The comparison of the payload's layers with PyTorch: results and gradients from equal weights."""
 
 from __future__ import annotations
 
@@ -95,18 +93,18 @@ def tensors(units: Sequence[Unit], device: Device) -> Tensors:
     }
 
 
-def _in_torch(parameter: Parameter, ours: Array, device: Device) -> Array:
+def _in_torch(parameter: Parameter, actual: Array, device: Device) -> Array:
     """Without what is padding."""
-    return np.ascontiguousarray(parameter.form.to_torch(device.to_host(ours)[: parameter.rows]))
+    return np.ascontiguousarray(parameter.form.to_torch(device.to_host(actual)[: parameter.rows]))
 
 
-def assert_close(ours: Array, theirs: torch.Tensor | Array | None, what: str) -> None:
+def assert_close(actual: Array, reference: torch.Tensor | Array | None, what: str) -> None:
     """To the tolerance of the type, relative to the largest number."""
-    assert theirs is not None, what
-    expected = theirs.detach().numpy() if isinstance(theirs, torch.Tensor) else theirs
-    bound = TOLERANCE[str(ours.dtype)]
+    assert reference is not None, what
+    expected = reference.detach().numpy() if isinstance(reference, torch.Tensor) else reference
+    bound = TOLERANCE[str(actual.dtype)]
     atol = bound * float(np.abs(expected).max(initial=0))
-    np.testing.assert_allclose(ours, expected, rtol=bound, atol=atol, err_msg=what)
+    np.testing.assert_allclose(actual, expected, rtol=bound, atol=atol, err_msg=what)
 
 
 def gradients(units: Sequence[Unit], device: Device) -> dict[str, Array]:
@@ -117,16 +115,16 @@ def gradients(units: Sequence[Unit], device: Device) -> dict[str, Array]:
     return {p.name: _in_torch(p, p.grad, device).copy() for p in parameters}
 
 
-def assert_same_gradients(units: Sequence[Unit], theirs: Tensors, device: Device) -> None:
-    for name, ours in gradients(units, device).items():
-        assert_close(ours, theirs[name].grad, name)
+def assert_same_gradients(units: Sequence[Unit], torch_weights: Tensors, device: Device) -> None:
+    for name, actual in gradients(units, device).items():
+        assert_close(actual, torch_weights[name].grad, name)
 
 
 def compare(
     layer: Layer,
     x: Array,
     device: Device,
-    theirs: Callable[[Tensors, torch.Tensor], torch.Tensor],
+    torch_forward: Callable[[Tensors, torch.Tensor], torch.Tensor],
     tape: Tape | None = None,
 ) -> None:
     """Run a layer on ``x`` of the host, with random weights, in both, forward and backward."""
@@ -143,7 +141,7 @@ def compare(
 
     tape = tape or Tape()
     y = layer.forward(device.asarray(x.copy()), tape)
-    expected = theirs(weights, tensor)
+    expected = torch_forward(weights, tensor)
     assert_close(device.to_host(y).copy(), expected, "y")
     dy = rng.standard_normal(y.shape).astype(dtype)
     dx = layer.backward(device.asarray(dy.copy()), tape)

@@ -1,10 +1,9 @@
 # ruff: noqa: N802, PLR0917, ARG002  (names and arguments are CuPy's and mpi4py's)
-"""A double of CUDA's streams and of NCCL, on MPI: what is put on a stream is done later, when it is
-asked.
+"""A double of CUDA streams and NCCL, on MPI, which executes asynchronous work late.
 
-Work on the current stream is done at once, as NumPy does it; work on others at the third look at an
-event after it, or when something waits for that event. So what forgets to wait finds the old
-numbers.
+Work on the current stream is executed at once. Work on another stream is executed at the third
+query of an event after it, or when something waits for that event. Code that forgets to wait
+therefore reads old numbers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""A double of CuPy on NumPy, for machines without a GPU: what CuPy forbids or lacks fails here as
-well.
+"""A double of CuPy on NumPy, for machines without a GPU, which refuses what CuPy refuses or lacks.
 
-Its arrays are no NumPy arrays, do not mix with them, and become one only by ``get``. Names, and
-names of arguments, are those of CuPy 14.2.0 (``cupy-14.2.0.txt``, read from its wheel). What makes
-the host wait for the device is counted. Beyond CuPy, it refuses what gives other results there than
-here: bfloat16 times Python's float, and assignment to the same place twice.
+Its arrays are not NumPy arrays, can't be mixed with them, and become NumPy arrays only by ``get``.
+Names of functions and arguments are those of CuPy 14.2.0 (``cupy-14.2.0.txt``, read from its
+wheel). It counts the calls that make the host wait for the device. It also refuses operations
+whose results differ on a GPU: bfloat16 times a Python float, and two assignments to one index.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ FALLING = [5.0 - 0.1 * step for step in range(3 * STEPS)]
     [(1, 2e-6, 1e-5), (10, 2e-5, 1e-4), (11, 0.04, 0.06), (30, 0.1, math.nan)],
 )
 def test_losses_may_differ_by_rounding_only(step: int, rounding: float, more: float) -> None:
-    theirs = FALLING.copy()
-    theirs[step - 1] += rounding
-    reject_disagreement(FALLING, theirs)
-    theirs[step - 1] += more
+    pytorch_losses = FALLING.copy()
+    pytorch_losses[step - 1] += rounding
+    reject_disagreement(FALLING, pytorch_losses)
+    pytorch_losses[step - 1] += more
     with pytest.raises(AssertionError) as caught:
-        reject_disagreement(FALLING, theirs)
+        reject_disagreement(FALLING, pytorch_losses)
     assert str(caught.value).startswith(f"step {step}: ")

@@ -37,19 +37,19 @@ _HOST: Any = np.ones((2, 3))
         lambda x: x.__setitem__(_DEVICE.asarray(np.array([1, 1])), 0),
     ],
 )
-def test_what_a_gpu_would_refuse_fails(act: Callable[[Any], Any]) -> None:
+def test_cupy_double_refuses_what_a_gpu_refuses(act: Callable[[Any], Any]) -> None:
     with pytest.raises((TypeError, AttributeError, ValueError)):
         act(_DEVICE.asarray(_HOST))
 
 
 @pytest.mark.parametrize("name", ["nditer", "emath", "nonsense", "linalg.matmul_of_nothing"])
-def test_what_cupy_lacks_is_not_there(name: str) -> None:
+def test_cupy_double_lacks_functions_that_cupy_lacks(name: str) -> None:
     with pytest.raises(AttributeError) as caught:
         operator.attrgetter(name)(_DEVICE.xp)
     assert "no cupy." in str(caught.value)
 
 
-def test_it_computes_as_numpy_does() -> None:
+def test_cupy_double_computes_like_numpy() -> None:
     x = _DEVICE.asarray(_HOST)
     x[0] *= 3
     x[:, 1] += x[:, 0]

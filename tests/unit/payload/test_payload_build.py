@@ -27,12 +27,12 @@ def _units(*flags: str) -> list[Unit]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_is_built_for_the_data_it_takes(name: str) -> None:
+def test_model_is_built_for_its_kind_of_data(name: str) -> None:
     units = _units("--model", name, "--data", "synthetic")
     assert sum(unit.flops for unit in units) > 0
 
 
-def test_sizes_are_the_models_own_or_the_users() -> None:
+def test_model_sizes_are_the_defaults_or_the_users() -> None:
     assert len(_units("--model", "gpt-124m", "--data", "synthetic")) == 12 + 2
     assert len(_units("--model", "gpt-124m", "--data", "synthetic", "--layers", "2")) == 2 + 2
     assert len(_units("--hidden", "5,5,5")) == 4
@@ -55,7 +55,9 @@ def test_sizes_are_the_models_own_or_the_users() -> None:
         ("--model vit-tiny --patch 3", "patches-not-divisible", ("8 x 8", "3 x 3")),
     ],
 )
-def test_size_that_cannot_be_is_one_line(flags: str, code: str, values: tuple[str, ...]) -> None:
+def test_impossible_model_size_is_refused_in_one_line(
+    flags: str, code: str, values: tuple[str, ...]
+) -> None:
     with refused(code, UsageError, *values):
         _units(*flags.split())
 
@@ -67,7 +69,7 @@ def test_run_ends_with_its_epochs_or_iterations(flags: tuple[str, ...], iteratio
     assert build_schedule(train_config(*flags), alone(), per_epoch=20).iterations == iterations
 
 
-def test_each_optimizer_begins_with_numbers_of_its_own() -> None:
+def test_optimizer_has_its_own_default_settings() -> None:
     found = [train_config("--optimizer", name).optimizer for name in ("sgd", "adamw", "lamb")]
     assert [(one.lr, one.weight_decay, one.eps) for one in found] == [
         (0.05, 0.0, None),

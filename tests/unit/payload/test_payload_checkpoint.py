@@ -126,7 +126,7 @@ def numbers(engine: Engine) -> dict[str, Any]:
 
 
 @ON_BOTH
-def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
+def test_checkpoint_restores_state_for_identical_training(
     device: Device, save: Save, tmp_path: Path
 ) -> None:
     engine = make_engine(device)
@@ -144,7 +144,7 @@ def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
 
 
 @ON_BOTH
-def test_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: Path) -> None:
+def test_resume_pads_the_vocabulary_for_the_number_of_ranks(device: Device, tmp_path: Path) -> None:
     engine = engine_of(device, alone(), [Unit("e", Embedding(Context(device), "e", 11, 2))])
     with saver_of(engine, tmp_path) as saver:
         saver.after(1, 0)
@@ -189,7 +189,9 @@ def test_rank_state_is_loaded_only_in_the_same_layout(
 
 
 @ON_BOTH
-def test_copy_is_saved_not_what_came_after(device: Device, save: Save, tmp_path: Path) -> None:
+def test_checkpoint_contains_the_state_at_its_iteration(
+    device: Device, save: Save, tmp_path: Path
+) -> None:
     short = make_engine(device)
     long = make_engine(device)
     save(1, 2, engine=short, interval=2, wait=True)
@@ -200,7 +202,9 @@ def test_copy_is_saved_not_what_came_after(device: Device, save: Save, tmp_path:
 
 
 @ON_BOTH
-def test_others_can_read_it(device: Device, save: Save, tmp_path: Path) -> None:
+def test_checkpoint_is_readable_by_the_safetensors_library(
+    device: Device, save: Save, tmp_path: Path
+) -> None:
     engine = make_engine(device)
     save(1, engine=engine)
     tensors = load_file(tmp_path / "iteration-00000001" / "rank-00000.safetensors")
@@ -216,7 +220,7 @@ def test_others_can_read_it(device: Device, save: Save, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_newest_are_kept(save: Save, tmp_path: Path, wait: bool) -> None:
+def test_checkpoints_keeps_the_newest(save: Save, tmp_path: Path, wait: bool) -> None:
     save(*range(1, 8), interval=2, keep=2, wait=wait)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         "iteration-00000004",
@@ -226,7 +230,7 @@ def test_newest_are_kept(save: Save, tmp_path: Path, wait: bool) -> None:
     assert list(complete(tmp_path)) == [9]
 
 
-def test_damage_of_any_byte_is_seen(save: Save, tmp_path: Path) -> None:
+def test_checkpoint_with_any_damaged_byte_is_refused(save: Save, tmp_path: Path) -> None:
     """Every cut, every flipped bit of some pattern, an added byte, and a missing file, of each
     there is.
     """
@@ -264,7 +268,7 @@ def test_damage_of_any_byte_is_seen(save: Save, tmp_path: Path) -> None:
         assert not broken()
 
 
-def test_broken_one_is_named_and_the_one_before_taken(
+def test_broken_checkpoint_is_named_and_the_previous_used(
     device: Device, save: Save, tmp_path: Path
 ) -> None:
     save(1, 2, 3)
@@ -284,9 +288,7 @@ def test_broken_one_is_named_and_the_one_before_taken(
         go_on("auto", tmp_path, engine, describe(0))
 
 
-def test_what_was_learned_of_the_data_is_of_each_checkpoint(
-    device: Device, save: Save, tmp_path: Path
-) -> None:
+def test_checkpoint_has_its_own_data_state(device: Device, save: Save, tmp_path: Path) -> None:
     save(1, data_state={"mean": [0.25]})
     save(2, data_state={"mean": [0.5]})
     assert [chosen(tmp_path), chosen(tmp_path, "iteration-00000001")] == [
@@ -306,7 +308,7 @@ def chosen(folder: Path, name: str = "") -> Any:
     return found and found.data_state
 
 
-def test_one_of_another_format_is_named(save: Save, tmp_path: Path) -> None:
+def test_checkpoint_of_another_format_is_refused(save: Save, tmp_path: Path) -> None:
     save(1)
     path = tmp_path / "iteration-00000001" / "manifest.json"
     text = re.sub(r'"crc32": "\w{8}"', '"crc32": "00000000"', path.read_text(), count=1)
@@ -316,14 +318,16 @@ def test_one_of_another_format_is_named(save: Save, tmp_path: Path) -> None:
         choose("auto", tmp_path, Solo())
 
 
-def test_broken_one_is_replaced(device: Device, save: Save, tmp_path: Path) -> None:
+def test_broken_checkpoint_is_replaced_by_the_next_save(
+    device: Device, save: Save, tmp_path: Path
+) -> None:
     save(1, 2, 3)
     (tmp_path / "iteration-00000003" / "manifest.json").write_text("")
     save(3)
     assert go_on("auto", tmp_path, make_engine(device), describe(0)).iteration == 3
 
 
-def test_one_can_be_chosen_but_not_mixed_with_newer_ones(
+def test_resume_from_an_older_checkpoint_is_refused_beside_newer(
     device: Device, save: Save, tmp_path: Path
 ) -> None:
     save(1, 2)
@@ -365,7 +369,7 @@ def test_auto_without_checkpoints_takes_those_of_the_earlier_run(
 
 
 @pytest.mark.parametrize("resume_from", ["never", "elsewhere/iteration-00000009", "auto"])
-def test_restarted_job_continues_from_its_own(
+def test_restarted_job_continues_from_its_own_checkpoint(
     save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume_from: str
 ) -> None:
     """A requeued run would otherwise be refused, as its folder has checkpoints."""
@@ -377,11 +381,11 @@ def test_restarted_job_continues_from_its_own(
     assert start_of(resume_from, tmp_path, Solo()) == resume_from
 
 
-def test_none_is_a_new_beginning(device: Device, tmp_path: Path) -> None:
+def test_resume_without_checkpoints_starts_from_zero(device: Device, tmp_path: Path) -> None:
     assert go_on("auto", tmp_path / "none", make_engine(device), describe(0)) == Resumed()
 
 
-def test_another_run_is_refused_in_one_line(device: Device, save: Save, tmp_path: Path) -> None:
+def test_checkpoint_of_another_run_is_refused(device: Device, save: Save, tmp_path: Path) -> None:
     save(1)
     made = str(tmp_path / "iteration-00000001")
     differences = ("hidden 2, seed none", "hidden 4,2, seed 3")
@@ -397,7 +401,7 @@ def test_another_run_is_refused_in_one_line(device: Device, save: Save, tmp_path
         go_on("auto", tmp_path, engine, describe(0))
 
 
-def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
+def test_checkpoint_folder_of_a_killed_run_is_removed(tmp_path: Path) -> None:
     left = tmp_path / "iteration-00000007.incomplete"
     left.mkdir()
     (left / "rank-00000.safetensors").touch()
@@ -408,7 +412,7 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
         prepare(tmp_path / "mine.txt" / "in", Solo())
 
 
-def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) -> None:
+def test_checkpoint_that_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     aside = tmp_path / "aside"
     with saver_of(make_engine(device), folder) as saver:
@@ -451,7 +455,7 @@ def test_earlier_checkpoint_is_complete_before_an_evaluation(
         assert list(complete(tmp_path)) == [3]
 
 
-def test_old_one_that_cannot_be_removed_ends_no_run(device: Device, tmp_path: Path) -> None:
+def test_old_checkpoint_that_cannot_be_removed_ends_no_run(device: Device, tmp_path: Path) -> None:
     in_the_way = tmp_path / "iteration-00000001.old.incomplete"
     report = Records()
     with saver_of(make_engine(device), tmp_path, report, keep=1) as saver:

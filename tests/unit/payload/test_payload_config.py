@@ -29,7 +29,7 @@ def test_train_arguments() -> None:
     )
 
 
-def test_other_arguments() -> None:
+def test_parse_reads_arguments_of_probe_and_telemetry() -> None:
     assert parse(["probe", "--expect-hosts", "a, b,a"]) == ProbeConfig(expect_hosts=("a", "b"))
     assert parse(["telemetry", "--out", "t", "--interval", ".5"]) == TelemetryConfig(Path("t"), 0.5)
 
@@ -74,7 +74,7 @@ def test_other_arguments() -> None:
         "allreduce --comm mpi,fast",
     ],
 )
-def test_bad_arguments_are_one_line(line: str) -> None:
+def test_wrong_arguments_are_refused_in_one_line(line: str) -> None:
     command, *rest = line.split() or [""]
     flags = [word for word in rest if word.startswith("--") and command != "probe"][-1:]
     with refused("bad-flag", UsageError, *flags) as caught:
@@ -102,7 +102,7 @@ def test_bad_arguments_are_one_line(line: str) -> None:
         ("export --checkpoint a --weights final", "setting-without-effect", "--weights has "),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_one_line(
+def test_contradicting_settings_are_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], line: str, code: str, named: str
 ) -> None:
     with refused(code, UsageError, named):
@@ -112,7 +112,7 @@ def test_what_does_not_go_together_is_refused_in_one_line(
     assert shown.startswith(f"payload: error: {named}")
 
 
-def test_what_asks_for_nothing_or_goes_together_is_not_refused() -> None:
+def test_compatible_settings_and_zero_values_are_accepted() -> None:
     for line in (
         "--zero 0",
         "--optimizer adamw --no-nesterov --momentum 0",
@@ -246,17 +246,17 @@ def test_setting_has_an_effect_or_is_refused(name: str) -> None:
         "export --to a --checkpoint {}",
     ],
 )
-def test_what_is_read_may_lie_in_the_home(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_in_a_path_is_the_home_folder(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     assert parse(line.format("~/b").split()) == parse(line.format("/home/ada/b").split())
     assert parse(["train", "--resume", "auto"]).checkpoints.resume == "auto"
 
 
-def test_every_setting_of_a_training_is_in_the_table() -> None:
+def test_table_has_every_setting_of_train() -> None:
     assert set(to_record(parse(["train"]))) == set(TRAIN)
 
 
-def test_what_a_file_has_counts_where_it_is_no_default(tmp_path: Path) -> None:
+def test_setting_in_a_file_is_refused_unless_it_is_the_default(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     line = f"train --config {file}"
     file.write_text(
@@ -278,7 +278,7 @@ def test_what_a_file_has_counts_where_it_is_no_default(tmp_path: Path) -> None:
         checked(line, several=False, gpu=False)
 
 
-def test_file_is_looked_for_here_and_then_in_the_home_folder(
+def test_config_file_is_searched_in_the_current_then_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job starts in a folder of its own, and `clusterctl put` copies to the home folder."""
@@ -297,7 +297,7 @@ def test_file_is_looked_for_here_and_then_in_the_home_folder(
     assert parse(["train", "--data", f"idx:{too_long}"]).data.data == f"idx:{too_long}"
 
 
-def test_learning_rates_that_are_none_are_refused() -> None:
+def test_invalid_learning_rates_are_refused() -> None:
     for workers in (1, 4, 100):
         with refused("lr-too-high", UsageError, "--lr"):
             LearningRate(scaled(1e308, "linear", workers), "constant", 10)
@@ -320,7 +320,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     assert (config.optimizer.lr, config.model.hidden) == (1.0, (8, 4))
 
 
-def test_what_is_written_gives_the_same_again(tmp_path: Path) -> None:
+def test_config_written_as_toml_is_read_back_equal(tmp_path: Path) -> None:
     odd = 'a "b"\\ \u00e9\n\x7f'
     config = parse(["train", "--hidden", "8,4", "--lr", "1e-5", "--iterations", "5", "--out", odd])
     file = tmp_path / "config.toml"
@@ -343,7 +343,7 @@ def test_what_is_written_gives_the_same_again(tmp_path: Path) -> None:
         ("x = '\ud800'", "not-toml", ("'utf-8'",)),
     ],
 )
-def test_bad_file_is_one_line(
+def test_wrong_config_file_is_refused_in_one_line(
     tmp_path: Path, text: str, code: str, values: tuple[str, ...]
 ) -> None:
     file = tmp_path / "a.toml"

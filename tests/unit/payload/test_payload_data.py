@@ -7,7 +7,7 @@ from payload.data.datasets import load_digits
 from payload.data.loader import Order, local_slice
 
 
-def test_digits_are_whole_and_split_once() -> None:
+def test_digits_have_all_images_in_two_sets() -> None:
     training, held_out = load_digits()
     assert (training.images.shape, held_out.images.shape) == ((1438, 8, 8, 1), (359, 8, 8, 1))
     assert (training.images.min(), training.images.max()) == (0, 16)

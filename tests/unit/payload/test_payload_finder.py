@@ -28,7 +28,7 @@ from tests.support.messages import refused
 from tests.support.payload import train_config
 
 
-def test_knee_is_where_more_gains_nothing() -> None:
+def test_fastest_size_ends_where_speed_stops_growing() -> None:
     speeds = [Speed(1, 10), Speed(2, 19), Speed(4, 35), Speed(8, 36), Speed(16, 36.5)]
     assert fastest_size(speeds) == 8
     assert fastest_size([Speed(1, 10)]) == 1
@@ -105,7 +105,7 @@ def test_trials_have_the_batches_of_the_user_and_of_the_ranks(
 @pytest.mark.parametrize(
     "flags", ["--schedule cosine --min-lr 0.01", "--schedule step --decay-iterations 500"]
 )
-def test_each_trial_has_a_schedule_of_its_length(flags: str) -> None:
+def test_trial_has_a_schedule_of_its_own_length(flags: str) -> None:
     for trial in plan_trials(train_config("--lr", "0.05", *flags.split()), SPEEDS, 1, 1000):
         build_schedule(trial, alone_mesh(), 16)
 

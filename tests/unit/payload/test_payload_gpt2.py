@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
         ("", ""),
     ],
 )
-def test_words_are_cut_and_merged_as_gpt_2s(folder: Path, text: str, tokens: str) -> None:
+def test_tokenizer_splits_and_merges_like_gpt2(folder: Path, text: str, tokens: str) -> None:
     tokenizer = load(folder)
     expected = tokens.replace("<|endoftext|>", "<END>").split("|") if tokens else []
     numbers = tokenizer.encode(text.encode())
@@ -78,7 +78,7 @@ def test_tokens_have_the_numbers_of_the_vocabulary(folder: Path) -> None:
     assert found == [known["hello"], known["Ġw"], known["<|endoftext|>"]]
 
 
-def test_all_bytes_can_be_told(folder: Path) -> None:
+def test_tokenizer_encodes_and_decodes_any_bytes(folder: Path) -> None:
     tokenizer = load(folder)
     text = bytes(range(256)) * 2 + "é€".encode()[:-1]
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -87,7 +87,7 @@ def test_all_bytes_can_be_told(folder: Path) -> None:
     )
 
 
-def test_one_file_of_the_tokenizers_library_does(folder: Path) -> None:
+def test_tokenizer_json_alone_is_loaded(folder: Path) -> None:
     expected = load(folder)
     pairs = [list(pair) for pair in expected.data_state["merges"]]
     added = [
@@ -109,7 +109,7 @@ def test_one_file_of_the_tokenizers_library_does(folder: Path) -> None:
         load(folder)
 
 
-def test_exported_tokens_are_read_again(folder: Path) -> None:
+def test_exported_tokenizer_is_loaded_again(folder: Path) -> None:
     expected = load(folder)
     (folder / "tokenizer.json").write_text(json.dumps(to_tokenizer_json(expected)))
     text = "hello w  é!\n<|endoftext|> 1's".encode()
@@ -144,7 +144,7 @@ def test_files_that_are_not_gpt_2s(
         load(folder)
 
 
-def test_resumed_run_needs_the_files_no_more(folder: Path) -> None:
+def test_tokenizer_of_a_resumed_run_needs_no_files(folder: Path) -> None:
     text = folder / "text"
     text.write_text("hello w " * 200)
     flags = (

@@ -178,7 +178,7 @@ def test_hang_that_ends_the_job_is_recorded(reported: Any) -> None:
     assert (record["nodes"], [rank["rank"] for rank in record["ranks"]]) == (["n2"], [0, 1])
 
 
-def test_warning_ends_nothing(reported: Any) -> None:
+def test_hang_warning_does_not_end_the_job(reported: Any) -> None:
     events, log, record = reported("warn", HANGING, HANGING)
     event = json.loads(events)
     assert (event["action"], record) == ("warn", {})
@@ -298,7 +298,7 @@ def test_rank_that_sleeps_has_more_time(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("trouble", [OSError("no srun"), [{"node": "n1", "rank": 0}]])
-def test_look_that_fails_is_no_hang(
+def test_failed_look_at_stacks_is_no_hang(
     reported: Any, capfd: pytest.CaptureFixture[str], trouble: Any
 ) -> None:
     assert reported("end", trouble) == ("", "", {})
@@ -336,7 +336,7 @@ def test_main_process_with_the_highest_pid_is_the_oldest() -> None:
 @pytest.mark.parametrize(
     "program", [b"", b"\x7fELF", b"\x7fELF" + b"\xff" * 200, b"#!/bin/sh\n" * 20]
 )
-def test_file_that_is_no_program_has_no_functions(program: bytes) -> None:
+def test_file_that_is_not_an_elf_program_has_no_functions(program: bytes) -> None:
     with pytest.raises((ValueError, IndexError, OverflowError, struct.error)):
         native.Program(program)
 
@@ -359,7 +359,7 @@ def test_file_that_is_no_program_has_no_functions(program: bytes) -> None:
         ("", ""),
     ],
 )
-def test_wait_in_the_kernel_has_words(function: str, words: str) -> None:
+def test_wait_in_the_kernel_is_described(function: str, words: str) -> None:
     assert stacks.meaning(function) == words
 
 
@@ -380,7 +380,7 @@ def test_wait_in_the_kernel_has_words(function: str, words: str) -> None:
         ("?", "own"),
     ],
 )
-def test_code_is_told_from_waits_by_its_library(library: str, kind: str) -> None:
+def test_stack_is_a_wait_or_work_by_its_library(library: str, kind: str) -> None:
     assert stacks._kind(library) == kind
 
 

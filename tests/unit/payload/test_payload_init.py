@@ -37,26 +37,29 @@ def _of_gpt2(folder: Path, **changes: Any) -> dict[str, Array]:
     weights = {
         p.name: p.form.to_torch(p.draw_initial(7)) for unit in units for p in unit.layer.parameters
     }
-    theirs = {
+    library_weights = {
         name: np.ascontiguousarray(a, "float32")
         for name, a in naming("hf", "gpt-tiny").to_library(weights).items()
     }
-    told = config("gpt-tiny", {**_SETTINGS, "dropout": 0.0, "norm_eps": 1e-5}, ())
-    (folder / "config.json").write_text(json.dumps({**told, **changes}))
-    return theirs
+    parsed = config("gpt-tiny", {**_SETTINGS, "dropout": 0.0, "norm_eps": 1e-5}, ())
+    (folder / "config.json").write_text(json.dumps({**parsed, **changes}))
+    return library_weights
 
 
-def test_positions_that_are_one_number_are_refused(tmp_path: Path) -> None:
+def test_position_ids_of_a_single_number_are_refused(tmp_path: Path) -> None:
     units = make_units("gpt-tiny", _SETTINGS, Context(Cpu()))
     shapes = {p.name: p.form.shape for unit in units for p in unit.layer.parameters}
     known = naming("hf", "gpt-tiny")
-    theirs = {**_of_gpt2(tmp_path), known.library_names("positions.weight")[0]: np.array(0.5)}
+    library_weights = {
+        **_of_gpt2(tmp_path),
+        known.library_names("positions.weight")[0]: np.array(0.5),
+    }
     with refused("weights-other-model", UsageError):
-        known.from_library(shapes, theirs, ())
+        known.from_library(shapes, library_weights, ())
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_tensor_has_a_name_in_each_library(name: str) -> None:
+def test_tensor_has_a_name_in_each_library(name: str) -> None:
     sizes = (
         {"layers": 2, "heads": 2, "width": 8}
         if MODELS[name].module in ("gpt", "bert", "vit")
@@ -69,25 +72,25 @@ def test_every_tensor_has_a_name_in_each_library(name: str) -> None:
     weights = {
         p.name: p.form.to_torch(p.draw_initial(7)) for unit in units for p in unit.layer.parameters
     }
-    shapes = {ours: array.shape for ours, array in weights.items()}
+    shapes = {own_name: array.shape for own_name, array in weights.items()}
     for library in ("torch", "hf", "torchvision"):
         if MODELS[name].module not in LIBRARIES[library]:
             with refused("export-unfit", UsageError, f"--export-as {library}", f"no {name}, only"):
                 naming(library, name)
             continue
         known = naming(library, name)
-        theirs = known.to_library(weights)
-        assert len(theirs) >= len(weights)
-        again = known.from_library(shapes, theirs, ())
-        for ours, array in weights.items():
-            np.testing.assert_array_equal(again[ours], array)
+        library_weights = known.to_library(weights)
+        assert len(library_weights) >= len(weights)
+        again = known.from_library(shapes, library_weights, ())
+        for own_name, array in weights.items():
+            np.testing.assert_array_equal(again[own_name], array)
 
 
 def test_weights_of_gpt_2_with_more_positions_are_begun_with(tmp_path: Path) -> None:
-    theirs = _of_gpt2(tmp_path)
+    library_weights = _of_gpt2(tmp_path)
     less = {
         name.removeprefix("transformer."): array
-        for name, array in theirs.items()
+        for name, array in library_weights.items()
         if name != "lm_head.weight"
     }
     less["h.0.attn.bias"] = np.ones((1, 1, 12, 12), "uint8")  # which files of long ago have
@@ -118,12 +121,12 @@ def test_weights_of_gpt_2_with_more_positions_are_begun_with(tmp_path: Path) -> 
 def test_weights_that_do_not_fit_are_refused_by_name(
     tmp_path: Path, name: str, array: Array | None, code: str, values: tuple[str, ...]
 ) -> None:
-    theirs = _of_gpt2(tmp_path)
+    library_weights = _of_gpt2(tmp_path)
     if array is None:
-        del theirs[name]
+        del library_weights[name]
     else:
-        theirs[name] = array
-    save_file(theirs, file := tmp_path / "model.safetensors")
+        library_weights[name] = array
+    save_file(library_weights, file := tmp_path / "model.safetensors")
     with refused(
         "init-unfit", UsageError, f"--init: {file} cannot be used: ", name, *values
     ) as caught:
@@ -148,22 +151,22 @@ def test_config_of_another_model_is_refused(
     assert shows(str(caught.value), "init-other-config")
 
 
-def test_numbers_of_half_the_size_will_do(tmp_path: Path) -> None:
-    theirs = {name: array.astype("float16") for name, array in _of_gpt2(tmp_path).items()}
-    save_file(theirs, file := tmp_path / "model.safetensors")
+def test_weights_in_half_precision_are_loaded(tmp_path: Path) -> None:
+    library_weights = {name: array.astype("float16") for name, array in _of_gpt2(tmp_path).items()}
+    save_file(library_weights, file := tmp_path / "model.safetensors")
     table = dict(_begin(file))["embedding.weight"]
-    np.testing.assert_array_equal(table, theirs["lm_head.weight"].astype("float32"))
+    np.testing.assert_array_equal(table, library_weights["lm_head.weight"].astype("float32"))
 
 
 def _begin(file: Path) -> WholeTensors:
     """What a model has that began with these weights, in this process."""
-    told = parse(["train", "--model", "gpt-tiny", "--data", "synthetic", *_SMALL])
+    parsed = parse(["train", "--model", "gpt-tiny", "--data", "synthetic", *_SMALL])
     device = Cpu()
     mesh = on_one_rank()
-    settings = model_sizes(told.model, synthetic_tokens(256, 8))
+    settings = model_sizes(parsed.model, synthetic_tokens(256, 8))
     units = make_units("gpt-tiny", settings, mesh.context(device))
-    engine = build_engine(told, device, mesh, units)
+    engine = build_engine(parsed, device, mesh, units)
     begun = find_initial(file, Solo())
     assert begun
-    begun.load(engine, units, told, settings)
+    begun.load(engine, units, parsed, settings)
     return WholeTensors(engine, units)

@@ -34,7 +34,7 @@ _CONTEXT = Context(Cpu())
 @pytest.mark.parametrize("name", [*CASES, *BLOCKS, *WINOGRAD])
 def test_layer_is_pytorchs(name: str, dtype: str, device: Device) -> None:
     case = {**CASES, **BLOCKS, **WINOGRAD}[name]
-    compare(case.make(Context(device)), case.input(dtype), device, case.theirs)
+    compare(case.make(Context(device)), case.input(dtype), device, case.torch_forward)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -79,7 +79,7 @@ def test_slope_of_gelu_is_computed_in_training_only(exact: bool) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_layer_of_no_samples(name: str, device: Device) -> None:
+def test_layer_accepts_a_batch_of_no_samples(name: str, device: Device) -> None:
     case = CASES[name]
     layer = case.make(Context(device))
     storage = stored([Unit("u", layer)], device)
@@ -135,15 +135,17 @@ def _passed(device: Device, layer: Layer, x: Array, dy: Array) -> tuple[Array, A
 
 @pytest.mark.parametrize("gradient", [1.0, np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
-def test_relu_of_what_is_not_finite_is_pytorchs(device: Device, kind: str, gradient: float) -> None:
+def test_relu_of_infinity_and_nan_is_that_of_pytorch(
+    device: Device, kind: str, gradient: float
+) -> None:
     x = np.array([_ODD], kind)
     dy = np.full((1, len(_ODD)), gradient, kind)
-    theirs = torch.tensor(x, requires_grad=True)
-    y = functional.relu(theirs)
-    (dx,) = torch.autograd.grad(y, theirs, torch.tensor(dy))
-    ours = _passed(device, ReLU(), x, dy)
-    np.testing.assert_array_equal(ours[0], y.detach())
-    np.testing.assert_array_equal(ours[1], dx)
+    torch_x = torch.tensor(x, requires_grad=True)
+    y = functional.relu(torch_x)
+    (dx,) = torch.autograd.grad(y, torch_x, torch.tensor(dy))
+    results = _passed(device, ReLU(), x, dy)
+    np.testing.assert_array_equal(results[0], y.detach())
+    np.testing.assert_array_equal(results[1], dx)
 
 
 @pytest.mark.parametrize("gradient", [1.0, np.inf])
@@ -160,11 +162,11 @@ def test_batch_norm_with_relu_equals_pytorch_if_not_finite(device: Device, gradi
     np.testing.assert_allclose(y, expected, rtol=1e-6)
     x = np.array([[3.0, 1.0], [1.0, 2.0], [-4.0, 3.0]], "float32")
     dy = np.array([[1.0, 1.0], [1.0, 1.0], [gradient, 1.0]], "float32")
-    theirs = torch.tensor(x, requires_grad=True)
-    out = functional.relu(functional.batch_norm(theirs, *state, training=True))
-    (dx,) = torch.autograd.grad(out, theirs, torch.tensor(dy))
-    _, ours = _passed(device, norm, x, dy)
-    np.testing.assert_allclose(ours, dx, atol=1e-6)
+    torch_x = torch.tensor(x, requires_grad=True)
+    out = functional.relu(functional.batch_norm(torch_x, *state, training=True))
+    (dx,) = torch.autograd.grad(out, torch_x, torch.tensor(dy))
+    _, results = _passed(device, norm, x, dy)
+    np.testing.assert_allclose(results, dx, atol=1e-6)
 
 
 def test_max_pool_passes_an_infinite_gradient_to_one_position(device: Device) -> None:
@@ -176,7 +178,7 @@ def test_max_pool_passes_an_infinite_gradient_to_one_position(device: Device) ->
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
-def test_what_is_dropped_is_zero_whatever_it_was(device: Device, kind: str) -> None:
+def test_dropout_of_infinity_is_zero(device: Device, kind: str) -> None:
     layer = Dropout(Context(device), "d", 0.5)
     tape = Tape(draw=draw(1, device))
     x = np.full((1, 64), np.inf, kind)
@@ -187,7 +189,7 @@ def test_what_is_dropped_is_zero_whatever_it_was(device: Device, kind: str) -> N
 
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["infinite", "nan"])
-def test_later_key_spoils_no_earlier_query(sign: int, device: Device) -> None:
+def test_attention_ignores_later_keys(sign: int, device: Device) -> None:
     """As in PyTorch's fused attention: keys after a position are left out, not subtracted from.
 
     The score of the last key is ∞ + ∞ or ∞ - ∞.
@@ -212,7 +214,7 @@ class _Half(Solo):
         out.reshape(2, -1)[...] = part
 
 
-def test_logits_of_parts_of_the_classes_stay_where_they_are(device: Device) -> None:
+def test_loss_with_classes_over_ranks_keeps_logits_local(device: Device) -> None:
     """Tensor-parallel ranks exchange four numbers a target."""
     half = _Half()
     loss = SoftmaxCrossEntropy(Context(device, tp=half), split=True)

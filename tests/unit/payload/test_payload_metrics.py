@@ -79,7 +79,7 @@ def test_communication_is_exposed_only_inside_calls() -> None:
     assert times.take() == CommTime(0, 0, 0)
 
 
-def test_what_is_under_way_at_once_counts_once() -> None:
+def test_comm_time_counts_overlapping_calls_once() -> None:
     device = Ticking()
     times = CommTimes(device)
     comm = TimedCommunicator(Later(), times, OFF, "dp")
@@ -117,7 +117,7 @@ def test_timeline_shows_start_and_end_of_an_operation(tmp_path: Path) -> None:
     assert OFF.span("unit", "backward") is OFF.span("another", "forward")
 
 
-def test_any_device_tells_the_time(device: Device, tmp_path: Path) -> None:
+def test_timeline_and_comm_times_work_on_any_device(device: Device, tmp_path: Path) -> None:
     times = CommTimes(device)
     timeline = Timeline(device, iterations=1)
     comm = TimedCommunicator(Solo(), times, timeline, "dp")

@@ -39,30 +39,30 @@ def _weights(engine: Engine) -> dict[str, Array]:
 
 
 def test_minimal_begins_with_the_weights_of_the_engine() -> None:
-    ours = minimal.init(SIZES, 7, "float64")
-    theirs = _weights(_engine())
-    assert ours.keys() == theirs.keys()
-    for name, weight in ours.items():
-        np.testing.assert_array_equal(weight, theirs[name], name)
+    minimal_weights = minimal.init(SIZES, 7, "float64")
+    engine_weights = _weights(_engine())
+    assert minimal_weights.keys() == engine_weights.keys()
+    for name, weight in minimal_weights.items():
+        np.testing.assert_array_equal(weight, engine_weights[name], name)
 
 
-def test_minimal_and_the_engine_come_to_the_same_weights() -> None:
+def test_minimal_and_the_engine_end_with_the_same_weights() -> None:
     """But for rounding: the engine adds up in other orders, such as block by block of queries and
     rows.
     """
     engine = _engine()
-    ours = minimal.init(SIZES, 7, "float64")
-    optimizer = minimal.AdamW(ours)
+    minimal_weights = minimal.init(SIZES, 7, "float64")
+    optimizer = minimal.AdamW(minimal_weights)
     rng = np.random.default_rng(0)
     for step in range(1, STEPS + 1):
         tokens, targets = rng.integers(SIZES.vocabulary, size=(2, SAMPLES, SIZES.length))
-        loss, grads = minimal.loss_and_grads(ours, SIZES, tokens, targets)
-        optimizer.step(ours, grads, RATE)
+        loss, grads = minimal.loss_and_grads(minimal_weights, SIZES, tokens, targets)
+        optimizer.step(minimal_weights, grads, RATE)
         batch = batch_of(engine.device, tokens, targets)
         result = engine.step([batch], targets=targets.size, iteration=step, lr=RATE)
         assert loss == pytest.approx(result.loss, rel=1e-12)
     for name, weight in _weights(engine).items():
-        np.testing.assert_allclose(ours[name], weight, rtol=0, atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(minimal_weights[name], weight, rtol=0, atol=1e-11, err_msg=name)
         assert np.abs(weight - minimal.init(SIZES, 7, "float64")[name]).max() > RATE / 10, name
 
 

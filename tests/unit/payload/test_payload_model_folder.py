@@ -81,7 +81,7 @@ CNN = Case("cnn", {"side": 13, "channels": 3, "classes": 5, "widths": [3, 4, 5]}
 
 
 @pytest.mark.parametrize("case", [*CASES, CNN], ids=lambda case: case.model)
-def test_what_a_run_leaves_is_the_same_model_in_pytorch_and_here(
+def test_model_folder_gives_the_same_outputs_in_pytorch(
     case: Case, device: Device, tmp_path: Path
 ) -> None:
     _left(tmp_path, case.model, case.settings, device)
@@ -91,14 +91,14 @@ def test_what_a_run_leaves_is_the_same_model_in_pytorch_and_here(
         weights = {
             name: torch.tensor(a) for name, a in load_file(tmp_path / "final.safetensors").items()
         }
-        expected = case.theirs(weights, torch.tensor(x)).numpy()
+        expected = case.torch_forward(weights, torch.tensor(x)).numpy()
     units = build(read_record(tmp_path), read_weights(tmp_path, "final"), device)
-    ours = _forward(units, x, device)
-    assert_close(np.ascontiguousarray(ours[..., : expected.shape[-1]]), expected, case.model)
-    assert (ours[..., expected.shape[-1] :] < -60000).all()  # padding is never told
+    logits = _forward(units, x, device)
+    assert_close(np.ascontiguousarray(logits[..., : expected.shape[-1]]), expected, case.model)
+    assert (logits[..., expected.shape[-1] :] < -60000).all()  # padding is never told
 
 
-def test_rank_0_holds_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
+def test_export_on_rank_0_holds_a_single_whole_tensor(tmp_path: Path) -> None:
     """Of 41 of 256 KiB, at most as many copies of one as its conversion takes."""
     settings = {"inputs": 256, "classes": 256, "hidden": [256] * 40}
     engine, units = _filled("mlp", settings, Cpu())
@@ -113,7 +113,7 @@ def test_rank_0_holds_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
     assert peak < 5 * 256 * 1024
 
 
-def test_training_can_begin_with_weights_that_a_run_left(device: Device, tmp_path: Path) -> None:
+def test_training_starts_from_weights_of_another_run(device: Device, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.model == "lstm")
     _left(tmp_path, case.model, case.settings, device)
     units = make_units(case.model, case.settings, on_one_rank().context(device))
@@ -125,8 +125,8 @@ def test_training_can_begin_with_weights_that_a_run_left(device: Device, tmp_pat
     assert again["lstm.bias_hh_l1"].all()  # which is not learned
 
 
-@pytest.fixture(name="left", scope="module")
-def left_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(name="trained_folder", scope="module")
+def trained_folder_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     _left(folder, CASES[0].model, CASES[0].settings, Cpu())
     return folder
@@ -148,19 +148,19 @@ def left_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_folders_that_are_refused(
-    left: Path, tmp_path: Path, change: dict[str, Any], code: str, value: str
+    trained_folder: Path, tmp_path: Path, change: dict[str, Any], code: str, value: str
 ) -> None:
-    shutil.copytree(left, tmp_path / "model")
+    shutil.copytree(trained_folder, tmp_path / "model")
     path = tmp_path / "model" / "model.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with refused(code, UsageError, value):
         build(read_record(path.parent), read_weights(path.parent), Cpu())
 
 
-def test_files_that_are_refused(left: Path, tmp_path: Path) -> None:
+def test_files_that_are_refused(trained_folder: Path, tmp_path: Path) -> None:
     with refused("not-a-model-folder", UsageError, str(tmp_path), os.strerror(errno.ENOENT)):
         read_record(tmp_path)
-    shutil.copytree(left, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(trained_folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "best.safetensors"
     whole = bytearray(path.read_bytes())
     whole[-1] ^= 1

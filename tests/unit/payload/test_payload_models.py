@@ -26,11 +26,11 @@ from tests.support.doubles.oracle import (
 )
 
 
-def _adamw(units: list[Unit], theirs: Tensors) -> torch.optim.Optimizer:
+def _adamw(units: list[Unit], torch_weights: Tensors) -> torch.optim.Optimizer:
     decayed = {p.name: p.decay for unit in units for p in unit.layer.parameters}
     groups = [
         {
-            "params": [theirs[name] for name in decayed if decayed[name] is decay],
+            "params": [torch_weights[name] for name in decayed if decayed[name] is decay],
             "weight_decay": 0.1 * decay,
         }
         for decay in (True, False)
@@ -47,10 +47,10 @@ def test_model_trains_as_pytorchs(case: Case, dtype: str, device: Device) -> Non
     storage.master_weights += device.asarray(
         0.05 * rng.standard_normal(storage.master_weights.shape), dtype
     )
-    theirs = tensors(units, device)
+    torch_weights = tensors(units, device)
     schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
-    ours = AdamW(device, storage.master_weights, storage.segments, weight_decay=0.1)
-    optimizer = _adamw(units, theirs)
+    adamw = AdamW(device, storage.master_weights, storage.segments, weight_decay=0.1)
+    optimizer = _adamw(units, torch_weights)
     x, targets = case.batch(rng, samples=6)
     x = x.astype(dtype) if x.dtype == "float64" else x
     count = int((targets >= 0).sum())
@@ -58,7 +58,7 @@ def test_model_trains_as_pytorchs(case: Case, dtype: str, device: Device) -> Non
     for iteration in range(4):
         storage.begin()
         sums = schedule.train(batches, scale=1 / count, seed=0, iteration=iteration)
-        logits = case.theirs(theirs, torch.tensor(x))
+        logits = case.torch_forward(torch_weights, torch.tensor(x))
         loss = functional.cross_entropy(
             logits.flatten(0, -2), torch.tensor(targets).ravel(), ignore_index=-1
         )
@@ -66,9 +66,9 @@ def test_model_trains_as_pytorchs(case: Case, dtype: str, device: Device) -> Non
         assert float(sums.loss) / count == pytest.approx(loss.item(), rel=TOLERANCE[dtype] / 10)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        assert_same_gradients(units, theirs, device)
+        assert_same_gradients(units, torch_weights, device)
         optimizer.step()
-        ours.step(storage.master_weights, storage.grads, lr=0.01)
+        adamw.step(storage.master_weights, storage.grads, lr=0.01)
 
 
 @pytest.mark.parametrize(

@@ -53,17 +53,19 @@ def gpus(monkeypatch: pytest.MonkeyPatch, nvml: Nvml) -> list[tuple[object, obje
     return [(one["index"], one["uuid"]) for one in Gpus().describe()]
 
 
-def test_card_that_fell_off_the_bus_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_off_the_bus_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus(monkeypatch, Nvml(lost=1)) == [(0, "GPU-0"), (2, "GPU-2")]
     assert gpus(monkeypatch, Nvml()) == [(0, "GPU-0"), (1, "GPU-1"), (2, "GPU-2")]
 
 
-def test_driver_and_a_library_of_two_versions_show_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_of_another_version_than_the_driver_has_no_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert gpus(monkeypatch, Nvml(fault=LIB_RM_VERSION_MISMATCH)) == []
 
 
 @pytest.mark.parametrize(("rates", "use"), [((0, 7, 3), 7), ((0, 0, 0), 0), ((0, None, 3), None)])
-def test_use_of_the_busiest_memory_counts(
+def test_memory_use_of_a_gpu_in_parts_is_the_highest(
     monkeypatch: pytest.MonkeyPatch, rates: tuple[int | None, ...], use: int | None
 ) -> None:
     nvml = Nvml()

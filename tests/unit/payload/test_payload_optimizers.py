@@ -49,7 +49,7 @@ def _first() -> Array:
     return np.random.default_rng(4).standard_normal(sum(int(np.prod(shape)) for shape in _SHAPES))
 
 
-def _ours(device: Device, make: Make) -> Array:
+def _payload_steps(device: Device, make: Make) -> Array:
     values = device.asarray(_first().copy())
     optimizer = make(device, values, _segments(device))
     for lr, gradient in _gradients():
@@ -58,7 +58,7 @@ def _ours(device: Device, make: Make) -> Array:
     return device.to_host(values)
 
 
-def _theirs(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Array:
+def _torch_steps(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Array:
     flat = torch.tensor(_first())
     sizes = [int(np.prod(shape)) for shape in _SHAPES]
     parts = [torch.nn.Parameter(part) for part in flat.split(sizes)]
@@ -78,16 +78,20 @@ def _theirs(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Array
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_is_pytorchs(device: Device, nesterov: bool) -> None:
     options = {"momentum": 0.9, "nesterov": nesterov}
-    ours = _ours(device, lambda *given: SGD(*given, weight_decay=_DECAY, **options))
-    np.testing.assert_allclose(ours, _theirs(torch.optim.SGD, **options), rtol=1e-12, atol=1e-14)
+    payload_steps = _payload_steps(
+        device, lambda *given: SGD(*given, weight_decay=_DECAY, **options)
+    )
+    np.testing.assert_allclose(
+        payload_steps, _torch_steps(torch.optim.SGD, **options), rtol=1e-12, atol=1e-14
+    )
 
 
 def test_adamw_is_pytorchs(device: Device) -> None:
-    ours = _ours(
+    payload_steps = _payload_steps(
         device, lambda *given: AdamW(*given, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=_DECAY)
     )
-    theirs = _theirs(torch.optim.AdamW, betas=(0.8, 0.95), eps=1e-3)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+    torch_steps = _torch_steps(torch.optim.AdamW, betas=(0.8, 0.95), eps=1e-3)
+    np.testing.assert_allclose(payload_steps, torch_steps, rtol=1e-12, atol=1e-14)
 
 
 def test_lamb_is_its_papers(device: Device) -> None:
@@ -117,11 +121,11 @@ def test_lamb_is_its_papers(device: Device) -> None:
             trust = np.linalg.norm(x) / np.linalg.norm(r) if decay and np.linalg.norm(r) else 1.0
             x[:] = x - lr * trust * r
     np.testing.assert_allclose(
-        _ours(device, make), np.concatenate(expected), rtol=1e-12, atol=1e-14
+        _payload_steps(device, make), np.concatenate(expected), rtol=1e-12, atol=1e-14
     )
 
 
-def test_what_a_block_is_does_not_change_a_step_in_float32(device: Device) -> None:
+def test_adamw_step_in_float32_is_independent_of_block_sizes(device: Device) -> None:
     segments = _segments(device)
     whole, parts = (device.asarray(_first(), "float32") for _ in range(2))
     one = AdamW(device, whole, segments)
@@ -175,7 +179,7 @@ def test_schedules_are_pytorchs() -> None:
     assert _at(warm, 20) == pytest.approx(expected, rel=1e-12, abs=1e-16)
 
 
-def test_schedules_begin_and_end_where_they_should() -> None:
+def test_learning_rate_schedule_has_its_first_and_last_value() -> None:
     assert _at(LearningRate(0.4, "constant", iterations=4, warmup=2), 4) == [0.2, 0.4, 0.4, 0.4]
     assert LearningRate(0.4, "cosine", iterations=9, minimum=0.01).at(9) == pytest.approx(0.01)
     assert LearningRate(0.4, "cosine", iterations=9, minimum=0.01).at(12) == pytest.approx(0.01)

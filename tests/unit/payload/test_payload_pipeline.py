@@ -41,7 +41,7 @@ def test_parameters_decide_where_work_does_not() -> None:
     assert [len(stage) for stage in split(units, 2)] == [1, 3]
 
 
-def test_more_stages_than_units_are_refused() -> None:
+def test_pipeline_with_more_stages_than_units_is_refused() -> None:
     with refused("too-many-stages", UsageError, "--pp 4", "3 units"):
         split(mlp.build(_CONTEXT, inputs=2, classes=2, hidden=(2, 2)), 4)
 
@@ -49,7 +49,9 @@ def test_more_stages_than_units_are_refused() -> None:
 @pytest.mark.parametrize(
     ("micro_batches", "later"), [(0, 2), (1, 0), (1, 3), (4, 0), (4, 2), (2, 5)]
 )
-def test_each_micro_batch_goes_forward_then_backward(micro_batches: int, later: int) -> None:
+def test_schedule_runs_each_micro_batch_forward_then_backward(
+    micro_batches: int, later: int
+) -> None:
     flying = 0
     most = 0
     for forward in one_forward_one_backward(micro_batches, later):

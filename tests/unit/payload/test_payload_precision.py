@@ -62,8 +62,8 @@ def test_layers_keep_to_the_format(
     _assert_near(gradients, expected_gradients, 0.2 if model in ("resnet18", "cnn") else bound)
 
 
-def _assert_near(ours: Array, theirs: Array, bound: float) -> None:
-    assert 0 < np.linalg.norm(ours - theirs) < bound * np.linalg.norm(theirs)
+def _assert_near(actual: Array, expected: Array, bound: float) -> None:
+    assert 0 < np.linalg.norm(actual - expected) < bound * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -102,7 +102,9 @@ def _batches(device: Device, precision: str, size: int) -> list[MicroBatch]:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_training_reaches_what_float32_reaches(precision: str, device: Device) -> None:
+def test_training_in_low_precision_reaches_the_loss_of_float32(
+    precision: str, device: Device
+) -> None:
     def accuracy(precision: str) -> float:
         engine = _engine(device, precision)
         iteration = 0
@@ -146,7 +148,7 @@ def test_overflowing_step_is_skipped_and_the_scale_recovers(device: Device) -> N
     )
 
 
-def test_without_a_dynamic_scale_an_overflow_is_no_outcome(device: Device) -> None:
+def test_overflow_without_dynamic_scale_is_not_skipped(device: Device) -> None:
     engine = _engine(device, "fp16", LossScale(2.0**24))
     outcome = engine.step(_batches(device, "fp16", 64)[:1], targets=64, iteration=1, lr=0.05)
     assert not outcome.finite
@@ -188,6 +190,8 @@ def test_scale_grows_after_its_interval_and_gives_up_at_one() -> None:
         ("fp32", None, 1.0, False),
     ],
 )
-def test_who_scales(precision: str, wanted: float | None, value: float, dynamic: bool) -> None:
+def test_loss_scale_follows_precision_and_setting(
+    precision: str, wanted: float | None, value: float, dynamic: bool
+) -> None:
     scale = loss_scale(precision, wanted)
     assert (scale.value, scale.dynamic) == (value, dynamic)

@@ -27,7 +27,7 @@ def test_prefetched_items_and_errors_arrive_in_order(depth: int) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
-def test_thread_works_ahead_and_ends_when_nobody_wants_more() -> None:
+def test_prefetch_thread_works_ahead_and_ends_when_closed() -> None:
     made: list[int] = []
     threads: set[str] = set()
 
@@ -45,7 +45,7 @@ def test_thread_works_ahead_and_ends_when_nobody_wants_more() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
-def test_thread_that_cannot_begin_says_so() -> None:
+def test_prefetch_thread_that_cannot_start_raises() -> None:
     def begin() -> None:
         raise OSError("no device")
 

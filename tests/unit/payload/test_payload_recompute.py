@@ -36,7 +36,7 @@ def _stage(device: Device, units: list[Unit]) -> Stage:
 
 
 @pytest.mark.parametrize("model", SMALL)
-def test_every_unit_of_every_model_can_be_run_again(model: str, device: Device) -> None:
+def test_recomputed_unit_gives_the_same_gradients_and_state(model: str, device: Device) -> None:
     """It leaves its input as it was, draws the same, and its state has seen the batch once."""
     samples = device.asarray(np.arange(4, dtype="uint32"))
 
@@ -51,11 +51,11 @@ def test_every_unit_of_every_model_can_be_run_again(model: str, device: Device) 
         found = [stage.storage.grads, *state_of([unit.layer for unit in units]).values()]
         return [device.to_host(array).copy() for array in found]
 
-    for ours, theirs in zip(run(again=True), run(again=False), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for recomputed, stored in zip(run(again=True), run(again=False), strict=True):
+        np.testing.assert_array_equal(recomputed, stored)
 
 
-def test_only_inputs_of_units_are_kept(device: Device) -> None:
+def test_recompute_keeps_only_inputs_of_units(device: Device) -> None:
     x = device.asarray(np.random.default_rng(1).standard_normal((16, 5)), "float32")
     tape = Tape()
     stage = _stage(device, [Unit(unit.name, Recompute(unit.layer)) for unit in _units(device)])
@@ -67,7 +67,7 @@ def test_only_inputs_of_units_are_kept(device: Device) -> None:
     assert full.nbytes == x.nbytes
 
 
-def test_memory_that_views_share_counts_once() -> None:
+def test_memory_of_shared_views_counts_once() -> None:
     tape = Tape()
     whole = np.zeros(100)
     tape.push(whole[:50], (whole[50:], [whole.reshape(10, 10)]), 3, None)

@@ -47,7 +47,7 @@ def test_network_trains_as_pytorchs(name: str, device: Device) -> None:
     )
     x, labels = case.batch(rng, SAMPLES)
     batch = batch_of(device, x, labels)
-    theirs_x = torch.tensor(x).permute(0, 3, 1, 2)
+    torch_x = torch.tensor(x).permute(0, 3, 1, 2)
     pipeline = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
     sgd = SGD(device, storage.master_weights, storage.segments, momentum=0.9)
     weights = tensors(units, device)
@@ -56,12 +56,14 @@ def test_network_trains_as_pytorchs(name: str, device: Device) -> None:
         part: torch.full(array.shape, float(part.endswith("running_var")))
         for part, array in state.items()
     }
-    theirs = Convolutional(weights, first)
+    torch_weights = Convolutional(weights, first)
     optimizer = torch.optim.SGD(weights.values(), lr=0.01, momentum=0.9)
     for iteration in range(4):
         storage.begin()
         ours = pipeline.train([batch], scale=1 / SAMPLES, seed=0, iteration=iteration)
-        loss = functional.cross_entropy(case.theirs(theirs, theirs_x), torch.tensor(labels))
+        loss = functional.cross_entropy(
+            case.torch_forward(torch_weights, torch_x), torch.tensor(labels)
+        )
         assert float(ours.loss) / SAMPLES == pytest.approx(loss.item(), rel=TOLERANCE["float64"])
         optimizer.zero_grad()
         loss.backward()
@@ -69,6 +71,6 @@ def test_network_trains_as_pytorchs(name: str, device: Device) -> None:
         optimizer.step()
         sgd.step(storage.master_weights, storage.grads, lr=0.01)
     for part, array in state.items():
-        expected = theirs.state[part]
+        expected = torch_weights.state[part]
         bound = 10 * TOLERANCE["float64"] * float(expected.abs().max())
         np.testing.assert_allclose(device.to_host(array), expected, atol=bound, err_msg=part)

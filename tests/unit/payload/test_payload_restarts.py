@@ -167,7 +167,7 @@ Traceback (most recent call last):
         (TRACEBACK.format("x"), ""),
     ],
 )
-def test_own_error(log: str, error: str) -> None:
+def test_own_error_is_found_in_a_log(log: str, error: str) -> None:
     assert restarts.own_error(log) == error
 
 
@@ -215,7 +215,7 @@ def test_failure_now(folder: Path, ends: dict[str, str], status: int, failure: F
     [("2: task 1: Exited with exit code 2", 2), ("[1-2]: tasks 0-1: Exited with exit code 127", 127),
      ("2: task 1: Exited with exit code 1", 0), ("2: task 1: Killed", 0)],
 )  # fmt: skip
-def test_ranks_that_did_not_start_are_known_by_srun(line: str, status: int) -> None:
+def test_ranks_that_did_not_start_are_read_from_sruns_error(line: str, status: int) -> None:
     log = f"srun: error: n{line}\nsrun: Terminating StepId=88.4\n"
     assert restarts.status_of_start(log) == status
     earlier = f"{log}\nclusterctl: restart 1 of this job\n"
@@ -266,7 +266,7 @@ def test_jobs_status_is_that_of_the_first_failed_rank(
         ("bash run.sh", ""),
     ],
 )
-def test_launcher_is_known_by_its_place(program: str, launcher: str) -> None:
+def test_launcher_of_an_error_is_read_from_its_prefix(program: str, launcher: str) -> None:
     assert restarts.launcher_of(program.split()) == launcher
 
 
@@ -283,7 +283,7 @@ JOB = JobInfo(
 
 
 @pytest.mark.parametrize(
-    ("ends", "gone", "rank"),
+    ("ends", "lost_ranks", "rank"),
     [
         ({0: "20 1 n1", 1: "21 139 n2"}, [], 0),
         ({0: "20 14 n1", 1: "21 139 n2"}, [], 1),
@@ -294,9 +294,9 @@ JOB = JobInfo(
     ],
 )
 def test_job_and_diagnosis_name_the_same_rank(
-    folder: Path, ends: dict[int, str], gone: list[int], rank: int
+    folder: Path, ends: dict[int, str], lost_ranks: list[int], rank: int
 ) -> None:
-    logs = {number: GONE if number in gone else "" for number in ends}
+    logs = {number: GONE if number in lost_ranks else "" for number in ends}
     for number, end in ends.items():
         (folder / "rank-logs" / f"{number}.end").write_text(end)
         (folder / "rank-logs" / f"{number}.log").write_text(logs[number])
@@ -367,7 +367,7 @@ def test_failure_now_of_an_aborted_step(
     assert (found.kind, found.place) == (kind, place)
 
 
-def test_hang_is_told_by_its_file(folder: Path) -> None:
+def test_hang_is_diagnosed_by_its_file(folder: Path) -> None:
     (folder / "hang.json").write_text('{"seconds": 60, "nodes": ["n2"]}')
     assert restarts.failure_now(137, "") == Failure("hang", suspects=("n2",))
     (folder / "hang.json").write_text("{")
@@ -431,7 +431,7 @@ def test_trainings_other_folders_are_read_too() -> None:
 @pytest.mark.parametrize(
     ("after", "lost"), [("", True), ("\nclusterctl: restart 1 of this job\n", False)]
 )
-def test_mpirun_that_lost_a_node_is_known_by_its_words(after: str, lost: bool) -> None:
+def test_lost_node_of_mpirun_is_read_from_its_message(after: str, lost: bool) -> None:
     """It ends with 0 then."""
     log = "PRTE has lost communication with a remote daemon.\n" + after
     assert restarts.has_lost_daemon(log) is lost

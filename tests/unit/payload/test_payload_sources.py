@@ -64,7 +64,7 @@ def _recorded(*flags: str) -> dict[str, Any]:
     return record
 
 
-def test_what_is_read_is_known_again_by_its_files(tmp_path: Path) -> None:
+def test_data_record_has_sizes_and_hashes_of_the_files(tmp_path: Path) -> None:
     digits = Path(datasets.__file__).with_name("digits.npz").read_bytes()
     assert _recorded() == {
         "name": "digits",
@@ -81,7 +81,7 @@ def test_what_is_read_is_known_again_by_its_files(tmp_path: Path) -> None:
     assert _recorded("--data", "synthetic", "--model", "resnet18")["bytes"] == 0
 
 
-def test_text_and_what_is_learned_of_it_have_hashes(tmp_path: Path) -> None:
+def test_text_and_its_tokenizer_have_hashes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(_TEXT)
     flags = (
         "--model",
@@ -98,7 +98,7 @@ def test_text_and_what_is_learned_of_it_have_hashes(tmp_path: Path) -> None:
     assert pairs == _recorded(*flags, "--tokenizer", "bpe:270")
 
 
-def test_large_file_is_known_by_its_size_and_its_ends(
+def test_large_file_is_identified_by_its_size_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datasets, "_WHOLE", len(_TEXT) - 1)
@@ -121,7 +121,7 @@ def test_large_file_is_known_by_its_size_and_its_ends(
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_idx_files_are_read_as_they_were_written(tmp_path: Path, compressed: bool) -> None:
+def test_idx_files_are_read_back_equal(tmp_path: Path, compressed: bool) -> None:
     images, labels = _write(tmp_path, compressed=compressed)
     training, held_out = idx.load(tmp_path)
     np.testing.assert_array_equal(training.images[..., 0], images)
@@ -170,7 +170,7 @@ def test_fashion_mnist_is_read_from_debians_files() -> None:
         ),
     ],
 )
-def test_bad_idx_file_is_named(
+def test_damaged_idx_file_is_refused_by_name(
     tmp_path: Path, name: str, spoil: Callable[[bytes], bytes], code: str, value: str
 ) -> None:
     _write(tmp_path)
@@ -188,7 +188,7 @@ def test_bad_idx_file_is_named(
         (("t10k", (0, 0, 0), 2), "images-labels-differ", ("t10k-images-idx3-ubyte", "0x0x0")),
     ],
 )
-def test_halves_of_idx_files_that_do_not_go_together(
+def test_idx_images_and_labels_that_do_not_match_are_refused(
     tmp_path: Path, files: tuple[str, tuple[int, ...], int], code: str, values: tuple[str, ...]
 ) -> None:
     """files: train or t10k, the shape of the images, and the label of all."""
@@ -217,9 +217,7 @@ def test_halves_of_idx_files_that_do_not_go_together(
         ("--data text:/dev/null --model gpt-tiny", "text-too-short", ("0 + 0 tokens", "128")),
     ],
 )
-def test_data_that_is_not_there_or_does_not_fit(
-    flags: str, code: str, values: tuple[str, ...]
-) -> None:
+def test_missing_or_unfit_data_is_refused(flags: str, code: str, values: tuple[str, ...]) -> None:
     with refused(code, UsageError, *values):
         _open(*flags.split())
 
@@ -240,7 +238,7 @@ def test_images_are_normalised_by_the_training_set() -> None:
     ).items()
 
 
-def test_cleaning_drops_what_was_seen_and_says_how_many() -> None:
+def test_cleaning_removes_and_counts_duplicates() -> None:
     images = np.arange(6, dtype=np.uint8).repeat(4).reshape(6, 2, 2, 1)
     training = Labelled(images[[0, 1, 1, 2]], np.array([0, 1, 1, 0]))
     held_out = Labelled(images[[2, 3]], np.array([0, 1]))
@@ -253,7 +251,7 @@ def test_cleaning_drops_what_was_seen_and_says_how_many() -> None:
         )
 
 
-def test_images_vary_by_the_draw_alone() -> None:
+def test_image_augmentation_depends_on_the_draw_only() -> None:
     rng = np.random.default_rng(0)
     samples = Labelled(rng.integers(256, size=(40, 16, 16, 1), dtype=np.uint8), np.zeros(40, int))
     plain = Images("test", samples, samples, dtype="float32")
@@ -306,7 +304,7 @@ def test_text_windows_cover_the_text_and_ask_for_the_next_token() -> None:
     assert source.bytes_per_target == 1
 
 
-def test_masked_text_masks_as_bert_does() -> None:
+def test_masked_text_has_the_shares_of_bert() -> None:
     length = 200
     text = bytes(np.random.default_rng(0).integers(97, 123, size=40_000, dtype=np.uint8))
     masked, plain = (
@@ -346,7 +344,7 @@ def test_byte_pairs_merge_the_most_frequent_first() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b" ", b"a", bytes(range(256)) * 2, "Ünïcode ß\n\n\tx_1 ".encode(), _TEXT]
 )
-def test_byte_pairs_give_any_text_again(text: bytes) -> None:
+def test_byte_pairs_encode_and_decode_any_text(text: bytes) -> None:
     pairs = learn(_TEXT, 300)
     assert pairs.decode(pairs.encode(text)) == text
     assert Bytes().decode(Bytes().encode(text)) == text
@@ -380,7 +378,7 @@ def _text_flags(file: Path, tokenizer: str = "bpe:280") -> tuple[str, ...]:
     return (*given, "--tokenizer", tokenizer)
 
 
-def test_tokenizer_is_learned_of_the_training_text_alone(tmp_path: Path) -> None:
+def test_tokenizer_is_trained_on_the_training_text_only(tmp_path: Path) -> None:
     file = tmp_path / "text"
     boundary = len(_TEXT) - len(_TEXT) // 20
     file.write_bytes(_TEXT[:boundary] + b"zq" * ((len(_TEXT) - boundary) // 2))
@@ -402,7 +400,7 @@ def test_byte_pairs_that_were_not_learned_are_missed(
         _open(*_text_flags(tmp_path / "text"), data_state=data_state)
 
 
-def test_images_are_judged_by_what_was_learned_of_others(tmp_path: Path) -> None:
+def test_held_out_images_are_normalized_by_the_saved_data_state(tmp_path: Path) -> None:
     _write(tmp_path)
     run = _open("--data", f"idx:{tmp_path}")
     data_state = json.loads(json.dumps(dict(run.data_state)))
@@ -430,7 +428,7 @@ def test_images_are_judged_by_what_was_learned_of_others(tmp_path: Path) -> None
         ({"scale": None}, "data-state-unfit", ("fit images",)),
     ],
 )
-def test_images_that_the_run_does_not_know(
+def test_images_of_another_shape_than_the_run_are_refused(
     tmp_path: Path, changed: dict[str, Any], code: str, values: tuple[str, ...]
 ) -> None:
     _write(tmp_path)
@@ -448,6 +446,6 @@ class _Crowd(Solo):
         )
 
 
-def test_of_many_nodes_with_other_data_some_are_named() -> None:
+def test_data_that_differs_on_many_nodes_names_four() -> None:
     with refused("data-differs-on-nodes", UsageError, "2 bytes on n0, n1, n2, n3 and 2 more;"):
         open_dataset(train_config(), _Crowd())

@@ -47,7 +47,7 @@ def _container(cgroups: Path, **files: str) -> Path:
 
 
 @pytest.mark.parametrize("below", [".", "unified"])
-def test_only_a_container_has_a_control_group_of_its_own(tmp_path: Path, below: str) -> None:
+def test_control_group_is_read_in_containers_only(tmp_path: Path, below: str) -> None:
     (tmp_path / "machine").mkdir()
     # As the root group of a machine has it.
     (tmp_path / "machine/cpu.stat").write_text("usage_usec 5\n")
@@ -56,7 +56,9 @@ def test_only_a_container_has_a_control_group_of_its_own(tmp_path: Path, below: 
     assert own_group(tmp_path / "node") == group
 
 
-def test_cpu_of_a_container_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_of_a_container_is_read_from_its_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """/proc/stat and the load are those of the machine, with other nodes."""
     (tmp_path / "loadavg").write_text("9 9 9 1/99 1234\n")
     (tmp_path / "stat").write_text(_cpu_lines((0, 0), (0, 0)))
@@ -71,7 +73,7 @@ def test_cpu_of_a_container_is_its_own(tmp_path: Path, monkeypatch: pytest.Monke
         assert cpu.read() == {"cpu_percent": percent}
 
 
-def test_memory_of_a_container_is_its_own(tmp_path: Path) -> None:
+def test_memory_of_a_container_is_read_from_its_control_group(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 1024 kB\n")
     for pid, text in (
         (1, "Name:\ta\nRssAnon:\t  2048 kB\nRssFile:\t 9999 kB\n"),
@@ -146,7 +148,7 @@ class _Fine:
         return {"fine": 1}
 
 
-def test_broken_source_leaves_the_others_going() -> None:
+def test_broken_source_of_telemetry_stops_no_other() -> None:
     assert sample([_Broken(), _Fine()]) == {"fine": 1, "errors": ["fan off"]}
 
 

@@ -27,9 +27,9 @@ def test_cross_entropy_is_pytorchs(device: Device) -> None:
     logits = 3 * rng.standard_normal((4, 5, 7))
     labels = rng.integers(-1, 7, (4, 5))
     labels[1, 2] = -1
-    theirs = torch.tensor(logits, requires_grad=True)
+    torch_logits = torch.tensor(logits, requires_grad=True)
     expected = functional.cross_entropy(
-        theirs.reshape(-1, 7), torch.tensor(labels).ravel(), ignore_index=-1, reduction="sum"
+        torch_logits.reshape(-1, 7), torch.tensor(labels).ravel(), ignore_index=-1, reduction="sum"
     )
     (0.25 * expected).backward()
     tape = Tape()
@@ -38,7 +38,7 @@ def test_cross_entropy_is_pytorchs(device: Device) -> None:
     assert float(sums.loss) == pytest.approx(expected.item(), rel=1e-12)
     assert float(sums.count) == (labels >= 0).sum() < labels.size
     assert float(sums.correct) == (logits.argmax(axis=-1) == labels).sum()
-    assert_close(device.to_host(loss.backward(0.25, tape)).copy(), theirs.grad, "dlogits")
+    assert_close(device.to_host(loss.backward(0.25, tape)).copy(), torch_logits.grad, "dlogits")
 
 
 def _masked(name: str, device: Device, draws: Draw | None, *, training: bool = True) -> Array:
@@ -56,7 +56,7 @@ def _masked(name: str, device: Device, draws: Draw | None, *, training: bool = T
 
 
 @pytest.mark.parametrize("name", ["dropout", "attention"])
-def test_dropout_keeps_the_mean_and_depends_on_its_key_alone(name: str, device: Device) -> None:
+def test_dropout_keeps_the_mean_and_depends_on_its_key_only(name: str, device: Device) -> None:
     def draws(*samples: int, iteration: int = 1, seed: int = 0) -> Draw:
         return Draw(seed, iteration, device.asarray(np.array(samples, "uint32")))
 
@@ -73,7 +73,7 @@ def test_dropout_keeps_the_mean_and_depends_on_its_key_alone(name: str, device: 
         np.testing.assert_allclose(off, 1)
 
 
-def test_dropout_drops_each_place_as_often(device: Device) -> None:
+def test_dropout_drops_each_position_equally_often(device: Device) -> None:
     samples = device.asarray(np.arange(4000, dtype="uint32"))
     tape = Tape(draw=Draw(0, 1, samples))
     y = device.to_host(

@@ -84,12 +84,12 @@ def test_parts_are_of_one_size_and_cover_every_number_once(parts: int) -> None:
     assert {layout.owned_size for layout in layouts} == {layouts[0].size // parts}
 
 
-def test_piece_says_where_it_lies() -> None:
+def test_segments_of_a_part_name_tensors_and_positions() -> None:
     segments = make_layout(_units(), min_size=8, parts=2, rank=1).segments()
     assert _named(segments) == [("a.weight", 0, 3, 3), ("b.weight", 3, 5, 4), ("b.bias", 5, 7, 0)]
 
 
-def test_what_stages_share_lies_first_and_alike() -> None:
+def test_layout_begins_with_parameters_that_stages_share() -> None:
     units = _units()
     shared = Unit("tied", units[2].layer)
     for others in (units, units[2:], [units[0], units[3]]):
@@ -121,9 +121,9 @@ def test_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str, ze
         return losses, values
 
     losses, values = train(offload=True)
-    expected, theirs = train(offload=False)
+    expected, expected_values = train(offload=False)
     assert losses == expected
-    assert (values == theirs).all()
+    assert (values == expected_values).all()
     assert losses[-1] < losses[0]
 
 
@@ -142,7 +142,7 @@ def test_ranks_start_from_rank_0s_weights() -> None:
     assert (Storage(Cpu(), _units(), _Second(), Options(seed=1)).master_weights == 7).all()
 
 
-def test_on_a_cpu_there_is_nothing_to_offload() -> None:
+def test_offload_on_a_cpu_has_no_effect() -> None:
     storage = Storage(Cpu(), _units(), alone().dp, Options(seed=0, offload=True))
     assert storage.weights is storage.master_weights
     assert storage.grads is storage.grad_buffer

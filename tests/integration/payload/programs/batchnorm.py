@@ -39,5 +39,5 @@ x, dy = (device.asarray(3 + rng.standard_normal((7, 2, 3, 5))) for _ in range(2)
 mine = [slice(0, 0), slice(0, 5), slice(5, 7)][world.rank]
 y, dx, *sums = run(Solo(), x, dy)
 expected = [y[mine], dx[mine], *sums]
-for ours, theirs in zip(run(world, x[mine], dy[mine]), expected, strict=True):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+for actual_part, expected_part in zip(run(world, x[mine], dy[mine]), expected, strict=True):
+    np.testing.assert_allclose(actual_part, expected_part, rtol=1e-12, atol=1e-12)

@@ -53,8 +53,8 @@ def loses_nothing(name: str, transport: Transport, dtype: str) -> None:
         had = total(grads) + total(compressor.state["residual"])
         compressor.allreduce(grads)
         np.testing.assert_allclose(grads + total(compressor.state["residual"]), had, atol=1e-4)
-        for theirs in world.allgather(grads):
-            np.testing.assert_array_equal(grads, theirs)
+        for other_grads in world.allgather(grads):
+            np.testing.assert_array_equal(grads, other_grads)
         given += grads
     assert np.abs(given).sum() > 0
 

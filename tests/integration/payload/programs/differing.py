@@ -31,10 +31,10 @@ def complaint(data: str, model: str) -> str:
 
 
 for data, model in (("idx:.", "mlp"), ("text:text", "gpt-tiny"), ("text:longer", "bert-tiny")):
-    said = complaint(data, model)
-    assert said.startswith(f"data-differs-on-nodes: --data: {data} "), said
-    assert all(value in said for value in (" on node-0, ", " on node-1;")), said
-    assert len(set(world.allgather(said))) == 1
-assert all(value in said for value in ("2560 bytes", "5120 bytes")), said
+    complaint_text = complaint(data, model)
+    assert complaint_text.startswith(f"data-differs-on-nodes: --data: {data} "), complaint_text
+    assert all(value in complaint_text for value in (" on node-0, ", " on node-1;")), complaint_text
+    assert len(set(world.allgather(complaint_text))) == 1
+assert all(value in complaint_text for value in ("2560 bytes", "5120 bytes")), complaint_text
 assert not complaint("digits", "mlp")
 assert not complaint(f"text:{Path(sys.argv[1]) / '0' / 'text'}", "gpt-tiny")

@@ -53,7 +53,7 @@ for given in (
             assert len(set(mesh.dp.allgather(len(feed.batches)))) == 1
             assert all(len(batch.samples) <= 3 for batch in feed.batches)
             shares = mesh.dp.allgather(whole(feed))
-            for mine, theirs in zip(zip(*shares, strict=True), whole(alike), strict=True):
-                np.testing.assert_array_equal(np.concatenate(mine), theirs)
+            for mine, whole_batch in zip(zip(*shares, strict=True), whole(alike), strict=True):
+                np.testing.assert_array_equal(np.concatenate(mine), whole_batch)
         parts = mesh.dp.allgather(np.concatenate([batch.inputs for batch in loader.held_out()]))
         np.testing.assert_array_equal(np.concatenate(parts), judged)

@@ -262,11 +262,13 @@ def _check_copies(engine: Engine) -> None:
         ).tobytes()
         for s in storage.segments
     }
-    for theirs in engine.mesh.pp.allgather(mine):
-        assert all(mine[place] == theirs[place] for place in mine.keys() & theirs.keys())
+    for other_copies in engine.mesh.pp.allgather(mine):
+        assert all(
+            mine[place] == other_copies[place] for place in mine.keys() & other_copies.keys()
+        )
     whole = {s.parameter.name for s in storage.segments if s.parameter.axis is None}
     copies = {place: mine[place] for place in mine if place[0] in whole}
-    assert all(theirs == copies for theirs in engine.mesh.tp.allgather(copies))
+    assert all(other_copies == copies for other_copies in engine.mesh.tp.allgather(copies))
 
 
 def main() -> None:

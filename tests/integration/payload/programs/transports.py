@@ -55,7 +55,7 @@ def same(found: Array, expected: Array, where: str) -> None:
     np.testing.assert_array_equal(device.to_host(found), expected, err_msg=where)
 
 
-def own(dtype: object, size: int, salt: int = 0) -> Array:
+def numbers_of_rank(dtype: object, size: int, salt: int = 0) -> Array:
     return put(of(RANK, size, salt), dtype)
 
 
@@ -69,33 +69,35 @@ def outcomes(comm: Transport, dtype: object, size: int, *, blocking: bool) -> di
             getattr(comm, f"i{name}")(*arrays).wait()
 
     found = {}
-    found["sum"] = own(dtype, size)
+    found["sum"] = numbers_of_rank(dtype, size)
     call("allreduce", found["sum"])
-    found["sum of rows"] = own(dtype, 6 * size).reshape(2, -1)
+    found["sum of rows"] = numbers_of_rank(dtype, 6 * size).reshape(2, -1)
     call("allreduce", found["sum of rows"])
 
     mine = slice(RANK * size, (RANK + 1) * size)
     found["part"] = put(np.full(size, 99), dtype)
-    call("reduce_scatter", own(dtype, size * SIZE), found["part"])
-    whole = own(dtype, size * SIZE)
+    call("reduce_scatter", numbers_of_rank(dtype, size * SIZE), found["part"])
+    whole = numbers_of_rank(dtype, size * SIZE)
     call("reduce_scatter", whole, whole[mine])
     found["part in place"] = whole[mine]
 
     found["joined"] = put(np.full(size * SIZE, 99), dtype)
-    call("allgather_into", own(dtype, size), found["joined"])
+    call("allgather_into", numbers_of_rank(dtype, size), found["joined"])
     whole = put(np.zeros(size * SIZE), dtype)
-    whole[mine] = own(dtype, size)
+    whole[mine] = numbers_of_rank(dtype, size)
     call("allgather_into", whole[mine], whole)
     found["joined in place"] = whole
 
     found["traded"] = put(np.full(size * SIZE, 99), dtype)
-    trade = comm.lane.start(comm.alltoall_steps(own(dtype, size * SIZE), found["traded"]))
+    trade = comm.lane.start(
+        comm.alltoall_steps(numbers_of_rank(dtype, size * SIZE), found["traded"])
+    )
     trade.wait()
 
-    found["root's"] = own(dtype, size)
+    found["root's"] = numbers_of_rank(dtype, size)
     comm.broadcast(found["root's"], root=SIZE - 1)
-    found["neighbour's"] = own(dtype, size)
-    sent = comm.isend(own(dtype, size), (RANK + 1) % SIZE, tag=3)
+    found["neighbour's"] = numbers_of_rank(dtype, size)
+    sent = comm.isend(numbers_of_rank(dtype, size), (RANK + 1) % SIZE, tag=3)
     comm.recv(found["neighbour's"], (RANK - 1) % SIZE, tag=3)
     sent.wait()
     return found
@@ -116,15 +118,17 @@ def many_at_once(comm: Transport, kind: str) -> None:
     luck = random.Random(RANK)  # noqa: S311
     other = comm.split(0, -RANK)
     sizes = [3, 4000, 1, 15_000, 700, 5, 0, 9000]
-    sums = [own("float32", size, salt=salt) for salt, size in enumerate(sizes)]
+    sums = [numbers_of_rank("float32", size, salt=salt) for salt, size in enumerate(sizes)]
     wholes = [put(np.zeros(size * SIZE), "float32") for size in sizes]
     pending: list[Pending] = []
     for salt, size in enumerate(sizes):
         pending.append(comm.iallreduce(sums[salt]))
-        pending.append(comm.iallgather_into(own("float32", size, salt=salt), wholes[salt]))
+        pending.append(
+            comm.iallgather_into(numbers_of_rank("float32", size, salt=salt), wholes[salt])
+        )
         for operation in luck.sample(pending, len(pending) // 2):
             operation.test()
-        between = own("float64", 3000)
+        between = numbers_of_rank("float64", 3000)
         other.allreduce(between)
         same(between, expected_sum("float64", 3000), kind)
         assert comm.sum([RANK])[0] == SIZE * (SIZE - 1) / 2
@@ -150,7 +154,7 @@ def expected_sum(dtype: str, size: int, salt: int = 0) -> Array:
 
 
 def completes_by_looking(comm: Transport) -> None:
-    array = own("float32", 20_000)
+    array = numbers_of_rank("float32", 20_000)
     pending = comm.iallreduce(array)
     while not pending.test():
         pass
@@ -171,7 +175,7 @@ def refuses(comm: Transport) -> None:
 
 def counts(comm: Transport) -> None:
     before = comm.bytes_sent
-    comm.allreduce(own("float32", 6000))
+    comm.allreduce(numbers_of_rank("float32", 6000))
     sent = sum(world.allgather(comm.bytes_sent - before))
     everything = 24_000 * (SIZE - 1) * (SIZE if isinstance(comm, Naive) else 2)
     assert (

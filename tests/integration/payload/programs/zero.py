@@ -100,13 +100,16 @@ def check(
             device, make_mesh(transport), precision, zero=zero, **options
         )
         np.testing.assert_allclose(evaluations, judged, rtol=rtol)
-        for ours, theirs in zip(outcomes, expected, strict=True):
-            assert (ours.skipped, ours.loss_scale) == (theirs.skipped, theirs.loss_scale), (
+        for actual, reference in zip(outcomes, expected, strict=True):
+            assert (actual.skipped, actual.loss_scale) == (
+                reference.skipped,
+                reference.loss_scale,
+            ), (
                 precision,
                 zero,
             )
-            np.testing.assert_allclose(ours.loss, theirs.loss, rtol=rtol)
-            np.testing.assert_allclose(ours.grad_norm, theirs.grad_norm, rtol=10 * rtol)
+            np.testing.assert_allclose(actual.loss, reference.loss, rtol=rtol)
+            np.testing.assert_allclose(actual.grad_norm, reference.grad_norm, rtol=10 * rtol)
         if options["bucket_bytes"] == 1 and precision != "fp64":
             check_memory(engine, precision, zero)
 
