@@ -67,7 +67,7 @@ def raised(
 ) -> Iterator[Cluster]:
     """A cluster of these machines, which `down` must restore. more: further arguments of `up`."""
     before = {host.name: state(lab, host.name) for host in lab.hosts}
-    spec = cwd / f"{name}.yaml"
+    spec = cwd / "cluster.yaml"
     spec.write_text(text)
     runner = Clusterctl(home, cwd, environ)
     try:

@@ -182,7 +182,7 @@ def rocky(
     runner = Clusterctl(clusterctl_home, file.parent)
     file.write_text(re.sub(r"host_key: ssh-ed25519\s+\S+(?=})", "", file.read_text()))
     try:
-        shown = answered(runner, file, "up")
+        shown = answered(runner, "up")
         for turn in (0, 1):
             as_shown(shown, "clusterctl up", cluster_name, turn)
         yield Cluster(cluster_name, file, runner, {"shown": shown})
@@ -190,9 +190,9 @@ def rocky(
         runner("-f", file, "down", "--yes", "--discard", rc=None)
 
 
-def answered(runner: Clusterctl, spec: Path, verb: str) -> str:
+def answered(runner: Clusterctl, verb: str) -> str:
     """Return the output of a verb for a user who answers yes."""
-    with terminal(runner, "-f", spec, verb, size=(60, 200)) as window:
+    with terminal(runner, verb, size=(60, 200)) as window:
         window.read_until("[y/N] ")
         window.type("y\n")
         code = window.end()
@@ -232,13 +232,13 @@ def test_up_reports_the_obstacles_of_the_first_day_page(
         web = machines.enter("node1", ["getent", "hosts", "dl.rockylinux.org"]).stdout.split()[0]
         machines.host("node1").inside.sh(f"nft -f - <<'EOF'\n{SHUT % web}\nEOF")
         as_shown(
-            clusterctl("-f", spec, "plan", "--preflight", rc=1),
+            clusterctl("plan", "--preflight", rc=1, cwd=tmp_path),
             "clusterctl plan --preflight",
             "lab",
         )
         machines.host("node1").inside.sh("nft delete table ip lab")
         as_shown(
-            clusterctl("-f", spec, "plan", "--preflight"), "clusterctl plan --preflight", "lab", 1
+            clusterctl("plan", "--preflight", cwd=tmp_path), "clusterctl plan --preflight", "lab", 1
         )
 
 
@@ -248,7 +248,7 @@ def test_plan_matches_the_first_day_page(
     spec = tmp_path / "cluster.yaml"
     spec.write_text(spec_of_the_page(machines))
     for verb in ("validate", "plan"):
-        as_shown(clusterctl("-f", spec, verb), f"clusterctl {verb}", "lab")
+        as_shown(clusterctl(verb, cwd=tmp_path), f"clusterctl {verb}", "lab")
 
 
 def test_up_on_el_uses_packages_of_the_distribution(rocky: Cluster) -> None:
@@ -421,5 +421,5 @@ def test_down_restores_the_el_machines(
     rocky: Cluster, machines: Lab, before: dict[str, Any]
 ) -> None:
     assert not any(traces(machines)[host] == said for host, said in before.items())
-    as_shown(answered(rocky.runner, rocky.spec, "down"), "clusterctl down", rocky.name)
+    as_shown(answered(rocky.runner, "down"), "clusterctl down", rocky.name)
     assert traces(machines) == before

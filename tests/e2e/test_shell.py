@@ -115,7 +115,7 @@ def test_shell_passes_stdin_to_the_command(cluster: Cluster) -> None:
 
 
 def test_shell_has_a_terminal(cluster: Cluster) -> None:
-    with terminal(cluster.runner, "-f", cluster.spec, "shell", "--nodes", "2") as window:
+    with terminal(cluster.runner, "shell", "--nodes", "2") as window:
         shell(window)
         window.type("stty size; echo on $(hostname) with $(srun hostname | wc -l) nodes\r")
         window.read_until(f"on {cluster.name}-train-1 with 2 nodes")
@@ -146,7 +146,7 @@ def test_shell_waiting_for_nodes_is_cancelled_by_ctrl_c(cluster: Cluster) -> Non
     # salloc may be served before sbatch.
     cluster.job_in("RUNNING", job)
     try:
-        with terminal(cluster.runner, "-f", cluster.spec, "shell", "--nodes", "2") as window:
+        with terminal(cluster.runner, "shell", "--nodes", "2") as window:
             window.read_until("is waiting in the queue")
             assert len(allocations(cluster)) == 1
             window.type("\x03")
@@ -159,7 +159,7 @@ def test_shell_waiting_for_nodes_is_cancelled_by_ctrl_c(cluster: Cluster) -> Non
 
 @pytest.mark.parametrize("end", ["SIGKILL", *in_sweep("SIGTERM", "closed terminal")])
 def test_shell_releases_its_nodes_however_it_ends(cluster: Cluster, end: str) -> None:
-    with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
+    with terminal(cluster.runner, "shell") as window:
         shell(window)
         assert len(allocations(cluster)) == 1
         if end == "closed terminal":
@@ -171,7 +171,7 @@ def test_shell_releases_its_nodes_however_it_ends(cluster: Cluster, end: str) ->
 
 
 def test_shell_of_a_cancelled_allocation_ends_with_the_reason(cluster: Cluster) -> None:
-    with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
+    with terminal(cluster.runner, "shell") as window:
         shell(window)
         (job,) = allocations(cluster)
         cluster("cancel", job)
@@ -288,7 +288,7 @@ def test_ssh_into_a_job_has_the_jobs_variables(cluster: Cluster, job: str) -> No
 
 def test_code_enters_the_allocation_of_a_shell(cluster: Cluster) -> None:
     """The batch host of the allocation is the controller, which runs salloc, not a node of the job."""
-    with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
+    with terminal(cluster.runner, "shell") as window:
         shell(window)
         (job,) = allocations(cluster)
         assert run(*entered(cluster, job), "hostname").strip() == f"{cluster.name}-train-1"

@@ -49,7 +49,10 @@ class Cluster:
         return str(YAML(typ="safe").load(self.workspace / "spec.yaml")["users"][0]["name"])
 
     def __call__(self, *argv: str | Path, rc: int | None = 0, timeout_s: float = 300) -> Ran:
-        return self.runner("-f", self.spec, *argv, rc=rc, timeout_s=timeout_s)
+        # Messages repeat -f in the commands that they advise, so it is omitted as users omit it.
+        is_default = self.spec == self.runner.cwd / "cluster.yaml"
+        chosen = () if is_default else ("-f", self.spec)
+        return self.runner(*chosen, *argv, rc=rc, timeout_s=timeout_s)
 
     def json(self, *argv: str | Path, rc: int = 0) -> Any:
         """A verb's answer under `-o json`."""
@@ -134,7 +137,7 @@ def raised(
     Nodes that are to have ``cards`` are booted and get them before `up` configures anything.
     """
     spec = of_this_run(spec)
-    file = cwd / f"{name}.yaml"
+    file = cwd / "cluster.yaml"
     runner = Clusterctl(home, cwd)
     file.write_text(spec)
     with nothing_left(home):
