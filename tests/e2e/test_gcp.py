@@ -88,7 +88,7 @@ class Gcp:
 
     @property
     def spec(self) -> Path:
-        return self.runner.cwd / "gcp.yaml"
+        return self.runner.cwd / "cluster.yaml"
 
     @property
     def workspace(self) -> Path:
@@ -102,7 +102,7 @@ class Gcp:
 
     def json(self, *argv: str | Path, rc: int = 0) -> dict[str, Any]:
         """Return the answer of a verb with `-o json`."""
-        answer: dict[str, Any] = self.runner("-o", "json", "-f", self.spec, *argv, rc=rc).json
+        answer: dict[str, Any] = self.runner("-o", "json", *argv, rc=rc).json
         return answer
 
     def answered(self, verb: str) -> str:
@@ -110,9 +110,7 @@ class Gcp:
         it.
         """
         size = (60, 200)
-        with terminal(
-            self.runner, "-f", self.spec, verb, size=size, **self.runner.environ
-        ) as window:
+        with terminal(self.runner, verb, size=size, **self.runner.environ) as window:
             window.read_until("[y/N] ", timeout_s=120)
             window.type("y\n")
             code = window.end()
@@ -259,10 +257,10 @@ def test_second_up_changes_nothing(gcp: Gcp) -> None:
         "gcp",
         MOST_NODES - 1,
     )
-    gcp.as_shown(gcp.runner("-f", gcp.spec, "status"), "clusterctl status")
-    gcp.as_shown(gcp.runner("-f", gcp.spec, "doctor"), "clusterctl doctor")
+    gcp.as_shown(gcp.runner("status"), "clusterctl status")
+    gcp.as_shown(gcp.runner("doctor"), "clusterctl doctor")
     gcp.cloud.forget_log()
-    gcp.runner("-f", gcp.spec, "plan", "--check")
+    gcp.runner("plan", "--check")
     output = gcp.json("up", "--yes")
     assert not gcp.cloud.done("create", "update", "delete")
     assert not output["repaired"]
@@ -274,7 +272,7 @@ def test_training_runs_and_is_collected(gcp: Gcp) -> None:
         "submit train --nodes 2 --follow -- --epochs 3",
         "collect",
     ):
-        gcp.as_shown(gcp.runner("-f", gcp.spec, *text.split()), f"clusterctl {text}")
+        gcp.as_shown(gcp.runner(*text.split()), f"clusterctl {text}")
     (run,) = gcp.runner.cwd.glob("runs/*-train")
     record = json.loads((run / "run.json").read_text())
     assert record["state"] == "COMPLETED"
@@ -339,7 +337,7 @@ def test_image_contains_no_identity_of_its_machine(
     with gcp.google.world.change() as state:
         state["guest_attributes"][name] = {}
     gcp.cloud.forget_log()
-    output = gcp.runner("-o", "json", "-f", gcp.spec, "image", "bake")
+    output = gcp.runner("-o", "json", "image", "bake")
     assert output.json["made"]
     assert "image: {bake: true}" in output.stderr
     assert "USD an hour" in output.stderr
@@ -390,10 +388,10 @@ def test_kept_storage_is_listed_reused_and_removed(gcp: Gcp) -> None:
     assert (kept["size_mib"], kept["usd_per_month"]) == (100 * 1024, pytest.approx(10.0, rel=0.1))
     planned = gcp.json("plan")
     assert any("is reused" in note and kept["what"] in note for note in planned["notes"])
-    refused = gcp.runner("-f", gcp.spec, "storage", "remove", "--yes", rc=1).stderr
+    refused = gcp.runner("storage", "remove", "--yes", rc=1).stderr
     # Nobody can look at it.
     assert f"{kept['what']} (100GiB, 10.00 USD a month)" in refused
-    gcp.runner("-f", gcp.spec, "storage", "remove", "--discard", "--yes")
+    gcp.runner("storage", "remove", "--discard", "--yes")
     assert in_the_cloud(gcp) == []
     assert gcp.json("list")["storage"] == []
     text = f"orphans list {gcp.name} --project {PROJECT}"

@@ -218,8 +218,8 @@ def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
 
 
 _FIX_CLAIMED: Final = (
-    "whoever created that cluster can remove it (`clusterctl down`; if its records are lost, "
-    "`clusterctl orphans remove`); or remove this machine from the spec"
+    "whoever created that cluster can remove it with `down` (if its records are lost, with "
+    "`orphans remove`); or remove this machine from the spec"
 )
 
 

@@ -154,8 +154,8 @@ def join(request: Dict[str, Any]) -> Dict[str, Any]:
             "the host belongs to cluster {!r} ({})".format(
                 claim_before.get("name"), claim_before["id"]
             ),
-            "whoever created that cluster can remove it (`clusterctl down`); or remove this machine "
-            "from the spec",
+            "whoever created that cluster can remove it with `down`; or remove this machine from "
+            "the spec",
         )
     if shutil.which("visudo") is None:
         raise RefusedError(
