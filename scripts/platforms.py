@@ -58,18 +58,18 @@ class Proof:
 
     @property
     def link(self) -> str:
-        return f"[{self.test.stem.removeprefix('test_')}](../{self.test.relative_to(ROOT)})"
+        return f"[{self.test.stem.removeprefix('test_')}](../{self.test})"
 
 
-def page() -> str:
-    """Return the text of docs/platforms.md.
+def page(root: Path = ROOT) -> str:
+    """Return the text of docs/platforms.md. root: folder with the folder tests.
 
     Raises:
         ValueError: a marker names a platform that platforms.toml lacks, or a way that ``WAYS``
             lacks.
     """
     listed: list[dict[str, Any]] = tomllib.loads(TABLE.read_text())["platform"]
-    proofs = _proofs()
+    proofs = _proofs(root)
     unknown = proofs.keys() - set(itertools.product(WAYS, (one["id"] for one in listed)))
     if unknown:
         raise ValueError(f"no such platform or way: {sorted(unknown)}")
@@ -111,15 +111,15 @@ def _unconfirmed() -> Iterator[str]:
         yield f"- {release}: {', '.join(f'`{name}`' for name in sorted(names))}"
 
 
-def _proofs() -> Mapping[tuple[str, str], list[Proof]]:
+def _proofs(root: Path) -> Mapping[tuple[str, str], list[Proof]]:
     """Return (way, platform) -> the test files with this marker, in the order of their paths."""
     found: dict[tuple[str, str], list[Proof]] = defaultdict(list)
-    for test in sorted((ROOT / "tests").rglob("test_*.py")):
+    for test in sorted((root / "tests").rglob("test_*.py")):
         shown: dict[tuple[str, str], list[bool]] = defaultdict(list)
         for key, sweep in _markers(test):
             shown[key].append(sweep)
         for key, sweeps in shown.items():
-            found[key].append(Proof(test, all(sweeps)))
+            found[key].append(Proof(test.relative_to(root), all(sweeps)))
     return found
 
 

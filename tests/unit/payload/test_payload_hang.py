@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -125,6 +127,25 @@ def test_likely_cause_is_named_first() -> None:
     assert hang.suspects([rank(0, stacks.STOPPED), rank(1)]) == []
 
 
+def use_answers(monkeypatch: pytest.MonkeyPatch, answers: Iterable[Any]) -> None:
+    """Let stacks.py, instead of running as a process, print these answers in turn.
+
+    answers: of each look; empty if it prints nothing, an error if it can't be started.
+    """
+    looks = iter(answers)
+
+    def start(*_: object, **__: object) -> Any:
+        answer = next(looks)
+        if isinstance(answer, OSError):
+            raise answer
+        ranks = [each for each in answer if "rank" in each]
+        count = [{"node": "n1", "ranks": len(ranks)}] * bool(answer)
+        printed = "".join(json.dumps(each) + "\n" for each in [*answer, *count])
+        return Mock(communicate=lambda **_: (printed, None))
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+
+
 HANGING = [rank(0, within="MPI"), rank(1, stacks.STOPPED, node="n2"), *NODES]
 
 
@@ -135,7 +156,7 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
 
     def look(mode: str, *answers: Any) -> tuple[str, str, dict[str, Any]]:
-        monkeypatch.setattr(hang, "ask_nodes", Mock(side_effect=answers))
+        use_answers(monkeypatch, answers)
         watch = hang.Watch(mode, 0.0, (str(tmp_path), [], ""))
         assert bool(watch.look()) == Path("job.events").exists()
         texts = [
@@ -190,7 +211,7 @@ def test_progress_after_a_warning_is_recorded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
-    monkeypatch.setattr(hang, "ask_nodes", lambda *_: HANGING)
+    use_answers(monkeypatch, repeat(HANGING))
     rounds = iter(["", "", "", "stdout.log", "heartbeat"])
 
     def sleep(_: float) -> None:
@@ -256,10 +277,8 @@ def test_rank_that_worked_since_the_look_before_does_not_hang(
     times = iter(range(0, 10_000, 50))
     monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
     monkeypatch.setattr(hang.time, "sleep", lambda _: None)
-    used = iter([1.0, 1.0, 90.0, 90.0, 91.0, 91.0])
-    monkeypatch.setattr(
-        hang, "ask_nodes", lambda *_: [*HANGING, rank(2, within="poll", cpu_s=next(used))]
-    )
+    used = [1.0, 1.0, 90.0, 90.0, 91.0, 91.0]
+    use_answers(monkeypatch, ([*HANGING, rank(2, within="poll", cpu_s=cpu_s)] for cpu_s in used))
     watch = hang.Watch("end", 60.0, (str(tmp_path), [], ""))
     watch._earlier = [(0.0, [rank(2, within="poll", cpu_s=1.0)])]
     assert [bool(watch.look()) for _ in range(3)] == [True, False, True]
@@ -276,7 +295,7 @@ def test_look_during_which_the_job_was_suspended_is_no_hang(
     times = iter(range(0, 10_000, seconds))
     monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
     monkeypatch.setattr(hang.time, "sleep", lambda _: None)
-    monkeypatch.setattr(hang, "ask_nodes", lambda *_: HANGING)
+    use_answers(monkeypatch, repeat(HANGING))
     assert bool(hang.Watch("end", 60.0, (str(tmp_path), [], "")).look()) is hangs
 
 
@@ -284,7 +303,7 @@ def test_rank_that_sleeps_has_more_time(tmp_path: Path, monkeypatch: pytest.Monk
     """A rank that sleeps continues by itself. It is reported at the usual time, and only once."""
     monkeypatch.chdir(tmp_path)
     sleeping = [rank(0, within="MPI"), rank(1, within="sleep", asleep=True)]
-    monkeypatch.setattr(hang, "ask_nodes", lambda *_: sleeping)
+    use_answers(monkeypatch, repeat(sleeping))
     monkeypatch.setattr(hang.time, "sleep", lambda _: None)
     watch = hang.Watch("end", 60.0, (str(tmp_path), [], ""))
     watch._patience.silent_s = 100.0

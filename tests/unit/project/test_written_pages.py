@@ -21,16 +21,13 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("words", ['"real", "debian-14"', '"nearly", "debian-12"'])
-def test_marker_of_an_unknown_platform_or_way_is_refused(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marker_of_an_unknown_platform_or_way_is_refused(words: str, tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_it.py").write_text(
         f"pytestmark = pytest.mark.platform({words})\ndef test_it(): ...\n"
     )
-    monkeypatch.setattr(platforms, "ROOT", tmp_path)
     with pytest.raises(ValueError, check=lambda error: words.split('"')[1] in str(error)):
-        platforms.page()
+        platforms.page(tmp_path)
 
 
 PLATFORM = 'pytest.mark.platform("real", "debian-13")'
@@ -52,12 +49,13 @@ SWEEP = "pytest.mark.sweep"
     ],
 )
 def test_test_that_runs_in_the_sweep_only_is_listed_as_such(
-    text: str, only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, only: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_it.py").write_text(text)
-    monkeypatch.setattr(platforms, "ROOT", tmp_path)
-    (line,) = (one for one in platforms.page().splitlines() if one.startswith("| Debian 13 |"))
+    (line,) = (
+        one for one in platforms.page(tmp_path).splitlines() if one.startswith("| Debian 13 |")
+    )
     assert line.split(" | ")[2] == ("*sweep*: " if only else "") + "[it](../tests/test_it.py)"
 
 
