@@ -24,7 +24,7 @@ import re
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -434,6 +434,17 @@ def disk_bytes() -> int:
     return sum(int(fields[5]) + int(fields[9]) for fields in lines) * SECTOR_BYTES
 
 
+def with_gpu(doing: str, within: str, memory_use: int | None) -> str:
+    """Return what a rank does, and its GPU for it: a GPU computes, unless it waits for another
+    rank.
+
+    memory_use: how much of the time the GPU's memory was in use, in percent; None: unknown.
+    """
+    if doing != WAITING or within not in ("CUDA", "NCCL") or memory_use == 0:
+        return doing
+    return RUNNING if memory_use is None else COMPUTING
+
+
 def observe(node: str) -> Iterator[Rank]:
     """Observe the ranks on this node, then yield where they are."""
     activities = {
@@ -454,10 +465,7 @@ def observe(node: str) -> Iterator[Rank]:
     for rank, activity in activities.items():
         main = activity.main
         doing, within = activity.judge(can_trace=not tracer.is_refused)
-        if doing == WAITING and within in ("CUDA", "NCCL") and gpu_use != 0:
-            # A rank that waits for its GPU waits for a computation, unless that waits for another
-            # rank.
-            doing = RUNNING if gpu_use is None else COMPUTING
+        doing = with_gpu(doing, within, gpu_use)
         texts: list[str] = []
         places: dict[int, tuple[str, str]] = {}
         for process in activity.processes:
@@ -503,17 +511,14 @@ def _cut(text: str) -> str:
     return cut
 
 
-def main(folder: str) -> None:
-    """Write the stacks of the ranks on this node to files in ``folder``, and print where the ranks
-    are.
+def write_ranks(ranks: Iterable[Rank], folder: str, node: str) -> int:
+    """Write the stack of each rank to a file in ``folder``, and print where the rank is. Return
+    the number of ranks.
     """
-    node = task.host_name()
-    begin = time.monotonic()
-    before = (network_bytes(), disk_bytes())
     with suppress(OSError):
         os.makedirs(f"{folder}/rank-logs", exist_ok=True)
     count = 0
-    for rank in observe(node):
+    for rank in ranks:
         count += 1
         file = task.open_for_writing(f"{folder}/rank-logs/{rank.rank}.stack", os.O_TRUNC)
         head = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} rank {rank.rank} on {node}"
@@ -521,6 +526,17 @@ def main(folder: str) -> None:
         task.write_all(file, text.encode(errors="surrogateescape"))
         os.close(file)
         emit(short(rank))
+    return count
+
+
+def main(folder: str) -> None:
+    """Write the stacks of the ranks on this node to files in ``folder``, and print where the ranks
+    are.
+    """
+    node = task.host_name()
+    begin = time.monotonic()
+    before = (network_bytes(), disk_bytes())
+    count = write_ranks(observe(node), folder, node)
     after = (network_bytes(), disk_bytes())
     elapsed_s = time.monotonic() - begin
     network, disk = (round((after[index] - before[index]) / elapsed_s) for index in (0, 1))

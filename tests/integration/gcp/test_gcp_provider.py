@@ -228,7 +228,9 @@ def test_state_in_a_bucket_is_not_replaced_by_another(tmp_path: Path) -> None:
             provider.write_module(place, {}, other, cluster="demo")
 
 
-def test_missing_gcloud_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_refuses_a_gcloud_that_is_missing_logged_out_or_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = spec_of()
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused("tool-missing", MachineError, "gcloud", "https://cloud.google.com/sdk"):

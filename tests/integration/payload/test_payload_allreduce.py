@@ -46,7 +46,10 @@ def test_allreduce_sums_every_size_by_every_transport(mpirun: Runner, tmp_path: 
     ] == answer_json["results"]
 
 
-def test_tiny_sizes_are_measured_once_and_soon(mpirun: Runner, tmp_path: Path) -> None:
+def test_allreduce_rounds_tiny_sizes_up_and_measures_each_once(
+    mpirun: Runner, tmp_path: Path
+) -> None:
+    """A float has 4 bytes. A small sum is too fast to time, so each iteration has 256 in a row."""
     flags = ("--min", "1", "--max", "20", "--iterations", "2", "--out", str(tmp_path))
     answer = mpirun(2, "allreduce", *flags)  # asks for 1, 4, 16 and 20 bytes
     assert answer.returncode == 0, answer.stderr

@@ -19,7 +19,7 @@ import pytest
 from payload.node import hang, native, stacks
 from tests.support.played.batch import play
 from tests.support.processes import eventually
-from tests.unit.payload.test_payload_hang import BUSY_DISK, NODES, observed, rank
+from tests.unit.payload.test_payload_hang import BUSY_DISK, NODES, rank
 
 NODE = Path(__file__).parents[3] / "payload" / "node"
 
@@ -31,6 +31,10 @@ WAITER = f"import time\ndef wait():\n    time.sleep(1000)\n{READY}wait()\n"
 
 
 WORKER = f"def work():\n    while True:\n        sum(range(100000))\n{READY}work()\n"
+
+
+def observed() -> dict[int, stacks.Rank]:
+    return {rank.rank: rank for rank in stacks.observe("n1")}
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_launchers_that_disagree(world_size: int, environ: dict[str, str], named
     assert f"size {world_size}" in complaint
 
 
-def test_launcher_ranks() -> None:
+def test_rank_of_open_mpi_takes_precedence_over_slurms() -> None:
     assert launcher_rank({}) is None
     assert launcher_rank({"SLURM_PROCID": "3"}) == 3
     assert launcher_rank({"SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "5"}) == 5
@@ -140,5 +140,5 @@ def test_memory_that_runs_out_without_mpi_is_one_line(
     assert error_lines.startswith("payload: error: out of memory: ")
 
 
-def test_freed_memory_is_used_again(program: Runner) -> None:
+def test_freed_memory_is_used_again_without_page_faults(program: Runner) -> None:
     program(1, "freed.py", launched=True)

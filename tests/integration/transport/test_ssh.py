@@ -211,7 +211,8 @@ def test_close_ends_the_wait_of_another_thread(node, tmp_path):
         assert waiting.result(timeout=60)
 
 
-def test_user_of_the_ssh_config_can_be_overridden(sshd, reach):
+def test_ssh_without_a_user_logs_in_as_the_user_of_the_ssh_config(sshd, reach):
+    """sshd does not know the user of the config; the other tests give their own."""
     transport = reach("node", sshd.config())
     with refused("key-refused", KeyRefusedError):
         transport.run(["true"])

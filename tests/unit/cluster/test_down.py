@@ -250,10 +250,12 @@ def test_down_with_a_damaged_spec_keeps_the_terraform_state(tmp_path: Path) -> N
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.spec.write_text("torn")
-    (workspace.root / "terraform").mkdir()
+    state = workspace.root / "terraform" / "terraform.tfstate"
+    state.parent.mkdir()
+    state.write_text("resources that cost money")
     with pytest.raises(UsageError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
-    assert workspace.root.is_dir()
+    assert state.read_text() == "resources that cost money"
 
 
 OLD_KEY, NEW_KEY = (f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{letter * 43}" for letter in ("J", "K"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -324,25 +323,15 @@ def test_failed_look_at_stacks_is_no_hang(
     assert capfd.readouterr().err
 
 
-def observed() -> dict[int, stacks.Rank]:
-    return {rank.rank: rank for rank in stacks.observe("n1")}
-
-
 @pytest.mark.parametrize(
-    ("use", "doing"), [(None, stacks.RUNNING), (12, stacks.COMPUTING), (0, stacks.WAITING)]
+    ("memory_use", "doing"), [(None, stacks.RUNNING), (12, stacks.COMPUTING), (0, stacks.WAITING)]
 )
-def test_rank_that_waits_for_a_gpu_at_work_does_not_wait(
-    monkeypatch: pytest.MonkeyPatch, use: int | None, doing: str
-) -> None:
-    """A GPU that waits for another GPU uses no memory."""
-    process = stacks.Process(os.getpid(), os.getppid(), ("train",))
-    monkeypatch.setattr(stacks, "WINDOW_S", 0.0)
-    monkeypatch.setattr(stacks, "ranks_here", lambda: {0: [process]})
-    monkeypatch.setattr(stacks, "python_stacks", lambda _: {})
-    monkeypatch.setattr(stacks.Activity, "judge", lambda *_, **__: (stacks.WAITING, "CUDA"))
-    monkeypatch.setattr(stacks.Activity, "sample", lambda *_: None)
-    monkeypatch.setattr(stacks.Gpus, "memory_use", lambda _: use)
-    assert observed()[0].doing == doing
+def test_rank_that_waits_for_a_busy_gpu_does_not_wait(memory_use: int | None, doing: str) -> None:
+    """A GPU that waits for another GPU does not use its memory."""
+    for library in ("CUDA", "NCCL"):
+        assert stacks.with_gpu(stacks.WAITING, library, memory_use) == doing
+    assert stacks.with_gpu(stacks.WAITING, "MPI", memory_use) == stacks.WAITING
+    assert stacks.with_gpu(stacks.STOPPED, "CUDA", memory_use) == stacks.STOPPED
 
 
 def test_main_process_with_the_highest_pid_is_the_oldest() -> None:
@@ -405,16 +394,15 @@ def test_stack_is_a_wait_or_work_by_its_library(library: str, kind: str) -> None
 
 @pytest.mark.parametrize("letter", ["x", "é", "\N{BUG}"])
 def test_rank_is_printed_on_a_short_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], letter: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], letter: str
 ) -> None:
     """slurmstepd sends messages of 1024 bytes, and srun mixes those of several nodes."""
     long = letter * 500
     texts = ("waiting", long, f"{long}:88", long, (long,) * 9, (f"process 5: {long}",) * 99)
     found = stacks.Rank(4_194_304, "n" * 64, 4_194_304, *texts)
-    monkeypatch.setattr(stacks, "observe", lambda _: iter([found]))
-    stacks.main(str(tmp_path))
-    printed = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 900 for line in printed)
-    (answer, node) = map(json.loads, printed)
-    assert (node["ranks"], answer["place"][-3:], answer.keys()) == (1, ":88", rank(0).keys())
+    assert stacks.write_ranks([found], str(tmp_path), "n1") == 1
+    (printed,) = capsys.readouterr().out.splitlines()
+    assert len(printed) <= 900
+    answer = json.loads(printed)
+    assert (answer["place"][-3:], answer.keys()) == (":88", rank(0).keys())
     assert (tmp_path / "rank-logs" / "4194304.stack").read_text().count(f"process 5: {long}") == 99

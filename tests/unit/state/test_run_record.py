@@ -6,13 +6,15 @@ from pathlib import Path
 from clusterctl.errors import CollectError
 from clusterctl.state.run_record import RunRecord
 from tests.support.messages import refused
+from tests.unit.runs.made import made_run
 
 
 def test_read_names_the_key_that_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"token": "a", "final": "perhaps"}))
-    with refused("not-a-run", CollectError, where=str(tmp_path / "run.json")) as caught:
-        RunRecord.load(tmp_path)
-    assert caught.value.why.partition(": ")[0] in RunRecord.model_fields
+    file = made_run(tmp_path).directory / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "final": "perhaps"}))
+    with refused("run-damaged", CollectError, where=str(file)) as caught:
+        RunRecord.load(file.parent)
+    assert caught.value.why.partition(": ")[0] == "final"
 
 
 def test_read_of_invalid_json_names_the_position(tmp_path: Path) -> None:
