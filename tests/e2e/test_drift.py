@@ -200,7 +200,7 @@ def test_up_repairs_a_single_drift_on_its_node_only(drift_cluster: Cluster, kind
     answer = drift_cluster.json("up")
     (repaired,) = mended(answer)
     assert repaired.startswith(f"{second}: {line}")
-    assert ansible_hosts(answer) == "1 hosts"
+    assert ansible_hosts(answer) == "1 host"
     assert [drift_cluster.ssh(host, asked) for host in untouched] == before
     assert converged(drift_cluster.json("up")).startswith("unchanged: 4 ")
 
