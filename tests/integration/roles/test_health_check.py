@@ -586,14 +586,15 @@ def test_python_that_users_may_not_run_is_named(host: Host) -> None:
         Path(folder).chmod(0o755)
         python = Path(folder) / "env" / "python"
         python.parent.mkdir()
-        python.write_text("#!/bin/sh\n")
+        # The epilog would kill a process of the user.
+        python.write_text('#!/bin/sh\ntest "$(id -u)" != 2345\n')
         python.chmod(0o755)
         host.needs("python", python=str(python))
         host.set(accounts={"ada": 2345})
         assert host.look() == []
         python.parent.chmod(0o750)
         (found,) = host.look()
-        assert found.startswith(f"{python} does not run as uid 2345: ")
+        assert found.startswith(f"{python} does not run for users: ")
         assert "Permission denied" in found
         assert host.look(mode="job") == [found]
 
