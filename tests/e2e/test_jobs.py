@@ -116,6 +116,9 @@ def test_files_in_memory_end_with_their_job(cluster: Cluster) -> None:
 
     # Files stay while their owner is logged in, as an earlier test was.
     eventually(lambda: not any(cluster.ssh(node, "pgrep -u hpc || true") for node in nodes))
+    # The second in which an earlier job ended counts as that job's.
+    idle = cluster.ssh(nodes[0], "date +%s")
+    eventually(lambda: cluster.ssh(nodes[0], "date +%s") > idle)
     created = cluster.ssh(nodes[0], "sudo -u hpc touch /dev/shm/staged; date +%s")
     try:
         # Slurm's start of a job is a whole second, and files of that second count as the job's.
