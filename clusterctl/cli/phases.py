@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import getpass
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from clusterctl.cli.options import Verb, Words, option
 from clusterctl.cli.output import ENDINGS, Screen, can_draw
 from clusterctl.cli.pictures import console, running_tasks
 from clusterctl.errors import UsageError, printable
-from clusterctl.providers.base import OfferedKey, Prompts
+from clusterctl.providers.base import FINGERPRINT, OfferedKey, Prompts
 from clusterctl.state.chosen_spec import reject_foreign
 from clusterctl.util.progress import HostStep, PhaseLines, shown_phase
 
@@ -46,7 +45,6 @@ AcceptHostKey = Annotated[
         show_default=False,
     ),
 ]
-_FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
 def for_operators(function: Verb) -> Verb:
@@ -71,7 +69,7 @@ def prompts_for(
         UsageError: a fingerprint is malformed, or the password is empty.
     """
     for text in accepted or ():
-        if not _FINGERPRINT.fullmatch(text):
+        if not FINGERPRINT.fullmatch(text):
             raise UsageError(
                 f"{text!r} is not a fingerprint",
                 code="not-a-fingerprint",

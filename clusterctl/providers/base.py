@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
@@ -602,6 +603,10 @@ class OfferedKey:
             f"correct, pass --accept-host-key {self.fingerprint}, or write it into the spec as "
             "host_key",
         )
+
+
+# The form of ``fingerprint``.
+FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
 def fingerprint(key: str) -> str:

@@ -23,7 +23,7 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
 )
-from clusterctl.providers.base import Confirm, OfferedKey, host_port
+from clusterctl.providers.base import FINGERPRINT, Confirm, OfferedKey, host_port
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.assets import Rule, digest, first_rule, read_table, render
@@ -112,7 +112,6 @@ def address_of(host: str, config: Path) -> str:
 
 _RULES: Final = Path(__file__).with_name("data") / "refusals.yaml"
 NO_LOGIN: Final = "login failed"
-_OFFERED: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
 class AccessError(ProvisionError):
@@ -138,7 +137,7 @@ def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError |
         return None
     rule, groups = match
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    offered = _OFFERED.search(stderr)
+    offered = FINGERPRINT.search(stderr)
     words = {
         "user": user,
         "address": address,
