@@ -10,9 +10,10 @@ from typing import Final
 
 from clusterctl.errors import ClusterctlError, VerifyError
 from clusterctl.jobs.submit import new_token, reject_other_paths
+from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.state.inventory import Inventory
-from clusterctl.transport.base import Connect, Transport, remove_folder
+from clusterctl.transport.base import Connect, Transport, as_user, remove_folder
 from clusterctl.transport.put import Sent, Upload, store_of
 from clusterctl.util.process import call_on_hosts, parallel_map
 
@@ -73,13 +74,11 @@ def _create_folder(session: Session, others: Sequence[Transport]) -> str:
 
 
 def _write_logs(inventory: Inventory, to: Connect, folder: str, nodes: Sequence[str]) -> None:
-    python = f"{inventory.root}/env/bin/python"
+    python = f"{Environment(root=inventory.root).base}/bin/python"
 
     def write(host: str) -> None:
-        as_user = ("sudo", "-n", "-H", "-u", inventory.job_user)
-        to(host).run(
-            (*as_user, "sh", "-c", _WRITE_LOG, "sh", folder, python, host), timeout_s=_TIMEOUT_S
-        )
+        words = (*as_user(inventory.job_user), "sh", "-c", _WRITE_LOG, "sh", folder, python, host)
+        to(host).run(words, timeout_s=_TIMEOUT_S)
 
     _, failed = call_on_hosts(nodes, write)
     if failed:

@@ -49,7 +49,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.names import MPI_SSH, Launcher
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
-from clusterctl.transport.base import Connect, Transport, remote_argv
+from clusterctl.transport.base import Connect, Transport, as_user, remote_argv
 from clusterctl.util.assets import render
 from clusterctl.util.process import Result, parallel_map
 from clusterctl.util.progress import Clock
@@ -178,8 +178,8 @@ class MpirunClient(Nodes):
         return errors
 
     def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
-        as_user = ["sudo", "-n", "-H", "-u", self.user]
-        return self.to(job.nodes[0]).run([*as_user, *argv], timeout_s=_IN_JOB_S, check=False)
+        words = [*as_user(self.user), *argv]
+        return self.to(job.nodes[0]).run(words, timeout_s=_IN_JOB_S, check=False)
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         active = [job for job in self.own_jobs() if not job.ended]
@@ -192,7 +192,7 @@ class MpirunClient(Nodes):
         load = Environment(root=self.inventory.root).profile
         profile = f'cd && {{ [[ ! -r {load} ]] || . {load}; }} && exec "$@"'
         argv = [
-            *("sudo", "-n", "-H", "-u", self.user, "timeout", "--kill-after=5", str(limit_s)),
+            *(*as_user(self.user), "timeout", "--kill-after=5", str(limit_s)),
             *("env", "OMP_NUM_THREADS=1"),
             *("bash", "-c", profile, "probe"),
             *("mpirun", "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts)),

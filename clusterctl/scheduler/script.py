@@ -530,4 +530,5 @@ def verification_argv(root: str, hosts: Sequence[str]) -> tuple[str, ...]:
     code.
     """
     texts = module_texts("payload.commands.probe", data_folder("payload").parent)
-    return (f"{root}/env/bin/python", "-c", BOOT, texts, json.dumps([",".join(hosts)]))
+    python = f"{Environment(root=root).base}/bin/python"
+    return (python, "-c", BOOT, texts, json.dumps([",".join(hosts)]))

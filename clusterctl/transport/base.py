@@ -283,6 +283,11 @@ def no_answer_error(host: str, argv: Sequence[str], seconds: float) -> NoAnswerE
     )
 
 
+def as_user(user: str) -> tuple[str, ...]:
+    """Return the words before a command that run it as another user, with that user's HOME."""
+    return ("sudo", "-n", "-H", "-u", user)
+
+
 def remove_folder(transports: Sequence[Transport], folder: str) -> None:
     """Remove a job's folder from all hosts that can be reached."""
     for transport in transports:
