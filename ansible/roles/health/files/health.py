@@ -1,6 +1,6 @@
 #!/usr/bin/python3 -IS
-"""Checks what this node needs to run jobs. The only program that does: Slurm, slurmd's unit,
-clusterctl's doctor and `up` all call it.
+"""Checks what this node needs to run jobs. Slurm, slurmd's unit, `clusterctl doctor` and `up` call
+this program, and check nothing of that themselves.
 
     health         Slurm's HealthCheckProgram: drains this node when it is unhealthy, and resumes it
                    when it is healthy again. Without Slurm, clusterctl runs it before each job.
@@ -262,12 +262,14 @@ def mount_folder(need: Settings, state: State) -> str | None:
 
 
 def python(need: Settings, _: State) -> Iterator[Problem]:
-    """Check that users can run the jobs' Python and read its modules. `accounts`: name -> uid."""
+    """Check that users can run the jobs' Python and read its modules. `accounts`: name -> uid;
+    without users, nothing is checked.
+    """
     program = need["python"]
     if not need["accounts"]:
         return
-    # Not as a user of jobs: the epilog kills the processes of a user whose last job has ended, and
-    # keeps the user's files in memory while there are any.
+    # A user of jobs would be wrong: the epilog kills the processes of a user whose last job has
+    # ended, and keeps the user's files in memory while such a process exists.
     answer = ask(program, "-I", "-c", "import mpi4py", uid=NOBODY)
     if answer.rc is None:
         yield Problem(f"{program} does not end within {SHORT_S} s")
