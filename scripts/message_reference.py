@@ -87,7 +87,10 @@ class Message:
 
 @dataclass
 class _Module:
-    """A parsed module, which resolves names to the literals that they may stand for."""
+    """A parsed module, which resolves names to the literals that they may stand for.
+
+    path: relative to the root of the source.
+    """
 
     path: Path
     tree: ast.Module
@@ -103,7 +106,7 @@ class _Module:
                 self.nodes.append(child)
 
     def place(self, node: ast.expr) -> str:
-        return f"{self.path.relative_to(ROOT)}:{node.lineno}"
+        return f"{self.path}:{node.lineno}"
 
     def texts(self, node: ast.expr | None, depth: int = 0) -> tuple[str, ...]:
         """Return the possible texts of an expression, with GAP for each value that is filled in."""
@@ -207,11 +210,11 @@ def _called(call: ast.Call) -> str:
     return ""
 
 
-def modules() -> Iterator[_Module]:
-    """Parse every module of the package and of the payload."""
+def modules(root: Path) -> Iterator[_Module]:
+    """Parse every module of the package and of the payload below the root of the source."""
     for folder in ("clusterctl", "payload"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield _Module(path, ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted((root / folder).rglob("*.py")):
+            yield _Module(path.relative_to(root), ast.parse(path.read_text(encoding="utf-8")))
 
 
 def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, tuple[str, str]]:
@@ -236,9 +239,19 @@ def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, tuple[str, str]
 
 def messages() -> tuple[list[Message], list[str]]:
     """Return all messages with a code, and the places that report something without a code."""
-    every = list(modules())
+    return messages_of(modules(ROOT), _from_data())
+
+
+def messages_of(
+    modules: Iterable[_Module], of_data: Iterable[Message]
+) -> tuple[list[Message], list[str]]:
+    """Return the messages with a code, and the places in these modules without one.
+
+    of_data: the messages of data files.
+    """
+    every = list(modules)
     own = classes_with_codes(every)
-    found = list(_from_data())
+    found = list(of_data)
     uncoded = []
     for module in every:
         calls = (node for node in module.nodes if isinstance(node, ast.Call))

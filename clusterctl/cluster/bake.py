@@ -24,7 +24,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, planned_distribution
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.ssh import Connections
-from clusterctl.util.assets import job_lock
+from clusterctl.util.assets import ansible_hash, job_lock
 from clusterctl.util.progress import report_steps
 
 
@@ -144,7 +144,7 @@ def prepare_templates(
             _bake_machine(cluster, image, distribution, variables[COMPUTE])
         baked.append(image)
 
-    inputs = {group: template_hash(values) for group, values in variables.items()}
+    inputs = {group: template_hash(ansible_hash(), values) for group, values in variables.items()}
     keys = cluster.provider.prepare_templates(spec, workspace, inputs, bake=bake)
     result = SharedConfiguration(keys, "made" if baked else "cached")
     return PhaseResult(result, result.origin)

@@ -24,9 +24,9 @@ def has_templates(cluster: ClusterContext) -> bool:
     return cluster.provider.known_shared is not None and can_share_configuration(cluster.spec)
 
 
-def template_hash(variables: Mapping[str, Any]) -> str:
-    """Return a hash of these variables and all roles, under which a configuration is cached."""
-    return digest(ansible_hash(), json.dumps(variables, sort_keys=True, default=str))
+def template_hash(roles: str, variables: Mapping[str, Any]) -> str:
+    """Return the hash under which a configuration is cached. ``roles``: the hash of all roles."""
+    return digest(roles, json.dumps(variables, sort_keys=True, default=str))
 
 
 def inputs_of_node_template(cluster: ClusterContext) -> str:
@@ -37,7 +37,8 @@ def inputs_of_node_template(cluster: ClusterContext) -> str:
     if distribution is None or not has_templates(cluster):
         return ""
     shared = str(cluster.provider.known_shared)
-    return template_hash(inventory_file.class_variables(cluster.spec, distribution, shared))
+    variables = inventory_file.class_variables(cluster.spec, distribution, shared)
+    return template_hash(ansible_hash(), variables)
 
 
 def inputs_of_templates(cluster: ClusterContext, inventory: Inventory) -> Mapping[str, str]:
@@ -63,4 +64,4 @@ def inputs_of_templates(cluster: ClusterContext, inventory: Inventory) -> Mappin
         inputs[CONTROLLER] = controller | {
             key: values[key] for key in values if key not in in_files
         }
-    return {group: template_hash(variables) for group, variables in inputs.items()}
+    return {group: template_hash(ansible_hash(), variables) for group, variables in inputs.items()}

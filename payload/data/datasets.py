@@ -115,7 +115,7 @@ def data_record(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     record |= {"training": dataset.training, "held_out": dataset.held_out}
     try:
         for file in files[kind]():
-            _add_hash(record, file)
+            add_hash(record, file)
     except OSError as exc:
         raise UsageError(
             f"--data: {exc.filename} cannot be read: {exc.strerror}", code="file-unreadable"
@@ -126,7 +126,7 @@ def data_record(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     return record
 
 
-def _add_hash(record: dict[str, Any], file: Path) -> None:
+def add_hash(record: dict[str, Any], file: Path) -> None:
     """Add a file's size and SHA-256 to the record. For a large file, hash only size, start and
     end.
     """

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -237,7 +237,7 @@ def _prepare_this_machine(
     system.create_network(request.id, state.subnet)
     notes = system.close_network(request.id, state.subnet)
     alive = machine.alive()
-    other_machines = len(alive) - len(_machines_of(request.id, alive))
+    other_machines = len(alive) - len(machines_of(request.id, alive))
     notes += system.raise_kernel_limits(other_machines + len(request.nodes))
     return notes if machine.booted_with_systemd() else notes + system.disable_autogroup()
 
@@ -398,7 +398,7 @@ def down(message: dict[str, Any]) -> dict[str, Any]:
     query = layout.ClusterQuery.model_validate(message)
     cluster_id = query.id
     with state_lock("down"):
-        machine.stop(_machines_of(cluster_id, machine.alive()))
+        machine.stop(machines_of(cluster_id, machine.alive()))
         machine.end_rooted(layout.cluster_dir(cluster_id))
         machine.remove_cgroups(f"c{cluster_id}-")
         system.remove_network(cluster_id)
@@ -467,20 +467,27 @@ def storage(message: dict[str, Any]) -> dict[str, Any]:
         return {"kept": [kept.model_dump(mode="json") for kept in _kept_folders()]}
 
 
-def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
+def machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(f"c{cluster_id}-")]
 
 
 def existing(message: dict[str, Any]) -> dict[str, Any]:
     cluster_id = layout.ClusterQuery.model_validate(message).id
-    answer = layout.Existing(machines=tuple(_machines_of(cluster_id, machine.alive())))
+    machines = machines_of(cluster_id, machine.alive())
+    return existing_of(layout.cluster_dir(cluster_id), machines).model_dump(mode="json")
+
+
+def existing_of(folder: Path, machines: Sequence[str]) -> layout.Existing:
+    """Return what exists of the cluster with this folder. ``machines``: its running machines."""
+    answer = layout.Existing(machines=tuple(machines))
     with suppress(FileNotFoundError):
-        state = layout.ClusterState.model_validate_json(layout.state_file(cluster_id).read_bytes())
-        folders = sorted((layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))
-        disks = {folder.name: system.disk_mib(folder) for folder in folders}
-        running = frozenset(state.hosts[name] for name in answer.machines if name in state.hosts)
+        content = (folder / layout.STATE_FILE).read_bytes()
+        state = layout.ClusterState.model_validate_json(content)
+        nodes = sorted((folder / "nodes").glob("[!.]*"))
+        disks = {node.name: system.disk_mib(node) for node in nodes}
+        running = frozenset(state.hosts[name] for name in machines if name in state.hosts)
         answer = answer.model_copy(update={"state": state, "nodes": disks, "running": running})
-    return answer.model_dump(mode="json")
+    return answer
 
 
 def look(message: dict[str, Any]) -> dict[str, Any]:
@@ -489,7 +496,7 @@ def look(message: dict[str, Any]) -> dict[str, Any]:
     folder = layout.cluster_dir(cluster_id)
     alive = machine.alive()
     netns = layout.netns_name(cluster_id)
-    residue = [f"machine {name} (pid {alive[name][0]})" for name in _machines_of(cluster_id, alive)]
+    residue = [f"machine {name} (pid {alive[name][0]})" for name in machines_of(cluster_id, alive)]
     residue += [f"process {pid} in {netns}" for pid in system.in_network(system.NETNS_DIR / netns)]
     residue += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
     residue += [f"mount {point}" for point in system.mounted_under(folder)]

@@ -413,7 +413,7 @@ def states() -> tuple[layout.ClusterState, ...]:
     """Return the saved states of this machine's local clusters, except clusters that are being
     removed.
     """
-    paths = sorted(layout.STATE.glob("[!.]*/cluster.json"))
+    paths = sorted(layout.STATE.glob(f"[!.]*/{layout.STATE_FILE}"))
     return tuple(layout.ClusterState.model_validate_json(path.read_bytes()) for path in paths)
 
 

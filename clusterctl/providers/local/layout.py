@@ -21,6 +21,8 @@ STATE = Path("/var/lib/clusterctl")
 CACHE = Path("/var/cache/clusterctl")
 # Lock files.
 RUN = Path("/run/clusterctl")
+# In the folder of a cluster.
+STATE_FILE = "cluster.json"
 
 ClusterId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{6}$")]
 HostName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
@@ -44,7 +46,7 @@ def cluster_dir(cluster_id: str) -> Path:
 
 
 def state_file(cluster_id: str) -> Path:
-    return cluster_dir(cluster_id) / "cluster.json"
+    return cluster_dir(cluster_id) / STATE_FILE
 
 
 def shared_folder(cluster_id: str) -> Path:

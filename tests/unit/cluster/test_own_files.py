@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.cluster import template_inputs
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Configured, HostsToConfigure, Work, inputs_of
 from clusterctl.cluster.drift import matches
@@ -33,7 +32,7 @@ from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import data_folder, tree_hash
+from clusterctl.util.assets import ansible_hash, data_folder, tree_hash
 from tests.support.inventories import host_of, inventory_of
 
 TWELVE, THIRTEEN = (distributions.distribution_of(f"debian-{number}") for number in (12, 13))
@@ -83,23 +82,18 @@ def key_of(
     distribution: distributions.Distribution = TWELVE,
     shared: str = "/shared",
     image: str = "0" * 16,
+    *,
     group: str = COMPUTE,
+    roles: str = "",
 ) -> str:
-    return class_key(
-        image, template_hash(class_variables(spec or spec_of(), distribution, shared, group))
-    )
+    """Return the key of a template. roles: the hash of all roles. Default: of the real ones."""
+    variables = class_variables(spec or spec_of(), distribution, shared, group)
+    return class_key(image, template_hash(roles or ansible_hash(), variables))
 
 
-@pytest.fixture
-def roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the folder ansible, which a test may change."""
+def test_class_key_depends_on_each_of_twenty_inputs(tmp_path: Path) -> None:
     roles = tmp_path / "ansible"
     shutil.copytree(data_folder("ansible"), roles)
-    monkeypatch.setattr(template_inputs, "ansible_hash", lambda: tree_hash(roles))
-    return roles
-
-
-def test_class_key_depends_on_each_of_twenty_inputs(roles: Path) -> None:
     keys = [
         key_of(),
         key_of(distribution=THIRTEEN),
@@ -114,7 +108,7 @@ def test_class_key_depends_on_each_of_twenty_inputs(roles: Path) -> None:
     for name in FILES:
         with (roles / name).open("a") as file:
             file.write("\n# changed\n")
-        keys.append(key_of())
+        keys.append(key_of(roles=tree_hash(roles)))
     assert len(set(keys)) == len(keys) == 9 + len(FILES) >= 20
 
 
@@ -389,8 +383,9 @@ def test_host_that_drifted_meanwhile_is_configured(growing: Cluster) -> None:
     assert (work.ansible, work.renewed) == ((TWO,), (CTL, ONE))
 
 
-def test_changed_class_is_configured_on_all_hosts(growing: Cluster, roles: Path) -> None:
-    (roles / "class.yml").write_text("# changed\n")
+def test_changed_class_is_configured_on_all_hosts(growing: Cluster) -> None:
+    earlier = dict.fromkeys(growing.recorded.groups, "hash of the earlier roles")
+    growing.recorded = growing.recorded.model_copy(update={"groups": earlier})
     work = growing.choose(GROWN, NEW)
     assert (work.ansible, work.renewed) == (OLD, ())
 

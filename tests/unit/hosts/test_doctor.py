@@ -6,8 +6,9 @@ import ast
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -87,9 +88,17 @@ def expected(address: str, **differs: Any) -> HostRequirements:
     )
 
 
-def found(changed: dict[str, Any], *, skew_s: float = 0.0, **of_two: Any) -> list[Finding]:
+def found(
+    changed: dict[str, Any],
+    *,
+    skew_s: float = 0.0,
+    of_one: Mapping[str, Any] = MappingProxyType({}),
+    **of_two: Any,
+) -> list[Finding]:
     """Return the findings of two hosts: a healthy one, and one with these facts changed. A dot in a
     name leads into a nested fact.
+
+    of_one: facts of the healthy host that differ from WELL. of_two: requirements of the other.
     """
     two = json.loads(json.dumps(WELL | {"addresses": ["10.0.0.2/24"]}))
     two["system"] |= {"machine_id": "bb"}
@@ -101,7 +110,7 @@ def found(changed: dict[str, Any], *, skew_s: float = 0.0, **of_two: Any) -> lis
         place[last] = value
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
-        facts = WELL if host == "one" else two
+        facts = WELL | of_one if host == "one" else two
         return answer(**facts | {"time": time.time() + (skew_s if host == "two" else 0.0)})
 
     hosts = {"one": expected("10.0.0.1"), "two": expected("10.0.0.2", **of_two)}
@@ -289,14 +298,12 @@ def login(
     ],
 )
 def test_account_of_a_job_user_that_differs_between_hosts_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch,
     one: dict[str, Any],
     two: dict[str, Any],
     own_homes: bool,
     codes: list[str],
 ) -> None:
-    monkeypatch.setitem(WELL, "logins", one)
-    findings = found({"logins": two}, own_homes=own_homes)
+    findings = found({"logins": two}, of_one={"logins": one}, own_homes=own_homes)
     assert [(finding.host, finding.code) for finding in findings] == [("two", c) for c in codes]
     assert all(finding.fix for finding in findings)
 

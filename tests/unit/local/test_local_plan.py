@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan, load_known_hosts
-from clusterctl.providers.local import capacity, helper, layout, machine
+from clusterctl.providers.local import capacity, helper
 from clusterctl.providers.local.capacity import (
     Hardware,
     compare,
@@ -119,24 +119,24 @@ def test_node_missing_in_the_spec_is_removed() -> None:
     )
 
 
-def test_existing_reads_nodes_from_state_and_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layout, "STATE", tmp_path)
-    monkeypatch.setattr(machine, "alive", lambda: {"ca1b2c3-002": (9,), "cffffff-001": (8,)})
-    request = {"id": "a1b2c3"}
-    assert Existing.model_validate(helper.existing(request)) == Existing(machines=("ca1b2c3-002",))
+def test_machines_of_a_cluster_are_known_by_its_id() -> None:
+    assert helper.machines_of("a1b2c3", ["ca1b2c3-002", "cffffff-001"]) == ["ca1b2c3-002"]
 
+
+def test_existing_of_a_cluster_reads_its_state_and_its_nodes(tmp_path: Path) -> None:
+    machines = ("ca1b2c3-002",)
     folder = tmp_path / "a1b2c3"
+    assert helper.existing_of(folder, machines) == Existing(machines=machines)
     for name in (CTL, ONE):  # TWO has a number already, but was not made any more
         (folder / "nodes" / name).mkdir(parents=True)
     (folder / "nodes" / ".removed-n").mkdir()
     (folder / "nodes" / ONE / "disk.img").write_bytes(b"")
     (folder / "nodes" / ONE / "disk.img").open("r+b").truncate(64 << 20)
     (folder / "cluster.json").write_text(STATE.model_dump_json())
-    found = Existing.model_validate(helper.existing(request))
-    there = {"state": STATE, "nodes": {CTL: None, ONE: 64}, "running": frozenset({ONE})}
-    assert found == Existing.model_validate({**there, "machines": ("ca1b2c3-002",)})
+    nodes = {CTL: None, ONE: 64}
+    assert helper.existing_of(folder, machines) == Existing(
+        state=STATE, nodes=nodes, running=frozenset({ONE}), machines=machines
+    )
 
 
 def test_hosts_are_read_from_the_record_of_up(tmp_path: Path) -> None:

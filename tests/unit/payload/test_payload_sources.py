@@ -98,26 +98,33 @@ def test_text_and_its_tokenizer_have_hashes(tmp_path: Path) -> None:
     assert pairs == _recorded(*flags, "--tokenizer", "bpe:270")
 
 
-def test_large_file_is_identified_by_its_size_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datasets, "_WHOLE", len(_TEXT) - 1)
-    monkeypatch.setattr(datasets, "_SAMPLE", 100)
+def test_large_file_is_identified_by_its_size_and_ends(tmp_path: Path) -> None:
+    """The file has a hole, which takes no space on the disk."""
     path = tmp_path / "a.txt"
-    flags = ("--model", "gpt-tiny", "--data", f"text:{path}", "--sequence-length", "8")
+    size = (256 << 20) + 1
+    mebibyte = 1 << 20
 
-    def sampled(text: bytes) -> str:
-        path.write_bytes(text)
-        record = _recorded(*flags)
-        assert (record["bytes"], record.get("sha256")) == (len(text), None)
+    def sampled_hash(
+        size: int, first: bytes = b"a", middle: bytes = b"", last: bytes = b"z"
+    ) -> str:
+        with path.open("wb") as file:
+            file.write(first)
+            file.seek(size // 2)
+            file.write(middle)
+            file.seek(size - 1)
+            file.write(last)
+        record: dict[str, Any] = {"bytes": 0}
+        datasets.add_hash(record, path)
+        assert record.keys() == {"bytes", "sampled_sha256"}
+        assert record["bytes"] == size
         return str(record["sampled_sha256"]["a.txt"])
 
-    whole = sampled(_TEXT)
-    assert (
-        whole == hashlib.sha256(f"{len(_TEXT)}\n".encode() + _TEXT[:100] + _TEXT[-100:]).hexdigest()
-    )
-    for changed in (b"T" + _TEXT[1:], _TEXT[:-1] + b"!", _TEXT + _TEXT[-1:]):
-        assert sampled(changed) != whole
+    known = sampled_hash(size)
+    ends = b"a" + bytes(2 * mebibyte - 2) + b"z"
+    assert known == hashlib.sha256(f"{size}\n".encode() + ends).hexdigest()
+    assert sampled_hash(size, middle=b"m") == known
+    others = [sampled_hash(size, first=b"b"), sampled_hash(size, last=b"y"), sampled_hash(size + 1)]
+    assert known not in others
 
 
 @pytest.mark.parametrize("compressed", [False, True])

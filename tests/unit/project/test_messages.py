@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from scripts import message_reference
 from tests.support.messages import shows
 
@@ -45,14 +43,13 @@ def other() -> None:
 """
 
 
-def test_messages_are_read_from_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_read_from_source(tmp_path: Path) -> None:
     (tmp_path / "clusterctl").mkdir()
     (tmp_path / "clusterctl" / "module.py").write_text(
         SOURCE + "class StalePlanError(Exception):\n    code = 'stale-plan'\n"
     )
-    monkeypatch.setattr(message_reference, "ROOT", tmp_path)
-    found, uncoded = message_reference.messages()
-    unknown, stale = [one for one in found if one.place.startswith("clusterctl/module.py")]
+    modules = message_reference.modules(tmp_path)
+    (unknown, stale), uncoded = message_reference.messages_of(modules, of_data=())
     assert (unknown.code, unknown.whats) == ("job-unknown", ("unknown job …",))
     assert (unknown.whys, unknown.fixes) == (("first words", "… is late"), ("name another",))
     assert (stale.code, stale.whats, stale.whys) == (
