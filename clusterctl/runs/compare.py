@@ -61,7 +61,7 @@ class Losses:
     largest: the largest difference; None if a differing loss is NaN or infinite, or if all losses
         are equal.
     axis: what a step is: ``step``, ``epoch``, or ``row`` if the program wrote neither.
-    complete: whether all losses were compared. Of very many, only the first are.
+    limit: the number of losses of each run that were compared, if a run has more; 0: all.
     """
 
     identical: bool
@@ -71,15 +71,13 @@ class Losses:
     first: float | None = None
     largest: float | None = None
     axis: str = STEP
-    complete: bool = True
+    limit: int = 0
 
     def __str__(self) -> str:
         steps = f"{self.steps:,} {self.axis}{'s' if self.steps != 1 else ''}"
         totals = "" if self.a == self.b == self.steps else f" of {self.a:,} and {self.b:,}"
-        limit = (
-            ""
-            if self.complete
-            else f"; only the first {_MAX_LOSSES:,} losses of each run were compared"
+        limit = f"; only the first {self.limit:,} losses of each run were compared" * bool(
+            self.limit
         )
         if self.identical:
             return f"identical over {steps}{totals}{limit}"
@@ -91,12 +89,14 @@ class Losses:
         return text + limit
 
 
-def compare_losses(a: Row, b: Row) -> Losses | None:
+def compare_losses(a: Row, b: Row, *, limit: int = _MAX_LOSSES) -> Losses | None:
     """Compare two runs' metrics with ``loss`` in their names. Return None if no step is in both
     runs.
+
+    limit: the number of losses of each run to compare.
     """
-    losses_a, complete_a = _losses(a)
-    losses_b, complete_b = _losses(b)
+    losses_a, complete_a = _losses(a, limit)
+    losses_b, complete_b = _losses(b, limit)
     wrong: list[tuple[float, str]] = []
     largest = 0.0  # infinite after a difference that is not finite
     common: dict[tuple[str, str], set[float]] = defaultdict(set)
@@ -127,7 +127,7 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
         first=first,
         largest=largest if wrong and math.isfinite(largest) else None,
         axis=axis,
-        complete=complete_a and complete_b,
+        limit=0 if complete_a and complete_b else limit,
     )
 
 
@@ -142,9 +142,9 @@ def _count_steps(losses: _LossesOfRun) -> int:
     return sum(map(len, steps.values()))
 
 
-def _losses(row: Row) -> tuple[_LossesOfRun, bool]:
-    """Return the losses of a run, and whether these are all. For losses without a step, count from
-    1.
+def _losses(row: Row, limit: int) -> tuple[_LossesOfRun, bool]:
+    """Return the first losses of a run, and whether these are all. For losses without a step, count
+    from 1.
     """
     losses: _LossesOfRun = defaultdict(dict)
     total = 0
@@ -162,10 +162,10 @@ def _losses(row: Row) -> tuple[_LossesOfRun, bool]:
                     if block.axis == ROW
                     else column.xs
                 )
-                room = _MAX_LOSSES - total
+                room = limit - total
                 own.update(islice(zip(xs or (), column.ys, strict=True), room))
                 total += len(column.ys)
-                if total > _MAX_LOSSES:
+                if total > limit:
                     return losses, False
     return losses, True
 

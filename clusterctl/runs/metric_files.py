@@ -96,10 +96,12 @@ class Block:
 class MetricFiles:
     """The files with metrics below the folder of a run or an array task.
 
+    event_files: the reader of TensorBoard's files, which limits the bytes of all of them.
     left_out: sentences on the data that were left out, complete after the last block.
     """
 
     folder: Path
+    event_files: EventFiles = field(default_factory=EventFiles)
     left_out: list[str] = field(default_factory=list)
 
     def blocks(self) -> Iterator[Block]:
@@ -184,10 +186,9 @@ class MetricFiles:
     def _event_blocks(self, names: Names, paths: Sequence[str]) -> Iterator[Block]:
         if not paths:
             return
-        reader = EventFiles()
         for prefix, path in zip(_prefixes(paths), paths, strict=True):
             with suppress(OSError), open_below(self.folder, path) as file:
-                events = reader.events(file)
+                events = self.event_files.events(file)
                 while listed := list(islice(events, _ROWS)):
                     scalars: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
                     for event in listed:
@@ -200,7 +201,7 @@ class MetricFiles:
                             times = tuple(map(finite, times))
                             place = _column(xs, xs, times)
                             yield Block({name: _column(xs, ys, times)}, STEP, place)
-            if reader.is_exhausted:
+            if self.event_files.is_exhausted:
                 self.left_out.append(
                     f"the rest of TensorBoard's files from the middle of {path} on"
                 )

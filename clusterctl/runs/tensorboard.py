@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-# Limit for all files, where each record and field adds a cost, as millions of records may be empty.
 _MAX_BYTES: Final = 512 << 20
-# bytes
+# Bytes that each record and field count in addition, as millions of records may be empty.
 _COST = 64
 _COST_OF_FIELD = 8
 # Larger records hold images, audio or graphs.
@@ -50,10 +49,10 @@ class Event:
 
 
 class EventFiles:
-    """A reader of event files. It reads a limited number of bytes from all files."""
+    """A reader of event files. max_bytes: limit for all files together, with a cost per record."""
 
-    def __init__(self) -> None:
-        self._left = _MAX_BYTES
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._left = max_bytes
 
     @property
     def is_exhausted(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from clusterctl.runs import charts, compare, curve, metric_files, telemetry, tensorboard
+from clusterctl.runs import charts, curve, telemetry
 from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, ranked, reject_unknown_keys
 from clusterctl.runs.page import Chart, Report
@@ -230,15 +230,12 @@ def test_medians_of_a_scaling_and_a_report_are_those_of_all_values(tmp_path: Pat
     )
 
 
-def test_scaling_of_a_run_whose_metrics_are_incomplete_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metric_files, "_MAX_BYTES", 1000)
-    monkeypatch.setattr(metric_files, "_MAX_LINE", 100)
-    columns = {"step": np.arange(1000), "samples_per_s": noise(1000)}
+def test_scaling_of_a_run_whose_metrics_are_incomplete_says_so(tmp_path: Path) -> None:
+    columns = {"step": np.arange(2), "samples_per_s": noise(2)}
+    lines = as_lines(f', "text": "{"x" * (3 << 20)}"')
     rows = [
         collected(
-            tmp_path, Case(columns, LINES), job_id=n, scaling={"nodes": [1, 2]}, nodes=["n1"],
+            tmp_path, Case(columns, lines), job_id=n, scaling={"nodes": [1, 2]}, nodes=["n1"],
             tasks=[{"id": str(n), "state": "COMPLETED", "nodes": ["n1"]}],
         )
         for n in (1, 2)
@@ -278,14 +275,15 @@ def test_replay_that_differs_in_its_last_step_only_is_different(tmp_path: Path) 
     assert losses.largest == pytest.approx(1)
 
 
+@pytest.mark.parametrize(("limit", "steps", "named"), [(50, 50, 50), (100, 100, 0)])
 def test_losses_of_a_comparison_beyond_the_limit_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, limit: int, steps: int, named: int
 ) -> None:
-    monkeypatch.setattr(compare, "_MAX_LOSSES", 50)
-    losses = compare_losses(*(collected(tmp_path, CASES["100"], job_id=n) for n in (1, 2)))
+    rows = (collected(tmp_path, CASES["100"], job_id=n) for n in (1, 2))
+    losses = compare_losses(*rows, limit=limit)
     assert losses is not None
-    assert (losses.identical, losses.steps, losses.complete) == (True, 50, False)
-    assert "first 50 losses" in str(losses)
+    assert (losses.identical, losses.steps, losses.limit) == (True, steps, named)
+    assert ("first 50 losses" in str(losses)) == bool(named)
 
 
 def test_use_of_nodes_is_that_of_all_samples(tmp_path: Path) -> None:
@@ -427,17 +425,14 @@ def test_options_beyond_the_limit_are_named(tmp_path: Path) -> None:
     assert (len(found.config), len(found.left_out)) == (1000, 1)
 
 
-def test_files_and_lines_that_are_too_large_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metric_files, "_MAX_STATE_LINES", 99)
-    monkeypatch.setattr(tensorboard, "_MAX_BYTES", 1)
-    row = collected(tmp_path, CASES["trainer"])
-    (row.folder / "a.tfevents.1").write_bytes(b"\1" + bytes(40))
+def test_files_and_lines_that_are_too_large_are_named(tmp_path: Path) -> None:
+    row = collected(tmp_path)
+    entries = ",".join(["{}"] * ((1 << 19) + 1))
+    (row.folder / "trainer_state.json").write_text(f'{{"log_history": [{entries}]}}')
     (row.folder / "metrics.csv").write_text("step,loss\n1,2\n" + '"' + "x" * 200_000)
     (row.folder / "metrics.jsonl").write_text(f'{{"a": 1}}\n{{"text": "{"x" * (3 << 20)}"}}\n')
     found = summarize(row.folder).left_out
-    for name in ("trainer_state.json", "tfevents", "metrics.csv", "metrics.jsonl"):
+    for name in ("trainer_state.json", "metrics.csv", "metrics.jsonl"):
         assert [name in text for text in found].count(True) == 1, found
     missing = report_of([row]).missing
     assert {*found} <= {*missing}

@@ -6,7 +6,10 @@ import hashlib
 import json
 import os
 import struct
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryFile
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +19,10 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.record_writer import RecordWriter
 
-from clusterctl.runs import metric_files, tensorboard
 from clusterctl.runs.curve import STEP
 from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.series import summarize
+from clusterctl.runs.tensorboard import EventFiles
 
 Point = tuple[str, float | None, float]
 
@@ -231,26 +234,44 @@ def test_points_of_a_file_cut_or_damaged_at_any_byte(tmp_path: Path) -> None:
         assert len(points(tmp_path)) <= 2
 
 
-@pytest.mark.parametrize(
-    ("limit", "value", "most"),
-    [
-        ("tensorboard._MAX_BYTES", 1000, 15),
-        ("metric_files._MAX_FILES", 2, 20),
-        ("metric_files._MAX_ENTRIES", 2, 20),
-    ],
-)
-def test_files_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, most: int
-) -> None:
+def test_blocks_beyond_the_limit_of_bytes_are_left_out_and_named(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}/a.tfevents.1").write_bytes(framed(GOOD) * 10)
     assert len(points(tmp_path)) == 40
-    module, name = limit.split(".")
-    monkeypatch.setattr(
-        {"metric_files": metric_files, "tensorboard": tensorboard}[module], name, value
-    )
-    assert 0 <= len(points(tmp_path)) <= most
+    files = MetricFiles(tmp_path, EventFiles(max_bytes=1000))
+    values = [value for block in files.blocks() for value in block.columns.values()]
+    assert sum(len(column.ys) for column in values) in range(1, 16)
+    (left_out,) = files.left_out
+    assert "0/a.tfevents.1" in left_out
+
+
+def test_blocks_of_more_than_a_hundred_files_are_left_out_and_named(tmp_path: Path) -> None:
+    for number in range(103):
+        (tmp_path / f"{number}.tfevents.1").write_bytes(framed(GOOD))
+    files = MetricFiles(tmp_path)
+    assert len([*files.blocks()]) == 100
+    (left_out,) = files.left_out
+    assert left_out.startswith("3 of 103 files")
+
+
+def test_blocks_after_very_many_files_are_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other files count. The folder that comes after them is not read."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a.tfevents.1").write_bytes(framed(GOOD))
+    assert len(points(tmp_path)) == 1
+    other = SimpleNamespace(name="file", is_dir=lambda **_: False)
+    listings = {
+        tmp_path: [*os.scandir(tmp_path), *[other] * 200_000],
+        tmp_path / "folder": [*os.scandir(tmp_path / "folder")],
+    }
+    monkeypatch.setattr(os, "scandir", lambda folder: nullcontext(listings[Path(folder)]))
+    files = MetricFiles(tmp_path)
+    assert [*files.blocks()] == []
+    (left_out,) = files.left_out
+    assert "200,000" in left_out
 
 
 @pytest.mark.parametrize(
@@ -258,13 +279,16 @@ def test_files_are_bounded(
     [(b"\x3a\xe8\x07" + b"x" * 1000, 1000), (b"\x10\0" * 1000, 8000)],
     ids=["long", "fields"],
 )
-def test_points_limit_counts_records_without_a_scalar(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: bytes, least: int
-) -> None:
-    (tmp_path / "a.tfevents.1").write_bytes(framed(message) * 100 + framed(GOOD))
-    assert len(points(tmp_path)) == 1
-    monkeypatch.setattr(tensorboard, "_MAX_BYTES", 100 * least)
-    assert points(tmp_path) == []
+def test_event_files_limit_counts_records_without_a_scalar(message: bytes, least: int) -> None:
+    content = framed(message) * 100 + framed(GOOD)
+
+    def events(*limit: int) -> int:
+        with TemporaryFile() as file:
+            file.write(content)
+            file.seek(0)
+            return len([*EventFiles(*limit).events(file)])
+
+    assert (events(), events(100 * least)) == (1, 0)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "linked-folder"])
