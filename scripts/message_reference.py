@@ -41,6 +41,7 @@ POSITIONS: Final = {
     "Notice": (0, 1, None, None),
     "BadValueError": (0, 1, None, None),
     "Fault": (0, 2, None, 3),
+    "RefusedError": (0, 1, None, 2),
     "Problem": (4, 5, None, 6),
     "SoftwareRefusal": (0, 1, 2, 3),
 }
@@ -120,6 +121,9 @@ class _Module:
                 found = self._joined((left, right), depth)
             case ast.FormattedValue(value=ast.Name() as name):
                 found = self.texts(name, depth)
+            case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format")):
+                # Programs for hosts with Python 3.6.
+                found = [re.sub(r"\{[^{}]*\}", GAP, text)]
             case ast.Lambda(body=body):
                 found = self.texts(body, depth)
             case ast.IfExp(body=first, orelse=second) | ast.BoolOp(values=[first, *_, second]):

@@ -217,12 +217,6 @@ def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
     return tuple(map(IPv4Interface, facts.addresses))
 
 
-_FIX_CLAIMED: Final = (
-    "whoever created that cluster can remove it with `down` (if its records are lost, with "
-    "`orphans remove`); or remove this machine from the spec"
-)
-
-
 def admin_login(workspace: Workspace) -> Connect:
     """Return a function that takes a host's name and connects to the host as the admin account."""
     return lambda host: connect(host, workspace.ssh_config)
@@ -586,39 +580,19 @@ def cluster_findings(
 
 
 def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Finding, ...]:
-    """Return an error for each machine that belongs to a cluster with another id."""
+    """Return an error for each machine that belongs to a cluster with another id, or may belong to
+    one.
+    """
     findings = []
     for host, host_facts in facts.items():
-        claim = parse_claim(host_facts.texts.get(CLAIM, ""))
-        if claim.get("id", cluster_id) != cluster_id:
-            origin = claim_origin(claim)
-            reason = f"the machine belongs to cluster {claim.get('name')!r} ({claim['id']})"
-            reason += f", {origin}" if origin else ""
-            findings.append(
-                Finding(host, "error", "claimed", "the machine is in use", reason, _FIX_CLAIMED)
-            )
+        text = host_facts.texts.get(CLAIM, "")
+        try:
+            claim = remote_account.parse_claim(text) if text else {}
+            remote_account.reject_other_cluster(claim, cluster_id)
+        except remote_account.RefusedError as exc:
+            summary = "the machine is not free"
+            findings.append(Finding(host, "error", exc.code, summary, exc.cause, exc.fix))
     return tuple(findings)
-
-
-def claim_origin(claim: Mapping[str, str]) -> str:
-    """Return who created the cluster of a claim, where and when. Empty: the claim is of an earlier
-    clusterctl, which did not record it.
-    """
-    if not all(map(claim.get, remote_account.ORIGIN)):
-        return ""
-    by, machine, folder, at = map(claim.__getitem__, remote_account.ORIGIN)
-    return f"created by {by} on {machine} ({folder}) on {at}"
-
-
-def parse_claim(text: str) -> Mapping[str, str]:
-    """Parse a claim file, which names a machine's cluster. Empty if the machine belongs to no
-    cluster.
-    """
-    try:
-        claim = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return {str(key): str(value) for key, value in claim.items()} if isinstance(claim, dict) else {}
 
 
 def notes(

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -31,7 +32,7 @@ from clusterctl.providers.base import (
     pending_releases,
     reject_unknown_keys,
 )
-from clusterctl.providers.onprem.access import raise_failures, ssh_host
+from clusterctl.providers.onprem.access import AccessError, raise_failures, ssh_host
 from clusterctl.providers.onprem.login import (
     Claim,
     Login,
@@ -42,16 +43,16 @@ from clusterctl.providers.onprem.login import (
 )
 from clusterctl.providers.onprem.members import (
     admin_login,
-    claim_origin,
     log_in,
-    parse_claim,
     shared_folder,
 )
+from clusterctl.providers.onprem.remote_account import RefusedError, claim_origin, parse_claim
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.transport.base import Connect
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import digest
 from clusterctl.util.process import call_on_hosts
@@ -103,13 +104,15 @@ def _with_accepted_keys(inventory: Inventory, login: Login) -> Inventory:
 def _release(
     hosts: Sequence[str], inventory: Inventory, claim: Claim, login: Login
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
-    failed = _restore(hosts, inventory, login)
-    restored = [host for host in hosts if host not in failed]
     connect = admin_login(login.workspace)
+    # Its claim says whether the machine had the account before.
+    claimed, damaged = call_on_hosts(hosts, lambda host: _claim_seen_by(host, connect))
+    failed = _restore(list(claimed), inventory, login)
+    restored = [host for host in claimed if host not in failed]
     released, account_failures = call_on_hosts(
         restored, lambda host: remove_account(host, claim, connect)
     )
-    return released, {**failed, **account_failures}
+    return released, {**damaged, **failed, **account_failures}
 
 
 def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
@@ -168,11 +171,28 @@ def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
     return [line for line in lines if not (login.is_here(host) and is_installation(line))]
 
 
-def claim_on(host: str, login: Login) -> Mapping[str, str]:
-    """Read a host's claim file, which names the host's cluster. Empty if the file does not
-    exist.
+# Prints a new line after the file, so that an empty file differs from a missing one.
+_READ_CLAIM: Final = ("sh", "-c", '[ ! -e "$1" ] || { cat "$1" && echo; }', "sh", CLAIM)
+
+
+def claim_on(host: str, login: Login) -> Mapping[str, Any]:
+    """Read a host's claim file, which names the host's cluster. Empty if the file does not exist.
+    Raise an AccessError if it is damaged.
     """
-    return parse_claim(login.run(host, ("sh", "-c", '[ ! -e "$1" ] || cat "$1"', "sh", CLAIM)))
+    return _parse_claim(host, login.run(host, _READ_CLAIM))
+
+
+def _claim_seen_by(host: str, connect: Connect) -> Mapping[str, Any]:
+    """Read the claim as ``claim_on`` does, as the admin account."""
+    with closing(connect(host)) as transport:
+        return _parse_claim(host, transport.run(_READ_CLAIM).stdout)
+
+
+def _parse_claim(host: str, text: str) -> Mapping[str, Any]:
+    try:
+        return parse_claim(text) if text else {}
+    except RefusedError as exc:
+        raise AccessError.of(host, exc.code, exc.cause, exc.fix) from exc
 
 
 def _is_ours(host: str, login: Login, claim: Claim) -> bool:
@@ -287,7 +307,7 @@ def find_orphans(login: Login, name: str) -> OrphanSearch:
 
 def _claims(
     login: Login,
-) -> tuple[Mapping[str, Mapping[str, str]], Mapping[str, ClusterctlError]]:
+) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, ClusterctlError]]:
     """Return (host -> its claim, which is empty if the host belongs to no cluster; host -> error)."""
     lost = login.trust(login.hosts)
     reachable = [host for host in login.hosts if host not in lost]

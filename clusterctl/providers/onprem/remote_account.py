@@ -19,7 +19,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from clusterctl.util.remote_rights import acting_as, read_regular
 
@@ -55,11 +55,17 @@ Subsystem sftp internal-sftp
 
 
 class RefusedError(Exception):
-    """The request can't be carried out. ``answer`` has the message for the user."""
+    """The request can't be carried out. ``cause`` and ``fix`` are for the user."""
 
     def __init__(self, code: str, cause: str, fix: str) -> None:
         super().__init__(cause)
-        self.answer = {"ok": False, "code": code, "cause": cause, "fix": fix}
+        self.code = code
+        self.cause = cause
+        self.fix = fix
+
+    @property
+    def answer(self) -> Dict[str, Any]:
+        return {"ok": False, "code": self.code, "cause": self.cause, "fix": self.fix}
 
 
 def run(*argv: str, check: bool = True) -> str:
@@ -77,10 +83,50 @@ def claimed() -> Dict[str, Any]:
     cluster.
     """
     try:
-        claim = json.loads(CLAIM.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return parse_claim(CLAIM.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
         return {}
-    return claim if isinstance(claim, dict) else {}
+
+
+def parse_claim(text: str) -> Dict[str, Any]:
+    """Parse the text of CLAIM. Raise a RefusedError if it names no cluster, because the machine may
+    belong to any.
+    """
+    try:
+        claim = json.loads(text)
+    except ValueError:
+        claim = None
+    if not isinstance(claim, dict) or not isinstance(claim.get("id"), str):
+        raise RefusedError(
+            "claim-unreadable",
+            "{} is damaged, so the machine's cluster is unknown".format(CLAIM),
+            "copy the file from another machine of that cluster; or, if this machine belongs to no "
+            "cluster, remove the file: `sudo rm {}`".format(CLAIM),
+        )
+    return claim
+
+
+def reject_other_cluster(claim: Mapping[str, Any], cluster_id: str) -> None:
+    """Raise a RefusedError if the machine with this claim belongs to a cluster with another id."""
+    if claim.get("id", cluster_id) != cluster_id:
+        origin = claim_origin(claim)
+        raise RefusedError(
+            "claimed",
+            "the machine belongs to cluster {!r} ({}){}".format(
+                claim.get("name"), claim["id"], ", " + origin if origin else ""
+            ),
+            "whoever created that cluster can remove it with `down` (if its records are lost, with "
+            "`orphans remove`); or remove this machine from the spec",
+        )
+
+
+def claim_origin(claim: Mapping[str, Any]) -> str:
+    """Return who created the cluster of a claim, where and when. Empty: the claim is of an earlier
+    clusterctl, which did not record it.
+    """
+    if not all(map(claim.get, ORIGIN)):
+        return ""
+    return "created by {} on {} ({}) on {}".format(*map(claim.get, ORIGIN))
 
 
 def account(name: str) -> Optional[pwd.struct_passwd]:
@@ -148,15 +194,7 @@ def join(request: Dict[str, Any]) -> Dict[str, Any]:
     rights.
     """
     claim_before = claimed()
-    if claim_before.get("id", request["id"]) != request["id"]:
-        raise RefusedError(
-            "claimed",
-            "the host belongs to cluster {!r} ({})".format(
-                claim_before.get("name"), claim_before["id"]
-            ),
-            "whoever created that cluster can remove it with `down`; or remove this machine from "
-            "the spec",
-        )
+    reject_other_cluster(claim_before, request["id"])
     if shutil.which("visudo") is None:
         raise RefusedError(
             "no-sudo", "sudo is not installed on the host", "install the package sudo"

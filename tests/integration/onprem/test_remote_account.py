@@ -85,6 +85,31 @@ def test_everybody_can_read_the_claim_on_a_host_with_umask_077(
     assert modes == [0o755, 0o644]
 
 
+@pytest.mark.parametrize("do", ["join", "leave"])
+def test_host_with_an_empty_claim_is_not_changed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    do: str,
+) -> None:
+    claim = tmp_path / "cluster.json"
+    claim.touch()
+    request = {"do": do, "id": "abc", "name": "demo", "host": "n1", "user": "nobody", "key": ""}
+    monkeypatch.setattr(sys, "argv", ["remote_account.py", json.dumps(request)])
+    for name in ("PATH", "LC_ALL"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(remote_account, "CLAIM", claim)
+    monkeypatch.setattr(remote_account, "alone", nullcontext)
+    umask = os.umask(0o022)
+    try:
+        remote_account.main()
+    finally:
+        os.umask(umask)
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["ok"], answer["code"]) == (False, "claim-unreadable")
+    assert claim.read_bytes() == b""
+
+
 def test_account_lock_is_private_to_root_and_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch(mode=0o644)

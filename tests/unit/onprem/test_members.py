@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from clusterctl.hosts.probe import HostFacts
-from clusterctl.providers.onprem.members import inventory, members, preview
+from clusterctl.hosts.roles import CLAIM
+from clusterctl.providers.onprem.members import claim_findings, inventory, members, preview
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.spec.software import SlurmSource
@@ -207,3 +208,13 @@ def test_preview_names_accounts_and_files() -> None:
 
 def test_preview_skips_hosts_already_in_the_cluster() -> None:
     assert preview_of(spec_of()) == []
+
+
+@pytest.mark.parametrize("text", ['{"id": "a1b', "[]", "{}", "\n", '{"id": 7}'])
+def test_machine_with_a_damaged_claim_is_not_free(text: str) -> None:
+    facts = {
+        name: HostFacts.model_validate(WELL | {"texts": {CLAIM: claim}})
+        for name, claim in {"n1": text, "n2": ""}.items()
+    }
+    (finding,) = claim_findings(facts, "a1b2c3")
+    assert (finding.host, finding.level, finding.code) == ("n1", "error", "claim-unreadable")

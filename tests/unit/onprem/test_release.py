@@ -28,6 +28,7 @@ from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.util.process import Result
 from tests.support.inventories import KEY, host_of, inventory_of
 from tests.support.messages import refused
 
@@ -35,14 +36,14 @@ from tests.support.messages import refused
 class AdminLogin:
     """The ssh connection of the admin account to a host, which answers as the host's name says.
 
-    released: hosts whose admin account was removed.
+    released: hosts whose admin account was removed. The claim of the host `damaged` is not JSON.
     """
 
     def __init__(self, host: str, released: set[str]) -> None:
         self._host = host
         self._released = released
 
-    def run(self, argv: tuple[str, ...], **_: Any) -> None:
+    def run(self, argv: tuple[str, ...], **_: Any) -> Result:
         if self._host == "dead":
             raise UnreachableError("no connection", host=self._host)
         if self._host == "gone" or self._host in self._released:
@@ -51,6 +52,8 @@ class AdminLogin:
             raise CommandError("`sudo -n true` failed", rc=1, stderr="", where="weak", host="weak")
         if "systemd-run" in argv:
             self._released.add(self._host)
+        claim = '{"id": "a1b' if self._host == "damaged" else '{"id": "a1b2c3"}'
+        return Result(0, claim if CLAIM in argv else "", "")
 
     def close(self) -> None:
         """Close nothing, because no connection is open."""
@@ -95,6 +98,12 @@ def test_machine_released_before_stops_nothing(tmp_path: Path, released: set[str
 def test_machine_with_login_but_no_sudo_is_an_error(tmp_path: Path, released: set[str]) -> None:
     with refused("hosts-unreachable", ProvisionError):
         release_all_but(tmp_path, "weak", "well")
+    assert released == {"well"}
+
+
+def test_machine_with_a_damaged_claim_is_not_released(tmp_path: Path, released: set[str]) -> None:
+    with refused("claim-unreadable", ProvisionError, "damaged"):
+        release_all_but(tmp_path, "damaged", "well")
     assert released == {"well"}
 
 
@@ -165,13 +174,14 @@ class OwnerLogin(Login):
 def test_orphans_name_their_jobs_and_origin_and_hosts_that_cannot_be_asked(tmp_path: Path) -> None:
     origin = dict(zip(ORIGIN, ("marta", "laptop", "/home/marta/own", "2026-11-27"), strict=True))
     owner = OwnerLogin(
-        dict.fromkeys(["n1", "n2", "free", "new-key", "broken", "off"], OnpremHost()),
+        dict.fromkeys(["n1", "n2", "free", "damaged", "new-key", "broken", "off"], OnpremHost()),
         Workspace(tmp_path),
     )
     owner.answers = {
         "n1": json.dumps({"id": "abc", "name": "own", **origin}),
         "n2": json.dumps({"id": "def", "name": "other"}),
         "free": "",
+        "damaged": "\n",
         "new-key": HostKeyError("the host key differs"),
         # ssh may fail with a message that no rule explains.
         "broken": CommandError("`cat` failed", rc=255, stderr="kex_exchange"),
@@ -182,7 +192,8 @@ def test_orphans_name_their_jobs_and_origin_and_hosts_that_cannot_be_asked(tmp_p
     assert orphan.id == "abc"
     assert all(value in orphan.origin for value in origin.values())
     assert "n1: job 7 (train) of hpc is RUNNING" in orphan.running
-    assert [failure.host for failure in search.failures] == ["new-key", "broken", "off"]
+    assert [failure.host for failure in search.failures] == ["new-key", "damaged", "broken", "off"]
+    assert search.failures[1].code == "claim-unreadable"
 
 
 NEW_KEY = "ssh-ed25519 BBBB"
