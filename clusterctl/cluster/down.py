@@ -292,7 +292,7 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
     cost.
     """
     provider.destroy(cluster_id, workspace=workspace)
-    left = provider.leftovers(cluster_id)
+    left = provider.leftovers(cluster_id, workspace=workspace)
     if left:
         fix = "run the same command again; remove by hand the parts that still exist after that"
         raise LeftoversError(
@@ -529,7 +529,9 @@ def find_orphans(
         own_id = Workspace.of(name).known_id()
     search = provider.orphans(name)
     clusters = tuple(
-        (orphan, provider.leftovers(orphan.id)) for orphan in search.found if orphan.id != own_id
+        (orphan, provider.leftovers(orphan.id, workspace=None))
+        for orphan in search.found
+        if orphan.id != own_id
     )
     return Orphans(name, settings, provider, clusters, search.failures)
 

@@ -421,9 +421,10 @@ class Provider(ABC):
         """
 
     @abstractmethod
-    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        """Find the existing resources of a cluster by ``cluster_id`` alone, without its
-        workspace.
+    def leftovers(self, cluster_id: str, *, workspace: Workspace | None) -> tuple[Leftover, ...]:
+        """Find the existing resources of a cluster by ``cluster_id``.
+
+        workspace: where the cluster was: its region, its machines. None: the workspace was lost.
         """
 
     @abstractmethod

@@ -41,7 +41,7 @@ class ExistingProvider(Provider):
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> NoReturn:
         raise operators_only(workspace.root.name if workspace else cluster_id)
 
-    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:  # noqa: ARG002
+    def leftovers(self, cluster_id: str, *, workspace: Workspace | None) -> tuple[Leftover, ...]:  # noqa: ARG002
         return ()
 
     def orphans(self, name: str) -> OrphanSearch:  # noqa: ARG002

@@ -30,6 +30,7 @@ from clusterctl.providers.base import (
 from clusterctl.providers.gcp import apply, costs, images, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
 from clusterctl.providers.gcp.images import SHARED
+from clusterctl.providers.gcp.orphans import ANYWHERE, Area
 from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, LOCK_FILE, Plan, Terraform
@@ -63,8 +64,6 @@ class GcpProvider(Provider):
         self._shown: tuple[str, Plan] | None = None
         # Whether the plan that the user saw was applied.
         self._is_done = False
-        # Where resources of the cluster that is being removed may be.
-        self._area = orphans.ANYWHERE
         # The hash of the configuration in the images, and partition -> image of its nodes.
         self._inputs = ""
         self._images: Mapping[str, images.NodeImage] = {}
@@ -221,12 +220,12 @@ class GcpProvider(Provider):
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         has_state = workspace is not None and has_module(workspace.terraform)
-        self._area = area_of(workspace.terraform) if workspace else orphans.ANYWHERE
+        area = _area_of(workspace)
         if workspace and has_state and not self._destroy_with_terraform(cluster_id, workspace):
             # Resources outside the state may have blocked the deletion of resources in the state.
-            self._delete_labelled(cluster_id)
+            self._delete_labelled(cluster_id, area)
             self._destroy_with_terraform(cluster_id, workspace)
-        self._delete_labelled(cluster_id)
+        self._delete_labelled(cluster_id, area)
 
     def _destroy_with_terraform(self, cluster_id: str, workspace: Workspace) -> bool:
         """Delete the resources in Terraform's state. On an error, show the error and return
@@ -249,8 +248,8 @@ class GcpProvider(Provider):
             return False
         return True
 
-    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        resources = orphans.find_resources(self._api, cluster_id, self._area)
+    def leftovers(self, cluster_id: str, *, workspace: Workspace | None) -> tuple[Leftover, ...]:
+        resources = orphans.find_resources(self._api, cluster_id, _area_of(workspace))
         return tuple(resource.leftover for resource in resources if not resource.kept)
 
     def orphans(self, name: str) -> OrphanSearch:
@@ -276,8 +275,8 @@ class GcpProvider(Provider):
             storage.reject_mismatch(spec, kept)
         return kept
 
-    def _delete_labelled(self, cluster_id: str) -> None:
-        resources = orphans.find_resources(self._api, cluster_id, self._area)
+    def _delete_labelled(self, cluster_id: str, area: Area) -> None:
+        resources = orphans.find_resources(self._api, cluster_id, area)
         orphans.remove_resources(self._api, resources)
         for resource in resources:
             if resource.kept:
@@ -513,11 +512,13 @@ def controller_of(folder: Path) -> str:
     return next((name for name, host in hosts.items() if host["role"] == CONTROLLER), "")
 
 
-def area_of(folder: Path) -> orphans.Area:
+def _area_of(workspace: Workspace | None) -> Area:
     """Return where resources may be, by the variables of Terraform's folder."""
-    recorded = storage.read_variables(folder)
+    if workspace is None:
+        return ANYWHERE
+    recorded = storage.read_variables(workspace.terraform)
     host_project = recorded.get("network", {}).get("host_project")
-    return orphans.Area(str(recorded.get("region", "")), host_project or "")
+    return Area(str(recorded.get("region", "")), host_project or "")
 
 
 def _set_project(project: str, folder: Path) -> None:

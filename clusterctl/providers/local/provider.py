@@ -330,7 +330,7 @@ class LocalProvider(Provider):
             keep = keeps_storage(workspace)
         self._helper.call("down", {"id": cluster_id, "keep_storage": keep})
 
-    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
+    def leftovers(self, cluster_id: str, *, workspace: Workspace | None) -> tuple[Leftover, ...]:  # noqa: ARG002
         return tuple(map(Leftover, self._helper.call("look", {"id": cluster_id})["residue"]))
 
     def orphans(self, name: str) -> OrphanSearch:

@@ -15,7 +15,6 @@ from clusterctl.errors import (
     Failure,
     MachineError,
     ProvisionError,
-    UnreachableError,
     UsageError,
 )
 from clusterctl.hosts.checks import DoctorReport, Finding, findings_as_failures
@@ -96,7 +95,6 @@ class OnpremProvider(Provider):
         self._settings = settings
         self._prompts = prompts
         self._examination: _Examination | None = None
-        self._workspace: Workspace | None = None
         # Notes about the pending releases, once they have been tried again.
         self._retry_notes: tuple[str, ...] | None = None
 
@@ -192,20 +190,14 @@ class OnpremProvider(Provider):
         return Provisioned(examination.inventory, notes, made=tuple(examination.new))
 
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
-        if self._workspace is None:
-            # Without a workspace nothing is known about the machines.
-            return True
-        answering, failed = members.log_in(list(load_known_hosts(self._workspace)), self._workspace)
-        return bool(answering) or not all(
-            isinstance(exc, UnreachableError) for exc in failed.values()
-        )
+        # Nobody else knows whether a machine that does not answer is off.
+        return True
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         if workspace is None:
             with self._login(None) as login:
                 release.release_orphan(login, self._settings, cluster_id)
             return
-        self._workspace = workspace
         login = Login(self._settings.machines, workspace, self._prompts)
         failed: list[Failure] = []
         try:
@@ -224,8 +216,8 @@ class OnpremProvider(Provider):
                 then=release.THEN,
             )
 
-    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        with self._login(self._workspace) as login:
+    def leftovers(self, cluster_id: str, *, workspace: Workspace | None) -> tuple[Leftover, ...]:
+        with self._login(workspace) as login:
             return release.find_leftovers(login, cluster_id)
 
     def orphans(self, name: str) -> OrphanSearch:
@@ -233,12 +225,12 @@ class OnpremProvider(Provider):
             return release.find_orphans(login, name)
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
-        with self._login(self._workspace) as login:
+        with self._login(Workspace.of(name)) as login:
             return find_homes(login, self._settings, name, users)
 
     def remove_storage(self, kept: KeptStorage) -> None:
         self._prompts.reporter.progress(f"removing {kept.what}")
-        with self._login(self._workspace) as login:
+        with self._login(Workspace.of(kept.cluster)) as login:
             remove_homes(login, self._settings, kept)
 
     def limited(

@@ -296,7 +296,7 @@ def test_build_machine_of_a_killed_run_is_removed_first(baked: Baked) -> None:
     spec = spec_of()
     cluster_id = baked.workspace.cluster_id()
     assert provider.alive(cluster_id)
-    left = [leftover.what for leftover in provider.leftovers(cluster_id)]
+    left = [leftover.what for leftover in provider.leftovers(cluster_id, workspace=None)]
     assert [what for what in left if what.startswith(f"instance {MACHINE} ")]
     planned = baked.planned(provider_of(spec), spec)
     assert MACHINE not in {host.name for host in planned.hosts}
@@ -331,7 +331,7 @@ def test_down_keeps_only_the_image_until_it_is_pruned(raised: Baked) -> None:
     spec = spec_of()
     cluster_id = raised.workspace.cluster_id()
     provider_of(spec).destroy(cluster_id, workspace=raised.workspace)
-    assert provider_of(spec).leftovers(cluster_id) == ()
+    assert provider_of(spec).leftovers(cluster_id, workspace=None) == ()
     (kept,) = provider_of(spec).kept_images()
     assert (kept.size_mib, kept.usd_per_month) == (2048, pytest.approx(0.1))
     assert provider_of(spec).kept_images(prune=True) == (kept,)

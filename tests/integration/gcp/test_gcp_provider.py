@@ -135,7 +135,7 @@ def test_apply_and_destroy_of_a_cluster(cloud: GoogleCloud, workspace: Workspace
 
     provider.destroy(workspace.cluster_id(), workspace=workspace)
     assert not cloud.instances
-    assert provider.leftovers(workspace.cluster_id()) == ()
+    assert provider.leftovers(workspace.cluster_id(), workspace=None) == ()
     assert not provider.alive(workspace.cluster_id())
 
 

@@ -48,7 +48,7 @@ def down(spec: ClusterSpec, workspace: Workspace) -> None:
     assert not [
         line for line in told.lines if "Terraform could not" in line or line.startswith("deleting")
     ]
-    assert provider.leftovers(cluster_id) == ()
+    assert provider.leftovers(cluster_id, workspace=None) == ()
     assert provider.orphans("demo").found == ()
 
 
@@ -119,7 +119,7 @@ def test_kept_storage_is_reused_by_the_next_cluster(
 
     (second.terraform / "terraform.tfstate").unlink()
     provider_of(spec).destroy(second.cluster_id(), workspace=None)
-    assert provider_of(spec).leftovers(second.cluster_id()) == ()
+    assert provider_of(spec).leftovers(second.cluster_id(), workspace=None) == ()
     (last,) = kept(spec)
     assert last.id == storage.id
     provider_of(spec).remove_storage(last)

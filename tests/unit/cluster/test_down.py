@@ -61,7 +61,7 @@ class Cloud(BareProvider):
     def orphans(self, _: str) -> OrphanSearch:
         return OrphanSearch(tuple(map(Orphan, self.clusters)))
 
-    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
+    def leftovers(self, cluster_id: str, **_: object) -> tuple[Leftover, ...]:
         return self.clusters.get(cluster_id, ())
 
     def kept_storage(self, _name: str, _users: object) -> tuple[()]:

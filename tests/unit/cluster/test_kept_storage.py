@@ -143,7 +143,7 @@ class Stub(BareProvider):
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         self.did.append("destroy")
 
-    def leftovers(self, cluster_id: str) -> tuple[()]:
+    def leftovers(self, cluster_id: str, **_: object) -> tuple[()]:
         return ()
 
     def kept_storage(self, name: str, users: tuple[str, ...]) -> tuple[KeptStorage, ...]:

@@ -41,7 +41,7 @@ class Cloud(BareProvider):
         found = tuple(Orphan(one, ORIGIN, self.running) for one in self.clusters)
         return OrphanSearch(found, self.failures)
 
-    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
+    def leftovers(self, cluster_id: str, **_: object) -> tuple[Leftover, ...]:
         return self.clusters.get(cluster_id, ())
 
     def kept_storage(self, _name: str, _users: object) -> tuple[KeptStorage, ...]:

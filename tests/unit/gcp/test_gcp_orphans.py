@@ -328,7 +328,7 @@ def test_place_elsewhere_that_does_not_answer_does_not_stop_down(
     with refused("cloud-incomplete", CloudError, place):
         provider.destroy(OURS, workspace=None)
     provider.destroy(OURS, workspace=workspace)
-    assert provider.leftovers(OURS) == ()
+    assert provider.leftovers(OURS, workspace=workspace) == ()
 
 
 @pytest.mark.parametrize(
