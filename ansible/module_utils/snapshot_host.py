@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ _PROC = Path("/proc")
 _PATIENCE_S = 10.0
 # Lower uids and gids belong to system accounts.
 _SYSTEM = 1000
+_ACCOUNT_UNIT = re.compile(r"user(?:-runtime-dir)?@(\d+)\.service")
 
 
 class HostPaths(NamedTuple):
@@ -92,16 +94,29 @@ class Units:
         self._do("daemon-reload")
 
     def forget_removed(self) -> None:
-        """Make systemd forget failed units without a file, such as services of purged packages."""
+        """Make systemd forget failed units of purged packages, which have no file, and of accounts
+        that were removed while they had processes.
+        """
         listed = ["list-units", "--all", "--state=failed", "--plain", "--no-legend", "--no-pager"]
         _, out, _ = self._run(["systemctl", *listed])
         for unit, load, *_ in (line.split() for line in out.splitlines() if len(line.split()) > 1):
-            if load == "not-found":
+            if load == "not-found" or _lacks_account(unit):
                 self._run(["systemctl", "reset-failed", unit])
 
     def _do(self, *words: str) -> None:
         # Skip the hooks for Debian's SysV scripts, which are slow.
         self._run(["systemctl", *words], check_rc=True, environ_update={"SYSTEMCTL_SKIP_SYSV": "1"})
+
+
+def _lacks_account(unit: str) -> bool:
+    """Return whether a unit belongs to an account by its uid, and there is no such account."""
+    if (match := _ACCOUNT_UNIT.fullmatch(unit)) is None:
+        return False
+    try:
+        pwd.getpwuid(int(match[1]))
+    except KeyError:
+        return True
+    return False
 
 
 def users(etc: str) -> list[str]:

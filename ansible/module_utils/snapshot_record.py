@@ -108,9 +108,10 @@ class Recorder:
         now = read_state(path, self._store.keep)
         if now == after:
             return
-        # The roles never changed the path.
+        # The roles never changed the path. A new folder may be of jobs: it goes only if it is empty.
         if after == before:
-            entry.update(before=now, when_ns=changed_ns(path))
+            if (before["kind"], now["kind"]) != ("absent", "folder"):
+                entry.update(before=now, when_ns=changed_ns(path))
         elif now["kind"] == "file" and now.get("content") != after.get("content"):
             owner_content = self._owner_content(path, before, after, now)
             if owner_content is not None:

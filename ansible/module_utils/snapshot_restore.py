@@ -61,7 +61,8 @@ class Restorer:
         self._units = host.Units(self._run)
         self._done: list[str] = []
         self._left: list[str] = []
-        self._homes: set[str] = set()
+        # Homes and folders that stay, and are in `_left`.
+        self._reported: set[str] = set()
         self._spared: tuple[str, ...] = ()
         self._guard = Guard(str(store.root / "etc"), paths.etc)
         self._mover = FolderMover([path for path, was in snapshot["trees"].items() if was])
@@ -342,11 +343,14 @@ class Restorer:
         for path, entry in sorted(self._snapshot["paths"].items(), reverse=True):
             before = entry["before"]
             now = read_state(path)
+            # Jobs create folders, too, which the last `up` has not seen.
+            is_new = before == ABSENT
             if (
                 now["kind"] != "folder"
                 or now == before
-                or entry["after"] == before
+                or (entry["after"] == before and not is_new)
                 or self._is_spared(path)
+                or path in self._reported
             ):
                 continue
             with self._tolerate_home_errors(path):
@@ -356,8 +360,9 @@ class Restorer:
                 elif remove_empty(path):
                     self._done.append(f"removed {path}")
                 elif foreign := [
-                    name for name in _list_folder(path) if f"{path}/{name}" not in self._homes
+                    name for name in _list_folder(path) if f"{path}/{name}" not in self._reported
                 ]:
+                    self._reported.add(path)
                     self._left.append(f"{path}: it contains {_shorten(foreign)}")
 
     def _remove_accounts(self) -> None:
@@ -367,7 +372,7 @@ class Restorer:
             home = host.remove_user(self._run, name)
             self._done.append(f"removed the account {name}")
             if Path(home).is_dir() and home != "/":
-                self._homes.add(home)
+                self._reported.add(home)
                 self._left.append(f"{home}: the home of {name}")
         for name in self._cluster_accounts(
             "groups", host.groups(self._paths.etc), host.is_system_group

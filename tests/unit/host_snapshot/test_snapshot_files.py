@@ -227,6 +227,22 @@ def test_restore_keeps_and_names_a_folder_that_is_not_empty(snapshot: Snapshot, 
     assert f"{etc}/shared/home: it" in str(result["clusterctl_notes"])
 
 
+@pytest.mark.parametrize("ups", [1, 2])
+def test_restore_names_the_jobs_folder_in_the_home_of_an_existing_account(
+    snapshot: Snapshot, etc: Path, ups: int
+) -> None:
+    """The roles touch it, but jobs create it, after the last `up` or between two."""
+    files = [str(etc / name) for name in ("ada/clusterctl", "bob/clusterctl")]
+    for _ in range(ups):
+        snapshot("recorded", files=files)
+        snapshot("sealed", files=files)
+        (etc / "ada/clusterctl/jobs").mkdir(parents=True, exist_ok=True)
+        (etc / "bob/clusterctl").mkdir(parents=True, exist_ok=True)
+    result = snapshot("restored")
+    assert result["clusterctl_notes"] == [f"{etc}/ada/clusterctl: it contains jobs"]
+    assert not (etc / "bob/clusterctl").exists()
+
+
 def test_restore_removes_later_files_that_match_a_pattern(snapshot: Snapshot, etc: Path) -> None:
     (etc / "mark-theirs").write_text("")
     snapshot("recorded", files=[f"{etc}/mark-*"])
@@ -366,20 +382,22 @@ def test_restored_host_has_no_accounts_of_users_that_left_the_spec(
     assert removed == ["bob", "carl"] * 2
 
 
-def test_restored_host_has_no_failed_units_of_purged_packages(
+def test_restored_host_has_no_failed_units_of_packages_and_accounts_that_are_gone(
     snapshot: Snapshot, machine: Machine, etc: Path
 ) -> None:
     machine.answers["systemctl", "list-units"] = (
         0,
         "rpcbind.service not-found failed failed rpcbind.service\n"
-        "nginx.service loaded failed failed A web server\n",
+        "nginx.service loaded failed failed A web server\n"
+        f"user@{PERSON}.service loaded failed failed User Manager for UID {PERSON}\n"
+        "user@0.service loaded failed failed User Manager for UID 0\n",
         "",
     )
     snapshot("recorded", files=[f"{etc}/x"])
     snapshot("sealed", files=[f"{etc}/x"])
     snapshot("restored")
     forgotten = [argv[-1] for argv in machine.ran if argv[1] == "reset-failed"]
-    assert forgotten == ["rpcbind.service"]
+    assert forgotten == ["rpcbind.service", f"user@{PERSON}.service"]
 
 
 def test_files_that_match_a_pattern_after_a_killed_up_are_removed(
