@@ -35,10 +35,10 @@ options:
   touches:
     description:
       - Role -> items that it changes. C(files) and C(folders) are created or changed by the role. C(trees)
-        are folders that belong to the role with their content. Files in C(spared) folders are restored by
-        another host. C(units) read their files again after a file of the role is restored; for units in
-        C(reloads) a reload is enough. C(accounts) are users, and groups of the same name, that the role or
-        its packages create.
+        are folders that belong to the role with their content, or files that its programs create. Files in
+        C(spared) folders are restored by another host. C(units) read their files again after a file of the
+        role is restored; for units in C(reloads) a reload is enough. C(accounts) are users, and groups of
+        the same name, that the role or its packages create.
     type: dict
     default: {}
   path:

@@ -157,6 +157,14 @@ def test_needs_of_nodes_are_those_that_the_health_check_knows() -> None:
     assert all({"code", "what", "fix"} <= set(need) for need in needs)
 
 
+def test_files_that_the_health_check_creates_go_with_the_cluster() -> None:
+    program = (ANSIBLE / "roles/health/files/health.py").read_text()
+    created = re.findall(r'^[A-Z_]+ = Path\("(/run/[^"]+)"\)$', program, re.MULTILINE)
+    document_of_role = document(ANSIBLE / "roles/health/meta/touches.yml")
+    assert len(created) == 3
+    assert {*document_of_role["health_touches"]["trees"]} == {*created}
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_touches_variables_belong_to_the_role(role: str) -> None:
     named = document(ANSIBLE / f"roles/{role}/meta/touches.yml")[f"{role}_touches"].get(
