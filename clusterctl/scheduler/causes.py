@@ -118,6 +118,9 @@ _SAVED: Final = (
     r"unless the job is restarted, continue with: "
 )
 _EXAMINE: Final = "`clusterctl doctor` shows what the node lacks"
+_AGAIN: Final = "submit again; without --no-requeue, Slurm returns the job to the queue by itself"
+# Longer than the check before a job takes.
+_CHECK_S: Final = 60
 _MAKE_EXECUTABLE: Final = (
     "run `chmod +x` on your machine and submit again, or put the interpreter in front, as in "
     "`bash FILE`"
@@ -385,6 +388,28 @@ ENDED: Final[Sequence[CauseFunction]] = (
             if case.is_operator
             else f"submit again; {case.repair}"
         ),
+    ),
+    Cause(
+        "node-unfit",
+        state=JobState.CANCELLED,
+        launcher=r"^slurmstepd\S*: error: Prolog failure on node (?P<node>\S+)",
+        why=lambda case: (
+            f"node {case['node']} did not pass the check that Slurm runs before a job (Prolog)"
+            + (f": {case.unfit}" if case.unfit else "")
+        ),
+        fix=lambda case: f"{_AGAIN}; {_EXAMINE if case.is_operator else case.repair}",
+    ),
+    Cause(
+        "node-unfit",
+        state=JobState.CANCELLED,
+        when=lambda case: (
+            case.unfit and case.wrote_nothing and (case.job.elapsed_s or 0) < _CHECK_S
+        ),
+        why=lambda case: (
+            f"cancelled{case.by} before it wrote anything, as Slurm does if a node does not pass "
+            f"the check before a job (Prolog): {case.unfit}"
+        ),
+        fix=lambda case: f"{_AGAIN}; {_EXAMINE if case.is_operator else case.repair}",
     ),
     Cause(
         "log-not-writable",

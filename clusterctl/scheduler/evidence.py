@@ -132,7 +132,8 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
     with suppress(SchedulerError, TransportError):
         lost = session.scheduler.lost_nodes(job) if job.outcome is Outcome.FAILED else {}
     unfit: Mapping[str, str] = {}
-    if job.signal == NO_LOG_SIGNAL:
+    # slurmd, which runs as root, cancels a job with --no-requeue if the Prolog fails.
+    if job.signal == NO_LOG_SIGNAL or canceller == "root":
         with suppress(SchedulerError, TransportError):
             unfit = session.scheduler.unfit_nodes(job)
     return Evidence(

@@ -1393,6 +1393,49 @@ def test_job_on_a_node_without_its_shared_folder_is_unfit() -> None:
     assert f"{lack} (n2)" in found.cause
 
 
+# Jobs with --no-requeue whose node did not pass the Prolog, as Slurm 24.11 reports them: on their
+# first node, and on another one at their first step.
+STOPPED = replace(
+    JOB, state=JobState.CANCELLED, nodes=("n1", "n2"), exit_code=0, start_time=100, end_time=101
+)
+PROLOG_FAILED = """\
+srun: got SIGCONT
+slurmstepd-n1: error: Prolog failure on node n2
+srun: forcing job termination
+srun: StepId=7.1 aborted before step completely launched.
+"""
+
+
+@pytest.mark.parametrize("log", ["", PROLOG_FAILED], ids=["first node", "other node"])
+def test_job_that_the_prolog_cancelled_names_what_its_node_lacks(log: str) -> None:
+    lack = "the shared folder /shared is not mounted"
+    evidence = Evidence(
+        job=STOPPED, log=log, was_read=True, unfit={"n2": lack}, cancelled_by="root", **OPERATOR
+    )
+    found = diagnose(evidence)
+    assert found.code == "node-unfit"
+    assert f"{lack} (n2)" in found.cause
+    assert diagnose(replace(evidence, unfit={})).code == ("node-unfit" if log else "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("log", "end_time"), [("step 1\n", 101), ("", 1000)], ids=["has written", "has run"]
+)
+def test_job_that_root_cancelled_is_not_explained_by_its_node(log: str, end_time: int) -> None:
+    job = replace(STOPPED, end_time=end_time)
+    found = diagnose(
+        Evidence(
+            job=job,
+            log=log,
+            was_read=True,
+            unfit={"n2": "GPU 0: 96 C"},
+            cancelled_by="root",
+            **OPERATOR,
+        )
+    )
+    assert found.code == "cancelled"
+
+
 def test_job_without_a_log_on_a_fit_node_names_its_folder() -> None:
     found = diagnose(Evidence(job=NO_LOG, was_read=True, **OPERATOR))
     assert found.code == "log-not-writable"
