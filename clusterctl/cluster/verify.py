@@ -35,7 +35,7 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.needs import lacks_of, text_of
+from clusterctl.hosts.needs import Lack, lacks_of, text_of
 from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
 from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import host_facts_request, requirements_of_hosts
@@ -167,6 +167,7 @@ def verify(
     findings = driver_findings(cluster.spec, inventory, cluster.connections)
     notes += [note for note in map(str, findings) if note not in cluster.notes]
     reject_missing_gpus(cluster.spec, inventory, reports, host_names, needs=findings)
+    reject_unfit_nodes(verification.drained, cluster.connections.to)
     summary = f"MPI across {len(verification.verified)} of {len(inventory.compute)} nodes"
     if verification.link:
         summary += f", {verification.link}"
@@ -235,6 +236,31 @@ def _healthy_nodes(hosts: Sequence[str], to: Connect) -> set[str]:
 
     answers = parallel_map(hosts, is_healthy)
     return {host for host, healthy in zip(hosts, answers, strict=True) if healthy}
+
+
+def reject_unfit_nodes(drained: Mapping[str, str], to: Connect) -> None:
+    """Raise VerifyError with what each node lacks that its health check has drained.
+
+    drained: node -> why it is out of service.
+    """
+    unfit = {host: text for host, text in drained.items() if HEALTH_REASON in text}
+    if not unfit:
+        return
+    lacks = lacks_of(unfit, to, within_s=HEALTH_S)
+    failures = [
+        Failure(lack.code, lack.why, host, "verify", lack.fix)
+        for host, text in unfit.items()
+        for lack in lacks.get(host) or [Lack("node-unfit", "", text, "")]
+    ]
+    raise VerifyError.of_hosts(
+        "{hosts} can't run jobs",
+        failures,
+        code="nodes-unfit",
+        then=(
+            "nodes return to service by themselves once this is corrected; the other nodes are in "
+            "service"
+        ),
+    )
 
 
 def _nodes_with_lost_jobs(busy: Sequence[str], slurm: Nodes, to: Connect) -> dict[str, str]:

@@ -176,8 +176,9 @@ def test_unhealthy_node_is_drained_with_a_reason_and_resumed(gpus: Cluster) -> N
     _becomes(gpus, _two_t4(temperature=97))
     output = _wait(gpus, lambda output: "drain" in output)
     assert "clusterctl health: GPU 0: 97 C" in output
-    up = gpus.json("up", "--yes")
-    assert any("GPU 0: 97 C" in note for note in up["notes"])
+    (failure,) = gpus.json("up", "--yes", rc=1)["failures"]
+    assert failure["code"] == "gpu-unhealthy"
+    assert "GPU 0: 97 C" in failure["cause"]
     _becomes(gpus, _two_t4())
     assert _wait(gpus, lambda output: output.startswith("idle ")).startswith("idle none")
 

@@ -29,13 +29,16 @@ PROGRAMS = "/usr/local/sbin"
 
 @dataclass(frozen=True)
 class Away:
-    """How root takes a need from a node and gives it back, and what its check then says."""
+    """How root takes a need from a node and gives it back, and what its check then says.
+
+    by_up: code of the error with which `up` ends; "" if `up` repairs the node.
+    """
 
     take: str
     give: str
     code: str
     says: str
-    is_quick: bool = True
+    by_up: str
 
 
 def program(name: str, text: str) -> str:
@@ -51,6 +54,7 @@ NEEDS = {
         "umount /shared",
         "shared-folder-away",
         "/shared/home/.",
+        by_up="configure",
     ),
     # The kernel of local nodes has no NFS, whose server could be away.
     "shared folder that hangs": Away(
@@ -60,38 +64,45 @@ NEEDS = {
         f"rm {PROGRAMS}/stat",
         "shared-folder-away",
         "does not answer within",
+        by_up="folder-silent",
     ),
     "the jobs' Python": Away(
-        f"chmod 750 {ENV}", f"chmod 755 {ENV}", "job-python", "Permission denied"
+        f"chmod 750 {ENV}", f"chmod 755 {ENV}", "job-python", "Permission denied", by_up=""
     ),
     "room": Away(
-        "mount -t tmpfs -o size=16m none /var/tmp", "umount /var/tmp", "disk-full", "/var/tmp has"
+        "mount -t tmpfs -o size=16m none /var/tmp",
+        "umount /var/tmp",
+        "disk-full",
+        "/var/tmp has",
+        by_up="disk-full",
     ),
     "inodes": Away(
         "mount -t tmpfs -o size=99m,nr_inodes=1 none /var/tmp",
         "umount /var/tmp",
         "disk-full",
         "/var/tmp has no free inodes",
+        by_up="disk-full",
     ),
     "uid": Away(
         "cp /etc/passwd /root/; sed -i '/^{user}:/s/x:[0-9]*:/x:23456:/' /etc/passwd",
         "cp /root/passwd /etc/passwd",
         "account-differs",
         "has uid 23456 instead of",
+        by_up="",
     ),
     "clock": Away(
         program("chronyc", "echo A,10.0.0.1,3,1.0,-61.5,0,0,0,0,0,0,0,64,Normal"),
         f"rm {PROGRAMS}/chronyc",
         "clock",
         "the clock is wrong by 61.5 s",
-        is_quick=False,
+        by_up="clock",
     ),
     "network": Away(
         "echo UCX_NET_DEVICES=mlx5_0:1 >/opt/clusterctl/task-prolog",
         "rm /opt/clusterctl/task-prolog",
         "fabric-away",
         "mlx5_0:1",
-        is_quick=False,
+        by_up="fabric-away",
     ),
 }
 
@@ -155,6 +166,9 @@ def test_need_that_is_away_drains_the_node_until_it_is_back(one: Cluster, need: 
             PATIENCE_S,
         )
         assert waits["job_id"] == job
+        answer = one("-o", "json", "up", rc=1 if away.by_up else 0).json
+        failures = [(failure["host"], failure["code"]) for failure in answer.get("failures", ())]
+        assert failures == ([(bad(one), away.by_up)] if away.by_up else [])
     finally:
         as_root(one, away.give)
     assert one.job_in("COMPLETED", job)["nodes"] == [bad(one)]

@@ -11,7 +11,13 @@ from typing import cast
 
 import pytest
 
-from clusterctl.cluster.verify import Link, Verification, find_obstacles, wait_until_ready
+from clusterctl.cluster.verify import (
+    Link,
+    Verification,
+    find_obstacles,
+    reject_unfit_nodes,
+    wait_until_ready,
+)
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, UnreachableError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
@@ -345,6 +351,32 @@ def test_idle_node_that_lacks_something_is_drained_and_not_verified() -> None:
     )
     assert proof.verified == NAMES[1:]
     assert lack in proof.drained[NAMES[0]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "cause"),
+    [
+        (["/dev/nvidia0 is missing"], "gpu-devices", "/dev/nvidia0"),
+        ([], "node-unfit", "GPU 0: 97 C"),
+    ],
+    ids=["lacks it", "is well by now"],
+)
+def test_up_ends_with_what_nodes_lack_that_their_health_check_drained(
+    answer: list[str], code: str, cause: str
+) -> None:
+    node = ScriptedTransport([report(*answer)])
+    drained = {
+        NAMES[0]: "drained by root: clusterctl health: GPU 0: 97 C",
+        NAMES[1]: "drained by ada: noisy disk",
+    }
+    with rejected("nodes-unfit", VerifyError) as caught:
+        reject_unfit_nodes(drained, {NAMES[0]: node}.__getitem__)
+    (failure,) = caught.value.failures
+    assert (failure.host, failure.code, cause in failure.cause) == (NAMES[0], code, True)
+
+
+def test_up_accepts_nodes_that_a_person_drained() -> None:
+    reject_unfit_nodes({NAMES[0]: "drained by ada: noisy disk"}, {}.__getitem__)
 
 
 def test_node_that_a_person_drained_is_left_and_named() -> None:
