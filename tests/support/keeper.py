@@ -43,15 +43,15 @@ from clusterctl.util.assets import digest
 from tests.support import furnish
 from tests.support.el import build as el
 from tests.support.foreign import layer as foreign
-from tests.support.lab import GATE, Box, LabHost, Request
+from tests.support.lab import GATE, STATE, Box, LabHost, Request, power_switch
 from tests.support.lab_web import inside, serving_apt, serving_files
 from tests.support.processes import eventually
 
-STATE = Path("/var/lib/clusterctl-labs")
 _BOOT_TIMEOUT_S = 60
 _TRIES = 50
 _SERVICES = 254  # the bridges' own address in their subnets: what serves the machines listens there
-_AGAIN = 'while "$@"; [ $? -eq 133 ]; do :; done'  # 133: the machine wants to be booted again
+# 133: the machine wants to be booted again. $0: a file that exists while the machine has no power.
+_AGAIN = 'while "$@"; [ $? -eq 133 ] || [ -e "$0" ]; do while [ -e "$0" ]; do sleep 0.1; done; done'
 
 
 class Keeper:
@@ -158,7 +158,8 @@ class Keeper:
                 run(mount, action="mounting the shared folder")
             argv.append(f"--bind={shared}:{request.shared}")
         environment = image.boot_environment(request.kind)
-        through = ["nsenter", f"--net={self._netns}", *environment, "sh", "-c", _AGAIN, "sh"]
+        switch = power_switch(request.id, box.name)
+        through = ["nsenter", f"--net={self._netns}", *environment, "sh", "-c", _AGAIN, str(switch)]
         machine.launch(name, through, argv, folder / "console.log")
 
     def _await(self, number: int, box: Box) -> LabHost:

@@ -27,13 +27,14 @@ from ruamel.yaml import YAML
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import render
 from tests.support.nested import Host, leader
-from tests.support.processes import ROOT, as_root
+from tests.support.processes import ROOT, as_root, run_as_root
 from tests.support.verbs import Ran
 
 USER = "rocky"
 PASSWORD = "correct horse"  # noqa: S105  (of the user, where sudo asks for one)
 GATE = "gate"
 ROUTE_OUT = "ip route show default"  # prints nothing on these machines
+STATE = Path("/var/lib/clusterctl-labs")
 _BUILD_TIMEOUT_S = 600
 
 # See tests/support/furnish.py, and tests/support/foreign for the last two.
@@ -134,6 +135,14 @@ class Lab:
         """Run a command as root in a machine's namespaces, without sshd; any exit code."""
         return self.host(host).inside.enter(*argv, timeout_s=timeout_s)
 
+    def cut_power(self, *hosts: str) -> None:
+        """End machines at once and without warning, until `restore_power`."""
+        run_as_root("touch", *(power_switch(self.id, host) for host in hosts))
+        run_as_root("kill", "-KILL", *(str(self.host(host).leader) for host in hosts))
+
+    def restore_power(self, *hosts: str) -> None:
+        run_as_root("rm", *(power_switch(self.id, host) for host in hosts))
+
     def spec(
         self,
         name: str,
@@ -175,6 +184,11 @@ class Lab:
         text = StringIO()
         YAML(typ="safe", pure=True).dump(written, text)
         return text.getvalue()
+
+
+def power_switch(lab_id: str, host: str) -> Path:
+    """The file that exists while the power of a machine is cut."""
+    return STATE / lab_id / "nodes" / host / "off"
 
 
 @dataclass(frozen=True)
