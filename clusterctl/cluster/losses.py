@@ -86,9 +86,7 @@ def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCo
     with Connections(workspace.ssh_config) as connections:
         shared = not keeps_storage(workspace)
         copies = search_all(inventory, workspace, connections.to, shared=shared).find()
-        files = tuple(
-            file for file in copies.files if file.job_id is None or file.job_id not in discarded
-        )
+        files = tuple(file for file in copies.files if file.job_id not in discarded)
         jobs, unknown = _active_jobs(inventory, connections.to, discarded)
     unknown = () if inventory.traits.adopts_hosts else copies.unknown or unknown
     return OnlyCopies(jobs, files=files, unknown=unknown)

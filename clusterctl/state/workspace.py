@@ -118,10 +118,8 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool
     written. Raise MachineError if the file can't be written; see ``translating_write_errors``.
     """
     raw = data.encode() if isinstance(data, str) else data
-    # The file may be removed between the two checks.
-    with suppress(FileNotFoundError):
-        if not anew and has_content(path, raw, mode) and path.stat().st_uid == os.geteuid():
-            return False
+    if not anew and has_content(path, raw, mode, owner=os.geteuid()):
+        return False
     with translating_write_errors(path):
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -137,12 +135,15 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool
     return True
 
 
-def has_content(path: Path, raw: bytes, mode: int) -> bool:
-    """Return whether the path is a regular file, not a link, with this content and mode."""
+def has_content(path: Path, raw: bytes, mode: int, *, owner: int | None = None) -> bool:
+    """Return whether the path is a regular file, not a link, with this content, mode and owner.
+
+    owner: its uid. None: any.
+    """
     with suppress(OSError):
         status = path.lstat()
         fits = (status.st_mode, status.st_size) == (stat.S_IFREG | mode, len(raw))
-        return fits and path.read_bytes() == raw
+        return fits and owner in {None, status.st_uid} and path.read_bytes() == raw
     return False
 
 

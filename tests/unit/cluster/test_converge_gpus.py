@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.cluster import verify
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import render
 from clusterctl.cluster.hardware import (
@@ -20,6 +19,7 @@ from clusterctl.cluster.hardware import (
     gpus_file,
     reject_missing_gpus,
 )
+from clusterctl.cluster.verify import verify
 from clusterctl.errors import Failure, UnreachableError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
@@ -30,10 +30,12 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import gpu_lock
+from clusterctl.util.process import Result
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.messages import refused, shows
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.specs import spec_of
+from tests.unit.cluster.test_impact import sinfo
 from tests.unit.hosts.test_doctor import WELL, answer
 
 T4 = Driver(1, (Gpu("t4", 0, uuid="GPU-1"),))
@@ -189,9 +191,7 @@ def test_gpus_without_fabric_manager_are_a_failure(code: str) -> None:
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_up_fails_if_the_fabric_manager_does_not_run(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, runs: bool
-) -> None:
+def test_up_fails_if_the_fabric_manager_does_not_run(workspace: Workspace, runs: bool) -> None:
     """Without fabric manager the GPUs are listed, and the verification job, which uses none, works."""
     cards = {
         "cards": 3,
@@ -202,24 +202,27 @@ def test_up_fails_if_the_fabric_manager_does_not_run(
     }
     linked = {"gpus": {**cards, "switches": 4}, "units": ["nvidia-fabricmanager"] if runs else []}
 
-    def run(host: str) -> Any:
-        report = answer(**WELL | (linked if host == TWO else {}))
-        return SimpleNamespace(run=lambda *_, **__: SimpleNamespace(stdout=report))
+    busy = sinfo(ONE, TWO, state="allocated").stdout
+
+    def transport_to(host: str) -> Any:
+        facts = answer(**WELL | (linked if host == TWO else {}))
+
+        def run(argv: Sequence[str], **_: object) -> Result:
+            answers = {"sinfo": busy, "squeue": "", "date": "1000"}
+            stdout = answers.get(argv[0], facts)
+            text = stdout(argv) if callable(stdout) else stdout
+            return Result(0, text if isinstance(text, str) else text.decode(), "")
+
+        return SimpleNamespace(run=run)
 
     session: Any = ClusterContext.of(spec(), workspace=workspace)
-    session.connections = cast(Connections, SimpleNamespace(to=run))
-    monkeypatch.setattr(
-        verify, "run_verification", lambda *_, **__: verify.Verification((ONE, TWO))
-    )
-    session.scheduler = lambda *_: SimpleNamespace(release_held_jobs=lambda: ())
+    session.connections = cast(Connections, SimpleNamespace(to=transport_to))
     if runs:
-        told = [
-            note.split(": ")[:2] for note in verify.verify(session, INVENTORY, views(T4, T4)).notes
-        ]
-        assert [host for host, why in told if shows(why, "gpu-lost")] == [TWO]
+        notes = verify(session, INVENTORY, views(T4, T4)).notes
+        assert [note.partition(": ")[0] for note in notes if shows(note, "gpu-lost")] == [TWO]
     else:
         with refused("nodes-changed-hardware", VerifyError, f"{TWO}") as caught:
-            verify.verify(session, INVENTORY, views(T4, T4))
+            verify(session, INVENTORY, views(T4, T4))
         assert [(failure.host, failure.code) for failure in caught.value.failures] == [
             (TWO, "fabric-manager")
         ]

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.cluster import impact
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.impact import (
     Impact,
@@ -19,10 +18,8 @@ from clusterctl.cluster.impact import (
     reject,
     reject_taken_uids,
 )
-from clusterctl.cluster.phases import PhaseResult
 from clusterctl.errors import ClusterctlError, Notice, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan, Provider, Size
-from clusterctl.runs import only_copies
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
@@ -123,10 +120,7 @@ def look(
     alive: bool = True,
 ) -> tuple[dict[str, Size], tuple[str, ...]]:
     """Return (node -> size that it keeps, notes)."""
-    with asked_in_order(*steps) as slurm, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            impact, "check_leaving_hosts", lambda *_, **__: PhaseResult(only_copies.NOTHING)
-        )
+    with asked_in_order(*steps) as slurm:
         cluster = context(wanted, Hosts(sizes, alive))
         cluster.inventory = was
         cluster.applied = wanted

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from clusterctl.cluster import impact, losses
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.impact import AffectedJob, Impact, free_leaving_hosts
+from clusterctl.cluster.impact import free_leaving_hosts
 from clusterctl.cluster.losses import (
     DISCARDED,
     LOOK_VALID_S,
@@ -23,24 +25,32 @@ from clusterctl.cluster.losses import (
     note_removal,
 )
 from clusterctl.cluster.phases import PhaseRunner
-from clusterctl.errors import OnlyCopyError, SlurmError, UnreachableError
-from clusterctl.providers.base import HostChange, HostPlan
-from clusterctl.runs.only_copies import OnlyCopies, Search, UncopiedFiles
-from clusterctl.scheduler.base import JobInfo, JobState, Nodes
+from clusterctl.errors import OnlyCopyError, SchedulerError, TransportError, UnreachableError
+from clusterctl.providers.base import HostChange, HostPlan, Provider
+from clusterctl.runs.only_copies import OnlyCopies, UncopiedFiles
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Nodes
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
+from clusterctl.util.progress import Clock
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
-from tests.support.scripted import ScriptedTransport, Step, use_hosts
+from tests.support.scripted import Call, ScriptedTransport, Step, queued, use_hosts
 from tests.unit.cluster.specs import spec_of
 
-MODEL = UncopiedFiles("/shared/home/ada/models", "ada", 2, 3 << 30, 7200, top="/shared/home/ada")
-SCRATCH = UncopiedFiles("/scratch/shards", "bob", 1, 5, 86400 * 3, host="d-train-1", top="/scratch")
-LOST = UncopiedFiles("out of job 2 (mine)", "ada", 1, 10, 60, top="/shared/home/ada", job_id="2")
+HOME = "/shared/home/ada"
+MODEL = UncopiedFiles(f"{HOME}/models", "ada", 2, 3 << 30, 7200, top=HOME, on_disk=3 << 30)
+SCRATCH = UncopiedFiles(
+    "/scratch/shards", "bob", 1, 5, 86400 * 3, host="d-train-1", top="/scratch", on_disk=5
+)
+LOST = UncopiedFiles(
+    "files of job 2 (mine)", "ada", 1, 10, 60, top=HOME, why="the run is not collected",
+    job_id="2", on_disk=10,
+)  # fmt: skip
+FOLDER_OF_JOB_2 = f"{HOME}/clusterctl/jobs/2"
 
 
 def inventory(provider: str = "local", **more: Any) -> Inventory:
@@ -52,43 +62,65 @@ def job(number: int, state: JobState, *nodes: str) -> JobInfo:
 
 
 class Slurm(Nodes):
-    """A Slurm with these jobs; without an answer if they are None. resumed: nodes of each resume."""
+    """A Slurm with these jobs and two idle nodes.
+
+    resumed: the nodes of each resume. on_cancel: called after jobs were cancelled.
+    """
 
     drains_nodes = True
+    clock = Clock(sleep=lambda _: None)
 
-    def __init__(self, jobs: Sequence[JobInfo] | None) -> None:
+    def __init__(
+        self, jobs: Sequence[JobInfo], on_cancel: Callable[[], None] = lambda: None
+    ) -> None:
         self.found = jobs
+        self.on_cancel = on_cancel
         self.resumed: list[Sequence[str]] = []
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        names = ("d-train-1", "d-train-2")
+        return [NodeInfo(name, "idle", "", 1, 1000, "", ("train",)) for name in names]
+
+    def drain(self, names: Sequence[str], _: str) -> tuple[str, ...]:
+        return tuple(names)
 
     def resume(self, names: Sequence[str]) -> None:
         self.resumed.append(names)
 
     def all_jobs(self) -> Sequence[JobInfo]:
-        if self.found is None:
-            raise SlurmError("slurmctld does not answer")
         return self.found
 
     def jobs(self, ids: Sequence[str]) -> Sequence[JobInfo]:
         return [job for job in self.all_jobs() if job.whole_id in ids]
 
+    def annotate(self, job_id: str, comment: str) -> None:
+        pass
+
+    def cancel(self, ids: Sequence[str]) -> dict[str, SchedulerError]:
+        self.found = [job for job in self.found if job.id not in ids]
+        self.on_cancel()
+        return {}
+
 
 class Stage:
-    """A running cluster. found: what a search for files finds. searched: all searches."""
+    """A running cluster, whose hosts are reached by ssh.
+
+    files: those that exist only on the cluster. jobs: of squeue; None: slurmctld refuses to answer.
+    silent: hosts that refuse the login. searches: host -> the latest request of a search there.
+    """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.workspace = Workspace(root / "d")
         self.workspace.create()
         self.workspace.configured.touch()
-        self.found = OnlyCopies()
+        number = "2"
+        entry = JobEntry(token=number, name="mine", user="ada", submitted_at=0.0, job_id=number)
+        Ledger(self.workspace.jobs).add(replace(entry, remote_dir=FOLDER_OF_JOB_2))
+        self.files: Sequence[UncopiedFiles] = ()
         self.jobs: Sequence[JobInfo] | None = ()
-        self.searched: list[Search] = []
-
-        def find(search: Search) -> OnlyCopies:
-            self.searched.append(search)
-            return self.found
-
-        monkeypatch.setattr(Search, "find", find)
-        monkeypatch.setattr(losses, "scheduler_of", lambda *_, **__: Slurm(self.jobs))
+        self.silent: Collection[str] = ()
+        self.searches: dict[str, dict[str, Any]] = {}
+        use_hosts(monkeypatch, lambda host: StageHost(self, host))
         self.record(inventory())
         self.keep(False)
 
@@ -108,6 +140,53 @@ class Stage:
         return runner.run("look", check_only_copies, entries, discard=discard)
 
 
+class StageHost(ScriptedTransport):
+    """A host of a stage: it has a squeue, an empty /etc/passwd, and the search for files."""
+
+    def __init__(self, stage: Stage, host: str) -> None:
+        super().__init__(host=host)
+        self.stage = stage
+
+    def _next(self, call: Call) -> Step:
+        if self.host in self.stage.silent:
+            raise TransportError("it does not accept our key", host=self.host)
+        if call.argv[0] == "cat":
+            return Step(call.argv)
+        if call.argv[0] == "squeue":
+            if self.stage.jobs is None:
+                return Step(call.argv, stderr="Access/permission denied", rc=1)
+            return queued(
+                *(
+                    {
+                        "JobID": job.id,
+                        "Name": job.name,
+                        "State": job.state.value,
+                        "NodeList": ",".join(job.nodes),
+                    }
+                    for job in self.stage.jobs
+                )
+            )
+        request = json.loads(json.loads(call.argv[-1])[0])
+        self.stage.searches[self.host] = request
+        rows = [
+            self._row(files)
+            for files in self.stage.files
+            if (request["local"] and files.host == self.host)
+            or (request["look_at_shared"] and not files.host)
+        ]
+        return Step(call.argv, "".join(f"{json.dumps(row)}\n" for row in (*rows, {"end": True})))
+
+    def _row(self, files: UncopiedFiles) -> dict[str, Any]:
+        path = FOLDER_OF_JOB_2 if files.job_id else files.what
+        names = {"top": files.top, "path": path.removeprefix(f"{files.top}/")}
+        numbers = ("files", "bytes", "age_s", "on_disk")
+        return {
+            **{key: base64.b64encode(name.encode()).decode() for key, name in names.items()},
+            **{key: getattr(files, key) for key in numbers},
+            "owner": files.owner,
+        }
+
+
 def context(stage: Stage) -> ClusterContext:
     return ClusterContext.of(spec_of(), workspace=stage.workspace)
 
@@ -118,7 +197,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
-    stage.found = OnlyCopies(files=(MODEL, SCRATCH))
+    stage.files = (MODEL, SCRATCH)
     stage.jobs = [
         job(7, JobState.RUNNING, "d-train-1"),
         job(8, JobState.PENDING),
@@ -151,14 +230,14 @@ def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
 
 
 def test_discarded_files_are_returned_and_journaled(stage: Stage) -> None:
-    stage.found = OnlyCopies(files=(MODEL,))
+    stage.files = (MODEL,)
     assert stage.look(discard=True).files == (MODEL,)
     (entry,) = read_rows(stage.workspace.journal)
     assert entry["note"].startswith("discarded: 3.0 GiB in 2 files; /shared/home/ada/models: ")
 
 
 def test_run_given_up_by_name_does_not_stop_the_check(stage: Stage) -> None:
-    stage.found = OnlyCopies(files=(LOST,))
+    stage.files = (LOST,)
     stage.jobs = [job(2, JobState.RUNNING)]
     with pytest.raises(OnlyCopyError):
         stage.look()
@@ -168,7 +247,7 @@ def test_run_given_up_by_name_does_not_stop_the_check(stage: Stage) -> None:
 
 def test_submission_without_an_id_hides_no_file(stage: Stage) -> None:
     """Files outside of job folders have no job id either."""
-    stage.found = OnlyCopies(files=(MODEL, LOST))
+    stage.files = (MODEL, LOST)
     lost = JobEntry(token=str(7), name="mine", user="ada", submitted_at=0)
     runner = PhaseRunner(workspace=stage.workspace)
     assert runner.run("look", check_only_copies, [lost], discard=True).files == (MODEL, LOST)
@@ -177,7 +256,7 @@ def test_submission_without_an_id_hides_no_file(stage: Stage) -> None:
 @pytest.mark.parametrize("dead", ["hosts", "scheduler", "record", "no record"])
 def test_check_stops_if_a_host_or_record_is_unknown(stage: Stage, dead: str) -> None:
     if dead == "hosts":
-        stage.found = OnlyCopies(unknown=("what is on d-train-2 can't be told: no route",))
+        stage.silent = ("d-train-2",)
     elif dead == "scheduler":
         stage.jobs = None
     elif dead == "record":
@@ -202,12 +281,13 @@ def test_killed_down_continues_if_hosts_are_gone(stage: Stage) -> None:
     note_removal(stage.workspace, OnlyCopies())
     entry = JobEntry(token=str(7), name="mine", user="ada", submitted_at=5.0, job_id="7")
     Ledger(stage.workspace.jobs).add(entry)
-    stage.found = SILENT
+    stage.silent = ("d-ctl",)
     assert not stage.look()
-    stage.found = replace(SILENT, files=(MODEL,))
+    stage.silent = ("d-train-2",)
+    stage.files = (MODEL,)
     with pytest.raises(OnlyCopyError) as caught:
         stage.look()
-    assert "d-ctl" not in caught.value.why
+    assert "d-train-2" not in caught.value.why
 
 
 @pytest.mark.parametrize(
@@ -229,7 +309,7 @@ def test_silent_hosts_are_ignored_only_after_recent_search(
         monkeypatch.setattr(time, "time", lambda: later)
         # Another `down` that ignored silent hosts has not searched them.
         note_removal(stage.workspace, OnlyCopies())
-    stage.found = SILENT
+    stage.silent = ("d-ctl",)
     with pytest.raises(OnlyCopyError):
         stage.look()
 
@@ -258,7 +338,7 @@ def test_all_answer_asks_each_host(stage: Stage, monkeypatch: pytest.MonkeyPatch
 
 def test_check_of_an_unconfigured_cluster_asks_nothing(stage: Stage) -> None:
     stage.workspace.configured.unlink()
-    stage.found = OnlyCopies(files=(MODEL,))
+    stage.files = (MODEL,)
     stage.jobs = None
     assert not stage.look()
 
@@ -270,21 +350,25 @@ def test_check_of_onprem_machines_stops_only_for_running_jobs(stage: Stage) -> N
     stage.jobs = [job(7, JobState.RUNNING)]
     with rejected("only-copy", OnlyCopyError):
         stage.look()
-    assert {(len(search.hosts), search.shared) for search in stage.searched} == {(0, False)}
+    assert stage.searches == {}
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_check_does_not_search_kept_storage(stage: Stage, *, keep: bool) -> None:
     stage.keep(keep)
     stage.look()
-    assert [(search.shared, len(search.hosts)) for search in stage.searched] == [(not keep, 3)]
+    assert {host: request["local"] for host, request in stage.searches.items()} == dict.fromkeys(
+        ("d-ctl", "d-train-1", "d-train-2"), True
+    )
+    of_shared = [host for host, request in stage.searches.items() if request["look_at_shared"]]
+    assert of_shared == ([] if keep else ["d-ctl"])
 
 
 def test_fix_does_not_advise_keep_if_it_is_too_late(stage: Stage) -> None:
     gcp = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
     assert GcpSettings.keeps_from_start
     stage.keep(False, provider=gcp)
-    stage.found = OnlyCopies(files=(MODEL,))
+    stage.files = (MODEL,)
     with pytest.raises(OnlyCopyError) as caught:
         stage.look()
     assert "keep" not in caught.value.fix
@@ -320,33 +404,29 @@ def test_places_lost_has_only_leaving_hosts(
 
 @pytest.mark.parametrize("affected", [True, False])
 def test_check_leaving_hosts_searches_again_after_jobs_ended(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, *, affected: bool
+    stage: Stage, *, affected: bool
 ) -> None:
-    """Drained nodes are resumed if the change is refused."""
+    """The job writes files until it is cancelled. Drained nodes are resumed if the change is
+    refused.
+    """
 
-    def end(*_: object, **__: object) -> None:
-        stage.found = OnlyCopies(files=(SCRATCH,))
+    def write_files() -> None:
+        stage.files = (SCRATCH,)
 
-    slurm = Slurm(())
-    jobs = (AffectedJob(job(7, JobState.RUNNING, "d-train-1"), "it leaves"),) * affected
-    found = Impact(drained=("d-train-1",), affected=jobs)
-    for name, function in (
-        ("reject_changed_users", lambda *_: None),
-        ("impact_of", lambda *_, **__: found),
-        ("cancel_jobs", end),
-    ):
-        monkeypatch.setattr(impact, name, function)
-    session: Any = context(stage)
+    slurm = Slurm([job(7, JobState.RUNNING, "d-train-1")] * affected, write_files)
+    two_nodes = spec_of({"name": "train", "nodes": 2})
+    provider = cast(Provider, SimpleNamespace(sizes=lambda _: {}))
+    session: Any = ClusterContext.of(two_nodes, workspace=stage.workspace, provider=provider)
     session.scheduler = lambda *_, **__: slurm
     session.inventory = inventory()
-    plan = HostPlan((change("d-train-1", "remove"),))
+    plan = HostPlan((change("d-train-1", "replace"),))
     if affected:
         with rejected("only-copy", OnlyCopyError):
             free_leaving_hosts(session, plan, force=True)
     else:
         assert free_leaving_hosts(session, plan, force=True) == {}
     assert slurm.resumed == [("d-train-1",)] * affected
-    stage.found = OnlyCopies(files=(SCRATCH,))
+    stage.files = (SCRATCH,)
     free_leaving_hosts(session, plan, force=True, discard=True)
     entry = list(read_rows(stage.workspace.journal))[-1]
     assert (entry["verb"], entry["phase"]) == ("up", "check_leaving_nodes")

@@ -351,15 +351,25 @@ def test_unreadable_files_are_refused_by_name(project):
         found(project)
 
 
-@pytest.mark.parametrize(
-    ("limit", "value", "word"), [("MAX_FILES", 5, " 5 files"), ("MAX_BYTES", 50, " 50 B")]
-)
-def test_folder_above_the_limit_is_refused_with_its_largest_parts(
-    project, monkeypatch, limit, value, word
-):
-    monkeypatch.setattr(limits, limit, value)
-    write(project, *(f"many/{n}-----------" for n in range(9)), "b")
-    with rejected("folder-too-large", UsageError, word, "many (", "--no-folder"):
+def test_folder_of_too_many_bytes_is_refused_with_its_largest_parts(project):
+    write(project, "many/a", "b")
+    with (project / "many/a").open("r+b") as file:
+        file.truncate(10 << 30)
+    with rejected("folder-too-large", UsageError, " 10.0 GiB", "many (", "--no-folder"):
+        found(project)
+
+
+def test_folder_of_too_many_files_is_refused_with_its_largest_parts(project, monkeypatch):
+    """The system lists the file in the folder very often, as if it were many files."""
+    write(project, "many/a", "b")
+    listed = limits.os.scandir
+
+    def scandir(folder: Path) -> list[os.DirEntry[str]]:
+        entries = [*listed(folder)]
+        return entries * 100_001 if Path(folder).name == "many" else entries
+
+    monkeypatch.setattr(limits.os, "scandir", scandir)
+    with rejected("folder-too-large", UsageError, " 100,000 files", "many (", "--no-folder"):
         found(project)
 
 

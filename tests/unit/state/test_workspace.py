@@ -177,15 +177,28 @@ def test_write_atomic_writes_a_file_removed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    path.touch()
+    write_atomic(path, "old")
+    read_bytes = Path.read_bytes
 
-    def has_content(*_: object) -> bool:
-        path.unlink()
-        return True
+    def read_removed(file: Path) -> bytes:
+        file.unlink()
+        return read_bytes(file)
 
-    monkeypatch.setattr("clusterctl.state.workspace.has_content", has_content)
-    assert write_atomic(path, "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read_removed)
+        assert write_atomic(path, "old")
     assert path.read_text() == "old"
+
+
+def test_write_atomic_replaces_a_file_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+    assert not write_atomic(path, "old")
+    another_user = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another_user)
+    assert write_atomic(path, "old")
 
 
 @pytest.mark.parametrize("other", ["content", "size", "mode", "link"])
