@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +17,9 @@ from clusterctl.cluster.plan import Plan, prompt_about
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.spec.load import Difference
+from clusterctl.spec.load import Difference, dump_spec
 from tests.support.messages import refused, shows
+from tests.support.providers import BareProvider, use_provider
 from tests.unit.cluster.specs import spec_of
 
 SPEC = spec_of({"name": "train", "nodes": 3})
@@ -160,9 +161,39 @@ def test_plan_with_unknown_price_may_cost_more(
     assert not HostPlan((STAY, removal), priced_on="2026-10-01").may_cost_more
 
 
+class Imaging(BareProvider):
+    """A provider whose image was built after it was planned, by another command."""
+
+    known_shared = "/shared"
+
+    def check(self, *_: object, **__: object) -> None:
+        pass
+
+    def preflight(self, *_: object, **__: object) -> None:
+        pass
+
+    def plan(self, *_: object, **__: object) -> HostPlan:
+        return HostPlan((), images=("on demo-image, 0.07 USD an hour",))
+
+    def prepare_templates(self, *_: object, **__: object) -> dict[str, str]:
+        return {}
+
+    def destroy(self, *_: object, **__: object) -> None:
+        pass
+
+    def leftovers(self, *_: object) -> tuple[()]:
+        return ()
+
+    def kept_storage(self, *_: object) -> tuple[()]:
+        return ()
+
+
 @pytest.mark.parametrize("yes", [True, False])
 def test_plan_with_an_image_asks_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], yes: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    yes: bool,
 ) -> None:
     answers: list[bool] = []
 
@@ -172,15 +203,13 @@ def test_plan_with_an_image_asks_on_a_terminal(
         def confirm(self, _: str, *, yes: bool) -> None:
             answers.append(yes)
 
-    def bake_ahead(_: object, confirm: Callable[[tuple[str, ...]], None]) -> str:
-        confirm(("on demo-image, 0.07 USD an hour",))
-        return "made"
-
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
+    use_provider(monkeypatch, lambda *_: Imaging())
     cloud = {"type": "gcp", "project": "a-project", "zone": "us-central1-a"}
-    monkeypatch.setattr(cli_up, "spec_of", lambda _: spec_of(provider=cloud))
-    monkeypatch.setattr(cli_up, "bake_image", bake_ahead)
-    cli_up.bake(Terminal(json=False, color=False), yes=yes)
+    file = tmp_path / "cluster.yaml"
+    file.write_text(dump_spec(spec_of(provider=cloud)))
+    cli_up.bake(Terminal(json=False, color=False, file=file), yes=yes)
     output = capsys.readouterr()
     assert answers == [yes]
     assert "demo-image, 0.07 USD" in output.err
-    assert "built the image" in output.out
+    assert "the image already exists" in output.out

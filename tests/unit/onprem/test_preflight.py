@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -433,25 +432,20 @@ def test_preflight_ends_at_its_time_limit(tmp_path: Path) -> None:
         provider.plan(spec, workspace)
 
 
-def test_preflight_does_not_probe_known_machines_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, workspace, provider = desk(tmp_path)
+def test_apply_examines_machines_again_only_for_another_cluster_or_spec(tmp_path: Path) -> None:
+    """An examination fails here, because its time is over at once."""
+    hours = itertools.count(0, 3600)
+    spec, workspace, provider = desk(tmp_path, Clock(now=lambda: next(hours)))
     assert isinstance(spec.provider, OnpremSettings)
     seen = _Examination(dump_spec(spec), workspace, inventory_of(), (), {}, spec.provider)
-    looks: list[Workspace] = []
-
-    def look(self: OnpremProvider, _: ClusterSpec, where: Workspace) -> _Examination:
-        looks.append(where)
-        self._examination = replace(seen, workspace=where)
-        return self._examination
-
-    monkeypatch.setattr(OnpremProvider, "_examine_machines", look)
+    provider._examination = seen
+    assert provider.apply(spec, workspace).inventory == seen.inventory
     other = Workspace(tmp_path / "other")
     other.create()
-    for where in (workspace, workspace, other):
-        assert provider.apply(spec, where).inventory == seen.inventory
-    assert looks == [workspace, other]
+    with rejected("hosts-unfit", ProvisionError):
+        provider.apply(spec, other)
+    with rejected("hosts-unfit", ProvisionError):
+        provider.apply(spec.model_copy(update={"name": "e"}), workspace)
 
 
 def test_preflight_does_not_wait_for_a_hung_host(machines: Machines) -> None:
