@@ -61,7 +61,7 @@ class Losses:
     largest: the largest difference; None if a differing loss is NaN or infinite, or if all losses
         are equal.
     axis: what a step is: ``step``, ``epoch``, or ``row`` if the program wrote neither.
-    limit: the number of losses of each run that were compared, if a run has more; 0: all.
+    complete: whether all losses were compared. Of very many, only the first are.
     """
 
     identical: bool
@@ -71,13 +71,15 @@ class Losses:
     first: float | None = None
     largest: float | None = None
     axis: str = STEP
-    limit: int = 0
+    complete: bool = True
 
     def __str__(self) -> str:
         steps = f"{self.steps:,} {self.axis}{'s' if self.steps != 1 else ''}"
         totals = "" if self.a == self.b == self.steps else f" of {self.a:,} and {self.b:,}"
-        limit = f"; only the first {self.limit:,} losses of each run were compared" * bool(
-            self.limit
+        limit = (
+            ""
+            if self.complete
+            else f"; only the first {_MAX_LOSSES:,} losses of each run were compared"
         )
         if self.identical:
             return f"identical over {steps}{totals}{limit}"
@@ -127,7 +129,7 @@ def compare_losses(a: Row, b: Row, *, limit: int = _MAX_LOSSES) -> Losses | None
         first=first,
         largest=largest if wrong and math.isfinite(largest) else None,
         axis=axis,
-        limit=0 if complete_a and complete_b else limit,
+        complete=complete_a and complete_b,
     )
 
 

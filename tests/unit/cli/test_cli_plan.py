@@ -181,10 +181,10 @@ class Imaging(BareProvider):
     def destroy(self, *_: object, **__: object) -> None:
         pass
 
-    def leftovers(self, *_: object) -> tuple[()]:
+    def leftovers(self, *_: object, **__: object) -> tuple[()]:
         return ()
 
-    def kept_storage(self, *_: object) -> tuple[()]:
+    def kept_storage(self, *_: object, **__: object) -> tuple[()]:
         return ()
 
 

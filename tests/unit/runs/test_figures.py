@@ -275,15 +275,15 @@ def test_replay_that_differs_in_its_last_step_only_is_different(tmp_path: Path) 
     assert losses.largest == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("limit", "steps", "named"), [(50, 50, 50), (100, 100, 0)])
+@pytest.mark.parametrize(("limit", "complete"), [(50, False), (100, True)])
 def test_losses_of_a_comparison_beyond_the_limit_are_named(
-    tmp_path: Path, limit: int, steps: int, named: int
+    tmp_path: Path, limit: int, complete: bool
 ) -> None:
     rows = (collected(tmp_path, CASES["100"], job_id=n) for n in (1, 2))
     losses = compare_losses(*rows, limit=limit)
     assert losses is not None
-    assert (losses.identical, losses.steps, losses.limit) == (True, steps, named)
-    assert ("first 50 losses" in str(losses)) == bool(named)
+    assert (losses.identical, losses.steps, losses.complete) == (True, limit, complete)
+    assert ("only the first 2,097,152 losses" in str(losses)) == (not complete)
 
 
 def test_use_of_nodes_is_that_of_all_samples(tmp_path: Path) -> None:
