@@ -12,6 +12,7 @@ __all__ = [
     "Cluster",
     "ClusterctlError",
     "Job",
+    "Moment",
     "Rehearsal",
     "Report",
     "Row",

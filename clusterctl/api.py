@@ -29,6 +29,7 @@ from clusterctl.jobs.prepare import Preparer, Submission, read_jobs, submit_prep
 from clusterctl.jobs.replay import Code, replay_job
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.submit import Submitter
+from clusterctl.jobs.top import Moment, watching
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Prompts
 from clusterctl.rehearse.rehearsal import LIMIT_S, MTBF_S, Rehearsal, Rehearser, job_to_rehearse
@@ -61,6 +62,7 @@ __all__ = [
     "Cluster",
     "ClusterctlError",
     "Job",
+    "Moment",
     "Rehearsal",
     "Report",
     "Row",
@@ -237,6 +239,12 @@ class Cluster:
     def status(self) -> Status:
         """Return the state of the nodes, and the pending and running jobs."""
         return status_of(self._chosen.workspace())
+
+    def top(self, ids: _Names = ()) -> Moment:
+        """Return what the nodes and jobs do now; with IDs, what these jobs do."""
+        ids = _as_list(ids)
+        with watching(self._chosen.of_jobs(ids).workspace(), ids) as cluster:
+            return cluster.look()
 
     def submit(
         self,

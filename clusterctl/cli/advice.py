@@ -37,6 +37,7 @@ OF_CLUSTER: Final = (
     "stacks",
     "status",
     "submit",
+    "top",
     "up",
 )
 _COMMAND: Final = re.compile(rf"`clusterctl ({'|'.join(OF_CLUSTER)})((?: [^`]*)?)`")

@@ -105,7 +105,7 @@ def _lines(
         "",
     ]
     if cluster_status.partitions:
-        lines += _partition_table(screen, cluster_status.partitions)
+        lines += partition_table(screen, cluster_status.partitions)
     else:
         rows = [
             (n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason)
@@ -149,7 +149,7 @@ def _reasons(waits: Sequence[Diagnosis]) -> list[str]:
     ]
 
 
-def _partition_table(screen: Screen, partitions: Sequence[PartitionInfo]) -> list[str]:
+def partition_table(screen: Screen, partitions: Sequence[PartitionInfo]) -> list[str]:
     head = ["PARTITION", "STATE", "LIMIT", "NODES", "IDLE", "ALLOCATED", "OTHER"]
     rows = [
         (

@@ -140,6 +140,13 @@ def jobs() -> Verb:
     return jobs.jobs
 
 
+@_verb("top", "Show live what nodes, jobs and their ranks do.")
+def top() -> Verb:
+    from clusterctl.cli import top
+
+    return top.top
+
+
 @_verb("logs", "Print a job's stdout and stderr.")
 def logs() -> Verb:
     from clusterctl.cli import logs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.hosts.needs import lacks_of, text_of
@@ -19,6 +20,7 @@ from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
+from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
@@ -65,6 +67,8 @@ def status_of(workspace: Workspace) -> Status:
         with connections_of(site, workspace) as connections:
             # Only the job user can read the files of its jobs.
             session = session_of(site, workspace, connections, patience_s=SOON_S)
+            ask_accounting = partial(site.accounting_failure, session.scheduler, connections.to)
+            accounting_failure = start_in_thread(ask_accounting)
             overview = site.overview(session.scheduler, connections.to)
             # Parsing a spec with all its rules takes time, and most specs don't set auto_down.
             has_auto_down = (
@@ -80,13 +84,14 @@ def status_of(workspace: Workspace) -> Status:
             waits = any(map(waits_for_nodes, active))
             required = site.required_nodes(session.scheduler) if waits else {}
             nodes = _with_lacks(overview.nodes, connections.to)
+            failure = accounting_failure()
     return Status(
         site.inventory.cluster,
         site.inventory.provider,
         overview.is_ready,
         nodes,
         active,
-        overview.accounting_failure,
+        failure,
         timer,
         overview.partitions,
         required,

@@ -48,7 +48,7 @@ def restarts_of_job(session: Session, job: JobInfo) -> tuple[Restart, ...]:
 def with_hangs(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
     """Return the jobs. Those that are running without progress have their ``hang``."""
     events = _events(session, [job for job in jobs if _may_hang(job)])
-    return tuple(replace(job, hang=_hang_of(events.get(job.id, ()))) for job in jobs)
+    return tuple(replace(job, hang=hang_of(events.get(job.id, ()))) for job in jobs)
 
 
 def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
@@ -73,7 +73,7 @@ def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, .
         is_restarted = job.id in restarted
         shown_job = with_all_attempts(restarted.get(job.id, job), own if is_restarted else ())
         shown_job = with_recorded_exit(shown_job, own)
-        shown.append(replace(shown_job, hang=_hang_of(own) if _may_hang(job) else None))
+        shown.append(replace(shown_job, hang=hang_of(own) if _may_hang(job) else None))
     return tuple(shown)
 
 
@@ -82,7 +82,10 @@ def _may_hang(job: JobInfo) -> bool:
     return job.state is JobState.RUNNING and start is not None and time.time() - start >= _SOONEST_S
 
 
-def _hang_of(events: Sequence[Event]) -> Hang | None:
+def hang_of(events: Sequence[Event]) -> Hang | None:
+    """Return the hang that lasts until now, by the events of a running job. None: it does not
+    hang.
+    """
     hang = last_attempt(events).hang
     return hang and replace(hang, until=max(hang.until, time.time()))
 

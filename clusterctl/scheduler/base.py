@@ -524,7 +524,8 @@ class NodeInfo:
     """A node of the cluster, as the scheduler reports it.
 
     shown: the node's state as sinfo prints it: ``idle+drain*``. allocated_mib: memory allocated to
-        jobs.
+        jobs. allocated_cpus, gres_used: likewise.
+    load: mean number of processes that ran or could run in the last minute; None: unknown.
     reason_by: account that set the reason. Slurm's daemons use slurm or root.
     """
 
@@ -537,6 +538,9 @@ class NodeInfo:
     partitions: tuple[str, ...]
     reason_by: str = ""
     allocated_mib: int = 0
+    allocated_cpus: int = 0
+    load: float | None = None
+    gres_used: str = ""
 
     @property
     def state(self) -> str:

@@ -23,7 +23,6 @@ from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.state.inventory import Inventory, planned_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.transport.base import Connect, Transport
-from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.script import Environment
@@ -55,14 +54,12 @@ class Overview:
     """The state of a cluster: its nodes or, of other people's cluster, its partitions.
 
     is_ready: whether all nodes can be used. Of other people's cluster: whether any can.
-    accounting_failure: why Slurm's accounting does not answer; "" if it answers.
     """
 
     jobs: tuple[JobInfo, ...]
     is_ready: bool
     nodes: tuple[NodeInfo, ...] = ()
     partitions: tuple[PartitionInfo, ...] = ()
-    accounting_failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,17 +168,17 @@ class Site(ABC):
         """Return the state of the cluster. scheduler: of the job user. to: connects to a host as
         admin.
         """
-        controller = to(self.inventory.controller.name)
-        as_admin = self.client(controller, to, scheduler.patience_s)
-        accounting_failure = start_in_thread(as_admin.accounting_failure)
-        nodes, jobs = as_admin.nodes_and_jobs()
+        nodes, jobs = self._as_admin(scheduler, to).nodes_and_jobs()
         usable = {node.name for node in nodes if node.usable}
-        return Overview(
-            jobs,
-            usable >= {host.name for host in self.inventory.compute},
-            nodes=nodes,
-            accounting_failure=accounting_failure(),
-        )
+        is_ready = usable >= {host.name for host in self.inventory.compute}
+        return Overview(jobs, is_ready, nodes=nodes)
+
+    def accounting_failure(self, scheduler: Jobs, to: Connect) -> str:
+        """Return why Slurm's accounting does not answer; "" if it answers. See ``overview``."""
+        return self._as_admin(scheduler, to).accounting_failure()
+
+    def _as_admin(self, scheduler: Jobs, to: Connect) -> Jobs:
+        return self.client(to(self.inventory.controller.name), to, scheduler.patience_s)
 
     def required_nodes(self, scheduler: Jobs) -> Mapping[int, tuple[str, ...]]:
         """Return number of a waiting job -> the nodes that it asks for by name, if the site lists

@@ -145,6 +145,10 @@ class ForeignSlurm(OwnSlurm):
         is_ready = any(partition.usable for partition in partitions)
         return Overview(jobs, is_ready, partitions=partitions)
 
+    def accounting_failure(self, scheduler: Jobs, to: Connect) -> str:
+        # The jobs of users don't need it.
+        return ""
+
     def required_nodes(self, scheduler: Jobs) -> Mapping[int, tuple[str, ...]]:
         return {}
 

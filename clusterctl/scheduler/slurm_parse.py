@@ -279,8 +279,19 @@ def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
             partitions=partitions,
             reason_by=record["User"],
             allocated_mib=as_known_number(record["AllocMem"]) or 0,
+            allocated_cpus=as_known_number(record["CPUsState"].partition("/")[0]) or 0,
+            load=_load(record["CPUsLoad"]),
+            gres_used=as_text(record["GresUsed"]),
         )
     yield from nodes.values()
+
+
+def _load(text: str) -> float | None:
+    """Return the load of a node, such as 0.35. None: slurmd has not reported it."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _names(command: str) -> tuple[str, ...]:
@@ -307,7 +318,10 @@ STEPS: Final = Query(
 )
 SINFO: Final = Query(
     ("sinfo", "--noheader", "--Node"),
-    "NodeList Partition StateComplete StateLong Reason CPUs Memory Gres User AllocMem".split(),
+    (
+        "NodeList Partition StateComplete StateLong Reason CPUs Memory Gres User AllocMem "
+        "CPUsState CPUsLoad GresUsed"
+    ).split(),
     _nodes,
 )
 

@@ -5,6 +5,7 @@ Each conversion raises ValueError if Slurm would not print the text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -15,10 +16,16 @@ from clusterctl.spec.units import parse_slurm_time_s
 
 # Time limit of a job without a limit in sacct's output, and sometimes in squeue's in 24.11.
 _YEAR_S = 365 * 86_400
+_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,(]+)?:([0-9]+)")
 
 
 def is_number(text: str) -> bool:
     return text.isdigit() and text.isascii()
+
+
+def gpu_count(gres: str) -> int:
+    """Return the number of GPUs in a text such as ``gpu:h100:8(S:0-1),shard:16``."""
+    return sum(map(int, _GPUS.findall(gres)))
 
 
 def as_number(text: str) -> int:

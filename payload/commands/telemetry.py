@@ -16,6 +16,7 @@ from typing import Any
 from payload.cli.config import TelemetryConfig
 from payload.cli.jsonl import JsonLines
 from payload.node import host
+from payload.node.rank_use import Ranks
 from payload.node.sensors import Cpu, Gpus, Memory, Network, Sensor, SensorError, own_group
 
 
@@ -38,7 +39,14 @@ def run(config: TelemetryConfig) -> int:
     group = own_group()
     memory = Memory(group=group)
     gpus = Gpus()
-    sensors: Sequence[Sensor] = (Cpu(host.node_cores(), group=group), memory, Network(), gpus)
+    ranks = Ranks(gpus.users)
+    sensors: Sequence[Sensor] = (
+        Cpu(host.node_cores(), group=group),
+        memory,
+        Network(),
+        gpus,
+        ranks,
+    )
     # A requeued job appends to its file.
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     with JsonLines(

@@ -125,7 +125,7 @@ class Memory:
             return sizes["MemTotal"] - sizes["MemAvailable"]
         current = self._group / "memory.current"
         if not os.access(current, os.R_OK):
-            return sum(map(_own_memory, self._proc.glob("[0-9]*/status")))
+            return sum(map(own_memory, self._proc.glob("[0-9]*/status")))
         with _source(current):
             lines = (self._group / "memory.stat").read_text().splitlines()
             return int(current.read_text()) - int(
@@ -204,6 +204,16 @@ class Gpus:
         rates = [self._ask("nvmlDeviceGetUtilizationRates", handle) for _, handle in self._handles]
         return max(rate.memory for rate in rates) if rates and None not in rates else None
 
+    def users(self) -> dict[int, list[int]]:
+        """Return process id -> indices of the GPUs on which the process computes, as far as GPUs
+        report it. A container may not see the ids of its processes.
+        """
+        users: dict[int, list[int]] = {}
+        for index, handle in self._handles:
+            for process in self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or ():
+                users.setdefault(process.pid, []).append(index)
+        return users
+
     def energy_j(self, uuid: str | None) -> float | None:
         """Return the joules that a GPU has used since its driver was loaded; None if it is
         unknown.
@@ -218,10 +228,13 @@ class Gpus:
         use = self._ask("nvmlDeviceGetUtilizationRates", handle)
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         return {
             "index": index,
             "util": use and use.gpu,  # percent of time
             "mem_used_mib": memory and memory.used // MIB,
+            "mem_total_mib": memory and memory.total // MIB,
+            "processes": None if processes is None else len(processes),
             "power_w": milliwatts and milliwatts / 1000,
             "temperature": self._ask("nvmlDeviceGetTemperature", handle, 0),  # °C
             # The counter has millijoules since the driver was loaded.
@@ -254,7 +267,7 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
     return nvml, handles
 
 
-def _own_memory(status: Path) -> int:
+def own_memory(status: Path) -> int:
     """Return the bytes that a process shares with no other; 0 for a thread of the kernel.
 
     The memory controller may be missing in a container, and the kernel lets only root read more

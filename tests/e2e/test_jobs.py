@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from clusterctl.spec.distributions import redhat_release
 from tests.support.cluster import Cluster
 from tests.support.messages import codes
 from tests.support.processes import eventually
+from tests.support.terminal import terminal
 
 pytestmark = pytest.mark.platform("real", "debian-13")
 
@@ -321,6 +323,40 @@ def test_hang_is_reported_with_the_stacks_of_all_ranks(cluster: Cluster) -> None
     hanging = eventually(lambda: [job for job in cluster.json("status")["jobs"] if job["hang"]])
     assert [job["job_id"] for job in hanging] == [job_id]
     assert hanging[0]["hang"]["summary"] in cluster("logs", job_id).stderr
+    cluster("cancel", job_id)
+
+
+def test_top_shows_what_each_rank_does(cluster: Cluster) -> None:
+    path = script(
+        cluster,
+        "steps.py",
+        "import json, time\nfrom mpi4py import MPI\nw = MPI.COMM_WORLD\n"
+        "file = open('metrics.jsonl', 'a') if w.rank == 0 else None\n"
+        "for step in range(6000):\n"
+        "    end = time.monotonic() + 0.1\n"
+        "    while w.rank == 1 and time.monotonic() < end:\n        pass\n"
+        "    time.sleep(0.1 if w.rank == 0 else 0)\n"
+        "    if file:\n"
+        "        print(json.dumps({'step': step, 'loss': 1 / (step + 1)}), file=file, flush=True)\n",
+    )
+    job_id = cluster.json("submit", path, "--nodes", "2")["job_id"]
+
+    def use() -> dict[str, Any]:
+        (found,) = cluster.json("top", job_id)["clusters"]
+        return found["jobs"][0]["use"] or {"ranks": [], "progress": {"step": None}}
+
+    def is_shown() -> bool:
+        shown = use()
+        busy = [rank["cpu_percent"] or 0 for rank in shown["ranks"]]
+        return len(busy) == 2 and busy[1] > 5 * busy[0] and shown["progress"]["step"] is not None
+
+    eventually(is_shown)
+    nodes = [rank["node"] for rank in use()["ranks"]]
+    assert nodes == [f"{cluster.name}-train-{number}" for number in (1, 2)]
+    with terminal(cluster.runner, "top", size=(24, 80)) as window:
+        window.read_until("RANK")
+        window.type("q")
+        assert window.end() == 0
     cluster("cancel", job_id)
 
 

@@ -62,7 +62,21 @@ def job(played_session: Session, cluster: PlayedCluster, tmp_path: Path) -> str:
         rf"{BODY}; mkfifo {TITLE!r}; exit 3".replace(repr(TITLE), r"$'\e]0;owned\a'"),
     )
     cluster.wait_until_ended(job_id)
-    node = ["demo-train-1", "train", "idle", "idle", NAME, "4", "1000", "(null)", "root", "0"]
+    node = [
+        "demo-train-1",
+        "train",
+        "idle",
+        "idle",
+        NAME,
+        "4",
+        "1000",
+        "(null)",
+        "root",
+        "0",
+        "0/4/0/4",
+        "0.1",
+        "",
+    ]
     with cluster.state() as state:
         state["nodes"] = [node]
         state["jobs"][job_id] |= {

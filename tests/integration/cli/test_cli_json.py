@@ -48,6 +48,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "jobs": [],
     "logs": ["1"],
     "stacks": ["1"],
+    "top": [],
     "code": ["1"],
     "cancel": ["1"],
     "collect": [],

@@ -138,7 +138,21 @@ def test_killed_node_is_started_if_its_job_keeps_waiting(
     """Another node is in service, but the job does not fit on it, or it is busy."""
     with cluster.state() as state:
         state["nodes"] = [
-            ["n2", "other", "idle", "idle", "none", "4", "1000", "(null)", "root", "0"]
+            [
+                "n2",
+                "other",
+                "idle",
+                "idle",
+                "none",
+                "4",
+                "1000",
+                "(null)",
+                "root",
+                "0",
+                "0/4/0/4",
+                "0.1",
+                "",
+            ]
         ]
     monkeypatch.setattr(rehearsal, "_WAITS_S", 0.0)
     monkeypatch.setattr(rehearsal, "LONGEST_TIMES", 0)

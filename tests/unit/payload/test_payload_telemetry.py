@@ -9,7 +9,9 @@ import pytest
 
 from payload.commands.telemetry import sample
 from payload.node import host
+from payload.node.rank_use import Ranks
 from payload.node.sensors import Cpu, Memory, Network, SensorError, own_group
+from payload.node.stacks import Process
 
 _MIB = 1 << 20
 
@@ -136,6 +138,34 @@ def test_network_rates_leave_loopback_out(tmp_path: Path) -> None:
     assert (received.keys(), sent.keys()) == ({"eth0"}, {"eth0"})
     assert received["eth0"] == pytest.approx(4 * sent["eth0"], rel=1e-3)
     assert sent["eth0"] > 0
+
+
+def _processes(proc: Path, **pids: tuple[int, int]) -> list[Process]:
+    """Processes in a /proc, by the ticks that they and their ended children have used."""
+    for name, (own, children) in pids.items():
+        folder = proc / name[1:]
+        folder.mkdir(exist_ok=True)
+        fields = ["S", *"0" * 10, str(own), "0", str(children), "0"]
+        (folder / "stat").write_text(f"{name[1:]} (a ) b) {' '.join(fields)}")
+        (folder / "status").write_text(f"VmRSS: 9 kB\nRssAnon: {2 * 1024} kB\n")
+    return [Process(int(name[1:]), 1, ("python",)) for name in pids]
+
+
+def test_rank_has_the_use_of_all_its_processes(tmp_path: Path) -> None:
+    running = {0: _processes(tmp_path, p1=(0, 0), p2=(10, 5)), 1: _processes(tmp_path, p3=(7, 0))}
+    ranks = Ranks(lambda: {2: [1], 3: [0], 9: [3]}, lambda: running, tmp_path)
+    first = {"memory_mib": 4, "gpus": [1]}
+    assert ranks.read() == {"ranks": {"0": first, "1": {"memory_mib": 2, "gpus": [0]}}}
+    _processes(tmp_path, p1=(3000, 0), p2=(10, 3005), p3=(7, 0))
+    shown = ranks.read()["ranks"]
+    assert shown["0"]["cpu_percent"] > 0
+    assert shown["1"]["cpu_percent"] == 0
+
+
+def test_process_that_has_ended_ends_no_telemetry(tmp_path: Path) -> None:
+    ranks = Ranks(dict, lambda: {0: [Process(77, 1, ("gone",))]}, tmp_path)
+    assert ranks.read() == {"ranks": {"0": {"memory_mib": 0}}}
+    assert Ranks(dict, dict, tmp_path).read() == {}
 
 
 class _Broken:

@@ -378,7 +378,7 @@ def test_lost_nodes_are_nodes_that_failed_during_the_job() -> None:
     assert transport.left == ()
     now = int(time.time())
     rows = [
-        (f"d-{n}", "p", state, state, "none", "2", "9", "", "", "0")
+        (f"d-{n}", "p", state, state, "none", "2", "9", "", "", "0", "0/2/0/2", "0.10", "")
         for n, state in ((1, "idle"), (2, "idle*"))
     ]
     step = Step(("sinfo", *["*"] * 3, "--nodes=d-[[]1-2[]]"), records(rows))

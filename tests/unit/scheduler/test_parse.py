@@ -20,7 +20,7 @@ from clusterctl.scheduler.base import (
     StepInfo,
     worst_job,
 )
-from clusterctl.scheduler.slurm_values import expand_nodes
+from clusterctl.scheduler.slurm_values import expand_nodes, gpu_count
 from tests.support.messages import refused
 from tests.support.scripted import CAPTURED, captured, separator_in
 
@@ -282,6 +282,28 @@ def test_garbled_node_row_is_skipped_alone():
     )[0]
     assert (spoilt.name, spoilt.cpus, spoilt.memory_mib) == ("jr-train-1", 0, 0)
     assert " of sinfo: CPUs 'many'" in spoilt.reason
+
+
+def test_use_of_nodes_is_parsed():
+    used, silent = sinfo(capture("sinfo"))
+    assert (used.allocated_cpus, used.load, used.gres_used) == (0, 0.35, "gpu:0")
+    assert (silent.allocated_cpus, silent.load, silent.gres_used) == (0, None, "")
+    busy = sinfo(with_field("sinfo", "CPUsState", "3/1/0/4"))[0]
+    assert busy.allocated_cpus == 3
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"),
+    [
+        ("", 0),
+        ("gpu:8", 8),
+        ("gpu:h100:8(S:0-1)", 8),
+        ("gpu:a:2(IDX:0-1),gpu:b:1(IDX:2),shard:16", 3),
+        ("nvgpu:4", 0),
+    ],
+)
+def test_gpus_in_a_gres_are_counted(gres, count):
+    assert gpu_count(gres) == count
 
 
 def test_sinfo_nodes_are_parsed():

@@ -1,0 +1,509 @@
+"""The command top, which shows live what nodes, jobs and their ranks do."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, pairwise
+from typing import Annotated, Any, Final
+
+from rich.cells import set_cell_size
+
+from clusterctl.cli.jobs import partition_table, shown_elapsed
+from clusterctl.cli.options import Words, argument, job_ids, option
+from clusterctl.cli.output import ENDINGS, Screen
+from clusterctl.errors import (
+    ClusterctlError,
+    NotUpError,
+    SchedulerError,
+    TransportError,
+    UsageError,
+)
+from clusterctl.jobs.readings import SILENT_S, Figure, GpuUse, JobUse, NodeUse, RankUse
+from clusterctl.jobs.top import Moment, Watch, watching
+from clusterctl.scheduler.base import NodeInfo, state_counts, worst_job
+from clusterctl.scheduler.slurm_values import fold_nodes, gpu_count
+from clusterctl.spec.units import shown_memory
+from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.workspace import clusters_up
+from clusterctl.transport.tree import format_size
+from clusterctl.util.process import call_on_hosts
+
+EVERY: Final = "all"
+_CURVE: Final = "▁▂▃▄▅▆▇█"
+_CURVE_WIDTH: Final = 40
+# Without a terminal there is no height, so nothing is left out.
+_ANY_HEIGHT: Final = 1 << 30
+_MIB: Final = 1 << 20
+_ONLY_WHOLE: Final = 1e4
+_KEYS: Final = "q: quit   ↑ ↓: choose a job   space: look now"
+# What terminals send for keys.
+_UP: Final = ("\x1b[A", "\x1bOA", "k")
+_DOWN: Final = ("\x1b[B", "\x1bOB", "j")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Lines of the screen that belong together. keeps_end: if it is cut, the last rows stay."""
+
+    head: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+    keeps_end: bool = False
+
+    def cut(self, rows: int) -> list[str]:
+        """Return the section with at most this number of rows."""
+        left_out = len(self.rows) - rows
+        if left_out <= 0:
+            return [*self.head, *self.rows]
+        if self.keeps_end:
+            return [*self.head, *self.rows[len(self.rows) - rows :]]
+        kept = self.rows[: max(0, rows - 1)]
+        return [*self.head, *kept, *([f"... {len(self.rows) - len(kept)} more"] if rows else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the user has chosen to see: the job (or array) that is shown in detail. "": none."""
+
+    cluster: str = ""
+    job: str = ""
+
+    def moved(self, moments: Mapping[str, Moment], step: int = 0) -> View:
+        """Return the choice ``step`` jobs further. A job that is not there any more is replaced by
+        the first that runs.
+        """
+        jobs = [
+            View(name, job_id)
+            for name, moment in moments.items()
+            for job_id in dict.fromkeys(job.whole_id for job in moment.jobs)
+        ]
+        running = [
+            View(name, job.whole_id)
+            for name, moment in moments.items()
+            for job in moment.jobs
+            if job.id in moment.uses
+        ]
+        if not jobs:
+            return View()
+        if self not in jobs:
+            return next(iter(running), jobs[0])
+        return jobs[min(max(0, jobs.index(self) + step), len(jobs) - 1)]
+
+
+def top(
+    screen: Screen,
+    ids: Annotated[Words, argument("Show only these jobs.", metavar="[ID...]", tab=job_ids)] = None,
+    once: Annotated[bool, option("Print the state once, and end.")] = False,
+    interval: Annotated[
+        float, option("Seconds between two looks.", metavar="S", min=0.5, max=3600)
+    ] = 2.0,
+) -> None:
+    """Show live what nodes, jobs and their ranks do. It ends with q or Ctrl-C.
+
+    Telemetry, metrics and logs of your running jobs are read from their folders by one connection.
+    Slurm itself is asked at most as often as the screen tells. Without a terminal, prints a line
+    for each running job and look.
+
+    `--cluster all` shows all your clusters that are up.
+    """
+    with ExitStack() as stack:
+        watches = _watches(screen, stack, ids or [])
+        if screen.json or once:
+            looks = _look(watches)
+            moments = {name: look for name, look in looks.items() if isinstance(look, Moment)}
+            view = View().moved(moments)
+            lines = [] if screen.json else lines_of(screen, looks, view, _ANY_HEIGHT)
+            screen.result(_answer(looks), *lines)
+            return
+        # The user ends the command by Ctrl-C or a signal.
+        with suppress(*ENDINGS):
+            if sys.stdout.isatty():
+                _show(screen, watches, interval)
+            else:
+                _print(screen, watches, interval)
+
+
+def _watches(screen: Screen, stack: ExitStack, ids: Sequence[str]) -> dict[str, Watch]:
+    """Open the chosen cluster, or all clusters. Return name -> watch."""
+    if screen.cluster != EVERY:
+        chosen = screen.chosen().of_jobs(ids)
+        workspace = chosen.workspace()
+        return {workspace.root.name: stack.enter_context(watching(workspace, ids))}
+    if ids:
+        raise UsageError(
+            "--cluster all shows all jobs, and job IDs were given",
+            code="options-exclusive",
+            fix="leave out the IDs, or name the cluster of the jobs with --cluster",
+        )
+    names = clusters_up()
+    if not names:
+        raise NotUpError("no cluster is up", code="not-up", fix="`clusterctl up` creates one")
+    return {
+        name: stack.enter_context(watching(ChosenCluster(None, name, screen.note).workspace()))
+        for name in names
+    }
+
+
+# The state of each cluster, or why it does not answer.
+Looks = Mapping[str, Moment | ClusterctlError]
+
+
+def _look(watches: Mapping[str, Watch]) -> Looks:
+    """Look at all clusters at once. Raises the error if none answers, or if the command is wrong."""
+    answers, errors = call_on_hosts(watches, lambda name: watches[name].look())
+    for error in errors.values():
+        if isinstance(error, UsageError) or not answers:
+            raise error
+    return {name: answers[name] if name in answers else errors[name] for name in watches}
+
+
+def _answer(looks: Looks) -> dict[str, Any]:
+    return {
+        "clusters": [
+            look.as_dict()
+            if isinstance(look, Moment)
+            else {"cluster": name, "error": look.what, "code": look.code}
+            for name, look in looks.items()
+        ]
+    }
+
+
+def _print(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> None:
+    """Print a line for each running job, again and again, until given jobs have ended."""
+    while True:
+        for name, look in _look(watches).items():
+            for line in _plain_lines(name, look):
+                screen.result({}, line)
+        if all(watch.has_ended for watch in watches.values()):
+            return
+        time.sleep(interval_s)
+
+
+def _plain_lines(name: str, look: Moment | ClusterctlError) -> list[str]:
+    now = time.strftime("%H:%M:%S")
+    if not isinstance(look, Moment):
+        return [f"{now} {name}: {look.what}"]
+    lines = []
+    for job in look.jobs:
+        if (use := look.uses.get(job.id)) is not None:
+            figures = [f"{head} {cell}" for head, cell in zip(_USE, _use(use), strict=True) if cell]
+            lines.append(f"{now} job {job.id} ({job.name}) {', '.join(figures)}".rstrip())
+    return lines or [f"{now} {name}: no job of yours is running"]
+
+
+def _show(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> None:
+    """Draw the screen again and again until the user ends it, or given jobs have ended."""
+    view = View()
+    looks: Looks = {}
+    with _keyboard() as keys, screen.redrawing(full=True) as draw:
+        while True:
+            failure = ""
+            try:
+                looks = _look(watches)
+            except (TransportError, SchedulerError) as exc:
+                # The last state stays on the screen, with the reason why it is old.
+                if not looks:
+                    raise
+                failure = exc.what
+            if all(watch.has_ended for watch in watches.values()):
+                return
+            moments = {name: look for name, look in looks.items() if isinstance(look, Moment)}
+            deadline = time.monotonic() + interval_s
+            key = _UP[0]
+            step = 0
+            while key in _UP or key in _DOWN:
+                view = view.moved(moments, step)
+                draw(_screenful(screen, looks, view, failure))
+                key = keys(deadline - time.monotonic())
+                step = 1 if key in _DOWN else -1
+            if key == "q":
+                return
+
+
+def _screenful(screen: Screen, looks: Looks, view: View, failure: str) -> list[str]:
+    """Return the lines that fit on the terminal. failure: why the state is old; "": it is not."""
+    size = shutil.get_terminal_size()
+    above = [f"no answer: {failure}"] if failure else []
+    lines = [*above, *lines_of(screen, looks, view, size.lines - 1 - len(above)), _KEYS]
+    return [set_cell_size(line, size.columns - 1).rstrip() for line in lines]
+
+
+@contextmanager
+def _keyboard() -> Iterator[Callable[[float], str]]:
+    """Yield a function that waits so many seconds for a key, and returns what the terminal sends for
+    it; "" without one.
+    """
+    if not sys.stdin.isatty():
+        yield partial(_key, [])
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    # Keys are read one by one and not shown; Ctrl-C still interrupts.
+    tty.setcbreak(fd)
+    try:
+        yield partial(_key, [fd])
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _key(inputs: Sequence[int], seconds: float) -> str:
+    """Wait for a key. inputs: the descriptor of the terminal, or none."""
+    ready, _, _ = select.select(inputs, [], [], max(0.0, seconds))
+    return os.read(ready[0], 16).decode(errors="replace") if ready else ""
+
+
+def lines_of(screen: Screen, looks: Looks, view: View, height: int) -> list[str]:
+    """Return the lines of the screen, at most ``height``."""
+    sections = []
+    for name, look in looks.items():
+        if not isinstance(look, Moment):
+            sections.append(Section((f"{name}: {look.what}", f"fix: {look.fix}")))
+            continue
+        sections += _cluster_sections(screen, look)
+    chosen = looks.get(view.cluster)
+    if isinstance(chosen, Moment) and view.job:
+        sections += _job_sections(screen, chosen, view.job)
+    return fit(sections, height)
+
+
+def fit(sections: Sequence[Section], height: int) -> list[str]:
+    """Return the lines of sections with empty lines between them, at most ``height`` lines.
+
+    Rows are left out of the longest sections first.
+    """
+    rest = height - sum(len(section.head) + 1 for section in sections) + 1
+    most = max((len(section.rows) for section in sections), default=0)
+    while most and sum(min(most, len(section.rows)) for section in sections) > rest:
+        most -= 1
+    lines: list[str] = []
+    for section in sections:
+        lines += [*([""] if lines else []), *section.cut(most)]
+    return lines[: max(0, height)]
+
+
+def _cluster_sections(screen: Screen, moment: Moment) -> Iterator[Section]:
+    asked = f"Slurm was asked {moment.asked_s:.0f} s ago"
+    pace = f", at most every {moment.pace_s:.0f} s" if moment.pace_s else ""
+    yield Section((f"{moment.cluster}   {time.strftime('%H:%M:%S')}   {asked}{pace}",))
+    if moment.nodes or moment.uses:
+        yield _table(screen, *_node_table(moment))
+    if moment.partitions:
+        head, *rows = partition_table(screen, moment.partitions)
+        yield Section((head,), tuple(rows))
+    if moment.jobs:
+        yield _table(screen, *_job_table(moment))
+    else:
+        yield Section(("no jobs",))
+    if moment.unread:
+        yield Section((f"{moment.unread} more running jobs are not read",))
+
+
+def _table(screen: Screen, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Section:
+    """Return a table without the columns of which all cells are empty."""
+    kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
+    cells = [[row[at] for at in kept] for row in rows]
+    head, *lines = screen.table([heads[at] for at in kept], cells)
+    return Section((head,), tuple(lines))
+
+
+def _node_table(moment: Moment) -> tuple[list[str], list[list[str]]]:
+    uses = {use.node: use for job in moment.uses.values() for use in job.nodes}
+    known = {node.name: node for node in moment.nodes}
+    # First the nodes that can't be used, then those that work.
+    names = sorted(
+        {**known, **uses},
+        key=lambda name: (name not in known or known[name].usable, name not in uses),
+    )
+    heads = [
+        "NODE",
+        "STATE",
+        "CPUS",
+        "CPU",
+        "MEMORY",
+        "GPUS",
+        "GPU",
+        "POWER",
+        "IN",
+        "OUT",
+        "REASON",
+    ]
+    return heads, [_node_row(name, known.get(name), uses.get(name)) for name in names]
+
+
+def _node_row(name: str, node: NodeInfo | None, use: NodeUse | None) -> list[str]:
+    cpu = ""
+    memory = ""
+    if use is not None:
+        cpu = _percent(use.cpu_percent)
+        memory = _of(use.memory_mib, use.memory_total_mib or (node.memory_mib if node else None))
+    elif node is not None:
+        cpu = "" if node.load is None else f"load {node.load:.1f}"
+        memory = f"{shown_memory(node.memory_mib)}"
+    gpus = use.gpus if use is not None else ()
+    total = gpu_count(node.gres) if node is not None else 0
+    return [
+        name,
+        node.shown if node is not None else "",
+        f"{node.allocated_cpus}/{node.cpus}" if node is not None else "",
+        cpu,
+        memory,
+        f"{gpu_count(node.gres_used)}/{total}" if node is not None and total else "",
+        _percent(_mean([gpu.percent for gpu in gpus])),
+        _watts(gpus),
+        _rate(use.rx_bytes_per_s if use is not None else None),
+        _rate(use.tx_bytes_per_s if use is not None else None),
+        node.reason if node is not None else "",
+    ]
+
+
+# The columns of what a running job does.
+_USE: Final = ("CPU", "GPU", "STEP", "LOSS", "SPEED")
+
+
+def _use(use: JobUse) -> list[str]:
+    """Return the cells of ``_USE``. The CPU is the mean of the ranks, of a core each."""
+    progress = use.progress
+    gpus = [gpu for rank in use.ranks for gpu in rank.gpus]
+    return [
+        _percent(_mean([rank.cpu_percent for rank in use.ranks])),
+        _percent(_mean([gpu.percent for gpu in gpus])),
+        _value(progress.step),
+        _value(progress.loss),
+        _value(progress.speed),
+    ]
+
+
+def _job_table(moment: Moment) -> tuple[list[str], list[list[str]]]:
+    several = len({job.user for job in moment.jobs}) > 1
+    heads = ["JOB", "NAME", "USER", "STATE", "NODES", "TIME", *_USE, "REASON"]
+    rows = []
+    for _, group in groupby(moment.jobs, key=lambda job: job.whole_id):
+        jobs = list(group)
+        job = worst_job(jobs)
+        uses = [moment.uses[each.id] for each in jobs if each.id in moment.uses]
+        elapsed = [each.elapsed_s for each in jobs if each.elapsed_s is not None]
+        rows.append(
+            [
+                f"{job.whole_id} ({len(jobs)} tasks)" if len(jobs) > 1 else job.id,
+                job.name,
+                job.user if several else "",
+                state_counts(jobs) if len(jobs) > 1 else job.state.value,
+                fold_nodes([*dict.fromkeys(node for each in jobs for node in each.nodes)]),
+                shown_elapsed(max(elapsed)) if elapsed else "",
+                *(_use(uses[0]) if len(uses) == 1 else [""] * len(_USE)),
+                "hangs" if any(use.hang for use in uses) else "" if job.ended else job.reason,
+            ]
+        )
+    return heads, rows
+
+
+def _job_sections(screen: Screen, moment: Moment, job_id: str) -> Iterator[Section]:
+    """Yield the sections about a job, or about an array with the tasks that run."""
+    jobs = [job for job in moment.jobs if job.whole_id == job_id]
+    uses = [moment.uses[job.id] for job in jobs if job.id in moment.uses]
+    if not uses:
+        return
+    if len(jobs) > 1:
+        rows = [[use.id, *(rank.node for rank in use.ranks[:1]), *_use(use)] for use in uses]
+        rows = [row if len(row) > len(_USE) + 1 else [row[0], "", *row[1:]] for row in rows]
+        yield _table(screen, ["TASK", "NODE", *_USE], rows)
+        return
+    use = uses[0]
+    title = [f"job {use.id} ({jobs[0].name})", *_progress_lines(use)]
+    yield Section(tuple(title))
+    if use.ranks:
+        heads = ["RANK", "NODE", "CPU", "MEMORY", "GPU", "USE", "GPU MEMORY", "POWER"]
+        yield _table(screen, heads, [_rank_row(rank) for rank in use.ranks])
+    if use.silent:
+        names = fold_nodes(list(use.silent))
+        yield Section((f"no telemetry of {names} in the last {SILENT_S:.0f} s",))
+    if use.log:
+        yield Section(("log:",), tuple(f"| {line}" for line in use.log), keeps_end=True)
+
+
+def _progress_lines(use: JobUse) -> list[str]:
+    progress = use.progress
+    figures = (progress.step, progress.loss, progress.speed)
+    parts = [f"{figure.name} {_value(figure)}" for figure in figures if figure is not None]
+    curve = sparkline(progress.curve) if len(progress.curve) > 1 else ""
+    lines = ["   ".join([*parts, *([curve] if curve else [])])] if parts else []
+    return [*lines, *([f"hangs: {use.hang}"] if use.hang else [])]
+
+
+def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
+    """Return a line of at most ``width`` blocks, whose heights are the means of as many parts of
+    ``values``.
+    """
+    width = min(width, len(values))
+    ends = [len(values) * at // width for at in range(width + 1)]
+    means = [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
+    low = min(means)
+    span = max(means) - low
+    top_block = len(_CURVE) - 1
+    return "".join(_CURVE[round(top_block * (mean - low) / span) if span else 0] for mean in means)
+
+
+def _rank_row(rank: RankUse) -> list[str]:
+    gpus = rank.gpus
+    return [
+        str(rank.rank),
+        rank.node,
+        _percent(rank.cpu_percent),
+        "" if rank.memory_mib is None else _size(rank.memory_mib),
+        ",".join(str(gpu.index) for gpu in gpus),
+        _percent(_mean([gpu.percent for gpu in gpus])),
+        _of(_sum([gpu.memory_mib for gpu in gpus]), _sum([gpu.memory_total_mib for gpu in gpus])),
+        _watts(gpus),
+    ]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """Return the sum. None: there are no values, or one is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} %"
+
+
+def _watts(gpus: Sequence[GpuUse]) -> str:
+    watts = _sum([gpu.power_w for gpu in gpus])
+    return "" if watts is None else f"{watts:.0f} W"
+
+
+def _rate(bytes_per_s: float | None) -> str:
+    return "" if bytes_per_s is None else f"{format_size(bytes_per_s)}/s"
+
+
+def _size(mib: float) -> str:
+    return format_size(mib * _MIB)
+
+
+def _of(mib: float | None, total_mib: float | None) -> str:
+    if mib is None:
+        return ""
+    return f"{_size(mib)} of {_size(total_mib)}" if total_mib else _size(mib)
+
+
+def _value(figure: Figure | None) -> str:
+    """Return a metric's value with five digits, and all before the decimal point."""
+    if figure is None:
+        return ""
+    return f"{figure.value:,.0f}" if abs(figure.value) >= _ONLY_WHOLE else f"{figure.value:,.5g}"

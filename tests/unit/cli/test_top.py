@@ -1,0 +1,179 @@
+"""The screen of `top`, as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl.cli.output import Screen
+from clusterctl.cli.top import Section, View, fit, lines_of, sparkline
+from clusterctl.errors import UnreachableError
+from clusterctl.jobs.readings import Figure, GpuUse, JobUse, NodeUse, Progress, RankUse
+from clusterctl.jobs.top import Moment
+from clusterctl.scheduler.attempts import Hang
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
+from clusterctl.scheduler.slurm_parse import PartitionInfo
+
+TEXT = Screen(json=False, color=False)
+GIB = 1024
+EVERYTHING = 1000
+
+
+def node(number: int, shown: str = "idle", **fields: Any) -> NodeInfo:
+    return NodeInfo(f"n{number}", shown, fields.pop("reason", ""), 8, 64 * GIB, "", (), **fields)
+
+
+def job(number: int, state: JobState = JobState.RUNNING, **fields: Any) -> JobInfo:
+    name = fields.pop("name", "train")
+    reason = fields.pop("reason", "")
+    return JobInfo(number=number, name=name, user="hpc", state=state, reason=reason, **fields)
+
+
+GPUS = tuple(GpuUse(index, 90.0 + index, 40 * GIB, 80 * GIB, 300.0, 1) for index in (0, 1))
+USE = JobUse(
+    id="7",
+    nodes=(NodeUse("n1", 55.0, 10 * GIB, 64 * GIB, 2048.0, 1048576.0, GPUS),),
+    ranks=tuple(
+        RankUse(rank, "n1", 99.0 - rank, 3 * GIB, GPUS[rank : rank + 1]) for rank in (0, 1)
+    ),
+    progress=Progress(
+        Figure("step", 410), Figure("loss", 0.41234567), Figure("samples_per_s", 12345.6), (3, 2, 1)
+    ),
+    log=("epoch 1", "epoch 2"),
+)
+RUNNING = Moment(
+    cluster="lab",
+    asked_s=12.3,
+    pace_s=30.0,
+    nodes=(
+        replace(node(1, "mixed"), gres="gpu:h100:2(S:0-1)", gres_used="gpu:h100:2(IDX:0-1)"),
+        node(2, load=0.25),
+        node(3, "down*", reason="Not responding"),
+    ),
+    jobs=(
+        job(8, JobState.PENDING, reason="Resources"),
+        job(7, nodes=("n1",), start_time=100, end_time=180),
+    ),
+    uses={"7": USE},
+)
+
+
+def drawn(moment: Moment, height: int = EVERYTHING, choice: View | None = None) -> list[str]:
+    looks = {"lab": moment}
+    view = choice or View().moved(looks)
+    # The time of day is not part of what is tested.
+    return [re.sub(r"\d\d:\d\d:\d\d   Slurm", "TIME   Slurm", line)
+            for line in lines_of(TEXT, looks, view, height)]  # fmt: skip
+
+
+def test_screen_of_a_running_job() -> None:
+    assert drawn(RUNNING) == [
+        "lab   TIME   Slurm was asked 12 s ago, at most every 30 s",
+        "",
+        "NODE  STATE  CPUS  CPU       MEMORY                GPUS  GPU   POWER  IN         OUT        REASON",
+        "n3    down*  0/8             64GiB                                                          "
+        "Not responding",
+        "n1    mixed  0/8   55 %      10.0 GiB of 64.0 GiB  2/2   90 %  600 W  2.0 KiB/s  1.0 MiB/s",
+        "n2    idle   0/8   load 0.2  64GiB",
+        "",
+        "JOB  NAME   STATE    NODES  TIME      CPU   GPU   STEP  LOSS     SPEED   REASON",
+        "8    train  PENDING                                                      Resources",
+        "7    train  RUNNING  n1     00:01:20  98 %  90 %  410   0.41235  12,346",
+        "",
+        "job 7 (train)",
+        "step 410   loss 0.41235   samples_per_s 12,346   █▅▁",
+        "",
+        "RANK  NODE  CPU   MEMORY   GPU  USE   GPU MEMORY            POWER",
+        "0     n1    99 %  3.0 GiB  0    90 %  40.0 GiB of 80.0 GiB  300 W",
+        "1     n1    98 %  3.0 GiB  1    91 %  40.0 GiB of 80.0 GiB  300 W",
+        "",
+        "log:",
+        "| epoch 1",
+        "| epoch 2",
+    ]
+
+
+def test_hang_and_nodes_without_telemetry_are_said() -> None:
+    hang = Hang(summary="rank 0 on n1 is waiting in MPI", since=10.0, noticed=70.0, until=100.0)
+    use = replace(USE, hang=hang, silent=("n2", "n3"), ranks=())
+    lines = drawn(replace(RUNNING, uses={"7": use}))
+    assert "hangs: no progress for 1m30s: rank 0 on n1 is waiting in MPI" in lines
+    assert "no telemetry of n[2-3] in the last 20 s" in lines
+    assert lines[9].endswith("hangs")
+
+
+def test_array_has_one_line_and_its_running_tasks_below() -> None:
+    tasks = [job(9, task=task, nodes=("n1",)) for task in (0, 1)]
+    waiting = [job(9, JobState.PENDING, task=task) for task in (2, 3)]
+    use = replace(USE, id="9_0")
+    uses = {"9_0": use, "9_1": replace(use, id="9_1", ranks=())}
+    lines = drawn(Moment("lab", jobs=(*tasks, *waiting), uses=uses))
+    assert [line.split("  ")[0] for line in lines if line.startswith("9")] == [
+        "9 (4 tasks)",
+        "9_0",
+        "9_1",
+    ]
+    assert "2 RUNNING, 2 PENDING" in next(line for line in lines if line.startswith("9 (4"))
+
+
+def test_cluster_of_other_people_has_partitions_and_the_nodes_of_ones_own_jobs() -> None:
+    partition = PartitionInfo("gpu", True, True, "1-00:00:00", 3, 1, 0, 4)
+    lines = drawn(Moment("lab", partitions=(partition,), jobs=RUNNING.jobs, uses=RUNNING.uses))
+    assert lines[2].split() == ["NODE", "CPU", "MEMORY", "GPU", "POWER", "IN", "OUT"]
+    assert lines[5].startswith("PARTITION")
+
+
+def test_cluster_that_does_not_answer_hides_no_other() -> None:
+    error = UnreachableError("far: no route to host", fix="try `ssh far`")
+    looks = {"far": error, "lab": RUNNING}
+    lines = lines_of(TEXT, looks, View().moved({"lab": RUNNING}), EVERYTHING)
+    assert lines[:2] == ["far: far: no route to host", "fix: try `ssh far`"]
+    assert "job 7 (train)" in lines
+
+
+@pytest.mark.parametrize("height", [23, 12, 6, 1])
+def test_screen_is_never_higher_than_the_terminal(height: int) -> None:
+    many = tuple(node(number) for number in range(64))
+    use = replace(USE, log=tuple(map(str, range(30))))
+    moment = replace(RUNNING, nodes=many, uses={"7": use})
+    lines = drawn(moment, height)
+    assert len(lines) <= height
+    assert lines[0].startswith("lab")
+
+
+def test_long_sections_are_cut_first_and_a_log_at_its_beginning() -> None:
+    sections = [
+        Section(("short",), ("a", "b")),
+        Section(("long",), tuple("cdefgh")),
+        Section(("log",), tuple("ijklmn"), keeps_end=True),
+    ]
+    lines = ["short", "a", "b", "", "long", "c", "d", "... 4 more", "", "log", "l", "m", "n"]
+    assert fit(sections, 13) == lines
+    assert len(fit(sections, 40)) == 3 + 14 + 2
+
+
+def test_choice_moves_between_jobs_and_starts_at_the_first_that_runs() -> None:
+    looks = {"lab": RUNNING}
+    first = View().moved(looks)
+    assert first == View("lab", "7")
+    assert first.moved(looks, -1) == View("lab", "8")
+    assert first.moved(looks, 1) == first
+    assert View("lab", "gone").moved(looks) == first
+    assert first.moved({"lab": Moment("lab")}) == View()
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "line"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 8, "▁▂▃▄▅▆▇█"),
+        ([0.0, 0.0, 7.0, 7.0], 2, "▁█"),
+        ([5.0, 5.0], 40, "▁▁"),
+    ],
+)
+def test_curve_has_a_block_for_each_part_of_the_values(
+    values: list[float], width: int, line: str
+) -> None:
+    assert sparkline(values, width) == line
