@@ -34,6 +34,7 @@ from clusterctl.runs.find import (
     Row,
     failed_tasks,
     is_usual,
+    latest_tasks,
     metric_names,
     named_rows,
     named_run,
@@ -45,6 +46,7 @@ from clusterctl.runs.page import REPORT_FILE, rounded, write_report
 from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path
 from clusterctl.runs.scaling import is_scaling, scaling_of
+from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
@@ -67,7 +69,7 @@ Run = Annotated[
     ),
 ]
 
-# All are fields of RunQuery, except columns, sweep, limit, folders and everywhere.
+# All are fields of RunQuery, except columns, sweep, ledger, limit, folders and everywhere.
 _LIST_FLAGS: Final[Mapping[str, Any]] = {
     "where": flag(
         list[str],
@@ -88,6 +90,7 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
     ),
     "goal": flag(str, f"With --sweep: {GOAL}", metavar="min|max", tab=lambda: ["min", "max"]),
     "tasks": flag(bool, "Show a line for each task of an array.", "--tasks"),
+    "ledger": flag(bool, "Show how the runs used their time, and the sum.", "--ledger"),
     "limit": flag(
         int, f"Show at most this many. Default: {_LAST}; in JSON: all.", "--limit", "-n", min=1
     ),
@@ -115,10 +118,17 @@ def list_(screen: Screen, **given: Any) -> None:
     """
     if given.keys() >= {"folders", "everywhere"}:
         raise excluded("--dir", "--everywhere")
+    is_ledger = given.pop("ledger", False)
+    if is_ledger and given.keys() & {"columns", "goal"}:
+        raise excluded("--ledger", "--columns or --goal")
     if "sweep" in given:
         if given.keys() - {"sweep", "sort", "goal", "reverse"}:
-            raise excluded("--sweep", "other options than --sort, --goal and --reverse")
+            raise excluded("--sweep", "other options than --sort, --goal, --reverse and --ledger")
         sweep = named_run(given["sweep"], screen.chosen().ledger)
+        if is_ledger:
+            answer, lines = _ledger_table(screen, latest_tasks(sweep) or [sweep])
+            screen.result(answer, *lines)
+            return
         reverse = given.get("reverse", False)
         ranking = ranked(
             sweep, given.get("sort"), goal=goal_given(given.get("goal")), reverse=reverse
@@ -141,8 +151,11 @@ def list_(screen: Screen, **given: Any) -> None:
     keys = chosen or [*_BASIC, *_metric_columns(shown, query.sort)]
     keys = list(dict.fromkeys(keys if "run" in keys else ["run", *keys]))
     answer = {"runs": [_answer(row) for row in shown], "total": len(selected.rows)}
+    if is_ledger:
+        answer, ledger = _ledger_table(screen, shown)
+        answer["total"] = len(selected.rows)
     lines = (
-        _table(screen, shown, keys)
+        (ledger if is_ledger else _table(screen, shown, keys))
         if shown
         else [Notice("no-run-matches", "no run matches the conditions")]
     )
@@ -152,6 +165,31 @@ def list_(screen: Screen, **given: Any) -> None:
     if not screen.json and (older := len(selected.rows) - most) > 0:
         more = f"--limit {len(selected.rows)}, or filter with --where, --since, --tag"
         screen.note(f"{older} more: {more}")
+
+
+def _ledger_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
+    """Return how runs used their time for the JSON answer, and as a table of shares in percent."""
+    ledgers = [total_time_use([row]) for row in rows]
+    total = {use: sum(ledger.get(use, 0.0) for ledger in ledgers) for use in Use}
+    uses = [use for use in Use if total[use]]
+
+    def line(name: str, ledger: Mapping[str, float]) -> list[str]:
+        whole = sum(ledger.values())
+        shares = [f"{100 * ledger[use] / whole:.1f}" if use in ledger else _NONE for use in uses]
+        return [name, shown_elapsed(round(whole)), *shares]
+
+    lines = [line(row.shown, ledger) for row, ledger in zip(rows, ledgers, strict=True)]
+    if len(rows) > 1:
+        lines.append(line("sum", {use: total[use] for use in uses}))
+    answer = {
+        "runs": [
+            {"run": row.shown, "job": row.value("job"), "dir": str(row.folder), "seconds": ledger}
+            for row, ledger in zip(rows, ledgers, strict=True)
+        ],
+        "sum": {use: total[use] for use in uses},
+    }
+    head = ["RUN", "TIME", *(f"{use.upper()} %" for use in uses)]
+    return answer, screen.table(head, lines)
 
 
 def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str, Any], list[str]]:
@@ -363,6 +401,7 @@ def _about(row: Row) -> list[tuple[str, str]]:
             for key in (*fields, "elapsed", "node_hours", "gpu_energy", "cost", "tags", "note")
         ),
         ("nodes", ", ".join(row.record.nodes)),
+        ("time", _shares(row)),
         ("arguments", shlex.join(run.args)),
         ("folder", str(row.folder)),
     ]
@@ -371,6 +410,13 @@ def _about(row: Row) -> list[tuple[str, str]]:
     skipped = f"{len(run.not_here)} (`skipped` in run.json)" if run.not_here else ""
     files = [("files", f"{run.files}, {format_size(run.bytes)}"), ("skipped", skipped)]
     return about if row.task else about + files
+
+
+def _shares(row: Row) -> str:
+    """Return how a run used its time, such as ``queue 2.1 %, useful 97.9 %``."""
+    uses = total_time_use([row])
+    total = sum(uses.values())
+    return ", ".join(f"{use} {100 * seconds / total:.1f} %" for use, seconds in uses.items())
 
 
 def _metric_table(screen: Screen, row: Row) -> list[str]:

@@ -29,6 +29,7 @@ from clusterctl.runs.series import (
     sample_times,
     summarize,
 )
+from clusterctl.runs.time_use import find_time_use
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -122,6 +123,7 @@ class Recorder:
         source = _json(kept.get(SOURCE_FILE, b""))
         record = self._record(tree, manifest, source["hash"] if source else None)
         record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
+        record = _with_time_use(record, tree)
         if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             diagnosis = diagnose_run(self.session, job, tree).as_dict()
             record = record.model_copy(update={"diagnosis": diagnosis})
@@ -219,6 +221,14 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
             summary.config |= config_of_task(values[int(number)], form)
         tasks.append(task.model_copy(update=vars(summary)))
     return record.model_copy(update={**submitted, "tasks": tuple(tasks), "sweep": sweep})
+
+
+def _with_time_use(record: RunRecord, tree: Path) -> RunRecord:
+    tasks = []
+    for task in record.tasks:
+        folder = tree / task.folder if task.number else tree
+        tasks.append(task.model_copy(update={"time_use": find_time_use(record, task, folder)}))
+    return record.model_copy(update={"tasks": tuple(tasks)})
 
 
 def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from clusterctl.errors import CollectError, UsageError
 from clusterctl.runs.charts import (
-    CLOCK_S,
     MOST_LINES,
     PARTS,
     SPEEDS,
@@ -68,6 +67,7 @@ from clusterctl.runs.tables import (
     table_of,
 )
 from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
+from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.metrics import Goal, goal_of
@@ -153,7 +153,8 @@ def _run_report(row: Row) -> Report:
             [restart.in_utc for restart in restarts[-MOST_LINES:]] if restarts[1:] else (),
         ),
         Section("Hangs", hangs[-MOST_LINES:] if hangs[1:] else ()),
-        _scheduler_section(row, facts),
+        _time_section(row),
+        _scheduler_section(row),
         configuration_section(row, facts),
         software,
     ]
@@ -306,44 +307,46 @@ def _rank_section(facts: ProgramMetrics) -> Section:
     return Section("Ranks", [text], [chart])
 
 
-def _spans(row: Row, facts: ProgramMetrics) -> list[tuple[str, float]]:
-    """Return the parts of a job's time in seconds. Start-up, run and exit are together the elapsed
-    time.
-    """
-    record = row.record
-    pauses = row.pauses
-    moments = (
-        ("queue", row.run.submit_time, record.start_time),
-        ("start-up, until the first metric", record.start_time, facts.began),
-        ("run", facts.began or record.start_time, facts.ended or record.end_time),
-        ("exit, after the last metric", facts.ended, record.end_time),
+def _time_section(row: Row) -> Section:
+    """Return how a run or task used its time; of an array all tasks together."""
+    uses = total_time_use([row])
+    total = sum(uses.values())
+    if not total:
+        return Section("Time")
+    unit, size = fitting_unit("s", [total])
+    bars = [Series(use, [(row.run.name, seconds / size)]) for use, seconds in uses.items()]
+    rows = [
+        (use, format_duration(round(seconds)), f"{100 * seconds / total:.1f} %")
+        for use, seconds in uses.items()
+    ]
+    rows.append(("all", format_duration(round(total)), "100.0 %"))
+    head = ("", "time of all tasks" if row.tasks else "time", "share")
+    is_divided = uses.keys() & {Use.DATA, Use.CHECKPOINT, Use.EVALUATION}
+    text = (
+        "the program recorded no time of its data, checkpoints and evaluations, which is within "
+        "useful"
     )
-    spans = []
-    for name, start, end in moments:
-        if start and end and end - start > -CLOCK_S:
-            paused = sum(max(0.0, min(end, b) - max(start, a)) for a, b in pauses)
-            spans.append((name, max(0.0, end - start - paused)))
-    return spans + ([("between attempts", float(sum(b - a for a, b in pauses)))] if pauses else [])
+    return Section(
+        "Time",
+        [text] if Use.USEFUL in uses and not is_divided else (),
+        [Chart("Time of the job", bars, x="", y=unit, kind=Kind.BARS)],
+        [Table(head, rows)],
+    )
 
 
-def _scheduler_section(row: Row, facts: ProgramMetrics) -> Section:
+def _scheduler_section(row: Row) -> Section:
     run = row.run
     record = row.record
-    spans = _spans(row, facts)
-    unit, size = fitting_unit("s", [sum(span for _, span in spans)])
-    bars = [Series(name, [(run.name, span / size)]) for name, span in spans]
     keys = "job state exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
     lines = [
         *((_heading(key), shown(row.value(key), key)) for key in keys),
         ("attempts", "; ".join(map(str, record.attempts if record.attempts[1:] else ()))),
         ("account", run.account),
         ("on", first_few(record.nodes, MOST_LINES)),
-        *((name, format_duration(round(span))) for name, span in spans),
         ("not collected", first_few([skipped.path for skipped in run.not_here], MOST_LINES)),
     ]
     table = Table(("", ""), [line for line in lines if line[1] not in {"", "-"}])
-    charts = [Chart("Time of the job", bars, x="", y=unit, kind=Kind.BARS)] if bars else []
-    return Section("Scheduler", charts=charts, tables=[table])
+    return Section("Scheduler", tables=[table])
 
 
 def _heading(key: str) -> str:
@@ -515,7 +518,8 @@ def _array_report(run: Row) -> Report:
         Section("Results", charts=_size_charts(titled)),
         seeds_section(titled, keys, metric, facts),
         metrics_section(facts, missing, [metric, "loss", "train_loss"]),
-        _scheduler_section(run, ProgramMetrics()),
+        _time_section(run),
+        _scheduler_section(run),
         configuration_section(run),
         _environment_section(run, missing),
     ]

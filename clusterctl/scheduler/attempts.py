@@ -178,6 +178,20 @@ class Ending:
     ended: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What an attempt of a job recorded of its program. Times are Unix seconds.
+
+    ended: when the program ended; None if that was not recorded. last: time of the last event.
+    reached: the last step that the program had recorded by then; 0 if it is unknown.
+    """
+
+    started: float
+    ended: float | None
+    last: float
+    reached: int
+
+
 Event = Mapping[str, Any]
 # States in which Slurm itself ends a job.
 _BY_SLURM: Final = frozenset("CANCELLED TIMEOUT PREEMPTED NODE_FAIL".split())
@@ -314,6 +328,22 @@ def _nodes(start: Event) -> tuple[str, ...]:
 def hangs_of(events: Sequence[Event]) -> tuple[Hang, ...]:
     """Return the hangs of all attempts of a job, from its events."""
     return tuple(hang for _, later in _attempts(events) for hang, _ in _hangs(later))
+
+
+def traces_of(events: Sequence[Event]) -> tuple[Trace, ...]:
+    """Return the traces of all attempts that recorded their start, from the events of a job."""
+    attempts = [(start, later) for start, later in _attempts(events) if start]
+    traces = []
+    for (start, later), (after, _) in pairwise([*attempts, ({}, [])]):
+        step = next(iter(_list(_failure(later, after), "progress")[1:]), None)
+        trace = Trace(
+            started=start["time"],
+            ended=_number(_last(later, "end"), "time"),
+            last=max(event["time"] for event in (start, *later)),
+            reached=step if isinstance(step, int) and 0 < step < _LATEST else 0,
+        )
+        traces.append(trace)
+    return tuple(traces)
 
 
 def _hangs(events: Sequence[Event]) -> Iterator[tuple[Hang, bool]]:

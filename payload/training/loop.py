@@ -261,11 +261,13 @@ class Trainer:
 
         result: of the iteration, if this run made it. Return None if a signal came.
         """
+        began = time.perf_counter()
         evaluation = self._evaluate(iteration)
         if evaluation is None:
             return None
+        seconds = time.perf_counter() - began
         bytes_per_target = self.dataset.bytes_per_target
-        self.metrics.evaluation(iteration, epoch, evaluation, bytes_per_target)
+        self.metrics.evaluation(iteration, epoch, evaluation, bytes_per_target, seconds=seconds)
         if self.model:
             self.model.evaluated(evaluation)
         step = f"  iteration {iteration}" if self.eval_interval else ""

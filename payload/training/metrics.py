@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from payload.cli.config import TrainConfig
@@ -45,6 +45,38 @@ class Work:
     tokens: int | None = None
 
 
+@dataclass(slots=True)
+class Lost:
+    """The records that a resumed run has removed from its file, because it computes their
+    iterations again.
+
+    begin, end: Unix seconds, from the start of the first iteration to the last record. seconds: of
+    computing, data_s: of them waiting for data.
+    """
+
+    iterations: int = 0
+    begin: float = math.inf
+    end: float = 0.0
+    seconds: float = 0.0
+    data_s: float = 0.0
+    stall_s: float = 0.0
+    evaluation_s: float = 0.0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        seconds, data_ms, stall_s = (
+            float(record.get(name) or 0.0) for name in ("seconds", "data_ms", "stall_s")
+        )
+        self.begin = min(self.begin, record["time"] - seconds)
+        self.end = max(self.end, record["time"])
+        self.stall_s += stall_s
+        if record["kind"] == "evaluation":
+            self.evaluation_s += seconds
+        elif record["kind"] == "iteration":
+            self.iterations += 1
+            self.seconds += seconds
+            self.data_s += data_ms / 1e3
+
+
 class Metrics(Report):
     """Writer of a run's metrics. All ranks must call ``introduce`` and ``conclude``; only rank 0
     writes.
@@ -71,6 +103,7 @@ class Metrics(Report):
         """
         self._done = done
         self._evaluated = evaluated
+        self._lost = Lost()
         super().__init__(
             comm, config.run.out / "metrics.jsonl", keep=self._is_done if done else None
         )
@@ -90,7 +123,10 @@ class Metrics(Report):
 
     def _is_done(self, record: dict[str, Any]) -> bool:
         done = self._done if self._evaluated or record["kind"] != "evaluation" else self._done - 1
-        return record["kind"] != "result" and int(record.get("step", 0)) <= done
+        is_done = record["kind"] != "result" and int(record.get("step", 0)) <= done
+        if not is_done and record["kind"] != "result":
+            self._lost.add(record)
+        return is_done
 
     def introduce(self, data: Mapping[str, Any]) -> None:
         """Record the ranks, their devices, the settings, and ``data``, a description of the data
@@ -107,6 +143,7 @@ class Metrics(Report):
         self.write(
             "run",
             done=self._done,
+            lost=asdict(self._lost) if self._lost.end else None,
             world_size=self._comm.size,
             ranks=ranks,
             peak_tflops=peaks,
@@ -166,16 +203,25 @@ class Metrics(Report):
             self._board.write("training", step, fields)
 
     def evaluation(
-        self, step: int, epoch: int, evaluation: Evaluation, bytes_per_target: float | None = None
+        self,
+        step: int,
+        epoch: int,
+        evaluation: Evaluation,
+        bytes_per_target: float | None = None,
+        *,
+        seconds: float,
     ) -> None:
-        """Record an evaluation, with the ranks' computing times since the last evaluation."""
+        """Record an evaluation that took this long, with the ranks' computing times since the last
+        evaluation.
+        """
         fields = {"accuracy": evaluation.accuracy, "loss": evaluation.loss}
         if bytes_per_target:
             # The targets are text. An infinite perplexity is left out.
             fields["bits_per_byte"] = evaluation.bits_per_byte(bytes_per_target)
             if math.isfinite(evaluation.perplexity):
                 fields["perplexity"] = evaluation.perplexity
-        self.write("evaluation", step=step, epoch=epoch, **fields, **self._compute_times())
+        times = {"seconds": seconds, **self._compute_times()}
+        self.write("evaluation", step=step, epoch=epoch, **fields, **times)
         if self._board:
             self._board.write("evaluation", step, fields)
 

@@ -64,6 +64,22 @@ def test_runs_in_json_have_all_fields(cli_with_runs: Clusterctl) -> None:
     assert Path(run["dir"]) == cli_with_runs.cwd / "runs" / "demo-2-train"
 
 
+def test_ledger_has_the_time_of_each_run_and_the_sum(cli_with_runs: Clusterctl) -> None:
+    """Their records have no events, so nothing tells what the programs did on the nodes."""
+    head, *rows = cli_with_runs("runs", "--ledger").stdout.splitlines()
+    assert head.split() == ["RUN", "TIME", "QUEUE", "%", "UNKNOWN", "%"]
+    assert [row.split() for row in rows] == [
+        ["demo-2-train", "00:01:01", "1.6", "98.4"],
+        ["demo-1-train", "00:01:01", "1.6", "98.4"],
+        ["sum", "00:02:02", "1.6", "98.4"],
+    ]
+    answer = json.loads(cli_with_runs("runs", "--ledger", "-o", "json").stdout)
+    assert answer["sum"] == {"queue": 2, "unknown": 120}
+    assert answer["runs"][0]["seconds"] == {"queue": 1, "unknown": 60}
+    refused = cli_with_runs("runs", "--ledger", "--columns", "lr", "-o", "json", rc=2)
+    assert codes(refused) == ["options-exclusive"]
+
+
 def test_runs_show_prints_the_whole_run(cli_with_runs: Clusterctl) -> None:
     text = cli_with_runs("runs", "show", "2").stdout
     assert "arguments  --lr 0.01\n" in text

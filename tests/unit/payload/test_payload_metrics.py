@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from payload.cli.config import Run, TrainConfig
+from payload.cli.config import Measuring, Run, TrainConfig
 from payload.comm.base import Done, Solo
 from payload.device.base import Array, Cpu, Device, Mark
 from payload.parallel.engine import StepResult
@@ -32,6 +33,32 @@ def test_skipped_iteration_has_no_norm(tmp_path: Path) -> None:
     metrics.close()
     (record,) = records(tmp_path)
     assert (record["grad_norm"], record["loss_scale"], record["skipped"]) == (None, 64, 2)
+
+
+def test_resumed_run_tells_the_time_of_the_records_that_it_removes(tmp_path: Path) -> None:
+    """It resumes after iteration 2 of 4, and computes two of them again."""
+    lines: list[dict[str, Any]] = [
+        {"kind": "iteration", "time": 100.0 + step, "step": step, "seconds": 0.75, "data_ms": 250.0}
+        for step in (1, 2, 3, 4)
+    ]
+    lines.append({"kind": "checkpoint", "time": 105.0, "step": 4, "stall_s": 0.5})
+    lines.append({"kind": "evaluation", "time": 107.0, "step": 4, "seconds": 1.5})
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    config = TrainConfig(run=Run(out=tmp_path), measuring=Measuring(peak_tflops=1.0))
+    metrics = Metrics(config, Cpu(), Solo(), Work(1.0), CommTimes(Cpu()), done=2)
+    metrics.introduce({})
+    metrics.close()
+    *kept, run = records(tmp_path)
+    assert [record["step"] for record in kept] == [1, 2]
+    assert run["lost"] == {
+        "iterations": 2,
+        "begin": 102.25,
+        "end": 107.0,
+        "seconds": 1.5,
+        "data_s": 0.5,
+        "stall_s": 0.5,
+        "evaluation_s": 1.5,
+    }
 
 
 class Ticking(Cpu):

@@ -1,0 +1,459 @@
+"""How a run used its time: seconds by use, from the submission to the end.
+
+Each second counts once, so the uses sum to all of the time. A use is only what the scheduler, the
+job's events, the program's metrics or telemetry show; the rest is ``running`` or ``unknown``. The
+job can write all of these files, so every value may be wrong or missing.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain, islice, pairwise, repeat
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from clusterctl.runs.curve import EPOCH, STEP
+from clusterctl.runs.find import Row
+from clusterctl.runs.metric_files import Block, MetricFiles, finite, json_lines
+from clusterctl.runs.series import events_in, gpus_of, hangs_in, sample_times
+from clusterctl.scheduler.attempts import SKEW_S, Trace, traces_of
+from clusterctl.state.run_record import AttemptRecord, RunRecord, TaskRecord
+
+
+class Use(StrEnum):
+    """What a second of a run was used for.
+
+    QUEUE: waiting for nodes, also between two attempts. START_UP: before the program's first step.
+    USEFUL: steps. REDONE: steps that an earlier attempt had done. CHECKPOINT, DATA: training
+    waited for a checkpoint, or for its samples. HUNG: without progress, while all ranks waited.
+    IDLE: processors, GPUs and network did nothing. RUNNING: the program ran, and recorded nothing
+    that divides the time. EXIT: after the program. UNKNOWN: the nodes were held, and nothing tells
+    whether the program ran.
+    """
+
+    QUEUE = "queue"
+    START_UP = "start-up"
+    USEFUL = "useful"
+    REDONE = "redone"
+    CHECKPOINT = "checkpoint"
+    DATA = "data"
+    EVALUATION = "evaluation"
+    HUNG = "hung"
+    IDLE = "idle"
+    RUNNING = "running"
+    EXIT = "exit"
+    UNKNOWN = "unknown"
+
+
+# Telemetry can show that nothing was done in these.
+_MAY_BE_IDLE: Final = frozenset({Use.START_UP, Use.USEFUL, Use.REDONE, Use.RUNNING})
+# A node is idle if its processes use less than these.
+_IDLE_CORES: Final = 0.1
+_IDLE_BYTES_PER_S: Final = 10_000
+_SHORTEST_IDLE_S: Final = 60.0
+# Telemetry that is silent for longer shows nothing.
+_LONGEST_SILENCE_S: Final = 60.0
+_MOST_RECORDS: Final = 1 << 20
+_MOST_NODES: Final = 256
+_Span = tuple[float, float]
+
+
+class _Record(NamedTuple):
+    """A line of metrics. time: when it was written, in Unix seconds. step: None if unknown.
+
+    seconds: how long that took which it describes, as the program measured it. None: unknown.
+    data_s: of them waiting for data. stall_s: how long a checkpoint has stopped training.
+    """
+
+    time: float
+    kind: str
+    step: float | None
+    seconds: float | None = None
+    data_s: float = 0.0
+    stall_s: float = 0.0
+
+
+class _Lost(NamedTuple):
+    """Records that a resumed run has removed, between these times, with sums of their seconds."""
+
+    begin: float
+    end: float
+    uses: Sequence[tuple[Use, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the folder of a job or array task shows of its time.
+
+    hangs, idle: times in order, in Unix seconds. samples: times of telemetry, if the end of a
+        program was not recorded.
+    """
+
+    traces: Sequence[Trace] = ()
+    samples: Sequence[float] = ()
+    hangs: Sequence[_Span] = ()
+    idle: Sequence[_Span] = ()
+    records: Sequence[_Record] = ()
+    lost: Sequence[_Lost] = ()
+
+    @classmethod
+    def of(cls, folder: Path, nodes: Sequence[str]) -> Evidence:
+        records, lost = _records_in(folder)
+        events = events_in(folder)
+        traces = traces_of(events)
+        is_open = any(trace.ended is None for trace in traces)
+        return cls(
+            traces=traces,
+            samples=sample_times(folder, events) if is_open else (),
+            hangs=_merged((hang.since, hang.until) for hang in hangs_in(folder)),
+            idle=_idle_times(folder, nodes),
+            records=records,
+            lost=lost,
+        )
+
+
+def time_use_of(run: RunRecord, task: TaskRecord) -> Mapping[str, float]:
+    """Return the seconds of a job or array task by use: as recorded, or else from its folder."""
+    if task.time_use is not None:
+        return task.time_use
+    return find_time_use(run, task, run.directory / task.folder if task.number else run.directory)
+
+
+def total_time_use(rows: Iterable[Row]) -> dict[str, float]:
+    """Return the seconds of all tasks of these runs together by use, without uses of 0."""
+    sums: dict[str, float] = defaultdict(float)
+    for row in rows:
+        for task in row.task_records:
+            for use, seconds in time_use_of(row.run, task).items():
+                sums[use] += seconds
+    return {use: sums[use] for use in Use if sums[use] > 0}
+
+
+def find_time_use(run: RunRecord, task: TaskRecord, folder: Path) -> dict[str, float]:
+    """Return the seconds of a job or array task by use, from its folder and the scheduler's times.
+
+    They sum to the time from the submission to the end or, of a job that has not ended, until it
+    was collected. Empty if there is no time.
+    """
+    attempts = task.known_attempts
+    end: float | None = task.end_time
+    if not run.is_array:
+        # Records of earlier versions have the times of the run alone.
+        end = run.end_time if end is None else end
+        if not attempts and run.start_time is not None:
+            whole = AttemptRecord(start_time=run.start_time, end_time=run.end_time, nodes=run.nodes)
+            attempts = (whole,)
+    if end is None:
+        end = (attempts[-1].end_time if attempts else None) if run.final else run.collected_at
+    first = attempts[0].start_time if attempts else None
+    begin = run.submit_time if run.submit_time is not None else first
+    if begin is None or end is None or end <= begin:
+        return {}
+    if not attempts:
+        return {Use.QUEUE: end - begin}
+    nodes = [*dict.fromkeys(node for attempt in attempts for node in attempt.nodes)]
+    return divide(begin, attempts, end, Evidence.of(folder, nodes))
+
+
+def divide(
+    begin: float, attempts: Sequence[AttemptRecord], end: float, evidence: Evidence
+) -> dict[str, float]:
+    """Return the seconds by use between the submission ``begin`` and ``end``, without uses of 0."""
+    line = _Line(begin, _merged(evidence.hangs), _merged(evidence.idle))
+    reached = 0.0
+    starts = [*(float(attempt.start_time) for attempt in attempts), math.inf]
+    traces = [
+        next((each for each in evidence.traces if a - SKEW_S <= each.started < b - SKEW_S), None)
+        for a, b in pairwise(starts)
+    ]
+    # Records have the clock of the job's events.
+    firsts = [
+        start - SKEW_S if trace is None else trace.started
+        for start, trace in zip(starts, [*traces, None], strict=True)
+    ]
+    for number, (attempt, trace) in enumerate(zip(attempts, traces, strict=True)):
+        until = min(starts[number + 1], end if attempt.end_time is None else attempt.end_time)
+        first, last = firsts[number], min(firsts[number + 1], until + SKEW_S)
+        own = _Attempt(
+            attempt.start_time,
+            until,
+            trace,
+            [each for each in evidence.records if first <= each.time < last],
+            [each for each in evidence.lost if first <= each.end < last],
+            max((time for time in evidence.samples if first <= time < last), default=0.0),
+        )
+        line.add(attempt.start_time, Use.QUEUE)
+        reached = max(reached, own.divide(line, reached))
+    line.add(end, Use.QUEUE)
+    return {use: seconds for use in Use if (seconds := line.seconds[use]) > 0}
+
+
+class _Line:
+    """Time from ``cursor`` on, whose parts are added in order. hangs, idle: times in order."""
+
+    def __init__(self, cursor: float, hangs: Sequence[_Span], idle: Sequence[_Span]) -> None:
+        self.cursor = float(cursor)
+        self.seconds: dict[Use, float] = defaultdict(float)
+        self._hangs = hangs
+        self._idle = idle
+
+    def add(self, until: float, use: Use) -> float:
+        """Add the time until then. Return the seconds of it that were neither hung nor idle.
+
+        Time before the last call's does not count again.
+        """
+        begin, end = self.cursor, max(self.cursor, until)
+        self.cursor = end
+        if use in {Use.QUEUE, Use.EXIT} or end == begin:
+            self.seconds[use] += end - begin
+            return end - begin
+        hung = [*_overlaps(self._hangs, begin, end)]
+        idle = [*_overlaps(self._idle, begin, end)] if use in _MAY_BE_IDLE else []
+        hung_s = sum(b - a for a, b in hung)
+        idle_s = sum(b - a for a, b in _merged([*hung, *idle])) - hung_s
+        rest = max(0.0, end - begin - hung_s - idle_s)
+        for part, seconds in ((Use.HUNG, hung_s), (Use.IDLE, idle_s), (use, rest)):
+            self.seconds[part] += seconds
+        return rest
+
+    def move(self, seconds: float, use: Use) -> None:
+        """Count so many seconds, which were added as ``RUNNING``, as another use."""
+        self.seconds[Use.RUNNING] -= seconds
+        self.seconds[use] += seconds
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An attempt, with what was recorded in it. sampled: time of the last telemetry, or 0."""
+
+    begin: float
+    end: float
+    trace: Trace | None
+    records: Sequence[_Record]
+    lost: Sequence[_Lost]
+    sampled: float
+    # Seconds between steps for which no record tells the use, and seconds of checkpoints.
+    _between: float = field(default=0.0, init=False)
+    _stalls: float = field(default=0.0, init=False)
+
+    def divide(self, line: _Line, reached: float) -> float:
+        """Add this attempt to the line. reached: the last step of earlier attempts. Return its
+        own.
+        """
+        last = float(self.trace.reached if self.trace else 0)
+        parts: list[_Record | _Lost] = [*self.records, *self.lost]
+        # Of two records at the same time, the one that the program wrote first comes first.
+        parts.sort(key=lambda part: part.end if isinstance(part, _Lost) else part.time)
+        if parts:
+            self._start(line, parts)
+        step: float | None = None
+        for part in parts:
+            if isinstance(part, _Lost):
+                self._add_lost(line, part)
+                continue
+            self._add(line, part, step, reached)
+            step = step if part.step is None else part.step
+            last = max(last, step or 0)
+        checkpoints = min(self._between, self._stalls)
+        line.move(checkpoints, Use.CHECKPOINT)
+        self._finish(line)
+        return last
+
+    def _start(self, line: _Line, parts: Sequence[_Record | _Lost]) -> None:
+        """Add the time until the first step or, if that is unknown, until its record."""
+        first = parts[0]
+        program = self.trace.started if self.trace else self.begin
+        if isinstance(first, _Lost):
+            begin: float | None = first.begin
+        elif first.seconds is not None:
+            begin = first.time - first.seconds
+        else:
+            # The first step took about as long as the second.
+            times = (part.time for part in parts if isinstance(part, _Record))
+            second = next((time for time in times if time > first.time), math.inf)
+            begin = 2 * first.time - second if 2 * first.time - second >= program else None
+        line.add(min(program if begin is None else max(begin, program), self.end), Use.START_UP)
+        if begin is None and isinstance(first, _Record):
+            line.add(min(first.time, self.end), Use.RUNNING)
+
+    def _add(self, line: _Line, record: _Record, before: float | None, reached: float) -> None:
+        """Add the time until a record. before: the step of the record before it."""
+        until = min(record.time, self.end)
+        self._stalls += record.stall_s
+        if record.seconds is not None:
+            self._between += line.add(until - record.seconds, Use.RUNNING)
+        if record.kind == "evaluation":
+            is_of_it = record.seconds is not None or record.step == before
+            line.add(until, Use.EVALUATION if is_of_it else Use.RUNNING)
+        elif record.kind == "checkpoint":
+            # Training may continue while a checkpoint is written.
+            self._between += line.add(until, Use.RUNNING)
+        elif record.step is None or (before is not None and record.step <= before):
+            line.add(until, Use.RUNNING)
+        else:
+            line.add(min(until, line.cursor + record.data_s), Use.DATA)
+            again = 1.0 if before is None else (reached - before) / (record.step - before)
+            share = float(record.step <= reached) if before is None else min(1.0, max(0.0, again))
+            line.add(line.cursor + share * max(0.0, until - line.cursor), Use.REDONE)
+            line.add(until, Use.USEFUL)
+
+    def _add_lost(self, line: _Line, lost: _Lost) -> None:
+        """Add the time of records that a later attempt has removed."""
+        line.add(min(lost.begin, self.end), Use.RUNNING)
+        for use, seconds in lost.uses:
+            line.add(min(line.cursor + seconds, lost.end, self.end), use)
+        line.add(min(lost.end, self.end), Use.RUNNING)
+
+    def _finish(self, line: _Line) -> None:
+        """Add the time after the last record."""
+        trace = self.trace
+        is_final = any(record.kind == "result" for record in self.records)
+        if trace is not None:
+            line.add(min(trace.started, self.end), Use.START_UP)
+            ended = max(trace.last, self.sampled) if trace.ended is None else trace.ended
+            line.add(min(ended, self.end), Use.EXIT if is_final else Use.RUNNING)
+        is_over = is_final or (trace is not None and trace.ended is not None)
+        line.add(self.end, Use.EXIT if is_over else Use.UNKNOWN)
+
+
+def _records_in(folder: Path) -> tuple[list[_Record], list[_Lost]]:
+    """Return the records of the metrics in a folder; none if there are very many."""
+    files = MetricFiles(folder)
+    found = (record for block in files.blocks() for record in _records_of(block))
+    records = [*islice(found, _MOST_RECORDS + 1)]
+    if len(records) > _MOST_RECORDS:
+        return [], []
+    return (
+        [record for record in records if isinstance(record, _Record)],
+        [record for record in records if isinstance(record, _Lost)],
+    )
+
+
+def _records_of(block: Block) -> Iterator[_Record | _Lost]:
+    times = block.place.times or ()
+    steps = block.place.xs if block.axis in {STEP, EPOCH} else None
+    lines: Sequence[Mapping[str, Any]] = block.lines or [{}] * len(times)
+    for time, step, line in zip(times, steps or repeat(None), lines, strict=False):
+        if time is None:
+            continue
+        if block.kind == "run":
+            yield from _lost_in(line)
+            continue
+        seconds = _seconds(line, "seconds") if block.kind in {"iteration", "evaluation"} else None
+        stall_s = _seconds(line, "stall_s") if block.kind == "checkpoint" else None
+        data_s = (_seconds(line, "data_ms") or 0.0) / 1e3 if seconds is not None else 0.0
+        yield _Record(
+            time,
+            block.kind,
+            step,
+            seconds,
+            min(data_s, seconds or 0.0) if block.kind == "iteration" else 0.0,
+            stall_s or 0.0,
+        )
+
+
+def _lost_in(line: Mapping[str, Any]) -> Iterator[_Lost]:
+    lost = line.get("lost")
+    if not isinstance(lost, dict):
+        return
+    begin, end = finite(lost.get("begin")), finite(lost.get("end"))
+    if begin is None or end is None:
+        return
+    seconds, data_s, evaluation_s, stall_s = (
+        _seconds(lost, key) or 0.0 for key in ("seconds", "data_s", "evaluation_s", "stall_s")
+    )
+    uses = (
+        (Use.DATA, min(data_s, seconds)),
+        (Use.USEFUL, max(0.0, seconds - data_s)),
+        (Use.EVALUATION, evaluation_s),
+        (Use.CHECKPOINT, stall_s),
+    )
+    yield _Lost(begin, end, uses)
+
+
+def _seconds(line: Mapping[str, Any], key: str) -> float | None:
+    value = finite(line.get(key))
+    return value if value is not None and value >= 0 else None
+
+
+def _idle_times(folder: Path, nodes: Sequence[str]) -> list[_Span]:
+    """Return the times in which all nodes did nothing, by their telemetry."""
+    if not nodes or len(nodes) > _MOST_NODES:
+        return []
+    common: list[_Span] | None = None
+    for node in nodes:
+        own = _merged(_idle_windows(folder, node))
+        common = own if common is None else [*_common(common, own)]
+        if not common:
+            return []
+    return [(begin, end) for begin, end in common or () if end - begin >= _SHORTEST_IDLE_S]
+
+
+def _idle_windows(folder: Path, node: str) -> Iterator[_Span]:
+    """Yield the times between two samples in which a node did nothing."""
+    cores = 0
+    before = math.inf
+    # A node's name with a null byte raises a ValueError.
+    with suppress(ValueError):
+        for line in chain.from_iterable(json_lines(folder, f"telemetry/{node}.jsonl", [])):
+            time = finite(line.get("time"))
+            if time is None:
+                continue
+            if line.get("kind") == "host":
+                # Telemetry starts with each attempt.
+                cpus = line.get("cpus")
+                cores = len(cpus) if isinstance(cpus, list) else 0
+            elif cores and 0 < time - before <= _LONGEST_SILENCE_S and _is_idle(line, cores):
+                yield before, time
+            before = time
+
+
+def _is_idle(sample: Mapping[str, Any], cores: int) -> bool:
+    """Return whether a node did nothing since the sample before. A value that is missing may be
+    any.
+    """
+    percent = finite(sample.get("cpu_percent"))
+    received, sent = (sample.get(f"net_{way}_bytes_per_s") for way in ("rx", "tx"))
+    if percent is None or not isinstance(received, dict) or not isinstance(sent, dict):
+        return False
+    rates = [finite(rate) for rate in (*received.values(), *sent.values())]
+    gpus = [finite(gpu.get("util")) for gpu in gpus_of(sample)]
+    return (
+        percent / 100 * cores < _IDLE_CORES
+        and all(rate is not None for rate in rates)
+        and sum(rate or 0.0 for rate in rates) < _IDLE_BYTES_PER_S
+        and isinstance(sample.get("gpus"), list)
+        and all(util == 0 for util in gpus)
+    )
+
+
+def _merged(spans: Iterable[_Span]) -> list[_Span]:
+    """Return the times in order, and those that overlap or follow each other as one."""
+    merged: list[_Span] = []
+    for begin, end in sorted(span for span in spans if span[1] > span[0]):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _common(spans: Sequence[_Span], others: Sequence[_Span]) -> Iterator[_Span]:
+    for begin, end in others:
+        yield from _overlaps(spans, begin, end)
+
+
+def _overlaps(spans: Sequence[_Span], begin: float, end: float) -> Iterator[_Span]:
+    """Yield the parts of ordered times between ``begin`` and ``end``."""
+    at = max(0, bisect_right(spans, (begin, math.inf)) - 1)
+    for a, b in islice(spans, at, None):
+        if a >= end:
+            return
+        if b > begin:
+            yield max(a, begin), min(b, end)
