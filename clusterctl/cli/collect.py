@@ -11,6 +11,8 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice, printable
 from clusterctl.runs.collect import collect_runs, selection_of, uncollected_elsewhere
 from clusterctl.runs.fetch import CHECKPOINTS
+from clusterctl.runs.find import Row
+from clusterctl.runs.resources import resources_of
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import RUNS
@@ -99,7 +101,9 @@ def collect(
         if (ids or not everything) and (uncollected := not_brought_home(run)):
             screen.note(f"note: {uncollected}; {_what_becomes(workspace)}")
         cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
-        lines.append(f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}")
+        advice = "".join(f"; {text}" for text in [resources_of(Row(run)).advice] if text)
+        place = f"{_nearby(run.directory)}{cost}{advice}"
+        lines.append(f"job {run.job_id} ({run.name}) {run.state}: {place}")
     lines += [f"files outside runs: {_nearby(folder)}" for folder in folders]
     answer = {
         "runs": [_answer(run) for run in runs],

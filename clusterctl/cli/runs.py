@@ -45,6 +45,7 @@ from clusterctl.runs.find import (
 from clusterctl.runs.page import REPORT_FILE, rounded, write_report
 from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path
+from clusterctl.runs.resources import resources_of
 from clusterctl.runs.scaling import is_scaling, scaling_of
 from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.base import JobInfo
@@ -330,8 +331,8 @@ def _answer(row: Row) -> dict[str, Any]:
 def show(screen: Screen, run: Run) -> None:
     """Show a collected run in full.
 
-    Shows its resources, its nodes, its options and metrics, and the cause of a failure; for a
-    scaling, its table.
+    Shows its resources, what it used of them and what to ask for next time, its nodes, its options
+    and metrics, and the cause of a failure; for a scaling, its table.
     """
     rows = named_rows(run, screen.chosen().ledger)
     if is_scaling(rows):
@@ -340,6 +341,19 @@ def show(screen: Screen, run: Run) -> None:
         return
     (row,) = rows
     lines = [f"{name:<11}{value}" for name, value in _about(row) if value not in {"", _NONE}]
+    resources = resources_of(row)
+    if resources.amounts:
+        amounts = [
+            [
+                each.resource,
+                each.asked,
+                each.used,
+                _NONE if each.share is None else f"{each.share:.0f} %",
+            ]
+            for each in resources.amounts
+        ]
+        lines += ["", *screen.table(["RESOURCE", "ASKED FOR", "USED", "SHARE"], amounts)]
+        lines += resources.lines
     if row.config:
         options_of = [
             [key, _NONE if value is None else str(value)] for key, value in row.config.items()
@@ -352,7 +366,8 @@ def show(screen: Screen, run: Run) -> None:
         lines += ["", *_table(screen, row.tasks, keys)]
     lines += _failure_lines(row)
     record = row.run.model_dump(mode="json", exclude={"directory"})
-    screen.result({"run": {**record, "dir": str(row.folder)}}, *lines)
+    answer = {"run": {**record, "dir": str(row.folder)}, "resources": asdict(resources)}
+    screen.result(answer, *lines)
 
 
 def scaling_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:

@@ -57,6 +57,7 @@ from clusterctl.runs.page import (
     Table,
     write_report,
 )
+from clusterctl.runs.resources import Resources, resources_of
 from clusterctl.runs.results import results_section, size_charts
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import hangs_in, restarts_in, result_lines
@@ -135,6 +136,7 @@ def _run_report(row: Row) -> Report:
         )
     speed = list(_speed_lines(facts))
     ranks = _rank_section(facts)
+    resources = resources_of(row)
     restarts = restarts_in(row.folder, row.record.attempts)
     hangs = [
         f"{datetime.fromtimestamp(hang.since, UTC):%H:%M:%S} UTC: {hang}"
@@ -154,6 +156,7 @@ def _run_report(row: Row) -> Report:
         ),
         Section("Hangs", hangs[-MOST_LINES:] if hangs[1:] else ()),
         _time_section(row),
+        _resources_section(resources),
         _scheduler_section(row),
         configuration_section(row, facts),
         software,
@@ -165,6 +168,7 @@ def _run_report(row: Row) -> Report:
         *_metric_changes(row, facts),
         *speed,
         *ranks.lines,
+        *filter(None, [resources.advice]),
     ]
     return Report(row.shown, verdict, _has_completed(row), missing, _without_empty(sections))
 
@@ -332,6 +336,16 @@ def _time_section(row: Row) -> Section:
         [Chart("Time of the job", bars, x="", y=unit, kind=Kind.BARS)],
         [Table(head, rows)],
     )
+
+
+def _resources_section(resources: Resources) -> Section:
+    """Return what a run asked for and used."""
+    rows = [
+        (each.resource, each.asked, each.used, "" if each.share is None else f"{each.share:.0f} %")
+        for each in resources.amounts
+    ]
+    table = Table(("", "asked for", "used", "share"), rows)
+    return Section("Asked for and used", resources.lines, tables=[table])
 
 
 def _scheduler_section(row: Row) -> Section:
@@ -519,6 +533,7 @@ def _array_report(run: Row) -> Report:
         seeds_section(titled, keys, metric, facts),
         metrics_section(facts, missing, [metric, "loss", "train_loss"]),
         _time_section(run),
+        _resources_section(resources_of(run)),
         _scheduler_section(run),
         configuration_section(run),
         _environment_section(run, missing),

@@ -71,7 +71,7 @@ def exceeded_limit(job: JobInfo, ask: Ask) -> str:
     resource = _RESOURCES[match["what"].lower()]
     if column is None:
         return ""
-    wanted = _amounts(job.tres)
+    wanted = amounts_of(job.tres)
     if match["minutes"]:
         if job.time_limit_s is None:
             return ""
@@ -80,7 +80,7 @@ def exceeded_limit(job: JobInfo, ask: Ask) -> str:
     holders = _associations(job, column, ask) if match["who"] == "Assoc" else _qos(job, column, ask)
     for holder, limits in holders:
         texts = dict(part.split("=", 1) for part in limits.split(",") if "=" in part)
-        for name, limit in _amounts(limits).items():
+        for name, limit in amounts_of(limits).items():
             if name.startswith(resource) and wanted.get(name, 0) > limit:
                 times = " for its time limit" if match["minutes"] else ""
                 return (
@@ -90,7 +90,7 @@ def exceeded_limit(job: JobInfo, ask: Ask) -> str:
     return ""
 
 
-def _amounts(tres: str) -> Mapping[str, float]:
+def amounts_of(tres: str) -> Mapping[str, float]:
     """Return resource -> amount in a text such as ``cpu=2,mem=4G``. Memory without a unit is in
     MiB.
     """

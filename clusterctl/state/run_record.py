@@ -122,6 +122,8 @@ class TaskRecord(_Stored):
     node_hours: of all attempts. A shared node counts in full; an attempt that has not ended: 0.
     gpu_energy_j: joules that the GPUs used in all attempts, by their counters. None: no counter is
         known.
+    tres: the resources that Slurm allocated in the last attempt: ``cpu=2,mem=200M,node=1``.
+    time_limit_s: None: unlimited or unknown.
     time_use: seconds by use, such as queue and useful, from the submission to the end. None: an
         earlier version collected the run.
     """
@@ -140,6 +142,8 @@ class TaskRecord(_Stored):
     interruptions: tuple[dict[str, Any], ...] = ()
     attempts: tuple[AttemptRecord, ...] = ()
     gpu_energy_j: float | None = None
+    tres: str = ""
+    time_limit_s: int | None = None
     time_use: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
 
     @property

@@ -1,0 +1,390 @@
+"""What a run asked for and what it used, and what to ask for next time.
+
+The figures are from Slurm's record of the job (its resources, and sacct.json), and from telemetry.
+Advice needs enough evidence, and never takes what the same job needs: its margins are `_MARGINS`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.runs.find import Row
+from clusterctl.runs.folder import ACCOUNTING
+from clusterctl.runs.metric_files import finite, json_lines
+from clusterctl.runs.series import gpus_of
+from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.limits import amounts_of
+from clusterctl.spec.units import format_duration, format_size, shown_memory
+from clusterctl.state.run_record import RunRecord, TaskRecord
+from clusterctl.transport.remote_open import read_whole
+
+_MIB: Final = 1 << 20
+_GIB_MIB: Final = 1024
+_GPU: Final = "gres/gpu"
+_MOST_ACCOUNTING: Final = 256 << 20
+_MOST_NODES: Final = 256
+_MOST_TASKS: Final = 1000
+# Steps of clusterctl itself and of Slurm, which do not run the program's tasks.
+_NO_TASKS: Final = frozenset({"telemetry", "batch", "extern"})
+# What is advised, as a multiple of the most that was used: by telemetry, which looks each few
+# seconds, and by Slurm's accounting, which looks each 30 seconds.
+_SEEN: Final = 1.25
+_ACCOUNTED: Final = 1.5
+_TIME: Final = 1.5
+_CORES: Final = 1.25
+_MEAN_CORES: Final = 2.0
+# Less is not advised, and advice saves at least this share of what was asked for.
+_LEAST_MIB: Final = 512
+_LEAST_S: Final = 600
+_SAVES: Final = 1 / 3
+# The evidence that advice needs.
+_SHORTEST_S: Final = 180
+_SHORTEST_ACCOUNTED_S: Final = 600
+_FEWEST_SAMPLES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A resource, what a run asked for, and what it used, as text.
+
+    share: of what it asked for, in percent. None: unknown.
+    """
+
+    resource: str
+    asked: str
+    used: str
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a run asked for and used.
+
+    flags: options of `submit` for the next time, such as ``--mem 6GiB``. margins: how these follow
+        from what was used.
+    """
+
+    amounts: Sequence[Amount] = ()
+    flags: Sequence[str] = ()
+    margins: Sequence[str] = ()
+
+    @property
+    def advice(self) -> str:
+        """A text such as ``next time: --mem 6GiB --time 40m``; "" without advice."""
+        return f"next time: {' '.join(self.flags)}" if self.flags else ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The advice as sentences."""
+        return [f"{self.advice} ({'; '.join(self.margins)})"] if self.flags else []
+
+
+@dataclass(slots=True)
+class _Use:
+    """What a job or array task used. memory_mib, cores: the most on a node. 0: unknown.
+
+    core_s: the time of all cores together. None: unknown.
+    samples: the fewest samples of telemetry of a node.
+    gpus: the most GPUs of a node that did anything. gpu_mean: busy GPUs of all nodes, on average.
+    """
+
+    memory_mib: float = 0.0
+    accounted_mib: float = 0.0
+    cores: float = 0.0
+    core_s: float | None = None
+    samples: int = 0
+    gpus: int | None = None
+    gpu_mean: float | None = None
+    tasks: int = 0
+
+
+@dataclass(slots=True)
+class _NodeUse:
+    """The samples of a node. gpus: index -> the percentages of its use."""
+
+    samples: int = 0
+    memory_mib: float = 0.0
+    cores: int = 0
+    busy: list[float] = field(default_factory=list)
+    busy_s: float = 0.0
+    seen_s: float = 0.0
+    gpus: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    is_gpu_unknown: bool = False
+
+
+def resources_of(row: Row) -> Resources:
+    """Return what a run or task asked for and used; of an array, the most of its tasks."""
+    tasks = [task for task in row.task_records[:_MOST_TASKS] if task.known_attempts and task.tres]
+    if not tasks:
+        return Resources()
+    accounting = _accounting(row.run)
+    uses = [_use_of(row.run, task, accounting) for task in tasks]
+    asked = amounts_of(tasks[0].tres)
+    nodes = max(1, int(asked.get("node", 1)))
+    amounts = [*_amounts(row, tasks, uses, asked, nodes)]
+    flags: list[str] = []
+    margins: list[str] = []
+    has_all = len(tasks) == len(row.task_records)
+    if row.run.final and has_all and all(each.state == JobState.COMPLETED for each in tasks):
+        for flag, margin in _advice(row, tasks, uses, asked, nodes):
+            flags.append(flag)
+            margins.append(margin)
+    return Resources(amounts, flags, margins)
+
+
+def _amounts(
+    row: Row,
+    tasks: Sequence[TaskRecord],
+    uses: Sequence[_Use],
+    asked: Mapping[str, float],
+    nodes: int,
+) -> Iterator[Amount]:
+    """Yield the resources whose use is known. asked: of all nodes."""
+    most = " (the most of a task)" if len(tasks) > 1 else ""
+    if memory := max(max(use.memory_mib, use.accounted_mib) for use in uses):
+        asked_mib = asked.get("mem", 0.0) / _MIB / nodes
+        known = f"{shown_memory(round(asked_mib))} on each node" if asked_mib else "-"
+        share = 100 * memory / asked_mib if asked_mib else None
+        yield Amount("memory", known, f"at most {shown_memory(round(memory))}{most}", share)
+    elapsed = max((task.elapsed_s or 0 for task in tasks), default=0)
+    if elapsed:
+        limit = tasks[0].time_limit_s
+        known = "no limit" if limit is None else format_duration(limit)
+        share = 100 * elapsed / limit if limit else None
+        yield Amount("time", known, f"{format_duration(elapsed)}{most}", share)
+    core_s = [
+        (use.core_s, task.elapsed_s)
+        for use, task in zip(uses, tasks, strict=True)
+        if use.core_s is not None and task.elapsed_s
+    ]
+    if core_s and (cpus := asked.get("cpu")):
+        mean = sum(used or 0.0 for used, _ in core_s) / sum(seconds or 0 for _, seconds in core_s)
+        yield Amount("CPUs", f"{cpus:.0f}", f"{mean:.2g} on average", 100 * mean / cpus)
+    if gpus := asked.get(_GPU):
+        counts = [use.gpus for use in uses if use.gpus is not None]
+        means = [use.gpu_mean for use in uses if use.gpu_mean is not None]
+        if counts and means:
+            mean = sum(means) / len(means)
+            used = f"{max(counts)} on a node, {mean:.2g} busy on average"
+            yield Amount("GPUs", f"{gpus / nodes:.0f} on each node", used, 100 * mean / gpus)
+    if ran := max(use.tasks for use in uses):
+        each = row.run.tasks_per_node
+        yield Amount("tasks", f"{each * nodes}" if each else "-", f"{ran}")
+
+
+def _advice(
+    row: Row,
+    tasks: Sequence[TaskRecord],
+    uses: Sequence[_Use],
+    asked: Mapping[str, float],
+    nodes: int,
+) -> Iterator[tuple[str, str]]:
+    """Yield options of `submit`, each with its margin, for which there is enough evidence."""
+    shortest = min(task.elapsed_s or 0 for task in tasks)
+    is_seen = min(use.samples for use in uses) >= _FEWEST_SAMPLES
+    is_accounted = shortest >= _SHORTEST_ACCOUNTED_S
+    asked_mib = asked.get("mem", 0.0) / _MIB / nodes
+    seen = min(use.memory_mib for use in uses) > 0 and is_seen
+    accounted = min(use.accounted_mib for use in uses) > 0 and is_accounted
+    if asked_mib and (seen or accounted):
+        factor = _SEEN if seen else _ACCOUNTED
+        most = max(max(use.memory_mib, use.accounted_mib) for use in uses)
+        wanted = _rounded_mib(max(_LEAST_MIB, most * factor))
+        if wanted <= (1 - _SAVES) * asked_mib:
+            margin = f"memory: {100 * factor - 100:.0f} % more than the most that was seen"
+            yield f"--mem {format_size(wanted)}", margin
+    longest = max(task.elapsed_s or 0 for task in tasks)
+    limit = tasks[0].time_limit_s
+    if shortest >= _SHORTEST_S and all(len(task.known_attempts) == 1 for task in tasks):
+        seconds = _rounded_s(max(_LEAST_S, longest * _TIME))
+        if limit is not None and seconds <= (1 - _SAVES) * limit:
+            margin = f"time: {100 * _TIME - 100:.0f} % more than it took, and at least 10m"
+            yield f"--time {format_duration(seconds)}", margin
+    yield from _cpu_advice(row, tasks, uses, asked, nodes)
+    gpus = asked.get(_GPU, 0.0) / nodes
+    counts = [use.gpus for use in uses]
+    if gpus > 1 and is_seen and shortest >= _SHORTEST_S and None not in counts:
+        used = max(count or 0 for count in counts)
+        if 0 < used < gpus:
+            yield f"--gpus {used}", "GPUs: those that did anything"
+
+
+def _cpu_advice(
+    row: Row,
+    tasks: Sequence[TaskRecord],
+    uses: Sequence[_Use],
+    asked: Mapping[str, float],
+    nodes: int,
+) -> Iterator[tuple[str, str]]:
+    ranks = row.run.tasks_per_node
+    shortest = min(task.elapsed_s or 0 for task in tasks)
+    if not ranks or shortest < _SHORTEST_S:
+        return
+    own = asked.get("cpu", 0.0) / nodes / ranks
+    if all(use.cores > 0 and use.samples >= _FEWEST_SAMPLES for use in uses):
+        cores = max(use.cores for use in uses) / ranks * _CORES
+        margin = f"CPUs: {100 * _CORES - 100:.0f} % more than the most that were busy at once"
+    elif shortest >= _SHORTEST_ACCOUNTED_S and all(use.core_s is not None for use in uses):
+        means = (
+            (use.core_s or 0.0) / (task.elapsed_s or 1)
+            for use, task in zip(uses, tasks, strict=True)
+        )
+        cores = max(means) / nodes / ranks * _MEAN_CORES
+        margin = f"CPUs: {_MEAN_CORES:.0f} times the average use"
+    else:
+        return
+    wanted = max(1, math.ceil(cores))
+    if wanted <= (1 - _SAVES) * own:
+        yield f"--cpus {wanted}", margin
+
+
+def _rounded_mib(mib: float) -> int:
+    """Round up to a size that people write: quarters of a GiB, from 8 GiB on whole GiB."""
+    unit = _GIB_MIB if mib >= 8 * _GIB_MIB else _GIB_MIB // 4
+    return math.ceil(mib / unit) * unit
+
+
+def _rounded_s(seconds: float) -> int:
+    """Round up to 5 minutes; from 3 hours on to 30 minutes."""
+    unit = 1800 if seconds >= 3 * 3600 else 300
+    return math.ceil(seconds / unit) * unit
+
+
+def _use_of(run: RunRecord, task: TaskRecord, accounting: Mapping[str, Mapping[str, Any]]) -> _Use:
+    folder = run.directory / task.folder if task.number else run.directory
+    names = [*dict.fromkeys(node for each in task.known_attempts for node in each.nodes)]
+    asked = amounts_of(task.tres)
+    count = max(1, int(asked.get("node", 1)))
+    nodes = [_node_use(folder, name) for name in names] if len(names) <= _MOST_NODES else []
+    use = _Use()
+    if nodes:
+        use.samples = min(node.samples for node in nodes)
+        use.memory_mib = max(node.memory_mib for node in nodes)
+        # On a shared node, other jobs have used some of the cores.
+        if all(0 < node.cores <= asked.get("cpu", 0.0) / count for node in nodes):
+            use.cores = max(max(node.busy, default=0.0) for node in nodes)
+            use.core_s = sum(node.busy_s for node in nodes) or None
+        own_gpus = asked.get(_GPU, 0.0) / count
+        if own_gpus and all(
+            len(node.gpus) == own_gpus and not node.is_gpu_unknown for node in nodes
+        ):
+            use.gpus = max(sum(max(each) > 0 for each in node.gpus.values()) for node in nodes)
+            use.gpu_mean = sum(
+                sum(each) / len(each) / 100 for node in nodes for each in node.gpus.values()
+            )
+    if record := accounting.get(task.id):
+        _add_accounting(use, record)
+    return use
+
+
+def _node_use(folder: Path, node: str) -> _NodeUse:
+    """Return what telemetry saw on a node."""
+    found = _NodeUse()
+    before = math.inf
+    # A node's name with a null byte raises a ValueError.
+    with suppress(ValueError):
+        for line in chain.from_iterable(json_lines(folder, f"telemetry/{node}.jsonl", [])):
+            time = finite(line.get("time"))
+            if time is None:
+                continue
+            if line.get("kind") == "host":
+                cpus = line.get("cpus")
+                found.cores = len(cpus) if isinstance(cpus, list) else 0
+            elif line.get("kind") == "sample":
+                _add_sample(found, line, time - before)
+            before = time
+    return found
+
+
+def _add_sample(found: _NodeUse, line: Mapping[str, Any], seconds: float) -> None:
+    """Add a sample, so many seconds after the line before it."""
+    found.samples += 1
+    found.memory_mib = max(found.memory_mib, finite(line.get("job_memory_mib")) or 0.0)
+    percent = finite(line.get("cpu_percent"))
+    if percent is not None and 0 < seconds < _SHORTEST_S:
+        busy = max(0.0, percent) / 100 * found.cores
+        found.busy.append(busy)
+        found.busy_s += busy * seconds
+    for gpu in gpus_of(line):
+        util = finite(gpu.get("util"))
+        if util is None:
+            found.is_gpu_unknown = True
+        else:
+            found.gpus[str(gpu.get("index"))].append(util)
+
+
+def _accounting(run: RunRecord) -> Mapping[str, Mapping[str, Any]]:
+    """Return the jobs in sacct.json by the ids of their tasks. Empty if it can't be read."""
+    try:
+        data = read_whole(os.fsencode(run.directory), ACCOUNTING.encode(), _MOST_ACCOUNTING)
+        jobs = json.loads(data)["jobs"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return {}
+    found = {}
+    for job in jobs if isinstance(jobs, list) else ():
+        if isinstance(job, dict):
+            array = job.get("array")
+            number = _number(array.get("task_id")) if isinstance(array, dict) else None
+            parent = _number(array.get("job_id")) if isinstance(array, dict) else None
+            name = f"{parent:.0f}_{number:.0f}" if parent and number is not None else None
+            found[name or f"{_number(job.get('job_id')) or 0:.0f}"] = job
+    return found
+
+
+def _add_accounting(use: _Use, record: Mapping[str, Any]) -> None:
+    """Add what Slurm's accounting measured of a job's steps."""
+    listed = record.get("steps")
+    steps = [step for step in listed if isinstance(step, dict)] if isinstance(listed, list) else []
+    loads: list[tuple[float, float]] = []
+    core_s = 0.0
+    for step in steps:
+        count = _number(_at(step, "tasks", "count")) or 0
+        nodes = max(1.0, _number(_at(step, "nodes", "count")) or 1)
+        most = _counts(_at(step, "tres", "requested", "max")).get("mem", 0.0)
+        begin, end = (_number(_at(step, "time", key)) for key in ("start", "end"))
+        mib = most / _MIB * math.ceil(count / nodes)
+        if mib and begin and end:
+            # Of two steps that follow each other, the first has left its memory.
+            loads += [(begin, mib), (max(end, begin + 1), -mib)]
+        total = _counts(_at(step, "tres", "requested", "total")).get("cpu", 0.0) / 1e3
+        core_s += max(total, _number(_at(step, "time", "total", "seconds")) or 0.0)
+        if _at(step, "step", "name") not in _NO_TASKS:
+            use.tasks = max(use.tasks, int(count))
+    load = 0.0
+    for _, change in sorted(loads):
+        load += change
+        use.accounted_mib = max(use.accounted_mib, load)
+    if use.core_s is None and core_s:
+        use.core_s = core_s
+
+
+def _counts(listed: Any) -> dict[str, float]:
+    """Return the counts of resources in a list of sacct's JSON by their type."""
+    return {
+        str(each.get("type")): count
+        for each in (listed if isinstance(listed, list) else ())
+        if isinstance(each, dict) and (count := _number(each.get("count"))) is not None
+    }
+
+
+def _at(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _number(value: Any) -> float | None:
+    """Return a number of sacct's JSON, which versions of Slurm also write as an object."""
+    if isinstance(value, dict):
+        value = value.get("number") if value.get("set") else None
+    number = finite(value)
+    return number if number is not None and 0 <= number < 1 << 62 else None
