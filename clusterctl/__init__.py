@@ -17,6 +17,7 @@ __all__ = [
     "Report",
     "Row",
     "Status",
+    "Usage",
     "compare",
     "frame",
     "list_runs",

@@ -41,6 +41,7 @@ from clusterctl.runs.only_copies import bring_all
 from clusterctl.runs.page import Report
 from clusterctl.runs.query import frame, list_runs
 from clusterctl.runs.report import report_of
+from clusterctl.runs.usage import Usage, usage_keys, usage_of_cluster
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
 from clusterctl.scheduler.session import PATIENCE_S, SHORT_PATIENCE_S, SOON_S, Session, open_session
@@ -67,6 +68,7 @@ __all__ = [
     "Report",
     "Row",
     "Status",
+    "Usage",
     "compare",
     "frame",
     "list_runs",
@@ -402,6 +404,14 @@ class Cluster:
         if listing.unlisted:
             self._note(listing.unlisted_notice)
         return listing.jobs
+
+    def usage(self, by: str | Sequence[str] = "user", since: str = "30d") -> Usage:
+        """Return the hours and the cost of the jobs of all users.
+
+        by: keys to group by: user, account, partition, month. since: such as 30d or 2026-01-31.
+        """
+        with self._session(SOON_S) as session:
+            return usage_of_cluster(session, usage_keys(_as_list(by)), since)
 
     def cancel(self, ids: _Names) -> tuple[JobInfo, ...]:
         """Cancel jobs. Return their state before the cancellation."""

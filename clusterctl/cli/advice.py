@@ -39,6 +39,7 @@ OF_CLUSTER: Final = (
     "submit",
     "top",
     "up",
+    "usage",
 )
 _COMMAND: Final = re.compile(rf"`clusterctl ({'|'.join(OF_CLUSTER)})((?: [^`]*)?)`")
 _CHOICE: Final = re.compile(r" (--cluster|--file|-f)(?=[ =])")

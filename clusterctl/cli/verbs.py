@@ -203,6 +203,13 @@ def runs_rm() -> Verb:
     return runs.rm
 
 
+@_verb("usage", "Show node, CPU and GPU hours and cost by user, account, partition or month.")
+def usage() -> Verb:
+    from clusterctl.cli import usage
+
+    return usage.usage
+
+
 @_verb("report", "Write the report of a run, a sweep, or several runs.")
 def report() -> Verb:
     from clusterctl.cli import runs

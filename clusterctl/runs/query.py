@@ -143,7 +143,7 @@ def _reject_keys_of_tasks(rows: Sequence[Row], keys: Sequence[str]) -> None:
 def _filter(rows: Sequence[Row], query: RunQuery) -> list[Row]:
     selected = list(rows)
     if query.since is not None:
-        first = _since(query.since)
+        first = parse_since(query.since)
         selected = [row for row in selected if submitted_at(row.run) >= first]
     if query.tags:
         selected = [row for row in selected if set(query.tags) <= set(row.run.tags)]
@@ -229,7 +229,8 @@ def _number(key: str, text: str) -> int | float | None:
     return None
 
 
-def _since(text: str) -> float:
+def parse_since(text: str) -> float:
+    """Return the time that `--since` means, in Unix seconds. Raises UsageError."""
     with suppress(ValueError):
         return time.time() - parse_duration_s(text)
     with suppress(ValueError):

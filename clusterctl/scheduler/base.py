@@ -832,6 +832,12 @@ class Jobs(Protocol):
         """
         return ()
 
+    def history(self, since: int) -> tuple[JobInfo, ...] | None:
+        """Return the jobs of all users in the accounting that ran since then (Unix seconds), as far
+        as this user may see them; None without accounting.
+        """
+        return None
+
     def accounting_failure(self) -> str:
         """Return why the accounting does not answer; "" if it answers or the cluster has no
         accounting.

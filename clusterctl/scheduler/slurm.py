@@ -462,6 +462,11 @@ class SlurmClient(Jobs):
             self.check_id(job_id)
         return () if self.no_accounting else self._accounted(self._jobs_option(*ids))
 
+    def history(self, since: int) -> tuple[JobInfo, ...] | None:
+        if self.no_accounting:
+            return None
+        return self._accounted("--allusers", f"--starttime=uts{since}")
+
     def accounting_failure(self) -> str:
         if self.no_accounting:
             return ""

@@ -126,6 +126,19 @@ def test_slurm_accounts_for_the_job(cluster: Cluster, run: Path, job: dict[str, 
     assert job["job_id"] in (run / "sacct.json").read_text()
 
 
+def test_usage_and_ledger_count_the_job(cluster: Cluster, run: Path) -> None:
+    """The ledger sums to the time from the submission to the end, which Slurm knows."""
+    usage = cluster.json("usage", "--by", "partition,month")
+    assert usage["source"] == "accounting"
+    assert usage["sum"]["jobs"] >= 1
+    assert usage["sum"]["node_hours"] > 0
+    record = json.loads((run / "run.json").read_text())
+    (task,) = record["tasks"]
+    whole = task["end_time"] - record["submit_time"]
+    assert sum(task["time_use"].values()) == pytest.approx(whole, abs=0.01)
+    assert {"start-up", "useful", "evaluation"} <= task["time_use"].keys()
+
+
 def test_up_again_changes_nothing_and_proves_again(cluster: Cluster) -> None:
     hosts = len(cluster.raised["nodes"]) + 1
     for argv, note in (

@@ -51,6 +51,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "top": [],
     "code": ["1"],
     "cancel": ["1"],
+    "usage": [],
     "collect": [],
     "put": ["cluster.yaml", "."],
     "get": ["x", "."],

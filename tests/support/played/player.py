@@ -193,6 +193,12 @@ def sacct(argv: list[str], state: dict[str, Any]) -> None:
         say(json.dumps({"jobs": jobs, "errors": []}))
         return
     found = rows(state, argv)
+    if "--allusers" not in argv and not option(argv, "jobs"):
+        # Without the options, sacct shows the jobs of the user that runs it (sacct(1)).
+        found = [(i, job) for i, job in found if job.get("user", "hpc") == "hpc"]
+    if since := option(argv, "starttime"):
+        first = int(since.removeprefix("uts")) if since.startswith("uts") else 0
+        found = [(i, job) for i, job in found if int(job.get("end", first)) >= first]
     if "--duplicates" in argv:
         # A requeued job has a record for each attempt; without the option, sacct shows the last
         # (sacct(1)).

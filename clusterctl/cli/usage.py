@@ -1,0 +1,109 @@
+"""The command usage, which shows what jobs used of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from clusterctl.cli.options import option
+from clusterctl.cli.output import Screen
+from clusterctl.errors import Notice
+from clusterctl.runs.usage import (
+    By,
+    Usage,
+    UsageRow,
+    usage_keys,
+    usage_of_cluster,
+    usage_of_runs,
+)
+from clusterctl.scheduler.session import SOON_S, open_session
+
+_NONE: Final = "-"
+
+
+def usage(
+    screen: Screen,
+    by: Annotated[
+        str,
+        option("Group by user, account, partition, month, or several of them.", metavar="KEY,..."),
+    ] = By.USER.value,
+    since: Annotated[str, option("Count since 30d, 12h, or 2026-01-31.", metavar="TIME")] = "30d",
+    runs: Annotated[
+        bool,
+        option(
+            "Count the runs that were collected on this machine instead. This needs no cluster.",
+            "--runs",
+        ),
+    ] = False,
+) -> None:
+    """Show node, CPU and GPU hours and cost by user, account, partition or month.
+
+    They are from Slurm's accounting, with the jobs of all users that you may see; on a cluster
+    without accounting, from the runs that were collected on this machine.
+    """
+    names = [name.strip() for name in by.split(",") if name.strip()] or [By.USER.value]
+    keys = usage_keys(names)
+    if runs:
+        found = usage_of_runs(keys, since, screen.cluster)
+    else:
+        with open_session(screen.chosen(), patience_s=SOON_S) as session:
+            found = usage_of_cluster(session, keys, since)
+        if found.source == "runs":
+            text = (
+                "note: the cluster has no accounting: only the runs that were collected on this "
+                "machine are counted"
+            )
+            screen.note(Notice("usage-of-runs", text))
+    if found.unread:
+        screen.note(
+            Notice("usage-incomplete", f"note: {found.unread} records of jobs can't be read")
+        )
+    screen.result(_answer(found), *_table(screen, found))
+
+
+def _answer(found: Usage) -> dict[str, Any]:
+    def row(each: UsageRow) -> dict[str, Any]:
+        values = asdict(each)
+        key = values.pop("key")
+        return {**dict(zip(found.by, key, strict=True)), **values}
+
+    total = row(found.total)
+    return {
+        "source": found.source,
+        "since": found.since,
+        "by": list(found.by),
+        "usage": [row(each) for each in found.rows],
+        "sum": {key: value for key, value in total.items() if key not in found.by},
+    }
+
+
+def _table(screen: Screen, found: Usage) -> list[str]:
+    since = datetime.fromtimestamp(found.since).astimezone()
+    if not found.rows:
+        return [Notice("no-usage", f"no job has run since {since:%Y-%m-%d %H:%M}")]
+    shown = [*found.rows, *([found.total] if len(found.rows) > 1 else [])]
+    rows = [
+        [
+            *(
+                ("sum", *each.key[1:])
+                if each is found.total
+                else (key or _NONE for key in each.key)
+            ),
+            str(each.jobs),
+            *(
+                _NONE if value is None else f"{value:.2f}"
+                for value in (each.node_hours, each.cpu_hours, each.gpu_hours, each.cost_usd)
+            ),
+        ]
+        for each in shown
+    ]
+    head = [
+        *(key.upper() for key in found.by),
+        "JOBS",
+        "NODE_HOURS",
+        "CPU_HOURS",
+        "GPU_HOURS",
+        "COST",
+    ]
+    return screen.table(head, rows)
