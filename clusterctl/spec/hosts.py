@@ -95,6 +95,11 @@ _HERE: Final = ("localhost", "localhost.localdomain")
 
 
 def _are_addresses(text: str) -> str:
+    if text.startswith("[") and ":" in text:
+        raise BadValueError(
+            "not-an-address-range",
+            f"{shown(text)} is in brackets: write an IPv6 address without them, such as fd00::11",
+        )
     for address in expand(text):
         # A text of this form can't be a host name, so it must be an IP address.
         if re.fullmatch(r"[0-9.]+|.*:.*", address):

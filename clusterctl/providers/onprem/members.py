@@ -198,18 +198,19 @@ def address_failures(
     ``leader``.
     """
     interfaces = {
-        host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts
+        host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "no IPv4 address"
+        for host in hosts
     }
     if network is None:
         reason = f"{leader.address} is not an address of {leader.name} ({interfaces[leader.name]})"
         cause = f"clusterctl can't tell which network the cluster uses: {reason}"
-        fix = "write provider.network, such as 10.0.0.0/24"
+        fix = "write provider.network, the IPv4 network that all hosts share, such as 10.0.0.0/24"
         return [Failure(_NO_ADDRESS, cause, leader.name, "plan", fix)]
     missing = [
         host.name for host in hosts if not address_in(network, facts[host.name], host.address)
     ]
     cause = f"no address of the host is on the cluster's network {network}; the host has "
-    fix = "write provider.network: the network that all hosts share"
+    fix = "write provider.network: the IPv4 network that all hosts share"
     return [Failure(_NO_ADDRESS, cause + interfaces[name], name, "plan", fix) for name in missing]
 
 

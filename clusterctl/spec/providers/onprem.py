@@ -270,6 +270,10 @@ def _shared_folder_faults(provider: OnpremSettings, spec: Cluster) -> Iterator[F
         yield Fault(
             "nfs-incomplete", at, "server and export must be set together", hint, at_key=True
         )
+    if shared.server and ":" in shared.server:
+        message = f"the hosts mount the NFS server by IPv4, and {shown(shared.server)} is IPv6"
+        fix = "write the server's IPv4 address, or its name"
+        yield Fault("ipv6-server", (*at, "server"), message, fix)
     if shared.kind == "nfs" and shared.path and _is_system_folder(shared.path):
         message = f"{shown(shared.path)} is a system folder and can't be exported to all hosts"
         yield Fault(
