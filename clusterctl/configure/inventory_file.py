@@ -24,7 +24,14 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER, MPI_SSH, MPI_SSH_FOLDER
 from clusterctl.spec.scheduler import DEFAULT
 from clusterctl.spec.software import Software
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
+from clusterctl.state.inventory import (
+    COMPUTE,
+    CONTROLLER,
+    KEEPALIVE,
+    LOGIN,
+    Host,
+    Inventory,
+)
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect, Transport, split_lines
 from clusterctl.util.assets import (
@@ -209,6 +216,8 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
         "ansible_ssh_common_args": _literal(f"-F {shlex.quote(str(ssh_config))}"),
         "ansible_python_interpreter": PYTHON,
         "mitogen_ssh_compression": False,
+        # mitogen passes its own 30 seconds and 10 questions to ssh, which override the ssh_config.
+        **{f"mitogen_ssh_keepalive_{key}": value for key, value in KEEPALIVE.items()},
         # By default, Ansible would share a connection with a host of the same name in another
         # cluster.
         "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from clusterctl.errors import NotUpError, UsageError
@@ -41,6 +42,9 @@ COMPUTE = "compute"
 LOGIN = "login"
 # The architecture of all nodes, as `uname -m` prints it.
 ARCHITECTURE = "x86_64"
+# ssh and Ansible ask a silent host every `interval` seconds whether it is still there. After `count`
+# questions without an answer, the connection has failed.
+KEEPALIVE: Final = MappingProxyType({"interval": 15, "count": 3})
 HEALTH_PROGRAM: Final = "/opt/clusterctl/health"
 # Above the ephemeral ports of the kernel. The role firewall opens the same range.
 SRUN_PORTS = "61000-64999"
@@ -289,7 +293,9 @@ class Inventory:
             host.name: JUMP_TIMEOUT_S if host.jump else PROXIED_TIMEOUT_S for host in self.hosts
         }
         values = {"key": key, "known_hosts": known_hosts, "timeouts": timeouts}
-        return render("ssh_config.j2", hosts=self.hosts, proxies=proxies, **values)
+        return render(
+            "ssh_config.j2", hosts=self.hosts, proxies=proxies, keepalive=KEEPALIVE, **values
+        )
 
     def _proxy_command(self, host: Host, folder: Path) -> tuple[str, ...]:
         jump = self.host(host.jump) if host.jump else None

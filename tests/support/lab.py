@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from ruamel.yaml import YAML
 
+from clusterctl.state.inventory import KEEPALIVE
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import render
 from tests.support.nested import Host, leader
@@ -292,5 +293,11 @@ def _write_ssh_files(one: Lab) -> None:
     for host in every:
         jump = f"    ProxyJump {GATE}\n" if one.gate and host is not one.gate else ""
         blocks.append(f"Host {host.name}\n    HostName {host.address}\n    User {one.user}\n{jump}")
-    common = render("ssh_config.j2", hosts=(), key=one.key, known_hosts=one.known_hosts)
+    common = render(
+        "ssh_config.j2",
+        hosts=(),
+        key=one.key,
+        known_hosts=one.known_hosts,
+        keepalive=KEEPALIVE,
+    )
     one.ssh_config.write_text("\n".join([*blocks, common]))

@@ -25,6 +25,7 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import FINGERPRINT, Confirm, OfferedKey, host_port
 from clusterctl.spec.hosts import OnpremHost
+from clusterctl.state.inventory import KEEPALIVE
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.assets import Rule, digest, first_rule, read_table, render
 from clusterctl.util.process import call_on_hosts, run, temporary_folder
@@ -88,7 +89,8 @@ def ssh_hosts(machines: Mapping[str, OnpremHost]) -> tuple[SshHost, ...]:
 
 def access_config(machines: Mapping[str, OnpremHost], trusted_hosts: Path) -> str:
     """Return the ssh_config for logging in to all machines and jump hosts as their owner."""
-    return render("access_config.j2", hosts=ssh_hosts(machines), trusted_hosts=trusted_hosts)
+    hosts = ssh_hosts(machines)
+    return render("access_config.j2", hosts=hosts, trusted_hosts=trusted_hosts, keepalive=KEEPALIVE)
 
 
 def address_of(host: str, config: Path) -> str:

@@ -117,6 +117,21 @@ def test_control_path_differs_between_clusters(seen: dict[str, Any], inventory: 
     assert path == f"/d/{inventory.cluster_id}-%C"
 
 
+def test_ansible_notices_a_silent_host_as_early_as_ssh(
+    seen: dict[str, Any], inventory: Inventory, tmp_path: Path
+) -> None:
+    """mitogen has longer times of its own, and its options of ssh override those of ssh_config."""
+    from ansible_mitogen.transport_config import PlayContextSpec
+
+    config = inventory.ssh_config(key=tmp_path, known_hosts=tmp_path)
+    times = dict(re.findall(r"ServerAlive(Interval|CountMax) (\d+)", config))
+    for name, option in (("interval", "Interval"), ("count", "CountMax")):
+        variable = f"mitogen_ssh_keepalive_{name}"
+        assert hasattr(PlayContextSpec, variable)
+        for host in inventory.names:
+            assert seen["_meta"]["hostvars"][host][variable] == int(times[option])
+
+
 def test_inventory_has_users_and_accounts(seen: dict[str, Any]) -> None:
     variables = seen["_meta"]["hostvars"]["demo-train-1"]
     listed = f"{ADAS_KEY} managed by clusterctl for demo"
