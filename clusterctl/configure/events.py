@@ -23,6 +23,8 @@ _REPOSITORY: Final = re.compile(
 _TAIL = 1500
 
 Event = Mapping[str, Any]
+# Mitogen also asks the user to file a bug.
+_DISCONNECTED: Final = "Mitogen was disconnected"
 
 
 class Status(StrEnum):
@@ -107,6 +109,8 @@ def _failure(task: TaskResult, data: Mapping[str, Any]) -> Failure:
     cause = _cause(data.get("res", {}))
     where = (task.host, _task_name(data, " / "))
     if task.how == Status.UNREACHABLE:
+        if _DISCONNECTED in cause:
+            cause = "the connection was lost during this task"
         return Failure("unreachable", cause, *where, "check that the host is up", retryable=True)
     if match := _REPOSITORY.search(cause):
         fix = (

@@ -91,7 +91,7 @@ class PhaseLines(Reporter):
     def progress(self, message: str | HostStep) -> None:
         if self._verbose or isinstance(message, Waiting):
             self._report(f"{self._stamped()}: {message}")
-        elif not isinstance(message, str) and message.failed and message.host not in self._failed:
+        if not isinstance(message, str) and message.failed and message.host not in self._failed:
             self._failed.add(message.host)
             self._report(f"failed on {message.host}: {message.task}")
 

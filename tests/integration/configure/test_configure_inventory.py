@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_mitogen.transport_config import PlayContextSpec
 
 from clusterctl.configure.inventory_file import (
     install_mark,
@@ -121,8 +122,6 @@ def test_ansible_notices_a_silent_host_as_early_as_ssh(
     seen: dict[str, Any], inventory: Inventory, tmp_path: Path
 ) -> None:
     """mitogen has longer times of its own, and its options of ssh override those of ssh_config."""
-    from ansible_mitogen.transport_config import PlayContextSpec
-
     config = inventory.ssh_config(key=tmp_path, known_hosts=tmp_path)
     times = dict(re.findall(r"ServerAlive(Interval|CountMax) (\d+)", config))
     for name, option in (("interval", "Interval"), ("count", "CountMax")):

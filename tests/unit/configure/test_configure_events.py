@@ -59,6 +59,17 @@ def test_unreachable_hosts_can_be_tried_again() -> None:
     assert (failure.code, failure.retryable) == ("unreachable", True)
 
 
+def test_lost_connection_is_not_a_bug_to_report() -> None:
+    message = (
+        "Mitogen was disconnected from the remote environment while a call was in-progress. If you "
+        "feel this is in error, please file a bug. Original error was: the respondent Context has "
+        "disconnected"
+    )
+    (failure,) = failures_of([event("a", kind="runner_on_unreachable", msg=message)])
+    assert failure.code == "unreachable"
+    assert "bug" not in failure.cause
+
+
 def test_repository_that_dnf_can_not_read_is_named_in_the_fix() -> None:
     """The message is Ansible's with dnf 4.14, for a repository whose server has no address."""
     cause = (
