@@ -371,7 +371,9 @@ class Restorer:
         ):
             home = host.remove_user(self._run, name)
             self._done.append(f"removed the account {name}")
-            if Path(home).is_dir() and home != "/":
+            # Folders of a role are removed later, such as MariaDB's, or were here before clusterctl.
+            is_of_role = home in self._snapshot["trees"]
+            if Path(home).is_dir() and home != "/" and not is_of_role:
                 self._reported.add(home)
                 self._left.append(f"{home}: the home of {name}")
         for name in self._cluster_accounts(

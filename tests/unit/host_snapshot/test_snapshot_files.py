@@ -302,8 +302,8 @@ def test_restore_keeps_files_of_persons_in_a_folder_of_clusterctl(
     assert "spool/theirs" in result["clusterctl_notes"][0]
 
 
-def account(name: str) -> pwd.struct_passwd:
-    return pwd.struct_passwd((name, "x", PERSON, PERSON, "", "/", "/bin/sh"))
+def account(name: str, home: str = "/") -> pwd.struct_passwd:
+    return pwd.struct_passwd((name, "x", PERSON, PERSON, "", home, "/bin/sh"))
 
 
 @pytest.mark.parametrize("others", [[], ["payroll"]])
@@ -322,7 +322,9 @@ def test_mariadb_with_foreign_databases_is_kept(
     made = settings / "debian.cnf"
     folders = [data, etc / "log/mysql", etc / "log/mariadb"]
     paths = util("snapshot_host").HostPaths(etc=str(etc), databases=str(data))
-    monkeypatch.setattr(pwd, "getpwnam", account)
+    # On EL, the data folder is the account's home.
+    homes = {"mysql": str(data)}
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: account(name, homes.get(name, "/")))
     monkeypatch.setattr(grp, "getgrnam", lambda name: SimpleNamespace(gr_name=name, gr_gid=PERSON))
     for table in ("passwd", "group"):
         (etc / table).write_text("root:x:0:0\n")
