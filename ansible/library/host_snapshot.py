@@ -47,6 +47,13 @@ options:
     default: /var/lib/clusterctl-ledger
 """
 
+RETURN = r"""
+accounts:
+  description: The users that clusterctl has created on the host, unless the host is restored.
+  type: list
+  returned: not restored
+"""
+
 
 def main() -> None:
     module = AnsibleModule(
@@ -90,7 +97,7 @@ def act(module: AnsibleModule, packages: Dpkg | Rpm | None, paths: HostPaths) ->
     if not module.check_mode:
         write = recorder.seal if module.params["state"] == "sealed" else recorder.record
         write(module.params["touches"])
-    return {"changed": is_first}
+    return {"changed": is_first, "accounts": snapshot["users"]["ours"]}
 
 
 if __name__ == "__main__":

@@ -67,17 +67,39 @@ def configure(tmp_path: Path, ada: pwd.struct_passwd, homes: Path) -> str:
     return done.stdout
 
 
-def test_account_without_a_password_never_expires(tmp_path: Path) -> None:
-    """With PASS_MAX_DAYS of login.defs, sshd refuses keys after so many days: pam_unix(8)."""
+@pytest.mark.parametrize(
+    ("existing", "own", "longest"),
+    [
+        ([], False, ""),
+        # An earlier `up` left login.defs's value.
+        (["--key", "PASS_MAX_DAYS=60"], True, ""),
+        (["--key", "PASS_MAX_DAYS=60"], False, "60"),
+    ],
+)
+def test_created_account_without_a_password_never_expires(
+    tmp_path: Path, existing: list[str], own: bool, longest: str
+) -> None:
+    """With PASS_MAX_DAYS of login.defs, sshd refuses keys after so many days: pam_unix(8). An
+    account that the host had before is left as it is.
+    """
     name = f"t{secrets.token_hex(4)}"
-    account = {"name": name, "uid": 50000 + secrets.randbelow(9999), "ssh_authorized_keys": []}
-    homes = {"users_home_root": str(tmp_path), "users_makes_homes": False}
-    done = run_tasks(tmp_path, "users", "configure", users_accounts=[account], **homes)
+    uid = 50000 + secrets.randbelow(9999)
+    if existing:
+        home = ["--no-create-home", "--home-dir", str(tmp_path / name), "--uid", str(uid)]
+        subprocess.run(["useradd", *existing, *home, "--user-group", name], check=True)
+    variables = {
+        "users_accounts": [{"name": name, "uid": uid, "ssh_authorized_keys": []}],
+        "users_home_root": str(tmp_path),
+        "users_makes_homes": False,
+        "clusterctl_keeps": True,
+        "clusterctl_recorded": {"accounts": [name] if own else []},
+    }
+    done = run_tasks(tmp_path, "users", "configure", **variables)
     shadow = subprocess.run(["getent", "shadow", name], capture_output=True, text=True, check=False)
     subprocess.run(["userdel", name], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
-    _, password, _, _, longest, *_ = shadow.stdout.split(":")
-    assert (password, longest) == ("!", "")
+    assert shadow.stdout.split(":")[1] == "!"
+    assert shadow.stdout.split(":")[4] == longest
 
 
 @dataclass
