@@ -115,6 +115,7 @@ def check_hosts(
     accounts = {host: examined.facts.accounts for host, examined in answers.items()}
     findings += admin_uid_findings(accounts, leader)
     findings += _logins(answers, expected, leader)
+    findings += _refused_logins(answers, expected, leader)
     for host, examined in answers.items():
         for check in _CHECKS_OF_HOST:
             findings += check(host, examined.facts, expected[host])
@@ -164,6 +165,13 @@ def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Find
         yield Finding(
             host, "error", "ed25519-refused", "the host refuses clusterctl's SSH key", cause, fix
         )
+    if facts.refuses_kex:
+        cause = (
+            "KexAlgorithms of sshd has only sntrup761x25519, which takes 50 ms for each login, and "
+            "which clusterctl's ssh_config does not offer"
+        )
+        fix = "add curve25519-sha256, or mlkem768x25519-sha256 of OpenSSH 9.9, to KexAlgorithms"
+        yield Finding(host, "error", "kex-refused", "the host refuses the key exchange", cause, fix)
     if facts.fapolicyd:
         cause = (
             "fapolicyd refuses programs of no package: Ansible's modules, Python in "
@@ -636,6 +644,32 @@ def _logins(
                 yield Finding(
                     host, "warning", "groups-differ", "a user's groups differ", cause, fix
                 )
+
+
+def _refused_logins(
+    answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], leader: str
+) -> Iterator[Finding]:
+    """Yield an error for each list of a host's sshd that refuses accounts as which clusterctl logs
+    in.
+
+    On the machine that runs clusterctl, clusterctl logs in to an sshd of its own.
+    """
+    for host, examined in answers.items():
+        takes_users = host == leader or expected[host].own_homes
+        by_setting: defaultdict[str, list[str]] = defaultdict(list)
+        for name, setting in examined.facts.refused.items():
+            if not expected[host].here and (takes_users or name == ADMIN_USER):
+                by_setting[setting].append(name)
+        for setting, names in by_setting.items():
+            shown = " and ".join(names)
+            cause = f"`{setting}` of sshd_config refuses {shown}, and clusterctl logs in as {shown}"
+            fix = (
+                f"change {setting.split()[0]} on this host so that it admits {shown}, then "
+                "`systemctl reload ssh` (on EL: sshd)"
+            )
+            yield Finding(
+                host, "error", "account-refused", "sshd refuses clusterctl's logins", cause, fix
+            )
 
 
 def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ import stat
 import subprocess
 import sys
 import time
+from fnmatch import fnmatchcase
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
@@ -78,6 +79,8 @@ OPENMPI_LIST = "/var/lib/dpkg/info/openmpi-bin.list"
 OPENMPI_RPM = ["rpm", "--query", "--list", "openmpi"]
 OPENMPI_PARAMS = "/openmpi-mca-params.conf"
 SSHD_SETTINGS = ["/usr/sbin/sshd", "-T"]
+# sshd's lists of accounts, in the order in which it applies them.
+LISTS = ("DenyUsers", "AllowUsers", "DenyGroups", "AllowGroups")
 FAPOLICYD = "/etc/fapolicyd"
 # Fields of /etc/passwd up to the uid.
 ROW = 3
@@ -354,10 +357,13 @@ def package_marks(names: Sequence[str]) -> Dict[str, str]:
 
 
 def policies() -> Dict[str, bool]:
-    """Return whether sshd refuses ed25519 keys (FIPS mode), and fapolicyd refuses clusterctl's
-    programs.
+    """Return whether sshd refuses ed25519 keys (FIPS mode) and the key exchanges of clusterctl's
+    ssh_config, and fapolicyd refuses clusterctl's programs.
     """
-    accepted = re.search(r"^pubkeyaccepted\w+ (.*)$", run(SSHD_SETTINGS) or "", re.MULTILINE)
+    sshd = run(SSHD_SETTINGS) or ""
+    exchanges = re.findall(r"^kexalgorithms (.*)$", sshd, re.MULTILINE)
+    exchanges = [name for names in exchanges for name in names.split(",")]
+    accepted = re.search(r"^pubkeyaccepted\w+ (.*)$", sshd, re.MULTILINE)
     settings, rules = (read(f"{FAPOLICYD}/{name}") for name in ("fapolicyd.conf", "compiled.rules"))
     allows = (
         re.search(r"^\s*permissive\s*=\s*1", settings, re.MULTILINE)
@@ -366,9 +372,60 @@ def policies() -> Dict[str, bool]:
     return {
         "refuses_ed25519": accepted is not None
         and "ssh-ed25519" not in accepted.group(1).split(","),
+        # clusterctl's ssh_config offers all others.
+        "refuses_kex": bool(exchanges) and all(name.startswith("sntrup") for name in exchanges),
         "fapolicyd": not allows
         and run(["systemctl", "is-active", "--quiet", "fapolicyd"]) is not None,
     }
+
+
+def refused_logins(names: Sequence[str]) -> Dict[str, str]:
+    """Return name -> the setting of sshd that refuses the account's login, for refused accounts.
+
+    An account that does not exist yet will be in a group of its own name.
+    """
+    refused = {}
+    for name in names:
+        condition = "user={},host=localhost,addr=127.0.0.1".format(name)
+        setting = refusing_setting(run([*SSHD_SETTINGS, "-C", condition]) or "", name)
+        if setting:
+            refused[name] = setting
+    return refused
+
+
+def refusing_setting(settings: str, name: str) -> str:
+    """Return the list in the output of `sshd -T` that refuses the account ``name``, or "".
+
+    A pattern USER@HOST counts only if it may admit the account: the host that will log in is not
+    known here.
+    """
+    rows = [line.split(None, 1) for line in settings.splitlines() if " " in line]
+    for setting in LISTS:
+        patterns = [pattern for key, pattern in rows if key == setting.lower()]
+        denies = setting.startswith("Deny")
+        listed = [p.partition("@")[0] for p in patterns if not (denies and "@" in p)]
+        names = group_names(name) if setting.endswith("Groups") else [name]
+        if patterns and is_listed(names, listed) == denies:
+            return "{} {}".format(setting, " ".join(patterns))
+    return ""
+
+
+def group_names(name: str) -> List[str]:
+    try:
+        gids = os.getgrouplist(name, pwd.getpwnam(name).pw_gid)
+    except KeyError:
+        return [name]
+    return [group.gr_name for group in grp.getgrall() if group.gr_gid in gids]
+
+
+def is_listed(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Return whether one of ``names`` matches sshd's ``patterns``, which have `*`, `?` and `!`."""
+
+    def matches(pattern: str) -> bool:
+        return any(fnmatchcase(name, pattern.replace("[", "[[]")) for name in names)
+
+    excluded = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    return any(map(matches, patterns)) and not any(map(matches, excluded))
 
 
 def openmpi_folder() -> str:
@@ -616,7 +673,9 @@ class OwnFacts:
 
     time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create
         control groups. cgroup_plugin: Slurm, if installed, has the plugin for them.
-    refuses_ed25519: sshd refuses keys of this type. fapolicyd: it refuses clusterctl's programs.
+    refused: account -> the list of sshd that refuses its login.
+    refuses_ed25519: sshd refuses keys of this type. refuses_kex: it refuses the key exchanges of
+        clusterctl's ssh_config. fapolicyd: it refuses clusterctl's programs.
     left: processes of ended jobs ("PID COMMAND"). unmet: what a node lacks to run jobs; None: its
         health check does not answer. databases: MariaDB's, except system databases.
     fabric_ports: ports of InfiniBand and RoCE that are up. ucx_fabric: UCX, if installed, can use
@@ -634,7 +693,9 @@ class OwnFacts:
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
     logins: Mapping[str, Mapping[str, str]] = {}
+    refused: Mapping[str, str] = {}
     refuses_ed25519: bool = False
+    refuses_kex: bool = False
     fapolicyd: bool = False
     mtus: Mapping[str, int] = {}
     cgroups: bool = True
@@ -683,6 +744,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "accounts": accounts(request["accounts"], set(request["uids"])),
         "groups": accounts(request["accounts"], set(request["uids"]), "group"),
         "logins": logins(request["users"]),
+        "refused": refused_logins(request["entrants"]),
     }
 
 

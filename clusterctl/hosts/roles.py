@@ -394,6 +394,7 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
         ],
         "uids": [*required_accounts(spec).values(), ADMIN_ID],
         "users": [user.name for user in spec.users],
+        "entrants": [ADMIN_USER, *(user.name for user in spec.users)],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),
         "texts": [*TEXTS],
         "packages": sorted(packages),

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -156,6 +156,9 @@ class Claim:
 def create_account(host: str, root: Root, claim: Claim, login: Connect) -> None:
     """Create the admin account on a host, log in to it and test sudo. A repeated call changes
     nothing.
+
+    If a new account can't log in or use sudo, it is removed again, because `down` would fail in the
+    same way.
     """
     stdout = root(host, (*_PYTHON, "-", claim.request("join", host)), _PROGRAM.encode())
     try:
@@ -172,19 +175,28 @@ def create_account(host: str, root: Root, claim: Claim, login: Connect) -> None:
         check_sudo(login(host))
     except UnreachableError:
         raise
-    except CommandError as exc:
-        # The login worked, but sudo failed.
+    except TransportError as exc:
+        if answer["is_new"]:
+            with suppress(ClusterctlError):
+                root(host, (*_PYTHON, "-", claim.request("leave", host)), _PROGRAM.encode())
+        raise _refusal_of(host, exc, answer["allowed"]) from exc
+
+
+def _refusal_of(host: str, exc: TransportError, allowed: Sequence[str]) -> AccessError:
+    """Return why the admin account failed to log in, or to become root after the login.
+
+    allowed: sshd's lists of accounts.
+    """
+    if isinstance(exc, CommandError):
         cause = f"{ADMIN_USER} can't become root on this host: {exc.why or exc.what}"
         fix = "check that /etc/sudoers includes /etc/sudoers.d, and that no later line overrides it"
-        raise AccessError.of(host, "no-sudo", cause, fix) from exc
-    except TransportError as exc:
-        allowed = "; ".join(answer.get("allowed", ()))
-        cause = f"the host's sshd refuses {ADMIN_USER}: {allowed or exc.why or exc.what}"
-        fix = (
-            f"allow {ADMIN_USER} in AllowUsers or AllowGroups of sshd_config, or "
-            "/etc/security/access.conf"
-        )
-        raise AccessError.of(host, "login-refused", cause, fix) from exc
+        return AccessError.of(host, "no-sudo", cause, fix)
+    cause = f"the host's sshd refuses {ADMIN_USER}: {'; '.join(allowed) or exc.why or exc.what}"
+    fix = (
+        f"allow {ADMIN_USER} in AllowUsers or AllowGroups of sshd_config, or "
+        "/etc/security/access.conf"
+    )
+    return AccessError.of(host, "login-refused", cause, fix)
 
 
 def check_sudo(transport: Transport) -> None:

@@ -213,7 +213,8 @@ def join(request: Dict[str, Any]) -> Dict[str, Any]:
         changed = True
     changed = let_in(user, request["key"]) or changed
     changed = let_become_root(user, request.get("owner")) or changed
-    return {"ok": True, "changed": changed, "allowed": allowed(user)}
+    is_new = not claim_before
+    return {"ok": True, "changed": changed, "is_new": is_new, "allowed": allowed(user)}
 
 
 def make_account(user: str, number: int) -> None:

@@ -114,6 +114,49 @@ def test_sshd_is_asked_whether_it_accepts_ed25519_keys(
     assert remote_probe.policies()["refuses_ed25519"] is refuses
 
 
+@pytest.mark.parametrize(
+    ("exchanges", "refuses"),
+    [
+        ("sntrup761x25519-sha512@openssh.com,sntrup761x25519-sha512", True),
+        ("sntrup761x25519-sha512@openssh.com,curve25519-sha256", False),
+        ("", False),
+    ],
+)
+def test_sshd_is_asked_whether_it_accepts_our_key_exchanges(
+    exchanges: str, refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = f"port 22\nkexalgorithms {exchanges}" if exchanges else "port 22"
+    monkeypatch.setattr(remote_probe, "SSHD_SETTINGS", ["echo", settings])
+    assert remote_probe.policies()["refuses_kex"] is refuses
+
+
+@pytest.mark.parametrize(
+    ("lines", "refused"),
+    [
+        ("", {}),
+        ("AllowUsers rocky root", {"clusterctl": "AllowUsers", "daemon": "AllowUsers"}),
+        ("AllowUsers rocky cluster* daemon@10.0.0.0/8", {}),
+        ("AllowUsers *,!daemon clusterctl", {"daemon": "AllowUsers"}),
+        ("AllowGroups root\nAllowGroups daemon", {"clusterctl": "AllowGroups"}),
+        ("DenyGroups daemon", {"daemon": "DenyGroups"}),
+        ("DenyUsers daemon@192.0.2.1", {}),
+        ("Match User clusterctl\n  DenyUsers *", {"clusterctl": "DenyUsers"}),
+    ],
+)
+def test_lists_of_sshd_that_refuse_accounts_are_facts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, refused: dict[str, str]
+) -> None:
+    """clusterctl does not exist yet, daemon does."""
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    config = tmp_path / "sshd_config"
+    config.write_text(f"HostKey {key}\n{lines}\n")
+    argv = [*remote_probe.SSHD_SETTINGS, "-f", str(config)]
+    monkeypatch.setattr(remote_probe, "SSHD_SETTINGS", argv)
+    settings = remote_probe.refused_logins(["clusterctl", "daemon"])
+    assert {name: setting.split()[0] for name, setting in settings.items()} == refused
+
+
 # The default rules of fapolicyd on EL 9 that concern programs: only programs of the trust database,
 # which has the files of packages, may run, and only its scripts may be read.
 # https://docs.oracle.com/en/operating-systems/oracle-linux/9/fapolicyd/fapolicyd-managing_policies.html

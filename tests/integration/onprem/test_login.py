@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +124,42 @@ class FailingLogin:
         """Close nothing, because no connection is open."""
 
 
-def refusal(error: ClusterctlError) -> AccessError:
-    def root(*_: object) -> str:
-        return json.dumps({"ok": True, "changed": True, "allowed": ["allowusers rocky"]})
+@dataclass
+class Root:
+    """Root on a host that answers each request for the account. is_new: the host joins only now."""
 
+    is_new: bool = True
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, _host: str, argv: Sequence[str], _stdin: bytes = b"") -> str:
+        self.asked.append(json.loads(argv[-1])["do"])
+        return json.dumps({"ok": True, "is_new": self.is_new, "allowed": ["allowusers rocky"]})
+
+
+def refusal(error: ClusterctlError, root: Root | None = None) -> AccessError:
     def enter(_: str) -> Any:
         return FailingLogin(error)
 
     with pytest.raises(AccessError) as caught:
-        create_account("gpu1", root, Claim("abc", "own", "ssh-ed25519 AAAA"), enter)
+        create_account("gpu1", root or Root(), Claim("abc", "own", "ssh-ed25519 AAAA"), enter)
     return caught.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TransportError("it does not accept our key", host="gpu1"),
+        CommandError("`sudo -n true` failed", rc=1, stderr="", where="gpu1", host="gpu1"),
+    ],
+)
+@pytest.mark.parametrize("is_new", [True, False])
+def test_create_account_removes_a_new_account_that_the_host_refuses(
+    error: ClusterctlError, is_new: bool
+) -> None:
+    """`down` logs in as the account, too. The account of a configured host is needed for `down`."""
+    root = Root(is_new)
+    refusal(error, root)
+    assert root.asked == (["join", "leave"] if is_new else ["join"])
 
 
 def test_create_account_tells_sshd_errors_from_sudo_errors() -> None:

@@ -183,6 +183,7 @@ def test_fix_on_the_local_machine_leaves_the_reboot_to_the_user(
             "/var is mounted noexec",
         ),
         ({"refuses_ed25519": True}, "error", "ed25519-refused", "FIPS mode"),
+        ({"refuses_kex": True}, "error", "kex-refused", "sntrup761x25519"),
         ({"fapolicyd": True}, "warning", "fapolicyd", "/opt/clusterctl"),
         (
             {"listeners": {"6818": "nc"}},
@@ -306,6 +307,29 @@ def test_account_of_a_job_user_that_differs_between_hosts_is_a_finding(
     findings = found({"logins": two}, of_one={"logins": one}, own_homes=own_homes)
     assert [(finding.host, finding.code) for finding in findings] == [("two", c) for c in codes]
     assert all(finding.fix for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("refused", "more", "names"),
+    [
+        ({"clusterctl": "AllowUsers rocky"}, {}, ["clusterctl"]),
+        # Jobs log in on the controller, and where homes are a host's own.
+        ({"hpc": "AllowUsers rocky"}, {}, []),
+        (
+            {"clusterctl": "AllowUsers rocky", "hpc": "AllowUsers rocky"},
+            {"own_homes": True},
+            ["clusterctl", "hpc"],
+        ),
+        # There clusterctl starts an sshd of its own.
+        ({"clusterctl": "AllowUsers rocky"}, {"here": True}, []),
+    ],
+)
+def test_list_of_sshd_that_refuses_clusterctls_accounts_is_a_finding(
+    refused: dict[str, str], more: dict[str, bool], names: list[str]
+) -> None:
+    findings = found({"refused": refused}, **more)
+    assert [finding.code for finding in findings] == ["account-refused"] * bool(names)
+    assert all(name in findings[0].fix for name in names)
 
 
 @pytest.mark.parametrize(
