@@ -79,6 +79,13 @@ OPENMPI_LIST = "/var/lib/dpkg/info/openmpi-bin.list"
 OPENMPI_RPM = ["rpm", "--query", "--list", "openmpi"]
 OPENMPI_PARAMS = "/openmpi-mca-params.conf"
 SSHD_SETTINGS = ["/usr/sbin/sshd", "-T"]
+# The limits of a login, in the order of TELL_LIMITS. A startup file may print, too.
+LIMITS = ("open files", "processes", "locked KiB", "virtual KiB", "umask")
+LIMITS_MARK = "clusterctl-limits "
+TELL_LIMITS = "echo {}$(ulimit -n) $(ulimit -u) $(ulimit -l) $(ulimit -v) $(umask)".format(
+    LIMITS_MARK
+)
+LOGIN_S = 5
 # sshd's lists of accounts, in the order in which it applies them.
 LISTS = ("DenyUsers", "AllowUsers", "DenyGroups", "AllowGroups")
 FAPOLICYD = "/etc/fapolicyd"
@@ -462,8 +469,8 @@ def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dic
 
 
 def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
-    """Return name -> home, shell and groups (numbers, the primary group first) of the accounts that
-    exist.
+    """Return name -> home, shell, groups (numbers, the primary group first) and limits of the
+    accounts that exist.
     """
     found = {}
     for name in names:
@@ -473,8 +480,30 @@ def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
             continue
         groups = [entry.pw_gid, *sorted({*os.getgrouplist(name, entry.pw_gid)} - {entry.pw_gid})]
         text = " ".join(map(str, groups))
-        found[name] = {"home": entry.pw_dir, "shell": entry.pw_shell, "groups": text}
+        found[name] = {
+            "home": entry.pw_dir,
+            "shell": entry.pw_shell,
+            "groups": text,
+            "limits": login_limits(name),
+        }
     return found
+
+
+def login_limits(name: str) -> str:
+    """Return the limits and the umask of a login as the account ``name``, as in "open files 1024,
+    umask 0022". "" if the login does not answer.
+
+    A limit of processes that is the kernel's default is left out: it depends on the memory.
+    """
+    output = run(["su", "-l", name, "-s", "/bin/bash", "-c", TELL_LIMITS], LOGIN_S) or ""
+    marked = [line for line in output.splitlines() if line.startswith(LIMITS_MARK)]
+    values = marked[-1].split()[1:] if marked else []
+    if len(values) != len(LIMITS):
+        return ""
+    default = re.search(r"^Max processes +(\S+)", read("/proc/1/limits"), re.MULTILINE)
+    if default and values[LIMITS.index("processes")] == default.group(1):
+        values[LIMITS.index("processes")] = "unlimited"
+    return ", ".join(map("{} {}".format, LIMITS, values))
 
 
 def digest(data: bytes) -> str:

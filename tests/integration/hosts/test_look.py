@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,36 @@ def test_lists_of_sshd_that_refuse_accounts_are_facts(
     monkeypatch.setattr(remote_probe, "SSHD_SETTINGS", argv)
     settings = remote_probe.refused_logins(["clusterctl", "daemon"])
     assert {name: setting.split()[0] for name, setting in settings.items()} == refused
+
+
+LOGIN_LIMITS = """
+mount --bind "$1" /etc/security/limits.d
+mount --bind "$2" /etc/profile
+exec "$3" -c 'from clusterctl.hosts import remote_probe; print(remote_probe.login_limits("daemon"))'
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "text"),
+    [
+        (
+            "umask 027; echo Authorized uses only; echo clusterctl-limits",
+            "open files 256, processes 99, locked KiB 64, virtual KiB unlimited, umask 0027",
+        ),
+        ("exit 1", ""),
+    ],
+)
+def test_limits_and_umask_of_a_login_are_facts(tmp_path: Path, profile: str, text: str) -> None:
+    """PAM and the shell are real, with files of the test in a mount namespace."""
+    limits = tmp_path / "limits.d"
+    limits.mkdir()
+    rows = ("nofile 256", "nproc 99", "memlock 64")
+    (limits / "99.conf").write_text("".join(f"daemon - {row}\n" for row in rows))
+    (tmp_path / "profile").write_text(f"{profile}\n")
+    words = [limits, tmp_path / "profile", sys.executable]
+    argv = ["unshare", "--mount", "sh", "-ec", LOGIN_LIMITS, "sh", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{text}\n"
 
 
 # The default rules of fapolicyd on EL 9 that concern programs: only programs of the trust database,

@@ -310,6 +310,28 @@ def test_account_of_a_job_user_that_differs_between_hosts_is_a_finding(
 
 
 @pytest.mark.parametrize(
+    ("one", "two", "sets_limits", "named"),
+    [
+        ("open files 1024, umask 0022", "open files 1024, umask 0022", True, None),
+        ("open files 1024, umask 0022", "open files 1024, umask 0077", True, "umask 0077, but umask 0022"),
+        # A node of Slurm: jobs have the limits of the controller.
+        ("open files 1024, umask 0022", "open files 1024, umask 0077", False, None),
+        # The login of one host does not answer.
+        ("open files 1024, umask 0022", "", True, None),
+    ],
+)  # fmt: skip
+def test_limits_that_jobs_get_from_a_host_and_that_differ_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, one: str, two: str, sets_limits: bool, named: str | None
+) -> None:
+    accounts = [{"bob": {**login()["bob"], "limits": limits}} for limits in (one, two)]
+    monkeypatch.setitem(WELL, "logins", accounts[0])
+    findings = found({"logins": accounts[1]}, sets_limits=sets_limits)
+    found_codes = [(finding.host, finding.level, finding.code) for finding in findings]
+    assert found_codes == ([("two", "warning", "limits-differ")] if named else [])
+    assert not named or named in findings[0].why
+
+
+@pytest.mark.parametrize(
     ("refused", "more", "names"),
     [
         ({"clusterctl": "AllowUsers rocky"}, {}, ["clusterctl"]),
