@@ -32,6 +32,7 @@ KEYS = (
     "units",
     "accounts",
     "uids",
+    "entrants",
     "users",
     "files",
     "texts",
