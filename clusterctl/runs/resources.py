@@ -149,18 +149,19 @@ def _amounts(
     nodes: int,
 ) -> Iterator[Amount]:
     """Yield the resources whose use is known. asked: of all nodes."""
-    most = " (the most of a task)" if len(tasks) > 1 else ""
+    most = " of a task" if len(tasks) > 1 else ""
     if memory := max(max(use.memory_mib, use.accounted_mib) for use in uses):
         asked_mib = asked.get("mem", 0.0) / _MIB / nodes
         known = f"{shown_memory(round(asked_mib))} on each node" if asked_mib else "-"
         share = 100 * memory / asked_mib if asked_mib else None
-        yield Amount("memory", known, f"at most {shown_memory(round(memory))}{most}", share)
+        yield Amount("memory", known, f"{shown_memory(round(memory))}, the most seen{most}", share)
     elapsed = max((task.elapsed_s or 0 for task in tasks), default=0)
     if elapsed:
         limit = tasks[0].time_limit_s
         known = "no limit" if limit is None else format_duration(limit)
         share = 100 * elapsed / limit if limit else None
-        yield Amount("time", known, f"{format_duration(elapsed)}{most}", share)
+        longest = f", the most{most}" if most else ""
+        yield Amount("time", known, f"{format_duration(elapsed)}{longest}", share)
     core_s = [
         (use.core_s, task.elapsed_s)
         for use, task in zip(uses, tasks, strict=True)

@@ -23,6 +23,7 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles, finite, json_lines
 from clusterctl.runs.series import events_in, gpus_of, hangs_in, sample_times
 from clusterctl.scheduler.attempts import SKEW_S, Trace, traces_of
+from clusterctl.scheduler.limits import amounts_of
 from clusterctl.state.run_record import AttemptRecord, RunRecord, TaskRecord
 
 
@@ -103,7 +104,8 @@ class Evidence:
     lost: Sequence[_Lost] = ()
 
     @classmethod
-    def of(cls, folder: Path, nodes: Sequence[str]) -> Evidence:
+    def of(cls, folder: Path, nodes: Sequence[str], gpus: float = 0) -> Evidence:
+        """Read a folder. nodes: of the job. gpus: that it had on each node."""
         records, lost = _records_in(folder)
         events = events_in(folder)
         traces = traces_of(events)
@@ -112,7 +114,7 @@ class Evidence:
             traces=traces,
             samples=sample_times(folder, events) if is_open else (),
             hangs=_merged((hang.since, hang.until) for hang in hangs_in(folder)),
-            idle=_idle_times(folder, nodes),
+            idle=_idle_times(folder, nodes, gpus),
             records=records,
             lost=lost,
         )
@@ -158,7 +160,9 @@ def find_time_use(run: RunRecord, task: TaskRecord, folder: Path) -> dict[str, f
     if not attempts:
         return {Use.QUEUE: end - begin}
     nodes = [*dict.fromkeys(node for attempt in attempts for node in attempt.nodes)]
-    return divide(begin, attempts, end, Evidence.of(folder, nodes))
+    asked = amounts_of(task.tres)
+    gpus = asked.get("gres/gpu", 0.0) / max(1.0, asked.get("node", 1.0))
+    return divide(begin, attempts, end, Evidence.of(folder, nodes, gpus))
 
 
 def divide(
@@ -210,7 +214,8 @@ class _Line:
         """
         begin, end = self.cursor, max(self.cursor, until)
         self.cursor = end
-        if use in {Use.QUEUE, Use.EXIT} or end == begin:
+        is_whole = use in {Use.QUEUE, Use.EXIT} or not (self._hangs or self._idle)
+        if is_whole or end == begin:
             self.seconds[use] += end - begin
             return end - begin
         hung = [*_overlaps(self._hangs, begin, end)]
@@ -382,20 +387,20 @@ def _seconds(line: Mapping[str, Any], key: str) -> float | None:
     return value if value is not None and value >= 0 else None
 
 
-def _idle_times(folder: Path, nodes: Sequence[str]) -> list[_Span]:
+def _idle_times(folder: Path, nodes: Sequence[str], gpus: float) -> list[_Span]:
     """Return the times in which all nodes did nothing, by their telemetry."""
     if not nodes or len(nodes) > _MOST_NODES:
         return []
     common: list[_Span] | None = None
     for node in nodes:
-        own = _merged(_idle_windows(folder, node))
+        own = _merged(_idle_windows(folder, node, gpus))
         common = own if common is None else [*_common(common, own)]
         if not common:
             return []
     return [(begin, end) for begin, end in common or () if end - begin >= _SHORTEST_IDLE_S]
 
 
-def _idle_windows(folder: Path, node: str) -> Iterator[_Span]:
+def _idle_windows(folder: Path, node: str, gpus: float) -> Iterator[_Span]:
     """Yield the times between two samples in which a node did nothing."""
     cores = 0
     before = math.inf
@@ -409,12 +414,12 @@ def _idle_windows(folder: Path, node: str) -> Iterator[_Span]:
                 # Telemetry starts with each attempt.
                 cpus = line.get("cpus")
                 cores = len(cpus) if isinstance(cpus, list) else 0
-            elif cores and 0 < time - before <= _LONGEST_SILENCE_S and _is_idle(line, cores):
+            elif cores and 0 < time - before <= _LONGEST_SILENCE_S and _is_idle(line, cores, gpus):
                 yield before, time
             before = time
 
 
-def _is_idle(sample: Mapping[str, Any], cores: int) -> bool:
+def _is_idle(sample: Mapping[str, Any], cores: int, own_gpus: float) -> bool:
     """Return whether a node did nothing since the sample before. A value that is missing may be
     any.
     """
@@ -429,6 +434,7 @@ def _is_idle(sample: Mapping[str, Any], cores: int) -> bool:
         and all(rate is not None for rate in rates)
         and sum(rate or 0.0 for rate in rates) < _IDLE_BYTES_PER_S
         and isinstance(sample.get("gpus"), list)
+        and len(gpus) >= own_gpus
         and all(util == 0 for util in gpus)
     )
 

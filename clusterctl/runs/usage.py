@@ -190,6 +190,9 @@ def _held_by_run(run: RunRecord) -> Iterator[Held]:
 def _within(held: Held, span: tuple[float, float], *, split: bool) -> Iterator[Held]:
     """Yield the part of a time within a span, in parts of a month each if ``split``."""
     start, end = max(held.start, span[0]), min(held.end, span[1])
+    if start == end == held.start:
+        # A job that ended within a second counts as a job.
+        yield replace(held, end=end)
     while start < end:
         until = min(end, _next_month(start)) if split else end
         yield replace(held, start=start, end=until)

@@ -26,6 +26,7 @@ def made(
     events: Iterable[tuple[float, str, Mapping[str, Any]]] = (),
     records: Iterable[tuple[float, Mapping[str, Any]]] = (),
     samples: Iterable[tuple[float, Mapping[str, Any]]] = (),
+    tres: str = "cpu=2,node=1",
 ) -> RunRecord:
     """A run that was submitted at 0, with these attempts. All times are seconds since then.
 
@@ -36,7 +37,14 @@ def made(
         for start, end in spans
     ]
     times = {"start_time": TIME + spans[0][0], "end_time": TIME + spans[-1][1]}
-    task = {"id": "1", "state": "COMPLETED", "nodes": [NODE], "attempts": attempts, **times}
+    task = {
+        "id": "1",
+        "state": "COMPLETED",
+        "nodes": [NODE],
+        "attempts": attempts,
+        "tres": tres,
+        **times,
+    }
     lines = [{"time": TIME + at, **record} for at, record in records]
     run = made_run(out, 1, metrics=lines, tasks=[task], submit_time=TIME, **times)
     listed = [{"time": TIME + at, "event": name, **fields} for at, name, fields in events]
@@ -258,6 +266,14 @@ def test_time_use_is_idle_only_if_everything_was_seen_to_be(
     )
     parts = {"idle": idle, "running": 200 - idle}
     assert uses(run) == {use: seconds for use, seconds in parts.items() if seconds}
+
+
+def test_time_of_gpus_that_telemetry_does_not_see_is_not_idle(tmp_path: Path) -> None:
+    """Without pynvml, telemetry has no GPUs, and a program may wait for them."""
+    samples = [(10 * number, {**QUIET, "gpus": []}) for number in range(1, 20)]
+    events = [started(0), ended(200)]
+    run = made(tmp_path, [(0, 200)], events=events, samples=samples, tres="node=1,gres/gpu=2")
+    assert uses(run) == {"running": 200}
 
 
 def test_time_use_does_not_join_the_telemetry_of_two_attempts(tmp_path: Path) -> None:

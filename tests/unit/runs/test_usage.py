@@ -80,3 +80,10 @@ def test_usage_counts_only_the_time_asked_for(first: str, last: str, hours: floa
     usage = summarize_usage([job], [By.ACCOUNT], (at(first), at(last)), source="accounting")
     assert usage.total.node_hours == hours
     assert [row.node_hours for row in usage.rows] == ([hours] if hours else [])
+
+
+def test_job_that_ended_within_a_second_counts() -> None:
+    jobs = [held("2026-10-01T00:00", "2026-10-01T00:00", job) for job in ("1", "2")]
+    usage = summarize_usage(jobs, [By.USER, By.MONTH], ALL, source="accounting")
+    assert [(row.key, row.jobs) for row in usage.rows] == [(("ada", "2026-10"), 2)]
+    assert usage.total.node_hours == 0
