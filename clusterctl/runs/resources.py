@@ -109,10 +109,14 @@ class _Use:
 
 @dataclass(slots=True)
 class _NodeUse:
-    """The samples of a node. gpus: index -> the percentages of its use."""
+    """The samples of a node. gpus: index -> the percentages of its use.
+
+    memory_mib: of the job's control group. node_mib: of all processes of the node.
+    """
 
     samples: int = 0
     memory_mib: float = 0.0
+    node_mib: float = 0.0
     cores: int = 0
     busy: list[float] = field(default_factory=list)
     busy_s: float = 0.0
@@ -270,9 +274,10 @@ def _use_of(run: RunRecord, task: TaskRecord, accounting: Mapping[str, Mapping[s
     if nodes:
         use.samples = min(node.samples for node in nodes)
         use.memory_mib = max(node.memory_mib for node in nodes)
-        # On a shared node, other jobs have used some of the cores.
+        # On a shared node, other jobs have used some of the cores and of the memory.
         if all(0 < node.cores <= asked.get("cpu", 0.0) / count for node in nodes):
             use.cores = max(max(node.busy, default=0.0) for node in nodes)
+            use.memory_mib = use.memory_mib or max(node.node_mib for node in nodes)
             use.core_s = sum(node.busy_s for node in nodes) or None
         own_gpus = asked.get(_GPU, 0.0) / count
         if own_gpus and all(
@@ -310,6 +315,7 @@ def _add_sample(found: _NodeUse, line: Mapping[str, Any], seconds: float) -> Non
     """Add a sample, so many seconds after the line before it."""
     found.samples += 1
     found.memory_mib = max(found.memory_mib, finite(line.get("job_memory_mib")) or 0.0)
+    found.node_mib = max(found.node_mib, finite(line.get("memory_used_mib")) or 0.0)
     percent = finite(line.get("cpu_percent"))
     if percent is not None and 0 < seconds < _SHORTEST_S:
         busy = max(0.0, percent) / 100 * found.cores

@@ -105,6 +105,14 @@ def test_resources_by_accounting_alone_have_larger_margins(tmp_path: Path) -> No
     assert resources.flags == ["--mem 6GiB", "--time 15m", "--cpus 2"]
 
 
+def test_memory_of_nodes_that_a_job_has_alone_is_its_own(tmp_path: Path) -> None:
+    """Without a control group of the job, as on local nodes, that of the node counts."""
+    lines = samples(job_memory_mib=None, memory_used_mib=4096)
+    assert shares(ran(tmp_path / "alone", telemetry=lines))["memory"] == 6.2
+    shared = {"tres": "cpu=2,mem=64G,node=1"}
+    assert "memory" not in shares(ran(tmp_path / "shared", telemetry=lines, task=shared))
+
+
 def test_memory_of_steps_that_follow_each_other_is_not_summed(tmp_path: Path) -> None:
     steps = [step("a", 10 * number, 10 * number + 10, mib=1024) for number in range(9)]
     (memory, _) = ran(tmp_path, steps=steps).amounts[:2]
