@@ -12,12 +12,13 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from clusterctl.cli.all_clusters import all_clusters, are_all, ask_all
 from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cluster.status import Status, status_of
 from clusterctl.errors import Notice, TransportError, excluded
 from clusterctl.jobs.events import restarts_of_job
-from clusterctl.jobs.queue import find_or_list
+from clusterctl.jobs.queue import Listing, find_or_list
 from clusterctl.jobs.watch import diagnosis_of, notices_of_completed, reported_state
 from clusterctl.scheduler.base import (
     JOB_FIELDS,
@@ -53,7 +54,10 @@ _LIST: Final = (
 
 
 def status(screen: Screen) -> None:
-    """Show the state of nodes and jobs."""
+    """Show the state of nodes and jobs. With `--cluster all`, those of all your clusters."""
+    if are_all(screen, ()):
+        _status_of_all(screen)
+        return
     workspace = screen.chosen().workspace()
     cluster_status = status_of(workspace)
     waits: list[Diagnosis] = []
@@ -74,6 +78,16 @@ def status(screen: Screen) -> None:
 
         releases = pending_releases(workspace)
     answer = {
+        **_answer_of(cluster_status),
+        "waiting": [diagnosis.as_dict() for diagnosis in waits],
+        "pending_releases": [release.as_dict() for release in releases],
+    }
+    lines = [] if screen.json else _lines(screen, cluster_status, waits, releases)
+    screen.result(answer, *lines)
+
+
+def _answer_of(cluster_status: Status) -> dict[str, Any]:
+    return {
         "cluster": cluster_status.cluster,
         "provider": cluster_status.provider,
         "ready": cluster_status.ready,
@@ -84,13 +98,48 @@ def status(screen: Screen) -> None:
         ],
         "partitions": [asdict(partition) for partition in cluster_status.partitions],
         "jobs": [job.as_dict() for job in cluster_status.jobs],
-        "waiting": [diagnosis.as_dict() for diagnosis in waits],
         "accounting_failure": cluster_status.accounting_failure,
         "auto_down": cluster_status.auto_down,
-        "pending_releases": [release.as_dict() for release in releases],
     }
-    lines = [] if screen.json else _lines(screen, cluster_status, waits, releases)
-    screen.result(answer, *lines)
+
+
+def _status_of_all(screen: Screen) -> None:
+    """Show a line for each cluster, and the pending and running jobs of all."""
+    clusters = all_clusters(screen)
+    answers = ask_all([*clusters], lambda name: status_of(clusters[name].workspace()))
+    answers.note_errors(screen)
+    found = [*answers.found.values()]
+    if screen.json:
+        listed = [_answer_of(each) for each in found]
+        screen.result({"clusters": listed, "unanswered": answers.unanswered()})
+        return
+    head = ["CLUSTER", "PROVIDER", "STATE", "NODES", "USABLE", "IDLE", "RUNNING", "PENDING"]
+    lines = screen.table(head, [_cluster_row(each) for each in found])
+    jobs_of = {each.cluster: each.jobs for each in found if each.jobs}
+    screen.result({}, *lines, *(["", *job_table_of_all(screen, jobs_of)] if jobs_of else []))
+
+
+def _cluster_row(each: Status) -> list[object]:
+    nodes = len(each.nodes)
+    usable = sum(node.usable for node in each.nodes)
+    idle = sum(node.usable and node.state == "IDLE" for node in each.nodes)
+    if each.partitions:
+        # Partitions may share nodes, so their numbers can't be added.
+        largest = max(each.partitions, key=lambda partition: partition.nodes)
+        nodes = largest.nodes
+        usable = largest.idle + largest.allocated
+        idle = largest.idle
+    states = [job.state for job in each.jobs]
+    return [
+        each.cluster,
+        each.provider,
+        "ready" if each.ready else "NOT ready",
+        nodes,
+        usable,
+        idle,
+        states.count(JobState.RUNNING),
+        states.count(JobState.PENDING),
+    ]
 
 
 def _lines(
@@ -185,12 +234,15 @@ def jobs(
     Lists pending and running jobs, and jobs submitted from this machine; an array has a single
     line. With a
     single ID: also the job's resources, its folder and files on the cluster, the folder of its
-    collected run, and the cause of a failure.
+    collected run, and the cause of a failure. With `--cluster all`: the jobs of all your clusters.
     """
     if watch and screen.json:
         raise excluded("--watch", "-o json")
     ids = ids or []
     most = None if everything else _RECENT
+    if are_all(screen, ids):
+        _list_all(screen, most, watch=watch)
+        return
     with open_session(screen.chosen().of_jobs(ids), patience_s=SOON_S) as session:
         if watch:
             # The user ends the watch by Ctrl-C or a signal.
@@ -215,6 +267,37 @@ def jobs(
         )
     if listing.unlisted:
         screen.note(listing.unlisted_notice)
+
+
+def _list_all(screen: Screen, most: int | None, *, watch: bool) -> None:
+    """List the jobs of all clusters, newest first."""
+    if watch:
+        raise excluded("--watch", "--cluster all")
+    clusters = all_clusters(screen)
+
+    def ask(name: str) -> Listing:
+        with open_session(clusters[name], patience_s=SOON_S) as session:
+            return find_or_list(session, [], most)
+
+    answers = ask_all([*clusters], ask)
+    answers.note_errors(screen)
+    jobs_of = {name: listing.jobs for name, listing in answers.found.items()}
+    answer = {
+        "jobs": [
+            {"cluster": name, **job.as_dict()} for name, listed in jobs_of.items() for job in listed
+        ],
+        "older": sum(listing.older for listing in answers.found.values()),
+        "unlisted": sum(listing.unlisted for listing in answers.found.values()),
+        "unanswered": answers.unanswered(),
+    }
+    screen.result(answer, *job_table_of_all(screen, jobs_of))
+    if answer["older"]:
+        command = "`clusterctl jobs --all --cluster all`"
+        text = f"{answer['older']} older jobs are hidden: {command} shows all"
+        screen.note(Notice("older-jobs", text))
+    for listing in answers.found.values():
+        if listing.unlisted:
+            screen.note(listing.unlisted_notice)
 
 
 def _rounds(
@@ -391,12 +474,32 @@ def job_table(
     """
     if screen.json:
         return []
-    if not infos:
-        return ["no jobs"]
     groups = [
         list(group)
         for _, group in groupby(infos, key=lambda job: job.id if tasks else job.whole_id)
     ]
+    return _table_of(screen, groups, users=users)
+
+
+def job_table_of_all(screen: Screen, jobs_of: Mapping[str, Sequence[JobInfo]]) -> list[str]:
+    """Return the lines of a table of the jobs of several clusters, newest first, whose IDs name the
+    cluster. jobs_of: cluster -> its jobs.
+    """
+    if screen.json:
+        return []
+    groups = [
+        [replace(job, prefix=f"{name}/{job.prefix}") for job in group]
+        for name, jobs in jobs_of.items()
+        for _, group in groupby(jobs, key=lambda job: job.whole_id)
+    ]
+    groups.sort(key=lambda group: -(worst_job(group).submit_time or 0))
+    return _table_of(screen, groups, users=True)
+
+
+def _table_of(screen: Screen, groups: Sequence[Sequence[JobInfo]], *, users: bool) -> list[str]:
+    """Return the lines of a table with a line for each group: a job, or the tasks of an array."""
+    if not groups:
+        return ["no jobs"]
     columns = {
         column.head: cells
         for column, cell in _columns()
@@ -404,7 +507,7 @@ def job_table(
         if any(cells := [cell(group) for group in groups]) or not column.if_any
     }
     rows = list(zip(*columns.values(), strict=True))
-    hangs = [f"job {job.id} hangs: {job.hang}" for job in infos if job.hang]
+    hangs = [f"job {job.id} hangs: {job.hang}" for group in groups for job in group if job.hang]
     return [*screen.table([*columns], rows), *(["", *hangs] if hangs else [])]
 
 

@@ -15,31 +15,22 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from rich.cells import set_cell_size
 
+from clusterctl.cli.all_clusters import Answers, all_clusters, are_all, ask_all
 from clusterctl.cli.jobs import partition_table, shown_elapsed
 from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
-from clusterctl.errors import (
-    ClusterctlError,
-    NotUpError,
-    SchedulerError,
-    TransportError,
-    UsageError,
-)
+from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.jobs.readings import SILENT_S, Figure, GpuUse, JobUse, NodeUse, RankUse
 from clusterctl.jobs.top import Moment, Watch, watching
 from clusterctl.scheduler.base import NodeInfo, state_counts, worst_job
 from clusterctl.scheduler.slurm_values import fold_nodes, gpu_count
 from clusterctl.spec.units import shown_memory
-from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.workspace import clusters_up
 from clusterctl.transport.tree import format_size
-from clusterctl.util.process import call_on_hosts
 
-EVERY: Final = "all"
 _CURVE: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 40
 # Without a terminal there is no height, so nothing is left out.
@@ -120,10 +111,10 @@ def top(
         watches = _watches(screen, stack, ids or [])
         if screen.json or once:
             looks = _look(watches)
-            moments = {name: look for name, look in looks.items() if isinstance(look, Moment)}
-            view = View().moved(moments)
+            view = View().moved(looks.found)
             lines = [] if screen.json else lines_of(screen, looks, view, _ANY_HEIGHT)
-            screen.result(_answer(looks), *lines)
+            moments = [moment.as_dict() for moment in looks.found.values()]
+            screen.result({"clusters": moments, "unanswered": looks.unanswered()}, *lines)
             return
         # The user ends the command by Ctrl-C or a signal.
         with suppress(*ENDINGS):
@@ -135,76 +126,55 @@ def top(
 
 def _watches(screen: Screen, stack: ExitStack, ids: Sequence[str]) -> dict[str, Watch]:
     """Open the chosen cluster, or all clusters. Return name -> watch."""
-    if screen.cluster != EVERY:
-        chosen = screen.chosen().of_jobs(ids)
-        workspace = chosen.workspace()
-        return {workspace.root.name: stack.enter_context(watching(workspace, ids))}
-    if ids:
-        raise UsageError(
-            "--cluster all shows all jobs, and job IDs were given",
-            code="options-exclusive",
-            fix="leave out the IDs, or name the cluster of the jobs with --cluster",
-        )
-    names = clusters_up()
-    if not names:
-        raise NotUpError("no cluster is up", code="not-up", fix="`clusterctl up` creates one")
-    return {
-        name: stack.enter_context(watching(ChosenCluster(None, name, screen.note).workspace()))
-        for name in names
-    }
+    if are_all(screen, ids):
+        return {
+            name: stack.enter_context(watching(chosen.workspace()))
+            for name, chosen in all_clusters(screen).items()
+        }
+    workspace = screen.chosen().of_jobs(ids).workspace()
+    return {workspace.root.name: stack.enter_context(watching(workspace, ids))}
 
 
-# The state of each cluster, or why it does not answer.
-Looks = Mapping[str, Moment | ClusterctlError]
+Looks = Answers[Moment]
 
 
 def _look(watches: Mapping[str, Watch]) -> Looks:
     """Look at all clusters at once. Raises the error if none answers, or if the command is wrong."""
-    answers, errors = call_on_hosts(watches, lambda name: watches[name].look())
-    for error in errors.values():
-        if isinstance(error, UsageError) or not answers:
+    looks = ask_all([*watches], lambda name: watches[name].look())
+    for error in looks.errors.values():
+        if isinstance(error, UsageError):
             raise error
-    return {name: answers[name] if name in answers else errors[name] for name in watches}
-
-
-def _answer(looks: Looks) -> dict[str, Any]:
-    return {
-        "clusters": [
-            look.as_dict()
-            if isinstance(look, Moment)
-            else {"cluster": name, "error": look.what, "code": look.code}
-            for name, look in looks.items()
-        ]
-    }
+    return looks
 
 
 def _print(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> None:
     """Print a line for each running job, again and again, until given jobs have ended."""
     while True:
-        for name, look in _look(watches).items():
-            for line in _plain_lines(name, look):
-                screen.result({}, line)
+        screen.result({}, *_plain_lines(_look(watches)))
         if all(watch.has_ended for watch in watches.values()):
             return
         time.sleep(interval_s)
 
 
-def _plain_lines(name: str, look: Moment | ClusterctlError) -> list[str]:
+def _plain_lines(looks: Looks) -> list[str]:
     now = time.strftime("%H:%M:%S")
-    if not isinstance(look, Moment):
-        return [f"{now} {name}: {look.what}"]
-    lines = []
-    for job in look.jobs:
-        if (use := look.uses.get(job.id)) is not None:
-            figures = [f"{head} {cell}" for head, cell in zip(_USE, _use(use), strict=True) if cell]
-            lines.append(f"{now} job {job.id} ({job.name}) {', '.join(figures)}".rstrip())
-    return lines or [f"{now} {name}: no job of yours is running"]
+    lines = [f"{now} {name}: {error.what}" for name, error in looks.errors.items()]
+    prefixes = {name: f"{name}/" if len(looks.found) > 1 else "" for name in looks.found}
+    for name, moment in looks.found.items():
+        running = [job for job in moment.jobs if job.id in moment.uses]
+        for job in running:
+            cells = zip(_USE, _use(moment.uses[job.id]), strict=True)
+            figures = ", ".join(f"{head} {cell}" for head, cell in cells if cell)
+            lines.append(f"{now} job {prefixes[name]}{job.id} ({job.name}) {figures}".rstrip())
+        if not running:
+            lines.append(f"{now} {name}: no job of yours is running")
+    return lines
 
 
 def _show(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> None:
     """Draw the screen again and again until the user ends it, or given jobs have ended."""
     view = View()
-    looks: Looks = {}
+    looks: Looks = Answers({}, {})
     with _keyboard() as keys, screen.redrawing(full=True) as draw:
         while True:
             failure = ""
@@ -212,17 +182,16 @@ def _show(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> No
                 looks = _look(watches)
             except (TransportError, SchedulerError) as exc:
                 # The last state stays on the screen, with the reason why it is old.
-                if not looks:
+                if not looks.found:
                     raise
                 failure = exc.what
             if all(watch.has_ended for watch in watches.values()):
                 return
-            moments = {name: look for name, look in looks.items() if isinstance(look, Moment)}
             deadline = time.monotonic() + interval_s
             key = _UP[0]
             step = 0
             while key in _UP or key in _DOWN:
-                view = view.moved(moments, step)
+                view = view.moved(looks.found, step)
                 draw(_screenful(screen, looks, view, failure))
                 key = keys(deadline - time.monotonic())
                 step = 1 if key in _DOWN else -1
@@ -265,15 +234,16 @@ def _key(inputs: Sequence[int], seconds: float) -> str:
 
 def lines_of(screen: Screen, looks: Looks, view: View, height: int) -> list[str]:
     """Return the lines of the screen, at most ``height``."""
-    sections = []
-    for name, look in looks.items():
-        if not isinstance(look, Moment):
-            sections.append(Section((f"{name}: {look.what}", f"fix: {look.fix}")))
-            continue
-        sections += _cluster_sections(screen, look)
-    chosen = looks.get(view.cluster)
-    if isinstance(chosen, Moment) and view.job:
-        sections += _job_sections(screen, chosen, view.job)
+    sections = [
+        Section((f"{name}: {error.what}", f"fix: {error.fix}"))
+        for name, error in looks.errors.items()
+    ]
+    for moment in looks.found.values():
+        sections += _cluster_sections(screen, moment)
+    chosen = looks.found.get(view.cluster)
+    if chosen is not None and view.job:
+        is_only = len(looks.found) == 1
+        sections += _job_sections(screen, chosen, view.job, "" if is_only else f"{view.cluster}/")
     return fit(sections, height)
 
 
@@ -408,8 +378,8 @@ def _job_table(moment: Moment) -> tuple[list[str], list[list[str]]]:
     return heads, rows
 
 
-def _job_sections(screen: Screen, moment: Moment, job_id: str) -> Iterator[Section]:
-    """Yield the sections about a job, or about an array with the tasks that run."""
+def _job_sections(screen: Screen, moment: Moment, job_id: str, prefix: str) -> Iterator[Section]:
+    """Yield the sections about a job, or about an array with the tasks that run. prefix: of its ID."""
     jobs = [job for job in moment.jobs if job.whole_id == job_id]
     uses = [moment.uses[job.id] for job in jobs if job.id in moment.uses]
     if not uses:
@@ -420,7 +390,7 @@ def _job_sections(screen: Screen, moment: Moment, job_id: str) -> Iterator[Secti
         yield _table(screen, ["TASK", "NODE", *_USE], rows)
         return
     use = uses[0]
-    title = [f"job {use.id} ({jobs[0].name})", *_progress_lines(use)]
+    title = [f"job {prefix}{use.id} ({jobs[0].name})", *_progress_lines(use)]
     yield Section(tuple(title))
     if use.ranks:
         heads = ["RANK", "NODE", "CPU", "MEMORY", "GPU", "USE", "GPU MEMORY", "POWER"]

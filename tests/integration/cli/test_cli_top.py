@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from clusterctl.cli import top
+from clusterctl.cli import jobs, top
 from clusterctl.cli.output import Screen
 from clusterctl.errors import NotUpError, UsageError
-from tests.support.messages import refused
+from clusterctl.state.workspace import Workspace
+from tests.support.messages import refused, shows
 from tests.support.played.cluster import submitted
 
 
@@ -47,3 +48,41 @@ def test_all_clusters_are_shown(played_session, capsys) -> None:
     top.top(Screen(json=True, color=False, cluster="all"))
     (found,) = json.loads(capsys.readouterr().out)["clusters"]
     assert found["cluster"] == "demo"
+
+
+def test_status_of_all_clusters_names_those_that_do_not_answer(
+    played_session, cluster, tmp_path, capsys
+) -> None:
+    far = Workspace.of("far")
+    far.create()
+    far.inventory.write_text("{")
+    job_id = submitted(played_session, tmp_path, "sleep 60")
+    everything = Screen(json=True, color=False, cluster="all")
+    jobs.status(everything)
+    answer = json.loads(capsys.readouterr().out)
+    assert [each["cluster"] for each in answer["clusters"]] == ["demo"]
+    assert [each["cluster"] for each in answer["unanswered"]] == ["far"]
+    jobs.status(Screen(json=False, color=False, cluster="all"))
+    shown, notes = capsys.readouterr()
+    assert [line.split()[0] for line in shown.splitlines() if line] == [
+        "CLUSTER",
+        "demo",
+        "JOB",
+        f"demo/{job_id}",
+    ]
+    assert shows(notes, "cluster-missing")
+
+
+def test_jobs_of_all_clusters_are_one_list_whose_ids_name_the_cluster(
+    played_session, cluster, tmp_path, capsys
+) -> None:
+    ids = [submitted(played_session, tmp_path, "true", name) for name in ("first", "second")]
+    jobs.jobs(Screen(json=True, color=False, cluster="all"))
+    answer = json.loads(capsys.readouterr().out)
+    found = [(each["cluster"], each["job_id"]) for each in answer["jobs"]]
+    assert found == [("demo", job_id) for job_id in reversed(ids)]
+    jobs.jobs(Screen(json=False, color=False, cluster="all"))
+    shown = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in shown[1:]} == {f"demo/{job_id}" for job_id in ids}
+    with refused("options-exclusive", UsageError):
+        jobs.jobs(Screen(json=False, color=False, cluster="all"), watch=True)

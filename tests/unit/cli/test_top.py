@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.cli.all_clusters import Answers
 from clusterctl.cli.output import Screen
 from clusterctl.cli.top import Section, View, fit, lines_of, sparkline
 from clusterctl.errors import UnreachableError
@@ -62,8 +63,8 @@ RUNNING = Moment(
 
 
 def drawn(moment: Moment, height: int = EVERYTHING, choice: View | None = None) -> list[str]:
-    looks = {"lab": moment}
-    view = choice or View().moved(looks)
+    looks = Answers({"lab": moment}, {})
+    view = choice or View().moved(looks.found)
     # The time of day is not part of what is tested.
     return [re.sub(r"\d\d:\d\d:\d\d   Slurm", "TIME   Slurm", line)
             for line in lines_of(TEXT, looks, view, height)]  # fmt: skip
@@ -128,8 +129,8 @@ def test_cluster_of_other_people_has_partitions_and_the_nodes_of_ones_own_jobs()
 
 def test_cluster_that_does_not_answer_hides_no_other() -> None:
     error = UnreachableError("far: no route to host", fix="try `ssh far`")
-    looks = {"far": error, "lab": RUNNING}
-    lines = lines_of(TEXT, looks, View().moved({"lab": RUNNING}), EVERYTHING)
+    looks = Answers({"lab": RUNNING}, {"far": error})
+    lines = lines_of(TEXT, looks, View().moved(looks.found), EVERYTHING)
     assert lines[:2] == ["far: far: no route to host", "fix: try `ssh far`"]
     assert "job 7 (train)" in lines
 
