@@ -41,10 +41,11 @@ from clusterctl.runs.only_copies import bring_all
 from clusterctl.runs.page import Report
 from clusterctl.runs.query import frame, list_runs
 from clusterctl.runs.report import report_of
-from clusterctl.runs.usage import Usage, usage_keys, usage_of_cluster
+from clusterctl.runs.usage import usage_of_cluster
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
 from clusterctl.scheduler.session import PATIENCE_S, SHORT_PATIENCE_S, SOON_S, Session, open_session
+from clusterctl.scheduler.usage import Usage, usage_keys
 from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown

@@ -15,6 +15,7 @@ from clusterctl.cli.options import Words, argument, hosts, job_flags, option, ta
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer
 from clusterctl.errors import Failure, Notice, TransportError, UsageError, excluded
+from clusterctl.jobs.budget import check_budget
 from clusterctl.jobs.environment import Environments
 from clusterctl.jobs.shell import (
     SessionFolder,
@@ -111,6 +112,7 @@ def shell(
         )
     forwards = parse_forwards(forward or [])
     with open_session(screen.chosen()) as session, ExitStack() as stack:
+        check_budget(session, screen.note)
         ssh = OpenSSH(session.workspace.ssh_config, session.inventory.job_user)
         job = shell_job(options, session.site)
         environment = _environment(screen, session, options)

@@ -9,15 +9,9 @@ from typing import Annotated, Any, Final
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice
-from clusterctl.runs.usage import (
-    By,
-    Usage,
-    UsageRow,
-    usage_keys,
-    usage_of_cluster,
-    usage_of_runs,
-)
+from clusterctl.runs.usage import usage_of_cluster, usage_of_runs
 from clusterctl.scheduler.session import SOON_S, open_session
+from clusterctl.scheduler.usage import By, Usage, UsageRow, usage_keys
 
 _NONE: Final = "-"
 

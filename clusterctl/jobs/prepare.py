@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError, excluded
+from clusterctl.jobs.budget import check_budget
 from clusterctl.jobs.bundled import (
     ChosenModel,
     reject_invalid_arguments,
@@ -219,6 +220,7 @@ class Preparer:
             UsageError: a job can't run on the cluster.
             TransportError: the cluster can't be reached.
         """
+        check_budget(session, self.note)
         # The receiver of the first job's folder starts while the jobs are being checked.
         token = start_receiver(session, submission.jobs[0].name)
         reject_local_files(session, submission.jobs)

@@ -25,6 +25,7 @@ from clusterctl.spec.base import (
     UNKNOWN,
     DurationS,
     Fault,
+    Hours,
     Loc,
     Model,
     SizeMib,
@@ -131,6 +132,19 @@ class Monitoring(Model):
     )
     health: Health = Field(
         Health(), description="the limits and the interval of the nodes' health check"
+    )
+
+
+class Budget(Model):
+    """What all jobs of the cluster may use together in a month (UTC). `submit` warns from 80 % of it
+    on, and refuses from 100 % on.
+    """
+
+    node_hours: Hours | None = Field(None, description="hours of nodes; default: unlimited")
+    gpu_hours: Hours | None = Field(None, description="hours of GPUs; default: unlimited")
+    cost: Usd | None = Field(
+        None,
+        description="USD, by the nodes' prices (`price_per_hour`); default: unlimited",
     )
 
 
@@ -450,6 +464,9 @@ class Cluster(Model):
     monitoring: Monitoring = Field(
         Monitoring(),
         description="the telemetry step that runs beside every job, and the health of nodes",
+    )
+    budget: Budget = Field(
+        Budget(), description="what all jobs may use together in a month; default: unlimited"
     )
 
     @field_validator("version", mode="before")

@@ -40,6 +40,7 @@ _OF_SLURM: Final = {
     "slurm.extra": "scheduler is none, so there is no slurm.conf",
     "software.slurm": "scheduler is none, so Slurm is not installed",
     "provider.auto_down": "only Slurm can tell that a cluster is idle, but scheduler is none",
+    "budget": "only Slurm's accounting tells what jobs have used, but scheduler is none",
     "users.accounts": "accounts need Slurm, but scheduler is none",
 }
 
@@ -111,7 +112,7 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
     yield from _partition_name_faults(spec)
     if spec.scheduler == "none":
         fix = "remove {}, or write scheduler: slurm"
-        rows = ((key, reason, fix.format(key.split(".")[1])) for key, reason in _OF_SLURM.items())
+        rows = ((key, reason, fix.format(key.split(".")[-1])) for key, reason in _OF_SLURM.items())
         yield from spec.refused(rows)
     else:
         yield from _slurm_release_faults(spec)

@@ -45,6 +45,7 @@ from clusterctl.state.inventory import (
     PartitionFacts,
     SharedFolder,
     applied_if_known,
+    budget_facts,
     inventory_if_known,
 )
 from clusterctl.state.workspace import Workspace, state_home, write_atomic
@@ -583,6 +584,7 @@ def _inventory(
         interval_s=spec.monitoring.interval,
         requirements=None if requirements is None else str(requirements),
         max_array=site.max_array,
+        budget=budget_facts(spec),
         max_submit=site.max_submit,
         root=placed.folder,
         folder=placed.folder,

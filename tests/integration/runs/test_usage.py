@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.runs.usage import By, usage_of_cluster
+from clusterctl.runs.usage import usage_of_cluster
 from clusterctl.scheduler.base import AccountingAwayError
+from clusterctl.scheduler.usage import By
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.runs.usage import By, Held, UsageRow, summarize_usage
+from clusterctl.scheduler.usage import By, Held, UsageRow, summarize_usage
 
 
 def at(text: str) -> float:

@@ -1,0 +1,195 @@
+"""What jobs used of a cluster, by user, account, partition or month: hours and cost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cache
+
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.limits import amounts_of
+from clusterctl.spec.names import reject_unknown
+
+GPU = "gres/gpu"
+_HOUR_S = 3600
+
+
+class By(StrEnum):
+    """What usage is grouped by. Months are in UTC."""
+
+    USER = "user"
+    ACCOUNT = "account"
+    PARTITION = "partition"
+    MONTH = "month"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A time in which a job held nodes, from ``start`` to ``end`` in Unix seconds.
+
+    job: distinguishes it from other jobs. price: of a node, in USD an hour. None: unknown.
+    """
+
+    job: str
+    user: str
+    account: str
+    partition: str
+    start: float
+    end: float
+    nodes: int
+    cpus: float | None = None
+    gpus: float | None = None
+    price: float | None = None
+
+    @property
+    def month(self) -> str:
+        return f"{datetime.fromtimestamp(self.start, UTC):%Y-%m}"
+
+    @property
+    def hours(self) -> float:
+        return (self.end - self.start) / _HOUR_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """The usage of a group. key: a value for each of ``By``. None: unknown of some of its jobs.
+
+    A node that jobs share counts in full in node_hours and cost_usd.
+    """
+
+    key: tuple[str, ...]
+    jobs: int
+    node_hours: float
+    cpu_hours: float | None
+    gpu_hours: float | None
+    cost_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The usage since a time (Unix seconds), the largest first, and of all together.
+
+    source: accounting, or runs. unread: the number of records that can't be read.
+    """
+
+    source: str
+    since: float
+    by: tuple[By, ...]
+    rows: tuple[UsageRow, ...]
+    total: UsageRow
+    unread: int = 0
+
+
+def usage_keys(names: Sequence[str]) -> list[By]:
+    """Return the keys with these names. Raises UsageError for other names."""
+    reject_unknown(names, list(By), "usage can't be grouped by")
+    return [By(name) for name in dict.fromkeys(names)]
+
+
+def usage_of_jobs(
+    jobs: Sequence[JobInfo],
+    by: Sequence[By],
+    since: float,
+    price: Callable[[str], float | None],
+) -> Usage:
+    """Return the usage of jobs in the accounting, since a time in Unix seconds.
+
+    price: returns the price of a partition's node, in USD an hour.
+    """
+    now = time.time()
+    known = cache(price)
+    held = [each for job in jobs for each in _held_by_job(job, now, known)]
+    unread = sum(job.state is JobState.UNKNOWN for job in jobs)
+    return summarize_usage(held, by, (since, now), source="accounting", unread=unread)
+
+
+def month_start(now: float) -> float:
+    """Return the start of a time's month in UTC, in Unix seconds."""
+    at = datetime.fromtimestamp(now, UTC)
+    return datetime(at.year, at.month, 1, tzinfo=UTC).timestamp()
+
+
+def summarize_usage(
+    held: Iterable[Held],
+    by: Sequence[By],
+    span: tuple[float, float],
+    *,
+    source: str,
+    unread: int = 0,
+) -> Usage:
+    """Return the usage within a span of time, grouped by these keys."""
+    parts = [part for each in held for part in _within(each, span, split=By.MONTH in by)]
+    groups: dict[tuple[str, ...], list[Held]] = {}
+    for part in parts:
+        groups.setdefault(tuple(getattr(part, key.value) for key in by), []).append(part)
+    rows = [_row(key, group) for key, group in groups.items()]
+    rows.sort(key=lambda row: (-row.node_hours, row.key))
+    if By.MONTH in by:
+        rows.sort(key=lambda row: row.key[[*by].index(By.MONTH)])
+    return Usage(
+        source=source,
+        since=span[0],
+        by=tuple(by),
+        rows=tuple(rows),
+        total=_row(("",) * len(by), parts),
+        unread=unread,
+    )
+
+
+def _held_by_job(job: JobInfo, now: float, price: Callable[[str], float | None]) -> Iterator[Held]:
+    amounts = amounts_of(job.tres)
+    for attempt in job.attempts:
+        yield Held(
+            job=job.id,
+            user=job.user,
+            account=job.account,
+            partition=job.partition,
+            start=attempt.start_time,
+            end=now if attempt.end_time is None else attempt.end_time,
+            nodes=len(attempt.nodes),
+            cpus=amounts.get("cpu"),
+            gpus=amounts.get(GPU, 0.0) if amounts else None,
+            price=price(job.partition),
+        )
+
+
+def _within(held: Held, span: tuple[float, float], *, split: bool) -> Iterator[Held]:
+    """Yield the part of a time within a span, in parts of a month each if ``split``."""
+    start, end = max(held.start, span[0]), min(held.end, span[1])
+    if start == end == held.start:
+        # A job that ended within a second counts as a job.
+        yield replace(held, end=end)
+    while start < end:
+        until = min(end, next_month(start)) if split else end
+        yield replace(held, start=start, end=until)
+        start = until
+
+
+def next_month(time_s: float) -> float:
+    """Return the end of a time's month in UTC, in Unix seconds."""
+    at = datetime.fromtimestamp(time_s, UTC)
+    return datetime(at.year + at.month // 12, at.month % 12 + 1, 1, tzinfo=UTC).timestamp()
+
+
+def _row(key: tuple[str, ...], held: Sequence[Held]) -> UsageRow:
+    def hours(amounts: Iterable[float | None]) -> float | None:
+        sums = [
+            math.nan if amount is None else amount * each.hours
+            for amount, each in zip(amounts, held, strict=True)
+        ]
+        total = math.fsum(sums)
+        return None if math.isnan(total) else total
+
+    prices = [None if each.price is None else each.price * each.nodes for each in held]
+    return UsageRow(
+        key=key,
+        jobs=len({each.job for each in held}),
+        node_hours=math.fsum(each.nodes * each.hours for each in held),
+        cpu_hours=hours(each.cpus for each in held),
+        gpu_hours=hours(each.gpus for each in held),
+        cost_usd=hours(prices),
+    )
