@@ -341,6 +341,7 @@ def test_check_of_an_unconfigured_cluster_asks_nothing(stage: Stage) -> None:
     stage.files = (MODEL,)
     stage.jobs = None
     assert not stage.look()
+    assert stage.searches == {}
 
 
 def test_check_of_onprem_machines_stops_only_for_running_jobs(stage: Stage) -> None:

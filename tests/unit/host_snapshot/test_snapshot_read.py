@@ -26,6 +26,10 @@ def conf(tmp_path: Path, snapshot: Snapshot) -> Path:
     return path
 
 
+def files_below(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def rewrite(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path = tmp_path / "snapshot/ledger.json"
     found = json.loads(path.read_text())
@@ -53,9 +57,10 @@ def test_restore_with_a_damaged_ledger_fails_and_removes_nothing(
         rewrite(tmp_path, DAMAGES[name])
     else:
         book.write_bytes(b"\xff\0\xfe" if name == "no text" else book.read_bytes()[:40])
+    before = files_below(tmp_path)
     with refuses("ledger.json is damaged ("):
         snapshot("restored")
-    assert conf.read_text() == "ours"
+    assert files_below(tmp_path) == before
 
 
 def test_restore_with_missing_contents_fails_before_any_change(
@@ -66,6 +71,9 @@ def test_restore_with_missing_contents_fails_before_any_change(
     runs = "LoadState=loaded\nUnitFileState=enabled\nActiveState=active\n"
     machine.answers["systemctl", "show"] = 0, runs, ""
     shutil.rmtree(tmp_path / "snapshot/contents")
+    machine.ran.clear()
+    before = files_below(tmp_path)
     with refuses("is missing"):
         snapshot("restored")
-    assert ["systemctl", "stop", "munge.service"] not in machine.ran
+    assert files_below(tmp_path) == before
+    assert [argv for argv in machine.ran if argv[:2] != ["systemctl", "show"]] == []

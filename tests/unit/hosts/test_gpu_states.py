@@ -23,7 +23,7 @@ pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
         ("", None, 0x1DB4, "no-driver"),
     ],
 )
-def test_unsuitable_driver_is_rejected_before_installation(
+def test_unsuitable_driver_is_a_finding(
     driver: str, branch: str | None, oldest: int, code: str
 ) -> None:
     gpus = {"gpus.cards": 1, "gpus.oldest": oldest}

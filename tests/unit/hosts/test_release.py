@@ -155,6 +155,7 @@ def test_refused_tunnel_of_a_known_host_fails_at_once(no_pause: None) -> None:
     )
     with rejected("hosts-unreachable", TransportError):
         probe_hosts({"ctl": ProbeRequest()}, lambda _: refusing)
+    assert len(refusing.calls) == 1
     starting = ScriptedTransport(
         [Step(ASKED, error=in_grace(TunnelError("4003"))), *says("debian-12").left]
     )
@@ -173,6 +174,7 @@ def test_broken_tunnel_of_all_hosts_is_explained_once(workspace: Workspace) -> N
         report_steps(
             with_distributions(hosts(UNSEEN, UNSEEN), workspace, refusing.__getitem__), SILENT
         )
+    assert str(caught.value).count(error.why) == 1
     assert {failure.host for failure in caught.value.failures} == set(refusing)
 
 

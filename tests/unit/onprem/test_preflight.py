@@ -304,7 +304,7 @@ def at(**interfaces: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_incompatible_machines_are_found_before_changes(
+def test_incompatible_machines_are_errors_of_preflight(
     machines: Machines, *, host: str, facts: dict[str, Any], code: str, why: str, fix: str
 ) -> None:
     machines.facts[host] |= facts
@@ -322,7 +322,7 @@ def test_incompatible_machines_are_found_before_changes(
         ({"id": "debian", "version": "13"}, None),
     ],
 )
-def test_unsupported_slurm_release_is_found_before_changes(
+def test_unsupported_slurm_release_is_an_error_of_preflight(
     tmp_path: Path, system: Mapping[str, str], why: str | None
 ) -> None:
     machines = Machines(tmp_path, spec_of(slurm={"version": "24.11"}))
@@ -354,7 +354,7 @@ def test_openhpc_slurm_is_refused_except_on_enterprise_linux(
     assert {finding.code for finding in machines.found()} == ({"slurm-source"} if found else set())
 
 
-def test_unsupported_cuda_toolkit_is_found_before_changes(tmp_path: Path) -> None:
+def test_unsupported_cuda_toolkit_is_an_error_of_preflight(tmp_path: Path) -> None:
     machines = Machines(tmp_path, spec_of(software={"nvidia": {"toolkit": "12.9"}}))
     assert machines.found() == ()
     for facts in machines.facts.values():

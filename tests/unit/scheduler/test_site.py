@@ -49,7 +49,7 @@ def test_slurm_operations_without_slurm_are_refused() -> None:
         MPIRUN.reject_without_slurm()
 
 
-def test_dependencies_are_refused_without_slurm_before_their_jobs_are_searched() -> None:
+def test_dependencies_are_refused_without_slurm() -> None:
     job = JobSpec(name="t", bundled="train", after=("12",))
     for site in (OWN, FOREIGN):
         site.reject_unsupported(job)

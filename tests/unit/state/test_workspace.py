@@ -152,11 +152,23 @@ def test_lock_file_is_private(tmp_path: Path) -> None:
         open_private(tmp_path / "link")
 
 
-def test_write_atomic_that_fails_keeps_the_old_content(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failing", ["write", "fsync", "rename"])
+def test_write_atomic_that_fails_keeps_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
     path = tmp_path / "file"
     write_atomic(path, "old")
-    with pytest.raises(TypeError):
-        write_atomic(path, 7)  # type: ignore[arg-type]
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        if failing == "rename":
+            patch.setattr(Path, "replace", fail)
+        else:
+            patch.setattr(os, {"write": "fdopen"}.get(failing, failing), fail)
+        with pytest.raises(MachineError):
+            write_atomic(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
 

@@ -19,9 +19,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_shared_providers_are_downloaded_once(home: Path) -> None:
-    with terraform_in(home).shared_providers() as env:
-        assert env["TF_PLUGIN_CACHE_DIR"] == str(home / "cache/clusterctl/terraform/providers")
+def test_shared_providers_have_one_cache_for_all_clusters(home: Path) -> None:
+    for cluster in ("a", "b"):
+        with terraform_in(home / cluster).shared_providers() as env:
+            assert env["TF_PLUGIN_CACHE_DIR"] == str(home / "cache/clusterctl/terraform/providers")
 
 
 @pytest.mark.parametrize("how", ["named", "in the home", "a cache of their own"])
