@@ -80,7 +80,7 @@ def test_ledger_has_the_time_of_each_run_and_the_sum(cli_with_runs: Clusterctl) 
     assert codes(refused) == ["options-exclusive"]
 
 
-def test_runs_show_prints_the_whole_run(cli_with_runs: Clusterctl) -> None:
+def test_runs_show_prints_arguments_and_metrics(cli_with_runs: Clusterctl) -> None:
     text = cli_with_runs("runs", "show", "2").stdout
     assert "arguments  --lr 0.01\n" in text
     assert [line.split() for line in text.splitlines() if line.startswith("loss")] == [

@@ -34,7 +34,7 @@ partitions: [{name: train, hosts: "gpu[01-02]"}]
 
 
 @pytest.mark.parametrize("verb", ["doctor", "plan", "validate --live", "up --yes"])
-def test_missing_private_key_is_named_before_login(verb: str, cli: Clusterctl) -> None:
+def test_missing_private_key_is_an_error_of_the_spec(verb: str, cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC)
     (cli.cwd / "keys").mkdir()
     (cli.cwd / "keys/half.pub").touch()  # its other half may be in an agent

@@ -180,7 +180,8 @@ def test_subscription_manager_is_asked_only_if_nothing_is_listed(
 ) -> None:
     lines = "\n".join(listing(row))
     program(tmp_path, "dnf", f"cat <<'END'\n{lines}\nEND")
-    program(tmp_path, "subscription-manager", f"echo '{UNSUBSCRIBED}.'")
+    calls = tmp_path / "calls"
+    program(tmp_path, "subscription-manager", f"echo x >>{calls}; echo '{UNSUBSCRIBED}.'")
     facts = ROCKY | {
         "distribution": "RedHat",
         "distribution_major_version": row["release"],
@@ -188,6 +189,7 @@ def test_subscription_manager_is_asked_only_if_nothing_is_listed(
     }
     done = checked(tmp_path, "repositories", facts)
     assert (UNSUBSCRIBED in done.stdout) != bool(row["enabled"]), done.stdout
+    assert calls.exists() != bool(row["enabled"])
     assert (done.returncode == 0) == bool(row["enabled"])
 
 

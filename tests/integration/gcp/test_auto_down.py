@@ -238,8 +238,10 @@ def test_auto_down_without_a_token_does_nothing(
     idle(controller)
     nowhere = controller.google.environment | {"GCE_METADATA_HOST": "127.0.0.1:9"}
     monkeypatch.setattr(Google, "environment", nowhere)
+    before = Path(controller.settings["state"]).read_text()
     assert "no token" in controller.ticks()
-    assert len(controller.there) == 4
+    assert not controller.google.calls
+    assert Path(controller.settings["state"]).read_text() == before
 
 
 def test_auto_down_dry_run_changes_nothing(controller: Controller) -> None:

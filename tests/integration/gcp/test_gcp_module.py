@@ -269,7 +269,7 @@ def _assert_that_google_shows_it_otherwise(module: Module) -> None:
     assert len(new["scratch_disk"]) == 16
 
 
-def test_every_shared_spec_has_only_public_keys_and_names() -> None:
+def test_variables_of_a_spec_are_those_that_the_module_declares() -> None:
     """No variable of the module is a path to a secret."""
     declared = (Path(__file__).parents[3] / "terraform/gcp/variables.tf").read_text()
     names = {line.split('"')[1] for line in declared.splitlines() if line.startswith("variable ")}

@@ -504,7 +504,7 @@ def test_probe_gives_up_a_file_server_that_does_not_answer(tmp_path: Path) -> No
     assert remote_probe.answers("/no/such")
 
 
-def test_silent_file_server_is_named_before_ansible_waits_for_it() -> None:
+def test_reject_silent_folders_names_the_host_and_the_folder() -> None:
     silent = parse_report(answer(checksums={"path /shared/x": "no answer", "unit a": "no answer"}))
     with refused("file-server-silent", ConfigureError, "n2") as caught:
         reject_silent_folders({"n1": parse_report(answer()), "n2": silent})
@@ -527,7 +527,7 @@ def test_parse_report_reads_an_answer() -> None:
     assert all(word in failure.cause for word in ("/ ", " of 512MiB"))
 
 
-def test_taken_uids_are_found_on_all_hosts_first() -> None:
+def test_reject_taken_numbers_names_all_hosts_and_accounts() -> None:
     """New instances at Google have a group of the guest agent and the admin account before users
     are created.
     """

@@ -202,11 +202,15 @@ def test_record_without_a_spec_is_named_before_submitting(session, cluster, job)
 def test_local_image_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):
     image = tmp_path / "my image.sif"
     image.write_bytes(b"image")
-    done = [submit(session, job.model_copy(update={"container": str(image)})) for _ in range(2)]
+    with_image = job.model_copy(update={"container": str(image)})
+    done = [submit(session, with_image)]
     sha = hashlib.sha256(b"image").hexdigest()
     store = (cluster.home / "clusterctl" / "store").rglob("*")
     (stored,) = (path for path in store if sha in str(path) and path.is_file())
     assert stored.read_bytes() == b"image"
+    inode = stored.stat().st_ino
+    done.append(submit(session, with_image))
+    assert stored.stat().st_ino == inode
     assert all(str(stored) in one.script and str(image) not in one.script for one in done)
     # What can't be looked for here is the cluster's.
     too_long = f"/{'x' * 300}.sif"

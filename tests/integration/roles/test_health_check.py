@@ -288,10 +288,17 @@ def test_health_check_queries_fields_unknown_to_an_old_driver_once(
     host: Host, version: str
 ) -> None:
     host.becomes(machines.with_driver(machines.hot(), version))
+    (host.folder / "nvidia-smi").rename(host.folder / "smi")
+    queries = host.folder / "queries"
+    log = f'case "$1" in --query-gpu=*) echo "$1" >>{queries} ;; esac'
+    host.program("nvidia-smi", f'{log}; exec {host.folder}/smi "$@"')
     assert host.look() == [HOT]
     unknown = {field for field, branch in SINCE.items() if branch > int(version[:3])}
     assert set(json.loads((host.folder / "state.json").read_text())["gone"]) == unknown
+    assert all(field in queries.read_text() for field in unknown)
+    queries.unlink()
     assert host.look() == [HOT]
+    assert not [field for field in unknown if field in queries.read_text()]
 
 
 @pytest.mark.parametrize("branch", ["535", "580", *in_sweep("570", "590")])

@@ -248,7 +248,7 @@ def test_watcher_requeues_only_killed_jobs_that_ask_for_it(
     slurm.jobs = {"7": job, "8": Job(N2)}
     slurm.silent = {N2}
     look(watcher, LIMIT)
-    assert "scontrol requeue 7" not in slurm.calls
+    assert not [call for call in slurm.calls if call.startswith("scontrol requeue")]
 
 
 def test_node_is_set_down_for_a_job_that_is_to_start_again(watcher: Any, slurm: Slurm) -> None:
@@ -751,6 +751,7 @@ def test_tasks_of_arrays_that_never_started_wait(watcher: Any, slurm: Slurm) -> 
     slurm.jobs = {"7_[2-4]": Job("", "PENDING", "BeginTime", restarts=1)}
     look(watcher)
     assert not any("show job" in call for call in slurm.calls)
+    assert slurm.jobs["7_[2-4]"].reason == "BeginTime"
 
 
 def test_expand_is_repeated_after_a_failure(program: ModuleType, slurm: Slurm) -> None:
@@ -777,8 +778,11 @@ def test_watcher_does_nothing_while_slurm_does_not_answer(watcher: Any, slurm: S
     look(watcher)
     slurm.jobs = {}
     slurm.nodes = {}
+    slurm.calls.clear()
     look(watcher, 2 * LIMIT)
     assert slurm.fenced == []
+    assert {call.partition(" ")[0] for call in slurm.calls} <= {"squeue", "scontrol"}
+    assert not [call for call in slurm.calls if "update" in call or "requeue" in call]
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_collect_renames_job_files_named_like_ours(tmp_path: Path) -> None:
     assert found == {"a": "1", "nodes/node2/a": "mine", "nodes/node2_/a": "2"}
 
 
-def test_interrupted_collect_continues(tmp_path: Path) -> None:
+def test_collect_after_an_interruption_has_no_earlier_files(tmp_path: Path) -> None:
     (tmp_path / "work" / "tree").mkdir(parents=True)
     (tmp_path / "work" / "tree" / "old").write_text("of a collect that was cut off")
     found, _ = fetched(tmp_path, {"a": "1"}, {"b": "2"})

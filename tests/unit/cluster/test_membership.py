@@ -139,6 +139,10 @@ def noted(raised: Raise) -> Workspace:
     return workspace
 
 
+def files_below(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def known(file: Path) -> list[str]:
     return [host.name for host in Inventory.read(file.read_bytes()).hosts]
 
@@ -158,10 +162,10 @@ def test_replaced_machine_has_only_a_pending_release(noted: Workspace) -> None:
 
 
 def test_replacement_that_fails_changes_nothing(noted: Workspace) -> None:
-    before = {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()}
+    before = files_below(noted.root)
     with pytest.raises(KeyboardInterrupt), replacing(noted, ["gpu1"]):
         raise KeyboardInterrupt
-    assert {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()} == before
+    assert files_below(noted.root) == before
     assert pending_releases(noted) == ()
 
 

@@ -120,6 +120,7 @@ def test_crash_during_save_keeps_checkpoint(
         with pytest.raises(KeyboardInterrupt):
             survive.save(folder, 2, write_half if place == "write" else writer(2))
     assert survive.newest(folder) == folder / "step-00000001.pt"
+    assert torch.load(folder / "step-00000001.pt") == 1
     assert len(list(folder.glob("*.tmp"))) == 1
     survive.save(folder, 3, writer(3))
     assert sorted(path.name for path in folder.iterdir()) == [

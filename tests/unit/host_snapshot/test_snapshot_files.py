@@ -265,8 +265,13 @@ def test_check_mode_changes_nothing(snapshot: Snapshot, etc: Path, tmp_path: Pat
     assert not (tmp_path / "snapshot").exists()
     snapshot("recorded", files=[str(etc / "a.conf")])
     (etc / "a.conf").write_text("ours\n")
-    assert snapshot("restored", check=True)["changed"]
-    assert (etc / "a.conf").read_text() == "ours\n"
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    changes = {
+        state: snapshot(state, check=True)["changed"]
+        for state in ("recorded", "sealed", "restored")
+    }
+    assert changes == {"recorded": False, "sealed": False, "restored": True}
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_newer_snapshot_is_rejected_and_only_root_can_read(
