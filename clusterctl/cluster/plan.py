@@ -22,6 +22,7 @@ from clusterctl.errors import (
     MachineError,
     ProvisionError,
     SchedulerError,
+    SlurmError,
     TransportError,
     UsageError,
 )
@@ -256,6 +257,9 @@ def _with_tasks(cluster: ClusterContext, plan: Plan, inventory: Inventory, copy:
         return replace(
             plan, notes=(*plan.notes, f"Ansible's tasks are unknown without {', '.join(absent)}")
         )
+    if not workspace.is_configured:
+        note = "Ansible's tasks are not listed: no `clusterctl up` has configured the hosts yet"
+        return replace(plan, notes=(*plan.notes, note))
     cluster.reporter.progress("running Ansible in check mode")
     for secret in (workspace.munge_key, workspace.key):
         (copy.root / secret.name).symlink_to(secret)
@@ -264,7 +268,7 @@ def _with_tasks(cluster: ClusterContext, plan: Plan, inventory: Inventory, copy:
         nodes = converge.pending_changes(cluster, inventory, reports)
         converge.render(spec, inventory, copy, nodes.reports)
         tasks, failures = ansible.preview(inventory, copy, hosts=tuple(nodes.reports))
-    except (ConfigureError, TransportError) as exc:
+    except (ConfigureError, SlurmError, TransportError) as exc:
         return replace(
             plan, notes=(*plan.notes, f"the changes of Ansible's tasks are unknown: {exc.what}")
         )

@@ -331,8 +331,17 @@ class Workspace:
 
     @property
     def is_configured(self) -> bool:
-        """Whether an `up` has configured the hosts, or other people did: the cluster is attached."""
-        return self.configured.exists() or self.login.exists()
+        """Whether an `up` has configured the hosts, or other people did: the cluster is attached.
+
+        The first `up` writes the file ``configured`` without marks, and then begins to configure.
+        """
+        if not self.configured.exists():
+            return self.login.exists()
+        try:
+            return bool(json.loads(self.configured.read_bytes())["marks"])
+        except (OSError, ValueError, KeyError, TypeError):
+            # A damaged record is of an earlier `up`.
+            return True
 
     @property
     def update(self) -> str:

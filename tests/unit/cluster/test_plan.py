@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ import pytest
 from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.plan import Plan, preview
-from clusterctl.errors import Notice, UsageError
+from clusterctl.errors import Notice, SlurmError, UsageError
+from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import DEFAULTS, HostChange, HostOptions, HostPlan, Size
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.software import SlurmSource
-from clusterctl.state.workspace import Workspace
-from tests.support.inventories import inventory_of
+from clusterctl.state.inventory import CONTROLLER, Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.unit.cluster.specs import spec_of
 
@@ -186,3 +188,48 @@ def test_hosts_without_a_finished_up_need_configuration(tmp_path: Path) -> None:
     assert [drift.host for drift in found.drift] == ["d-ctl"]
     assert found.drift[0].what is converge.UNFINISHED
     assert not found.is_empty
+
+
+class Silent:
+    """A scheduler that is not installed yet."""
+
+    def nodes(self) -> tuple[()]:
+        raise SlurmError("sinfo failed")
+
+
+class HalfMade(ClusterContext):
+    """Own machines that answer, without slurmd, after an `up` that was killed."""
+
+    def probe(self, _: Inventory, hosts: Collection[str], **__: object) -> dict[str, HostReport]:
+        return {host: HostReport(None, {}) for host in hosts}
+
+    def scheduler(self, *_: object, **__: object) -> Any:
+        return Silent()
+
+
+@pytest.mark.parametrize("configured", [False, True], ids=["first-up", "later-up"])
+def test_plan_of_a_half_made_cluster_lists_no_tasks(tmp_path: Path, configured: bool) -> None:
+    """Ansible's check mode needs the nodes' hardware, which slurmd tells."""
+    provider = {"type": "onprem", "controller": "d-ctl", "hosts": {"d-ctl": None, "d-t-1": None}}
+    spec = ClusterSpec.model_validate(
+        {
+            "version": 1,
+            "name": "d",
+            "provider": {**provider, "shared": {"kind": "none"}},
+            "partitions": [{"name": "t", "hosts": "d-t-1"}],
+            "users": [{"name": "a", "uid": 2000}],
+        }
+    )
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.create_secrets()
+    hosts = (host_of("d-ctl", CONTROLLER), host_of("d-t-1", partition="t"))
+    write_atomic(workspace.inventory, inventory_of(hosts=hosts, provider="onprem").text)
+    write_atomic(workspace.spec, dump_spec(spec))
+    record = converge.Configured(marks={"d-ctl": {}} if configured else {})
+    write_atomic(workspace.configured, record.model_dump_json())
+    assert workspace.is_configured == configured
+    stub = Stub(tuple(HostChange(host.name, "keep", "") for host in hosts))
+    found = preview(HalfMade.of(spec, workspace=workspace, provider=stub))
+    assert found.tasks == ()
+    assert any("tasks" in note for note in found.notes)

@@ -13,16 +13,22 @@ from tests.support.messages import refused
 
 
 @pytest.mark.parametrize(
-    ("file", "code"), [("", "unfinished"), ("configured", "slurm"), ("login", "slurm")]
+    ("file", "text", "code"),
+    [
+        ("", "", "unfinished"),
+        ("configured", '{"marks": {}}', "unfinished"),
+        ("configured", '{"marks": {"d-ctl": {}}}', "slurm"),
+        ("login", "", "slurm"),
+    ],
 )
 def test_command_that_fails_before_an_up_has_finished_names_that(
-    tmp_path: Path, file: str, code: str
+    tmp_path: Path, file: str, text: str, code: str
 ) -> None:
     """A cluster that other people operate has no `up`."""
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     if file:
-        getattr(workspace, file).touch()
-    kind: type[ClusterctlError] = SlurmError if file else NotUpError
+        getattr(workspace, file).write_text(text)
+    kind: type[ClusterctlError] = SlurmError if code == "slurm" else NotUpError
     with refused(code, kind, "sinfo failed"), naming_lock_holder(workspace):
         raise SlurmError("sinfo failed")
