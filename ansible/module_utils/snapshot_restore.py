@@ -61,7 +61,8 @@ class Restorer:
         self._units = host.Units(self._run)
         self._done: list[str] = []
         self._left: list[str] = []
-        # Homes and folders that stay, and are in `_left`.
+        # Home -> account that was removed, and folders in `_left`.
+        self._homes: dict[str, str] = {}
         self._reported: set[str] = set()
         self._spared: tuple[str, ...] = ()
         self._guard = Guard(str(store.root / "etc"), paths.etc)
@@ -109,7 +110,13 @@ class Restorer:
             reload = unit in self._snapshot["reloads"]
             self._done += self._units.start(unit, before, changed=changed, reload=reload)
         self._store.remove()
-        return {"changed": True, "done": self._done, "clusterctl_notes": self._left}
+        # The folder of a daemon's account may have been removed with its package.
+        homes = [
+            f"{home}: the home of {name}"
+            for home, name in self._homes.items()
+            if Path(home).is_dir()
+        ]
+        return {"changed": True, "done": self._done, "clusterctl_notes": [*homes, *self._left]}
 
     def _check_contents(self) -> None:
         # Raises SnapshotError if the earlier content of a file is missing, before anything is
@@ -350,7 +357,7 @@ class Restorer:
                 or now == before
                 or (entry["after"] == before and not is_new)
                 or self._is_spared(path)
-                or path in self._reported
+                or not self._reported.isdisjoint((path, *map(str, Path(path).parents)))
             ):
                 continue
             with self._tolerate_home_errors(path):
@@ -374,8 +381,8 @@ class Restorer:
             # Folders of a role are removed later, such as MariaDB's, or were here before clusterctl.
             is_of_role = home in self._snapshot["trees"]
             if Path(home).is_dir() and home != "/" and not is_of_role:
+                self._homes[home] = name
                 self._reported.add(home)
-                self._left.append(f"{home}: the home of {name}")
         for name in self._cluster_accounts(
             "groups", host.groups(self._paths.etc), host.is_system_group
         ):

@@ -227,6 +227,37 @@ def test_restore_keeps_and_names_a_folder_that_is_not_empty(snapshot: Snapshot, 
     assert f"{etc}/shared/home: it" in str(result["clusterctl_notes"])
 
 
+def test_restore_names_a_home_that_stays_once_and_no_home_that_is_removed(
+    snapshot: Snapshot,
+    etc: Path,
+    util: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MariaDB's account has its home in the folder of the databases."""
+    paths = util("snapshot_host").HostPaths(etc=str(etc), databases=str(etc / "mysql"))
+    monkeypatch.setattr(
+        pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=PERSON, pw_dir=str(etc / name))
+    )
+    monkeypatch.setattr(grp, "getgrnam", lambda name: SimpleNamespace(gr_name=name, gr_gid=PERSON))
+    touches = {
+        "files": [str(etc / "ada/clusterctl")],
+        "folders": [str(etc / "ada")],
+        "trees": [str(etc / "mysql")],
+        "accounts": ["ada", "mysql"],
+    }
+    for table in ("passwd", "group"):
+        (etc / table).write_text("root:x:0\n")
+    snapshot("recorded", on=paths, **touches)
+    for table in ("passwd", "group"):
+        (etc / table).write_text(f"root:x:0\nada:x:{PERSON}\nmysql:x:{PERSON}\n")
+    for name in ("ada/clusterctl/jobs", "mysql/mysql"):
+        (etc / name).mkdir(parents=True)
+    snapshot("sealed", on=paths, **touches)
+    result = snapshot("restored", on=paths)
+    assert result["clusterctl_notes"] == [f"{etc}/ada: the home of ada"]
+    assert not (etc / "mysql").exists()
+
+
 @pytest.mark.parametrize("ups", [1, 2])
 def test_restore_names_the_jobs_folder_in_the_home_of_an_existing_account(
     snapshot: Snapshot, etc: Path, ups: int
