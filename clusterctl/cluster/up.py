@@ -31,7 +31,14 @@ from clusterctl.hosts.checks import (
     reject_silent_folders,
     reject_taken_numbers,
 )
-from clusterctl.hosts.probe import HostReport, ask_hosts, reports_of, with_distributions
+from clusterctl.hosts.probe import (
+    TIMEOUT_S,
+    HostAnswer,
+    HostReport,
+    ask_hosts,
+    reports_of,
+    with_distributions,
+)
 from clusterctl.hosts.roles import probe_requests, required_accounts
 from clusterctl.jobs.environment import Environments
 from clusterctl.packages.bundle import Bundle, cluster_bundle, missing_bundle, use_bundle
@@ -312,7 +319,7 @@ def probe(
     stays.
     """
     requests = probe_requests(cluster.spec, inventory, cluster.workspace)
-    answers = []
+    answers: list[HostAnswer] = []
     with closing(ask_hosts(requests, cluster.connections.to)) as steps:
         for answer in steps:
             if answer is None:
@@ -320,6 +327,10 @@ def probe(
                     cluster.spec, cluster.workspace, HostOptions(keep)
                 )
                 _report_started(cluster, provisioned)
+                silent = requests.keys() - {each.host for each in answers}
+                cluster.reporter.progress(
+                    f"{', '.join(sorted(silent))}: no answer yet, waiting up to {TIMEOUT_S:.0f} s"
+                )
             else:
                 answers.append(answer)
                 cluster.reporter.progress(answer.step)
