@@ -274,6 +274,7 @@ def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
     text = (
         "# clusterctl's own account; `clusterctl down` removes it\n"
         "Defaults:{0} !requiretty\n"
+        'Defaults:{0} secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
         "{0} ALL=(ALL:ALL) NOPASSWD: ALL\n"
     )
     text = text.format(user)

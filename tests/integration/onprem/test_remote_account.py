@@ -110,6 +110,29 @@ def test_host_with_an_empty_claim_is_not_changed(
     assert claim.read_bytes() == b""
 
 
+SUDO = """
+mount --bind "$1" /etc/sudoers.d
+"$2" -c 'from clusterctl.providers.onprem import remote_account as it; it.let_become_root("daemon", None)'
+exec setpriv --reuid daemon --regid daemon --clear-groups sudo -n sh -c 'echo "$PATH"; id -u'
+"""
+
+
+def test_account_becomes_root_under_a_strict_sudoers(tmp_path: Path) -> None:
+    """sudo is real, with a folder of the test in place of /etc/sudoers.d. Ansible's tasks need
+    /usr/sbin, as for sysctl.
+    """
+    settings = tmp_path / "sudoers.d"
+    settings.mkdir(mode=0o755)
+    strict = settings / "00-hardened"
+    strict.write_text('Defaults requiretty, use_pty, secure_path="/usr/bin:/bin"\n')
+    strict.chmod(0o440)
+    argv = ["unshare", "--mount", "sh", "-ec", SUDO, "sh", settings, sys.executable]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    path, uid = done.stdout.split()
+    assert {"/usr/sbin", "/usr/bin"} <= {*path.split(":")}
+    assert uid == "0"
+
+
 def test_account_lock_is_private_to_root_and_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch(mode=0o644)
