@@ -8,7 +8,10 @@ terminal. clusterctl writes a password for sudo only to sudo's standard input.
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
+import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +30,7 @@ from clusterctl.providers.base import FINGERPRINT, Confirm, OfferedKey, host_por
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.inventory import KEEPALIVE
 from clusterctl.state.workspace import write_atomic
+from clusterctl.transport.master import Master, open_master
 from clusterctl.util.assets import Rule, digest, first_rule, read_table, render
 from clusterctl.util.process import call_on_hosts, run, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Limit
@@ -112,6 +116,54 @@ def address_of(host: str, config: Path) -> str:
         ) from exc
 
 
+# Arguments: the folder of the socket, the ssh_config, the socket, the target, the jump host.
+_THROUGH: Final = 'cd -- "$0" && exec ssh -F "$1" -S "$2" -W "$3" -- "$4"'
+# A server whose MaxStartups is exhausted closes the connection before it is asked for a login.
+_DROPPED: Final = "kex_exchange_identification"
+_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 0.0)
+
+
+class JumpConnections:
+    """The owner's connections to jump hosts. All logins to machines behind a jump host share one:
+    sshd closes further connections if ten others are not logged in yet (MaxStartups).
+    """
+
+    def __init__(self, config: Path) -> None:
+        """config: ssh_config with the machines and jump hosts."""
+        self.config = config.absolute()
+        self._masters: dict[str, Master | None] = {}
+        self._lock = threading.Lock()
+
+    def options(self, peer: SshHost) -> tuple[str, ...]:
+        """Return ssh's options for a login to ``peer`` through the connection to its jump host.
+
+        Empty without a jump host, or if the connection can't be opened: ssh then opens one itself,
+        and names what is wrong.
+        """
+        if peer.jump is None:
+            return ()
+        with self._lock:
+            master = self._masters.get(peer.jump.alias)
+            if master is None or master.has_ended():
+                master = self._masters[peer.jump.alias] = self._open(peer.jump.alias)
+        if master is None:
+            return ()
+        # No path of a cluster has a `%`.
+        paths = (str(master.folder), str(self.config), f"./{master.name}")
+        words = ("sh", "-c", _THROUGH, *paths, "[%h]:%p", peer.jump.alias)
+        return ("-o", f"ProxyCommand={shlex.join(words)}")
+
+    def _open(self, alias: str) -> Master | None:
+        for pause_s in _PAUSES_S:
+            try:
+                return open_master(self.config, alias, None, stays=False)
+            except ClusterctlError as exc:
+                if _DROPPED not in exc.why:
+                    return None
+            time.sleep(pause_s)
+        return None
+
+
 _RULES: Final = Path(__file__).with_name("data") / "refusals.yaml"
 NO_LOGIN: Final = "login failed"
 
@@ -180,12 +232,12 @@ _KINDS: Final = ("ssh-ed25519", *(f"ecdsa-sha2-nistp{bits}" for bits in (256, 38
 class HostKeys:
     """The trusted host keys of a cluster's machines and jump hosts, stored in a file."""
 
-    def __init__(self, file: Path, config: Path, *, accepted: Collection[str] = ()) -> None:
-        """config: ssh_config with the jump hosts. accepted: fingerprints of keys to trust without
-        asking.
-        """
+    def __init__(
+        self, file: Path, jumps: JumpConnections, *, accepted: Collection[str] = ()
+    ) -> None:
+        """file: where the keys are kept. accepted: fingerprints of keys to trust without asking."""
         self._file = file
-        self._config = config
+        self._jumps = jumps
         self._accepted = frozenset(accepted)
         self._keys = _read(file)
 
@@ -234,7 +286,7 @@ class HostKeys:
             peer.title: peer for peer in peers if peer.title not in self._keys or self._accepted
         }
         offered, failed = call_on_hosts(
-            list(to_ask), lambda title: _offered_key(to_ask[title], self._config), limit=limit
+            list(to_ask), lambda title: _offered_key(to_ask[title], self._jumps), limit=limit
         )
         accepted = {
             title: key for title, key in offered.items() if key.fingerprint in self._accepted
@@ -290,7 +342,7 @@ def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
     return None
 
 
-def _offered_key(peer: SshHost, config: Path) -> OfferedKey:
+def _offered_key(peer: SshHost, jumps: JumpConnections) -> OfferedKey:
     """Ask a machine for its host key without logging in. Its jump hosts' keys must be trusted
     already.
     """
@@ -301,7 +353,8 @@ def _offered_key(peer: SshHost, config: Path) -> OfferedKey:
         words = (
             "ssh",
             "-F",
-            str(config),
+            str(jumps.config),
+            *jumps.options(peer),
             *(f"-o{option}" for option in options),
             "--",
             peer.alias,

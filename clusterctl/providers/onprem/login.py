@@ -34,6 +34,7 @@ from clusterctl.providers.base import NO_PROMPTS, OfferedKey, Prompts
 from clusterctl.providers.onprem.access import (
     AccessError,
     HostKeys,
+    JumpConnections,
     access_config,
     address_of,
     explain,
@@ -295,7 +296,8 @@ class Login:
         write_atomic(self._config, access_config(machines, workspace.trusted_hosts))
         if prompts.accepted:
             workspace.confirmed.touch(mode=0o600)
-        self._keys = HostKeys(workspace.trusted_hosts, self._config, accepted=prompts.accepted)
+        self._jumps = JumpConnections(self._config)
+        self._keys = HostKeys(workspace.trusted_hosts, self._jumps, accepted=prompts.accepted)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -341,8 +343,10 @@ class Login:
         )
 
     def _words(self, host: str, line: str) -> Sequence[str]:
-        ssh = ("ssh", "-F", str(self._config), "-T", "--", host)
-        return (*(("sh", "-c") if self.is_here(host) else ssh), line)
+        if self.is_here(host):
+            return ("sh", "-c", line)
+        options = self._jumps.options(ssh_host(host, self._machines[host]))
+        return ("ssh", "-F", str(self._config), *options, "-T", "--", host, line)
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
         """Run a command on a host as root. Return the standard output. Raise the same errors as

@@ -19,6 +19,7 @@ from clusterctl.providers.base import OfferedKey, Prompts, fingerprint, reject_u
 from clusterctl.providers.onprem.access import (
     AccessError,
     HostKeys,
+    JumpConnections,
     SshHost,
     access_config,
     address_of,
@@ -227,7 +228,7 @@ def test_host_key_in_a_hashed_known_hosts_file_is_found(
     known.write_text(f"{ADDRESS if port == 22 else f'[{ADDRESS}]:{port}'} {key}\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", known], check=True, capture_output=True)
     assert ADDRESS not in known.read_text()
-    keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
+    keys = HostKeys(tmp_path / "kept", JumpConnections(tmp_path / "ssh_config"))
     assert keys.trust({"node": OnpremHost(address=ADDRESS, port=port)}, confirm) == {}
     assert keys.key_of("node") == key
 
@@ -238,7 +239,7 @@ def test_host_key_of_a_pattern_is_found_and_a_revoked_key_is_not(
     revoked = "ssh-ed25519 AAAAREVOKED"
     trusted = "ecdsa-sha2-nistp256 AAAATRUSTED"
     known.write_text(f"@revoked {ADDRESS} {revoked}\n192.0.2.* {trusted}\n")
-    keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
+    keys = HostKeys(tmp_path / "kept", JumpConnections(tmp_path / "ssh_config"))
     assert keys.trust({"node": OnpremHost(address=ADDRESS)}, confirm) == {}
     assert keys.key_of("node") == trusted
 
@@ -258,7 +259,9 @@ def test_address_of_a_host_in_an_ssh_config(tmp_path: Path) -> None:
 def test_unresolved_name_is_not_a_dead_machine(known: Path, tmp_path: Path) -> None:
     machines = {"node": OnpremHost(address="no-such.invalid")}  # RFC 6761: nobody's
     (tmp_path / "ssh_config").write_text(access_config(machines, tmp_path / "kept"))
-    lost = HostKeys(tmp_path / "kept", tmp_path / "ssh_config").trust(machines, confirm)
+    lost = HostKeys(tmp_path / "kept", JumpConnections(tmp_path / "ssh_config")).trust(
+        machines, confirm
+    )
     (failure,) = lost["node"].failures
     assert "name no-such.invalid" in failure.cause
     assert "address:" in failure.fix
@@ -271,11 +274,11 @@ def test_unconfirmed_host_key_is_reported_with_other_obstacles(
 ) -> None:
     key = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'K' * 43}"
 
-    def offered(peer: SshHost, _: Path) -> OfferedKey:
+    def offered(peer: SshHost, _: JumpConnections) -> OfferedKey:
         return OfferedKey(peer.title, peer.address, key)
 
     monkeypatch.setattr("clusterctl.providers.onprem.access._offered_key", offered)
-    keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
+    keys = HostKeys(tmp_path / "kept", JumpConnections(tmp_path / "ssh_config"))
     known = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'J' * 43}"
     machines = {
         "n1": OnpremHost(address="10.0.0.1", host_key=known),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from clusterctl.providers.onprem.login import (
 )
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.process import call_on_hosts
+from tests.integration.transport.conftest import running_sshd
 
 CONFIG = """\
 Host desk
@@ -260,3 +263,47 @@ def test_running_lists_daemons_and_jobs_of_a_machine(
     )
     assert done.stdout.splitlines() == expected
     assert done.stderr == ""
+
+
+def names_by_login(
+    machines: Mapping[str, OnpremHost], workspace: Workspace
+) -> tuple[Mapping[str, str], Mapping[str, ClusterctlError]]:
+    """Have each machine print its name. The connection to the jump host, for whose end sshd waits,
+    ends with the login.
+    """
+    login = Login(machines, workspace)
+    return call_on_hosts(machines, lambda host: login.run(host, ("echo", host)))
+
+
+def test_machines_behind_a_jump_host_share_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sshd closes connections above MaxStartups whose users are not logged in yet. With the default,
+    10:30:100, several of twenty machines were unreachable.
+    """
+    monkeypatch.setattr("clusterctl.spec.hosts.is_this_machine", lambda _: False)
+    user = getpass.getuser()
+    workspace = Workspace(tmp_path / "a folder")
+    workspace.create()
+    with (
+        running_sshd(tmp_path / "gate", "MaxStartups 1") as gate,
+        running_sshd(tmp_path / "node", "MaxStartups 100") as node,
+    ):
+        keys = gate.folder / "authorized_keys"
+        keys.write_text(keys.read_text() + (node.folder / "authorized_keys").read_text())
+        jump = f"127.0.0.1:{gate.port}"
+        key = str(node.folder / "id")
+        common = {"address": "127.0.0.1", "port": node.port, "user": user, "key": key}
+        machines = {
+            f"n{number}": OnpremHost(**common, jump=(f"{user}@{jump}",)) for number in range(8)
+        }
+        known = {
+            f"[127.0.0.1]:{gate.port}": gate.host_key,
+            **dict.fromkeys(machines, node.host_key),
+        }
+        workspace.trusted_hosts.write_text(
+            "".join(f"{name} {host_key}\n" for name, host_key in known.items())
+        )
+        answers, failed = names_by_login(machines, workspace)
+        assert [exc.why for exc in failed.values()] == []
+        assert {host: text.strip() for host, text in answers.items()} == {n: n for n in machines}

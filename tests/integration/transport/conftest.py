@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,18 @@ def me() -> str:
 
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[Sshd]:
+    with running_sshd(tmp_path / "sshd") as server:
+        yield server
+
+
+@contextmanager
+def running_sshd(folder: Path, *settings: str) -> Iterator[Sshd]:
+    """Run an sshd on loopback that admits the key ``id`` in ``folder``. settings: lines of its
+    sshd_config.
+    """
     # Sshd refuses to run as root without its folder for unprivileged processes.
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    folder = tmp_path / "sshd"
     folder.mkdir(mode=0o700)
     host_key = keypair(folder / "host")
     (folder / "authorized_keys").write_text(keypair(folder / "id") + "\n")
@@ -86,6 +94,7 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/authorized_keys\nUsePAM no\nStrictModes no\n"
         "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
+        + "".join(f"{line}\n" for line in settings)
     )
     process = subprocess.Popen(
         [SSHD, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.PIPE
