@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ClusterctlError, CommandError
-from clusterctl.scheduler.slurm_parse import SQUEUE
+from clusterctl.scheduler.slurm_parse import SINFO, SQUEUE
 from clusterctl.transport.base import Conversation, shown_command
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import Result
@@ -212,6 +212,29 @@ def queued(*jobs: Mapping[str, str]) -> Step:
     rows = [{**_USUAL, "ArrayJobID": job["JobID"], **job} for job in jobs]
     return Step(
         ("squeue", "..."), records([row.get(name, "") for name in SQUEUE.fields] for row in rows)
+    )
+
+
+# Fields of a node in sinfo's words; others are empty.
+_USUAL_OF_NODE = {
+    "Partition": "train",
+    "Reason": "none",
+    "CPUs": "1",
+    "Memory": "4000",
+    "Gres": "(null)",
+    "User": "root",
+    "AllocMem": "0",
+    "CPUsState": "0/1/0/1",
+    "CPUsLoad": "0.01",
+    "GresUsed": "(null)",
+}
+
+
+def listed_nodes(*nodes: Mapping[str, str]) -> Step:
+    """The answer of sinfo with these nodes: name of a field -> value. Needs NodeList and StateLong."""
+    rows = [{**_USUAL_OF_NODE, "StateComplete": node["StateLong"], **node} for node in nodes]
+    return Step(
+        ("sinfo", "..."), records([row.get(name, "") for name in SINFO.fields] for row in rows)
     )
 
 

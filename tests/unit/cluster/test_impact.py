@@ -27,7 +27,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
-from tests.support.scripted import ScriptedTransport, Step, queued, records
+from tests.support.scripted import ScriptedTransport, Step, listed_nodes, queued
 from tests.unit.cluster.specs import spec_of
 
 ONE = "d-train-1"
@@ -57,8 +57,9 @@ def sinfo(
     size: tuple[str, str] = ("1", "4000"),
     gres: str = "(null)",
 ) -> Step:
-    rows = [(n, "train", state, state, "none", *size, gres, "root", str(allocated)) for n in nodes]
-    return Step(("sinfo", "..."), records(rows))
+    cpus, memory = size
+    facts = {"CPUs": cpus, "Memory": memory, "Gres": gres, "AllocMem": str(allocated)}
+    return listed_nodes(*({"NodeList": name, "StateLong": state, **facts} for name in nodes))
 
 
 def squeue(*jobs: tuple[int, str, str], asks_for: int = 1) -> Step:

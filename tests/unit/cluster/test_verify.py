@@ -32,7 +32,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
-from tests.support.scripted import Call, ScriptedTransport, Step, queued, records
+from tests.support.scripted import Call, ScriptedTransport, Step, listed_nodes, queued
 from tests.unit.hosts.answers import pairs
 
 NAMES = ("d-train-1", "d-train-2")
@@ -53,11 +53,13 @@ def verify(
 
 
 def sinfo(reason: str = "no reason", by: str = "ada", **states: str) -> Step:
-    rows = [
-        (n.replace("_", "-"), "train", state, state, reason, "2", "2000", "(null)", by, "0")
-        for n, state in states.items()
-    ]
-    return Step(("sinfo", "..."), records(rows))
+    facts = {"Reason": reason, "User": by, "CPUs": "2", "Memory": "2000"}
+    return listed_nodes(
+        *(
+            {"NodeList": name.replace("_", "-"), "StateLong": state, **facts}
+            for name, state in states.items()
+        )
+    )
 
 
 def squeue(**jobs: str) -> Step:
