@@ -125,6 +125,8 @@ def list_(screen: Screen, **given: Any) -> None:
     if "sweep" in given:
         if given.keys() - {"sweep", "sort", "goal", "reverse"}:
             raise excluded("--sweep", "other options than --sort, --goal, --reverse and --ledger")
+        if is_ledger and given.keys() > {"sweep"}:
+            raise excluded("--sweep with --ledger", "other options")
         sweep = named_run(given["sweep"], screen.chosen().ledger)
         if is_ledger:
             answer, lines = _ledger_table(screen, latest_tasks(sweep) or [sweep])

@@ -76,8 +76,9 @@ def test_ledger_has_the_time_of_each_run_and_the_sum(cli_with_runs: Clusterctl) 
     answer = json.loads(cli_with_runs("runs", "--ledger", "-o", "json").stdout)
     assert answer["sum"] == {"queue": 2, "unknown": 120}
     assert answer["runs"][0]["seconds"] == {"queue": 1, "unknown": 60}
-    refused = cli_with_runs("runs", "--ledger", "--columns", "lr", "-o", "json", rc=2)
-    assert codes(refused) == ["options-exclusive"]
+    for more in (("--columns", "lr"), ("--sweep", "1", "--sort", "lr")):
+        refused = cli_with_runs("runs", "--ledger", *more, "-o", "json", rc=2)
+        assert codes(refused) == ["options-exclusive"]
 
 
 def test_runs_show_prints_arguments_and_metrics(cli_with_runs: Clusterctl) -> None:
