@@ -41,7 +41,7 @@ _SPLIT: Final = re.compile(
 # Metrics of the bundled `train` that the report shows in sentences or in charts of their own.
 _OWN_CHARTS: Final = frozenset(
     (
-        "seconds data_ms comm_total_ms comm_exposed_ms skipped eval_seconds eval_windows stall_s "
+        "seconds data_ms comm_total_ms comm_exposed_ms skipped eval_seconds eval_save_s eval_windows stall_s "
         "write_s bytes"
     ).split()
 )

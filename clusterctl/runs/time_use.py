@@ -69,7 +69,7 @@ class _Record(NamedTuple):
     """A line of metrics. time: when it was written, in Unix seconds. step: None if unknown.
 
     seconds: how long that took which it describes, as the program measured it. None: unknown.
-    data_s: of them waiting for data. stall_s: how long a checkpoint has stopped training.
+    data_s: of them waiting for data. stall_s: how long saving has stopped training.
     """
 
     time: float
@@ -81,10 +81,14 @@ class _Record(NamedTuple):
 
 
 class _Lost(NamedTuple):
-    """Records that a resumed run has removed, between these times, with sums of their seconds."""
+    """Records that a resumed run has removed, between these times, with sums of their seconds.
+
+    step: the last of them.
+    """
 
     begin: float
     end: float
+    step: float
     uses: Sequence[tuple[Use, float]]
 
 
@@ -261,6 +265,7 @@ class _Attempt:
         for part in parts:
             if isinstance(part, _Lost):
                 self._add_lost(line, part)
+                last = max(last, part.step)
                 continue
             self._add(line, part, step, reached)
             step = step if part.step is None else part.step
@@ -351,7 +356,8 @@ def _records_of(block: Block) -> Iterator[_Record | _Lost]:
             yield from _lost_in(line)
             continue
         seconds = _seconds(line, "seconds") if block.kind in {"iteration", "evaluation"} else None
-        stall_s = _seconds(line, "stall_s") if block.kind == "checkpoint" else None
+        saved = {"checkpoint": "stall_s", "evaluation": "save_s"}.get(block.kind)
+        stall_s = _seconds(line, saved) if saved else None
         data_s = (_seconds(line, "data_ms") or 0.0) / 1e3 if seconds is not None else 0.0
         yield _Record(
             time,
@@ -379,7 +385,7 @@ def _lost_in(line: Mapping[str, Any]) -> Iterator[_Lost]:
         (Use.EVALUATION, evaluation_s),
         (Use.CHECKPOINT, stall_s),
     )
-    yield _Lost(begin, end, uses)
+    yield _Lost(begin, end, _seconds(lost, "step") or 0.0, uses)
 
 
 def _seconds(line: Mapping[str, Any], key: str) -> float | None:

@@ -181,7 +181,8 @@ class Trainer:
             stop = asked_to_stop > 0 and not last
             due = self._is_evaluation_due(feed.slot, last=last)
             if self.model and (stop or due):
-                self.model.write(iteration)
+                with self.metrics.saving():
+                    self.model.write(iteration)
             with self.trace.span("save", "checkpoint"):
                 if saver:
                     saver.after(iteration, written, stop=stop, last=last, evaluated=not due)
@@ -207,7 +208,8 @@ class Trainer:
         """
         done = resumed.iteration
         if self.model:
-            self.model.write(done)
+            with self.metrics.saving():
+                self.model.write(done)
         if resumed.evaluated:
             evaluation = self._evaluate(done)
             if evaluation is not None and self.model:

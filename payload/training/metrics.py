@@ -6,7 +6,8 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -50,11 +51,12 @@ class Lost:
     """The records that a resumed run has removed from its file, because it computes their
     iterations again.
 
-    begin, end: Unix seconds, from the start of the first iteration to the last record. seconds: of
-    computing, data_s: of them waiting for data.
+    step: of the last iteration. begin, end: Unix seconds, from the start of the first iteration to
+    the last record. seconds: of iterations, data_s: of them waiting for data. stall_s: of saving.
     """
 
     iterations: int = 0
+    step: int = 0
     begin: float = math.inf
     end: float = 0.0
     seconds: float = 0.0
@@ -63,16 +65,17 @@ class Lost:
     evaluation_s: float = 0.0
 
     def add(self, record: Mapping[str, Any]) -> None:
-        seconds, data_ms, stall_s = (
-            float(record.get(name) or 0.0) for name in ("seconds", "data_ms", "stall_s")
+        seconds, data_ms, stall_s, save_s = (
+            float(record.get(name) or 0.0) for name in ("seconds", "data_ms", "stall_s", "save_s")
         )
         self.begin = min(self.begin, record["time"] - seconds)
         self.end = max(self.end, record["time"])
-        self.stall_s += stall_s
+        self.stall_s += stall_s + save_s
         if record["kind"] == "evaluation":
             self.evaluation_s += seconds
         elif record["kind"] == "iteration":
             self.iterations += 1
+            self.step = max(self.step, int(record.get("step") or 0))
             self.seconds += seconds
             self.data_s += data_ms / 1e3
 
@@ -114,6 +117,8 @@ class Metrics(Report):
         self._comm_times = comm_times
         # Computing time of each iteration on this rank since the last evaluation, in ms.
         self._computed: list[float] = []
+        # How long the model was saved since the last evaluation.
+        self._save_s = 0.0
         self._gpus = Gpus()
         # Sum over all ranks. None: unknown.
         self._peak_tflops: float | None = None
@@ -202,6 +207,13 @@ class Metrics(Report):
         if self._board:
             self._board.write("training", step, fields)
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Measure how long the ``with`` block saves the model."""
+        began = time.perf_counter()
+        yield
+        self._save_s += time.perf_counter() - began
+
     def evaluation(
         self,
         step: int,
@@ -220,7 +232,8 @@ class Metrics(Report):
             fields["bits_per_byte"] = evaluation.bits_per_byte(bytes_per_target)
             if math.isfinite(evaluation.perplexity):
                 fields["perplexity"] = evaluation.perplexity
-        times = {"seconds": seconds, **self._compute_times()}
+        times = {"seconds": seconds, "save_s": self._save_s, **self._compute_times()}
+        self._save_s = 0.0
         self.write("evaluation", step=step, epoch=epoch, **fields, **times)
         if self._board:
             self._board.write("evaluation", step, fields)

@@ -42,7 +42,7 @@ def test_resumed_run_tells_the_time_of_the_records_that_it_removes(tmp_path: Pat
         for step in (1, 2, 3, 4)
     ]
     lines.append({"kind": "checkpoint", "time": 105.0, "step": 4, "stall_s": 0.5})
-    lines.append({"kind": "evaluation", "time": 107.0, "step": 4, "seconds": 1.5})
+    lines.append({"kind": "evaluation", "time": 107.0, "step": 4, "seconds": 1.5, "save_s": 0.25})
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     config = TrainConfig(run=Run(out=tmp_path), measuring=Measuring(peak_tflops=1.0))
     metrics = Metrics(config, Cpu(), Solo(), Work(1.0), CommTimes(Cpu()), done=2)
@@ -52,11 +52,12 @@ def test_resumed_run_tells_the_time_of_the_records_that_it_removes(tmp_path: Pat
     assert [record["step"] for record in kept] == [1, 2]
     assert run["lost"] == {
         "iterations": 2,
+        "step": 4,
         "begin": 102.25,
         "end": 107.0,
         "seconds": 1.5,
         "data_s": 0.5,
-        "stall_s": 0.5,
+        "stall_s": 0.75,
         "evaluation_s": 1.5,
     }
 

@@ -91,7 +91,7 @@ def test_time_use_divides_what_a_program_measured(tmp_path: Path) -> None:
             measured(30, 1, 4.0, 1.0),
             measured(34, 2, 4.0, 1.5),
             (39, {"kind": "checkpoint", "step": 2, "stall_s": 2.0}),
-            (45, {"kind": "evaluation", "step": 2, "seconds": 6.0, "loss": 1.0}),
+            (45, {"kind": "evaluation", "step": 2, "seconds": 6.0, "save_s": 0.5, "loss": 1.0}),
             (50, {"kind": "result", "loss": 1.0}),
         ],
     )
@@ -99,10 +99,10 @@ def test_time_use_divides_what_a_program_measured(tmp_path: Path) -> None:
         "queue": 10,
         "start-up": 16,
         "useful": 5.5,
-        "checkpoint": 2,
+        "checkpoint": 2.5,
         "data": 2.5,
         "evaluation": 6,
-        "running": 8,
+        "running": 7.5,
         "exit": 10,
     }
 
@@ -153,6 +153,7 @@ def test_time_use_without_measured_times_takes_steps_as_useful(tmp_path: Path) -
 
 def test_time_use_reads_the_records_that_a_resumed_run_removed(tmp_path: Path) -> None:
     lost = {
+        "step": 5,
         "begin": TIME + 12.0,
         "end": TIME + 18.0,
         "seconds": 4.0,
@@ -166,7 +167,6 @@ def test_time_use_reads_the_records_that_a_resumed_run_removed(tmp_path: Path) -
         events=[
             started(0),
             ended(20, 1),
-            (20, "requeue", {"kind": "exit code 1", "progress": [0, 5, 0]}),
             started(20, restarts=1),
             ended(40),
         ],
