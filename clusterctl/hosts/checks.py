@@ -726,14 +726,15 @@ def _names(
         for name, addresses in examined.facts.resolved.items():
             # On Debian, a host's own name is a loopback address.
             is_loopback = name == host and all(address.startswith("127.") for address in addresses)
-            if (
-                name in expected
-                and addresses
-                and expected[name].address not in addresses
-                and not is_loopback
-            ):
+            if name not in expected or not addresses or is_loopback:
+                continue
+            right = expected[name].address
+            known = {right}
+            if ":" in right and name in answers:
+                # Hosts find each other by IPv4, also if clusterctl logs in by IPv6.
+                known |= {one.partition("/")[0] for one in answers[name].facts.addresses}
+            if known.isdisjoint(addresses):
                 shown = ", ".join(addresses)
-                right = expected[name].address
                 cause = f"the host resolves {name} to {shown}, but the spec has {right}"
                 fix = "correct /etc/hosts on the host, the name server, or the address in the spec"
                 yield Finding(

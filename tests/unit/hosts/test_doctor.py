@@ -442,6 +442,18 @@ def test_hostname_may_resolve_to_a_loopback_address() -> None:
     assert found({"resolved": {"two": ["127.0.1.1"]}}) == []
 
 
+@pytest.mark.parametrize(("resolved", "codes"), [("10.0.0.1", []), ("10.9.9.9", ["name"])])
+def test_host_with_an_ipv6_address_in_the_spec_resolves_to_its_ipv4_address(
+    resolved: str, codes: list[str]
+) -> None:
+    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+        return answer(**WELL | {"time": time.time(), "resolved": {"one": [resolved]}})
+
+    hosts = {"one": expected("fd00::1")}
+    findings = examine(ProbeRequest(), hosts, root, leader="one").findings
+    assert [finding.code for finding in findings] == codes
+
+
 def test_single_host_is_asked_to_resolve_all_names() -> None:
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         return answer(**WELL | {"time": time.time(), "resolved": {"two": ["10.0.0.9"]}})
