@@ -188,9 +188,12 @@ def _drift(cluster: ClusterContext, plan: Plan, notes: list[str]) -> Iterator[Dr
     spec = cluster.spec
     inventory = cluster.inventory
     staying = plan.staying
-    if inventory is None or inventory.controller.name not in staying:
+    if inventory is None:
         if staying:
             yield Drift(spec.controller_host, converge.UNFINISHED)
+        return
+    # A controller that is recreated, or has another address, can't be asked.
+    if inventory.controller.name not in staying:
         return
     cluster.reporter.progress("probing the hosts")
     try:

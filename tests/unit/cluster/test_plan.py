@@ -190,6 +190,18 @@ def test_hosts_without_a_finished_up_need_configuration(tmp_path: Path) -> None:
     assert not found.is_empty
 
 
+def test_plan_of_a_controller_with_another_address_has_no_drift(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.create_secrets()
+    write_atomic(workspace.inventory, inventory_of().text)
+    write_atomic(workspace.spec, dump_spec(SPEC))
+    found = look(
+        workspace, Stub((HostChange("d-ctl", "make", ""), HostChange("d-t-1", "keep", "")))
+    )
+    assert found.drift == ()
+
+
 class Silent:
     """A scheduler that is not installed yet."""
 
