@@ -76,10 +76,12 @@ def without(spec: ClusterSpec, provider: OnpremSettings, names: Collection[str])
 
 def _with_nodes(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
     """Return the spec with these nodes in its partitions (partition -> nodes), without empty
-    partitions.
+    partitions. A partition that has these nodes already stays as it is written.
     """
     partitions = tuple(
-        p.model_copy(update={"hosts": ",".join(nodes[p.name]), "nodes": len(nodes[p.name])})
+        p
+        if [*spec.node_names(p)] == nodes[p.name]
+        else p.model_copy(update={"hosts": ",".join(nodes[p.name]), "nodes": len(nodes[p.name])})
         for p in spec.partitions
         if nodes[p.name]
     )

@@ -68,6 +68,12 @@ def raised(tmp_path: Path) -> Raise:
     return write
 
 
+def test_limit_spec_with_all_nodes_is_the_spec(raised: Raise) -> None:
+    """After `node reboot`, `plan` compares the recorded spec with the file."""
+    wanted = spec(train="gpu[1-2]")
+    assert limit_spec(wanted, raised(wanted), ["gpu2"]).partitions == wanted.partitions
+
+
 def test_limit_spec_adds_only_the_named_host(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-2]"))
     assert nodes(limit_spec(spec(train="gpu[1-4]"), workspace, ["gpu3"])) == {
