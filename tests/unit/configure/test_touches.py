@@ -165,6 +165,16 @@ def test_files_that_the_health_check_creates_go_with_the_cluster() -> None:
     assert {*document_of_role["health_touches"]["trees"]} == {*created}
 
 
+def test_pid_files_of_slurms_daemons_go_with_the_cluster() -> None:
+    """Not all units have a PIDFile, so that systemd removes it."""
+    templates = ("slurm.conf.j2", "slurmdbd.conf.j2")
+    texts = [(data_folder("templates") / name).read_text() for name in templates]
+    files = {path for text in texts for path in re.findall(r"PidFile=(\S+)", text)}
+    assert len(files) == 3
+    trees = [touches(role)["trees"] for role in ("slurmctld", "slurmd", "slurmdbd")]
+    assert files <= {path for listed in trees for path in listed}
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_touches_variables_belong_to_the_role(role: str) -> None:
     named = document(ANSIBLE / f"roles/{role}/meta/touches.yml")[f"{role}_touches"].get(
