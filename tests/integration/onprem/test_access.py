@@ -116,6 +116,9 @@ def test_explain_names_a_key_file_that_other_users_may_read() -> None:
     assert "chmod 600 /home/a/.ssh/x" in failure.fix
 
 
+CLOSED = "kex_exchange_identification: Connection closed by remote host"
+
+
 @pytest.mark.parametrize(
     ("said", "code"),
     [
@@ -123,6 +126,12 @@ def test_explain_names_a_key_file_that_other_users_may_read() -> None:
         ("ssh: connect to host 10.0.0.9 port 22: Connection refused", "unreachable"),
         ("ssh: connect to host 10.0.0.9 port 22: No route to host", "unreachable"),
         ("Connection timed out during banner exchange", "unreachable"),
+        # The second is that of a shared connection. ssh's line about its own follows.
+        (f"stdio forwarding failed\n{CLOSED}", "jump-refused"),
+        (
+            f"Stdio forwarding request failed: Session open refused by peer\n{CLOSED}",
+            "jump-refused",
+        ),
         ("rocky@10.0.0.9: Permission denied (publickey,password).", "login-refused"),
         ("Host key verification failed.", "host-key"),
         ('Load key "/home/a/.ssh/x": error in libcrypto', "key-file"),
