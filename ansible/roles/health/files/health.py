@@ -246,19 +246,25 @@ def is_mounted(path: str) -> bool:
     return not points.isdisjoint(map(str, below_root))
 
 
-def mount_folder(need: Settings, state: State) -> str | None:
+def mount_folder(need: Settings, _: State) -> str | None:
     """Mount the shared folder if it is listed in /etc/fstab, and nothing mounts it already."""
     mount = need["mount"]
     if not mount or is_mounted(mount) or ask("findmnt", "--fstab", "--mountpoint", mount).rc:
         return None
     unit = ask("systemd-escape", "--path", "--suffix=mount", mount).text
-    is_mounting = ask("systemctl", "show", "--property=ActiveState", "--value", unit).text
-    if is_mounting == "activating" or state.hangs("mount"):
+    shown = ask("systemctl", "show", "--property=LoadState,ActiveState", unit).text
+    if "=activating" in shown:
         return "the mount has not ended yet"
-    answer = ask("mount", mount, seconds=FOLDER_S)
-    if state.note_hang("mount", answer):
+    if "=not-found" in shown:
+        # systemd has not read /etc/fstab since it was changed.
+        ask("systemctl", "daemon-reload")
+    # Not by mount(8): the process of a file system in user space (sshfs, GlusterFS) would end with
+    # the unit that runs this check.
+    answer = ask("systemctl", "start", unit, seconds=FOLDER_S)
+    if answer.rc is None:
         return f"the file server does not answer within {FOLDER_S} s"
-    return (answer.text.splitlines() or [f"exit code {answer.rc}"])[0] if answer.rc else ""
+    journal = ("journalctl", f"--unit={unit}", "SYSLOG_IDENTIFIER=mount", "--output=cat", "--lines=1")
+    return (ask(*journal).text or answer.text or f"exit code {answer.rc}") if answer.rc else ""
 
 
 def python(need: Settings, _: State) -> Iterator[Problem]:
