@@ -532,6 +532,24 @@ def _unmet_needs(answers: Mapping[str, Examined], found: Sequence[Finding]) -> I
 
 
 @_check_of_host
+def _unmounted_homes(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
+    """A controller or login host has no health check that looks at the shared folder."""
+    for folder in facts.unmounted:
+        users = [
+            name for name, entry in facts.logins.items() if entry["home"].startswith(f"{folder}/")
+        ]
+        if users:
+            cause = (
+                f"/etc/fstab lists {folder}, but nothing is mounted there; the homes of "
+                f"{', '.join(users)} are in it"
+            )
+            fix = f"check the file server, and run `sudo mount {folder}` on the host"
+            yield Finding(
+                host, "error", "shared-folder-away", "the shared folder is not there", cause, fix
+            )
+
+
+@_check_of_host
 def _processes_left(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
     if facts.left:
         pids = " ".join(line.partition(" ")[0] for line in facts.left)

@@ -506,6 +506,20 @@ def login_limits(name: str) -> str:
     return ", ".join(map("{} {}".format, LIMITS, values))
 
 
+def unmounted(fstab: str = "/etc/fstab", mounts: str = "/proc/self/mounts") -> List[str]:
+    """Return the folders that are mounted at a boot, by /etc/fstab, and are not mounted now. Does
+    not look into them, because a file server may hang.
+    """
+    mounted = {row[1] for row in map(str.split, read(mounts).splitlines()) if row[1:]}
+    rows = [row for row in map(str.split, read(fstab).splitlines()) if row[3:]]
+    folders = {
+        row[1].rstrip("/")
+        for row in rows
+        if row[1].startswith("/") and row[0][0] != "#" and "noauto" not in row[3].split(",")
+    }
+    return sorted(folders - mounted - {""})
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
@@ -709,6 +723,7 @@ class OwnFacts:
         health check does not answer. databases: MariaDB's, except system databases.
     fabric_ports: ports of InfiniBand and RoCE that are up. ucx_fabric: UCX, if installed, can use
         them. gpudirect: the kernel's way between them and GPUs.
+    unmounted: folders that are mounted at a boot, but not now.
     files, packages: requested items that exist. texts: requested file -> start of its text.
     """
 
@@ -736,6 +751,7 @@ class OwnFacts:
     unmet: Optional[Tuple[Mapping[str, str], ...]] = ()
     databases: Tuple[str, ...] = ()
     slurm_state: Tuple[str, ...] = ()
+    unmounted: Tuple[str, ...] = ()
     files: Tuple[str, ...] = ()
     packages: FrozenSet[str] = frozenset()
     texts: Mapping[str, str] = {}
@@ -766,6 +782,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "left": processes_left(),
         "unmet": unmet_needs(),
         "databases": databases(),
+        "unmounted": unmounted(),
         "slurm_state": sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16],
         "files": sorted(path for pattern in request["files"] for path in glob.glob(pattern)),
         "packages": packages(request["packages"]) if request["packages"] else [],

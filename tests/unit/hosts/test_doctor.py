@@ -21,6 +21,7 @@ from clusterctl.hosts.probe import (
     ProbeRequest,
     parse_report,
 )
+from clusterctl.hosts.remote_probe import unmounted
 from clusterctl.hosts.roles import CLAIM, TEXTS, HostRequirements
 from scripts import message_reference
 from tests.support.messages import refused
@@ -308,6 +309,37 @@ def test_account_of_a_job_user_that_differs_between_hosts_is_a_finding(
     findings = found({"logins": two}, of_one={"logins": one}, own_homes=own_homes)
     assert [(finding.host, finding.code) for finding in findings] == [("two", c) for c in codes]
     assert all(finding.fix for finding in findings)
+
+
+FSTAB = """\
+# /etc/fstab: static file system information.
+UUID=1 / ext4 errors=remount-ro 0 1
+UUID=2 none swap sw 0 0
+files:/home /home nfs4 hard,_netdev,nofail 0 0
+files:/data /data/ nfs4 hard,_netdev,nofail 0 0
+/dev/sdb1 /media/usb vfat noauto,user 0 0
+"""
+
+
+def test_folders_of_fstab_that_are_not_mounted_are_reported(tmp_path: Path) -> None:
+    fstab = tmp_path / "fstab"
+    fstab.write_text(FSTAB)
+    mounts = tmp_path / "mounts"
+    mounts.write_text("/dev/sda1 / ext4 rw 0 0\nfiles:/home /home nfs4 rw 0 0\n")
+    assert unmounted(str(fstab), str(mounts)) == ["/data"]
+    mounts.write_text(f"{mounts.read_text()}files:/data /data nfs4 rw 0 0\n")
+    assert unmounted(str(fstab), str(mounts)) == []
+
+
+def test_homes_in_a_folder_that_is_not_mounted_are_a_finding() -> None:
+    changed = {"logins": login("/shared/home/bob"), "unmounted": ["/shared"]}
+    (finding,) = found(changed, of_one={"logins": login("/shared/home/bob")})
+    assert (finding.host, finding.level, finding.code) == ("two", "error", "shared-folder-away")
+    assert "bob" in finding.why
+
+
+def test_other_folder_that_is_not_mounted_is_no_finding() -> None:
+    assert found({"logins": login("/shared2/bob"), "unmounted": ["/media/usb", "/shared"]}) == []
 
 
 @pytest.mark.parametrize(
