@@ -180,3 +180,15 @@ def test_shared_storage_mount_unit_is_valid_for_systemd(tmp_path: Path) -> None:
         check=True,
     ).stdout.strip()
     assert f"After={escaped}" in unit.read_text().splitlines()
+
+
+def test_shared_storage_remount_unit_is_valid_for_systemd(tmp_path: Path) -> None:
+    template = (ROLE / "templates/clusterctl-mount.service.j2").read_text()
+    said = {"shared_storage_path": "/srv/a-b", "ansible_managed": "a test"}
+    text = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(template)  # noqa: S701 - no HTML
+    unit = tmp_path / "clusterctl-mount.service"
+    unit.write_text(text.render(said))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
