@@ -533,7 +533,9 @@ def _unmet_needs(answers: Mapping[str, Examined], found: Sequence[Finding]) -> I
 
 @_check_of_host
 def _unmounted_homes(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
-    """A controller or login host has no health check that looks at the shared folder."""
+    """Yield folders of users' homes that are not mounted: only nodes have a health check that looks
+    at the shared folder.
+    """
     for folder in facts.unmounted:
         users = [
             name for name, entry in facts.logins.items() if entry["home"].startswith(f"{folder}/")

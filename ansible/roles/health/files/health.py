@@ -263,7 +263,13 @@ def mount_folder(need: Settings, _: State) -> str | None:
     answer = ask("systemctl", "start", unit, seconds=FOLDER_S)
     if answer.rc is None:
         return f"the file server does not answer within {FOLDER_S} s"
-    journal = ("journalctl", f"--unit={unit}", "SYSLOG_IDENTIFIER=mount", "--output=cat", "--lines=1")
+    journal = (
+        "journalctl",
+        f"--unit={unit}",
+        "SYSLOG_IDENTIFIER=mount",
+        "--output=cat",
+        "--lines=1",
+    )
     return (ask(*journal).text or answer.text or f"exit code {answer.rc}") if answer.rc else ""
 
 
