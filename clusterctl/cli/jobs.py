@@ -335,7 +335,8 @@ def _in_a_line(job: JobInfo) -> str:
     code = f", exit {job.exit}" if job.exit else ""
     reason = f" ({job.reason})" if job.reason else ""
     hang = f", {job.hang}" if job.hang else ""
-    return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{reason}{hang}"
+    alarms = "".join(f", {alarm}" for alarm in job.alarms)
+    return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{reason}{hang}{alarms}"
 
 
 def _show_in_full(
@@ -416,7 +417,7 @@ def _text(name: str, job: JobInfo) -> str:
         return shown_time(value)
     if value is None:
         return ""
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _elapsed_and_limit(job: JobInfo) -> str:
@@ -508,7 +509,9 @@ def _table_of(screen: Screen, groups: Sequence[Sequence[JobInfo]], *, users: boo
     }
     rows = list(zip(*columns.values(), strict=True))
     hangs = [f"job {job.id} hangs: {job.hang}" for group in groups for job in group if job.hang]
-    return [*screen.table([*columns], rows), *(["", *hangs] if hangs else [])]
+    alarms = [f"job {job.id}: {alarm}" for group in groups for job in group for alarm in job.alarms]
+    below = [*hangs, *alarms]
+    return [*screen.table([*columns], rows), *(["", *below] if below else [])]
 
 
 # Called with a job, or with the tasks of an array, which share a line.

@@ -26,7 +26,7 @@ from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.jobs.readings import SILENT_S, Figure, GpuUse, JobUse, NodeUse, RankUse
 from clusterctl.jobs.top import Moment, Watch, watching
-from clusterctl.scheduler.base import NodeInfo, state_counts, worst_job
+from clusterctl.scheduler.base import JobInfo, NodeInfo, state_counts, worst_job
 from clusterctl.scheduler.slurm_values import fold_nodes, gpu_count
 from clusterctl.spec.units import shown_memory
 from clusterctl.transport.tree import format_size
@@ -372,10 +372,18 @@ def _job_table(moment: Moment) -> tuple[list[str], list[list[str]]]:
                 fold_nodes([*dict.fromkeys(node for each in jobs for node in each.nodes)]),
                 shown_elapsed(max(elapsed)) if elapsed else "",
                 *(_use(uses[0]) if len(uses) == 1 else [""] * len(_USE)),
-                "hangs" if any(use.hang for use in uses) else "" if job.ended else job.reason,
+                _remark(job, uses),
             ]
         )
     return heads, rows
+
+
+def _remark(job: JobInfo, uses: Sequence[JobUse]) -> str:
+    """Return in a word what is wrong with running jobs, or why a job waits."""
+    if any(use.hang for use in uses):
+        return "hangs"
+    kinds = dict.fromkeys(alarm.kind for use in uses for alarm in use.alarms)
+    return ", ".join(kinds) or ("" if job.ended else job.reason)
 
 
 def _job_sections(screen: Screen, moment: Moment, job_id: str, prefix: str) -> Iterator[Section]:
@@ -408,7 +416,8 @@ def _progress_lines(use: JobUse) -> list[str]:
     parts = [f"{figure.name} {_value(figure)}" for figure in figures if figure is not None]
     curve = sparkline(progress.curve) if len(progress.curve) > 1 else ""
     lines = ["   ".join([*parts, *([curve] if curve else [])])] if parts else []
-    return [*lines, *([f"hangs: {use.hang}"] if use.hang else [])]
+    hang = [f"hangs: {use.hang}"] if use.hang else []
+    return [*lines, *hang, *(f"alarm: {alarm}" for alarm in use.alarms)]
 
 
 def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from clusterctl.scheduler.attempts import (
+    Alarm,
     Event,
     Hang,
     Restart,
@@ -46,9 +47,11 @@ def restarts_of_job(session: Session, job: JobInfo) -> tuple[Restart, ...]:
 
 
 def with_hangs(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
-    """Return the jobs. Those that are running without progress have their ``hang``."""
+    """Return the jobs. Those that are running without progress have their ``hang``, those that waste
+    time their ``alarms``.
+    """
     events = _events(session, [job for job in jobs if _may_hang(job)])
-    return tuple(replace(job, hang=hang_of(events.get(job.id, ()))) for job in jobs)
+    return tuple(_with_hang(job, events.get(job.id, ())) for job in jobs)
 
 
 def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
@@ -73,13 +76,23 @@ def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, .
         is_restarted = job.id in restarted
         shown_job = with_all_attempts(restarted.get(job.id, job), own if is_restarted else ())
         shown_job = with_recorded_exit(shown_job, own)
-        shown.append(replace(shown_job, hang=hang_of(own) if _may_hang(job) else None))
+        shown.append(_with_hang(shown_job, own if _may_hang(job) else ()))
     return tuple(shown)
 
 
 def _may_hang(job: JobInfo) -> bool:
     start = job.last_start
     return job.state is JobState.RUNNING and start is not None and time.time() - start >= _SOONEST_S
+
+
+def _with_hang(job: JobInfo, events: Sequence[Event]) -> JobInfo:
+    return replace(job, hang=hang_of(events), alarms=lasting_alarms(events))
+
+
+def lasting_alarms(events: Sequence[Event]) -> tuple[Alarm, ...]:
+    """Return the alarms that last until now, by the events of a running job."""
+    alarms = last_attempt(events).alarms
+    return tuple(replace(alarm, until=max(alarm.until, time.time())) for alarm in alarms)
 
 
 def hang_of(events: Sequence[Event]) -> Hang | None:

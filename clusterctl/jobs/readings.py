@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from clusterctl.errors import TransportError, printable
-from clusterctl.jobs.events import hang_of
+from clusterctl.jobs.events import hang_of, lasting_alarms
 from clusterctl.jobs.remote_readings import HOST
-from clusterctl.scheduler.attempts import Hang, events_of
+from clusterctl.scheduler.attempts import Alarm, Hang, events_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.metrics import Goal, goal_of
@@ -118,6 +118,7 @@ class JobUse:
     silent: tuple[str, ...] = ()
     progress: Progress = Progress()
     hang: Hang | None = None
+    alarms: tuple[Alarm, ...] = ()
     log: tuple[str, ...] = ()
 
 
@@ -226,13 +227,15 @@ class Readings:
             if host in recent
         )
         ranks = [rank for node in nodes for rank in _ranks(node, recent[node.node])]
+        events = events_of(self._events.decode(errors="replace"))
         return JobUse(
             id=job.id,
             nodes=nodes,
             ranks=tuple(sorted(ranks, key=lambda use: (use.rank, use.node))),
             silent=tuple(node for node in job.nodes if node not in recent),
             progress=self._metrics.progress(),
-            hang=hang_of(events_of(self._events.decode(errors="replace"))),
+            hang=hang_of(events),
+            alarms=lasting_alarms(events),
             log=tuple(self._log),
         )
 

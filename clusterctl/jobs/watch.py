@@ -192,7 +192,8 @@ class _Watched:
 def reported_state(job: JobInfo) -> tuple[object, ...]:
     """Return the fields of a job of which each change is shown to the user."""
     hang = job.hang and job.hang.noticed
-    return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch, job.is_stuck, hang
+    alarms = [alarm.summary for alarm in job.alarms]
+    return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch, job.is_stuck, hang, alarms
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,9 @@ class ChangeNotes:
                 self.note(f"job {job.id}: {restart}")
         if job.hang:
             self.note(Notice("job-hangs", f"job {job.id} hangs: {job.hang}"))
+        elif job.alarms:
+            for alarm in job.alarms:
+                self.note(Notice("job-alarm", f"job {job.id}: {alarm}"))
         elif not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             self.note(f"job {job.id} {job.state.value}{location}{reason}")
         if job.failed_to_launch:

@@ -60,7 +60,7 @@ from clusterctl.runs.page import (
 from clusterctl.runs.resources import Resources, resources_of
 from clusterctl.runs.results import results_section, size_charts
 from clusterctl.runs.scaling import scaling_report
-from clusterctl.runs.series import hangs_in, restarts_in, result_lines
+from clusterctl.runs.series import alarms_in, hangs_in, restarts_in, result_lines
 from clusterctl.runs.tables import (
     configuration_section,
     difference_sections,
@@ -138,10 +138,10 @@ def _run_report(row: Row) -> Report:
     ranks = _rank_section(facts)
     resources = resources_of(row)
     restarts = restarts_in(row.folder, row.record.attempts)
-    hangs = [
-        f"{datetime.fromtimestamp(hang.since, UTC):%H:%M:%S} UTC: {hang}"
-        for hang in hangs_in(row.folder)
-    ]
+    hangs, alarms = (
+        [f"{datetime.fromtimestamp(each.since, UTC):%H:%M:%S} UTC: {each}" for each in times]
+        for times in (hangs_in(row.folder), alarms_in(row.folder))
+    )
     sections = [
         _log_section(row),
         replace(results, charts=size_charts({"": lines})),
@@ -149,12 +149,13 @@ def _run_report(row: Row) -> Report:
         Section("Time of a step", charts=list(step_charts(facts))),
         replace(ranks, lines=()),
         nodes,
-        # The verdict has the last restart and the last hang.
+        # The verdict has the last restart, the last hang and the last alarm.
         Section(
             "Restarts",
             [restart.in_utc for restart in restarts[-MOST_LINES:]] if restarts[1:] else (),
         ),
         Section("Hangs", hangs[-MOST_LINES:] if hangs[1:] else ()),
+        Section("Alarms", alarms[-MOST_LINES:] if alarms[1:] else ()),
         _time_section(row),
         _resources_section(resources),
         _scheduler_section(row),
@@ -165,6 +166,7 @@ def _run_report(row: Row) -> Report:
         *_outcome_lines(row),
         *_restart_lines(restarts),
         *hangs[-1:],
+        *alarms[-1:],
         *_metric_changes(row, facts),
         *speed,
         *ranks.lines,

@@ -35,10 +35,12 @@ from clusterctl.runs.metric_files import (
 from clusterctl.runs.spread import mean_of
 from clusterctl.scheduler.attempts import (
     EVENTS_FILE,
+    Alarm,
     Attempt,
     Event,
     Hang,
     Restart,
+    alarms_of,
     events_of,
     hangs_of,
     nodes_of,
@@ -66,6 +68,11 @@ _MAX_RESULTS: Final = 1 << 16
 def events_in(folder: Path) -> tuple[Event, ...]:
     """Return the events of the job or array task with this folder of a collected run."""
     return events_of(end_of(str(folder), EVENTS_FILE, END))
+
+
+def alarms_in(folder: Path) -> tuple[Alarm, ...]:
+    """Return the alarms of the job or array task with this folder of a collected run."""
+    return alarms_of(events_in(folder))
 
 
 def hangs_in(folder: Path) -> tuple[Hang, ...]:

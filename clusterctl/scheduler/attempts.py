@@ -138,12 +138,33 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """A time in which a job wasted what it had, such as idle GPUs. Times are Unix seconds.
+
+    kind: see spec/alarms.py. summary: such as ``GPU 1 of n2 is idle: no process uses it``.
+    since: since when. until: its end, the end of the program, or the last time at which it lasted.
+    ended_job: whether alarms.py then ended the program.
+    """
+
+    kind: str
+    summary: str
+    since: float
+    until: float
+    ended_job: bool = False
+
+    def __str__(self) -> str:
+        """Return a line such as ``GPU 1 of n2 is idle: no process uses it, for 31m``."""
+        return f"{self.summary}, for {format_duration(max(0, round(self.until - self.since)))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LastAttempt:
     """The last attempt of a job. number: how often Slurm has restarted the job.
 
     stop: why job.py did not requeue the job, such as same-error. "": it did not decide so.
     signal: the last signal that the job was sent, such as SIGUSR1. "": no signal.
     hang: the hang that lasts, or lasted until the end. None: there is no such hang.
+    alarms: likewise, at most one of each kind.
     port: MASTER_PORT of the attempt; 0 if it is unknown.
     is_open: whether job.py has recorded the start, but neither the end nor SIGTERM, by which Slurm
         ends jobs.
@@ -153,6 +174,7 @@ class LastAttempt:
     stop: str = ""
     signal: str = ""
     hang: Hang | None = None
+    alarms: tuple[Alarm, ...] = ()
     port: int = 0
     is_open: bool = False
 
@@ -239,6 +261,7 @@ def last_attempt(events: Sequence[Event]) -> LastAttempt:
         stop=_text(_last(later, "stop"), "reason"),
         signal=_text(_last(later, "signal"), "signal"),
         hang=hangs[-1] if hangs else None,
+        alarms=tuple(alarm for alarm, has_ended in _alarms(later) if not has_ended),
         is_open=bool(start) and not (_last(later, "end", "requeue", "stop") or _last_term(later)),
         port=int(_number(start, "port") or 0),
     )
@@ -328,6 +351,39 @@ def _nodes(start: Event) -> tuple[str, ...]:
 def hangs_of(events: Sequence[Event]) -> tuple[Hang, ...]:
     """Return the hangs of all attempts of a job, from its events."""
     return tuple(hang for _, later in _attempts(events) for hang, _ in _hangs(later))
+
+
+def alarms_of(events: Sequence[Event]) -> tuple[Alarm, ...]:
+    """Return the alarms of all attempts of a job, from its events."""
+    return tuple(alarm for _, later in _attempts(events) for alarm, _ in _alarms(later))
+
+
+def _alarms(events: Sequence[Event]) -> Iterator[tuple[Alarm, bool]]:
+    """Yield each alarm among the events of an attempt, and whether it ended before the program."""
+    for at, event in enumerate(events):
+        if event.get("event") != "alarm":
+            continue
+        kind = _text(event, "kind")
+        after: Event = next(
+            (
+                later
+                for later in events[at + 1 :]
+                if later.get("event") == "end"
+                or (later.get("event") in ("alarm", "alarm-over") and _text(later, "kind") == kind)
+            ),
+            {},
+        )
+        # An alarm that names more later is the same alarm.
+        if after.get("event") == "alarm":
+            continue
+        alarm = Alarm(
+            kind=kind,
+            summary=_text(event, "summary"),
+            since=event["time"] - (_number(event, "seconds") or 0),
+            until=max(event["time"], _number(after, "time") or 0),
+            ended_job=event.get("action") == "end",
+        )
+        yield alarm, after.get("event") == "alarm-over"
 
 
 def traces_of(events: Sequence[Event]) -> tuple[Trace, ...]:

@@ -24,7 +24,7 @@ from clusterctl.errors import (
     TransportError,
     UsageError,
 )
-from clusterctl.scheduler.attempts import Attempt, Hang
+from clusterctl.scheduler.attempts import Alarm, Attempt, Hang
 from clusterctl.scheduler.slurm_values import (
     as_exit_code,
     as_known_number,
@@ -238,7 +238,8 @@ class JobInfo:
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
     attempts: as far as they are known. start_time: of the last or, after ``with_all_attempts``, of
         the first.
-    hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress.
+    hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress. alarms:
+        likewise, those that last.
     exceeds: set by ``with_limits`` (limits.py) if the job waits for a limit that it alone exceeds.
     """
 
@@ -371,6 +372,9 @@ class JobInfo:
     prefix: Annotated[str, JobField(derived=True, json=False)] = ""
     attempts: Annotated[tuple[Attempt, ...], JobField(derived=True)] = ()
     hang: Annotated[Hang | None, JobField(derived=True, row="hang", section=Section.TIME)] = None
+    alarms: Annotated[
+        tuple[Alarm, ...], JobField(derived=True, row="alarms", section=Section.TIME)
+    ] = ()
     exceeds: Annotated[str, JobField(derived=True, json=False)] = ""
 
     def as_dict(self) -> dict[str, Any]:

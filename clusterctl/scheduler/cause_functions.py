@@ -262,6 +262,19 @@ def ended_by_hang(case: Case) -> Explanation | None:
     )
 
 
+def ended_by_alarm(case: Case) -> Explanation | None:
+    """An alarm has ended the program."""
+    ending = [alarm for alarm in case.evidence.attempt.alarms if alarm.ended_job]
+    if not ending:
+        return None
+    alarm = ending[-1]
+    return Explanation(
+        "alarm",
+        str(alarm),
+        f"correct what wastes the time; if it must be so, use --alarm {alarm.kind}=warn",
+    )
+
+
 # --- Time limits ---------------------------------------------------------------------------------
 # The signal before the time limit that the script asks for. Slurm may send it up to a minute early.
 _NOTICE: Final = (

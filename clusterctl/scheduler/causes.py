@@ -15,6 +15,7 @@ from typing import Final
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.case import NO_LOG_SIGNAL, Case, Explanation
 from clusterctl.scheduler.cause_functions import (
+    ended_by_alarm,
     ended_by_hang,
     launcher_crashed,
     left_mpi,
@@ -523,6 +524,7 @@ ENDED: Final[Sequence[CauseFunction]] = (
         fix="look for the job's folder on the cluster with `clusterctl ssh`; it may still exist",
     ),
     ended_by_hang,
+    ended_by_alarm,
     Cause(
         "out-of-memory",
         state=JobState.OUT_OF_MEMORY,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives, in_program_folder
 from clusterctl.scheduler.user_script import UserScript
+from clusterctl.spec.alarms import alarm_options
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, Again, sbatch_words
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
@@ -411,11 +412,14 @@ def slurm_words(job: JobSpec) -> Words:
 
 
 def watch_options(job: JobSpec, interval_s: float) -> list[str]:
-    """Return the options of job.py for telemetry, the watch for hangs, and the program's folder."""
+    """Return the options of job.py for telemetry, the watch for hangs, the alarms, and the program's
+    folder.
+    """
     mode, _, shortest_s = (job.hang or ("end" if job.bundled == "train" else "warn")).partition("@")
     hang = [] if mode == "off" else [f"--hang={mode}@{shortest_s or _SHORTEST_SILENCE_S}"]
     start = [] if job.place.start == "." else [f"--start={shlex.quote(job.place.start)}"]
-    return [f"--telemetry={interval_s:g}", *hang, '--files="$program"', *start]
+    alarms = alarm_options(job.alarm)
+    return [f"--telemetry={interval_s:g}", *hang, *alarms, '--files="$program"', *start]
 
 
 def common_words(

@@ -36,6 +36,7 @@ from clusterctl.spec.base import (
     explain,
 )
 from clusterctl.spec.job_values import (
+    Alarm,
     Argument,
     Array,
     Count,
@@ -530,6 +531,17 @@ class JobOptions(Model):
             in_rehearse=False,
         ),
     ] = None
+    alarm: Annotated[
+        tuple[Alarm, ...],
+        JobOption(
+            "What to do if GPUs are idle, steps wait for data, ranks wait for one of them, GPUs are "
+            "slowed down, or memory or a disk is nearly full. Default: warn.",
+            metavar="KIND=ACTION[@TIME]",
+            tab=("idle=", "data=", "straggler=", "throttled=", "memory=", "disk="),
+            examples=("idle=end@1h",),
+            in_rehearse=False,
+        ),
+    ] = ()
     include: Annotated[
         tuple[FilePattern, ...],
         JobOption(

@@ -14,7 +14,7 @@ from clusterctl.errors import BadValueError
 from clusterctl.spec.base import PATTERNS, folder_of
 from clusterctl.spec.names import MAX_COUNT
 from clusterctl.spec.sbatch import plain_array
-from clusterctl.spec.units import shown
+from clusterctl.spec.units import parse_duration_s, shown
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _RESERVED: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
@@ -69,6 +69,17 @@ def _variable(name: str) -> str:
             "PATH can't be set: clusterctl puts the job's Python first; change PATH in your script",
         )
     return name
+
+
+def _alarm(text: str) -> str:
+    """Check the time of an alarm, a duration such as 1h."""
+    _, _, time = text.partition("@")
+    if time:
+        try:
+            parse_duration_s(time)
+        except ValueError as exc:
+            raise BadValueError("bad-value", f"the time of the alarm, {exc}") from exc
+    return text
 
 
 def _image(value: str, info: ValidationInfo) -> str:
@@ -185,6 +196,7 @@ Array = Annotated[
     str, BeforeValidator(plain_array), PATTERNS["array"], AfterValidator(_runnable_array)
 ]
 Hang = Annotated[str, PATTERNS["hang"]]
+Alarm = Annotated[str, PATTERNS["alarm"], AfterValidator(_alarm)]
 Features = Annotated[str, PATTERNS["constraint"]]
 Licenses = Annotated[str, PATTERNS["licenses"]]
 Gpus = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]

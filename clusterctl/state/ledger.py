@@ -71,7 +71,7 @@ SENT_FILES = frozenset(
 )
 WRITTEN_FILES = frozenset(
     (
-        "stdout.log stderr.log rank-logs telemetry telemetry.log job.hosts job.events hang.json "
+        "stdout.log stderr.log rank-logs telemetry telemetry.log job.hosts job.events hang.json alarm.json "
         "heartbeat"
     ).split()
 )

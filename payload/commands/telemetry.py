@@ -16,7 +16,7 @@ from typing import Any
 from payload.cli.config import TelemetryConfig
 from payload.cli.jsonl import JsonLines
 from payload.node import host
-from payload.node.rank_use import Ranks
+from payload.node.rank_use import Places, Ranks
 from payload.node.sensors import Cpu, Gpus, Memory, Network, Sensor, SensorError, own_group
 
 
@@ -46,6 +46,7 @@ def run(config: TelemetryConfig) -> int:
         Network(),
         gpus,
         ranks,
+        *([Places(config.places)] if config.places else ()),
     )
     # A requeued job appends to its file.
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"

@@ -3,6 +3,7 @@
     job.py run [OPTION...] PROGRAM...
         --telemetry=SECONDS   run telemetry on all nodes, with a sample every SECONDS
         --hang=MODE@SECONDS   watch the job's progress (see hang.py)
+        --alarms=RULES        name wasted time (see alarms.py)
         --requeue             have Slurm requeue the job unless it succeeds, is cancelled or cannot succeed
         --chain=SECONDS       requeue the job only until its attempts have run this long together
         --files=FOLDER        the folder of the program, for an array that of the task's program
@@ -88,6 +89,9 @@ class Telemetry:
         self._open: list[int] = []
         self._log = task.open_for_writing("telemetry.log", os.O_TRUNC)
         environment = step_environment()
+        # Slurm's own variables would limit the step to GPUs that it is not given.
+        if given := os.environ.get("SLURM_GPUS_ON_NODE"):
+            environment["CLUSTERCTL_JOB_GPUS"] = given
         for command in self._commands(options, nodes):
             # Each process has its own pipe, because ssh makes its input non-blocking for all
             # readers.
@@ -105,8 +109,9 @@ class Telemetry:
         ssh = options.get("ssh", "")
         here = os.path.abspath(__file__)
         job = job_of(options)
-        again = [f"--requeue={job}"] if job and "requeue" in options else []
-        watch = [sys.executable, "-IS", here, "watch", *again, os.getcwd(), options["telemetry"]]
+        more = [f"--requeue={job}"] if job and "requeue" in options else []
+        more += [f"--{name}={options[name]}" for name in ("alarms", "places") if name in options]
+        watch = [sys.executable, "-IS", here, "watch", *more, os.getcwd(), options["telemetry"]]
         first = [*watch, options.get("hang", ""), options["files"]]
         if not nodes:
             count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
@@ -162,7 +167,7 @@ class Program:
             now = time.monotonic()
             if self.launcher == "srun" and not self.is_told and is_step_aborted():
                 aborted_since = min(now, aborted_since)
-            if not is_killed and os.path.exists(restarts.HANG_FILE):
+            if not is_killed and must_end():
                 is_killed = True
                 self._pass_on(signal.SIGKILL)
             elif not (is_killed or self.is_told) and now - aborted_since > (kills + 1) * ABORTED_S:
@@ -219,6 +224,11 @@ class Program:
         # A shell script without a trap would end, although its ranks can save their work.
         signal_ranks(number)
         return False
+
+
+def must_end() -> bool:
+    """Return whether a hang or an alarm is to end the program."""
+    return any(map(os.path.exists, (restarts.HANG_FILE, restarts.ALARM_FILE)))
 
 
 def is_step_aborted() -> bool:
@@ -572,21 +582,29 @@ def watch(words: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     # The mark separates these processes from the job's ranks.
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", **{processes.WATCHER: "1"})
-    telemetry = start_telemetry(seconds)
-    hang_watcher = start_hang_watcher(folder, hang_words) if is_first_node else 0
+    telemetry = start_telemetry(seconds, options.get("places", ""))
+    watchers = []
+    if is_first_node and hang_words:
+        mode, files, *where = hang_words
+        watchers += start_watcher("hang.py", "watch", folder, mode, files, *where) if mode else []
+        rules = options.get("alarms", "")
+        watchers += start_watcher("alarms.py", folder, rules, files) if rules else []
     # If `run` is killed, Slurm ends all steps. This process then still has to requeue the job.
     if may_requeue:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     watch_steps(os.environ.get("SLURM_JOB_ID", "none"), os.environ.get("SLURM_STEP_ID", ""))
     if may_requeue:
         requeue_unsupervised(options["requeue"])
-    if hang_watcher:
-        os.kill(hang_watcher, signal.SIGKILL)
+    for watcher in watchers:
+        os.kill(watcher, signal.SIGKILL)
     return end_telemetry(telemetry)
 
 
-def start_telemetry(seconds: str) -> int:
-    """Start telemetry with a reading every ``seconds``, and return its pid."""
+def start_telemetry(seconds: str, places: str) -> int:
+    """Start telemetry with a reading every ``seconds``, and return its pid.
+
+    places: how often to look at the ranks' instructions, in seconds; "": never.
+    """
     program = [
         sys.executable,
         "-m",
@@ -597,6 +615,7 @@ def start_telemetry(seconds: str) -> int:
         "--out",
         "telemetry",
     ]
+    program += ["--places", places] if places else []
     return task.start_or_exit(program, stdin=os.open(os.devnull, os.O_RDONLY))
 
 
@@ -613,18 +632,13 @@ def end_telemetry(pid: int) -> int:
     return task.exit_status(os.waitpid(pid, 0)[1])
 
 
-def start_hang_watcher(folder: str, hang_words: Sequence[str]) -> int:
-    """Start the watcher of the job's progress, and return its pid; 0 if there is none.
-
-    hang_words: the arguments of `hang.py watch` after the folder. Without the first: no watcher.
-    """
-    if not hang_words or not hang_words[0]:
-        return 0
-    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hang.py")
+def start_watcher(program: str, *words: str) -> list[int]:
+    """Start a program of this folder that watches the job, and return its pid; [] if that fails."""
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), program)
     try:
-        return task.start([sys.executable, "-IS", script, "watch", folder, *hang_words])
+        return [task.start([sys.executable, "-IS", script, *words])]
     except OSError:
-        return 0
+        return []
 
 
 def watch_steps(job: str, own_step: str) -> None:

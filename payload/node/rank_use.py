@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from payload.node.sensors import MIB, own_memory
-from payload.node.stacks import TICKS_PER_S, Process, ranks_here
+from payload.node.stacks import TICKS_PER_S, Activity, Process, Tracer, ranks_here
 
 PROC = Path("/proc")
-# A node with many more ranks is read too, but lines of telemetry must stay short.
+# Of a node with more ranks, only so many are read: lines of telemetry must stay short.
 MOST_RANKS = 512
+# How often and at what intervals the instructions of the ranks are looked at for a sample.
+ROUNDS = 10
+ROUND_S = 0.02
 
 
 class Ranks:
@@ -70,3 +73,42 @@ class Ranks:
 
     def _memory(self, pid: int) -> int:
         return own_memory(self._proc / str(pid) / "status")
+
+
+class Places:
+    """In which libraries the ranks wait, by a few looks at their threads' instructions.
+
+    A rank that waits in MPI uses as much processor time as one that computes, so only this tells
+    which rank the others wait for. A look stops each running thread for some microseconds, so it is
+    taken seldom.
+
+    seconds: between two series of looks.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._due = time.monotonic() + seconds
+
+    def read(self) -> dict[str, Any]:
+        """Return, by rank, the number of looks and of those that found it in a library.
+
+        Empty between two series, and if the system does not allow looks.
+        """
+        now = time.monotonic()
+        if now < self._due:
+            return {}
+        self._due = now + self._seconds
+        tracer = Tracer()
+        ranks = {rank: Activity(each) for rank, each in sorted(ranks_here().items())[:MOST_RANKS]}
+        for _ in range(ROUNDS if ranks else 0):
+            for activity in ranks.values():
+                activity.sample(tracer)
+            time.sleep(ROUND_S)
+        tracer.release()
+        if tracer.is_refused or not ranks:
+            return {}
+        return {
+            "places": {
+                str(rank): {"rounds": ROUNDS, **activity.waits} for rank, activity in ranks.items()
+            }
+        }

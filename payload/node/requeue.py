@@ -136,8 +136,9 @@ class Restart:
         port = os.environ.get("MASTER_PORT", "")
         facts.update({"port": int(port)} if port.isdecimal() else {})
         self._events.add("start", nodes=nodes or own_nodes(), **facts)
-        if os.path.exists(restarts.HANG_FILE):
-            os.unlink(restarts.HANG_FILE)
+        for file in (restarts.HANG_FILE, restarts.ALARM_FILE):
+            if os.path.exists(file):
+                os.unlink(file)
         restarts.forget_ends()
         if failure and "requeue" in self._options and self._stops(self._events.read()):
             return 1

@@ -23,6 +23,9 @@ SAVED = 75
 # The kind of such an end if nothing shows that the program was asked to save its work.
 UNASKED = "exit code 75 without a signal"
 HANG_FILE = "hang.json"
+# alarms.py writes it if an alarm is to end the program.
+ALARM_FILE = "alarm.json"
+ALARM = "alarm"
 # A program ends with 2 if its arguments are wrong. A shell returns 126 or 127 if it cannot start a
 # program.
 USAGE = (2, 126, 127)
@@ -231,6 +234,9 @@ def stop_reason(past: Sequence[Failure], used_s: float = 0.0, chain_s: float = 0
     last = past[-1]
     if is_usage(last):
         return "usage"
+    # The user wants such a job to end, and a restart would waste the same time again.
+    if last.kind == ALARM:
+        return ALARM
     # The best progress so far, at each failure.
     best = list(
         accumulate((failure.progress for failure in past), lambda *both: tuple(map(max, *both)))
@@ -255,6 +261,8 @@ def explain(reason: str, last: Failure, used_s: float, chain_s: float) -> str:
     """Return a reason of ``stop_reason`` in words. last: the last failure."""
     if reason == "usage":
         return f"a restart would end like this attempt: {last}"
+    if reason == ALARM:
+        return f"an alarm has ended it: {last.error}"
     if reason == "same-error":
         return (
             f"{last}, again without a newer checkpoint or step; correct the program, and submit "
@@ -291,6 +299,8 @@ def failure_now(status: int, log: str, killed_at: float = math.inf) -> Failure:
     """
     if os.path.exists(HANG_FILE):
         return Failure("hang", suspects=_nodes_of_hang())
+    if os.path.exists(ALARM_FILE):
+        return Failure(ALARM, error=_summary_of_alarm())
     if status == SAVED:
         return Failure(kind_of(status))
     log = this_attempt(log)
@@ -522,6 +532,13 @@ def _last_step(path: str) -> int:
         with suppress(ValueError, KeyError, TypeError):
             return int(json.loads(line)["step"])
     return 0
+
+
+def _summary_of_alarm() -> str:
+    try:
+        return str(json.loads(end_of_file(ALARM_FILE))["summary"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _nodes_of_hang() -> tuple[str, ...]:

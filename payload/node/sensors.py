@@ -11,6 +11,16 @@ from types import ModuleType
 from typing import Any, Protocol
 
 MIB = 1 << 20
+# Variable with the number of GPUs that Slurm has given to the job on each node.
+JOB_GPUS = "CLUSTERCTL_JOB_GPUS"
+# nvml.h: NVML_CLOCK_SM, and nvmlClocksEventReason*.
+SM_CLOCK = 1
+SLOWED_BY = (
+    (0x08, "a hardware protection"),
+    (0x20, "its temperature"),
+    (0x40, "its temperature (hardware)"),
+    (0x80, "the power supply"),
+)
 
 
 class SensorError(Exception):
@@ -110,6 +120,7 @@ class Memory:
         if self._job:
             with _source(self._job):
                 fields["job_memory_mib"] = int(self._job.read_text()) // MIB
+                fields |= _job_use(self._job.parent)
         return fields
 
     def total_mib(self) -> int:
@@ -193,7 +204,13 @@ class Gpus:
         ]
 
     def read(self) -> dict[str, Any]:
-        return {"gpus": [self._state(index, handle) for index, handle in self._handles]}
+        fields: dict[str, Any] = {
+            "gpus": [self._state(index, handle) for index, handle in self._handles]
+        }
+        # The number of GPUs that Slurm has given to the job here.
+        if (given := os.environ.get(JOB_GPUS, "")).isdecimal():
+            fields["job_gpus"] = int(given)
+        return fields
 
     def memory_use(self) -> int | None:
         """Return the percentage of time in which a GPU's memory was used lately, for the most used
@@ -232,20 +249,35 @@ class Gpus:
         return {
             "index": index,
             "util": use and use.gpu,  # percent of time
+            "mem_util": use and use.memory,  # percent of time
             "mem_used_mib": memory and memory.used // MIB,
             "mem_total_mib": memory and memory.total // MIB,
             "processes": None if processes is None else len(processes),
+            "clock_mhz": self._ask("nvmlDeviceGetClockInfo", handle, SM_CLOCK),
+            "max_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, SM_CLOCK),
+            "slowed_by": self._slowed_by(handle),
             "power_w": milliwatts and milliwatts / 1000,
             "temperature": self._ask("nvmlDeviceGetTemperature", handle, 0),  # °C
             # The counter has millijoules since the driver was loaded.
             "energy_mj": self._ask("nvmlDeviceGetTotalEnergyConsumption", handle),
         }
 
+    def _slowed_by(self, handle: Any) -> list[str] | None:
+        """Return why the driver slows the GPU down. None: unknown.
+
+        Its power limit is no reason: busy GPUs are usually at it.
+        """
+        bits: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if bits is None:
+            return None
+        return [reason for bit, reason in SLOWED_BY if bits & bit]
+
     def _ask(self, function: str, *arguments: Any) -> Any:
         assert self._nvml  # noqa: S101
         try:
             return getattr(self._nvml, function)(*arguments)
-        except self._nvml.NVMLError:
+        # Older libraries lack some functions.
+        except (self._nvml.NVMLError, AttributeError):
             return None
 
 
@@ -265,6 +297,21 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
             with suppress(nvml.NVMLError):
                 handles.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
     return nvml, handles
+
+
+def _job_use(group: Path) -> dict[str, int]:
+    """Return the memory of a job's control group (version 2) without files that the kernel can drop,
+    and its limit, both in MiB. Empty if the group is not limited, or of version 1.
+    """
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except OSError:
+        return {}
+    if not limit.isdecimal():
+        return {}
+    used = sum(int(stat[name]) for name in ("anon", "shmem") if name in stat)
+    return {"job_used_mib": used // MIB, "job_limit_mib": int(limit) // MIB}
 
 
 def own_memory(status: Path) -> int:

@@ -322,6 +322,7 @@ class Activity:
         self.main = main_process(processes)
         self._before = self._counters()
         self._rounds: dict[str, int] = {}
+        self._waits: dict[str, int] = {}
         self._samples = self._blocked = self._runnable = 0
 
     def sample(self, tracer: Tracer) -> None:
@@ -336,6 +337,13 @@ class Activity:
         self._runnable += bool(kinds)
         for kind in kinds:
             self._rounds[kind] = self._rounds.get(kind, 0) + 1
+        if "own" not in kinds and (libraries := sorted(kinds & {*LIBRARIES})):
+            self._waits[libraries[0]] = self._waits.get(libraries[0], 0) + 1
+
+    @property
+    def waits(self) -> dict[str, int]:
+        """The number of rounds in which threads were in each library, and no thread elsewhere."""
+        return {name: count for name, count in self._waits.items() if count}
 
     def judge(self, *, can_trace: bool) -> tuple[str, str]:
         """Return the ``doing`` and ``within`` of ``Rank``. can_trace: whether samples were

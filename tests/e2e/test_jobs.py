@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.providers.local.image import DEBIAN, REDHAT
 from clusterctl.spec.distributions import redhat_release
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, records
 from tests.support.messages import codes
 from tests.support.processes import eventually
 from tests.support.terminal import terminal
@@ -324,6 +324,30 @@ def test_hang_is_reported_with_the_stacks_of_all_ranks(cluster: Cluster) -> None
     assert [job["job_id"] for job in hanging] == [job_id]
     assert hanging[0]["hang"]["summary"] in cluster("logs", job_id).stderr
     cluster("cancel", job_id)
+
+
+def test_alarm_names_the_straggler_and_ends_the_job(cluster: Cluster) -> None:
+    path = script(
+        cluster,
+        "uneven.py",
+        "import time\nfrom mpi4py import MPI\nw = MPI.COMM_WORLD\n"
+        "while True:\n"
+        "    end = time.monotonic() + (0.3 if w.rank == 1 else 0.05)\n"
+        "    while time.monotonic() < end:\n        pass\n"
+        "    w.Barrier()\n",
+    )
+    options = ("--nodes", "2", "--requeue", "--alarm", "straggler=end@12s", "--time", "5m")
+    done = cluster.json("submit", path, *options, "--wait", rc=4)
+    assert done["diagnosis"]["code"] == "alarm"
+    job = cluster.job(done["job_id"])
+    assert job["restarts"] == []
+    (event,) = [
+        event
+        for event in records(cluster.run_of(done["job_id"]) / "job.events")
+        if event["event"] == "alarm"
+    ]
+    assert (event["kind"], event["action"]) == ("straggler", "end")
+    assert f" for rank 1 on {cluster.name}-train-2" in event["summary"]
 
 
 def test_top_shows_what_each_rank_does(cluster: Cluster) -> None:

@@ -79,3 +79,29 @@ def test_memory_use_of_a_gpu_in_parts_is_the_highest(
     nvml.nvmlDeviceGetUtilizationRates = rates_of
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert Gpus().memory_use() == use
+
+
+def test_reasons_of_slow_clocks_are_named_but_not_the_power_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bits are those of nvml.h: 0x04 the power limit, 0x40 heat, 0x80 the power brake."""
+    nvml = Nvml()
+    bits = {"GPU-0": 0x04, "GPU-1": 0xC4}
+
+    def reasons_of(handle: str) -> int:
+        if handle not in bits:
+            raise nvml.NVMLError(GPU_IS_LOST)
+        return bits[handle]
+
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = reasons_of
+    nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: (
+        [SimpleNamespace(pid=7)] if handle == "GPU-2" else []
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setenv("CLUSTERCTL_JOB_GPUS", "3")
+    found = Gpus().read()
+    assert found["job_gpus"] == 3
+    slowed_by = [gpu["slowed_by"] for gpu in found["gpus"]]
+    assert slowed_by == [[], ["its temperature (hardware)", "the power supply"], None]
+    assert [gpu["processes"] for gpu in found["gpus"]] == [0, 0, 1]
+    assert Gpus().users() == {7: [2]}

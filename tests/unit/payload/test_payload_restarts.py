@@ -38,6 +38,8 @@ def failed(kind: str = "SIGKILL", error: str = "", progress: tuple[int, ...] = H
         ([failed(progress=LATER), failed(), failed()], "no-progress"),
         ([failed(), failed("SIGSEGV"), failed()], ""),
         ([failed(), failed("SIGSEGV"), failed(), failed("SIGSEGV"), failed()], "no-progress"),
+        # An alarm ends a job for good.
+        ([failed("alarm", "GPU 0 of n1 is idle")], "alarm"),
         # The program's own exception ends the job sooner.
         ([failed("exit code 1", AT)], ""),
         ([failed("exit code 1", AT)] * 2, "same-error"),

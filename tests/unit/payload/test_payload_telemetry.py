@@ -121,6 +121,29 @@ def test_jobs_memory_is_found_in_its_control_group(
     assert memory.total_mib() == 4
 
 
+@pytest.mark.parametrize(
+    ("limit", "fields"),
+    [("8388608\n", {"job_used_mib": 5, "job_limit_mib": 8}), ("max\n", {}), (None, {})],
+)
+def test_memory_that_the_job_needs_is_read_with_its_limit(
+    tmp_path: Path, limit: str | None, fields: dict[str, int]
+) -> None:
+    """Files in the cache are not needed: the kernel drops them when the group is full."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/job_7/step_0\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 1024 kB\n")
+    group = tmp_path / "cgroup/job_7"
+    group.mkdir(parents=True)
+    (group / "memory.current").write_text(f"{8 * _MIB}\n")
+    (group / "memory.stat").write_text(f"anon {4 * _MIB}\nfile {3 * _MIB}\nshmem {_MIB}\n")
+    if limit:
+        (group / "memory.max").write_text(limit)
+    read = Memory(tmp_path, tmp_path / "cgroup").read()
+    assert {
+        name: read[name] for name in read if name.startswith(("job_used", "job_limit"))
+    } == fields
+
+
 def _interfaces(received: int, sent: int) -> str:
     columns = f"{received} 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0"
     return f"Inter-| Receive\n face |bytes\n    lo: {columns}\n  eth0:{columns}\n"

@@ -13,6 +13,7 @@ from clusterctl.scheduler.attempts import (
     Attempt,
     Hang,
     LastAttempt,
+    alarms_of,
     ending_of,
     events_of,
     hangs_of,
@@ -241,6 +242,38 @@ def test_attempt_without_an_end_or_sigterm_is_open(
 
 
 PROGRESS = {"time": 120, "event": "progress"}
+
+
+def alarm(at: float, kind: str = "idle", **fields: Any) -> dict[str, Any]:
+    return {"time": at, "event": "alarm", "kind": kind, "seconds": 60, "summary": kind, **fields}
+
+
+@pytest.mark.parametrize(
+    ("events", "spans", "lasting"),
+    [
+        ([alarm(100)], [(40, 100)], ["idle"]),
+        ([alarm(100), {"time": 150, "event": "alarm-over", "kind": "idle"}], [(40, 150)], []),
+        # Another kind ends no alarm.
+        ([alarm(100), {"time": 150, "event": "alarm-over", "kind": "data"}], [(40, 100)], ["idle"]),
+        # An alarm that names more is the same alarm.
+        ([alarm(100), alarm(130, summary="two", seconds=90)], [(40, 130)], ["idle"]),
+        ([alarm(100), alarm(110, "data")], [(40, 100), (50, 110)], ["idle", "data"]),
+        ([alarm(100), end(120, 0)], [(40, 120)], ["idle"]),
+        ([alarm(100), requeue(120, "failed"), start(130, 1)], [(40, 100)], []),
+    ],
+)
+def test_alarm_lasts_until_it_is_over(
+    events: list[dict[str, Any]], spans: list[tuple[float, float]], lasting: list[str]
+) -> None:
+    read = events_of(event_lines(start(1, 0), *events))
+    assert [(found.since, found.until) for found in alarms_of(read)] == spans
+    assert [found.kind for found in last_attempt(read).alarms] == lasting
+
+
+def test_alarm_that_ends_the_job_says_so() -> None:
+    (found,) = alarms_of(events_of(event_lines(start(1, 0), alarm(100, action="end"))))
+    assert found.ended_job
+    assert str(found) == "idle, for 1m"
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ requeue: true
 chain: 7d
 launcher: mpirun
 hang: end@300
+alarm: [idle=end@1h, data=off]
 folder: false
 include: [data/*.bin]
 exclude: ["*.log"]
@@ -108,6 +109,7 @@ def test_job_file_has_a_key_for_each_flag(read: Read, folder: Path) -> None:
     texts = {
         "args": ("--lr", "1e-3", "--on", "true"),
         "after": ("12", "13_1:any"),
+        "alarm": ("idle=end@1h", "data=off"),
         "mem": "4GiB",
         "time": "1:30:00",
         "env": {"LR": "1e-3", "DEBUG": "true", "NOTE": "a b"},

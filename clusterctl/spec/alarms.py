@@ -1,0 +1,54 @@
+"""The alarms of a job: their kinds, and what happens if the user does not choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final
+
+from clusterctl.spec.units import parse_duration_s
+
+# Kind -> for how many seconds its condition must hold. False alarms are worse than late ones.
+# payload/node/alarms.py has the conditions.
+ALARMS: Final = MappingProxyType(
+    {
+        "idle": 1800,
+        "data": 1800,
+        "straggler": 1800,
+        "throttled": 600,
+        "memory": 60,
+        "disk": 60,
+    }
+)
+# The ranks are looked at so often within the time of the alarm "straggler", and at most and at least
+# once in so many seconds.
+_LOOKS: Final = 6
+_SELDOM_S: Final = 300
+_OFTEN_S: Final = 2
+
+
+def alarm_rules(options: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Return kind -> (action, seconds) of the alarms of a job. options: such as ``idle=end@1h``; the
+    last one of a kind counts.
+    """
+    rules = {kind: ("warn", seconds) for kind, seconds in ALARMS.items()}
+    for option in options:
+        kind, _, value = option.partition("=")
+        action, _, time = value.partition("@")
+        rules.pop(kind, None)
+        if action != "off":
+            rules[kind] = action, parse_duration_s(time) if time else ALARMS[kind]
+    return rules
+
+
+def alarm_options(options: Sequence[str]) -> list[str]:
+    """Return the options of job.py for the alarms of a job. options: see ``alarm_rules``."""
+    rules = alarm_rules(options)
+    if not rules:
+        return []
+    text = ",".join(f"{kind}={action}@{seconds}" for kind, (action, seconds) in rules.items())
+    if "straggler" not in rules:
+        return [f"--alarms={text}"]
+    _, seconds = rules["straggler"]
+    places_s = min(_SELDOM_S, max(_OFTEN_S, seconds // _LOOKS))
+    return [f"--alarms={text}", f"--places={places_s}"]

@@ -1,0 +1,517 @@
+"""Names what makes a job waste its time, by its telemetry and metrics. Uses only the standard
+library of Python 3.8 or newer.
+
+    python -IS alarms.py FOLDER RULES FILES
+
+This program runs on the job's first node beside telemetry. RULES is a list such as
+``idle=warn@1800,memory=end@60``: the kind of an alarm, its action, and for how many seconds its
+condition must hold without interruption, in every window of ``WINDOW_S``. FILES is the program's
+folder. An alarm is recorded in the job's log and in job.events, as is its end. If the action is
+`end`, this program also writes ``ALARM_FILE``, and job.py then ends the program.
+
+A condition is a function of the samples of a window (see ``Window``) that returns subject ->
+sentence. What is not known breaks a condition: an alarm never rests on a missing value.
+Without a shared folder, only the telemetry of the first node is here, and only this node is judged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from payload.node import task
+from payload.node.hang import ranges
+from payload.node.requeue import Events
+from payload.node.restarts import ALARM_FILE
+
+POLL_S = 2.0
+WINDOW_S = 60.0
+# A window with fewer samples says nothing.
+FEWEST = 3
+# A GPU is idle if its memory was in use for at most this part of the time, in percent, and its power
+# was at most this many times the least that it has needed in this job. Power rises with any work,
+# also with work that needs no memory.
+FEW_TRAFFIC = 1
+IDLE_POWER = 1.15
+# A job waits for data if it does so for this share of the time of its steps.
+DATA_SHARE = 0.5
+FEWEST_STEPS = 5
+# A rank is a straggler if all other ranks wait for at least this share of the time, and it for at
+# most that. So many looks at each rank are necessary.
+WAIT_SHARE = 0.5
+WORK_SHARE = 0.15
+FEWEST_ROUNDS = 20
+# Memory and disks are near their limit from this share on.
+NEAR = 0.95
+# How often the disk and the quota are looked at, and how long quota(1) may take.
+DISK_S = 30.0
+QUOTA_S = 10.0
+GIB = 1 << 30
+MIB_OF_GIB = 1024
+# Keys of lines of metrics: the time for which a step waited for data, its unit in seconds, and the
+# time of the step. They are those of clusterctl's own programs, and of MMEngine and Detectron2.
+DATA_KEYS = (("data_ms", 1e-3, "seconds"), ("data_time", 1.0, "time"))
+LONGEST_STEP_S = 1e6
+METRICS = "metrics.jsonl"
+MOST_BYTES = 1 << 20
+MOST_NAMED = 4
+
+if TYPE_CHECKING:
+    Sample = Mapping[str, Any]
+    # Subject -> sentence.
+    Found = Mapping[str, str]
+
+
+class Rule(NamedTuple):
+    """An alarm: its kind, its action (warn or end), and how long its condition must hold."""
+
+    kind: str
+    action: str
+    seconds: float
+
+
+class Window(NamedTuple):
+    """What is known of the last seconds.
+
+    samples: node -> its samples of telemetry. metrics: lines of metrics. least_power: (node, index of
+        a GPU) -> the least power in this job, in watts. disk: full file systems and
+        quotas.
+    """
+
+    samples: Mapping[str, Sequence[Sample]]
+    metrics: Sequence[Mapping[str, Any]] = ()
+    least_power: Mapping[tuple[str, int], float] = MappingProxyType({})
+    disk: Found = MappingProxyType({})
+
+
+def rules_of(text: str) -> list[Rule]:
+    rules = []
+    for part in filter(None, text.split(",")):
+        kind, _, rest = part.partition("=")
+        action, _, seconds = rest.partition("@")
+        rules.append(Rule(kind, action, float(seconds)))
+    return rules
+
+
+def idle(window: Window) -> Found:
+    """Return the GPUs of the job that do nothing: no process uses them, or their memory is unused
+    and their power is that of an idle GPU. The share of busy time does not count, because a program
+    that waits in a loop on the GPU is busy, too.
+    """
+    found = {}
+    for node, index, states in _gpus(window):
+        name = f"GPU {index} of {node}"
+        if all(state.get("processes") == 0 for state in states):
+            found[name] = f"{name} is idle: no process uses it"
+            continue
+        least = window.least_power.get((node, index))
+        traffic = [_number(state, "mem_util") for state in states]
+        watts = [_number(state, "power_w") for state in states]
+        if least is None or None in traffic or None in watts:
+            continue
+        if max(filter(None, traffic), default=0) <= FEW_TRAFFIC and (
+            max(filter(None, watts), default=0) <= IDLE_POWER * least
+        ):
+            found[name] = f"{name} is idle: no memory traffic, {max(filter(None, watts)):.0f} W"
+    return found
+
+
+def throttled(window: Window) -> Found:
+    """Return the GPUs that the driver slows down, in all samples."""
+    found = {}
+    for node, index, states in _gpus(window):
+        reasons = [state.get("slowed_by") for state in states]
+        if all(isinstance(reason, list) and reason for reason in reasons):
+            last = states[-1]
+            clocks = [_number(last, key) for key in ("clock_mhz", "max_clock_mhz")]
+            speed = "" if None in clocks else f", {clocks[0]:.0f} of {clocks[1]:.0f} MHz"
+            causes = ", ".join(map(str, last["slowed_by"]))
+            name = f"GPU {index} of {node}"
+            found[name] = f"{name} is slowed down by {causes}{speed}"
+    return found
+
+
+def memory(window: Window) -> Found:
+    """Return the nodes on which the job is near the limit of its memory, without files that the
+    kernel can drop.
+    """
+    found = {}
+    for node, samples in window.samples.items():
+        pairs = [
+            (_number(sample, "job_used_mib"), _number(sample, "job_limit_mib"))
+            for sample in samples
+        ]
+        if any(used is None or not limit or used < NEAR * limit for used, limit in pairs):
+            continue
+        used, limit = pairs[-1]
+        ranks = _mapping(samples[-1].get("ranks"))
+        sizes = {rank: _number(_mapping(use), "memory_mib") or 0 for rank, use in ranks.items()}
+        largest = max(sizes, key=lambda rank: sizes[rank], default="")
+        most = f", most by rank {largest} ({_gib(sizes[largest])})" if largest else ""
+        found[node] = f"{node} uses {_gib(used)} of the job's {_gib(limit)} of memory{most}"
+    return found
+
+
+def disk(window: Window) -> Found:
+    """Return the full file systems and quotas."""
+    return window.disk
+
+
+def data(window: Window) -> Found:
+    """Return the share of time for which steps wait for data, if the metrics tell it."""
+    for key, unit, of_step in DATA_KEYS:
+        pairs = [(_number(line, key), _number(line, of_step)) for line in window.metrics]
+        known = [
+            (waited * unit, whole)
+            for waited, whole in pairs
+            if waited is not None and whole is not None and 0 < whole < LONGEST_STEP_S
+        ]
+        whole_s = sum(whole for _, whole in known)
+        share = sum(waited for waited, _ in known) / whole_s if whole_s else 0.0
+        if len(known) >= FEWEST_STEPS and share >= DATA_SHARE:
+            text = (
+                f"{100 * share:.0f} % of the time of {len(known)} steps is waiting for data ({key})"
+            )
+            return {"data": text}
+    return {}
+
+
+def straggler(window: Window) -> Found:
+    """Return a rank for which all other ranks wait, by looks at the ranks' instructions."""
+    rounds: dict[str, int] = {}
+    waits: dict[str, dict[str, int]] = {}
+    where: dict[str, str] = {}
+    for node, samples in window.samples.items():
+        for sample in samples:
+            for rank, looks in _mapping(sample.get("places")).items():
+                counts = {str(at): n for at, n in _mapping(looks).items() if isinstance(n, int)}
+                rounds[rank] = rounds.get(rank, 0) + counts.pop("rounds", 0)
+                where[rank] = node
+                for library, count in counts.items():
+                    waited = waits.setdefault(rank, {})
+                    waited[library] = waited.get(library, 0) + count
+    if len(rounds) < 2 or min(rounds.values()) < FEWEST_ROUNDS:  # noqa: PLR2004
+        return {}
+    shares = {rank: sum(waits.get(rank, {}).values()) / rounds[rank] for rank in rounds}
+    first = min(shares, key=lambda rank: shares[rank])
+    others = [rank for rank in shares if rank != first]
+    if shares[first] > WORK_SHARE or min(shares[rank] for rank in others) < WAIT_SHARE:
+        return {}
+    total: dict[str, int] = {}
+    for rank in others:
+        for library, count in waits[rank].items():
+            total[library] = total.get(library, 0) + count
+    library = max(total, key=lambda name: total[name])
+    share = statistics.median(shares[rank] for rank in others)
+    subject = (
+        f"rank {others[0]} waits"
+        if len(others) == 1
+        else (f"{len(others)} ranks ({ranges(sorted(map(int, others)))}) wait")
+    )
+    text = (
+        f"{subject} {100 * share:.0f} % of the time in {library} for rank {first} on {where[first]}"
+    )
+    return {first: text}
+
+
+CONDITIONS = {
+    "idle": idle,
+    "data": data,
+    "straggler": straggler,
+    "throttled": throttled,
+    "memory": memory,
+    "disk": disk,
+}
+
+
+def _gpus(window: Window) -> Iterator[tuple[str, int, list[Mapping[str, Any]]]]:
+    """Yield node, index and states of each GPU that belongs to the job and is in all samples."""
+    for node, samples in window.samples.items():
+        listed = [
+            {
+                gpu["index"]: gpu
+                for gpu in map(_mapping, _list(sample.get("gpus")))
+                if isinstance(gpu.get("index"), int)
+            }
+            for sample in samples
+        ]
+        # Where all programs see all GPUs, others may belong to other jobs.
+        if any(len(gpus) != sample.get("job_gpus") for gpus, sample in zip(listed, samples)):
+            continue
+        for index in listed[0] if listed else ():
+            if all(index in gpus for gpus in listed):
+                yield node, index, [gpus[index] for gpus in listed]
+
+
+def full_disks(folders: Iterable[str]) -> Found:
+    """Return the folders on file systems that are nearly full."""
+    found = {}
+    for folder in folders:
+        with suppress(OSError):
+            status = os.statvfs(folder)
+            free = status.f_bavail
+            total = status.f_blocks - status.f_bfree + status.f_bavail
+            if total and free < (1 - NEAR) * total:
+                size = f"{free * status.f_frsize / GIB:.1f} of {total * status.f_frsize / GIB:.1f}"
+                found[folder] = f"the file system of {folder} has only {size} GiB left"
+            inodes = status.f_files
+            if inodes and status.f_favail < (1 - NEAR) * inodes:
+                text = f"the file system of {folder} has only {status.f_favail} of {inodes} inodes"
+                found[f"{folder} inodes"] = f"{text} left"
+    return found
+
+
+def used_quotas(text: str) -> Found:
+    """Return the quotas in the output of quota(1) that are nearly used up: of blocks of 1 KiB, and of
+    files. An asterisk marks values above the quota.
+    """
+    found = {}
+    for line in text.splitlines():
+        words = line.replace("*", " ").split()
+        if len(words) < 9 or not all(word.isdecimal() for word in words[1:9]):  # noqa: PLR2004
+            continue
+        for what, at in (("KiB", 1), ("files", 5)):
+            used, soft, hard = map(int, words[at : at + 3])
+            limit = hard or soft
+            if limit and used >= NEAR * limit:
+                shown = f"{used:,} of {limit:,} {what}"
+                found[f"{words[0]} {what}"] = f"the quota on {words[0]} is nearly used up: {shown}"
+    return found
+
+
+def _output(*command: str) -> str:
+    try:
+        run = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            timeout=QUOTA_S,
+            check=False,
+            text=True,
+            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return run.stdout
+
+
+class Judge:
+    """Decides which alarms are due, from how long their conditions hold."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+        # (Kind, subject) -> since when its condition holds.
+        self._since: dict[tuple[str, str], float] = {}
+        # Kind -> the subjects of the alarm that is raised.
+        self._raised: dict[str, set[str]] = {}
+
+    def step(
+        self, now: float, found: Mapping[str, Found], span_s: float
+    ) -> tuple[list[tuple[Rule, str, float]], list[str]]:
+        """Return the alarms that begin now (rule, sentence, seconds that the condition has held), and
+        the kinds of those that have ended.
+
+        found: kind -> what its condition returns for the last ``span_s`` seconds.
+        """
+        begun = []
+        ended = []
+        for rule in self._rules:
+            holding = found.get(rule.kind, {})
+            for key in [key for key in self._since if key[0] == rule.kind]:
+                if key[1] not in holding:
+                    del self._since[key]
+            for subject in holding:
+                self._since.setdefault((rule.kind, subject), now - span_s)
+            due = {
+                subject
+                for subject in holding
+                if now - self._since[rule.kind, subject] >= rule.seconds
+            }
+            raised = self._raised.get(rule.kind, set())
+            if raised and not raised & set(holding):
+                ended.append(rule.kind)
+                raised = set()
+            if due - raised:
+                named = sorted(due)
+                more = f"; and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+                text = "; ".join(holding[subject] for subject in named[:MOST_NAMED]) + more
+                held_s = now - min(self._since[rule.kind, subject] for subject in due)
+                begun.append((rule, text, held_s))
+                raised = raised | due
+            self._raised[rule.kind] = raised
+        return begun, ended
+
+
+class Reader:
+    """Reads the whole lines that files gain."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[str, int] = {}
+
+    def gained(self, path: str, *, from_start: bool = False) -> list[dict[str, Any]]:
+        """Return the JSON objects in new lines of a file. Of a file that is new here, only later
+        lines count, unless ``from_start``.
+        """
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                begin = self._offsets.get(path, 0 if from_start else size)
+                begin = begin if begin <= size else 0
+                file.seek(max(begin, size - MOST_BYTES))
+                text = file.read(MOST_BYTES)
+                begin = file.tell() - len(text)
+        except OSError:
+            return []
+        whole, newline, _ = text.rpartition(b"\n")
+        self._offsets[path] = begin + len(whole) + len(newline)
+        return [record for record in map(_parsed, whole.split(b"\n")) if record]
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    with suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        return record if isinstance(record, dict) else {}
+    return {}
+
+
+class Watch:
+    """The watch over a job. files: the program's folder."""
+
+    def __init__(self, rules: Sequence[Rule], files: str) -> None:
+        self._rules = rules
+        self._files = files
+        self._span_s = min([WINDOW_S, *(rule.seconds for rule in rules)])
+        self._judge = Judge(rules)
+        self._reader = Reader()
+        self._lines: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+        self._metrics: list[tuple[float, dict[str, Any]]] = []
+        self._least_power: dict[tuple[str, int], float] = {}
+        # File -> when its first line was read.
+        self._first_line: dict[str, float] = {}
+        self._disk: Found = {}
+        self._disk_at = -DISK_S
+        number = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+        self._log = f"../stderr-{number}.log" if number else "stderr.log"
+
+    def run(self) -> None:
+        """Watch the job until this process is ended, or until the job is to be ended."""
+        while True:
+            time.sleep(POLL_S)
+            now = time.monotonic()
+            window = self.window(now)
+            found = {rule.kind: CONDITIONS[rule.kind](window) for rule in self._rules}
+            begun, ended = self._judge.step(now, found, self._span_s)
+            for kind in ended:
+                Events().add("alarm-over", kind=kind)
+            for rule, text, held_s in begun:
+                self._report(rule, text, held_s)
+                if rule.action == "end":
+                    return
+
+    def window(self, now: float) -> Window:
+        """Read what is new, and return the window that ends now."""
+        begin = now - self._span_s
+        for name in _names("telemetry"):
+            lines = self._lines.setdefault(name, [])
+            for sample in self._reader.gained(f"telemetry/{name}"):
+                if sample.get("kind") == "sample":
+                    lines.append((now, sample))
+                    self._first_line.setdefault(name, now)
+                    self._note_power(_node(name), sample)
+            lines[:] = [line for line in lines if line[0] > begin]
+        if any(rule.kind == "data" for rule in self._rules):
+            gained = self._reader.gained(f"{self._files}/{METRICS}", from_start=True)
+            if gained:
+                self._first_line.setdefault(METRICS, now)
+            self._metrics += [(now, line) for line in gained]
+            self._metrics = [line for line in self._metrics if line[0] > begin]
+        if any(rule.kind == "disk" for rule in self._rules) and now - self._disk_at >= DISK_S:
+            quotas = used_quotas(_output("quota", "-p", "-w"))
+            self._disk = {**full_disks((".", "/tmp")), **quotas}  # noqa: S108
+            self._disk_at = time.monotonic()
+        samples = {
+            _node(name): [sample for _, sample in lines]
+            for name, lines in self._lines.items()
+            # A window that has just begun is shorter than the others.
+            if len(lines) >= FEWEST and self._is_whole(name, begin)
+        }
+        metrics = [line for _, line in self._metrics] if self._is_whole(METRICS, begin) else []
+        return Window(samples, metrics, self._least_power, self._disk)
+
+    def _is_whole(self, file: str, begin: float) -> bool:
+        """Return whether a file has had lines for the whole window."""
+        return self._first_line.get(file, math.inf) <= begin + POLL_S
+
+    def _note_power(self, node: str, sample: Sample) -> None:
+        for gpu in map(_mapping, _list(sample.get("gpus"))):
+            watts = _number(gpu, "power_w")
+            index = gpu.get("index")
+            if watts and isinstance(index, int):
+                least = self._least_power.get((node, index), watts)
+                self._least_power[node, index] = min(least, watts)
+
+    def _report(self, rule: Rule, text: str, held_s: float) -> None:
+        seconds = round(held_s)
+        Events().add("alarm", kind=rule.kind, seconds=seconds, summary=text, action=rule.action)
+        consequence = "; the program is ended" if rule.action == "end" else ""
+        advice = f"--alarm {rule.kind}=off is silent"
+        line = f"\nclusterctl: alarm: {text}, for {seconds} s{consequence} ({advice})\n"
+        file = task.open_for_writing(self._log, os.O_APPEND)
+        task.write_all(file, line.encode(errors="replace"))
+        os.close(file)
+        if rule.action == "end":
+            with open(f"{ALARM_FILE}.new", "w") as record:
+                record.write(json.dumps({"kind": rule.kind, "summary": text}) + "\n")
+            os.replace(f"{ALARM_FILE}.new", ALARM_FILE)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if re.fullmatch(r"[\w.-]+\.jsonl", name)]
+    except OSError:
+        return []
+
+
+def _node(name: str) -> str:
+    return name[: -len(".jsonl")]
+
+
+def _number(values: Mapping[str, Any], key: str) -> float | None:
+    value = values.get(key)
+    return None if isinstance(value, bool) or not isinstance(value, (int, float)) else value
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _gib(mib: float | None) -> str:
+    return f"{(mib or 0) / MIB_OF_GIB:.1f} GiB"
+
+
+def main(folder: str, rules: str, files: str) -> None:
+    """Run the program, with the arguments that the module describes."""
+    os.chdir(folder)
+    Watch(rules_of(rules), files).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

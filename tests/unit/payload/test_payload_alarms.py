@@ -1,0 +1,272 @@
+"""The conditions of alarms on samples of telemetry, and when an alarm is due."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.spec.alarms import ALARMS, alarm_options, alarm_rules
+from payload.node import alarms
+from payload.node.alarms import (
+    CONDITIONS,
+    Judge,
+    Reader,
+    Rule,
+    Watch,
+    Window,
+    data,
+    idle,
+    memory,
+    rules_of,
+    straggler,
+    throttled,
+    used_quotas,
+)
+
+
+def gpu(index: int = 0, **fields: Any) -> dict[str, Any]:
+    """A GPU that computes."""
+    busy = {"util": 100, "mem_util": 40, "power_w": 600.0, "processes": 1, "slowed_by": []}
+    return {"index": index, **busy, **fields}
+
+
+def gpus(*states: dict[str, Any], least_w: float = 70.0, job_gpus: int = 1) -> Window:
+    """A window with a sample for each state of the GPU 0 of n1."""
+    samples = [{"gpus": [state], "job_gpus": job_gpus} for state in states]
+    return Window({"n1": samples}, least_power={("n1", 0): least_w})
+
+
+RESTING = gpu(mem_util=0, power_w=72.0, util=0)
+
+
+@pytest.mark.parametrize(
+    ("window", "is_idle"),
+    [
+        (gpus(*[gpu(processes=0)] * 3), True),
+        (gpus(*[RESTING] * 3), True),
+        # A program that waits in a loop on the GPU makes it busy, without work.
+        (gpus(*[{**RESTING, "util": 100}] * 3), True),
+        (gpus(RESTING, gpu(), RESTING), False),
+        (gpus(gpu(processes=0), gpu(processes=1), gpu(processes=0)), False),
+        # Kernels without memory traffic need power.
+        (gpus(*[{**RESTING, "power_w": 300.0}] * 3), False),
+        (gpus(*[{**RESTING, "mem_util": None}] * 3), False),
+        (gpus(*[{**RESTING, "power_w": None}] * 3), False),
+        (gpus(*[{**RESTING, "processes": None}] * 3), True),
+        # The job has two of the GPUs here, or none: others may be those of other jobs.
+        (gpus(*[gpu(processes=0)] * 3, job_gpus=2), False),
+        (gpus(*[gpu(processes=0)] * 3, job_gpus=0), False),
+        (Window({"n1": [{"gpus": [gpu(processes=0)]}] * 3}), False),
+        (Window({"n1": []}), False),
+        (Window({"n1": [{"gpus": "x", "job_gpus": 1}, {"gpus": [3], "job_gpus": 1}]}), False),
+    ],
+)
+def test_idle_gpu_has_no_process_or_neither_traffic_nor_power(
+    window: Window, is_idle: bool
+) -> None:
+    assert bool(idle(window)) == is_idle
+
+
+def test_idle_gpus_are_named_with_their_node() -> None:
+    samples = [{"gpus": [gpu(0), gpu(1, processes=0)], "job_gpus": 2}] * 3
+    assert [*idle(Window({"n2": samples}))] == ["GPU 1 of n2"]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "count"),
+    [
+        ([["its temperature"]] * 3, 1),
+        ([["its temperature"], [], ["its temperature"]], 0),
+        ([None] * 3, 0),
+        ([[]] * 3, 0),
+    ],
+)
+def test_gpu_is_slowed_down_only_if_every_sample_tells_so(reasons: list[Any], count: int) -> None:
+    window = gpus(*(gpu(slowed_by=reason) for reason in reasons))
+    assert len(throttled(window)) == count
+
+
+def used(*mib: int | None, limit: int | None = 4096, **more: Any) -> Window:
+    samples = [{"job_used_mib": each, "job_limit_mib": limit, **more} for each in mib]
+    return Window({"n1": samples})
+
+
+@pytest.mark.parametrize(
+    ("window", "is_near"),
+    [
+        (used(4000, 4010, 4090), True),
+        (used(4000, 100, 4090), False),
+        (used(3000, 3000, 3000), False),
+        (used(4000, None, 4000), False),
+        (used(4000, 4000, limit=None), False),
+        (used(4000, 4000, limit=0), False),
+    ],
+)
+def test_memory_near_its_limit_is_named(window: Window, is_near: bool) -> None:
+    assert bool(memory(window)) == is_near
+
+
+def test_rank_with_the_most_memory_is_named() -> None:
+    ranks = {"0": {"memory_mib": 100}, "12": {"memory_mib": 3000}, "3": None}
+    (text,) = memory(used(4000, 4000, ranks=ranks)).values()
+    assert "rank 12" in text
+
+
+def steps(*pairs: tuple[Any, Any], keys: tuple[str, str] = ("data_ms", "seconds")) -> Window:
+    return Window({}, [dict(zip(keys, pair, strict=True)) for pair in pairs])
+
+
+@pytest.mark.parametrize(
+    ("window", "waits"),
+    [
+        (steps(*[(300, 0.35)] * 5), True),
+        (steps(*[(0.3, 0.35)] * 5, keys=("data_time", "time")), True),
+        (steps(*[(100, 0.35)] * 5), False),
+        (steps(*[(300, 0.35)] * 4), False),
+        (steps(*[(300, None)] * 9), False),
+        (steps(*[("x", 0.35)] * 9), False),
+        # A clock, not the time of a step.
+        (steps(*[(0.3, 1.8e9)] * 9, keys=("data_time", "time")), False),
+        # One long wait, such as that of the first step of an epoch, in many steps without.
+        (steps((3000, 3.1), *[(1, 0.4)] * 20), False),
+        (steps(*[(0, 0.0)] * 9), False),
+    ],
+)
+def test_steps_that_wait_for_data_are_found(window: Window, waits: bool) -> None:
+    assert bool(data(window)) == waits
+
+
+def looks(*of_rank: dict[str, Any], rounds: int = 20) -> Window:
+    """Looks at the ranks 0, 1 ... on n1, of which the last is on n2."""
+    *first, last = ({"rounds": rounds, **counts} for counts in of_rank)
+    here = {"places": {str(rank): counts for rank, counts in enumerate(first)}}
+    there = {"places": {str(len(first)): last}}
+    return Window({"n1": [{}, here], "n2": [there, {"places": None}]})
+
+
+@pytest.mark.parametrize(
+    ("window", "rank"),
+    [
+        (looks({"MPI": 14}, {"MPI": 13}, {"MPI": 1}), "2"),
+        (looks({"MPI": 1}, {"NCCL": 18}), "0"),
+        # All wait, all compute, or two compute for which the others wait.
+        (looks({"MPI": 14}, {"MPI": 13}, {"MPI": 9}), None),
+        (looks({}, {}, {}), None),
+        (looks({"MPI": 14}, {"MPI": 1}, {"MPI": 1}), None),
+        (looks({"MPI": 9}, {"MPI": 9}, {"MPI": 0}), None),
+        (looks({"MPI": 0}), None),
+        # Too few looks, such as at ranks that have just started.
+        (looks({"MPI": 9}, {"MPI": 9}, {}, rounds=10), None),
+        (looks({"MPI": "many"}, {"MPI": 20}, {}), None),
+    ],
+)
+def test_straggler_is_the_only_rank_for_which_all_others_wait(
+    window: Window, rank: str | None
+) -> None:
+    assert [*straggler(window)] == ([rank] if rank else [])
+
+
+QUOTA = """\
+Disk quotas for user stud (uid 1000):
+     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
+   fs1:/home  97000  90000 100000  604800 120   0   0  0
+   /dev/sdb1 97000*   90000   97500       0     950    1000    1000       0
+   /dev/sdc1 10       0       0       0     5       0       0       0
+quota: Cannot get quota
+"""
+
+
+def test_quotas_that_are_nearly_used_up_are_read_from_quota() -> None:
+    assert [*used_quotas(QUOTA)] == ["fs1:/home KiB", "/dev/sdb1 KiB", "/dev/sdb1 files"]
+    assert used_quotas("") == {}
+
+
+def test_full_file_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Status:
+        f_bavail, f_bfree, f_blocks, f_frsize, f_files, f_favail = 4, 9, 105, 1 << 30, 0, 0
+
+    monkeypatch.setattr(alarms.os, "statvfs", lambda _: Status)
+    assert [*alarms.full_disks(["/data"])] == ["/data"]
+    Status.f_bavail = 50
+    assert alarms.full_disks(["/data"]) == {}
+
+
+def begun(judge: Judge, now: float, *subjects: str) -> list[str]:
+    found = {"idle": {subject: f"{subject} is idle" for subject in subjects}}
+    return [text for _, text, _ in judge.step(now, found, 60.0)[0]]
+
+
+def test_alarm_is_due_after_its_time_without_interruption() -> None:
+    judge = Judge([Rule("idle", "warn", 600)])
+    assert begun(judge, 1000, "a") == []
+    assert begun(judge, 1500, "a") == []
+    assert begun(judge, 1530) == []
+    assert begun(judge, 1540, "a") == []
+    # The condition had held for the 60 s of the window when it was first seen.
+    assert begun(judge, 2079, "a") == []
+    assert begun(judge, 2080, "a") == ["a is idle"]
+
+
+def test_alarm_is_raised_once_and_again_for_others() -> None:
+    judge = Judge([Rule("idle", "warn", 60)])
+    assert begun(judge, 1000, "a") == ["a is idle"]
+    assert begun(judge, 1002, "a") == []
+    assert begun(judge, 1004, "a", "b") == ["a is idle; b is idle"]
+    assert begun(judge, 1006, "a", "b") == []
+    assert judge.step(1008, {"idle": {}}, 60.0) == ([], ["idle"])
+    assert judge.step(1010, {"idle": {}}, 60.0) == ([], [])
+
+
+def telemetry(folder: Path, **fields: Any) -> None:
+    with (folder / "telemetry/n1.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "sample", **fields}) + "\n")
+
+
+def test_window_is_judged_only_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "telemetry").mkdir()
+    watch = Watch(rules_of("memory=warn@60,data=warn@600"), "files")
+    telemetry(tmp_path, before=True)
+    for now in range(1000, 1060, 2):
+        assert watch.window(now).samples == {}
+        telemetry(tmp_path, at=now)
+    (samples,) = watch.window(1060).samples.values()
+    assert samples[0] == {"kind": "sample", "at": 1000}
+    # A node whose telemetry has ended is not judged any longer.
+    assert watch.window(1200).samples == {}
+
+
+def test_lines_are_read_once_and_only_if_they_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"st')
+    reader = Reader()
+    assert reader.gained(str(path), from_start=True) == [{"step": 1}]
+    path.write_text('{"step": 1}\n{"step": 2}\n[3]\n{broken\n')
+    assert reader.gained(str(path)) == [{"step": 2}]
+    path.write_text('{"step": 9}\n')
+    assert reader.gained(str(path)) == [{"step": 9}]
+    assert reader.gained(str(tmp_path / "missing")) == []
+
+
+def test_both_sides_have_the_same_alarms() -> None:
+    (text, places) = alarm_options(())
+    assert places == "--places=300"
+    assert text.startswith("--alarms=")
+    rules = rules_of(text.removeprefix("--alarms="))
+    assert {rule.kind: rule.seconds for rule in rules} == dict(ALARMS)
+    assert {rule.kind for rule in rules} == set(CONDITIONS)
+    assert {rule.action for rule in rules} == {"warn"}
+
+
+def test_last_option_of_an_alarm_counts() -> None:
+    options = ("idle=off", "idle=end@1h", "straggler=warn@12s", "data=off")
+    rules = alarm_rules(options)
+    assert rules["idle"] == ("end", 3600)
+    assert "data" not in rules
+    assert alarm_options(options)[1] == "--places=2"
+    assert alarm_options([f"{kind}=off" for kind in ALARMS]) == []
