@@ -597,18 +597,24 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
 
 
 def notes(
-    spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: bool
+    spec: ClusterSpec, findings: Sequence[Finding], *, joined: Collection[str]
 ) -> tuple[str, ...]:
     """Return findings as lines for a plan, except problems that `up` solves or other checks
     report.
+
+    joined: names of the cluster's hosts. `up` writes a new address into their /etc/hosts.
     """
     # `up` starts daemons, and they may be stopped only because an earlier `up` did not finish.
     later = {"daemon-stopped"}
     if spec.software.nvidia.has_driver:
         later.add("no-driver")
-    if cluster_exists:
+    if joined:
         later.add(checks.NO_CGROUPS)
-    return tuple(str(finding) for finding in findings if finding.code not in later)
+    return tuple(
+        str(finding)
+        for finding in findings
+        if finding.code not in later and not (finding.code == "name" and finding.host in joined)
+    )
 
 
 def preview(

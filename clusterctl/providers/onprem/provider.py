@@ -307,7 +307,7 @@ class OnpremProvider(Provider):
             proxies=login.proxies([host.name for host in hosts]),
             silent=silent,
         )
-        notes = members.notes(spec, report.findings, cluster_exists=bool(joined))
+        notes = members.notes(spec, report.findings, joined=joined)
         settings = _previous_settings(workspace) or self._settings
         preview = members.preview(spec, hosts, report.facts, new)
         self._examination = _Examination(

@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
+from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import CLAIM
-from clusterctl.providers.onprem.members import claim_findings, inventory, members, preview
+from clusterctl.providers.onprem.members import (
+    claim_findings,
+    inventory,
+    members,
+    notes,
+    preview,
+)
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.spec.software import SlurmSource
@@ -218,3 +225,12 @@ def test_machine_with_a_damaged_claim_is_not_free(text: str) -> None:
     }
     (finding,) = claim_findings(facts, "a1b2c3")
     assert (finding.host, finding.level, finding.code) == ("n1", "error", "claim-unreadable")
+
+
+def test_notes_leave_out_addresses_that_up_corrects_on_hosts_of_the_cluster() -> None:
+    """A machine that replaces another has another address."""
+    findings = [
+        Finding(host, "warning", "name", "a wrong address", "", "") for host in ("n1", "n2")
+    ]
+    (note,) = notes(spec_of(), findings, joined=["n1"])
+    assert note.startswith("n2")

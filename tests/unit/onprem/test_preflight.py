@@ -266,7 +266,7 @@ def test_nfs_export_that_up_could_not_use_is_found_with_its_fix(
 def test_plan_notes_leave_out_problems_reported_elsewhere(machines: Machines, known: bool) -> None:
     machines.facts["n1"] |= {"cgroup_plugin": False, "units": ["munge"]}
     machines.facts["n1"]["gpus"] |= {"shown": [], "driver": None}
-    lines = notes(machines.spec, machines.found(), cluster_exists=known)
+    lines = notes(machines.spec, machines.found(), joined=["n1"] if known else [])
     assert "munge is already running on the host" in lines[-1]
     others = lines[:-1]
     assert ["control groups" in line for line in others] == [True] * (not known)
