@@ -31,10 +31,10 @@ def usage(
         ),
     ] = False,
 ) -> None:
-    """Show node, CPU and GPU hours and cost by user, account, partition or month.
+    """Show hours and cost by user, account, partition or month.
 
-    They are from Slurm's accounting, with the jobs of all users that you may see; on a cluster
-    without accounting, from the runs that were collected on this machine.
+    The hours of nodes, CPUs and GPUs are from Slurm's accounting, with the jobs of all users that
+    you may see; on a cluster without accounting, from the runs that were collected on this machine.
     """
     names = [name.strip() for name in by.split(",") if name.strip()] or [By.USER.value]
     keys = usage_keys(names)

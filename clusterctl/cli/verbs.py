@@ -203,7 +203,7 @@ def runs_rm() -> Verb:
     return runs.rm
 
 
-@_verb("usage", "Show node, CPU and GPU hours and cost by user, account, partition or month.")
+@_verb("usage", "Show hours and cost by user, account, partition or month.")
 def usage() -> Verb:
     from clusterctl.cli import usage
 
