@@ -160,18 +160,21 @@ def test_collect_repairs_a_damaged_run_in_place(session, run, damage):
 
 
 def test_collect_keeps_a_changed_file_beside_the_repaired_one(session, run):
+    before = (run.directory / "rst.500").read_bytes()
     (run.directory / "rst.500").write_text("edited")
     collect(session, [run.job_id])
-    assert (run.directory / "rst.500").read_text() != "edited"
+    assert (run.directory / "rst.500").read_bytes() == before
     assert (run.directory / "rst.500.changed").read_text() == "edited"
 
 
 def test_collect_of_a_run_without_its_record_keeps_a_changed_file(session, run):
+    files = [run.directory / "rst.500", run.directory / "out" / "log.txt"]
+    before = [path.read_bytes() for path in files]
     (run.directory / "run.json").write_text("{}")
-    (run.directory / "rst.500").write_text("edited")
-    (run.directory / "out" / "log.txt").unlink()
+    files[0].write_text("edited")
+    files[1].unlink()
     collect(session, [run.job_id])
-    assert (run.directory / "rst.500").read_text() != "edited"
+    assert [path.read_bytes() for path in files] == before
     assert (run.directory / "rst.500.changed").read_text() == "edited"
     assert [path.name for path in run.directory.rglob("*.changed")] == ["rst.500.changed"]
 

@@ -29,7 +29,7 @@ from clusterctl.state.run_record import RunRecord, TaskRecord
 from tests.support.disks import FAULTS, small_disk
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
-from tests.support.played.cluster import finished, submit, submitted
+from tests.support.played.cluster import PlayedCluster, finished, submit, submitted
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk
 
@@ -115,67 +115,79 @@ def test_cost_counts_all_nodes_of_all_tasks() -> None:
     assert sum(task.node_hours for task in tasks) == 2.5
 
 
-def test_cost_counts_all_attempts_of_a_requeued_job(session, cluster, tmp_path, out):
-    """Also if the job was cancelled before it started again, and not those of an earlier job with
-    its id.
+def requeue(cluster: PlayedCluster, job_id: str, *, cancelled: bool) -> int:
+    """Let a job of two nodes have an earlier attempt of 60 s on five nodes. Return the start of the
+    second attempt, of 30 s.
 
-    The energy that a GPU used between the attempts does not count: another job may have used it.
+    cancelled: the job was cancelled before its second attempt began.
     """
-    for cancelled, elapsed, usd in ((False, 90, 0.1), (True, 60, 0.0833333)):
-        job_id = finished(session, cluster, tmp_path, "true")
-        job = cluster.job(job_id)
-        start = job["start"]
-        first = {
-            **job,
-            "state": "REQUEUED",
-            "submit": start - 200,
-            "start": start - 100,
-            "end": start - 40,
+    job = cluster.job(job_id)
+    start = int(job["start"])
+    times = {"submit": start - 200, "start": start - 100, "end": start - 40}
+    first = {**job, "state": "REQUEUED", **times, "nodes": "n[1-5]"}
+    of_earlier_job = {**first, "dir": "/other", "start": 1, "end": 9}
+    last = {"nodes": "n[2-3]", "end": start + 30}
+    if cancelled:
+        last = {"state": "CANCELLED", "nodes": "None assigned", "end": start}
+    with cluster.state() as state:
+        more = {"attempts": [of_earlier_job, first], "forgotten": True}
+        state["jobs"][job_id] |= {**last, **more}
+    return start
+
+
+def write_energy(job_folder: str, start: int) -> None:
+    """Write telemetry of two nodes with two GPUs, which use 1 and 2 W also between the attempts."""
+    telemetry = Path(job_folder, "telemetry")
+    telemetry.mkdir(exist_ok=True)
+    samples = [
+        {
+            "kind": "sample",
+            "time": start + at,
+            "gpus": [{"index": i, "energy_mj": 1000 * at * (1 + i)} for i in range(2)],
         }
-        first["nodes"] = "n[1-5]"
-        with cluster.state() as state:
-            end = (
-                {"state": "CANCELLED", "nodes": "None assigned"}
-                if cancelled
-                else {"nodes": "n[2-3]"}
-            )
-            state["jobs"][job_id] |= end | {
-                "end": start + (0 if cancelled else 30),
-                "attempts": [{**first, "dir": "/other", "start": 1, "end": 9}, first],
-                "forgotten": True,
-            }
-        telemetry = Path(job["dir"], "telemetry")
-        telemetry.mkdir(exist_ok=True)
-        gpus = {
-            at: [{"index": i, "energy_mj": 1000 * at * (1 + i)} for i in range(2)]
-            for at in (-95, -45, 5, 25)
-        }
-        samples = [{"kind": "sample", "time": start + at, "gpus": gpus[at]} for at in gpus]
-        for node in ("n2", "n3"):
-            (telemetry / f"{node}.jsonl").write_text("\n".join(map(json.dumps, samples)))
-        (run,) = collect(priced(session, 1.0), [job_id], out=out)
-        assert [(a.start_time, a.end_time, len(a.nodes)) for a in run.attempts] == [
-            (start - 100, start - 40, 5),
-            *([] if cancelled else [(start, start + 30, 2)]),
-        ]
-        assert (run.submit_time, run.start_time, run.elapsed_s) == (
-            start - 200,
-            start - 100,
-            elapsed,
-        )
-        assert Row(run).value("elapsed") == elapsed
-        written = json.loads((run.directory / "run.json").read_text())
-        assert {written[key] for key in ("node_hours", "gpu_energy_j")} == {
-            run.node_hours,
-            run.gpu_energy_j,
-        }
-        assert run.node_hours == pytest.approx(usd)
-        # Of two nodes, each with a GPU and another one that uses twice as much.
-        assert run.gpu_energy_j == 2 * (1 + 2) * (50 if cancelled else 70)
-        assert run.cost_usd == pytest.approx(usd, abs=1e-4)
-        assert run.nodes == ("n1", "n2", "n3", "n4", "n5")
-        assert run.tasks[0].nodes == (run.nodes if cancelled else ("n2", "n3"))
-        assert RunRecord.load(run.directory) == run
+        for at in (-95, -45, 5, 25)
+    ]
+    for node in ("n2", "n3"):
+        (telemetry / f"{node}.jsonl").write_text("\n".join(map(json.dumps, samples)))
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "elapsed", "usd"),
+    [(False, 90, 0.1), (True, 60, 0.0833333)],
+    ids=["completed", "cancelled"],
+)
+def test_cost_counts_all_attempts_of_a_requeued_job(
+    session, cluster, tmp_path, out, *, cancelled, elapsed, usd
+):
+    """The attempts of an earlier job with its id do not count. Nor does the energy that a GPU used
+    between the attempts, because another job may have used it.
+    """
+    job_id = finished(session, cluster, tmp_path, "true")
+    start = requeue(cluster, job_id, cancelled=cancelled)
+    write_energy(cluster.job(job_id)["dir"], start)
+    (run,) = collect(priced(session, 1.0), [job_id], out=out)
+    assert [(a.start_time, a.end_time, len(a.nodes)) for a in run.attempts] == [
+        (start - 100, start - 40, 5),
+        *([] if cancelled else [(start, start + 30, 2)]),
+    ]
+    assert (run.submit_time, run.start_time, run.elapsed_s) == (
+        start - 200,
+        start - 100,
+        elapsed,
+    )
+    assert Row(run).value("elapsed") == elapsed
+    written = json.loads((run.directory / "run.json").read_text())
+    assert {written[key] for key in ("node_hours", "gpu_energy_j")} == {
+        run.node_hours,
+        run.gpu_energy_j,
+    }
+    assert run.node_hours == pytest.approx(usd)
+    # Of two nodes, each with a GPU and another one that uses twice as much.
+    assert run.gpu_energy_j == 2 * (1 + 2) * (50 if cancelled else 70)
+    assert run.cost_usd == pytest.approx(usd, abs=1e-4)
+    assert run.nodes == ("n1", "n2", "n3", "n4", "n5")
+    assert run.tasks[0].nodes == (run.nodes if cancelled else ("n2", "n3"))
+    assert RunRecord.load(run.directory) == run
 
 
 def test_cost_excludes_time_between_end_and_requeue(session, cluster, tmp_path, out):
@@ -356,7 +368,7 @@ def test_removed_run_is_collected_again_only_by_its_id(session, cluster, tmp_pat
         assert collect(session, out=out, selection=selection) == ()
     for asked in ({"ids": [job_id]}, {"selection": ALL}):
         (again,) = collect(session, out=out, **asked)
-        assert again.directory.is_dir()
+        assert RunRecord.load(again.directory) == again
         shutil.rmtree(out)
 
 

@@ -64,7 +64,7 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
     return run
 
 
-def noted(workspace: Workspace, views: dict[str, HostReport]) -> None:
+def record_up(workspace: Workspace, views: dict[str, HostReport]) -> None:
     rendered = inputs_of(SPEC, INVENTORY, workspace, views)
     _record(
         workspace, Configured(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views))
@@ -91,7 +91,7 @@ def test_gpu_added_is_a_change_unless_a_reboot_is_pending(
     installed: Install, workspace: Workspace
 ) -> None:
     before = {CTL: HostReport(None, {}), ONE: LACKS, TWO: shows()}
-    noted(workspace, before)
+    record_up(workspace, before)
     assert installed(INVENTORY, before)[ONE] == LACKS
     views = installed(INVENTORY, {**before, TWO: LACKS})
     assert (views[TWO], views[CTL].driver) == (WAS, Driver())
@@ -131,7 +131,7 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
 
     The node had one GPU. now: its present report. steps: the commands to Slurm.
     """
-    noted(workspace, {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS})
+    record_up(workspace, {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS})
 
     def fail(*_: object, **__: object) -> None:
         raise ConfigureError("tasks failed")

@@ -24,7 +24,7 @@ from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.unit.cluster.specs import spec_of
 
-Raise = Callable[..., Workspace]
+MakeWorkspace = Callable[..., Workspace]
 
 
 def spec(nodes: str = "gpu[1-4]", **partitions: str) -> ClusterSpec:
@@ -46,7 +46,7 @@ def spec_without(wanted: ClusterSpec, names: list[str]) -> ClusterSpec:
 
 
 @pytest.fixture
-def raised(tmp_path: Path) -> Raise:
+def make_workspace(tmp_path: Path) -> MakeWorkspace:
     """Return the workspace of a cluster that `up` created from a spec."""
 
     def write(before: ClusterSpec | None = None) -> Workspace:
@@ -68,26 +68,20 @@ def raised(tmp_path: Path) -> Raise:
     return write
 
 
-def test_limit_spec_with_all_nodes_is_the_spec(raised: Raise) -> None:
-    """After `node reboot`, `plan` compares the recorded spec with the file."""
-    wanted = spec(train="gpu[1-2]")
-    assert limit_spec(wanted, raised(wanted), ["gpu2"]).partitions == wanted.partitions
-
-
-def test_limit_spec_adds_only_the_named_host(raised: Raise) -> None:
-    workspace = raised(spec(train="gpu[1-2]"))
+def test_limit_spec_adds_only_the_named_host(make_workspace: MakeWorkspace) -> None:
+    workspace = make_workspace(spec(train="gpu[1-2]"))
     assert nodes(limit_spec(spec(train="gpu[1-4]"), workspace, ["gpu3"])) == {
         "train": ("gpu1", "gpu2", "gpu3")
     }
 
 
-def test_limit_spec_removes_only_the_named_host(raised: Raise) -> None:
-    workspace = raised(spec(train="gpu[1-3]"))
+def test_limit_spec_removes_only_the_named_host(make_workspace: MakeWorkspace) -> None:
+    workspace = make_workspace(spec(train="gpu[1-3]"))
     assert nodes(limit_spec(spec(train="gpu1"), workspace, ["gpu3"])) == {"train": ("gpu1", "gpu2")}
 
 
-def test_moved_host_outside_limit_keeps_its_partition(raised: Raise) -> None:
-    workspace = raised(spec(train="gpu[1-2]", big="gpu3"))
+def test_moved_host_outside_limit_keeps_its_partition(make_workspace: MakeWorkspace) -> None:
+    workspace = make_workspace(spec(train="gpu[1-2]", big="gpu3"))
     wanted = spec(train="gpu1", big="gpu[2-3]")
     assert nodes(limit_spec(wanted, workspace, ["ctl"])) == {
         "train": ("gpu1", "gpu2"),
@@ -99,31 +93,35 @@ def test_moved_host_outside_limit_keeps_its_partition(raised: Raise) -> None:
     }
 
 
-def test_machine_removed_from_spec_is_known_while_it_stays(raised: Raise) -> None:
-    workspace = raised(spec(train="gpu[1-3]"))
+def test_machine_removed_from_spec_is_known_while_it_stays(
+    make_workspace: MakeWorkspace,
+) -> None:
+    workspace = make_workspace(spec(train="gpu[1-3]"))
     found = limit_spec(spec("gpu1", train="gpu1"), workspace, ["ctl"])
     assert nodes(found) == {"train": ("gpu1", "gpu2", "gpu3")}
     assert {"gpu2", "gpu3"} <= set(found.provider.machines)  # type: ignore[union-attr]
 
 
-def test_limit_spec_before_the_first_up_keeps_the_named_nodes(raised: Raise) -> None:
+def test_limit_spec_before_the_first_up_keeps_the_named_nodes(
+    make_workspace: MakeWorkspace,
+) -> None:
     wanted = spec(train="gpu[1-2]", big="gpu[3-4]")
-    assert nodes(limit_spec(wanted, raised(), ["ctl", "gpu2"])) == {"train": ("gpu2",)}
+    assert nodes(limit_spec(wanted, make_workspace(), ["ctl", "gpu2"])) == {"train": ("gpu2",)}
     with rejected("controller-first", UsageError):
-        limit_spec(wanted, raised(), ["gpu2"])
+        limit_spec(wanted, make_workspace(), ["gpu2"])
 
 
-def test_limit_spec_refuses_unknown_and_created_hosts(raised: Raise) -> None:
+def test_limit_spec_refuses_unknown_and_created_hosts(make_workspace: MakeWorkspace) -> None:
     with rejected("unknown-name", UsageError, "gpu9") as refused:
-        limit_spec(spec(train="gpu1"), raised(), ["gpu9"])
+        limit_spec(spec(train="gpu1"), make_workspace(), ["gpu9"])
     assert refused.value.where == "--limit"
     with rejected("not-own-machines", UsageError):
-        limit_spec(spec_of(name="own"), raised(), ["own-train-1"])
+        limit_spec(spec_of(name="own"), make_workspace(), ["own-train-1"])
     with rejected("not-own-machines", UsageError):
         spec_without(spec_of(name="own"), ["own-train-1"])
 
 
-def test_spec_without_nodes_keeps_the_others(raised: Raise) -> None:
+def test_spec_without_nodes_keeps_the_others(make_workspace: MakeWorkspace) -> None:
     assert nodes(spec_without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {
         "train": ("gpu2",)
     }
@@ -134,9 +132,9 @@ def test_spec_without_nodes_keeps_the_others(raised: Raise) -> None:
 
 
 @pytest.fixture
-def noted(raised: Raise) -> Workspace:
+def workspace(make_workspace: MakeWorkspace) -> Workspace:
     """The workspace of a cluster of ctl, gpu1 and gpu2, each with its own host key."""
-    workspace = raised(spec(train="gpu[1-2]"))
+    workspace = make_workspace(spec(train="gpu[1-2]"))
     workspace.create_secrets()
     workspace.cluster_id()
     for name in ("trusted_hosts", "known_hosts"):
@@ -153,68 +151,71 @@ def known(file: Path) -> list[str]:
     return [host.name for host in Inventory.read(file.read_bytes()).hosts]
 
 
-def test_replaced_machine_has_only_a_pending_release(noted: Workspace) -> None:
-    with replacing(noted, ["gpu1"]):
+def test_replaced_machine_has_only_a_pending_release(workspace: Workspace) -> None:
+    with replacing(workspace, ["gpu1"]):
         pass
-    assert known(noted.inventory) == known(noted.joining) == ["ctl", "gpu2"]
+    assert known(workspace.inventory) == known(workspace.joining) == ["ctl", "gpu2"]
     for name in ("trusted_hosts", "known_hosts"):
-        assert (noted.root / name).read_text() == "gpu10 ssh-ed25519 BBBB\n"
-    (one,) = pending_releases(noted)
+        assert (workspace.root / name).read_text() == "gpu10 ssh-ed25519 BBBB\n"
+    (one,) = pending_releases(workspace)
     assert (one.host.name, one.address, one.why) == ("gpu1", "10.0.0.2", REPLACED)
-    assert one.workspace.known_id() == noted.known_id()
-    assert one.workspace.key.read_bytes() == noted.key.read_bytes()
+    assert one.workspace.known_id() == workspace.known_id()
+    assert one.workspace.key.read_bytes() == workspace.key.read_bytes()
     assert "gpu1 ssh-ed25519 AAAA" in one.workspace.trusted_hosts.read_text()
     assert (one.machine.address, one.machine.become) == ("10.0.0.2", "sudo")
 
 
-def test_replacement_that_fails_changes_nothing(noted: Workspace) -> None:
-    before = files_below(noted.root)
-    with pytest.raises(KeyboardInterrupt), replacing(noted, ["gpu1"]):
+def test_replacement_that_fails_changes_nothing(workspace: Workspace) -> None:
+    before = files_below(workspace.root)
+    with pytest.raises(KeyboardInterrupt), replacing(workspace, ["gpu1"]):
         raise KeyboardInterrupt
-    assert files_below(noted.root) == before
-    assert pending_releases(noted) == ()
+    assert files_below(workspace.root) == before
+    assert pending_releases(workspace) == ()
 
 
-def test_replacement_repeated_is_recorded_once(noted: Workspace) -> None:
+def test_replacement_repeated_is_recorded_once(workspace: Workspace) -> None:
     for _ in range(2):
-        with replacing(noted, ["gpu1"]):
+        with replacing(workspace, ["gpu1"]):
             pass
-        assert len(pending_releases(noted)) == 1
+        assert len(pending_releases(workspace)) == 1
 
 
-def test_forget_machines_removes_pending_releases(noted: Workspace) -> None:
-    with replacing(noted, ["gpu1"]):
+def test_forget_machines_removes_pending_releases(workspace: Workspace) -> None:
+    with replacing(workspace, ["gpu1"]):
         pass
     with rejected("unknown-name", UsageError, "gpu9"):
-        forget_machines(noted, ["gpu9"])
+        forget_machines(workspace, ["gpu9"])
     with rejected("unknown-name", UsageError, "gpu2"):
-        check_pending_release(noted, ["gpu2"])
-    forget_machines(noted, ["gpu1"])
-    assert pending_releases(noted) == ()
-    forget_machines(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
-    inventory = Inventory.read(noted.inventory.read_bytes())
+        check_pending_release(workspace, ["gpu2"])
+    forget_machines(workspace, ["gpu1"])
+    assert pending_releases(workspace) == ()
+    # Forgetting gpu1 again is no error. gpu2 becomes the controller in place of ctl.
+    forget_machines(workspace, ["gpu1", "ctl"])
+    inventory = Inventory.read(workspace.inventory.read_bytes())
     assert inventory.controller.name == "gpu2"
-    forget_machines(noted, ["gpu2"])
-    assert not noted.inventory.exists()
+    forget_machines(workspace, ["gpu2"])
+    assert not workspace.inventory.exists()
 
 
 def test_forget_removes_release_but_not_host_of_same_name(
-    noted: Workspace,
+    workspace: Workspace,
 ) -> None:
-    raised = {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()}
-    with replacing(noted, ["gpu1"]):
+    files_after_up = {
+        path: path.read_bytes() for path in workspace.root.iterdir() if path.is_file()
+    }
+    with replacing(workspace, ["gpu1"]):
         pass
-    for path, content in raised.items():  # the machine in its place has joined
+    for path, content in files_after_up.items():  # the machine in its place has joined
         write_atomic(path, content.replace(b"10.0.0.2", b"10.0.0.9"))
-    before = {path: path.read_bytes() for path in raised}
-    (line,) = forget_machines(noted, ["gpu1"])
+    before = {path: path.read_bytes() for path in files_after_up}
+    (line,) = forget_machines(workspace, ["gpu1"])
     assert line.startswith("gpu1 (10.0.0.2), ")
     assert "stays" in line
-    assert pending_releases(noted) == ()
-    assert {path: path.read_bytes() for path in raised} == before
-    (line,) = forget_machines(noted, ["gpu1"])
+    assert pending_releases(workspace) == ()
+    assert {path: path.read_bytes() for path in files_after_up} == before
+    (line,) = forget_machines(workspace, ["gpu1"])
     assert line.startswith("gpu1, ")
-    assert known(noted.inventory) == ["ctl", "gpu2"]
+    assert known(workspace.inventory) == ["ctl", "gpu2"]
 
 
 def test_host_ranges_are_expanded_to_names() -> None:

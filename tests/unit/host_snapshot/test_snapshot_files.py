@@ -150,7 +150,7 @@ def test_restore_leaves_folders_that_another_host_restores(snapshot: Snapshot, e
     own_key.write_text("ours\n")
     snapshot("sealed", **touches)
     snapshot("restored")
-    assert shared.exists()
+    assert shared.read_text() == "ours\n"
     assert not own_key.exists()
 
 
