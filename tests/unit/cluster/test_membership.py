@@ -68,6 +68,12 @@ def make_workspace(tmp_path: Path) -> MakeWorkspace:
     return write
 
 
+def test_limit_spec_with_all_nodes_is_the_spec(make_workspace: MakeWorkspace) -> None:
+    """After `node reboot`, `plan` compares the recorded spec with the file."""
+    wanted = spec(train="gpu[1-2]")
+    assert limit_spec(wanted, make_workspace(wanted), ["gpu2"]).partitions == wanted.partitions
+
+
 def test_limit_spec_adds_only_the_named_host(make_workspace: MakeWorkspace) -> None:
     workspace = make_workspace(spec(train="gpu[1-2]"))
     assert nodes(limit_spec(spec(train="gpu[1-4]"), workspace, ["gpu3"])) == {
