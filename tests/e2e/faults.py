@@ -20,7 +20,7 @@ from pathlib import Path
 from clusterctl.providers.local import layout, machine
 from clusterctl.providers.local.system import mounted_under
 from tests.support.processes import eventually, run_as_root
-from tests.support.verbs import Clusterctl, Ran
+from tests.support.verbs import Clusterctl, CommandResult
 
 STATE = Path("/var/lib/clusterctl")
 _PATIENCE_S = 20.0
@@ -199,7 +199,7 @@ class Victim:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, self._start + seconds - time.monotonic()))
 
-    def hit(self, how: str, cluster_id: str = "") -> Ran:
+    def hit(self, how: str, cluster_id: str = "") -> CommandResult:
         """End the process: `kill` (it alone), `kill-all` (with all child processes), `int`, `hup`,
         `term` or `reboot`.
         """
@@ -211,7 +211,7 @@ class Victim:
             self._signal(_SIGNALS[how], alone=False)
         return self.end()
 
-    def end(self, *, patience_s: float = _ENDS_S) -> Ran:
+    def end(self, *, patience_s: float = _ENDS_S) -> CommandResult:
         """Wait for the end of the process. It is a failure if the process does not end."""
         try:
             code = self._process.wait(patience_s)
@@ -220,7 +220,7 @@ class Victim:
             raise AssertionError(f"no end within {patience_s} s:\n{''.join(self._said)}") from None
         for reader in self._readers:
             reader.join(_ENDS_S)
-        return Ran(self._argv, code, "".join(self._out), "".join(self._said))
+        return CommandResult(self._argv, code, "".join(self._out), "".join(self._said))
 
     def _signal(self, sign: signal.Signals, *, alone: bool) -> None:
         with suppress(ProcessLookupError):

@@ -12,7 +12,7 @@ from tests.support.cluster import Cluster
 from tests.support.lab import PASSWORD, Lab
 from tests.support.messages import shows
 from tests.support.nested import Host
-from tests.support.verbs import Clusterctl, Ran
+from tests.support.verbs import Clusterctl, CommandResult
 
 FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 # What anybody sees of a machine that can have become another: accounts, packages, units, files.
@@ -37,7 +37,7 @@ def state(lab: Lab, host: str) -> list[str]:
     return [line for line in lines if not _REWRITTEN.search(line)]
 
 
-def up(runner: Clusterctl, spec: Path, *more: str, password: bool = False) -> Ran:
+def up(runner: Clusterctl, spec: Path, *more: str, password: bool = False) -> CommandResult:
     """Run `up` without a terminal, and accept each fingerprint that is shown after comparing it."""
     words = ["--ask-become-pass"] if password else []
     accepted: list[str] = []

@@ -26,7 +26,7 @@ from tests.support.foreign.user import user_of
 from tests.support.messages import codes
 from tests.support.processes import ROOT, run_as_root
 from tests.support.terminal import plain, terminal
-from tests.support.verbs import Ran
+from tests.support.verbs import CommandResult
 
 NAME = "national"
 # Where clusterctl is on the login node, with the Python and the packages that it needs there.
@@ -95,7 +95,7 @@ def files_of(names: Sequence[str]) -> set[str]:
 
 
 class Verb(Protocol):
-    def __call__(self, *argv: str) -> Ran: ...
+    def __call__(self, *argv: str) -> CommandResult: ...
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from clusterctl.providers.local import machine
 from tests.e2e.faults import Victim, at_work, at_work_on_nodes, cause, eventually_none
 from tests.support.cluster import Cluster, of_this_run
 from tests.support.messages import codes
-from tests.support.verbs import Clusterctl, Ran
+from tests.support.verbs import Clusterctl, CommandResult
 
 SPEC = """\
 version: 1
@@ -39,7 +39,7 @@ def spec(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Path]:
     clusterctl("down", "--yes", "--discard", rc=None)
 
 
-def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ran:
+def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> CommandResult:
     """Start `up` and end it after it has begun a phase.
 
     It also runs Ansible on the hosts, which hosts of a class do without.

@@ -40,7 +40,7 @@ from tests.support.nvidia import machines as nvidia
 from tests.support.nvidia.machines import furnish
 from tests.support.processes import as_root
 from tests.support.terminal import plain, terminal
-from tests.support.verbs import Clusterctl, Ran
+from tests.support.verbs import Clusterctl, CommandResult
 
 pytestmark = pytest.mark.platform("stand-in", "google-machines", "google-api", "google-terraform")
 
@@ -118,9 +118,9 @@ class Gcp:
         self.as_shown(plain(window.shown), f"clusterctl {verb}")
         return window.shown
 
-    def as_shown(self, output: Ran | str, text: str) -> None:
+    def as_shown(self, output: CommandResult | str, text: str) -> None:
         """Assert that the page shows this output."""
-        if isinstance(output, Ran):
+        if isinstance(output, CommandResult):
             output = f"{output.stderr}{output.stdout}"
         assert_shown(FIRST_DAY, text, output, {self.name: "demo"})
 

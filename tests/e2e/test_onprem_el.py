@@ -30,7 +30,7 @@ from tests.support.messages import shows
 from tests.support.nested import Host
 from tests.support.nvidia.machines import PROGRAM, rtx_4070
 from tests.support.terminal import plain, terminal
-from tests.support.verbs import Clusterctl, Ran
+from tests.support.verbs import Clusterctl, CommandResult
 
 pytestmark = [
     pytest.mark.platform("stand-in", "rocky-9", "nvidia-packages"),
@@ -200,9 +200,9 @@ def answered(runner: Clusterctl, verb: str) -> str:
     return plain(window.shown)
 
 
-def as_shown(said: Ran | str, text: str, name: str, turn: int = 0) -> None:
+def as_shown(said: CommandResult | str, text: str, name: str, turn: int = 0) -> None:
     """Assert that the page of the first day shows this output."""
-    if isinstance(said, Ran):
+    if isinstance(said, CommandResult):
         said = f"{said.stderr}{said.stdout}"
     assert_shown(FIRST_DAY, text, said, {name: "lab"}, turn)
 

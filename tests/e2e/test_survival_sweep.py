@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.faults import Victim, eventually_none
 from tests.support.messages import shows
 from tests.support.residue import Machine, left_behind, look_as_root
-from tests.support.verbs import Clusterctl, Ran
+from tests.support.verbs import Clusterctl, CommandResult
 
 # The workers of one run must agree on it: they collect the same tests.
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")
@@ -131,7 +131,7 @@ class Stage:
         spec = SPEC.format(name=self._name, uid=self._uid)
         (self.clusterctl.cwd / "cluster.yaml").write_text(spec)
 
-    def _end(self, case: Case) -> Ran:
+    def _end(self, case: Case) -> CommandResult:
         after = case.when if isinstance(case.when, str) else case.when * self._time(case.verb)
         victim = Victim(self.clusterctl, *words(case.verb))
         if isinstance(after, str):

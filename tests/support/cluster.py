@@ -25,7 +25,7 @@ from clusterctl.state.workspace import Workspace
 from tests.support.nvidia.machines import Machine, furnish
 from tests.support.processes import eventually
 from tests.support.residue import nothing_left
-from tests.support.verbs import Clusterctl, Ran
+from tests.support.verbs import Clusterctl, CommandResult
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Cluster:
         """The account that jobs run as."""
         return str(YAML(typ="safe").load(self.workspace / "spec.yaml")["users"][0]["name"])
 
-    def __call__(self, *argv: str | Path, rc: int | None = 0, timeout_s: float = 300) -> Ran:
+    def __call__(
+        self, *argv: str | Path, rc: int | None = 0, timeout_s: float = 300
+    ) -> CommandResult:
         # Messages repeat -f in the commands that they advise, so it is omitted as users omit it.
         is_default = self.spec == self.runner.cwd / "cluster.yaml"
         chosen = () if is_default else ("-f", self.spec)

@@ -29,7 +29,7 @@ from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import render
 from tests.support.nested import Host, leader
 from tests.support.processes import ROOT, as_root, run_as_root
-from tests.support.verbs import Ran
+from tests.support.verbs import CommandResult
 
 USER = "rocky"
 PASSWORD = "correct horse"  # noqa: S105  (of the user, where sudo asks for one)
@@ -122,17 +122,19 @@ class Lab:
         rc: int | None = 0,
         stdin: str = "",
         timeout_s: float = 120,
-    ) -> Ran:
+    ) -> CommandResult:
         """Run a shell command as the user; `rc=None` takes any exit code."""
         argv = ("ssh", "-F", str(self.ssh_config), host, command)
         done = subprocess.run(
             argv, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
         )
-        ran = Ran(argv, done.returncode, done.stdout, done.stderr)
-        assert rc is None or ran.rc == rc, f"no exit {rc}\n{ran}"
-        return ran
+        result = CommandResult(argv, done.returncode, done.stdout, done.stderr)
+        assert rc is None or result.rc == rc, f"no exit {rc}\n{result}"
+        return result
 
-    def enter(self, host: str, argv: Sequence[str | Path], *, timeout_s: float = 120) -> Ran:
+    def enter(
+        self, host: str, argv: Sequence[str | Path], *, timeout_s: float = 120
+    ) -> CommandResult:
         """Run a command as root in a machine's namespaces, without sshd; any exit code."""
         return self.host(host).inside.enter(*argv, timeout_s=timeout_s)
 

@@ -1,8 +1,8 @@
 """Errors and notes by their codes: tests assert these, and docs/errors.md alone holds the wording.
 
 with refused("subnet-in-use", where="provider.subnet"): ...      # an error of ours, with its fields
-assert codes(ran) == ["job-unknown"]                             # `-o json`
-assert shows(ran.stderr, "job-unknown")                          # as a person reads it
+assert codes(result) == ["job-unknown"]                             # `-o json`
+assert shows(result.stderr, "job-unknown")                          # as a person reads it
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from clusterctl.errors import BadValueError, ClusterctlError
 from payload.errors import PayloadError, RankError
 from scripts import message_reference
-from tests.support.verbs import Ran
+from tests.support.verbs import CommandResult
 
 
 @contextmanager
@@ -48,9 +48,9 @@ def codes_of(error: ClusterctlError | BadValueError | PayloadError | RankError) 
     return list(dict.fromkeys([error.code, *(failure.code for failure in failures)]))
 
 
-def codes(ran: Ran) -> list[str]:
+def codes(result: CommandResult) -> list[str]:
     """Return the codes of the failures in an answer of `-o json`."""
-    return [failure["code"] for failure in ran.json["failures"]]
+    return [failure["code"] for failure in result.json["failures"]]
 
 
 def shows(text: str, code: str) -> bool:

@@ -28,7 +28,7 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.workspace import cache_home
 from tests.support.install import build_wheel, lock_of_wheels
 from tests.support.processes import ROOT, as_root
-from tests.support.verbs import Ran
+from tests.support.verbs import CommandResult
 
 UV = Path(sys.executable).with_name("uv")
 PLACE = "/usr/local/lib/clusterctl"  # where clusterctl is installed
@@ -88,7 +88,7 @@ class Host:
 
     def __call__(
         self, *argv: str | Path, user: str = "root", rc: int | None = 0, timeout_s: float = 120
-    ) -> Ran:
+    ) -> CommandResult:
         """Run a command at the user's home, in a unit of its own; `rc=None` takes any exit code.
 
         Raises:
@@ -106,7 +106,7 @@ class Host:
         assert rc is None or ran.rc == rc, f"no exit {rc}\n{ran}"
         return ran
 
-    def enter(self, *argv: str | Path, timeout_s: float = 30) -> Ran:
+    def enter(self, *argv: str | Path, timeout_s: float = 30) -> CommandResult:
         """Run a command in its namespaces, but in no unit of its systemd."""
         namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid"]
         words = tuple(
@@ -116,7 +116,7 @@ class Host:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=nothing
         )
-        return Ran(words, done.returncode, done.stdout, done.stderr)
+        return CommandResult(words, done.returncode, done.stdout, done.stderr)
 
     def sh(
         self, script: str, *, user: str = "root", rc: int | None = 0, timeout_s: float = 120

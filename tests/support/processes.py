@@ -89,7 +89,7 @@ def suspend(pid: int, times: int, seconds: float = 0.005) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def gone(pid: int) -> bool:
+def ends_within_a_minute(pid: int) -> bool:
     """Return whether a process ends within a minute."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -101,13 +101,15 @@ def gone(pid: int) -> bool:
     return False
 
 
-def noted(note: Path, attempt: Callable[[float], None]) -> int:
-    """The pid that a program notes before its time is up, which is short unless the machine is too
-    busy.
+def recorded_pid(file: Path, attempt: Callable[[float], None]) -> int:
+    """Return the pid that a program writes to a file.
+
+    attempt: starts the program with a time limit in seconds. It is called again with a longer one
+        if the machine was too busy for the program to write its pid.
     """
     for seconds in (0.3, 3, 30):
         attempt(seconds)
-        if note.exists() and (text := note.read_text()):
+        if file.exists() and (text := file.read_text()):
             return int(text)
     raise AssertionError("the program did not begin")
 

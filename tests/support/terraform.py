@@ -35,7 +35,7 @@ output "pass" {
 """
 
 
-class Told(Reporter):
+class RecordingReporter(Reporter):
     """Keeps the lines that are reported."""
 
     def __init__(self) -> None:
@@ -93,9 +93,9 @@ class Work:
 
     def __init__(self, folder: Path, chosen: Program, module: str = MODULE) -> None:
         self.folder = folder
-        told = Told()
-        self.said = told.lines
-        self.terraform = terraform_in(folder, told, chosen)
+        reporter = RecordingReporter()
+        self.said = reporter.lines
+        self.terraform = terraform_in(folder, reporter, chosen)
         folder.mkdir(exist_ok=True)
         (folder / "main.tf").write_text(module)
 

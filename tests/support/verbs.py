@@ -19,8 +19,8 @@ SCRIPT = Path(sys.executable).with_name("clusterctl")
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How one call ended."""
+class CommandResult:
+    """The exit code and the output of a command."""
 
     argv: tuple[str, ...]
     rc: int
@@ -29,11 +29,11 @@ class Ran:
 
     @property
     def json(self) -> Any:
-        """What was printed under `-o json`."""
+        """The answer of `-o json`."""
         return json.loads(self.stdout)
 
     def __str__(self) -> str:
-        """All there is to know when an assertion about it fails."""
+        """The command with its exit code and output, for failed assertions."""
         ended = f"$ {' '.join(self.argv)}\nexit code {self.rc}"
         return f"{ended}\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}"
 
@@ -56,17 +56,17 @@ class Clusterctl:
         timeout_s: float = 600,
         cwd: Path | None = None,
         stdin: str = "",
-    ) -> Ran:
+    ) -> CommandResult:
         """Run a verb and expect an exit code; `rc=None` takes any.
 
         Raises:
             AssertionError: another exit code, a traceback, or no end within `timeout_s`.
         """
         words = (str(self.script), *map(str, argv))
-        ran = self._run(words, cwd or self.cwd, stdin, timeout_s)
-        assert _TRACEBACK not in ran.stdout + ran.stderr, f"a traceback\n{ran}"
-        assert rc is None or ran.rc == rc, f"no exit {rc}\n{ran}"
-        return ran
+        result = self._run(words, cwd or self.cwd, stdin, timeout_s)
+        assert _TRACEBACK not in result.stdout + result.stderr, f"a traceback\n{result}"
+        assert rc is None or result.rc == rc, f"no exit {rc}\n{result}"
+        return result
 
     def start(self, *argv: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start a verb in a process session of its own, for the test to signal or await."""
@@ -90,7 +90,9 @@ class Clusterctl:
         ours = {"CLUSTERCTL_HOME": str(self.home), "TMPDIR": str(folder), "COLUMNS": "200"}
         return {**os.environ, **ours, **self.environ}
 
-    def _run(self, words: tuple[str, ...], cwd: Path, stdin: str, timeout_s: float) -> Ran:
+    def _run(
+        self, words: tuple[str, ...], cwd: Path, stdin: str, timeout_s: float
+    ) -> CommandResult:
         environ = self._environ()
         if self.script == SCRIPT:  # without the start of a program
             done = forks.clusterctl(
@@ -107,6 +109,6 @@ class Clusterctl:
                 timeout=timeout_s,
                 check=False,
             )
-        ran = Ran(words, done.returncode, done.stdout, done.stderr)
-        assert ran.rc != forks.TIMED_OUT, f"no end, {timeout_s}s\n{ran}"
-        return ran
+        result = CommandResult(words, done.returncode, done.stdout, done.stderr)
+        assert result.rc != forks.TIMED_OUT, f"no end, {timeout_s}s\n{result}"
+        return result

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl import __version__
 from tests.support.messages import codes
-from tests.support.verbs import Clusterctl, Ran
+from tests.support.verbs import Clusterctl, CommandResult
 
 SPEC = (
     "version: 1\n"
@@ -39,7 +39,7 @@ REFUSED = {
 }
 
 
-def failures(result: Ran) -> list[dict[str, object]]:
+def failures(result: CommandResult) -> list[dict[str, object]]:
     assert result.json["ok"] is False
     return list(result.json["failures"])
 

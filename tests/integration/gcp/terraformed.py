@@ -23,7 +23,7 @@ from clusterctl.spec.load import parse_spec
 from clusterctl.util.assets import data_folder
 from clusterctl.util.progress import Clock
 from tests.support.google.cloud import GoogleCloud
-from tests.support.terraform import Told, addresses, in_state
+from tests.support.terraform import RecordingReporter, addresses, in_state
 
 CLUSTER_ID = "a1b2c3"
 PLACE = Place("my-project", "us-central1-a", "demo-ctl", enables_apis=True)
@@ -44,10 +44,10 @@ class Terraformed:
             setenv(name, value)
         self.folder = folder / "terraform"
         shutil.copytree(data_folder("terraform") / "gcp", self.folder)
-        told = Told()
-        self.said = told.lines
+        reporter = RecordingReporter()
+        self.said = reporter.lines
         self.waited: list[float] = []
-        self.terraform = Terraform(self.folder, told, PLACE.explain, PLACE.name)
+        self.terraform = Terraform(self.folder, reporter, PLACE.explain, PLACE.name)
         self.nodes(2)
         self.terraform.init()
 

@@ -28,7 +28,7 @@ from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
-from tests.support.terraform import Told
+from tests.support.terraform import RecordingReporter
 from tests.unit.gcp import recorded
 from tests.unit.gcp.clusters import (
     NOT_BILLED,
@@ -66,7 +66,7 @@ class Baked:
     google: Google
     workspace: Workspace
     seen: list[Inventory] = field(default_factory=list)
-    told: Told = field(default_factory=Told)
+    reporter: RecordingReporter = field(default_factory=RecordingReporter)
     fails: BaseException | None = None
 
     def bake(self, image: Inventory) -> None:
@@ -81,7 +81,7 @@ class Baked:
 
     def up(self, spec: ClusterSpec, inputs: str = INPUTS) -> Provisioned:
         """Plan, bake the class of new nodes, and create the hosts, as `up` does."""
-        provider = provider_of(spec, self.told)
+        provider = provider_of(spec, self.reporter)
         self.planned(provider, spec, inputs)
         return self.up_from(provider, spec, inputs)
 
@@ -231,7 +231,7 @@ def test_failed_image_build_leaves_no_machine(baked: Baked, method: str, code: s
         baked.up(spec_of())
     assert not baked.cloud.instances
     assert not baked.images
-    assert any("deleting demo-image" in line for line in baked.told.lines)
+    assert any("deleting demo-image" in line for line in baked.reporter.lines)
     baked.fails = None
     baked.up(spec_of())
     (name,) = baked.images
@@ -277,14 +277,14 @@ class KilledError(BaseException):
 
 def killed(baked: Baked) -> GcpProvider:
     """Run a build that is killed and leaves its machine."""
-    provider = provider_of(spec_of(), baked.told)
+    provider = provider_of(spec_of(), baked.reporter)
     baked.planned(provider, spec_of())
     baked.fails = KilledError()
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
     with pytest.raises(KilledError):
         baked.up_from(provider, spec_of())
     assert list(baked.cloud.instances) == [MACHINE]
-    assert any("billed" in line for line in baked.told.lines)
+    assert any("billed" in line for line in baked.reporter.lines)
     baked.fails = None
     baked.cloud.heal()
     return provider

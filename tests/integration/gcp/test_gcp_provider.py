@@ -26,7 +26,7 @@ from tests.support.messages import refused, shows
 from tests.unit.gcp import recorded
 from tests.unit.gcp.clusters import provider_of, workspace_in
 
-SEEN = "rocky-9.6"  # on each of them, by a look
+DISTRIBUTION = "rocky-9.6"
 HOSTS = ["demo-ctl", "demo-train-1", "demo-train-2"]
 
 
@@ -65,36 +65,65 @@ def test_plan_of_nvswitch_hosts_notes_fabric_manager(
     assert any(shows(note, "fabric-manager") for note in planned.notes)
 
 
-def test_apply_and_destroy_of_a_cluster(cloud: GoogleCloud, workspace: Workspace) -> None:
+def known_distribution(workspace: Workspace) -> None:
+    """Record a distribution of all hosts, as `up` does after its first connection."""
+    text = workspace.inventory.read_text()
+    workspace.inventory.write_text(
+        text.replace('"distribution": ""', f'"distribution": "{DISTRIBUTION}"')
+    )
+
+
+def test_plan_of_a_new_cluster_has_its_hosts_and_its_cost(
+    planned_cloud: GoogleCloud, workspace: Workspace
+) -> None:
     spec = spec_of(enable_apis=False)
-    provider = provider_of(spec)
-    planned = provider.plan(spec, workspace)
-    assert not cloud.instances
+    planned = provider_of(spec).plan(spec, workspace)
+    assert not planned_cloud.instances
     assert [(host.name, host.action) for host in planned.hosts] == [
         (name, "make") for name in HOSTS
     ]
-    assert [host.what for host in planned.hosts[1:]] == [
-        "g2-standard-4, 1 x l4",
-        "g2-standard-4, 1 x l4",
-    ]
+    assert [host.what for host in planned.hosts[1:]] == ["g2-standard-4, 1 x l4"] * 2
     assert planned.cost is not None
     assert planned.cost.now == 0
-    assert (
-        planned.cost.then > sum(host.usd_per_hour or 0 for host in planned.hosts) > 2 * 0.7
-    )  # and Cloud NAT
+    # The rest is Cloud NAT.
+    assert planned.cost.then > sum(host.usd_per_hour or 0 for host in planned.hosts) > 2 * 0.7
     assert any("network" in text for text in planned.other)
 
+
+def test_apply_creates_hosts_and_destroy_removes_them(
+    cloud: GoogleCloud, workspace: Workspace
+) -> None:
+    spec = spec_of(enable_apis=False)
+    provider = provider_of(spec)
     done = provider.apply(spec, workspace)
-    assert list(done.made) == HOSTS
-    assert not done.started
+    assert (list(done.made), list(done.started)) == (HOSTS, [])
     inventory = done.inventory
-    assert [host.name for host in inventory.hosts] == HOSTS
+    assert [(host.name, host.roles) for host in inventory.hosts] == [
+        (HOSTS[0], ("controller",)),
+        (HOSTS[1], ("compute",)),
+        (HOSTS[2], ("compute",)),
+    ]
     assert [host.address for host in inventory.hosts] == [
         cloud.instances[name]["network_interface"][0]["network_ip"] for name in HOSTS
     ]
     assert {host.host_key for host in inventory.hosts} == {f"ssh-ed25519 {HOST_KEY}"}
-    assert [host.roles for host in inventory.hosts] == [("controller",), ("compute",), ("compute",)]
-    # One tunnel, to the controller.
+    assert {host.distribution for host in inventory.hosts} == {UNSEEN}
+    address = inventory.controller.address
+    assert inventory.shared_folder == SharedFolder(kind="nfs", server=address, path="/shared")
+    workspace.inventory.write_text(inventory.text)
+    assert provider.alive(workspace.cluster_id())
+
+    provider.destroy(workspace.cluster_id(), workspace=workspace)
+    assert not cloud.instances
+    assert provider.leftovers(workspace.cluster_id(), workspace=None) == ()
+    assert not provider.alive(workspace.cluster_id())
+
+
+def test_inventory_of_a_cluster_has_a_tunnel_to_the_controller_only(
+    planned_cloud: GoogleCloud, workspace: Workspace
+) -> None:
+    spec = spec_of(enable_apis=False)
+    inventory = provider_of(spec).apply(spec, workspace).inventory
     assert [host.proxy_command[:4] for host in inventory.hosts] == [
         ("gcloud", "compute", "start-iap-tunnel", HOSTS[0]),
         (),
@@ -102,41 +131,52 @@ def test_apply_and_destroy_of_a_cluster(cloud: GoogleCloud, workspace: Workspace
     ]
     assert [host.jump for host in inventory.hosts] == [None, HOSTS[0], HOSTS[0]]
     assert inventory.network == "10.80.0.0/20"
-    address = inventory.controller.address
-    assert inventory.shared_folder == SharedFolder(kind="nfs", server=address, path="/shared")
     assert inventory.hosts[1].job_environment["NCCL_DEBUG"] == "WARN"
     assert not inventory.controller.job_environment
     assert not inventory.baked
-    assert {host.distribution for host in inventory.hosts} == {UNSEEN}
-    workspace.inventory.write_text(
-        inventory.text.replace('"distribution": ""', f'"distribution": "{SEEN}"')
-    )
-    assert provider.alive(workspace.cluster_id())
 
-    cloud.stop("demo-train-1")
-    off = provider_of(spec).plan(spec, workspace)
-    assert [(host.name, host.action) for host in off.changes] == [("demo-train-1", "change")]
-    assert off.cost is not None
-    # It costs its disk alone while it is off.
-    assert off.cost.then - off.cost.now == pytest.approx(0.7)
-    assert off.cost.then == planned.cost.then
-    assert not off.other
 
-    cloud.lose("demo-train-2")
-    new = {"ssh-ed25519": f"{HOST_KEY[:-4]}new0"}
-    with cloud.store.change() as state:
-        state["guest_attributes"] = {"demo-train-1": new, "demo-train-2": new}
+def test_stopped_node_is_planned_to_start_and_costs_only_its_disk_until_then(
+    planned_cloud: GoogleCloud, workspace: Workspace
+) -> None:
+    spec = spec_of(enable_apis=False)
+    new = provider_of(spec).plan(spec, workspace)
+    raised(spec, workspace)
+    known_distribution(workspace)
+    planned_cloud.stop("demo-train-1")
+    planned = provider_of(spec).plan(spec, workspace)
+    assert [(host.name, host.action) for host in planned.changes] == [("demo-train-1", "change")]
+    assert new.cost is not None
+    assert planned.cost is not None
+    assert planned.cost.then - planned.cost.now == pytest.approx(0.7)
+    assert planned.cost.then == new.cost.then
+    assert not planned.other
+
+
+def test_lost_node_is_recreated_and_only_its_host_key_is_asked(
+    planned_cloud: GoogleCloud, workspace: Workspace
+) -> None:
+    spec = spec_of(enable_apis=False)
+    raised(spec, workspace)
+    known_distribution(workspace)
+    planned_cloud.stop("demo-train-1")
+    planned_cloud.lose("demo-train-2")
+    new_key = f"{HOST_KEY[:-4]}new0"
+    with planned_cloud.store.change() as state:
+        # Every machine would answer with the new key.
+        state["guest_attributes"] = {name: {"ssh-ed25519": new_key} for name in HOSTS[1:]}
     done = raised(spec, workspace)
     assert (done.made, done.started) == (("demo-train-2",), ("demo-train-1",))
-    keys = {host.name: host.host_key for host in done.inventory.hosts}
-    same = f"ssh-ed25519 {HOST_KEY}"  # of machines that are the same: they are not asked again
-    assert keys == {HOSTS[0]: same, HOSTS[1]: same, HOSTS[2]: f"ssh-ed25519 {HOST_KEY[:-4]}new0"}
-    assert [host.distribution for host in done.inventory.hosts] == [SEEN, SEEN, UNSEEN]
-
-    provider.destroy(workspace.cluster_id(), workspace=workspace)
-    assert not cloud.instances
-    assert provider.leftovers(workspace.cluster_id(), workspace=None) == ()
-    assert not provider.alive(workspace.cluster_id())
+    assert [host.host_key for host in done.inventory.hosts] == [
+        f"ssh-ed25519 {HOST_KEY}",
+        f"ssh-ed25519 {HOST_KEY}",
+        f"ssh-ed25519 {new_key}",
+    ]
+    assert [host.distribution for host in done.inventory.hosts] == [
+        DISTRIBUTION,
+        DISTRIBUTION,
+        UNSEEN,
+    ]
 
 
 def test_plan_names_a_removed_node(planned_cloud: GoogleCloud, workspace: Workspace) -> None:

@@ -28,7 +28,7 @@ from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
-from tests.support.terraform import Told
+from tests.support.terraform import RecordingReporter
 from tests.unit.gcp import module as shared
 from tests.unit.gcp.clusters import NOT_BILLED, provider_of, workspace_in
 from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, Module
@@ -84,9 +84,9 @@ def test_state_of_another_cluster_is_neither_changed_nor_destroyed(
     shutil.copytree(theirs.terraform, ours.terraform, symlinks=True)
     with refused("state-of-other-cluster", ProvisionError, theirs.cluster_id()):
         provider_of(spec).plan(spec, ours)
-    told = Told()
-    provider_of(spec, told).destroy(ours.cluster_id(), workspace=ours)
-    assert any("another cluster" in line for line in told.lines)
+    reporter = RecordingReporter()
+    provider_of(spec, reporter).destroy(ours.cluster_id(), workspace=ours)
+    assert any("another cluster" in line for line in reporter.lines)
     assert cloud.resources() == before
 
 

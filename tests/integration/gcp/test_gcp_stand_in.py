@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.gcp.module import Module, Ran
+from tests.unit.gcp.module import Module, TerraformResult
 
 MAIN = """
 terraform {
@@ -55,7 +55,7 @@ class Folder(Module):
         (source / "main.tf").write_text(MAIN)
         super().__init__(folder, source=source)
 
-    def make(self, **hosts: str) -> Ran:
+    def make(self, **hosts: str) -> TerraformResult:
         """Apply, with these instances and their machine types."""
         return self.run(
             "apply", "-auto-approve", *([f"-var=hosts={json.dumps(hosts)}"] if hosts else [])

@@ -17,7 +17,7 @@ from tests.support.google.api import Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
-from tests.support.terraform import Told
+from tests.support.terraform import RecordingReporter
 from tests.support.verbs import Clusterctl
 from tests.unit.gcp.clusters import provider_of, put_own_network, workspace_in
 from tests.unit.gcp.test_gcp_storage import DISK, FILESTORE, ON_FILESTORE, kept, left_disk, spec_of
@@ -41,12 +41,14 @@ def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
 
 def down(spec: ClusterSpec, workspace: Workspace) -> None:
     """Destroy with Terraform alone. Resources that it leaves are an error."""
-    told = Told()
+    reporter = RecordingReporter()
     cluster_id = workspace.cluster_id()
-    provider = provider_of(spec, told)
+    provider = provider_of(spec, reporter)
     provider.destroy(cluster_id, workspace=workspace)
     assert not [
-        line for line in told.lines if "Terraform could not" in line or line.startswith("deleting")
+        line
+        for line in reporter.lines
+        if "Terraform could not" in line or line.startswith("deleting")
     ]
     assert provider.leftovers(cluster_id, workspace=None) == ()
     assert provider.orphans("demo").found == ()

@@ -17,7 +17,7 @@ from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.manual import ROOT, assert_shown, blocks, shown
 from tests.support.messages import codes, shows
-from tests.support.verbs import Clusterctl, Ran
+from tests.support.verbs import Clusterctl, CommandResult
 from tests.unit.gcp import recorded
 from tests.unit.gcp.clusters import provider_of, workspace_in
 
@@ -58,7 +58,7 @@ def spec_of_the_page() -> str:
     return spec.replace("my-project", PROJECT)
 
 
-def as_shown(ran: Ran, text: str, turn: int = 0) -> Ran:
+def as_shown(ran: CommandResult, text: str, turn: int = 0) -> CommandResult:
     """Fails unless the page shows this."""
     assert_shown(FIRST_DAY, text, f"{ran.stderr}{ran.stdout}", {PROJECT: "my-project"}, turn)
     return ran

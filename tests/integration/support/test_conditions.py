@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from scripts.run_tests import count
-from tests.support.processes import gone
+from tests.support.processes import ends_within_a_minute
 from tests.support.sweeps import in_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -152,7 +152,7 @@ def test_a_test_that_hangs_fails_alone_and_its_programs_end(
     assert "its time limit" in done.stdout
     assert "crashed while running 'test_it.py::test_deaf'" in done.stdout
     assert "in test_deaf" in done.stderr
-    assert gone(int((tmp_path / "pid").read_text()))
+    assert ends_within_a_minute(int((tmp_path / "pid").read_text()))
 
 
 RUNS = """
@@ -202,7 +202,7 @@ def test_a_run_that_is_ended_ends_what_it_started(tmp_path: Path, sign: signal.S
         process.stdout.read()  # all that write to it have ended
     assert code == (-sign if sign == signal.SIGKILL else 128 + sign)
     assert (tmp_path / "ending").exists()
-    assert gone(int((tmp_path / "pid").read_text()))
+    assert ends_within_a_minute(int((tmp_path / "pid").read_text()))
 
 
 def test_what_a_background_ignores_the_run_ignores_too(tmp_path: Path) -> None:
@@ -218,4 +218,4 @@ def test_a_part_has_a_limit(tmp_path: Path) -> None:
         told, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "within 3 s" in told
-    assert gone(int((tmp_path / "pid").read_text()))
+    assert ends_within_a_minute(int((tmp_path / "pid").read_text()))

@@ -26,7 +26,7 @@ from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.transport.ssh import Connections, SSHTransport
 from tests.support.inventories import host_of, inventory_of
-from tests.support.processes import eventually, gone
+from tests.support.processes import ends_within_a_minute, eventually
 
 KNOWN = "node ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJWsqlyNZ2zBT7lD+gy7dPtK9eE3kTvPhPFBEIgEbeJK\n"
 OTHER_USER = 65534
@@ -94,7 +94,7 @@ def test_socket_of_a_killed_ssh_is_replaced(sshd, me, config) -> None:
     assert is_shared(config, me)
     (killed,), (socket,) = masters(config), sockets(config)
     os.kill(killed, signal.SIGKILL)
-    assert gone(killed)
+    assert ends_within_a_minute(killed)
     assert socket.is_socket()
     assert is_shared(config, me)
     assert killed not in masters(config)
@@ -116,10 +116,10 @@ def test_connection_that_died_while_idle_is_opened_again(sshd, me, config, monke
         os.kill(pid, signal.SIGSTOP)
     with closing(SSHTransport("node", config, user=me, stays=True)) as node:
         node.run(["sh", "-c", 'echo once >>"$1"', "sh", str(note)])
-    assert gone(dead)
+    assert ends_within_a_minute(dead)
     for pid in served:
         os.kill(pid, signal.SIGCONT)
-        assert gone(pid)
+        assert ends_within_a_minute(pid)
     assert note.read_text() == "once\n"
     assert len(masters(config)) == 1
 
@@ -156,7 +156,7 @@ def test_end_all_leaves_neither_process_nor_socket(sshd, me, config) -> None:
     assert len(pids) == len(sockets(config)) == 2
     end_all_connections(config)
     own.close()
-    assert all(map(gone, [*pids, *sshd.connections()]))
+    assert all(map(ends_within_a_minute, [*pids, *sshd.connections()]))
     assert sockets(config) == []
     end_all_connections(config)
 
@@ -412,4 +412,4 @@ def test_close_ends_a_begun_command_that_was_not_used(me, config, tmp_path) -> N
         node.run(["true"])
         node.begin(["sh", "-c", 'echo $$ >"$1.new"; mv "$1.new" "$1"; exec cat', "sh", str(note)])
         eventually(note.exists)
-    assert gone(int(note.read_text()))
+    assert ends_within_a_minute(int(note.read_text()))

@@ -16,7 +16,7 @@ from clusterctl.transport.base import BOOT, Transport
 from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.messages import refused
-from tests.support.processes import gone, noted
+from tests.support.processes import ends_within_a_minute, recorded_pid
 
 # A busy clusterctl program that prints nothing.
 BUSY = """
@@ -69,7 +69,7 @@ def test_run_ends_the_command_at_its_timeout(impatient, tmp_path):
             impatient.run(argv, timeout_s=timeout_s)
 
     impatient.run(["true"])  # connected
-    assert gone(noted(tmp_path / "pid", attempt))
+    assert ends_within_a_minute(recorded_pid(tmp_path / "pid", attempt))
 
 
 CLIENT = """
@@ -96,24 +96,25 @@ def test_remote_command_ends_when_clusterctl_is_killed(sshd, me, tmp_path, stays
     config = sshd.config()
     for how in ("run", "stream", "talk"):
         for program in (PROGRAM, ["cat"] if how == "talk" else ["sleep", "1000"]):
-            noted = tmp_path / f"{how}-{program[0]}"
+            pid_file = tmp_path / f"{how}-{program[0]}"
             argv = [
                 "sh",
                 "-c",
-                f'echo $$ >{noted}.new; mv {noted}.new {noted}; exec "$@"',
+                f'echo $$ >{pid_file}.new; mv {pid_file}.new {pid_file}; exec "$@"',
                 "sh",
                 *program,
             ]
             words = [sys.executable, "-c", CLIENT, how, str(config), me, json.dumps(argv), stays]
-            clients[noted] = subprocess.Popen(words)
-    for noted, client in clients.items():
-        while not noted.exists():
+            clients[pid_file] = subprocess.Popen(words)
+    for pid_file, client in clients.items():
+        while not pid_file.exists():
             assert client.poll() is None
             time.sleep(0.05)
     for client in clients.values():
         client.kill()
         client.wait()
-    assert [noted.name for noted in clients if not gone(int(noted.read_text()))] == []
+    pids = {pid_file.name: int(pid_file.read_text()) for pid_file in clients}
+    assert [name for name, pid in pids.items() if not ends_within_a_minute(pid)] == []
     end_all_connections(config)
 
 

@@ -128,7 +128,7 @@ def test_run_after_its_timeout_ends_all_child_processes(tmp_path: Path) -> None:
                 ["sh", "-c", f"(sleep 40; touch {end}) & echo $! >{pid}; wait"], timeout_s=timeout_s
             )
 
-    assert processes.gone(processes.noted(pid, attempt))
+    assert processes.ends_within_a_minute(processes.recorded_pid(pid, attempt))
     assert not end.exists()
 
 

@@ -25,7 +25,7 @@ from tests.support.foreign.layer import DATA
 from tests.support.furnish import python_prefix
 from tests.support.lab import Box, Lab, lab
 from tests.support.processes import eventually, run_as_root
-from tests.support.verbs import Ran
+from tests.support.verbs import CommandResult
 
 LOGINS: Final = ("login1", "login2")
 NODES: Final = ("c1", "c2")
@@ -69,7 +69,9 @@ class Site:
         """The address of the login node where slurmctld runs."""
         return self.addresses[0]
 
-    def ssh(self, person: str, command: str, *, rc: int | None = 0, login: str = "login1") -> Ran:
+    def ssh(
+        self, person: str, command: str, *, rc: int | None = 0, login: str = "login1"
+    ) -> CommandResult:
         """Run a command as a person on a login node, as plain ssh does."""
         return self.lab.ssh(f"{person}@{login}", command, rc=rc)
 

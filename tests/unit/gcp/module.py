@@ -46,7 +46,7 @@ def description(cluster: str, cluster_id: str) -> str:
 
 
 @dataclass(frozen=True)
-class Ran:
+class TerraformResult:
     """The result of a Terraform command. ``said``: its output without frames and line breaks."""
 
     rc: int
@@ -90,7 +90,7 @@ class Module:
         found = json.loads(self._good("output", "-json").stdout)
         return {name: each["value"] for name, each in found.items()}
 
-    def run(self, verb: str, *options: str) -> Ran:
+    def run(self, verb: str, *options: str) -> TerraformResult:
         """Run any Terraform command, whether it fails or not."""
         colors = () if verb in {"fmt", "state"} else ("-no-color",)
         done = subprocess.run(
@@ -103,9 +103,9 @@ class Module:
             timeout=120,
             check=False,
         )
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return TerraformResult(done.returncode, done.stdout, done.stderr)
 
-    def _good(self, verb: str, *options: str) -> Ran:
+    def _good(self, verb: str, *options: str) -> TerraformResult:
         ran = self.run(verb, *options)
         assert ran.rc == 0, f"terraform {verb}: {ran.said}"
         return ran

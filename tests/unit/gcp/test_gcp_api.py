@@ -24,7 +24,7 @@ from clusterctl.providers.gcp.api import Api, host_keys
 from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT, TOKEN, Google
 from tests.support.messages import refused
-from tests.support.terraform import Told
+from tests.support.terraform import RecordingReporter
 
 pytestmark = pytest.mark.platform("stand-in", "google-api")
 
@@ -201,7 +201,7 @@ class TestHostKeys:
         for name in ("demo-ctl", "demo-train-1"):
             instance(google, name)
         google.fail("compute.instances.getGuestAttributes", 404, reason="notFound", times=3)
-        api.reporter = recorder = Told()
+        api.reporter = recorder = RecordingReporter()
         keys = host_keys(api, ZONE, ["demo-ctl", "demo-train-1"])
         assert keys == dict.fromkeys(("demo-ctl", "demo-train-1"), f"ssh-ed25519 {HOST_KEY}")
         assert recorder.lines == [

@@ -15,7 +15,7 @@ from clusterctl.providers.gcp.apply import WAITS_S, Owner, apply_plan
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused
-from tests.support.terraform import Told
+from tests.support.terraform import RecordingReporter
 
 OWNER = Owner("a1b2c3")
 SHOWN = Plan(Path("plan.tfplan"), "0", ())
@@ -38,7 +38,7 @@ class Scripted:
     stuck: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict)  # of whatever is taken over
     applied: int = 0
-    reporter: Told = field(default_factory=Told)
+    reporter: RecordingReporter = field(default_factory=RecordingReporter)
     adopted: list[Mapping[str, str]] = field(default_factory=list)
 
     def apply(self, _: Plan) -> None:

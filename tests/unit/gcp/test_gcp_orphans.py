@@ -16,7 +16,7 @@ from clusterctl.spec.providers.gcp import GcpSettings
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.refusals import REFUSALS
 from tests.support.messages import refused
-from tests.support.terraform import Told
+from tests.support.terraform import RecordingReporter
 from tests.unit.gcp.clusters import workspace_in
 from tests.unit.gcp.module import VARIABLES, description, labels
 
@@ -211,7 +211,7 @@ class TestRemoving:
         make(google)
         make(google, "other", THEIRS)
         before = whats(api, THEIRS)
-        api.reporter = recorder = Told()
+        api.reporter = recorder = RecordingReporter()
         found = find_resources(api, OURS)
         remove_resources(api, found)
         remove_resources(api, found)  # what is gone already is fine
