@@ -188,36 +188,49 @@ def divide(
     for number, (attempt, trace) in enumerate(zip(attempts, traces, strict=True)):
         until = min(starts[number + 1], end if attempt.end_time is None else attempt.end_time)
         first, last = firsts[number], min(firsts[number + 1], until + SKEW_S)
+        line.add(attempt.start_time, Use.QUEUE)
+        # Slurm's times are whole seconds by the controller's clock. By that of the nodes, the
+        # program may end a moment after the attempt, and has then started a moment later, too.
+        ended = until if trace is None or trace.ended is None else trace.ended
+        line.offset = min(max(0.0, ended - until), SKEW_S)
         own = _Attempt(
-            attempt.start_time,
-            until,
+            attempt.start_time + line.offset,
+            until + line.offset,
             trace,
             [each for each in evidence.records if first <= each.time < last],
             [each for each in evidence.lost if first <= each.end < last],
             max((time for time in evidence.samples if first <= time < last), default=0.0),
         )
-        line.add(attempt.start_time, Use.QUEUE)
         reached = max(reached, own.divide(line, reached))
+        line.offset = 0.0
     line.add(end, Use.QUEUE)
     return {use: seconds for use in Use if (seconds := line.seconds[use]) > 0}
 
 
 class _Line:
-    """Time from ``cursor`` on, whose parts are added in order. hangs, idle: times in order."""
+    """Time from ``cursor`` on, whose parts are added in order. hangs, idle: times in order.
+
+    offset: seconds by which the clock of ``now``, hangs and idle times is ahead of the line's.
+    """
 
     def __init__(self, cursor: float, hangs: Sequence[_Span], idle: Sequence[_Span]) -> None:
         self.cursor = float(cursor)
+        self.offset = 0.0
         self.seconds: dict[Use, float] = defaultdict(float)
         self._hangs = hangs
         self._idle = idle
+
+    @property
+    def now(self) -> float:
+        return self.cursor + self.offset
 
     def add(self, until: float, use: Use) -> float:
         """Add the time until then. Return the seconds of it that were neither hung nor idle.
 
         Time before the last call's does not count again.
         """
-        begin, end = self.cursor, max(self.cursor, until)
-        self.cursor = end
+        begin, end = self.now, max(self.now, until)
+        self.cursor = end - self.offset
         is_whole = use in {Use.QUEUE, Use.EXIT} or not (self._hangs or self._idle)
         if is_whole or end == begin:
             self.seconds[use] += end - begin
@@ -307,17 +320,17 @@ class _Attempt:
         elif record.step is None or (before is not None and record.step <= before):
             line.add(until, Use.RUNNING)
         else:
-            line.add(min(until, line.cursor + record.data_s), Use.DATA)
+            line.add(min(until, line.now + record.data_s), Use.DATA)
             again = 1.0 if before is None else (reached - before) / (record.step - before)
             share = float(record.step <= reached) if before is None else min(1.0, max(0.0, again))
-            line.add(line.cursor + share * max(0.0, until - line.cursor), Use.REDONE)
+            line.add(line.now + share * max(0.0, until - line.now), Use.REDONE)
             line.add(until, Use.USEFUL)
 
     def _add_lost(self, line: _Line, lost: _Lost) -> None:
         """Add the time of records that a later attempt has removed."""
         line.add(min(lost.begin, self.end), Use.RUNNING)
         for use, seconds in lost.uses:
-            line.add(min(line.cursor + seconds, lost.end, self.end), use)
+            line.add(min(line.now + seconds, lost.end, self.end), use)
         line.add(min(lost.end, self.end), Use.RUNNING)
 
     def _finish(self, line: _Line) -> None:

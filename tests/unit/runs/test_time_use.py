@@ -190,6 +190,23 @@ def test_time_use_reads_the_records_that_a_resumed_run_removed(tmp_path: Path) -
     }
 
 
+def test_time_use_takes_the_rounding_of_slurm_from_the_start_up(tmp_path: Path) -> None:
+    """Slurm has cut 0.8 s from the start, and 0.75 s from the end."""
+    run = made(
+        tmp_path,
+        [(10, 30)],
+        events=[started(10.8), ended(30.75)],
+        records=[measured(21.0, 1, 4.0, 1.0), measured(30.5, 2, 9.5)],
+    )
+    assert uses(run) == {
+        "queue": 10,
+        "start-up": 17 - 10.75,
+        "useful": 12.5,
+        "data": 1,
+        "running": 0.25,
+    }
+
+
 def test_time_use_without_metrics_is_running(tmp_path: Path) -> None:
     run = made(tmp_path, [(3, 33)], events=[started(4), ended(30)])
     assert uses(run) == {"queue": 3, "start-up": 1, "running": 26, "exit": 3}
