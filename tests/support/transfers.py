@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.base import Conversation
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 
 
 def content(folder: Path) -> dict[str, object]:

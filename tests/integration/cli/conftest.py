@@ -16,8 +16,8 @@ from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import ssh
 from clusterctl.util.progress import Clock
-from tests.support.here import LocalTransport
 from tests.support.inventories import host_of, inventory_of
+from tests.support.local_transport import LocalTransport
 from tests.support.played.cluster import SPEC, PlayedCluster
 from tests.support.verbs import Clusterctl
 

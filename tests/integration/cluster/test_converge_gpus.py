@@ -17,8 +17,8 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import Result
-from tests.support.here import LocalTransport
 from tests.support.inventories import ONE
+from tests.support.local_transport import LocalTransport
 from tests.support.plays import program
 from tests.unit.cluster.test_converge_gpus import (
     T4,

@@ -21,8 +21,8 @@ from clusterctl.spec.providers.existing import settings_of
 from clusterctl.state.inventory import applied_spec
 from clusterctl.state.inventory import inventory_of as recorded_inventory
 from clusterctl.state.workspace import Workspace
-from tests.support.here import LocalTransport
 from tests.support.inventories import inventory_of
+from tests.support.local_transport import LocalTransport
 
 SITE = SiteDescription(
     "24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin", glibc="2.41"

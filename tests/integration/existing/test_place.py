@@ -19,7 +19,7 @@ from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import Placed, choose_python, place, platform_of, rooms_of
 from clusterctl.providers.existing.site_description import SiteDescription
 from tests.support.disks import small_disk
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 
 VERSION = ".".join(map(str, sys.version_info[:3]))

@@ -14,7 +14,7 @@ from clusterctl.errors import MachineError, SlurmAwayError, SlurmError
 from clusterctl.providers.existing.facts import site_facts
 from clusterctl.providers.existing.probe import Choices, probe
 from tests.integration.existing.conftest import Commands
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 
 

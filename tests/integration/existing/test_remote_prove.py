@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.providers.existing.prove import _PROVE
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 
 # As squeue of Slurm 24.11 answers without slurmctld, and about a job that it does not know any
 # more.

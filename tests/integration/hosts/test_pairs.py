@@ -14,7 +14,7 @@ from clusterctl.errors import UnreachableError
 from clusterctl.hosts.pairs import Peer, find_unconnected_hosts, unreached_ports
 from clusterctl.hosts.remote_pairs import GREETING, WORDS
 from clusterctl.transport.base import Conversation, Transport, remote_argv
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.scripted import ScriptedTransport
 from tests.unit.hosts.answers import pairs
 

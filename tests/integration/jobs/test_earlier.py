@@ -64,7 +64,9 @@ def test_from_run_of_a_job_is_its_folder(session, cluster, local_folder, run_wit
     assert run_with(job_id) == "saved\n"
 
 
-def test_from_run_of_another_machine_is_found_by_slurm(session, cluster, local_folder, monkeypatch):
+def test_from_run_of_a_job_submitted_on_another_machine_is_found_by_slurm(
+    session, cluster, local_folder
+):
     job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
     other_machine = replace(session, ledger=Ledger(local_folder / "other" / "jobs.jsonl"))
     job = JobSpec(name="go", script=local_folder / "job.sh", from_run=job_id)
@@ -80,7 +82,9 @@ def test_from_run_of_another_machine_is_found_by_slurm(session, cluster, local_f
         ("runs/old-1-sum/task-3", "of task 3"),
     ],
 )
-def test_from_run_of_here_is_sent_and_known_as_copy(session, local_folder, run_with, run, output):
+def test_from_run_of_a_collected_run_sends_it_and_records_the_copy(
+    session, local_folder, run_with, run, output
+):
     assert run_with(run) == output
     known = {number for copies in read_copies(session.workspace) for number in copies.numbers()}
     (sent,) = Path.home().glob(f"clusterctl/runs/*-{TOKEN}")
@@ -99,7 +103,7 @@ def test_from_run_of_here_is_sent_and_known_as_copy(session, local_folder, run_w
         ({"container": "/shared/x.sif", "nodes": 2}, f"--env={FROM_RUN}"),
     ],
 )
-def test_from_run_reaches_every_kind_of_rank(session, local_folder, options, passed):
+def test_from_run_is_passed_to_the_ranks_of_every_launcher(session, local_folder, options, passed):
     (local_folder / "train.py").write_text("")
     job = job_spec("train.py", {"from_run": "old-1-sum", "folder": False, **options})
     (prepared,) = Preparer(lambda _: None).prepare(session, Submission([job]))
@@ -123,13 +127,21 @@ def test_dry_run_does_not_look_for_a_run_of_another_machine(session):
     assert found.value.why.startswith("--dry-run")
 
 
-def test_from_run_on_nodes_without_shared_folder_is_sent(session, cluster, local_folder):
+def test_from_run_of_an_uncollected_job_is_refused_without_a_shared_folder(
+    session, cluster, local_folder
+):
     apart = replace(session, unshared_nodes={"n1": session.transport})
     job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
     job = JobSpec(name="go", script=local_folder / "job.sh", from_run=job_id)
     with refused("run-gone", UsageError, f"clusterctl collect workspace/{job_id}"):
         with_from_run(job, apart.ledger, apart)
-    job = job.model_copy(update={"from_run": "old-1-sum"})
+
+
+def test_from_run_of_a_collected_run_is_sent_to_nodes_without_a_shared_folder(
+    session, local_folder
+):
+    apart = replace(session, unshared_nodes={"n1": session.transport})
+    job = JobSpec(name="go", script=local_folder / "job.sh", from_run="old-1-sum")
     folder = with_from_run(job, apart.ledger, apart)[0].env[FROM_RUN]
     assert Path(folder, "state.txt").is_file()
 

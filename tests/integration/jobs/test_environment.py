@@ -34,7 +34,7 @@ from clusterctl.state.inventory import planned_inventory
 from clusterctl.util.assets import file_sha256, job_lock
 from clusterctl.util.progress import SILENT
 from tests.support import forks
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused, shows
 from tests.support.sweeps import in_sweep
 from tests.support.wheels import a_wheel
@@ -165,7 +165,7 @@ def test_replay_gets_the_very_wheels_of_its_lock(
 
 
 def run(environment: Environment, command: str) -> str:
-    """What a command says in a shell whose PATH begins as a job's does."""
+    """Return the stdout of a command in a shell with the PATH of a job."""
     argv = ["bash", "-c", f"export PATH={based(environment).path}:$PATH\n{command}"]
     return subprocess.run(argv, check=True, capture_output=True, text=True, cwd="/").stdout.strip()
 
@@ -268,8 +268,8 @@ def test_rented_host_fetches_large_wheels_itself(
 def test_wheel_that_the_host_cannot_download_is_sent(
     tmp_path: Path, index: Path, heavy: Environment, monkeypatch: pytest.MonkeyPatch, reached: bool
 ) -> None:
-    """One wheel is another file there, of the same name. After it the next is tried, if PyPI
-    answers.
+    """The host's index has another file under the name of a wheel. If PyPI answers, the next wheel
+    is downloaded.
     """
     a_wheel(tmp_path / "its", "heavy", files={"heavy.py": "evil = 1\n"})
     shutil.copy(index / "large-1.0-py3-none-any.whl", tmp_path / "its")

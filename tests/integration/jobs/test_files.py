@@ -12,7 +12,7 @@ import pytest
 from clusterctl.jobs import files
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import Workspace
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 
 
 @pytest.fixture(autouse=True)

@@ -40,8 +40,8 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.remote_copies import CLAIM
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
-from tests.support.here import LocalTransport
 from tests.support.inventories import inventory_with, with_inventory
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster
 from tests.support.processes import eventually
@@ -207,8 +207,8 @@ def test_first_job_chosen_elsewhere_does_not_run_here(session, cluster, other, t
 
 
 def test_first_job_that_is_not_chosen_gives_up(session, cluster, tmp_path):
-    """It can't be chosen afterwards. A choice that came too late is taken back, for another
-    cluster.
+    """A job that gave up can't be chosen afterwards. A choice that came too late is taken back, so
+    that another cluster can run its job.
     """
     first = First("f", is_across=True, wait_s=0.1)
     (job_id,) = raced(session, tmp_path, first, 1)

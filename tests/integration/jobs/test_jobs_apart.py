@@ -27,8 +27,8 @@ from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts
 from clusterctl.transport.base import Transport
 from clusterctl.transport.put import Sent, Upload
-from tests.support.here import LocalTransport
 from tests.support.inventories import inventory_with
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, submit
 
@@ -46,11 +46,11 @@ class ApartNode(LocalTransport):
         self.host = home.name
         home.mkdir(parents=True)
 
-    def _here(self, argv: Sequence[str]) -> Sequence[str]:
+    def _local_command(self, argv: Sequence[str]) -> Sequence[str]:
         moved = (word.replace(self._controllers, str(self.home)) for word in argv)
         return ["env", f"HOME={self.home}", *moved]
 
-    def _request(self, data: bytes) -> bytes:
+    def _local_request(self, data: bytes) -> bytes:
         return data.replace(self._controllers.encode(), bytes(self.home))
 
     def shown(self, path: str) -> str:
@@ -260,9 +260,9 @@ def test_submit_names_the_node_where_the_home_has_another_path(
 class AsUser(ApartNode):
     """The admin account's way to a node: sudo is left out."""
 
-    def _here(self, argv: Sequence[str]) -> Sequence[str]:
+    def _local_command(self, argv: Sequence[str]) -> Sequence[str]:
         assert argv[:4] == ("sudo", "-n", "-H", "-u")
-        return super()._here(argv[5:])
+        return super()._local_command(argv[5:])
 
 
 @pytest.fixture

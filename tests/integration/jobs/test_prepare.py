@@ -35,7 +35,7 @@ from clusterctl.util.assets import payload_hash, tree_files, tree_hash
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.disks import small_disk
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import submit
 from tests.support.scripted import ScriptedTransport, Step

@@ -22,8 +22,8 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import Ledger
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
-from tests.support.here import LocalTransport
 from tests.support.inventories import with_inventory
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import finished, submit, submitted
 from tests.support.processes import eventually
@@ -327,7 +327,7 @@ def test_tasks_in_a_folder_that_cannot_be_read_are_not_cancelled(session, cluste
 
 
 def test_array_with_more_tasks_than_are_read_says_so(tmp_path):
-    """Such tasks are not known, as those in a folder that can't be read."""
+    """Tasks beyond the limit are unknown, like tasks in a folder that can't be read."""
     for task in range(3):
         (tmp_path / f"stdout-{task}.log").touch()
     assert [sorted(records(str(tmp_path), most)) for most in (2, 3)] == [

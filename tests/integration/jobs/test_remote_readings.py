@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.jobs.remote_readings import OF_LOGS, OF_TELEMETRY
 from clusterctl.transport.base import remote_argv
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 
 SAMPLE = b'{"kind": "sample"}\n'
 

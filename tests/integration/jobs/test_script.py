@@ -798,18 +798,11 @@ def test_completed_job_does_not_run_twice(batch, job, restart, status, runs):
 LIST_HOSTS = r"[[ $1 != show ]] && echo $@ >>scontrol-calls || printf '%s\n' node-2 node-3"
 
 
-@pytest.mark.parametrize("excluded", [True, False])
-def test_node_with_two_failures_is_excluded(batch, excluded):
-    """Unless Slurm says that too few nodes would remain that satisfy the job.
+NODE_2_LOST = "mkdir rank-logs; echo 9 137 node-2 >rank-logs/1.end; exit 14"
 
-    The watcher has lifted an earlier exclusion.
-    """
-    play(batch.folder.parent / "bin" / "squeue", "echo 'RUNNING None 8 node-9'")
-    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
-    play(
-        batch.folder.parent / "bin" / "sbatch",
-        f'echo "$@" | tee sbatch-call >&2; {str(excluded).lower()}',
-    )
+
+def write_failure_of_node_2(batch):
+    """Let job 12 have failed once because of node-2, and be in its ninth attempt."""
     begun = {"time": 5, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
     again = {
         "time": 6,
@@ -824,10 +817,24 @@ def test_node_with_two_failures_is_excluded(batch, excluded):
         "SLURM_JOB_ID": "12",
         "SLURM_RESTART_COUNT": "8",
         "SLURM_JOB_NODELIST": "node-2",
+        "SLURM_JOB_NUM_NODES": "2",
     }
-    batch.environment |= {"SLURM_JOB_NUM_NODES": "2"}
-    body = "mkdir rank-logs; echo 9 137 node-2 >rank-logs/1.end; exit 14"
-    stderr = run(batch, body, requeue=True)[2]
+
+
+@pytest.mark.parametrize("excluded", [True, False])
+def test_node_with_two_failures_is_excluded(batch, excluded):
+    """Unless Slurm says that too few nodes would remain that satisfy the job.
+
+    The watcher has lifted an earlier exclusion.
+    """
+    play(batch.folder.parent / "bin" / "squeue", "echo 'RUNNING None 8 node-9'")
+    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
+    play(
+        batch.folder.parent / "bin" / "sbatch",
+        f'echo "$@" | tee sbatch-call >&2; {str(excluded).lower()}',
+    )
+    write_failure_of_node_2(batch)
+    stderr = run(batch, NODE_2_LOST, requeue=True)[2]
     calls = (batch.folder / "scontrol-calls").read_text().splitlines()
     assert calls == [
         "requeue 12",
@@ -838,11 +845,14 @@ def test_node_with_two_failures_is_excluded(batch, excluded):
     # The answer would look like a failure of the job.
     assert asked not in stderr
     assert (events(batch)[-1]["event"] == "excluded") is excluded
-    # Its user, or an earlier attempt, has excluded the node.
-    (batch.folder / "scontrol-calls").unlink()
+
+
+def test_node_that_is_excluded_already_is_not_excluded_again(batch):
+    """Its user, or an earlier attempt, has excluded the node."""
     play(batch.folder.parent / "bin" / "squeue", "echo 'RUNNING None 8 node-[2-3]'")
     play(batch.folder.parent / "bin" / "scontrol", LIST_HOSTS)
-    run(batch, "exit 14", requeue=True)
+    write_failure_of_node_2(batch)
+    run(batch, NODE_2_LOST, requeue=True)
     assert (batch.folder / "scontrol-calls").read_text() == "requeue 12\n"
 
 

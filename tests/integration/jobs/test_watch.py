@@ -33,8 +33,8 @@ from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.progress import Clock
-from tests.support.here import LocalTransport
 from tests.support.inventories import with_inventory
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
 from tests.support.played.cluster import PlayedCluster, finished, submitted
@@ -42,7 +42,7 @@ from tests.support.sweeps import in_sweep
 
 
 class Follower:
-    """What a follower was told."""
+    """Keeps the pieces of logs that `follow` reports."""
 
     def __init__(self) -> None:
         self.chunks: list[LogChunk] = []
@@ -55,7 +55,7 @@ class Follower:
 
 
 def log_of(session: Session, job_id: str, **more: Any) -> list[LogChunk]:
-    """What `logs` shows."""
+    """Return the pieces that `logs` shows."""
     follower = Follower()
     logs(session, job_id, on_output=follower, **more)
     return follower.chunks
@@ -400,8 +400,8 @@ ALONE = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
     ],
 )
 def test_end_of_a_failed_jobs_log_is_shown(session, tmp_path, body, lines):
-    """Its stdout if it wrote no stderr. A log writes nothing else to the terminal, and no line of
-    its own.
+    """The end of stdout is shown if the job wrote no stderr. Control characters of a log do not
+    reach the terminal, and a log can't imitate a line of clusterctl.
     """
     error = failed(session, submitted(session, tmp_path, f"{body}; exit 1"))
     assert [line[2:] for line in error.why.splitlines() if line[:2] == "| "] == lines
@@ -535,7 +535,7 @@ def test_logs_of_an_arrays_ranks(session, cluster, tmp_path):
 
 
 class Counted(LocalTransport):
-    """It keeps what has come of it."""
+    """Keeps all bytes and answers that the host sent."""
 
     def __init__(self) -> None:
         self.streamed = b""
@@ -553,9 +553,7 @@ class Counted(LocalTransport):
 
 
 class Breaking(LocalTransport):
-    """Its streams break after the first pieces, a few times; a file tells the job that this is
-    over.
-    """
+    """Streams break after the first pieces, three times. Then a file tells the job to continue."""
 
     breaks = 3
 
@@ -638,7 +636,7 @@ def test_logs_of_jobs_of_others_are_refused(session, cluster, tmp_path):
 
 
 def test_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
-    """One line of 64 MiB: what of it is shown, and what comes over for that."""
+    """Of a line of 64 MiB, at most 64 KiB are sent to show its end."""
     job_id = submitted(
         session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1"
     )
@@ -746,7 +744,7 @@ def test_following_ends_in_time_also_without_a_connection(cluster, tmp_path):
 
 
 def test_read_with_a_limit_begins_near_the_end_of_each_log(tmp_path: Path) -> None:
-    """Not the whole log, which may have a gigabyte."""
+    """The log may have a gigabyte."""
     (tmp_path / "stdout.log").write_bytes(b"x" * 1000 + b"end")
     (tmp_path / "stderr.log").write_bytes(b"short")
     reader = LogReader(LocalTransport(), str(tmp_path), most=10)

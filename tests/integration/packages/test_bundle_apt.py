@@ -22,8 +22,8 @@ from clusterctl.packages.os_packages import Upstream
 from clusterctl.packages.repository import RepositoryRequest
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import tree_files
-from tests.support.here import LocalTransport
 from tests.support.inventories import host_of
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.unit.packages.bundles import a_bundle
 
@@ -180,11 +180,11 @@ class Here(LocalTransport):
         assert len(str(folder)) == len(BUNDLE_FOLDER)
         self._folder = str(folder)
 
-    def _here(self, argv: Sequence[str]) -> Sequence[str]:
+    def _local_command(self, argv: Sequence[str]) -> Sequence[str]:
         own = [word.replace(BUNDLE_FOLDER, self._folder) for word in argv]
         return own[2:] if own[:2] == ["sudo", "-n"] else own
 
-    def _request(self, data: bytes) -> bytes:
+    def _local_request(self, data: bytes) -> bytes:
         return data.replace(BUNDLE_FOLDER.encode(), self._folder.encode())
 
 

@@ -21,7 +21,7 @@ from clusterctl.rehearse.verdict import Fault, Trial, Verdict
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.played.cluster import PlayedCluster
 
 SIZE = 100

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.runs.fetch import Manifest, Source, fetch_from_hosts, sender
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.sweeps import in_sweep
 
 FOLDER = "/home/ada/clusterctl/jobs/mine"  # the same path on every host
@@ -22,15 +22,15 @@ class OneHost(LocalTransport):
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def _here(self, argv: Sequence[str]) -> list[str]:
+    def _local_command(self, argv: Sequence[str]) -> list[str]:
         return [word.replace(FOLDER, str(self._root)) for word in argv]
 
-    def _request(self, data: bytes) -> bytes:
+    def _local_request(self, data: bytes) -> bytes:
         return data.replace(FOLDER.encode(), bytes(self._root))
 
 
 def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], Manifest]:
-    """What hosts with these files become, path -> content."""
+    """Collect from hosts with these files. Return (path -> content, the manifest)."""
     holders = []
     for number, files in enumerate(hosts, 1):
         root = tmp_path / f"node{number}"

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from clusterctl.errors import CollectError, UnreachableError
-from tests.support.here import LocalTransport
 from tests.support.hostile import HOSTILE_NAMES
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.transfers import Cutting
 from tests.unit.runs.fetched import Talk, content, fetch

@@ -20,7 +20,7 @@ from clusterctl.transport.get import fetch as get_paths
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.remote_incoming import SMALL
 from clusterctl.transport.tree import Kind
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.unit.runs.fetched import Talk, content, fetch, fetch_source, get
 
@@ -126,7 +126,7 @@ def test_listings_that_contradict_themselves_are_refused(listing, remote, tree, 
 
 
 def test_fetch_keeps_a_file_named_like_a_partial_one(remote, tree):
-    """Another file's arrival would take its place."""
+    """A partial file of another transfer would replace the job's file."""
     name = f".clusterctl-{'0' * 32}.part"
     (remote / name).write_text("a job's")
     (left,) = fetch(remote, tree, LocalTransport()).skipped
@@ -275,7 +275,7 @@ def test_fetch_of_a_run_larger_than_the_disk_is_refused(remote, tree):
     ],
 )
 def test_get_refuses_names_that_were_not_requested(listing, remote, tree):
-    """They could replace any file in the folder, such as the user's home."""
+    """The names could be those of any file in the folder, such as .bashrc in the user's home."""
     tree.mkdir(parents=True)
     (tree / ".bashrc").write_text("the user's")
     with refused("answer-garbled", TransferError) as caught:
@@ -321,7 +321,7 @@ def test_fetch_accepts_times_out_of_range(mtime, remote, tree, verb, error):
 
 @pytest.mark.timeout(120)
 def test_get_of_an_endless_hole_ends(remote, tree):
-    """It takes no space of the disk, but counting its zeros would take years."""
+    """The hole takes no space on the disk, but reading its zeros would take years."""
     size = 1 << 62
     with suppress(TransferError):  # the file systems that can't hold such a file
         get(remote, tree, Lying(row(b"a", size=size, space=0), header(size) + header(-size) + END))

@@ -27,7 +27,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import UNCHANGED, Ledger
 from clusterctl.state.run_record import RunRecord, TaskRecord
 from tests.support.disks import FAULTS, small_disk
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, finished, submit, submitted
 from tests.support.sweeps import in_sweep

@@ -28,7 +28,7 @@ from clusterctl.state.ledger import METRICS_FILE, SENT_FILES, WRITTEN_FILES
 from clusterctl.transport.base import no_answer_error
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import finished
 from tests.support.sweeps import in_sweep
@@ -182,7 +182,7 @@ def test_links_survive_a_second_collection_and_are_not_hashed(session, cluster, 
 
 
 def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:
-    """What a listing within these bounds fetches, and why it leaves the rest."""
+    """Return the files that a listing with these limits names, and skipped path -> reason."""
     ours = {os.fsencode(name) for name in (*SENT_FILES, *WRITTEN_FILES, METRICS_FILE)}
     Listing(os.fsencode(top), ours, **bounds).folder(b"")
     entries, skipped = parse_listing(capsys.readouterr().out.encode().splitlines())

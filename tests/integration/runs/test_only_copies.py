@@ -33,8 +33,8 @@ from clusterctl.transport.put import Upload
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import format_size, list_items
-from tests.support.here import LocalTransport
 from tests.support.inventories import host_of, inventory_of
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused, shows
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk
@@ -144,7 +144,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def changed(stage: Stage, path: str, text: str) -> Path:
-    """Another content of a file that is known, at another time."""
+    """Change the content and the time of a file that was sent before."""
     file = stage.write(path, text)
     os.utime(file, (1e9, 1e9))
     return file
@@ -234,7 +234,7 @@ def test_only_copies_are_found_and_brought(stage: Stage, way: str) -> None:
 
 
 def submitted_by_a_link(stage: Stage) -> None:
-    """What a link in the script's folder leads to outside goes as a file."""
+    """Submit a script whose folder has a link to a file outside, which is sent as a file."""
     here = stage.submitted("set.bin")
     here.rename(stage.out / "set.bin")
     here.symlink_to(stage.out / "set.bin")
@@ -368,9 +368,7 @@ def test_only_copies_have_a_line_for_each_job_with_the_reason(
 
 @pytest.mark.parametrize("how", ["", "link"])
 def test_only_copies_ignore_a_copy_that_is_the_file_itself(stage: Stage, how: str) -> None:
-    """Where the hosts' shared folder is there on this machine, too: it is one of them, or has it
-    mounted.
-    """
+    """This machine is a host of the cluster, or has mounted its shared folder."""
     stage.write("set/1")
     here = stage.home / "set"
     if how:
@@ -383,7 +381,7 @@ def test_only_copies_ignore_a_copy_that_is_the_file_itself(stage: Stage, how: st
 
 
 def test_copies_of_kept_storage_are_known_to_later_workspaces(stage: Stage) -> None:
-    """And only as long as it is here, and as it was there."""
+    """A copy counts while the local file exists and the file on the cluster is unchanged."""
     sent = stage.put("set.csv")
     stage.submitted("set.bin")
     stage.write("weights")
@@ -605,7 +603,7 @@ def test_only_copies_name_a_host_that_does_not_answer(stage: Stage) -> None:
 
 
 def test_only_copies_on_host_disks_exclude_files_of_daemons(tmp_path: Path) -> None:
-    """And what programs leave in folders for temporary files."""
+    """Files that programs leave in folders for temporary files are excluded as well."""
     file = tmp_path / "file"
     file.write_text("x")
     top = Top(b"/scratch", host=b"n1")
@@ -627,7 +625,7 @@ def test_only_copies_on_host_disks_exclude_files_of_daemons(tmp_path: Path) -> N
 
 
 def test_homes_with_start_up_files_leave_no_file_open(stage: Stage) -> None:
-    """There may be more homes than files that a process may open."""
+    """A cluster may have more homes than a process may open files."""
     shutil.copy("/etc/skel/.bashrc", stage.home)
     top = Top(os.fsencode(stage.home), not_here=NOT_IN_HOMES)
     before = len([*Path("/proc/self/fd").iterdir()])

@@ -15,7 +15,7 @@ from clusterctl.errors import (
 from clusterctl.scheduler import admin, slurm_parse
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import PlayedCluster
 from tests.support.scripted import captured

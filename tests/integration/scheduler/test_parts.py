@@ -23,8 +23,8 @@ from clusterctl.scheduler.session import resolve_submissions
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.process import Result
-from tests.support.here import LocalTransport
 from tests.support.inventories import with_inventory
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, submit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl.hosts.probe import NODE_ARGV
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 
 
 def test_facts_script_runs_in_any_shell_without_optional_tools() -> None:

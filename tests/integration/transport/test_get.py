@@ -20,7 +20,7 @@ from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.remote_incoming import Entry, link_into_place, make_places, open_unnamed
 from clusterctl.transport.remote_open import open_file
 from tests.support.disks import FAULTS, small_disk
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused as rejected
 from tests.support.transfers import Cutting, content
 
@@ -238,7 +238,7 @@ def test_get_to_an_unwritable_place_has_the_systems_message(remote_data, target)
 class Claiming(LocalTransport):
     """A cluster that announces a file of 8 TiB."""
 
-    def _here(self, argv):  # noqa: ARG002
+    def _local_command(self, argv):  # noqa: ARG002
         row = f"file {base64.b64encode(b'huge').decode()} {0o644} 0 {8 << 40} {8 << 40} "
         return ["sh", "-c", 'printf "%s\\n\\n" "$1"; exec cat >/dev/null', "sh", row]
 

@@ -44,7 +44,7 @@ from clusterctl.transport.remote_receive import SWEEP_EVERY_S, UNUSED_S
 from clusterctl.transport.tree import Item, Kind, hash_items, list_items
 from clusterctl.util.assets import tree_files
 from tests.support.disks import small_disk
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused as rejected
 from tests.support.sweeps import in_sweep
 from tests.support.transfers import Cutting, content
@@ -381,7 +381,7 @@ def test_send_stored_file_touched_is_not_sent_again(home, data):
 
 
 class Hasty(LocalTransport):
-    def _here(self, argv: Sequence[str]) -> list[str]:
+    def _local_command(self, argv: Sequence[str]) -> list[str]:
         *words, arguments = argv
         return [*words, json.dumps([*json.loads(arguments), 0])]
 
@@ -718,7 +718,7 @@ def sparse(path: Path, size: int) -> Item:
 
 
 class Noisy(LocalTransport):
-    def _here(self, argv: Sequence[str]) -> list[str]:
+    def _local_command(self, argv: Sequence[str]) -> list[str]:
         return ["sh", "-c", 'echo "Welcome!"; exec "$@"', "sh", *argv]
 
 
@@ -734,7 +734,7 @@ class Answering(LocalTransport):
     def __init__(self, said: str) -> None:
         self._said = said
 
-    def _here(self, argv: Sequence[str]) -> list[str]:  # noqa: ARG002
+    def _local_command(self, argv: Sequence[str]) -> list[str]:  # noqa: ARG002
         return ["sh", "-c", 'printf %s "$1"; cat >/dev/null', "sh", self._said]
 
 

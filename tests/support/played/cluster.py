@@ -26,7 +26,7 @@ from clusterctl.state.inventory import applied_spec, planned_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import Clock
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 from tests.support.played.batch import place_payload
 from tests.support.played.player import opened
 

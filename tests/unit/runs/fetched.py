@@ -11,7 +11,7 @@ from clusterctl.runs.fetch import Manifest, Source, fetch_tree, sender
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.get import Fetched
 from clusterctl.transport.get import fetch as get_paths
-from tests.support.here import LocalTransport
+from tests.support.local_transport import LocalTransport
 
 LOCAL = LocalTransport()
 

@@ -1,4 +1,6 @@
-"""This machine as a host, or in place of one whose paths are other ones here."""
+"""A transport that runs commands on this machine. A subclass may replace paths of a host by local
+paths.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from clusterctl.util.process import Result
 
 
 class _Talk:
-    """A conversation of a transport that may send other paths."""
+    """A conversation in which paths of the host are replaced by local paths."""
 
     def __init__(self, transport: LocalTransport, talk: Conversation) -> None:
         self._transport = transport
@@ -31,7 +33,7 @@ class _Talk:
         self.process = talk.process  # type: ignore[attr-defined]
 
     def send(self, data: bytes) -> None:
-        self._talk.send(self._transport._request(data))
+        self._talk.send(self._transport._local_request(data))
 
 
 class LocalTransport:
@@ -53,7 +55,7 @@ class LocalTransport:
         pipe = subprocess.PIPE
         try:
             process = subprocess.Popen(
-                self._here(argv),
+                self._local_command(argv),
                 stdin=pipe,
                 stdout=pipe,
                 stderr=pipe,
@@ -76,7 +78,7 @@ class LocalTransport:
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
         with start_conversation(
-            self._here(argv), stdin=subprocess.DEVNULL, silence_s=self.silence_s
+            self._local_command(argv), stdin=subprocess.DEVNULL, silence_s=self.silence_s
         ) as talk:
             while chunk := talk.receive():
                 yield chunk
@@ -89,7 +91,9 @@ class LocalTransport:
         *,
         silence_s: float | None = None,
     ) -> Iterator[Conversation]:
-        with start_conversation(self._here(argv), silence_s=silence_s or self.silence_s) as talk:
+        with start_conversation(
+            self._local_command(argv), silence_s=silence_s or self.silence_s
+        ) as talk:
             yield _Talk(self, talk)
 
     def begin(self, argv: Sequence[str]) -> None:
@@ -98,10 +102,10 @@ class LocalTransport:
     def close(self) -> None:
         pass
 
-    def _here(self, argv: Sequence[str]) -> Sequence[str]:
-        """Return the command with the paths that it has here."""
+    def _local_command(self, argv: Sequence[str]) -> Sequence[str]:
+        """Return the command with local paths."""
         return argv
 
-    def _request(self, data: bytes) -> bytes:
-        """Return what a conversation sends, with the paths that it has here."""
+    def _local_request(self, data: bytes) -> bytes:
+        """Return what a conversation sends, with local paths."""
         return data
