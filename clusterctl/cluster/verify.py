@@ -512,7 +512,8 @@ def examine_cluster(
         with Connections(workspace.ssh_config) as connections:
             report = _examine(spec, inventory, connections, hosts)
             unreached = _find_blocked_ports(spec, inventory, connections, report)
-            report = replace(report, findings=(*report.findings, *unreached))
+            lost = find_lost_jobs(inventory, connections.to, report.facts)
+            report = replace(report, findings=(*report.findings, *unreached, *lost))
         hosts_known = inventory.hosts
     facts = dict(report.facts)
     for host in hosts_known:
@@ -534,6 +535,26 @@ def examine_cluster(
         if not hosts or release.host.name in hosts
     )
     return replace(report, facts=facts, findings=(*report.findings, *pending))
+
+
+def find_lost_jobs(
+    inventory: Inventory, to: Connect, answered: Collection[str]
+) -> tuple[Finding, ...]:
+    """Return a finding for each node that Slurm believes to run a job from before the node's last
+    boot, as after a power cut of all hosts.
+    """
+    nodes = [host.name for host in inventory.compute if host.name in answered]
+    if not inventory.scheduler_needs.has_daemons or inventory.controller.name not in answered:
+        return ()
+    try:
+        scheduler = scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S)
+        lost = _nodes_with_lost_jobs(nodes, scheduler, to)
+    except (SlurmError, CommandError, TransportError):
+        # Slurm does not answer, which other findings explain.
+        return ()
+    what = "Slurm shows a job that has ended as running"
+    fix = "run `clusterctl up`, which has Slurm requeue the job"
+    return tuple(Finding(host, "error", "job-lost", what, why, fix) for host, why in lost.items())
 
 
 def _find_blocked_ports(

@@ -14,6 +14,7 @@ import pytest
 from clusterctl.cluster.verify import (
     Link,
     Verification,
+    find_lost_jobs,
     find_obstacles,
     reject_unfit_nodes,
     wait_until_ready,
@@ -375,6 +376,16 @@ def test_up_ends_with_what_nodes_lack_that_their_health_check_drained(
         reject_unfit_nodes(drained, {NAMES[0]: node}.__getitem__)
     (failure,) = caught.value.failures
     assert (failure.host, failure.code, cause in failure.cause) == (NAMES[0], code, True)
+
+
+@pytest.mark.parametrize(("age_s", "codes"), [(60, ["job-lost"] * 2), (9000, [])])
+def test_doctor_names_nodes_that_booted_while_their_job_ran(age_s: int, codes: list[str]) -> None:
+    hosts: dict[str, Transport] = {
+        "d-ctl": ScriptedTransport([NOW, running(*NAMES, start=1000)]),
+        **{name: booted(age_s) for name in NAMES},
+    }
+    found = find_lost_jobs(INVENTORY, hosts.__getitem__, hosts)
+    assert [finding.code for finding in found] == codes
 
 
 def test_up_accepts_nodes_that_a_person_drained() -> None:
