@@ -354,11 +354,12 @@ def test_other_folder_that_is_not_mounted_is_no_finding() -> None:
     ],
 )  # fmt: skip
 def test_limits_that_jobs_get_from_a_host_and_that_differ_are_a_warning(
-    monkeypatch: pytest.MonkeyPatch, one: str, two: str, sets_limits: bool, named: str | None
+    one: str, two: str, sets_limits: bool, named: str | None
 ) -> None:
     accounts = [{"bob": {**login()["bob"], "limits": limits}} for limits in (one, two)]
-    monkeypatch.setitem(WELL, "logins", accounts[0])
-    findings = found({"logins": accounts[1]}, sets_limits=sets_limits)
+    findings = found(
+        {"logins": accounts[1]}, of_one={"logins": accounts[0]}, sets_limits=sets_limits
+    )
     found_codes = [(finding.host, finding.level, finding.code) for finding in findings]
     assert found_codes == ([("two", "warning", "limits-differ")] if named else [])
     assert not named or named in findings[0].why

@@ -164,7 +164,8 @@ def not_in_a_package(named: set[str], release: str) -> set[str]:
     ours = [one for file in facts() for one in file.get("files", ()) if release in one["of"]]
     listed = [said for one in ours for said in one["packages"].values()]
     listed += [one["files"] for file in facts() for one in file.get("unconfirmed_files", ())]
-    known = " ".join(listed).split()
+    # The essential package dash has /bin/sh.
+    known = [*" ".join(listed).split(), "/usr/bin/sh"]
     places = ["{}", "/usr/bin/{}", "/usr/sbin/{}"]
     return {
         name
