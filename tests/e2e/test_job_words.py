@@ -109,6 +109,7 @@ def test_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> Non
         "--wait",
     )
     assert codes(cluster("-o", "json", *words, rc=2)) == ["no-apptainer"]
+    # `submit` looks at the first node only, so the job reaches the second one.
     first = f"{cluster.name}-train-1"
     place = "/usr/local/bin/apptainer"
     cluster.ssh(first, f"sudo ln -s /bin/true {place}")
@@ -117,6 +118,7 @@ def test_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> Non
     finally:
         cluster.ssh(first, f"sudo rm {place}")
     (failure,) = answer["failures"]
+    assert failure["host"] == f"{cluster.name}-train-2"
     assert "neither apptainer" in failure["cause"]
     assert "exit code 127" in failure["cause"]
     assert f"clusterctl logs {answer['job_id']}" in failure["fix"]
@@ -144,7 +146,9 @@ def test_spawned_ranks_use_the_tasks_that_ranks_leaves_free(
     assert log.split() == ["1", f"{cluster.name}-train-1", f"{cluster.name}-train-2"]
 
 
-def test_submit_with_slurmctld_stopped_fails_soon(cluster: Cluster, project: Path) -> None:
+def test_submit_with_slurmctld_stopped_fails_and_leaves_nothing(
+    cluster: Cluster, project: Path
+) -> None:
     controller = f"{cluster.name}-ctl"
     before = cluster.ssh(controller, "ls clusterctl/jobs", user=cluster.user)
     cluster.ssh(controller, "sudo systemctl stop slurmctld")

@@ -193,7 +193,7 @@ def test_missing_image_family_blocks_only_new_nodes(raised: Baked) -> None:
     ]
 
 
-def test_bake_installs_a_driver_on_gpu_machines(baked: Baked) -> None:
+def test_plan_builds_the_image_on_a_gpu_machine_if_a_driver_is_installed(baked: Baked) -> None:
     plain = {"project": "rocky-linux-cloud", "family": "rocky-linux-9-optimized-gcp"}
     spec = spec_of(
         software={"nvidia": {"driver": "open"}},
@@ -290,7 +290,7 @@ def killed(baked: Baked) -> GcpProvider:
     return provider
 
 
-def test_build_machine_of_a_killed_run_is_removed_first(baked: Baked) -> None:
+def test_machine_of_a_build_killed_before_its_image_is_replaced(baked: Baked) -> None:
     """The machine is in Terraform's state. The plan lists it, and no confirmation is needed."""
     provider = killed(baked)
     spec = spec_of()
@@ -309,8 +309,8 @@ def test_build_machine_of_a_killed_run_is_removed_first(baked: Baked) -> None:
     assert made.count(MACHINE) == 2
 
 
-def test_machine_of_a_killed_build_is_removed(baked: Baked) -> None:
-    """The run was killed after the image was created."""
+def test_machine_of_a_build_that_failed_after_its_image_is_removed(baked: Baked) -> None:
+    """Google refused to delete the machine when the image had been created."""
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
     with refused("not-removed"):
         baked.up(spec_of())
@@ -416,8 +416,8 @@ def test_image_bake_without_a_cluster_leaves_only_the_image(
     assert set(workers) == {"bake"}
 
 
-# The machine that a killed one left: test_build_machine_of_a_killed_run_is_removed_first.
-@pytest.mark.parametrize("is_spec_written", [False, *in_sweep(True)])
+# The machine that a killed one left: test_machine_of_a_build_killed_before_its_image_is_replaced.
+@pytest.mark.parametrize("is_spec_written", [True, *in_sweep(False)])
 def test_image_bake_removes_leftovers_of_a_killed_bake(
     baked: Baked,
     tmp_path: Path,
@@ -454,10 +454,9 @@ def test_image_bake_keeps_a_cluster_that_up_has_begun(
     assert not baked.images
 
 
-def test_resources_of_a_killed_up_belong_to_the_next_cluster(
-    tmp_path: Path, ahead: list[BaseException]
-) -> None:
-    """Otherwise, the next `image bake` would remove them."""
+@pytest.mark.usefixtures("ahead")
+def test_up_removes_the_mark_of_image_bake_before_it_asks(tmp_path: Path) -> None:
+    """With the mark, the next `image bake` would remove what a killed `up` has created."""
     workspace = Workspace(tmp_path / "none" / "demo")
     workspace.create()
     workspace.baking.touch()
@@ -471,4 +470,3 @@ def test_resources_of_a_killed_up_belong_to_the_next_cluster(
             ClusterContext.of(spec_of(), workspace=workspace, verb="bake"),
             cluster_up.UpOptions(approve=approve),
         )
-    assert not ahead

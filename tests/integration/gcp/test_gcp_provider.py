@@ -1,4 +1,4 @@
-"""GcpProvider with real Terraform on the cloud double: plan, apply and destroy."""
+"""GcpProvider on the cloud double: plan, apply and destroy. The sweep has real Terraform."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
-    """Plan and apply as `up` does, and record the inventory."""
+    """Apply as `up` does, and record the inventory."""
     done = provider_of(spec).apply(spec, workspace)
     workspace.inventory.write_text(done.inventory.text)
     return done

@@ -82,7 +82,7 @@ def test_image_with_interrupted_removal_is_not_used(
 
 
 def test_folders_nested_deeper_than_a_path_can_be_are_removed() -> None:
-    """A job left 1,500 nested folders."""
+    """A job left so many nested folders that their path is longer than PATH_MAX."""
     with deep_folder() as top:
         nest(top / "n" / "job")
         system.erase(top / "n")

@@ -105,7 +105,7 @@ def test_fetch_after_a_break_transfers_the_rest(remote, tree):
     assert content(tree) == content(remote)
 
 
-def test_fetch_reports_files_damaged_or_removed_meanwhile(remote, tree):
+def test_second_fetch_repairs_the_copy_and_drops_what_is_gone(remote, tree):
     (remote / "a").write_text("right")
     (remote / "b").write_text("soon gone")
     fetch(remote, tree)

@@ -103,7 +103,7 @@ def deny(*values: str) -> dict[str, Any]:
         (CONFIDENTIAL, deny("compute.googleapis.com"), "", "error"),
     ],
 )
-def test_list_policy_without_our_values_blocks_the_cluster(
+def test_finding_about_a_list_policy_depends_on_the_values_that_the_cluster_needs(
     google: Google, constraint: str, policy: dict[str, Any], more: str, level: str
 ) -> None:
     findings = found(google, constraint, policy, more)

@@ -51,10 +51,9 @@ def test_last_sample_counts_and_a_cut_line_does_not() -> None:
     assert readings.use(JOB, 1.0).nodes[0].cpu_percent == 2.0
 
 
-def test_rest_of_a_line_whose_beginning_was_left_out_is_no_line() -> None:
+def test_line_after_a_gap_is_not_joined_to_the_piece_before() -> None:
     readings = added(("stdout", b"one\ntwo"))
     readings.add("ctl", "stdout", 5000, b"of a line\nlast\n", 1.0)
-    # What is left of the cut line may be shown, but never joined with an older piece.
     assert readings.use(JOB, 1.0).log == ("one", "of a line", "last")
 
 
@@ -65,7 +64,7 @@ def test_node_that_is_silent_for_long_has_no_values() -> None:
     assert (late.nodes, late.silent) == ((), NODES)
 
 
-def test_memory_of_a_node_comes_from_the_first_line_of_its_telemetry() -> None:
+def test_memory_of_a_node_comes_from_the_record_about_its_host() -> None:
     host = text({"kind": "host", "memory_total_mib": 64000})
     readings = added(("host/n1", host), ("telemetry/n1", sample(memory_used_mib=100)))
     (node,) = readings.use(JOB, 0.0).nodes

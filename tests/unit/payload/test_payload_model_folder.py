@@ -98,8 +98,8 @@ def test_model_folder_gives_the_same_outputs_in_pytorch(
     assert (logits[..., expected.shape[-1] :] < -60000).all()  # padding is never told
 
 
-def test_export_on_rank_0_holds_a_single_whole_tensor(tmp_path: Path) -> None:
-    """Of 41 of 256 KiB, at most as many copies of one as its conversion takes."""
+def test_export_holds_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
+    """The model has 41 tensors of 256 KiB. The conversion of a tensor takes up to four copies."""
     settings = {"inputs": 256, "classes": 256, "hidden": [256] * 40}
     engine, units = _filled("mlp", settings, Cpu())
     writer = ModelWriter(tmp_path, ModelRecord("mlp", settings, {}, 256, None), engine, units)

@@ -21,16 +21,28 @@ LIST = "sacctmgr show associations"
 @pytest.mark.parametrize(
     ("message", "options", "helps", "absent"),
     [
-        (BY_LUA, ["--partition=gpuq"], ("--account", KEPT, LIST), "leave out"),
-        (BY_LUA, ["--account=p"], ("another account", KEPT), "leave out"),
-        (BY_LUA, ["-A p"], ("another account", KEPT), "name your"),
-        (NO_JOBS, [], ("--account", "--qos", KEPT), "ask for less"),
-        (CORES, ["--account=p"], ("ask for less", "--account", "--qos"), "--time"),
-        ("QOSMaxWallDurationPerJobLimit", [], ("ask for less", "--qos"), "leave out"),
-        (f"Batch job submission failed: {POLICY}", [], ("--account", "--qos"), "--time"),
+        pytest.param(
+            BY_LUA, ["--partition=gpuq"], ("--account", KEPT, LIST), "leave out", id="no-account"
+        ),
+        pytest.param(BY_LUA, ["--account=p"], ("another account", KEPT), "leave out", id="account"),
+        pytest.param(BY_LUA, ["-A p"], ("another account", KEPT), "name your", id="short-option"),
+        pytest.param(NO_JOBS, [], ("--account", "--qos", KEPT), "ask for less", id="no-jobs"),
+        pytest.param(
+            CORES, ["--account=p"], ("ask for less", "--account", "--qos"), "--time", id="cores"
+        ),
+        pytest.param(
+            "QOSMaxWallDurationPerJobLimit", [], ("ask for less", "--qos"), "leave out", id="time"
+        ),
+        pytest.param(
+            f"Batch job submission failed: {POLICY}",
+            [],
+            ("--account", "--qos"),
+            "--time",
+            id="policy",
+        ),
     ],
 )
-def test_fix_names_the_account_if_slurm_rejects_it(message, options, helps, absent):
+def test_fix_names_the_options_on_which_a_refusal_depends(message, options, helps, absent):
     fix = Asked(options, advice=FOREIGN).fix(message)
     assert [words for words in helps if words not in fix] == []
     assert absent not in fix

@@ -1,4 +1,4 @@
-"""provider.fabric: the switches of a cluster, and what can't be one."""
+"""provider.fabric: the switches of a cluster."""
 
 from __future__ import annotations
 
