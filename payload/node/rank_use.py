@@ -51,9 +51,9 @@ class Ranks:
             now = last[rank] = time.monotonic(), sum(map(self._cpu_s, pids))
             reading: dict[str, Any] = {"memory_mib": sum(map(self._memory, pids)) // MIB}
             if rank in self._last:
-                elapsed_s, used_s = (
-                    new - old for new, old in zip(now, self._last[rank], strict=True)
-                )
+                before_s, used_before_s = self._last[rank]
+                elapsed_s = now[0] - before_s
+                used_s = now[1] - used_before_s
                 # If a process has ended that its parent did not wait for, its time is missing.
                 reading["cpu_percent"] = round(100 * max(0.0, used_s) / max(elapsed_s, 1e-3), 1)
             if gpus := sorted({index for pid in pids for index in users.get(pid, ())}):
